@@ -117,6 +117,7 @@ def switch_to_owner(state_dir: Path) -> None:
         account = pwd.getpwuid(found.st_uid)
     except KeyError:
         return  # no such account; check_state_dir() reports it
+    # The groups first: after setuid() the process may not change them.
     os.initgroups(account.pw_name, found.st_gid)
     os.setgid(found.st_gid)
     os.setuid(found.st_uid)

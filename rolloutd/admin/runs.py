@@ -23,6 +23,7 @@ SSH_COMMANDS_SAVED = 5
 NO_TERMINAL = "must have a tty"
 """What sudo prints if its configuration has `requiretty`."""
 
+# -n: sudo must not ask for a password; without sudo there is nothing to test.
 TEST_SUDO = "command -v sudo >/dev/null || exit 0; LC_ALL=C sudo -n true"
 
 

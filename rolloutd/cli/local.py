@@ -136,6 +136,7 @@ def run_admin_query(arguments: list[str]) -> dict[str, Any]:
 
 
 def module_command(module: str) -> list[str]:
+    # -P: a file of the current directory must not replace a module.
     return [sys.executable, "-P", "-m", module]
 
 

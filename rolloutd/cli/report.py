@@ -223,6 +223,7 @@ class _PageHandler(BaseHTTPRequestHandler):
         self.send_response(status)
         self.send_header("Content-Type", f"text/{'html' if is_page else 'plain'}; charset=utf-8")
         self.send_header("Content-Length", str(len(content)))
+        # The page shows output of nodes: it must stay on this screen, and may load and run nothing.
         self.send_header("Cache-Control", "no-store")
         self.send_header(
             "Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"

@@ -107,6 +107,7 @@ def _describe_approval(call: Invocation, body: dict[str, Any]) -> str:
     found = None if gate is None else response_text.find_gate(review, gate)
     if gate is None or found is None:
         return f"{rollout['rollout']}: {call.args.gate} is open or not a gate of it"
+    # The vote is for what is shown, even if the evidence changes while the user reads.
     body.setdefault("digest", gate["digest"])
     radius = response_text.describe_blast_radius(found["blast_radius"])
     effect = response_text.describe_approval(found["your_approval"], rollout["owner"])

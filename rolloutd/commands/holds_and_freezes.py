@@ -72,6 +72,7 @@ def hold(
     expired: Events = ()
     if existing is not None:
         if _is_active(state, existing):
+            # No slot is judged: the hold has it already.
             _require_hold_owner(who, existing, "hold again")
             renewed = replace(existing, until=until, reason=reason)
             return renewed, () if renewed == existing else (HoldTaken(renewed),)

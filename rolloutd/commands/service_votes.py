@@ -43,6 +43,7 @@ class ServiceVoter:
 async def verify_token(accounts: Mapping[str, ServiceAccount], token: str) -> Claims:
     """Return the claims of a token that its service's key signed; raises NotAllowed, Refused."""
     try:
+        # Not verified yet: the name only chooses the key.
         service = tokens.read_service_name(token)
         account = accounts.get(service)
         if account is None:

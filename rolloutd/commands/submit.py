@@ -143,6 +143,7 @@ async def submit(
     """Open a rollout that waits at its start gate; return its id and whether it existed already."""
     resolved = await resolve_plan(state, sources, plan_file, upload, force)
     _require_coverage(resolved)
+    # One at a time: two submits of one plan must not both find that it has no rollout.
     async with state.submit_lock:
         known_invalid = await matching_verdicts(state, draft_of(resolved))
         require_overridden(resolved.plan, known_invalid, overrides.verdicts)
@@ -167,6 +168,7 @@ async def submit(
                 override_reason=overrides.reason if known_invalid else "",
             )
             await commit([*cancellations, opened], f"plan {resolved.plan.name} submitted")
+            # After the first commit, because only a target that is in the facts can move.
             await commit(
                 _already_current_events(state, rollout, already_changed),
                 f"done in the rollout that {rollout} supersedes",
@@ -355,6 +357,7 @@ def _already_current_events(state: State, rollout: str, already_changed: Mapping
 def _new_rollout_id(state: State, name: str) -> str:
     """Return an id that users can type: the plan's name and five characters."""
     while True:
+        # No vowels, which spell words, and no digits that look like letters.
         letters = "".join(secrets.choice("bcdfghjklmnpqrstvwxz2456789") for _ in range(5))
         rollout = f"{name}-{letters}"
         if rollout not in state.index.rollouts:

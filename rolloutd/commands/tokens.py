@@ -78,6 +78,7 @@ def verify(token: str, key: bytes) -> Claims:
     body, signature = _split(token)
     if not _is_signed(f"{PREFIX}.{body}".encode(), signature, key):
         raise InvalidToken("the token: not signed with that service's key; sign it again")
+    # Only now: nothing of an unsigned token is interpreted but the name of its service.
     return _parse_claims(_parse_payload(body))
 
 
@@ -100,6 +101,7 @@ def _split(token: str) -> tuple[str, bytes]:
 def _is_signed(text: bytes, signature: bytes, key: bytes) -> bool:
     if b"-----BEGIN" not in key:
         _require_secret_length(key)
+        # In constant time: the time must not show how much of a guess is right.
         return hmac.compare_digest(hmac.digest(key.strip(), text, hashlib.sha256), signature)
     if len(signature) != _ED25519_LENGTH:
         return False
@@ -122,6 +124,7 @@ def _is_signed(text: bytes, signature: bytes, key: bytes) -> bool:
 
 
 def _require_secret_length(secret: bytes) -> None:
+    # Stripped everywhere: editors add a line break to a key file.
     if len(secret.strip()) < MIN_SECRET_BYTES:
         raise InvalidToken(
             f"the service's key file: fewer than {MIN_SECRET_BYTES} bytes; use a longer secret"

@@ -188,6 +188,7 @@ def _raise_for_status(response: HTTPResponse) -> None:
         body = json.loads(response.read())
     except ValueError:
         body = None
+    # Another program may own the socket, or a proxy may have answered.
     if not isinstance(body, dict):
         body = {"error": f"{response.status} {response.reason}", "code": "http", "errors": []}
     raise ApiError(response.status, body)

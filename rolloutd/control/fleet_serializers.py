@@ -24,6 +24,7 @@ def locks(state: State) -> wire_fleet.Locks:
     index = state.index.at(now)
     return {
         "pools": [_pool_slots(index, pool, now) for pool in sorted(index.pool_ids(), key=natural_sort_key)],
+        # An expired one stays in the facts until the next decision records its end.
         "holds": [hold(each) for each in index.holds if each.until is None or now < each.until],
         "freezes": [freeze(each) for each in index.freezes if each.until is None or now < each.until],
         "seq": state.changes.latest_seq,

@@ -25,6 +25,7 @@ ACCOUNT_CACHE_TTL_S = 10.0
 MAX_CACHED_ACCOUNTS = 1024
 """Accounts cached; more people than use one machine in ten seconds."""
 
+# struct ucred of Linux: pid, uid, gid.
 _CREDENTIAL = struct.Struct("3i")
 
 
@@ -82,6 +83,7 @@ def read_peer_credential(sock: socket.socket | None) -> PeerCredential | None:
     except OSError:
         return None
     peer = PeerCredential(*_CREDENTIAL.unpack(raw))
+    # The kernel gives -1 for a socket whose peer it does not know.
     return peer if peer.uid >= 0 else None
 
 
@@ -95,6 +97,7 @@ def look_up_account(uid: int) -> Account:
     for gid in os.getgrouplist(entry.pw_name, entry.pw_gid):
         try:
             names.add(grp.getgrgid(gid).gr_name)
+        # A group without a name cannot be in the settings.
         except KeyError:
             continue
     return Account(uid, entry.pw_name, frozenset(names))
@@ -118,9 +121,11 @@ class CachedNameService:
         """Return the account, at most ACCOUNT_CACHE_TTL_S old."""
         cached = self._cache.get(uid)
         now = self._now()
+        # A clock that was set back must not keep an account for longer.
         if cached is not None and 0 <= now - cached[0] < ACCOUNT_CACHE_TTL_S:
             return cached[1]
         account = await asyncio.to_thread(self._look_up, uid)
+        # Removed first, so that the order of the dict is by age and the oldest is dropped.
         self._cache.pop(uid, None)
         while len(self._cache) >= MAX_CACHED_ACCOUNTS:
             del self._cache[next(iter(self._cache))]

@@ -92,6 +92,7 @@ class Quota:
             Rank.MEMBER: max(1, self.total * 7 // 8),
             Rank.ADMIN: self.total,
         }[rank]
+        # A share counts the lower ranks too, so that what is left of the total is for higher ones.
         held = sum(count for other, count in self._held.items() if self._ranks.get(other, 0) <= rank)
         if held >= together or self.held >= self.total:
             raise TooMany(self.kind, held)
@@ -153,6 +154,7 @@ class DenialLog:
         uid = -1 if actor.uid is None else actor.uid
         window = self._windows.get(uid)
         suppressed_before = 0
+        # A clock that was set back begins a new window too.
         if window is None or not 0 <= now - window.started_at < MERGE_WINDOW_S:
             suppressed_before = window.suppressed if window is not None else 0
             self._windows.pop(uid, None)
@@ -186,6 +188,7 @@ class LimitedProtocol(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Count the connection, or answer 429 and close it."""
         assert isinstance(transport, asyncio.Transport)
+        # Before HTTP: a user over the quota must not cost a parser and a task.
         peer = read_peer_credential(transport.get_extra_info("socket"))
         uid = -1 if peer is None else peer.uid
         try:
@@ -201,6 +204,7 @@ class LimitedProtocol(asyncio.Protocol):
 
     def _close_if_silent(self, transport: asyncio.Transport) -> None:
         if self._last_bytes is not None:
+            # Not close(), which waits until the silent client has read what is buffered.
             transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -217,6 +221,7 @@ class LimitedProtocol(asyncio.Protocol):
         if self._uid is None:
             return
         if self._last_bytes is not None:
+            # The empty line may be split between two packets.
             seen = self._last_bytes + data
             self._last_bytes = None if b"\r\n\r\n" in seen else seen[-3:]
         self._protocol.data_received(data)

@@ -52,6 +52,7 @@ class LogReader:
                 async for event in self._run_events(record):
                     yield record.step, event
             if record.state is StepState.INTENDED:
+                # The last step is in progress; an earlier one without an end was lost in a crash.
                 if position < len(records) - 1:
                     continue
                 return

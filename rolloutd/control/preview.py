@@ -177,6 +177,7 @@ def _warnings(settings: Settings, draft: ResolvedPlan, targets: list[Target]) ->
     used_waves = {target.wave for target in targets}
     warnings += [
         f"wave {spec.name} is empty: its selector matches none of the remaining targets"
+        # The last wave takes the rest, so it may be empty.
         for spec in draft.plan.waves[:-1]
         if spec.name not in used_waves
     ]

@@ -70,6 +70,7 @@ Name = Annotated[
 ]
 Gate = Literal["pilot", "start", "continue", "proceed"]
 Names = Annotated[list[Name], Field(max_length=MAX_NODES_NAMED)]
+# Above 2**53 not every JSON reader has exact numbers.
 Count = Annotated[int, Field(ge=0, le=2**53)]
 PageSize = Annotated[int, Field(ge=1, le=MAX_PAGE_SIZE)]
 
@@ -77,6 +78,7 @@ PageSize = Annotated[int, Field(ge=1, le=MAX_PAGE_SIZE)]
 class RequestBody(BaseModel):
     """A JSON body; unknown keys and other types are refused."""
 
+    # Built at their first use: building all models delays the daemon's start.
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True)
 
 

@@ -50,6 +50,7 @@ async def resolve_rollout(state: State, name_or_id: str) -> ResolvedRollout:
     if name_or_id in rollouts:
         return ResolvedRollout(state.index, rollouts[name_or_id], live=True)
     live = [each for each in rollouts.values() if each.plan.name == name_or_id and not each.closed]
+    # An open rollout wins over closed ones of its plan that are still in the index.
     live = live or [each for each in rollouts.values() if each.plan.name == name_or_id]
     if len(live) == 1:
         return ResolvedRollout(state.index, live[0], live=True)

@@ -65,6 +65,7 @@ _STATUSES: Mapping[type[RolloutdError], tuple[int, str]] = {
 
 def encode_json(body: Any) -> bytes:
     """Return JSON in ASCII on one line: safe for every terminal, and one line of a stream."""
+    # NaN is not JSON: such a bug must fail here and not in a client.
     return json.dumps(body, separators=(",", ":"), allow_nan=False).encode()
 
 

@@ -294,11 +294,13 @@ def _unified_diff(before: Path, after: Path, path: str) -> str | None:
     old, new = (_read_text(tree, path) if (tree / path).exists() else "" for tree in (before, after))
     if old is None or new is None:
         return None
+    # Without the two lines of the header: the reader has the path already.
     lines = list(difflib.unified_diff(old.splitlines(), new.splitlines(), n=2, lineterm=""))[2:]
     return "\n".join(lines)[:MAX_TEXT_CHARS]
 
 
 def _read_text(tree: Path, path: str) -> str | None:
+    # Resolved first: neither a link nor `..` may lead out of the tree.
     real = (tree / path).resolve()
     if not real.is_relative_to(tree.resolve()) or not real.is_file():
         return None

@@ -95,7 +95,9 @@ class ControlServer:
         self._runner = web.AppRunner(
             self._application(),
             logger=http_log,
+            # No access log: the audit has each change, and reads are too many.
             access_log=None,
+            # A client that has gone must not keep a handler and its quota.
             handler_cancellation=True,
             shutdown_timeout=SHUTDOWN_TIMEOUT_S,
         )
@@ -123,6 +125,7 @@ class ControlServer:
 
     async def stop(self) -> None:
         """End all responses and remove the socket."""
+        # The file first: a client must not connect to a daemon that answers no more.
         if self._bound is not None:
             self._bound.remove()
         if self._listener is not None:
@@ -133,6 +136,7 @@ class ControlServer:
         if self._inherited_socket is not None:
             sock = self._inherited_socket
         else:
+            # In a thread: it waits for the answer of a daemon that may listen there.
             self._bound = await asyncio.to_thread(bind, self._path, self._group)
             sock = self._bound.sock
         serve = self._runner.server
@@ -175,6 +179,7 @@ class ControlServer:
                 "no-credential",
                 "the socket: no peer credential; use the daemon's Unix socket",
             )
+        # Before the quota, whose share depends on the rank.
         self._limits.remember(identity)
         try:
             with self._limits.requests.taking(identity.uid):

@@ -68,6 +68,7 @@ class LastLook:
         looks = self._read_all() | {self._daemon: at}
         with suppress(OSError):
             self._path.parent.mkdir(parents=True, exist_ok=True)
+            # Replaced as a whole: two commands at once must not leave half a file.
             staged = self._path.with_suffix(f".{os.getpid()}")
             staged.write_text(json.dumps(looks), "utf-8")
             staged.replace(self._path)

@@ -287,6 +287,7 @@ class Daemon:
         """Start a driver for each node that needs one, and pass on what has changed."""
         for target in self._state.index.needing_driver():
             key = (target.rollout, target.node)
+            # Cleaning removes the fence and the guard that a driver would rely on.
             is_barred = target.node in self._state.nodes_being_cleaned
             if key in self._drivers or is_barred or self._state.index.has_doubtful_records(*key):
                 continue
@@ -323,5 +324,6 @@ class Daemon:
         try:
             await driver.run()
         finally:
+            # The node may need another driver at once, as for an order that came during its last step.
             del self._drivers[key]
             self._wakeup.set()

@@ -140,6 +140,7 @@ class NotificationDispatcher:
         self._channels = [_Channel(notifier) for notifier in notifiers]
         self._events = frozenset(events)
         self._stall_after_s = stall_after_s
+        # Earlier entries were notified by the daemon before this one, or are too old to act on.
         self._last_seq = state.changes.latest_seq
         self._stopped_preparations: set[str] = set()
         self._waiting_gates: set[tuple[str, str, str]] = set()
@@ -186,6 +187,7 @@ class NotificationDispatcher:
             *self._notifications_for_adapters(),
         ]:
             for channel in self._channels:
+                # A channel that fails cannot report its own failure.
                 if channel.adapter != notification.adapter:
                     channel.enqueue(notification)
 
@@ -196,6 +198,7 @@ class NotificationDispatcher:
             for entry in page:
                 self._last_seq = entry.seq
                 fields = with_current_names(json.loads(entry.text))
+                # A denied request moves nothing, so it must not end a stall.
                 if fields["rollout"] is not None and fields["event"] != "RequestDenied":
                     self._last_progress_at[fields["rollout"]] = fields["at"]
                     self._stalled_rollouts.discard(fields["rollout"])

@@ -27,6 +27,7 @@ async def capture_errors(subject: str, awaitable: Awaitable[T]) -> T | Failed | 
         return await awaitable
     except TimeoutError as late:
         return Unknown(str(late) or "no answer in time")
+    # An error of the daemon's own disk says nothing about the node.
     except StoreFailed:
         raise
     except RolloutdError as error:

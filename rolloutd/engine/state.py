@@ -215,6 +215,7 @@ class State:
             return ()
         sources = self.index.nodes[node].sources if node in self.index.nodes else ()
         answered = {name for name, each in self.sources.items() if each.has_answered}
+        # All of them, if each has answered without the secrets: only another answer can bring them.
         return tuple(each for each in sources if each not in answered) or sources
 
     def update_connections(
@@ -291,9 +292,11 @@ class State:
     ) -> tuple[AuditEntry, ...]:
         if not events:
             return ()
+        # The store checks the term in its transaction; this only spares a write that must fail.
         if self.leadership_lost.is_set():
             raise LeadershipLost("leadership: another daemon leads; this one wrote nothing and ends")
         now = self.now() if at is None else at
+        # Each event is judged after those before it: one commit may free a slot and take it.
         for number, event in enumerate(events):
             broken = violation(self.index, event, now, events[:number])
             if broken is not None:
@@ -324,8 +327,10 @@ class State:
         # Only after the commit: no decision may use a fact that a crash would lose.
         for event in events:
             self.index.apply(event)
+        # A settled row may be of any table, and no event says what follows from it.
         if any(isinstance(event, MismatchSettled) for event in events):
             self.index = self.index.rebuilt(await self.store.load_snapshot())
+        # After the facts: a subscriber must not find an index that is older than its audit entry.
         self.changes.notify_committed(entries)
         log_entries(entries)
         self.wake_up()

@@ -23,6 +23,7 @@ async def wait_for_first(event: asyncio.Event, awaitable: Awaitable[Any]) -> Non
     try:
         await asyncio.wait({triggered, waited}, return_when=asyncio.FIRST_COMPLETED)
     finally:
+        # Both: a wait that is left behind stays registered at its event for ever.
         triggered.cancel()
         waited.cancel()
     if waited.done() and not waited.cancelled():
@@ -40,6 +41,7 @@ async def compute(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -
         return await asyncio.to_thread(function, *args, **kwargs)
     finally:
         _computations.remove(computation)
+        # Computations may overlap; only the last one to end turns the collection on again.
         if not _computations:
             gc.enable()
 
@@ -57,6 +59,7 @@ class Wakeup:
     async def wait_for(self, awaitable: Awaitable[Any]) -> None:
         """Wait for the awaitable or for the signal; raises the awaitable's error."""
         await wait_for_first(self._event, awaitable)
+        # After the wait, so that a signal between two waits ends the second one.
         self._event.clear()
 
 

@@ -65,6 +65,7 @@ class DiskReserve:
     def _allocate(self) -> bool:
         descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
+            # Allocated: a file with holes has no blocks that it could give up.
             os.posix_fallocate(descriptor, 0, self.size)
         except OSError:  # another program was faster
             os.ftruncate(descriptor, 0)

@@ -139,6 +139,7 @@ def _listen_at_temporary_path(path: Path, group: str | None) -> Iterator[tuple[s
             temporary.chmod(SOCKET_MODE)
             if gid is not None:
                 os.chown(temporary, -1, gid)
+            # Before the rename: a client that finds the path must not be refused.
             sock.listen(BACKLOG)
             sock.setblocking(False)
             yield sock, temporary

@@ -56,6 +56,7 @@ class SystemdReporter:
         """Reload on each request, one at a time, until cancelled."""
         while True:
             await self._reload_requested.wait()
+            # Before the reload, so that a request during it causes another one.
             self._reload_requested.clear()
             self._systemd.notify_reloading()
             try:

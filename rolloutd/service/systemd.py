@@ -41,6 +41,7 @@ def inherited_socket(environ: MutableMapping[str, str] = os.environ) -> socket.s
     if pid != str(os.getpid()) or not count.isdecimal() or count == "0":
         return None
     for descriptor in range(FIRST_DESCRIPTOR, FIRST_DESCRIPTOR + int(count)):
+        # A run that inherited the socket would keep it open after the daemon's end.
         os.set_inheritable(descriptor, False)
     if count != "1":
         raise CannotListen(
@@ -79,6 +80,7 @@ class SystemdNotifier:
 
     def notify_reloading(self) -> None:
         """Report that a reload began; notify_ready() ends it."""
+        # systemd requires the instant with RELOADING=1 (Type=notify-reload).
         self._send(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
     def notify_stopping(self, status: str) -> None:

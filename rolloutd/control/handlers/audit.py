@@ -45,6 +45,7 @@ async def audit(services: Services, request: Request[AuditQuery]) -> wire_fleet.
 async def verify(services: Services, request: Request[VerifyQuery]) -> wire_fleet.AuditVerification:
     """Verify the audit's hash chain, and that the database follows from the audit."""
     report = await services.state.store.verify_audit(request.input.head)
+    # With a noted hash the report is also about that hash, which must not block nodes.
     if request.input.head is None:
         services.record_audit(report)
     return serializers.audit_report(replace(report, anchor_problem=await services.compare_anchors()))

@@ -101,6 +101,7 @@ async def delete(services: Services, request: Request) -> wire.DeleteResponse:
         rollout = current_rollout(services.state, resolved)
         targets = tuple(resolved.index.targets(rollout.id))
         await commit(rollout_commands.delete(services.state, request.identity, rollout, targets), "delete")
+    # In the background: the output of thousands of runs takes longer than a request may.
     services.prune_runs()
     return {"rollout": resolved.rollout.id}
 
@@ -184,6 +185,7 @@ async def hold(services: Services, request: Request[requests.TakeHold]) -> wire_
     try:
         return await _take_hold(services, request)
     except holds_and_freezes.SlotStateUnknown as unknown:
+        # Once: if the nodes are still unknown, that is the answer.
         await services.observe_nodes(unknown.nodes)
         return await _take_hold(services, request)
 

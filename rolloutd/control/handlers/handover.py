@@ -203,6 +203,7 @@ async def _changed_tasks(state: State, runner: Runner, target: Target) -> tuple[
     found: dict[str, None] = {}
     records = await state.store.load_steps(target.rollout, target.node, target.attempt)
     for record in records:
+        # The log of a team's own run is not compared, because other teams may not read it.
         is_run = record.action is StepAction.RUN and record.handle and record.visible_to is None
         if not is_run or record.state is StepState.INTENDED:
             continue

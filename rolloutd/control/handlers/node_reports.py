@@ -91,6 +91,7 @@ async def result_lines(
                 for each in done:
                     yield line_of(each.result())
         finally:
+            # The client has gone, or a job failed: nothing further may begin.
             for task in pending:
                 task.cancel()
 

@@ -55,7 +55,9 @@ async def _event_lines(
     with feed.subscribe() as changed:
         silent_since, progressed_at, shown_progress = loop.time(), 0.0, -1
         while True:
+            # Before the store is read: an entry that is written during the read sets it again.
             changed.clear()
+            # Before the page: up to here the filter has seen all, later entries it has not.
             latest_seq = feed.latest_seq
             page = await services.state.store.read_audit(after=after, limit=PAGE_SIZE, rollout=rollout)
             for entry in page:

@@ -47,6 +47,7 @@ class AuditMonitor:
     def _report_unverified(self, error: StoreFailed) -> None:
         log.error("audit: not verified: %s", error)
         self._state.conditions[CONDITION] = f"the audit was not verified: {error}"
+        # Later failures keep the last result: a disk that cannot be read must not release what is blocked.
         if not self._was_verified:
             self._state.index.record_mismatches((NOT_COMPARED,))
 

@@ -48,6 +48,7 @@ class CurrentChecker:
     async def _check(self, key: tuple[str, str]) -> None:
         if key[0] not in self._state.index.rollouts or key[1] not in self._state.index.nodes:
             return  # the rollout was deleted, or the node left, before the task began
+        # Compared at the end: a rollout that worked on the node meanwhile makes the result worthless.
         before = tuple(self._state.index.targets_on(key[1]))
         try:
             problem = await self._why_change_is_needed(NodeSession(self._state, self._adapters, *key))

@@ -92,6 +92,7 @@ class DriftMonitor:
             if every_s is None or rollout.closed or not index.all_done(rollout.id):
                 continue
             done_at = max((target.since for target in index.targets(rollout.id)), default=now)
+            # A restart forgets the last check: the next one comes early, which changes nothing on the nodes.
             if now >= max(done_at, self._checked_at.get(rollout.id, 0.0)) + every_s:
                 self._jobs.start(tasks, self._check_rollout, rollout.id, name=f"drift {rollout.id}")
 

@@ -68,6 +68,7 @@ class HoldReleaser:
     async def _release_with_backoff(self, observation: Observation, node: str) -> None:
         await self._release(observation)
         tries = self._tries[node] = self._tries.get(node, 0) + 1
+        # The pause is part of the job, so that no second release of the node starts meanwhile.
         await self._state.clock.sleep(min(RETRY_S * 2 ** (tries - 1), RETRY_MAX_S))
 
     async def _release(self, observation: Observation) -> None:

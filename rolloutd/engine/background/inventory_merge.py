@@ -48,6 +48,7 @@ def merge_inventories(
     """
     known_nodes = known_nodes or {}
     merged, unanswered_sources = MergedInventory(), frozenset(unanswered)
+    # The known name stays: a node must not change its name because another source answers first.
     name_by_provider_id = {str(c[PROVIDER_ID]): n for n, c in (connections or {}).items() if PROVIDER_ID in c}
     named: list[tuple[str, DiscoveredNode]] = []
     for node in discovered:

@@ -85,6 +85,7 @@ class InventoryRefresher:
             event = InventoryAccepted(
                 source, len(held.removed), len(held.moved), actor, reason, self._state.now()
             )
+            # The audit first: no answer takes effect without a record of who accepted it.
             await self._state.commit([event], actor=actor, cause=f"inventory accept: {reason}")
             reader.accept()
         await self._commit_results()
@@ -96,6 +97,7 @@ class InventoryRefresher:
             if known is None:
                 raise NotFound(f"the inventory has no node {node}")
             pinned = IdentityPinned(node, actor, reason, self._state.now())
+            # A node without a pinned identity is pinned to what its sources report next.
             unpinned = NodesDiscovered((replace(known, identity={}),))
             await self._state.commit([pinned, unpinned], actor=actor, cause=f"inventory pin: {reason}")
         await self._commit_results()
@@ -104,6 +106,7 @@ class InventoryRefresher:
         """Load the sources' last answers of an earlier daemon, before their first query."""
         if self._is_restored:
             return
+        # Before the first await: two refreshes at the start restore once.
         self._is_restored = True
         try:
             answers = await self._state.store.load_source_answers()

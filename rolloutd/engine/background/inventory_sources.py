@@ -96,6 +96,7 @@ class SourceReader:
     async def save(self) -> None:
         """Store the answer in effect; raises StoreFailed."""
         answered_at = self.status.refreshed_at
+        # Only an answer of this daemon: a restored one is stored already.
         if self.nodes is None or answered_at is None or not self.status.has_answered:
             return
         stored = {node.name: _without_secrets(node) for node in self.nodes}

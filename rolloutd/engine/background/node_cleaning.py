@@ -120,6 +120,7 @@ class NodeCleaner:
             if problem := self.blocker(node):
                 return CleanReport(node, problem=problem)
             cleaned: list[NodeFile] = []
+            # Nothing was awaited since blocker(), so nothing can have begun on the node in between.
             self._state.nodes_being_cleaned.add(node)
             try:
                 with adapter_errors(node):
@@ -132,6 +133,7 @@ class NodeCleaner:
                 self._state.nodes_being_cleaned.discard(node)
                 self._state.wake_up()
         if not dry_run:
+            # Recorded once it is done: a daemon that is killed before cleans again, which is harmless.
             removed = [each.path for each in cleaned if not each.reason]
             event = NodeCleaned(
                 node, tuple(removed[:MAX_PATHS_RECORDED]), len(cleaned) - len(removed), self._state.now()

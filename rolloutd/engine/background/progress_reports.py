@@ -99,6 +99,7 @@ class ProgressReporter:
                     await self._show(node, report)
             except (RolloutdError, TimeoutError) as error:
                 log.warning("%s: not reported: %s: %s", node, report.kind, str(error) or "no answer in time")
+        # Nothing was awaited since the queue was empty: a later report makes a new one.
         self._queues.pop(node, None)
 
     async def _show(self, node: str, report: ProgressReport) -> None:

@@ -114,6 +114,7 @@ class RetentionCleaner:
             events = [ConfigurationPruned(node, keep_s, now) for node in gone]
             cause = f"the settings keep records of a node that is gone for {format_duration(keep_s)}"
             await self._state.commit(events, cause=cause)
+        # abs(), because the clock may have been set back.
         if abs(now - self._documents_removed_at) >= DOCUMENTS_INTERVAL_S:
             await self._state.store.remove_unused_documents()
             self._documents_removed_at = now

@@ -96,12 +96,14 @@ class Driver:
 
     def abort_isolation(self, reason: str) -> None:
         """Abort the isolation, if the node is still isolating."""
+        # The first reason is the cause; later ones may only follow from it.
         if not self._abort_reason:
             self._abort_reason = reason
             self._wakeup.trigger()
 
     def set_over_budget(self, reason: Reason | None) -> None:
         """Set why the node's pools have no slot for it; None when they have."""
+        # The details of the reason change with each decision; only a slot that comes or goes matters.
         changed = (reason is None) != (self._over_budget is None)
         self._over_budget = reason
         if changed:
@@ -144,6 +146,7 @@ class Driver:
             if isinstance(action, actions.NoAction):
                 return False
             self._stopping = self._session.target.order is NodeOrder.STOP
+            # A cancelled action may have written a record that it did not note here.
             if not await self._current_action.run(self._execute(action), f"act {self._session.subject}"):
                 self._journal.invalidate()
         except InvariantViolation as refusal:
@@ -236,6 +239,7 @@ class Driver:
         if target.phase is not Phase.ISOLATING or target.downtime_s or self._started_at <= target.since:
             return
         records = (record.at for record in self._journal.records if record.attempt == target.attempt)
+        # The last record is the last sign of the old daemon, which may have lived a little longer.
         down_s = self._started_at - max(records, default=target.since) - MAX_RECORD_INTERVAL_S
         if down_s > 0:
             now = self._state.now()
@@ -367,6 +371,7 @@ class Driver:
             not_before=action.not_before,
             code=self._failure_code(action),
         )
+        # One commit: after a crash between two, the node would have moved without its verdict.
         why = action.text or action.trigger.value
         await self._state.commit(
             [

@@ -82,6 +82,7 @@ class GuardSteps:
         """Renew the guard while the node can be heard; return once it has ended on the node."""
         guard = self._armed_guard()
         if guard is None:
+            # Without a guard there is no end to wait for; the caller cancels this.
             await asyncio.Event().wait()
             raise AssertionError("unreachable")
         while True:

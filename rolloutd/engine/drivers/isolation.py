@@ -55,6 +55,7 @@ class Isolation:
             return status
         prior = action.prior if action.is_prior_known else status.prior
         record = replace(record, prior=prior)
+        # Before the isolator acts: after a crash the node counts as isolated, so it is returned to service.
         await self._journal.write(record, isolated=True)
         # Skip only an isolation of our own: if another party isolated the node, we must still apply ours.
         if (
@@ -85,6 +86,7 @@ class Isolation:
         result = await self._session.capture_errors(
             self._session.adapters.isolators[spec.kind].return_to_service(ctx)
         )
+        # Until the last isolator is reverted, the node is not in service and keeps its slots.
         is_restored = action.is_last and isinstance(result, Ok)
         await self._journal.finish(record, result, isolated=False if is_restored else None)
 

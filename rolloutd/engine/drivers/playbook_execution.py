@@ -80,6 +80,7 @@ class PlaybookExecution:
         # Write even an unchanged record: if another daemon took over, the write fails and no run starts.
         configuration = None if run_in_progress else self._configuration(action)
         await self._journal.write(self._journal.recorded_version(record), configuration=configuration)
+        # From here on a run may exist on the node, even if its start is never answered.
         self._journal.has_unfinished_run = True
         result = await self._follow_with_retries(action, record)
         if result is None:
@@ -103,6 +104,7 @@ class PlaybookExecution:
         failure = await self._session.capture_errors(self._runner.cancel(action.record.handle))
         text = action.text if failure is None else f"{action.text}; it may go on: {failure.text}"
         await self._journal.finish(action.record, Failed(text, code=FailureCode.DISTURBED))
+        # A cancelled run may have left processes, which the next run must not meet.
         self._journal.has_unfinished_run = True
 
     async def _build_request(self, action: actions.RunPlaybook, run: str) -> RunRequest:

@@ -88,6 +88,7 @@ class StepJournal:
     async def finish(self, record: StepRecord, result: StepResult, *, isolated: bool | None = None) -> None:
         """Write how a step ended; only its team reads the result of a team's own check."""
         result = redact_for_team(result, record.visible_to)
+        # The end: the error is in the last lines.
         output = result.output[-MAX_OUTPUT_CHARS:] if isinstance(result, Ok | Failed) else ""
         state = _STATE_OF_RESULT[type(result)]
         if isinstance(result, Ok) and result.value is not None:

@@ -61,6 +61,7 @@ class Builder:
         done = replace(row, state=PreparationState.DONE, at=now)
         manifest = tuple(map(entry_of_record, found))
         built = ArtifactsBuilt(row.rollout, row.stage, manifest, now)
+        # One commit: with the manifest nodes may begin to stage, so the build must be over.
         await self._state.commit([built, PreparationRecorded(done)], cause=f"stage {row.stage} is built")
 
 

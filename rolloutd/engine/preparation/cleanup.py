@@ -30,6 +30,7 @@ class Cleanup:
         cleanup, row = job.rollout.plan.prepare_cleanup, job.row
         if cleanup is not None:
             row = replace(row, handle=row.handle or run_id(row))
+        # The handle first: a daemon that is killed after the start must find the run.
         await self._journal.record(row)
         job = replace(job, row=row)
         if cleanup is not None:

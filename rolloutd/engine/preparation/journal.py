@@ -60,6 +60,7 @@ class PrepareJournal:
         async with self._state.exclusive_commit() as commit:
             index, now = self._state.index, self._state.now()
             known = index.preparation(row.rollout, row.node, row.stage)
+            # A stage that runs already goes to its end, whatever may begin now.
             is_running = known is not None and known.state is PreparationState.RUNNING
             if not is_running and not may_begin(index, row.rollout, row.node, row.stage, now):
                 return False

@@ -53,6 +53,7 @@ class Preparer:
             if node and (node in self._state.nodes_being_cleaned or self._state.awaited_sources(node)):
                 continue
             key, name = (each.rollout, each.node), f"prepare {each.rollout}/{each.node} {each.stage}"
+            # Here and not in the task: the loop may request the stage again before the task begins.
             if key not in self._running:
                 self._running.add(key)
                 tasks.create_task(self._prepare(each), name=name)
