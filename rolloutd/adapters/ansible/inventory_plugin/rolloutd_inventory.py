@@ -92,11 +92,12 @@ class InventoryModule(BaseInventoryPlugin):  # type: ignore[misc]  # Ansible has
         self.inventory = inventory
         with open(path, "rb") as file:  # noqa: PTH123 - as cheap as possible
             text = file.read()
-        gc.disable()  # it would inspect all hosts again and again, here and in each worker
+        gc.disable()  # it would inspect all hosts again and again
         try:
             self._fill(json.loads(text)[IMPLICIT_GROUP])
-            gc.freeze()
         finally:
+            # No gc.freeze(): at exit Python finalizes frozen cycles in another order, and a file that a
+            # user's plugin leaves open would lose what it has not flushed.
             gc.enable()
 
     def adopt(self, loader: DataLoader, source: str) -> None:

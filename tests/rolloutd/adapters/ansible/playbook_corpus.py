@@ -123,7 +123,7 @@ PLAYBOOKS = {
 """The name of a playbook, without `.yml`, and its text; all of them are in one tree."""
 
 CONFIGURATIONS = {
-    "callbacks": "[defaults]\nstdout_callback = loud\ncallbacks_enabled = tally\ncallback_plugins = callbacks\nvars_plugins = variables\n",
+    "callbacks": "[defaults]\nstdout_callback = loud\ncallbacks_enabled = tally\ncallback_plugins = callbacks\n",
     "log-path": "[defaults]\nlog_path = ansible.log\n",
     "invalid-value": "[defaults]\nforks = many\n",
     "fact-cache": "[defaults]\nfact_caching = jsonfile\nfact_caching_connection = cache\ngathering = smart\n",
