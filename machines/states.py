@@ -121,6 +121,7 @@ MACHINE = Machine(
     model=None,
     states=list(Phase),
     initial=Phase.PENDING,
+    # The library would otherwise add an edge from every phase to every other.
     auto_transitions=False,
     transitions=[
         _edge(Trigger.ADMITTED, [Phase.PENDING], Phase.ISOLATING),
@@ -167,6 +168,7 @@ def next_phase(trigger: Trigger, source: Phase, outcome: Outcome | None = None) 
     try:
         if event is not None and event.trigger(node, outcome):
             return node.state
+    # Two refusals differ below: the error names the outcomes where the edge itself is legal.
     except MachineError:
         pass
     for transition in MACHINE.get_transitions(trigger.value, source):

@@ -92,6 +92,7 @@ def _writes(event: events.Event, rows: RowReader, at: float) -> Iterator[Write |
             _require(rows, RolloutRow, event.rollout)
             yield Write(GateOpening(event.gate, event.wave, event.at), owner=event.rollout)
         case events.PilotEvidenceAttached():
+            # A retried pilot brings new evidence in the place of the old.
             yield Write(event.evidence, Expected.ANY, event.rollout)
         case (
             events.RolloutPaused()
@@ -103,6 +104,7 @@ def _writes(event: events.Event, rows: RowReader, at: float) -> Iterator[Write |
             rollout = _require(rows, RolloutRow, event.rollout)
             yield Write(_apply_to_rollout(rollout, event), rollout, event.rollout)
         case events.RolloutOpened():
+            # The submit itself is the row of the rollout; a RolloutRow has what changes of it later.
             yield Write(event)
             yield from map(Write, event.targets)
         case events.TargetsJoined():
@@ -116,13 +118,16 @@ def _writes(event: events.Event, rows: RowReader, at: float) -> Iterator[Write |
             yield _amendment(event.rollout, rows)
         case events.NodesDiscovered():
             for node in event.nodes:
+                # A source reports whole nodes, so the last report counts whatever was known before.
                 yield Write(node, Expected.ANY)
                 if node.name in event.connections:
                     yield Write(NodeConnection(node.name, event.connections[node.name]), node)
         case events.NodesRemoved():
+            # A node that is gone already is no conflict: the inventory says what is, not what changed.
             known = filter(None, (rows.get(Node, name) for name in event.names))
             yield from (Write(NodeRemoval(node.name, at), node) for node in known)
         case events.HoldTaken():
+            # Its owner may take a hold again, to change its end or its reason.
             yield Write(event.hold, Expected.ANY)
         case events.HoldReleased():
             yield Delete(_require(rows, Hold, event.node, event.source, event.id))
@@ -149,6 +154,7 @@ def _writes(event: events.Event, rows: RowReader, at: float) -> Iterator[Write |
 def _transition_writes(event: events.PhaseMoved, rows: RowReader) -> Iterator[Write]:
     target = _require(rows, Target, event.rollout, event.node)
     after = apply_to_target(target, event)
+    # The failure goes first, because the row of the target refers to it.
     if event.failure is not None:
         yield Write(event.failure, owner=event.rollout)
     yield Write(after, target)
@@ -156,6 +162,7 @@ def _transition_writes(event: events.PhaseMoved, rows: RowReader) -> Iterator[Wr
     before = records or NodeConfiguration()
     if (changed := before.after(target, event)) != before:
         yield Write(changed, Expected.ABSENT if records is None else records, event.node)
+    # What has passed here disproves the verdict, so no person needs to clear it.
     if event.trigger is Trigger.VERIFIED:
         for verdict in rows.verdicts_on(event.node):
             if verdict.content == target.content:
@@ -208,6 +215,7 @@ def _preparation_writes(row: Preparation, rows: RowReader) -> Iterator[Write | D
     key = (row.rollout, row.node, row.stage)
     if row.before is not None:
         yield Write(PreparationSnapshot(*key, row.before), Expected.ANY)
+    # Proven undisturbed: nothing compares with the snapshot any more, and it is large.
     elif before is not None:
         yield Delete(PreparationSnapshot(*key))
 
@@ -303,6 +311,7 @@ def _apply_to_rollout(
     | events.RolloutEnded
     | events.RolloutDeleted,
 ) -> RolloutRow:
+    # A command is decided before it is written, so another one may have come between.
     is_open, name = not row.closed and row.deleted_at is None, row.id
     match event:
         case events.RolloutPaused():
@@ -374,8 +383,10 @@ def _apply_transition(target: Target, event: events.PhaseMoved) -> Target:
         last_text=event.text,
         failure=event.failure,
         admitted_at=event.at if event.trigger in NEW_ATTEMPT else target.admitted_at,
+        # Each phase has a deadline of its own, and check mode has to find a drift again.
         downtime_s=0.0,
         drift=None,
+        # The new attempt has given the node nothing yet: its failure must not blame earlier content.
         content="" if event.trigger in NEW_ATTEMPT else target.content,
     )
 

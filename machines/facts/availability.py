@@ -118,6 +118,7 @@ def _skip_remedy(target: Target, *, isolated: bool) -> Remedy:
 
 def unavailability(facts: FleetFacts, node: str) -> Unavailability | None:
     """Return why the node is down at the facts' instant, None when it is known to be up."""
+    # Our own work goes first: it explains what an observer sees, and rolloutd itself can end it.
     own: Unavailability | None = None
     for target in facts.targets_on(node):
         code = _target_code(target)
@@ -151,6 +152,7 @@ def observed_unavailability(facts: FleetFacts, node: str) -> Unavailability | No
     if observation is None:
         return Unavailability(node, UnavailabilityCause.UNKNOWN, needs_observation=True)
     is_up = observation.sight is NodeHealth.UP and not observation.cordoned_by_other
+    # At the limit itself it is stale already: that is the instant for which a reevaluation is scheduled.
     is_stale = facts.now >= observation.at + facts.limits.observe_within_s
     # What was wrong before we released the node may have been our own doing.
     if is_stale or (not is_up and observation.at < facts.released_at(node)):
@@ -172,6 +174,7 @@ def _target_code(target: Target) -> UnavailabilityCause | None:
     """Return how this target keeps its node down: a failed node keeps its slot until it is returned."""
     if target.phase in IN_FLIGHT_PHASES:
         return UnavailabilityCause.IN_FLIGHT
+    # In service or not: what a failed node carries is unknown until a person has decided about it.
     if target.phase is Phase.FAILED:
         return UnavailabilityCause.FAILED
     return UnavailabilityCause.ISOLATED if target.isolated else None

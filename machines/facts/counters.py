@@ -91,9 +91,11 @@ class RolloutCounters:
         self.waves.setdefault(target.wave, Counter())[target.phase] += delta
         if target.outcome is not None:
             self.outcomes[target.outcome] += delta
+        # Nodes that left are in no total, or a pool that lost nodes could never be complete.
         if target.outcome is not Outcome.LEFT:
             if target.team is not None:
                 self.teams[target.team] += delta
+                # A team without targets is not asked at gates, so it must not stay with a zero.
                 if not self.teams[target.team]:
                     del self.teams[target.team]
             self._adjust_pools(target, delta)
@@ -132,6 +134,7 @@ class RolloutCounters:
         """Return how long a node takes (seconds): a percentile of those that are done."""
         if not self.durations:
             return default
+        # The nearest rank, a time that a node really took: with few nodes an interpolation promises too much.
         return self.durations[-(-len(self.durations) * percentile // 100) - 1]
 
     def _adjust_pools(self, target: Target, delta: int) -> None:

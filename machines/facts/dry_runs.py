@@ -72,6 +72,7 @@ class DryRunResults:
     def permanent_blocker(self, target: Target, now: float) -> DryRunResult | None:
         """Return the result that keeps the node from starting until its blocker has changed."""
         result = self._latest.get((target.rollout, target.node))
+        # A node that is isolated already has nothing left that could be blocked.
         if result is None or not result.is_permanent or target.isolated:
             return None
         return result if result.at <= now < result.at + RESULT_RETENTION_S else None
@@ -79,6 +80,7 @@ class DryRunResults:
     def annotate(self, target: Target, reason: Reason) -> Reason:
         """Add to the reason of a deferred node when and why its dry run failed."""
         result = self._latest.get((target.rollout, target.node))
+        # Only where another node was preferred is the failed dry run the cause of the wait.
         is_passed_over = reason.code in (ReasonCode.POOL_FULL, ReasonCode.QUEUED)
         if result is None or result.succeeds is not False or not is_passed_over:
             return reason

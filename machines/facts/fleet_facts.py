@@ -111,6 +111,7 @@ class FleetFacts(Forkable):
 
     def has_doubtful_records(self, rollout: str, node: str) -> bool:
         """Return whether the audit does not account for the target's own row, failures or steps."""
+        # A doubtful row of the node in another rollout stops only that one.
         scope = f"rollout/{rollout}"
         return any(each.node == node and each.scope == scope for each in self.mismatches)
 
@@ -141,6 +142,7 @@ class FleetFacts(Forkable):
 
     def get(self, kind: type[R], *key: Any) -> R | None:
         """Return a row by its key, of the kinds that are kept here."""
+        # Only the kinds that an event of the facts reads before it writes; stores have the others.
         row: object = None
         if kind is Target:
             row = self._targets.get(key[0], {}).get(key[1])
@@ -165,6 +167,7 @@ class FleetFacts(Forkable):
 
     def isolation_progress(self, target: Target) -> IsolationProgress:
         """Return how far the isolation of the target's attempt is, as far as its driver has reported."""
+        # What an earlier attempt has moved costs nothing in this one.
         known = self._isolations.get((target.rollout, target.node))
         is_current = known is not None and known.attempt == target.attempt
         return known if known is not None and is_current else IsolationProgress(target.attempt)

@@ -66,6 +66,7 @@ class Index(FleetFacts):
 
     def _own_rollout_tables(self) -> None:
         """Have the tables of rollouts and targets for writing; their rows are owned where they change."""
+        # All at once, because a change of one target touches them all; owning a table again costs a lookup.
         self._rollouts, self._targets = self._own(self._rollouts), self._own(self._targets)
         self._targets_by_node = self._own(self._targets_by_node)
         self._preparations, self._preparing = self._own(self._preparations), self._own(self._preparing)
@@ -137,8 +138,10 @@ class Index(FleetFacts):
         """
         counters = self._counters[rollout]
         phases = counters.waves.get(wave)
+        # A wave without nodes, such as canaries that no node matches, must not hold the others.
         if phases is None:
             return True
+        # A quarantined node is not waited for, but one in flight always is: it may still fail.
         if any(phases[phase] for phase in IN_FLIGHT_PHASES):
             return False
         if phases[Phase.PENDING] and not (phases[Phase.DONE] and self.only_quarantined(rollout, wave)):
@@ -176,6 +179,7 @@ class Index(FleetFacts):
     def pools_for(self, rollout: str, node: str) -> tuple[Pool, ...]:
         """Return the node's pools under this rollout: those of the settings and those that its plan adds."""
         found = self._pool_index.pools_of_node(node)
+        # Mostly no plan adds a pool key, and then this must cost nothing: the rules ask it for every node.
         if len(self._pool_keys) == len(self.limits.pools):
             return found
         rollout_record = self._rollouts.get(rollout)  # None: a hold asks, for no rollout
@@ -205,6 +209,7 @@ class Index(FleetFacts):
         """Return the facts at an instant: these, unless time alone has changed something since."""
         if self.now <= now and not self._pool_index.is_due(now):
             return self
+        # In a fork, because only the daemon may advance the facts: a question must not end a hold.
         made = self.fork()
         made.advance(now)
         return made
@@ -212,6 +217,7 @@ class Index(FleetFacts):
     def advance(self, now: float) -> None:
         """Let observations and holds expire; only the daemon does this, no question."""
         backwards = now < self.now
+        # Reevaluation below reads `now`, so it is set first.
         self.now = now
         if backwards:
             self._on_clock_set_back()
@@ -231,6 +237,7 @@ class Index(FleetFacts):
         self.pending_groups.mark_all()
 
     def _schedule_reevaluation(self, observation: Observation) -> None:
+        # A good observation that grows old makes its node worse, so that instant can start nothing.
         is_up = observation.sight is NodeHealth.UP and not observation.cordoned_by_other
         self._pool_index.schedule_reevaluation(
             observation.node, observation.at + self.limits.observe_within_s, improves=not is_up

@@ -50,11 +50,13 @@ class PendingGroups(Forkable):
     def take_changed(self) -> Collection[QueueGroup]:
         """Return the groups that changed since the last call."""
         taken, self._changed = self._changed, {}
+        # The caller may keep what it has taken, so it must not be written to here.
         self._owned_ids.discard(id(taken))
         self._owned_ids.add(id(self._changed))
         return taken
 
     def clear(self) -> None:
+        # Marked before they go, so that the queue of the daemon forgets them too.
         self.mark_all()
         self._groups, self._group_by_target = {}, {}
         self._groups_by_pool, self._groups_by_rollout = {}, {}
@@ -111,6 +113,7 @@ class PendingGroups(Forkable):
         waiting = 0
         for group in self._groups_by_pool.get(pool, ()):
             waiting += len(self._groups[group])
+            # Counting all would cost the size of the pool, and the rules ask this for every candidate.
             if waiting > more_than:
                 return True
         return False

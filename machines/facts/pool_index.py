@@ -114,6 +114,7 @@ class PoolIndex(Forkable):
                 nodes.discard(node)
         self._refresh_full_pools(facts, left)
         for pool_id in left:
+            # Values of labels come and go; pools without members would pile up for the life of the daemon.
             if not self._pools[pool_id].members:
                 del self._pools[pool_id]
 
@@ -150,6 +151,7 @@ class PoolIndex(Forkable):
                 del self._unavailable[node]
             else:
                 self._unavailable[node] = after
+            # The reason names nodes and instants, so it is outdated even where the pool stays as full.
             pools = self._writable_pools(self._pool_ids_by_node[node])
             for pool in pools:
                 pool.cached_reason = None
@@ -177,6 +179,7 @@ class PoolIndex(Forkable):
 
     def schedule_reevaluation(self, node: str, at: float, *, improves: bool) -> None:
         """Reevaluate a node at an instant (epoch seconds); `improves` when it may be up then."""
+        # Two heaps, because the daemon wakes only for the first: a node that gets worse can start nothing.
         if improves:
             self._improvement_times = self._own(self._improvement_times)
         else:
@@ -194,6 +197,7 @@ class PoolIndex(Forkable):
             self._stale_times = self._own(self._stale_times)
             while self._stale_times and self._stale_times[0][0] <= now:
                 due[heapq.heappop(self._stale_times)[1]] = None
+        # An instant that another observation or hold has replaced goes now, or it would wake the daemon.
         queue = self._improvement_times
         while queue and (queue[0][0] <= now or not is_current(queue[0][1], queue[0][0])):
             queue = self._improvement_times = self._own(queue)

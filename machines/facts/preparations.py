@@ -113,6 +113,7 @@ class RolloutPreparations:
     def needs_cleanup(self, node: str) -> bool:
         """Return whether this rollout brought something to the node and has not removed it."""
         cleaned = self.rows.get((node, CLEANUP))
+        # A cleanup that keeps failing is given up, or a node that is gone would be asked for ever.
         if cleaned is not None and (
             cleaned.state is PreparationState.DONE or cleaned.attempt >= MAX_CLEANUP_TRIES
         ):
@@ -132,6 +133,7 @@ class RolloutPreparations:
 
     def place(self, target: Target, node: Node | None) -> None:
         """Put a target where it belongs now; it is removed when it is not pending, or prepared."""
+        # Taken out by its old place, which the new row may no longer give.
         self.remove(target.node)
         if target.phase is not Phase.PENDING or node is None:
             return
@@ -152,12 +154,14 @@ class RolloutPreparations:
             return
         places = self.stages[place[0]]
         places.failed.discard(node)
+        # While its stage runs or has failed, the node is not in the queue.
         at = bisect_left(places.waiting, place[1])
         if at < len(places.waiting) and places.waiting[at] == place[1]:
             del places.waiting[at]
 
     def content(self, stage: PrepareStage, node: Node) -> str:
         """Return the digest of the stage on this node; computed once for the same artifacts."""
+        # Nodes with the same artifacts share a digest: over a large manifest it costs milliseconds.
         key = (stage.name, stage.positions_for(node))
         if key not in self._contents:
             self._contents[key] = stage.content_for(node)
@@ -174,6 +178,7 @@ class RolloutPreparations:
 
     def is_done(self, stage: PrepareStage, node: Node) -> bool:
         row = self.rows.get((node.name, stage.name))
+        # A manifest that was built again makes the stage due again, although its row says done.
         return row is not None and row.state in PREPARED and row.content == self.content(stage, node)
 
     def _position(self, target: Target) -> Position:

@@ -86,6 +86,7 @@ class Projection(Index):
             index._add_hold(hold)
         index._freezes = {freeze.id: freeze for freeze in snapshot.freezes}
         index.team_rules = {each.team: each for each in snapshot.team_rules}
+        # Last, because whether a node is down follows from all of the above.
         index._rebuild_pools()
         return index
 
@@ -95,6 +96,7 @@ class Projection(Index):
         index.record_mismatches(self.mismatches)
         index.record_disk_shortage(self.disk_shortage)
         index.record_sources(self.sources.values())
+        # Without them every node would be unknown, and nothing would start before all are observed again.
         index.record_observations(self.observations, self.now)
         return index
 
@@ -110,6 +112,7 @@ class Projection(Index):
             self.epoch = event.epoch
         rollout = rollout_of(event)
         if rollout is None or rollout in self._rollouts or isinstance(event, events.RolloutOpened):
+            # writes() makes all writes before the first one is applied, so a refused event changes nothing.
             for write in writes(event, self, self.now):
                 if isinstance(write, Delete):
                     self._delete(write.row)
@@ -131,6 +134,7 @@ class Projection(Index):
         self.advance(now)
         for observation in observations:
             last = self._observations.get(observation.node)
+            # A slow poll may end after a watch has reported something newer.
             if last is not None and last.at > observation.at:
                 continue
             self._observations = self._own(self._observations)
@@ -171,6 +175,7 @@ class Projection(Index):
         key = (traffic.rollout, traffic.node)
         found = replace(traffic, poll_s=rollout.plan.poll_s)
         self._traffic[key] = found.following(self._traffic.get(key))
+        # A busy node concerns its whole group: the next one of it is tried instead.
         self.pending_groups.mark_node(traffic.node, (traffic.rollout,))
 
     def record_mismatches(self, mismatches: Sequence[AuditMismatch]) -> None:
@@ -205,6 +210,7 @@ class Projection(Index):
                 self._rollouts[name] = replace(rollout, plan=plans[name])
                 self._load_rollout_preparations(name)
             self._add_pool_keys(self._rollouts[name].plan)
+        # The plans may ask for other votes now, and for other rollbacks.
         self._unresolved_failures.clear()
         self.due_rollbacks.clear()
         self._rebuild_pools()
@@ -252,6 +258,7 @@ class Projection(Index):
             self._pool_index.reevaluate(self, (row.node,))
 
     def _write_node(self, row: Node | NodeRemoval) -> None:
+        # A node that is gone cannot be rolled back, and one that is back can.
         self.due_rollbacks.clear()
         self._nodes = self._own(self._nodes)
         if isinstance(row, Node):
@@ -385,6 +392,8 @@ class Projection(Index):
         """Store a target and update everything that is derived from it."""
         rollout, node = target.rollout, target.node
         self._own_rollout_tables()
+        # The old version is counted out by its own values.  A counter that is adjusted by what an event says
+        # would be wrong for ever after one event that says too little.
         before = self._targets[rollout].get(node)
         expected = self._counters[rollout].expected_s(0.0)
         if before is not None:
@@ -398,6 +407,7 @@ class Projection(Index):
         if self._counters[rollout].expected_s(0.0) != expected:
             self.pending_groups.mark_rollout(rollout)
         (self._needing_driver.add if target.needs_driver else self._needing_driver.discard)((rollout, node))
+        # What was reported is of the isolation that ends with this.
         if target.phase is not Phase.ISOLATING:
             self._isolations.pop((rollout, node), None)
         self._unresolved_failures.pop(rollout, None)
@@ -427,6 +437,7 @@ class Projection(Index):
             self.pending_groups.remove(target)
 
     def _enqueue(self, target: Target) -> None:
+        # Nothing of a closed rollout starts, so each decision would examine its groups in vain.
         if self._rollouts[target.rollout].closed:
             return
         ids = tuple(pool.id for pool in self.pools_for(target.rollout, target.node))
@@ -449,6 +460,7 @@ class Projection(Index):
     def _rebuild_pools(self) -> None:
         self.pending_groups.clear()
         self._pool_index.rebuild(self, self._pool_keys)
+        # A group is named by its pools, so other pools make other groups.
         for targets in self._targets.values():
             for target in targets.values():
                 if target.phase is Phase.PENDING:

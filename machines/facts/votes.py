@@ -26,9 +26,11 @@ def requirement(rollout: Rollout, gate: GateName) -> VoteRequirement:
     A rollout against a verdict needs an owner's and an admin's vote before it starts.
     """
     need = rollout.plan.gates.get(gate, DEFAULT_REQUIREMENT)
+    # The owner alone must not repeat what is known to fail: that is what the verdict is for.
     if rollout.overrides and gate is rollout.plan.entry_gate:
         return replace(need, owner=max(1, need.owner), admin=1)
     if gate is GateName.PROCEED and not need.owner and not need.each_team:
+        # Whatever the plan says, no rollout continues after a failure that no person has seen.
         return replace(need, owner=1)
     return need
 
@@ -39,6 +41,7 @@ def valid_votes(rollout: Rollout, gate: GateName, wave: str = "") -> tuple[Vote,
         vote
         for vote in rollout.votes
         if vote.gate is gate
+        # Only continue has several gates; at the others the wave of a vote has no meaning.
         and (gate is not GateName.CONTINUE or vote.wave == wave)
         and vote.digest == rollout.digest_at(gate)
         and vote.withdrawn_at is None
@@ -72,6 +75,7 @@ def admins_voted(rollout: Rollout, need: VoteRequirement, voters: Mapping[str, s
 
 
 def unexpired(rollout: Rollout, votes: Iterable[Vote], now: float) -> tuple[Vote, ...]:
+    # Only votes at a closed gate expire: a rollout of weeks must not stop because its approval is old.
     ttl = rollout.plan.vote_ttl_s
     return tuple(vote for vote in votes if ttl is None or now < vote.at + ttl)
 
@@ -100,6 +104,7 @@ def is_counted(rollout: Rollout, vote: Vote, now: float) -> bool:
 
 def is_eligible(rollout: Rollout, vote: Vote) -> bool:
     """Return whether four eyes, if the gate asks for them, allow this person's vote."""
+    # Four eyes are judged when votes are counted: the plan may ask for them at one gate and not at another.
     submitter, actor = rollout.submitted_by, vote.actor
     # The same uid is the submitter too when the vote goes through a service, with any name.
     is_submitter = (actor.uid is not None and actor.uid == submitter.uid) or actor.is_same_person(submitter)
@@ -134,6 +139,7 @@ def covered_failures(vote: Vote, failures: Iterable[Failure]) -> frozenset[str]:
     covered, more = set(vote.shown), vote.more
     for failure in known:
         expired = vote.until is not None and failure.at > vote.until
+        # What happened before the vote and was not shown was not known to the voter.
         if failure.id in covered or failure.at < vote.at or expired:
             continue
         if failure.node in vote.nodes:
@@ -147,6 +153,7 @@ def covered_failures(vote: Vote, failures: Iterable[Failure]) -> frozenset[str]:
 def _resolves(rollout: Rollout, votes: list[Vote], teams: tuple[str, ...]) -> bool:
     """Return whether these votes were enough at any time; from then on they do not expire."""
     need = requirement(rollout, GateName.PROCEED)
+    # At the instant of each vote, because a settled failure must not open again when votes expire.
     for latest in votes:
         current_votes = unexpired(rollout, (vote for vote in votes if vote.at <= latest.at), latest.at)
         voters = voters_by_team(rollout, current_votes)

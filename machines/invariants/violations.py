@@ -99,6 +99,7 @@ def _transition_violation(
     still_isolated = target.isolated if event.isolated is None else event.isolated
     if event.trigger in (Trigger.VERIFIED, Trigger.ISOLATION_ABORTED) and still_isolated:
         return f"{name} is still isolated and cannot be {event.trigger}"
+    # An outcome that says more than was done would let later gates count on a change that is not there.
     if event.trigger is Trigger.VERIFIED and (event.outcome is Outcome.ROLLED_BACK) != target.rolling_back:
         return f"{name} cannot end as {event.outcome}, which was not done to it"
     if event.trigger is Trigger.ISOLATION_ABORTED and (event.target is Phase.DONE) != target.rolling_back:
@@ -151,6 +152,7 @@ def _admission_violation(
         return f"{subject}: the inventory does not have it"
     if _is_quarantined(facts, event.node):
         return f"{subject}: it is quarantined"
+    # Teams and pools come from these sources, so by an old answer the wrong people may have been asked.
     for name in facts.nodes[event.node].sources:
         if name in facts.sources and facts.sources[name].is_stale(now):
             return f"{subject}: its inventory source {name} is stale"
@@ -226,6 +228,7 @@ def _traffic_violation(facts: InvariantFacts, rollout: Rollout, target: Target, 
         return "its client traffic was not probed just now"
     if result.busy is not False:
         return f"a traffic probe reports: {result.text}"
+    # Between results, as the rule counts it: the time since the last probe proves nothing.
     if result.at - result.since < rollout.plan.idle_for_s:
         return f"it was idle for {result.at - result.since:.0f} s, not {rollout.plan.idle_for_s:.0f} s"
     return None
@@ -240,6 +243,7 @@ def _pool_violation(
         down = [n for n in members if n != target.node and (n in starting or _is_down(facts, n, now))]
         rule = facts.limits.pools.get(key)
         budget = 1 if rule is None else rule.budget_for(value).resolve(len(members))
+        # The node itself is left out: a failed one that starts again is down already and has its slot.
         if len(down) >= budget:
             named, nodes = ", ".join(down[:3]), "node" if len(down) == 1 else "nodes"
             return f"pool {key}/{value} has {len(down)} {nodes} down ({named}) and a budget of {budget}"
@@ -265,6 +269,7 @@ def _is_down(facts: InvariantFacts, node: str, now: float) -> bool:
 
 def _is_up(facts: InvariantFacts, node: str, now: float) -> bool:
     observation = facts.observation(node)
+    # Of exactly this age it is too old for the facts: the invariant must not be the stricter of the two.
     if observation is None or now - observation.at > facts.limits.observe_within_s:
         return False
     return observation.sight is NodeHealth.UP and not observation.cordoned_by_other
@@ -310,6 +315,7 @@ def _gate_violation(facts: InvariantFacts, event: GateOpened, now: float) -> str
     rollout = facts.rollouts.get(event.rollout)
     if rollout is None:
         return f"there is no rollout {event.rollout}"
+    # It never opens as such: each failure has its own votes, which open_failures() counts.
     if event.gate is GateName.PROCEED:
         return None
     if event.gate is GateName.START and (problem := _evidence_violation(facts, rollout)):
@@ -357,6 +363,7 @@ def _digest_at(rollout: Rollout, gate: GateName) -> str:
 def _step_violation(facts: InvariantFacts, event: StepRecorded) -> str | None:
     """Judge a step that is about to begin: a disruptive step needs a phase in which the node is isolated."""
     record = event.record
+    # A result is never refused: it has happened, and without its record it would happen again.
     if record.state is not StepState.INTENDED:
         return None
     target = facts.target(record.rollout, record.node)

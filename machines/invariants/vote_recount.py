@@ -70,6 +70,7 @@ def missing_votes(
         submitter, actor = rollout.submitted_by, vote.actor
         by_service = actor.kind is ActorKind.SERVICE
         same = actor.uid is not None and actor.uid == submitter.uid
+        # Without a uid on both sides only the names are left to compare; equal names count as one person.
         if by_service or None in (actor.uid, submitter.uid):
             same |= _person_key(actor) == _person_key(submitter)
         if need.four_eyes and same:
@@ -81,6 +82,7 @@ def missing_votes(
         return f"{owners} of {need.owner} owners"
     if need.admin:
         admins = sum(ADMINS in member for member in people.values())
+        # One person who is owner and admin gives one of the two votes, not both.
         both = sum(bool({ADMINS, rollout.plan.owner} & member) for member in people.values())
         if admins < need.admin or both < need.owner + need.admin:
             return "an admin"

@@ -37,6 +37,7 @@ class NodeConfiguration:
         """Return the records after a transition of this target, which is as it was before."""
         if event.outcome is Outcome.ROLLED_BACK:
             return self._rolled_back(target, event.at)
+        # A rollback that fails says nothing against the content that it takes off.
         if not target.content or target.rolling_back:
             return self
         found = ConfigurationRecord(target.content, target.rollout, event.at)
@@ -55,6 +56,7 @@ class NodeConfiguration:
         )
 
     def _failed(self, failed: ConfigurationRecord, *, had_passed: bool) -> NodeConfiguration:
+        # A canary that fails in its soak had passed first, so it is taken back out of `current`.
         if had_passed and self._is_current(failed.rollout):
             return NodeConfiguration(self.previous, None, failed)
         return replace(self, invalid=failed)

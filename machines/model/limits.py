@@ -26,6 +26,7 @@ class Budget:
     def resolve(self, member_count: int) -> int:
         if self.percent is None:
             return self.count if self.count is not None else 1
+        # A small pool must be maintainable too: 10 % of five nodes is one node, not none.
         return max(1, member_count * self.percent // 100) if self.percent > 0 else 0
 
 

@@ -140,5 +140,6 @@ def pools_of(labels: Mapping[str, str], keys: tuple[str, ...]) -> tuple[str, ...
 def natural_sort_key(name: str) -> tuple[tuple[str, int, str], ...]:
     """Return a sort key that puts n2 before n10."""
     parts = _DIGITS.split(name)
+    # With the digits as text too: n1 and n01 are equal as numbers, and an order must not be left to chance.
     numbered = [(text, int(digits), digits) for text, digits in zip(parts[0::2], parts[1::2], strict=False)]
     return (*numbered, (parts[-1], -1, ""))

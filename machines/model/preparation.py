@@ -118,6 +118,7 @@ class PrepareStage:
             "url": self.url,
             "artifacts": [entry_record(each) for each in self.artifacts_for(node)],
         }
+        # Checkpoints on nodes have this hash: another spelling of the same would run every stage again.
         text = json.dumps(what, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
         return hashlib.sha256(text.encode()).hexdigest()
 

@@ -38,11 +38,13 @@ class Actor:
     @property
     def person_key(self) -> str:
         """The name that identifies a person, in person and through services alike."""
+        # Mail addresses and logins differ in case and domain from system to system; their person does not.
         full_name = self.name.partition(":")[2] if self.kind is ActorKind.SERVICE else self.name
         return full_name.partition("@")[0].casefold()
 
     def is_same_person(self, other: Actor) -> bool:
         """Return whether both are one person or vote for one person; when in doubt they are."""
+        # A service has the uid of its account, which says nothing about the person that it votes for.
         if ActorKind.SERVICE in (self.kind, other.kind):
             return self.person_key == other.person_key
         if self.uid is not None and other.uid is not None:

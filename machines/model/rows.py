@@ -193,6 +193,7 @@ def with_part(rollout: Rollout, row: RolloutPart) -> Rollout:
 
 def find_part(rollout: Rollout, kind: type[Any], *key: Any) -> RolloutPart | None:
     """Return a part of a rollout by its key in it, of the kinds that an event changes."""
+    # Made from the value, because nothing but the value is kept: a second copy could differ from it.
     if kind is RolloutRow:
         return RolloutRow(rollout.id, rollout.amendments, rollout.paused, rollout.cancelled, rollout.ended_at)
     return next((vote for vote in rollout.votes if vote.id == key[0]), None) if kind is Vote else None

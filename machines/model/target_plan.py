@@ -21,6 +21,7 @@ def plan_for_target(plan: Plan, target: Target, node: Node, *, in_effect: Collec
         infra = plan.fallback_verify
     team = () if target.team is None else applicable(_team_checks(plan, target.team), node)
     isolate = isolators_for(plan, node, in_effect=in_effect)
+    # The isolators share one deadline, so the slowest of those that apply to this node sets it.
     drains = (spec.drain_timeout_s for spec in isolate if spec.drain_timeout_s is not None)
     return replace(
         plan,

@@ -63,6 +63,7 @@ class TrafficResult:
         Idle results with more than two polls between them do not count as unbroken.
         """
         same = last is not None and last.busy is self.busy
+        # What happened on the node between two distant probes is unknown, so idle does not reach over it.
         if last is not None and self.busy is False:
             same &= self.at - last.at <= max(IDLE_MAX_AGE_S, 2 * self.poll_s)
         return replace(self, since=last.since if last is not None and same else self.since or self.at)

@@ -84,6 +84,7 @@ class Window:
             for start, end in _openings_on_day(self, day):
                 if start <= until < end:
                     until = end
+            # Openings are cut at midnight UTC, so one that reaches it may continue on the next day.
             if until < (day + 1) * _DAY_S:
                 return until
         return math.inf
@@ -148,6 +149,7 @@ def next_common_opening(groups: Sequence[Sequence[Window]], at: float) -> float 
         openings = [next_opening(windows, instant) for windows in groups]
         if None in openings:
             return None
+        # No instant before the latest of them suits that group, so the search goes on from there.
         latest = max((opening for opening in openings if opening is not None), default=instant)
         if latest == instant:
             return instant
@@ -197,6 +199,7 @@ def _openings_on_day(window: Window, day: int) -> tuple[Opening, ...]:
     for since, until, offset in _split_by_offset(window.zone, day):
         first_local_day = math.floor((since + offset) / _DAY_S)
         last_local_day = math.floor((until + offset - 1) / _DAY_S)
+        # A UTC day covers parts of two local days in every zone but UTC.
         for local_day in range(first_local_day, last_local_day + 1):
             for start_minute, end_minute in _local_minutes(window, local_day):
                 start = max(since, local_day * _DAY_S + start_minute * 60 - offset)

@@ -68,6 +68,7 @@ def gate_view(index: Index, rollout: Rollout, gate: GateName, wave: str, now: fl
     owners = len(voters.get(rollout.plan.owner, ()))
     missing = _missing_votes(index, rollout, need, owners, teams)
     is_asked = is_voting_open(index, rollout, gate, wave)
+    # One no outweighs every yes: it is the only way to stop what others have approved.
     if any(not vote.yes for vote in votes):
         state, missing = "rejected", _rejections(votes)
     elif owners >= need.owner and not is_blocked and (opened or is_asked):
@@ -83,6 +84,7 @@ def is_open(index: Index, rollout: Rollout, gate: GateName, wave: str, now: floa
     """Return whether a gate was opened and still has the votes that it rested on."""
     if not was_opened(rollout, gate, wave):
         return False
+    # The usual case, asked for every node: where nothing was withdrawn, counting again can change nothing.
     if all(vote.yes and vote.withdrawn_at is None for vote in rollout.votes):
         return True
     return gate_view(index, rollout, gate, wave, now).state == "open"
@@ -121,6 +123,7 @@ def is_voting_open(index: Index, rollout: Rollout, gate: GateName, wave: str) ->
         case GateName.START:
             return rollout.plan.pilot_node is None or has_pilot_evidence(index, rollout)
         case GateName.PROCEED:
+            # While a no stands, the gate stays open for votes, so that the no can be withdrawn.
             rejected = any(not vote.yes for vote in valid_votes(rollout, GateName.PROCEED))
             return rejected or bool(index.unresolved_failures(rollout.id))
         case GateName.CONTINUE:
@@ -139,6 +142,7 @@ def voting_blocker(index: Index, rollout: Rollout, gate: GateName, wave: str, no
     index = index.at(now)
     if rollout.closed:
         return Reason(ReasonCode.CLOSED, rollout.id, {"cancelled": rollout.cancelled is not None})
+    # An open gate takes votes too, because the teams of joiners vote late.
     if was_opened(rollout, gate, wave) or is_voting_open(index, rollout, gate, wave):
         return None
     has_gate = gate is GateName.PROCEED or (gate, wave) in rollout.plan.gates_in_order
@@ -150,6 +154,7 @@ def voting_blocker(index: Index, rollout: Rollout, gate: GateName, wave: str, no
 def has_pilot_evidence(index: Index, rollout: Rollout) -> bool:
     """Return whether the evidence of the pilot's latest attempt is attached."""
     evidence = rollout.pilot_evidence
+    # A pilot that was retried since ended at another instant: votes must not rest on what it showed before.
     is_over = index.is_wave_over(rollout.id, PILOT_WAVE)
     return is_over and evidence is not None and evidence.pilot_since == index.wave_end(rollout.id, PILOT_WAVE)
 

@@ -60,9 +60,11 @@ def pool_without_slot(
     for pool in index.pools_for(target.rollout, node):
         reserved_count = 0 if reserved is None else reserved.count(pool.id)
         limit = index.budget(pool)
+        # A node that is down has its slot already: it must not wait for itself.
         confirmed_down = len(pool.down) + reserved_count - (node in pool.down)
         if confirmed_down >= limit:
             return pool, confirmed_down
+        # Kept back while a later pool may be full for certain: observing nodes would be of no use then.
         if undecided is None and confirmed_down + len(pool.unknown) - (node in pool.unknown) >= limit:
             undecided = pool, None
     return undecided
@@ -90,6 +92,7 @@ def full_pool_reasons(index: Index) -> dict[str, Reason]:
         if pool.key in index.limits.pools:
             found[pool.id] = pool.cached_reason
         else:
+            # Only the rollouts whose plans add this key obey the pool.
             found |= {
                 f"{rollout}|{pool.id}": pool.cached_reason
                 for rollout in index.pending_groups.rollouts_waiting_for(pool.id)
@@ -106,6 +109,7 @@ def full_pool_reason(index: Index, pool: Pool, confirmed_down: int, without: str
         return Reason(ReasonCode.POOL_FULL, pool.id, _peer_params(down))
     if confirmed_down > limit:
         return over_budget_reason(index, pool, without)
+    # One node that is down by itself is named by its outage, which people can repair, not as a full pool.
     first = down[0]
     is_outage = first.code in (UnavailabilityCause.DOWN, UnavailabilityCause.CORDONED_BY_OTHER)
     if confirmed_down == len(down) == 1 and is_outage:

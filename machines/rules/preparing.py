@@ -46,6 +46,7 @@ def preparation_blocker(index: Index, rollout: Rollout) -> Reason | None:
 
 def is_over(tolerate: Budget, failed: set[str], index: Index, rollout: Rollout) -> bool:
     """Return whether more nodes failed than may; of the pilot and the canaries none may."""
+    # These nodes go first to find such errors, so one of them is enough.
     first_waves = _first_waves(rollout)
     if any(index.target(rollout.id, node).wave in first_waves for node in failed):
         return True

@@ -31,6 +31,7 @@ NOT_COUNTED: Final = NOT_BEGUN | {FailureCode.DISTURBED}
 
 def due_rollbacks(index: Index, rollout: Rollout) -> DueRollbacks:
     """Return the rollout's nodes to roll back; those in flight are no longer due."""
+    # Each decision and each explanation asks, and the answer is a sort of all targets.
     known = index.due_rollbacks.get(rollout.id)
     if known is None:
         known = index.due_rollbacks[rollout.id] = _find_due(index, rollout)
@@ -48,6 +49,7 @@ def _find_due(index: Index, rollout: Rollout) -> DueRollbacks:
     if rollout.plan.at_most is None:
         allowed = len(automatic)
     else:
+        # Of the whole rollout, those that have ended too: otherwise each decision would allow as many again.
         taken = sum(t.rolling_back or t.outcome is Outcome.ROLLED_BACK for t in index.targets(rollout.id))
         allowed = max(0, rollout.plan.at_most - taken)
     return DueRollbacks(_in_order([*ordered, *automatic[:allowed]]), automatic[allowed:], failure)
@@ -57,6 +59,7 @@ def failed_rollback_blocker(index: Index, rollout: Rollout) -> Reason | None:
     """Return the failed rollback that people have not settled: it stops all others of the rollout."""
     unresolved = index.unresolved_failures(rollout.id)
     targets = ((failure, index.target(rollout.id, failure.node)) for failure in unresolved)
+    # The failure of the rollback itself, not the older one that led to it.
     failed = (f for f, t in targets if t.rolling_back and t.phase is Phase.FAILED and t.failure == f)
     first = next(failed, None)
     if first is None:
@@ -92,6 +95,7 @@ def _counts(failure: Failure) -> bool:
 def _answered_failure(index: Index, rollout: Rollout) -> Failure | None:
     """Return the first failure that the plan answers with rollbacks; none while a person has paused it."""
     plan = rollout.plan
+    # Who pauses a rollout wants to decide alone, so the plan orders nothing meanwhile.
     if plan.on_failure is OnFailure.PAUSE or plan.rollback is None or rollout.closed or rollout.paused:
         return None
     return next(filter(_counts, index.unresolved_failures(rollout.id)), None)
@@ -123,6 +127,7 @@ def _in_order(targets: Iterable[Target]) -> tuple[Target, ...]:
     """Return the nodes in the order of their rollbacks: newest first, canaries last."""
 
     def position(target: Target) -> tuple[object, ...]:
+        # The newest nodes have served least with the change; canaries are what people examine meanwhile.
         is_canary = target.wave in (CANARY, PILOT_WAVE)
         return (is_canary, -target.since, natural_sort_key(target.node))
 

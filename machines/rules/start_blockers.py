@@ -37,6 +37,7 @@ from machines.states import EXCEPTIONS, IN_FLIGHT_PHASES, Phase
 
 def rollout_blocker(index: Index, rollout: Rollout, now: float) -> Reason | None:
     """Return why no node of the rollout may start, apart from time and waves."""
+    # By what people can do about it: no vote helps a rollout that is over, doubtful or paused.
     if (cancelled := rollout.cancelled) is not None:
         params = {"by": cancelled.by.name, "reason": cancelled.reason}
         return Reason(ReasonCode.CANCELLED, rollout.id, params, cancelled.at)
@@ -75,6 +76,7 @@ def mismatch_blocker(index: Index, *scopes: str) -> Reason | None:
 
 
 def _rejection_blocker(rollout: Rollout) -> Reason | None:
+    # At any gate, an open one too: a no is how a voter stops a rollout that is under way.
     for vote in rollout.votes:
         if not vote.yes and vote.withdrawn_at is None and vote.digest == rollout.digest_at(vote.gate):
             by, args = vote.actor.name, {"rollout": rollout.id, "gate": vote.gate.value, "wave": vote.wave}
@@ -139,6 +141,7 @@ def rollback_blocker(index: Index, rollout: Rollout, target: Target, now: float)
 
 def _record_blocker(index: Index, rollout: Rollout, target: Target, now: float) -> Reason | None:
     """Return what is wrong with what is recorded of the node."""
+    # First, because all rules after it read the labels of the node.
     if target.node not in index.nodes:
         return Reason(ReasonCode.NODE_GONE, target.node, remedy=Remedy(RemedyKind.CHANGE_INVENTORY))
     if (doubt := quarantine_blocker(index, target) or _stale_blocker(index, target, now)) is not None:
@@ -263,6 +266,7 @@ def _window_blocker(index: Index, rollout: Rollout, team: str | None, now: float
         if until is None:
             opens_at = windows.next_common_opening([each for _, each in groups], now)
             return _closed_reason(subject, params, opens_at)
+        # By the time that a node takes: work that begins in a window should end in it.
         if now + needed_s > until:
             params = {**params, "needed_s": needed_s, "closes_at": until}
             return Reason(ReasonCode.WINDOW_TOO_SHORT, subject, params, remedy=Remedy(RemedyKind.WAIT_UNTIL))
@@ -293,6 +297,7 @@ def _observation_blocker(index: Index, target: Target) -> Reason | None:
     is_cordoned_by_other = (
         observed is not None and isinstance(observed.cause, Observation) and observed.cause.cordoned_by_other
     )
+    # A node that we isolated is seen as down because of us.  A cordon by another tool is theirs in any case.
     if observed is None or (target.isolated and not is_cordoned_by_other):
         return None
     match observed.code:
@@ -375,6 +380,7 @@ def capacity_blocker(
 
 def remaining_capacity(index: Index, rollout: Rollout, wave: WaveDef | None, capacity: pools.Capacity) -> int:
     """Return how many more nodes of the wave, None for the rollout, may be in flight."""
+    # A run that cannot write its files would fail its node for a reason that is not the node's.
     if index.disk_shortage is not None:
         return 0
     limits = _parallelism_limits(index, rollout, wave, capacity)
@@ -437,6 +443,7 @@ def blocker_expires_at(index: Index, rollout: Rollout, target: Target, reason: R
             groups = _window_groups(index, rollout, index.nodes[target.node].team)
             closings = (windows.open_until(each, now) for _, each in groups)
             return min((each for each in closings if each is not None), default=math.inf)
+        # Only events lift the others, and each event marks the groups that it may concern.
         case _:
             return math.inf
 
@@ -446,6 +453,7 @@ def _window_groups(index: Index, rollout: Rollout, team: str | None) -> list[tup
     groups: list[tuple[str, Sequence[Window]]] = [("plan", rollout.plan.windows)]
     if team is not None:
         groups.append(("team", index.limits.team_windows.get(team, ())))
+        # Each group must be open: a team can tighten the plan and the settings, and widen neither.
         own = index.team_rules.get(team)
         if own is not None:
             groups.append(("team-rules", own.windows))

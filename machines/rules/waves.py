@@ -46,6 +46,7 @@ def assign_waves(
 def _select_nodes(
     spec: WaveDef, plan: Plan, remaining: list[Node], team_canaries: Mapping[str, tuple[str, ...]]
 ) -> set[str]:
+    # The last wave takes what is left, so that no target is without a wave.
     if spec is plan.waves[-1]:
         return {node.name for node in remaining}
     if spec.name == PILOT_WAVE:
@@ -64,6 +65,7 @@ def _select_canaries(
     if spec.select is not None:
         return chosen | {node.name for node in remaining if spec.select.matches(node.labels)}
     covered_teams = {node.team for node in remaining if node.name in chosen}
+    # A team whose nodes differ from all others finds its errors on one node too.
     for node in remaining:
         if node.team not in covered_teams:
             covered_teams.add(node.team)
@@ -115,6 +117,7 @@ def soak_ends_at(index: Index, rollout: Rollout, spec: WaveDef) -> float:
 
 def _blocked_after(index: Index, rollout: Rollout, spec: WaveDef, now: float) -> WaveProgress | None:
     """Return what blocks the nodes after a finished wave, None when nothing does."""
+    # The soak is named before the gate: votes are accepted meanwhile, but they cannot shorten it.
     until = soak_ends_at(index, rollout, spec)
     if spec.soak_s and now < until:
         params: Params = {"wave": spec.name, "until": until}

@@ -137,8 +137,10 @@ def admit_wave(index: Index, rollout: Rollout, wave: WaveDef, now: float, builde
         active = builder.queue.active(index, rollout.id, wave.name, now)
     for number, group in enumerate(active):
         queue.append((groups.positions(group)[0], number, group, _GroupCursor()))
+    # Across groups the order of positions holds, without a sort of all nodes of the wave.
     heapify(queue)
     wave_admission = _WaveAdmission(index, rollout, wave, now, builder)
+    # Groups that only the capacity leaves in the heap do not back off, so the next decision tries them.
     while queue and start_blockers.remaining_capacity(index, rollout, wave, builder.capacity):
         position, number, group, cursor = heappop(queue)
         if wave_admission.try_admit(index.target(rollout.id, position[2]), cursor):
@@ -170,6 +172,7 @@ def request_observations(index: Index, nodes: Iterable[str], builder: DecisionBu
         for node in nodes
         if (seen := observed_unavailability(index, node)) is not None and seen.needs_observation
     ]
+    # The rest stays without an observation, so the next decision asks for it.
     for node in stale[: MAX_OBSERVATIONS - len(builder.nodes_to_observe)]:
         builder.nodes_to_observe[node] = None
     return bool(stale)
@@ -239,6 +242,7 @@ class _WaveAdmission:
     def admit_deferred(self) -> None:
         """Admit deferred nodes whose slots no other node took."""
         for target in self.deferred:
+            # An earlier node of the pool awaits its dry run; it must not find its slot taken.
             if self.dry_runs_by_pool.is_undecided(self._pool_ids(target)):
                 continue
             capacity = self.builder.capacity
@@ -283,6 +287,7 @@ class _WaveAdmission:
         result, pool_ids = self.index.dry_run_results.fresh(target, self.now), self._pool_ids(target)
         has_competitors = any(self.index.pending_groups.has_competitors(pool) for pool in pool_ids)
         ahead = dry_runs.DRY_RUN_AHEAD * self._remaining_capacity()
+        # Later nodes wait for these answers: more dry runs would only find out more than can start.
         if self.dry_runs_by_pool.is_exhausted(pool_ids) or len(self.builder.dry_runs) >= ahead:
             return False
         # Without a competitor too: a node that can never be isolated must take no slot of the fleet.
@@ -308,6 +313,7 @@ class _WaveAdmission:
             # It is one of the candidates of this poll, and the next poll may probe others.
             builder.probes_by_pool.add(pool_ids, undecided=False)
             builder.wake_by(result.at + result.poll_s)
+        # A busy node is probed less and less often, so that its pool is not held up by polls of it.
         if result is not None:
             due_at = start_blockers.reprobe_at(self.index, target, result)
             if result.at <= self.now < due_at:

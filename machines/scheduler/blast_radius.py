@@ -71,6 +71,7 @@ def _at_once(index: Index, rollout: Rollout, spec: WaveDef, targets: Sequence[Ta
         for limit in (index.limits.max_parallel, rollout.plan.max_parallel, spec.max_parallel)
         if limit is not None
     ]
+    # A node is in one pool of each key: the pools of a key add up, and the tightest key limits all.
     slots: Counter[str] = Counter()
     for pool, count in _pool_counts(targets).items():
         found = index.pool(pool)

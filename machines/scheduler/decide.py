@@ -45,9 +45,11 @@ def decide(index: Index, now: float, queue: SchedulingQueue | None = None) -> De
     index = index.at(now)
     builder = DecisionBuilder(start_blockers.observe_only_blocker(index), queue)
     expiry.collect_expired(index, now, builder)
+    # Before all admissions, so that taking back a bad change does not wait behind making new ones.
     for rollout in index.rollouts.values():
         rollbacks.admit_rollbacks(index, rollout, now, builder)
     for rollout in index.rollouts.values():
+        # Stages that run are followed to their end, and a cancelled rollout removes what it brought.
         if rollout.closed:
             preparing.collect_preparations(index, rollout, now, builder)
             continue
@@ -65,6 +67,7 @@ def decide(index: Index, now: float, queue: SchedulingQueue | None = None) -> De
             _end_rollout(index, rollout, now, builder)
             continue
         _admit_rollout(index, rollout, now, builder)
+    # Over all rollouts at once, because they share the pools that an outage fills.
     if builder.dry_reason is None:
         isolation_aborts.collect(index, now, builder)
         _observe_peers(index, now, builder)
@@ -110,6 +113,7 @@ def explain_rollout_nodes(
             continue
         reason = _pending_reason(index, rollout, target, shared, progress, now)
         if reason is None:
+            # Once for all nodes, and only if one of them is free to start: a decision is the costly part.
             decision = decision or decide(index, now, queue)
             reason = _queued_reason(index, target, decision, now)
         found[target.node] = index.dry_run_results.annotate(target, reason)
@@ -138,6 +142,7 @@ def _pending_reason(
         start_blockers.traffic_blocker(index, target),
         start_blockers.observe_only_blocker(index),
     )
+    # All of them are asked: what is certain is shown before what an observation may lift.
     blockers = [reason for reason in reasons if reason is not None]
     return min(
         blockers, key=lambda reason: start_blockers.reason_certainty(index, target, reason), default=None
@@ -212,6 +217,7 @@ def _collect_gate_openings(index: Index, rollout: Rollout, now: float, builder: 
     for gate, wave in rollout.plan.gates_in_order:
         is_new = not was_opened(rollout, gate, wave)
         if is_new and gates.gate_view(index, rollout, gate, wave, now).state == "open":
+            # Recorded, because from then on votes do not expire, and who joins later is asked node by node.
             builder.gate_openings.append(OpenGate(rollout.id, gate, wave))
 
 

@@ -25,6 +25,7 @@ def collect_expired(index: Index, now: float, builder: DecisionBuilder) -> None:
     A row that the audit does not account for stays: an event about it would hide that it was altered.
     """
     for hold in index.holds:
+        # A doubtful row of one node keeps only the holds of that node from ending.
         if hold.until is None or start_blockers.mismatch_blocker(index, "all", f"node/{hold.node}"):
             continue
         if now < hold.until:

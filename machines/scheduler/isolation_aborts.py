@@ -26,6 +26,7 @@ def collect(index: Index, now: float, builder: DecisionBuilder) -> None:
     aborts: dict[tuple[str, str], AbortIsolation] = {}
     deferrals: dict[tuple[str, str], DeferMaintenance] = {}
     for pool in index.over_budget():
+        # A node that its owner removes never comes back, so giving way to it would be of no use.
         over = sum(not _is_leaving(index, node) for node in pool.down) - index.budget(pool)
         # Those that have cost least, and no more than needed.
         for target in _abortable_targets(index, pool)[: max(0, over)]:
@@ -77,6 +78,7 @@ def _is_abortable(index: Index, target: Target) -> bool:
     A node that failed before was not in service when it started: undoing its isolation would put it in
     service without having passed.
     """
+    # A rollback that gives way would leave a change in service that was found to be bad.
     isolating = target.phase is Phase.ISOLATING and not target.rolling_back
     return isolating and not index.has_failed(target.rollout, target.node)
 

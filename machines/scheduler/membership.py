@@ -42,6 +42,7 @@ def _removed_targets(index: Index, rollout: Rollout, now: float) -> Iterator[Eve
 
     Its isolation stays recorded: a node that left by mistake comes back as it was.
     """
+    # A cancelled rollout still has nodes in flight; one that has ended has none.
     if rollout.ended_at is not None:
         return
     for target in index.targets(rollout.id):
@@ -66,6 +67,7 @@ def _changed_targets(index: Index, rollout: Rollout, now: float) -> Iterator[Eve
         node = index.nodes.get(target.node)
         if node is None or target.phase is Phase.DONE:
             continue
+        # In flight too, because progress is counted by pool: the node counts where it is now.
         pools = tuple(pool.id for pool in index.pools_for(rollout.id, node.name))
         if (node.team, pools) == (target.team, target.pools):
             continue
@@ -86,6 +88,7 @@ def _joined_targets(index: Index, rollout: Rollout, now: float) -> Iterator[Even
     ]
     if not new:
         return
+    # One at least, or in a small rollout every joiner would have to be voted for.
     allowance = max(1, rollout.approved_count * JOIN_PERCENT // 100) - sum(t.joined for t in present.values())
     position = max((target.position for target in present.values()), default=-1) + 1
     joined = []
@@ -131,6 +134,7 @@ def carry_over(index: Index, event: PhaseMoved) -> list[PhaseMoved]:
     # Only a node that has just passed: one whose rollback was aborted is changed too, but will lose it.
     if event.trigger is not Trigger.VERIFIED or event.outcome is not Outcome.CHANGED:
         return []
+    # Scope and policy may differ: what was done to the node is in the change alone.
     change = index.rollout(event.rollout).digest.change
     found = []
     for rollout in index.rollouts.values():

@@ -70,6 +70,7 @@ def may_begin(index: Index, rollout: str, node: str, stage: str, now: float) -> 
     if known is None or found is None:
         return False
     host = found.node_of_stage(node, stage)
+    # Two decisions can ask for one node before the first stage is recorded: the second one ends here.
     if host and any(index.preparing_rollouts(host)):
         return False
     if stage == CLEANUP:
@@ -97,6 +98,7 @@ def _is_alone(known: RolloutPreparations, stage: PrepareStage) -> bool:
 
 def _free_places(known: RolloutPreparations, stage: PrepareStage) -> int:
     """Return how many further nodes may begin the stage now."""
+    # An install can break a node, so the first node has to come through it undisturbed.
     limit = 1 if _is_alone(known, stage) else stage.max_parallel
     # A stage also runs on a node that left the rollout meanwhile.
     return limit - sum(name == stage.name for _, name in known.active)
@@ -180,6 +182,7 @@ class _StageCollector:
         row = self.known.rows.get((node, stage))
         if row is not None and row.state is PreparationState.RUNNING:
             return False  # collected with those that run
+        # A failure that lies in the future is from before the clock was set back: it delays nothing.
         if row is not None and row.state is PreparationState.FAILED and row.at <= self.now < row.not_before:
             self.builder.wake_by(row.not_before)
             return False

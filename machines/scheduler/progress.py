@@ -149,6 +149,7 @@ def rollout_progress(
 
 def slot_s(target: Target, now: float) -> float:
     """Return how long the latest attempt of a node kept a slot, or has kept it."""
+    # Pending again after an aborted isolation: it has given its slot back.
     if not target.admitted_at or target.phase is Phase.PENDING:
         return 0.0
     return max(0.0, (target.since if target.phase is Phase.DONE else now) - target.admitted_at)
@@ -216,6 +217,7 @@ def _state(index: Index, rollout: Rollout, wave_progress: WaveProgress, now: flo
     if blocker is not None:
         is_new = blocker.code in (ReasonCode.GATE_PILOT, ReasonCode.GATE_START)
         return RolloutState.AWAITING_APPROVAL if is_new else RolloutState.PAUSED
+    # Before "waiting for votes": while a wave soaks, no vote lets the next one start.
     if wave_progress.soak_ends_at is not None:
         return RolloutState.SOAKING
     if rollout.plan.drift_every_s is not None and index.all_done(rollout.id):
@@ -259,6 +261,7 @@ def _work_s(
     It is never 0 while something is left, and in whole seconds: each surface shows the same number.
     """
     counters = index.counters(rollout.id)
+    # Whichever is longer: the waves one after another, or the slowest pool, which all waves share.
     rounds: float = sum(_rounds(index, rollout, spec) for spec in rollout.plan.waves)
     for pool_id, each in counters.pools.items():
         budget = index.budget(index.pool(pool_id))

@@ -31,6 +31,7 @@ class SchedulingQueue:
         groups = index.pending_groups
         for group in groups.take_changed():
             self._set_active(group, group in groups)
+        # A group without nodes has nothing to wake up for; its instant would only wake the daemon.
         while self._wakeups and (self._wakeups[0][0] <= now or self._wakeups[0][2] not in groups):
             group = heapq.heappop(self._wakeups)[2]
             self._set_active(group, group in groups)

@@ -38,6 +38,7 @@ def _may_begin(index: Index, rollout: Rollout, target: Target, now: float, build
     capacity = builder.capacity
     if target.node in capacity.nodes:
         return False
+    # The pool goes first: that question is cheap, and with a full pool the others do not matter.
     blocked = pools.pool_without_slot(index, target, capacity)
     if blocked is not None and blocked[1] is not None:
         return False  # the event that frees the slot makes the next decision

@@ -25,6 +25,7 @@ BY_DAEMON = "daemon"
 
 def may_be_armed(records: Sequence[StepRecord]) -> bool:
     """Return whether a guard of this attempt may be armed on the node, or may have restored it."""
+    # An arm without an answer may have armed it; only a refusal is certain.
     is_armed = any(r.action is StepAction.ARM and r.state is not StepState.FAILED for r in records)
     is_disarmed = any(r.action is StepAction.DISARM and r.state is StepState.OK for r in records)
     return is_armed and not is_disarmed
@@ -33,6 +34,7 @@ def may_be_armed(records: Sequence[StepRecord]) -> bool:
 def is_cleaned_up(records: Sequence[StepRecord]) -> bool:
     """Return whether a clean-up was tried since the last run; a node that is cut off cannot be cleaned up."""
     for record in reversed(records):
+        # Tried, not done: a node that the change has cut off must be restored all the same.
         if record.state is not StepState.INTENDED and record.action is StepAction.CLEAN_UP:
             return True
         if record.action is StepAction.RUN:

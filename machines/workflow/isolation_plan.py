@@ -96,6 +96,7 @@ class IsolationPlan:
             return Probe(probe, 1)
         latest = results[-1]
         if latest.state is StepState.OK:
+            # One from the future is from before the clock was set back: its age is unknown.
             is_fresh = 0.0 <= self.now - latest.at < PROBE_MAX_AGE_S and latest in valid
             return None if is_fresh else Probe(probe, latest.number + 1)
         is_conclusive = latest.state is StepState.BUSY or _are_retries_exhausted(results)

@@ -36,7 +36,7 @@ from machines.model.actions import (
     Wait,
 )
 from machines.model.events import StepAction, StepRecord, StepState
-from machines.model.plan import Capability, OnUnknownPolicy, Plan, Stage, StepDef
+from machines.model.plan import OnUnknownPolicy, Plan, Stage, StepDef
 from machines.model.rollout import FailureCode, NodeOrder, Target
 from machines.states import IN_FLIGHT_PHASES, Outcome, Phase, Trigger
 from machines.workflow.guard import (
@@ -63,6 +63,7 @@ from machines.workflow.steps import (
     is_excused,
     judging_steps,
     latest_record,
+    needs_clean_node,
     next_start,
     next_try,
     repair_step,
@@ -112,6 +113,7 @@ def next_action(
         isolation_plan,
         compile_steps(plan, target),
     )
+    # A stopped node too must not keep a half-made change under an armed guard.
     if target.order is NodeOrder.STOP:
         return reconciler.end_guard_before(next_stop_action(target, records))
     if target.order is NodeOrder.RETURN and target.phase not in IN_FLIGHT_PHASES:
@@ -138,6 +140,7 @@ class _Reconciler:
             case Phase.ISOLATING:
                 return self._reconcile_isolating()
             case Phase.MAINTAINING:
+                # The guard goes first: no further step may run on a node that has restored itself.
                 return (
                     stop_unguarded_run(self._attempt_records)
                     or self._walk_phase()
@@ -145,6 +148,7 @@ class _Reconciler:
                 )
             case Phase.VERIFYING:
                 outcome = Outcome.ROLLED_BACK if self.target.rolling_back else Outcome.CHANGED
+                # A node that failed in service goes out of service before anything else is tried.
                 return (
                     self._reisolate_failed_in_service()
                     or self._walk_phase()
@@ -180,7 +184,8 @@ class _Reconciler:
             case Purpose.WATCH:
                 return self._watch(step)
         latest = self._latest(step)
-        if self.has_unfinished_run and _needs_clean_node(step, latest):
+        # What is left of a run could change the node beside its successor, or after it is in service.
+        if self.has_unfinished_run and needs_clean_node(step, latest):
             return self._next_of(CLEAN_UP)
         match self._next_try(step, latest):
             case StepState.OK:
@@ -206,6 +211,7 @@ class _Reconciler:
             limit_s, elapsed_s = self.plan.start_timeout_s, self.elapsed_s
             again = next_start(step, self._attempt_records, self.now, elapsed_s=elapsed_s, limit_s=limit_s)
             return again or answer
+        # The record of a cordon says OK too; the full isolation is then still to be done.
         if step.purpose is Purpose.ISOLATE and answer is StepState.OK and latest is not None:
             return latest.number + 1 if self.isolation_plan.is_cordon_only(latest) else answer
         return answer
@@ -277,6 +283,7 @@ class _Reconciler:
     # isolating
 
     def _reconcile_isolating(self) -> Action:
+        # An abort that has begun is finished, also by a daemon that does not know its reason.
         abort_begun = any(r.action is StepAction.REVERT for r in self._attempt_records)
         step = None if abort_begun else self._walk_phase()
         reason = self._abort_reason(is_complete=step is None and not abort_begun)
@@ -347,6 +354,7 @@ class _Reconciler:
         """Decide about a run whose result is unknown, by the stage's `on_unknown`."""
         if stage.on_unknown is OnUnknownPolicy.PAUSE:
             return Transition(Trigger.FAILED, step=stage.step, text=latest.text, code=FailureCode.UNKNOWN)
+        # Checks beside a run that still works would judge a node that moves under them.
         if self.has_unfinished_run:
             return self._next_of(CLEAN_UP)
         # The checks judge the whole change, so they can speak for the last stage only.
@@ -354,6 +362,7 @@ class _Reconciler:
             verdict = self._judge_run(latest.number)
             if verdict is not False:
                 return None if verdict is True else verdict
+        # Twice without a result: a third run would most likely end so too, so people inspect the node.
         if latest.number > 1:
             text = f"{latest.text}; the rerun ended the same way"
             return Transition(Trigger.FAILED, step=stage.step, text=text, code=FailureCode.UNKNOWN)
@@ -361,6 +370,7 @@ class _Reconciler:
 
     def _judge_run(self, run: int) -> Action | bool:
         """Return the next check of a run whose result is unknown, or the verdict of all checks."""
+        # By the number of the run: a rerun is judged by checks of its own, not by those of the first.
         for step in judging_steps(self.plan, run):
             match self._next_try(step, self._latest(step)):
                 case int() as number:
@@ -410,6 +420,7 @@ class _Reconciler:
         if latest.state is not StepState.OK:
             text = f"{failed.text}; and its repair failed: {latest.text}"
             return Transition(Trigger.FAILED, step=step.id, text=text, code=failed.code)
+        # Only a check that failed before the repair is repeated; one after it has judged the repair.
         if self.records.index(failed) < self.records.index(latest):
             return self._start(step, failed.number + 1)
         text = f"{failed.text}; its repair did not help"
@@ -446,6 +457,7 @@ class _Reconciler:
         for step in self.steps:
             if step.purpose is not Purpose.ISOLATE or not isinstance(step.spec, StepDef):
                 continue
+            # Among the records after the failed check: the isolation before the change proves nothing now.
             latest = latest_record(step, later, self.target.attempt)
             if latest is None or latest.state is StepState.INTENDED:
                 applied = self._latest(step, StepAction.APPLY)
@@ -477,17 +489,3 @@ class _Reconciler:
         # An instant in the future is from before the clock was set back, so a record that is not came later.
         tried_before = record.at < self.target.ordered_at <= self.now or self.now < record.at
         return self.target.order is NodeOrder.RETURN and tried_before
-
-
-def _needs_clean_node(step: Step, latest: StepRecord | None) -> bool:
-    """Return whether no process of an older run may be on the node for the next try of this step."""
-    match step.rule.action, step.spec:
-        case StepAction.REVERT, _:
-            return True
-        case StepAction.RUN, _:
-            return latest is None
-        case StepAction.CHECK, StepDef() as spec:
-            is_new_run = latest is None or latest.state is StepState.UNKNOWN
-            return is_new_run and Capability.STARTS_RUN in spec.capabilities
-        case _:
-            return False

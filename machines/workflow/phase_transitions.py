@@ -35,6 +35,7 @@ def transition(
         if target.phase is Phase.ISOLATING and code is FailureCode.FAILED:
             code = FailureCode.NEVER_STARTED
         failure = Failure(id_, target.node, target.attempt, step, text, at, code)
+    # A retried node gets the change again, so its next attempt is no rollback.
     keeps_rolling_back = target_phase is not Phase.DONE and trigger is not Trigger.RETRIED
     return PhaseMoved(
         rollout=target.rollout,

@@ -40,6 +40,7 @@ def isolated_in_earlier_attempt(
     specs: Sequence[StepDef], target: Target, records: Sequence[StepRecord]
 ) -> bool:
     """Return whether the node has been isolated since an earlier attempt, so since it failed in that one."""
+    # Begun then and not reverted now, so in effect ever since.
     earlier = [record for record in records if record.attempt < target.attempt]
     return all(active_isolations(specs, subset) for subset in (earlier, records))
 
@@ -102,6 +103,7 @@ def repeated_try(records: Sequence[StepRecord], target: Target) -> RepeatedTry |
 def upsert(records: Sequence[StepRecord], record: StepRecord) -> tuple[StepRecord, ...]:
     """Return the records with this one added, or in the place of its own intent."""
     updated = list(records)
+    # From the end, where the intent is: a long attempt has hundreds of records.
     for position in reversed(range(len(updated))):
         if record_key(updated[position]) == record_key(record):
             updated[position] = replace(record, began_at=updated[position].began_at)

@@ -178,6 +178,7 @@ def compile_steps(plan: Plan, target: Target) -> tuple[Step, ...]:
             plan.guard, [Step(stage.step, Purpose.MAINTAIN, stage) for stage in stages_for(plan, target)]
         ),
         *_rows(Purpose.VERIFY, isolated),
+        # In reverse: the isolator that came last found the state that the ones before it had made.
         *_rows(Purpose.RETURN, reversed(plan.isolate)),
         *_rows(Purpose.VERIFY_IN_SERVICE, in_service),
     ]
@@ -242,6 +243,7 @@ def next_start(
     tries = [r for r in records if r.step == step.id and r.code is FailureCode.UNREACHABLE]
     if limit_s is None or not tries or tries[-1].state is not StepState.FAILED:
         return None
+    # Both clocks, because the daemon may have been down, and the clock may have been set back.
     if min(max(0.0, now - tries[0].began_at), elapsed_s) >= limit_s:
         return None
     wait = retry_wait(tries[-1], NOT_ISOLATED_RETRY_S, now, since=tries[-1].began_at)
@@ -258,8 +260,10 @@ def next_try(
     """
     if latest is None:
         return first
+    # It may have happened: the adapter finds out, and a new number would make it happen twice.
     if latest.state is StepState.INTENDED:
         return latest.number
+    # By the number and not by counting records: one that a killed daemon began has no second number.
     retry = rule.retries.get(latest.state)
     if retry is not None and (retry.tries is None or latest.number < first + retry.tries - 1):
         since = latest.began_at if retry.from_start else latest.at
@@ -267,6 +271,20 @@ def next_try(
     if is_ordered:
         return latest.number + 1
     return latest.state
+
+
+def needs_clean_node(step: Step, latest: StepRecord | None) -> bool:
+    """Return whether no process of an older run may be on the node for the next try of this step."""
+    match step.rule.action, step.spec:
+        case StepAction.REVERT, _:
+            return True
+        case StepAction.RUN, _:
+            return latest is None
+        case StepAction.CHECK, StepDef() as spec:
+            is_new_run = latest is None or latest.state is StepState.UNKNOWN
+            return is_new_run and Capability.STARTS_RUN in spec.capabilities
+        case _:
+            return False
 
 
 def restore_step(guard: Guard) -> Step:

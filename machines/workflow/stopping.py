@@ -28,6 +28,7 @@ def next_stop_action(target: Target, records: Sequence[StepRecord]) -> Action:
     running = [r for r in records if r.handle and r.state is StepState.INTENDED]
     if running:
         return StopRun(running[-1], text)
+    # The failure names the step that was stopped, because people judge by it what the node has.
     steps = [r.step for r in records if r.attempt == target.attempt]
     step = steps[-1] if steps else str(target.phase)
     return Transition(Trigger.FAILED, step=step, text=text, code=FailureCode.DISTURBED)
@@ -58,6 +59,7 @@ def on_isolation_lost(
     # node takes traffic while it is changed.  An inspection that failed is no proof of that: only a refused
     # APPLY is.
     is_urgent = run_record is not None and latest.action is StepAction.APPLY
+    # Time without a daemon does not count below, because no isolator was asked meanwhile.
     timeout_s = REISOLATE_TIMEOUT_S if is_urgent else isolate_timeout_s
     if not isinstance(next_step, Transition) and min(now - lost_at, elapsed_s) < timeout_s:
         return next_step
