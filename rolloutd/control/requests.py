@@ -260,6 +260,12 @@ class PageQuery(QueryParams):
     after: Name | None = None
 
 
+class NodesQuery(PageQuery):
+    """With `changed_after` only the nodes that audit entries after that number name."""
+
+    changed_after: Count | None = None
+
+
 class ChangesQuery(QueryParams):
     """Changes of all plans, or of one."""
 

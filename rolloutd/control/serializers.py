@@ -6,7 +6,7 @@ status reads running counts, so it costs the same for ten nodes as for ten thous
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, TypeVar, cast
 
@@ -216,6 +216,7 @@ def in_flight(state: State, target: Target) -> wire.InFlight:
         "percent": round(live.run.percent, 1) if live.step else None,
         "task": live.run.task or None,
         "since": format_timestamp(target.since),
+        "admitted_at": format_optional_timestamp(target.admitted_at),
     }
 
 
@@ -345,12 +346,16 @@ def _node(state: State, resolved: ResolvedRollout, target: Target, blocker: Reas
     }
 
 
-def nodes(state: State, resolved: ResolvedRollout, query: PageQuery) -> wire.Nodes:
+def nodes(
+    state: State, resolved: ResolvedRollout, query: PageQuery, among: Container[str] | None = None
+) -> wire.Nodes:
     """Return nodes of a rollout in their order, each with the reason why it does not move."""
     index, rollout, now = resolved.index, resolved.rollout.id, state.now()
     rest = sorted(index.targets(rollout), key=lambda target: target.position)
     if query.after is not None:
         rest = rest[rest.index(resolved.target(query.after)) + 1 :]
+    if among is not None:
+        rest = [target for target in rest if target.node in among]
     targets, next_after = page(rest, query, lambda target: target.node)
     names = [each.node for each in targets]
     blockers = decide.explain_rollout_nodes(index, rollout, now, names, state.queue)

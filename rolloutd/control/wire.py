@@ -169,6 +169,7 @@ class InFlight(TypedDict):
     percent: float | None
     task: str | None
     since: str
+    admitted_at: str | None
 
 
 class RolloutInFlight(InFlight):

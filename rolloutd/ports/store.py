@@ -231,6 +231,9 @@ class Store(Protocol):
     async def has_unfinished_run(self, node: str) -> bool:
         """Return whether a RUN step on the node is intended, failed or unknown with no later ok CLEAR."""
 
+    async def list_changed_nodes(self, rollout: str, after: int) -> frozenset[str]:
+        """Return the nodes of a rollout that audit entries after a sequence number name."""
+
     async def latest_audit_entry(self) -> AuditEntry | None: ...
 
     async def verify_audit(self, head: str | None = None) -> AuditReport:

@@ -255,6 +255,12 @@ def read_audit(
     return entries if before is None else entries[::-1]
 
 
+def list_changed_nodes(connection: Connection, rollout: str, after: int) -> frozenset[str]:
+    """Return the nodes of a rollout that audit entries after a number name."""
+    sql = "SELECT DISTINCT node FROM audit WHERE rollout = ? AND seq > ? AND node IS NOT NULL"
+    return frozenset(node for (node,) in connection.execute(sql, (rollout, after)))
+
+
 def latest_audit_entry(connection: Connection) -> AuditEntry | None:
     row = connection.execute("SELECT seq, entry, hash FROM audit ORDER BY seq DESC LIMIT 1").fetchone()
     return AuditEntry(*row) if row else None

@@ -136,6 +136,7 @@ class SqlStore:
     load_verdicts = _query(queries.load_verdicts)
     has_unfinished_run = _query(queries.has_unfinished_run)
     read_audit = _query(queries.read_audit)
+    list_changed_nodes = _query(queries.list_changed_nodes)
     latest_audit_entry = _query(queries.latest_audit_entry)
     is_token_used = _query(queries.is_token_used)
 

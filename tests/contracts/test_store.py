@@ -514,6 +514,8 @@ async def test_audit_supports_paging_and_filters(store: Store) -> None:
     assert [entry.seq for entry in await store.read_audit(event="RequestDenied")] == [4]
     assert [entry.seq for entry in await store.read_audit(rollout="r1", event="PhaseMoved")] == [2]
     assert await store.read_audit(after=5) == ()
+    assert await store.list_changed_nodes("r1", 0) == {"n1"}
+    assert await store.list_changed_nodes("r1", 2) == frozenset()
     assert [entry.seq for entry in await store.read_audit(before=5, limit=2)] == [3, 4]
     assert [entry.seq for entry in await store.read_audit(before=4, after=2)] == [3]
     assert [entry.seq for entry in await store.read_audit(before=4, rollout="r1", limit=1)] == [2]

@@ -314,6 +314,7 @@ class ReplayedFleet:
                 "pools": node["pools"],
                 "phase": node["phase"],
                 "since": format_rfc3339(node["since"]),
+                "admitted_at": format_rfc3339(node["admitted_at"]),
                 **{key: self.in_progress[name][key] for key in ("step", "percent", "task")},
             }
             for name in self.in_progress
@@ -418,6 +419,9 @@ class ReplayedFleet:
         with self.changed:
             names = list(self.nodes)
             rest = names[names.index(query["after"]) + 1 :] if "after" in query else names
+            if "changed_after" in query:
+                changed = {each["node"] for each in self.entries[int(query["changed_after"]) :]}
+                rest = [name for name in rest if name in changed]
             page = rest[: int(query.get("limit", len(rest)))]
             return {
                 "nodes": [self.node(name) for name in page],

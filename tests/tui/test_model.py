@@ -1,4 +1,4 @@
-"""The model without Textual: the next response repairs every lost, duplicate or late entry."""
+"""The model without Textual: it shows what the daemon reports, and entries only make it ask again."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.replayed_fleet import ReplayedFleet
-from tui.state.model import MAX_ENTRIES, Model
+from tui.state.model import Model
 from tui.state.values import parse_nodes
 
 TRANSITIONS: dict[str, list[tuple[str, str | None]]] = {
@@ -55,6 +55,12 @@ def current_responses(fleet: ReplayedFleet) -> tuple[Any, Any]:
     return copy.deepcopy((fleet.status(), fleet.all_nodes()))
 
 
+def apply_changed_nodes(model: Model, fleet: ReplayedFleet) -> None:
+    query = {"changed_after": str(model.rollouts[fleet.id].nodes_seq)}
+    changed = copy.deepcopy(fleet.all_nodes(query))
+    model.apply_nodes(fleet.id, parse_nodes([changed]), is_whole=False)
+
+
 def model_of(fleet: ReplayedFleet) -> Model:
     """Return a model with both responses, which tracks the rollout."""
     model = Model()
@@ -69,12 +75,11 @@ def apply_responses(model: Model, fleet: ReplayedFleet, responses: tuple[Any, An
 
 
 def visible_state(model: Model, fleet: ReplayedFleet) -> Any:
-    """Return everything of the rollout that responses and entries determine."""
+    """Return everything of the rollout that responses determine."""
     known = model.rollouts[fleet.id]
     assert known.nodes is not None
     return {
-        "counts": known.counts,
-        "percent": known.percent,
+        "status": known.status,
         "in_flight": {name: work.phase for name, work in known.in_flight.items()},
         "pools": {
             name: (pool.total, pool.done, pool.failed, pool.in_flight) for name, pool in known.pools.items()
@@ -106,8 +111,8 @@ def test_pages_of_different_entries_equal_a_later_response(before: Any, between:
     apply_moves(fleet, between)
     pages = [first, copy.deepcopy(fleet.all_nodes({"after": first["next"]}))]
     apply_moves(fleet, after)
-    model.apply_stream_lines(stream_lines(fleet))
     model.apply_nodes(fleet.id, parse_nodes(pages))
+    apply_changed_nodes(model, fleet)
     known, later = model.rollouts[fleet.id].nodes, model_of(fleet).rollouts[fleet.id].nodes
     assert known is not None
     assert later is not None
@@ -117,47 +122,47 @@ def test_pages_of_different_entries_equal_a_later_response(before: Any, between:
 
 
 @property_settings
-@given(before=moves, after=moves)
-def test_response_with_events_equals_a_later_response(before: Any, after: Any) -> None:
-    fleet = pending_fleet()
-    apply_moves(fleet, before)
-    model = model_of(fleet)
-    apply_moves(fleet, after)
-    model.apply_stream_lines(stream_lines(fleet))
-    assert visible_state(model, fleet) == visible_state(model_of(fleet), fleet)
-
-
-@property_settings
 @given(before=moves, after=moves, data=st.data())
-def test_response_repairs_any_order_and_loss(before: Any, after: Any, data: Any) -> None:
+def test_entries_change_no_figure_and_request_the_rollout(before: Any, after: Any, data: Any) -> None:
     fleet = pending_fleet()
     apply_moves(fleet, before)
     model = model_of(fleet)
+    shown = visible_state(model, fleet)
+    model.fetch_requests.clear()
+    start = fleet.seq
     apply_moves(fleet, after)
-    lines = stream_lines(fleet)
+    lines = stream_lines(fleet, start)
+    # In any order, lost, and twice.
     chosen = data.draw(st.lists(st.sampled_from(lines), max_size=2 * len(lines)) if lines else st.just([]))
     model.apply_stream_lines(chosen)
-    apply_responses(model, fleet, current_responses(fleet))
+    assert visible_state(model, fleet) == shown
+    assert not chosen or {("status", ""), ("changed-nodes", fleet.id)} <= model.fetch_requests.keys()
+
+
+@property_settings
+@given(before=moves, after=moves)
+def test_changed_nodes_equal_a_later_response(before: Any, after: Any) -> None:
+    fleet = pending_fleet()
+    apply_moves(fleet, before)
+    model = model_of(fleet)
+    apply_moves(fleet, after)
+    model.apply_status(fleet.status())
+    apply_changed_nodes(model, fleet)
     assert visible_state(model, fleet) == visible_state(model_of(fleet), fleet)
 
 
 @property_settings
-@given(first=moves, second=moves, third=moves)
-def test_response_older_than_events_reverts_nothing(first: Any, second: Any, third: Any) -> None:
+@given(first=moves, second=moves)
+def test_pages_older_than_changed_nodes_revert_no_node(first: Any, second: Any) -> None:
     fleet = pending_fleet()
     apply_moves(fleet, first)
     model = model_of(fleet)
-    start = fleet.seq
+    late = copy.deepcopy(fleet.all_nodes())
     apply_moves(fleet, second)
-    late = current_responses(fleet)
-    apply_moves(fleet, third)
-    model.apply_stream_lines(stream_lines(fleet, start))
+    apply_changed_nodes(model, fleet)
     expected = visible_state(model, fleet)
-    apply_responses(model, fleet, late)
-    shown = visible_state(model, fleet)
-    assert shown["nodes"] == expected["nodes"]
-    assert shown["counts"] == expected["counts"]
-    assert shown["in_flight"] == expected["in_flight"]
+    model.apply_nodes(fleet.id, parse_nodes([late]))
+    assert visible_state(model, fleet) == expected
 
 
 def test_response_older_than_the_previous_reverts_nothing() -> None:
@@ -205,47 +210,12 @@ def test_heartbeat_ahead_of_the_stream_is_a_loss() -> None:
     assert model.fetch_requests["status", ""].is_urgent
 
 
-def test_response_older_than_kept_entries_is_requested_again() -> None:
+def test_progress_requests_the_status() -> None:
     fleet = pending_fleet()
     model = model_of(fleet)
-    old = current_responses(fleet)
-    name = next(iter(fleet.nodes))
-    for _ in range(MAX_ENTRIES // 2 + 10):
-        fleet.move(name, "isolating")
-        fleet.move(name, "pending")
-    model.apply_stream_lines(stream_lines(fleet, old[0]["seq"]))
     model.fetch_requests.clear()
-    model.apply_status(old[0])
-    assert ("status", "") in model.fetch_requests
-
-
-def test_duplicate_entries_change_nothing() -> None:
-    fleet = pending_fleet()
-    model = model_of(fleet)
-    apply_moves(fleet, [(0, 0), (0, 0), (1, 0)])
-    model.apply_stream_lines(stream_lines(fleet))
-    once = visible_state(model, fleet)
-    model.apply_stream_lines(stream_lines(fleet) * 3)
-    assert visible_state(model, fleet) == once
-
-
-def test_progress_line_replaces_the_nodes_in_flight() -> None:
-    fleet = pending_fleet()
-    model = model_of(fleet)
-    names = list(fleet.nodes)[:2]
-    for name in names:
-        fleet.move(name, "isolating")
-    fleet.in_progress[names[0]].update(percent=40.0, task="Install")
-    model.apply_stream_lines(stream_lines(fleet))
-    model.apply_stream_lines(
-        [{"seq": None, "progress": [{**each, "rollout": fleet.id} for each in fleet.in_flight()]}]
-    )
-    assert {work.node: (work.percent, work.task) for work in model.rollouts[fleet.id].in_flight.values()} == {
-        names[0]: (40.0, "Install"),
-        names[1]: (0.0, ""),
-    }
     model.apply_stream_lines([{"seq": None, "progress": []}])
-    assert not model.rollouts[fleet.id].in_flight
+    assert model.fetch_requests.keys() == {("status", "")}
 
 
 def test_votes_and_freezes_are_requested_at_once() -> None:
@@ -274,15 +244,6 @@ def test_closed_rollout_is_dropped_unless_tracked() -> None:
     assert not other.rollouts
 
 
-def test_rollout_that_ends_is_requested_for_its_exceptions() -> None:
-    fleet = pending_fleet()
-    model = model_of(fleet)
-    fleet.write("RolloutEnded", rollout=True, at=fleet.at)
-    model.fetch_requests.clear()
-    model.apply_stream_lines(stream_lines(fleet))
-    assert ("rollout", fleet.id) in model.fetch_requests
-
-
 def test_nodes_stay_for_the_last_tracked_rollouts() -> None:
     fleet = pending_fleet()
     model = model_of(fleet)
@@ -290,19 +251,3 @@ def test_nodes_stay_for_the_last_tracked_rollouts() -> None:
         model.track_nodes(f"other-{number}")
     assert model.rollouts[fleet.id].nodes is None
     assert all(not pool.nodes for pool in model.rollouts[fleet.id].pools.values())
-
-
-def test_isolated_node_keeps_its_slot_from_failure_to_retry() -> None:
-    fleet = pending_fleet()
-    name = next(iter(fleet.nodes))
-    fleet.move(name, "isolating")
-    fleet.move(name, "failed", failure="it broke")
-    model = model_of(fleet)
-    pool = fleet.nodes[name]["pools"][0]
-    seen = []
-    for phase in ("pending", "isolating", "maintaining"):
-        entry = fleet.move(name, phase)
-        entry["fields"]["isolated"] = None
-        model.apply_stream_lines([{"seq": entry["seq"], "entry": entry}])
-        seen.append(model.rollouts[fleet.id].pools[pool].used)
-    assert seen == [1, 1, 1]

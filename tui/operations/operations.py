@@ -189,7 +189,7 @@ def has_unread_failures(selection: Selection) -> bool:
         gate is not None
         and gate.gate["gate"] == "proceed"
         and selection.shown_failures is None
-        and gate.rollout.counts["failed"] > 0
+        and gate.rollout.status["failed"] > 0
     )
 
 

@@ -59,14 +59,14 @@ class FleetPage(Page):
         ids = list(self.console.model.rollouts)
 
         def draw(width: int) -> Line:
-            glyph, role = summaries.state_glyph(rollout.state, rollout.counts["skipped"])
+            glyph, role = summaries.state_glyph(rollout.state, rollout.status["skipped"])
             wide = width >= 110
             name_width = lines.column_width(ids, MIN_NAME_WIDTH, min(MAX_NAME_WIDTH, width // 4))
             state = "approval" if rollout.state == "awaiting-approval" and not wide else rollout.state
             rate = summaries.completion_rate(rollout, None, now)
             columns = (
-                (formatting.format_percent(rollout.percent), 5),
-                (f"{rollout.counts['done']:,}/{rollout.wanted:,}", 13 if wide else 9),
+                (formatting.format_percent(rollout.status["percent"]), 5),
+                (f"{rollout.status['done']:,}/{rollout.wanted:,}", 13 if wide else 9),
                 (fit(f" {rollout.status['wave'] or ''}", 11 if wide else 7), 0),
                 ("" if rate is None else f"{rate:,.0f}/h", 8 if wide else 5),
                 (summaries.format_work_left(rollout)[1], 5),
@@ -87,7 +87,7 @@ class FleetPage(Page):
 
 
 def rollout_progress_bar(rollout: RolloutState, width: int) -> Line:
-    counts, wanted = rollout.counts, max(1, rollout.wanted)
+    counts, wanted = rollout.status, max(1, rollout.wanted)
     parts = [(counts["done"], "ok"), (counts["failed"], "bad"), (len(rollout.in_flight), "run")]
     return lines.progress_bar([(count / wanted, role) for count, role in parts], width)
 

@@ -337,7 +337,7 @@ def _diff_role(line: str) -> str:
 
 def _target_items(pending: PendingGate, review: wire_plans.Review | None) -> Iterator[Item]:
     rollout = pending.rollout
-    yield heading("TARGETS", formatting.pluralize(rollout.counts["total"], "node"))
+    yield heading("TARGETS", formatting.pluralize(rollout.status["total"], "node"))
     found = None if review is None else response_text.find_gate(review, pending.gate)
     if found is not None:
         radius = response_text.describe_blast_radius(found["blast_radius"])

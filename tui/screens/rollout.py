@@ -277,7 +277,7 @@ class RolloutPage(TwoPanes, RolloutScreen):
         rollout, now, model = self.rollout, self.console.now(), self.console.model
         if rollout is None:
             return [[], [], []]
-        glyph, role = summaries.state_glyph(rollout.state, rollout.counts["skipped"])
+        glyph, role = summaries.state_glyph(rollout.state, rollout.status["skipped"])
         sentence, missing_votes = summaries.describe_status_with_state(model, rollout, now)
         head: list[Line] = [
             [(f"   {text}", "") if number else (f" {glyph} {text}", role)]
@@ -397,10 +397,10 @@ def _duration(rollout: RolloutState, history: History, now: float) -> tuple[floa
 
 def progress_line(rollout: RolloutState, rate: float | None, width: int) -> Line:
     """Return a rollout's figures; on a narrow screen the rate gives way to them, and then the bar."""
-    counts = rollout.counts
+    counts = rollout.status
     exceptions = format_exceptions(counts["skipped"], counts["rolled_back"])
     numbers = (
-        f" {formatting.format_percent(rollout.percent)}  {counts['done']:,} of {rollout.wanted:,} changed"
+        f" {formatting.format_percent(counts['percent'])}  {counts['done']:,} of {rollout.wanted:,} changed"
         + (f", {counts['failed']:,} failed" if counts["failed"] else "")
         + (f", {exceptions}" if exceptions else "")
         + f", {len(rollout.in_flight)} in flight, {counts['pending']:,} pending"

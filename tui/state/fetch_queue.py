@@ -20,8 +20,9 @@ from tui.state.values import NodesSnapshot, parse_nodes
 HTTP_NOT_FOUND = 404
 
 MIN_INTERVAL_S: Mapping[str, float] = {
-    "status": 0.5,
+    "status": 0.1,
     "nodes": 2.0,
+    "changed-nodes": 0.2,
     "locks": 1.0,
     "closed": 2.0,
     "rollout": 1.0,
@@ -79,9 +80,8 @@ class FetchQueue:
 
     async def _fetch(self, key: tuple[str, str], request: FetchRequest) -> None:
         began = time.monotonic()
-        path, apply = self._endpoint(request)
-        read = self._fetch_nodes if request.resource == "nodes" else self._client.get
-        response = await self._call_daemon(lambda: read(path))
+        read, apply = self._endpoint(request)
+        response = await self._call_daemon(read)
         self._in_flight.discard(key)
         self._completed.pop(key, None)
         self._completed[key] = (time.monotonic(), time.monotonic() - began)
@@ -94,33 +94,42 @@ class FetchQueue:
         elif response.error is not None and response.error.status == HTTP_NOT_FOUND:
             self._model.rollouts.pop(request.rollout, None)
 
-    def _endpoint(self, request: FetchRequest) -> tuple[str, Callable[[Any], None]]:
+    def _endpoint(self, request: FetchRequest) -> tuple[Callable[[], Any], Callable[[Any], None]]:
+        """Return how a resource is read, in a thread, and how its response is applied."""
         model, rollout = self._model, request.rollout
+        known = model.rollouts.get(rollout)
         match request.resource:
             case "status":
-                return api_path("status"), partial(model.apply_status, at=self._now())
+                return self._get("status"), partial(model.apply_status, at=self._now())
             case "locks":
-                return api_path("locks"), model.apply_locks
+                return self._get("locks"), model.apply_locks
             case "closed":
-                return api_path("rollouts"), model.apply_closed_rollouts
+                return self._get("rollouts"), model.apply_closed_rollouts
             case "nodes":
-                return api_path("rollouts", rollout, "nodes"), partial(model.apply_nodes, rollout)
+                return partial(self._fetch_nodes, rollout), partial(model.apply_nodes, rollout)
+            case "changed-nodes":
+                read = partial(self._fetch_nodes, rollout, model.seq if known is None else known.nodes_seq)
+                return read, partial(model.apply_nodes, rollout, is_whole=False)
             case "plan":
-                return api_path("rollouts", rollout, "plan"), partial(model.apply_plan, rollout)
+                return self._get("rollouts", rollout, "plan"), partial(model.apply_plan, rollout)
             case "review":
-                return api_path("rollouts", rollout, "review"), partial(model.apply_review, rollout)
+                return self._get("rollouts", rollout, "review"), partial(model.apply_review, rollout)
             case _:
                 # The response has no sequence number; it is at least as new as what the model knows now.
-                return api_path("rollouts", rollout), partial(model.apply_rollout, seq=model.seq)
+                return self._get("rollouts", rollout), partial(model.apply_rollout, seq=model.seq)
 
-    def _fetch_nodes(self, path: str) -> NodesSnapshot:
+    def _get(self, *parts: str) -> Callable[[], Any]:
+        return partial(self._client.get, api_path(*parts))
+
+    def _fetch_nodes(self, rollout: str, changed_after: int | None = None) -> NodesSnapshot:
         """Fetch and parse nodes in the request's thread, so that drawing continues."""
-        return parse_nodes(self._node_pages(path), self._key_delay)
+        return parse_nodes(self._node_pages(rollout, changed_after), self._key_delay)
 
-    def _node_pages(self, path: str) -> Iterator[wire.Nodes]:
+    def _node_pages(self, rollout: str, changed_after: int | None) -> Iterator[wire.Nodes]:
         after: str | None = None
         while True:
-            page: wire.Nodes = self._client.get(path, {"limit": NODES_PER_PAGE, "after": after})
+            query = {"limit": NODES_PER_PAGE, "after": after, "changed_after": changed_after}
+            page: wire.Nodes = self._client.get(api_path("rollouts", rollout, "nodes"), query)
             yield page
             after = page["next"]
             if after is None:

@@ -1,11 +1,8 @@
-"""The console's model: the daemon's responses, and the audit entries after them.
+"""The console's model: what the daemon last reported, and what to request again.
 
-Each response names the audit entry up to which it is valid.  The model takes it
-as a base, applies later entries to it, and ignores earlier ones.  So responses
-and stream may arrive in any order: the model drops an entry that comes twice,
-detects a missing one by its number, and the next response repairs whatever was
-lost.  What the daemon derives from its facts (state, reasons, ETA, missing votes)
-the model never derives: it only requests it again.
+An audit entry is kept for the event log and for a rollout's past.  Otherwise it only wakes
+the model, which requests what the entry may have changed and never works it out itself.
+So a lost, late or duplicate entry cannot lead to a wrong figure.
 
 No Textual, no threads, no clock: times come from the responses and the entries.
 """
@@ -15,17 +12,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from rolloutd.audit_names import with_current_names
 from rolloutd.control import wire, wire_fleet, wire_plans
 from tui.state.history import History
 from tui.state.values import (
-    BUSY_PHASES,
     CLOSED_STATES,
-    InFlightNode,
     NodesSnapshot,
-    NodeState,
     RolloutState,
     parse_in_flight_node,
     parse_pool,
@@ -35,8 +29,7 @@ from tui.state.values import (
 )
 
 MAX_ENTRIES = 4_096
-"""Entries kept for responses that are older than they are: four seconds at a thousand a second, and
-a response takes less."""
+"""Entries kept for the audit's page, which adds them while it is open."""
 
 MAX_TRACKED_ROLLOUTS = 3
 """Rollouts whose nodes are kept: the one on the screen and the two before it."""
@@ -54,31 +47,6 @@ WORK_INTERVAL_S = 0.5
 
 OVERDUE_INTERVAL_S = 1.0
 """The same while a shown deadline has passed: the daemon has not confirmed yet what it ends."""
-
-COUNTER_BY_OUTCOME = {
-    "changed": "done",
-    "already-current": "done",
-    "skipped": "skipped",
-    "rolled-back": "skipped",
-}
-"""The counter of a done node by outcome; a node that left is in none."""
-
-_COUNTERS = ("total", "done", "failed", "skipped", "rolled_back", "pending")
-
-_IDLE_PHASES = frozenset({"pending", "done"})
-
-_NODE_EVENTS = frozenset(
-    {
-        "PhaseMoved",
-        "TargetsJoined",
-        "TargetChanged",
-        "NodeOrdered",
-        "NodeAdvanced",
-        "PreparationRecorded",
-        "ArtifactsBuilt",
-    }
-)
-"""Events that change counts, reasons or the order of a rollout's nodes."""
 
 _GATE_EVENTS = frozenset({"VoteCast", "VoteWithdrawn", "GateOpened"})
 
@@ -129,12 +97,10 @@ class Model:
         self.status_at = at
         if self.last_received_seq < 0:
             self.last_received_seq = seq
-        if not self._has_entries_since(seq):
-            self._add_fetch_request("status")
         self.daemon_error = status["trouble"]
         reported = {each["rollout"] for each in status["rollouts"]}
         for each in status["rollouts"]:
-            self._apply_rollout_status(each, seq)
+            self._apply_rollout_status(each, seq, at)
         for known in list(self.rollouts.values()):
             if known.id in reported or known.seq > seq:
                 continue
@@ -151,22 +117,26 @@ class Model:
         self._add_fetch_request("nodes", status["rollout"], is_urgent=True)
         self.version += 1
 
-    def apply_nodes(self, rollout: str, snapshot: NodesSnapshot) -> None:
+    def apply_nodes(self, rollout: str, snapshot: NodesSnapshot, *, is_whole: bool = True) -> None:
+        """Apply all nodes of a rollout, or with `is_whole=False` those that have changed."""
         known = self.rollouts.get(rollout)
-        if known is None:
+        if known is None or (known.nodes is None and not is_whole):
             return
-        if not self._has_entries_since(snapshot.seq):
-            self._add_fetch_request("nodes", rollout)
-        known.nodes, known.node_deadlines = snapshot.nodes, snapshot.deadlines
-        for entry in self._entries_after(snapshot.seq, rollout):
-            self._apply_to_node(known, known.nodes, entry)
+        before = known.nodes or {}
+        # Changed nodes may have come while the pages of all nodes were read: the newer state stays.
+        newer = {
+            name: before[name]
+            for name, node in snapshot.nodes.items()
+            if name in before and before[name].seq > node.seq
+        }
+        known.nodes = {**({} if is_whole else before), **snapshot.nodes, **newer}
+        known.nodes_seq = max(known.nodes_seq, snapshot.seq)
+        known.node_deadlines = snapshot.deadlines | (frozenset() if is_whole else known.node_deadlines)
         self._fill_pools(known)
-        self._set_in_flight(known, known.in_flight)
+        known.version += 1
         self.version += 1
 
     def apply_locks(self, locks: wire_fleet.Locks) -> None:
-        if any(entry["event"] in _LOCK_EVENTS for entry in self._entries_after(locks["seq"], None)):
-            self._add_fetch_request("locks")
         self.locks = locks
         self.version += 1
 
@@ -200,7 +170,7 @@ class Model:
             if entry is not None:
                 self._apply_entry(line["seq"], entry)
             elif "progress" in line:
-                self._apply_progress(line["progress"])
+                self._add_fetch_request("status")
             elif 0 <= self.last_received_seq < line.get("heartbeat", -1):
                 self.last_received_seq = line["heartbeat"]
                 self._mark_lost()
@@ -218,6 +188,7 @@ class Model:
             evicted = self.rollouts.get(old)
             if evicted is not None:
                 evicted.nodes, evicted.node_deadlines = None, frozenset()
+                evicted.version += 1
                 for pool in evicted.pools.values():
                     pool.nodes = []
         del self._tracked_rollouts[:-MAX_TRACKED_ROLLOUTS]
@@ -285,148 +256,40 @@ class Model:
         for history in self.histories.values():
             history.add_entry(entry)
         self.last_received_seq = seq
-        self.seq = max(self.seq, seq)
-        event = entry["event"]
+        event, rollout = entry["event"], entry["rollout"]
+        # A user waits for the effect of a decision; the work on nodes may wait for its turn.
+        is_decision = event in _GATE_EVENTS | _LOCK_EVENTS | _ROLLOUT_EVENTS
+        self._add_fetch_request("status", is_urgent=is_decision)
         if event in _LOCK_EVENTS:
             self._add_fetch_request("locks", is_urgent=True)
         if event in _ROLLOUT_EVENTS:
             self._add_fetch_request("closed")
-        if event in _ROLLOUT_EVENTS or event in _GATE_EVENTS or event in _LOCK_EVENTS:
-            # Votes, pauses and freezes change the reasons of nodes that have no event of their own.
-            self._add_fetch_request("status", is_urgent=True)
-            for rollout in self._tracked_rollouts:
-                if entry["rollout"] in (None, rollout):
-                    self._add_fetch_request("nodes", rollout, is_urgent=True)
-        known = self.rollouts.get(entry["rollout"] or "")
+        if event in _GATE_EVENTS and rollout in self.reviews:
+            # A vote changes what the user's own approval still gives.
+            self._add_fetch_request("review", rollout, is_urgent=True)
+        for tracked in self._tracked_rollouts:
+            if rollout in (None, tracked):
+                self._request_nodes_after(entry, tracked, is_urgent=is_decision)
+
+    def _request_nodes_after(self, entry: Mapping[str, Any], rollout: str, *, is_urgent: bool) -> None:
+        """Request a rollout's nodes: an entry may change the reasons of nodes that it does not name."""
+        known = self.rollouts.get(rollout)
         if known is None:
             return
-        has_isolation_changed = event == "StepRecorded" and entry["fields"]["isolated"] is not None
-        if has_isolation_changed or event in _NODE_EVENTS:
-            self._add_fetch_request("status")
-            if known.nodes is not None:
-                self._add_fetch_request("nodes", known.id)
-        self._apply_to_rollout(known, entry)
-
-    def _apply_to_rollout(self, known: RolloutState, entry: Mapping[str, Any]) -> None:
-        """Apply one entry to the responses about a rollout that are older than the entry."""
-        if known.nodes is not None:
-            self._apply_to_node(known, known.nodes, entry)
-        if entry["seq"] > known.seq:
-            self._apply_to_counts(known, entry)
-        if entry["event"] in _GATE_EVENTS and known.id in self.reviews:
-            # A vote changes what the user's own approval still gives.
-            self._add_fetch_request("review", known.id, is_urgent=True)
-        if known.is_closed and known.id in self._tracked_rollouts:
+        self._add_fetch_request("nodes", rollout, is_urgent=is_urgent)
+        if known.is_closed:
             # The status omits it, and its reason names the nodes without the change.
-            self._add_fetch_request("rollout", known.id)
-        known.version += 1
-
-    def _apply_to_node(
-        self, known: RolloutState, nodes: Mapping[str, NodeState], entry: Mapping[str, Any]
-    ) -> None:
-        node = nodes.get(entry["node"] or "")
-        if node is None or entry["seq"] <= node.seq:
-            return
-        fields = entry["fields"]
-        match entry["event"]:
-            case "PhaseMoved":
-                node.phase, node.outcome = fields["target"], fields["outcome"]
-                node.attempt, node.since = fields["attempt"], fields["at"]
-                node.reason = None
-                failure = fields["failure"]
-                node.failure = "" if failure is None else f"{failure['step']}: {failure['message']}"
-                if fields["trigger"] in ("admitted", "rollback-ordered"):
-                    node.admitted_at = fields["at"]
-                if fields["isolated"] is not None:
-                    node.isolated = fields["isolated"]
-            case "StepRecorded":
-                if fields["isolated"] is not None:
-                    node.isolated = fields["isolated"]
-            case "TargetChanged":
-                node.team, node.pools = fields["team"], tuple(fields["pools"])
-            case _:
-                return
-        for pool in node.pools:
-            if pool in known.pools:
+            self._add_fetch_request("rollout", rollout)
+        node = (known.nodes or {}).get(entry["node"] or "")
+        if node is not None:
+            self._add_fetch_request("changed-nodes", rollout)
+            for pool in known.pools.keys() & node.pools:
+                # The history has the entry already, and the pool's bar shows it.
                 known.pools[pool].version += 1
-
-    def _apply_to_counts(self, known: RolloutState, entry: Mapping[str, Any]) -> None:
-        fields = entry["fields"]
-        match entry["event"]:
-            case "PhaseMoved":
-                self._count_transition(known, entry["node"], fields)
-            case "StepRecorded" if (work := known.in_flight.get(entry["node"])) is not None:
-                if fields["state"] == "intended":
-                    work.begin(fields["step"])
-            case "RolloutPaused" | "RolloutCancelled" as event:
-                state: Literal["paused", "cancelled"] = "paused" if event == "RolloutPaused" else "cancelled"
-                known.status = {**known.status, "state": state}
-            case "RolloutEnded":
-                known.status = {**known.status, "state": "done", "reason": None}
-            case _:
-                pass
-
-    def _count_transition(self, known: RolloutState, name: str, fields: Mapping[str, Any]) -> None:
-        node = known.nodes.get(name) if known.nodes is not None else None
-        in_flight = known.in_flight.get(name)
-        pools = node.pools if node is not None else in_flight.pools if in_flight is not None else ()
-        self._adjust_counts(known, pools, _counter_of(fields["source"], "changed"), -1)
-        self._adjust_counts(known, pools, _counter_of(fields["target"], fields["outcome"]), +1)
-        if fields["outcome"] == "rolled-back":  # counted as skipped too, as in the daemon
-            known.counts["rolled_back"] += 1
-        if node is not None and node.isolated:
-            # An isolated node uses its slots also while it is neither in flight nor failed.
-            self._count_idle_isolation(known, pools, fields)
-        if fields["outcome"] == "left":
-            known.counts["total"] -= 1
-            for pool in (known.pools[name] for name in pools if name in known.pools):
-                pool.total -= 1
-        if fields["target"] in BUSY_PHASES:
-            if in_flight is None:
-                known.in_flight[name] = InFlightNode(
-                    name, pools, fields["target"], fields["at"], started_at=fields["at"]
-                )
-            else:
-                in_flight.phase, in_flight.since = fields["target"], fields["at"]
-        else:
-            known.in_flight.pop(name, None)
-        if fields["target"] == "done":
-            known.recent_completions.append(fields["at"])
-
-    def _count_idle_isolation(
-        self, known: RolloutState, pools: Iterable[str], fields: Mapping[str, Any]
-    ) -> None:
-        delta = (fields["target"] in _IDLE_PHASES) - (fields["source"] in _IDLE_PHASES)
-        for pool in (known.pools[name] for name in pools if name in known.pools):
-            pool.other_down = max(0, pool.other_down + delta)
-
-    def _adjust_counts(self, known: RolloutState, pools: Iterable[str], counter: str, delta: int) -> None:
-        if counter in known.counts:
-            known.counts[counter] += delta
-        for name in pools:
-            pool = known.pools.get(name)
-            if pool is not None and counter in ("done", "failed", "skipped", "in_flight"):
-                setattr(pool, counter, getattr(pool, counter) + delta)
-
-    def _apply_progress(self, in_flight: Sequence[Mapping[str, Any]]) -> None:
-        by_rollout: dict[str, dict[str, InFlightNode]] = {}
-        for each in in_flight:
-            by_rollout.setdefault(each["rollout"], {})[each["node"]] = parse_in_flight_node(each)
-        for known in self.rollouts.values():
-            self._set_in_flight(known, by_rollout.get(known.id, {}))
-
-    def _set_in_flight(self, known: RolloutState, in_flight: dict[str, InFlightNode]) -> None:
-        for name, work in in_flight.items():
-            before = known.in_flight.get(name)
-            node = known.nodes.get(name) if known.nodes is not None else None
-            known_since = before.started_at if before is not None else None
-            work.started_at = node.admitted_at if node is not None else known_since
-        known.in_flight = in_flight
-        known.version += 1
 
     # -- rollouts and pools
 
-    def _apply_rollout_status(self, status: wire.Rollout, seq: int) -> None:
+    def _apply_rollout_status(self, status: wire.Rollout, seq: int, at: float | None = None) -> None:
         known = self.rollouts.get(status["rollout"])
         if known is None:
             known = self.rollouts[status["rollout"]] = RolloutState(status["rollout"], status, seq)
@@ -436,14 +299,11 @@ class Model:
         if (old and reason_key(old)) != (new and reason_key(new)) and known.nodes is not None:
             # The nodes wait for the rollout's reason, and time may have changed it without an event.
             self._add_fetch_request("nodes", known.id, is_urgent=True)
+        if at is not None:
+            known.recent_completions.extend([at] * (status["done"] - known.status["done"]))
         known.status, known.seq = status, seq
-        known.counts = {name: status[name] for name in _COUNTERS}  # type: ignore[literal-required]
-        known.counts["in_flight"] = len(status["in_flight"])
-        self._set_in_flight(known, {each["node"]: parse_in_flight_node(each) for each in status["in_flight"]})
+        known.in_flight = {each["node"]: parse_in_flight_node(each) for each in status["in_flight"]}
         self._set_pools(known, status["pools"])
-        for entry in self._entries_after(seq, known.id):
-            self._apply_to_counts(known, entry)
-        known.version += 1
 
     def _set_pools(self, known: RolloutState, pools: Sequence[wire.Pool]) -> None:
         before = known.pools
@@ -468,32 +328,7 @@ class Model:
 
     # -- bookkeeping
 
-    def _has_entries_since(self, seq: int) -> bool:
-        """Return whether the model still has every received entry after `seq`."""
-        return (
-            seq >= self.last_received_seq
-            or len(self._entries_after(seq, None)) == self.last_received_seq - seq
-        )
-
-    def _entries_after(self, seq: int, rollout: str | None) -> list[Mapping[str, Any]]:
-        found: list[Mapping[str, Any]] = []
-        for entry in reversed(self.entries):
-            if entry["seq"] <= seq:
-                break
-            if rollout in (None, entry["rollout"]):
-                found.append(entry)
-        return found[::-1]
-
     def _add_fetch_request(self, resource: str, rollout: str = "", *, is_urgent: bool = False) -> None:
         before = self.fetch_requests.get((resource, rollout))
         if before is None or (is_urgent and not before.is_urgent):
             self.fetch_requests[resource, rollout] = FetchRequest(resource, rollout, is_urgent)
-
-
-def _counter_of(phase: str, outcome: str | None) -> str:
-    """Return the counter of a node in this phase."""
-    if phase in BUSY_PHASES:
-        return "in_flight"
-    if phase == "done":
-        return COUNTER_BY_OUTCOME.get(outcome or "", "")
-    return phase

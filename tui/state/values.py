@@ -16,6 +16,14 @@ BUSY_PHASES = frozenset({"isolating", "maintaining", "verifying"})
 
 CLOSED_STATES = frozenset({"done", "cancelled"})
 
+COUNTER_BY_OUTCOME = {
+    "changed": "done",
+    "already-current": "done",
+    "skipped": "skipped",
+    "rolled-back": "skipped",
+}
+"""The counter of a done node by outcome; a node that left is in none."""
+
 MAX_RECENT_COMPLETIONS = 512
 """Completions kept per rollout for the hourly rate: more than ten minutes of most fleets."""
 
@@ -34,7 +42,7 @@ def natural_sort_key(name: str) -> list[tuple[int, int, str]]:
 
 @dataclass(slots=True)
 class NodeState:
-    """A node of a rollout: the last response, of audit entry `seq`, and the events since."""
+    """A node of a rollout, from the response after audit entry `seq`."""
 
     node: str
     seq: int
@@ -64,10 +72,6 @@ class InFlightNode:
     percent: float | None = None
     task: str = ""
     started_at: float | None = None
-
-    def begin(self, step: str) -> None:
-        """Show a step that has begun, without progress yet."""
-        self.step, self.percent, self.task = step, None, ""
 
 
 @dataclass(slots=True)
@@ -101,15 +105,18 @@ class PoolState:
 
 @dataclass(slots=True)
 class RolloutState:
-    """A rollout: the last status of the daemon, and counts that events have moved since."""
+    """A rollout: its status after audit entry `seq`, and its nodes after `nodes_seq` if they are tracked.
+
+    `version` changes with the nodes.
+    """
 
     id: str
     status: wire.Rollout
     seq: int
-    counts: dict[str, int] = field(default_factory=dict)
     in_flight: dict[str, InFlightNode] = field(default_factory=dict)
     pools: dict[str, PoolState] = field(default_factory=dict)
     nodes: dict[str, NodeState] | None = None
+    nodes_seq: int = -1
     node_deadlines: frozenset[float] = frozenset()
     recent_completions: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_RECENT_COMPLETIONS))
     version: int = 0
@@ -125,19 +132,12 @@ class RolloutState:
     @property
     def wanted(self) -> int:
         """The nodes that are to get the change: they count towards 100 percent."""
-        return self.counts["total"] - self.counts["skipped"]
-
-    @property
-    def percent(self) -> float:
-        """Progress from 0 to 100, by the daemon's definition."""
-        if self.wanted > 0:
-            return 100.0 * self.counts["done"] / self.wanted
-        return 100.0 if self.state == "done" else 0.0
+        return self.status["total"] - self.status["skipped"]
 
 
 @dataclass(frozen=True, slots=True)
 class NodesSnapshot:
-    """The parsed nodes of a rollout after audit entry `seq` or later; the model takes and mutates them."""
+    """The parsed nodes of a rollout after audit entry `seq` or later; the model takes them."""
 
     nodes: dict[str, NodeState]
     seq: int
@@ -233,4 +233,5 @@ def parse_in_flight_node(each: Mapping[str, Any]) -> InFlightNode:
         step=each["step"] or "",
         percent=each["percent"],
         task=each["task"] or "",
+        started_at=parse_timestamp(each["admitted_at"]),
     )

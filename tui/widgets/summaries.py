@@ -16,9 +16,10 @@ from rolloutd.control import wire, wire_fleet
 from rolloutd.text import format_exceptions
 from tui.formatting import formatting
 from tui.state import permissions
-from tui.state.model import COUNTER_BY_OUTCOME, Model
+from tui.state.model import Model
 from tui.state.values import (
     BUSY_PHASES,
+    COUNTER_BY_OUTCOME,
     NodeState,
     PoolState,
     RolloutState,
@@ -167,8 +168,8 @@ def describe_status(model: Model, rollout: RolloutState, now: float) -> tuple[st
         return f"{event_text.gate_label(gate.gate)} waits for votes of {missing_votes(gate)}", ""
     match rollout.state:
         case "done":
-            changed = f"{formatting.pluralize(rollout.counts['done'], 'node')} changed or already current"
-            exceptions = format_exceptions(rollout.counts["skipped"], rollout.counts["rolled_back"])
+            changed = f"{formatting.pluralize(rollout.status['done'], 'node')} changed or already current"
+            exceptions = format_exceptions(rollout.status["skipped"], rollout.status["rolled_back"])
             return sentence or ", ".join(filter(None, (changed, exceptions))), ""
         case "cancelled":
             finish = f"{moving} in flight will finish" if rollout.in_flight else ""

@@ -17,8 +17,7 @@ from tui.formatting.formatting import format_duration, format_time
 from tui.formatting.glyphs import PHASE_GLYPHS, Glyph, phase_glyph
 from tui.formatting.lines import Line, merge_spans
 from tui.state.history import History
-from tui.state.model import COUNTER_BY_OUTCOME
-from tui.state.values import BUSY_PHASES, NodeState, PoolState
+from tui.state.values import BUSY_PHASES, COUNTER_BY_OUTCOME, NodeState, PoolState
 
 STEPS_S = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1_800, 3_600, 7_200, 14_400, 28_800, 86_400)
 """Intervals of a column."""

@@ -9,7 +9,7 @@ from machines.model.events import StepRecord
 from rolloutd.commands.rollout_commands import unknown_node
 from rolloutd.control import fleet_serializers, openapi, serializers, wire, wire_fleet, wire_plans
 from rolloutd.control.logs import may_see_output
-from rolloutd.control.requests import PageQuery, StatusQuery
+from rolloutd.control.requests import NodesQuery, PageQuery, StatusQuery
 from rolloutd.control.resolve import MAX_CLOSED, ResolvedRollout, resolve_for_reading, resolve_rollout
 from rolloutd.control.routes import Request, RouteTable, Services
 from rolloutd.control.serializers import format_timestamp
@@ -98,10 +98,16 @@ async def rollout(services: Services, request: Request) -> wire.Rollout:
 
 
 @routes.add("GET", "/v1/rollouts/{r}/nodes")
-async def nodes(services: Services, request: Request[PageQuery]) -> wire.Nodes:
-    """Show the nodes of a rollout."""
-    resolved = await resolve_for_reading(services.state, request.path_params["r"])
-    return serializers.nodes(services.state, resolved, request.input)
+async def nodes(services: Services, request: Request[NodesQuery]) -> wire.Nodes:
+    """Show the nodes of a rollout, or those that have changed."""
+    state, query = services.state, request.input
+    resolved = await resolve_for_reading(state, request.path_params["r"])
+    if query.changed_after is None:
+        return serializers.nodes(state, resolved, query)
+    # Before the audit is read: what is committed meanwhile is then asked for again, and never missed.
+    seq = state.changes.latest_seq
+    names = await state.store.list_changed_nodes(resolved.rollout.id, query.changed_after)
+    return {**serializers.nodes(state, resolved, query, names), "seq": seq}
 
 
 @routes.add("GET", "/v1/rollouts/{r}/nodes/{n}")

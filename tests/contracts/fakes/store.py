@@ -128,6 +128,10 @@ class MemoryStore:
         ]
         return tuple(found[:limit] if before is None else found[-limit:])
 
+    async def list_changed_nodes(self, rollout: str, after: int) -> frozenset[str]:
+        entries = map(json.loads, (each.text for each in self.memory.entries[after:]))
+        return frozenset(each["node"] for each in entries if each["rollout"] == rollout) - {None}
+
     async def latest_audit_entry(self) -> AuditEntry | None:
         return self.memory.entries[-1] if self.memory.entries else None
 

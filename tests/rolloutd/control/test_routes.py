@@ -474,8 +474,13 @@ def _empty_strings(value: Any, where: str) -> Iterator[str]:
 async def test_why_and_nodes_agree(tmp_path: Path) -> None:
     async with control_environment(tmp_path) as inside:
         rollout = await inside.start()
+        before = await inside.request("nora", "get", f"/v1/rollouts/{rollout}/nodes")
         await inside.transition(rollout, "p1", Trigger.ADMITTED)
         listed = (await inside.request("nora", "get", f"/v1/rollouts/{rollout}/nodes"))["nodes"]
+        path = f"/v1/rollouts/{rollout}/nodes?changed_after="
+        changed = await inside.request("nora", "get", f"{path}{before['seq']}")
+        assert changed["nodes"] == [node for node in listed if node["node"] == "p1"]
+        assert (await inside.request("nora", "get", f"{path}{changed['seq']}"))["nodes"] == []
         for node in listed:
             told = await inside.request("nora", "get", f"/v1/rollouts/{rollout}/nodes/{node['node']}/why")
             assert told["reason"] == node["reason"]
