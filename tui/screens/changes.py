@@ -6,12 +6,9 @@ from collections import Counter
 from collections.abc import Iterator
 
 from rolloutd.control import wire_fleet
-from tui.formatting import formatting, lines
+from tui.formatting import formatting
 from tui.formatting.lines import Line, fit
-from tui.screens.page import Item, Page, heading, note_row, static_line
-
-REFRESH_INTERVAL_S = 30.0
-"""The matrix covers the whole fleet and all rollouts, so it is not fetched with each event."""
+from tui.screens.page import FetchedPage, Item, heading, note_row, static_line
 
 SHORT_HASH = 12
 """Characters of a change's hash: enough to tell a plan's changes apart."""
@@ -19,38 +16,18 @@ SHORT_HASH = 12
 ROLES = {"drifted": "warn", "failed": "bad", "never": "dim", "done": "ok"}
 
 
-class ChangesPage(Page):
+class ChangesPage(FetchedPage):
     screen_name = "changes"
+    refresh_interval_s = 30.0
+    """The matrix covers the whole fleet and all rollouts, so it is not fetched with each event."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self._changes: wire_fleet.Changes | None = None
-        self._error = ""
+        super().__init__("changes")
 
-    def on_mount(self) -> None:
-        self._start_fetch()
-        self.set_interval(REFRESH_INTERVAL_S, self._start_fetch)
-
-    def breadcrumb(self) -> str:
-        return "▸ changes"
-
-    def _start_fetch(self) -> None:
-        if not self.console.is_stale:
-            self.run_worker(self._fetch(), group="changes", exclusive=True)
-
-    async def _fetch(self) -> None:
-        response = await self.console.fetch_path("changes")
-        self._changes = response.result or self._changes
-        self._error = str(response.error or response.unreachable or "")
-        self.update_view()
-
-    def build_items(self) -> Iterator[Item]:
-        if self._changes is None:
-            yield note_row(lines.sanitize(self._error) or "loading")
-            return
-        for change in self._changes["changes"]:
+    def found_items(self, found: wire_fleet.Changes) -> Iterator[Item]:
+        for change in found["changes"]:
             yield from _change_items(change)
-        if not self._changes["changes"]:
+        if not found["changes"]:
             yield note_row("no rollout has been submitted")
 
 

@@ -8,42 +8,22 @@ from rolloutd.control import response_text, wire
 from tui.formatting import formatting, lines
 from tui.formatting.glyphs import PHASE_GLYPHS
 from tui.formatting.lines import Line, fit
-from tui.screens.page import Item, RolloutScreen, heading, note_row, static_line
-
-REFRESH_INTERVAL_S = 5.0
+from tui.screens.page import FetchedPage, Item, heading, note_row, static_line
 
 
-class ComparisonPage(RolloutScreen):
+class ComparisonPage(FetchedPage):
     screen_name = "comparison"
+    refresh_interval_s = 5.0
+    """The times of nodes in flight grow."""
 
     def __init__(self, rollout: str) -> None:
-        super().__init__(rollout)
-        self._comparison: wire.Comparison | None = None
-        self._error = ""
-
-    def on_mount(self) -> None:
-        self._start_fetch()
-        # The times of nodes in flight grow.
-        self.set_interval(REFRESH_INTERVAL_S, self._start_fetch)
+        super().__init__("rollouts", rollout, "comparison")
+        self.rollout_id = rollout
 
     def breadcrumb(self) -> str:
         return f"▸ {self.rollout_id} ▸ canaries"
 
-    def _start_fetch(self) -> None:
-        if not self.console.is_stale:
-            self.run_worker(self._fetch(), group="comparison", exclusive=True)
-
-    async def _fetch(self) -> None:
-        response = await self.console.fetch_path("rollouts", self.rollout_id, "comparison")
-        self._comparison = response.result or self._comparison
-        self._error = str(response.error or response.unreachable or "")
-        self.update_view()
-
-    def build_items(self) -> Iterator[Item]:
-        found = self._comparison
-        if found is None:
-            yield note_row(lines.sanitize(self._error) or "loading")
-            return
+    def found_items(self, found: wire.Comparison) -> Iterator[Item]:
         outliers = sum(bool(response_text.describe_outlier(each)) for each in found["nodes"])
         count = formatting.pluralize(outliers, "outlier") if found["canaries"] else ""
         yield heading("NODES OF NOW", count)

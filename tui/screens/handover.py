@@ -8,7 +8,7 @@ from rolloutd import event_text
 from rolloutd.control import response_text, wire_fleet
 from tui.formatting import formatting, lines
 from tui.formatting.lines import Line, fit
-from tui.screens.page import Item, Page, heading, note_row, static_line
+from tui.screens.page import FetchedPage, Item, heading, note_row, static_line
 from tui.state.values import parse_timestamp
 from tui.widgets import summaries
 
@@ -16,34 +16,15 @@ MIN_NAME_WIDTH, MAX_NAME_WIDTH = 12, 40
 """Bounds for the column of rollout names."""
 
 
-class HandoverPage(Page):
-    """What happened from `since` on; fetched once, so that it stays while the user reads."""
+class HandoverPage(FetchedPage):
+    """What happened from `since` on."""
 
     screen_name = "handover"
 
     def __init__(self, since: str) -> None:
-        super().__init__()
-        self._since = since
-        self._handover: wire_fleet.Handover | None = None
-        self._error = ""
+        super().__init__("handover", since=since)
 
-    def on_mount(self) -> None:
-        self.run_worker(self._fetch())
-
-    def breadcrumb(self) -> str:
-        return "▸ handover"
-
-    async def _fetch(self) -> None:
-        response = await self.console.fetch_path("handover", since=self._since)
-        self._handover = response.result
-        self._error = str(response.error or response.unreachable or "")
-        self.update_view()
-
-    def build_items(self) -> Iterator[Item]:
-        found = self._handover
-        if found is None:
-            yield note_row(lines.sanitize(self._error) or "loading")
-            return
+    def found_items(self, found: wire_fleet.Handover) -> Iterator[Item]:
         since = parse_timestamp(found["since"]) or 0.0
         age = formatting.format_age(since, self.console.now())
         waiting = [each for each in found["rollouts"] if response_text.describe_wait(each)]
