@@ -172,12 +172,9 @@ async def test_an_unknown_handle_is_not_found(backend: RunnerBackend) -> None:
 
 async def test_check_run_reports_and_changes_nothing(backend: RunnerBackend) -> None:
     runner = backend.runner()
-    first = await kinds_of(runner, backend.request("change.yml", "c1", check_only=True))
-    second = await kinds_of(runner, backend.request("change.yml", "c2", check_only=True))
-    assert [first["write the file"], second["write the file"]] == ["changed", "changed"]
-    await kinds_of(runner, backend.request("change.yml", "r1"))
-    third = await kinds_of(runner, backend.request("change.yml", "c3", check_only=True))
-    assert third["write the file"] == "ok"
+    for run, check_only, kind in (("c1", True, "changed"), ("r1", False, "changed"), ("c2", True, "ok")):
+        kinds = await kinds_of(runner, backend.request("change.yml", run, check_only=check_only))
+        assert kinds["write the file"] == kind, run
 
 
 async def test_task_without_check_mode_is_unchecked(backend: RunnerBackend) -> None:

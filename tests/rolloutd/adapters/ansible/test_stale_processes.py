@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -32,11 +33,11 @@ async def real(tmp_path: Path) -> AsyncIterator[AnsibleBackend]:
 
 
 ESCAPES = {
-    "nohup": "nohup sleep 8642 >/dev/null 2>&1 & wait",
-    "ignored signals": "trap '' TERM INT HUP; sleep 8642",
-    "new session": "setsid sh -c 'trap \"\" TERM INT HUP; (sleep 8642; :) & wait' & wait",
-    "double fork": "(setsid sh -c 'sleep 8642 & ' >/dev/null 2>&1 &); sleep 8643",
-    "no environment": f"env -i {MARK}={{directory}} nohup setsid sleep 8642 >/dev/null 2>&1 & wait",
+    "nohup": "nohup sleep 8651 >/dev/null 2>&1 & wait",
+    "ignored signals": "trap '' TERM INT HUP; sleep 8652",
+    "new session": "setsid sh -c 'trap \"\" TERM INT HUP; (sleep 8653; :) & wait' & wait",
+    "double fork": "(setsid sh -c 'sleep 8654 & ' >/dev/null 2>&1 &); sleep 8643",
+    "no environment": f"env -i {MARK}={{directory}} nohup setsid sleep 8655 >/dev/null 2>&1 & wait",
 }
 """Ways in which a process on the node leaves its parent, its session or the reach of signals.
 
@@ -44,24 +45,37 @@ The last one keeps the test server's own mark, by which the test finds it.
 """
 
 
-@pytest.mark.parametrize("escape", [*ESCAPES])
-async def test_escaped_process_of_a_limited_run_is_ended(real: AnsibleBackend, escape: str) -> None:
-    if escape == "no environment" and not cgroup_is_writable():
-        pytest.skip("needs a control group of cgroup v2")
-    task = {"ansible.builtin.shell": ESCAPES[escape].replace("{directory}", str(real.node.directory))}
+async def test_escaped_processes_of_a_killed_run_are_ended(real: AnsibleBackend) -> None:
+    """All ways in one run, each in a shell of its own."""
+    escapes = dict(ESCAPES)
+    if not cgroup_is_writable():
+        del escapes["no environment"]  # it needs a control group of cgroup v2
+    scripts = []
+    for number, escape in enumerate(escapes.values()):
+        script = real.directory / f"escape{number}.sh"
+        script.write_text(escape.replace("{directory}", str(real.node.directory)) + "\n")
+        scripts.append(f"sh {script} &")
+    task = {"ansible.builtin.shell": " ".join([*scripts, "wait"])}
     (real.tree / "escape.yml").write_text(
         json.dumps([{"hosts": "all", "gather_facts": False, "tasks": [task]}])
     )
+
+    def left() -> set[str]:
+        seconds = {name: re.search(r"sleep (\d+)", escape) for name, escape in escapes.items()}
+        return {
+            name for name, found in seconds.items() if found and real.commands(f"sleep\0{found[1]}".encode())
+        }
+
     runner = real.runner()
     handle = await runner.start(real.request("escape.yml"))
-    await wait_until(real.has_work)
+    await wait_until(lambda: left() == escapes.keys())
     real.kill(handle)
     assert isinstance((await ended(runner, handle))[0].result, Unknown)
     for pid in real.shells_of_runs():
         os.kill(pid, signal.SIGHUP)
     cleared = await runner.clean_up_stale_runs(real.host(), timeout_s=2.0)
     assert isinstance(cleared, Ok), cleared
-    assert not real.has_work()
+    assert left() == set()
     token = stale_processes.RunMarkers(real.runs_dir).node_token("n0")
     assert not [*Path("/sys/fs/cgroup").glob(f"rolloutd-run-{token}-*")]
     assert not [*Path("/sys/fs/cgroup/unified").glob(f"rolloutd-run-{token}-*")]
