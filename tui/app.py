@@ -80,10 +80,11 @@ class Console(NavigationApp):
         Binding(action.key, f"perform('{action.name}')", action.title, show=False)
         for action in actions.ACTIONS
     ]
-    # Messages stand at the top right: at the bottom they would cover the end of a log.
+    # Messages stand at the top right, as narrow as their text: at the bottom they would cover the end
+    # of a log, and Textual's 60 cells would cover the sentence that says why a rollout waits.
     CSS = """
     ToastRack { dock: top; align: right top; margin-top: 1; margin-bottom: 0; }
-    Toast { max-width: 90%; margin-top: 0; padding: 0 1; }
+    Toast { width: auto; max-width: 90%; margin-top: 0; padding: 0 1; }
     """
 
     def __init__(

@@ -31,7 +31,7 @@ from tui.widgets.virtual_list import VirtualList
 async def test_fleet_page_shows_progress_status_and_my_gates(socket_dir: Path) -> None:
     async with run_console(start_gate_fleet(), socket_dir) as (_, pilot, _server):
         await wait_for_text(
-            pilot, "kernel-x7k2p", "1 for you", "start waits for votes of infra (owner)", "0/12"
+            pilot, "kernel-x7k2p", "1 for you", "start waits for votes of infra (owner)", "0/12", "~25m"
         )
 
 
@@ -462,3 +462,5 @@ async def test_messages_do_not_cover_the_end_of_the_log(socket_dir: Path) -> Non
         assert "the first error" not in text
         row = next(number for number, line in enumerate(text.splitlines()) if "the second error" in line)
         assert row < 5
+        covering = text.splitlines()[row]
+        assert covering.index("the second error") > len(covering) - 30, "it covers more than its own text"

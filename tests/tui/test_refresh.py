@@ -108,3 +108,7 @@ async def test_reasons_of_waiting_nodes_change_after_a_vote(socket_dir: Path) ->
         fleet.state, fleet.reason = "running", None
         fleet.vote("proceed", by="ana", uid=1001, teams=["infra"])
         await wait_for_text(pilot, "next  pla003-01")
+        full = {"code": "pool-full", "subject": "team/media", "text": "pool team/media is full"}
+        fleet.reason = {**dict.fromkeys(("since", "lifted_by", "remedy")), "params": {}, **full}
+        fleet.vote("proceed", by="bo", uid=1002, teams=["infra"])
+        await wait_for_text(pilot, "    5 pool team/media is full")

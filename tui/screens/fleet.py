@@ -64,12 +64,13 @@ class FleetPage(Page):
             name_width = lines.column_width(ids, MIN_NAME_WIDTH, min(MAX_NAME_WIDTH, width // 4))
             state = "approval" if rollout.state == "awaiting-approval" and not wide else rollout.state
             rate = summaries.completion_rate(rollout, None, now)
+            work_left = summaries.format_work_left(rollout)[1]
             columns = (
                 (formatting.format_percent(rollout.status["percent"]), 5),
                 (f"{rollout.status['done']:,}/{rollout.wanted:,}", 13 if wide else 9),
                 (fit(f" {rollout.status['wave'] or ''}", 11 if wide else 7), 0),
                 ("" if rate is None else f"{rate:,.0f}/h", 8 if wide else 5),
-                (summaries.format_work_left(rollout)[1], 5),
+                (f"~{work_left}{' left' if wide else ''}" if work_left else "", 11 if wide else 6),
             )
             tail = (
                 "".join(f" {fit(text, cells or len(text), align_right=True)}" for text, cells in columns)

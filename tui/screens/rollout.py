@@ -377,9 +377,11 @@ class RolloutPage(TwoPanes, RolloutScreen):
             text: Line = [(f"{len(ready):>5} ", "bold"), ("next  ", "run"), (names, "")]
             yield f"node:{ready[0]}", static_line(text)
         for group in groups[:MAX_GROUPS]:
-            is_same = reason is not None and reason_key(reason) == group.key
-            state = f"as the whole rollout is {rollout.state.replace('-', ' ')}" if is_same else ""
-            yield f"reason:{group.key}", _group_row(group, state or group.text)
+            text = group.text
+            # The head has the sentence already; but "running" alone is no reason to wait.
+            if reason is not None and reason_key(reason) == group.key and rollout.state != "running":
+                text = f"as the whole rollout is {rollout.state.replace('-', ' ')}"
+            yield f"reason:{group.key}", _group_row(group, text)
         if len(groups) > MAX_GROUPS:
             yield note_row(f"    and {len(groups) - MAX_GROUPS} more reasons: n shows all nodes")
 

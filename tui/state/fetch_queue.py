@@ -37,6 +37,10 @@ URGENT_INTERVAL_S = 0.1
 COST_FACTOR = 20
 """Pause after slow work, in multiples of its duration: it uses 5 % of a core at most."""
 
+STATUS_COST_FACTOR = 5
+"""The same after a status, which has most figures on the screen.  The duration includes the wait for a
+busy daemon, so many consoles ask less often instead of slowing it further."""
+
 NODES_PER_PAGE = 1_000
 """Decoding a page holds the interpreter for some milliseconds, and the console answers no key meanwhile."""
 
@@ -70,7 +74,8 @@ class FetchQueue:
         now = time.monotonic()
         for key, request in list(self._model.fetch_requests.items()):
             completed_at, took = self._completed.get(key, (0.0, 0.0))
-            pause = max(MIN_INTERVAL_S[request.resource], took * COST_FACTOR)
+            factor = STATUS_COST_FACTOR if request.resource == "status" else COST_FACTOR
+            pause = max(MIN_INTERVAL_S[request.resource], took * factor)
             if request.is_urgent:
                 pause = URGENT_INTERVAL_S
             if key not in self._in_flight and now - completed_at >= pause:
