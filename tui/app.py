@@ -275,10 +275,6 @@ class Console(NavigationApp):
         assert self._request_runner is not None
         return await self._request_runner.run(call)
 
-    async def fetch_node(self, rollout: str, node: str) -> Response[Any]:
-        path = api_path("rollouts", rollout, "nodes", node)
-        return await self.call_daemon(lambda: self._request_client.get(path))
-
     async def fetch_path(self, *parts: str, **query: Any) -> Response[Any]:
         return await self.call_daemon(lambda: self._request_client.get(api_path(*parts), query))
 

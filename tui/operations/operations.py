@@ -60,10 +60,6 @@ def _digest_field(rollout: RolloutState) -> InputField:
     )
 
 
-def _given(field_values: FieldValues) -> dict[str, Any]:
-    return {name: value for name, value in field_values.items() if value}
-
-
 def _rollout_permission(model: Model, selection: Selection) -> Permission:
     return permissions.rollout_permission(model, _rollout(selection))
 
@@ -146,7 +142,8 @@ def _node_operation(
     def request(selection: Selection, field_values: FieldValues) -> OperationRequest:
         node = _node(selection).node
         path = api_path("rollouts", _rollout(selection).id, "nodes", node, verb)
-        return OperationRequest("POST", path, _given(field_values), f"{node} {outcome}")
+        body = {name: value for name, value in field_values.items() if value}
+        return OperationRequest("POST", path, body, f"{node} {outcome}")
 
     return Operation(unavailable_reason, _rollout_permission, confirmation, request)
 

@@ -12,7 +12,7 @@ from textual.widget import Widget
 from rolloutd import event_text
 from tui.formatting import formatting, lines
 from tui.formatting.lines import Line, fit
-from tui.screens.page import Page
+from tui.screens.page import LazyRows, Page
 from tui.widgets.virtual_list import Banner, VirtualList
 
 PAGE_SIZE = 500
@@ -57,7 +57,7 @@ class AuditPage(Page):
         shown: Sequence[Mapping[str, Any]] = self.entries
         if words:
             shown = [each for each in shown if all(word in _search_text(each) for word in words)]
-        self.body.set_rows(EntryRows(shown))
+        self.body.set_rows(LazyRows(shown, lambda entry: str(entry["seq"]), _entry_line))
         self.query_one("#head", Banner).update_lines()
 
     def on_virtual_list_cursor_moved(self, message: VirtualList.CursorMoved) -> None:
@@ -133,27 +133,14 @@ def _search_text(entry: Mapping[str, Any]) -> str:
     return f"{entry['event']} {who} {entry['rollout']} {entry['node']} {what}".lower()
 
 
-class EntryRows:
-    """A line per entry, drawn when it is visible."""
-
-    def __init__(self, entries: Sequence[Mapping[str, Any]]) -> None:
-        self._entries = entries
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def key(self, row: int) -> str:
-        return str(self._entries[row]["seq"])
-
-    def draw(self, row: int, width: int) -> Line:
-        entry = self._entries[row]
-        wide = width >= 110
-        at = formatting.format_datetime(entry["at"]) if wide else formatting.format_time(entry["at"])
-        return [
-            (f"{entry['seq']:>7} ", "faint"),
-            (f"{at}  ", "dim"),
-            (fit(event_text.actor_name(entry), 10) + " ", "accent"),
-            (fit(entry["rollout"] or "", 24) + " " if wide else "", "dim"),
-            (f"{entry['node']}: " if entry["node"] else "", "bold"),
-            (lines.sanitize(event_text.describe_event(entry)), formatting.entry_role(entry)),
-        ]
+def _entry_line(entry: Mapping[str, Any], width: int) -> Line:
+    wide = width >= 110
+    at = formatting.format_datetime(entry["at"]) if wide else formatting.format_time(entry["at"])
+    return [
+        (f"{entry['seq']:>7} ", "faint"),
+        (f"{at}  ", "dim"),
+        (fit(event_text.actor_name(entry), 10) + " ", "accent"),
+        (fit(entry["rollout"] or "", 24) + " " if wide else "", "dim"),
+        (f"{entry['node']}: " if entry["node"] else "", "bold"),
+        (lines.sanitize(event_text.describe_event(entry)), formatting.entry_role(entry)),
+    ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from textual.widget import Widget
@@ -16,11 +17,11 @@ from tui.formatting.lines import Line, fit
 from tui.operations.confirm import Selection
 from tui.screens.page import (
     Item,
-    ItemRows,
     PaneContainer,
     TwoPanes,
     gate_lines,
     heading,
+    item_rows,
     note_row,
     static_line,
     vote_lines,
@@ -118,11 +119,11 @@ class GatesPage(TwoPanes):
             ]
         if not summaries.pending_gates(self.console.model):
             items.insert(0, note_row("no gate waits"))
-        gate_list.set_rows(ItemRows(items))
+        gate_list.set_rows(item_rows(items))
         gate_list.limit_height(fill=self.has_class("-wide"), min_rows=MIN_LIST_LINES)
         selected = self.selected_gate()
         content = [] if selected is None else list(self._content_items(selected))
-        self.query_one("#content", VirtualList).set_rows(ItemRows(content))
+        self.query_one("#content", VirtualList).set_rows(item_rows(content))
 
     def do_open(self) -> None:
         selected, content = self.selected_gate(), self.query_one("#content", VirtualList)
@@ -189,7 +190,8 @@ class GatesPage(TwoPanes):
         """Fetch the failures that are not known yet: hundreds may come one after the other."""
         known = self._failure_ids.get(rollout, {})
         new = [node for node in nodes if _failure_key(node) not in known]
-        responses = await asyncio.gather(*(self.console.fetch_node(rollout, node.node) for node in new))
+        fetch = partial(self.console.fetch_path, "rollouts", rollout, "nodes")
+        responses = await asyncio.gather(*(fetch(node.node) for node in new))
         failures = [
             (_failure_key(node), response.result["failure"])
             for node, response in zip(new, responses, strict=True)
@@ -309,7 +311,8 @@ def _change_items(review: wire_plans.Review) -> Iterator[Item]:
         differences = list(response_text.difference_lines(review))
         if not differences:
             yield note_row("none: the same plan and the same source as before")
-        yield from _text_items("differences", differences, _diff_role)
+        roles = {"+": "ok", "-": "bad"}
+        yield from _text_items("differences", differences, lambda line: roles.get(line.strip()[:1], "dim"))
     for playbook in review["playbooks"]:
         text = playbook["text"]
         if text is None:
@@ -329,10 +332,6 @@ def _text_items(key: str, text: Sequence[str], role: Callable[[str], str]) -> It
     if len(text) > MAX_TEXT_LINES:
         rest = formatting.pluralize(len(text) - MAX_TEXT_LINES, "more line")
         yield fixed_row(f"{key}:rest", [(f"  {rest}: l shows all", "dim")])
-
-
-def _diff_role(line: str) -> str:
-    return {"+": "ok", "-": "bad"}.get(line.strip()[:1], "dim")
 
 
 def _target_items(pending: PendingGate, review: wire_plans.Review | None) -> Iterator[Item]:

@@ -8,7 +8,7 @@ from rolloutd.control import wire_fleet
 from tui.formatting import formatting, lines
 from tui.formatting.lines import Line, fit, justify
 from tui.operations.confirm import Selection
-from tui.screens.page import Item, ItemRows, Page, heading, note_row, static_line
+from tui.screens.page import Item, Page, heading, item_rows, note_row, static_line
 from tui.state.values import parse_timestamp
 from tui.widgets import summaries
 
@@ -57,7 +57,7 @@ class LocksPage(Page):
         wanted = self.filter_text.lower()
         if wanted:
             items = [each for each in items if not each[0] or wanted in lines.line_text(each[1](200)).lower()]
-        self.body.set_rows(ItemRows(items))
+        self.body.set_rows(item_rows(items))
 
     def _lock_items(self, locks: wire_fleet.Locks) -> Iterator[Item]:
         now = self.console.now()

@@ -94,7 +94,7 @@ def _node_row(node: NodeState, phase: PastPhase, at: float, width: int) -> Calla
 
 
 def _before_items(history: History, at: float) -> Iterator[Item]:
-    decisions = history.decisions_before(at)[:MAX_DECISIONS]
+    decisions = [entry for entry in reversed(history.decisions) if entry["at"] <= at][:MAX_DECISIONS]
     yield heading("DECIDED BEFORE", "the latest first")
     for entry in decisions:
         who, what = event_text.actor_name(entry), event_text.describe_event(entry)

@@ -22,11 +22,12 @@ from tui.formatting.lines import Line, fit, justify
 from tui.operations.confirm import Selection
 from tui.screens.page import (
     Item,
-    ItemRows,
+    LazyRows,
     PaneContainer,
     RolloutScreen,
     TwoPanes,
     heading,
+    item_rows,
     note_row,
     static_line,
 )
@@ -97,7 +98,7 @@ class NodePage(TwoPanes, RolloutScreen):
     def update_body(self) -> None:
         self._refresh_detail()
         self.query_one("#head", Banner).update_lines()
-        self.query_one("#steps", VirtualList).set_rows(ItemRows(list(self._step_items())))
+        self.query_one("#steps", VirtualList).set_rows(item_rows(self._step_items()))
         self._show_log()
 
     # -- requests
@@ -116,7 +117,7 @@ class NodePage(TwoPanes, RolloutScreen):
             self.run_worker(self._fetch_detail(), group="detail")
 
     async def _fetch_detail(self) -> None:
-        response = await self.console.fetch_node(self.rollout_id, self.node_name)
+        response = await self.console.fetch_path("rollouts", self.rollout_id, "nodes", self.node_name)
         self._is_fetching = False
         if response.result is not None:
             before, self.detail = self.detail, response.result
@@ -264,7 +265,12 @@ class NodePage(TwoPanes, RolloutScreen):
     def _show_log(self) -> None:
         log = self.query_one("#log", VirtualList)
         was_last = log.rows is None or log.cursor >= len(log.rows) - 1
-        log.set_rows(LogRows(self._shown_log_lines(), self._empty_log_text()))
+        shown = self._shown_log_lines()
+        log.set_rows(
+            LazyRows(shown, lambda line: str(line["offset"]), lambda line, _width: log_line(line))
+            if shown
+            else item_rows([note_row(self._empty_log_text())])
+        )
         self.query_one("#loghead", Banner).update_lines()
         if self.is_following and (was_last or not log.has_focus):
             log.action_jump(-1)
@@ -288,23 +294,6 @@ class NodePage(TwoPanes, RolloutScreen):
         if self._log_status in ("reading", "live"):
             return "no line yet"
         return "no run yet" if self.node is not None and not self.node.attempt else "no output"
-
-
-class LogRows:
-    """A line per line of the log, drawn when it is visible; tasks look like headings."""
-
-    def __init__(self, log_lines: Sequence[dict[str, Any]], empty_text: str) -> None:
-        self._lines = log_lines
-        self._empty_text = empty_text
-
-    def __len__(self) -> int:
-        return max(1, len(self._lines))
-
-    def key(self, row: int) -> str:
-        return str(self._lines[row]["offset"]) if self._lines else ""
-
-    def draw(self, row: int, width: int) -> Line:
-        return log_line(self._lines[row]) if self._lines else [(f"  {self._empty_text}", "dim")]
 
 
 def _step_key(step: wire.Step) -> str:

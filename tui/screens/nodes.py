@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from operator import attrgetter
 from typing import Any
 
 from textual.widget import Widget
@@ -11,7 +13,7 @@ from tui.formatting import formatting, lines
 from tui.formatting.glyphs import node_glyph
 from tui.formatting.lines import Line, fit
 from tui.operations.confirm import Selection
-from tui.screens.page import RolloutScreen
+from tui.screens.page import LazyRows, RolloutScreen
 from tui.state.values import BUSY_PHASES, NodeState, natural_sort_key
 from tui.widgets.virtual_list import Banner, VirtualList
 
@@ -53,7 +55,10 @@ class NodesPage(RolloutScreen):
         return Selection(rollout=self.rollout, node=self.find_node(name), node_name=name)
 
     def update_body(self) -> None:
-        self.body.set_rows(NodeRows(self._filtered_nodes(), self.console.now()))
+        nodes = self._filtered_nodes()
+        name_width = lines.column_width((node.node for node in nodes), MIN_NAME_WIDTH, MAX_NAME_WIDTH)
+        draw = partial(_node_line, now=self.console.now(), name_width=name_width)
+        self.body.set_rows(LazyRows(nodes, attrgetter("node"), draw))
         self.query_one("#head", Banner).update_lines()
 
     def do_open(self) -> None:
@@ -101,33 +106,18 @@ def _search_text(node: NodeState) -> str:
     return f"{node.node} {node.team} {node.phase} {node.outcome} {node.wave} {pools}".lower()
 
 
-class NodeRows:
-    """A line per node, drawn when it is visible."""
-
-    def __init__(self, nodes: Sequence[NodeState], now: float) -> None:
-        self._nodes = nodes
-        self._now = now
-        self._name_width = lines.column_width((node.node for node in nodes), MIN_NAME_WIDTH, MAX_NAME_WIDTH)
-
-    def __len__(self) -> int:
-        return len(self._nodes)
-
-    def key(self, row: int) -> str:
-        return self._nodes[row].node
-
-    def draw(self, row: int, width: int) -> Line:
-        node = self._nodes[row]
-        glyph, role = node_glyph(node)
-        next_up = "next" if node.phase == "pending" else ""
-        why = node.failure or (node.reason["text"] if node.reason is not None else next_up)
-        attempt = f" #{node.attempt}" if node.attempt > 1 else ""
-        line: Line = [
-            (f" {glyph} ", role),
-            (fit(node.node, min(self._name_width, width // 3)) + " ", "bold"),
-            (fit(node.team or "-", 12), ""),
-            (fit(node.wave, 10 if width >= 110 else 8), "dim"),
-            (fit((node.outcome or node.phase) + attempt, 16), role),
-            (lines.sanitize(why), "bad" if node.phase == "failed" else "dim"),
-        ]
-        age = "" if node.phase == "pending" else formatting.format_age(node.since, self._now)
-        return lines.justify(line, [(f" {age} ", "dim")] if age else [], width)
+def _node_line(node: NodeState, width: int, *, now: float, name_width: int) -> Line:
+    glyph, role = node_glyph(node)
+    next_up = "next" if node.phase == "pending" else ""
+    why = node.failure or (node.reason["text"] if node.reason is not None else next_up)
+    attempt = f" #{node.attempt}" if node.attempt > 1 else ""
+    line: Line = [
+        (f" {glyph} ", role),
+        (fit(node.node, min(name_width, width // 3)) + " ", "bold"),
+        (fit(node.team or "-", 12), ""),
+        (fit(node.wave, 10 if width >= 110 else 8), "dim"),
+        (fit((node.outcome or node.phase) + attempt, 16), role),
+        (lines.sanitize(why), "bad" if node.phase == "failed" else "dim"),
+    ]
+    age = "" if node.phase == "pending" else formatting.format_age(node.since, now)
+    return lines.justify(line, [(f" {age} ", "dim")] if age else [], width)

@@ -7,9 +7,9 @@ once per frame.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any, cast
+from typing import Any, Generic, TypeVar, cast
 
 from textual.app import ComposeResult
 from textual.containers import Container
@@ -53,20 +53,32 @@ Item = tuple[str, Callable[[int], Line]]
 """A row: its unique key, empty where the cursor cannot be, and a function that draws it."""
 
 
-class ItemRows:
-    """Rows that are few enough to be built in advance."""
+T = TypeVar("T")
 
-    def __init__(self, items: Sequence[Item]) -> None:
-        self._items = items
+
+class LazyRows(Generic[T]):
+    """A row for each of many values, drawn when it is visible."""
+
+    def __init__(
+        self, values: Sequence[T], key_of: Callable[[T], str], draw_value: Callable[[T, int], Line]
+    ) -> None:
+        self._values = values
+        self._key_of = key_of
+        self._draw_value = draw_value
 
     def __len__(self) -> int:
-        return len(self._items)
+        return len(self._values)
 
     def key(self, row: int) -> str:
-        return self._items[row][0]
+        return self._key_of(self._values[row])
 
     def draw(self, row: int, width: int) -> Line:
-        return self._items[row][1](width)
+        return self._draw_value(self._values[row], width)
+
+
+def item_rows(items: Iterable[Item]) -> LazyRows[Item]:
+    """Return rows that are few enough to be built in advance."""
+    return LazyRows(list(items), lambda item: item[0], lambda item, width: item[1](width))
 
 
 def static_line(line: Line) -> Callable[[int], Line]:
@@ -132,7 +144,7 @@ class Page(BlankWidget, Screen[None]):
         yield from ()
 
     def update_body(self) -> None:
-        self.body.set_rows(ItemRows(list(self.build_items())))
+        self.body.set_rows(item_rows(self.build_items()))
 
     def selection(self) -> Selection:
         """Return what the next operation applies to."""

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 
-from tui.formatting import lines
+from tui.formatting import formatting, lines
 from tui.formatting.glyphs import legend, node_strip
 from tui.formatting.lines import Line, fit, fit_line, justify
-from tui.screens.page import Item, ItemRows, heading, static_line
+from tui.screens.page import Item, heading, item_rows, static_line
 from tui.state.history import History
 from tui.state.values import NodeState, PoolState
 from tui.widgets import timeline
@@ -92,7 +92,7 @@ class TimelineRows:
     def rows(self, pools: Sequence[PoolState], order: str, height: int) -> RowSource:
         """Return rows in which a cell is an interval; below each pool its nodes, if all fit into `height`."""
         width = name_width(pools)
-        note = f"{len(pools)}, {order}, {timeline.describe_scale(self.scale)}"
+        note = f"{len(pools)}, {order}, {formatting.format_duration(self.scale.step)} a column"
         head = [
             heading("POOLS", note),
             ("", lambda room: [(" ", ""), *legend(room - 1)]),
@@ -104,7 +104,7 @@ class TimelineRows:
             head.append(("", static_line([(fit("starts", width) + " ", "dim"), *self.starts])))
         if len(head) + sum(1 + len(pool.nodes) for pool in pools) > height:
             return PoolRows(head, pools, partial(self._pool_line, width))
-        return ItemRows([*head, *self._items_with_nodes(pools, width)])
+        return item_rows([*head, *self._items_with_nodes(pools, width)])
 
     def _items_with_nodes(self, pools: Sequence[PoolState], width: int) -> Iterator[Item]:
         for pool in pools:

@@ -21,13 +21,13 @@ from tui.screens.page import (
     GATE_GLYPHS,
     MAX_VOTES_SHOWN,
     Item,
-    ItemRows,
     PaneContainer,
     RolloutScreen,
     TwoPanes,
     find_pending_gate,
     gate_lines,
     heading,
+    item_rows,
     note_row,
     static_line,
     vote_lines,
@@ -119,7 +119,7 @@ class RolloutPage(TwoPanes, RolloutScreen):
         self.query_one("#head", Banner).update_lines()
         rollout, pools = self.rollout, self.query_one("#pools", VirtualList)
         items = [note_row("waiting for the daemon")] if rollout is None else list(self._items(rollout))
-        self.query_one("#now", VirtualList).set_rows(ItemRows(items))
+        self.query_one("#now", VirtualList).set_rows(item_rows(items))
         if rollout is not None:
             pools.set_rows(self._pool_rows(rollout, pools))
             pools.limit_height(fill=self.has_class("-wide"))
@@ -377,11 +377,11 @@ class RolloutPage(TwoPanes, RolloutScreen):
             text: Line = [(f"{len(ready):>5} ", "bold"), ("next  ", "run"), (names, "")]
             yield f"node:{ready[0]}", static_line(text)
         for group in groups[:MAX_GROUPS]:
-            text = group.text
+            why = group.text
             # The head has the sentence already; but "running" alone is no reason to wait.
             if reason is not None and reason_key(reason) == group.key and rollout.state != "running":
-                text = f"as the whole rollout is {rollout.state.replace('-', ' ')}"
-            yield f"reason:{group.key}", _group_row(group, text)
+                why = f"as the whole rollout is {rollout.state.replace('-', ' ')}"
+            yield f"reason:{group.key}", _group_row(group, why)
         if len(groups) > MAX_GROUPS:
             yield note_row(f"    and {len(groups) - MAX_GROUPS} more reasons: n shows all nodes")
 

@@ -63,7 +63,6 @@ class History:
         self.is_complete = False
         self.has_decisions = False
         self.decisions: list[Mapping[str, Any]] = []
-        self.version = 0
         self._by_node: dict[str, list[Transition]] = {}
         self._in_order: deque[Transition] = deque()
 
@@ -94,9 +93,6 @@ class History:
         elif entry["event"] in DECISIONS and entry["rollout"] in (None, self.rollout):
             self.decisions.append(entry)
             del self.decisions[:-MAX_DECISIONS]
-        else:
-            return
-        self.version += 1
 
     def add_earlier(self, entries: Sequence[Mapping[str, Any]], *, is_complete: bool) -> None:
         """Add a page of transitions before `first_seq`, oldest first."""
@@ -107,7 +103,6 @@ class History:
             transition = _parse_transition(entry)
             self._in_order.appendleft(transition)
             self._by_node.setdefault(transition.node, []).insert(0, transition)
-        self.version += 1
 
     def add_decisions(self, entries: Iterable[Mapping[str, Any]]) -> None:
         """Add decisions of before; those that the stream has brought too are added once."""
@@ -116,7 +111,6 @@ class History:
             if entry["seq"] not in known:
                 insort(self.decisions, with_current_names(entry), key=_seq)
         self.has_decisions = True
-        self.version += 1
 
     def phase_at(self, node: NodeState, at: float) -> PastPhase:
         """Return a node's phase at a moment; `node` is its present state."""
@@ -150,10 +144,6 @@ class History:
                 if len(found) == count:
                     break
         return found
-
-    def decisions_before(self, at: float) -> list[Mapping[str, Any]]:
-        """Return the decisions until a moment, the latest first."""
-        return [entry for entry in reversed(self.decisions) if entry["at"] <= at]
 
     def _drop_oldest(self) -> None:
         dropped = self._in_order.popleft()

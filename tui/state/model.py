@@ -83,7 +83,6 @@ class Model:
         self.histories: dict[str, History] = {}
         self.reviews: dict[str, wire_plans.Review] = {}
         self.entries: deque[Mapping[str, Any]] = deque(maxlen=MAX_ENTRIES)
-        self.version = 0
         self.fetch_requests: dict[tuple[str, str], FetchRequest] = {}
         self.status_at: float | None = None
         self._tracked_rollouts: list[str] = []
@@ -109,13 +108,11 @@ class Model:
             elif not known.is_closed:
                 self._add_fetch_request("rollout", known.id)
         self.seq = max(self.seq, seq)
-        self.version += 1
 
     def apply_rollout(self, status: wire.Rollout, seq: int) -> None:
         """Apply the status of one rollout at entry `seq` or later; `status` omits closed rollouts."""
         self._apply_rollout_status(status, seq)
         self._add_fetch_request("nodes", status["rollout"], is_urgent=True)
-        self.version += 1
 
     def apply_nodes(self, rollout: str, snapshot: NodesSnapshot, *, is_whole: bool = True) -> None:
         """Apply all nodes of a rollout, or with `is_whole=False` those that have changed."""
@@ -134,28 +131,23 @@ class Model:
         known.node_deadlines = snapshot.deadlines | (frozenset() if is_whole else known.node_deadlines)
         self._fill_pools(known)
         known.version += 1
-        self.version += 1
 
     def apply_locks(self, locks: wire_fleet.Locks) -> None:
         self.locks = locks
-        self.version += 1
 
     def apply_plan(self, rollout: str, plan: wire_plans.PlanContent) -> None:
         while len(self.plans) >= MAX_PLANS:
             del self.plans[next(iter(self.plans))]
         self.plans[rollout] = plan
-        self.version += 1
 
     def apply_review(self, rollout: str, review: wire_plans.Review) -> None:
         while len(self.reviews) >= MAX_REVIEWS:
             del self.reviews[next(iter(self.reviews))]
         self.reviews[rollout] = review
-        self.version += 1
 
     def apply_closed_rollouts(self, rollouts: wire.Rollouts) -> None:
         """Keep the closed ones of all rollouts, the latest first."""
         self.closed_rollouts = [each for each in rollouts["rollouts"] if each["state"] in CLOSED_STATES]
-        self.version += 1
 
     def reset(self) -> None:
         """Forget everything: the daemon serves another database."""
@@ -174,7 +166,6 @@ class Model:
             elif 0 <= self.last_received_seq < line.get("heartbeat", -1):
                 self.last_received_seq = line["heartbeat"]
                 self._mark_lost()
-        self.version += 1
 
     def track_nodes(self, rollout: str) -> None:
         """Keep a rollout's nodes from now on, and fetch them if they are unknown."""

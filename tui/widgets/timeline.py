@@ -13,7 +13,7 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 from machines.model.windows import DAYS, Window, any_open
-from tui.formatting.formatting import format_duration, format_time
+from tui.formatting.formatting import format_time
 from tui.formatting.glyphs import PHASE_GLYPHS, Glyph, phase_glyph
 from tui.formatting.lines import Line, merge_spans
 from tui.state.history import History
@@ -91,7 +91,10 @@ class TimelineView:
     def scale(self, columns: int, began: float, now: float) -> TimeScale:
         """Return the scale that shows the moment, or the latest time."""
         columns = max(1, columns)
-        step = self.step or _fitting_step(now - began, columns)
+        fitting = (
+            each for each in STEPS_S if now - began < each * (columns - 1) or each == MAX_CHOSEN_STEP_S
+        )
+        step = self.step or next(fitting)
         latest = max(math.floor(began / step), math.floor(now / step) - columns + 1)
         first = latest
         if self.moment is not None:
@@ -113,11 +116,6 @@ class TimelineView:
         index = min(range(len(STEPS_S)), key=lambda each: abs(STEPS_S[each] - scale.step)) + by
         self.step = STEPS_S[min(max(index, 0), len(STEPS_S) - 1)]
         self._start = None
-
-
-def _fitting_step(seconds: float, columns: int) -> float:
-    fitting = (step for step in STEPS_S if seconds < step * (columns - 1) or step == MAX_CHOSEN_STEP_S)
-    return next(fitting)
 
 
 def axis(scale: TimeScale, moment: float | None) -> Line:
@@ -351,7 +349,3 @@ def past_pool(history: History, pool: PoolState, at: float) -> tuple[int, int, i
         each.phase == "done" and COUNTER_BY_OUTCOME.get(each.outcome or "changed") == "done" for each in past
     )
     return in_flight, failed, done
-
-
-def describe_scale(scale: TimeScale) -> str:
-    return f"{format_duration(scale.step)} a column"
