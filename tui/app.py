@@ -162,6 +162,7 @@ class Console(NavigationApp):
         while True:
             await self._frame_requested.wait()
             await asyncio.sleep(self._keys.delay())
+            # Cleared first: a message that comes while this frame is drawn asks for the next one.
             self._frame_requested.clear()
             self._drain_messages()
             await asyncio.sleep(FRAME_INTERVAL_S)
@@ -221,6 +222,7 @@ class Console(NavigationApp):
         if self.disconnected is None and self.has_connected:
             self.model.refresh(self._clock())
         self._run_due_fetches()
+        # After a key, the page draws itself; drawing it twice would delay the next key.
         if not self._keys.delay():
             self.redraw_screen()
         self._collect_garbage()
@@ -343,6 +345,7 @@ class Console(NavigationApp):
         response = await self.fetch_path("rollouts", rollout, "review")
         if response.result is not None:
             self.model.apply_review(rollout, response.result)
+        # The user may have left the page meanwhile: a dialog there would take the next key.
         if self.screen is page:
             self._confirm(operations.APPROVE, replace(selection, review=response.result))
 
@@ -397,6 +400,7 @@ class Console(NavigationApp):
 
     def do_theme(self) -> None:
         self.theme = theme.DARK if self.theme == theme.LIGHT else theme.LIGHT
+        # Textual redraws what it styles itself; the lines here have colours of their own.
         self.refresh(layout=True)
         self.screen.refresh(recompose=False)
         for widget in self.screen.query("*"):

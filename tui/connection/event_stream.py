@@ -71,6 +71,7 @@ class MessageQueue:
                 return False
             self._messages.append(message)
             first = len(self._messages) == 1
+        # One wake-up serves all messages of a frame; a thousand a second would flood the loop.
         if first:
             self.on_message()
         return True
@@ -121,6 +122,7 @@ class EventListener:
                 reason = str(error)
                 if isinstance(error.__cause__, PermissionError):
                     reason += "; members of its group may open it"
+            # A stream that brought something was a good connection: the next try may come at once.
             tries = 0 if self._last_seq != last_seq else tries + 1
             if not self._disconnect_reported:
                 self._disconnect_reported = True
@@ -129,6 +131,7 @@ class EventListener:
 
     def _connect(self) -> int:
         """Read the initial state and return the entry after which the stream resumes."""
+        # Before the stream: an entry that is committed between the two comes with the stream.
         initial_state = {
             name: self._client.get(api_path(name)) for name in ("status", "whoami", "settings", "health")
         }
@@ -194,5 +197,6 @@ class RequestRunner:
                     with contextlib.suppress(RuntimeError):
                         loop.call_soon_threadsafe(deliver, response)
 
+            # Not an executor: the process would wait for its threads at exit, up to REQUEST_TIMEOUT_S.
             threading.Thread(target=run_call, name="request", daemon=True).start()
             return await future

@@ -90,6 +90,7 @@ class LogReader:
                     if is_full:
                         emit_batch()
                     elif not flush.is_alive():
+                        # The stream blocks until the next line, so a timer must deliver the last ones.
                         delay = max(0.01, BATCH_INTERVAL_S - (time.monotonic() - last))
                         flush = threading.Timer(delay, emit_batch)
                         flush.daemon = True

@@ -7,7 +7,7 @@ operation changes the fleet; the app asks for confirmation and sends its request
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 from tui.operations import operations
@@ -16,15 +16,19 @@ from tui.operations.confirm import Operation
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """Something that a key does; `screens` are those whose key line shows it."""
+    """Something that a key does; `shown_on` names the screens whose key line shows it."""
 
+    group: str
     name: str
     key: str
     title: str
     help: str
-    group: str
-    screens: frozenset[str] = field(default_factory=frozenset)
+    shown_on: str = ""
     operation: Operation | None = None
+
+    @property
+    def screens(self) -> frozenset[str]:
+        return frozenset(self.shown_on.split())
 
     @property
     def key_label(self) -> str:
@@ -53,19 +57,7 @@ _ALL_SCREENS = "fleet rollout nodes node gates locks audit teams handover compar
 _NODE_SCREENS = "rollout node nodes"
 
 
-def _action(
-    group: str,
-    name: str,
-    key: str,
-    title: str,
-    text: str,
-    screens: str = "",
-    operation: Operation | None = None,
-) -> Action:
-    return Action(name, key, title, text, group, frozenset(screens.split()), operation)
-
-
-_move, _decide, _app = (partial(_action, group) for group in ("move", "decide", "app"))
+_move, _decide, _app = (partial(Action, group) for group in ("move", "decide", "app"))
 
 ACTIONS: tuple[Action, ...] = (
     _move(

@@ -96,6 +96,7 @@ class Dialog(ModalScreen[Mapping[str, str] | None]):
                 input_widget.focus()
                 return
             field_values[field.name] = value
+        # It is typed so that the user reads it; the daemon does not need it.
         field_values.pop(DIGEST_FIELD_NAME, None)
         self.dismiss(field_values)
 

@@ -60,6 +60,11 @@ def _digest_field(rollout: RolloutState) -> InputField:
     )
 
 
+def _require(attribute: str, otherwise: str) -> Callable[[Selection], str]:
+    """Return a function that returns why a selection without the attribute does not do."""
+    return lambda selection: "" if getattr(selection, attribute) else otherwise
+
+
 def _rollout_permission(model: Model, selection: Selection) -> Permission:
     return permissions.rollout_permission(model, _rollout(selection))
 
@@ -190,8 +195,7 @@ def has_unread_failures(selection: Selection) -> bool:
     )
 
 
-def _gate_unavailable_reason(selection: Selection) -> str:
-    return "no gate waits here" if selection.gate is None else ""
+_gate_unavailable_reason = _require("gate", "no gate waits here")
 
 
 def _withdraw_unavailable_reason(selection: Selection) -> str:
@@ -305,9 +309,7 @@ def _hold_operation() -> Operation:
         body = {"node": selection.node_name, "reason": field_values["reason"], **end}
         return OperationRequest("PUT", api_path("holds"), body, f"{selection.node_name} is held{until}")
 
-    def unavailable_reason(selection: Selection) -> str:
-        return "" if selection.node_name else "no node is selected"
-
+    unavailable_reason = _require("node_name", "no node is selected")
     return Operation(unavailable_reason, _hold_and_freeze_permission, confirmation, request)
 
 
@@ -324,9 +326,7 @@ def _release_operation() -> Operation:
         body = {"node": hold["node"], "source": hold["source"], "id": hold["id"]}
         return OperationRequest("DELETE", api_path("holds"), body, f"{hold['node']} is released")
 
-    def unavailable_reason(selection: Selection) -> str:
-        return "" if selection.hold else "no hold is selected"
-
+    unavailable_reason = _require("hold", "no hold is selected")
     return Operation(unavailable_reason, _hold_and_freeze_permission, confirmation, request)
 
 
@@ -359,9 +359,7 @@ def _unfreeze_operation() -> Operation:
         message = f"the freeze of {field_values['scope']} is lifted"
         return OperationRequest("DELETE", api_path("freezes"), dict(field_values), message)
 
-    def unavailable_reason(selection: Selection) -> str:
-        return "" if selection.freeze else "no freeze is active"
-
+    unavailable_reason = _require("freeze", "no freeze is active")
     return Operation(unavailable_reason, _hold_and_freeze_permission, confirmation, request)
 
 

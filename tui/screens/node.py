@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from functools import partialmethod
 from typing import Any
 
 from textual.containers import Vertical
@@ -113,6 +114,7 @@ class NodePage(TwoPanes, RolloutScreen):
             self.console.connection_count,
         )
         if version != self._fetched_version and not self._is_fetching:
+            # Before the response: a change that comes meanwhile must be fetched after it.
             self._fetched_version, self._is_fetching = version, True
             self.run_worker(self._fetch_detail(), group="detail")
 
@@ -154,12 +156,6 @@ class NodePage(TwoPanes, RolloutScreen):
         count = formatting.pluralize(len(shown), "line")
         self.console.show_message(f"copied {count} to the terminal's clipboard")
 
-    def do_attempt(self) -> None:
-        self._change_attempt(-1)
-
-    def do_attempt_later(self) -> None:
-        self._change_attempt(1)
-
     def _change_attempt(self, delta: int) -> None:
         latest = self.detail["attempt"] if self.detail is not None else 0
         current = self.attempt or latest
@@ -170,6 +166,8 @@ class NodePage(TwoPanes, RolloutScreen):
         self.attempt = None if wanted == latest else wanted
         self._open_log()
         self.update_view()
+
+    do_attempt, do_attempt_later = partialmethod(_change_attempt, -1), partialmethod(_change_attempt, 1)
 
     def full_text(self) -> tuple[str, str] | None:
         """Return a step with its output, or a line of the log."""

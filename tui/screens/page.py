@@ -179,6 +179,7 @@ class Page(BlankWidget, Screen[None]):
         self.update_view()
 
     def update_view(self) -> None:
+        # Textual sends the first resize before the widgets of the page are mounted.
         if not self._is_laid_out or not self.size.width:
             return
         if self.console.is_stale != self.has_class("-stale"):
@@ -199,6 +200,7 @@ class Page(BlankWidget, Screen[None]):
         self.console.action_perform("open")
 
     def on_resize(self) -> None:
+        # The widgets get their new sizes only with the next layout.
         self.call_after_refresh(self.update_view)
 
     # -- the frame

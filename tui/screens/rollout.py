@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from functools import partial, partialmethod
 from typing import Any
 
 from textual.geometry import Size
@@ -158,18 +158,6 @@ class RolloutPage(TwoPanes, RolloutScreen):
         self.timeline.moment = None
         self.update_view()
 
-    def do_earlier(self) -> None:
-        self._move_moment(-1)
-
-    def do_later(self) -> None:
-        self._move_moment(1)
-
-    def do_zoom_in(self) -> None:
-        self._zoom(-1)
-
-    def do_zoom_out(self) -> None:
-        self._zoom(1)
-
     def do_now(self) -> None:
         self.timeline.moment = None
         self.update_view()
@@ -200,6 +188,9 @@ class RolloutPage(TwoPanes, RolloutScreen):
         if self._scale is not None:
             self.timeline.zoom(by, self._scale)
             self.update_view()
+
+    do_earlier, do_later = partialmethod(_move_moment, -1), partialmethod(_move_moment, 1)
+    do_zoom_in, do_zoom_out = partialmethod(_zoom, -1), partialmethod(_zoom, 1)
 
     def _pool_rows(self, rollout: RolloutState, pane: VirtualList) -> RowSource:
         pools, model = self._pools_in_order(rollout), self.console.model
@@ -249,6 +240,7 @@ class RolloutPage(TwoPanes, RolloutScreen):
             if len(found) == len(pages):
                 history.add_decisions(each["entry"] for entries in found for each in entries)
         page = await fetch(kind="PhaseMoved", rollout=rollout, limit=AUDIT_PAGE_SIZE)
+        # Reset also after an error, or the past would never load.
         self._is_loading = False
         if page.result is not None:
             entries = [each["entry"] for each in page.result["entries"]]

@@ -88,6 +88,7 @@ class FetchQueue:
         read, apply = self._endpoint(request)
         response = await self._call_daemon(read)
         self._in_flight.discard(key)
+        # Removed and added again, so that the first key of the dict is the oldest.
         self._completed.pop(key, None)
         self._completed[key] = (time.monotonic(), time.monotonic() - began)
         if len(self._completed) > MAX_COMPLETED:
@@ -95,6 +96,7 @@ class FetchQueue:
         if response.result is not None:
             apply(response.result)
         elif response.unreachable is not None:
+            # An event may have requested it again meanwhile, and more urgently.
             self._model.fetch_requests.setdefault(key, request)
         elif response.error is not None and response.error.status == HTTP_NOT_FOUND:
             self._model.rollouts.pop(request.rollout, None)

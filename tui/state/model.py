@@ -101,6 +101,7 @@ class Model:
         for each in status["rollouts"]:
             self._apply_rollout_status(each, seq, at)
         for known in list(self.rollouts.values()):
+            # A rollout that is newer than this response was opened after it.
             if known.id in reported or known.seq > seq:
                 continue
             if known.id not in self._tracked_rollouts:
@@ -174,6 +175,7 @@ class Model:
         self._tracked_rollouts.append(rollout)
         if rollout not in self.plans:
             self._add_fetch_request("plan", rollout)
+        # Ten thousand nodes and their history take tens of MiB.
         for old in self._tracked_rollouts[:-MAX_TRACKED_ROLLOUTS]:
             self.histories.pop(old, None)
             evicted = self.rollouts.get(old)
@@ -191,6 +193,7 @@ class Model:
 
     def history(self, rollout: str) -> History:
         """Return the history of a tracked rollout; a new one begins now and waits for earlier entries."""
+        # The entries received so far may be incomplete: all before the next one come from the audit.
         if rollout not in self.histories:
             self.histories[rollout] = History(rollout, self.last_received_seq + 1)
         return self.histories[rollout]

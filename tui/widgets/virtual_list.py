@@ -186,6 +186,7 @@ class VirtualList(LineWidget, ScrollView, can_focus=True, inherit_bindings=False
         if not height or (count > height) != (before > height):
             self.virtual_size = Size(self.size.width, count)
         elif count != before:
+            # Assigned, it would lay out the whole screen again, for each row that comes or goes.
             self.set_reactive(Widget.virtual_size, Size(self.size.width, count))
             self.scroll_y = self.validate_scroll_y(self.scroll_y)
             if count > height:
@@ -284,6 +285,7 @@ class VirtualList(LineWidget, ScrollView, can_focus=True, inherit_bindings=False
         if row == self.cursor and self.cursor_key:
             mark = CURSOR_MARK if self.has_focus else UNFOCUSED_CURSOR_MARK
             background = (CURSOR_STYLES if self.has_focus else UNFOCUSED_CURSOR_STYLES)[self.app.theme]
+        # Textual may draw between a scroll and the next `set_rows`: then the lines are of other rows.
         is_drawn = view == self._drawn_view and y < len(self._drawn_lines)
         line = self._drawn_lines[y] if is_drawn else self._draw_row(row, width)
         return self.render_strip(y, [(mark, "accent"), *line], width, background)
@@ -353,6 +355,7 @@ class Banner(LineWidget):
 
     def on_resize(self) -> None:
         self.clear_line_cache()
+        # Lines that are the same in the new width must be drawn too.
         self._lines = ()
         self.update_lines()
 
