@@ -39,9 +39,11 @@ class CurrentChecker:
         self._jobs: BackgroundJobs[tuple[str, str]] = BackgroundJobs(lambda: state.wake_up())
 
     def request_checks(self, tasks: asyncio.TaskGroup, wanted: Sequence[CheckIfCurrent]) -> None:
-        """Start the checks that are not under way yet, of nodes whose secrets are known."""
+        """Start the checks that are not under way yet, of nodes that are ready for them."""
         for each in wanted:
-            if not self._state.awaited_sources(each.node):
+            # Cleaning would remove what a check that is a run puts on the node.
+            is_barred = each.node in self._state.nodes_being_cleaned
+            if not is_barred and not self._state.awaited_sources(each.node):
                 key = (each.rollout, each.node)
                 self._jobs.start(tasks, self._check, key, name=f"check {key[0]}/{key[1]}")
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+from machines.model.decision import CheckIfCurrent
 from machines.states import Outcome, Phase
+from rolloutd.engine.background.current_checks import CurrentChecker
+from rolloutd.engine.check_mode import CheckMode
 from tests.contracts.fakes.isolator import FakeIsolator
 from tests.contracts.fakes.runner import Script
 from tests.rolloutd.control_environment import PLAN, ControlEnvironment, control_environment
@@ -46,3 +49,15 @@ async def test_unknown_compliance_is_changed_like_any_node(tmp_path: Path) -> No
         inside.run_host.compliant = {"p1", "p2", "s1", "s2"}
         found = await roll_out(inside, tmp_path)
         assert set(found.values()) == {(Outcome.CHANGED, 1)}
+
+
+async def test_node_is_not_checked_while_it_is_cleaned(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        rollout = await inside.start(text=SKIPPING)
+        inside.run_host.compliant = {"p1", "p2"}
+        inside.state.nodes_being_cleaned.add("p1")
+        adapters = adapters_of(inside, tmp_path, FakeIsolator())
+        checker = CurrentChecker(inside.state, adapters, CheckMode(inside.state, adapters.runner))
+        async with asyncio.TaskGroup() as tasks:
+            checker.request_checks(tasks, [CheckIfCurrent(rollout, node) for node in ("p1", "p2")])
+        assert [inside.phase(rollout, node) for node in ("p1", "p2")] == [Phase.PENDING, Phase.DONE]
