@@ -224,12 +224,11 @@ class EventPrinter:
                 print_now(_state_line(rollout))
 
 
-def print_updates(updates: Iterator[WatchUpdate]) -> list[Rollout]:
-    """Print lines until all rollouts have ended; return their last state."""
-    printer = EventPrinter()
+def show_updates(updates: Iterator[WatchUpdate], show: Callable[[WatchUpdate], None]) -> list[Rollout]:
+    """Show updates until all rollouts have ended; return their last state."""
     last: list[Rollout] = []
     for update in updates:
-        printer.print_update(update)
+        show(update)
         last = update.rollouts
         if update.is_finished:
             break

@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
-from rolloutd.cli.follow import WatchUpdate, event_lines
+from rolloutd.cli.follow import WatchUpdate, event_lines, show_updates
 from rolloutd.cli.output import format_percent, sanitize
 from rolloutd.cli.queries import format_reason, format_remaining
 
@@ -41,17 +41,14 @@ _STYLES = {
 
 def draw_updates(updates: Iterator[WatchUpdate], console: Console | None = None) -> list[Rollout]:
     """Draw updates until all rollouts have ended; return their last state."""
-    console = console or Console()
-    last: list[Rollout] = []
-    with Live(console=console, refresh_per_second=REDRAWS_PER_S) as live:
-        for update in updates:
+    with Live(console=console or Console(), refresh_per_second=REDRAWS_PER_S) as live:
+
+        def draw(update: WatchUpdate) -> None:
             for text in event_lines(update):
                 live.console.print(Text(text, style="dim"))
-            last = update.rollouts
-            live.update(render_rollouts(last))
-            if update.is_finished:
-                break
-    return last
+            live.update(render_rollouts(update.rollouts))
+
+        return show_updates(updates, draw)
 
 
 def render_rollouts(rollouts: list[Rollout]) -> Group:

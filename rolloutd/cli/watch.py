@@ -11,7 +11,7 @@ import io
 import queue
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout, suppress
 from typing import TYPE_CHECKING, NoReturn
 
@@ -24,12 +24,13 @@ from rolloutd.cli.command_group import (
     is_terminal,
 )
 from rolloutd.cli.follow import (
+    EventPrinter,
     Line,
     WatchUpdate,
     follow_log,
     next_batch,
-    print_updates,
     queue_events,
+    show_updates,
     watch_updates,
 )
 from rolloutd.cli.output import (
@@ -65,13 +66,13 @@ def watch_rollouts(call: Invocation) -> int:
         return exits.OK
     updates = watch_updates(call.client, rollout_ids)
     if call.args.json:
-        last = _print_json_updates(updates)
+        last = show_updates(updates, _changed_rollouts_printer())
     elif is_terminal():
         from rolloutd.cli.progress_bars import draw_updates
 
         last = draw_updates(updates)
     else:
-        last = print_updates(updates)
+        last = show_updates(updates, EventPrinter().print_update)
     return exits.OK if all(rollout["state"] == "done" for rollout in last) else exits.REFUSED
 
 
@@ -112,16 +113,17 @@ def _report_if_pending(call: Invocation) -> bool:
     return True
 
 
-def _print_json_updates(updates: Iterator[WatchUpdate]) -> list[Rollout]:
+def _changed_rollouts_printer() -> Callable[[WatchUpdate], None]:
+    """Return a function that prints the rollouts that are not as in the update before."""
     last: list[Rollout] = []
-    for update in updates:
+
+    def show(update: WatchUpdate) -> None:
         for rollout in update.rollouts:
             if rollout not in last:
                 print_json_line(rollout)
-        last = update.rollouts
-        if update.is_finished:
-            break
-    return last
+        last[:] = update.rollouts
+
+    return show
 
 
 def _rollout_ids(call: Invocation) -> list[str]:

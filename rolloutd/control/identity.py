@@ -13,11 +13,12 @@ import os
 import pwd
 import socket
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 from machines.model.rollout import Actor, ActorKind
+from rolloutd.settings import TeamSettings
 
 ACCOUNT_CACHE_TTL_S = 10.0
 """How long an account is cached: a person who was just added to a group waits no longer."""
@@ -27,15 +28,6 @@ MAX_CACHED_ACCOUNTS = 1024
 
 # struct ucred of Linux: pid, uid, gid.
 _CREDENTIAL = struct.Struct("3i")
-
-
-@dataclass(frozen=True, slots=True)
-class PeerCredential:
-    """The process at the other end of the socket."""
-
-    pid: int
-    uid: int
-    gid: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,26 +57,17 @@ class Identity:
         return team is not None and team in self.teams
 
 
-class HasMembers(Protocol):
-    """The part of a team's settings that identifies its members."""
-
-    @property
-    def members(self) -> Iterable[str]:
-        """User names and @groups."""
-        ...
-
-
-def read_peer_credential(sock: socket.socket | None) -> PeerCredential | None:
-    """Return the other end of a connected Unix socket; None if the kernel does not know it."""
+def read_peer_uid(sock: socket.socket | None) -> int | None:
+    """Return the user at the other end of a connected Unix socket; None if the kernel does not know it."""
     if sock is None:
         return None
     try:
         raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIAL.size)
     except OSError:
         return None
-    peer = PeerCredential(*_CREDENTIAL.unpack(raw))
+    uid: int = _CREDENTIAL.unpack(raw)[1]
     # The kernel gives -1 for a socket whose peer it does not know.
-    return peer if peer.uid >= 0 else None
+    return uid if uid >= 0 else None
 
 
 def look_up_account(uid: int) -> Account:
@@ -141,12 +124,12 @@ def is_listed(account: Account, members: Iterable[str]) -> bool:
     )
 
 
-def identify(account: Account, teams: Iterable[tuple[str, HasMembers]], admins: Iterable[str]) -> Identity:
+def identify(account: Account, teams: Mapping[str, TeamSettings], admins: Iterable[str]) -> Identity:
     """Return an account with the rights that the settings give it."""
     return Identity(
         uid=account.uid,
         user=account.user,
         groups=account.groups,
         admin=is_listed(account, admins),
-        teams=frozenset(name for name, team in teams if is_listed(account, team.members)),
+        teams=frozenset(name for name, team in teams.items() if is_listed(account, team.members)),
     )

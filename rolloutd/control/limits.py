@@ -18,7 +18,7 @@ from enum import IntEnum
 
 from machines.model.events import RequestDenied
 from machines.model.rollout import Actor
-from rolloutd.control.identity import Identity, read_peer_credential
+from rolloutd.control.identity import Identity, read_peer_uid
 from rolloutd.errors import Refused
 
 FIRST_REQUEST_TIMEOUT_S = 10.0
@@ -189,8 +189,8 @@ class LimitedProtocol(asyncio.Protocol):
         """Count the connection, or answer 429 and close it."""
         assert isinstance(transport, asyncio.Transport)
         # Before HTTP: a user over the quota must not cost a parser and a task.
-        peer = read_peer_credential(transport.get_extra_info("socket"))
-        uid = -1 if peer is None else peer.uid
+        peer = read_peer_uid(transport.get_extra_info("socket"))
+        uid = -1 if peer is None else peer
         try:
             self._limits.connections.acquire(uid)
         except TooMany as exc:

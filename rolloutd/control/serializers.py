@@ -21,7 +21,7 @@ from machines.model.rollout import Failure, Rollout, Target, Verdict, Vote
 from machines.model.timefmt import format_rfc3339
 from machines.rules import gates
 from machines.scheduler import decide
-from machines.scheduler.progress import PoolProgress, rollout_progress, slot_s
+from machines.scheduler.progress import PoolProgress, RolloutProgress, rollout_progress, slot_s
 from machines.states import CARRIES_CHANGE, EXCEPTIONS, IN_FLIGHT_PHASES, Outcome, Phase
 from rolloutd import reason_text
 from rolloutd.control import coverage, wire, wire_fleet, wire_plans
@@ -116,18 +116,10 @@ def rollout(state: State, resolved: ResolvedRollout) -> wire.Rollout:
     nodes = [known[each.node] for each in index.targets(current.id) if each.node in known]
     views = list(gate_views(index, current, now))
     return {
-        "rollout": current.id,
-        "plan": current.plan.name,
-        "digest": current.digest.whole,
+        **_summary(current, progress),
         "source": source(current.source),
-        "state": progress.state.value,
         "wave": progress.wave or None,
-        "percent": round(progress.percent, 2),
-        "total": progress.total,
-        "done": progress.done,
         "failed": progress.failed,
-        "skipped": progress.skipped,
-        "rolled_back": progress.rolled_back,
         "drifted": len(index.counters(current.id).drifted),
         "pending": progress.pending,
         "in_flight": [in_flight(state, target) for target in progress.in_flight],
@@ -140,8 +132,6 @@ def rollout(state: State, resolved: ResolvedRollout) -> wire.Rollout:
         "work": progress.work_s and {"low_s": progress.work_s[0], "high_s": progress.work_s[1]},
         "votes_missing": 0 if current.closed else sum(map(_count_missing_votes, views)),
         "eta": None if progress.eta_s is None or current.closed else format_timestamp(now + progress.eta_s),
-        "submitted_by": current.submitted_by.name,
-        "submitted_at": format_timestamp(current.submitted_at),
         "traffic_probes": coverage.traffic_probes(current.plan),
         "not_probed": coverage.not_probed(current.plan, nodes),
         "not_isolated": coverage.not_isolated(current.plan, nodes),
@@ -165,7 +155,11 @@ def minutes(slot_s: float, prepare_s: float) -> wire.Minutes:
 
 def rollout_line(state: State, index: Index, each: Rollout, now: float) -> wire.RolloutLine:
     """Return a rollout of the index as a list shows it."""
-    progress = rollout_progress(index, each.id, now, state.queue)
+    summary = _summary(each, rollout_progress(index, each.id, now, state.queue))
+    return {**summary, "ended_at": format_optional_timestamp(ended_at(each))}
+
+
+def _summary(each: Rollout, progress: RolloutProgress) -> wire.RolloutSummary:
     return {
         "rollout": each.id,
         "plan": each.plan.name,
@@ -178,7 +172,6 @@ def rollout_line(state: State, index: Index, each: Rollout, now: float) -> wire.
         "rolled_back": progress.rolled_back,
         "submitted_by": each.submitted_by.name,
         "submitted_at": format_timestamp(each.submitted_at),
-        "ended_at": format_optional_timestamp(ended_at(each)),
     }
 
 

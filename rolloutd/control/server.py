@@ -29,7 +29,7 @@ from rolloutd.control.identity import (
     CachedNameService,
     Identity,
     identify,
-    read_peer_credential,
+    read_peer_uid,
 )
 from rolloutd.control.limits import DenialLog, LimitedProtocol, Limits
 from rolloutd.control.routes import Created, LineStream, Request, Route, Services
@@ -206,12 +206,11 @@ class ControlServer:
 
     async def _identify(self, request: web.Request) -> Identity | None:
         transport = request.transport
-        peer = read_peer_credential(transport.get_extra_info("socket") if transport is not None else None)
-        if peer is None:
+        uid = read_peer_uid(transport.get_extra_info("socket") if transport is not None else None)
+        if uid is None:
             return None
-        account = await self._accounts.account(peer.uid)
         settings = self._services.state.settings
-        return identify(account, settings.teams.items(), settings.admins)
+        return identify(await self._accounts.account(uid), settings.teams, settings.admins)
 
     async def _read_request(self, route: Route, request: web.Request, identity: Identity) -> Request[Any]:
         path_params, operation = dict(request.match_info), route.handler.__name__

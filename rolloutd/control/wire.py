@@ -214,7 +214,23 @@ class Source(TypedDict):
     text: str
 
 
-class Rollout(TypedDict):
+class RolloutSummary(TypedDict):
+    """What a list and `status` both show of a rollout."""
+
+    rollout: str
+    plan: str
+    digest: str
+    state: RolloutState
+    percent: float
+    total: int
+    done: int
+    skipped: int
+    rolled_back: int
+    submitted_by: str
+    submitted_at: str
+
+
+class Rollout(RolloutSummary):
     """A rollout as `status` shows it; `expected_s` is the usual time of one of its nodes.
 
     `skipped` nodes are done without the change, `rolled_back` is how many of these were changed before.
@@ -222,18 +238,9 @@ class Rollout(TypedDict):
     `prepared` is null if the plan has no prepare stage; `minutes` are of all nodes together.
     """
 
-    rollout: str
-    plan: str
-    digest: str
     source: Source
-    state: RolloutState
     wave: str | None
-    percent: float
-    total: int
-    done: int
     failed: int
-    skipped: int
-    rolled_back: int
     drifted: int
     pending: int
     in_flight: list[InFlight]
@@ -243,8 +250,6 @@ class Rollout(TypedDict):
     work: Work | None
     votes_missing: int
     eta: str | None
-    submitted_by: str
-    submitted_at: str
     traffic_probes: list[str]
     not_probed: list[str]
     not_isolated: list[str]
@@ -263,20 +268,9 @@ class Status(TypedDict):
     seq: int
 
 
-class RolloutLine(TypedDict):
+class RolloutLine(RolloutSummary):
     """A rollout in a list."""
 
-    rollout: str
-    plan: str
-    digest: str
-    state: RolloutState
-    percent: float
-    total: int
-    done: int
-    skipped: int
-    rolled_back: int
-    submitted_by: str
-    submitted_at: str
     ended_at: str | None
 
 

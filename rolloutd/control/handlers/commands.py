@@ -13,12 +13,11 @@ from functools import partial
 
 from machines.model.events import NodeOrdered, PhaseMoved
 from machines.model.plan import GateName
-from machines.model.rollout import Rollout, Target
+from machines.model.rollout import Rollout
 from machines.rules import gates
 from rolloutd.commands import holds_and_freezes, rollbacks, rollout_commands, voting
 from rolloutd.commands.rollout_commands import Events
 from rolloutd.control import fleet_serializers, requests, rights, serializers, wire, wire_fleet
-from rolloutd.control.identity import Identity
 from rolloutd.control.resolve import ResolvedRollout, ensure_loaded, resolve_for_deletion, resolve_rollout
 from rolloutd.control.routes import Request, RouteTable, Services
 from rolloutd.engine.state import State
@@ -28,8 +27,8 @@ NO_REASON = "no reason given"
 
 _ROLLOUT_PATH, _NODE_PATH = "/v1/rollouts/{r}", "/v1/rollouts/{r}/nodes/{n}"
 
-_RolloutCommand = Callable[[State, Identity, Rollout, str], Events]
-_NodeCommand = Callable[[State, Identity, Rollout, Target, str], Events]
+Command = Callable[..., Events]
+"""From the state, the caller, the rollout, and for a command on a node its target, to events."""
 
 routes = RouteTable()
 
@@ -276,56 +275,44 @@ async def pin_identity(
 
 
 async def _change_votes(
-    services: Services,
-    request: Request[requests.WithdrawVote],
-    command: Callable[[State, Identity, Rollout], Events],
+    services: Services, request: Request[requests.WithdrawVote], command: Command
 ) -> wire.Gate:
     name = GateName(request.input.gate)
     resolved = await resolve_live(services, request)
     # Resolved before the vote, which may open the gate: without a name the next gate would answer.
     wave = voting.resolve_wave(services.state, resolved.rollout, name, request.input.wave)
-    await _decide_and_commit(services, request, resolved, partial(command, services.state, request.identity))
+    await _decide_and_commit(services, request, resolved, command)
     return gate_response(services, resolved, name, wave)
 
 
 async def _command_rollout(
-    services: Services, request: Request[requests.ReasonBody], command: _RolloutCommand
+    services: Services, request: Request[requests.ReasonBody], command: Command
 ) -> wire.Rollout:
     resolved = await resolve_live(services, request)
-    await _decide_and_commit(
-        services,
-        request,
-        resolved,
-        lambda rollout: command(services.state, request.identity, rollout, request.input.reason),
-    )
+    await _decide_and_commit(services, request, resolved, partial(command, reason=request.input.reason))
     return serializers.rollout(services.state, _reresolve(services.state, resolved))
 
 
 async def _command_node(
-    services: Services, request: Request[requests.ReasonBody], command: _NodeCommand
+    services: Services, request: Request[requests.ReasonBody], command: Command
 ) -> wire.Node:
     resolved = await resolve_live(services, request)
-    node = request.path_params["n"]
-    await _decide_and_commit(
-        services,
-        request,
-        resolved,
-        lambda rollout: command(
-            services.state, request.identity, rollout, resolved.target(node), request.input.reason
-        ),
-    )
-    return serializers.node(services.state, _reresolve(services.state, resolved), resolved.target(node))
+    await _decide_and_commit(services, request, resolved, partial(command, reason=request.input.reason))
+    target = resolved.target(request.path_params["n"])
+    return serializers.node(services.state, _reresolve(services.state, resolved), target)
 
 
 async def _decide_and_commit(
     services: Services,
     request: Request[requests.ReasonBody],
     resolved: ResolvedRollout,
-    decide_events: Callable[[Rollout], Events],
+    command: Command,
 ) -> None:
     """Decide by facts that nothing else can change meanwhile, and write."""
-    async with services.state.exclusive_commit(request.identity.actor) as commit:
-        events = decide_events(current_rollout(services.state, resolved))
+    state, node = services.state, request.path_params.get("n")
+    async with state.exclusive_commit(request.identity.actor) as commit:
+        target = () if node is None else (resolved.target(node),)
+        events = command(state, request.identity, current_rollout(state, resolved), *target)
         await commit(events, f"{request.operation}: {request.input.reason}")
 
 
