@@ -13,6 +13,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 
 from apscheduler.jobstores.base import JobLookupError
@@ -32,11 +33,6 @@ CLOCK_CHECK_INTERVAL_S = 5.0
 """How often the two clocks are compared: twelve times within the watchdog's minute."""
 
 
-def make() -> ApschedulerScheduler:
-    """Return the daemon's alarm; inside a running event loop."""
-    return ApschedulerScheduler()
-
-
 class SystemClock:
     """The machine's clock (ports.Clock)."""
 
@@ -49,14 +45,14 @@ class SystemClock:
 
 
 class ApschedulerScheduler:
-    """ports.Alarm; made and used inside one running event loop."""
+    """ports.Scheduler; made and used inside one running event loop."""
 
     def __init__(self) -> None:
         self._is_open = True
         self._loop = asyncio.get_running_loop()
         self._scheduler = AsyncIOScheduler(
             timezone=UTC,
-            # A poke is never too late, and several that were missed are one.
+            # A wake-up is never too late, and several that were missed are one.
             job_defaults={"misfire_grace_time": None, "coalesce": True, "max_instances": 1},
         )
         self._scheduler.start()
@@ -64,24 +60,18 @@ class ApschedulerScheduler:
         self._next_clock_check = self._loop.call_later(CLOCK_CHECK_INTERVAL_S, self._check_clock)
 
     def call_at(self, key: str, instant: float, callback: Callable[[], None]) -> None:
-        """Call `poke` at `instant` (epoch seconds), at once if that has passed."""
         now = datetime.now(UTC)
         seconds = min(max(0.0, instant - now.timestamp()), MAX_DELAY.total_seconds())
         self._add(key, DateTrigger(run_date=now + timedelta(seconds=seconds)), callback)
 
     def call_every(self, key: str, seconds: float, callback: Callable[[], None]) -> None:
-        """Call `poke` every so many seconds, first after the first of them."""
         self._add(key, IntervalTrigger(seconds=seconds, timezone=UTC), callback)
 
     def cancel(self, key: str) -> None:
-        """Forget the key; unknown keys are fine."""
-        try:
+        with suppress(JobLookupError):
             self._scheduler.remove_job(key)
-        except JobLookupError:
-            return
 
     def close(self) -> None:
-        """Stop; nothing is called any more."""
         if self._is_open:
             self._is_open = False
             self._next_clock_check.cancel()
@@ -103,11 +93,11 @@ class ApschedulerScheduler:
         return time.time() - self._loop.time()
 
     def _check_clock(self) -> None:
-        """Poke everybody if the wall clock was set, or the machine slept, since the last look."""
+        """Run every callback if the wall clock was set, or the machine slept, since the last check."""
         before, self._clock_offset_s = self._clock_offset_s, self._measure_clock_offset_s()
         if abs(self._clock_offset_s - before) > CLOCK_JUMP_S:
             log.warning(
-                "the clock was set by %+.0f s: everything is looked at again", self._clock_offset_s - before
+                "the clock was set by %+.0f s: everything is inspected again", self._clock_offset_s - before
             )
             for job in self._scheduler.get_jobs():
                 job.modify(next_run_time=datetime.now(UTC))

@@ -60,11 +60,9 @@ class IsolatorBackend(Protocol):
 
     async def is_isolated(self) -> bool:
         """Return whether the node is out of service, without asking the isolator."""
-        ...
 
     async def isolate_from_outside(self) -> None:
         """Take the node out of service as another person or program would."""
-        ...
 
 
 class IsolatorContract(_Contract[IsolatorBackend]):
@@ -144,15 +142,12 @@ class CheckBackend(Protocol):
 
     async def break_node(self) -> None:
         """Change the node so that the check fails."""
-        ...
 
     async def repair_node(self) -> None:
         """Undo `break_node`."""
-        ...
 
     async def state(self) -> object:
         """Return what a check that changes the node would change, such as a file's time."""
-        ...
 
 
 class CheckContract(_Contract[CheckBackend]):
@@ -193,15 +188,12 @@ class TrafficProbeBackend(Protocol):
 
     async def start_traffic(self) -> None:
         """Let clients use the node."""
-        ...
 
     async def stop_traffic(self) -> None:
         """Undo `start_traffic`."""
-        ...
 
     async def hide_traffic(self) -> None:
         """Prevent the probe from finding out whether there is traffic."""
-        ...
 
 
 class TrafficProbeContract(_Contract[TrafficProbeBackend]):
@@ -283,7 +275,6 @@ class InventoryBackend(Protocol):
 
     async def break_source(self) -> None:
         """Make the source unreadable, or unreachable."""
-        ...
 
 
 class InventoryContract(_Contract[InventoryBackend]):
@@ -316,7 +307,6 @@ class WatchBackend(Protocol):
 
     async def add_node(self) -> str:
         """Add a node to the source and return its name."""
-        ...
 
 
 class WatchContract(_Contract[WatchBackend]):

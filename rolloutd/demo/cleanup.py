@@ -56,20 +56,23 @@ def end_processes(*directories: str) -> bool:
 
 
 def marked_processes(directory: str, *others: str) -> list[int]:
-    """Return the pids of processes whose HOME is the demo's, and of ssh masters with a socket in it.
+    """Return the pids of processes whose HOME is the demo's, and of ssh masters with a socket in it."""
+    return processes_with(f"HOME={directory}/home", *(f"{place}/" for place in (directory, *others)))
 
-    A master overwrites its environment with its title, which names the socket.
-    """
-    home = f"HOME={directory}/home".encode()
-    inside = [f"{place}/".encode() for place in (directory, *others)]
+
+def processes_with(variable: str, *sockets: str) -> list[int]:
+    """Return the pids of other processes with a variable, and of ssh masters with a socket in a directory."""
+    mark, inside = variable.encode(), [place.encode() for place in sockets]
     found = []
     for name in os.listdir("/proc"):  # noqa: PTH208 - a bare interpreter starts quicker without pathlib
         if not name.isdecimal() or int(name) == os.getpid():
             continue
-        is_marked = home in _read(f"/proc/{name}/environ").split(b"\0") or (
+        is_marked = mark in _read(f"/proc/{name}/environ").split(b"\0") or (
+            # A master overwrites its environment with its title, which names the socket.
             _read(f"/proc/{name}/comm").strip() == b"ssh"
             and any(place in _read(f"/proc/{name}/cmdline") for place in inside)
         )
+        # A zombie has ended; its parent may never ask for its status.
         if is_marked and _is_alive(name):
             found.append(int(name))
     return found

@@ -29,6 +29,7 @@ from typing import Any, Self
 import asyncssh
 import yaml
 
+from rolloutd.demo.cleanup import processes_with
 from rolloutd.demo.node import Fault, NodeDirectory
 from rolloutd.demo.ssh_server import NodeSshServer
 
@@ -137,15 +138,9 @@ class Fleet:
     def root(self, node: str) -> Path:
         return self.directory / "nodes" / node
 
-    def set_fault(self, node: str, fault: Fault) -> None:
-        set_fault(self.directory, node, fault)
-
-    def clear_fault(self, node: str) -> None:
-        clear_fault(self.directory, node)
-
     def processes(self) -> list[int]:
         """Return the pids of all processes on the nodes, also of those that left their session."""
-        return _marked_processes(f"{MARK_VARIABLE}={self.directory}".encode())
+        return processes_with(f"{MARK_VARIABLE}={self.directory}")
 
     async def _stop(self) -> None:
         async with asyncio.TaskGroup() as group:
@@ -211,19 +206,6 @@ def _write(path: Path, text: str) -> None:
     fresh.touch(mode=0o600)
     fresh.write_text(text)
     fresh.rename(path)
-
-
-def _marked_processes(mark: bytes) -> list[int]:
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal() and int(entry.name) != os.getpid():
-            try:
-                environment = (entry / "environ").read_bytes()
-            except OSError:
-                continue
-            if mark in environment.split(b"\0"):
-                found.append(int(entry.name))
-    return found
 
 
 async def run_fleet(directory: Path, nodes: int) -> None:

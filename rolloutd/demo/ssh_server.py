@@ -31,7 +31,7 @@ class NodeSshServer:
         self._node = node
         self._mark = mark
         self._commands: set[_Command] = set()
-        self._connections: set[asyncssh.SSHServerConnection] = set()
+        self.connections: set[asyncssh.SSHServerConnection] = set()
         self._listener: asyncssh.SSHAcceptor | None = None
 
     @property
@@ -62,10 +62,10 @@ class NodeSshServer:
         if self._listener is not None:
             self._listener.close()
             await self._listener.wait_closed()
-        for connection in list(self._connections):
+        for connection in list(self.connections):
             connection.abort()
         for command in list(self._commands):
-            command.kill()
+            command.signal("KILL")
 
     async def wait_ended(self) -> None:
         """Return when all commands, and all processes that hold their output open, have ended."""
@@ -75,12 +75,6 @@ class NodeSshServer:
     def is_refusing(self) -> bool:
         """Return whether the node's fault makes sshd refuse connections."""
         return self._node.current_fault() is Fault.SSHD_REFUSES
-
-    def add_connection(self, connection: asyncssh.SSHServerConnection) -> None:
-        self._connections.add(connection)
-
-    def remove_connection(self, connection: asyncssh.SSHServerConnection) -> None:
-        self._connections.discard(connection)
 
     async def spawn(
         self, command: str | None, on_output: Callable[[bytes, int], None], on_exit: Callable[[int], None]
@@ -108,13 +102,13 @@ class _Connection(asyncssh.SSHServer):
 
     def connection_made(self, conn: asyncssh.SSHServerConnection) -> None:
         self._connection = conn
-        self._server.add_connection(conn)
+        self._server.connections.add(conn)
         if self._server.is_refusing():
             conn.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._connection is not None:
-            self._server.remove_connection(self._connection)
+            self._server.connections.discard(self._connection)
 
     def begin_auth(self, username: str) -> bool:
         return True
@@ -264,9 +258,6 @@ class _Command(asyncio.SubprocessProtocol):
         if number is not None and self._transport is not None and self._transport.get_returncode() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._transport.get_pid(), number)
-
-    def kill(self) -> None:
-        self.signal("KILL")
 
     def _pipe(self, descriptor: int) -> asyncio.BaseTransport | None:
         return None if self._transport is None else self._transport.get_pipe_transport(descriptor)

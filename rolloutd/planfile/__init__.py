@@ -7,7 +7,6 @@ heavy.  It does not know what a plan means to the core: rolloutd/compile.py does
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from rolloutd.errors import Diagnostic, InvalidFile
 from rolloutd.planfile.content import (
@@ -20,12 +19,10 @@ from rolloutd.planfile.content import (
     selector_digest,
     written_content,
 )
-from rolloutd.planfile.document import Path, Value, locate, read_document
+from rolloutd.planfile.document import JSON, Path, Value, locate, read_document
 from rolloutd.planfile.model import PlanDocument
 from rolloutd.planfile.schema import schema_of_model, values_of_format
 from rolloutd.planfile.validation import validate_document
-
-JSON = Any
 
 __all__ = [
     "Diagnostic",

@@ -237,7 +237,8 @@ class _Composer:
             case yaml.SequenceStartEvent():
                 self._open(event, Value([], self._location(event), []))
             case yaml.CollectionEndEvent():
-                self._close()
+                frame = self._stack.pop()
+                self._add(frame.value, frame.anchor)
             case yaml.AliasEvent():
                 self._alias(event)
             case yaml.DocumentStartEvent():
@@ -310,10 +311,6 @@ class _Composer:
                 "the file is nested too deeply",
             )
         self._stack.append(_Frame(value, event.anchor))
-
-    def _close(self) -> None:
-        frame = self._stack.pop()
-        self._add(frame.value, frame.anchor)
 
     def _alias(self, event: yaml.AliasEvent) -> None:
         place, name = self._location(event), str(event.anchor)

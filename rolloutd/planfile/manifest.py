@@ -8,17 +8,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from rolloutd.planfile.document import read_document
+from rolloutd.planfile.document import JSON, read_document
 from rolloutd.planfile.schema import schema_of_model
 from rolloutd.planfile.validation import validate_document
 from rolloutd.plugin import ABSENT, Params, SelectorText, field_types
 from rolloutd.plugin.field_types import InvalidValue, raise_invalid
-
-JSON = Any
 
 TITLE = "rolloutd artifact manifest"
 

@@ -43,23 +43,14 @@ def playbook_diagnostics(plan: PlanFile, tree: Path) -> tuple[Diagnostic, ...]:
     for path, name in plan.named_playbooks():
         playbook = tree / name
         if not is_inside(tree, playbook):
-            diagnostics.append(
-                plan.diagnostic(
-                    path,
-                    found=name,
-                    allowed="a playbook in the source, by its path within it",
-                    message="there is no such playbook in the source",
-                )
-            )
+            found, message = name, "there is no such playbook in the source"
+            allowed = "a playbook in the source, by its path within it"
         elif (fault := cached_error(playbook)) is not None:
-            diagnostics.append(
-                plan.diagnostic(
-                    path,
-                    found=f"{name}:{fault}",
-                    allowed="a list of plays in YAML (ansible-playbook --syntax-check)",
-                    message="the playbook cannot be read",
-                )
-            )
+            found, message = f"{name}:{fault}", "the playbook cannot be read"
+            allowed = "a list of plays in YAML (ansible-playbook --syntax-check)"
+        else:
+            continue
+        diagnostics.append(plan.diagnostic(path, found=found, allowed=allowed, message=message))
     return tuple(diagnostics)
 
 

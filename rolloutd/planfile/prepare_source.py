@@ -8,15 +8,13 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from rolloutd.errors import InvalidFile
 from rolloutd.planfile import PlanFile
+from rolloutd.planfile.document import JSON
 from rolloutd.planfile.document import Path as KeyPath
 from rolloutd.planfile.manifest import MAX_MANIFEST_BYTES, read_manifest
 from rolloutd.planfile.playbooks import is_inside, playbook_digest
-
-JSON = Any
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,13 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import Any
 
 from pydantic import BaseModel
 
-from rolloutd.planfile.document import Path, Value
-
-JSON = Any
+from rolloutd.planfile.document import JSON, Path, Value
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from rolloutd.errors import Diagnostic, InvalidFile
 from rolloutd.planfile.document import (
+    JSON,
     MAX_DIAGNOSTICS,
     Document,
     Path,
@@ -28,7 +29,6 @@ from rolloutd.planfile.schema import known_keys, schema_at, schema_of_model
 from rolloutd.plugin.field_types import InvalidValue, InvalidValues
 from rolloutd.text import pluralize
 
-JSON = Any
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 _KEY_MARK = "[key]"
@@ -112,8 +112,7 @@ class _DiagnosticBuilder:
         else:
             path, value, _ = locate(self._root, loc)
             schema = self._schema_at(path)
-            message = _message(error, value, schema)
-            yield self._wrong_value(path, value, _allowed_text(error, schema), message)
+            yield self._wrong_value(path, value, _allowed_text(error, schema), _message(error, value))
 
     def _invalid_value(self, loc: Sequence[str | int], error: InvalidValue) -> Diagnostic:
         parts = list(loc)
@@ -190,7 +189,7 @@ class _DiagnosticBuilder:
         return schema_at(self._schema, path)
 
 
-def _message(error: ErrorDetails, value: Value | None, schema: dict[str, JSON] | None) -> str:
+def _message(error: ErrorDetails, value: Value | None) -> str:
     cause = error.get("ctx", {}).get("error")
     if isinstance(cause, ValueError):
         return str(getattr(cause, "message", cause))
@@ -211,17 +210,14 @@ def _allowed_text(error: ErrorDetails, schema: dict[str, JSON] | None) -> str:
     if allowed is not None:
         return str(allowed)
     if error["type"] in _SHAPE_NAMES:
-        return _expected_shape(error["type"], schema)
+        # Where one item may replace a list, either is right.
+        may_be_one = error["type"] == "list_type" and "anyOf" in (schema or {})
+        return ONE_OR_MANY if may_be_one else _SHAPE_NAMES[error["type"]]
     if "expected" in ctx:
         return str(ctx["expected"])
     if "pattern" in ctx:
         return f"text of the form {ctx['pattern']}"
     return _describe_schema(schema or {})
-
-
-def _expected_shape(kind: str, schema: dict[str, JSON] | None) -> str:
-    """Return the expected shape; where one item may replace a list, either."""
-    return ONE_OR_MANY if kind == "list_type" and "anyOf" in (schema or {}) else _SHAPE_NAMES[kind]
 
 
 def _describe_schema(schema: Mapping[str, JSON]) -> str:

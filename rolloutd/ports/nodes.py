@@ -115,6 +115,15 @@ class ConnectionDefaults:
     key_file: Path | None = None
 
 
+OnObserved = Callable[[Sequence[Observation]], None]
+OnNodesChanged = Callable[[], None]
+OnTried = Callable[[str], None]
+
+
+def ignore_tries(error: str) -> None:
+    """Do nothing with the error of a try."""
+
+
 class Watch(Protocol):
     """Reports the states of a source's nodes continuously."""
 
@@ -122,10 +131,7 @@ class Watch(Protocol):
     def source(self) -> str: ...
 
     async def run(
-        self,
-        on_observed: Callable[[Sequence[Observation]], None],
-        on_nodes_changed: Callable[[], None],
-        on_tried: Callable[[str], None] = lambda error: None,
+        self, on_observed: OnObserved, on_nodes_changed: OnNodesChanged, on_tried: OnTried = ignore_tries
     ) -> None:
         """Observe until cancelled.
 

@@ -6,7 +6,6 @@ in a temporary database, which compares them; memory does not grow with the audi
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import closing
@@ -15,6 +14,7 @@ from typing import Any
 from machines.model.rows import AuditMismatch, MismatchKind
 from rolloutd.audit_chain import canonical_json, verify_entries
 from rolloutd.ports import AuditReport, RowMismatch
+from rolloutd.store.audit_entries import hash_text
 from rolloutd.store.audit_replay import AuditReplay, hashed_content
 from rolloutd.store.backend import Backend, Connection
 from rolloutd.store.schema import HASHED_COLUMNS, KEYS, NOT_COMPARED_COLUMNS
@@ -58,12 +58,8 @@ def _compare(backend: Backend, connection: Connection, head: str | None) -> Audi
 def _audited(column: str, value: str) -> str:
     """Return the audited form of a hashed column: what the replay writes for it."""
     if column == "content":
-        return canonical_json(hashed_content(_sha256(value)))
-    return value if value == "null" else canonical_json(_sha256(value))
-
-
-def _sha256(text: str) -> str:
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+        return canonical_json(hashed_content(hash_text(value)))
+    return value if value == "null" else canonical_json(hash_text(value))
 
 
 def _adopt_unrecorded(connection: Connection, replay: AuditReplay) -> None:

@@ -103,7 +103,7 @@ def _split_fields(event: Event) -> Iterator[Mapping[str, Any]]:
             # A hash and the digest that people vote for replace the content.
             yield {
                 "at": evidence.at,
-                "content": _hash_text(canonical_json(dict(evidence.content))),
+                "content": hash_text(canonical_json(dict(evidence.content))),
                 "digest": evidence.digest,
                 "pilot_since": evidence.pilot_since,
             }
@@ -119,7 +119,7 @@ def _split_fields(event: Event) -> Iterator[Mapping[str, Any]]:
 
 def _opened_fields(event: RolloutOpened) -> Iterator[Mapping[str, Any]]:
     """Yield the fields of a submit; a hash and the digests that people vote for replace the content."""
-    content = _hash_text(canonical_json(event.content))
+    content = hash_text(canonical_json(event.content))
     overrides: Mapping[str, Any] = {}
     if event.overrides:
         overrides = {"overrides": list(event.overrides), "override_reason": event.override_reason}
@@ -151,8 +151,8 @@ def _step_fields(record: StepRecord) -> Mapping[str, Any]:
         "began_at": record.began_at,
         "handle": record.handle,
         "number": record.number,
-        "output": _hash_text(record.output) if record.output else None,
-        "prior": _hash_text(canonical_json(record.prior)) if record.prior is not None else None,
+        "output": hash_text(record.output) if record.output else None,
+        "prior": hash_text(canonical_json(record.prior)) if record.prior is not None else None,
         "stage": record.stage,
         "state": record.state,
         "step": record.step,
@@ -193,5 +193,6 @@ def _chunk(values: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
         yield values[start : start + NODES_PER_ENTRY]
 
 
-def _hash_text(text: str) -> str:
+def hash_text(text: str) -> str:
+    # A lone surrogate, such as of a file's name, has no UTF-8, and must have a hash all the same.
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()

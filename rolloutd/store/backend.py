@@ -43,11 +43,9 @@ class Executor(Protocol):
 
     async def run(self, work: Callable[[Connection], T]) -> T:
         """Return the result of `work` on the connection; cancelling the caller does not stop it."""
-        ...
 
     async def close(self) -> None:
         """Finish the work that was submitted, then close the connection."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from typing import Protocol
 
 import pytest
 
-from rolloutd.adapters.sources import TreeStore, make
+from rolloutd.adapters.sources import TreeStore
 from rolloutd.errors import NotFound, Refused, SourceFailed
 from rolloutd.ports import PinnedSource, SourceStore
 from rolloutd.source_archive import MAX_TREE_BYTES, pack_tree, tree_hash
@@ -130,7 +130,7 @@ async def test_a_ref_that_could_be_an_option_is_refused(backend: SourcesBackend,
     ],
 )
 async def test_what_is_no_server_is_refused(tmp_path: Path, url: str) -> None:
-    for sources in (FakeSourceStore(tmp_path / "fake"), make(tmp_path / "state")):
+    for sources in (FakeSourceStore(tmp_path / "fake"), TreeStore(tmp_path / "state")):
         with pytest.raises(Refused):
             await sources.pin_git(url, "main")
 
@@ -287,7 +287,7 @@ async def test_git_refuses_local_paths_unless_told(tmp_path: Path) -> None:
     repository.commit("site.yml", "x")
     for url in (repository.url, str(repository.directory)):
         with pytest.raises(Refused, match="never a path of the daemon's machine"):
-            await make(tmp_path / "state").pin_git(url, "main")
+            await TreeStore(tmp_path / "state").pin_git(url, "main")
 
 
 async def test_git_gives_short_commits_files_modes_and_links(tmp_path: Path) -> None:
@@ -336,7 +336,7 @@ async def test_git_is_not_led_astray_by_a_hooks_environment(
 
 async def test_git_that_fails_tells_no_password(tmp_path: Path) -> None:
     with pytest.raises(SourceFailed) as told:
-        await make(tmp_path).pin_git("https://ops:geheim@127.0.0.1:1/x.git", "main")
+        await TreeStore(tmp_path).pin_git("https://ops:geheim@127.0.0.1:1/x.git", "main")
     assert "geheim" not in str(told.value)
     assert "https://127.0.0.1:1/x.git" in str(told.value)
 
@@ -345,7 +345,7 @@ async def test_what_a_crash_left_is_removed(tmp_path: Path) -> None:
     left = tmp_path / "trees" / ".staged-x"
     left.mkdir(parents=True)
     (tmp_path / "trees" / ".staged-x.index").touch()
-    make(tmp_path)
+    TreeStore(tmp_path)
     assert list((tmp_path / "trees").iterdir()) == []
 
 

@@ -7,7 +7,7 @@ again well before it is too old for a decision.  While the cluster is unreachabl
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from machines.model.node import NodeHealth, Observation
 from rolloutd.adapters.kubernetes.api_errors import ApiError, ClusterUnreachable
@@ -15,7 +15,7 @@ from rolloutd.adapters.kubernetes.cluster import Cluster, api_path
 from rolloutd.adapters.kubernetes.cluster_registry import source_name
 from rolloutd.adapters.kubernetes.list_watch import WatchHandler, run_list_watch
 from rolloutd.adapters.kubernetes.nodes import ISOLATED_BY, CordonOwner, NodeView, find_annotation, parse_node
-from rolloutd.ports import JSON, Clock
+from rolloutd.ports import JSON, Clock, OnNodesChanged, OnObserved, OnTried, ignore_tries
 
 REPORT_INTERVAL_S = 15.0
 """Interval of reports of all nodes: four within the minute for which an observation is valid."""
@@ -48,18 +48,15 @@ class NodeWatch(WatchHandler):
         self._report_interval_s = report_interval_s
         self._is_open = False
         self._inventory_changed = asyncio.Event()
-        self._on_observed: Callable[[Sequence[Observation]], None] = lambda observations: None
-        self._on_tried: Callable[[str], None] = lambda error: None
+        self._on_observed: OnObserved = lambda observations: None
+        self._on_tried: OnTried = ignore_tries
 
     @property
     def source(self) -> str:
         return source_name(self.cluster)
 
     async def run(
-        self,
-        on_observed: Callable[[Sequence[Observation]], None],
-        on_nodes_changed: Callable[[], None],
-        on_tried: Callable[[str], None] = lambda error: None,
+        self, on_observed: OnObserved, on_nodes_changed: OnNodesChanged, on_tried: OnTried = ignore_tries
     ) -> None:
         self._on_observed, self._on_tried = on_observed, on_tried
         try:
@@ -177,7 +174,7 @@ class NodeWatch(WatchHandler):
             return f"cluster {self.cluster.name}: {error}"
         return ""
 
-    async def _announce_changes(self, on_nodes_changed: Callable[[], None]) -> None:
+    async def _announce_changes(self, on_nodes_changed: OnNodesChanged) -> None:
         while True:
             await self._inventory_changed.wait()
             await asyncio.sleep(DEBOUNCE_S)

@@ -43,10 +43,7 @@ def needs_check(filters: Mapping[str, JSON], paths: Iterable[str]) -> bool:
 def read_custom_fields(session: NetboxSession) -> Mapping[str, CustomField]:
     """Return the server's custom fields by name; raises SourceFailed."""
     records = list_all(session, PATH, {})
-    fields: Mapping[str, CustomField] = read_shape(
-        lambda: {str(record["name"]): _parse(record) for record in records}, session.source
-    )
-    return fields
+    return read_shape(lambda: {str(record["name"]): _parse(record) for record in records}, session.source)
 
 
 def check_filters(

@@ -53,6 +53,7 @@ def list_objects(
         # A server with a smaller page limit returns shorter pages, so a short one alone is not the end.
         if not page or (len(page) < PAGE_SIZE and len(records) >= count):
             break
+        # A page begins at an id, not at an offset, so that a change meanwhile shifts nothing.
         next_start = _greatest_id(session, page) + 1
         if next_start <= start:
             raise session.error("GraphQL pages do not follow the ids", "read REST")
@@ -63,15 +64,14 @@ def list_objects(
 
 
 def _greatest_id(session: NetboxSession, page: Sequence[Mapping[str, JSON]]) -> int:
-    return int(read_shape(lambda: max(int(record["id"]) for record in page), session.source))
+    return read_shape(lambda: max(int(record["id"]) for record in page), session.source)
 
 
 def _query(session: NetboxSession, query: str) -> Sequence[Mapping[str, JSON]]:
     body = session.post(PATH, {"query": query})
     if isinstance(body, dict) and body.get("errors"):
         raise session.error("GraphQL refuses the query", "read REST")
-    page: list[Mapping[str, JSON]] = read_shape(lambda: list(body["data"]["objects"]), session.source)
-    return page
+    return read_shape(lambda: list(body["data"]["objects"]), session.source)
 
 
 def _filter_text(filters: Mapping[str, JSON]) -> str | None:

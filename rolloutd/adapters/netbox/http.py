@@ -75,8 +75,12 @@ class NetboxSession:
         self.http = requests.Session()
         self.http.trust_env = False
         self.http.max_redirects = 0
-        self.http.verify = str(ca_file) if ca_file else _system_authorities()
-        self.http.headers.update(_authorization(self._token))
+        paths = ssl.get_default_verify_paths()
+        # requests would take the authorities of its own package, not those of the machine.
+        self.http.verify = str(ca_file) if ca_file else paths.cafile or paths.capath or True
+        # Only tokens of version 2 have this prefix and a dot; each version has its own keyword.
+        keyword = "Bearer" if self._token.startswith("nbt_") and "." in self._token else "Token"
+        self.http.headers.update({"Authorization": f"{keyword} {self._token}", "Accept": "application/json"})
         adapter = _GuardedAdapter(_origin(url), limits, self._deadline)
         self.http.mount("https://", adapter)
         self.http.mount("http://", adapter)
@@ -274,16 +278,6 @@ def _read_token(source: str, path: Path) -> str:
     if not _TOKEN.fullmatch(text):
         raise SourceFailed(f"{source}: {path} does not hold one token; write the bare token into it")
     return text
-
-
-def _authorization(token: str) -> Mapping[str, str]:
-    keyword = "Bearer" if token.startswith("nbt_") and "." in token else "Token"
-    return {"Authorization": f"{keyword} {token}", "Accept": "application/json"}
-
-
-def _system_authorities() -> str | bool:
-    paths = ssl.get_default_verify_paths()
-    return paths.cafile or paths.capath or True
 
 
 def _origin(url: str) -> tuple[str, str, int]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TypeVar
 
 from rolloutd.adapters.netbox.registration import TEXT_PATHS
 from rolloutd.errors import SourceFailed
 from rolloutd.ports import JSON, PROVIDER_ID, STATUS, DiscoveredNode
+
+T = TypeVar("T")
 
 MAX_LABEL_LENGTH = 253
 """Limit of a label's value, as the settings have it."""
@@ -153,11 +155,12 @@ def kind_fields(kind: str, fields: Iterable[str]) -> list[str]:
     return sorted(set(fields) - missing)
 
 
-def read_shape(convert: Callable[[], Any], source: str) -> Any:
+def read_shape(convert: Callable[[], T], source: str) -> T:
     """Return the converted answer; raises SourceFailed if it has not the shape of NetBox's."""
     try:
         return convert()
-    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+    # ArithmeticError: json reads `Infinity`, which has no whole number.
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
         raise SourceFailed(
             f"{source}: its answer is not that of a NetBox ({type(error).__name__}); check `url`"
         ) from error

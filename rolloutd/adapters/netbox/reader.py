@@ -107,9 +107,7 @@ class Reader:
 
     def _read_graphql(self, kind: str, sample: rest.Page) -> Sequence[NetboxObject]:
         records = graphql.list_objects(self._session, kind, self._filters, self._mapper.fields, sample.count)
-        found: Sequence[NetboxObject] = read_shape(
-            lambda: [from_graphql(kind, record) for record in records], self._session.source
-        )
+        found = read_shape(lambda: [from_graphql(kind, record) for record in records], self._session.source)
         by_id = {each.id: each for each in found}
         for expected in self._from_rest(kind, sample.records):
             same = by_id.get(expected.id)
@@ -119,11 +117,10 @@ class Reader:
         return found
 
     def _from_rest(self, kind: str, records: Sequence[Mapping[str, JSON]]) -> Sequence[NetboxObject]:
-        found: Sequence[NetboxObject] = read_shape(
+        return read_shape(
             lambda: [from_rest(kind, record, self._object_fields) for record in records],
             self._session.source,
         )
-        return found
 
 
 def _query_value(value: JSON) -> JSON:

@@ -58,8 +58,7 @@ def read_page(session: NetboxSession, path: str, params: Mapping[str, JSON]) -> 
             raise TypeError("an object has no id")
         return Page(int(count), records)
 
-    page: Page = read_shape(read, session.source)
-    return page
+    return read_shape(read, session.source)
 
 
 def rest_fields(kind: str, fields: frozenset[str]) -> str:

@@ -11,7 +11,7 @@ import hashlib
 import hmac
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import datetime
@@ -19,11 +19,10 @@ from pathlib import Path
 
 from aiohttp import web
 
-from machines.model.node import Observation
 from rolloutd.adapters.netbox.inventory import Hint, NetboxInventory
 from rolloutd.adapters.netbox.objects import OBJECT_TYPES
 from rolloutd.errors import SourceFailed
-from rolloutd.ports import JSON, Clock
+from rolloutd.ports import JSON, Clock, OnNodesChanged, OnObserved, OnTried, ignore_tries
 from rolloutd.service.listen_socket import bind, bind_loopback
 
 log = logging.getLogger("rolloutd.adapters.netbox")
@@ -85,10 +84,7 @@ class WebhookReceiver:
         return self._inventory.source
 
     async def run(
-        self,
-        on_observed: Callable[[Sequence[Observation]], None],
-        on_nodes_changed: Callable[[], None],
-        on_tried: Callable[[str], None] = lambda error: None,
+        self, on_observed: OnObserved, on_nodes_changed: OnNodesChanged, on_tried: OnTried = ignore_tries
     ) -> None:
         """Receive until cancelled; raises SourceFailed or CannotListen."""
         if self._params is None:

@@ -1,5 +1,5 @@
 """Source trees of plans, from git repositories and uploads."""
 
-from rolloutd.adapters.sources.tree_store import TreeStore, make
+from rolloutd.adapters.sources.tree_store import TreeStore
 
-__all__ = ["TreeStore", "make"]
+__all__ = ["TreeStore"]

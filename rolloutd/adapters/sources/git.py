@@ -15,6 +15,7 @@ import shutil
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 from rolloutd.adapters.sources.git_command import MAX_PACK_BYTES, run_git
 from rolloutd.adapters.sources.signatures import TrustedKeys
@@ -99,10 +100,12 @@ class GitCache:
         self._directory = directory
         self._trusted_keys = trusted_keys
         self._allow_local = allow_local
-        self._locks: dict[Path, asyncio.Lock] = {}
+        # Weak, because clients choose the URLs, and each would leave a lock.
+        self._locks: WeakValueDictionary[Path, asyncio.Lock] = WeakValueDictionary()
 
     async def list_artifacts(self) -> Sequence[Artifact]:
-        return await asyncio.to_thread(_list_mirrors, self._directory)
+        mirrors = await asyncio.to_thread(lambda: sorted(self._directory.glob("*.git")))
+        return [Artifact(path.name, path.stat().st_mtime) for path in mirrors]
 
     async def remove(self, name: str, *, unmodified_since: float) -> bool:
         mirror = self._directory / name
@@ -146,14 +149,15 @@ class GitCache:
         is_commit = _COMMIT.fullmatch(ref) is not None
         name = None if is_commit else await remote.resolve_ref(ref)
         if name is not None:
-            fetched = await remote.fetch_ref(name)
-            await self._verify(remote, fetched, name)
-            return Commit(fetched, _REF_KINDS.get(name[: name.find("/", 5)], "ref"), cache)
-        if is_commit or _ABBREVIATED_COMMIT.fullmatch(ref):
-            fetched = await remote.fetch_commit(ref)
-            await self._verify(remote, fetched, ref)
-            return Commit(fetched, COMMIT, cache)
-        raise SourceFailed(f"{redact_url(url)} has no branch and no tag {ref!r}")
+            commit = Commit(
+                await remote.fetch_ref(name), _REF_KINDS.get(name[: name.find("/", 5)], "ref"), cache
+            )
+        elif is_commit or _ABBREVIATED_COMMIT.fullmatch(ref):
+            commit = Commit(await remote.fetch_commit(ref), COMMIT, cache)
+        else:
+            raise SourceFailed(f"{redact_url(url)} has no branch and no tag {ref!r}")
+        await self._verify(remote, commit.id, name or ref)
+        return commit
 
     async def _verify(self, remote: _Remote, commit: str, name: str) -> None:
         """Raise SourceFailed if signatures are required and the tag and the commit have none."""
@@ -274,7 +278,3 @@ def _remove_partial_packs(mirror: Path) -> int:
         largest = max(largest, path.stat().st_size)
         path.unlink()
     return largest
-
-
-def _list_mirrors(directory: Path) -> Sequence[Artifact]:
-    return [Artifact(path.name, path.stat().st_mtime) for path in sorted(directory.glob("*.git"))]

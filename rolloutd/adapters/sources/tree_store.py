@@ -25,10 +25,6 @@ TREE_KIND = "tree"
 _PIN_PATTERNS = {GIT_KIND: re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?"), TREE_KIND: re.compile(r"[0-9a-f]{64}")}
 
 
-def make(state_dir: Path) -> TreeStore:
-    return TreeStore(state_dir)
-
-
 def tree_name(pinned: PinnedSource) -> str:
     return f"{pinned.kind}-{pinned.pin}"
 

@@ -12,6 +12,7 @@ import logging
 import re
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 
 import asyncssh
@@ -59,7 +60,6 @@ class SshShell:
         self._connections: dict[str, _PooledConnection] = {}
         self._command_slots = asyncio.Semaphore(self._limits.max_connections)
         self._transfer_slots = asyncio.Semaphore(self._limits.max_transfers)
-        self._known_hosts = _KnownHostsCache()
         # asyncssh logs every command line at INFO, and command lines may carry secrets.
         asyncssh.set_log_level(logging.WARNING)
 
@@ -220,7 +220,7 @@ class SshShell:
 
     def _connect_options(self, route: Route, user: str | None) -> dict[str, object]:
         options: dict[str, object] = {
-            "known_hosts": self._known_hosts.read(route.known_hosts),
+            "known_hosts": _read_known_hosts(route.known_hosts),
             "keepalive_interval": self._limits.keepalive_interval_s,
             "keepalive_count_max": self._limits.max_missed_keepalives,
         }
@@ -309,22 +309,15 @@ def _expand_proxy_command(route: Route) -> str:
     return re.sub("%.", lambda match: tokens.get(match[0], match[0]), route.proxy_command or "", flags=re.S)
 
 
-class _KnownHostsCache:
-    """Parsed known_hosts files, read again when a file changes."""
+def _read_known_hosts(paths: tuple[Path, ...]) -> asyncssh.SSHKnownHosts:
+    """Return the keys of all files; a missing file has none."""
+    return _parse_known_hosts(tuple((path, _file_version(path)) for path in paths))
 
-    def __init__(self) -> None:
-        self._cache: dict[tuple[Path, ...], tuple[tuple[tuple[int, int], ...], asyncssh.SSHKnownHosts]] = {}
 
-    def read(self, paths: tuple[Path, ...]) -> asyncssh.SSHKnownHosts:
-        """Return the keys of all files; a missing file has none."""
-        versions = tuple(_file_version(path) for path in paths)
-        cached = self._cache.get(paths)
-        if cached is None or cached[0] != versions:
-            text = "\n".join(
-                path.read_text() for path, version in zip(paths, versions, strict=True) if version[0]
-            )
-            cached = self._cache[paths] = (versions, asyncssh.import_known_hosts(text))
-        return cached[1]
+@lru_cache(maxsize=64)
+def _parse_known_hosts(files: tuple[tuple[Path, tuple[int, int]], ...]) -> asyncssh.SSHKnownHosts:
+    # Once for each version of the files: every login needs them, and a fleet's file has thousands of lines.
+    return asyncssh.import_known_hosts("\n".join(path.read_text() for path, version in files if version[0]))
 
 
 def _file_version(path: Path) -> tuple[int, int]:

@@ -99,7 +99,7 @@ needs_ansible = pytest.mark.skipif(
 @needs_ansible
 @pytest.mark.parametrize("fleet", ["a fleet"], indirect=True)  # a path with a space
 async def test_real_ansible_changes_nodes_without_fault(fleet: Fleet, tmp_path: Path) -> None:
-    fleet.set_fault("n2", Fault.TASK_FAILS)
+    set_fault(fleet.directory, "n2", Fault.TASK_FAILS)
     status, output = await play(fleet, tmp_path)
     assert status == 2, output
     assert 'setting key \\"net.core.somaxconn\\": Input/output error' in output.replace('\\\\"', '\\"')
@@ -161,12 +161,12 @@ async def test_an_sshd_that_refuses_refuses_old_and_new_connections(fleet: Fleet
     observer = ReachableObserver(shell, FakeClock())
     await shell.run(node, "true", timeout_s=LIMIT_S)
     assert [o.sight for o in await observer.observe([node])] == [NodeHealth.UP]
-    fleet.set_fault("n1", Fault.SSHD_REFUSES)
+    set_fault(fleet.directory, "n1", Fault.SSHD_REFUSES)
     with pytest.raises(NodeUnreachable, match="n1: "):
         await shell.run(node, "true", timeout_s=LIMIT_S)
     assert [o.sight for o in await observer.observe([node])] == [NodeHealth.DOWN]
     assert (await shell.run(host(fleet, "n2"), "true", timeout_s=LIMIT_S)).exit_status == 0
-    fleet.clear_fault("n1")
+    clear_fault(fleet.directory, "n1")
     assert (await shell.run(node, "true", timeout_s=LIMIT_S)).exit_status == 0
 
 
