@@ -68,6 +68,7 @@ async def _read(stream: asyncio.StreamReader | None, limit: int) -> bytes:
     """Read to the end and return the beginning."""
     assert stream is not None
     kept = bytearray()
+    # To the end, because a full pipe would block the command.
     while chunk := await stream.read(65536):
         kept += chunk[: limit - len(kept)]
     return bytes(kept)

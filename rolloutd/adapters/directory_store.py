@@ -55,8 +55,10 @@ class DirectoryStore:
         try:
             staged.rename(target)
         except OSError:
+            # Another task may have published the same content meanwhile.
             if not target.is_dir():
                 raise
+        # A name is on disk only with its directory.
         _sync(target.parent)
 
     def touch(self, name: str) -> bool:

@@ -29,6 +29,7 @@ def main(directory: str, *removed: str) -> int:
     """Wait for the demo's end, then clean up; return 0 if no process is left."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
+    # The pipe ends when its last writer does, also by SIGKILL.
     while os.read(sys.stdin.fileno(), 1024):
         pass
     all_ended = end_processes(directory, *removed)

@@ -172,6 +172,7 @@ def _decode(text: bytes, file: str) -> str:
         allowed = f"at most {MAX_BYTES // 1024} KiB"
         raise _fatal(start, f"{len(text)} bytes", allowed, "the file is too large, it was not read")
     try:
+        # Some editors write a byte order mark.
         decoded = text.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         before = error.object[: error.start].decode("utf-8", "replace")
@@ -276,6 +277,7 @@ class _Composer:
     def _syntax_error(self, error: yaml.MarkedYAMLError) -> InvalidFile:
         mark = error.problem_mark or error.context_mark
         line, column = (mark.line + 1, mark.column + 1) if mark is not None else (1, 1)
+        # libyaml may place a mistake behind the last line.
         line = min(line, max(len(self._lines), 1))
         source = self._lines[line - 1] if self._lines else ""
         message = f"this is not YAML: {error.problem or error.context or 'it cannot be read'}"
@@ -334,6 +336,7 @@ class _Composer:
                 place, f"*{name}", f"at most {MAX_DEPTH} levels", "the file is nested too deeply"
             )
         copy = Value(original.data, place, original.children, original.keys, original.size, original.height)
+        # Counted at each use, so that aliases of aliases end at the limit.
         self._add(copy, None, counts=original.size)
 
     def _reject_tag(self, place: SourceLocation, tag: str | None) -> None:

@@ -47,6 +47,7 @@ MAX_NODES = 10_000
 MAX_RATE_BPS = 1 << 40
 """Bytes a second: a TiB, more than a network of the next years carries."""
 
+# ASCII, because \d also matches the digits of other scripts, which int() reads.
 _DURATION = re.compile(r"(?=.)(?:(\d{1,6})d)?(?:(\d{1,6})h)?(?:(\d{1,6})m)?(?:(\d{1,9})s)?", re.ASCII)
 _CLOCK = re.compile(r"(\d{1,2}):(\d{2})", re.ASCII)
 _TEMPLATE = re.compile(r"\{\{.*?\}\}", re.DOTALL)

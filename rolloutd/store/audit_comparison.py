@@ -85,6 +85,7 @@ def _table_mismatches(connection: Connection, table: str) -> Iterator[RowMismatc
     )
     here = f"SELECT {', '.join(columns)} FROM main.{table}"  # noqa: S608  # names of our own schema
     there = f"SELECT {stored} FROM stored.{table}"  # noqa: S608  # names of our own schema
+    # One more than is reported shows that rows are left out.
     limit = f"LIMIT {MAX_MISMATCHES + 1}"
     found = _rows_by_key(connection, table, columns, f"{there} EXCEPT {here} {limit}")
     expected = _rows_by_key(connection, table, columns, f"{here} EXCEPT {there} {limit}")

@@ -86,6 +86,7 @@ FROM rollout WHERE deleted_at IS NULL AND NOT ({IS_LIVE}) ORDER BY number DESC L
 
 def load_snapshot(connection: Connection, compile_plan: PlanCompiler) -> FactsSnapshot:
     """Return the facts that decisions use, all as of one commit."""
+    # One read transaction: a commit between two queries would mix two moments.
     connection.execute("BEGIN")
     try:
         (epoch,) = connection.execute("SELECT epoch FROM term").fetchone()

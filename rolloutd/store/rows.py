@@ -39,6 +39,7 @@ class StoredRows:
 
 def execute_writes(connection: Connection, writes: Iterable[Write | Delete]) -> None:
     """Write rows; raises Conflict when one is not as it is expected."""
+    # Equal statements in sequence run as one: a submit writes thousands of targets.
     for sql, group in groupby(map(_statement, writes), key=itemgetter(0)):
         rows = [(values, write) for _, values, write in group]
         write, problem = rows[0][1], ""

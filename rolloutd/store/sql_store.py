@@ -75,6 +75,7 @@ class SqlStore:
             except BaseException:
                 await store.close()
                 raise
+        # A cancelled start too: the connection's thread would keep the process alive.
         except BaseException:
             await writing.close()
             raise

@@ -64,6 +64,7 @@ class BatchWriter:
         self._refusals: tuple[type[Exception], ...] = (StoreFailed, OverflowError, *backend.errors)
         sql = "UPDATE term SET epoch = epoch + 1, holder = ?, since = ? RETURNING epoch"
         try:
+            # All rows are read: SQLite ends a RETURNING statement, and its lock, only after the last.
             (self.epoch,) = connection.execute(sql, (holder, since)).fetchall()[0]
         except backend.errors as error:
             raise backend.explain(error) from error
@@ -282,6 +283,7 @@ class Writer:
                 continue
             self._digests.update(write.digests)
             if self._on_commit is not None and result:
+                # Not called here: an error of the callback must not end the writer.
                 asyncio.get_running_loop().call_soon(self._on_commit, result)
             if not write.future.done():
                 write.future.set_result(result)

@@ -59,6 +59,7 @@ class HaproxyIsolator:
                 text = describe(ctx.host.name, found)
                 states = {each.admin for each in found.values()}
                 if AdminState.READY in states:
+                    # On all balancers at once: one that is still ready gets the others' clients.
                     await server.set_state(found, AdminState.READY, AdminState.DRAIN)
                 elif count_sessions(found):
                     await self._clock.sleep(POLL_S)

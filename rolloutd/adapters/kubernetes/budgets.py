@@ -135,6 +135,7 @@ class BudgetWatch(WatchHandler):
         if self._watch is None:
             self._watch = asyncio.create_task(self._run(), name=f"budgets {self.cluster.name}")
         try:
+            # Without the right to list budgets this times out, and the server judges each eviction.
             if not self.is_synced:
                 await self.wait_for_change(SYNC_TIMEOUT_S)
             yield self
@@ -153,6 +154,7 @@ class BudgetWatch(WatchHandler):
     def blockers(self, pod: Pod) -> list[Budget]:
         """Return the budgets that refuse the pod's eviction now; none if the eviction can be requested."""
         covering = self.covering(pod)
+        # The API server refuses every eviction of a pod with two budgets, whatever they allow.
         if len(covering) != 1:
             return covering
         [budget] = covering
@@ -172,6 +174,7 @@ class BudgetWatch(WatchHandler):
             requests.unanswered -= 1
             if is_accepted:
                 requests.on_accepted(pod.name, asyncio.get_running_loop().time())
+            # With no request unanswered, no answer can follow its event any more.
             if not requests.unanswered:
                 requests.counted.clear()
             if covering:

@@ -126,6 +126,7 @@ class Cluster:
         self._api: ApiClient | None = None
         self._previous_api: ApiClient | None = None
         self._api_lock = asyncio.Lock()
+        # Watches hold no slot: they last for minutes and would starve the requests.
         self._request_slots = asyncio.Semaphore(MAX_CONCURRENT_REQUESTS)
 
     async def get(self, path: str, query: Mapping[str, str] | None = None) -> JSON:
@@ -137,6 +138,7 @@ class Cluster:
             try:
                 return await self._list(path, dict(query or {}))
             except ApiError as error:
+                # The server has dropped the version that the pages are of; only a new list helps.
                 if error.status != 410:
                     raise
         raise ClusterUnreachable(f"cluster {self.name}: the list of {path} keeps expiring while it is read")
@@ -197,6 +199,7 @@ class Cluster:
         self, path: str, query: Mapping[str, str], *, idle_timeout_s: float
     ) -> AsyncIterator[AsyncIterator[Mapping[str, JSON]]]:
         """Open a watch and yield its events until the server ends it or is silent for `idle_timeout_s`."""
+        # A watch lasts minutes, so only its silence has a limit: a peer may vanish without closing.
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=idle_timeout_s)
         watch_query = {**query, "watch": "true"}
         async with self._open_response("GET", path, watch_query, None, "application/json", timeout) as answer:
@@ -214,12 +217,14 @@ class Cluster:
         query["limit"] = str(PAGE_SIZE)
         for _ in range(MAX_PAGES):
             chunk = await self.get(path, query)
+            # The server writes null for an empty list.
             page.items += chunk.get("items") or ()
             with malformed_answers():
                 page.resource_version = require_text(chunk["metadata"]["resourceVersion"])
                 token = require_text(chunk["metadata"].get("continue") or "")
             if not token:
                 return page
+            # The token names the version of the first page, so that all pages show one moment.
             query["continue"] = token
         raise ClusterUnreachable(f"cluster {self.name}: the list of {path} has more than {MAX_PAGES} pages")
 
@@ -261,6 +266,7 @@ class Cluster:
         raise error
 
     async def _client(self) -> ApiClient:
+        # Requests that begin together would each read the file and open a client.
         async with self._api_lock:
             if self._api is None:
                 # Imported here: only a daemon with a cluster loads the library, for a second.
@@ -304,6 +310,7 @@ class Cluster:
                     str(self.kubeconfig),
                     context=self.context,
                     client_configuration=configuration,
+                    # A renewed token must not be written into a file that kubectl shares.
                     persist_config=False,
                 )
         # The loader fails on a malformed file in many ways; each means that there are no credentials.
@@ -339,6 +346,7 @@ def api_path(
 
 
 async def _read_events(response: aiohttp.ClientResponse) -> AsyncIterator[Mapping[str, JSON]]:
+    # One object a line; aiohttp limits a line, so an event without end is an error.
     async for line in response.content:
         if line.strip():
             event = json.loads(line)

@@ -39,6 +39,7 @@ MAX_CONFLICT_RETRIES = 10
 async def read_node(cluster: Cluster, name: str) -> Mapping[str, JSON]:
     node: Mapping[str, JSON] = await cluster.get(api_path("nodes", name))
     with malformed_answers():
+        # Read whole before any decision, so that none fails on a missing field half-way.
         parse_node(node)
         require_text(node["metadata"]["resourceVersion"])
     return node
@@ -79,6 +80,7 @@ async def prefer_no_schedule(cluster: Cluster, name: str, *, rollout: str, at: f
         key, taints = f"{cluster.domain}/{SOFT_TAINT}", (node.get("spec") or {}).get("taints") or []
         values = (str(each.get("value", "")) for each in taints if each["key"] == key)
         found = next(values, None)
+        # The taint has its own time, so that a restarted daemon does not wait again from the start.
         since = float(found) if found is not None and found.isdecimal() else at
         if found is not None:
             return Ok("")
@@ -196,6 +198,7 @@ async def patch_node(
         try:
             await cluster.patch(api_path("nodes", name, subresource=subresource), patch)
         except ApiError as error:
+            # 409: another client wrote first, so the decision is made again on its version.
             if error.status != 409:
                 raise
         else:

@@ -73,6 +73,7 @@ async def wait_until_unblocked(budgets: BudgetWatch, node: str, policy: Eviction
         helpers = (tasks.create_task(pods.watch()), tasks.create_task(pass_on_changes()))
         while True:
             plan = plan_drain(pods.by_uid.values(), policy)
+            # Without a list of both, the absence of a blocker proves nothing.
             if pods.is_synced and budgets.is_synced and not _permanent_blockers(budgets, plan):
                 break
             await pods.changed.wait()
@@ -173,6 +174,7 @@ class _DrainPass:
                 for task in (draining, hopeless, *watches, *self._requested.values()):
                     task.cancel()
         except TimeoutError:
+            # The pass is over, not the drain: the next pass counts the pods that end meanwhile.
             pass
         return self._result()
 
@@ -190,6 +192,7 @@ class _DrainPass:
         while True:
             await self._pods.changed.wait()
             self._pods.changed.clear()
+            # Before the first list, no pods would look like a drained node.
             if not self._pods.is_synced:
                 continue
             plan = self._plan()
@@ -236,6 +239,7 @@ class _DrainPass:
             wait_s = max(result.retry_after_s, refusal.backoff.next_s())
             refusal.retry_at = loop.time() + wait_s
             del self._requested[pod.uid]
+            # The loop sleeps until a change, and the end of this wait is one.
             loop.call_later(wait_s, self._pods.changed.set)
         is_accepted = result is Evicted.ACCEPTED
         self._evicted += is_accepted

@@ -35,6 +35,7 @@ async def evict(cluster: Cluster, pod: Pod, *, grace_s: int | None = None) -> Ev
 
     `grace_s` replaces the pod's own grace period.
     """
+    # By uid: the next pod of a StatefulSet has the same name and must not go for its predecessor.
     options: dict[str, JSON] = {"preconditions": {"uid": pod.uid}}
     if grace_s is not None:
         options["gracePeriodSeconds"] = grace_s

@@ -63,6 +63,7 @@ class KubernetesInventory:
 
     async def _read_watch(self, watch: NodeWatch) -> Sequence[NodeView]:
         try:
+            # A cluster that is known to be away must not delay the refresh.
             async with asyncio.timeout(0 if watch.is_failing else FIRST_SYNC_TIMEOUT_S):
                 await watch.synced.wait()
         except TimeoutError:

@@ -119,10 +119,12 @@ class KubernetesIsolator:
             await clear_condition(cluster, name)
             return uncordoned
         except ApiError as error:
+            # A node that is gone has no cordon to restore.
             if error.status == 404:
                 return Ok(f"{name} is no longer in cluster {cluster.name}")
             return Failed(_error_text(cluster, error))
         except ClusterUnreachable as error:
+            # The patch may have been written before the connection was lost.
             return Unknown(str(error))
 
     async def release(self, host: Host) -> StepResult:

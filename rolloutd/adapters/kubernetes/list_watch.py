@@ -136,6 +136,7 @@ class ListWatch:
         obj = event["object"]
         if event["type"] == "ERROR":
             raise parse_watch_error(obj)
+        # A bookmark moves the version too: that of a quiet list would expire.
         self.resource_version = require_text(obj["metadata"]["resourceVersion"])
         if event["type"] != "BOOKMARK":
             self._handler.on_event(event["type"], obj)

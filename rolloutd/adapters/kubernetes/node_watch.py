@@ -134,6 +134,7 @@ class NodeWatch(WatchHandler):
         name = node["metadata"]["name"]
         domain = self.cluster.domain
         parsed = parse_node(node, self.cluster.uncordoned_by_others.get(name), domain)
+        # Without field managers, a later cordon under our annotation would look like ours.
         if parsed.cordon_state.cordon_owner is CordonOwner.UNCORDONED_BY_OTHER:
             self.cluster.uncordoned_by_others[name] = find_annotation(node, ISOLATED_BY, domain) or ""
         elif parsed.cordon_state.record is None:
@@ -159,6 +160,7 @@ class NodeWatch(WatchHandler):
         """Ping the server and report all nodes again."""
         while True:
             await asyncio.sleep(self._report_interval_s)
+            # An open connection proves nothing: behind a dead load balancer it stays open.
             failure = await self._ping() if self._is_open else ""
             # The watch may have ended during the ping, and the ping's answer does not replace it.
             if self._is_open:
@@ -178,6 +180,7 @@ class NodeWatch(WatchHandler):
         while True:
             await self._inventory_changed.wait()
             await asyncio.sleep(DEBOUNCE_S)
+            # Cleared after the pause: this refresh has what came meanwhile, and later changes set it again.
             self._inventory_changed.clear()
             on_nodes_changed()
 

@@ -182,6 +182,7 @@ def parse_node(
         if find_annotation(node, KEPT_FOR, domain) is not None and find_annotation(node, HOLD, domain) is None
         else "",
         labels=dict(meta.get("labels") or {}),
+        # Reversed, so that the first of several addresses of a type wins.
         addresses={a["type"]: a["address"] for a in reversed(status.get("addresses") or ())},
         provider_id=str(spec.get("providerID") or ""),
         boot_id=str(node_info.get("bootID") or ""),
@@ -284,6 +285,7 @@ def _parse_readiness(node: Mapping[str, JSON], taints: tuple[str, ...]) -> tuple
             return True, ""
         if condition.get("status") == "True":
             return False, f"tainted {', '.join(sorted(unusable))}"
+        # The server sets Unknown once the kubelet has stopped reporting.
         state = "NotReady" if condition.get("status") == "False" else "silent (Ready is unknown)"
         return False, f"{state} since {since}: {why}"
     return False, "its kubelet has never reported"

@@ -73,6 +73,7 @@ def _read_pages(
     records: list[Mapping[str, JSON]] = []
     ids: set[int] = set()
     while True:
+        # By id, so that an object that is added meanwhile shifts no page.
         window = {"limit": PAGE_SIZE, "offset": len(records), "ordering": "id"}
         page = read_page(session, path, {**params, **window})
         new_ids = {record["id"] for record in page.records} - ids

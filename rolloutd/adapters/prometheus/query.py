@@ -53,6 +53,7 @@ class Queries:
         name, target = self._choose(server)
         try:
             async with asyncio.timeout(timeout_s):
+                # Read at each query, because tokens are rotated.
                 token = await asyncio.to_thread(_read_token, target.token_file)
                 body = await _post(f"{target.url}/api/v1/query", query, token)
         except TimeoutError:
@@ -86,7 +87,9 @@ async def _post(url: str, query: str, token: str) -> bytes:
     headers = {"Accept-Encoding": "identity", **({"Authorization": f"Bearer {token}"} if token else {})}
     form = {"query": query, "lookback_delta": LOOKBACK}
     async with (
+        # Without compression, the limit of an answer is the limit of memory.
         aiohttp.ClientSession(headers=headers, auto_decompress=False) as session,
+        # A redirect may lead to another server, which must not get the token.
         session.post(url, data=form, allow_redirects=False) as response,
     ):
         body = await read_start(response.content, MAX_RESPONSE_BYTES + 1)

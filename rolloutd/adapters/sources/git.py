@@ -137,6 +137,7 @@ class GitCache:
             if not (cache / "HEAD").is_file():
                 cache.mkdir(parents=True, exist_ok=True, mode=0o700)
                 await run_git(cache, "init", "--quiet", "--bare")
+            # Retention removes the mirrors that were not used for long.
             os.utime(cache)
             commit = await self._resolve(cache, url, ref)
             # Without a ref, git would delete the commit eventually.
@@ -144,6 +145,7 @@ class GitCache:
             yield commit
 
     async def _resolve(self, cache: Path, url: str, ref: str) -> Commit:
+        # A server's redirect must not lead git to `file:` or `ext:`, which read and run things here.
         protocols = "http:https:ssh:git" + (":file" if self._allow_local else "")
         remote = _Remote(cache, url, {"GIT_ALLOW_PROTOCOL": protocols})
         is_commit = _COMMIT.fullmatch(ref) is not None

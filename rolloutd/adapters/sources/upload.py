@@ -65,6 +65,7 @@ def _decompress(archive: bytes) -> bytes:
         content = archive
     else:
         decompressor = zlib.decompressobj(wbits=31)
+        # One byte more than the limit shows an excess without unpacking it.
         content = decompressor.decompress(archive, MAX_ARCHIVE_BYTES + 1)
         if not decompressor.eof and len(content) <= MAX_ARCHIVE_BYTES:
             raise Refused("upload", "the upload is cut off: its gzip stream has no end")

@@ -29,6 +29,7 @@ FORMAT = 1
 MAX_BYTES = 48 * 1024
 """Limit of the fact: less than the shell's limit of output, and room for a hundred stages."""
 
+# The quoted end mark keeps the shell from expanding the fact, which is one line of JSON.
 _WRITE = r"""
 directory=$1 file=$1/$2 new=$1/.$2.$$
 umask 022
@@ -70,6 +71,7 @@ class SshCheckpoints:
     async def _update(self, host: Host, change: _Change, timeout_s: float) -> None:
         lock = self._locks.setdefault(host.name, asyncio.Lock())
         async with asyncio.timeout(timeout_s), lock:  # two rollouts may finish a stage at once
+            # An edited fact is replaced: its stages run again rather than count as done.
             known = await self.read(host, timeout_s=timeout_s) or {}
             wanted = change(known)
             if wanted == known:

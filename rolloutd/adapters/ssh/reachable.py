@@ -126,6 +126,7 @@ async def _read_banner(route: Route) -> tuple[NodeHealth, str]:
     try:
         return await _parse_banner(reader, route)
     finally:
+        # A graceful close would wait for a node that may be down.
         writer.transport.abort()
         with contextlib.suppress(OSError):
             await writer.wait_closed()

@@ -114,6 +114,7 @@ class _Variables:
         """Return the first variable that is plain text; ignores others."""
         for name in names:
             value = self._values.get(name)
+            # A vaulted password is for Ansible alone; our own login then uses keys.
             if isinstance(value, str) and value and "{{" not in value:
                 return value
         return None

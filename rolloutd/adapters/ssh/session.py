@@ -82,6 +82,7 @@ async def run_session(
     connection: asyncssh.SSHClientConnection, command: str, stdin: bytes, limit: int
 ) -> OutputCollector:
     collector = OutputCollector(limit)
+    # As bytes: asyncssh drops a connection whose output is not valid in the encoding.
     opening = asyncio.ensure_future(connection.create_session(lambda: collector, command, encoding=None))
     try:
         channel, _ = await asyncio.shield(opening)
@@ -96,6 +97,7 @@ async def run_session(
         with contextlib.suppress(BrokenPipeError):  # the command ended without reading
             channel.write(stdin)
             channel.write_eof()
+        # The end of the channel, because output may still follow the exit status (RFC 4254, 6.10).
         await collector.ended.wait()
     finally:
         if not collector.ended.is_set():

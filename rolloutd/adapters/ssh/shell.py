@@ -73,6 +73,7 @@ class SshShell:
         logged_in = False
         try:
             async with (
+                # The wait for a slot counts: the caller's deadline does not wait for other nodes.
                 asyncio.timeout(timeout_s),
                 self._command_slots,
                 self._lease(host.name, route) as pooled,
@@ -117,6 +118,7 @@ class SshShell:
     async def close(self) -> None:
         all_pooled = list(self._connections.values())
         self._connections.clear()
+        # At once: each may take the whole limit, and systemd waits for all of them.
         async with asyncio.TaskGroup() as group:
             for pooled in all_pooled:
                 group.create_task(self._close_and_wait(pooled))
@@ -160,6 +162,7 @@ class SshShell:
         raise AssertionError("unreachable")
 
     async def _connect(self, pooled: _PooledConnection) -> asyncssh.SSHClientConnection:
+        # Commands that begin together would each open a connection, and sshd limits unfinished logins.
         async with pooled.lock:
             if pooled.connection is None or pooled.connection.is_closed():
                 pooled.abort()

@@ -146,6 +146,7 @@ def _unpack(output: str) -> str | None:
     if form == "gzip":
         try:
             packed = base64.b64decode("".join(rest.split()), validate=True)
+            # Bounded: a few kilobytes of gzip can hold gigabytes.
             rest = zlib.decompressobj(wbits=31).decompress(packed, MAX_BYTES).decode(errors="replace")
         except (ValueError, zlib.error):
             return None

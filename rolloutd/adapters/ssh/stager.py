@@ -154,6 +154,7 @@ class SshStager(_NodeStager):
             reading = self._readings[version] = asyncio.ensure_future(
                 asyncio.to_thread(compare_file, source, artifact.size, artifact.sha256)
             )
+        # Shielded, because other nodes wait for the same reading.
         return await asyncio.shield(reading)
 
 

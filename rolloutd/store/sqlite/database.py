@@ -67,6 +67,7 @@ def open_writer(path: Path) -> sqlite3.Connection:
             uri,
             uri=True,
             timeout=BUSY_TIMEOUT_S,
+            # Python must not begin transactions by itself: the writer's own would be inside them.
             isolation_level=None,
             check_same_thread=False,  # opened in one thread, then used in another, never in both at once
             cached_statements=STATEMENT_CACHE_SIZE,
@@ -210,7 +211,9 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> sqlite3.Connection:
         (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
         if mode != "wal":
             raise StoreFailed(f"{path} cannot be written safely: its file system does not carry SQLite's WAL")
+        # With NORMAL, a power cut loses the latest commits, and votes that were answered.
         connection.execute("PRAGMA synchronous = FULL")
+        # SQLite checks them only on connections that ask for it.
         connection.execute("PRAGMA foreign_keys = ON")
         connection.execute(f"PRAGMA journal_size_limit = {WAL_LIMIT_BYTES}")
         # What a statement deletes or replaces is overwritten, not only marked as free.
@@ -258,6 +261,7 @@ def _migrate(connection: sqlite3.Connection, number: int, script: str) -> None:
     """Run one migration and raise the user version, in one transaction."""
     header = f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {number};"
     try:
+        # executescript commits what is open before it runs, so the script itself begins.
         connection.executescript(f"BEGIN IMMEDIATE;\n{script}\n{header}\nCOMMIT;")
     except sqlite3.Error:
         if connection.in_transaction:

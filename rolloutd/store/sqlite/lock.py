@@ -25,6 +25,7 @@ POLL_S = 1.0
 _STOPPED = frozenset("Tt")
 """Process states of SIGSTOP and of a debugger."""
 
+# Close-on-exec: a run that outlives the daemon would keep the lock.
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
 
 
