@@ -26,8 +26,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +105,8 @@ class Bench:
     runner: AnsibleRunner
     variants: Mapping[str, AnsibleRunner]
     """All runners, the one above included, by what their figures are called."""
+    few_runner: AnsibleRunner
+    """Like the first, but never among many: a runner has a fork server for one inventory only."""
     fleets: Mapping[int, Mapping[str, Any]]
     snapshots: list[InventorySnapshot]
     """The inventory of the runners, the only item."""
@@ -187,19 +190,26 @@ async def compare(
     bench: Bench, playbook: str, hosts: int, rounds: int, max_s: float, *runners: AnsibleRunner
 ) -> list[Comparison]:
     """Run bare Ansible and each runner by turns; return each runner's comparison."""
-    bare: list[Cost] = []
-    ours: list[list[Cost]] = [[] for _ in runners]
+    bare, *ours = await run_by_turns(
+        rounds,
+        max_s,
+        partial(asyncio.to_thread, bench.run_bare, playbook, hosts),
+        *(partial(bench.run_ours, runner, playbook, hosts) for runner in runners),
+    )
+    return [Comparison.of(bare, costs) for costs in ours]
+
+
+async def run_by_turns(rounds: int, max_s: float, *sides: Callable[[], Awaitable[Cost]]) -> list[list[Cost]]:
+    """Return each side's costs: only runs of one round meet the same load of the machine."""
+    costs: list[list[Cost]] = [[] for _ in sides]
     began = time.monotonic()
     for number in range(rounds + 1):
         if number > MIN_ROUNDS and time.monotonic() - began > max_s:
             break
-        for side in range(len(runners) + 1):
-            turn = (side + number) % (len(runners) + 1)
-            if turn == len(runners):
-                bare.append(await asyncio.to_thread(bench.run_bare, playbook, hosts))
-            else:
-                ours[turn].append(await bench.run_ours(runners[turn], playbook, hosts))
-    return [Comparison.of(bare[1:], costs[1:]) for costs in ours]  # the first round fills caches
+        for each in range(len(sides)):
+            side = (each + number) % len(sides)
+            costs[side].append(await sides[side]())
+    return [each[1:] for each in costs]  # the first round fills caches
 
 
 def median(costs: Sequence[Cost]) -> Cost:
@@ -278,19 +288,20 @@ def opened(base: Path) -> Iterator[Bench]:
             (base / f"{count}.yml").write_text(json.dumps(content))  # JSON is YAML
         shell, cache = SshShell(known_hosts=node.known_hosts), TreeCache(base / "cache")
         snapshots: list[InventorySnapshot] = []
-        variants = {
-            name: AnsibleRunner(
+
+        def new_runner(pipelining: bool = False) -> AnsibleRunner:
+            return AnsibleRunner(
                 base / "runs",
                 shell,
                 lambda source: base / "tree",
                 lambda: snapshots[0],
                 fence_dir=str(base / "fence"),
                 tree_cache=cache,
-                pipelining=name == PIPELINING,
+                pipelining=pipelining,
             )
-            for name in ("", IN_FLIGHT, PIPELINING)
-        }
-        yield Bench(base, node, variants[""], variants, fleets, snapshots)
+
+        variants = {name: new_runner(name == PIPELINING) for name in ("", IN_FLIGHT, PIPELINING)}
+        yield Bench(base, node, variants[""], variants, new_runner(), fleets, snapshots)
     finally:
         node.stop()
 
@@ -307,22 +318,26 @@ async def measure_runs(bench: Bench, rounds: int, many_rounds: int, only: str | 
             report(bench, f"{name} CPU", each.ratio.cpu_s, note, suffix)
             note = f"{each.ours.wall_s:.2f} of {each.bare.wall_s:.2f} s"
             report(bench, f"{name} wall", each.ratio.wall_s, note, suffix)
-        if name == "P1":
-            few_s = found[0].ours.cpu_s
     if only is None:
-        await measure_growth(bench, few_s, many_rounds)
+        await measure_growth(bench, rounds, many_rounds)
     await bench.variants[IN_FLIGHT].keep_connections(())
-    for runner in bench.variants.values():
+    for runner in (*bench.variants.values(), bench.few_runner):
         await runner.close()
 
 
-async def measure_growth(bench: Bench, few_s: float, many_rounds: int) -> None:
-    """Measure runs among many hosts, given the CPU time among few, and runs side by side."""
-    (many,) = await compare(bench, PLAYBOOKS["P1"], MANY, many_rounds, MANY_MAX_S, bench.runner)
+async def measure_growth(bench: Bench, rounds: int, many_rounds: int) -> None:
+    """Measure runs among many hosts, and runs side by side."""
+    playbook = PLAYBOOKS["P1"]
+    (many,) = await compare(bench, playbook, MANY, many_rounds, MANY_MAX_S, bench.runner)
     note = f"{many.ours.cpu_s:.2f} of {many.bare.cpu_s:.2f} s, P1, median of {many.rounds}"
     report(bench, "CPU among 10,000", many.ratio.cpu_s, note)
-    note = f"{many.ours.cpu_s:.2f} of {few_s:.2f} s, both ours"
-    report(bench, "CPU among 10,000 to among 24", many.ours.cpu_s / few_s, note)
+    sides = (bench.few_runner, FEW), (bench.runner, MANY)
+    costs = await run_by_turns(
+        rounds, MANY_MAX_S, *(partial(bench.run_ours, runner, playbook, hosts) for runner, hosts in sides)
+    )
+    growth = Comparison.of(*costs)
+    note = f"{growth.ours.cpu_s:.2f} of {growth.bare.cpu_s:.2f} s, both ours, median of {growth.rounds}"
+    report(bench, "CPU among 10,000 to among 24", growth.ratio.cpu_s, note)
     note = f"{SIDE_BY_SIDE} runs side by side with the fork server, PSS"
     report(bench, "memory", await compare_memory(bench), note)
 
