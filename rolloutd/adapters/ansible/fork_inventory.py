@@ -62,6 +62,20 @@ class PreparedInventory:
             return False
         self._manager, manager._inventory = manager, self._data
         self._plugin.adopt(manager._loader, os.path.abspath(first))  # noqa: PTH100
-        for source in others:
+        for source in others:  # variables of the run's node, but no other hosts
             manager.parse_source(source)
+        self._answer_patterns(manager._hosts_patterns_cache)
         return True
+
+    def _answer_patterns(self, cache: dict[tuple[str, ...], list[Any]]) -> None:
+        """Put the hosts of `all`, and those that `--limit` leaves of them, where Ansible looks first.
+
+        To find them it would read every host, and each that a fork reads is a copy of a page of memory.
+        """
+        from ansible import context
+
+        limit = context.CLIARGS.get("subset")
+        cache["all",] = self._data.groups["all"].get_hosts()
+        if limit in self._data.hosts:
+            # The second is asked in a play, which is restricted to its hosts.
+            cache["all", limit] = cache["all", limit, limit] = [self._data.hosts[limit]]

@@ -129,6 +129,7 @@ async def test_variables_and_groups_are_those_of_a_bare_run(tmp_path: Path, name
 
 COMPARE = """
 import json, os, sys
+from ansible import context
 from ansible.inventory.manager import InventoryManager
 from ansible.parsing.dataloader import DataLoader
 from ansible.plugins.loader import inventory_loader, init_plugin_loader
@@ -138,6 +139,7 @@ from rolloutd.adapters.ansible.fork_inventory import PreparedInventory
 init_plugin_loader()
 inventory_loader.add_directory(sys.argv[1])
 
+context.CLIARGS = {"subset": "n1"}
 managers = []
 
 def value(found):
@@ -148,17 +150,24 @@ def value(found):
     text = getattr(found, "_ciphertext", None) or str(found)
     return [type(found).__name__, text, TrustedAsTemplate.is_tagged_on(found)]
 
+def find(manager, pattern, limit=None, batch=None):
+    manager.subset(limit)
+    manager.restrict_to_hosts(batch and [manager.hosts[name] for name in batch])
+    return [host.name for host in manager.get_hosts(pattern)]
+
 def read(plugin):
     C.INVENTORY_ENABLED = [plugin]
     manager = InventoryManager(DataLoader(), sources=sys.argv[2:])
-    managers.append(manager)
+    managers.append((manager, set(manager._hosts_patterns_cache)))
     hosts, groups = manager.hosts.items(), manager.groups.items()
     patterns = ("all", "g:!h", "~n.", "n1,n2")
     return {
         "hosts": {name: value(host.get_vars()) for name, host in hosts},
         "groups": {name: [each.name for each in group.get_hosts()] for name, group in groups},
         "of": {name: sorted(group.name for group in host.get_groups()) for name, host in hosts},
-        "patterns": [[host.name for host in manager.get_hosts(each)] for each in patterns],
+        "patterns": [find(manager, each) for each in patterns],
+        "limited": [find(manager, each, limit) for each in ("all", "h") for limit in ("n1", "g", "n3,n1")],
+        "in a play": [find(manager, each, "n1", ["n1"]) for each in ("all", ["all"], "g", "h")],
     }
 
 ours, theirs = read("rolloutd_inventory"), read("ansible.builtin.yaml")
@@ -172,7 +181,9 @@ else:
     os.environ["ROLLOUTD_RUN_DIR"] = os.path.dirname(sys.argv[2])
     prepared.install()
     adopted = read("rolloutd_inventory")
-    assert managers[-1]._inventory is prepared._data
+    manager, answered = managers[-1]
+    assert manager._inventory is prepared._data
+    assert ("all", "n1", "n1") in answered, answered
     assert adopted == theirs, json.dumps([adopted, theirs], default=str)
 print(len(ours["hosts"]), ours["hosts"]["n1"]["template"], ours["hosts"]["n1"]["unsafe"])
 """
