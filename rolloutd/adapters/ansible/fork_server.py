@@ -20,6 +20,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import functools
 import gc
 import importlib
 import os
@@ -68,7 +69,7 @@ def main() -> None:
     descriptor, binary, tree, inventory = int(sys.argv[1]), *sys.argv[2:5]
     prepare_imports(binary)
     channel = socket.socket(fileno=descriptor)
-    del os.environ["ROLLOUTD_ROOM"]
+    del os.environ["ROLLOUTD_ROOM"]  # the memory stays; a run must not inherit the variable
     initial, prepared = dict(os.environ), [fork_plugins.PluginCache()]
     # What the import makes there is removed, so each fork makes its own, also the first with the same value.
     del initial["ANSIBLE_LOCAL_TEMP"]
@@ -90,6 +91,7 @@ def main() -> None:
 def prepare_imports(binary: str) -> None:
     """Make sys.path and sys.modules those of `binary`, which is a script of this Python."""
     sys.path[0] = os.path.dirname(os.path.realpath(binary))  # noqa: PTH120
+    # A plugin of the tree may import its own module of the same name.
     for name in ("fork_inventory", "fork_plugins", "wrapper"):
         del sys.modules[name]
 
@@ -158,26 +160,23 @@ def other_threads() -> int:
 
 def run_wrapper(directory: str, initial: dict[str, str], prepared: Prepared) -> None:
     """Be the wrapper of a run; return only in its command, which is to become Ansible."""
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # else nothing could wait for the command
     os.setsid()
     sys.argv = [wrapper.__file__, directory]
     os.environ.clear()
     run_id = os.path.basename(directory).partition("~")[0]  # noqa: PTH119
     show_as(sys.argv, {"ROLLOUTD_RUN": run_id, "ROLLOUTD_RUN_DIR": directory})
-    code = wrapper.main(
-        lambda binary, arguments, environment: become_ansible(
-            binary, arguments, environment, initial, prepared
-        )
-    )
+    code = wrapper.main(functools.partial(become_ansible, initial, prepared))
+    # Without Python's own end: it would free the server's objects, and so copy their pages first.
     os._exit(code)
 
 
 def become_ansible(
+    initial: dict[str, str],
+    prepared: Prepared,
     binary: bytes,
     arguments: list[bytes],
     environment: list[bytes],
-    initial: dict[str, str],
-    prepared: Prepared,
 ) -> None:
     """Run the command in this process, as the script `binary` would, and end as it would."""
     known = frozenset(sys.modules)
@@ -203,6 +202,7 @@ def _prepare_fork(arguments: list[bytes], environment: list[bytes], initial: dic
     os.environ.update(own)
     sys.argv = [os.fsdecode(word) for word in arguments]
     show_as(sys.argv, dict(sorted(own.items(), key=lambda item: not item[0].startswith("ROLLOUTD_RUN"))))
+    # Python sets this handler only at its start; the wrapper had its own.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     renew_constants({name for name in own.keys() | initial.keys() if own.get(name) != initial.get(name)})
     utilities: Any = sys.modules["ansible.utils.vars"]
@@ -212,6 +212,7 @@ def _prepare_fork(arguments: list[bytes], environment: list[bytes], initial: dic
 def renew_constants(changed: set[str]) -> None:
     """Evaluate again the settings whose variables differ from those at import."""
     constants: Any = sys.modules["ansible.constants"]
+    # Not by importing it again: the modules of Ansible hold this one.
     for name, definition in constants.config.get_configuration_definitions().items():
         if any(entry.get("name") in changed for entry in definition.get("env") or ()):
             setattr(constants, name, constants.config.get_config_value(name, variables=vars(constants)))
