@@ -80,7 +80,7 @@ def visible_state(model: Model, fleet: ReplayedFleet) -> Any:
     assert known.nodes is not None
     return {
         "status": known.status,
-        "in_flight": {name: work.phase for name, work in known.in_flight.items()},
+        "in_flight": {name: work["phase"] for name, work in known.in_flight.items()},
         "pools": {
             name: (pool.total, pool.done, pool.failed, pool.in_flight) for name, pool in known.pools.items()
         },

@@ -110,7 +110,7 @@ class NodePage(TwoPanes, RolloutScreen):
         in_flight = None if rollout is None else rollout.in_flight.get(self.node_name)
         version = (
             None if node is None else (node.phase, node.attempt, node.since, node.isolated, node.outcome),
-            None if in_flight is None else in_flight.step,
+            None if in_flight is None else in_flight["step"],
             self.console.connection_count,
         )
         if version != self._fetched_version and not self._is_fetching:
@@ -208,15 +208,11 @@ class NodePage(TwoPanes, RolloutScreen):
         return [first, [(" ", ""), *self._describe_node(node)]]
 
     def _describe_node(self, node: NodeState) -> Line:
-        in_flight = None if self.rollout is None else self.rollout.in_flight.get(node.node)
-        if in_flight is not None:
-            percent = (
-                ""
-                if in_flight.percent is None
-                else f" {formatting.format_percent(in_flight.percent).lstrip()}"
-            )
-            step = event_text.step_label(in_flight.step) or "starting"
-            return [(step, "run"), (percent, ""), (f"  {lines.sanitize(in_flight.task)}", "dim")]
+        work = None if self.rollout is None else self.rollout.in_flight.get(node.node)
+        if work is not None:
+            step, percent = event_text.step_label(work["step"] or "") or "starting", work["percent"]
+            share = "" if percent is None else f" {formatting.format_percent(percent).lstrip()}"
+            return [(step, "run"), (share, ""), (f"  {lines.sanitize(work['task'] or '')}", "dim")]
         if node.failure:
             return [(lines.sanitize(node.failure), "bad")]
         reason = node.reason or (self.detail["reason"] if self.detail is not None else None)

@@ -10,6 +10,7 @@ from textual.geometry import Size
 from textual.widget import Widget
 
 from rolloutd import event_text
+from rolloutd.control import wire
 from rolloutd.text import format_exceptions
 from tui.formatting import formatting, lines
 from tui.formatting.glyphs import PHASE_GLYPHS, log_line
@@ -35,7 +36,6 @@ from tui.screens.page import (
 from tui.screens.pools import TimelineRows, strip_rows, timeline_columns
 from tui.state.history import FLEET_DECISIONS, ROLLOUT_DECISIONS, History
 from tui.state.values import (
-    InFlightNode,
     NodeState,
     PoolState,
     RolloutState,
@@ -315,14 +315,14 @@ class RolloutPage(TwoPanes, RolloutScreen):
         if pending is not None:
             for number, line in enumerate(gate_lines(self, pending, max(20, pane.width - 2))):
                 yield "" if number else f"gate:{pending.key}", static_line(line)
-        in_flight = sorted(rollout.in_flight.values(), key=lambda each: each.started_at or each.since)
+        in_flight = sorted(rollout.in_flight.values(), key=lambda each: each["admitted_at"] or each["since"])
         yield heading("IN FLIGHT", str(len(in_flight)))
         # Leave a third of the pane for the reasons why the other nodes wait.
         shown = in_flight[: max(MIN_IN_FLIGHT, pane.height * 2 // 3)]
-        width = lines.column_width((each.node for each in shown), MIN_NAME_WIDTH, MAX_NAME_WIDTH)
+        width = lines.column_width((each["node"] for each in shown), MIN_NAME_WIDTH, MAX_NAME_WIDTH)
         for each in shown:
             row = in_flight_row(each, rollout.status["expected_s"], self.console.now(), width)
-            yield f"node:{each.node}", row
+            yield f"node:{each['node']}", row
         if len(shown) < len(in_flight):
             yield note_row(f" and {len(in_flight) - len(shown)} more: n shows all nodes")
         if not in_flight:
@@ -386,7 +386,8 @@ def _duration(rollout: RolloutState, history: History, now: float) -> tuple[floa
             began = entry["at"]
         elif entry["event"] in ("RolloutEnded", "RolloutCancelled") and rollout.is_closed:
             end = entry["at"]
-    return began, max(began, end, *(each.since for each in rollout.in_flight.values()))
+    latest = (parse_timestamp(each["since"]) or 0.0 for each in rollout.in_flight.values())
+    return began, max(began, end, *latest)
 
 
 def progress_line(rollout: RolloutState, rate: float | None, width: int) -> Line:
@@ -430,30 +431,30 @@ def wave_line(segments: Sequence[WaveSegment]) -> Line:
 
 
 def in_flight_row(
-    in_flight: InFlightNode, expected_s: float, now: float, name_width: int
+    work: wire.InFlight, expected_s: float, now: float, name_width: int
 ) -> Callable[[int], Line]:
     """Return a function that draws phase, step, task, and the time against the usual time."""
-    glyph, role = PHASE_GLYPHS.get(in_flight.phase, ("?", "warn"))
-    took = max(0.0, now - (in_flight.started_at or in_flight.since))
+    glyph, role = PHASE_GLYPHS.get(work["phase"], ("?", "warn"))
+    took = max(0.0, now - (parse_timestamp(work["admitted_at"] or work["since"]) or now))
     times: Line = [
         (f" {formatting.format_clock(took)}", "warn" if took > expected_s * LATE_FACTOR else ""),
         (f" of ~{formatting.format_clock(expected_s)} ", "dim"),
     ]
-    task = lines.sanitize(in_flight.task) or event_text.step_label(in_flight.step) or "…"
-    if in_flight.task and in_flight.step == ROLLBACK_STEP:
+    task = lines.sanitize(work["task"] or "") or event_text.step_label(work["step"] or "") or "…"
+    if work["task"] and work["step"] == ROLLBACK_STEP:
         task = f"rollback: {task}"
 
     def draw(width: int) -> Line:
         left: Line = [
             (f" {glyph} ", role),
-            (fit(in_flight.node, min(name_width, max(MIN_NAME_WIDTH, width // 4))), "bold"),
-            (f" {in_flight.phase:<12}", role),
+            (fit(work["node"], min(name_width, max(MIN_NAME_WIDTH, width // 4))), "bold"),
+            (f" {work['phase']:<12}", role),
         ]
-        if in_flight.percent is not None:
+        if work["percent"] is not None:
             if width >= 76:
                 gauge_width = 10 if width >= 100 else 6
-                left += lines.progress_bar([(in_flight.percent / 100, role)], gauge_width)
-            left.append((f" {formatting.format_percent(in_flight.percent)} ", ""))
+                left += lines.progress_bar([(work["percent"] / 100, role)], gauge_width)
+            left.append((f" {formatting.format_percent(work['percent'])} ", ""))
         return justify([*left, (task, "")], times, width)
 
     return draw

@@ -21,7 +21,6 @@ from tui.state.values import (
     CLOSED_STATES,
     NodesSnapshot,
     RolloutState,
-    parse_in_flight_node,
     parse_pool,
     parse_timestamp,
     reason_key,
@@ -296,7 +295,7 @@ class Model:
         if at is not None:
             known.recent_completions.extend([at] * (status["done"] - known.status["done"]))
         known.status, known.seq = status, seq
-        known.in_flight = {each["node"]: parse_in_flight_node(each) for each in status["in_flight"]}
+        known.in_flight = {each["node"]: each for each in status["in_flight"]}
         self._set_pools(known, status["pools"])
 
     def _set_pools(self, known: RolloutState, pools: Sequence[wire.Pool]) -> None:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
 
 from rolloutd.control import wire
 
@@ -61,20 +60,6 @@ class NodeState:
 
 
 @dataclass(slots=True)
-class InFlightNode:
-    """A node in flight and its current step."""
-
-    node: str
-    pools: tuple[str, ...]
-    phase: str
-    since: float
-    step: str = ""
-    percent: float | None = None
-    task: str = ""
-    started_at: float | None = None
-
-
-@dataclass(slots=True)
 class PoolState:
     """A pool of a rollout; `nodes` are its targets in order, empty until they are fetched.
 
@@ -113,7 +98,7 @@ class RolloutState:
     id: str
     status: wire.Rollout
     seq: int
-    in_flight: dict[str, InFlightNode] = field(default_factory=dict)
+    in_flight: dict[str, wire.InFlight] = field(default_factory=dict)
     pools: dict[str, PoolState] = field(default_factory=dict)
     nodes: dict[str, NodeState] | None = None
     nodes_seq: int = -1
@@ -221,17 +206,4 @@ def parse_pool(pool: wire.Pool) -> PoolState:
         # An unobserved node may be up: it uses no slot yet.
         other_down=max(0, pool["down"] - pool["unobserved"] - own),
         max_unavailable=pool["max_unavailable"],
-    )
-
-
-def parse_in_flight_node(each: Mapping[str, Any]) -> InFlightNode:
-    return InFlightNode(
-        node=each["node"],
-        pools=tuple(each["pools"]),
-        phase=each["phase"],
-        since=parse_timestamp(each["since"]) or 0.0,
-        step=each["step"] or "",
-        percent=each["percent"],
-        task=each["task"] or "",
-        started_at=parse_timestamp(each["admitted_at"]),
     )
