@@ -225,11 +225,12 @@ class Daemon:
             if now >= self._soak_note_until:
                 self._state.conditions.pop("clock", None)
             events: list[Event] = [GateOpened(o.rollout, o.gate, o.wave, now) for o in decision.gate_openings]
+            # As decide() orders them: a rollback may obey a pool of its plan that a later admission does not.
+            events += [self._begin_rollback(each, now) for each in decision.rollbacks]
             events += [
                 transition(self._state.index.target(s.rollout, s.node), Trigger.ADMITTED, now)
                 for s in decision.admissions
             ]
-            events += [self._begin_rollback(each, now) for each in decision.rollbacks]
             events += [
                 transition(
                     self._state.index.target(each.rollout, each.node),

@@ -33,6 +33,7 @@ from tests.contracts.fakes.check import FakeCheck
 from tests.contracts.fakes.clock import START, FakeClock, FakeScheduler
 from tests.contracts.fakes.isolator import FakeIsolator
 from tests.contracts.fakes.runner import Script
+from tests.rolloutd.commands.test_commands import REASON
 from tests.rolloutd.control_environment import PLAN, ControlEnvironment, control_environment
 from tests.rolloutd.preparation_environment import Fleet, plan_with, preparing_adapters
 from tests.rolloutd.slow_store import (
@@ -262,6 +263,23 @@ async def test_a_node_that_left_while_it_was_isolated_outlasts_its_rollout(tmp_p
             await loop_iterations(50)
             isolator.let.set()
             await loop_iterations(50)
+        assert not inside.state.conditions
+
+
+async def test_rollback_and_admission_of_one_decision_are_written(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        # Only this plan obeys the pool `zone`, in which all nodes are.
+        own_pool = PLAN.replace('targets: ""', "targets: team=payments\n  pools: {by: [zone]}")
+        first = await inside.start(text=own_pool)
+        await inside.finish(first, "p1")
+        other = PLAN.replace("name: sysctl", "name: other").replace('targets: ""', "targets: team=search")
+        second = await inside.start(text=other)
+        await inside.request("olga", "post", f"/v1/rollouts/{first}/rollback", REASON | {"nodes": ["p1"]})
+        inside.observe_all_up()
+        async with running(daemon_of(inside, adapters_of(inside, tmp_path, BlockingAdapter()))):
+            await loop_iterations(100)
+        assert inside.phase(first, "p1") is Phase.ISOLATING
+        assert inside.phase(second, "s1") is Phase.ISOLATING
         assert not inside.state.conditions
 
 
