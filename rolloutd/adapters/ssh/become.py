@@ -6,6 +6,8 @@ It knows sudo only: other ways of Ansible's become need a terminal.
 from __future__ import annotations
 
 import shlex
+from functools import cache
+from importlib.resources import files
 
 from rolloutd.ports import Host, Shell, ShellResult
 
@@ -24,6 +26,12 @@ exec /bin/sh -s -- "$@" "$HOME"
 The first line of stdin is the password for sudo, or empty, so that it is on no command line.  The login's
 home is the script's last argument, because sudo changes HOME.
 """
+
+
+@cache
+def node_script(name: str) -> str:
+    """Return a script of this package that is run on nodes."""
+    return files(__package__).joinpath(name).read_text()
 
 
 async def run_as_root(

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import re
 import shlex
-from functools import cache
-from importlib.resources import files
 
-from rolloutd.adapters.ssh.become import run_as_root
+from rolloutd.adapters.ssh.become import node_script, run_as_root
 from rolloutd.errors import AdapterFailed
 from rolloutd.ports import Clock, GuardReport, GuardState, Shell, StepContext
 
@@ -21,10 +19,9 @@ UNSURE = 75
 _TOKEN = re.compile(r"[^A-Za-z0-9._-]")
 
 
-@cache
 def guard_script() -> str:
     """Return the script on the node; its first lines list its operations."""
-    return files(__package__).joinpath("node_guard.sh").read_text()
+    return node_script("node_guard.sh")
 
 
 def guard_directory(directory: str, node: str) -> str:

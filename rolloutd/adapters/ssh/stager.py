@@ -9,16 +9,15 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from weakref import WeakValueDictionary
 
 import asyncssh
 
 from machines.model.preparation import ManifestEntry
-from rolloutd.adapters.ssh.become import run_as_root
+from rolloutd.adapters.ssh.become import node_script, run_as_root
 from rolloutd.adapters.ssh.shell import SshShell
-from rolloutd.adapters.ssh.staging_script import SCRIPT
 from rolloutd.artifact_files import FileMismatch, compare_file, file_digest, mismatch_text
 from rolloutd.errors import AdapterFailed
 from rolloutd.ports import Failed, Host, Shell, ShellResult, Staged, StagingRequest, TakeBytes, staged_file
@@ -64,7 +63,9 @@ class _NodeStager(ABC):
 
     async def remove(self, host: Host, to: str, digests: Collection[str], *, timeout_s: float) -> None:
         arguments = ("remove", to, " ".join(sorted(digests)))
-        answer = await run_as_root(self._shell, host, SCRIPT, *arguments, timeout_s=timeout_s)
+        answer = await run_as_root(
+            self._shell, host, node_script("staging.sh"), *arguments, timeout_s=timeout_s
+        )
         if answer.stdout.strip() != "removed":
             evidence = " ".join((answer.stdout + answer.stderr).split())[:200]
             raise AdapterFailed(f"{host.name}: {to} is not cleaned up: {evidence}; check its rights")
@@ -100,7 +101,9 @@ class _NodeStager(ABC):
             request.host.name,
             url,
         )
-        return await run_as_root(self._shell, request.host, SCRIPT, *arguments, timeout_s=timeout_s)
+        return await run_as_root(
+            self._shell, request.host, node_script("staging.sh"), *arguments, timeout_s=timeout_s
+        )
 
 
 class SshStager(_NodeStager):
@@ -171,6 +174,10 @@ class UrlStager(_NodeStager):
         if answer.stdout.split() == ["staged"]:
             return Staged(artifact.size, f"{_title(artifact)} is on {request.host.name}")
         return _failure(request, answer)
+
+
+async def _run_script(shell: Shell, host: Host, arguments: Sequence[str], timeout_s: float) -> ShellResult:
+    return await run_as_root(shell, host, node_script("staging.sh"), *arguments, timeout_s=timeout_s)
 
 
 def outside_timeout(limit: asyncio.Timeout, take: TakeBytes) -> TakeBytes:

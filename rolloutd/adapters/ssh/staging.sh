@@ -1,10 +1,7 @@
-"""Script of the stagers on the node: inspect, fetch, install and remove artifacts.
-
-POSIX sh with sha256sum, shasum or openssl.  Everything is made under `.incoming` and renamed, so an
-artifact's directory is complete or absent, also after a crash.
-"""
-
-SCRIPT = r"""
+# The stagers on a node: inspect, fetch, install and remove artifacts.
+#
+# POSIX sh with sha256sum, shasum or openssl.  Everything is made under `.incoming` and renamed, so an
+# artifact's directory is complete or absent, also after a crash.
 LC_ALL=C; export LC_ALL
 umask 022
 action=$1 to=$2
@@ -122,4 +119,3 @@ inspect) inspect ;;
 install) place "$part" ;;
 fetch) fetch ;;
 esac
-"""
