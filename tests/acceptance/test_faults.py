@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +30,26 @@ from tests.support.forked_process import DAEMON, run_forked
 pytestmark = pytest.mark.servers
 
 
-@pytest.fixture
-def made(tmp_path: Path) -> Iterator[DaemonEnvironment]:
-    """Two teams of two nodes each, and their daemon, which is alive at the end."""
-    with daemon_environment(tmp_path, fleet_labels(4, 2, 1), observe_within="3s") as made:
+@contextmanager
+def surviving_daemon(directory: Path) -> Iterator[DaemonEnvironment]:
+    """Run two teams of two nodes each, and their daemon, which is alive at the end."""
+    with daemon_environment(directory, fleet_labels(4, 2, 1), observe_within="3s") as made:
         yield made
         assert made.client.get("/v1/health")["version"]
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Iterator[DaemonEnvironment]:
+    """A daemon of the test's own."""
+    with surviving_daemon(tmp_path) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def idle(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonEnvironment]:
+    """A daemon for the tests that start no rollout."""
+    with surviving_daemon(tmp_path_factory.mktemp("idle")) as made:
+        yield made
 
 
 def test_changed_host_key_fails_node_with_hint(made: DaemonEnvironment) -> None:
@@ -102,7 +117,7 @@ def test_lost_playbooks_reported_and_restored_by_resubmit(tmp_path: Path) -> Non
         made.wait_until(lambda: made.status(rollout)["state"] == "done", "the rollout ends")
 
 
-def test_bad_plans_and_sources_are_answered_where_the_person_is(made: DaemonEnvironment) -> None:
+def test_bad_plans_and_sources_are_answered_where_the_person_is(idle: DaemonEnvironment) -> None:
     """A missing playbook, one outside the source, a selector over nothing, a huge file, a bad upload."""
     for spec, line in (
         ({"maintain": {"playbook": "nowhere.yml"}}, "no such playbook"),
@@ -110,21 +125,21 @@ def test_bad_plans_and_sources_are_answered_where_the_person_is(made: DaemonEnvi
         ({"targets": "role=nobody"}, "matches no node"),
     ):
         with pytest.raises(ApiError) as refused:
-            made.submit(plan("bad", **spec), {"change.yml": CHANGE_PLAYBOOK})
+            idle.submit(plan("bad", **spec), {"change.yml": CHANGE_PLAYBOOK})
         assert refused.value.status == 422
         mistakes = refused.value.body["errors"]
         assert mistakes
         assert all(m["line"] >= 1 and m["found"] and m["allowed"] for m in mistakes)
         assert line in mistakes[0]["message"]
     with pytest.raises(ApiError) as refused:
-        made.client.post("/v1/plans/submit", {"file": "plan.yml", "text": "x: y\n" * 2_000_000})
+        idle.client.post("/v1/plans/submit", {"file": "plan.yml", "text": "x: y\n" * 2_000_000})
     assert refused.value.status in (413, 422)
     with pytest.raises(ApiError) as refused:
-        made.client.upload("/v1/uploads", b"no tar at all")
+        idle.client.upload("/v1/uploads", b"no tar at all")
     assert refused.value.status in (400, 409, 422)
 
 
-def test_a_path_in_a_request_is_never_opened(made: DaemonEnvironment, tmp_path: Path) -> None:
+def test_a_path_in_a_request_is_never_opened(idle: DaemonEnvironment, tmp_path: Path) -> None:
     """An upload's name that is a path, and a git source that is a local path, are refused."""
     secret = tmp_path / "secret"
     secret.mkdir()
@@ -132,12 +147,12 @@ def test_a_path_in_a_request_is_never_opened(made: DaemonEnvironment, tmp_path: 
     subprocess.run(["git", "init", "-q", str(secret)], check=True)
     body = {"file": "/etc/shadow", "text": yaml.safe_dump(plan("path")), "upload": str(secret)}
     with pytest.raises(ApiError) as refused:
-        made.client.post("/v1/plans/submit", body)
+        idle.client.post("/v1/plans/submit", body)
     assert refused.value.status < 500
     for url in (str(secret), f"file://{secret}"):
         text = yaml.safe_dump(plan("path", source={"git": url, "ref": "main"}))
         with pytest.raises(ApiError) as refused:
-            made.client.post("/v1/plans/submit", {"file": "plan.yml", "text": text})
+            idle.client.post("/v1/plans/submit", {"file": "plan.yml", "text": text})
         assert refused.value.status < 500
 
 
@@ -153,44 +168,44 @@ def test_what_does_not_parse_fails_its_node_with_ansibles_words(made: DaemonEnvi
     assert "more.yml" in failure["message"]
 
 
-def test_an_inventory_that_fails_or_is_empty_changes_nothing(made: DaemonEnvironment) -> None:
+def test_an_inventory_that_fails_or_is_empty_changes_nothing(idle: DaemonEnvironment) -> None:
     """Its nodes stay as they were last known, and everybody can see that it fails."""
-    hosts = made.directory / "hosts.yml"
+    hosts = idle.directory / "hosts.yml"
     good = hosts.read_text()
     for bad in ("all: {hosts: {}}", "all: [", ""):
         hosts.write_text(bad)
-        made.client.post("/v1/inventory/refresh")
+        idle.client.post("/v1/inventory/refresh")
 
         def failing() -> Any:
-            return made.client.get("/v1/inventory")["sources"][0]["error"]
+            return idle.client.get("/v1/inventory")["sources"][0]["error"]
 
-        made.wait_until(failing, "the source is known to fail")
-        assert len(made.client.get("/v1/inventory")["nodes"]) == 4
+        idle.wait_until(failing, "the source is known to fail")
+        assert len(idle.client.get("/v1/inventory")["nodes"]) == 4
         hosts.write_text(good)
-        made.client.post("/v1/inventory/refresh")
-        made.wait_until(
-            lambda: not made.client.get("/v1/inventory")["sources"][0]["error"], "it is well again"
+        idle.client.post("/v1/inventory/refresh")
+        idle.wait_until(
+            lambda: not idle.client.get("/v1/inventory")["sources"][0]["error"], "it is well again"
         )
 
 
-def test_a_second_daemon_names_the_first_and_ends(made: DaemonEnvironment) -> None:
+def test_a_second_daemon_names_the_first_and_ends(idle: DaemonEnvironment) -> None:
     """Nothing changes for the first."""
-    words = ["--config", str(made.directory / "config.yaml")]
+    words = ["--config", str(idle.directory / "config.yaml")]
     second = run_forked(DAEMON, words, timeout_s=WAIT_LIMIT_S)
     assert second.returncode == 1
-    assert made.process is not None
-    assert str(made.process.pid) in second.stderr
+    assert idle.process is not None
+    assert str(idle.process.pid) in second.stderr
     assert "Traceback" not in second.stderr
 
 
-def test_a_client_that_goes_away_in_mid_stream_is_forgotten(made: DaemonEnvironment) -> None:
+def test_a_client_that_goes_away_in_mid_stream_is_forgotten(idle: DaemonEnvironment) -> None:
     """Many streams are opened and dropped; the daemon answers as before."""
     for _ in range(20):
         with socket.socket(socket.AF_UNIX) as stream:
-            stream.connect(str(made.directory / "s"))
+            stream.connect(str(idle.directory / "s"))
             stream.sendall(b"GET /v1/events?follow=true HTTP/1.1\r\nHost: x\r\n\r\n")
             stream.recv(1)
-    assert made.client.get("/v1/status")["rollouts"] == []
+    assert idle.client.get("/v1/status")["rollouts"] == []
 
 
 def test_sigterm_leaves_run_to_next_daemon(made: DaemonEnvironment) -> None:

@@ -149,6 +149,13 @@ WAIT = """\
       args: {chdir: "{{ inventory_dir }}"}
 """
 
+COPY = """\
+- hosts: all
+  gather_facts: false
+  tasks:
+    - copy: {content: x, dest: "{{ inventory_dir }}/copied"}
+"""
+
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
@@ -187,7 +194,7 @@ async def test_run_outlives_killed_fork_server(runner: AnsibleRunner, tree: Path
 
 async def test_first_run_of_server_has_its_temporary_directory(runner: AnsibleRunner, tree: Path) -> None:
     """The server starts with the variables of its first run."""
-    (tree / "copy.yml").write_text(playbook_corpus.PLAYBOOKS["copy"])
+    (tree / "copy.yml").write_text(COPY)
     directory = await finish(runner, request(tree, "copy", "r1"))
     assert isinstance((await runner.get_state("r1")).result, Ok), directory.read_output_tail()
 

@@ -71,9 +71,10 @@ PLAY = """\
   tasks:
     - ansible.builtin.assert: {that: "{{ condition }}"}
     - delegate_to: localhost
-      ansible.builtin.copy:
-        dest: "{{ out }}"
-        content: "{{ seen | to_json }}"
+      ansible.builtin.raw: |
+        cat > '{{ out }}' <<'END'
+        {{ seen | to_json }}
+        END
       vars:
         seen:
           groups: "{{ groups }}"
