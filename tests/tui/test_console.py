@@ -24,6 +24,7 @@ from tests.tui.harness import (
 from tests.tui.test_model import model_of
 from tui.formatting.lines import line_text
 from tui.operations import actions
+from tui.screens.locks import _pool_row
 from tui.screens.rollout import progress_line
 from tui.widgets.virtual_list import VirtualList
 
@@ -85,6 +86,25 @@ async def test_node_page_shows_steps_and_log(socket_dir: Path) -> None:
         await wait_until(
             pilot, lambda: "Restart nginx" not in screen_text(app) and "exit status 1" in screen_text(app)
         )
+
+
+async def test_pending_node_shows_its_whole_reason_and_its_slots(socket_dir: Path) -> None:
+    fleet = paused_fleet()
+    assert fleet.reason is not None
+    fleet.reason["text"] = "sea001-01 failed: " + "a long story, " * 6 + "and its cause"
+    async with run_console(fleet, socket_dir) as (app, pilot, _):
+        app.open_node(fleet.id, "pay000-02")
+        await wait_for_text(pilot, "and its cause", "ITS SLOTS")
+        await pilot.press("tab", "home", "l")
+        await wait_for_text(pilot, "full line", "esc back")
+
+
+def test_narrow_pool_row_cuts_marks_and_no_figure() -> None:
+    holders = [{"unobserved": False}] * 7
+    pool = {"pool": "rack/r2", "max_unavailable": 2, "members": 8, "unobserved": 1, "holders": holders}
+    text = line_text(_pool_row(pool)[1](79))  # type: ignore[arg-type]
+    assert "7/2 down of 8 nodes" in text
+    assert text.endswith("over budget  1 unobserved ")
 
 
 async def test_node_filter_matches_any_word(socket_dir: Path) -> None:

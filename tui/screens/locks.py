@@ -8,7 +8,7 @@ from rolloutd.control import wire_fleet
 from tui.formatting import formatting, lines
 from tui.formatting.lines import Line, fit, justify
 from tui.operations.confirm import Selection
-from tui.screens.page import Item, Page, heading, item_rows, note_row, static_line
+from tui.screens.page import Item, Page, heading, item_rows, note_row
 from tui.state.values import parse_timestamp
 from tui.widgets import summaries
 
@@ -112,19 +112,19 @@ def _pool_row(pool: wire_fleet.PoolSlots) -> Item:
         role, note = "bad", "over budget"
     elif 0 < down == budget:
         role, note = "warn", "full"
-    return f"pool:{pool['pool']}", static_line(
-        [
-            ("  ", ""),
-            (fit(pool["pool"], 26), ""),
-            (fit(f"{down}/{budget}", 5, align_right=True), role),
-            (" down of ", "dim"),
-            (fit(formatting.pluralize(pool["members"], "node"), 12), "dim"),
-            ("●" * min(down, MAX_SLOT_MARKS), role),
-            ("○" * max(0, min(budget, MAX_SLOT_MARKS) - down), "dim"),
-            (f"  {note}" if note else "", role),
-            (f"  {unobserved} unobserved" if unobserved else "", "dim"),
-        ]
-    )
+    left: Line = [
+        ("  ", ""),
+        (fit(pool["pool"], 26), ""),
+        (fit(f"{down}/{budget}", 5, align_right=True), role),
+        (" down of ", "dim"),
+        (fit(formatting.pluralize(pool["members"], "node"), 12), "dim"),
+        ("●" * min(down, MAX_SLOT_MARKS), role),
+        ("○" * max(0, min(budget, MAX_SLOT_MARKS) - down), "dim"),
+    ]
+    right: Line = [(f"{note} ", role)] if note else []
+    right += [(f" {unobserved} unobserved ", "dim")] if unobserved else []
+    # On a narrow screen the marks are cut: they only repeat the figure.
+    return f"pool:{pool['pool']}", lambda width: justify(left, right, width)
 
 
 def _group_holders(holders: Sequence[wire_fleet.SlotHolder]) -> list[list[wire_fleet.SlotHolder]]:

@@ -41,6 +41,9 @@ MAX_LOG_LINES = 20_000
 
 MAX_NAMED_HOLDERS = 3
 
+MAX_REASON_LINES = 3
+"""Lines for the reason why the node waits, or for its failure."""
+
 STEP_GLYPHS = {
     "ok": ("✓", "ok"),
     "failed": ("✗", "bad"),
@@ -176,7 +179,7 @@ class NodePage(TwoPanes, RolloutScreen):
             return super().full_text()
         step = next((each for each in self.detail["steps"] if _step_key(each) == steps.cursor_key), None)
         if step is None:
-            return None
+            return super().full_text()
         started = formatting.format_datetime(parse_timestamp(step["began_at"]) or 0.0)
         title = f"{step['action']} {event_text.step_label(step['step'])}, {step['state']}, started {started}"
         output = (
@@ -205,21 +208,23 @@ class NodePage(TwoPanes, RolloutScreen):
             if lines.line_width(first) + len(right) <= width:
                 break
         first = justify(first, [(right, "dim")] if right else [], width)
-        return [first, [(" ", ""), *self._describe_node(node)]]
+        return [first, *([(" ", ""), *line] for line in self._describe_node(node, width - 2))]
 
-    def _describe_node(self, node: NodeState) -> Line:
+    def _describe_node(self, node: NodeState, width: int) -> list[Line]:
+        """Return what the node does, or why it does nothing: that must not be cut."""
         work = None if self.rollout is None else self.rollout.in_flight.get(node.node)
         if work is not None:
             step, percent = event_text.step_label(work["step"] or "") or "starting", work["percent"]
             share = "" if percent is None else f" {formatting.format_percent(percent).lstrip()}"
-            return [(step, "run"), (share, ""), (f"  {lines.sanitize(work['task'] or '')}", "dim")]
+            return [[(step, "run"), (share, ""), (f"  {lines.sanitize(work['task'] or '')}", "dim")]]
         if node.failure:
-            return [(lines.sanitize(node.failure), "bad")]
+            return [[(text, "bad")] for text in lines.wrap_text(node.failure, width, MAX_REASON_LINES)]
         reason = node.reason or (self.detail["reason"] if self.detail is not None else None)
         if node.phase in ("pending", "failed") and reason is not None:
             remedy = f"  (ended by {lines.sanitize(reason['lifted_by'])})" if reason["lifted_by"] else ""
-            return [(lines.sanitize(reason["text"]), "warn"), (remedy, "dim")]
-        return [("in pools " + ", ".join(node.pools), "dim")]
+            *above, last = lines.wrap_text(reason["text"], width, MAX_REASON_LINES)
+            return [*([(text, "warn")] for text in above), [(last, "warn"), (remedy, "dim")]]
+        return [[("in pools " + ", ".join(node.pools), "dim")]]
 
     def _step_items(self) -> Iterator[Item]:
         detail = self.detail
@@ -254,7 +259,7 @@ class NodePage(TwoPanes, RolloutScreen):
             text = formatting.join_limited([each["why"] for each in holders], MAX_NAMED_HOLDERS, "; ")
             slots = f"{len(holders)}/{pool['max_unavailable']} "
             line: Line = [(f"  {pool['pool']} ", "bold"), (slots, "warn"), (lines.sanitize(text), "dim")]
-            yield "", static_line(line)
+            yield f"slots:{pool['pool']}", static_line(line)
 
     def _show_log(self) -> None:
         log = self.query_one("#log", VirtualList)
