@@ -216,6 +216,7 @@ async def run_fleet(directory: Path, nodes: int) -> None:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         loop.add_signal_handler(number, stop.set)
     async with Fleet(directory, nodes):
+        # A parent that is killed sends no signal; its child gets another parent.
         while not stop.is_set() and os.getppid() == parent:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(PARENT_POLL_S):

@@ -152,6 +152,7 @@ class _Session(asyncssh.SSHServerSession[bytes]):
 
     def session_started(self) -> None:
         assert self._channel is not None
+        # A task of the connection: asyncssh calls this method, which may not wait.
         self._channel.get_connection().create_task(self._spawn())
 
     def data_received(self, data: bytes, datatype: int | None) -> None:

@@ -68,6 +68,7 @@ def plan_content(document: PlanDocument) -> dict[str, JSON]:
         names = stage_names([(kind, stage["name"]) for kind, stage in written])
         for name, (_, stage) in zip(names, written, strict=True):
             stage["name"] = name
+    # A gate that cannot be reached must not change the digest that people vote for.
     if "pilot" not in content["spec"]:
         del content["spec"]["gates"]["pilot"]
     rollback = content["spec"]["rollback"]

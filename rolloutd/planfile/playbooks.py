@@ -264,6 +264,7 @@ def _texts(document: Any) -> Iterator[tuple[str, str]]:
 
 def _files_below(directory: Path) -> Iterator[Path]:
     for parent, directories, names in os.walk(directory):
+        # In place, so that os.walk does not enter it.
         directories[:] = [name for name in directories if name != ".git"]
         for name in names:
             path = Path(parent, name)

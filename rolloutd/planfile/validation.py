@@ -56,6 +56,7 @@ def validate_document(model: type[ModelT], document: Document, title: str) -> Mo
         result = model.model_validate(document.root.data)
     except ValidationError as error:
         builder = _DiagnosticBuilder(schema_of_model(model, title), document.root)
+        # Without the input: a value may be a secret, and a mistake shows it cut.
         details = error.errors(include_url=False, include_input=False)[:MAX_DIAGNOSTICS]
         mistyped = {
             builder.intended_path(detail) for detail in details if detail["type"] == "extra_forbidden"

@@ -120,6 +120,7 @@ def _render_text(text: str, names: Mapping[str, JSON]) -> str:
     node, rendered = names["node"]["name"], ""
     try:
         for part in _compile_template(text).generate(names):
+            # Part by part, so that a text that grows is stopped before it is whole.
             rendered += part[: MAX_RENDERED_CHARS + 1]
             if len(rendered) > MAX_RENDERED_CHARS:
                 raise RenderFailed(f"cannot fill {text[:100]!r} for node {node}: it grows too long")

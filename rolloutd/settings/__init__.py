@@ -64,6 +64,7 @@ def schema() -> dict[str, Any]:
 def _read_file(path: Path) -> Document:
     try:
         with path.open("rb") as opened:
+            # One byte more than the limit, so that the reader reports the excess.
             text = opened.read(MAX_BYTES + 1)
     except OSError as error:
         diagnostic = _file_diagnostic(path, error.strerror or str(error), "a file the daemon can read")

@@ -58,6 +58,7 @@ def draft_entries(event: Event, *, actor: Actor, cause: str, at: float, digest: 
 
 def add_sequence_number(draft_text: str, seq: int) -> str:
     """Return the whole entry; `seq` is the last key in canonical order."""
+    # Spliced as text: the writer numbers thousands of entries within one transaction.
     return f'{draft_text},"seq":{seq}}}'
 
 

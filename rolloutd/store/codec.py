@@ -148,6 +148,7 @@ def _decoder(hint: Any) -> Callable[[Any], Any] | None:
     def decode(text: str | None) -> Any:
         return None if text is None else from_json(inner, json.loads(text))
 
+    # Bounded: labels and actors repeat on ten thousand rows, other values do not.
     return lru_cache(maxsize=16_384)(decode) if inner in _SHARED else decode
 
 
@@ -201,6 +202,7 @@ def decoder(hint: Any) -> Callable[[Any], Any] | None:
 def _decode_fields(
     kind: type[Any], decoders: Mapping[str, Callable[[Any], Any]], content: Mapping[str, Any]
 ) -> Any:
+    # A field that an older version did not write keeps its default.
     values = dict(content)
     for name, decode in decoders.items():
         if values.get(name) is not None:

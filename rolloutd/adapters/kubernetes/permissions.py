@@ -57,6 +57,7 @@ async def find_missing_permissions(cluster: Cluster) -> list[str]:
         try:
             reason_text = await _denial_reason(cluster, permission)
         except ClusterUnreachable as error:
+            # Each of the other questions would wait for the same silent server.
             return [str(error)]
         except ApiError as error:
             return [f"cluster {cluster.name} refused the review of our rights: {error}"]

@@ -134,6 +134,7 @@ async def _write_event(cluster: Cluster, node: Mapping[str, JSON], report: Progr
     try:
         await cluster.post(path, event)
     except ApiError as error:
+        # 409: an event of this name exists, so it is a repetition.
         if error.status != 409:
             raise
         await _repeat_event(cluster, event)

@@ -74,6 +74,7 @@ class NetboxSession:
         self._limits = limits
         self.http = requests.Session()
         self.http.trust_env = False
+        # A redirect may lead to another host, which must not get the token.
         self.http.max_redirects = 0
         paths = ssl.get_default_verify_paths()
         # requests would take the authorities of its own package, not those of the machine.

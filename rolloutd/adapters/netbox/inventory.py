@@ -136,6 +136,7 @@ class NetboxInventory:
                 loop.call_soon_threadsafe(_settle, future, result, failure)
 
         self._is_reading = True
+        # Not asyncio's pool, whose threads the interpreter waits for at its end.
         threading.Thread(target=run, name=self.source, daemon=True).start()
         return await future
 

@@ -98,6 +98,7 @@ class SqliteBackend:
         with closing(sqlite3.connect("", uri=True, isolation_level=None)) as connection:
             database.create_tables(connection)
             connection.execute("ATTACH ? AS stored", (database.read_only_uri(self.path),))
+            # The entries of a damaged audit may make rows without their parents.
             connection.execute("PRAGMA foreign_keys = OFF")
             connection.create_function("audited", 2, audited, deterministic=True)
             yield connection if database.has_current_schema(connection, "stored") else None

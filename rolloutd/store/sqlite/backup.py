@@ -88,6 +88,7 @@ def restore(state_dir: Path, backup_file: Path) -> RestoreResult:
             _change_owner(temporary, owner)
             previous = _preserve_previous(target)
             _move_into_place(temporary, target)
+        # After the rename: a mark that is newer than the database would stop the next start.
         commit_mark.write_mark(target, epoch, verdict.entries)
         _change_owner(commit_mark.mark_path(target), owner)
         _change_owner(state_dir / lock.FILE_NAME, owner)
@@ -131,6 +132,7 @@ def _copy_database(source: sqlite3.Connection, temporary: Path) -> None:
     try:
         with closing(sqlite3.connect(temporary, isolation_level=None)) as target:
             source.backup(target, pages=PAGES_PER_STEP)
+            # A copy in WAL mode is three files, and people would keep one of them.
             target.execute("PRAGMA journal_mode = DELETE")
             damage = database.find_damage(target)
     except database.DATABASE_ERRORS as error:

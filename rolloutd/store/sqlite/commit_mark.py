@@ -58,6 +58,7 @@ def require_newest(path: Path) -> None:
         found = _read_position(path)
     except database.DATABASE_ERRORS:
         return  # the one that opens it for writing explains that
+    # Both grow only, so either one that is lower means that commits are missing.
     if found[0] < mark[0] or found[1] < mark[1]:
         raise StoreFailed(
             f"{path}: its last entry is {found[1]} of term {found[0]}, but {mark[1]} of term {mark[0]} was"
