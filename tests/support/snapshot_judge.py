@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from machines.facts.fleet_facts import FactsSnapshot
 from machines.invariants.violations import violation
-from machines.model.events import Event, GateOpened, PhaseMoved
+from machines.model.events import GateOpened, PhaseMoved
 from machines.model.limits import Limits, TeamRules
 from machines.model.node import UNLABELED, Node, Observation, SourceFreshness
 from machines.model.preparation import Preparation, PreparationState
@@ -103,7 +103,7 @@ def violations(
     """Return what must never happen and did between two snapshots, one event or one commit apart."""
     facts = SnapshotFacts.from_snapshot(before, limits, observations, traffic, sources)
     found: list[str] = []
-    transitions: list[Event] = []
+    transitions: list[PhaseMoved] = []
     known = {rollout.id: rollout for rollout in before.rollouts}
     for rollout in after.rollouts:
         old = known.get(rollout.id)
@@ -121,8 +121,11 @@ def violations(
                 edge = f"{before_target.phase} to {target.phase}"
                 found.append(f"{target.node} of {target.rollout}: the table has no edge from {edge}")
                 continue
-            found += filter(None, [violation(facts, transition, now, transitions)])
             transitions.append(transition)
+    # A commit has its rollbacks first: they may obey a pool of their plan that an admission does not.
+    transitions.sort(key=lambda each: each.trigger is not Trigger.ROLLBACK_ORDERED)
+    for position, transition in enumerate(transitions):
+        found += filter(None, [violation(facts, transition, now, transitions[:position])])
     return found
 
 
