@@ -125,12 +125,6 @@ class RolloutPreparations:
         """Return whether the stage is done, undisturbed, on one node at least."""
         return self._prepared[stage.name] > 0
 
-    def is_unfinished(self, targets: Iterable[Target], *, has_later: bool) -> bool:
-        """Return whether a closed rollout has a stage that runs, or something to clean up."""
-        pending = (target.node for target in targets if target.phase is Phase.PENDING)
-        is_cancelled = self.rollout.cancelled is not None and not has_later
-        return bool(self.active) or (is_cancelled and any(map(self.needs_cleanup, pending)))
-
     def place(self, target: Target, node: Node | None) -> None:
         """Put a target where it belongs now; it is removed when it is not pending, or prepared."""
         # Taken out by its old place, which the new row may no longer give.

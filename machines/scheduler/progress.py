@@ -270,7 +270,7 @@ def _work_s(
             rounds = max(rounds, to_do / budget if budget else math.inf)
     if math.isinf(rounds):
         return None
-    soak_s = _remaining_soak_s(index, rollout, wave_progress, now)
+    soak_s = _remaining_soak_s(rollout, wave_progress, now)
     typical_s = counters.expected_s(rollout.plan.expected_s, TYPICAL_PERCENTILE)
     low_s, high_s = (math.ceil(rounds) * each + soak_s for each in (typical_s, index.expected_s(rollout.id)))
     return max(1.0, round(low_s)), max(1.0, round(high_s))
@@ -286,7 +286,7 @@ def _rounds(index: Index, rollout: Rollout, spec: WaveDef) -> int:
     return math.ceil(to_do / max(1, min(limit for limit in (*limits, to_do) if limit is not None)))
 
 
-def _remaining_soak_s(index: Index, rollout: Rollout, wave_progress: WaveProgress, now: float) -> float:
+def _remaining_soak_s(rollout: Rollout, wave_progress: WaveProgress, now: float) -> float:
     """Return the seconds of soaking still ahead."""
     if wave_progress.wave is None:
         return 0.0

@@ -46,7 +46,7 @@ def _may_begin(index: Index, rollout: Rollout, target: Target, now: float, build
         return False
     blocker = start_blockers.rollback_blocker(index, rollout, target, now)
     if blocker is not None or blocked is not None:
-        _prepare_for(index, target, blocker, now, builder)
+        _prepare_for(index, target, blocker, builder)
         return False
     return not _awaits_idle(index, rollout, target, now, builder)
 
@@ -77,9 +77,7 @@ def _rollout_blocker(index: Index, rollout: Rollout) -> Reason | None:
     )
 
 
-def _prepare_for(
-    index: Index, target: Target, blocker: Reason | None, now: float, builder: DecisionBuilder
-) -> None:
+def _prepare_for(index: Index, target: Target, blocker: Reason | None, builder: DecisionBuilder) -> None:
     """Request what may lift the blocker, None for unknown peers: an observation, or time."""
     if blocker is None or blocker.code in start_blockers.NEEDS_OBSERVATION:
         admission.request_observations(index, (target.node,), builder)

@@ -94,7 +94,12 @@ MUTANTS = (
         "UnavailabilityCause.FAILED",
         "None",
     ),
-    Mutant("traffic-not-probed-again", IsolationPlan.required_probe, "self.probes", "()"),
+    Mutant(
+        "traffic-not-probed-again",
+        IsolationPlan.required_probe,
+        "self._first_probe(self.records)",
+        "None",
+    ),
     Mutant(
         "vote-counted-for-another-digest",
         votes.valid_votes,

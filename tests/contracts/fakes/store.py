@@ -342,7 +342,10 @@ class MemoryStore:
         rows = (row for row in self.memory.all(Preparation) if row.rollout == rollout.id)
         known, targets = preparations_of(rollout, rows, (), {}), self._targets(rollout.id)
         of_plan = [each.id for each in self.memory.rollouts.values() if each.plan.name == rollout.plan.name]
-        if not rollout.closed or known.is_unfinished(targets, has_later=of_plan[-1] != rollout.id):
+        pending = (target.node for target in targets if target.phase is Phase.PENDING)
+        is_latest = rollout.cancelled is not None and of_plan[-1] == rollout.id
+        needs_cleanup = is_latest and any(map(known.needs_cleanup, pending))
+        if not rollout.closed or known.active or needs_cleanup:
             return True
         return any(
             target.phase in IN_FLIGHT_PHASES | {Phase.FAILED}
