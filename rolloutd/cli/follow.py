@@ -165,6 +165,7 @@ def with_reconnect(
     has_connected = False
     lost_since: float | None = None
     while True:
+        connected_at = time.monotonic()
         try:
             for line in connect():
                 has_connected = True
@@ -176,6 +177,9 @@ def with_reconnect(
                 return
             last_error: DaemonUnreachable = DaemonUnreachable("the daemon keeps closing the stream")
         except StreamInterrupted as broken:
+            # A stream without lines was open for all that time: heartbeats of a log are not lines.
+            if time.monotonic() - connected_at > RECONNECT_TIMEOUT_S:
+                lost_since = None
             last_error = broken
         except DaemonUnreachable as none:
             if not has_connected:

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from rolloutd.cli import follow
 from rolloutd.cli.follow import WatchUpdate
 from rolloutd.cli.main import parser
 from rolloutd.cli.progress_bars import draw_updates
+from rolloutd.control.client import StreamInterrupted
 from tests.rolloutd.canned_daemon import CannedDaemon
 from tests.rolloutd.cli.samples import GATE, REASON, ROLLOUT, run
 
@@ -297,6 +299,23 @@ def test_log_resumes_after_the_daemon_returns(
     assert [text.split()[-1] for text in out.splitlines()] == ["first", "second"]
     assert "reconnecting" in err
     assert [asked[2]["offset"] for asked in daemon.requests[1:]] == ["0", "10"]
+
+
+def test_silent_stream_that_was_open_long_begins_a_new_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(follow, "RECONNECT_INTERVAL_S", 0.0)
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    streams = iter(([{"offset": 1}, None], [None], [{"offset": 2}]))
+
+    def connect() -> Iterator[dict[str, Any]]:
+        for line in next(streams):
+            clock[0] += 2 * follow.RECONNECT_TIMEOUT_S
+            if line is None:
+                raise StreamInterrupted("the daemon restarts")
+            yield line
+
+    lines = follow.with_reconnect(connect, is_finite=True)
+    assert [line["offset"] for line in lines] == [1, 2]
 
 
 @pytest.mark.parametrize("words", [[], ["-f"]])
