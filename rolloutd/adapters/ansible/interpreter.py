@@ -5,7 +5,6 @@ Ansible's own discovery costs one round trip per run, ours one per node.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -95,8 +94,3 @@ def _tree_names_interpreter(tree: Path, playbook: Path) -> bool:
 def _mentions_interpreter(path: Path) -> bool:
     with path.open("rb") as file:
         return b"ansible_python_interpreter" in file.read(_SCAN_LIMIT_BYTES)
-
-
-def to_host(name: str, variables: Mapping[str, Any]) -> Host:
-    """Return the host of a node's inventory variables."""
-    return Host(name=name, connection=variables)

@@ -31,7 +31,7 @@ from rolloutd.adapters.ansible import (
 )
 from rolloutd.adapters.ansible.artifact_store import RunArtifactStore
 from rolloutd.adapters.ansible.fork_servers import ForkServers, NotForked
-from rolloutd.adapters.ansible.interpreter import InterpreterCache, to_host
+from rolloutd.adapters.ansible.interpreter import InterpreterCache
 from rolloutd.adapters.ansible.inventory_cache import InventoryCache
 from rolloutd.adapters.ansible.launcher import Launcher, LocalRun
 from rolloutd.adapters.ansible.node_connections import NodeConnections
@@ -58,9 +58,6 @@ log = logging.getLogger("rolloutd.adapters.ansible.runner")
 
 POLL_INTERVAL_S = 0.25
 """Interval of reading a run's events for a waiter; the kernel reports the run's end at once."""
-
-CLAIM_TIMEOUT_S = 30.0
-"""A wrapper claims its run within some 20 ms, later on an overloaded machine."""
 
 CANCEL_TIMEOUT_S = 25.0
 """A wrapper ends its run within its own limits, 15 s; the rest is a margin."""
@@ -454,7 +451,7 @@ def _evaluate(run: _TrackedRun, status: run_directory.RunStatus) -> Ok | Failed:
 def _unfinished_run_host(directory: RunDirectory) -> Host | None:
     """Return the host of a run that is not over, or None."""
     connection = directory.read_connection()
-    return None if connection is None else to_host(str(directory.read_metadata()["node"]), connection)
+    return None if connection is None else Host(str(directory.read_metadata()["node"]), connection=connection)
 
 
 def to_run_event(line: run_directory.RunEventLine) -> RunEvent:
