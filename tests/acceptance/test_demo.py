@@ -36,7 +36,6 @@ def away(tmp_path: Path) -> dict[str, str]:
         **kept,
         "HOME": str(tmp_path / "home"),
         "TMPDIR": str(tmp_path / "t"),
-        "PYTHONDONTWRITEBYTECODE": "1",
     }
 
 
