@@ -60,7 +60,10 @@ def violation(facts: InvariantFacts, event: Event, now: float, earlier: Sequence
                 if t.phase in IN_FLIGHT_PHASES or (t.isolated and t.node in facts.nodes)
             ]
             subject = f"{event.rollout} cannot be deleted"
-            return f"{subject}: {not_returned[0]} was not returned to service" if not_returned else None
+            if not_returned:
+                return f"{subject}: {not_returned[0]} was not returned to service"
+            preparing = [t.node for t in targets if event.rollout in facts.preparing_rollouts(t.node)]
+            return f"{subject}: its stage runs on {preparing[0]}" if preparing else None
         case _:
             return None
 

@@ -145,6 +145,13 @@ def delete(state: State, who: Principal, rollout: Rollout, targets: Sequence[Tar
         raise Refused(
             "not-settled", f"{target.node} is {_describe_phase(target)} in {rollout.id}; {next_step}"
         )
+    preparations = state.index.preparations(rollout.id)
+    # Without the rollout nothing would follow its stage, and another rollout would work on the same node.
+    for node, stage in sorted(preparations.active if preparations else ()):
+        place = rollout.node_of_stage(node, stage) or "the daemon's machine"
+        raise Refused(
+            "not-settled", f"{place} still runs stage {stage} of {rollout.id}; wait until it has ended"
+        )
     return (*hold_events, RolloutDeleted(rollout.id, who.actor, state.now()))
 
 

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from machines.model.events import ArtifactsBuilt, PreparationRecorded
+from machines.invariants.violations import violation
+from machines.model.events import ArtifactsBuilt, PreparationRecorded, RolloutDeleted
 from machines.model.preparation import ArtifactKind, ManifestEntry, Preparation, PreparationState
+from machines.model.rollout import Actor, ActorKind
 from machines.scheduler.decide import decide
 from rolloutd.cli.main import main
+from rolloutd.control.client import ApiError
 from rolloutd.ports import Checkpoint, StagedArtifact
 from tests.contracts.fakes.checkpoints import FakeCheckpoints
+from tests.rolloutd.commands.test_commands import steer
 from tests.rolloutd.control_environment import PLAN, ControlEnvironment, control_environment
 
+OLGA = Actor(ActorKind.PERSON, "olga", 1001)
 RIGHT, OLD = "a" * 64, "b" * 64
 PREPARED = PLAN.replace(
     "  maintain:", "  prepare: [{build: {playbook: site.yml}}, {stage: {}}]\n  maintain:"
@@ -122,3 +128,22 @@ async def test_retry_prepares_failed_node_at_once(tmp_path: Path) -> None:
         )
         due = decide(inside.state.index, inside.clock.now()).preparations
         assert ("p1", 2) in [(each.node, each.attempt) for each in due]
+
+
+async def test_rollout_with_running_stage_cannot_be_deleted(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        rollout = await inside.start(text=INSTALLING)
+        now = inside.clock.now()
+        times = {"at": now, "began_at": now, "not_before": now}
+        stage = Preparation(rollout, "p1", "install", 1, PreparationState.RUNNING, "c" * 64, **times)
+        await inside.commit(PreparationRecorded(stage))
+        await steer(inside, "olga", rollout, "cancel")
+        deletion = RolloutDeleted(rollout, OLGA, now)
+        assert violation(inside.state.index, deletion, now) == (
+            f"{rollout} cannot be deleted: its stage runs on p1"
+        )
+        with pytest.raises(ApiError, match="p1 still runs stage install") as unsettled:
+            await inside.request("olga", "delete", f"/v1/rollouts/{rollout}")
+        assert unsettled.value.code == "not-settled"
+        await inside.commit(PreparationRecorded(replace(stage, state=PreparationState.FAILED)))
+        await inside.request("olga", "delete", f"/v1/rollouts/{rollout}")
