@@ -161,7 +161,8 @@ def _gate_digest(rollout: Rollout, gate: str) -> str:
 def use_token(call: Invocation) -> int:
     """Cast the vote of a token."""
     args = call.args
-    text = sys.stdin.read() if args.file is None else args.file.read_text("utf-8")
+    # Bytes that are not UTF-8 are no token either: the daemon refuses them.
+    text = sys.stdin.read() if args.file is None else args.file.read_text("utf-8", "replace")
     path = api_path("rollouts", args.rollout, "votes", "token")
     return _report(call, call.client.post(path, {"token": text.strip()}))
 

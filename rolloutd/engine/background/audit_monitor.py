@@ -32,15 +32,20 @@ class AuditMonitor:
         self._state = state
         self._lock = asyncio.Lock()
         self._was_verified = False
+        self._recorded = 0
 
     async def verify(self) -> bool:
         """Verify once and record the result; return whether the database could be read."""
         async with self._lock:
-            try:
-                report = await self._state.store.verify_audit()
-            except StoreFailed as error:
-                self._report_unverified(error)
-                return False
+            recorded = -1
+            # A settlement records its own report meanwhile: an older one would block again what it released.
+            while recorded != self._recorded:
+                recorded = self._recorded
+                try:
+                    report = await self._state.store.verify_audit()
+                except StoreFailed as error:
+                    self._report_unverified(error)
+                    return False
             self.record(report)
             return True
 
@@ -54,6 +59,7 @@ class AuditMonitor:
     def record(self, report: AuditReport) -> None:
         """Block what depends on a mismatch, and report it."""
         self._was_verified = True
+        self._recorded += 1
         state, chain = self._state, report.chain
         state.index.record_mismatches([row.mismatch for row in report.mismatches])
         state.conditions.pop(CONDITION, None)

@@ -17,6 +17,7 @@ from machines.scheduler.decide import decide, explain_node
 from machines.states import Phase
 from rolloutd.control.client import ApiError
 from rolloutd.engine.background.audit_monitor import CONDITION, AuditMonitor
+from rolloutd.ports.store import AuditReport
 from rolloutd.reason_text import describe, lifted_by
 from rolloutd.store import open_store
 from rolloutd.store.sqlite import database
@@ -113,6 +114,43 @@ async def test_settled_forgery_leaves_votes_possible(tmp_path: Path) -> None:
             f"{rollout}#v2",
             f"{rollout}#v3",
         ]
+
+
+class HeldStore:
+    """A store whose first verification answers late."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+        self.verified, self.release = asyncio.Event(), asyncio.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    async def verify_audit(self, head: str | None = None) -> AuditReport:
+        report: AuditReport = await self._inner.verify_audit(head)
+        if not self.verified.is_set():
+            self.verified.set()
+            await self.release.wait()
+        return report
+
+
+async def test_settlement_outlasts_older_verification(tmp_path: Path) -> None:
+    async with sqlite_environment(tmp_path) as env:
+        rollout = await env.submit()
+        forge_start(tmp_path, rollout, env.state.index.rollout(rollout).digest.whole)
+        await env.restart()
+        monitor, inner = AuditMonitor(env.state), env.state.store
+        held: Any = HeldStore(inner)
+        env.state.store = held
+        verifying = asyncio.create_task(monitor.verify())
+        await held.verified.wait()
+        body = {"subjects": ["all"], "keep": "audit", "reason": "forged"}
+        await env.request("adam", "post", "/v1/audit/settle", body)
+        monitor.record(await inner.verify_audit())
+        held.release.set()
+        assert await verifying
+        assert CONDITION not in env.state.conditions
+        assert not env.state.index.mismatches
 
 
 async def test_accepted_rows_count_from_then_on(tmp_path: Path) -> None:
