@@ -254,7 +254,7 @@ async def test_the_output_is_kept_with_a_limit(real: AnsibleBackend) -> None:
 async def test_a_named_interpreter_that_is_not_there_is_a_clear_error(real: AnsibleBackend) -> None:
     real.connection["ansible_python_interpreter"] = "/opt/nowhere/python3"
     runner = real.runner()
-    request = real.request("ok.yml")
+    request = real.request("change.yml")
     state, _ = await ended(runner, await runner.start(request))
     assert isinstance(state.result, Failed)
     assert "/opt/nowhere/python3" in state.result.text
