@@ -18,7 +18,8 @@ SOURCES := $(shell find machines rolloutd playbooks tui -type f -not -name '*.py
 
 # make demo DEMO="--fault n3:maintaining"; make test TESTS=tests/machines
 DEMO ?=
-TESTS ?= tests
+# Without the tests of the documents, which `make check` runs.
+TESTS ?= tests --ignore=tests/docs
 # make sim SEEDS=100000 runs for a night
 SEEDS ?= 500
 # Tests mostly wait for ssh and Ansible, so more workers than there are cores; the long ones compute more.
@@ -29,7 +30,7 @@ help:
 	@echo "make demo         run the demo: a small fleet and a real daemon in a temporary directory"
 	@echo "                  (DEMO='--fault n3:maintaining' breaks a node; DEMO=--help lists the options)"
 	@echo "make check        style, types, import contracts, documents"
-	@echo "make test         all tests but the long ones (TESTS=tests/machines: only those)"
+	@echo "make test         all other tests but the long ones (TESTS=tests/machines: only those)"
 	@echo "make test-long    acceptance tests over many nodes; a daemon killed KILLS=50 times"
 	@echo "make test-failed  the tests that failed in the last run, one at a time"
 	@echo "make test-web     the console in a headless Chromium"
