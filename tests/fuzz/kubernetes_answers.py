@@ -102,6 +102,21 @@ KUBERNETES = encoded(
 )
 
 
+class CannedStream:
+    """The content of an answer, which aiohttp offers in parts and in lines."""
+
+    def __init__(self, body: bytes, lines: Sequence[bytes]) -> None:
+        self._body, self._lines = body, lines
+
+    async def read(self, n: int, /) -> bytes:
+        part, self._body = self._body[:n], self._body[n:]
+        return part
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for line in self._lines:
+            yield line
+
+
 class CannedResponse:
     """One answer of an API server: a body, or the lines of a watch."""
 
@@ -116,13 +131,9 @@ class CannedResponse:
     async def __aexit__(self, *_: object) -> None:
         pass
 
-    async def read(self) -> bytes:
-        return self._body
-
     @property
-    async def content(self) -> AsyncIterator[bytes]:
-        for line in self._lines:
-            yield line
+    def content(self) -> CannedStream:
+        return CannedStream(self._body, self._lines)
 
 
 class CannedCluster(Cluster):
