@@ -297,6 +297,8 @@ def opened(base: Path) -> Iterator[Bench]:
                 lambda: snapshots[0],
                 fence_dir=str(base / "fence"),
                 tree_cache=cache,
+                # Measured limits may be lower, and compare_memory() holds each run until all have begun.
+                parallel=SIDE_BY_SIDE,
                 pipelining=pipelining,
             )
 
