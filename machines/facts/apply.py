@@ -118,7 +118,7 @@ def _writes(event: events.Event, rows: RowReader, at: float) -> Iterator[Write |
             yield _amendment(event.rollout, rows)
         case events.NodesDiscovered():
             for node in event.nodes:
-                # A source reports whole nodes, so the last report counts whatever was known before.
+                # The event has whole nodes, merged from all sources, so it replaces what was known.
                 yield Write(node, Expected.ANY)
                 if node.name in event.connections:
                     yield Write(NodeConnection(node.name, event.connections[node.name]), node)
@@ -215,7 +215,7 @@ def _preparation_writes(row: Preparation, rows: RowReader) -> Iterator[Write | D
     key = (row.rollout, row.node, row.stage)
     if row.before is not None:
         yield Write(PreparationSnapshot(*key, row.before), Expected.ANY)
-    # Proven undisturbed: nothing compares with the snapshot any more, and it is large.
+    # The comparison is over, also with a disturbance; the snapshot is large, so it is not kept.
     elif before is not None:
         yield Delete(PreparationSnapshot(*key))
 

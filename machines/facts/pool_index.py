@@ -179,7 +179,7 @@ class PoolIndex(Forkable):
 
     def schedule_reevaluation(self, node: str, at: float, *, improves: bool) -> None:
         """Reevaluate a node at an instant (epoch seconds); `improves` when it may be up then."""
-        # Two heaps, because the daemon wakes only for the first: a node that gets worse can start nothing.
+        # Two heaps: the daemon wakes only for improvements; a node that gets worse lets nothing start.
         if improves:
             self._improvement_times = self._own(self._improvement_times)
         else:

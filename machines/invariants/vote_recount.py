@@ -70,7 +70,7 @@ def missing_votes(
         submitter, actor = rollout.submitted_by, vote.actor
         by_service = actor.kind is ActorKind.SERVICE
         same = actor.uid is not None and actor.uid == submitter.uid
-        # Without a uid on both sides only the names are left to compare; equal names count as one person.
+        # A service's uid is not its voter's. Without both persons' uids, equal names count as one person.
         if by_service or None in (actor.uid, submitter.uid):
             same |= _person_key(actor) == _person_key(submitter)
         if need.four_eyes and same:

@@ -149,7 +149,7 @@ def next_common_opening(groups: Sequence[Sequence[Window]], at: float) -> float 
         openings = [next_opening(windows, instant) for windows in groups]
         if None in openings:
             return None
-        # No instant before the latest of them suits that group, so the search goes on from there.
+        # No instant before the latest of them suits that group, so the search continues there.
         latest = max((opening for opening in openings if opening is not None), default=instant)
         if latest == instant:
             return instant

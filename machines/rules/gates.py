@@ -84,7 +84,7 @@ def is_open(index: Index, rollout: Rollout, gate: GateName, wave: str, now: floa
     """Return whether a gate was opened and still has the votes that it rested on."""
     if not was_opened(rollout, gate, wave):
         return False
-    # The usual case, asked for every node: where nothing was withdrawn, counting again can change nothing.
+    # The usual case, checked for every node: without a no and a withdrawal, a new count changes nothing.
     if all(vote.yes and vote.withdrawn_at is None for vote in rollout.votes):
         return True
     return gate_view(index, rollout, gate, wave, now).state == "open"

@@ -95,7 +95,7 @@ def _counts(failure: Failure) -> bool:
 def _answered_failure(index: Index, rollout: Rollout) -> Failure | None:
     """Return the first failure that the plan answers with rollbacks; none while a person has paused it."""
     plan = rollout.plan
-    # Who pauses a rollout wants to decide alone, so the plan orders nothing meanwhile.
+    # A user who pauses a rollout decides alone, so the plan orders nothing meanwhile.
     if plan.on_failure is OnFailure.PAUSE or plan.rollback is None or rollout.closed or rollout.paused:
         return None
     return next(filter(_counts, index.unresolved_failures(rollout.id)), None)

@@ -217,7 +217,7 @@ def _collect_gate_openings(index: Index, rollout: Rollout, now: float, builder: 
     for gate, wave in rollout.plan.gates_in_order:
         is_new = not was_opened(rollout, gate, wave)
         if is_new and gates.gate_view(index, rollout, gate, wave, now).state == "open":
-            # Recorded, because from then on votes do not expire, and who joins later is asked node by node.
+            # Recorded: from then on votes do not expire, and each later node needs its own team's vote.
             builder.gate_openings.append(OpenGate(rollout.id, gate, wave))
 
 

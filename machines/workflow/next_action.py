@@ -184,7 +184,7 @@ class _Reconciler:
             case Purpose.WATCH:
                 return self._watch(step)
         latest = self._latest(step)
-        # What is left of a run could change the node beside its successor, or after it is in service.
+        # Processes that a run left could change the node during the next run, or in service.
         if self.has_unfinished_run and needs_clean_node(step, latest):
             return self._next_of(CLEAN_UP)
         match self._next_try(step, latest):
@@ -354,7 +354,7 @@ class _Reconciler:
         """Decide about a run whose result is unknown, by the stage's `on_unknown`."""
         if stage.on_unknown is OnUnknownPolicy.PAUSE:
             return Transition(Trigger.FAILED, step=stage.step, text=latest.text, code=FailureCode.UNKNOWN)
-        # Checks beside a run that still works would judge a node that moves under them.
+        # Checks during a run would judge a node that still changes.
         if self.has_unfinished_run:
             return self._next_of(CLEAN_UP)
         # The checks judge the whole change, so they can speak for the last stage only.

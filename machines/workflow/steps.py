@@ -263,7 +263,7 @@ def next_try(
     # It may have happened: the adapter finds out, and a new number would make it happen twice.
     if latest.state is StepState.INTENDED:
         return latest.number
-    # By the number and not by counting records: one that a killed daemon began has no second number.
+    # Tries are counted by number, not by records: a try repeated after a daemon's end keeps its number.
     retry = rule.retries.get(latest.state)
     if retry is not None and (retry.tries is None or latest.number < first + retry.tries - 1):
         since = latest.began_at if retry.from_start else latest.at

@@ -65,7 +65,7 @@ class Parser(argparse.ArgumentParser):
     """
 
     def __init__(self, **settings: Any) -> None:
-        # A script's abbreviation would get another meaning once an option with the same beginning is added.
+        # A script's abbreviation would fail as ambiguous once an option with the same beginning is added.
         settings.setdefault("allow_abbrev", False)
         super().__init__(**settings)
 

@@ -357,7 +357,7 @@ def _already_current_events(state: State, rollout: str, already_changed: Mapping
 def _new_rollout_id(state: State, name: str) -> str:
     """Return an id that users can type: the plan's name and five characters."""
     while True:
-        # No vowels, which spell words, and no digits that look like letters.
+        # No vowels, which spell words; no y, 0, 1 and 3, which people read as letters.
         letters = "".join(secrets.choice("bcdfghjklmnpqrstvwxz2456789") for _ in range(5))
         rollout = f"{name}-{letters}"
         if rollout not in state.index.rollouts:

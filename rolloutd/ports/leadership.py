@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 class Leadership(Protocol):
-    """One daemon's claim: it waits, then it leads once, until it has lost or released.
+    """One daemon's candidacy: it waits, then it leads once, until it has lost or released.
 
     A daemon may lose before it can know.  So the store's term stops its writes also without this port.
     """

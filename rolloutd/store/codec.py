@@ -148,7 +148,7 @@ def _decoder(hint: Any) -> Callable[[Any], Any] | None:
     def decode(text: str | None) -> Any:
         return None if text is None else from_json(inner, json.loads(text))
 
-    # Bounded: labels and actors repeat on ten thousand rows, other values do not.
+    # Only labels and actors repeat over thousands of rows, so only they are cached; the bound limits memory.
     return lru_cache(maxsize=16_384)(decode) if inner in _SHARED else decode
 
 

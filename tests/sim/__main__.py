@@ -121,7 +121,7 @@ def run_many(names: Iterable[str], jobs: int = os.cpu_count() or 1) -> Iterator[
 
 
 def _run_briefly(name: str) -> SimResult:
-    """Run one simulation in a worker; what nobody reads of a good one does not go through the pipe."""
+    """Run one simulation in a worker; unread details of a passed one do not go through the pipe."""
     result = run_one(name)
     return result if result.violations else SimResult(name, [], result.coverage, [], result.steps)
 

@@ -77,5 +77,5 @@ class PreparedInventory:
         limit = context.CLIARGS.get("subset")
         cache["all",] = self._data.groups["all"].get_hosts()
         if limit in self._data.hosts:
-            # The second is asked in a play, which is restricted to its hosts.
+            # In a play, Ansible's key also has the play's hosts, so the limit occurs twice.
             cache["all", limit] = cache["all", limit, limit] = [self._data.hosts[limit]]

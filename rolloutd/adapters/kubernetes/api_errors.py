@@ -17,7 +17,7 @@ MAX_MESSAGE_LENGTH = 300
 """Limit of a quoted message: the API server includes whole objects in some messages."""
 
 MAX_RETRY_AFTER_S = 30.0
-"""Longest wait that a server may ask for: a proxy may ask for hours, in which no node is seen."""
+"""Longest requested wait that is obeyed: a proxy may ask for hours, and no node is observed meanwhile."""
 
 DOCTOR_HINT = "rolloutctl doctor names the rights that are missing"
 

@@ -192,7 +192,7 @@ class _DrainPass:
         while True:
             await self._pods.changed.wait()
             self._pods.changed.clear()
-            # Before the first list, no pods would look like a drained node.
+            # Before the first list, an empty list would count as drained.
             if not self._pods.is_synced:
                 continue
             plan = self._plan()

@@ -134,7 +134,7 @@ class NodeWatch(WatchHandler):
         name = node["metadata"]["name"]
         domain = self.cluster.domain
         parsed = parse_node(node, self.cluster.uncordoned_by_others.get(name), domain)
-        # Without field managers, a later cordon under our annotation would look like ours.
+        # Without field managers, a later cordon under our annotation would count as ours.
         if parsed.cordon_state.cordon_owner is CordonOwner.UNCORDONED_BY_OTHER:
             self.cluster.uncordoned_by_others[name] = find_annotation(node, ISOLATED_BY, domain) or ""
         elif parsed.cordon_state.record is None:

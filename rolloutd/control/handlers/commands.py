@@ -28,7 +28,7 @@ NO_REASON = "no reason given"
 _ROLLOUT_PATH, _NODE_PATH = "/v1/rollouts/{r}", "/v1/rollouts/{r}/nodes/{n}"
 
 Command = Callable[..., Events]
-"""From the state, the caller, the rollout, and for a command on a node its target, to events."""
+"""Decides a command: takes state, caller, rollout and, for a node, the target; returns events."""
 
 routes = RouteTable()
 

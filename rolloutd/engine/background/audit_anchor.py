@@ -71,7 +71,7 @@ class AuditAnchor:
     async def _write_to(self, anchor: Anchor, line: str) -> str:
         """Return the problem, or the empty string once the line is written."""
         try:
-            # Compared before each write: a line after a forged chain would make the forgery look anchored.
+            # Compared before each write: a line after a forged chain would anchor the forgery.
             problem = await self._difference(anchor)
             if problem:
                 return f"{anchor.name}: {problem}"

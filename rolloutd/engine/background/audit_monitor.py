@@ -35,10 +35,11 @@ class AuditMonitor:
         self._recorded = 0
 
     async def verify(self) -> bool:
-        """Verify once and record the result; return whether the database could be read."""
+        """Verify and record the result; return whether the database could be read."""
         async with self._lock:
             recorded = -1
-            # A settlement records its own report meanwhile: an older one would block again what it released.
+            # A settlement during the verification records a newer report: verify again, or this one would
+            # block what it released.
             while recorded != self._recorded:
                 recorded = self._recorded
                 try:

@@ -43,7 +43,7 @@ zipimport._compile_source = functools.lru_cache(1)(zipimport._compile_source)
 """
 """Lines that keep the latest compiled source.
 
-zipimport compiles a module when it is searched, only to know its file name, and again when it is executed.
+zipimport compiles a module when Python searches for it, only to learn its file name, and again when it runs.
 The code is a function of the file name and the source, so a traceback is the same.
 """
 
@@ -92,7 +92,7 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]  # ansible has no type
 
 
 def _compile_once() -> None:
-    """Put the lines into Ansible's wrapper, unless users keep it on nodes or another version differs."""
+    """Put the lines into Ansible's wrapper, unless `keep_remote_files` is set or another version differs."""
     # They replace empty lines, since a traceback numbers the lines of the wrapper.
     blank = "\n" * COMPILE_ONCE.count("\n")
     code = getattr(module_common, "_ANSIBALLZ_CODE", "")
