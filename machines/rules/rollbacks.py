@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import Final
 
+from machines.facts.availability import failure_remedy
 from machines.facts.index import Index
 from machines.model.decision import DueRollbacks
 from machines.model.node import natural_sort_key
@@ -60,12 +61,13 @@ def failed_rollback_blocker(index: Index, rollout: Rollout) -> Reason | None:
     unresolved = index.unresolved_failures(rollout.id)
     targets = ((failure, index.target(rollout.id, failure.node)) for failure in unresolved)
     # The failure of the rollback itself, not the older one that led to it.
-    failed = (f for f, t in targets if t.rolling_back and t.phase is Phase.FAILED and t.failure == f)
-    first = next(failed, None)
-    if first is None:
+    failed = ((f, t) for f, t in targets if t.rolling_back and t.phase is Phase.FAILED and t.failure == f)
+    found = next(failed, None)
+    if found is None:
         return None
+    first, target = found
     params: Params = {"step": first.step, "message": first.message}
-    remedy = Remedy(RemedyKind.RETRY, {"rollout": rollout.id, "node": first.node})
+    remedy = failure_remedy(target, rollout_closed=False)
     return Reason(ReasonCode.ROLLBACK_FAILED, first.node, params, first.at, remedy)
 
 

@@ -252,9 +252,9 @@ def test_a_rollout_under_systemd_survives_restart_and_stop(serviced: SystemdEnvi
     serviced.wait_until(lambda: serviced.status(rollout)["state"] == "done", "the rollout ends")
     assert sorted(span.node for span in serviced.spans()) == ["n1", "n2", "n3"], "each node exactly once"
     assert serviced.client.get("/v1/audit/verify")["ok"]
-    moved = ("ROLLOUTD_EVENT=PhaseMoved", "ROLLOUTD_NODE=n2")
+    moved = ("ROLLOUTD_EVENT=PhaseMoved", "ROLLOUTD_NODE=n2", "ROLLOUTD_TRIGGER=maintained")
     serviced.wait_until(
-        lambda: "maintaining -> verifying (maintained)" in serviced.journal(*moved),
+        lambda: "maintaining → verifying" in serviced.journal(*moved),
         "the journal has the move",
     )
 

@@ -12,7 +12,7 @@ from machines.invariants.violations import violation
 from machines.model.events import NodeOrdered, RolloutCancelled, RolloutEnded, RolloutPaused
 from machines.model.limits import DiskShortage, Limits, PoolRule
 from machines.model.plan import GateName, OnFailure, Stage, WaveDef
-from machines.model.reasons import ReasonCode
+from machines.model.reasons import ReasonCode, RemedyKind
 from machines.model.rollout import FailureCode, NodeOrder
 from machines.rules.rollbacks import due_rollbacks
 from machines.scheduler.admission import DecisionBuilder
@@ -198,6 +198,11 @@ def test_failed_rollback_stops_all_others() -> None:
     assert reason is not None
     assert (reason.code, reason.subject) == (ReasonCode.ROLLBACK_FAILED, "n5")
     assert explain_node(index, "R", "n1", T0 + 70.0).code is ReasonCode.ROLLBACK_FAILED
+    assert reason.remedy.kind is RemedyKind.RETRY
+    index.apply(NodeOrdered("R", "n5", NodeOrder.RETURN, ALICE, "because", T0 + 70.5))
+    reason = rollout_reason(index, "R", T0 + 70.6)
+    assert reason is not None
+    assert reason.remedy.kind is RemedyKind.WAIT_FOR_RETURN, "a retry would be refused"
     transition(index, "n5", Trigger.SKIPPED, Outcome.SKIPPED, at=T0 + 71.0, isolated=False)
     assert begun(index, T0 + 80.0) == ["n4"], "people have settled it"
 
