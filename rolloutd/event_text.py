@@ -1,4 +1,4 @@
-"""Sentences for events, all in one place: for the daemon's log, the command line, the console and reports.
+"""Sentences for events: log, command line, console and reports.
 
 They are made from audit entries, which are the record; `--json` shows those whole.
 An event that this version does not know is shown by its name, because the daemon may be newer.
@@ -76,7 +76,12 @@ def _describe_vote(fields: Fields) -> str:
 
 def _describe_hold(fields: Fields) -> str:
     hold = fields["hold"]
-    return f"held as {hold['source']}/{hold['id']}: {hold['reason']}"
+    return f"took hold {hold['source']}/{hold['id']}: {hold['reason']}"
+
+
+def _describe_placement(fields: Fields) -> str:
+    team = f"team {fields['team']}" if fields.get("team") else "no team"
+    return f"now belongs to {team}; pools: {', '.join(fields['pools']) or 'none'}"
 
 
 def _join_names(nodes: list[Any]) -> str:
@@ -122,12 +127,12 @@ _FORMATTERS: dict[str, Callable[[Fields], str]] = {
         + _join_names([f"{each['name']} {each['version']}" for each in f["manifest"]])
     ),
     "TargetsJoined": lambda f: f"joined: {_join_names([target['node'] for target in f['targets']])}",
-    "TargetChanged": lambda f: f"is now of team {f['team']}, in {', '.join(f['pools'])}",
+    "TargetChanged": _describe_placement,
     "DeadlineExtended": lambda f: (
-        f"the deadline leaves out {format_duration(f['downtime_s'])} without a daemon"
+        f"extended the deadline by {format_duration(f['downtime_s'])}: no daemon was running"
     ),
-    "ChangeNeeded": lambda f: f"checked: needs the change {f.get('text', '')}",
-    "SoakRestarted": lambda _: "soaks from now: the clock was set back",
+    "ChangeNeeded": lambda f: "checked, may need the change" + (f": {f['text']}" if f.get("text") else ""),
+    "SoakRestarted": lambda _: "restarted the soak: the clock was set back",
     "DriftRecorded": lambda f: (
         f"drifted: check mode would change {_join_names(f['tasks'])}" if f["tasks"] else "has no drift"
     ),
@@ -142,7 +147,7 @@ _FORMATTERS: dict[str, Callable[[Fields], str]] = {
     "VerdictRecorded": lambda f: "verdict {id} on its content: {step}: {text}".format_map(f["verdict"]),
     "VerdictCleared": lambda f: _with_reason(f"cleared verdict {f['verdict']}")(f),
     "HoldTaken": _describe_hold,
-    "HoldReleased": lambda f: _with_reason(f"hold {f['source']}/{f['id']} released")(f),
+    "HoldReleased": lambda f: _with_reason(f"released hold {f['source']}/{f['id']}")(f),
     "FreezeStarted": lambda f: f"froze {f['freeze']['scope']}: {f['freeze']['reason']}",
     "FreezeLifted": lambda f: (
         _with_reason(f"lifted the freeze of {f['scope']}")(f) if f.get("scope") else "lifted a freeze"

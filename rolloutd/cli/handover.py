@@ -47,7 +47,7 @@ NODE_COLUMNS: Columns = {
 
 
 def register(commands: CommandGroup) -> None:
-    summary = "show what changed since you last looked, who decided, and what waits"
+    summary = "show what changed since your last handover, who decided, and what waits"
     since = "start: RFC 3339, or a duration before now, such as 8h (default: your last handover, else 8h)"
     parser = commands.add_command("handover", hand_over, summary)
     parser.argument("--since", metavar="TIME", text=since, type=past_time_argument)

@@ -1,5 +1,6 @@
-"""One log line per event, with its cause.
+"""Log lines for events, with their causes.
 
+The audit alone has frequent events of single nodes.
 The message says who did what; actor, cause, rollout and node are fields for searches of the journal.
 Like the audit, it contains no connection, no output and no variable.
 """
@@ -20,7 +21,10 @@ MAX_TEXT_CHARS = 500
 """Characters of a cause in a log line; the audit has all of it."""
 
 AUDIT_ONLY = frozenset({"StepRecorded", "ChangeNeeded", "DeadlineExtended", "DriftRecorded", "TargetChanged"})
-"""Events of single nodes that are too many for the log: the transitions that follow from them are in it."""
+"""Events of single nodes that are too frequent for the log; the audit has them."""
+
+WITHOUT_ACTOR = frozenset({"PhaseMoved", "NodesDiscovered"})
+"""Events whose sentence has a subject of its own; of a transition it names the person."""
 
 
 def log_entries(entries: Iterable[AuditEntry]) -> None:
@@ -56,8 +60,8 @@ def _is_warning(entry: Mapping[str, Any]) -> bool:
 
 def _describe(entry: Mapping[str, Any]) -> str:
     subject = "/".join(filter(None, (entry["rollout"], entry["node"])))
-    # The daemon's own work needs no name in its own log; of a transition the text names the person.
-    is_named = entry["actor"]["kind"] != "daemon" and entry["event"] != "PhaseMoved"
+    # The daemon's own work needs no name in its own log.
+    is_named = entry["actor"]["kind"] != "daemon" and entry["event"] not in WITHOUT_ACTOR
     text = f"{entry['actor']['name']} {describe_event(entry)}" if is_named else describe_event(entry)
     return f"{subject}: {text}" if subject else text
 

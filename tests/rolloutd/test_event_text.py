@@ -10,11 +10,13 @@ from machines.model.events import (
     ChangeNeeded,
     Event,
     FreezeStarted,
+    NodesDiscovered,
     NodesRemoved,
     PhaseMoved,
     PreparationRecorded,
     RunOutputPruned,
 )
+from machines.model.node import Node
 from machines.model.preparation import Preparation, PreparationState
 from machines.model.rollout import DAEMON, Actor, ActorKind
 from machines.model.windows import Freeze
@@ -43,6 +45,8 @@ def logged_lines(
     ("event", "actor", "line"),
     [
         (NodesRemoved(("n1",)), DAEMON, "the inventory no longer has n1"),
+        # A pin of an identity is a user's, but this sentence has a subject of its own.
+        (NodesDiscovered((Node("n1"),)), ANA, "the inventory has n1"),
         (
             RunOutputPruned("r", 1, 86_400.0, 0.0),
             DAEMON,
@@ -103,13 +107,31 @@ def test_submit_counts_the_targets_of_its_part(fields: dict[str, Any], text: str
     assert event_text.describe_event(entry) == f"submitted somaxconn, {text}"
 
 
-def test_rollback_in_the_audit_says_so() -> None:
+@pytest.mark.parametrize(
+    ("event", "fields", "text"),
+    [
+        ("TargetChanged", {"team": None, "pools": []}, "now belongs to no team; pools: none"),
+        ("TargetChanged", {"team": "web", "pools": ["a", "b"]}, "now belongs to team web; pools: a, b"),
+        ("ChangeNeeded", {"text": ""}, "checked, may need the change"),
+        ("ChangeNeeded", {"text": "no answer"}, "checked, may need the change: no answer"),
+        (
+            "HoldReleased",
+            {"source": "slurm", "id": "1", "reason": "done"},
+            "released hold slurm/1: done",
+        ),
+    ],
+)
+def test_event_with_absent_fields_is_a_sentence(event: str, fields: dict[str, Any], text: str) -> None:
+    assert event_text.describe_event({"event": event, "fields": fields}) == text
+
+
+def test_rollback_transition_is_marked() -> None:
     fields = {"source": "failed", "target": "isolating", "attempt": 2, "rolling_back": True, "text": "bad"}
     text = event_text.describe_event({"event": "PhaseMoved", "fields": fields})
     assert text == "failed \u2192 isolating (rollback), attempt 2: bad"
 
 
-def test_a_plural_of_its_own() -> None:
+def test_irregular_plural_is_used() -> None:
     assert pluralize(2, "process", "processes") == "2 processes"
 
 

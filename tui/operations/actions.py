@@ -76,7 +76,7 @@ ACTIONS: tuple[Action, ...] = (
     _move("audit", "4", "audit", "show who did what"),
     _move("teams", "5", "teams", "show teams, members and limits"),
     _move("changes", "m", "changes", "show which node has which change, across rollouts", "fleet"),
-    _move("handover", "d", "handover", "show what changed since you last looked, and what waits", "fleet"),
+    _move("handover", "d", "handover", "show what changed since your last handover, and what waits", "fleet"),
     _move("compare", "c", "canaries", "compare the nodes with the canaries", "rollout gates"),
     _move("nodes", "n", "nodes", "show all nodes of the rollout and why they wait", "fleet rollout"),
     _move("find", "slash", "find", "filter by a text; empty shows all", "nodes node audit locks"),

@@ -115,7 +115,7 @@ class RunDirectory:
         parts = [run_id, repr(timeout_s), *places, argv[0], str(len(argv)), *argv]
         parts += [f"{name}={value}" for name, value in sorted(environment.items())]
         if any("\0" in part for part in parts):
-            raise ValueError("a command holds no NUL")
+            raise ValueError("the run's command: an argument contains NUL; remove it")
         self.write(self.path / "command", "\0".join(parts))
 
     def write_metadata(self, metadata: Mapping[str, Any]) -> None:

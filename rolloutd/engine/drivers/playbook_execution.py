@@ -102,7 +102,7 @@ class PlaybookExecution:
     async def stop(self, action: actions.StopRun) -> None:
         """Cancel a run by a user's order, and record it."""
         failure = await self._session.capture_errors(self._runner.cancel(action.record.handle))
-        text = action.text if failure is None else f"{action.text}; it may go on: {failure.text}"
+        text = action.text if failure is None else f"{action.text}; the run may continue: {failure.text}"
         await self._journal.finish(action.record, Failed(text, code=FailureCode.DISTURBED))
         # A cancelled run may have left processes, which the next run must not meet.
         self._journal.has_unfinished_run = True
@@ -151,7 +151,7 @@ class PlaybookExecution:
         return failure
 
     async def _follow(self, action: actions.RunPlaybook, record: StepRecord) -> RunState | None:
-        """Start or find the run and wait for its end; None when the node left, or must not go on with it."""
+        """Start or find the run and wait for its end; None when the node left, or must not continue it."""
         async with running_in_background(self._guard.keep_armed()) as guard_ended:
             guard_ended.add_done_callback(lambda _: self._wakeup.trigger())
             request = await self._build_request(action, record.handle)
