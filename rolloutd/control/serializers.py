@@ -379,7 +379,7 @@ def blocking_reason(state: State, resolved: ResolvedRollout, target: Target) -> 
     return node_reason(resolved.index, target, blocker, live, state.runner_status, now)
 
 
-_ENDS = frozenset(ReasonCode(outcome.value) for outcome in Outcome)
+_OUTCOME_CODES = frozenset(ReasonCode(outcome.value) for outcome in Outcome)
 """Reasons of done nodes that wait for nothing."""
 
 
@@ -396,7 +396,9 @@ def node_reason(
     The core knows why nodes do not start (`blocker`).  A node in flight waits for its
     isolators, its checks, its next observation, or for another run on this machine.
     """
-    awaits_rollback = target.phase is Phase.DONE and blocker is not None and blocker.code not in _ENDS
+    awaits_rollback = (
+        target.phase is Phase.DONE and blocker is not None and blocker.code not in _OUTCOME_CODES
+    )
     if target.phase in (Phase.PENDING, Phase.FAILED) or target.drift is not None or awaits_rollback:
         found = blocker
     else:

@@ -25,7 +25,7 @@ from rolloutd.engine.background.audit_monitor import INTERVAL_S, RETRY_S, AuditM
 from rolloutd.engine.background.current_checks import CurrentChecker
 from rolloutd.engine.background.drift_checks import POLL_S, DriftChecker, DriftMonitor, drift_text
 from rolloutd.engine.background.dry_runner import DryRunner
-from rolloutd.engine.background.hold_release import HoldReleaser
+from rolloutd.engine.background.hold_release import IsolationReleaser
 from rolloutd.engine.background.inventory_refresh import InventoryRefresher
 from rolloutd.engine.background.node_observations import OnDemandObserver
 from rolloutd.engine.background.pilot_evidence import PilotDocumenter
@@ -84,7 +84,7 @@ class Daemon:
         self._inventory_refresher = InventoryRefresher(state, inventories, source_rules)
         self._soak_monitor = SoakMonitor(state, adapters)
         self._dry_runner = DryRunner(state, adapters)
-        self._hold_releaser = HoldReleaser(state, adapters)
+        self._isolation_releaser = IsolationReleaser(state, adapters)
         self._traffic_prober = TrafficProber(state, adapters)
         self._progress_reporter = ProgressReporter(state, adapters)
         self._pilot_documenter = PilotDocumenter(state, adapters.runner)
@@ -187,7 +187,7 @@ class Daemon:
         self._traffic_prober.request_probes(self._tasks, decision.traffic_probes)
         self._preparer.request(self._tasks, decision.preparations)
         self._current_checker.request_checks(self._tasks, decision.current_checks)
-        self._hold_releaser.release_unheld(self._tasks)
+        self._isolation_releaser.release_unheld(self._tasks)
         self._progress_reporter.send_queued(self._tasks)
         self._pilot_documenter.request_evidence(self._tasks, decision.pilots_to_document)
         if decision.wake_at is not None:

@@ -117,7 +117,7 @@ def test_lost_playbooks_reported_and_restored_by_resubmit(tmp_path: Path) -> Non
         made.wait_until(lambda: made.status(rollout)["state"] == "done", "the rollout ends")
 
 
-def test_bad_plans_and_sources_are_answered_where_the_person_is(idle: DaemonEnvironment) -> None:
+def test_bad_plan_is_explained_to_its_author(idle: DaemonEnvironment) -> None:
     """A missing playbook, one outside the source, a selector over nothing, a huge file, a bad upload."""
     for spec, line in (
         ({"maintain": {"playbook": "nowhere.yml"}}, "no such playbook"),

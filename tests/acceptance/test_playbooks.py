@@ -281,7 +281,7 @@ class Gpu:
 
 @pytest.mark.long
 @pytest.mark.skipif(shutil.which("dpkg-deb") is None, reason="needs dpkg")
-async def test_gpu_driver_is_drained_installed_verified_and_put_back(node: Node) -> None:
+async def test_gpu_driver_is_installed_and_node_returned(node: Node) -> None:
     gpu = Gpu(node)
     old, new = (gpu.variables | gpu.stage(version) for version in ("550.54.15", "570.86.10"))
     services = node.services / "log"

@@ -88,7 +88,7 @@ async def test_node_page_shows_steps_and_log(socket_dir: Path) -> None:
         )
 
 
-async def test_pending_node_shows_its_whole_reason_and_its_slots(socket_dir: Path) -> None:
+async def test_pending_node_shows_whole_reason_and_slots(socket_dir: Path) -> None:
     fleet = paused_fleet()
     assert fleet.reason is not None
     fleet.reason["text"] = "sea001-01 failed: " + "a long story, " * 6 + "and its cause"

@@ -60,9 +60,9 @@ def _digest_field(rollout: RolloutState) -> InputField:
     )
 
 
-def _require(attribute: str, otherwise: str) -> Callable[[Selection], str]:
-    """Return a function that returns why a selection without the attribute does not do."""
-    return lambda selection: "" if getattr(selection, attribute) else otherwise
+def _reason_without(attribute: str, reason: str) -> Callable[[Selection], str]:
+    """Return a rule that gives `reason` if the selection lacks the attribute."""
+    return lambda selection: "" if getattr(selection, attribute) else reason
 
 
 def _rollout_permission(model: Model, selection: Selection) -> Permission:
@@ -195,7 +195,7 @@ def has_unread_failures(selection: Selection) -> bool:
     )
 
 
-_gate_unavailable_reason = _require("gate", "no gate waits here")
+_gate_unavailable_reason = _reason_without("gate", "no gate waits here")
 
 
 def _withdraw_unavailable_reason(selection: Selection) -> str:
@@ -309,7 +309,7 @@ def _hold_operation() -> Operation:
         body = {"node": selection.node_name, "reason": field_values["reason"], **end}
         return OperationRequest("PUT", api_path("holds"), body, f"{selection.node_name} is held{until}")
 
-    unavailable_reason = _require("node_name", "no node is selected")
+    unavailable_reason = _reason_without("node_name", "no node is selected")
     return Operation(unavailable_reason, _hold_and_freeze_permission, confirmation, request)
 
 
@@ -326,7 +326,7 @@ def _release_operation() -> Operation:
         body = {"node": hold["node"], "source": hold["source"], "id": hold["id"]}
         return OperationRequest("DELETE", api_path("holds"), body, f"{hold['node']} is released")
 
-    unavailable_reason = _require("hold", "no hold is selected")
+    unavailable_reason = _reason_without("hold", "no hold is selected")
     return Operation(unavailable_reason, _hold_and_freeze_permission, confirmation, request)
 
 
@@ -359,7 +359,7 @@ def _unfreeze_operation() -> Operation:
         message = f"the freeze of {field_values['scope']} is lifted"
         return OperationRequest("DELETE", api_path("freezes"), dict(field_values), message)
 
-    unavailable_reason = _require("freeze", "no freeze is active")
+    unavailable_reason = _reason_without("freeze", "no freeze is active")
     return Operation(unavailable_reason, _hold_and_freeze_permission, confirmation, request)
 
 

@@ -34,7 +34,7 @@ from tui.screens.page import (
     vote_lines,
 )
 from tui.screens.pools import TimelineRows, strip_rows, timeline_columns
-from tui.state.history import FLEET_DECISIONS, ROLLOUT_DECISIONS, History
+from tui.state.history import FLEET_HISTORY_EVENTS, ROLLOUT_HISTORY_EVENTS, History
 from tui.state.values import (
     NodeState,
     PoolState,
@@ -234,8 +234,8 @@ class RolloutPage(TwoPanes, RolloutScreen):
         before, rollout = history.first_seq, self.rollout_id
         fetch = partial(self.console.fetch_path, "audit", before=before)
         if not history.has_decisions:
-            of_rollout = [await fetch(kind=kind, rollout=rollout) for kind in ROLLOUT_DECISIONS]
-            pages = [*of_rollout, *[await fetch(kind=kind) for kind in FLEET_DECISIONS]]
+            of_rollout = [await fetch(kind=kind, rollout=rollout) for kind in ROLLOUT_HISTORY_EVENTS]
+            pages = [*of_rollout, *[await fetch(kind=kind) for kind in FLEET_HISTORY_EVENTS]]
             found = [page.result["entries"] for page in pages if page.result is not None]
             if len(found) == len(pages):
                 history.add_decisions(each["entry"] for entries in found for each in entries)

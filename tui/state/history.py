@@ -22,7 +22,7 @@ MAX_TRANSITIONS = 60_000
 
 MAX_DECISIONS = 1_000
 
-ROLLOUT_DECISIONS = (
+ROLLOUT_HISTORY_EVENTS = (
     "VoteCast",
     "GateOpened",
     "RolloutPaused",
@@ -30,8 +30,8 @@ ROLLOUT_DECISIONS = (
     "RolloutCancelled",
     "RolloutEnded",
 )
-FLEET_DECISIONS = ("FreezeStarted", "FreezeLifted")
-DECISIONS = frozenset((*ROLLOUT_DECISIONS, *FLEET_DECISIONS))
+FLEET_HISTORY_EVENTS = ("FreezeStarted", "FreezeLifted")
+DECISIONS = frozenset((*ROLLOUT_HISTORY_EVENTS, *FLEET_HISTORY_EVENTS))
 
 _at, _seq = attrgetter("at"), itemgetter("seq")
 

@@ -69,7 +69,8 @@ def main() -> None:
     descriptor, binary, tree, inventory = int(sys.argv[1]), *sys.argv[2:5]
     prepare_imports(binary)
     channel = socket.socket(fileno=descriptor)
-    del os.environ["ROLLOUTD_ROOM"]  # the memory stays; a run must not inherit the variable
+    # show_as() overwrites this memory; a run must not inherit the variable.
+    del os.environ["ROLLOUTD_ROOM"]
     initial, prepared = dict(os.environ), [fork_plugins.PluginCache()]
     # What the import makes there is removed, so each fork makes its own, also the first with the same value.
     del initial["ANSIBLE_LOCAL_TEMP"]

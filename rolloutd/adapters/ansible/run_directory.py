@@ -17,7 +17,7 @@ from typing import Any
 from rolloutd.adapters.ansible import wrapper
 from rolloutd.adapters.ansible.processes import Claim
 
-MAX_EVIDENCE_BYTES = 16 * 1024
+MAX_RESULT_OUTPUT_BYTES = 16 * 1024
 """The end of the output that a result contains: a screenful for a person, not the log."""
 
 MAX_LINE_BYTES = 64 * 1024
@@ -34,6 +34,7 @@ MAX_READ_BYTES = 4 * 1024 * 1024
 class RunStatus:
     """The end of a run: `ended` is exit, limit or cancelled, `code` is negative for a signal.
 
+    `left`: processes that the run left.
     `cpu_s` is the CPU time on this machine.
     """
 
@@ -214,7 +215,7 @@ class RunDirectory:
         """Return the complete events from `offset` on, at most one read."""
         return list(self.iter_events(offset))
 
-    def read_output_tail(self, limit: int = MAX_EVIDENCE_BYTES) -> str:
+    def read_output_tail(self, limit: int = MAX_RESULT_OUTPUT_BYTES) -> str:
         """Return the last `limit` bytes of the output."""
         rotated = [path for n in (0, 1) if (path := self.path / f"output.{n}").exists()]
         rotated.sort(key=lambda path: path.stat().st_mtime_ns)

@@ -34,7 +34,7 @@ RETRY_MAX_S = 300.0
 """Longest such pause."""
 
 
-class HoldReleaser:
+class IsolationReleaser:
     """The releases under way."""
 
     def __init__(self, state: State, adapters: AdapterSet) -> None:
@@ -76,7 +76,7 @@ class HoldReleaser:
             with adapter_errors(f"isolator {observation.left_isolated_by}"):
                 isolator = self._adapters.isolators[observation.left_isolated_by]
                 assert isinstance(isolator, SupportsHoldRelease), (
-                    f"{observation.left_isolated_by} keeps no nodes"
+                    f"{observation.left_isolated_by} cannot release nodes"
                 )
             async with self._state.exclusive_commit() as commit:
                 if not self._can_release(observation):

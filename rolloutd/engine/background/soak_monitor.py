@@ -31,10 +31,10 @@ CHECK_INTERVAL_S = 60.0
 MIN_FAILED_CHECKS = 2
 """Failed checks in a row that count: one lost packet is not a regression."""
 
-MAX_CONFIRM_S = 60.0
+MAX_RECHECK_S = 60.0
 """A check with a `within` must fail for that long, at most this: a short overload is not a failure."""
 
-CONFIRM_RETRY_S = 5.0
+RECHECK_S = 5.0
 """Pause between two tries of such a check: more requests do not help an overloaded node."""
 
 
@@ -62,7 +62,7 @@ class SoakMonitor:
             return  # the rollout was deleted, or the node left, before the task began
         try:
             for spec in self._state.index.plan_for(target).verify:
-                result = await self._confirm_result(key, spec)
+                result = await self._repeat_check(key, spec)
                 if not isinstance(result, Ok) and not await self._is_excused(key, spec, result):
                     await self._fail_node(target, spec, result)
                     return
@@ -76,17 +76,17 @@ class SoakMonitor:
         state = StepState.FAILED if isinstance(result, Failed) else StepState.UNKNOWN
         return is_excused(spec, state, await self._state.store.load_steps(*key))
 
-    async def _confirm_result(self, key: tuple[str, str], spec: StepDef) -> Ok | Failed | Unknown:
+    async def _repeat_check(self, key: tuple[str, str], spec: StepDef) -> Ok | Failed | Unknown:
         """Repeat a check until it passes, or has failed often and long enough to count."""
-        confirm_s = min(float(spec.params.get("within", 0) or 0), MAX_CONFIRM_S)
-        until, checks_made = self._state.now() + confirm_s, 0
+        recheck_s = min(float(spec.params.get("within", 0) or 0), MAX_RECHECK_S)
+        until, checks_made = self._state.now() + recheck_s, 0
         while True:
             result = await run_check(NodeSession(self._state, self._adapters, *key), spec)
             checks_made += 1
             if isinstance(result, Ok) or (checks_made >= MIN_FAILED_CHECKS and self._state.now() >= until):
                 return result
-            if confirm_s:
-                await self._state.clock.sleep(CONFIRM_RETRY_S)
+            if recheck_s:
+                await self._state.clock.sleep(RECHECK_S)
 
     async def _fail_node(self, target: Target, spec: StepDef, result: Failed | Unknown) -> None:
         text = redact_for_team(result, spec.team).text

@@ -301,7 +301,7 @@ def test_log_resumes_after_the_daemon_returns(
     assert [asked[2]["offset"] for asked in daemon.requests[1:]] == ["0", "10"]
 
 
-def test_silent_stream_that_was_open_long_begins_a_new_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_silent_stream_begins_new_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
     monkeypatch.setattr(follow, "RECONNECT_INTERVAL_S", 0.0)
     monkeypatch.setattr("time.monotonic", lambda: clock[0])

@@ -91,7 +91,7 @@ async def test_ended_rollout_is_rolled_back_after_restart(tmp_path: Path) -> Non
         await inside.transition(rollout, "p1", Trigger.ROLLBACK_ORDERED, rolling_back=True)
 
 
-async def test_rollback_of_rollout_that_is_deleted_meanwhile_is_refused(tmp_path: Path) -> None:
+async def test_rollback_of_deleted_rollout_is_refused(tmp_path: Path) -> None:
     async def sqlite(compiled: Any) -> Any:
         return await open_store(tmp_path, compile_plan=compiled)
 

@@ -16,7 +16,7 @@ from machines.model.plan import StepDef
 from rolloutd.engine.adapter_failures import REPORTED_AFTER
 from rolloutd.engine.background.dry_runner import DryRunner
 from rolloutd.engine.background.extra_checks import run_check
-from rolloutd.engine.background.hold_release import RETRY_S, HoldReleaser
+from rolloutd.engine.background.hold_release import RETRY_S, IsolationReleaser
 from rolloutd.engine.background.inventory_refresh import InventoryRefresher
 from rolloutd.engine.background.node_observations import (
     RESTART_DELAY_S,
@@ -116,7 +116,7 @@ async def test_letting_go_a_kept_node(
         kept = Observation("p1", NodeHealth.DOWN, inside.state.now(), left_isolated_by="kubernetes")
         inside.state.index.record_observations([kept], inside.state.now())
         async with asyncio.TaskGroup() as tasks:
-            HoldReleaser(inside.state, gear(inside, surprise)).release_unheld(tasks)
+            IsolationReleaser(inside.state, gear(inside, surprise)).release_unheld(tasks)
             while "could not be returned to service after its hold" not in caplog.text:
                 await asyncio.sleep(0)
             while not inside.clock.sleepers:
@@ -314,7 +314,7 @@ async def test_a_kept_node_whose_isolator_keeps_none(
         )
         adapters = replace(gear(inside), isolators={"command": FakeIsolator()})
         async with asyncio.TaskGroup() as tasks:
-            HoldReleaser(inside.state, adapters).release_unheld(tasks)
+            IsolationReleaser(inside.state, adapters).release_unheld(tasks)
             while not inside.clock.sleepers:
                 await asyncio.sleep(0)
             inside.clock.advance(RETRY_S)

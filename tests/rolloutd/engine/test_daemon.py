@@ -24,7 +24,7 @@ from machines.scheduler.decide import explain_node
 from machines.states import Outcome, Phase, Trigger
 from machines.workflow.phase_transitions import transition
 from machines.workflow.steps import NOT_ISOLATED_RETRY_S
-from rolloutd.engine.background.hold_release import RETRY_S, HoldReleaser
+from rolloutd.engine.background.hold_release import RETRY_S, IsolationReleaser
 from rolloutd.engine.daemon import Daemon
 from rolloutd.engine.drivers.driver import Driver
 from rolloutd.errors import StoreFailed
@@ -438,7 +438,7 @@ async def test_a_kept_node_is_not_let_go_while_it_is_being_isolated(tmp_path: Pa
             [Observation("p1", NodeHealth.DOWN, now, left_isolated_by="command")], now
         )
         async with asyncio.TaskGroup() as tasks:
-            HoldReleaser(inside.state, adapters_of(inside, tmp_path, keeper)).release_unheld(tasks)
+            IsolationReleaser(inside.state, adapters_of(inside, tmp_path, keeper)).release_unheld(tasks)
             await loop_iterations(10)
             inside.clock.advance(RETRY_S)
         assert keeper.actions == ([] if at_work else [("p1", "let go")])
@@ -453,7 +453,7 @@ async def test_new_hold_prevents_release(tmp_path: Path) -> None:
         holding = asyncio.create_task(inside.commit(hold))
         await loop_iterations(3)
         async with asyncio.TaskGroup() as tasks:
-            HoldReleaser(inside.state, adapters_of(inside, tmp_path, keeper)).release_unheld(tasks)
+            IsolationReleaser(inside.state, adapters_of(inside, tmp_path, keeper)).release_unheld(tasks)
             await loop_iterations(50)
             inside.clock.advance(RETRY_S)
         await holding

@@ -93,7 +93,7 @@ BOMB = "- &b0 [x, x]\n" + "".join(f"- &b{n} [*b{n - 1}, *b{n - 1}]\n" for n in r
     ["[" * 100_000 + "]" * 100_000, "- hosts: &a [*a]\n", BOMB, "- when: 2026-13-45\n"],
     ids=["deep", "holds-itself", "alias-bomb", "no-such-date"],
 )
-def test_file_that_cannot_be_followed_makes_every_file_count(tree: Path, text: str) -> None:
+def test_file_that_cannot_be_followed_includes_all(tree: Path, text: str) -> None:
     (tree / "more.yml").write_text(text)
     before = playbook_digest(tree, "install.yml")
     (tree / "configure.yml").write_text("- hosts: none\n")

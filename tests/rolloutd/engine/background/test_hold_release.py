@@ -10,7 +10,7 @@ from typing import Any
 
 from machines.model.events import Event, IsolationReleased
 from machines.model.node import NodeHealth, Observation
-from rolloutd.engine.background.hold_release import RETRY_MAX_S, RETRY_S, HoldReleaser
+from rolloutd.engine.background.hold_release import RETRY_MAX_S, RETRY_S, IsolationReleaser
 from rolloutd.engine.drivers.node_session import AdapterSet
 from rolloutd.errors import LeadershipLost
 from rolloutd.ports import Busy, Host, Ok
@@ -35,7 +35,7 @@ class RecordingCordon(FakeIsolator):
 @asynccontextmanager
 async def hold_releaser(
     tmp_path: Path,
-) -> AsyncIterator[tuple[ControlEnvironment, RecordingCordon, HoldReleaser, asyncio.TaskGroup]]:
+) -> AsyncIterator[tuple[ControlEnvironment, RecordingCordon, IsolationReleaser, asyncio.TaskGroup]]:
     """Serve a fleet of which one node is kept, and what puts it back."""
 
     async with control_environment(tmp_path) as inside:
@@ -44,7 +44,7 @@ async def hold_releaser(
         )
         inside.state.index.record_observations([seen], inside.state.now())
         cordon = RecordingCordon()
-        kept = HoldReleaser(
+        kept = IsolationReleaser(
             inside.state, AdapterSet(FakeRunner(inside.run_host), {"kubernetes": cordon}, {}, find_source)
         )
         async with asyncio.TaskGroup() as tasks:

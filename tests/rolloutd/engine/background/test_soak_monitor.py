@@ -23,7 +23,7 @@ from machines.model.rollout import DAEMON
 from machines.states import Phase, Trigger
 from rolloutd.adapters.playbook_steps import PlaybookCheck
 from rolloutd.engine.background.extra_checks import RUN_INTERVAL_S, run_check
-from rolloutd.engine.background.soak_monitor import CONFIRM_RETRY_S, SoakMonitor
+from rolloutd.engine.background.soak_monitor import RECHECK_S, SoakMonitor
 from rolloutd.engine.drivers.node_session import AdapterSet, NodeSession
 from rolloutd.ports import Check, Failed, Ok, StepContext, Unknown
 from tests.contracts.fakes.check import FakeCheck
@@ -63,7 +63,7 @@ async def check_canaries(inside: ControlEnvironment, watch: SoakMonitor) -> None
         watch.start_checks(tasks)
         for _ in range(100):
             await asyncio.sleep(0)
-            inside.clock.advance(CONFIRM_RETRY_S)
+            inside.clock.advance(RECHECK_S)
 
 
 @pytest.mark.parametrize(
