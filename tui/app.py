@@ -44,7 +44,7 @@ from tui.operations.dialog import Dialog, Prompt
 from tui.screens.console_context import ConsoleContext
 from tui.screens.fleet import FleetPage
 from tui.screens.navigation import NavigationApp, PaletteProvider
-from tui.screens.page import Page
+from tui.screens.page import Page, RolloutScreen
 from tui.state.fetch_queue import COST_FACTOR, FetchQueue
 from tui.state.key_priority import KeyPriority
 from tui.state.model import Model
@@ -203,6 +203,11 @@ class Console(NavigationApp):
             connected.initial_state[name] for name in ("whoami", "settings", "health")
         )
         model.apply_status(connected.initial_state["status"], connected.at)
+        if connected.is_new_history:
+            # The pages that are open tracked their rollouts in the model from before.
+            for screen in self.screen_stack:
+                if isinstance(screen, RolloutScreen):
+                    model.track_nodes(screen.rollout_id)
         model.request_fetch("locks")
         model.request_fetch("closed")
         if self.connection_count > 1:

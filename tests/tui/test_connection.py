@@ -6,10 +6,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rolloutd.control.client import Client
+import pytest
+
+from rolloutd.control.client import ApiError, Client
 from tests.support.replay_server import ReplayServer
 from tests.support.replayed_fleet import ReplayedFleet
-from tests.tui.harness import run_console, running_fleet, screen_text, wait_for_text, wait_until
+from tests.tui.harness import (
+    run_console,
+    running_fleet,
+    screen_text,
+    start_gate_fleet,
+    wait_for_text,
+    wait_until,
+)
 from tui.app import Console
 from tui.connection.event_stream import Response
 from tui.state.fetch_queue import NODES_PER_PAGE, FetchQueue
@@ -55,6 +64,22 @@ async def test_daemon_with_another_history_is_loaded_again(socket_dir: Path) -> 
             again.close()
 
 
+async def test_open_page_tracks_its_rollout_in_a_restored_history(socket_dir: Path) -> None:
+    fleet = running_fleet()
+    async with run_console(fleet, socket_dir) as (app, pilot, server):
+        await pilot.press("enter")
+        await wait_for_text(pilot, "0:50 of ~4:00")
+        server.close()
+        await wait_for_text(pilot, "✗ offline")
+        # The restored history is shorter, and the rollout is in it.
+        again = ReplayServer(start_gate_fleet(), socket_dir / "s")
+        try:
+            await wait_for_text(pilot, "● live")
+            await wait_until(pilot, lambda: app.model.rollouts[fleet.id].nodes is not None)
+        finally:
+            again.close()
+
+
 async def test_nodes_of_a_large_fleet_are_read_in_pages(socket_dir: Path) -> None:
     fleet = ReplayedFleet(pools=21, per_pool=NODES_PER_PAGE // 20, at=1_800_000_000.0)
     model, server = Model(), ReplayServer(fleet, socket_dir / "s")
@@ -72,6 +97,21 @@ async def test_nodes_of_a_large_fleet_are_read_in_pages(socket_dir: Path) -> Non
         server.close()
     assert [*(model.rollouts[fleet.id].nodes or {})] == [*fleet.nodes]
     assert len(fleet.nodes) > NODES_PER_PAGE
+
+
+@pytest.mark.parametrize(("status", "is_kept"), [(400, False), (429, True), (500, True), (503, True)])
+async def test_request_is_repeated_after_trouble_of_the_daemon(status: int, is_kept: bool) -> None:
+    model = Model()
+    model.request_fetch("status")
+
+    async def call(request: Callable[[], Any]) -> Response[Any]:
+        return Response(None, error=ApiError(status, {}))
+
+    queue = FetchQueue(model, Client(Path("s")), call, lambda: 0.0, lambda: 0.0)
+    for fetch in queue.due_fetches():
+        await fetch()
+    assert [each.is_urgent for each in model.fetch_requests.values()] == [False] * is_kept
+    assert not [*queue.due_fetches()]
 
 
 async def test_console_waits_for_a_missing_daemon(socket_dir: Path) -> None:

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.replayed_fleet import ReplayedFleet
+from tui.screens.rollout import in_flight_row
 from tui.state.model import Model
 from tui.state.values import parse_nodes
 
@@ -216,6 +217,56 @@ def test_progress_requests_the_status() -> None:
     model.fetch_requests.clear()
     model.apply_stream_lines([{"seq": None, "progress": []}])
     assert model.fetch_requests.keys() == {("status", "")}
+
+
+def test_completions_count_when_they_happened() -> None:
+    fleet = pending_fleet()
+    model = model_of(fleet)
+    apply_moves(fleet, [(0, 1), (1, 1), (2, 2)])
+    model.apply_status(fleet.status(), at=5_000.0)
+    model.apply_stream_lines(stream_lines(fleet))
+    model.apply_stream_lines(stream_lines(fleet))
+    assert [*model.rollouts[fleet.id].recent_completions] == [1_001.0, 1_002.0, 1_003.0]
+
+
+def test_fleet_wide_entry_requests_nothing_of_a_closed_rollout() -> None:
+    fleet = pending_fleet()
+    fleet.state = "done"
+    model = model_of(fleet)
+    model.fetch_requests.clear()
+    fleet.write("NodesDiscovered", nodes=["n"])
+    model.apply_stream_lines(stream_lines(fleet))
+    assert model.fetch_requests.keys() == {("status", "")}
+    fleet.write("FreezeLifted", actor="ana", freeze="f1")
+    model.apply_stream_lines(stream_lines(fleet))
+    assert ("rollout", fleet.id) in model.fetch_requests
+
+
+def test_pages_older_than_a_new_node_keep_it() -> None:
+    fleet = pending_fleet()
+    apply_moves(fleet, [(0, 0)])
+    model = model_of(fleet)
+    late = copy.deepcopy(fleet.all_nodes())
+    joined = [*fleet.nodes][1]
+    late["nodes"] = [each for each in late["nodes"] if each["node"] != joined]
+    apply_moves(fleet, [(1, 0)])
+    apply_changed_nodes(model, fleet)
+    expected = visible_state(model, fleet)
+    model.apply_nodes(fleet.id, parse_nodes([late]))
+    assert visible_state(model, fleet)["nodes"] == expected["nodes"]
+
+
+def test_daemon_from_before_the_upgrade_is_shown() -> None:
+    fleet = pending_fleet()
+    apply_moves(fleet, [(0, 0)])
+    status, nodes = current_responses(fleet)
+    for each in (*status["rollouts"][0]["in_flight"], *nodes["nodes"]):
+        del each["admitted_at"]
+    model = Model()
+    apply_responses(model, fleet, (status, nodes))
+    (work,) = model.rollouts[fleet.id].in_flight.values()
+    text = "".join(part for part, _ in in_flight_row(work, 60.0, fleet.at + 5, 12)(80))
+    assert "0:05" in text
 
 
 def test_votes_and_freezes_are_requested_at_once() -> None:

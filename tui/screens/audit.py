@@ -42,11 +42,13 @@ class AuditPage(Page):
 
     def update_body(self) -> None:
         """Add the entries that came with the stream, and list those that match the filter."""
-        if self._earliest_seq is None and self.console.model.seq >= 0:
-            self._request_entries_before(self.console.model.seq + 1)
+        model = self.console.model
+        if self._earliest_seq is None and model.seq >= 0:
+            # An entry of the stream may be newer than the last status.
+            self._request_entries_before(max(model.seq, model.last_received_seq) + 1)
         if self.entries:
             latest = self.entries[0]["seq"]
-            newest = reversed(self.console.model.entries)
+            newest = reversed(model.entries)
             fresh = list(takewhile(lambda entry: entry["seq"] > latest, newest))
             if fresh and fresh[-1]["seq"] > latest + 1:
                 # While another page was open, more entries came than the model keeps: start again.

@@ -315,7 +315,7 @@ class RolloutPage(TwoPanes, RolloutScreen):
         if pending is not None:
             for number, line in enumerate(gate_lines(self, pending, max(20, pane.width - 2))):
                 yield "" if number else f"gate:{pending.key}", static_line(line)
-        in_flight = sorted(rollout.in_flight.values(), key=lambda each: each["admitted_at"] or each["since"])
+        in_flight = sorted(rollout.in_flight.values(), key=_started_at)
         yield heading("IN FLIGHT", str(len(in_flight)))
         # Leave a third of the pane for the reasons why the other nodes wait.
         shown = in_flight[: max(MIN_IN_FLIGHT, pane.height * 2 // 3)]
@@ -430,12 +430,17 @@ def wave_line(segments: Sequence[WaveSegment]) -> Line:
     return line
 
 
+def _started_at(work: wire.InFlight) -> str:
+    # A daemon from before an upgrade does not send when it admitted the node.
+    return work.get("admitted_at") or work["since"]
+
+
 def in_flight_row(
     work: wire.InFlight, expected_s: float, now: float, name_width: int
 ) -> Callable[[int], Line]:
     """Return a function that draws phase, step, task, and the time against the usual time."""
     glyph, role = PHASE_GLYPHS.get(work["phase"], ("?", "warn"))
-    took = max(0.0, now - (parse_timestamp(work["admitted_at"] or work["since"]) or now))
+    took = max(0.0, now - (parse_timestamp(_started_at(work)) or now))
     times: Line = [
         (f" {formatting.format_clock(took)}", "warn" if took > expected_s * LATE_FACTOR else ""),
         (f" of ~{formatting.format_clock(expected_s)} ", "dim"),

@@ -98,7 +98,7 @@ class Model:
         self.daemon_error = status["trouble"]
         reported = {each["rollout"] for each in status["rollouts"]}
         for each in status["rollouts"]:
-            self._apply_rollout_status(each, seq, at)
+            self._apply_rollout_status(each, seq)
         for known in list(self.rollouts.values()):
             # A rollout that is newer than this response was opened after it.
             if known.id in reported or known.seq > seq:
@@ -121,10 +121,11 @@ class Model:
             return
         before = known.nodes or {}
         # Changed nodes may have come while the pages of all nodes were read: the newer state stays.
+        # A node that joined after the first page has no earlier state, and no later entry may name it.
         newer = {
-            name: before[name]
-            for name, node in snapshot.nodes.items()
-            if name in before and before[name].seq > node.seq
+            name: node
+            for name, node in before.items()
+            if node.seq > (snapshot.nodes[name].seq if name in snapshot.nodes else snapshot.seq)
         }
         known.nodes = {**({} if is_whole else before), **snapshot.nodes, **newer}
         known.nodes_seq = max(known.nodes_seq, snapshot.seq)
@@ -260,19 +261,30 @@ class Model:
         if event in _GATE_EVENTS and rollout in self.reviews:
             # A vote changes what the user's own approval still gives.
             self._add_fetch_request("review", rollout, is_urgent=True)
+        if event == "PhaseMoved" and entry["fields"]["target"] == "done":
+            self._record_completion(entry)
         for tracked in self._tracked_rollouts:
             if rollout in (None, tracked):
                 self._request_nodes_after(entry, tracked, is_urgent=is_decision)
+
+    def _record_completion(self, entry: Mapping[str, Any]) -> None:
+        # When it happened, not now: after a reconnect, entries from minutes ago come at once.
+        known = self.rollouts.get(entry["rollout"])
+        if known is not None:
+            known.recent_completions.append(entry["fields"]["at"])
 
     def _request_nodes_after(self, entry: Mapping[str, Any], rollout: str, *, is_urgent: bool) -> None:
         """Request a rollout's nodes: an entry may change the reasons of nodes that it does not name."""
         known = self.rollouts.get(rollout)
         if known is None:
             return
-        self._add_fetch_request("nodes", rollout, is_urgent=is_urgent)
         if known.is_closed:
+            if entry["rollout"] is None and entry["event"] not in _LOCK_EVENTS:
+                # The rest of the fleet changes nothing of a closed rollout.
+                return
             # The status omits it, and its reason names the nodes without the change.
             self._add_fetch_request("rollout", rollout)
+        self._add_fetch_request("nodes", rollout, is_urgent=is_urgent)
         node = (known.nodes or {}).get(entry["node"] or "")
         if node is not None:
             self._add_fetch_request("changed-nodes", rollout)
@@ -282,7 +294,7 @@ class Model:
 
     # -- rollouts and pools
 
-    def _apply_rollout_status(self, status: wire.Rollout, seq: int, at: float | None = None) -> None:
+    def _apply_rollout_status(self, status: wire.Rollout, seq: int) -> None:
         known = self.rollouts.get(status["rollout"])
         if known is None:
             known = self.rollouts[status["rollout"]] = RolloutState(status["rollout"], status, seq)
@@ -292,8 +304,6 @@ class Model:
         if (old and reason_key(old)) != (new and reason_key(new)) and known.nodes is not None:
             # The nodes wait for the rollout's reason, and time may have changed it without an event.
             self._add_fetch_request("nodes", known.id, is_urgent=True)
-        if at is not None:
-            known.recent_completions.extend([at] * (status["done"] - known.status["done"]))
         known.status, known.seq = status, seq
         known.in_flight = {each["node"]: each for each in status["in_flight"]}
         self._set_pools(known, status["pools"])

@@ -170,7 +170,7 @@ def _parse_node(
         attempt=each["attempt"],
         isolated=each["isolated"],
         since=parse_timestamp(each["since"]),
-        admitted_at=parse_timestamp(each["admitted_at"]),
+        admitted_at=parse_timestamp(each.get("admitted_at")),
         reason=reason,
         waiting_key=waiting_key,
         failure=_failure_text(reason) if reason and reason["code"] == "failed" else "",
