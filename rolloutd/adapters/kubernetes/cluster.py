@@ -62,7 +62,7 @@ MAX_PAGES = 2000
 MAX_RESPONSE_BYTES = 256 * 1024 * 1024
 """Limit of one answer: twenty times a page of nodes."""
 
-MAX_ERROR_BYTES = 64 * 1024
+MAX_ERROR_BYTES = 1024 * 1024
 """Limit of an error's body, which a proxy in between may write."""
 
 MAX_FLOW_CONTROL_ATTEMPTS = 4
@@ -257,8 +257,10 @@ class Cluster:
             raise ClusterUnreachable(f"cluster {self.name} does not answer: {_error_text(error)}") from error
 
     async def _raise_api_error(self, api: ApiClient, response: aiohttp.ClientResponse) -> None:
-        body = (await read_start(response.content, MAX_ERROR_BYTES)).decode(errors="replace")
-        error = parse_error(response.status, response.reason or "", body, response.headers)
+        body = await read_start(response.content, MAX_ERROR_BYTES + 1)
+        # JSON that is cut does not parse, and a word in its raw text would decide what an eviction did.
+        text = "" if len(body) > MAX_ERROR_BYTES else body.decode(errors="replace")
+        error = parse_error(response.status, response.reason or "", text, response.headers)
         if response.status == 401:
             await self._refresh_credentials(api)
             message = f"{error.message}; it does not accept the credentials of {self.kubeconfig}: renew them"

@@ -6,7 +6,6 @@ It knows sudo only: other ways of Ansible's become need a terminal.
 from __future__ import annotations
 
 import shlex
-from functools import cache
 from importlib.resources import files
 
 from rolloutd.ports import Host, Shell, ShellResult
@@ -28,9 +27,11 @@ home is the script's last argument, because sudo changes HOME.
 """
 
 
-@cache
-def node_script(name: str) -> str:
-    """Return a script of this package that is run on nodes."""
+def read_node_script(name: str) -> str:
+    """Return a script of this package that is run on nodes.
+
+    Call it at import: an upgrade replaces the file below a running daemon, which sends the old arguments.
+    """
     return files(__package__).joinpath(name).read_text()
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rolloutd.adapters.ssh.become import run_as_root
 from rolloutd.adapters.ssh.check import stderr_suffix
-from rolloutd.adapters.ssh.node_guard import guard_directory, guard_script
+from rolloutd.adapters.ssh.node_guard import GUARD_SCRIPT, guard_directory
 from rolloutd.errors import AdapterFailed
 from rolloutd.ports import Host, NodeFile, Shell
 
@@ -33,7 +33,7 @@ class SshNodeFiles:
 
     async def clean(self, host: Host, *, dry_run: bool, timeout_s: float) -> Sequence[NodeFile]:
         flag, directory = "dry-run" if dry_run else "", guard_directory(self._guard_dir, host.name)
-        lines = await self._run(host, guard_script(), "clean", directory, "", flag, timeout_s=timeout_s)
+        lines = await self._run(host, GUARD_SCRIPT, "clean", directory, "", flag, timeout_s=timeout_s)
         files = [
             NodeFile("guard", path, NEEDED_BY_GUARD if state == "armed" else "")
             for state, _, path in (line.partition(" ") for line in lines)

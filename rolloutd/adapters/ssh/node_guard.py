@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import shlex
 
-from rolloutd.adapters.ssh.become import node_script, run_as_root
+from rolloutd.adapters.ssh.become import read_node_script, run_as_root
 from rolloutd.errors import AdapterFailed
 from rolloutd.ports import Clock, GuardReport, GuardState, Shell, StepContext
 
@@ -19,9 +19,8 @@ UNSURE = 75
 _TOKEN = re.compile(r"[^A-Za-z0-9._-]")
 
 
-def guard_script() -> str:
-    """Return the script on the node; its first lines list its operations."""
-    return node_script("node_guard.sh")
+GUARD_SCRIPT = read_node_script("node_guard.sh")
+"""The script on the node; its first lines list its operations."""
 
 
 def guard_directory(directory: str, node: str) -> str:
@@ -81,7 +80,7 @@ class SshNodeGuard:
         Raises TimeoutError if it may have done its work nevertheless.
         """
         token = _TOKEN.sub("_", f"{ctx.rollout}.{ctx.attempt}")
-        body = guard_script()
+        body = GUARD_SCRIPT
         values = {"body": body, "paths": "", "commands": "", **texts}
         script = "".join(f"{name}={shlex.quote(value)}\n" for name, value in values.items())
         timeout_s = ctx.remaining_s(self._clock.now())

@@ -317,7 +317,8 @@ def _read_known_hosts(paths: tuple[Path, ...]) -> asyncssh.SSHKnownHosts:
     return _parse_known_hosts(tuple((path, _file_version(path)) for path in paths))
 
 
-@lru_cache(maxsize=64)
+# Few: each version of a large fleet's file takes megabytes, and a fleet that grows writes it often.
+@lru_cache(maxsize=4)
 def _parse_known_hosts(files: tuple[tuple[Path, tuple[int, int]], ...]) -> asyncssh.SSHKnownHosts:
     # Once for each version of the files: every login needs them, and a fleet's file has thousands of lines.
     return asyncssh.import_known_hosts("\n".join(path.read_text() for path, version in files if version[0]))

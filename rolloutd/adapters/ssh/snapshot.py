@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from ipaddress import ip_address
 
 from machines.model.node_snapshot import BOOT_ID
-from rolloutd.adapters.ssh.become import node_script, run_as_root
+from rolloutd.adapters.ssh.become import read_node_script, run_as_root
 from rolloutd.adapters.ssh.check import stderr_suffix
 from rolloutd.errors import AdapterFailed
 from rolloutd.ports import Host, Shell
@@ -35,6 +35,8 @@ _LISTENER = re.compile(r"([0-9]+) ([0-9]{1,20}) \((.*)\)(?: \S+){19} ([0-9]{1,20
 _SYSCTL_NAME = str.maketrans("/.", "./")
 """As sysctl(8) writes it: a dot inside a part, as in a device's name, becomes a slash."""
 
+_SCRIPT = read_node_script("snapshot.sh")
+
 _Entries = Iterator[tuple[str, str]]
 
 
@@ -45,7 +47,7 @@ class SshSnapshots:
         self._shell = shell
 
     async def snapshot(self, host: Host, *, timeout_s: float) -> Mapping[str, str]:
-        result = await run_as_root(self._shell, host, node_script("snapshot.sh"), timeout_s=timeout_s)
+        result = await run_as_root(self._shell, host, _SCRIPT, timeout_s=timeout_s)
         text = _unpack(result.stdout)
         if text is None:
             problem = stderr_suffix(result) or f": it ended with {result.exit_status}"

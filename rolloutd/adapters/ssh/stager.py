@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from pathlib import Path
 from weakref import WeakValueDictionary
 
 import asyncssh
 
 from machines.model.preparation import ManifestEntry
-from rolloutd.adapters.ssh.become import node_script, run_as_root
+from rolloutd.adapters.ssh.become import read_node_script, run_as_root
 from rolloutd.adapters.ssh.shell import SshShell
 from rolloutd.artifact_files import FileMismatch, compare_file, file_digest, mismatch_text
 from rolloutd.errors import AdapterFailed
@@ -32,6 +32,8 @@ DEFAULT_MODE = "0644"
 
 _MAX_READINGS = 1000
 """Remembered comparisons of local files: as many as a manifest has artifacts."""
+
+_SCRIPT = read_node_script("staging.sh")
 
 _FileVersion = tuple[Path, str, int, int, int]
 
@@ -63,9 +65,7 @@ class _NodeStager(ABC):
 
     async def remove(self, host: Host, to: str, digests: Collection[str], *, timeout_s: float) -> None:
         arguments = ("remove", to, " ".join(sorted(digests)))
-        answer = await run_as_root(
-            self._shell, host, node_script("staging.sh"), *arguments, timeout_s=timeout_s
-        )
+        answer = await run_as_root(self._shell, host, _SCRIPT, *arguments, timeout_s=timeout_s)
         if answer.stdout.strip() != "removed":
             evidence = " ".join((answer.stdout + answer.stderr).split())[:200]
             raise AdapterFailed(f"{host.name}: {to} is not cleaned up: {evidence}; check its rights")
@@ -101,9 +101,7 @@ class _NodeStager(ABC):
             request.host.name,
             url,
         )
-        return await run_as_root(
-            self._shell, request.host, node_script("staging.sh"), *arguments, timeout_s=timeout_s
-        )
+        return await run_as_root(self._shell, request.host, _SCRIPT, *arguments, timeout_s=timeout_s)
 
 
 class SshStager(_NodeStager):
@@ -174,10 +172,6 @@ class UrlStager(_NodeStager):
         if answer.stdout.split() == ["staged"]:
             return Staged(artifact.size, f"{_title(artifact)} is on {request.host.name}")
         return _failure(request, answer)
-
-
-async def _run_script(shell: Shell, host: Host, arguments: Sequence[str], timeout_s: float) -> ShellResult:
-    return await run_as_root(shell, host, node_script("staging.sh"), *arguments, timeout_s=timeout_s)
 
 
 def outside_timeout(limit: asyncio.Timeout, take: TakeBytes) -> TakeBytes:

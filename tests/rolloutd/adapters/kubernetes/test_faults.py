@@ -432,6 +432,14 @@ async def test_a_refusal_is_told_by_its_causes(fake: FakeKubernetes, cluster: Cl
     assert (gone.status, gone.reason, gone.causes) == (404, "NotFound", {})
 
 
+async def test_error_longer_than_the_limit_has_no_message(
+    fake: FakeKubernetes, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster_module, "MAX_ERROR_BYTES", 100)
+    cut = await refused(cluster.get("/api/v1/nodes/uid"))
+    assert (cut.status, cut.message) == (404, "no message")
+
+
 async def test_reopened_budget_watch_knows_the_budgets(fake: FakeKubernetes, cluster: Cluster) -> None:
     add_node(fake, "n1")
     pod = add_pod(fake, "api-1", "n1", app="api")

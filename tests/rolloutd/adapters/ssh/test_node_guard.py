@@ -288,8 +288,8 @@ async def test_arm_that_waits_for_another_may_be_armed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with node_in(tmp_path) as node:
-        script = node_guard.guard_script().replace("LOCK_WAIT_S=20 ", "LOCK_WAIT_S=0 ")
-        monkeypatch.setattr(node_guard, "guard_script", lambda: script)
+        script = node_guard.GUARD_SCRIPT.replace("LOCK_WAIT_S=20 ", "LOCK_WAIT_S=0 ")
+        monkeypatch.setattr(node_guard, "GUARD_SCRIPT", script)
         (node.guards / "n1").mkdir(parents=True)
         with (node.guards / "n1" / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from machines.model.node_snapshot import differences
-from rolloutd.adapters.ssh import snapshot
+from rolloutd.adapters.ssh import become, snapshot
 from rolloutd.adapters.ssh.snapshot import SshSnapshots, parse_snapshot
 from rolloutd.contracts import LocalShell
 from rolloutd.errors import AdapterFailed
@@ -135,6 +135,15 @@ async def test_incomplete_output_is_an_error(output: str) -> None:
 
 async def answer(output: str) -> ShellResult:
     return ShellResult(0, output, "")
+
+
+async def test_upgrade_below_the_daemon_changes_no_script(monkeypatch: pytest.MonkeyPatch) -> None:
+    def removed(package: str) -> Path:
+        raise FileNotFoundError(package)
+
+    monkeypatch.setattr(become, "files", removed)
+    with pytest.raises(AdapterFailed, match="is not complete"):
+        await SshSnapshots(FakeShell()).snapshot(Host("n1"), timeout_s=LIMIT_S)
 
 
 async def test_only_the_changed_port_differs() -> None:
