@@ -295,7 +295,9 @@ class Checker:
             self.report_violation(f"{event.node}: its deadline was extended twice")
         if event.downtime_s > self.daemon_started_at - max(times):
             self.report_violation(f"{event.node}: its deadline was extended by more than the downtime")
-        self._downtimes_s[attempt] = event.downtime_s
+        # An undo that began at the old deadline ends after the downtime: the new deadline is not its.
+        if attempt not in self._undo_began_at:
+            self._downtimes_s[attempt] = event.downtime_s
 
     def _compare_with_world(self, event: PhaseMoved) -> None:
         machine = self.nodes[event.node]

@@ -442,7 +442,8 @@ class SimWorld:
     def cancel(self, run: SimRun) -> None:
         """End a run, its wrapper and, unless it ignores signals, its work."""
         self._end_work(run)
-        run.has_wrapper, run.result = False, run.result or Failed("cancelled")
+        cancelled = Failed("cancelled", code=FailureCode.DISTURBED)
+        run.has_wrapper, run.result = False, run.result or cancelled
 
     def _remove_run(self, run: SimRun) -> None:
         is_gone = self.machines[run.request.node].runs.pop(run.handle, None) is not None

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from machines.model.events import PreparationRecorded
 from machines.model.preparation import Preparation
+from machines.model.rollout import FailureCode
 from rolloutd.engine.drivers.node_session import AdapterSet
 from rolloutd.engine.outcomes import capture_errors
 from rolloutd.engine.preparation.journal import LOCALHOST, run_id
@@ -54,8 +55,7 @@ class PrepareRuns:
                 await self._state.commit([PreparationRecorded(row)], cause=cause)
             followed = await capture_errors(row.rollout, wait_for_end(runner, started))
             if isinstance(followed, RunState) and followed.result is not None:
-                is_lost = isinstance(followed.result, Unknown)
-                return followed.result, row if is_lost else replace(row, handle="")
+                return followed.result, row if _may_continue(followed.result) else replace(row, handle="")
             started = followed if isinstance(followed, Failed | Unknown) else Unknown("the run has no result")
         # The row keeps the handle: the next try makes sure that nothing of this run is left on the node.
         await self.cancel(row.handle)
@@ -64,3 +64,10 @@ class PrepareRuns:
     async def cancel(self, handle: str) -> None:
         """Cancel a run; something of it may be left on the node."""
         await capture_errors(handle, self._adapters.runner.cancel(handle))
+
+
+def _may_continue(result: StepResult) -> bool:
+    """Return whether processes of the run may still be on the node, and change it after the comparison."""
+    # Cancelling ends the processes of this machine for certain, those of a node only if it answers.
+    lost = (FailureCode.DISTURBED, FailureCode.LOST, FailureCode.UNKNOWN, FailureCode.UNREACHABLE)
+    return isinstance(result, Unknown) or (isinstance(result, Failed) and result.code in lost)
