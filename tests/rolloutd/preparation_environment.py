@@ -11,7 +11,17 @@ from machines.scheduler.decide import decide
 from rolloutd.engine.drivers.node_session import AdapterSet, PreparationAdapters
 from rolloutd.engine.preparation.preparer import Preparer
 from rolloutd.errors import NodeUnreachable, NotFound
-from rolloutd.ports import Checkpoint, Host, Ok, PinnedSource, RunRequest, RunState, Unknown, without_rollout
+from rolloutd.ports import (
+    Checkpoint,
+    Failed,
+    Host,
+    Ok,
+    PinnedSource,
+    RunRequest,
+    RunState,
+    Unknown,
+    without_rollout,
+)
 from tests.contracts.fakes.runner import FakeRunner
 from tests.contracts.fakes.sources import SOURCE
 from tests.contracts.fakes.stager import FakeStager
@@ -41,6 +51,8 @@ class Fleet:
     cleaned: list[str] = field(default_factory=list)
     runs: list[str] = field(default_factory=list)
     edited: bool = False
+    result: Failed | None = None
+    """How each run ends, None for as the runner says."""
     stager: FakeStager = field(default_factory=FakeStager)
     tree: Path = Path("/tree")
     build: Callable[[Path], None] = field(default=lambda manifest: None)
@@ -86,7 +98,8 @@ class InstallingRunner(FakeRunner):
 
     async def wait_for_change(self, handle: str) -> RunState:
         await asyncio.sleep(0)
-        return await super().get_state(handle)
+        result = self._fleet.result
+        return await super().get_state(handle) if result is None else RunState(result)
 
 
 def preparing_adapters(inside: ControlEnvironment, fleet: Fleet, tree_failure: str = "") -> AdapterSet:

@@ -138,7 +138,7 @@ class Preparer:
     async def _abandon(self, row: Preparation) -> None:
         """End what a stage of a closed rollout, or of a node that is gone, left running."""
         if row.handle:
-            await self._runs.cancel(row.handle)
+            await self._runs.cancel(row)
         await self._journal.fail(row, "the rollout was closed, or the node left, before the stage ended")
 
     async def _clean_up(self, host: Host, row: Preparation) -> Failed | Unknown | None:

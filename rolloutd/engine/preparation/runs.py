@@ -58,12 +58,14 @@ class PrepareRuns:
                 return followed.result, row if _may_continue(followed.result) else replace(row, handle="")
             started = followed if isinstance(followed, Failed | Unknown) else Unknown("the run has no result")
         # The row keeps the handle: the next try makes sure that nothing of this run is left on the node.
-        await self.cancel(row.handle)
+        await self.cancel(row)
         return started, row
 
-    async def cancel(self, handle: str) -> None:
-        """Cancel a run; something of it may be left on the node."""
-        await capture_errors(handle, self._adapters.runner.cancel(handle))
+    async def cancel(self, row: Preparation) -> None:
+        """Cancel the run of a stage that runs; something of it may be left on the node."""
+        # If another daemon has taken over, this write fails: the run is that daemon's now.
+        await self._state.commit([PreparationRecorded(row)], cause=f"prepare stage {row.stage} is cancelled")
+        await capture_errors(row.handle, self._adapters.runner.cancel(row.handle))
 
 
 def _may_continue(result: StepResult) -> bool:

@@ -19,7 +19,7 @@ from rolloutd.control.client import ApiError
 from rolloutd.engine.drivers.node_session import AdapterSet
 from rolloutd.engine.notifications import NotificationDispatcher
 from rolloutd.engine.preparation.preparer import Preparer
-from rolloutd.ports import PinnedSource
+from rolloutd.ports import Failed, PinnedSource
 from tests.contracts.fakes.notifier import FakeNotifier
 from tests.contracts.fakes.runner import FakeRunner
 from tests.rolloutd.control_environment import control_environment
@@ -187,6 +187,23 @@ async def test_retry_keeps_snapshot_and_ends_lost_run(tmp_path: Path) -> None:
         await inside.commit(PreparationRecorded(replace(row, handle="run-1")))
         fleet.state["p1"]["boot-id"] = "b2"
         await inside.request("olga", "post", f"/v1/rollouts/{rollout}/nodes/p1/retry", {"reason": "link"})
+        await prepare_all(inside, fleet)
+        assert fleet.cleaned == ["p1"]
+        assert fleet.runs == ["p1.install.1"]
+        assert inside.state.index.target(rollout, "p1").phase is Phase.FAILED
+
+
+async def test_rest_of_cancelled_run_is_cleaned_before_comparison(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        rollout = await inside.start(text=plan_with("install"))
+        fleet = Fleet(result=Failed("cancelled", code=FailureCode.DISTURBED))
+        await prepare_all(inside, fleet)
+        row = inside.state.index.preparation(rollout, "p1", "install")
+        assert row is not None
+        assert (row.state, bool(row.handle)) == (PreparationState.FAILED, True)
+        fleet.result, fleet.state["p1"]["boot-id"] = None, "b2"  # by what was left of the run
+        inside.clock.advance(600.0)
+        inside.observe_all_up()
         await prepare_all(inside, fleet)
         assert fleet.cleaned == ["p1"]
         assert fleet.runs == ["p1.install.1"]
