@@ -208,7 +208,7 @@ async def _run_services(
         daemon.refresh_inventory,
         daemon.observe_nodes,
         retention.wake_up,
-        daemon.record_audit,
+        daemon.verify_audit,
         anchor.compare,
         daemon.accept_inventory,
         daemon.pin_identity,

@@ -34,7 +34,7 @@ class Services:
     """What handlers work with.
 
     `refresh_inventory` and `prune_runs` start background work and return at once;
-    `observe_nodes` returns once the nodes were observed; `record_audit` makes the loop obey a verification;
+    `observe_nodes` returns once the nodes were observed; `verify_audit` makes the loop obey its report;
     `compare_anchors` returns how the audit differs from what is kept outside.
     """
 
@@ -48,7 +48,7 @@ class Services:
     refresh_inventory: Callable[[], None]
     observe_nodes: Callable[[Sequence[str]], Awaitable[None]]
     prune_runs: Callable[[], None]
-    record_audit: Callable[[AuditReport], None]
+    verify_audit: Callable[[], Awaitable[AuditReport]]
     compare_anchors: Callable[[], Awaitable[str]]
     accept_inventory: InventoryCommand
     pin_identity: InventoryCommand

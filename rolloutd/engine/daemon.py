@@ -155,16 +155,16 @@ class Daemon:
             refresh = partial(self.refresh_inventory, source)
             self._scheduler.call_every(f"inventory {source}", seconds, refresh)
 
-    def record_audit(self, report: AuditReport) -> None:
-        """Obey a verification that a user asked for."""
-        self._audit_monitor.record(report)
+    async def verify_audit(self) -> AuditReport:
+        """Verify the audit for a user, and obey the report."""
+        return await self._audit_monitor.verify()
 
     def _start_audit_verification(self) -> None:
         if not self._is_stopping:  # a timer may fire while the last tasks end
             self._tasks.create_task(self._verify_audit(), name="audit")
 
     async def _verify_audit(self) -> None:
-        if not await self._audit_monitor.verify():
+        if not await self._audit_monitor.try_to_verify():
             retry_at = self._state.now() + RETRY_S
             self._scheduler.call_at("audit-retry", retry_at, self._start_audit_verification)
 

@@ -33,6 +33,7 @@ from rolloutd.control.client import Client
 from rolloutd.control.identity import Account, CachedNameService
 from rolloutd.control.routes import Services
 from rolloutd.control.server import ControlServer
+from rolloutd.engine.background.audit_monitor import AuditMonitor
 from rolloutd.engine.background.drift_checks import DriftChecker
 from rolloutd.engine.background.node_cleaning import NodeCleaner
 from rolloutd.engine.check_mode import CheckMode
@@ -123,6 +124,7 @@ class ControlEnvironment:
     server: ControlServer
     run_host: FakeRunHost
     sources: FakeSourceStore
+    audit_monitor: AuditMonitor
     refresh_calls: list[int] = field(default_factory=list)
     observes_nodes: bool = False
 
@@ -325,10 +327,11 @@ async def control_environment(
     async def do_nothing(*_: Any) -> Any:
         return ""
 
+    audit_monitor = AuditMonitor(state)
     services = Services(
         *(state, runner, check_mode, drift, sources, clock.now(), "0.test", refresh, observe),
         prune_runs=lambda: None,
-        record_audit=lambda report: None,
+        verify_audit=audit_monitor.verify,
         compare_anchors=do_nothing,
         accept_inventory=do_nothing,
         pin_identity=do_nothing,
@@ -337,7 +340,9 @@ async def control_environment(
     )
     path = tmp_path / "run" / "control.sock"
     server = ControlServer(services, path=path, group=group, accounts=names or people)
-    env = ControlEnvironment(state, clock, people, client, server, run_host, sources, refreshed)
+    env = ControlEnvironment(
+        state, clock, people, client, server, run_host, sources, audit_monitor, refreshed
+    )
     await server.start()
     try:
         env.observe_all_up()

@@ -36,7 +36,7 @@ MUTANTS = (
     Mutant("foreign-cordon-undone", Isolation.undo, "action.prior", "{'isolated': False}"),
     Mutant(
         "forged-rows-not-blocked",
-        AuditMonitor.record,
+        AuditMonitor._record,
         "[row.mismatch for row in report.mismatches]",
         "()",
     ),

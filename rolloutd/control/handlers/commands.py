@@ -95,14 +95,16 @@ async def cancel(services: Services, request: Request[requests.ReasonNowBody]) -
 @routes.add("DELETE", _ROLLOUT_PATH, access=rights.PLAN_OWNER)
 async def delete(services: Services, request: Request) -> wire.DeleteResponse:
     """Delete a closed rollout and the output of its runs; its audit stays."""
-    resolved = await resolve_for_deletion(services.state, request.path_params["r"])
-    async with services.state.exclusive_commit(request.identity.actor) as commit:
-        rollout = current_rollout(services.state, resolved)
-        targets = tuple(resolved.index.targets(rollout.id))
-        await commit(rollout_commands.delete(services.state, request.identity, rollout, targets), "delete")
+    state = services.state
+    rollout_id = (await resolve_for_deletion(state, request.path_params["r"])).rollout.id
+    async with state.exclusive_commit(request.identity.actor) as commit:
+        # Again under the lock: a rollback may have been ordered meanwhile, or the rollout deleted.
+        resolved = await resolve_rollout(state, rollout_id)
+        targets = tuple(resolved.index.targets(rollout_id))
+        await commit(rollout_commands.delete(state, request.identity, resolved.rollout, targets), "delete")
     # In the background: the output of thousands of runs takes longer than a request may.
     services.prune_runs()
-    return {"rollout": resolved.rollout.id}
+    return {"rollout": rollout_id}
 
 
 # -- nodes --------------------------------------------------------------------

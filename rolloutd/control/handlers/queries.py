@@ -18,6 +18,10 @@ MAX_CLOSED_SHOWN = 20
 """Latest closed rollouts that `status --all` shows in full; `rollouts` lists all."""
 
 
+MAX_CHANGED_ENTRIES = 10_000
+"""Audit entries that are read for the nodes that changed; after more of them all nodes are shown."""
+
+
 routes = RouteTable()
 
 
@@ -106,7 +110,12 @@ async def nodes(services: Services, request: Request[NodesQuery]) -> wire.Nodes:
         return serializers.nodes(state, resolved, query)
     # Before the audit is read: what is committed meanwhile is then asked for again, and never missed.
     seq = state.changes.latest_seq
-    names = await state.store.list_changed_nodes(resolved.rollout.id, query.changed_after)
+    names = None
+    # A longer read would keep every other query waiting, because the store has one connection for reading.
+    if seq - query.changed_after <= MAX_CHANGED_ENTRIES:
+        names = await state.store.list_changed_nodes(resolved.rollout.id, query.changed_after)
+    # Again: the rollout may have been deleted, or the index replaced, while the audit was read.
+    resolved = await resolve_for_reading(state, resolved.rollout.id)
     return {**serializers.nodes(state, resolved, query, names), "seq": seq}
 
 

@@ -31,36 +31,47 @@ class AuditMonitor:
     def __init__(self, state: State) -> None:
         self._state = state
         self._lock = asyncio.Lock()
-        self._was_verified = False
-        self._recorded = 0
+        self._requests = 0
+        self._answered_requests = 0
+        self._report: AuditReport | None = None
 
-    async def verify(self) -> bool:
+    async def try_to_verify(self) -> bool:
         """Verify and record the result; return whether the database could be read."""
+        try:
+            await self.verify()
+        except StoreFailed as error:
+            self._report_unverified(error)
+            return False
+        return True
+
+    async def verify(self) -> AuditReport:
+        """Verify, record the result and return it; raises StoreFailed."""
+        self._requests += 1
         async with self._lock:
-            recorded = -1
-            # A settlement during the verification records a newer report: verify again, or this one would
-            # block what it released.
-            while recorded != self._recorded:
-                recorded = self._recorded
-                try:
-                    report = await self._state.store.verify_audit()
-                except StoreFailed as error:
-                    self._report_unverified(error)
-                    return False
-            self.record(report)
-            return True
+            if self._report is None or self._answered_requests != self._requests:
+                self._report = await self._verify_until_current()
+                self._record(self._report)
+            return self._report
+
+    async def _verify_until_current(self) -> AuditReport:
+        while True:
+            requests = self._requests
+            report = await self._state.store.verify_audit()
+            # A request during the verification may follow a settlement: verify again, or this report would
+            # block what the settlement released.
+            if requests == self._requests:
+                self._answered_requests = requests
+                return report
 
     def _report_unverified(self, error: StoreFailed) -> None:
         log.error("audit: not verified: %s", error)
         self._state.conditions[CONDITION] = f"the audit was not verified: {error}"
         # Later failures keep the last result: a disk that cannot be read must not release what is blocked.
-        if not self._was_verified:
+        if self._report is None:
             self._state.index.record_mismatches((NOT_COMPARED,))
 
-    def record(self, report: AuditReport) -> None:
+    def _record(self, report: AuditReport) -> None:
         """Block what depends on a mismatch, and report it."""
-        self._was_verified = True
-        self._recorded += 1
         state, chain = self._state, report.chain
         state.index.record_mismatches([row.mismatch for row in report.mismatches])
         state.conditions.pop(CONDITION, None)

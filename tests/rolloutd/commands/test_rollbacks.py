@@ -6,20 +6,29 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from machines.facts.projection import Projection
 from machines.model.events import RolloutDeleted
 from machines.scheduler.decide import decide
 from machines.states import Phase, Trigger
+from rolloutd.commands import rollbacks
 from rolloutd.compile import compile_limits
+from rolloutd.control.resolve import ensure_loaded
 from rolloutd.store import open_store
 from tests.rolloutd.commands.test_commands import REASON, assert_refused, steer
 from tests.rolloutd.control_environment import PLAN, ControlEnvironment, control_environment
+from tests.sim.people import OLGA
 
 
 async def order(inside: ControlEnvironment, rollout: str, who: str = "olga", **body: Any) -> list[str]:
     path = f"/v1/rollouts/{rollout}/rollback"
     answer: dict[str, list[str]] = await inside.request(who, "post", path, REASON | body)
     return sorted(answer["nodes"])
+
+
+async def delete(inside: ControlEnvironment, rollout: str) -> None:
+    await inside.request("olga", "delete", f"/v1/rollouts/{rollout}")
 
 
 def due(inside: ControlEnvironment) -> list[str]:
@@ -91,7 +100,8 @@ async def test_ended_rollout_is_rolled_back_after_restart(tmp_path: Path) -> Non
         await inside.transition(rollout, "p1", Trigger.ROLLBACK_ORDERED, rolling_back=True)
 
 
-async def test_rollback_of_deleted_rollout_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_rollback", [True, False])
+async def test_command_on_deleted_rollout_is_refused(tmp_path: Path, is_rollback: bool) -> None:
     async def sqlite(compiled: Any) -> Any:
         return await open_store(tmp_path, compile_plan=compiled)
 
@@ -105,12 +115,34 @@ async def test_rollback_of_deleted_rollout_is_refused(tmp_path: Path) -> None:
         state.index = Projection.build(snapshot, compile_limits(state.settings), state.index._compile)
         async with state.exclusive_commit(actor) as commit:
             # It resolves the rollout, then waits for the lock of commits.
-            ordered = asyncio.create_task(order(inside, rollout, all=True))
+            command = order(inside, rollout, all=True) if is_rollback else delete(inside, rollout)
+            ordered = asyncio.create_task(command)
             while not state._write_lock._waiters:
                 await asyncio.sleep(0.01)
             await commit([RolloutDeleted(rollout, actor, state.now())], "delete")
         assert await assert_refused(ordered) == (404, "not-found")
         assert rollout not in state.index.rollouts, "a decision must not find what was deleted"
+
+
+async def test_rollout_with_rollback_ordered_meanwhile_is_not_deleted(tmp_path: Path) -> None:
+    async def sqlite(compiled: Any) -> Any:
+        return await open_store(tmp_path, compile_plan=compiled)
+
+    async with control_environment(tmp_path, store=sqlite) as inside:
+        rollout = await inside.start()
+        await inside.finish(rollout, "p1")
+        await steer(inside, "olga", rollout, "cancel")
+        state = inside.state
+        actor = state.index.rollout(rollout).submitted_by
+        await inside.restart()
+        async with state.exclusive_commit(actor) as commit:
+            deleting = asyncio.create_task(delete(inside, rollout))
+            while not state._write_lock._waiters:
+                await asyncio.sleep(0.01)
+            await ensure_loaded(state, rollout)
+            events = rollbacks.roll_back_wave(state, OLGA, state.index.rollout(rollout), None, "bad", {})
+            await commit(events, "rollback")
+        assert await assert_refused(deleting) == (409, "not-settled")
 
 
 async def test_command_on_node_refuses_one_that_later_rollout_changed(tmp_path: Path) -> None:

@@ -471,25 +471,6 @@ def _empty_strings(value: Any, where: str) -> Iterator[str]:
         yield from _empty_strings(inner, f"{where}.{key}")
 
 
-async def test_why_and_nodes_agree(tmp_path: Path) -> None:
-    async with control_environment(tmp_path) as inside:
-        rollout = await inside.start()
-        before = await inside.request("nora", "get", f"/v1/rollouts/{rollout}/nodes")
-        await inside.transition(rollout, "p1", Trigger.ADMITTED)
-        listed = (await inside.request("nora", "get", f"/v1/rollouts/{rollout}/nodes"))["nodes"]
-        path = f"/v1/rollouts/{rollout}/nodes?changed_after="
-        changed = await inside.request("nora", "get", f"{path}{before['seq']}")
-        assert changed["nodes"] == [node for node in listed if node["node"] == "p1"]
-        assert (await inside.request("nora", "get", f"{path}{changed['seq']}"))["nodes"] == []
-        for node in listed:
-            told = await inside.request("nora", "get", f"/v1/rollouts/{rollout}/nodes/{node['node']}/why")
-            assert told["reason"] == node["reason"]
-        assert {node["node"]: node["phase"] for node in listed}["p1"] == "isolating"
-        status = await inside.request("nora", "get", f"/v1/rollouts/{rollout}")
-        assert [each["node"] for each in status["in_flight"]] == ["p1"]
-        assert status["state"] == "running"
-
-
 async def test_preview_warns_of_a_wave_without_nodes(tmp_path: Path) -> None:
     """A mistyped canary selector would let everybody go first."""
     async with control_environment(tmp_path) as inside:

@@ -61,7 +61,7 @@ async def restart(env: ControlEnvironment) -> AuditMonitor:
     """Load the facts as a new daemon would, and verify them."""
     await env.restart()
     monitor = AuditMonitor(env.state)
-    assert await monitor.verify()
+    await monitor.verify()
     return monitor
 
 
@@ -139,16 +139,17 @@ async def test_settlement_outlasts_older_verification(tmp_path: Path) -> None:
         rollout = await env.submit()
         forge_start(tmp_path, rollout, env.state.index.rollout(rollout).digest.whole)
         await env.restart()
-        monitor, inner = AuditMonitor(env.state), env.state.store
-        held: Any = HeldStore(inner)
+        held: Any = HeldStore(env.state.store)
         env.state.store = held
-        verifying = asyncio.create_task(monitor.verify())
+        verifying = asyncio.create_task(env.request("adam", "get", "/v1/audit/verify"))
         await held.verified.wait()
         body = {"subjects": ["all"], "keep": "audit", "reason": "forged"}
-        await env.request("adam", "post", "/v1/audit/settle", body)
-        monitor.record(await inner.verify_audit())
+        settling = asyncio.create_task(env.request("adam", "post", "/v1/audit/settle", body))
+        while not (settling.done() or env.audit_monitor._lock._waiters):
+            await asyncio.sleep(0.01)
         held.release.set()
-        assert await verifying
+        assert (await settling)["ok"]
+        assert (await verifying)["ok"]
         assert CONDITION not in env.state.conditions
         assert not env.state.index.mismatches
 

@@ -1,0 +1,65 @@
+"""The nodes of a rollout: all, and those that changed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from machines.model.events import RolloutDeleted
+from machines.model.rollout import DAEMON
+from machines.states import Trigger
+from rolloutd.control.client import ApiError
+from rolloutd.control.handlers import queries
+from rolloutd.engine.state import State
+from tests.rolloutd.control_environment import control_environment
+
+
+class DeletingStore:
+    """A store in which a rollout is deleted while its changes are read."""
+
+    def __init__(self, state: State, rollout: str) -> None:
+        self._inner, self._state, self._rollout = state.store, state, rollout
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    async def list_changed_nodes(self, rollout: str, after: int) -> frozenset[str]:
+        deleted = RolloutDeleted(rollout, DAEMON, self._state.now())
+        await self._state.commit([deleted], cause="delete")
+        return await self._inner.list_changed_nodes(rollout, after)
+
+
+async def test_rollout_deleted_while_its_changes_are_read_is_404(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        rollout = await inside.submit()
+        await inside.request("olga", "post", f"/v1/rollouts/{rollout}/cancel", {"reason": "because"})
+        store: Any = DeletingStore(inside.state, rollout)
+        inside.state.store = store
+        with pytest.raises(ApiError) as unknown:
+            await inside.request("nora", "get", f"/v1/rollouts/{rollout}/nodes?changed_after=0")
+        assert (unknown.value.status, unknown.value.code) == (404, "not-found")
+
+
+async def test_why_and_nodes_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with control_environment(tmp_path) as inside:
+        rollout = await inside.start()
+        before = await inside.request("nora", "get", f"/v1/rollouts/{rollout}/nodes")
+        await inside.transition(rollout, "p1", Trigger.ADMITTED)
+        listed = (await inside.request("nora", "get", f"/v1/rollouts/{rollout}/nodes"))["nodes"]
+        path = f"/v1/rollouts/{rollout}/nodes?changed_after="
+        changed = await inside.request("nora", "get", f"{path}{before['seq']}")
+        assert changed["nodes"] == [node for node in listed if node["node"] == "p1"]
+        assert (await inside.request("nora", "get", f"{path}{changed['seq']}"))["nodes"] == []
+        with monkeypatch.context() as patched:
+            patched.setattr(queries, "MAX_CHANGED_ENTRIES", 0)
+            everything = await inside.request("nora", "get", f"{path}{before['seq']}")
+            assert everything["nodes"] == listed, "the entries are too many to read"
+        for node in listed:
+            told = await inside.request("nora", "get", f"/v1/rollouts/{rollout}/nodes/{node['node']}/why")
+            assert told["reason"] == node["reason"]
+        assert {node["node"]: node["phase"] for node in listed}["p1"] == "isolating"
+        status = await inside.request("nora", "get", f"/v1/rollouts/{rollout}")
+        assert [each["node"] for each in status["in_flight"]] == ["p1"]
+        assert status["state"] == "running"
