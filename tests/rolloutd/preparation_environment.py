@@ -98,6 +98,9 @@ class InstallingRunner(FakeRunner):
 
     async def wait_for_change(self, handle: str) -> RunState:
         await asyncio.sleep(0)
+        return await self.get_state(handle)
+
+    async def get_state(self, handle: str) -> RunState:
         result = self._fleet.result
         return await super().get_state(handle) if result is None else RunState(result)
 
