@@ -1,8 +1,9 @@
 """Checks of the playbooks that a plan names, and digests of playbooks with what they import.
 
 Variables can change the rest, so only these are mistakes: a missing file, invalid YAML, not a list of plays.
-A digest counts every file that a text in the playbook names, and every role; where a path is a template, or
-a file cannot be read, it counts the whole source.  Files below the given directory are read, nothing is run.
+A digest counts every file that a text in the playbook names, and every role; where a path is a template, a
+file cannot be read, or it is too much work, it counts the whole source.  Files below the given
+directory are read, nothing is run.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,10 @@ import yaml
 
 from rolloutd.errors import Diagnostic
 from rolloutd.planfile import PlanFile
-from rolloutd.planfile.document import LOADER, MAX_VALUES
+from rolloutd.planfile.document import LOADER
+
+# Every scalar stays a text: a constructor fails on some (`!!bool maybe`), and merge keys multiply in it.
+_TEXT_LOADER: Any = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
 
 MAX_PLAYBOOK_BYTES = 1024 * 1024
 """A larger playbook is left to Ansible, so that its parsing delays no user."""
@@ -130,6 +134,12 @@ MAX_FILES = 10_000
 MAX_NESTING = 100
 """Levels of a followed file: libyaml's loader recurses in C, and some 100,000 levels end the process."""
 
+MAX_WORK = 200_000
+"""Work of one digest, about two seconds; values, names and directory entries count by their time."""
+
+_LOOKUP_WORK = 5
+"""Work of a name that is searched for, of a place where it is found, and of a directory entry."""
+
 _YAML = frozenset({".yml", ".yaml"})
 _IMPORTS = frozenset(
     {
@@ -139,8 +149,8 @@ _IMPORTS = frozenset(
 )
 """Keys whose values name files or roles; a template in one of them can name any file."""
 
-_ANY_FILE = re.compile(r"\b(?:lookup|query|q)\s*\(|\bsrc=\S*\{\{")
-"""A lookup, or a module's `src=` with a template: it may read any file."""
+_LOOKUP = re.compile(r"\b(?:lookup|query|q)\s*\(")
+"""A lookup may read any file."""
 
 _LOOPS = ("with_file", "with_first_found", "with_lines")
 """Beginnings of the names of loops over files."""
@@ -159,13 +169,15 @@ def playbook_digest(tree: Path, playbook: str) -> str:
     """Return the digest of a playbook inside a source, with all that it imports."""
     try:
         files = sorted(_Closure(tree).of_playbook(tree / playbook))
-    except (OSError, ValueError, yaml.YAMLError, _AnyFile):  # ValueError: a date such as 2026-13-45
+    except (OSError, ValueError, yaml.YAMLError, _AnyFile):
         # A link may lead out of the source; what a client names there is not read.
         files = sorted(path for path in _files_below(tree) if not path.is_symlink() or is_inside(tree, path))
+    # Once per file, because thousands of links may lead to one large file.
+    content_digest = cache(lambda real: hashlib.sha256(real.read_bytes()).digest())
     digest = hashlib.sha256()
     for path in files:
         digest.update(f"{path.relative_to(tree)}\0".encode("utf-8", "surrogateescape"))
-        digest.update(hashlib.sha256(path.read_bytes()).digest())
+        digest.update(content_digest(path.resolve()))
     return digest.hexdigest()
 
 
@@ -178,6 +190,10 @@ class _Closure:
         self._tree = tree.resolve()
         self._root = tree
         self._found: set[Path] = set()
+        self._unread: list[Path] = []
+        self._followed: set[tuple[Path, bool, str]] = set()
+        self._places = cache(self._existing_places)
+        self._work = 0
 
     def of_playbook(self, playbook: Path) -> set[Path]:
         for place in {playbook.parent, self._root}:
@@ -187,86 +203,115 @@ class _Closure:
             if is_inside(self._root, config) and b"roles_path" in config.read_bytes():
                 raise _AnyFile
         self._add(playbook)
+        # A list, not recursion: files that import each other in a chain would exceed Python's limit.
+        while self._unread:
+            path = self._unread.pop()
+            for key, text in _texts(_load(path, self._spend), self._spend):
+                self._follow(path.parent, key in _IMPORTS, text)
         return self._found
 
+    def _spend(self, work: int) -> None:
+        """Count work, which is the same in any order of the files; raises _AnyFile above the limit."""
+        self._work += work
+        if self._work > MAX_WORK:
+            raise _AnyFile
+
     def _add(self, path: Path) -> None:
-        """Add a file, and what a YAML file names."""
         if path in self._found or not self._is_inside(path):
             return
         self._found.add(path)
         if len(self._found) > MAX_FILES:
             raise _AnyFile
         if path.suffix in _YAML:
-            # A set, because each text costs some thirty file lookups, and an alias repeats it for free.
-            for key, text in set(_texts(_load(path))):
-                self._follow(path, key, text)
+            self._unread.append(path)
 
-    def _follow(self, path: Path, key: str, text: str) -> None:
-        if (key in _IMPORTS and "{{" in text) or _ANY_FILE.search(text):
+    def _follow(self, directory: Path, is_import: bool, text: str) -> None:
+        if (directory, is_import, text) in self._followed:
+            return
+        self._followed.add((directory, is_import, text))
+        if (is_import and "{{" in text) or _LOOKUP.search(text) or _has_templated_src(text):
             raise _AnyFile
         name = text.strip().partition(" ")[0]
         if not name or len(name) > 512 or "\0" in name or "\n" in name:
             return
-        for base in (path.parent, path.parent.parent, self._root):
-            for place in _PLACES:
-                self._add_all(base / place / name)
-            self._add_all(base / "roles" / name)
+        work = _LOOKUP_WORK + len(name) // 8  # the kernel walks each part of a long name
+        self._spend(work)
+        for place in self._places(directory):
+            # Most texts name no file, and a Path costs more than this call.
+            if os.path.exists(os.path.join(place, name)):  # noqa: PTH110, PTH118
+                self._spend(work)
+                self._add_all(place / name)
+
+    def _existing_places(self, directory: Path) -> list[Path]:
+        """Return the directories in which Ansible looks for a name that a file of this directory has."""
+        bases = (directory, directory.parent, self._root)
+        places = {base / place for base in bases for place in (*_PLACES, "roles")}
+        return [place for place in places if os.path.isdir(place)]  # noqa: PTH112  # a link to itself is none
 
     def _add_all(self, path: Path) -> None:
         if not self._is_inside(path) or path.resolve() == self._tree:
             return
         if path.is_dir():
-            for file in _files_below(path):
+            for file in _files_below(path, self._spend):
                 self._add(file)
         elif path.is_file():
             self._add(path)
 
     def _is_inside(self, path: Path) -> bool:
-        return path.resolve().is_relative_to(self._tree)
+        # Path.resolve fails on a link that leads to itself; os.path.exists does not.
+        return os.path.exists(path) and path.resolve().is_relative_to(self._tree)  # noqa: PTH110
 
 
-def _load(path: Path) -> Any:
-    """Return a YAML document; raises _AnyFile for one that is too large or too deep to be followed."""
+def _has_templated_src(text: str) -> bool:
+    """Return whether a module's `src=` has a template; in linear time, which a pattern does not have."""
+    return "src=" in text and any("{{" in word.partition("src=")[2] for word in text.split())
+
+
+def _load(path: Path, spend: Callable[[int], None]) -> Any:
+    """Return a YAML document of texts; raises _AnyFile for one that cannot be followed."""
     text = _read_start(path)
+    spend(len(text) // 256)
     if len(text) > MAX_PLAYBOOK_BYTES:
         raise _AnyFile
     depth = 0
-    for event in yaml.parse(text, Loader=LOADER):  # events do not recurse
+    for event in yaml.parse(text, Loader=_TEXT_LOADER):  # events do not recurse
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if depth > MAX_NESTING:
+        # A tag such as `!vault` hides what the value is.
+        if depth > MAX_NESTING or getattr(event, "tag", None) is not None:
             raise _AnyFile
-    return yaml.load(text, Loader=LOADER)  # noqa: S506  # a safe loader
+        spend(1)
+    document = yaml.load(text, Loader=_TEXT_LOADER)  # noqa: S506  # it constructs nothing but texts
+    return [] if document is None else document  # a file without a document, often a group_vars/all.yml
 
 
-def _texts(document: Any) -> Iterator[tuple[str, str]]:
+def _texts(document: Any, spend: Callable[[int], None]) -> Iterator[tuple[str, str]]:
     """Yield every text of a document, with the nearest key that names files."""
     pending: list[tuple[str, Any]] = [("", document)]
-    # Bounded, because by its aliases a document may hold itself, or a billion copies of a text.
-    for _ in range(MAX_VALUES):
-        if not pending:
-            return
+    while pending:
         key, value = pending.pop()
-        match value:
-            case dict():
-                for name, inner in value.items():
-                    short = str(name).rpartition(".")[2]
-                    if short.startswith(_LOOPS):
-                        raise _AnyFile
-                    if short == "src" and value.get("remote_src") in (True, "yes", "true"):
-                        continue  # a file of the node
-                    pending.append((short if short in _IMPORTS else key, inner))
-            case list():
-                pending += ((key, inner) for inner in value)
-            case str():
-                yield key, value
-    raise _AnyFile
+        if isinstance(value, str):
+            yield key, value
+            continue
+        # Before they are added: by its aliases a document may hold itself, or a billion copies of a text.
+        spend(len(value))
+        if isinstance(value, list):
+            pending += ((key, inner) for inner in value)
+            continue
+        for name, inner in value.items():
+            short = name.rpartition(".")[2]
+            if short.startswith(_LOOPS):
+                raise _AnyFile
+            if short == "src" and str(value.get("remote_src")).lower() in ("true", "yes", "on"):
+                continue  # a file of the node
+            pending.append((short if short in _IMPORTS else key, inner))
 
 
-def _files_below(directory: Path) -> Iterator[Path]:
+def _files_below(directory: Path, spend: Callable[[int], None] = lambda _: None) -> Iterator[Path]:
     for parent, directories, names in os.walk(directory):
+        spend(_LOOKUP_WORK * (1 + len(names)))
         # In place, so that os.walk does not enter it.
         directories[:] = [name for name in directories if name != ".git"]
         for name in names:
             path = Path(parent, name)
-            if path.is_file():
+            if os.path.isfile(path):  # noqa: PTH113  # Path.is_file raises for a link whose target is too long
                 yield path

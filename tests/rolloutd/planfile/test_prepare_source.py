@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from machines.model.node import Node
 from rolloutd.compile import compile_plan
 from rolloutd.errors import InvalidFile
-from rolloutd.planfile import PlanFile, digest, read
+from rolloutd.planfile import PlanFile, digest, playbooks, read
 from rolloutd.planfile.playbooks import playbook_digest
 from rolloutd.planfile.prepare_source import ForcedStages, resolve_prepare
 from tests.rolloutd.planfile.plan_samples import SMALLEST_PLAN
@@ -86,17 +87,83 @@ def test_role_of_roles_path_changes_digest(tree: Path) -> None:
 
 
 BOMB = "- &b0 [x, x]\n" + "".join(f"- &b{n} [*b{n - 1}, *b{n - 1}]\n" for n in range(1, 60))
+MERGES = "- &m0 {a: 1}\n" + "".join(
+    f"- &m{n} {{<<: [{', '.join([f'*m{n - 1}'] * 10)}]}}\n" for n in range(1, 9)
+)
 
 
 @pytest.mark.parametrize(
     "text",
-    ["[" * 100_000 + "]" * 100_000, "- hosts: &a [*a]\n", BOMB, "- when: 2026-13-45\n"],
-    ids=["deep", "holds-itself", "alias-bomb", "no-such-date"],
+    [
+        *("[" * 100_000 + "]" * 100_000, "- hosts: &a [*a]\n", BOMB, MERGES, "- debug: !!bool maybe\n"),
+        "- copy: src={{ x }}\n",
+    ],
+    ids=["deep", "holds-itself", "alias-bomb", "merge-bomb", "tag", "template"],
 )
-def test_file_that_cannot_be_followed_includes_all(tree: Path, text: str) -> None:
+def test_file_that_cannot_be_followed_includes_all(
+    tree: Path, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(playbooks, "MAX_WORK", 10_000)
     (tree / "more.yml").write_text(text)
+    assert counts_every_file(tree)
+
+
+def counts_every_file(tree: Path) -> bool:
     before = playbook_digest(tree, "install.yml")
     (tree / "configure.yml").write_text("- hosts: none\n")
+    return playbook_digest(tree, "install.yml") != before
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "- when: 2026-13-45\n",
+        "- &m {a: 1}\n- {<<: *m, b: 2}\n",
+        "- debug: {msg: " + "src=" * 50_000 + "}\n",
+        "",
+    ],
+    ids=["no-such-date", "merge-key", "long-word", "empty"],
+)
+def test_unusual_text_is_followed(tree: Path, text: str) -> None:
+    (tree / "more.yml").write_text(text)
+    assert not counts_every_file(tree)
+
+
+def test_list_that_holds_itself_keeps_little_memory(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(playbooks, "MAX_WORK", 10_000)
+    (tree / "more.yml").write_text(f"- &a [{'0,' * 2_000}*a]\n")
+    tracemalloc.start()
+    assert counts_every_file(tree)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 8 * 1024 * 1024
+
+
+def test_too_many_followed_texts_make_every_file_count(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(playbooks, "MAX_WORK", 2_000)
+    (tree / "more.yml").write_text("".join(f"- same{n % 5}\n" for n in range(500)))
+    assert not counts_every_file(tree)
+    (tree / "more.yml").write_text("".join(f"- other{n}\n" for n in range(500)))
+    (tree / "configure.yml").write_text("- hosts: all\n")
+    assert counts_every_file(tree)
+
+
+def test_link_to_itself_is_not_followed(tree: Path) -> None:
+    (tree / "loop").symlink_to("loop")
+    (tree / "long").symlink_to("x" * 300)
+    (tree / "more.yml").write_text("- include_tasks: loop\n- include_tasks: loop/x.yml\n")
+    assert not counts_every_file(tree)
+    (tree / "more.yml").write_text("- include_tasks: '{{ x }}'\n")
+    (tree / "configure.yml").write_text("- hosts: all\n")
+    assert counts_every_file(tree)
+
+
+def test_long_chain_of_imports_is_followed(tree: Path) -> None:
+    for number in range(340):
+        (tree / f"t{number}.yml").write_text(f"- import_tasks: t{number + 1}.yml\n")
+    (tree / "more.yml").write_text("- import_tasks: t0.yml\n")
+    before = playbook_digest(tree, "install.yml")
+    (tree / "t339.yml").write_text("- debug: {}\n")
     assert playbook_digest(tree, "install.yml") != before
 
 
