@@ -48,6 +48,7 @@ def decide(index: Index, now: float, queue: SchedulingQueue | None = None) -> De
     # Before all admissions, so that taking back a bad change does not wait behind making new ones.
     for rollout in index.rollouts.values():
         rollbacks.admit_rollbacks(index, rollout, now, builder)
+    rolling_back = {each.rollout for each in builder.rollbacks}
     for rollout in index.rollouts.values():
         # Stages that run are followed to their end, and a cancelled rollout removes what it brought.
         if rollout.closed:
@@ -66,7 +67,9 @@ def decide(index: Index, now: float, queue: SchedulingQueue | None = None) -> De
         if index.all_done(rollout.id) and rollbacks_reason(index, rollout) is None:
             _end_rollout(index, rollout, now, builder)
             continue
-        _admit_rollout(index, rollout, now, builder)
+        # A wave with a node that begins its rollback is not done any more: the next decision admits by that.
+        if rollout.id not in rolling_back:
+            _admit_rollout(index, rollout, now, builder)
     # Over all rollouts at once, because they share the pools that an outage fills.
     if builder.dry_reason is None:
         isolation_aborts.collect(index, now, builder)

@@ -100,6 +100,18 @@ def test_rollback_all_takes_canaries_last() -> None:
     assert begun(index) == ["n3", "n2", "n1"]
 
 
+def test_rollout_admits_nothing_while_rollback_begins() -> None:
+    index = fleet()
+    assert decide(index, T0 + 60.0).admissions == ()
+    index.record_observations(observed_up(index.nodes, T0 + 60.0), T0 + 60.0)
+    assert [each.node for each in decide(index, T0 + 60.0).admissions] == ["n5", "n6"]
+    order(index, "n1")
+    decision = decide(index, T0 + 60.0)
+    assert [each.node for each in decision.rollbacks] == ["n1"]
+    # Of a canary, it would be decided as if its wave were still done.
+    assert decision.admissions == ()
+
+
 @pytest.mark.parametrize("code", [FailureCode.NEVER_STARTED, FailureCode.UNREACHABLE, FailureCode.DISTURBED])
 def test_failure_that_blames_no_change_rolls_nothing_back(code: FailureCode) -> None:
     index = fleet()
