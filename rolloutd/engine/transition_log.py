@@ -63,6 +63,9 @@ def _describe(entry: Mapping[str, Any]) -> str:
     # The daemon's own work needs no name in its own log.
     is_named = entry["actor"]["kind"] != "daemon" and entry["event"] not in WITHOUT_ACTOR
     text = f"{entry['actor']['name']} {describe_event(entry)}" if is_named else describe_event(entry)
+    if entry["event"] == "PhaseMoved":
+        # The phases alone do not distinguish a failed soak check from a disturbance.
+        text += f" ({entry['fields']['trigger']})"
     return f"{subject}: {text}" if subject else text
 
 

@@ -56,7 +56,7 @@ def logged_lines(
         (
             PhaseMoved("r", "n1", Trigger.ADMITTED, Phase.PENDING, Phase.ISOLATING, 1, 0.0),
             DAEMON,
-            "r/n1: pending \u2192 isolating",
+            "r/n1: pending \u2192 isolating (admitted)",
         ),
     ],
 )
