@@ -47,21 +47,16 @@ class AuditMonitor:
     async def verify(self) -> AuditReport:
         """Verify, record the result and return it; raises StoreFailed."""
         self._requests += 1
+        request = self._requests
+        # One at a time, each newer than the last: an old report must not block what a settlement released.
         async with self._lock:
-            if self._report is None or self._answered_requests != self._requests:
-                self._report = await self._verify_until_current()
+            # A verification answers the requests before its start; a later one may follow a settlement.
+            if self._report is None or self._answered_requests < request:
+                before_start = self._requests
+                self._report = await self._state.store.verify_audit()
+                self._answered_requests = before_start
                 self._record(self._report)
             return self._report
-
-    async def _verify_until_current(self) -> AuditReport:
-        while True:
-            requests = self._requests
-            report = await self._state.store.verify_audit()
-            # A request during the verification may follow a settlement: verify again, or this report would
-            # block what the settlement released.
-            if requests == self._requests:
-                self._answered_requests = requests
-                return report
 
     def _report_unverified(self, error: StoreFailed) -> None:
         log.error("audit: not verified: %s", error)

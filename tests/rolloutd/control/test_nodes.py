@@ -57,8 +57,8 @@ async def test_why_and_nodes_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             everything = await inside.request("nora", "get", f"{path}{before['seq']}")
             assert everything["nodes"] == listed, "the entries are too many to read"
         for node in listed:
-            told = await inside.request("nora", "get", f"/v1/rollouts/{rollout}/nodes/{node['node']}/why")
-            assert told["reason"] == node["reason"]
+            why = await inside.request("nora", "get", f"/v1/rollouts/{rollout}/nodes/{node['node']}/why")
+            assert why["reason"] == node["reason"]
         assert {node["node"]: node["phase"] for node in listed}["p1"] == "isolating"
         status = await inside.request("nora", "get", f"/v1/rollouts/{rollout}")
         assert [each["node"] for each in status["in_flight"]] == ["p1"]
