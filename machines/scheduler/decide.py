@@ -212,7 +212,9 @@ def _end_rollout(index: Index, rollout: Rollout, now: float, builder: DecisionBu
 def _requeue_drifted(index: Index, rollout: Rollout, builder: DecisionBuilder) -> None:
     """Change drifted nodes again; they start by the same rules as any other."""
     if rollout.plan.keep and builder.dry_reason is None:
-        drifted = sorted(index.counters(rollout.id).drifted, key=natural_sort_key)
+        # A node that awaits its rollback loses the change: a requeue would end the order and give it again.
+        due = {target.node for target in due_rollbacks(index, rollout).targets}
+        drifted = sorted(index.counters(rollout.id).drifted - due, key=natural_sort_key)
         builder.requeued += (Requeue(rollout.id, node) for node in drifted)
 
 

@@ -11,12 +11,15 @@ from machines.model.decision import Requeue
 from machines.model.events import (
     DriftRecorded,
     FreezeStarted,
+    NodeOrdered,
     NodesDiscovered,
     NodesRemoved,
     PhaseMoved,
     TeamRulesChanged,
 )
 from machines.model.limits import TeamRules
+from machines.model.plan import Stage
+from machines.model.rollout import NodeOrder
 from machines.model.windows import Freeze, Window
 from machines.scheduler.decide import decide, explain_node
 from machines.scheduler.membership import membership_events
@@ -31,7 +34,7 @@ NODES = nodes_of({"a": ("n1", "n2")})
 def finished(*, keep: bool, every_s: float | None = 3600.0) -> Projection:
     """Return an index with a rollout whose nodes are done."""
     index = index_of(NODES)
-    submit(index, keep=keep, drift_every_s=every_s)
+    submit(index, keep=keep, drift_every_s=every_s, rollback=Stage("rollback", "undo.yml"))
     for node in ("n1", "n2"):
         finish(index, node)
     return index
@@ -50,6 +53,14 @@ def test_drifted_node_is_requeued_if_plan_keeps_change() -> None:
         index.apply(DriftRecorded("R", "n2", T0, ("set the limit",)))
         assert decide(index, T0).requeued == requeued
         assert explain_node(index, "R", "n2", T0).code == "drifted"
+
+
+def test_drifted_node_with_ordered_rollback_is_not_requeued() -> None:
+    index = finished(keep=True)
+    index.apply(DriftRecorded("R", "n2", T0, ("set the limit",)))
+    index.apply(NodeOrdered("R", "n2", NodeOrder.ROLLBACK, ALICE, "because", T0))
+    decision = decide(index, T0)
+    assert ([each.node for each in decision.rollbacks], decision.requeued) == (["n2"], ())
 
 
 def test_requeued_node_starts_by_the_same_rules() -> None:
