@@ -96,7 +96,8 @@ class Oracle:
         self.rollback_orders: set[tuple[str, str]] = set()
         self.begun_rollbacks: dict[tuple[str, str], bool] = {}
         self.aborted_rollbacks: set[tuple[str, str]] = set()
-        self.failed_rollbacks: set[str] = set()
+        self.failed_rollbacks: set[tuple[str, str]] = set()
+        self.left_rollbacks: dict[str, set[str]] = defaultdict(set)
 
     def check_entry(self, entry: Entry) -> Iterator[str]:
         """Apply one entry; yield what is wrong with it."""
@@ -259,10 +260,12 @@ class Oracle:
         if plan["at_most"] is not None and len(self.rolled_back[name]) >= plan["at_most"]:
             yield f"although it is more than {plan['at_most']}"
         open_failures = {each["failure"] for each in self._unresolved_failures(name)}
-        for other, failed_in in self.failed.items():
-            failure = self.current_failure[failed_in, other]
-            if failed_in == name and failure in self.failed_rollbacks and failure in open_failures:
+        for other in (each for each, failed_in in self.failed.items() if failed_in == name):
+            failure = self.current_failure[name, other]
+            if (name, failure) in self.failed_rollbacks and failure in open_failures:
                 yield f"although the rollback of {other} failed"
+        if self.left_rollbacks[name] & open_failures:
+            yield "although the node of a failed rollback has left"
         for (rollout, other), at in self.changed.items():
             is_alike = plan["targets"][other]["wave"] == mine if rollout == name else False
             if (name, other) in self.aborted_rollbacks:  # it waits before it is tried again
@@ -332,7 +335,7 @@ class Oracle:
     def on_fail(self, entry: Entry) -> None:
         self.changed.pop((entry["rollout"], entry["node"]), None)
         if entry.get("rolling_back"):
-            self.failed_rollbacks.add(entry["failure"])
+            self.failed_rollbacks.add((entry["rollout"], entry["failure"]))
         self._end_attempt(entry, "failed")
         self.failed[entry["node"]] = entry["rollout"]
         self.failures[entry["rollout"]].append(entry)
@@ -348,6 +351,9 @@ class Oracle:
     def on_drift(self, entry: Entry) -> Iterator[str]:
         place = entry["rollout"], entry["node"]
         self.changed.pop(place, None)
+        # It is back and gets the change again, as after a retry.
+        self.rolled_back[entry["rollout"]].discard(entry["node"])
+        self.left_rollbacks[entry["rollout"]].discard(self.current_failure.get(place, ""))
         if not self.plans[entry["rollout"]].get("keep"):
             yield f"{entry['node']} is to be changed again, and the plan does not keep its change"
         if self.target_states[place][0] not in ("over", "left"):
@@ -362,6 +368,10 @@ class Oracle:
         self._end_attempt(entry, "over")
 
     def on_leave(self, entry: Entry) -> None:
+        name, node = entry["rollout"], entry["node"]
+        failure = self.current_failure.get((name, node), "")
+        if self.failed.get(node) == name and (name, failure) in self.failed_rollbacks:
+            self.left_rollbacks[name].add(failure)
         self._end_attempt(entry, "left")
 
     def _end_attempt(self, entry: Entry, state: str) -> None:

@@ -100,7 +100,16 @@ def _answered_failure(index: Index, rollout: Rollout) -> Failure | None:
     # A user who pauses a rollout decides alone, so the plan orders nothing meanwhile.
     if plan.on_failure is OnFailure.PAUSE or plan.rollback is None or rollout.closed or rollout.paused:
         return None
-    return next(filter(_counts, index.unresolved_failures(rollout.id)), None)
+    unresolved = index.unresolved_failures(rollout.id)
+    if any(_is_lost_rollback(index.target(rollout.id, failure.node), failure) for failure in unresolved):
+        return None
+    return next(filter(_counts, unresolved), None)
+
+
+def _is_lost_rollback(target: Target, failure: Failure) -> bool:
+    """Return whether this is the failure of a rollback whose node has left since."""
+    # Clouds replace broken nodes: rollbacks that break nodes must not go through the fleet like that.
+    return target.outcome is Outcome.LEFT and target.rolling_back and failure.attempt == target.attempt
 
 
 def _scope(index: Index, rollout: Rollout) -> list[Target]:

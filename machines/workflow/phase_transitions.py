@@ -35,8 +35,9 @@ def transition(
         if target.phase is Phase.ISOLATING and code is FailureCode.FAILED:
             code = FailureCode.NEVER_STARTED
         failure = Failure(id_, target.node, target.attempt, step, text, at, code)
-    # A retried node gets the change again, so its next attempt is no rollback.
-    keeps_rolling_back = target_phase is not Phase.DONE and trigger is not Trigger.RETRIED
+    # A node that is pending again gets the change, so its next attempt is no rollback.  One that leaves in
+    # its rollback counts to `at_most`: a rollback that makes nodes vanish must not go through the fleet.
+    keeps_rolling_back = trigger is Trigger.LEFT or target_phase not in (Phase.PENDING, Phase.DONE)
     return PhaseMoved(
         rollout=target.rollout,
         node=target.node,

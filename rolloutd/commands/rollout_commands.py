@@ -212,7 +212,7 @@ def rollback(state: State, who: Principal, rollout: Rollout, target: Target, rea
     It ignores windows and freezes, and it may follow the end of the rollout.
     """
     require_rollback(state, who, rollout, f"roll back {target.node} of")
-    if target.order is NodeOrder.ROLLBACK or (target.rolling_back and target.phase is not Phase.FAILED):
+    if target.order is NodeOrder.ROLLBACK or (target.rolling_back and target.phase in IN_FLIGHT_PHASES):
         return ()
     if target.phase is not Phase.FAILED and target.outcome is not Outcome.CHANGED:
         raise Refused(

@@ -9,7 +9,7 @@ import pytest
 
 from machines.facts.projection import Projection
 from machines.invariants.violations import violation
-from machines.model.events import NodeOrdered, RolloutCancelled, RolloutEnded, RolloutPaused
+from machines.model.events import NodeOrdered, NodesRemoved, RolloutCancelled, RolloutEnded, RolloutPaused
 from machines.model.limits import DiskShortage, Limits, PoolRule
 from machines.model.plan import GateName, OnFailure, Stage, WaveDef
 from machines.model.reasons import ReasonCode, RemedyKind
@@ -17,6 +17,7 @@ from machines.model.rollout import FailureCode, NodeOrder
 from machines.rules.rollbacks import due_rollbacks
 from machines.scheduler.admission import DecisionBuilder
 from machines.scheduler.decide import decide, explain_node, rollout_reason
+from machines.scheduler.membership import membership_events
 from machines.scheduler.rollbacks import admit_rollbacks
 from machines.states import Outcome, Phase, Trigger
 from machines.workflow.phase_transitions import transition as moved
@@ -196,6 +197,33 @@ def test_at_most_leaves_rest_to_people() -> None:
     )
     order(index, "n3")
     assert begun(index, T0 + 80.0) == ["n3"]
+
+
+def test_node_that_leaves_in_rollback_counts_to_at_most() -> None:
+    index = fleet(at_most=1)
+    fail(index, "n5", at=T0 + 5)
+    index.apply(moved(index.target("R", "n5"), Trigger.ROLLBACK_ORDERED, T0 + 61.0))
+    index.apply(NodesRemoved(("n5",)))
+    index.apply(membership_events(index, T0 + 62.0)[0])
+    assert begun(index, T0 + 80.0) == []
+    reason = rollout_reason(index, "R", T0 + 80.0)
+    assert reason is not None
+    assert reason.code is ReasonCode.ROLLBACK_LIMIT
+
+
+def test_failed_rollback_stops_automatic_ones_after_its_node_left() -> None:
+    index = fleet()
+    fail(index, "n5", at=T0 + 5)
+    index.apply(moved(index.target("R", "n5"), Trigger.ROLLBACK_ORDERED, T0 + 61.0))
+    index.apply(moved(index.target("R", "n5"), Trigger.FAILED, T0 + 62.0, step="run.rollback", text="exit 2"))
+    index.apply(NodesRemoved(("n5",)))
+    index.apply(membership_events(index, T0 + 63.0)[0])
+    assert begun(index, T0 + 80.0) == []
+    reason = rollout_reason(index, "R", T0 + 80.0)
+    assert reason is not None
+    assert (reason.code, reason.remedy.kind) == (ReasonCode.NODE_FAILED, RemedyKind.APPROVE)  # type: ignore[union-attr]
+    order(index, "n2")
+    assert begun(index, T0 + 80.0) == ["n2"], "people decide about each"
 
 
 def test_failed_rollback_stops_all_others() -> None:
