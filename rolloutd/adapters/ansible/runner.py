@@ -80,6 +80,7 @@ class _TrackedRun:
     process_exit: processes.ProcessExit | None = None
     progress: progress.Progress | None = None
     offset: int = 0
+    read_size: int = 0
     result: Ok | Failed | Unknown | None = None
     has_slot: bool = False
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -362,7 +363,8 @@ class AnsibleRunner:
 
     async def _wait_for_events(self, run: _TrackedRun) -> None:
         """Return after the run has ended or written events."""
-        while run.directory.events_size() == run.offset:
+        # Not the offset: a line that a full disk cut stays behind it until the run can write the rest.
+        while run.directory.events_size() == run.read_size:
             if run.process_exit is None:
                 await asyncio.sleep(POLL_INTERVAL_S)
                 return
@@ -433,6 +435,7 @@ def _has_outcome(directory: RunDirectory) -> bool:
 
 def _read_new_events(run: _TrackedRun) -> None:
     assert run.progress is not None
+    run.read_size = run.directory.events_size()
     while lines := run.directory.read_events(run.offset):
         for line in lines:
             run.progress = run.progress.apply_event(line.event)

@@ -53,6 +53,13 @@ NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 SPACE_RETRY_S = 1.0
 """Pause before a write is tried again on a full disk."""
 
+MAX_WAIT_S = 3600.0
+"""Longest wait of one poll(2): its limit, in milliseconds, is a C int, and a plan may allow a run months."""
+
+CHUNK_BYTES = 65536
+MAX_CHUNKS = 64
+"""Reads of the output between two checks of the time limit: a run may print faster than it is stored."""
+
 MIN_POLL_S, MAX_POLL_S = 0.002, 0.05
 """Pause between two searches for processes that are being ended; it doubles from MIN to MAX."""
 
@@ -182,7 +189,7 @@ def supervise(pid: int, output: int, wake: int, deadline: float) -> tuple[str, i
         poll.register(fd, select.POLLIN)
     while True:
         left_s = deadline - time.monotonic()
-        ready = {fd for fd, _ in poll.poll(max(0.0, left_s * 1000))}
+        ready = {fd for fd, _ in poll.poll(1000 * min(max(0.0, left_s), MAX_WAIT_S))}
         if output in ready and not log.copy_from(output):
             poll.unregister(output)
         if process in ready:
@@ -203,15 +210,16 @@ class OutputLog:
         self._file_index = 1
 
     def copy_from(self, pipe: int) -> bool:
-        """Copy the pipe's content to the files; return whether the pipe still has writers."""
-        while True:
+        """Copy the pipe's content to the files, or a part; return whether the pipe still has writers."""
+        for _ in range(MAX_CHUNKS):
             try:
-                chunk = os.read(pipe, 65536)
+                chunk = os.read(pipe, CHUNK_BYTES)
             except BlockingIOError:
-                return True
+                break
             if not chunk:
                 return False
             self._append(chunk)
+        return True
 
     def _append(self, chunk: bytes) -> None:
         while chunk:
@@ -228,7 +236,10 @@ class OutputLog:
 
     @staticmethod
     def _open(name: str) -> int:
-        return os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            return os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        except OSError:  # a full disk has no inode either
+            return os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
 
 
 def kill_processes(run: bytes, directory: bytes, sockets: bytes, program: bytes = b"") -> int:
@@ -262,6 +273,10 @@ def remove_tree(path: str) -> None:
     """Remove a file or directory; what cannot be removed stays, and must not prevent the status."""
     try:
         if os.path.isdir(path) and not os.path.islink(path):  # noqa: PTH112, PTH114 - as above
+            # After a reboot another user may have made a directory of this name in /tmp, and could replace
+            # its parts by links while they are removed.
+            if os.stat(path).st_uid != os.geteuid():  # noqa: PTH116 - as above
+                return
             for name in os.listdir(path):  # noqa: PTH208 - as above
                 remove_tree(os.path.join(path, name))  # noqa: PTH118 - as above
             os.rmdir(path)  # noqa: PTH106 - as above

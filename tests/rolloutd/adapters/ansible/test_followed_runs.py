@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 from pathlib import Path
 
-from rolloutd.adapters.ansible.runner import MAX_FINISHED_RUNS, AnsibleRunner
+import pytest
+
+from rolloutd.adapters.ansible import wrapper
+from rolloutd.adapters.ansible.run_directory import RunDirectory, RunEventLine
+from rolloutd.adapters.ansible.runner import MAX_FINISHED_RUNS, POLL_INTERVAL_S, AnsibleRunner
 from rolloutd.ports import Failed, Host, InventorySnapshot, RunRequest
 from tests.contracts.fakes.shell import FakeShell
 from tests.contracts.runner_backends import source_of, tree_of
@@ -24,4 +30,32 @@ async def test_runs_that_are_over_are_read_again_when_asked_for(tmp_path: Path) 
     assert isinstance(first.result, Failed)
     assert "playbook none.yml: the source does not have it" in first.result.text
     assert await runner.start(requests[0]) == "r0"
+    await runner.close()
+
+
+async def test_cut_event_line_does_not_keep_daemon_busy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk cuts a line, and the run writes the rest when there is space."""
+    runner = AnsibleRunner(tmp_path / "runs", FakeShell(), tree_of, lambda: InventorySnapshot({}))
+    directory = RunDirectory(tmp_path / "runs" / "r1")
+    directory.create()
+    directory.write_metadata({"node": "n1"})
+    assert wrapper.take_claim(str(directory.path / "claim"), "run", os.getpid())
+    directory.events_file.write_text('{"kind": "task", "task": "a"}\n{"kind": "ta')
+    reads = 0
+
+    def count_reads(self: RunDirectory, offset: int) -> list[RunEventLine]:
+        nonlocal reads
+        reads += 1
+        return list(self.iter_events(offset))
+
+    monkeypatch.setattr(RunDirectory, "read_events", count_reads)
+    assert (await runner.get_state("r1")).task == "a"
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(runner.wait_for_change("r1"), timeout=2 * POLL_INTERVAL_S)
+    assert reads < 10
+    with directory.events_file.open("a") as file:
+        file.write('sk", "task": "b"}\n')
+    assert (await runner.wait_for_change("r1")).task == "b"
     await runner.close()
