@@ -36,7 +36,7 @@ from tui.connection.event_stream import (
 from tui.connection.log_stream import LogReader, OnLines
 from tui.formatting import formatting, theme
 from tui.formatting.ascii_filter import AsciiFilter
-from tui.formatting.lines import Line, sanitize
+from tui.formatting.lines import Line, fit, wrap_text
 from tui.operations import actions, operations
 from tui.operations.actions import Action
 from tui.operations.confirm import Operation, OperationRequest, Selection
@@ -66,7 +66,11 @@ KEY_PAUSE_S = 1.0
 
 HINT_TIMEOUT_S = 20.0
 
-MESSAGE_TIMEOUT_S = 8
+MESSAGE_TIMEOUT_S = 8.0
+
+MAX_MESSAGE_LINES = 3
+
+MESSAGE_ROLES = {"information": "accent", "warning": "mine", "error": "alert"}
 
 AWAY_S = 1_800.0
 """Without a key for so long, the user was away: the handover begins at the last key."""
@@ -80,12 +84,6 @@ class Console(NavigationApp):
         Binding(action.key, f"perform('{action.name}')", action.title, show=False)
         for action in actions.ACTIONS
     ]
-    # Messages stand at the top right, as narrow as their text: at the bottom they would cover the end
-    # of a log, and Textual's 60 cells would cover the sentence that says why a rollout waits.
-    CSS = """
-    ToastRack { dock: top; align: right top; margin-top: 1; margin-bottom: 0; }
-    Toast { width: auto; max-width: 90%; margin-top: 0; padding: 0 1; }
-    """
 
     def __init__(
         self,
@@ -112,7 +110,7 @@ class Console(NavigationApp):
         self._event_listener = EventListener(client, self._stream_messages, now)
         self._request_runner: RequestRunner | None = None
         self._frame_requested = asyncio.Event()
-        self._last_severity = ""
+        self._messages: list[tuple[str, str, float]] = []
         self._last_look = LastLook(reach or str(client.path))
         self._looked_at = self._last_key_at = 0.0
         self._node_summaries: dict[str, tuple[int, float, NodeSummary]] = {}
@@ -152,7 +150,7 @@ class Console(NavigationApp):
         self.run_worker(self._draw_frames(), group="frames")
         self.set_interval(TICK_INTERVAL_S, self._tick)
         if self.hint:
-            self.notify(self.hint, timeout=HINT_TIMEOUT_S, markup=False)
+            self.show_message(self.hint, timeout_s=HINT_TIMEOUT_S)
 
     def on_unmount(self) -> None:
         self._event_listener.stop()
@@ -319,6 +317,8 @@ class Console(NavigationApp):
             if method is not None:
                 method()
                 return
+        where = ", ".join(sorted(action.screens))
+        self.show_message(f"{action.title}: not on this page{f'; it works on {where}' if where else ''}")
 
     def _start_operation(self, action: Action) -> None:
         page, operation, locks = self.screen, action.operation, self.model.locks
@@ -338,21 +338,7 @@ class Console(NavigationApp):
             self.show_message("an approval covers all failures so far: read them here, then press a")
             return
 
-        if operation is operations.APPROVE:
-            self.run_worker(self._confirm_approval(selection), group="operations", exclusive=True)
-        else:
-            self._confirm(operation, selection)
-
-    async def _confirm_approval(self, selection: Selection) -> None:
-        """Ask with the gate's review, which must be new: another user's vote changes it."""
-        assert selection.rollout is not None
-        page, rollout = self.screen, selection.rollout.id
-        response = await self.fetch_path("rollouts", rollout, "review")
-        if response.result is not None:
-            self.model.apply_review(rollout, response.result)
-        # The user may have left the page meanwhile: a dialog there would take the next key.
-        if self.screen is page:
-            self._confirm(operations.APPROVE, replace(selection, review=response.result))
+        self._confirm(operation, selection)
 
     def _confirm(self, operation: Operation, selection: Selection) -> None:
         def submit(field_values: Mapping[str, str] | None) -> None:
@@ -360,7 +346,23 @@ class Console(NavigationApp):
                 request = operation.request(selection, field_values)
                 self.run_worker(self._send_request(request), group="operations")
 
-        self.push_screen(Dialog(operation.confirmation(selection)), submit)
+        # The dialog opens before its review is loaded: keys typed meanwhile are the reason, not actions.
+        is_loading = operation is operations.APPROVE
+        dialog = Dialog(operation.confirmation(selection), is_loading=is_loading)
+        self.push_screen(dialog, submit)
+        if is_loading:
+            self.run_worker(self._load_review(dialog, selection), group="operations")
+
+    async def _load_review(self, dialog: Dialog, selection: Selection) -> None:
+        """Complete an approval with the gate's review, which must be new: another user's vote changes it."""
+        assert selection.rollout is not None
+        rollout = selection.rollout.id
+        response = await self.fetch_path("rollouts", rollout, "review")
+        if response.result is not None:
+            self.model.apply_review(rollout, response.result)
+        if dialog.is_attached:
+            reviewed = replace(selection, review=response.result)
+            dialog.finish_loading(operations.APPROVE.confirmation(reviewed))
 
     async def _send_request(self, request: OperationRequest) -> None:
         methods = {
@@ -381,15 +383,31 @@ class Console(NavigationApp):
         self.model.request_fetch("locks")
         self._run_due_fetches()
 
-    def show_message(self, text: str, severity: Any = "information") -> None:
+    def show_message(
+        self, text: str, severity: str = "information", *, timeout_s: float = MESSAGE_TIMEOUT_S
+    ) -> None:
         # One message at a time keeps the page readable; only an error stays with the message after it.
-        if self._last_severity != "error" or severity == "error":
-            self.clear_notifications()
-        self._last_severity = severity
-        self.notify(sanitize(text), severity=severity, timeout=MESSAGE_TIMEOUT_S, markup=False)
+        kept = [each for each in self._messages if each[1] == "error" and severity != "error"]
+        self._messages = [*kept[-1:], (text, severity, time.monotonic() + timeout_s)]
+        self.redraw_screen()
 
-    def prompt_text(self, label: str, text: str, on_submit: Callable[[str], None]) -> None:
-        self.push_screen(Prompt(label, text), lambda answer: None if answer is None else on_submit(answer))
+    def message_lines(self, width: int) -> Sequence[Line]:
+        now = time.monotonic()
+        self._messages = [each for each in self._messages if each[2] > now]
+        return [
+            [(fit(f" {line}", width), MESSAGE_ROLES[severity])]
+            for text, severity, _ in self._messages
+            for line in wrap_text(text, width - 2, MAX_MESSAGE_LINES)
+        ]
+
+    def prompt_text(
+        self, label: str, text: str, on_submit: Callable[[str], None], *, is_live: bool = False
+    ) -> None:
+        def submit(answer: str | None) -> None:
+            if answer is not None or is_live:
+                on_submit(text if answer is None else answer)
+
+        self.push_screen(Prompt(label, text, on_submit if is_live else None), submit)
 
     def do_handover(self) -> None:
         """Show what happened since the user last looked; the next handover begins now."""

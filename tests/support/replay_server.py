@@ -29,6 +29,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Answer a question."""
         fleet, url = self.server.fleet, urlsplit(self.path)
         query = {key: values[-1] for key, values in parse_qs(url.query).items()}
+        self.server.before_read(url.path)
         match [unquote(part) for part in url.path.split("/")[2:]]:
             case ["status"]:
                 self._send_json(fleet.status())
@@ -167,6 +168,7 @@ class ReplayServer(ThreadingMixIn, UnixStreamServer):
         self.progress = 0
         self.stream_offsets: list[int] = []
         self.on_command = on_command
+        self.before_read: Callable[[str], None] = lambda _path: None
         super().__init__(str(path), _Handler)
         self._thread = threading.Thread(
             target=self.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True

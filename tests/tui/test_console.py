@@ -473,14 +473,16 @@ async def test_held_node_counts_as_a_used_slot(socket_dir: Path) -> None:
         assert any("team/platform" in each and "1/1" in each for each in pools)
 
 
-async def test_messages_do_not_cover_the_end_of_the_log(socket_dir: Path) -> None:
+async def test_messages_stand_above_the_keys_and_cover_nothing(socket_dir: Path) -> None:
     async with run_console(paused_fleet(), socket_dir, size=(100, 30)) as (app, pilot, _):
-        app.show_message("the first error", "error")
-        await wait_for_text(pilot, "the first error")
-        app.show_message("the second error", "error")
-        text = await wait_for_text(pilot, "the second error")
-        assert "the first error" not in text
-        row = next(number for number, line in enumerate(text.splitlines()) if "the second error" in line)
-        assert row < 5
-        covering = text.splitlines()[row]
-        assert covering.index("the second error") > len(covering) - 30, "it covers more than its own text"
+        await pilot.press("enter")
+        body = app.screen.query_one("#body")
+        before = (await wait_for_text(pilot, "FAILED 1")).splitlines()
+        height = body.size.height
+        for number in range(5):
+            app.show_message(f"error {number}", "error")
+        app.show_message("no node is selected", "warning")
+        await wait_until(pilot, lambda: body.size.height == height - 2)
+        after = screen_text(app).splitlines()
+        assert [line.strip() for line in after[-3:]] == ["error 4", "no node is selected", before[-1].strip()]
+        assert after[:5] == before[:5]

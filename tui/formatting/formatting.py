@@ -73,6 +73,15 @@ def join_first(names: Sequence[str], limit: int) -> str:
     return ", ".join(names[:limit]) + (" …" if len(names) > limit else "")
 
 
+def matches(text: str, wanted: str) -> bool:
+    """Return whether a text contains each wanted word, and no word that is written after `!`."""
+    lowered = text.lower()
+    return all(
+        word[1:] not in lowered if word.startswith("!") and len(word) > 1 else word in lowered
+        for word in wanted.lower().split()
+    )
+
+
 def short_digest(digest: str) -> str:
     return digest[:SHORT_DIGEST_LENGTH]
 

@@ -45,6 +45,7 @@ _KEY_LABELS = {
     "left_square_bracket": "[",
     "right_square_bracket": "]",
     "ctrl+p": "^p",
+    "ctrl+c": "^c",
     "left": "←",
     "right": "→",
     "at": "@",
@@ -68,7 +69,11 @@ ACTIONS: tuple[Action, ...] = (
         "fleet rollout nodes gates audit locks handover comparison",
     ),
     _move(
-        "back", "escape,backspace", "back", "return to the page before", _ALL_SCREENS.removeprefix("fleet ")
+        "back",
+        "escape,backspace",
+        "back",
+        "remove the filter, or return to the page before",
+        _ALL_SCREENS.removeprefix("fleet "),
     ),
     _move("fleet", "1", "fleet", "show all rollouts"),
     _move("gates", "2", "gates", "show the gates that wait for votes"),
@@ -79,7 +84,13 @@ ACTIONS: tuple[Action, ...] = (
     _move("handover", "d", "handover", "show what changed since your last handover, and what waits", "fleet"),
     _move("compare", "c", "canaries", "compare the nodes with the canaries", "rollout gates"),
     _move("nodes", "n", "nodes", "show all nodes of the rollout and why they wait", "fleet rollout"),
-    _move("find", "slash", "find", "filter by a text; empty shows all", "nodes node audit locks"),
+    _move(
+        "find",
+        "slash",
+        "find",
+        "filter by words; ! excludes, esc shows all",
+        "fleet rollout nodes node audit locks",
+    ),
     _move("sort", "o", "sort", "change the order of the nodes or of the pools", "nodes rollout"),
     _move("timeline", "t", "timeline", "show the pools over time, or their nodes", "rollout"),
     _move("earlier", "left", "earlier", "show the rollout one interval earlier", "rollout"),
@@ -139,7 +150,8 @@ ACTIONS: tuple[Action, ...] = (
     _app("help", "question_mark", "keys", "show all keys", _ALL_SCREENS),
     _app("palette", "colon,ctrl+p", "commands", "find an action, a rollout or a node by name"),
     _app("theme", "T", "theme", "switch between dark and light"),
-    _app("quit", "q", "quit", "leave the console; the daemon continues", "fleet"),
+    _app("leave", "q", "leave", "leave the page, or on the fleet page the console", "fleet"),
+    _app("quit", "ctrl+c", "quit", "leave the console; the daemon continues"),
 )
 """All actions, in the order of the key line."""
 

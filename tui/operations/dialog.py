@@ -6,7 +6,7 @@ Before an irreversible one the user types the start of the digest too.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import ClassVar
 
 from textual.app import ComposeResult
@@ -20,6 +20,8 @@ from tui.formatting.lines import sanitize
 from tui.operations.confirm import Confirmation, InputField
 
 DIGEST_FIELD_NAME = "digest-prefix"
+
+LOADING = "loading what this starts"
 
 MAX_CHARS = 100_000
 """Characters in the text viewer, some thousand lines; rolloutctl prints longer texts in full."""
@@ -36,7 +38,7 @@ class Dialog(ModalScreen[Mapping[str, str] | None]):
     }
     Dialog.-irreversible > VerticalScroll { border: round $error; }
     Dialog #title { text-style: bold; margin-bottom: 1; }
-    Dialog .text { color: $foreground; }
+    Dialog #text { color: $foreground; }
     Dialog .label { color: $foreground 75%; margin-top: 1; }
     Dialog Input { background: $boost; padding: 0 1; }
     Dialog Input.-invalid { background: $error 25%; }
@@ -47,20 +49,21 @@ class Dialog(ModalScreen[Mapping[str, str] | None]):
     Dialog.-irreversible Button#yes:focus { background: $error; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape", "dismiss(None)", "no"),
+        Binding("escape,ctrl+c", "dismiss(None)", "no", priority=True),
         Binding("ctrl+n,down", "app.focus_next", show=False),
         Binding("ctrl+p,up", "app.focus_previous", show=False),
     ]
 
-    def __init__(self, confirmation: Confirmation) -> None:
+    def __init__(self, confirmation: Confirmation, *, is_loading: bool = False) -> None:
         super().__init__(classes="-irreversible" if confirmation.is_irreversible else "")
         self.confirmation = confirmation
+        self._is_loading = is_loading
 
     def compose(self) -> ComposeResult:
         with VerticalScroll(can_focus=False):
             yield Static(self.confirmation.title, id="title", markup=False)
-            for text in self.confirmation.text:
-                yield Static(text, classes="text", markup=False)
+            text = self.confirmation.text + ((LOADING,) if self._is_loading else ())
+            yield Static("\n".join(text), id="text", markup=False)
             for field in self.confirmation.fields:
                 choices = f" ({' or '.join(field.choices)})" if field.choices else ""
                 yield Label(field.label + choices, classes="label", markup=False)
@@ -78,6 +81,12 @@ class Dialog(ModalScreen[Mapping[str, str] | None]):
         first = next(empty, fields[0] if fields else None)
         self.query_one(f"#field-{first.name}" if first is not None else "#no").focus()
 
+    def finish_loading(self, confirmation: Confirmation) -> None:
+        """Show the complete text; from now on the dialog can be confirmed."""
+        self._is_loading = False
+        self.query_one("#text", Static).update("\n".join(confirmation.text))
+        self.query_one("#error", Static).update("")
+
     def on_button_pressed(self, event: Button.Pressed) -> None:
         if event.button.id == "yes":
             self.on_input_submitted()
@@ -85,6 +94,9 @@ class Dialog(ModalScreen[Mapping[str, str] | None]):
             self.dismiss(None)
 
     def on_input_submitted(self) -> None:
+        if self._is_loading:
+            self.query_one("#error", Static).update(f"{LOADING}; press Enter again then")
+            return
         field_values: dict[str, str] = {}
         for field in self.confirmation.fields:
             input_widget = self.query_one(f"#field-{field.name}", Input)
@@ -126,17 +138,24 @@ class Prompt(ModalScreen[str | None]):
     Prompt Label { padding: 0 1; color: $primary; text-style: bold; }
     Prompt Input { width: 1fr; padding: 0; background: $boost; }
     """
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "dismiss(None)", show=False)]
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape,ctrl+c", "dismiss(None)", show=False, priority=True)
+    ]
 
-    def __init__(self, label: str, text: str) -> None:
+    def __init__(self, label: str, text: str, on_change: Callable[[str], None] | None = None) -> None:
         super().__init__()
         self._label = label
         self._text = text
+        self._on_change = on_change
 
     def compose(self) -> ComposeResult:
         with Horizontal():
             yield Label(f"/ {self._label}:", markup=False)
             yield Input(self._text, compact=True)
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        if self._on_change is not None:
+            self._on_change(event.value.strip())
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         self.dismiss(event.value.strip())
@@ -155,7 +174,7 @@ class TextViewer(ModalScreen[None]):
     TextViewer #hint { color: $foreground 60%; margin-top: 1; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape,enter,l,backspace,q", "dismiss(None)", show=False),
+        Binding("escape,enter,l,backspace,q,ctrl+c", "dismiss(None)", show=False),
         Binding("y", "copy", show=False),
         Binding("j", "scroll('scroll_down')", show=False),
         Binding("k", "scroll('scroll_up')", show=False),
@@ -175,7 +194,7 @@ class TextViewer(ModalScreen[None]):
 
     def action_copy(self) -> None:
         self.app.copy_to_clipboard(self._text)
-        self.notify("copied to the terminal's clipboard", markup=False)
+        self.query_one("#hint", Static).update("copied to the terminal's clipboard")
 
     def action_scroll(self, action: str) -> None:
         """Scroll with the keys that move the cursor in lists."""

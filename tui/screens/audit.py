@@ -55,10 +55,9 @@ class AuditPage(Page):
                 self.entries, self._earliest_seq = [], None
             elif fresh:
                 self.entries = [*fresh, *self.entries][:MAX_ENTRIES]
-        words = self.filter_text.lower().split()
         shown: Sequence[Mapping[str, Any]] = self.entries
-        if words:
-            shown = [each for each in shown if all(word in _search_text(each) for word in words)]
+        if self.filter_text:
+            shown = [each for each in shown if formatting.matches(_search_text(each), self.filter_text)]
         self.body.set_rows(LazyRows(shown, lambda entry: str(entry["seq"]), _entry_line))
         self.query_one("#head", Banner).update_lines()
 
@@ -72,8 +71,8 @@ class AuditPage(Page):
     def do_open(self) -> None:
         entry = self._selected_entry()
         if entry is None or not entry["rollout"]:
-            return
-        if entry["node"]:
+            self.console.show_message("open: no rollout has this entry; l shows it in full")
+        elif entry["node"]:
             self.console.open_node(entry["rollout"], entry["node"])
         else:
             self.console.open_rollout(entry["rollout"])
@@ -126,13 +125,12 @@ class AuditPage(Page):
     def _render_head(self, width: int) -> Sequence[Line]:
         rows = self.body.rows
         shown = formatting.pluralize(0 if rows is None else len(rows), "entry", "entries")
-        text = f" containing “{self.filter_text}”" if self.filter_text else ", the latest first"
-        return [[(f" {shown}{text}   ", "head"), *self.verify_result]]
+        return [[(f" {shown}, the latest first   ", "head"), *self.verify_result]]
 
 
 def _search_text(entry: Mapping[str, Any]) -> str:
     who, what = event_text.actor_name(entry), event_text.describe_event(entry)
-    return f"{entry['event']} {who} {entry['rollout']} {entry['node']} {what}".lower()
+    return f"{entry['event']} {who} {entry['rollout']} {entry['node']} {what}"
 
 
 def _entry_line(entry: Mapping[str, Any], width: int) -> Line:

@@ -70,7 +70,15 @@ class ConsoleContext(Protocol):
 
     def show_message(self, text: str, severity: Any = "information") -> None: ...
 
-    def prompt_text(self, label: str, text: str, on_submit: Callable[[str], None]) -> None: ...
+    def message_lines(self, width: int) -> Sequence[Line]:
+        """Return the messages of the last seconds."""
+        ...
+
+    def prompt_text(
+        self, label: str, text: str, on_submit: Callable[[str], None], *, is_live: bool = False
+    ) -> None:
+        """Ask for a line of text; a live prompt submits every change, and the text of before on Escape."""
+        ...
 
     def open_rollout(self, rollout: str) -> None: ...
 

@@ -52,6 +52,7 @@ class GatesPage(TwoPanes):
     """The pending gates, the open ones with their votes, and below them the content of the selected one."""
 
     screen_name = "gates"
+    filter_label = ""
     panes = ("list", "content")
     DEFAULT_CSS = """
     GatesPage #list { height: 1fr; width: 100%; }

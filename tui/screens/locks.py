@@ -8,7 +8,7 @@ from rolloutd.control import wire_fleet
 from tui.formatting import formatting, lines
 from tui.formatting.lines import Line, fit, justify
 from tui.operations.confirm import Selection
-from tui.screens.page import Item, Page, heading, item_rows, note_row
+from tui.screens.page import Item, Page, heading, note_row
 from tui.state.values import parse_timestamp
 from tui.widgets import summaries
 
@@ -23,7 +23,6 @@ class LocksPage(Page):
     """Freezes, holds, the pools with used slots, then the other pools."""
 
     screen_name = "locks"
-    filter_label = "show rows that contain"
 
     def on_mount(self) -> None:
         self.console.request_fetch("locks")
@@ -40,24 +39,26 @@ class LocksPage(Page):
         return Selection(hold=hold, freeze=selected or (freezes[0] if freezes else None), node_name=node)
 
     def do_open(self) -> None:
-        """Open the node that holds the slot."""
+        """Open the node that holds the slot, or the pool's nodes in the most urgent rollout that has any."""
         kind, _, name = self.body.cursor_key.partition(":")
-        locks = self.console.model.locks
-        if kind != "node" or locks is None:
-            return
+        model = self.console.model
         pool, _, node = name.rpartition("/")
-        holders = [holder for each in locks["pools"] if each["pool"] == pool for holder in each["holders"]]
+        pools = () if model.locks is None else model.locks["pools"]
+        holders = [holder for each in pools if each["pool"] == pool for holder in each["holders"]]
         rollout = next((each["rollout"] for each in holders if each["node"] == node), None)
-        if rollout:
+        if kind == "node" and rollout:
             self.console.open_node(rollout, node)
+        elif kind == "pool" and (found := [x for x in summaries.sort_by_urgency(model) if name in x.pools]):
+            self.console.open_nodes(found[0].id, pool=name)
+        else:
+            self.console.show_message("open: no rollout has this row; l shows it in full")
 
-    def update_body(self) -> None:
+    def build_items(self) -> Iterator[Item]:
         locks = self.console.model.locks
-        items = [note_row("loading")] if locks is None else list(self._lock_items(locks))
-        wanted = self.filter_text.lower()
-        if wanted:
-            items = [each for each in items if not each[0] or wanted in lines.line_text(each[1](200)).lower()]
-        self.body.set_rows(item_rows(items))
+        if locks is None:
+            yield note_row("loading")
+        else:
+            yield from self._lock_items(locks)
 
     def _lock_items(self, locks: wire_fleet.Locks) -> Iterator[Item]:
         now = self.console.now()

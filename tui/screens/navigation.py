@@ -35,8 +35,17 @@ class NavigationApp(App[None]):
     """An app that opens pages on a stack whose bottom is the fleet."""
 
     def do_back(self) -> None:
+        """Return to the page before; on a filtered page, first to all of its rows."""
+        if isinstance(self.screen, Page) and self.screen.filter_text:
+            self.screen.set_filter("")
+        elif len(self.screen_stack) > 1:
+            self.pop_screen()
+
+    def do_leave(self) -> None:
         if len(self.screen_stack) > 1:
             self.pop_screen()
+        else:
+            self.exit()
 
     def do_fleet(self) -> None:
         while len(self.screen_stack) > 1:

@@ -275,8 +275,8 @@ class NodePage(TwoPanes, RolloutScreen):
             log.action_jump(-1)
 
     def _shown_log_lines(self) -> list[dict[str, Any]]:
-        wanted = self.filter_text.lower()
-        return [each for each in self.log_lines if not wanted or wanted in each["text"].lower()]
+        wanted = self.filter_text
+        return [each for each in self.log_lines if not wanted or formatting.matches(each["text"], wanted)]
 
     @property
     def _log_status(self) -> str:
@@ -284,8 +284,7 @@ class NodePage(TwoPanes, RolloutScreen):
 
     def _render_log_head(self, width: int) -> Sequence[Line]:
         which = f"attempt {self.attempt}" if self.attempt is not None else "latest attempt"
-        words = f", containing “{self.filter_text}”" if self.filter_text else ""
-        return [heading("LOG", f"{which}{words}  {self._log_status}")[1](width)]
+        return [heading("LOG", f"{which}  {self._log_status}")[1](width)]
 
     def _empty_log_text(self) -> str:
         if self.log_lines:

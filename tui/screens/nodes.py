@@ -79,8 +79,8 @@ class NodesPage(RolloutScreen):
             nodes = rollout.pools[self.pool].nodes
         if self.reason:
             nodes = [each for each in nodes if self._waits_for_reason(each)]
-        words = self.filter_text.lower().split()
-        nodes = [each for each in nodes if all(word in _search_text(each) for word in words)]
+        if self.filter_text:
+            nodes = [each for each in nodes if formatting.matches(_search_text(each), self.filter_text)]
         return sorted(nodes, key=SORT_KEYS[self.node_order])
 
     def _waits_for_reason(self, node: NodeState) -> bool:
@@ -95,15 +95,14 @@ class NodesPage(RolloutScreen):
         groups = self.console.node_summary(rollout).waiting_groups
         text = next((group.text for group in groups if group.key == self.reason), "none any more")
         reason = f" that wait: {text}" if self.reason else ""
-        words = f", containing “{self.filter_text}”" if self.filter_text else ""
         found = formatting.pluralize(len(rows) if rows is not None else 0, "node")
-        return [[(f" {found}{pool}{reason}{words}, {self.node_order}", "head")]]
+        return [[(f" {found}{pool}{reason}, {self.node_order}", "head")]]
 
 
 def _search_text(node: NodeState) -> str:
     # Without the reason: it may name other nodes.
     pools = " ".join(node.pools)
-    return f"{node.node} {node.team} {node.phase} {node.outcome} {node.wave} {pools}".lower()
+    return f"{node.node} {node.team} {node.phase} {node.outcome} {node.wave} {pools}"
 
 
 def _node_line(node: NodeState, width: int, *, now: float, name_width: int) -> Line:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, cast
 
 from textual.app import ComposeResult
@@ -91,12 +92,37 @@ def note_row(text: str) -> Item:
     return "", static_line([(f"  {text}", "dim")])
 
 
-def heading(text: str, note: str = "") -> Item:
-    def draw(width: int) -> Line:
-        line: Line = [(f" {text} ", "head"), (f"{note} " if note else "", "dim")]
+@dataclass(frozen=True, slots=True)
+class _Heading:
+    """Draws the line above a section."""
+
+    text: str
+    note: str
+
+    def __call__(self, width: int) -> Line:
+        line: Line = [(f" {self.text} ", "head"), (f"{self.note} " if self.note else "", "dim")]
         return [*line, ("─" * max(0, width - line_width(line)), "faint")]
 
-    return "", draw
+
+def heading(text: str, note: str = "") -> Item:
+    return "", _Heading(text, note)
+
+
+def filter_items(items: Iterable[Item], wanted: str) -> list[Item]:
+    """Return the headings, and the rows that match together with the rows below them that have no key."""
+    blocks: list[list[Item]] = []
+    for item in items:
+        key, draw = item
+        if key or isinstance(draw, _Heading) or not blocks or isinstance(blocks[-1][-1][1], _Heading):
+            blocks.append([item])
+        else:
+            blocks[-1].append(item)
+    return [item for block in blocks if _block_matches(block, wanted) for item in block]
+
+
+def _block_matches(block: Sequence[Item], wanted: str) -> bool:
+    text = " ".join(line_text(draw(UNCUT_WIDTH)) for _, draw in block) if block[0][0] else ""
+    return not block[0][0] or formatting.matches(text, wanted)
 
 
 class Page(BlankWidget, Screen[None]):
@@ -115,7 +141,8 @@ class Page(BlankWidget, Screen[None]):
     screen_name = ""
     initial_focus = "VirtualList"
     """A selector."""
-    filter_label = ""
+    filter_label = "show rows that contain"
+    """Empty on a page without a filter."""
     _is_laid_out = False
 
     def __init__(self) -> None:
@@ -144,7 +171,8 @@ class Page(BlankWidget, Screen[None]):
         yield from ()
 
     def update_body(self) -> None:
-        self.body.set_rows(item_rows(self.build_items()))
+        items = self.build_items()
+        self.body.set_rows(item_rows(filter_items(items, self.filter_text) if self.filter_text else items))
 
     def selection(self) -> Selection:
         """Return what the next operation applies to."""
@@ -162,9 +190,13 @@ class Page(BlankWidget, Screen[None]):
         return "full line", "\n".join(part.strip() for part in _COLUMN_GAP.split(text) if part.strip())
 
     def do_find(self) -> None:
-        self.console.prompt_text(self.filter_label, self.filter_text, self._set_filter)
+        if self.filter_label:
+            prompt = f"{self.filter_label} (! excludes)"
+            self.console.prompt_text(prompt, self.filter_text, self.set_filter, is_live=True)
+        else:
+            self.console.show_message("find: this page has no filter")
 
-    def _set_filter(self, text: str) -> None:
+    def set_filter(self, text: str) -> None:
         self.filter_text = text
         self.update_view()
 
@@ -210,14 +242,18 @@ class Page(BlankWidget, Screen[None]):
         my_gates = sum(each.needs_my_vote for each in pending)
         crumbs, status = self.breadcrumb(), self.console.status_line(width)
         badge: Line = [(f" {my_gates} for you ", "mine")] if my_gates else []
-        if crumbs and width < NARROW_WIDTH:
-            return [justify([(" fleet ", "tab"), (f" {crumbs} ", "bold"), *badge], status, width)]
-        current = "fleet" if self.screen_name in ("rollout", "nodes", "node") else self.screen_name
+        current = self.screen_name if self.screen_name in TABS else "fleet"
+        # A filter hides rows: it must be visible on every page.
+        filtered: Line = [(f" /{sanitize(self.filter_text)} ", "tab")] if self.filter_text else []
+        if (crumbs or filtered) and width < NARROW_WIDTH:
+            return [
+                justify([(f" {current} ", "tab"), (f" {crumbs} ", "bold"), *filtered, *badge], status, width)
+            ]
         line: Line = []
         for number, name in enumerate(TABS, start=1):
             line.append((f" {number} {name} ", "tab" if name == current else "dim"))
             line += badge if name == "gates" else []
-        return [justify([*line, (f"  {crumbs}" if crumbs else "", "bold")], status, width)]
+        return [justify([*line, (f"  {crumbs} " if crumbs else "", "bold"), *filtered], status, width)]
 
     def _render_alerts(self, width: int) -> Sequence[Line]:
         lines = self.console.alerts(width)
@@ -232,7 +268,9 @@ class Page(BlankWidget, Screen[None]):
             if line_width(line) + line_width(key) > width - 8:
                 break
             line += key
-        return [justify(line, [("?", "key"), (" keys ", "dim")], width)]
+        # Above the key line, where a message covers nothing: a toast would hide what the page says.
+        messages = self.console.message_lines(width)
+        return [*messages, justify(line, [("?", "key"), (" keys ", "dim")], width)]
 
     def _render_key(self, action: Action, selection: Selection) -> Line:
         operation, model = action.operation, self.console.model
@@ -244,7 +282,8 @@ class Page(BlankWidget, Screen[None]):
             and not operation.permission(model, selection).is_allowed
         ):
             return [(f"{action.key_label} {action.title} (not permitted)  ", "faint")]
-        return [(action.key_label, "key"), (f" {action.title}  ", "dim")]
+        title = "show all" if action.name == "back" and self.filter_text else action.title
+        return [(action.key_label, "key"), (f" {title}  ", "dim")]
 
 
 def _key_rank(action: Action) -> int:

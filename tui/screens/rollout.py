@@ -143,6 +143,11 @@ class RolloutPage(TwoPanes, RolloutScreen):
     def do_nodes(self) -> None:
         self.console.open_nodes(self.rollout_id)
 
+    def do_find(self) -> None:
+        """Filter on the page that lists all nodes."""
+        self.console.open_nodes(self.rollout_id)
+        self.app.call_later(self.console.action_perform, "find")
+
     def do_compare(self) -> None:
         self.console.open_comparison(self.rollout_id)
 

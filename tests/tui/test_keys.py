@@ -1,0 +1,98 @@
+"""Keys that work as in k9s, and keys that come too early or on the wrong page."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+from tests.tui.harness import (
+    run_console,
+    running_fleet,
+    screen_text,
+    start_gate_fleet,
+    wait_for_text,
+    wait_until,
+)
+
+
+async def test_filter_applies_while_typing_and_escape_removes_it(socket_dir: Path) -> None:
+    async with run_console(running_fleet(), socket_dir) as (_, pilot, _server):
+        await pilot.press("enter", "slash")
+        await wait_for_text(pilot, "▸ nodes", "12 nodes", "show nodes that contain")
+        await pilot.press(*"!done")
+        await wait_for_text(pilot, "8 nodes", "/!done")
+        await pilot.press(*" media")
+        await wait_for_text(pilot, "2 nodes", "/!done media")
+        await pilot.press("escape")
+        await wait_for_text(pilot, "12 nodes")
+        await pilot.press("slash", *"media", "enter")
+        await wait_for_text(pilot, "3 nodes", "esc show all")
+        await pilot.press("escape")
+        await wait_for_text(pilot, "12 nodes", "esc back")
+        await pilot.press("escape")
+        await wait_for_text(pilot, "IN FLIGHT 3")
+
+
+async def test_every_list_has_a_filter(socket_dir: Path) -> None:
+    fleet = running_fleet()
+    async with run_console(fleet, socket_dir, size=(100, 40)) as (_, pilot, _server):
+        await wait_for_text(pilot, "kernel-x7k2p", "3 nodes in flight")
+        await pilot.press("slash", *"paused", "enter")
+        await wait_until(pilot, lambda: "kernel-x7k2p" not in screen_text(pilot.app))
+        await pilot.press("escape", "slash", *"flight", "enter")
+        await wait_for_text(pilot, "/flight", "kernel-x7k2p", "3 nodes in flight")
+        await pilot.press("5", "slash", *"pia", "enter")
+        text = await wait_for_text(pilot, "/pia", "payments")
+        assert "platform" not in text
+        await pilot.press("question_mark", "slash", *"canaries", "enter")
+        text = await wait_for_text(pilot, "/canaries", "compare the nodes with the canaries")
+        assert "handover" not in text
+        await pilot.press("2", "slash")
+        await wait_for_text(pilot, "find: this page has no filter")
+
+
+async def test_q_leaves_the_page_and_ctrl_c_the_console(socket_dir: Path) -> None:
+    async with run_console(running_fleet(), socket_dir) as (app, pilot, _):
+        await pilot.press("enter", "n", "q")
+        await wait_for_text(pilot, "IN FLIGHT 3")
+        await pilot.press("p")
+        await wait_for_text(pilot, "Pause kernel-x7k2p?")
+        await pilot.press("ctrl+c")
+        await wait_until(pilot, lambda: type(app.screen).__name__ == "RolloutPage")
+        assert app.is_running
+        await pilot.press("ctrl+c")
+        await wait_until(pilot, lambda: not app.is_running)
+    async with run_console(running_fleet(), socket_dir) as (app, pilot, _):
+        await pilot.press("q")
+        await wait_until(pilot, lambda: not app.is_running)
+
+
+async def test_key_without_effect_says_where_it_works(socket_dir: Path) -> None:
+    async with run_console(running_fleet(), socket_dir, size=(100, 30)) as (_, pilot, _server):
+        await wait_for_text(pilot, "kernel-x7k2p")
+        await pilot.press("o")
+        await wait_for_text(pilot, "sort: not on this page; it works on nodes, rollout")
+        await pilot.press("3")
+        await wait_for_text(pilot, "SLOTS TAKEN in 3 of 4 pools", "team/platform")
+        await pilot.press("end", "enter")
+        await wait_for_text(pilot, "▸ team/platform", "3 nodes of pool team/platform")
+
+
+async def test_keys_typed_before_the_review_has_come_are_the_reason(socket_dir: Path) -> None:
+    fleet, released = start_gate_fleet(), threading.Event()
+
+    def wait_before_review(path: str) -> None:
+        if path.endswith("/review"):
+            assert released.wait(20)
+
+    async with run_console(fleet, socket_dir) as (_, pilot, server):
+        server.before_read = wait_before_review
+        await wait_for_text(pilot, "1 for you")
+        await pilot.press("a", *"pods are fine", "enter")
+        await wait_for_text(pilot, "Approve start?", "pods are fine", "press Enter again then")
+        assert not fleet.requests
+        released.set()
+        await wait_for_text(pilot, "Your approval gives")
+        await pilot.press("enter")
+        await wait_until(pilot, lambda: bool(fleet.requests))
+    assert fleet.requests[0][2]["reason"] == "pods are fine"
