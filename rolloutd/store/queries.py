@@ -17,7 +17,7 @@ from machines.model.limits import TeamRules
 from machines.model.node import Node
 from machines.model.plan import Digest, Plan
 from machines.model.preparation import Preparation
-from machines.model.rollout import Hold, Rollout, Target, Verdict
+from machines.model.rollout import Failure, GateOpening, Hold, Rollout, Target, Verdict, Vote
 from machines.model.rows import (
     ConfigurationDocument,
     PreparationSnapshot,
@@ -45,6 +45,9 @@ from rolloutd.store.schema import decode_interruption
 
 PlanCompiler = Callable[[Mapping[str, Any]], Plan]
 """Makes a plan from its canonical content."""
+
+# with_part() copies the collection for each row, so thousands of failures would take a second.
+_COLLECTIONS = {Vote: "votes", GateOpening: "opened", Failure: "failures"}
 
 MAX_AUDIT_ROWS = 10_000
 """Limit of one audit read, so that no client makes the daemon load the whole audit into memory."""
@@ -300,7 +303,11 @@ def _decode_rollout(connection: Connection, row: Sequence[Any], compile_plan: Pl
     assert changed is not None, "it is of the same row"
     rollout = with_part(rollout, changed)
     for kind in get_args(RolloutAddition):
-        for part in rows.load(kind, "rollout = ? ORDER BY rowid", id_):
+        parts = rows.load(kind, "rollout = ? ORDER BY rowid", id_)
+        if kind in _COLLECTIONS:
+            rollout = replace(rollout, **{_COLLECTIONS[kind]: parts})
+            continue
+        for part in parts:
             rollout = with_part(rollout, part)
     return rollout
 
