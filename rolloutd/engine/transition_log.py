@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from rolloutd.event_text import describe_event
@@ -23,21 +23,44 @@ MAX_TEXT_CHARS = 500
 AUDIT_ONLY = frozenset({"StepRecorded", "ChangeNeeded", "DeadlineExtended", "DriftRecorded", "TargetChanged"})
 """Events of single nodes that are too frequent for the log; the audit has them."""
 
+_LISTS = {
+    "RolloutOpened": "targets",
+    "TargetsJoined": "targets",
+    "NodesDiscovered": "nodes",
+    "NodesRemoved": "names",
+}
+"""The field with the nodes of an event that may have several entries."""
+
 WITHOUT_ACTOR = frozenset({"PhaseMoved", "NodesDiscovered"})
 """Events whose sentence has a subject of its own; of a transition it names the person."""
 
 
 def log_entries(entries: Iterable[AuditEntry]) -> None:
+    """Log the entries of one commit."""
     if not log.isEnabledFor(logging.INFO):
         return
-    for each in entries:
-        entry = json.loads(each.text)
+    for entry in _join_parts(json.loads(each.text) for each in entries):
         if _is_logged(entry):
             cause = entry["cause"][:MAX_TEXT_CHARS]
             level = logging.WARNING if _is_warning(entry) else logging.INFO
             log.log(
                 level, "%s [%s]", _describe(entry)[:MAX_TEXT_CHARS], cause, extra=_log_fields(entry, cause)
             )
+
+
+def _join_parts(entries: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield the entries, with all parts of a large event as one: the audit has 500 nodes in each."""
+    last: dict[str, Any] | None = None
+    for entry in entries:
+        key = _LISTS.get(entry["event"])
+        if last is not None:
+            if key and (entry["event"], entry["rollout"]) == (last["event"], last["rollout"]):
+                last["fields"][key] += entry["fields"][key]
+                continue
+            yield last
+        last = entry
+    if last is not None:
+        yield last
 
 
 def _is_logged(entry: Mapping[str, Any]) -> bool:

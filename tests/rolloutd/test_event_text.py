@@ -14,11 +14,13 @@ from machines.model.events import (
     NodesRemoved,
     PhaseMoved,
     PreparationRecorded,
+    RolloutOpened,
     RunOutputPruned,
 )
 from machines.model.node import Node
+from machines.model.plan import Digest
 from machines.model.preparation import Preparation, PreparationState
-from machines.model.rollout import DAEMON, Actor, ActorKind
+from machines.model.rollout import DAEMON, Actor, ActorKind, Target
 from machines.model.windows import Freeze
 from machines.states import Phase, Trigger
 from rolloutd import event_text
@@ -64,6 +66,18 @@ def test_log_line_is_the_sentence_of_the_audit(
     event: Event, actor: Actor, line: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert logged_lines(caplog, event, actor) == [("INFO", f"{line} [test]")]
+
+
+def test_large_event_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    names = tuple(f"n{number}" for number in range(1001))
+    targets = tuple(Target("r", name, None, (), "fleet", 0) for name in names)
+    digest = Digest("c", "s", "p", "whole")
+    submitted = RolloutOpened("r", "somaxconn", {}, {}, digest, "", ANA, 0.0, targets)
+    logged_lines(caplog, submitted, ANA)
+    assert logged_lines(caplog, NodesRemoved(names)) == [
+        ("INFO", "r: ana submitted somaxconn, 1001 targets [test]"),
+        ("INFO", "the inventory no longer has n0, n1, n2 and 998 more [test]"),
+    ]
 
 
 def test_log_leaves_steps_to_the_audit(caplog: pytest.LogCaptureFixture) -> None:
