@@ -46,9 +46,6 @@ from rolloutd.store.schema import decode_interruption
 PlanCompiler = Callable[[Mapping[str, Any]], Plan]
 """Makes a plan from its canonical content."""
 
-# with_part() copies the collection for each row, so thousands of failures would take a second.
-_COLLECTIONS = {Vote: "votes", GateOpening: "opened", Failure: "failures"}
-
 MAX_AUDIT_ROWS = 10_000
 """Limit of one audit read, so that no client makes the daemon load the whole audit into memory."""
 
@@ -287,6 +284,7 @@ def _load_rollouts(
 
 def _decode_rollout(connection: Connection, row: Sequence[Any], compile_plan: PlanCompiler) -> Rollout:
     id_, content, *digest, by, at, approved, supersedes, source, overrides = row
+    rows, where = StoredRows(connection), "rollout = ? ORDER BY rowid"
     rollout = Rollout(
         id=id_,
         plan=_compile_stored_plan(id_, content, compile_plan),
@@ -297,17 +295,16 @@ def _decode_rollout(connection: Connection, row: Sequence[Any], compile_plan: Pl
         supersedes=supersedes,
         source=json.loads(source),
         overrides=tuple(json.loads(overrides)),
+        # All at once: with_part() copies the collection for each row, which takes a second for thousands.
+        votes=rows.load(Vote, where, id_),
+        opened=rows.load(GateOpening, where, id_),
+        failures=rows.load(Failure, where, id_),
     )
-    rows = StoredRows(connection)
     changed = rows.get(RolloutRow, id_)
     assert changed is not None, "it is of the same row"
     rollout = with_part(rollout, changed)
-    for kind in get_args(RolloutAddition):
-        parts = rows.load(kind, "rollout = ? ORDER BY rowid", id_)
-        if kind in _COLLECTIONS:
-            rollout = replace(rollout, **{_COLLECTIONS[kind]: parts})
-            continue
-        for part in parts:
+    for kind in set(get_args(RolloutAddition)) - {Vote, GateOpening, Failure}:
+        for part in rows.load(kind, where, id_):
             rollout = with_part(rollout, part)
     return rollout
 
