@@ -34,7 +34,7 @@ MAX_HOLDS = 10_000
 """Holds at once: one for every node of the largest fleet."""
 
 MAX_FREEZES = 1_000
-"""Freezes at once; every decision evaluates all of them."""
+"""Freezes at once, because every decision evaluates all of them; members of teams cannot exceed it."""
 
 
 class SlotStateUnknown(Refused):
@@ -111,9 +111,11 @@ def freeze(
     state: State, who: Principal, scope: str, reason: str, until: float | None, freeze_id: str
 ) -> Events:
     """Block all starts in a scope; `freeze_id` is the new freeze's id."""
+    _require_known_scope(state, scope)
     _require_scope_access(state, who, scope, "freeze")
     _require_future(state, until)
-    if len(state.index.freezes) >= MAX_FREEZES:
+    # An admin's freeze may be an emergency, and a team could have used up the maximum with its own.
+    if len(state.index.freezes) >= MAX_FREEZES and not who.admin:
         raise Refused("too-many-freezes", f"freezes: the maximum of {MAX_FREEZES} is reached; lift some")
     return (FreezeStarted(Freeze(freeze_id, scope, reason, who.user, state.now(), until)),)
 
@@ -121,6 +123,9 @@ def freeze(
 def unfreeze(state: State, who: Principal, scope: str, reason: str = "") -> Events:
     """Lift every freeze of exactly this scope, or the one with this id; none is not an error."""
     freezes = [each for each in state.index.freezes if scope in (each.scope, each.id)]
+    # A freeze outlives its scope: a node leaves the inventory, a team the settings.  It must still be lifted.
+    if not freezes:
+        _require_known_scope(state, scope)
     for each in {one.scope for one in freezes} or {scope}:
         _require_scope_access(state, who, each, "lift the freeze of")
     return tuple(FreezeLifted(each.id, who.actor, state.now(), each.scope, reason) for each in freezes)
@@ -181,7 +186,7 @@ def _require_hold_owner(who: Principal, hold: Hold, verb: str) -> None:
         )
 
 
-def _require_scope_access(state: State, who: Principal, scope: str, verb: str) -> None:
+def _require_known_scope(state: State, scope: str) -> None:
     key, _, value = scope.partition("/")
     known = (
         scope == "all"
@@ -196,6 +201,10 @@ def _require_scope_access(state: State, who: Principal, scope: str, verb: str) -
             scope, ["all", *scopes], "use all, team/NAME, node/NAME or a pool (rolloutctl locks)"
         )
         raise NotFound(f"{scope}: no such scope; {action}")
+
+
+def _require_scope_access(state: State, who: Principal, scope: str, verb: str) -> None:
+    key, _, value = scope.partition("/")
     team = value if key == "team" else None
     if key == "node" and value in state.index.nodes:
         team = state.index.nodes[value].team

@@ -7,6 +7,7 @@ length, and text for terminals holds no control characters.
 from __future__ import annotations
 
 import unicodedata
+from datetime import UTC, datetime
 from typing import Annotated, Literal, Self
 
 from pydantic import (
@@ -73,6 +74,20 @@ Names = Annotated[list[Name], Field(max_length=MAX_NODES_NAMED)]
 # Above 2**53 not every JSON reader has exact numbers.
 Count = Annotated[int, Field(ge=0, le=2**53)]
 PageSize = Annotated[int, Field(ge=1, le=MAX_PAGE_SIZE)]
+
+
+def _require_representable(instant: datetime) -> datetime:
+    """Refuse an instant that an offset moves out of the years 1 to 9999: no answer could show it."""
+    # A day of margin: what is computed from it must have a text too.
+    if not _FIRST_INSTANT < instant < _LAST_INSTANT:
+        raise ValueError("is not between the years 1 and 9999 in UTC")
+    return instant
+
+
+_FIRST_INSTANT = datetime(1, 1, 2, tzinfo=UTC)
+_LAST_INSTANT = datetime(9999, 12, 30, tzinfo=UTC)
+
+Instant = Annotated[AwareDatetime, AfterValidator(_require_representable)]
 
 
 class RequestBody(BaseModel):
@@ -206,7 +221,7 @@ class CastVote(WithdrawVote):
     shown: Names | None = None
     nodes: Names = Field(default_factory=list)
     more: Annotated[int, Field(ge=0, le=MAX_NODES_NAMED)] = 0
-    until: AwareDatetime | None = None
+    until: Instant | None = None
 
 
 class SkipNode(ReasonBody):
@@ -224,14 +239,14 @@ class ReleaseHold(RequestBody):
 class TakeHold(ReleaseHold, ReasonBody):
     """Take a node's slots; (source, id) is the hold's owner, by default the person."""
 
-    until: AwareDatetime | None = None
+    until: Instant | None = None
 
 
 class StartFreeze(ReasonBody):
     """Start no node in `scope`: `all`, `team/NAME`, `node/NAME` or a pool."""
 
     scope: Name = "all"
-    until: AwareDatetime | None = None
+    until: Instant | None = None
 
 
 class LiftFreeze(RequestBody):
@@ -311,7 +326,7 @@ class LogQuery(QueryParams):
 class HandoverQuery(QueryParams):
     """What happened from `since` on."""
 
-    since: AwareDatetime
+    since: Instant
 
 
 class AuditQuery(QueryParams):

@@ -56,6 +56,9 @@ MAX_REQUESTS = 256
 MAX_HEAVY = 4
 """Verifications of the audit at once; one occupies a core for some seconds per 100,000 entries."""
 
+MAX_DENIAL_CHARS = 500
+"""Characters of a denied call, and of its reason, in the audit, which keeps them for ever."""
+
 BODY_TIMEOUT_S = 60.0
 """How long a client on this machine may take to send its body."""
 
@@ -232,8 +235,12 @@ class ControlServer:
             return await _read_limited(request, MAX_UPLOAD_BYTES)
 
     async def _record_denial(self, identity: Identity, call: str, reason: str) -> None:
-        text = call.encode("utf-8", "replace").decode()[:500]
-        event = self._denial_log.record(identity.actor, text, reason, self._services.state.now())
+        # A path may hold line breaks and escape sequences, and logs and terminals show these texts.
+        text, why = (
+            "".join(each if each.isprintable() else "?" for each in raw[:MAX_DENIAL_CHARS])
+            for raw in (call, reason)
+        )
+        event = self._denial_log.record(identity.actor, text, why, self._services.state.now())
         if event is not None:
             # The denial holds even if the audit cannot be written.
             with contextlib.suppress(StoreFailed):

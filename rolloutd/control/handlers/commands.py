@@ -141,7 +141,7 @@ async def roll_back(services: Services, request: Request[requests.RollBack]) -> 
     body = request.input
     state, who = services.state, request.identity
     resolved = await resolve_rollout(state, request.path_params["r"])
-    targets = [resolved.target(node) for node in body.nodes]
+    targets = [resolved.target(node) for node in dict.fromkeys(body.nodes)]
     async with state.exclusive_commit(who.actor) as commit:
         await ensure_loaded(state, resolved.rollout.id)
         rollout = current_rollout(state, resolved)

@@ -18,6 +18,7 @@ from machines.model.rollout import Failure, NodeOrder
 from machines.scheduler.decide import explain_node
 from machines.states import Outcome, Phase, Trigger
 from machines.workflow.phase_transitions import transition
+from rolloutd.commands import holds_and_freezes
 from rolloutd.control.client import ApiError
 from rolloutd.engine.state import InvariantViolation, StepProgress
 from rolloutd.reason_text import describe_remedy, lifted_by
@@ -647,6 +648,46 @@ async def test_freezes_have_scopes_and_owners(tmp_path: Path) -> None:
             "lifted": 1
         }
         assert await inside.request("adam", "delete", "/v1/freezes") == {"lifted": 0}
+
+
+async def test_freeze_of_vanished_scope_can_be_lifted(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        for scope in ("node/p1", "team/payments"):
+            await inside.request("paul", "post", "/v1/freezes", REASON | {"scope": scope})
+        await inside.commit(NodesRemoved(("p1",)))
+        teams = {name: team for name, team in inside.state.settings.teams.items() if name != "payments"}
+        inside.state.settings = inside.state.settings.model_copy(update={"teams": teams})
+        lifted = inside.request("olga", "delete", "/v1/freezes", {"scope": "node/p1"})
+        assert await assert_refused(lifted) == (403, "not-allowed")
+        for scope in ("node/p1", "team/payments"):
+            assert await inside.request("adam", "delete", "/v1/freezes", {"scope": scope}) == {"lifted": 1}
+        gone = inside.request("adam", "delete", "/v1/freezes", {"scope": "node/p1"})
+        assert await assert_refused(gone) == (404, "not-found")
+
+
+async def test_admin_can_freeze_all_though_team_used_up_freezes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(holds_and_freezes, "MAX_FREEZES", 1)
+    async with control_environment(tmp_path) as inside:
+        own = REASON | {"scope": "team/payments"}
+        await inside.request("paul", "post", "/v1/freezes", own)
+        more = inside.request("paul", "post", "/v1/freezes", own)
+        assert await assert_refused(more) == (409, "too-many-freezes")
+        assert (await inside.request("adam", "post", "/v1/freezes", REASON))["scope"] == "all"
+
+
+@pytest.mark.parametrize("until", ["9999-12-31T23:59:59-14:00", "0001-01-01T00:00:00+14:00"])
+async def test_instant_outside_of_calendar_is_refused(tmp_path: Path, until: str) -> None:
+    """One that is stored would make every answer that shows it fail, and the daemon's status too."""
+    async with control_environment(tmp_path) as inside:
+        hold, freeze = {"node": "p1", "until": until, **REASON}, {"until": until, **REASON}
+        for asked in (
+            inside.request("paul", "put", "/v1/holds", hold),
+            inside.request("adam", "post", "/v1/freezes", freeze),
+            inside.request("nora", "get", f"/v1/handover?since={until.replace('+', '%2B')}"),
+        ):
+            assert await assert_refused(asked) == (400, "wrong-request")
 
 
 # -- plans --------------------------------------------------------------------

@@ -188,6 +188,16 @@ async def test_a_refused_call_is_audited_once_a_minute(tmp_path: Path) -> None:
         assert fields["call"] == f"POST /v1/rollouts/{rollout}/votes"
 
 
+async def test_audited_refusal_has_no_control_characters(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        with pytest.raises(ApiError):
+            await inside.request("nora", "put", "/v1/teams/x%0Aforged%1B[2J", {"reason": "r"})
+        told = (await inside.request("nora", "get", "/v1/audit?kind=RequestDenied"))["entries"]
+        fields = told[0]["entry"]["fields"]
+        assert fields["call"] == "PUT /v1/teams/x?forged?[2J"
+        assert "set the rules of x?forged?[2J" in fields["why"]
+
+
 def test_many_different_refusals_are_merged_too() -> None:
     refusals, who = DenialLog(), ACCOUNTS["nora"]
     actor = identify(who, {}, ()).actor
