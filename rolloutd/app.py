@@ -24,7 +24,6 @@ from rolloutd.adapters.sources.signatures import TrustedKeys
 from rolloutd.adapters.sources.tree_store import TreeStore
 from rolloutd.adapters.ssh.checkpoints import SshCheckpoints
 from rolloutd.adapters.ssh.node_files import SshNodeFiles
-from rolloutd.adapters.ssh.node_guard import SshNodeGuard
 from rolloutd.adapters.ssh.shell import SshShell
 from rolloutd.adapters.ssh.snapshot import SshSnapshots
 from rolloutd.adapters.ssh.stager import SshStager, UrlStager
@@ -45,6 +44,7 @@ from rolloutd.errors import RolloutdError
 from rolloutd.plugin import (
     ANCHORS,
     CHECKS,
+    GUARDS,
     INVENTORIES,
     ISOLATORS,
     OBSERVERS,
@@ -172,7 +172,7 @@ async def _run_services(
         AdapterRegistry(CHECKS, kit),
         _make_source_lookup(state, sources),
         AdapterRegistry(PROBES, kit),
-        SshNodeGuard(shell, clock, settings.ssh.guard_dir),
+        AdapterRegistry(GUARDS, kit),
         PreparationAdapters(stagers, SshSnapshots(shell), checkpoints, sources.tree_path),
     )
     inventories = list(_make_inventories(kit, settings))

@@ -35,6 +35,7 @@ from machines.model.preparation import (
 )
 from machines.model.selector import parse_selector
 from machines.model.windows import Window
+from rolloutd.planfile.change import DEFAULT_GUARD
 from rolloutd.planfile.model import WindowSpec
 from rolloutd.plugin import CHECKS, ISOLATORS, PROBES, installed_adapters
 from rolloutd.ports import SourceRules
@@ -233,9 +234,10 @@ def _compile_guard(guard: Mapping[str, JSON] | None) -> Guard | None:
         return None
     after_s = float(guard["after"])
     confirm = compile_steps(CHECKS, guard["confirm"] or (_DEFAULT_CONFIRMATION,), "confirm")
-    params = {key: guard[key] for key in ("paths", "commands", "after", "across_reboot")}
+    params = {key: value for key, value in guard.items() if key not in ("kind", "confirm")}
+    kind, timeout_s = guard.get("kind", DEFAULT_GUARD), float(guard.get("timeout", GUARD_TIMEOUT_S))
     return Guard(
-        step=StepDef(GUARD_STEP, GUARD_STEP, params, timeout_s=GUARD_TIMEOUT_S),
+        step=StepDef(GUARD_STEP, kind, params, timeout_s=timeout_s),
         after_s=after_s,
         confirm=tuple(
             replace(

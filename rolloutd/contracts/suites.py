@@ -7,7 +7,7 @@ or inspects.  The in-memory fakes and the real adapters pass the same suites.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -17,17 +17,20 @@ import pytest
 
 from machines.model.node import NodeHealth, Observation
 from rolloutd.contracts.harness import STEP_TIMEOUT_S, scenario, step_context
-from rolloutd.errors import SourceFailed
+from rolloutd.errors import AdapterFailed, NodeUnreachable, SourceFailed
 from rolloutd.plugin import Capability, Registration
 from rolloutd.ports import (
     Busy,
     Check,
     Clock,
     Failed,
+    GuardReport,
+    GuardState,
     Host,
     Inventory,
     IsolationStatus,
     Isolator,
+    NodeGuard,
     Observer,
     Ok,
     StepContext,
@@ -40,6 +43,9 @@ from rolloutd.ports import (
 
 MANY_NODES = 200
 """More nodes than an observer may have connections at once."""
+
+ORDER, NEWER_ORDER = "1.7 database 1800000000", "1.8 database 1800000001"
+"""Fencing tokens of one database."""
 
 BackendT = TypeVar("BackendT")
 
@@ -343,3 +349,118 @@ class WatchContract(_Contract[WatchBackend]):
             with suppress(asyncio.CancelledError):
                 await task
         assert task.cancelled()
+
+
+class NodeGuardBackend(Protocol):
+    """A guard, its parameters without `after`, and a node that it guards."""
+
+    guard: NodeGuard
+    host: Host
+    params: Mapping[str, Any]
+    clock: Clock
+
+    async def change_node(self) -> None:
+        """Change what the guard restores, as a playbook would."""
+
+    async def state(self) -> object:
+        """Return what the guard restores, as the node has it now."""
+
+    async def cut_off(self) -> None:
+        """Make the node unreachable until the backend is closed."""
+
+    async def let_time_pass(self) -> None:
+        """Let a moment of the node's time pass."""
+
+
+class NodeGuardContract(_Contract[NodeGuardBackend]):
+    """The contract of ports.NodeGuard."""
+
+    after_s = 2
+    """Shortest silence that the guard can count; one test waits for it."""
+
+    def _context(self, backend: NodeGuardBackend, *, after_s: int = 600, attempt: int = 1) -> StepContext:
+        params = {**backend.params, "after": after_s}
+        return replace(step_context(backend.host, params, backend.clock), attempt=attempt)
+
+    async def _arm_and_change(self, backend: NodeGuardBackend, ctx: StepContext) -> tuple[object, object]:
+        """Change the node under an armed guard; return its states before and after the change."""
+        before = await backend.state()
+        assert (await backend.guard.arm(ctx, order=ORDER)).state is GuardState.ARMED
+        await backend.change_node()
+        after = await backend.state()
+        assert before != after
+        return before, after
+
+    @scenario
+    async def test_silence_restores(self, backend: NodeGuardBackend) -> None:
+        ctx = self._context(backend, after_s=self.after_s)
+        before, _ = await self._arm_and_change(backend, ctx)
+        async with asyncio.timeout(self.after_s + STEP_TIMEOUT_S):
+            while (report := await backend.guard.inspect(ctx)).state is not GuardState.RESTORED:
+                await backend.let_time_pass()
+        assert (report.by, report.problems) == ("timer", ())
+        assert report.restored
+        assert await backend.state() == before
+        assert await backend.guard.disarm(ctx) == report
+
+    @scenario
+    async def test_disarmed_guard_keeps_change(self, backend: NodeGuardBackend) -> None:
+        guard, ctx = backend.guard, self._context(backend)
+        _, after = await self._arm_and_change(backend, ctx)
+        for operation in (guard.disarm, guard.disarm, guard.restore):
+            assert (await operation(ctx)).state is GuardState.CONFIRMED
+        assert await backend.state() == after
+
+    @scenario
+    async def test_restore_by_daemon_can_be_repeated(self, backend: NodeGuardBackend) -> None:
+        ctx = self._context(backend)
+        before, _ = await self._arm_and_change(backend, ctx)
+        report = await backend.guard.restore(ctx)
+        assert (report.state, report.by) == (GuardState.RESTORED, "daemon")
+        assert await backend.state() == before
+        assert await backend.guard.restore(ctx) == report
+        await backend.change_node()  # a run that continued without the daemon
+        assert (await backend.guard.restore(ctx)).restored == report.restored
+        assert await backend.state() == before
+
+    @scenario
+    async def test_second_arm_finds_first(self, backend: NodeGuardBackend) -> None:
+        ctx = self._context(backend)
+        before, _ = await self._arm_and_change(backend, ctx)
+        assert (await backend.guard.arm(ctx, order=NEWER_ORDER)).state is GuardState.ARMED
+        assert (await backend.guard.renew(ctx)).state is GuardState.ARMED
+        await backend.guard.restore(ctx)
+        assert await backend.state() == before
+        assert (await backend.guard.arm(ctx, order=NEWER_ORDER)).state is GuardState.RESTORED
+
+    @scenario
+    async def test_newer_guard_ends_older_one(self, backend: NodeGuardBackend) -> None:
+        ctx, newer = self._context(backend), self._context(backend, attempt=2)
+        before, after = await self._arm_and_change(backend, ctx)
+        assert (await backend.guard.arm(newer, order=NEWER_ORDER)).state is GuardState.ARMED
+        assert await backend.state() == before
+        await backend.change_node()
+        with pytest.raises(AdapterFailed):
+            await backend.guard.arm(ctx, order=ORDER)
+        assert (await backend.guard.restore(ctx)).state is GuardState.NONE
+        assert await backend.state() == after
+
+    @scenario
+    async def test_node_without_guard_reports_none(self, backend: NodeGuardBackend) -> None:
+        ctx = self._context(backend)
+        for operation in self._questions(backend):
+            assert (await operation(ctx)).state is GuardState.NONE
+
+    @scenario
+    async def test_silent_node_is_unreachable(self, backend: NodeGuardBackend) -> None:
+        ctx = self._context(backend)
+        await backend.cut_off()
+        for operation in self._questions(backend):
+            with pytest.raises(NodeUnreachable):
+                await operation(ctx)
+
+    def _questions(
+        self, backend: NodeGuardBackend
+    ) -> Sequence[Callable[[StepContext], Awaitable[GuardReport]]]:
+        guard = backend.guard
+        return guard.renew, guard.disarm, guard.restore, guard.inspect

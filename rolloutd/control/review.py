@@ -176,7 +176,10 @@ def _checks(resolved: ResolvedRollout, content: Mapping[str, Any]) -> Iterator[s
 
 DURATION_KEYS = frozenset(
     {
+        "after",
+        "every",
         "soak",
+        "start",
         "probation",
         "timeout",
         "expected",
@@ -227,7 +230,9 @@ def format_value(path: str, value: Any) -> str:
     """Return the value at a path of a plan in one line."""
     if isinstance(value, bool):
         return "true" if value else "false"
-    is_duration = isinstance(value, int | float) and path.rpartition(".")[2] in DURATION_KEYS
+    # A variable may have the name of a key.
+    is_duration = path.rpartition(".")[2] in DURATION_KEYS and ".vars." not in path
+    is_duration = is_duration and isinstance(value, int | float)
     return format_duration(value) if is_duration else str(value)
 
 

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, Union
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import (
+    Field,
+    WrapValidator,
+    field_validator,
+    model_validator,
+)
 
 from machines.model.timefmt import format_duration
-from rolloutd.planfile.steps import MAX_STEPS, VerifyStep
-from rolloutd.plugin import ABSENT, Params, duration_field, field_types
+from rolloutd.planfile.document import truncate
+from rolloutd.planfile.steps import MAX_STEPS, VerifyStep, params_model, usable_adapters
+from rolloutd.plugin import ABSENT, GUARDS, Params, Registration, duration_field, field_types
 from rolloutd.plugin.field_types import InvalidValue, Playbook, PositiveDuration, raise_invalid
 
 DEFAULT_EXPECTED_S = 900
+
+DEFAULT_GUARD = "ssh"
+"""The kind of a guard that names none."""
+
 _RUN_ONCE_KEYS = ("in_service", "baseline", "repair")
 """Keys of checks that have no meaning in `confirm`: it runs once, on the isolated node."""
 
@@ -64,27 +74,10 @@ class Rollback(Params):
     )
 
 
-class Guard(Params):
-    """What a node undoes by itself unless the daemon confirms the change."""
+class _GuardKeys(Params):
+    """The keys of every guard besides its adapter's own."""
 
-    paths: list[field_types.NodePath] = Field(
-        min_length=1,
-        max_length=MAX_STEPS,
-        description="Files and directories that the change touches; backed up on the node, with those that "
-        "do not exist.",
-    )
-    commands: list[field_types.OneLineCommand] = Field(
-        default=[],
-        max_length=MAX_STEPS,
-        description="Shell commands that the node runs as root after it has restored the paths.",
-    )
-    after: PositiveDuration = duration_field(
-        "2m", "Silence of the daemon after which the node restores itself, counted on the node."
-    )
-    across_reboot: bool = Field(
-        default=False,
-        description="Wait for the daemon again after a reboot, by an enabled systemd unit, and then restore.",
-    )
+    kind: str = DEFAULT_GUARD
     confirm: list[VerifyStep] = Field(
         default=ABSENT,
         min_length=1,
@@ -109,3 +102,30 @@ class Guard(Params):
             if key in check.section.model_fields_set
         )
         return checks
+
+
+def _guard_model(kind: str, adapter: Registration) -> type[Params]:
+    default = DEFAULT_GUARD if kind == DEFAULT_GUARD else ...
+    field = Field(default=default, description="The installed guard, which has further keys of its own.")
+    return params_model(adapter, _GuardKeys, kind=(Literal[kind], field))
+
+
+def _validate_guard(value: Any, _: object) -> Params:
+    """Validate a guard by the model of its kind."""
+    kind = value.get("kind", DEFAULT_GUARD) if isinstance(value, dict) else DEFAULT_GUARD
+    model = GUARD_MODELS.get(str(kind))
+    if model is None:
+        message = f"no guard `{truncate(str(kind))}` is installed; install the package that provides it"
+        at = ("kind",) if "kind" in value else ()
+        raise InvalidValue(message, f"one of: {', '.join(GUARD_MODELS) or 'none'}", at=at)
+    return model.model_validate(value)
+
+
+GUARD_MODELS = {kind: _guard_model(kind, adapter) for kind, adapter in usable_adapters(GUARDS).items()}
+
+if TYPE_CHECKING:
+    Guard = Params
+else:
+    # Not a tagged union of pydantic: it puts the kind into the path of each mistake.
+    _models = tuple(GUARD_MODELS.values()) or (_GuardKeys,)
+    Guard = Annotated[Union[_models], WrapValidator(_validate_guard)]  # noqa: UP007  # not known before

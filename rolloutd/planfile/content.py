@@ -11,11 +11,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeGuard, get_args
+from typing import Any, TypeGuard, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
-from rolloutd.planfile.change import DEFAULT_EXPECTED_S
+from rolloutd.planfile.change import DEFAULT_EXPECTED_S, DEFAULT_GUARD
 from rolloutd.planfile.model import PlanDocument
 from rolloutd.planfile.prepare import stage_names
 
@@ -47,31 +47,34 @@ PREPARE_POLICY_KEYS = ("windows", "tolerate", "force", "force_nodes")
 
 def plan_content(document: PlanDocument) -> dict[str, JSON]:
     content = document.model_dump(mode="json", by_alias=True)
-    stages = content["spec"]["maintain"]
+    spec = content["spec"]
+    stages = spec["maintain"]
     for number, stage in enumerate(stages, start=1):
         if stage["name"] is None:
             stage["name"] = _default_stage_name(number, len(stages))
         if stage["expected"] is None:
             stage["expected"] = min(DEFAULT_EXPECTED_S, stage["timeout"])
     for key in (*OPTIONAL_CHANGE_KEYS, *OPTIONAL_POLICY_KEYS):
-        if content["spec"][key] is None or content["spec"][key] is False:
-            del content["spec"][key]
-    if content["spec"].get("on_failure") == "pause":
-        del content["spec"]["on_failure"]  # the default, in words
-    if content["spec"]["limits"]["start"] is None:
-        del content["spec"]["limits"]["start"]
-    if content["spec"]["prepare"] is None:
-        del content["spec"]["prepare"]  # so that a plan without it keeps its digest
-    else:
-        items = content["spec"]["prepare"]["stages"]
-        written = [(kind, stage) for item in items for kind, stage in item.items()]
+        if spec[key] is None or spec[key] is False:
+            del spec[key]
+    for section, key, default in (
+        (spec, "on_failure", "pause"),
+        (spec, "prepare", None),
+        (spec["limits"], "start", None),
+        (spec.get("guard", {}), "kind", DEFAULT_GUARD),
+    ):
+        # Younger keys: a plan that says the default has the digest of one without the key.
+        if section.get(key, default) == default:
+            section.pop(key, None)
+    if "prepare" in spec:
+        written = [(kind, stage) for item in spec["prepare"]["stages"] for kind, stage in item.items()]
         names = stage_names([(kind, stage["name"]) for kind, stage in written])
         for name, (_, stage) in zip(names, written, strict=True):
             stage["name"] = name
     # A gate that cannot be reached must not change the digest that people vote for.
-    if "pilot" not in content["spec"]:
-        del content["spec"]["gates"]["pilot"]
-    rollback = content["spec"]["rollback"]
+    if "pilot" not in spec:
+        del spec["gates"]["pilot"]
+    rollback = spec["rollback"]
     if rollback is not None:
         # A rollback needs the variables of the change; they are written out, so that people vote for them.
         rollback["vars"] = {**_merged_variables(stages), **rollback["vars"]}
@@ -118,6 +121,10 @@ def _strip_value(value: JSON, annotation: Any) -> JSON:
     inner = next(iter(get_args(annotation)), None)
     if isinstance(value, list) and _is_model(inner):
         return [_without_defaults(each, inner) for each in value]
+    if get_origin(annotation) is Union and isinstance(value, Mapping):
+        # The models of several kinds: the value is of the one that has all its keys.
+        kinds = [each for each in get_args(annotation) if _is_model(each)]
+        annotation = next((each for each in kinds if value.keys() <= each.model_fields.keys()), None)
     return _without_defaults(value, annotation) if _is_model(annotation) else value
 
 

@@ -70,7 +70,7 @@ def step_model(name: str, doc: str, group: str, common: type[Params] | None = No
     # Kinds are aliases: a third party's kind need not be a Python identifier.
     fields: dict[str, Any] = {
         f"kind_{number}": (
-            _params_model(adapter, common),
+            params_model(adapter, common),
             Field(default=None, alias=kind, description=(adapter.params.__doc__ or "").split("\n")[0]),
         )
         for number, (kind, adapter) in enumerate(usable_adapters(group).items())
@@ -78,13 +78,14 @@ def step_model(name: str, doc: str, group: str, common: type[Params] | None = No
     return create_model(name, __base__=Step, __doc__=doc, **fields)
 
 
-def _params_model(adapter: Registration, common: type[Params] | None) -> type[Params]:
+def params_model(adapter: Registration, common: type[Params] | None, **fields: Any) -> type[Params]:
+    """Return the model of an adapter's parameters, with the keys of `common` and further fields."""
     assert adapter.params is not None
     if common is None:
         return adapter.params
     # Of the adapter's own name and description: people see one mapping with the keys of both.
     bases = (adapter.params, common)
-    return create_model(adapter.params.__name__, __base__=bases, __doc__=adapter.params.__doc__)
+    return create_model(adapter.params.__name__, __base__=bases, __doc__=adapter.params.__doc__, **fields)
 
 
 if TYPE_CHECKING:

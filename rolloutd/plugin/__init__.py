@@ -38,6 +38,7 @@ __all__ = [
     "ABSENT",
     "ANCHORS",
     "CHECKS",
+    "GUARDS",
     "INVENTORIES",
     "ISOLATORS",
     "OBSERVERS",
@@ -49,6 +50,7 @@ __all__ = [
     "Duration",
     "Field",
     "FilePath",
+    "GuardParams",
     "LabelKey",
     "NodeKind",
     "Params",
@@ -70,6 +72,7 @@ CHECKS = "rolloutd.checks"
 PROBES = "rolloutd.probes"
 WATCHES = "rolloutd.watches"
 ANCHORS = "rolloutd.anchors"
+GUARDS = "rolloutd.guards"
 SETTINGS = "rolloutd.settings"
 
 ABSENT: Any = None
@@ -155,6 +158,14 @@ def duration_field(default: str, description: str, *, alias: str | None = None) 
         description=description,
         alias=alias,
         json_schema_extra={"default": default},
+    )
+
+
+class GuardParams(Params):
+    """The parameters of every guard."""
+
+    after: PositiveDuration = duration_field(
+        "2m", "Silence of the daemon after which the node restores itself, counted on the node."
     )
 
 

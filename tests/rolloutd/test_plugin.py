@@ -2,21 +2,37 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from importlib.metadata import EntryPoint
+from pathlib import Path
 from pkgutil import resolve_name
 
 import pytest
 
 from rolloutd import plugin
 from rolloutd.adapters.registry import AdapterNotFound, AdapterRegistry
-from rolloutd.plugin import CHECKS, INVENTORIES, ISOLATORS, OBSERVERS, PROBES, WATCHES, installed_adapters
+from rolloutd.plugin import (
+    ANCHORS,
+    CHECKS,
+    GUARDS,
+    INVENTORIES,
+    ISOLATORS,
+    OBSERVERS,
+    PROBES,
+    WATCHES,
+    installed_adapters,
+)
 from rolloutd.ports import AdapterContext, InventorySnapshot
 from tests.contracts.fakes.clock import FakeClock
 from tests.contracts.fakes.runner import FakeRunHost, FakeRunner
 from tests.contracts.fakes.shell import FakeShell
+from tests.rolloutd.planfile.plan_samples import SMALLEST_PLAN
 
-GROUPS = (INVENTORIES, OBSERVERS, ISOLATORS, CHECKS, PROBES, WATCHES)
+GROUPS = (ANCHORS, GUARDS, INVENTORIES, OBSERVERS, ISOLATORS, CHECKS, PROBES, WATCHES)
 
 Install = Callable[..., None]
 
@@ -66,3 +82,58 @@ def test_broken_registration_is_logged_and_left_out(
 def test_missing_adapter_names_installed_ones() -> None:
     with pytest.raises(AdapterNotFound, match=r"adapter flagfile \(rolloutd.isolators\): not installed"):
         AdapterRegistry(ISOLATORS, context())["flagfile"]
+
+
+SWITCH = """
+from rolloutd.plugin import Field, GuardParams, Registration
+
+class SwitchParams(GuardParams):
+    \"\"\"The device rolls back what was not committed in time.\"\"\"
+
+    device: str = Field(description="The device.")
+    slow: bool = Field(default=False, description="Wait longer.")
+
+GUARD = Registration("switch:make", SwitchParams)
+"""
+
+READ_GUARDS = """
+import json, sys, warnings
+from rolloutd.compile import compile_plan
+from rolloutd.planfile import read, written_content
+from rolloutd.planfile.model import PlanDocument
+from rolloutd.planfile.schema import known_keys, schema_of_model
+
+warnings.simplefilter("error")
+for text in sys.argv[1:]:
+    content = read(text.encode(), "plan.yaml").content
+    step = compile_plan(content, teams={}).guard.step
+    written = written_content(content)["spec"]["guard"]
+    print(json.dumps([content["spec"]["guard"], written, step.kind, step.params]))
+print(json.dumps(sorted(known_keys(schema_of_model(PlanDocument, "plan"), ("spec", "guard")))))
+"""
+
+
+def test_plan_chooses_guard_of_another_package(tmp_path: Path) -> None:
+    (tmp_path / "switch.py").write_text(SWITCH)
+    metadata = tmp_path / "switch-1.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: switch\nVersion: 1\n")
+    (metadata / "entry_points.txt").write_text("[rolloutd.guards]\nswitch = switch:GUARD\n")
+    plans = [
+        f"{SMALLEST_PLAN}  guard: {guard}\n"
+        for guard in ("{kind: switch, device: d1, after: 5m}", "{paths: [/etc/net]}")
+    ]
+    done = subprocess.run(
+        [sys.executable, "-c", READ_GUARDS, *plans],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    switch, ssh, keys = map(json.loads, done.stdout.splitlines())
+    params = {"device": "d1", "slow": False, "after": 300}
+    written = {"kind": "switch", "device": "d1", "after": 300}
+    assert switch == [{"kind": "switch", "confirm": None, **params}, written, "switch", params]
+    params = {"paths": ["/etc/net"], "commands": [], "after": 120, "across_reboot": False}
+    assert ssh == [{"confirm": None, **params}, {"paths": ["/etc/net"]}, "ssh", params]
+    assert {"kind", "device", "paths"} <= set(keys)

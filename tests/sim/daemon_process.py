@@ -165,7 +165,7 @@ class DaemonProcess:
             {"reachable": SimCheck(access, runs_command=False), "ssh": SimCheck(access, runs_command=True)},
             self._find_source,
             {"kubernetes": SimProbe(access)},
-            guard=SimNodeGuard(access),
+            guards={"ssh": SimNodeGuard(access)},
             preparation=PreparationAdapters(
                 {"ssh": SimStager(access)},
                 SimSnapshots(access),

@@ -11,7 +11,7 @@ import shlex
 
 from rolloutd.adapters.ssh.become import read_node_script, run_as_root
 from rolloutd.errors import AdapterFailed
-from rolloutd.ports import Clock, GuardReport, GuardState, Shell, StepContext
+from rolloutd.ports import AdapterContext, Clock, GuardReport, GuardState, Shell, StepContext
 
 UNSURE = 75
 """Exit status of the script when its guard may be armed, although it could not do its work."""
@@ -35,6 +35,11 @@ class SshNodeGuard:
         self._shell = shell
         self._clock = clock
         self._directory = directory
+
+    @classmethod
+    def make(cls, context: AdapterContext) -> SshNodeGuard:
+        """Return the daemon's guard; its directory on the nodes is a setting of ssh."""
+        return cls(context.shell, context.clock, context.settings.ssh.guard_dir)
 
     async def arm(self, ctx: StepContext, *, order: str) -> GuardReport:
         paths, commands = list(ctx.params["paths"]), list(ctx.params["commands"])

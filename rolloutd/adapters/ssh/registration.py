@@ -14,6 +14,7 @@ from rolloutd.plugin import (
     Duration,
     Field,
     FilePath,
+    GuardParams,
     Params,
     PositiveDuration,
     Registration,
@@ -25,12 +26,17 @@ from rolloutd.plugin.field_types import (
     MAX_TEXT_CHARS,
     ExpectedOutput,
     InvalidValue,
+    NodePath,
+    OneLineCommand,
     Pattern,
     check_template,
     with_json_schema,
 )
 
 MAX_PORT = 65_535
+
+MAX_GUARDED = 50
+"""Paths or commands of a guard; each takes time of the node while it cannot be reached."""
 
 
 class CommandIsolatorParams(Params):
@@ -169,6 +175,26 @@ class ReachableObserverParams(Params):
     """Sees a node as up when it answers over SSH."""
 
 
+class GuardedPathsParams(GuardParams):
+    """The node backs up paths and restores them by a timer of its own."""
+
+    paths: list[NodePath] = Field(
+        min_length=1,
+        max_length=MAX_GUARDED,
+        description="Files and directories that the change touches; backed up on the node, with those that "
+        "do not exist.",
+    )
+    commands: list[OneLineCommand] = Field(
+        default=[],
+        max_length=MAX_GUARDED,
+        description="Shell commands that the node runs as root after it has restored the paths.",
+    )
+    across_reboot: bool = Field(
+        default=False,
+        description="Wait for the daemon again after a reboot, by an enabled systemd unit, and then restore.",
+    )
+
+
 class AnchorParams(Params):
     """A file on another machine, to which lines are appended over SSH."""
 
@@ -182,6 +208,7 @@ class AnchorParams(Params):
 
 
 ANCHOR = Registration("rolloutd.adapters.ssh.anchor:SshAnchor", AnchorParams)
+GUARD = Registration("rolloutd.adapters.ssh.node_guard:SshNodeGuard.make", GuardedPathsParams)
 COMMAND_ISOLATOR = Registration("rolloutd.adapters.ssh.command:CommandIsolator.make", CommandIsolatorParams)
 REACHABLE_CHECK = Registration(
     "rolloutd.adapters.ssh.reachable:ReachableCheck.make",

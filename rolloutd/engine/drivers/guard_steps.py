@@ -127,6 +127,8 @@ class GuardSteps:
         result_of: Callable[[str, GuardReport], StepResult],
     ) -> None:
         spec, kind = use.spec, use.action
+        # Not captured: without its package a node must not move, least of all be recorded as armed.
+        self._session.adapters.guards[spec.kind]
         was_begun = any(r.action is kind and r.number == use.number for r in self._attempt_records())
         record = self._journal.begin(spec.name, kind, use.number)
         await self._journal.write(record)
@@ -151,9 +153,7 @@ class GuardSteps:
     async def _ask_node(
         self, spec: StepDef, operation: Operation, timeout_s: float
     ) -> GuardReport | Failed | Unknown:
-        guard = self._session.adapters.guard
-        if guard is None:
-            return Failed(f"{self._session.node}: this daemon has no guard; upgrade it")
+        guard = self._session.adapters.guards[spec.kind]
         ctx = await self._session.step_context(spec)
         try:
             return await operation(guard, replace(ctx, deadline=self._state.now() + timeout_s))

@@ -51,7 +51,7 @@ class AdapterSet:
     checks: Mapping[str, Check]
     source: Callable[[str], Awaitable[PinnedSource]]
     probes: Mapping[str, TrafficProbe] = field(default_factory=dict)
-    guard: NodeGuard | None = None
+    guards: Mapping[str, NodeGuard] = field(default_factory=dict)
     preparation: PreparationAdapters | None = None
 
     @property

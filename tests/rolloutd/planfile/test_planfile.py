@@ -355,3 +355,9 @@ def test_confirming_check_runs_once(key: str) -> None:
     confirm = f"{{ssh: {{run: uptime, {key}}}}}"
     (mistake,) = diagnostics_of(GUARDED.replace("{path}", "/etc/a").replace("{confirm}", confirm))
     assert mistake.message == f"`{key.partition(':')[0]}` has no meaning in `confirm`"
+
+
+def test_uninstalled_guard_is_refused() -> None:
+    (mistake,) = diagnostics_of(f"{SMALLEST_PLAN}  guard: {{kind: switch, device: d1}}\n")
+    assert (mistake.path, mistake.allowed) == ("spec.guard.kind", "one of: ssh")
+    assert mistake.message == "no guard `switch` is installed; install the package that provides it"

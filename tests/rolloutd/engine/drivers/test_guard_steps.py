@@ -14,7 +14,7 @@ from machines.model.rollout import FailureCode, Target
 from machines.states import Phase
 from rolloutd.engine.drivers.driver import Driver
 from rolloutd.engine.drivers.node_session import AdapterSet
-from rolloutd.ports import Failed, GuardState, Ok, RunRequest
+from rolloutd.ports import Failed, GuardState, NodeGuard, Ok, RunRequest
 from tests.contracts.fakes.check import FakeCheck
 from tests.contracts.fakes.isolator import FakeIsolator
 from tests.contracts.fakes.node_guard import FakeNodeGuard
@@ -34,6 +34,7 @@ class GuardedNode:
         self.runner: FakeRunner = FakeRunner(env.run_host)
         self.check = FakeCheck()
         self.guard = FakeNodeGuard(env.clock)
+        self.guards: dict[str, NodeGuard] = {"ssh": self.guard}
         self.files["/etc/net"] = "before"
         self.driver: asyncio.Task[None] | None = None
 
@@ -53,7 +54,7 @@ class GuardedNode:
         isolator = FakeIsolator()
         isolator.isolated.add("p1")
         checks = {"reachable": self.check}
-        adapters = AdapterSet(self.runner, {"command": isolator}, checks, find_source, {}, self.guard)
+        adapters = AdapterSet(self.runner, {"command": isolator}, checks, find_source, {}, self.guards)
         now = self.env.clock.now()
         driver = Driver(self.env.state, adapters, self.rollout, "p1", daemon_started_at=now)
         self.driver = asyncio.create_task(driver.run())
@@ -119,6 +120,20 @@ async def test_node_that_cannot_arm_is_not_touched(tmp_path: Path) -> None:
         await node.until(lambda: node.target.phase is Phase.FAILED)
         assert node.env.run_host.runs == {}
         assert node.code is FailureCode.NEVER_STARTED
+
+
+async def test_node_whose_guard_is_not_installed_does_not_move(tmp_path: Path) -> None:
+    async with guarded_node(tmp_path) as node:
+        await node.stop()
+        installed, node.guards = node.guards, {}
+        node.start()
+        await node.pass_time(AFTER_S)
+        assert node.target.phase is Phase.MAINTAINING
+        assert node.env.state.conditions
+        await node.stop()
+        node.guards = installed
+        node.start()
+        assert await node.run_in_progress()
 
 
 async def test_cut_off_node_restores_itself_and_run_is_stopped(tmp_path: Path) -> None:
