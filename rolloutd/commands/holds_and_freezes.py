@@ -79,6 +79,8 @@ def hold(
         expired = (end_hold(existing, state.now()),)
     if len(state.index.holds) >= MAX_HOLDS:
         raise Refused("too-many-holds", f"holds: the maximum of {MAX_HOLDS} is reached; release some")
+    if node in state.nodes_being_released:
+        raise Refused("releasing", f"{node}: it is being returned to service; hold it afterwards")
     _require_unclaimed(
         state, requested, is_own=requested.source == PERSON_SOURCE and requested.id == who.user
     )

@@ -186,6 +186,8 @@ class State:
     """Each is called with the events of a commit and the seconds that it took."""
     nodes_being_cleaned: set[str] = field(default_factory=set)
     """Nodes on which nothing else may begin: what ended rollouts left there is being removed."""
+    nodes_being_released: set[str] = field(default_factory=set)
+    """Nodes whose isolator was asked to return them to service, and has not answered yet."""
     inventory_refreshed: asyncio.Event = field(default_factory=asyncio.Event)
     submit_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     leadership_lost: asyncio.Event = field(default_factory=asyncio.Event)

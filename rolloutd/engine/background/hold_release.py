@@ -84,6 +84,8 @@ class IsolationReleaser:
                 # Written first: a daemon that has lost its term must not touch the node.
                 event = IsolationReleased(observation.node, observation.left_isolated_by, self._state.now())
                 await commit([event], "no hold is left")
+                # Before the lock is free: a hold granted now would see its node return to service.
+                self._state.nodes_being_released.add(observation.node)
             with adapter_errors(f"isolator {observation.left_isolated_by}"):
                 response = await isolator.release(self._state.host(observation.node))
             result = validate_result(
@@ -93,5 +95,7 @@ class IsolationReleaser:
             why = str(error) or "no answer in time"
             log.warning("%s: could not be returned to service after its hold: %s", observation.node, why)
             return
+        finally:
+            self._state.nodes_being_released.discard(observation.node)
         log_result = log.info if isinstance(result, Ok) else log.warning
         log_result("%s: released, because no hold is left: %s", observation.node, result.text)

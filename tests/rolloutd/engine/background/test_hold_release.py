@@ -8,11 +8,15 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from machines.model.events import Event, IsolationReleased
 from machines.model.node import NodeHealth, Observation
+from rolloutd.commands.holds_and_freezes import hold
+from rolloutd.control.identity import Identity
 from rolloutd.engine.background.hold_release import RETRY_MAX_S, RETRY_S, IsolationReleaser
 from rolloutd.engine.drivers.node_session import AdapterSet
-from rolloutd.errors import LeadershipLost
+from rolloutd.errors import LeadershipLost, Refused
 from rolloutd.ports import Busy, Host, Ok
 from tests.contracts.fakes.isolator import FakeIsolator
 from tests.contracts.fakes.runner import FakeRunner
@@ -26,9 +30,12 @@ class RecordingCordon(FakeIsolator):
     def __init__(self) -> None:
         super().__init__()
         self.asked = 0
+        self.answer = asyncio.Event()
+        self.answer.set()
 
     async def release(self, host: Host) -> Ok | Busy:
         self.asked += 1
+        await self.answer.wait()
         return Busy(f"the API of {host.name} is away")
 
 
@@ -67,6 +74,19 @@ async def test_it_is_on_record_before_it_is_done(tmp_path: Path) -> None:
         (entry,) = await inside.state.store.read_audit(event=IsolationReleased.__name__)
         assert '"node":"p1"' in entry.text
         assert cordon.asked == 1
+
+
+async def test_hold_during_release_is_refused(tmp_path: Path) -> None:
+    async with hold_releaser(tmp_path) as (inside, cordon, kept, tasks):
+        cordon.answer.clear()
+        kept.release_unheld(tasks)
+        await settle()
+        adam = Identity(1, "adam", admin=True)
+        with pytest.raises(Refused, match="being returned to service"):
+            hold(inside.state, adam, "p1", "to inspect it")
+        cordon.answer.set()
+        await settle()
+        assert inside.state.nodes_being_released == set()
 
 
 async def test_a_deposed_daemon_leaves_it_alone(tmp_path: Path) -> None:
