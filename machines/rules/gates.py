@@ -21,6 +21,7 @@ from machines.facts.votes import (
     admins_voted,
     covered_failures,
     gate_without_vote,
+    is_eligible,
     requirement,
     unexpired,
     valid_votes,
@@ -107,6 +108,8 @@ def required_teams(
             team
             for vote in rollout.votes
             if vote.gate is gate and vote.wave == wave and vote.yes and vote.digest == rollout.digest_at(gate)
+            # A vote that never counted opened nothing, so the gate does not rest on it.
+            if is_eligible(rollout, vote)
             for team in vote.teams
         }
         return tuple(sorted(team for team in teams if team in voted))
@@ -170,8 +173,8 @@ def missing_team_vote(index: Index, target: Target) -> Reason | None:
     """Return why this node waits for its own team's vote alone, None when it does not."""
     rollout = index.rollout(target.rollout)
     team = target.needs_vote_of
-    if team is not None and not _has_voted_since_join(rollout, team, target):
-        return _team_vote_reason(index, target, team, GateName.START, target.since, joined=True)
+    if team is not None and (gate := _joiner_gate(index, rollout, team, target)) is not None:
+        return _team_vote_reason(index, target, team, gate, target.since, joined=True)
     if target.team is None or (opened := gate_without_vote(rollout, target.team, per_team=True)) is None:
         return None
     return _team_vote_reason(index, target, target.team, opened.gate, opened.at, joined=False)
@@ -188,20 +191,26 @@ def _team_vote_reason(
     return Reason(ReasonCode.NEEDS_VOTE, target.node, params, since, remedy)
 
 
-def _has_voted_since_join(rollout: Rollout, team: str, target: Target) -> bool:
-    """Return whether the team voted after the node joined; a proceed vote is about failures only."""
+def _joiner_gate(index: Index, rollout: Rollout, team: str, target: Target) -> GateName | None:
+    """Return the gate at which the team must still vote for a node that joined it; None if it has voted."""
+    # An opened gate that asks each team counts its people; one yes that counts nowhere must not replace them.
+    if team == target.team and (opened := gate_without_vote(rollout, team)) is not None:
+        return opened.gate
     # Only a node that was never admitted entered its phase by joining.  Later a retry or an aborted isolation
     # moves `since`, and the vote that admitted the node must still count.
-    joined_at = 0.0 if target.attempt else target.since
-    return any(
+    has_begun = target.attempt > 0 or index.has_failed(rollout.id, target.node)
+    joined_at = 0.0 if has_begun else target.since
+    has_voted = any(
         vote.yes
-        and vote.gate not in NOT_FOR_JOINERS
+        and vote.gate not in NOT_FOR_JOINERS  # a proceed vote is about failures only
         and vote.digest == rollout.digest_at(vote.gate)
         and vote.withdrawn_at is None
         and team in vote.teams
         and vote.at >= joined_at
+        and is_eligible(rollout, vote)
         for vote in rollout.votes
     )
+    return None if has_voted else GateName.START
 
 
 # -- failures ------------------------------------------------------------------

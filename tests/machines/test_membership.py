@@ -16,7 +16,7 @@ from machines.model.events import (
 from machines.model.limits import Limits
 from machines.model.node import Node
 from machines.model.plan import EnrolPolicy, GateName, VoteRequirement
-from machines.model.rollout import Target
+from machines.model.rollout import Failure, Target
 from machines.rules.gates import gate_view
 from machines.scheduler.decide import decide, explain_node
 from machines.scheduler.membership import carry_over, membership_events
@@ -158,6 +158,39 @@ def test_retried_joiner_needs_no_second_vote() -> None:
     admit(index, "n9", at=T0 + 3.0)
     transition(index, "n9", Trigger.ISOLATION_ABORTED, at=T0 + 4.0)
     assert explain_node(index, "R", "n9", T0 + 4.0).code == "starting"
+
+
+def test_disturbed_joiner_needs_no_second_vote() -> None:
+    index = index_of(NODES)
+    submit(index, enrol=EnrolPolicy.ASK)
+    discover_nodes(index, *nodes_of_team("c", "n9"), at=T0 + 1.0)
+    vote(index, GateName.START, CAROL, teams=("c",), at=T0 + 2.0)
+    failure = Failure("n9#0", "n9", 0, "prepare.stage", "disk full", T0 + 3.0)
+    transition(index, "n9", Trigger.DISTURBED, at=T0 + 3.0, failure=failure)
+    vote(index, GateName.PROCEED, ALICE, shown=(failure.id,), at=T0 + 4.0)
+    transition(index, "n9", Trigger.RETRIED, at=T0 + 5.0)
+    assert explain_node(index, "R", "n9", T0 + 5.0).code == "starting"
+
+
+def test_vote_that_does_not_count_admits_no_node_of_new_team() -> None:
+    """The submitter's yes, where four eyes are asked, is no vote of the team that a failed node moves to."""
+    index = index_of(NODES)
+    need = VoteRequirement(owner=1, each_team=1, four_eyes=True)
+    submit(index, opened=False, gates={GateName.START: need}, at=T0 - 1.0)
+    submitter = index.rollout("R").submitted_by
+    for actor, teams in ((BOB, ("infra", "a")), (CAROL, ("b",)), (submitter, ("c",))):
+        vote(index, GateName.START, actor, teams=teams)
+    index.apply(GateOpened("R", GateName.START, "", T0))
+    admit(index, "n1")
+    transition(index, "n1", Trigger.ISOLATION_ABORTED, at=T0 + 1.0)
+    discover_nodes(index, *nodes_of_team("c", "n1"), at=T0 + 2.0)
+    assert index.target("R", "n1").needs_vote_of == "c"
+    waits = explain_node(index, "R", "n1", T0 + 2.0)
+    assert (waits.code, waits.params["team"]) == ("needs-vote", "c")
+    view = gate_view(index, index.rollout("R"), GateName.START, "", T0 + 2.0)
+    assert (view.state, [team for team, _, _ in view.teams]) == ("open", ["a", "b"])
+    vote(index, GateName.START, CAROL, teams=("c",), at=T0 + 3.0)
+    assert explain_node(index, "R", "n1", T0 + 3.0).code == "starting"
 
 
 def test_joiner_of_other_team_still_waits_for_vote() -> None:
