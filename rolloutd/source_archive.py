@@ -15,7 +15,7 @@ import os
 import posixpath
 import stat
 import tarfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -83,7 +83,7 @@ def read_tree(directory: Path) -> Iterator[TreeEntry]:
     if not directory.is_dir():
         raise Refused("source", f"{directory} is not a directory; fix spec.source.path")
     size = count = 0
-    for path in _walk(directory):
+    for path in _walk(directory, EXCLUDED_NAMES):
         leaf = _read_entry(directory, path)
         size, count = size + len(leaf.content), count + 1
         check_limits(size, count)
@@ -102,26 +102,57 @@ def check_limits(size: int, count: int) -> None:
         raise Refused("source", f"the tree has more than {MAX_TREE_FILES} files; name a git source")
 
 
+def require_links_inside(tree: Path, excluded: Container[str] = ()) -> None:
+    """Raise Refused for a link of a tree that leads out of it, by itself or over other links.
+
+    A tree is stored only after this, so its readers follow links without a check of their own.
+    """
+    for path in _walk(tree, excluded):
+        if path.is_symlink():
+            _read_link(tree, path)
+
+
+def _read_link(tree: Path, link: Path) -> str:
+    """Return the target of a link; raises Refused if it leads out of the tree."""
+    path, target = link.relative_to(tree).as_posix(), str(link.readlink())
+    check_link(path, target)
+    try:
+        # Of a chain of links, each may stay inside by its text alone.
+        is_inside = link.resolve().is_relative_to(tree.resolve())
+    except (OSError, RuntimeError):  # a link that leads to itself
+        is_inside = False
+    if not is_inside:
+        raise _leads_outside(path, target)
+    return target
+
+
+def _leads_outside(path: str, target: str) -> Refused:
+    return Refused("source", f"{path}: links to {target!r}, outside of the tree; replace it with a file")
+
+
 def check_link(path: str, target: str) -> None:
-    """Raise Refused for a link that is too long or leads outside of the tree."""
+    """Raise Refused for a link whose target is too long, or leads outside of the tree by its text alone.
+
+    A target that leads out and in again works only at this place, so it is refused too.
+    """
     ends_at = posixpath.normpath(posixpath.join(posixpath.dirname(path), target))
     names = os.fsencode(target).split(b"/")
     if len(b"/".join(names)) > MAX_LINK_BYTES or max(map(len, names)) > MAX_LINK_NAME_BYTES:
         raise Refused("source", f"{path}: the target of the link is too long; shorten it")
     if not target or target.startswith("/") or ends_at == ".." or ends_at.startswith("../"):
-        raise Refused("source", f"{path}: links to {target!r}, outside of the tree; replace it with a file")
+        raise _leads_outside(path, target)
 
 
-def _walk(directory: Path) -> Iterator[Path]:
+def _walk(directory: Path, excluded: Container[str]) -> Iterator[Path]:
     try:
         entries = sorted(os.scandir(directory), key=lambda entry: os.fsencode(entry.name))
     except OSError as error:
         raise Refused("source", f"{directory}: not readable ({error.strerror}); check its mode") from error
     for entry in entries:
-        if entry.name in EXCLUDED_NAMES:
+        if entry.name in excluded:
             continue
         if entry.is_dir(follow_symlinks=False):
-            yield from _walk(Path(entry.path))
+            yield from _walk(Path(entry.path), excluded)
         else:
             yield Path(entry.path)
 
@@ -132,9 +163,7 @@ def _read_entry(directory: Path, path: Path) -> TreeEntry:
         name.encode()
         mode = path.lstat().st_mode
         if stat.S_ISLNK(mode):
-            target = str(path.readlink())
-            check_link(name, target)
-            return TreeEntry(name, target.encode(), is_symlink=True)
+            return TreeEntry(name, _read_link(directory, path).encode(), is_symlink=True)
         if not stat.S_ISREG(mode):
             raise Refused("source", f"{path} is neither a file nor a link; remove it")
         if path.stat().st_size > MAX_TREE_BYTES:

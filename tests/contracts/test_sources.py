@@ -305,6 +305,28 @@ async def test_git_gives_short_commits_files_modes_and_links(tmp_path: Path) -> 
     assert (tree / "link").readlink() == Path("run.sh")
 
 
+@pytest.mark.parametrize("target", ["../x", "/etc/passwd", "self/../x", "b"])
+async def test_link_out_of_tree_is_refused_with_one_sentence(tmp_path: Path, target: str) -> None:
+    """In a git source, in an upload, and in the directory of a plan; nothing of the tree is kept."""
+    repository = Repository(tmp_path / "playbooks")
+    (repository.directory / "self").symlink_to(".")
+    (repository.directory / "b").symlink_to(target)
+    repository.commit("site.yml", "x")
+    git, uploads = TreeStore(tmp_path / "git", allow_local=True), TreeStore(tmp_path / "uploads")
+    data = archive(regular("site.yml"), link("self", "."), link("b", target))
+    texts = set()
+    for asked in (
+        git.pin_git(repository.url, "main"),
+        uploads.store_upload(data),
+        asyncio.to_thread(pack_tree, repository.directory),
+    ):
+        with pytest.raises(Refused) as refused:
+            await asked
+        texts.add(str(refused.value))
+    assert texts == {f"b: links to {target!r}, outside of the tree; replace it with a file"}
+    assert not [*tmp_path.glob("git/trees/*"), *tmp_path.glob("uploads/trees/*")]
+
+
 async def test_git_finds_an_old_commit_after_a_shallow_fetch(tmp_path: Path) -> None:
     repository = Repository(tmp_path / "playbooks")
     old = repository.commit("site.yml", "one")

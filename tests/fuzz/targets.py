@@ -41,6 +41,7 @@ from rolloutd.errors import InvalidFile, RolloutdError
 from rolloutd.ports import ShellResult
 from rolloutd.secret_variables import storable_variables
 from rolloutd.service.reload import SettingsReloader, TeamPlanCompiler
+from rolloutd.source_archive import require_links_inside
 from tests.fuzz.engine import Consumer, encoded, mutate_bytes, mutate_values, mutate_yaml
 from tests.fuzz.kubernetes_answers import KUBERNETES, kubernetes
 from tests.fuzz.netbox_answers import (
@@ -159,6 +160,7 @@ def read_upload(data: bytes, directory: Path) -> None:
     try:
         with contextlib.suppress(RolloutdError):
             write_entries(read_archive(data), tree)
+            require_links_inside(tree)
     finally:
         shutil.rmtree(tree)
 

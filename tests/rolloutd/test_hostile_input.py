@@ -21,6 +21,7 @@ from rolloutd.errors import InvalidFile, Refused
 from rolloutd.planfile.playbooks import playbook_diagnostics
 from rolloutd.ports import Failed
 from rolloutd.service.reload import SETTINGS_CONDITION, SettingsReloader, TeamPlanCompiler
+from rolloutd.source_archive import require_links_inside
 from tests.rolloutd.control_environment import PLAN, control_environment
 
 EXAMPLES = settings(
@@ -121,4 +122,6 @@ def test_archive_is_kept_or_refused(
             link.type, link.linkname = tarfile.SYMTYPE, target
             tar.addfile(link)
     with contextlib.suppress(Refused):
-        write_entries(read_archive(archive.getvalue()), tmp_path_factory.mktemp("tree"))
+        tree = tmp_path_factory.mktemp("tree")
+        write_entries(read_archive(archive.getvalue()), tree)
+        require_links_inside(tree)

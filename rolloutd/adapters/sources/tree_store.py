@@ -17,7 +17,7 @@ from rolloutd.adapters.sources.signatures import TrustedKeys
 from rolloutd.adapters.sources.upload import read_archive, write_entries
 from rolloutd.errors import NotFound, StoreFailed
 from rolloutd.ports import ArtifactStore, PinnedSource
-from rolloutd.source_archive import hash_entries
+from rolloutd.source_archive import hash_entries, require_links_inside
 
 GIT_KIND = "git"
 TREE_KIND = "tree"
@@ -63,7 +63,11 @@ class TreeStore:
         return await self._prepared(await self._pin_git(url, ref))
 
     async def store_upload(self, archive: bytes) -> PinnedSource:
-        return await self._prepared(await asyncio.to_thread(self._store_upload, archive))
+        entries = await asyncio.to_thread(read_archive, archive)
+        pinned = PinnedSource(TREE_KIND, await asyncio.to_thread(hash_entries, entries))
+        if not self._trees.touch(tree_name(pinned)):
+            await self._store(pinned, lambda staged: asyncio.to_thread(write_entries, entries, staged))
+        return await self._prepared(pinned)
 
     async def _prepared(self, pinned: PinnedSource) -> PinnedSource:
         if self._prepare is not None:
@@ -80,12 +84,7 @@ class TreeStore:
         async with self._git.fetch(url, ref) as commit:
             pinned = PinnedSource(GIT_KIND, commit.id, redact_url(url), ref, commit.ref_kind)
             if not self._trees.touch(tree_name(pinned)):
-                staged = await asyncio.to_thread(self._trees.stage)
-                try:
-                    await commit.export_to(staged)
-                    await asyncio.to_thread(self._trees.publish, staged, tree_name(pinned))
-                finally:
-                    await asyncio.to_thread(shutil.rmtree, staged, ignore_errors=True)
+                await self._store(pinned, commit.export_to)
         return pinned
 
     def tree_path(self, pinned: PinnedSource) -> Path:
@@ -95,23 +94,18 @@ class TreeStore:
             raise NotFound(f"the playbooks are no longer stored ({where}): submit the same plan again")
         return path
 
-    def _store_upload(self, archive: bytes) -> PinnedSource:
-        leaves = read_archive(archive)
-        pinned = PinnedSource(TREE_KIND, hash_entries(leaves))
-        if not self._trees.touch(tree_name(pinned)):
-            self._write_tree(lambda staged: write_entries(leaves, staged), tree_name(pinned))
-        return pinned
-
-    def _write_tree(self, fill: Callable[[Path], None], name: str) -> None:
+    async def _store(self, pinned: PinnedSource, fill: Callable[[Path], Awaitable[None]]) -> None:
+        """Store the tree that `fill` writes into an empty directory, if no link leads out of it."""
         staged = None
         try:
-            staged = self._trees.stage()
-            fill(staged)
-            self._trees.publish(staged, name)
+            staged = await asyncio.to_thread(self._trees.stage)
+            await fill(staged)
+            await asyncio.to_thread(require_links_inside, staged)
+            await asyncio.to_thread(self._trees.publish, staged, tree_name(pinned))
         except OSError as error:
             raise StoreFailed(
                 f"the tree cannot be stored in {self._trees.parent}: {error.strerror}"
             ) from error
         finally:
             if staged is not None:
-                shutil.rmtree(staged, ignore_errors=True)
+                await asyncio.to_thread(shutil.rmtree, staged, ignore_errors=True)
