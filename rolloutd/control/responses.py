@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, cast
 
@@ -91,6 +91,53 @@ async def _encode_value(value: Any) -> bytes:
 
 def _is_long(value: Any) -> bool:
     return isinstance(value, list) and len(value) > SLICE
+
+
+SHARE_OF_LOOP = 0.1
+"""Share of the event loop that the computations of one shared route may take."""
+
+MAX_PAUSE_S = 0.2
+"""Longest wait of a request for the next computation: a person reads no more than five answers a second."""
+
+
+class SharedAnswers:
+    """Answers that do not depend on the caller: equal requests that wait at once share one computation.
+
+    A computation begins after the requests that it answers, so none gets older facts than it may know of.
+    Between two computations of a route there is a pause, in proportion to what the last one took.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: dict[Hashable, asyncio.Task[bytes]] = {}
+        self._tasks: set[asyncio.Task[bytes]] = set()
+        self._not_before: dict[str, float] = {}
+
+    async def get(self, route: str, question: Hashable, compute: Callable[[], Awaitable[bytes]]) -> bytes:
+        key = (route, question)
+        if key not in self._waiting:
+            task = self._waiting[key] = asyncio.create_task(self._compute(route, key, compute))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        # Shielded: a client that has gone must not take the answer from the others.
+        return await asyncio.shield(self._waiting[key])
+
+    def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+
+    async def _compute(self, route: str, key: Hashable, compute: Callable[[], Awaitable[bytes]]) -> bytes:
+        loop = asyncio.get_running_loop()
+        await asyncio.sleep(self._not_before.get(route, 0.0) - loop.time())
+        # A later request needs a later computation: it may know of facts that this one misses.
+        del self._waiting[key]
+        began = loop.time()
+        try:
+            return await compute()
+        finally:
+            now = loop.time()
+            pause = (now - began) * (1 / SHARE_OF_LOOP - 1)
+            free_at = max(now, self._not_before.get(route, 0.0)) + pause
+            self._not_before[route] = min(free_at, now + MAX_PAUSE_S)
 
 
 def json_response(body: bytes, status: int = 200) -> web.Response:

@@ -90,7 +90,8 @@ class Route:
 
     `response_type` is the model of the body, or of one line if the route streams.
     `access` is checked before query and body are read, and is in the documents.  `is_heavy`: a core is busy
-    for seconds, so only few run at once.
+    for seconds, so only few run at once.  `is_shared`: the answer does not depend on the caller, so equal
+    requests share one.
     """
 
     method: str
@@ -104,6 +105,7 @@ class Route:
     creates: bool
     upload_type: str | None = None
     is_heavy: bool = False
+    is_shared: bool = False
     access: rights.Access = rights.EVERYBODY
 
     @property

@@ -14,6 +14,7 @@ import secrets
 import socket
 from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,10 @@ SHUTDOWN_TIMEOUT_S = 2.0
 """Grace period of open responses when the daemon stops; clients resume streams."""
 
 
+ANONYMOUS = Identity(uid=-1, user="")
+"""The caller of a shared answer."""
+
+
 class ControlServer:
     """The HTTP API of one daemon on one Unix socket.
 
@@ -93,6 +98,7 @@ class ControlServer:
         self._limits = Limits(
             streams=MAX_STREAMS, uploads=MAX_UPLOADS, requests=MAX_REQUESTS, heavy=MAX_HEAVY
         )
+        self._shared = responses.SharedAnswers()
         http_log = logging.getLogger("rolloutd.control.http")
         http_log.addFilter(_is_worth_logging)
         self._runner = web.AppRunner(
@@ -133,6 +139,7 @@ class ControlServer:
             self._bound.remove()
         if self._listener is not None:
             self._listener.close()
+        self._shared.close()
         await self._runner.cleanup()
 
     async def _listen(self) -> None:
@@ -192,9 +199,9 @@ class ControlServer:
                     parsed = await self._read_request(route, request, identity)
                     heavy = self._limits.heavy.taking(identity.uid) if route.is_heavy else nullcontext()
                     with heavy:
-                        # Questions about facts that are due fork them; most need none so.
-                        self._services.state.index.advance(self._services.state.now())
-                        result = await route.handler(self._services, parsed)
+                        if route.is_shared:
+                            return responses.json_response(await self._share(route, parsed))
+                        result = await self._call(route, parsed)
         except NotAllowed as exc:
             await self._record_denial(identity, f"{route.method} {request.path}", str(exc))
             raise
@@ -206,6 +213,21 @@ class ControlServer:
             return await self._stream(request, result, identity.uid)
         status, body = (201, result.body) if isinstance(result, Created) else (200, result)
         return responses.json_response(await responses.encode_in_slices(body), status)
+
+    async def _call(self, route: Route, parsed: Request[Any]) -> Any:
+        # Questions about facts that are due fork them; most need none so.
+        self._services.state.index.advance(self._services.state.now())
+        return await route.handler(self._services, parsed)
+
+    async def _share(self, route: Route, parsed: Request[Any]) -> bytes:
+        question = (*sorted(parsed.path_params.items()), parsed.input)
+        # Without the caller, so that no answer can depend on who asked first.
+        anonymous = replace(parsed, identity=ANONYMOUS)
+
+        async def compute() -> bytes:
+            return await responses.encode_in_slices(await self._call(route, anonymous))
+
+        return await self._shared.get(route.path, question, compute)
 
     async def _identify(self, request: web.Request) -> Identity | None:
         transport = request.transport

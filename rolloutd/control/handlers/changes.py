@@ -40,7 +40,7 @@ class _Change:
                 self.states[target.node] = (rank, found)
 
 
-@routes.add("GET", "/v1/changes")
+@routes.add("GET", "/v1/changes", is_shared=True)
 async def changes(services: Services, request: Request[requests.ChangesQuery]) -> wire_fleet.Changes:
     """Show which node has which change, across rollouts."""
     state, plan = services.state, request.input.plan

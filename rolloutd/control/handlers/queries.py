@@ -55,7 +55,7 @@ async def whoami(services: Services, request: Request) -> wire_fleet.WhoAmI:
     }
 
 
-@routes.add("GET", "/v1/status")
+@routes.add("GET", "/v1/status", is_shared=True)
 async def status(services: Services, request: Request[StatusQuery]) -> wire.Status:
     """Show all rollouts that are not closed, or with `all` the latest closed ones too."""
     query = request.input
@@ -78,7 +78,7 @@ async def status(services: Services, request: Request[StatusQuery]) -> wire.Stat
     }
 
 
-@routes.add("GET", "/v1/rollouts")
+@routes.add("GET", "/v1/rollouts", is_shared=True)
 async def rollouts(services: Services, request: Request) -> wire.Rollouts:
     """List all rollouts, latest first."""
     state = services.state
@@ -93,7 +93,7 @@ async def rollouts(services: Services, request: Request) -> wire.Rollouts:
     return {"rollouts": sorted(lines, key=lambda each: each["submitted_at"], reverse=True)}
 
 
-@routes.add("GET", "/v1/rollouts/{r}")
+@routes.add("GET", "/v1/rollouts/{r}", is_shared=True)
 async def rollout(services: Services, request: Request) -> wire.Rollout:
     """Show one rollout."""
     return serializers.rollout(
@@ -101,7 +101,7 @@ async def rollout(services: Services, request: Request) -> wire.Rollout:
     )
 
 
-@routes.add("GET", "/v1/rollouts/{r}/nodes")
+@routes.add("GET", "/v1/rollouts/{r}/nodes", is_shared=True)
 async def nodes(services: Services, request: Request[NodesQuery]) -> wire.Nodes:
     """Show the nodes of a rollout, or those that have changed."""
     state, query = services.state, request.input
@@ -162,7 +162,7 @@ async def plan(services: Services, request: Request) -> wire_plans.PlanContent:
     }
 
 
-@routes.add("GET", "/v1/locks")
+@routes.add("GET", "/v1/locks", is_shared=True)
 async def locks(services: Services, request: Request) -> wire_fleet.Locks:
     """Show every pool's slots and holders, the holds and the freezes."""
     return fleet_serializers.locks(services.state)
@@ -174,7 +174,7 @@ async def settings(services: Services, request: Request) -> wire_fleet.SettingsS
     return fleet_serializers.settings(services.state.settings)
 
 
-@routes.add("GET", "/v1/inventory")
+@routes.add("GET", "/v1/inventory", is_shared=True)
 async def inventory(services: Services, request: Request[PageQuery]) -> wire_fleet.Inventory:
     """Show all known nodes, and the age of each source's answer."""
     return fleet_serializers.inventory(services.state, request.input)
