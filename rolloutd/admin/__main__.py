@@ -11,7 +11,6 @@ from dataclasses import asdict
 from pathlib import Path
 
 from rolloutd.admin.disk import CheckResult
-from rolloutd.admin.doctor import check_settings, query_daemon, run_checks, switch_to_owner
 from rolloutd.errors import InvalidFile, RolloutdError
 from rolloutd.settings import DEFAULT_CONFIG, Settings, load
 
@@ -54,6 +53,9 @@ def _make_parser() -> argparse.ArgumentParser:
 
 
 def _run_doctor(config: Path | None, *, as_json: bool) -> int:
+    # The doctor imports the adapters, which takes longer than all else that the other commands do.
+    from rolloutd.admin.doctor import check_settings, query_daemon, run_checks, switch_to_owner
+
     results = [check_settings(config)]
     if results[0].ok:
         settings = load(config)
