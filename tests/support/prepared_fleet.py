@@ -48,12 +48,18 @@ class Prepared:
     """What the preparation of all nodes took, and how many stages ended in each state."""
 
     nodes: int
+    began: float
     wall_s: float
     cpu_s: float
     states: Mapping[tuple[str, str], int]
     """By (stage, state)."""
     samples: list[tuple[float, int]] = field(repr=False)
-    """Bytes on all nodes together, by instant."""
+    """Bytes on all nodes together; none was written after the instant."""
+
+    def transfer_s(self) -> float:
+        """Return the seconds until all bytes were there: at least what they took, also on a busy machine."""
+        total = self.samples[-1][1]
+        return next(at for at, size in self.samples if size == total) - self.began
 
     def rate_bps(self) -> float:
         """Return the rate between the first and the last tenth of the transfer."""
@@ -90,7 +96,7 @@ class PreparedFleet:
         wall_s, cpu_s = time.monotonic() - began, env.daemon_cpu_s() - cpu_s
         rows = env.client.get(api_path("rollouts", rollout, "prepare"))["preparations"]
         states = Counter((row["stage"], row["state"]) for row in rows)
-        return Prepared(len(env.labels), wall_s, cpu_s, states, samples)
+        return Prepared(len(env.labels), began, wall_s, cpu_s, states, samples)
 
     def installed(self) -> dict[str, int]:
         """Return how often the install playbook ran on each node that has it."""
@@ -109,8 +115,9 @@ class PreparedFleet:
         def sample() -> None:
             took_s = 0.0
             while not ended.wait(max(SAMPLE_S, took_s / SAMPLER_SHARE)):
-                began, cpu_s = time.monotonic(), time.thread_time()
-                samples.append((began, _bytes_below(self._caches)))
+                cpu_s = time.thread_time()
+                size = _bytes_below(self._caches)
+                samples.append((time.monotonic(), size))
                 took_s = time.thread_time() - cpu_s
 
         thread = threading.Thread(target=sample)
