@@ -73,7 +73,8 @@ screenshots: .venv-dev/installed
 check: .venv-dev/installed
 	$(DEV)/ruff check .
 	$(DEV)/ruff format --check .
-	$(DEV)/mypy
+	@# Beside mypy, which uses one core: else each worker of `make test` compiles all tests in a new clone.
+	@$(DEV)/python -m pytest -q --collect-only tests >/dev/null 2>&1 & $(DEV)/mypy; code=$$?; wait; exit $$code
 	$(DEV)/lint-imports
 	$(DEV)/python -m pytest -q tests/docs
 
