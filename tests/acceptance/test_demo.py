@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.forked_process import CLI, run_forked
+
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = (sys.executable, "-m", "rolloutd.cli", "demo")
 
@@ -104,7 +106,7 @@ def test_nothing_is_written_outside_its_directory(away: dict[str, str], tmp_path
 def started(away: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
     """A demo in the middle of a run; Ctrl-C is for it also where whoever runs the tests ignores it."""
     process = subprocess.Popen(
-        ["env", "--default-signal=INT", *COMMAND, "--headless", "--nodes", "2"],
+        ["env", "--default-signal=INT", *COMMAND, "--headless", "--nodes", "1"],
         cwd=ROOT,
         env=away,
         stdout=subprocess.PIPE,
@@ -167,7 +169,7 @@ def test_a_person_is_asked_at_each_gate(away: dict[str, str]) -> None:
 
 @pytest.mark.parametrize("words", [["--fault", "n3"], ["--fault", "n99:verifying"], ["--nodes", "0"]])
 def test_wrong_usage(away: dict[str, str], words: list[str]) -> None:
-    ended = run(away, "--headless", *words)
+    ended = run_forked(CLI, ["demo", "--headless", *words], timeout_s=LIMIT_S, environment=away)
     assert ended.returncode == 2
     assert "Traceback" not in ended.stderr
 

@@ -125,6 +125,7 @@ def test_plan_needs_the_package(python: Path, tmp_path: Path) -> None:
     assert "no adapter `flagfile` is installed; install the package that provides it" in refused
 
 
+@pytest.mark.long
 @pytest.mark.servers("haproxy")
 def test_isolator_of_package_drains_with_haproxy(python: Path, tmp_path: Path) -> None:
     plan, settings = tmp_path / "plan.yml", tmp_path / "settings.yaml"

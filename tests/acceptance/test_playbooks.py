@@ -171,6 +171,7 @@ async def test_sysctl_names_what_is_missing(node: Node) -> None:
     assert "name the parameters to set" in await node.fail("sysctl.yml")
 
 
+@pytest.mark.long
 async def test_a_service_is_restarted_once_per_token(node: Node) -> None:
     (node.services / "nginx").touch()
     where = {

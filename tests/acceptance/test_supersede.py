@@ -45,7 +45,7 @@ def test_superseding_change_waits_at_gates_without_overlap(tmp_path: Path) -> No
         assert set(per_node) == set(made.labels)
 
 
-@pytest.mark.parametrize("killed", [False, True])
+@pytest.mark.parametrize("killed", [pytest.param(False, marks=pytest.mark.long), True])
 def test_pause_stop_ends_run_and_keeps_node_isolated(tmp_path: Path, killed: bool) -> None:
     """Also when the daemon is killed right after it was told."""
     with daemon_environment(tmp_path, fleet_labels(1, 1, 1)) as made:

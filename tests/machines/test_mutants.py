@@ -6,15 +6,30 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
 
+from tests.machines.fleet_simulator import FleetSimulator
 from tests.machines.mutants import MUTANTS
-from tests.machines.test_properties import (
-    test_the_invariants_find_nothing_forbidden as check_invariants,
-)
-from tests.machines.test_properties import (
-    test_the_oracle_alone_finds_nothing_forbidden as check_oracle,
-)
+from tests.machines.test_properties import MORE_EXAMPLES, SEEDS, STEPS, run_judged_by_invariants
+from tests.oracle import check_log
 from tests.support.mutation import Mutant, MutantOutdated
+
+
+@MORE_EXAMPLES
+@given(SEEDS, STEPS)
+def check_invariants(seed: int, steps: int) -> None:
+    run_judged_by_invariants(seed, steps)
+
+
+@MORE_EXAMPLES
+@given(SEEDS, STEPS)
+def check_oracle(seed: int, steps: int) -> None:
+    world = FleetSimulator.from_seed(seed)
+    world.skips_invariants = True
+    for _ in range(steps):
+        world.step()
+        world.decide()
+    assert check_log(world.log) == []
 
 
 def test_mutant_names_are_unique() -> None:

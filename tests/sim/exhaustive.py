@@ -141,22 +141,22 @@ def run_scripted(small: SmallScenario, outcomes: Mapping[int, EffectOutcome]) ->
     if is_killed_only and not result.violations:
         result.violations += [
             f"{subject} ends as {result.end.get(subject)}, without the kill as {end}"
-            for subject, end in quiet_end(small.name).items()
+            for subject, end in quiet_run(small.name).end.items()
             if result.end.get(subject) != end
         ]
     return result
 
 
 @cache
-def quiet_end(name: str) -> dict[str, str]:
-    """Return how a small plan ends if the daemon is never killed."""
-    return run_scripted(by_name(name), {}).end
+def quiet_run(name: str) -> SimResult:
+    """Return the run of a small plan without faults: the effects there are, and the end without a kill."""
+    return run_scripted(by_name(name), {})
 
 
 def single_faults() -> Iterator[tuple[SmallScenario, dict[int, EffectOutcome]]]:
     """Yield every effect of every small plan in every way."""
     for small in SMALL:
-        for number in range(len(run_scripted(small, {}).effects)):
+        for number in range(len(quiet_run(small.name).effects)):
             for way in EffectOutcome:
                 if way is not EffectOutcome.SUCCEEDS:
                     yield small, {number: way}
@@ -164,7 +164,7 @@ def single_faults() -> Iterator[tuple[SmallScenario, dict[int, EffectOutcome]]]:
 
 def fault_pairs() -> Iterator[tuple[SmallScenario, dict[int, EffectOutcome]]]:
     """Yield every pair of effects of the plan of two nodes."""
-    count = len(run_scripted(TWO_NODES, {}).effects)
+    count = len(quiet_run(TWO_NODES.name).effects)
     for first, second in itertools.combinations(range(count), 2):
         # Which of the two sides of an effect the power goes at alternates: both are in the singles.
         yield TWO_NODES, {first: PAIRED_OUTCOMES[(first + second) % 2], second: PAIRED_OUTCOMES[second % 2]}

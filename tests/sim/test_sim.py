@@ -40,20 +40,20 @@ def run_module(module: str, *arguments: str, hash_seed: str = "0") -> str:
     return run.stdout
 
 
-def test_corpus_and_seeds_find_no_violation() -> None:
-    output = run_module("tests.sim", "--first", "0", "--seeds", "10", "--small", "none", "--jobs", "1")
-    assert ", 0 failed," in output
+def test_corpus_finds_no_violation() -> None:
+    assert ", 0 failed," in run_module("tests.sim", "--seeds", "0", "--small", "none", "--jobs", "1")
 
 
 @pytest.mark.long
-def test_more_seeds_find_no_violation() -> None:
-    seeds = ("--first", "10", "--seeds", "90", "--no-corpus", "--small", "none")
+def test_seeds_find_no_violation() -> None:
+    seeds = ("--first", "0", "--seeds", "100", "--no-corpus", "--small", "none")
     assert ", 0 failed," in run_module("tests.sim", *seeds, "--jobs", "1")
 
 
-def test_small_plans_survive_every_effect_outcome() -> None:
-    output = run_module("tests.sim", "--seeds", "0", "--small", "some", "--no-corpus", "--jobs", "1")
-    assert ", 0 failed," in output
+@pytest.mark.parametrize("which", ["few", pytest.param("some", marks=pytest.mark.long)])
+def test_small_plans_survive_every_effect_outcome(which: str) -> None:
+    small = ("--seeds", "0", "--small", which, "--no-corpus")
+    assert ", 0 failed," in run_module("tests.sim", *small, "--jobs", "1")
 
 
 def test_seed_is_deterministic_across_hash_seeds() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -45,9 +45,8 @@ from machines.model.windows import Freeze, Window
 from machines.states import Phase, Trigger
 from rolloutd.audit_chain import GENESIS_HASH, canonical_json, hash_entry
 from rolloutd.ports import AuditReport
-from rolloutd.store import DatabaseBackend, open_store
+from rolloutd.store import DatabaseBackend, audit_entries, audit_replay, open_store
 from rolloutd.store.audit_comparison import compare_with_audit
-from rolloutd.store.audit_entries import NODES_PER_ENTRY
 from rolloutd.store.schema import KEYS, NOT_COMPARED_COLUMNS, NOT_COMPARED_TABLES
 from rolloutd.store.sqlite import database
 from tests.contracts.store_backends import (
@@ -63,6 +62,9 @@ from tests.contracts.store_backends import (
     write,
 )
 
+NODES_PER_ENTRY = 3
+"""Instead of hundreds: two hundred comparisons read the history."""
+
 JIRA = Actor(ActorKind.SERVICE, "jira:zoe@example.com", 1007)
 WINDOWS = (
     Window(frozenset(range(5)), 540, 960, ZoneInfo("Europe/Amsterdam")),
@@ -71,11 +73,14 @@ WINDOWS = (
 
 
 @pytest.fixture(scope="module")
-def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a database with a row in each table, written by the store."""
+def written(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Yield a database with a row in each table, written by the store."""
     state_dir = tmp_path_factory.mktemp("state")
-    asyncio.run(_write_history(state_dir))
-    return state_dir / database.FILE_NAME
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (audit_entries, audit_replay):
+            patch.setattr(module, "NODES_PER_ENTRY", NODES_PER_ENTRY)
+        asyncio.run(_write_history(state_dir))
+        yield state_dir / database.FILE_NAME
 
 
 async def _write_history(state_dir: Path) -> None:

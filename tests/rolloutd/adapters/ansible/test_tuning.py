@@ -9,6 +9,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+import pytest
+
 from rolloutd.adapters.ansible.environment import RunPaths, TreeConfig, build_environment
 
 PLAY = """\
@@ -128,6 +130,7 @@ def test_tree_with_module_utils_shares_nothing_and_keeps_its_interval(tmp_path: 
     assert not os.path.lexists(tmp_path / "cache")
 
 
+@pytest.mark.long
 def test_failing_module_shows_what_bare_ansible_shows(tmp_path: Path) -> None:
     tree = tmp_path / "tree"
     plugins = tree / "collections/ansible_collections/acme/tools/plugins"
