@@ -14,6 +14,7 @@ umask 077
 LOCK_WAIT_S=20           # an arm or a restore of another process
 RESTORE_WAITS=150        # how often `restore` looks for the end of the detached restore, each 0.2 s
 COMMAND_LIMIT_S=60       # of each command after a restore
+KILL_AFTER_S=10          # of a command that ignores SIGTERM: the restore must end
 MAX_BACKUP_KIB=65536
 UNSURE=75                # exit status: the guard may be armed
 
@@ -30,8 +31,9 @@ unsure() {
 # -- what the guard is
 
 state() {
-    # In the order of their course: a state that is missed here is found as a later one.
-    for name in armed restoring restored confirmed; do
+    # In the order of their course: a state that is missed here is found as a later one.  A second restore goes
+    # from restored back to restoring, so that is asked twice.
+    for name in armed restoring restored confirmed restoring; do
         [ -e "$guard/$name" ] && { echo "$name"; return; }
     done
     echo none
@@ -172,9 +174,14 @@ arm() {
     renew
 }
 
-# A reboot that loses power must not undo what the daemon was answered.
+# Lets the answer outlast a loss of power: a confirmed guard that is armed again would be restored by the next one.
 make_durable() {
-    [ ! -s "$guard/across_reboot" ] || sync
+    if [ -s "$guard/across_reboot" ]; then
+        sync    # its unit is on another file system, perhaps
+    else
+        # Only these files: to write all that a busy node has in memory takes minutes.
+        find "$node_dir" \( -type d -o -type f \) -exec sync -- {} + 2> /dev/null || sync
+    fi
 }
 
 # -- the timer
@@ -316,9 +323,11 @@ put_back() {
 }
 
 run_commands() {
+    # An older busybox has no -k.
+    timeout -k 1 1 true 2> /dev/null || KILL_AFTER_S=
     while IFS= read -r line; do
         [ -n "$line" ] || continue
-        (umask 022 && exec timeout "$COMMAND_LIMIT_S" sh -c "$line") < /dev/null >> "$guard/output" 2>&1 8>&-
+        (umask 022 && exec timeout ${KILL_AFTER_S:+-k "$KILL_AFTER_S"} "$COMMAND_LIMIT_S" sh -c "$line") < /dev/null >> "$guard/output" 2>&1 8>&-
         status=$?
         [ "$status" -eq 0 ] || echo "problem \`$line\` ended with $status"
     done < "$guard/commands"

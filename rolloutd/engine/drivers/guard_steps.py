@@ -139,10 +139,10 @@ class GuardSteps:
                 await self._record_disarm(spec, _confirmed(self._session.node, answer))
             result = result_of(self._session.node, answer)
         else:
-            # The node restores itself whatever the daemon sees, so no error is the last word on that.  An arm
-            # whose answer another daemon lost may have armed it, whatever this one is answered.
-            is_awaited = kind is StepAction.RESTORE or (kind is StepAction.ARM and was_begun)
-            result = Unknown(answer.text) if is_awaited else answer
+            # The node confirms or restores whatever the daemon sees, so no error is the last word on that.
+            # An arm whose answer another daemon lost may have armed it, whatever this one is answered.
+            is_refused = kind is StepAction.ARM and not was_begun
+            result = answer if is_refused else Unknown(answer.text)
         await self._journal.finish(record, result)
 
     async def _ask(

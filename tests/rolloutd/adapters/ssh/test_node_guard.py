@@ -151,6 +151,38 @@ async def test_commands_run_after_restore_and_failures_are_listed(tmp_path: Path
         assert report.problems == ("`exit 3` ended with 3",)
 
 
+async def test_command_that_ignores_its_end_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = node_guard.GUARD_SCRIPT
+    for name in ("COMMAND_LIMIT_S=60 ", "KILL_AFTER_S=10 "):
+        script = script.replace(name, f"{name.partition('=')[0]}=0.2 ")
+    monkeypatch.setattr(node_guard, "GUARD_SCRIPT", script)
+    async with node_in(tmp_path) as node:
+        ctx = node.context(commands=["trap '' TERM; sleep 600", f"touch {tmp_path}/next"])
+        await node.arm(ctx)
+        report = await node.guard.restore(ctx)
+        assert report.problems == ("`trap '' TERM; sleep 600` ended with 137",)
+        assert (tmp_path / "next").exists()
+
+
+async def test_confirmation_outlasts_loss_of_power(tmp_path: Path) -> None:
+    log, program = tmp_path / "log", tmp_path / "bin" / "sync"
+    program.parent.mkdir()
+    async with node_in(tmp_path) as node:
+        await node.arm(node.context())
+        program.write_text(f"#!/bin/sh\nls {node.guard_dir}/confirmed && echo $@ >> {log}\n")
+        program.chmod(0o755)
+        wrap = node.shell.wrap
+        node.shell.wrap = lambda command: [
+            "env",
+            f"PATH={program.parent}:{os.environ['PATH']}",
+            *wrap(command),
+        ]
+        assert (await node.guard.disarm(node.context())).state is GuardState.CONFIRMED
+        assert str(node.guard_dir) in log.read_text().split()
+
+
 async def test_exactly_one_of_disarm_and_timer_wins(tmp_path: Path) -> None:
     async with node_in(tmp_path) as node:
         path = node.etc / "a"

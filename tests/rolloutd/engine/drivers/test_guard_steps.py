@@ -14,7 +14,8 @@ from machines.model.rollout import FailureCode, Target
 from machines.states import Phase
 from rolloutd.engine.drivers.driver import Driver
 from rolloutd.engine.drivers.node_session import AdapterSet
-from rolloutd.ports import Failed, GuardState, NodeGuard, Ok, RunRequest
+from rolloutd.errors import AdapterFailed
+from rolloutd.ports import Failed, GuardReport, GuardState, NodeGuard, Ok, RunRequest, StepContext
 from tests.contracts.fakes.check import FakeCheck
 from tests.contracts.fakes.isolator import FakeIsolator
 from tests.contracts.fakes.node_guard import FakeNodeGuard
@@ -120,6 +121,29 @@ async def test_node_that_cannot_arm_is_not_touched(tmp_path: Path) -> None:
         await node.until(lambda: node.target.phase is Phase.FAILED)
         assert node.env.run_host.runs == {}
         assert node.code is FailureCode.NEVER_STARTED
+
+
+class StumblingGuard(FakeNodeGuard):
+    """A guard whose first disarm does not reach its script."""
+
+    has_failed = False
+
+    async def disarm(self, ctx: StepContext) -> GuardReport:
+        if self.has_failed:
+            return await super().disarm(ctx)
+        self.has_failed = True
+        raise AdapterFailed("p1: sudo: a timestamp is in the future")
+
+
+async def test_error_of_disarm_is_no_answer_of_node(tmp_path: Path) -> None:
+    async with guarded_node(tmp_path) as node:
+        await node.stop()
+        node.guard = StumblingGuard(node.env.clock)
+        node.guards = {"ssh": node.guard}
+        node.start()
+        (await node.run_in_progress()).end(Ok("changed"))
+        await node.until(lambda: node.target.phase is not Phase.MAINTAINING)
+        assert node.guard.outcomes == [GuardState.CONFIRMED]
 
 
 async def test_node_whose_guard_is_not_installed_does_not_move(tmp_path: Path) -> None:
