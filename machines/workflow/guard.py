@@ -10,17 +10,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from machines.model.actions import Action, StopRun, Transition
+from machines.model.actions import Action, CleanUpStaleRuns, StopRun, Transition, UseGuard, Wait
 from machines.model.events import StepAction, StepRecord, StepState
 from machines.model.plan import Guard
 from machines.model.rollout import BLAMES_CHANGE, UNATTENDED_RESTORE, FailureCode
 from machines.states import Trigger
+from machines.workflow.steps import UNKNOWN_RETRY_S, Retry, Rule, next_try
 
 ANSWER_S = 300.0
 """How long a node may take to answer after its guard has restored it: a network or an sshd that restarts."""
 
 BY_DAEMON = "daemon"
 """What a restore's value names as `by` if the daemon asked for it; else the node began it alone."""
+
+# Without a limit of tries: how long the node may take follows from the guard's `after_s`.
+_RESTORE = Rule(
+    StepAction.RESTORE,
+    retries={StepState.BUSY: Retry(UNKNOWN_RETRY_S), StepState.UNKNOWN: Retry(UNKNOWN_RETRY_S)},
+)
 
 
 def may_be_armed(records: Sequence[StepRecord]) -> bool:
@@ -29,26 +36,6 @@ def may_be_armed(records: Sequence[StepRecord]) -> bool:
     is_armed = any(r.action is StepAction.ARM and r.state is not StepState.FAILED for r in records)
     is_disarmed = any(r.action is StepAction.DISARM and r.state is StepState.OK for r in records)
     return is_armed and not is_disarmed
-
-
-def is_cleaned_up(records: Sequence[StepRecord]) -> bool:
-    """Return whether a clean-up was tried since the last run; a node that is cut off cannot be cleaned up."""
-    for record in reversed(records):
-        # Tried, not done: a node that the change has cut off must be restored all the same.
-        if record.state is not StepState.INTENDED and record.action is StepAction.CLEAN_UP:
-            return True
-        if record.action is StepAction.RUN:
-            return False
-    return True
-
-
-def is_restore_overdue(guard: Guard, records: Sequence[StepRecord], now: float, elapsed_s: float) -> bool:
-    """Return whether the node has not reported its restore, although it must have restored itself.
-
-    `elapsed_s` is the time in its phase during which a daemon was running: without one it was not asked.
-    """
-    began = [record.began_at for record in records if record.action is StepAction.RESTORE]
-    return bool(began) and min(now - min(began), elapsed_s) > guard.after_s + ANSWER_S
 
 
 def stop_unguarded_run(records: Sequence[StepRecord]) -> Action | None:
@@ -65,7 +52,64 @@ def stop_unguarded_run(records: Sequence[StepRecord]) -> Action | None:
     return Transition(Trigger.FAILED, step=ended[-1].step, text=ended[-1].text, code=code)
 
 
-def restored_failure(
+def end_guard_before(
+    action: Action,
+    guard: Guard | None,
+    records: Sequence[StepRecord],
+    now: float,
+    *,
+    elapsed_s: float,
+    has_unfinished_run: bool,
+) -> Action:
+    """Return the action; before a failure, the restore by a guard that may still be armed.
+
+    A change that failed is not confirmed, so the node must not keep it.  `records` are those of the attempt.
+    """
+    if not isinstance(action, Transition) or action.trigger is not Trigger.FAILED:
+        return action
+    if guard is None or not may_be_armed(records):
+        return action
+    if has_unfinished_run and not _is_cleaned_up(records):
+        # What is left of the run must not change the node after its restore.
+        latest = _latest(StepAction.CLEAN_UP, records)
+        is_open = latest is not None and latest.state is StepState.INTENDED
+        return CleanUpStaleRuns(1 if latest is None else latest.number + (not is_open))
+    latest = _latest(StepAction.RESTORE, records)
+    if not _is_restore_overdue(guard, records, now, elapsed_s):
+        match next_try(_RESTORE, latest, now):
+            case Wait() as wait:
+                return wait
+            case int() as number:
+                return UseGuard(guard.step, number, StepAction.RESTORE)
+    assert latest is not None
+    return _restored_failure(action, latest, records, now, elapsed_s)
+
+
+def _latest(action: StepAction, records: Sequence[StepRecord]) -> StepRecord | None:
+    return next((record for record in reversed(records) if record.action is action), None)
+
+
+def _is_cleaned_up(records: Sequence[StepRecord]) -> bool:
+    """Return whether a clean-up was tried since the last run; a node that is cut off cannot be cleaned up."""
+    for record in reversed(records):
+        # Tried, not done: a node that the change has cut off must be restored all the same.
+        if record.state is not StepState.INTENDED and record.action is StepAction.CLEAN_UP:
+            return True
+        if record.action is StepAction.RUN:
+            return False
+    return True
+
+
+def _is_restore_overdue(guard: Guard, records: Sequence[StepRecord], now: float, elapsed_s: float) -> bool:
+    """Return whether the node has not reported its restore, although it must have restored itself.
+
+    `elapsed_s` is the time in its phase during which a daemon was running: without one it was not asked.
+    """
+    began = [record.began_at for record in records if record.action is StepAction.RESTORE]
+    return bool(began) and min(now - min(began), elapsed_s) > guard.after_s + ANSWER_S
+
+
+def _restored_failure(
     failed: Transition, restore: StepRecord, records: Sequence[StepRecord], now: float, elapsed_s: float
 ) -> Transition:
     """Return the failure with what the guard did; the last restore is final, or its answer overdue."""

@@ -39,13 +39,7 @@ from machines.model.events import StepAction, StepRecord, StepState
 from machines.model.plan import OnUnknownPolicy, Plan, Stage, StepDef
 from machines.model.rollout import FailureCode, NodeOrder, Target
 from machines.states import IN_FLIGHT_PHASES, Outcome, Phase, Trigger
-from machines.workflow.guard import (
-    is_cleaned_up,
-    is_restore_overdue,
-    may_be_armed,
-    restored_failure,
-    stop_unguarded_run,
-)
+from machines.workflow.guard import end_guard_before, stop_unguarded_run
 from machines.workflow.isolation_plan import IsolationPlan
 from machines.workflow.records import (
     active_isolations,
@@ -67,7 +61,6 @@ from machines.workflow.steps import (
     next_start,
     next_try,
     repair_step,
-    restore_step,
     stages_for,
 )
 from machines.workflow.stopping import next_stop_action, on_isolation_lost
@@ -113,12 +106,19 @@ def next_action(
         isolation_plan,
         compile_steps(plan, target),
     )
-    # A stopped node too must not keep a half-made change under an armed guard.
-    if target.order is NodeOrder.STOP:
-        return reconciler.end_guard_before(next_stop_action(target, records))
     if target.order is NodeOrder.RETURN and target.phase not in IN_FLIGHT_PHASES:
         return reconciler.reconcile_return()
-    return reconciler.end_guard_before(reconciler.reconcile_phase())
+    is_stopped = target.order is NodeOrder.STOP
+    action = next_stop_action(target, records) if is_stopped else reconciler.reconcile_phase()
+    # A stopped node too must not keep a half-made change under an armed guard.
+    return end_guard_before(
+        action,
+        plan.guard,
+        reconciler._attempt_records,
+        now,
+        elapsed_s=elapsed_s,
+        has_unfinished_run=has_unfinished_run,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +241,7 @@ class _Reconciler:
                 latest = self._latest(step)
                 is_started = latest is not None and latest.state is StepState.INTENDED
                 return RunPlaybook(stage, number, is_started)
-            case (StepAction.ARM | StepAction.DISARM | StepAction.RESTORE) as action, StepDef() as spec:
+            case (StepAction.ARM | StepAction.DISARM) as action, StepDef() as spec:
                 return UseGuard(spec, number, action)
             case StepAction.CHECK, StepDef() as spec:
                 return RunCheck(spec, step.id, number, is_baseline=step.purpose is Purpose.BASELINE)
@@ -378,34 +378,6 @@ class _Reconciler:
                 case state if state is not StepState.OK:
                     return False
         return True
-
-    # the guard
-
-    def end_guard_before(self, action: Action) -> Action:
-        """Return the action; before a failure, the restore by a guard that may still be armed.
-
-        A change that failed is not confirmed, so the node must not keep it.
-        """
-        guard, records = self.plan.guard, self._attempt_records
-        if not isinstance(action, Transition) or action.trigger is not Trigger.FAILED:
-            return action
-        if guard is None or not may_be_armed(records):
-            return action
-        if self.has_unfinished_run and not is_cleaned_up(records):
-            # What is left of the run must not change the node after its restore.
-            latest = self._latest(CLEAN_UP)
-            is_open = latest is not None and latest.state is StepState.INTENDED
-            return self._start(CLEAN_UP, 1 if latest is None else latest.number + (not is_open))
-        step = restore_step(guard)
-        latest = self._latest(step)
-        if not is_restore_overdue(guard, records, self.now, self.elapsed_s):
-            match self._next_try(step, latest):
-                case Wait() as wait:
-                    return wait
-                case int() as number:
-                    return self._start(step, number)
-        assert latest is not None
-        return restored_failure(action, latest, records, self.now, self.elapsed_s)
 
     # verifying
 

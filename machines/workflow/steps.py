@@ -60,8 +60,6 @@ class Purpose(StrEnum):
     CONFIRM = "confirm"
     """Find out whether the node can be reached after the change, from here and from the node itself."""
     DISARM_GUARD = "disarm-guard"
-    RESTORE_GUARD = "restore-guard"
-    """Let the guard restore a node whose change is not confirmed."""
     VERIFY = "verify"
     REPAIR = "repair"
     """Run the playbook that a failed check names, once."""
@@ -117,8 +115,6 @@ _LOST_RETURN = {
 }
 
 _LOST_GUARD = {StepState.UNKNOWN: Retry(UNKNOWN_RETRY_S, tries=UNKNOWN_MAX_TRIES)}
-# Without a limit of tries: how long the node may take follows from the guard's `after_s`.
-_AWAITED_RESTORE = {StepState.BUSY: Retry(UNKNOWN_RETRY_S), StepState.UNKNOWN: Retry(UNKNOWN_RETRY_S)}
 
 RULES: Mapping[Purpose, Rule] = {
     Purpose.BASELINE: Rule(StepAction.CHECK, Phase.ISOLATING, _LOST_CHECK),
@@ -130,7 +126,6 @@ RULES: Mapping[Purpose, Rule] = {
     Purpose.JUDGE_RUN: Rule(StepAction.CHECK),
     Purpose.CONFIRM: Rule(StepAction.CHECK, Phase.MAINTAINING, _LOST_CHECK),
     Purpose.DISARM_GUARD: Rule(StepAction.DISARM, Phase.MAINTAINING, _LOST_GUARD),
-    Purpose.RESTORE_GUARD: Rule(StepAction.RESTORE, retries=_AWAITED_RESTORE),
     Purpose.VERIFY: Rule(StepAction.CHECK, Phase.VERIFYING, _LOST_CHECK),
     Purpose.REPAIR: Rule(StepAction.RUN),
     Purpose.RETURN: Rule(StepAction.REVERT, Phase.VERIFYING, _LOST_RETURN, repeated_by_order=True),
@@ -285,11 +280,6 @@ def needs_clean_node(step: Step, latest: StepRecord | None) -> bool:
             return is_new_run and Capability.STARTS_RUN in spec.capabilities
         case _:
             return False
-
-
-def restore_step(guard: Guard) -> Step:
-    """Return the restore by the guard, which is due before a node with an armed guard fails."""
-    return Step(guard.step.name, Purpose.RESTORE_GUARD, guard.step)
 
 
 def _guarded(guard: Guard | None, runs: list[Step]) -> list[Step]:
