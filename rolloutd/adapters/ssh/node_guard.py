@@ -85,8 +85,8 @@ class SshNodeGuard:
         Raises TimeoutError if it may have done its work nevertheless.
         """
         token = _TOKEN.sub("_", f"{ctx.rollout}.{ctx.attempt}")
-        body = GUARD_SCRIPT
-        values = {"body": body, "paths": "", "commands": "", **texts}
+        # The script gets itself as text: arm writes it to the node, which must restore without the daemon.
+        values = {"body": GUARD_SCRIPT, "paths": "", "commands": "", **texts}
         script = "".join(f"{name}={shlex.quote(value)}\n" for name, value in values.items())
         timeout_s = ctx.remaining_s(self._clock.now())
         await self._shell.disconnect(ctx.host.name)

@@ -107,6 +107,10 @@ end_others() {
         other=${other%/}
         [ -d "$other" ] && [ "$other" != "$guard" ] || continue
         if [ -e "$other/armed" ] || [ -e "$other/restoring" ]; then
+            # Its node was changed by others since the reboot, perhaps, so its backup is not what was before.
+            [ "${other%.*}" = "${guard%.*}" ] || (guard=$other && is_watched) ||
+                fail "an older guard lost its timer in a reboot; restore by \`sh $other/guard.sh expire $node_dir" \
+                    "${other##*/} daemon now\`, or remove $other"
             sh "$other/guard.sh" expire "$node_dir" "${other##*/}" daemon now 9>&-
             [ ! -e "$other/armed" ] && [ ! -e "$other/restoring" ] || fail "an older guard still restores the node"
         fi
@@ -196,6 +200,7 @@ launch() {
     shift 2
     set -- /bin/sh "$guard/guard.sh" expire "$node_dir" "$token" "$@"
     if [ -d /run/systemd/system ]; then
+        # A failed unit of this name would refuse the new one.  By default, systemd may delay a timer by a minute.
         systemctl reset-failed "$(unit)$suffix.service" 2> /dev/null
         systemd-run --quiet --collect --unit="$(unit)$suffix" --on-active="${delay_s}s" \
             --timer-property=AccuracySec=100ms --property=Restart=on-failure --property=RestartSec=1s "$@"
@@ -206,7 +211,8 @@ launch() {
 
 is_watched() {
     if [ -d /run/systemd/system ]; then
-        systemctl -q is-active "$(unit).timer" || systemctl -q is-active "$(unit).service"
+        systemctl -q is-active "$(unit).timer" || systemctl -q is-active "$(unit).service" ||
+            systemctl -q is-active "$(unit)-boot.service"
     else
         { read -r pid < "$guard/watcher"; } 2> /dev/null && grep -qs "$guard/guard.sh" "/proc/$pid/cmdline"
     fi
@@ -247,6 +253,7 @@ END
 # Waits for the deadline, which a renewal moves, then restores: `expire CAUSE [now]`.
 expire() {
     [ -n "${2:-}" ] || echo $$ > "$guard/watcher"
+    # By the second, not until the deadline: renewals move it, and a disarm ends this.
     while [ -z "${2:-}" ] && [ -e "$guard/armed" ] && [ "$(now)" -lt "$(cat "$guard/deadline")" ]; do sleep 1; done
     mv -- "$guard/armed" "$guard/restoring" 2> /dev/null && echo "$1" > "$guard/cause"
     finish_restore "$1"

@@ -7,6 +7,7 @@ import fcntl
 import os
 import shlex
 import shutil
+import signal
 import stat
 import subprocess
 from collections.abc import AsyncIterator, Sequence
@@ -181,6 +182,26 @@ async def test_confirmation_outlasts_loss_of_power(tmp_path: Path) -> None:
         ]
         assert (await node.guard.disarm(node.context())).state is GuardState.CONFIRMED
         assert str(node.guard_dir) in log.read_text().split()
+
+
+async def test_guard_of_other_rollout_without_timer_is_left_to_people(tmp_path: Path) -> None:
+    async with node_in(tmp_path) as node:
+        path = node.etc / "a"
+        path.write_text("before")
+        ctx, later = node.context(path), replace(node.context(path), rollout="r2")
+        await node.arm(ctx)
+        while not (node.guard_dir / "watcher").exists():
+            await asyncio.sleep(0.01)
+        os.kill(int((node.guard_dir / "watcher").read_text()), signal.SIGKILL)  # as a reboot does
+        path.write_text("changed by others since")
+        with pytest.raises(AdapterFailed, match=f"guard.sh expire .* or remove {node.guard_dir}"):
+            await node.guard.arm(later, order="1.8 database 1800000001")
+        assert path.read_text() == "changed by others since"
+        # A retry of the same rollout restores what its attempt has left.
+        retried = replace(ctx, attempt=2)
+        assert (await node.guard.arm(retried, order="1.8 database 1800000001")).state is GuardState.ARMED
+        assert path.read_text() == "before"
+        await node.guard.disarm(retried)
 
 
 async def test_exactly_one_of_disarm_and_timer_wins(tmp_path: Path) -> None:
