@@ -38,8 +38,8 @@ MAX_PROBLEMS = 10
 MAX_ECHO_CHARS = 200
 """Characters of a client's input that an error repeats."""
 
-SLICE = 500
-"""Items of a list that are encoded at once: a few milliseconds."""
+SLICE = 100
+"""Items of a list that are encoded at once: a few milliseconds, also for the entries of a large submit."""
 
 
 class BadRequest(RolloutdError):
@@ -71,7 +71,7 @@ def encode_json(body: Any) -> bytes:
 
 async def encode_in_slices(body: Any) -> bytes:
     """Return the same JSON; between the slices of a long list, the loop does other work."""
-    if not isinstance(body, dict) or not any(map(_is_long, body.values())):
+    if not isinstance(body, dict) or not any(map(_is_large, body.values())):
         return encode_json(body)
     members = []
     for key, value in body.items():
@@ -80,13 +80,25 @@ async def encode_in_slices(body: Any) -> bytes:
 
 
 async def _encode_value(value: Any) -> bytes:
-    if not _is_long(value):
+    if not _is_large(value):
         return encode_json(value)
     slices = []
-    for begin in range(0, len(value), SLICE):
-        slices.append(encode_json(value[begin : begin + SLICE])[1:-1])
+    for begin in range(0, len(value), SLICE if _is_long(value) else 1):
+        slices.append(
+            encode_json(value[begin : begin + SLICE])[1:-1]
+            if _is_long(value)
+            else await encode_in_slices(value[begin])
+        )
         await asyncio.sleep(0)
     return b"[" + b",".join(slices) + b"]"
+
+
+def _is_large(value: Any) -> bool:
+    """Return whether a list is long, or a list in one of its items is: of a change, the nodes."""
+    return _is_long(value) or (
+        isinstance(value, list)
+        and any(isinstance(each, dict) and any(map(_is_long, each.values())) for each in value)
+    )
 
 
 def _is_long(value: Any) -> bool:
@@ -117,13 +129,18 @@ class SharedAnswers:
         if key not in self._waiting:
             task = self._waiting[key] = asyncio.create_task(self._compute(route, key, compute))
             self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            task.add_done_callback(self._forget)
         # Shielded: a client that has gone must not take the answer from the others.
         return await asyncio.shield(self._waiting[key])
 
     def close(self) -> None:
         for task in self._tasks:
             task.cancel()
+
+    def _forget(self, task: asyncio.Task[bytes]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # retrieved, else asyncio logs the one of an answer that all clients gave up
 
     async def _compute(self, route: str, key: Hashable, compute: Callable[[], Awaitable[bytes]]) -> bytes:
         loop = asyncio.get_running_loop()

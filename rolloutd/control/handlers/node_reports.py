@@ -79,21 +79,23 @@ async def result_lines(
     jobs: Iterable[Coroutine[Any, Any, T]], line_of: Callable[[T], L]
 ) -> AsyncGenerator[L, None]:
     """Yield the line of each job's result, in the order of their ends, and heartbeats."""
-    async with asyncio.TaskGroup() as tasks:
-        pending = {tasks.create_task(job) for job in jobs}
-        try:
-            while pending:
-                done, pending = await asyncio.wait(
-                    pending, timeout=HEARTBEAT_S, return_when=asyncio.FIRST_COMPLETED
-                )
-                if not done:
-                    yield cast(L, {"kind": "heartbeat"})
-                for each in done:
-                    yield line_of(each.result())
-        finally:
-            # The client has gone, or a job failed: nothing further may begin.
-            for task in pending:
-                task.cancel()
+    # No TaskGroup: in a generator it would make a group of the error of one job, or of the end of the reader.
+    tasks = [asyncio.create_task(job) for job in jobs]
+    pending = set(tasks)
+    try:
+        while pending:
+            done, pending = await asyncio.wait(
+                pending, timeout=HEARTBEAT_S, return_when=asyncio.FIRST_COMPLETED
+            )
+            if not done:
+                yield cast(L, {"kind": "heartbeat"})
+            for each in done:
+                yield line_of(each.result())
+    finally:
+        # The client has gone, or a job failed: nothing further may begin.
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def report_lines(

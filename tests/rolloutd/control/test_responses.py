@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import time
 from typing import Any
 
 import pytest
 
+from rolloutd.control.handlers.node_reports import result_lines
 from rolloutd.control.responses import SLICE, SharedAnswers, encode_in_slices, encode_json
+from rolloutd.errors import NotFound, StoreFailed
 
 
 @pytest.mark.parametrize(
@@ -16,6 +20,7 @@ from rolloutd.control.responses import SLICE, SharedAnswers, encode_in_slices, e
     [
         {"nodes": [{"node": f"n{number}"} for number in range(2 * SLICE + 1)], "seq": 1, "é": []},
         {"nodes": list(range(SLICE + 1))},
+        {"changes": [{"plan": "p", "nodes": list(range(SLICE + 1))}, {"nodes": []}], "few": [{}]},
         {"few": [1]},
         [1],
         None,
@@ -47,6 +52,23 @@ async def test_requests_that_wait_at_once_share_an_answer() -> None:
     assert (await first, await other, await late) == (b"1", b"2", b"3")
 
 
+async def test_error_of_abandoned_answer_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    answers, released = SharedAnswers(), asyncio.Event()
+
+    async def compute() -> bytes:
+        await released.wait()
+        raise NotFound("r: no such rollout")
+
+    asked = asyncio.create_task(answers.get("/v1/rollouts/{r}", "r", compute))
+    await asyncio.sleep(0.01)
+    asked.cancel()
+    await asyncio.wait({asked})
+    released.set()
+    await asyncio.sleep(0.01)
+    gc.collect()
+    assert not caplog.records
+
+
 async def test_costly_answers_leave_most_of_the_loop_to_others() -> None:
     answers, loop = SharedAnswers(), asyncio.get_running_loop()
 
@@ -58,3 +80,28 @@ async def test_costly_answers_leave_most_of_the_loop_to_others() -> None:
     for _ in range(3):
         await answers.get("/v1/status", "", compute)
     assert loop.time() - began >= 3 * 0.005 + 2 * 0.045
+
+
+@pytest.mark.parametrize("error", [ConnectionResetError("the client has gone"), StoreFailed("disk full")])
+async def test_end_of_stream_is_its_cause_and_ends_other_jobs(error: Exception) -> None:
+    ended = []
+
+    async def job(number: int) -> int:
+        if number == 0:
+            if isinstance(error, StoreFailed):
+                raise error
+            return number
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(number)
+        return number
+
+    async def read() -> None:
+        async with contextlib.aclosing(result_lines(map(job, range(3)), str)) as lines:
+            async for _ in lines:
+                raise error
+
+    with pytest.raises(type(error)):
+        await read()
+    assert sorted(ended) == [1, 2]
