@@ -24,6 +24,7 @@ from machines.rules.waves import assign_waves
 from machines.states import Outcome, Trigger
 from machines.workflow.phase_transitions import transition
 from rolloutd import planfile
+from rolloutd.commands.rollout_commands import Principal, require_plan_owner
 from rolloutd.commands.verdicts import Draft, matching_verdicts, require_overridden
 from rolloutd.compile import compile_plan
 from rolloutd.engine.state import State
@@ -133,7 +134,7 @@ async def submit(
     sources: SourceStore,
     plan_file: PlanFile,
     upload: str | None,
-    actor: Actor,
+    who: Principal,
     *,
     again: bool = False,
     supersede: bool = False,
@@ -154,13 +155,13 @@ async def submit(
             return existing, True
         rollout = _new_rollout_id(state, resolved.plan.name)
         changed_before = await state.store.find_nodes_with_change(resolved.digest.change)
-        async with state.exclusive_commit(actor) as commit:
-            superseded = _superseded_rollouts(state, resolved, again=again, supersede=supersede)
+        async with state.exclusive_commit(who.actor) as commit:
+            superseded = _superseded_rollouts(state, resolved, who, again=again, supersede=supersede)
             cancellations = [
-                RolloutCancelled(r.id, actor, f"superseded by {rollout}", state.now()) for r in superseded
+                RolloutCancelled(r.id, who.actor, f"superseded by {rollout}", state.now()) for r in superseded
             ]
             already_changed = {} if again else _already_changed(state, superseded, resolved.digest.change)
-            opened = _rollout_opened(state, resolved, rollout, actor, changed_before, again=again)
+            opened = _rollout_opened(state, resolved, rollout, who.actor, changed_before, again=again)
             opened = replace(
                 opened,
                 supersedes=superseded[-1].id if superseded else None,
@@ -309,11 +310,12 @@ def _resolve_targets(
 
 
 def _superseded_rollouts(
-    state: State, resolved: ResolvedPlan, *, again: bool, supersede: bool
+    state: State, resolved: ResolvedPlan, who: Principal, *, again: bool, supersede: bool
 ) -> list[Rollout]:
     """Return the live rollouts of the same plan name that this one supersedes.
 
     Raises Refused if one has another digest and `supersede` is not set; `again` repeats only the same plan.
+    Raises NotAllowed if one is not the caller's.
     """
     name = resolved.plan.name
     live = [r for r in state.index.rollouts.values() if r.plan.name == name and not r.closed]
@@ -324,6 +326,9 @@ def _superseded_rollouts(
             f"{name}: its rollout {others[0].id} with another digest is live; "
             "cancel that, or submit with --supersede",
         )
+    # Judged here, under the lock: another team may have opened its rollout while the source was fetched.
+    for each in live:
+        require_plan_owner(who, each, "supersede")
     return live
 
 

@@ -56,7 +56,7 @@ async def plan_impact(
     body = request.input
     plan_file = await read_plan(body)
     # Check mode executes the plan's playbooks, as a rollout does.
-    _require_owner(services, request, plan_file, supersedes=False)
+    _require_owner(services, request, plan_file)
     draft = await submit.resolve_plan(services.state, services.sources, plan_file, body.upload)
     return report_lines(
         services.check_mode.check(target.node, draft.pinned, draft.plan.stages) for target in draft.targets
@@ -70,13 +70,13 @@ async def submit_plan(
     """Open a rollout, or return the one that this plan has."""
     body = request.input
     plan_file = await read_plan(body)
-    _require_owner(services, request, plan_file, supersedes=body.again or body.supersede)
+    _require_owner(services, request, plan_file)
     rollout, existing = await submit.submit(
         services.state,
         services.sources,
         plan_file,
         body.upload,
-        request.identity.actor,
+        request.identity,
         again=body.again,
         supersede=body.supersede,
         overrides=submit.Overrides(tuple(body.override_verdicts), body.reason or ""),
@@ -114,17 +114,8 @@ async def read_plan(body: requests.PlanText) -> PlanFile:
     return await asyncio.to_thread(planfile.read, body.text.encode(), body.file)
 
 
-def _require_owner(
-    services: Services, request: Request[object], plan_file: PlanFile, *, supersedes: bool
-) -> None:
-    """Raise NotAllowed unless the caller may submit for the owner and supersede its rollouts."""
-    metadata = plan_file.content["metadata"]
-    if metadata["owner"] in services.state.settings.teams:
-        rollout_commands.require_member(
-            request.identity, metadata["owner"], f"submit a plan of {metadata['owner']}"
-        )
-    if not supersedes:
-        return
-    for rollout in services.state.index.rollouts.values():
-        if rollout.plan.name == metadata["name"] and not rollout.closed:
-            rollout_commands.require_plan_owner(request.identity, rollout, "supersede")
+def _require_owner(services: Services, request: Request[object], plan_file: PlanFile) -> None:
+    """Raise NotAllowed unless the caller may submit for the owner."""
+    owner = plan_file.content["metadata"]["owner"]
+    if owner in services.state.settings.teams:
+        rollout_commands.require_member(request.identity, owner, f"submit a plan of {owner}")

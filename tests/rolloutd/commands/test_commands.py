@@ -5,6 +5,7 @@ Longer than 500 lines: one test for each refusal.
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -702,6 +703,28 @@ async def test_only_the_owners_submit(tmp_path: Path) -> None:
             "not-allowed",
         )
         assert await inside.submit("adam")
+
+
+async def test_supersede_of_rollout_that_another_team_opened_meanwhile_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with control_environment(tmp_path) as inside:
+        pin, fetching, fetched = inside.sources.pin_git, asyncio.Event(), asyncio.Event()
+
+        async def fetch_slowly(url: str, ref: str) -> Any:
+            if not fetching.is_set():
+                fetching.set()
+                await fetched.wait()
+            return await pin(url, ref)
+
+        monkeypatch.setattr(inside.sources, "pin_git", fetch_slowly)
+        mine = PLAN.replace("owner: infra", "owner: payments")
+        taking = asyncio.create_task(inside.submit("paul", mine, supersede=True))
+        await fetching.wait()
+        theirs = await inside.submit("olga")
+        fetched.set()
+        assert await assert_refused(taking) == (403, "not-allowed")
+        assert not inside.state.index.rollout(theirs).closed
 
 
 async def test_nobody_takes_over_another_teams_rollout(tmp_path: Path) -> None:
