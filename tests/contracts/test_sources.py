@@ -6,15 +6,17 @@ import asyncio
 import gzip
 import io
 import os
+import shutil
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Protocol
 
 import pytest
 
 from rolloutd.adapters.sources import TreeStore
-from rolloutd.errors import NotFound, Refused, SourceFailed
+from rolloutd.errors import NotFound, Refused, SourceFailed, StoreFailed
 from rolloutd.ports import PinnedSource, SourceStore
 from rolloutd.source_archive import MAX_TREE_BYTES, pack_tree, tree_hash
 from tests.contracts.fakes.sources import FakeSourceStore
@@ -244,6 +246,18 @@ async def test_the_hash_does_not_know_owners_times_order_or_compression(tmp_path
     pins = [await sources.store_upload(data) for data in (one, two, gzip.compress(one))]
     assert len(set(pins)) == 1
     assert await sources.store_upload(archive(regular("a"), regular("b/c", b"z"))) not in pins
+
+
+async def test_source_leaves_free_space_for_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    repository = Repository(tmp_path / "playbooks")
+    repository.commit("site.yml", "x")
+    sources = TreeStore(tmp_path, allow_local=True)
+    kept = await sources.store_upload(archive(regular("a")))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(total=2**40, free=2**20))
+    for asked in (sources.store_upload(archive(regular("b"))), sources.pin_git(repository.url, "main")):
+        with pytest.raises(StoreFailed, match="too little to store a source"):
+            await asked
+    assert await sources.store_upload(archive(regular("a"))) == kept
 
 
 async def test_trees_that_come_at_once_are_all_kept(tmp_path: Path) -> None:

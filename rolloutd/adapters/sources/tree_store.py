@@ -18,9 +18,16 @@ from rolloutd.adapters.sources.upload import read_archive, write_entries
 from rolloutd.errors import NotFound, StoreFailed
 from rolloutd.ports import ArtifactStore, PinnedSource
 from rolloutd.source_archive import hash_entries, require_links_inside
+from rolloutd.text import format_size
 
 GIT_KIND = "git"
 TREE_KIND = "tree"
+
+MIN_FREE_BYTES = 512 * 1024 * 1024
+"""Free space that no source may use, at most a tenth of the disk: on a full disk no node starts.
+
+Each member of a team may store sources, and retention removes them only after days.
+"""
 
 _PIN_PATTERNS = {GIT_KIND: re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?"), TREE_KIND: re.compile(r"[0-9a-f]{64}")}
 
@@ -81,6 +88,7 @@ class TreeStore:
             if self._trees.touch(tree_name(pinned)):
                 self._git.validate(url, ref)
                 return pinned
+        await asyncio.to_thread(self._require_free_space)
         async with self._git.fetch(url, ref) as commit:
             pinned = PinnedSource(GIT_KIND, commit.id, redact_url(url), ref, commit.ref_kind)
             if not self._trees.touch(tree_name(pinned)):
@@ -98,6 +106,7 @@ class TreeStore:
         """Store the tree that `fill` writes into an empty directory, if no link leads out of it."""
         staged = None
         try:
+            await asyncio.to_thread(self._require_free_space)
             staged = await asyncio.to_thread(self._trees.stage)
             await fill(staged)
             await asyncio.to_thread(require_links_inside, staged)
@@ -109,3 +118,12 @@ class TreeStore:
         finally:
             if staged is not None:
                 await asyncio.to_thread(shutil.rmtree, staged, ignore_errors=True)
+
+    def _require_free_space(self) -> None:
+        trees = self._trees.parent
+        trees.mkdir(parents=True, exist_ok=True, mode=0o700)
+        disk = shutil.disk_usage(trees)
+        if disk.free < min(MIN_FREE_BYTES, disk.total // 10):
+            raise StoreFailed(
+                f"{trees}: {format_size(disk.free)} free, too little to store a source; free some"
+            )
