@@ -15,6 +15,7 @@ from rolloutd.control import wire_fleet
 from rolloutd.control.requests import PageQuery
 from rolloutd.control.serializers import format_optional_timestamp, format_timestamp, page
 from rolloutd.engine.state import SourceState, State
+from rolloutd.engine.tasks import compute
 from rolloutd.ports import HOST_KEY, MACHINE_ID, PROVIDER_ID, DiscoveredNode, Host
 from rolloutd.settings import Settings
 
@@ -108,18 +109,23 @@ def settings(current: Settings) -> wire_fleet.SettingsSummary:
 # -- the inventory ------------------------------------------------------------
 
 
-def inventory(state: State, query: PageQuery) -> wire_fleet.Inventory:
-    index, now = state.index, state.now()
+async def inventory(state: State, query: PageQuery) -> wire_fleet.Inventory:
+    # In a thread, on a fork: ten thousand nodes take longer than the loop may pause.
+    shown, next_after = await compute(_inventory_page, state.index.fork(), query)
+    return {
+        "nodes": shown,
+        "sources": [_source(each, state.now()) for each in state.sources.values()],
+        "next": next_after,
+    }
+
+
+def _inventory_page(index: Index, query: PageQuery) -> tuple[list[wire_fleet.InventoryNode], str | None]:
     names = sorted(index.nodes, key=natural_sort_key)
     if query.after is not None:
         begin = natural_sort_key(query.after)
         names = names[bisect_right(names, begin, key=natural_sort_key) :]
     shown, next_after = page(names, query, str)
-    return {
-        "nodes": [_inventory_node(index, index.nodes[name]) for name in shown],
-        "sources": [_source(each, now) for each in state.sources.values()],
-        "next": next_after,
-    }
+    return [_inventory_node(index, index.nodes[name]) for name in shown], next_after
 
 
 def inventory_node(state: State, name: str) -> wire_fleet.InventoryNodeDetail:

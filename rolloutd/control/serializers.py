@@ -340,9 +340,12 @@ def _node(state: State, resolved: ResolvedRollout, target: Target, blocker: Reas
 
 
 def nodes(
-    state: State, resolved: ResolvedRollout, query: PageQuery, among: Container[str] | None = None
+    state: State, resolved: ResolvedRollout, query: PageQuery, seq: int, among: Container[str] | None = None
 ) -> wire.Nodes:
-    """Return nodes of a rollout in their order, each with the reason why it does not move."""
+    """Return nodes of a rollout in their order, each with the reason why it does not move.
+
+    It may run in a thread, so the index is a fork, and the queue, which the loop changes, is not used.
+    """
     index, rollout, now = resolved.index, resolved.rollout.id, state.now()
     rest = sorted(index.targets(rollout), key=lambda target: target.position)
     if query.after is not None:
@@ -351,7 +354,7 @@ def nodes(
         rest = [target for target in rest if target.node in among]
     targets, next_after = page(rest, query, lambda target: target.node)
     names = [each.node for each in targets]
-    blockers = decide.explain_rollout_nodes(index, rollout, now, names, state.queue)
+    blockers = decide.explain_rollout_nodes(index, rollout, now, names)
     live = {each.node: state.step_progress.get((each.rollout, each.node), NO_PROGRESS) for each in targets}
     reasons = (
         node_reason(index, each, blockers.get(each.node), live[each.node], state.runner_status, now)
@@ -359,7 +362,7 @@ def nodes(
     )
     return {
         "nodes": [_node(state, resolved, each, why) for each, why in zip(targets, reasons, strict=True)],
-        "seq": state.changes.latest_seq,
+        "seq": seq,
         "next": next_after,
     }
 

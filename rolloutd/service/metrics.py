@@ -76,9 +76,12 @@ class MetricsCollector:
             await asyncio.sleep(LAG_INTERVAL_S)
             self._lag.observe(max(0.0, loop.time() - expected_at))
 
-    def render(self) -> bytes:
+    async def render(self) -> bytes:
         """Return all metrics in Prometheus' text format."""
-        return generate_latest(self.registry)
+        # Of one moment of the facts; the text of 500 pools takes longer than the loop may pause.
+        collected = CollectorRegistry()
+        collected.register(_Collected([*self.registry.collect()]))
+        return await asyncio.to_thread(generate_latest, collected)
 
     def _histogram(self, name: str, what: str) -> Histogram:
         return Histogram(f"rolloutd_{name}_seconds", what, buckets=LATENCY_BUCKETS_S, registry=self.registry)
@@ -93,7 +96,8 @@ async def serve_metrics(collector: MetricsCollector, endpoint: Metrics) -> Async
 
     async def handle_scrape(_: web.Request) -> web.Response:
         return web.Response(
-            body=collector.render(), headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
+            body=await collector.render(),
+            headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"},
         )
 
     application = web.Application()
@@ -112,6 +116,16 @@ async def serve_metrics(collector: MetricsCollector, endpoint: Metrics) -> Async
         if bound is not None:
             bound.remove()
         await runner.cleanup()
+
+
+class _Collected(Collector):
+    """Metrics that were collected before."""
+
+    def __init__(self, metrics: Sequence[Metric]) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> Iterable[Metric]:
+        return self._metrics
 
 
 class _StateCollector(Collector):

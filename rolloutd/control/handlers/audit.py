@@ -17,6 +17,9 @@ from rolloutd.ports import AuditEntry
 
 routes = RouteTable()
 
+PAGE_SIZE = 200
+"""Entries read from the store and decoded at once: few, because one may have 500 nodes."""
+
 MAX_SCANNED_ENTRIES = 50_000
 """Entries read for one page if the store cannot filter them (by actor); `next` says where to resume."""
 
@@ -76,18 +79,20 @@ async def _matching_entries(
 ) -> AsyncIterator[AuditEntry]:
     """Yield the entries in the order in which they are read: with `before`, the latest first."""
     after, before = query.after, query.before
+    # An actor's entries may be rare: `limit` of them are found in many more.
+    size = PAGE_SIZE if query.actor is not None else min(query.limit, PAGE_SIZE)
     while True:
         page = await services.state.store.read_audit(
             after=after,
             before=before,
-            limit=query.limit,
+            limit=size,
             rollout=rollout_id,
             node=query.node,
             event=query.kind,
         )
         for entry in page if before is None else reversed(page):
             yield entry
-        if len(page) < query.limit:
+        if len(page) < size:
             return
         after, before = (page[-1].seq, None) if before is None else (after, page[0].seq)
 

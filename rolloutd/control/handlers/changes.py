@@ -11,6 +11,7 @@ from machines.model.rollout import Target
 from machines.states import CARRIES_CHANGE, EXCEPTIONS, IN_FLIGHT_PHASES, Outcome, Phase
 from rolloutd.control import requests, wire_fleet
 from rolloutd.control.routes import Request, RouteTable, Services
+from rolloutd.engine.tasks import compute
 
 routes = RouteTable()
 
@@ -49,18 +50,23 @@ async def changes(services: Services, request: Request[requests.ChangesQuery]) -
     def change_of(name: str, change: str) -> _Change:
         return found.setdefault((name, change), _Change(name, change))
 
-    for rollout in reversed([*state.index.rollouts.values()]):
+    index = state.index.fork()
+    for rollout in reversed([*index.rollouts.values()]):
         if plan in (None, rollout.plan.name):
-            targets = state.index.targets(rollout.id)
-            change_of(rollout.plan.name, rollout.digest.change).add(
-                rollout.id, targets, closed=rollout.closed
-            )
+            change = change_of(rollout.plan.name, rollout.digest.change)
+            # In threads, on a fork: ten thousand targets take longer than the loop may pause.
+            await compute(change.add, rollout.id, index.targets(rollout.id), closed=rollout.closed)
     for each in await state.store.list_closed_rollouts(MAX_CLOSED):
-        if plan in (None, each.name) and each.id not in state.index.rollouts:
+        if plan in (None, each.name) and each.id not in index.rollouts:
             targets = await state.store.load_targets(each.id)
-            change_of(each.name, each.digest.change).add(each.id, targets, closed=True)
-    groups = {node.name: tuple(_groups(state.index, node)) for node in state.index.nodes.values()}
-    return {"changes": [_change_line(change, groups) for change in found.values()]}
+            change = change_of(each.name, each.digest.change)
+            await compute(change.add, each.id, targets, closed=True)
+    return {"changes": await compute(_change_lines, index, found.values())}
+
+
+def _change_lines(index: Index, found: Iterable[_Change]) -> list[wire_fleet.Change]:
+    groups = {node.name: tuple(_groups(index, node)) for node in index.nodes.values()}
+    return [_change_line(change, groups) for change in found]
 
 
 def _state_of(target: Target, *, closed: bool) -> wire_fleet.ChangeState | None:

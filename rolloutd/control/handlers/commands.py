@@ -258,7 +258,7 @@ async def accept_inventory(
     """Let the held answer of an inventory source take effect."""
     body = request.input
     await services.accept_inventory(body.source, request.identity.actor, body.reason)
-    return fleet_serializers.inventory(services.state, requests.PageQuery())
+    return await fleet_serializers.inventory(services.state, requests.PageQuery())
 
 
 @routes.add("POST", "/v1/inventory/{n}/pin", access=rights.INVENTORY_ADMIN)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from dataclasses import replace
 
 from machines.model.events import StepRecord
 from rolloutd.commands.rollout_commands import unknown_node
@@ -13,6 +14,7 @@ from rolloutd.control.requests import NodesQuery, PageQuery, StatusQuery
 from rolloutd.control.resolve import MAX_CLOSED, ResolvedRollout, resolve_for_reading, resolve_rollout
 from rolloutd.control.routes import Request, RouteTable, Services
 from rolloutd.control.serializers import format_timestamp
+from rolloutd.engine.tasks import compute
 
 MAX_CLOSED_SHOWN = 20
 """Latest closed rollouts that `status --all` shows in full; `rollouts` lists all."""
@@ -60,6 +62,8 @@ async def status(services: Services, request: Request[StatusQuery]) -> wire.Stat
     """Show all rollouts that are not closed, or with `all` the latest closed ones too."""
     query = request.input
     state = services.state
+    # Before the facts: what is committed while closed rollouts are loaded is not in the answer.
+    seq = state.changes.latest_seq
     shown = [
         serializers.rollout(state, ResolvedRollout(state.index, each, live=True))
         for each in state.index.rollouts.values()
@@ -74,7 +78,7 @@ async def status(services: Services, request: Request[StatusQuery]) -> wire.Stat
     return {
         "rollouts": shown,
         "trouble": "; ".join(state.problems()) or None,
-        "seq": state.changes.latest_seq,
+        "seq": seq,
     }
 
 
@@ -106,17 +110,16 @@ async def nodes(services: Services, request: Request[NodesQuery]) -> wire.Nodes:
     """Show the nodes of a rollout, or those that have changed."""
     state, query = services.state, request.input
     resolved = await resolve_for_reading(state, request.path_params["r"])
-    if query.changed_after is None:
-        return serializers.nodes(state, resolved, query)
-    # Before the audit is read: what is committed meanwhile is then asked for again, and never missed.
-    seq = state.changes.latest_seq
-    names = None
+    # Before the facts and the audit: what is committed meanwhile is then asked for again, and never missed.
+    seq, names = state.changes.latest_seq, None
     # A longer read would keep every other query waiting, because the store has one connection for reading.
-    if seq - query.changed_after <= MAX_CHANGED_ENTRIES:
+    if query.changed_after is not None and seq - query.changed_after <= MAX_CHANGED_ENTRIES:
         names = await state.store.list_changed_nodes(resolved.rollout.id, query.changed_after)
-    # Again: the rollout may have been deleted, or the index replaced, while the audit was read.
-    resolved = await resolve_for_reading(state, resolved.rollout.id)
-    return {**serializers.nodes(state, resolved, query, names), "seq": seq}
+        # Again: the rollout may have been deleted, or the index replaced, while the audit was read.
+        resolved = await resolve_for_reading(state, resolved.rollout.id)
+    fixed = replace(resolved, index=resolved.index.fork())
+    # In a thread, on a fork: ten thousand nodes take longer than the loop may pause.
+    return await compute(serializers.nodes, state, fixed, query, seq, names)
 
 
 @routes.add("GET", "/v1/rollouts/{r}/nodes/{n}")
@@ -177,7 +180,7 @@ async def settings(services: Services, request: Request) -> wire_fleet.SettingsS
 @routes.add("GET", "/v1/inventory", is_shared=True)
 async def inventory(services: Services, request: Request[PageQuery]) -> wire_fleet.Inventory:
     """Show all known nodes, and the age of each source's answer."""
-    return fleet_serializers.inventory(services.state, request.input)
+    return await fleet_serializers.inventory(services.state, request.input)
 
 
 @routes.add("GET", "/v1/inventory/{n}")

@@ -27,6 +27,9 @@ HEARTBEAT_S = 15.0
 PROGRESS_INTERVAL_S = 0.2
 """Minimum time between two lines of progress: a person reads no more than five a second."""
 
+LOG_COST_FACTOR = 9
+"""Pause after a read of a followed log, in multiples of its duration: a read begins at the first line."""
+
 LOG_POLL_S = 2.0
 """How often a followed log is read without a notification: a run's own output sends none."""
 
@@ -164,6 +167,7 @@ async def _follow_log(
             changed.clear()
             # Asked before the lines are read, so that the last ones are not missed.
             is_over = not may_grow()
+            began = loop.time()
             async for line in read(offset):
                 offset, silent_since = line["offset"], loop.time()
                 yield line
@@ -172,6 +176,10 @@ async def _follow_log(
             if loop.time() - silent_since >= HEARTBEAT_S:
                 silent_since = loop.time()
                 yield logs.heartbeat(offset, services.state.now())
+            # Every commit of the daemon ends the next wait: a storm of them would read the log without end.
+            await asyncio.sleep(
+                min(max(PROGRESS_INTERVAL_S, LOG_COST_FACTOR * (loop.time() - began)), LOG_POLL_S)
+            )
             await _wait_for_change(changed, LOG_POLL_S)
 
 

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from machines.model.events import StepAction, StepRecorded
-from machines.states import Trigger
+from machines.states import Outcome, Trigger
 from rolloutd.control import requests
 from rolloutd.control import server as border
 from rolloutd.control.client import ApiError, Client, DaemonUnreachable, StreamInterrupted
@@ -35,6 +35,7 @@ from rolloutd.errors import AlreadyRunning, StoreFailed
 from rolloutd.ports import Host, RunRequest, RunState
 from rolloutd.service.listen_socket import CannotListen, adopt_socket, bind
 from tests.contracts.fakes.sources import SOURCE
+from tests.contracts.fakes.store import MemoryStore
 from tests.rolloutd.control_environment import (
     ACCOUNTS,
     PLAN,
@@ -534,3 +535,46 @@ def test_the_client_imports_lightly() -> None:
     code = f"import sys, rolloutd.control.client; print([m for m in '{heavy}'.split() if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+class CountingStore(MemoryStore):
+    """A store that counts its reads."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.reads = Counter[str]()
+
+    async def load_steps(self, *key: Any) -> Any:
+        self.reads["steps"] += 1
+        return await super().load_steps(*key)
+
+    async def read_audit(self, **query: Any) -> Any:
+        self.reads["audit"] += 1
+        return await super().read_audit(**query)
+
+
+async def test_storm_and_rare_entries_need_few_reads(tmp_path: Path) -> None:
+    """A followed log is not read again for each commit, nor the audit for each entry of another actor."""
+    stores: list[CountingStore] = []
+
+    async def open_counting_store(compiled: Any) -> CountingStore:
+        stores.append(CountingStore(compile=compiled))
+        return stores[0]
+
+    async with control_environment(tmp_path, store=open_counting_store) as inside:
+        rollout = await inside.start()
+        await inside.transition(rollout, "p1", Trigger.ADMITTED)
+        path = f"/v1/rollouts/{rollout}/nodes/p1/log"
+        following = asyncio.create_task(inside.stream_lines(path, follow=True))
+        while not stores[0].reads["steps"]:
+            await asyncio.sleep(0.001)
+        for number in range(200):
+            await inside.commit(StepRecorded(inside.step(rollout, "p1", f"isolate.{number}.command")))
+            await asyncio.sleep(0.001)
+        assert stores[0].reads["steps"] < 20
+        await inside.transition(rollout, "p1", Trigger.LEFT, outcome=Outcome.LEFT)
+        await following
+        stores[0].reads.clear()
+        answer = await inside.request("nora", "get", "/v1/audit?limit=1&actor=moritz")
+        assert answer["entries"] == []
+        assert stores[0].reads["audit"] <= 3

@@ -144,7 +144,7 @@ async def test_failing_adapter_and_its_recovery_are_sent_once(tmp_path: Path) ->
         assert "5 times in a row since" in text
         await fails(1)
         assert people.sent == []
-        metrics = MetricsCollector(inside.state, "1").render().decode()
+        metrics = (await MetricsCollector(inside.state, "1").render()).decode()
         assert 'rolloutd_adapter_failures{adapter="watch ams"} 6.0' in metrics
         inside.state.record_try("watch ams")
         await fails(0)
