@@ -240,7 +240,7 @@ async def test_rendered_text_that_is_no_port_is_unknown(port: str) -> None:
 
 
 def test_own_session_is_the_only_one_left_out() -> None:
-    found, is_complete = read_connections(LISTED)
+    found, is_complete = read_connections(f"a banner\n{LISTED}")
     assert is_complete
     assert len(found) == 5
     assert Connection(22, found[0].peer, 51000) not in found

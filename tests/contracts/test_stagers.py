@@ -20,12 +20,12 @@ from machines.model.preparation import ArtifactKind, ManifestEntry
 from machines.model.selector import parse_selector
 from rolloutd.adapters.ssh.shell import SshShell
 from rolloutd.adapters.ssh.stager import CHUNK_BYTES, SshStager, UrlStager, outside_timeout
-from rolloutd.contracts import LocalShell
 from rolloutd.errors import AdapterFailed, NodeUnreachable
 from rolloutd.ports import Failed, Host, Staged, Stager, StagingRequest, staged_file, unpacked_directory
 from tests.contracts.fakes.shell import FakeShell
 from tests.contracts.fakes.stager import FakeStager
 from tests.contracts.ssh_fixtures import LIMIT_S, host_of, real_sshd
+from tests.support.local_shell import LocalShell
 
 CONTENT = os.urandom(8 * CHUNK_BYTES + 17)
 

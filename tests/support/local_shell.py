@@ -8,6 +8,9 @@ from collections.abc import Callable, Sequence
 from rolloutd.errors import NodeUnreachable
 from rolloutd.ports import Host, ShellResult
 
+BANNER = "echo 'Welcome, all is logged'; "
+"""What a login shell's own files may do before each command."""
+
 
 class LocalShell:
     """Runs commands here; `down` are the nodes that do not answer, `wrap` makes a command's arguments."""
@@ -21,7 +24,7 @@ class LocalShell:
             raise NodeUnreachable(f"{host.name}: tcp connect refused")
         pipe = asyncio.subprocess.PIPE
         process = await asyncio.create_subprocess_exec(
-            *self.wrap(command), stdin=pipe, stdout=pipe, stderr=pipe
+            *self.wrap(BANNER + command), stdin=pipe, stdout=pipe, stderr=pipe
         )
         async with asyncio.timeout(timeout_s):
             out, err = await process.communicate(stdin.encode())

@@ -1,14 +1,17 @@
 """Python interpreter of a node, from the inventory, the tree or discovery.
 
-Ansible's own discovery costs one round trip per run, ours one per node.
+Ansible's own discovery costs one round trip per run, ours one per node until a run has changed it.
 """
 
 from __future__ import annotations
 
+import asyncio
+import glob
 from pathlib import Path
 from typing import Any
 
 from machines.model.rollout import FailureCode
+from rolloutd.adapters.ansible.environment import TreeConfig
 from rolloutd.errors import NodeUnreachable
 from rolloutd.ports import Failed, Host, Shell
 
@@ -48,7 +51,7 @@ class InterpreterCache:
             or variables.get("ansible_connection", "ssh") not in _SSH_CONNECTIONS
         ):
             return None
-        if _tree_names_interpreter(tree, playbook):
+        if await asyncio.to_thread(_tree_names_interpreter, tree, playbook, host.name):
             return None
         address = tuple(variables.get(name) for name in ("ansible_host", "ansible_port", "ansible_user"))
         known = self._cache.get(host.name)
@@ -58,6 +61,10 @@ class InterpreterCache:
         if isinstance(found, str):
             self._cache[host.name] = (address, found)
         return found
+
+    def forget(self, node: str) -> None:
+        """Discover again at the node's next run: what ran there may have replaced its Python."""
+        self._cache.pop(node, None)
 
     async def _discover(self, host: Host) -> str | Failed:
         try:
@@ -69,8 +76,8 @@ class InterpreterCache:
             return Failed(f"{host.name} was unreachable: {problem}", code=FailureCode.UNREACHABLE)
         except NodeUnreachable as error:
             return Failed(f"{host.name} was unreachable: {error}", code=FailureCode.UNREACHABLE)
-        found = answer.stdout.strip()
-        if answer.exit_status == 0 and found.startswith("/") and "\n" not in found:
+        found = answer.stdout.strip().rpartition("\n")[2]  # the login shell's own files may print more
+        if answer.exit_status == 0 and found.startswith("/"):
             return found
         tried = ", ".join(CANDIDATES)
         return Failed(
@@ -81,14 +88,20 @@ class InterpreterCache:
         )
 
 
-def _tree_names_interpreter(tree: Path, playbook: Path) -> bool:
-    """Return whether the tree's variables files name an interpreter."""
-    for base in {tree, playbook.parent}:
-        for folder in ("group_vars", "host_vars"):
-            for path in (base / folder).rglob("*"):
-                if path.is_file() and _mentions_interpreter(path):
-                    return True
-    return False
+def _tree_names_interpreter(tree: Path, playbook: Path, node: str) -> bool:
+    """Return whether ansible.cfg, or variables files that may be the node's, name an interpreter."""
+    configured = TreeConfig.load(tree).get("defaults", "interpreter_python")
+    if configured is not None and not configured.startswith("auto"):
+        return True
+    # A fleet may have a file for each node, and each run reads them.
+    own = glob.escape(node)
+    patterns = ("group_vars/**/*", f"host_vars/{own}", f"host_vars/{own}.*", f"host_vars/{own}/**/*")
+    return any(
+        path.is_file() and _mentions_interpreter(path)
+        for base in {tree, playbook.parent}
+        for pattern in patterns
+        for path in base.glob(pattern)
+    )
 
 
 def _mentions_interpreter(path: Path) -> bool:

@@ -1,7 +1,7 @@
 """Progress and result of a run from its events.
 
-A run succeeds only if its events show a finished task on the node, no failed or unreachable one, and exit 0:
-ansible-playbook exits 0 also if its plays match no host.
+A run succeeds only if its events show a finished task on the node or a `meta` task that may end it, no failed
+or unreachable one, and exit 0: ansible-playbook exits 0 also if its plays match no host.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ class Progress:
     changed_tasks: int = 0
     prompted_variable: str = ""
     defying_task: str = ""
+    may_end_early: bool = False
     failure_event: Mapping[str, Any] | None = None
     counts: Mapping[str, int] | None = None
     has_stats: bool = False
@@ -53,7 +54,8 @@ class Progress:
         kind = event.get("kind")
         updated = replace(self, percent=max(self.percent, _percent(event)))
         if kind in {"task", "handler"}:
-            return replace(updated, task=str(event.get("task", "")))
+            may_end_early = self.may_end_early or bool(event.get("ends"))
+            return replace(updated, task=str(event.get("task", "")), may_end_early=may_end_early)
         if kind == "prompt":
             return replace(updated, prompted_variable=str(event.get("text", "")))
         if kind == "defies-check-mode":
@@ -151,7 +153,7 @@ def _failure_text(
         return f"ansible-playbook could not run {playbook} on {node}: {errors}"
     if not progress.has_stats or _has_failures(counts):
         return f"ansible-playbook ended with 0, but its events do not show how {playbook} ended on {node}"
-    if not progress.finished_tasks:
+    if not progress.finished_tasks and not progress.may_end_early:
         return f"no play of this playbook runs on {node}"
     return None
 

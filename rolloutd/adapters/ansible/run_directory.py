@@ -251,7 +251,14 @@ def _parse_event(raw: bytes) -> Mapping[str, Any] | None:
         event = json.loads(raw)
     except (ValueError, RecursionError):
         return None
-    return event if isinstance(event, dict) and _is_valid_event(event) else None
+    if not isinstance(event, dict) or not _is_valid_event(event):
+        return None
+    # Ansible's texts keep bytes of the node that are not UTF-8 as lone surrogates, which nothing can print.
+    return (
+        json.loads(json.dumps(event, ensure_ascii=False).encode(errors="replace"))
+        if b"\\ud" in raw
+        else event
+    )
 
 
 def _is_valid_event(event: Mapping[str, Any]) -> bool:

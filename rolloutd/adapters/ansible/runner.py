@@ -359,7 +359,11 @@ class AnsibleRunner:
     async def _evaluate(self, run: _TrackedRun, status: run_directory.RunStatus) -> Ok | Failed:
         if run.process_exit is not None:
             self._run_slots.record_end(status.cpu_s, status.duration_s)
-        return await asyncio.to_thread(_evaluate, run, status)
+        result = await asyncio.to_thread(_evaluate, run, status)
+        assert run.progress is not None
+        if run.progress.changed_tasks or not isinstance(result, Ok):
+            self._interpreters.forget(run.progress.node)
+        return result
 
     async def _wait_for_events(self, run: _TrackedRun) -> None:
         """Return after the run has ended or written events."""

@@ -6,11 +6,16 @@ It knows sudo only: other ways of Ansible's become need a terminal.
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 from importlib.resources import files
 
 from rolloutd.ports import Host, Shell, ShellResult
 
+OUTPUT_MARK = "rolloutd-output"
+"""The line after which the script's own output begins: the login shell's files may print a banner before."""
+
 LAUNCHER = r"""
+echo rolloutd-output
 IFS= read -r password
 if [ "$(id -u)" = 0 ]; then exec /bin/sh -s -- "$@" "$HOME"; fi
 if sudo -n true; then exec sudo -n /bin/sh -s -- "$@" "$HOME"; fi
@@ -40,7 +45,14 @@ async def run_as_root(
 ) -> ShellResult:
     """Run a POSIX sh script on the node, as the login where it may not become root; raises as Shell.run."""
     command = shlex.join(["/bin/sh", "-c", LAUNCHER, "rolloutd", *arguments])
-    return await shell.run(host, command, timeout_s=timeout_s, stdin=f"{_become_password(host)}\n{script}")
+    stdin = f"{_become_password(host)}\n{script}"
+    return after_mark(await shell.run(host, command, timeout_s=timeout_s, stdin=stdin))
+
+
+def after_mark(result: ShellResult) -> ShellResult:
+    """Return the result without what the node printed before OUTPUT_MARK, if it printed that."""
+    _, mark, output = result.stdout.partition(f"{OUTPUT_MARK}\n")
+    return replace(result, stdout=output) if mark else result
 
 
 def _become_password(host: Host) -> str:

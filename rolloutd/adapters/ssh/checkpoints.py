@@ -12,7 +12,7 @@ from weakref import WeakValueDictionary
 
 from pydantic import TypeAdapter
 
-from rolloutd.adapters.ssh.become import run_as_root
+from rolloutd.adapters.ssh.become import OUTPUT_MARK, after_mark, run_as_root
 from rolloutd.adapters.ssh.check import stderr_suffix
 from rolloutd.errors import AdapterFailed
 from rolloutd.ports import Checkpoint, Host, Shell, without_rollout
@@ -56,8 +56,8 @@ class SshCheckpoints:
 
     async def read(self, host: Host, *, timeout_s: float) -> Mapping[_Key, Checkpoint] | None:
         file = shlex.quote(f"{_directory(host)}/{FILE_NAME}")
-        command = f"test ! -f {file} || head -c {MAX_BYTES + 1} {file}"
-        result = await self._shell.run(host, command, timeout_s=timeout_s)
+        command = f"echo {OUTPUT_MARK}; test ! -f {file} || head -c {MAX_BYTES + 1} {file}"
+        result = after_mark(await self._shell.run(host, command, timeout_s=timeout_s))
         return parse_fact(result.stdout) if result.stdout else {}
 
     async def write(self, host: Host, checkpoint: Checkpoint, *, timeout_s: float) -> None:

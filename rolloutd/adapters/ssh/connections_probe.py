@@ -9,6 +9,7 @@ import ipaddress
 import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import dropwhile
 
 from machines.model.timefmt import format_duration
 from rolloutd.adapters.ssh.shell_adapter import ShellAdapter
@@ -117,8 +118,9 @@ def read_ports(values: Iterable[JSON]) -> tuple[int, ...]:
 
 def read_connections(output: str) -> tuple[list[Connection], bool]:
     """Return the connections that the command printed, and whether they are all; raises UnreadableOutput."""
-    first, *lines = output.splitlines() or [""]
-    if not first.startswith("own") or not lines:
+    # The login shell's own files may print lines before.
+    first, *lines = list(dropwhile(lambda line: not line.startswith("own"), output.splitlines())) or [""]
+    if not lines:
         raise UnreadableOutput("it printed no list of connections")
     end = lines.pop()  # the end mark, or a line that was cut
     if end.startswith("end ") and end != "end 0":

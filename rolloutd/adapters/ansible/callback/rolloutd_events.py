@@ -75,7 +75,6 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]  # ansible has no type
         self._expected_tasks: set[str] = set()
         self._started_tasks: set[str] = set()
         self._finished_tasks: set[str] = set()
-        self._current_task = ""
         self._included_count = 0
         self._play = ""
         self._task_started_at = time.monotonic()
@@ -158,12 +157,13 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]  # ansible has no type
             self._write("defies-check-mode", text=_task_name(task))
             raise SystemExit(STOPPED_EXIT_STATUS)
         self._finished_tasks |= self._started_tasks
-        self._current_task = task._uuid
-        if self._current_task not in self._expected_tasks:
-            self._expect_late(task)
-        self._started_tasks.add(self._current_task)
+        if task.action not in _META_ACTIONS:  # these have no result
+            if task._uuid not in self._expected_tasks:
+                self._expect_late(task)
+            self._started_tasks.add(task._uuid)
         self._task_started_at = time.monotonic()
-        self._write(kind, task=_task_name(task))
+        ends = {"ends": True} if _may_end_play(task) else {}
+        self._write(kind, task=_task_name(task), **ends)
 
     def _expect_late(self, task: Any) -> None:
         """Count a task that was unknown at the start: facts, an included task, a handler."""
@@ -253,6 +253,15 @@ _GATHER_FACTS_ACTIONS = frozenset(
     {"gather_facts", "ansible.builtin.gather_facts", "ansible.legacy.gather_facts"}
 )
 _META_ACTIONS = frozenset({"meta", "ansible.builtin.meta", "ansible.legacy.meta"})
+
+
+def _may_end_play(task: Any) -> bool:
+    """Return whether the task ends the play for the node on purpose, perhaps before any result."""
+    return task.action in _META_ACTIONS and task.args.get("_raw_params") in {
+        "end_host",
+        "end_play",
+        "end_batch",
+    }
 
 
 def _count_included_tasks(included_file: Any) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 from pathlib import Path
 
@@ -59,3 +60,11 @@ async def test_cut_event_line_does_not_keep_daemon_busy(
         file.write('sk", "task": "b"}\n')
     assert (await runner.wait_for_change("r1")).task == "b"
     await runner.close()
+
+
+def test_bytes_of_node_that_are_not_text_are_printable(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path)
+    text = json.dumps({"kind": "failed", "text": "bad \udcff", "task": "\N{GRINNING FACE}"})
+    directory.events_file.write_text(f"{text}\n")
+    (line,) = directory.iter_events(0)
+    assert line.event == {"kind": "failed", "text": "bad ?", "task": "\N{GRINNING FACE}"}

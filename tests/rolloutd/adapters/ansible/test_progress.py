@@ -60,6 +60,11 @@ def test_done_needs_a_finished_task_the_counts_and_exit_0() -> None:
     assert isinstance(judged(folded(event("ok", host="n1"), stats())), Failed)
 
 
+def test_play_that_ends_before_its_first_task_is_done() -> None:
+    ended_early = folded({"kind": "task", "task": "meta", "ends": True}, {"kind": "stats", "stats": {}})
+    assert judged(ended_early) == Ok("0 tasks on n0, 0 changed", "")
+
+
 def test_what_is_rescued_or_ignored_is_no_failure() -> None:
     assert isinstance(judged(folded(event("failed"), event("ok"), stats(rescued=1))), Ok)
     assert isinstance(judged(folded(event("ignored"), stats(ignored=1))), Ok)

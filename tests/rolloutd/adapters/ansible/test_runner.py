@@ -18,7 +18,7 @@ import pytest
 from rolloutd.adapters.ansible import stale_processes, wrapper
 from rolloutd.adapters.ansible.run_directory import RunDirectory
 from rolloutd.adapters.ansible.runner import AnsibleRunner
-from rolloutd.ports import Failed, Host, Ok, RunState, Unknown
+from rolloutd.ports import Failed, Host, Ok, RunState, ShellResult, Unknown
 from tests.contracts.runner_backends import AnsibleBackend, wait_until
 
 pytestmark = pytest.mark.servers
@@ -217,6 +217,9 @@ async def test_percent_counts_blocks_includes_handlers_and_rescues(real: Ansible
       when: false
     - ansible.builtin.command: "false"
       ignore_errors: true
+- hosts: all
+  gather_facts: false
+  tasks: [{ansible.builtin.meta: end_host}]
 """,
     )
     assert isinstance(state.result, Ok)
@@ -225,6 +228,7 @@ async def test_percent_counts_blocks_includes_handlers_and_rescues(real: Ansible
     events = [line.event for line in directory.iter_events(0) if line.event["kind"] != "process"]
     assert events[0]["todo"] == 5
     assert events[-1]["done"] == events[-1]["todo"]
+    assert [event["task"] for event in events if event.get("ends")] == ["ansible.builtin.meta"]
     assert [event["kind"] for event in events if event.get("host")] == [
         "failed", "ok", "ok", "ok", "ok", "changed", "skipped", "ignored", "ok",
     ]  # fmt: skip
@@ -261,18 +265,30 @@ async def test_a_named_interpreter_that_is_not_there_is_a_clear_error(real: Ansi
     assert "ansible_python_interpreter" in state.result.text
 
 
-async def test_an_interpreter_is_discovered_once_where_none_is_named(real: AnsibleBackend) -> None:
+async def test_interpreter_is_discovered_until_a_run_replaces_it(real: AnsibleBackend) -> None:
     real.connection.pop("ansible_python_interpreter")
-    (real.tree / "which.yml").write_text(
-        "- hosts: all\n  gather_facts: false\n  tasks:\n"
-        "    - ansible.builtin.debug: {msg: 'python={{ ansible_python_interpreter }}='}\n"
-        "    - ansible.builtin.ping:\n"
-    )
+    programs = real.directory / "bin"
+    programs.mkdir()
+    (programs / "python3.13").symlink_to("/usr/bin/python3")
+    discoveries = 0
+    run_on_node = real.shell.run
+
+    async def run(host: Host, command: str, *, timeout_s: float, stdin: str = "") -> ShellResult:
+        nonlocal discoveries
+        discoveries += "python3.13" in stdin
+        return await run_on_node(host, f"PATH={programs}:$PATH; {command}", timeout_s=timeout_s, stdin=stdin)
+
+    real.shell.run = run  # type: ignore[method-assign]
     runner = real.runner()
-    for run in ("r1", "r2"):
-        state, _ = await ended(runner, await runner.start(real.request("which.yml", run)))
-        assert isinstance(state.result, Ok)
-        assert os.access(state.result.output.split("python=")[1].split("=")[0], os.X_OK)
+    for name, task, expected in (
+        ("r1", "ping: {}", 1),
+        ("r2", f"raw: mv {programs}/python3.13 {programs}/python3.12", 1),
+        ("r3", "ping: {}", 2),
+    ):
+        (real.tree / "which.yml").write_text(f"- hosts: all\n  gather_facts: false\n  tasks: [{{{task}}}]\n")
+        state, _ = await ended(runner, await runner.start(real.request("which.yml", name)))
+        assert isinstance(state.result, Ok), state.result
+        assert discoveries == expected, name
 
 
 async def test_a_slot_is_free_again_when_its_run_has_ended(real: AnsibleBackend) -> None:

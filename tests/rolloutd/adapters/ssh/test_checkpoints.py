@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from rolloutd.adapters.ssh.checkpoints import MAX_BYTES, SshCheckpoints, format_fact, parse_fact
-from rolloutd.contracts import LocalShell
 from rolloutd.errors import AdapterFailed
 from rolloutd.ports import Checkpoint, Host, StagedArtifact
+from tests.support.local_shell import LocalShell
 
 LIMIT_S = 60.0
 APP = StagedArtifact(

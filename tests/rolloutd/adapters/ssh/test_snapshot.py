@@ -11,10 +11,10 @@ import pytest
 from machines.model.node_snapshot import differences
 from rolloutd.adapters.ssh import become, snapshot
 from rolloutd.adapters.ssh.snapshot import SshSnapshots, parse_snapshot
-from rolloutd.contracts import LocalShell
 from rolloutd.errors import AdapterFailed
 from rolloutd.ports import Host, ShellResult
 from tests.contracts.fakes.shell import FakeShell
+from tests.support.local_shell import LocalShell
 
 LIMIT_S = 60.0
 
