@@ -282,6 +282,18 @@ async def test_an_unknown_host_key_says_what_to_do(real: SshdBackend) -> None:
 
 
 @pytest_servers
+async def test_invalid_line_of_known_hosts_is_left_out(
+    real: SshdBackend, caplog: pytest.LogCaptureFixture
+) -> None:
+    known = real.sshd.known_hosts
+    known.write_text(f"<<<<<<<\n{known.read_text()}")
+    assert (await real.shell.run(real.host, "true", timeout_s=LIMIT_S)).exit_status == 0
+    assert f"{known} line 1 is left out" in caplog.text
+    with pytest.raises(TimeoutError, match=r"n1: a script did not end within 0\.2s"):
+        await real.shell.run(real.host, "true\nsleep 3600", timeout_s=0.2)
+
+
+@pytest_servers
 @pytest.mark.parametrize("hashed", [False, True])
 async def test_a_changed_host_key_names_the_line_and_the_remedy(real: SshdBackend, hashed: bool) -> None:
     real.change_host_key()

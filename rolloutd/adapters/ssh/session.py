@@ -17,6 +17,12 @@ MAX_COMMAND_LENGTH = 120
 """Limit of a quoted command: enough to recognise it."""
 
 
+def describe_command(command: str) -> str:
+    """Return a command as an error names it; rolloutd's own scripts have more than one line."""
+    first, newline, _ = command.partition("\n")
+    return "a script" if newline else f"`{first[:MAX_COMMAND_LENGTH]}`"
+
+
 class NotStartedError(Exception):
     """A session could not be opened, so the command was not started."""
 
@@ -72,7 +78,7 @@ class OutputCollector(asyncssh.SSHClientSession[bytes]):
         """Return the command's result; raises NodeUnreachable if the connection was lost before its end."""
         if self._status is None:
             raise NodeUnreachable(
-                f"{node}: the connection was lost while `{command[:MAX_COMMAND_LENGTH]}` ran, "
+                f"{node}: the connection was lost while {describe_command(command)} ran, "
                 f"so how it ended is not known: {self._loss_reason or 'closed by the node'}"
             )
         return ShellResult(self._status, self._outputs[0].text(), self._outputs[1].text())

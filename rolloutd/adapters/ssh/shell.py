@@ -19,9 +19,11 @@ import asyncssh
 
 from rolloutd.adapters.ssh.login_errors import login_error
 from rolloutd.adapters.ssh.route import Route, read_route
-from rolloutd.adapters.ssh.session import MAX_COMMAND_LENGTH, NotStartedError, OutputCollector, run_session
+from rolloutd.adapters.ssh.session import NotStartedError, OutputCollector, describe_command, run_session
 from rolloutd.errors import AdapterFailed, NodeUnreachable
 from rolloutd.ports import ConnectionDefaults, Host, ShellResult
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +87,7 @@ class SshShell:
             if not logged_in:
                 raise _no_answer_error(host.name, route, timeout_s) from None
             raise TimeoutError(
-                f"{host.name}: `{command[:MAX_COMMAND_LENGTH]}` did not end within {timeout_s:g}s"
+                f"{host.name}: {describe_command(command)} did not end within {timeout_s:g}s"
             ) from None
         return collector.result(host.name, command)
 
@@ -321,7 +323,26 @@ def _read_known_hosts(paths: tuple[Path, ...]) -> asyncssh.SSHKnownHosts:
 @lru_cache(maxsize=4)
 def _parse_known_hosts(files: tuple[tuple[Path, tuple[int, int]], ...]) -> asyncssh.SSHKnownHosts:
     # Once for each version of the files: every login needs them, and a fleet's file has thousands of lines.
-    return asyncssh.import_known_hosts("\n".join(path.read_text() for path, version in files if version[0]))
+    lines = [
+        (f"{path} line {number}", line)
+        for path, version in files
+        if version[0]
+        for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1)
+    ]
+    try:
+        return asyncssh.import_known_hosts("\n".join(line for _, line in lines))
+    except ValueError:  # asyncssh reads nothing then, and OpenSSH the other lines
+        return asyncssh.import_known_hosts("\n".join(line for place, line in lines if _is_valid(place, line)))
+
+
+def _is_valid(place: str, line: str) -> bool:
+    """Return whether a line of known_hosts can be read; log one that cannot."""
+    try:
+        asyncssh.import_known_hosts(line)
+    except ValueError as error:
+        _log.warning("%s is left out: %s; correct or remove it", place, error)
+        return False
+    return True
 
 
 def _file_version(path: Path) -> tuple[int, int]:
