@@ -42,6 +42,20 @@ ROOT_PATH = "(file)"
 _WELL_FORMED = (
     "YAML: two spaces for each level, `key: value`, `- item`; text with `: `, ` #` or `{{` in quotes"
 )
+_NO_COLON = "could not find expected ':'"
+_PROBLEMS = {
+    _NO_COLON: "the key lacks `: `, a colon and a blank",
+    "did not find expected key": "the line's indentation fits no line above it, or its `- ` is missing",
+    "did not find expected '-' indicator": "the line stands in a list and lacks its `- `",
+    "did not find expected ',' or '}'": "the `{{`{opened} is not closed, or a `,` is missing",
+    "did not find expected ',' or ']'": "the `[`{opened} is not closed, or a `,` is missing",
+    "found unexpected end of stream": "the quote{opened} is not closed",
+    "mapping values are not allowed in this context": "`: ` stands in a text without quotes, or the line is"
+    " indented too far",
+    "found character that cannot start any token": "a text that begins with this character needs quotes",
+}
+"""What libyaml's messages mean to the author of a plan."""
+
 _CONTROL_CHARACTERS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f\ud800-\udfff\ufffe\uffff]")
 _STRING_TAGS = frozenset({None, "!", "tag:yaml.org,2002:str"})
 LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -88,12 +102,15 @@ class Value:
 def locate(root: Value, loc: Iterable[str | int]) -> tuple[Path, Value | None, Value]:
     """Follow a path as far as the document goes; return it, the value and the section that it is in.
 
-    An index into a single item means the item, a key of a list the list: it stands for the section.
+    An index into a single item means the item, a key of a list the list: it stands for the section.  What
+    follows a text or a number is not of the document: pydantic names a type there that the value might have.
     """
     path: list[str | int] = []
     value: Value | None = root
     parent = root
     for part in loc:
+        if value is not None and value.children is None:
+            break
         stands_for = dict if isinstance(part, int) else list
         if value is not None and isinstance(value.children, stands_for):
             continue
@@ -276,11 +293,16 @@ class _Composer:
 
     def _syntax_error(self, error: yaml.MarkedYAMLError) -> InvalidFile:
         mark = error.problem_mark or error.context_mark
+        problem = error.problem or error.context or "it cannot be read"
+        opened = "" if error.context_mark is None else f" of line {error.context_mark.line + 1}"
+        if problem == _NO_COLON:
+            mark = error.context_mark or mark  # libyaml notices it only in the next line
         line, column = (mark.line + 1, mark.column + 1) if mark is not None else (1, 1)
         # libyaml may place a mistake behind the last line.
         line = min(line, max(len(self._lines), 1))
         source = self._lines[line - 1] if self._lines else ""
-        message = f"this is not YAML: {error.problem or error.context or 'it cannot be read'}"
+        meaning = _PROBLEMS[problem].format(opened=opened) if problem in _PROBLEMS else problem
+        message = f"this is not YAML: {meaning}"
         if source[: len(source) - len(source.lstrip())].count("\t") or source[column - 1 : column] == "\t":
             message = "a tab where YAML requires spaces"
         place = SourceLocation(self.file, line, column)

@@ -6,6 +6,7 @@ mapping.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from typing import TypeVar
@@ -33,6 +34,11 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 
 _KEY_MARK = "[key]"
 """pydantic's mark behind a mapping's key when the key itself is wrong."""
+
+_QUOTED = re.compile("'([^']*)'")
+
+MAX_SHOWN_KEYS = 8
+"""Keys of a mapping that are shown where something else stands for it."""
 
 ONE_OR_MANY = "a mapping (key: value) or a list of them"
 
@@ -82,12 +88,13 @@ def _without_repeats(known: list[Diagnostic], found: Iterable[tuple[Diagnostic, 
     """Leave out mistakes at the location of a known one, and shape mistakes of a value known to be wrong."""
     places = {(mistake.file, mistake.line, mistake.column, mistake.path) for mistake in known}
     broken_paths = {mistake.path for mistake in known}
-    return [
+    distinct = dict.fromkeys(
         mistake
         for mistake, kind in found
         if (mistake.file, mistake.line, mistake.column, mistake.path) not in places
         and not (kind in _SHAPE_NAMES and mistake.path in broken_paths)
-    ]
+    )
+    return list(distinct)
 
 
 class _DiagnosticBuilder:
@@ -113,7 +120,11 @@ class _DiagnosticBuilder:
         else:
             path, value, _ = locate(self._root, loc)
             schema = self._schema_at(path)
-            yield self._wrong_value(path, value, _allowed_text(error, schema), _message(error, value))
+            allowed, message = _allowed_text(error, schema), _message(error, value)
+            is_scalar = value is not None and value.children is None
+            if is_scalar and path and loc[-1] != path[-1]:  # one of several types, none of which fits
+                allowed, message = _describe_schema(schema or {}), "the value is not allowed here"
+            yield self._wrong_value(path, value, allowed, message)
 
     def _invalid_value(self, loc: Sequence[str | int], error: InvalidValue) -> Diagnostic:
         parts = list(loc)
@@ -197,8 +208,14 @@ def _message(error: ErrorDetails, value: Value | None) -> str:
     kind = error["type"]
     if kind == "string_type" and value is not None and isinstance(value.data, bool | int | float):
         return "YAML does not read this as text; put it in quotes"
+    if kind == "int_type" and value is not None and str(value.data).isdecimal():
+        return "the number is text; remove its quotes"
     if kind in _SHAPE_NAMES:
         return "the value has the wrong type"
+    if kind == "literal_error" and value is not None:
+        choices = _QUOTED.findall(str(error["ctx"]["expected"]))
+        near = get_close_matches(str(value.data)[:100], choices, n=1, cutoff=0.5)
+        return "unknown value" + (f"; did you mean `{near[0]}`?" if near else "")
     message = (
         error["msg"].replace("Input", "value").replace("input", "value").replace(" after validation", "")
     )
@@ -210,6 +227,9 @@ def _allowed_text(error: ErrorDetails, schema: dict[str, JSON] | None) -> str:
     allowed = getattr(ctx.get("error"), "allowed", None)
     if allowed is not None:
         return str(allowed)
+    if error["type"] == "model_type" and (keys := list((schema or {}).get("properties", ()))):
+        one_of = "one of " if (schema or {}).get("maxProperties") == 1 else ""
+        return f"a mapping with {one_of}{', '.join(keys[:MAX_SHOWN_KEYS])}"
     if error["type"] in _SHAPE_NAMES:
         # Where one item may replace a list, either is right.
         may_be_one = error["type"] == "list_type" and "anyOf" in (schema or {})
@@ -236,6 +256,9 @@ def _describe_schema(schema: Mapping[str, JSON]) -> str:
     words |= {"boolean": "true or false", "string": "text"}
     text = words.get(kind if isinstance(kind, str) else "", "what the reference says")
     if "anyOf" in schema and kind is None:
+        choices = schema["anyOf"]
+        if all("type" in choice and choice["type"] not in ("object", "array") for choice in choices):
+            return " or ".join(_describe_schema(each) for each in choices if each["type"] != "null")
         text = ONE_OR_MANY
     bounds = [
         f"{name} {pluralize(schema[key], unit) if unit else schema[key]}"

@@ -270,7 +270,7 @@ def _require_whole_path(text: str) -> str:
 def _require_playbook_path(text: str) -> str:
     parts = text.split("/")
     if text.startswith("-") or not {"", ".."}.isdisjoint(parts):
-        raise InvalidValue("this path leaves the source, or is none", _PLAYBOOK_ALLOWED)
+        raise InvalidValue("this is not a path inside the source", _PLAYBOOK_ALLOWED)
     return check_template(text)
 
 
@@ -282,7 +282,8 @@ def _require_git_url(text: str) -> str:
         )
     if not _GIT_URL.fullmatch(text):
         raise InvalidValue(
-            "git is not asked for this", "https://host/repo.git, ssh://host/repo.git or user@host:repo.git"
+            "this is not the URL of a git server",
+            "https://host/repo.git, ssh://host/repo.git or user@host:repo.git",
         )
     return text
 

@@ -64,6 +64,13 @@ def test_without_a_file_all_is_default() -> None:
     assert settings.ansible.bin is None
 
 
+@pytest.mark.parametrize("found", ["0", "all"])
+def test_value_that_fits_no_type_is_one_mistake(tmp_path: Path, found: str) -> None:
+    [mistake] = mistakes_of(write(tmp_path, f"ansible:\n  parallel: {found}\n"))
+    assert (mistake.line, mistake.path, mistake.found) == (2, "ansible.parallel", found)
+    assert mistake.allowed == "a whole number, at least 1, at most 1000 or auto"
+
+
 def test_everything_is_read(tmp_path: Path) -> None:
     settings = load(write(tmp_path, FULL))
     assert settings.observe_only is True
