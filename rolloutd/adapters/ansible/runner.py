@@ -15,7 +15,7 @@ import shutil
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from weakref import WeakValueDictionary
 
@@ -143,7 +143,7 @@ class AnsibleRunner:
 
     async def start(self, request: RunRequest) -> str:
         """Wait in the queue, then start; raises ValueError for an invalid run id."""
-        stale_processes.validate_run_id(request.run_id)
+        request = replace(request, run_id=stale_processes.run_name(request.run_id))
         lock = self._start_locks.setdefault(request.run_id, asyncio.Lock())
         async with lock:
             return await self._start(request)
@@ -292,6 +292,8 @@ class AnsibleRunner:
     # -- following ---------------------------------------------------------
 
     def _track(self, handle: str) -> _TrackedRun:
+        if len(handle) > stale_processes.MAX_RUN_NAME + len("~99"):
+            handle = stale_processes.run_name(handle)  # an id: the caller has not stored the handle yet
         run = self._tracked.get(handle)
         if run is None:
             directory = RunDirectory(self._runs_dir / handle)

@@ -37,7 +37,10 @@ TERM_SHARE = 0.2
 ANSWER_MARGIN_S = 30.0
 """Extra time for the node to start the script and answer."""
 
-_RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@=-]{0,119}")
+_RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@=-]*")
+
+MAX_RUN_NAME = 200
+"""Length of a run's name: with the marks around it, it names directories, whose names have 255 bytes."""
 
 MARK_VARIABLE = "ROLLOUTD_RUN_MARK"
 """The environment variable that every process of a run on the node inherits."""
@@ -242,11 +245,17 @@ class RunMarkers:
         return f"rolloutd-run-{self.node_token(node)}-{run_id}+"
 
 
-def validate_run_id(run_id: str) -> str:
-    """Return the run's id; raises ValueError for one that is not safe as a file name."""
+def run_name(run_id: str) -> str:
+    """Return the run's id, shortened if it is long; raises ValueError if it is not safe as a file name.
+
+    An id has the names of a rollout, a node and a stage, which may have 260 characters together.
+    """
     if not _RUN_ID.fullmatch(run_id):
         raise ValueError(f"{run_id!r} is not a run id; use letters, digits and ._:@=-")
-    return run_id
+    if len(run_id) <= MAX_RUN_NAME:
+        return run_id
+    digest = hashlib.sha256(run_id.encode()).hexdigest()[:16]
+    return f"{run_id[: MAX_RUN_NAME - 17]}-{digest}"
 
 
 async def end_stale_processes(

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from rolloutd.adapters.ansible import wrapper
+from rolloutd.adapters.ansible import stale_processes, wrapper
 from rolloutd.adapters.ansible.run_directory import RunDirectory, RunEventLine
 from rolloutd.adapters.ansible.runner import MAX_FINISHED_RUNS, POLL_INTERVAL_S, AnsibleRunner
 from rolloutd.ports import Failed, Host, InventorySnapshot, RunRequest
@@ -68,3 +69,15 @@ def test_bytes_of_node_that_are_not_text_are_printable(tmp_path: Path) -> None:
     directory.events_file.write_text(f"{text}\n")
     (line,) = directory.iter_events(0)
     assert line.event == {"kind": "failed", "text": "bad ?", "task": "\N{GRINNING FACE}"}
+
+
+async def test_run_with_long_names_is_started_and_found(tmp_path: Path) -> None:
+    run_id = f"{'p' * 69}.{'n' * 128}.1.{'s' * 63}.1"
+    runner = AnsibleRunner(tmp_path / "runs", FakeShell(), tree_of, lambda: InventorySnapshot({}))
+    request = RunRequest(run_id, Host("n1"), source_of(tmp_path), "none.yml")
+    handle = await runner.start(request)
+    assert await runner.start(request) == handle
+    assert handle != await runner.start(replace(request, run_id=f"{run_id}2"))
+    assert len(stale_processes.RunMarkers(tmp_path).run_marker("n1", f"{handle}~16")) < 255
+    assert (await runner.get_state(run_id)).result == (await runner.get_state(handle)).result
+    await runner.close()

@@ -339,7 +339,7 @@ async def test_a_playbook_outside_its_tree_is_refused(real: AnsibleBackend, play
     assert "outside the source" in state.result.text
 
 
-@pytest.mark.parametrize("run", ["", "../r1", "a b", "a/b", ".hidden", "x" * 200])
+@pytest.mark.parametrize("run", ["", "../r1", "a b", "a/b", ".hidden"])
 async def test_a_run_is_named_by_a_file_name(real: AnsibleBackend, run: str) -> None:
     with pytest.raises(ValueError, match="is not a run id"):
         await real.runner().start(real.request("ok.yml", run))
