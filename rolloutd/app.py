@@ -20,7 +20,7 @@ from rolloutd.adapters.ansible.runner import AnsibleRunner
 from rolloutd.adapters.ansible.tree_cache import TreeCache
 from rolloutd.adapters.directory_store import DirectoryStore
 from rolloutd.adapters.registry import AdapterRegistry, create_adapter
-from rolloutd.adapters.sources.signatures import TrustedKeys
+from rolloutd.adapters.sources.git import TrustedKeys
 from rolloutd.adapters.sources.tree_store import TreeStore
 from rolloutd.adapters.ssh.checkpoints import SshCheckpoints
 from rolloutd.adapters.ssh.node_files import SshNodeFiles

@@ -23,7 +23,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from rolloutd.adapters.ssh.become import run_as_root
+from rolloutd.adapters.ssh.shell_adapter import run_as_root
 from rolloutd.errors import NodeUnreachable
 from rolloutd.ports import Failed, Host, Ok, Shell, Unknown
 from rolloutd.text import pluralize

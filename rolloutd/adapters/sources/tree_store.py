@@ -12,8 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 from rolloutd.adapters.directory_store import DirectoryStore
-from rolloutd.adapters.sources.git import COMMIT, GitCache, redact_url
-from rolloutd.adapters.sources.signatures import TrustedKeys
+from rolloutd.adapters.sources.git import COMMIT, GitCache, TrustedKeys, redact_url
 from rolloutd.adapters.sources.upload import read_archive, write_entries
 from rolloutd.errors import NotFound, StoreFailed
 from rolloutd.ports import ArtifactStore, PinnedSource

@@ -12,8 +12,8 @@ from weakref import WeakValueDictionary
 
 from pydantic import TypeAdapter
 
-from rolloutd.adapters.ssh.become import OUTPUT_MARK, after_mark, run_as_root
 from rolloutd.adapters.ssh.check import stderr_suffix
+from rolloutd.adapters.ssh.shell_adapter import OUTPUT_MARK, after_mark, run_as_root
 from rolloutd.errors import AdapterFailed
 from rolloutd.ports import Checkpoint, Host, Shell, without_rollout
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rolloutd.adapters.ssh.become import run_as_root
 from rolloutd.adapters.ssh.check import stderr_suffix
 from rolloutd.adapters.ssh.node_guard import GUARD_SCRIPT, guard_directory
+from rolloutd.adapters.ssh.shell_adapter import run_as_root
 from rolloutd.errors import AdapterFailed
 from rolloutd.ports import Host, NodeFile, Shell
 

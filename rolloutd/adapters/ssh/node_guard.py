@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import shlex
 
-from rolloutd.adapters.ssh.become import read_node_script, run_as_root
+from rolloutd.adapters.ssh.shell_adapter import read_node_script, run_as_root
 from rolloutd.errors import AdapterFailed
 from rolloutd.ports import AdapterContext, Clock, GuardReport, GuardState, Shell, StepContext
 

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from ipaddress import ip_address
 
 from machines.model.node_snapshot import BOOT_ID
-from rolloutd.adapters.ssh.become import read_node_script, run_as_root
 from rolloutd.adapters.ssh.check import stderr_suffix
+from rolloutd.adapters.ssh.shell_adapter import read_node_script, run_as_root
 from rolloutd.errors import AdapterFailed
 from rolloutd.ports import Host, Shell
 

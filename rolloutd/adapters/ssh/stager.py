@@ -16,8 +16,8 @@ from weakref import WeakValueDictionary
 import asyncssh
 
 from machines.model.preparation import ManifestEntry
-from rolloutd.adapters.ssh.become import read_node_script, run_as_root
 from rolloutd.adapters.ssh.shell import SshShell
+from rolloutd.adapters.ssh.shell_adapter import read_node_script, run_as_root
 from rolloutd.artifact_files import FileMismatch, compare_file, file_digest, mismatch_text
 from rolloutd.errors import AdapterFailed
 from rolloutd.ports import Failed, Host, Shell, ShellResult, Staged, StagingRequest, TakeBytes, staged_file

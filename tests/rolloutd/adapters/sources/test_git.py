@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rolloutd.adapters.sources import TreeStore, git, git_command
-from rolloutd.adapters.sources.signatures import TrustedKeys
+from rolloutd.adapters.sources.git import TrustedKeys
 from rolloutd.errors import SourceFailed
 from rolloutd.ports import PinnedSource
 from tests.support.git_repository import Repository

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from machines.model.node_snapshot import differences
-from rolloutd.adapters.ssh import become, snapshot
+from rolloutd.adapters.ssh import shell_adapter, snapshot
 from rolloutd.adapters.ssh.snapshot import SshSnapshots, parse_snapshot
 from rolloutd.errors import AdapterFailed
 from rolloutd.ports import Host, ShellResult
@@ -141,7 +141,7 @@ async def test_upgrade_below_the_daemon_changes_no_script(monkeypatch: pytest.Mo
     def removed(package: str) -> Path:
         raise FileNotFoundError(package)
 
-    monkeypatch.setattr(become, "files", removed)
+    monkeypatch.setattr(shell_adapter, "files", removed)
     with pytest.raises(AdapterFailed, match="is not complete"):
         await SshSnapshots(FakeShell()).snapshot(Host("n1"), timeout_s=LIMIT_S)
 
