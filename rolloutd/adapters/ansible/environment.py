@@ -74,6 +74,7 @@ SSH_WRAPPER_TEMPLATE = """\
 # does, and lets the command die of it.  A raw command is the login shell's own
 # and stays in its language.  Where a command becomes another user, sudo drops the
 # environment and root may use control groups, so it is marked there again.
+# Calls with -O or -V have no remote command.
 tidy='{enter}; trap : HUP; "$@"; status=$?; {tidy}; exit $status'
 for argument do
     case $argument in -O | -V) exec {ssh} "$@" ;; esac

@@ -37,6 +37,7 @@ done
 [ -n "$place" ] || { echo "neither $dir nor the home directory can be written" >&2; exit 3; }
 file=$place/$node
 full=$new
+# Without globbing: a damaged file must not become a list of names.
 set -f
 set -- $new
 new=$1 whose=${2:-} at=${3:-0}

@@ -112,6 +112,7 @@ class Launcher:
         if interpreter is not None:
             own = environment.build_node_inventory(request.node, interpreter)
             directory.write(directory.node_inventory_file, own)
+        # As an extra variable it wins over every other, so that the cleanup knows where the run's files are.
         directory.write(directory.variables_file, {**request.variables, "ansible_remote_tmp": remote_tmp})
         script = environment.render_ssh_wrapper(marker, remote_tmp, config, run.variables)
         directory.write(directory.ssh_wrapper_file, script, mode=0o700)

@@ -60,12 +60,14 @@ program that a command of the run starts for it delays the run.
 SCRIPT = r"""
 token=$1 wait_s=$2 term_s=$3 age_s=$4
 shift 4
+# The launcher's last argument: sudo may have changed HOME.
 for home do :; done
 own=$$
 
 # Prints the pids that bear the mark of a run of this node.
 marked() {
     set -- /proc/[0-9]*/environ /proc/[0-9]*/cmdline /proc/[0-9]*/cgroup
+    # The brackets keep grep's own command line from matching.
     grep -ls "[r]olloutd-run-$token-" "$@" 2>/dev/null | while read -r file; do
         pid=${file#/proc/}
         echo "${pid%%/*}"
@@ -168,6 +170,7 @@ unseen() {
         [ -r "/proc/$pid/environ" ] && continue
         set -f; set -- ${line##*) }; set +f
         case $1 in Z | X) continue ;; esac
+        # Kernel threads have the parent 2 or no session; field 22 is the start, perhaps before the run's.
         [ "$2" = 2 ] || [ "$4" = 0 ] || [ "${20}" -lt "$since" ] && continue
         case $table in *" $4:"*) continue ;; esac
         grep -q '\.service' "/proc/$pid/cgroup" 2>/dev/null && continue
