@@ -11,7 +11,7 @@ import asyncio
 import gc
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -45,7 +45,7 @@ from tui.screens.console_context import ConsoleContext
 from tui.screens.fleet import FleetPage
 from tui.screens.navigation import NavigationApp, PaletteProvider
 from tui.screens.page import Page, RolloutScreen
-from tui.state.fetch_queue import COST_FACTOR, FetchQueue
+from tui.state.fetch_queue import COST_FACTOR, Fetch, FetchQueue
 from tui.state.key_priority import KeyPriority
 from tui.state.model import Model
 from tui.state.values import RolloutState
@@ -116,6 +116,7 @@ class Console(NavigationApp):
         self._node_summaries: dict[str, tuple[int, float, NodeSummary]] = {}
         self._ascii_filter = AsciiFilter(enabled=ascii_only)
         self._keys = KeyPriority()
+        self._drawn_at, self._needs_drawing = 0.0, False
         self._collected_at = time.monotonic()
         self._fetch_queue = FetchQueue(
             self.model, self._request_client, self.call_daemon, now, self._keys.delay
@@ -166,13 +167,21 @@ class Console(NavigationApp):
             await asyncio.sleep(FRAME_INTERVAL_S)
 
     def _drain_messages(self) -> None:
+        """Apply what the connection brought, and draw what that changes.
+
+        An entry only wakes the model, so most pages wait for the response to draw.
+        """
+        if isinstance(self.screen, Page) and self.screen.shows_entries:
+            self._needs_drawing = True
         lines: list[Mapping[str, Any]] = []
         for message in self._stream_messages.take_all():
             match message:
                 case Connected():
                     self._handle_connected(message)
+                    self._needs_drawing = True
                 case Disconnected():
                     self.disconnected = message
+                    self._needs_drawing = True
                 case _:
                     lines.append(message)
         if lines:
@@ -180,7 +189,8 @@ class Console(NavigationApp):
         for removed in self._node_summaries.keys() - self.model.rollouts.keys():
             del self._node_summaries[removed]
         self._run_due_fetches()
-        self.redraw_screen()
+        if self._needs_drawing:
+            self.redraw_screen()
 
     def _handle_connected(self, connected: Connected) -> None:
         if connected.is_new_history:
@@ -238,6 +248,7 @@ class Console(NavigationApp):
             self._collected_at = time.monotonic()
 
     def redraw_screen(self) -> None:
+        self._drawn_at, self._needs_drawing = time.monotonic(), False
         for screen in reversed(self.screen_stack):
             if isinstance(screen, Page):
                 screen.update_view()
@@ -258,12 +269,16 @@ class Console(NavigationApp):
             for fetch in self._fetch_queue.due_fetches():
                 self.run_worker(self._run_fetch(fetch), group="requests")
 
-    async def _run_fetch(self, fetch: Callable[[], Awaitable[None]]) -> None:
-        await fetch()
-        if self._keys.delay():
-            # The response may be what the key asked for.
+    async def _run_fetch(self, fetch: Fetch) -> None:
+        pause = await fetch()
+        # Requests that wait for this pause are sent at its end, not only with the next frame or tick.
+        self.set_timer(pause, self._run_due_fetches)
+        if self._keys.delay() or time.monotonic() - self._drawn_at >= FRAME_INTERVAL_S:
+            # At once, also after a key: the response may be what the key asked for.
             self.redraw_screen()
-        self._frame_requested.set()
+        else:
+            self._needs_drawing = True
+            self._frame_requested.set()
 
     def node_summary(self, rollout: RolloutState) -> NodeSummary:
         """Return a rollout's summary; in a large fleet it may be some frames old."""

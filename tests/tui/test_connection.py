@@ -22,7 +22,7 @@ from tests.tui.harness import (
 from tui.app import Console
 from tui.connection.event_stream import Response
 from tui.state.fetch_queue import NODES_PER_PAGE, FetchQueue
-from tui.state.model import Model
+from tui.state.model import FetchRequest, Model
 
 
 async def test_reconnection_resumes_with_correct_counts(socket_dir: Path) -> None:
@@ -112,6 +112,30 @@ async def test_request_is_repeated_after_trouble_of_the_daemon(status: int, is_k
         await fetch()
     assert [each.is_urgent for each in model.fetch_requests.values()] == [False] * is_kept
     assert not [*queue.due_fetches()]
+
+
+@pytest.mark.parametrize(("took", "pause"), [(0.001, 0.05), (0.02, 0.2), (0.5, 5.0)])
+async def test_status_is_repeated_after_ten_times_its_duration(
+    monkeypatch: pytest.MonkeyPatch, took: float, pause: float
+) -> None:
+    clock = [100.0]
+    monkeypatch.setattr("tui.state.fetch_queue.time.monotonic", lambda: clock[0])
+    model = Model()
+
+    async def call(request: Callable[[], Any]) -> Response[Any]:
+        clock[0] += took
+        return Response(None, error=ApiError(400, {}))
+
+    queue = FetchQueue(model, Client(Path("s")), call, lambda: 0.0, lambda: 0.0)
+    wanted = FetchRequest("status")
+    model.fetch_requests["status", ""] = wanted
+    (fetch,) = queue.due_fetches()
+    assert await fetch() == pytest.approx(pause)
+    model.fetch_requests["status", ""] = wanted
+    clock[0] += pause * 0.9
+    assert not [*queue.due_fetches()]
+    clock[0] += pause * 0.2
+    assert [*queue.due_fetches()]
 
 
 async def test_console_waits_for_a_missing_daemon(socket_dir: Path) -> None:

@@ -27,6 +27,7 @@ PREFETCH_ROWS = 20
 
 class AuditPage(Page):
     screen_name = "audit"
+    shows_entries = True
     filter_label = "show entries that contain"
 
     def __init__(self) -> None:

@@ -143,6 +143,8 @@ class Page(BlankWidget, Screen[None]):
     """A selector."""
     filter_label = "show rows that contain"
     """Empty on a page without a filter."""
+    shows_entries = False
+    """Whether an entry of the stream changes the page before the daemon has responded to it."""
     _is_laid_out = False
 
     def __init__(self) -> None:

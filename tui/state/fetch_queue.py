@@ -21,8 +21,8 @@ from tui.state.values import NodesSnapshot, parse_nodes
 HTTP_NOT_FOUND, HTTP_TOO_MANY_REQUESTS, HTTP_SERVER_ERROR = 404, 429, 500
 
 MIN_INTERVAL_S: Mapping[str, float] = {
-    # Six consoles in a storm of events then use a fifth of a daemon that serves 10,000 nodes.
-    "status": 0.3,
+    # The cost decides: a small fleet's status takes milliseconds, and a user sees an event at once.
+    "status": 0.05,
     "nodes": 2.0,
     "changed-nodes": 0.2,
     "locks": 1.0,
@@ -39,7 +39,7 @@ URGENT_INTERVAL_S = 0.1
 COST_FACTOR = 20
 """Pause after slow work, in multiples of its duration: it uses 5 % of a core at most."""
 
-STATUS_COST_FACTOR = 5
+STATUS_COST_FACTOR = 10
 """The same after a status, which has most figures on the screen.  The duration includes the wait for a
 busy daemon, so many consoles ask less often instead of slowing it further."""
 
@@ -48,6 +48,9 @@ NODES_PER_PAGE = 1_000
 
 MAX_COMPLETED = 256
 """Requests whose completion is remembered, more than one console shows."""
+
+Fetch = Callable[[], Awaitable[float]]
+"""Sends a request, applies its response, and returns the seconds until it may be sent again."""
 
 CallDaemon = Callable[[Callable[[], Any]], Awaitable[Response[Any]]]
 
@@ -71,28 +74,26 @@ class FetchQueue:
         self._in_flight: set[tuple[str, str]] = set()
         self._completed: dict[tuple[str, str], tuple[float, float]] = {}
 
-    def due_fetches(self) -> Iterator[Callable[[], Awaitable[None]]]:
+    def due_fetches(self) -> Iterator[Fetch]:
         """Yield a coroutine function for each request that is due."""
         now = time.monotonic()
         for key, request in list(self._model.fetch_requests.items()):
             completed_at, took = self._completed.get(key, (0.0, 0.0))
-            factor = STATUS_COST_FACTOR if request.resource == "status" else COST_FACTOR
-            pause = max(MIN_INTERVAL_S[request.resource], took * factor)
-            if request.is_urgent:
-                pause = URGENT_INTERVAL_S
+            pause = URGENT_INTERVAL_S if request.is_urgent else _pause(request.resource, took)
             if key not in self._in_flight and now - completed_at >= pause:
                 del self._model.fetch_requests[key]
                 self._in_flight.add(key)
                 yield partial(self._fetch, key, request)
 
-    async def _fetch(self, key: tuple[str, str], request: FetchRequest) -> None:
+    async def _fetch(self, key: tuple[str, str], request: FetchRequest) -> float:
         began = time.monotonic()
         read, apply = self._endpoint(request)
         response = await self._call_daemon(read)
         self._in_flight.discard(key)
         # Removed and added again, so that the first key of the dict is the oldest.
         self._completed.pop(key, None)
-        self._completed[key] = (time.monotonic(), time.monotonic() - began)
+        took = time.monotonic() - began
+        self._completed[key] = (time.monotonic(), took)
         if len(self._completed) > MAX_COMPLETED:
             del self._completed[next(iter(self._completed))]
         if response.result is not None:
@@ -102,6 +103,7 @@ class FetchQueue:
             self._model.fetch_requests.setdefault(key, request)
         elif response.error is not None:
             self._handle_error(key, request, response.error.status)
+        return _pause(request.resource, took)
 
     def _handle_error(self, key: tuple[str, str], request: FetchRequest, status: int) -> None:
         if status == HTTP_NOT_FOUND:
@@ -150,3 +152,9 @@ class FetchQueue:
             after = page["next"]
             if after is None:
                 return
+
+
+def _pause(resource: str, took: float) -> float:
+    """Return the seconds between a response that took so long and the next request of its kind."""
+    factor = STATUS_COST_FACTOR if resource == "status" else COST_FACTOR
+    return max(MIN_INTERVAL_S[resource], took * factor)
