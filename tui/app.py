@@ -40,7 +40,7 @@ from tui.formatting.lines import Line, fit, wrap_text
 from tui.operations import actions, operations
 from tui.operations.actions import Action
 from tui.operations.confirm import Operation, OperationRequest, Selection
-from tui.operations.dialog import Dialog, Prompt
+from tui.operations.dialog import Dialog, InputScreen, Prompt
 from tui.screens.console_context import ConsoleContext
 from tui.screens.fleet import FleetPage
 from tui.screens.navigation import NavigationApp, PaletteProvider
@@ -320,6 +320,12 @@ class Console(NavigationApp):
             self._last_key_at = now
             self._keys.key_pressed()
         await super().on_event(event)
+
+    def on_key(self, event: events.Key) -> None:
+        # Textual sends a key to the list that has the focus when it comes.  A dialog that an earlier key
+        # opens meanwhile would lose it: an input stops the keys that it takes, so this one is new to it.
+        if isinstance(self.screen, InputScreen):
+            self.screen.take_key(event)
 
     def action_perform(self, name: str) -> None:
         """Run an action: an operation after its confirmation, else `do_NAME` of the page or the app."""

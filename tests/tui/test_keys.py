@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
+from textual import events
+
 from tests.tui.harness import (
     run_console,
     running_fleet,
@@ -96,3 +98,13 @@ async def test_keys_typed_before_the_review_has_come_are_the_reason(socket_dir: 
         await pilot.press("enter")
         await wait_until(pilot, lambda: bool(fleet.requests))
     assert fleet.requests[0][2]["reason"] == "pods are fine"
+
+
+async def test_keys_typed_before_the_dialog_is_mounted_are_its_text(socket_dir: Path) -> None:
+    fleet = running_fleet()
+    async with run_console(fleet, socket_dir) as (app, pilot, _):
+        await wait_for_text(pilot, "kernel-x7k2p", "running")
+        # All at once, as a terminal sends what a user typed while the console was busy.
+        for key in "pfree the disk":
+            app.post_message(events.Key(key, key))
+        await wait_for_text(pilot, "Pause kernel-x7k2p?", "free the disk")

@@ -7,8 +7,9 @@ Before an irreversible one the user types the start of the digest too.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
+from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, VerticalScroll
@@ -19,6 +20,8 @@ from rolloutd.control import user_time
 from tui.formatting.lines import sanitize
 from tui.operations.confirm import Confirmation, InputField
 
+T = TypeVar("T")
+
 DIGEST_FIELD_NAME = "digest-prefix"
 
 LOADING = "loading what this starts"
@@ -27,7 +30,21 @@ MAX_CHARS = 100_000
 """Characters in the text viewer, some thousand lines; rolloutctl prints longer texts in full."""
 
 
-class Dialog(ModalScreen[Mapping[str, str] | None]):
+class InputScreen(ModalScreen[T]):
+    """A modal screen whose first text field gets what is typed before it has the focus."""
+
+    def take_key(self, event: events.Key) -> None:
+        """Type a key that no widget has handled into the field in focus."""
+        if event.is_printable:
+            # Messages of the screen are handled in order: this one after its mount, which sets the focus.
+            self.call_later(self._type, events.Key(event.key, event.character))
+
+    def _type(self, key: events.Key) -> None:
+        if isinstance(self.focused, Input):
+            self.focused.post_message(key)
+
+
+class Dialog(InputScreen[Mapping[str, str] | None]):
     """A confirmation; its result is the field values, or None if the user declines."""
 
     DEFAULT_CSS = """
@@ -129,7 +146,7 @@ def validation_error(field: InputField, value: str) -> str:
     return ""
 
 
-class Prompt(ModalScreen[str | None]):
+class Prompt(InputScreen[str | None]):
     """One line of text at the bottom of the screen; its result is None if the user cancels."""
 
     DEFAULT_CSS = """

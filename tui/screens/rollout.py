@@ -53,6 +53,9 @@ MAX_NAMED_NODES = 6
 MIN_IN_FLIGHT = 6
 """Nodes in flight on the smallest screen, those that started first."""
 
+MIN_GROUP_WIDTH, MIN_NAMES_WIDTH, MAX_REASON_LINES = 30, 12, 2
+"""Bounds for a reason and for the names of the nodes after it."""
+
 MAX_GROUPS = 40
 """Reasons listed; in a fleet of five hundred pools most are alike, and the nodes page has all."""
 
@@ -365,6 +368,7 @@ class RolloutPage(TwoPanes, RolloutScreen):
             yield note_row("loading")
             return
         summary, reason = self.console.node_summary(rollout), rollout.status["reason"]
+        width = self.query_one("#now", VirtualList).size.width - 2
         groups, ready = summary.waiting_groups, summary.ready
         if not groups and not ready:
             return
@@ -378,7 +382,7 @@ class RolloutPage(TwoPanes, RolloutScreen):
             # The head has the sentence already; but "running" alone is no reason to wait.
             if reason is not None and reason_key(reason) == group.key and rollout.state != "running":
                 why = f"as the whole rollout is {rollout.state.replace('-', ' ')}"
-            yield f"reason:{group.key}", _group_row(group, why)
+            yield from _group_items(group, why, max(MIN_GROUP_WIDTH, width))
         if len(groups) > MAX_GROUPS:
             yield note_row(f"    and {len(groups) - MAX_GROUPS} more reasons: n shows all nodes")
 
@@ -494,7 +498,16 @@ def _failure_lines(node: NodeState, name_width: int, width: int) -> Iterator[Lin
         yield [*name, (text, "bad")]
 
 
-def _group_row(group: WaitingGroup, text: str) -> Callable[[int], Line]:
+def _group_items(group: WaitingGroup, text: str, width: int) -> Iterator[Item]:
+    """Yield a reason in full with the nodes that wait for it: neither says much without the other."""
     names = formatting.join_first(group.nodes, MAX_NAMED_NODES)
-    count: Line = [(f"{len(group.nodes):>5} ", "bold")]
-    return static_line([*count, (lines.sanitize(text), ""), (f"  {names}", "dim")])
+    count, room = f"{len(group.nodes):>5} ", width - 6
+    *above, last = lines.wrap_text(text, room, MAX_REASON_LINES)
+    rows: list[Line] = [[(line, "")] for line in above]
+    if len(last) + 2 + min(len(names), MIN_NAMES_WIDTH) <= room:
+        rows.append([(last, ""), (f"  {names}", "dim")])
+    else:
+        rows += [[(last, "")], [(names, "dim")]]
+    for number, row in enumerate(rows):
+        key = "" if number else f"reason:{group.key}"
+        yield key, static_line([(" " * 6 if number else count, "bold"), *row])
