@@ -45,11 +45,10 @@ from tui.screens.console_context import ConsoleContext
 from tui.screens.fleet import FleetPage
 from tui.screens.navigation import NavigationApp, PaletteProvider
 from tui.screens.page import Page, RolloutScreen
-from tui.state.fetch_queue import COST_FACTOR, Fetch, FetchQueue
-from tui.state.key_priority import KeyPriority
+from tui.state.fetch_queue import COST_FACTOR, Fetch, FetchQueue, KeyPriority
 from tui.state.model import Model
 from tui.state.values import RolloutState
-from tui.widgets import status_bar, summaries
+from tui.widgets import summaries
 from tui.widgets.summaries import NodeSummary
 
 FRAME_INTERVAL_S = 0.06
@@ -432,7 +431,7 @@ class Console(NavigationApp):
 
     def do_handover(self) -> None:
         """Show what happened since the user last looked; the next handover begins now."""
-        from tui.screens.handover import HandoverPage
+        from tui.screens.fetched import HandoverPage
 
         since = datetime.fromtimestamp(self._looked_at, UTC).isoformat()
         self._looked_at = self._clock()
@@ -457,13 +456,13 @@ class Console(NavigationApp):
 
     def status_line(self, width: int) -> Line:
         model, has_connected = self.model, self.has_connected
-        return status_bar.status_line(
+        return summaries.status_line(
             model, self.disconnected, width, self.now(), has_connected=has_connected, reach=self.reach
         )
 
     def alerts(self, width: int) -> Sequence[Line]:
         model, has_connected = self.model, self.has_connected
-        return status_bar.alerts(model, self.disconnected, width, self._clock(), has_connected=has_connected)
+        return summaries.alerts(model, self.disconnected, width, self._clock(), has_connected=has_connected)
 
 
 _IMPLEMENTS_CONSOLE_CONTEXT: type[ConsoleContext] = Console

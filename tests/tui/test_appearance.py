@@ -17,6 +17,9 @@ from tests.tui.harness import (
     wait_for_text,
     wait_until,
 )
+from tui.formatting.lines import line_text
+from tui.screens.rollout import _group_items
+from tui.widgets.summaries import WaitingGroup
 from tui.widgets.virtual_list import VirtualList
 
 FRAMES = 20
@@ -118,3 +121,16 @@ async def test_theme_key_switches_the_theme(socket_dir: Path) -> None:
         light = app.screen.styles.background
         await pilot.press("T")
         await wait_until(pilot, lambda: app.screen.styles.background != light)
+
+
+def test_reason_to_wait_is_shown_in_full_with_its_nodes() -> None:
+    text = "pool rack/r2 is full: n7 is isolating in somaxconn-bxv65 since 2026-11-23T07:35:41Z"
+    group = WaitingGroup("pool-full rack/r2", text, ("n10", "n12"))
+    for width in (40, 77, 200):
+        keys, draws = zip(*_group_items(group, text, width), strict=True)
+        drawn = [line_text(draw(width)) for draw in draws]
+        if width > 40:
+            assert " ".join(" ".join(drawn).split()) == f"2 {text} n10, n12"
+        assert "n10, n12" in drawn[-1]
+        assert all(len(line) <= width for line in drawn)
+        assert [*filter(None, keys)] == ["reason:pool-full rack/r2"]

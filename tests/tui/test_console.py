@@ -24,8 +24,8 @@ from tests.tui.harness import (
 from tests.tui.test_model import model_of
 from tui.formatting.lines import line_text
 from tui.operations import actions
+from tui.screens.fleet import progress_line
 from tui.screens.locks import _pool_row
-from tui.screens.rollout import progress_line
 from tui.widgets.virtual_list import VirtualList
 
 

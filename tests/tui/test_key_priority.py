@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tui.state.key_priority import ANSWER_S, MAX_DELAY_S, KeyPriority
+from tui.state.fetch_queue import ANSWER_S, MAX_DELAY_S, KeyPriority
 
 
 def test_held_key_delays_other_work_for_a_limited_time() -> None:

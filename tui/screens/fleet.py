@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from rolloutd.control import wire
 from rolloutd.text import format_exceptions
 from tui.formatting import formatting, lines
 from tui.formatting.lines import Line, fit
 from tui.operations.confirm import Selection
-from tui.screens.page import Item, Page, find_pending_gate, heading, note_row, static_line
+from tui.screens.page import GATE_GLYPHS, Item, Page, find_pending_gate, heading, note_row, static_line
 from tui.state.values import RolloutState, parse_timestamp
 from tui.widgets import summaries
+from tui.widgets.summaries import WaveSegment
 
 MAX_CLOSED = 50
 """The audit has all closed rollouts."""
 
 MIN_NAME_WIDTH, MAX_NAME_WIDTH = 12, 48
 """Bounds for the column of rollout names, which takes a quarter of the width at most."""
+
+
+MIN_BAR_WIDTH = 5
+"""A shorter bar says less than the figures after it."""
 
 
 class FleetPage(Page):
@@ -91,6 +96,46 @@ def rollout_progress_bar(rollout: RolloutState, width: int) -> Line:
     counts, wanted = rollout.status, max(1, rollout.wanted)
     parts = [(counts["done"], "ok"), (counts["failed"], "bad"), (len(rollout.in_flight), "run")]
     return lines.progress_bar([(count / wanted, role) for count, role in parts], width)
+
+
+def progress_line(rollout: RolloutState, rate: float | None, width: int) -> Line:
+    """Return a rollout's figures; on a narrow screen the rate gives way to them, and then the bar."""
+    counts = rollout.status
+    exceptions = format_exceptions(counts["skipped"], counts["rolled_back"])
+    numbers = (
+        f" {formatting.format_percent(counts['percent'])}  {counts['done']:,} of {rollout.wanted:,} changed"
+        + (f", {counts['failed']:,} failed" if counts["failed"] else "")
+        + (f", {exceptions}" if exceptions else "")
+        + f", {len(rollout.in_flight)} in flight, {counts['pending']:,} pending"
+    )
+    low, high = summaries.format_work_left(rollout)
+    work_left = f"~{low if low == high else f'{low}-{high}'} left " if high else ""
+    for right in (work_left if rate is None else f"{rate:,.0f}/h {work_left}", work_left):
+        room = width - len(numbers) - len(right) - 3
+        if room >= MIN_BAR_WIDTH:
+            break
+    bar = [(" ", ""), *rollout_progress_bar(rollout, room)] if room >= MIN_BAR_WIDTH else []
+    return lines.justify([*bar, (numbers, "")], [(f" {right}", "dim")] if right else [], width)
+
+
+def wave_line(segments: Sequence[WaveSegment]) -> Line:
+    """Return the waves in a row with their soaks and gates."""
+    line: Line = [(" ", "")]
+    for number, segment in enumerate(segments):
+        if number:
+            line.append((" ─ ", "faint"))
+        is_done = segment.total > 0 and segment.done + segment.skipped == segment.total
+        role = "bad" if segment.failed else "ok" if is_done else "bold" if segment.is_current else "dim"
+        mark = "✗ " if segment.failed else "✓ " if is_done else "▸ " if segment.is_current else ""
+        line.append((f"{mark}{segment.wave} {segment.done}/{segment.total - segment.skipped}", role))
+        if segment.soak_remaining is not None:
+            line.append((f" ─ ◷ soaks {formatting.format_clock(segment.soak_remaining)}", "run"))
+        elif segment.soak_s:
+            line.append((f" ─ soak {formatting.format_duration(segment.soak_s)}", "dim"))
+        if segment.gate is not None:
+            glyph, role = GATE_GLYPHS.get(segment.gate["state"], ("○", "dim"))
+            line += [(" ─ ", "faint"), (f"{glyph} {segment.gate['gate']}", role)]
+    return line
 
 
 def _status_row(text: str, missing: str) -> Callable[[int], Line]:

@@ -75,12 +75,12 @@ class NavigationApp(App[None]):
         self._switch_to(TeamsPage)
 
     def do_changes(self) -> None:
-        from tui.screens.changes import ChangesPage
+        from tui.screens.fetched import ChangesPage
 
         self._switch_to(ChangesPage)
 
     def open_comparison(self, rollout: str) -> None:
-        from tui.screens.comparison import ComparisonPage
+        from tui.screens.fetched import ComparisonPage
 
         self.push_screen(ComparisonPage(rollout))
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar, cast
+from typing import Generic, TypeVar, cast
 
 from textual.app import ComposeResult
 from textual.containers import Container
@@ -312,47 +312,6 @@ def vote_lines(gate: wire.Gate, limit: int) -> list[Line]:
             ]
         )
     return lines
-
-
-class FetchedPage(Page):
-    """A page of one resource, which the page fetches itself: the model does not keep it."""
-
-    refresh_interval_s: float | None = None
-    """Between two fetches; without it the page stays as it is while the user reads."""
-
-    def __init__(self, *path: str, **query: str) -> None:
-        super().__init__()
-        self._path, self._query = path, query
-        self._found: Any = None
-        self._error = ""
-
-    def on_mount(self) -> None:
-        self._start_fetch()
-        if self.refresh_interval_s is not None:
-            self.set_interval(self.refresh_interval_s, self._start_fetch)
-
-    def _start_fetch(self) -> None:
-        # While the daemon is away the last response stays; without one, the error is shown.
-        if self._found is None or not self.console.is_stale:
-            self.run_worker(self._fetch(), group="page", exclusive=True)
-
-    async def _fetch(self) -> None:
-        response = await self.console.fetch_path(*self._path, **self._query)
-        self._found = response.result or self._found
-        self._error = str(response.error or response.unreachable or "")
-        self.update_view()
-
-    def breadcrumb(self) -> str:
-        return f"▸ {self.screen_name}"
-
-    def build_items(self) -> Iterator[Item]:
-        if self._found is None:
-            yield note_row(sanitize(self._error) or "loading")
-        else:
-            yield from self.found_items(self._found)
-
-    def found_items(self, found: Any) -> Iterator[Item]:
-        raise NotImplementedError
 
 
 class RolloutScreen(Page):

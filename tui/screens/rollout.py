@@ -11,15 +11,13 @@ from textual.widget import Widget
 
 from rolloutd import event_text
 from rolloutd.control import wire
-from rolloutd.text import format_exceptions
 from tui.formatting import formatting, lines
 from tui.formatting.glyphs import PHASE_GLYPHS, log_line
 from tui.formatting.lines import Line, fit, justify
 from tui.operations.confirm import Selection
-from tui.screens.fleet import rollout_progress_bar
+from tui.screens.fleet import progress_line, wave_line
 from tui.screens.moment import moment_items, parse_moment
 from tui.screens.page import (
-    GATE_GLYPHS,
     MAX_VOTES_SHOWN,
     Item,
     PaneContainer,
@@ -43,7 +41,7 @@ from tui.state.values import (
     reason_key,
 )
 from tui.widgets import summaries, timeline
-from tui.widgets.summaries import POOL_ORDERS, WaitingGroup, WaveSegment
+from tui.widgets.summaries import POOL_ORDERS, WaitingGroup
 from tui.widgets.timeline import BarCache, TimelineView, TimeScale
 from tui.widgets.virtual_list import Banner, RowSource, VirtualList
 
@@ -77,9 +75,6 @@ POOL_ORDER_INTERVAL_S = 5.0
 """Between two sorts of the pools: in between only a failure or an excess moves a row."""
 
 MAX_URGENT_RANK = 1
-
-MIN_BAR_WIDTH = 5
-"""A shorter bar says less than the figures after it."""
 
 ROLLBACK_STEP = "run.rollback"
 """The step of a node in flight whose tasks undo the change."""
@@ -397,46 +392,6 @@ def _duration(rollout: RolloutState, history: History, now: float) -> tuple[floa
             end = entry["at"]
     latest = (parse_timestamp(each["since"]) or 0.0 for each in rollout.in_flight.values())
     return began, max(began, end, *latest)
-
-
-def progress_line(rollout: RolloutState, rate: float | None, width: int) -> Line:
-    """Return a rollout's figures; on a narrow screen the rate gives way to them, and then the bar."""
-    counts = rollout.status
-    exceptions = format_exceptions(counts["skipped"], counts["rolled_back"])
-    numbers = (
-        f" {formatting.format_percent(counts['percent'])}  {counts['done']:,} of {rollout.wanted:,} changed"
-        + (f", {counts['failed']:,} failed" if counts["failed"] else "")
-        + (f", {exceptions}" if exceptions else "")
-        + f", {len(rollout.in_flight)} in flight, {counts['pending']:,} pending"
-    )
-    low, high = summaries.format_work_left(rollout)
-    work_left = f"~{low if low == high else f'{low}-{high}'} left " if high else ""
-    for right in (work_left if rate is None else f"{rate:,.0f}/h {work_left}", work_left):
-        room = width - len(numbers) - len(right) - 3
-        if room >= MIN_BAR_WIDTH:
-            break
-    bar = [(" ", ""), *rollout_progress_bar(rollout, room)] if room >= MIN_BAR_WIDTH else []
-    return justify([*bar, (numbers, "")], [(f" {right}", "dim")] if right else [], width)
-
-
-def wave_line(segments: Sequence[WaveSegment]) -> Line:
-    """Return the waves in a row with their soaks and gates."""
-    line: Line = [(" ", "")]
-    for number, segment in enumerate(segments):
-        if number:
-            line.append((" ─ ", "faint"))
-        is_done = segment.total > 0 and segment.done + segment.skipped == segment.total
-        role = "bad" if segment.failed else "ok" if is_done else "bold" if segment.is_current else "dim"
-        mark = "✗ " if segment.failed else "✓ " if is_done else "▸ " if segment.is_current else ""
-        line.append((f"{mark}{segment.wave} {segment.done}/{segment.total - segment.skipped}", role))
-        if segment.soak_remaining is not None:
-            line.append((f" ─ ◷ soaks {formatting.format_clock(segment.soak_remaining)}", "run"))
-        elif segment.soak_s:
-            line.append((f" ─ soak {formatting.format_duration(segment.soak_s)}", "dim"))
-        if segment.gate is not None:
-            glyph, role = GATE_GLYPHS.get(segment.gate["state"], ("○", "dim"))
-            line += [(" ─ ", "faint"), (f"{glyph} {segment.gate['gate']}", role)]
-    return line
 
 
 def _started_at(work: wire.InFlight) -> str:

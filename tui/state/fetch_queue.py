@@ -1,7 +1,7 @@
 """The requests that the model wants, each sent when it is due.
 
 A request that a user waits for is sent at once.  Other requests are repeated
-less often the longer their responses take.
+less often the longer their responses take, and wait for the answer to a key.
 """
 
 from __future__ import annotations
@@ -48,6 +48,12 @@ NODES_PER_PAGE = 1_000
 
 MAX_COMPLETED = 256
 """Requests whose completion is remembered, more than one console shows."""
+
+ANSWER_S = 0.08
+"""Reserved after a key: enough to draw a page of the largest fleet."""
+
+MAX_DELAY_S = 0.25
+"""The longest delay of other work while a key is held down."""
 
 Fetch = Callable[[], Awaitable[float]]
 """Sends a request, applies its response, and returns the seconds until it may be sent again."""
@@ -158,3 +164,25 @@ def _pause(resource: str, took: float) -> float:
     """Return the seconds between a response that took so long and the next request of its kind."""
     factor = STATUS_COST_FACTOR if resource == "status" else COST_FACTOR
     return max(MIN_INTERVAL_S[resource], took * factor)
+
+
+class KeyPriority:
+    """Delays the work that no user waits for until a key has been answered."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._began = self._last = float("-inf")
+
+    def key_pressed(self) -> None:
+        now = self._now()
+        if now - self._last > ANSWER_S:
+            self._began = now
+        self._last = now
+
+    def delay(self) -> float:
+        """Return the seconds for which other work should wait."""
+        return max(0.0, min(self._last + ANSWER_S, self._began + MAX_DELAY_S) - self._now())
+
+    def since_key(self) -> float:
+        """Return the seconds since the last key."""
+        return self._now() - self._last

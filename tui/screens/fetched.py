@@ -1,0 +1,210 @@
+"""Pages of one resource that is fetched for them: changes, comparison with the canaries, handover."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from rolloutd import event_text
+from rolloutd.control import response_text, wire, wire_fleet
+from tui.formatting import formatting, lines
+from tui.formatting.glyphs import PHASE_GLYPHS
+from tui.formatting.lines import Line, fit
+from tui.screens.page import Item, Page, heading, note_row, static_line
+from tui.state.values import parse_timestamp
+from tui.widgets import summaries
+
+SHORT_HASH = 12
+"""Characters of a change's hash: enough to tell a plan's changes apart."""
+
+ROLES = {"drifted": "warn", "failed": "bad", "never": "dim", "done": "ok"}
+
+MIN_NAME_WIDTH, MAX_NAME_WIDTH = 12, 40
+"""Bounds for the column of rollout names."""
+
+
+class FetchedPage(Page):
+    """A page of one resource, which the page fetches itself: the model does not keep it."""
+
+    refresh_interval_s: float | None = None
+    """Between two fetches; without it the page stays as it is while the user reads."""
+
+    def __init__(self, *path: str, **query: str) -> None:
+        super().__init__()
+        self._path, self._query = path, query
+        self._found: Any = None
+        self._error = ""
+
+    def on_mount(self) -> None:
+        self._start_fetch()
+        if self.refresh_interval_s is not None:
+            self.set_interval(self.refresh_interval_s, self._start_fetch)
+
+    def _start_fetch(self) -> None:
+        # While the daemon is away the last response stays; without one, the error is shown.
+        if self._found is None or not self.console.is_stale:
+            self.run_worker(self._fetch(), group="page", exclusive=True)
+
+    async def _fetch(self) -> None:
+        response = await self.console.fetch_path(*self._path, **self._query)
+        self._found = response.result or self._found
+        self._error = str(response.error or response.unreachable or "")
+        self.update_view()
+
+    def breadcrumb(self) -> str:
+        return f"▸ {self.screen_name}"
+
+    def build_items(self) -> Iterator[Item]:
+        if self._found is None:
+            yield note_row(lines.sanitize(self._error) or "loading")
+        else:
+            yield from self.found_items(self._found)
+
+    def found_items(self, found: Any) -> Iterator[Item]:
+        raise NotImplementedError
+
+
+class ChangesPage(FetchedPage):
+    """Which node has which change, across rollouts: by change, with its groups and the nodes without it."""
+
+    screen_name = "changes"
+    refresh_interval_s = 30.0
+    """The matrix covers the whole fleet and all rollouts, so it is not fetched with each event."""
+
+    def __init__(self) -> None:
+        super().__init__("changes")
+
+    def found_items(self, found: wire_fleet.Changes) -> Iterator[Item]:
+        for change in found["changes"]:
+            yield from _change_items(change)
+        if not found["changes"]:
+            yield note_row("no rollout has been submitted")
+
+
+def _change_items(change: wire_fleet.Change) -> Iterator[Item]:
+    key = f"{change['plan']} {change['change'][:SHORT_HASH]}"
+    yield heading(key, formatting.format_percent(change["percent"]).lstrip())
+    counts = Counter(node["state"] for node in change["nodes"])
+    counted: Line = [("  ", "")]
+    for state, number in counts.items():
+        counted.append((f"{number} {state}  ", ROLES.get(state, "")))
+    yield f"{key} counts", static_line(counted)
+    for group in change["groups"]:
+        done = f"{group['done']}/{group['total']}"
+        row: Line = [
+            ("  ", ""),
+            (fit(group["group"], 32), "bold"),
+            (f"{formatting.format_percent(group['percent'])}  ", ""),
+            (done, "dim"),
+        ]
+        yield f"{key} {group['group']}", static_line(row)
+    for state in ("drifted", "failed", "never"):
+        names = [node["node"] for node in change["nodes"] if node["state"] == state]
+        if names:
+            text = f"{formatting.pluralize(len(names), 'node')}: {', '.join(names)}"
+            yield f"{key} {state}", static_line([("  ", ""), (fit(state, 32), ROLES[state]), (text, "")])
+
+
+class ComparisonPage(FetchedPage):
+    """The nodes of a rollout against its canaries: times and changed tasks, outliers first."""
+
+    screen_name = "comparison"
+    refresh_interval_s = 5.0
+    """The times of nodes in flight grow."""
+
+    def __init__(self, rollout: str) -> None:
+        super().__init__("rollouts", rollout, "comparison")
+        self.rollout_id = rollout
+
+    def breadcrumb(self) -> str:
+        return f"▸ {self.rollout_id} ▸ canaries"
+
+    def found_items(self, found: wire.Comparison) -> Iterator[Item]:
+        outliers = sum(bool(response_text.describe_outlier(each)) for each in found["nodes"])
+        count = formatting.pluralize(outliers, "outlier") if found["canaries"] else ""
+        yield heading("NODES OF NOW", count)
+        for each in found["nodes"]:
+            yield _node_row(each)
+        if not found["nodes"]:
+            yield note_row("no other node is in flight or changed")
+        yield heading("CANARIES", response_text.describe_canaries(found))
+        for each in found["canaries"]:
+            yield _node_row(each)
+        if found["omitted"]:
+            yield note_row(f"{formatting.pluralize(found['omitted'], 'more node')} not compared")
+
+    def do_open(self) -> None:
+        if self.body.cursor_key:
+            self.console.open_node(self.rollout_id, self.body.cursor_key)
+
+
+def _node_row(node: wire.ComparedNode) -> Item:
+    glyph, role = PHASE_GLYPHS.get(node["phase"], ("?", "warn"))
+    outlier = response_text.describe_outlier(node)
+    tasks = node["changed_tasks"]
+    changed = "no log" if tasks is None else f"{len(tasks)} changed"
+    line: Line = [
+        (f" {'!' if outlier else ' '} ", "warn"),
+        (f"{glyph} ", role),
+        (fit(node["node"], 16), "bold"),
+        (f"{formatting.format_clock(node['seconds']):>8}  ", "warn" if node["time"] != "usual" else ""),
+        (fit(changed, 12), "dim"),
+        (lines.sanitize(outlier), "warn"),
+    ]
+    return node["node"], static_line(line)
+
+
+class HandoverPage(FetchedPage):
+    """What changed since the user last looked, who decided, and what waits."""
+
+    screen_name = "handover"
+
+    def __init__(self, since: str) -> None:
+        super().__init__("handover", since=since)
+
+    def found_items(self, found: wire_fleet.Handover) -> Iterator[Item]:
+        since = parse_timestamp(found["since"]) or 0.0
+        age = formatting.format_age(since, self.console.now())
+        waiting = [each for each in found["rollouts"] if response_text.describe_wait(each)]
+        yield heading("WAITS", "nothing" if not waiting else str(len(waiting)))
+        for each in waiting:
+            yield _rollout_row(f"wait:{each['rollout']}", each, response_text.describe_wait(each))
+        yield heading("CHANGED", f"since {formatting.format_datetime(since)}, {age}")
+        for each in found["rollouts"]:
+            yield _rollout_row(f"change:{each['rollout']}", each, response_text.describe_change(each))
+        if not found["rollouts"]:
+            yield note_row("no rollout is live, and none was closed since then")
+        yield heading("DECISIONS", str(len(found["decisions"])) if found["decisions"] else "none")
+        for decided in reversed(found["decisions"]):
+            yield _decision_row(decided)
+        if found["omitted"]:
+            yield note_row("older ones are left out; 4 shows the audit")
+
+    def do_open(self) -> None:
+        _, _, rollout = self.body.cursor_key.partition(":")
+        if rollout:
+            self.console.open_rollout(rollout)
+
+
+def _rollout_row(key: str, each: wire_fleet.HandoverRollout, text: str) -> Item:
+    skipped = each["reason"] is not None and each["reason"]["code"] == "done-with-exceptions"
+    glyph, role = summaries.state_glyph(each["state"], int(skipped))
+    percent = formatting.format_percent(each["percent"])
+
+    def draw(width: int) -> Line:
+        name = fit(each["rollout"], min(MAX_NAME_WIDTH, max(MIN_NAME_WIDTH, width // 3)))
+        return [(f"  {glyph} ", role), (name, "bold"), (f" {percent}  ", "dim"), (lines.sanitize(text), "")]
+
+    return key, draw
+
+
+def _decision_row(decided: wire_fleet.AuditEntry) -> Item:
+    entry = decided["entry"]
+    at = formatting.format_time(parse_timestamp(decided["at"]) or 0.0)
+    line: Line = [
+        (f"  {at}  ", "dim"),
+        (fit(event_text.actor_name(entry), 12), "bold"),
+        (lines.sanitize(event_text.describe_entry(entry)), formatting.entry_role(entry)),
+    ]
+    return f"entry:{entry['rollout'] or ''}", static_line(line)
