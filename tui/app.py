@@ -40,10 +40,10 @@ from tui.formatting.lines import Line, fit, wrap_text
 from tui.operations import actions, operations
 from tui.operations.actions import Action
 from tui.operations.confirm import Operation, OperationRequest, Selection
-from tui.operations.dialog import Dialog, InputScreen, Prompt
+from tui.operations.dialog import Dialog, Modal, Prompt
 from tui.screens.console_context import ConsoleContext
 from tui.screens.fleet import FleetPage
-from tui.screens.navigation import NavigationApp, PaletteProvider
+from tui.screens.navigation import NavigationApp, PaletteProvider, import_pages
 from tui.screens.page import Page, RolloutScreen
 from tui.state.fetch_queue import COST_FACTOR, Fetch, FetchQueue, KeyPriority
 from tui.state.model import Model
@@ -62,6 +62,9 @@ COLLECT_INTERVAL_S, MAX_COLLECT_INTERVAL_S = 30.0, 120.0
 
 KEY_PAUSE_S = 1.0
 """Without a key for so long, another one is unlikely within the next frame."""
+
+IMPORT_DELAY_S = 3.0
+"""The first screen has been drawn by then."""
 
 HINT_TIMEOUT_S = 20.0
 
@@ -149,6 +152,8 @@ class Console(NavigationApp):
         self._looked_at = self._last_look.read(self._last_key_at)
         self.run_worker(self._draw_frames(), group="frames")
         self.set_interval(TICK_INTERVAL_S, self._tick)
+        # In a thread: the imports take a loaded machine a second, and keys must be answered.
+        self.set_timer(IMPORT_DELAY_S, partial(self.run_worker, import_pages, thread=True))
         if self.hint:
             self.show_message(self.hint, timeout_s=HINT_TIMEOUT_S)
 
@@ -317,13 +322,14 @@ class Console(NavigationApp):
             if now - self._last_key_at > AWAY_S:
                 self._looked_at = self._last_key_at
             self._last_key_at = now
+            # Before Textual handles the key, so that a frame in between already waits for its answer.
             self._keys.key_pressed()
         await super().on_event(event)
 
     def on_key(self, event: events.Key) -> None:
         # Textual sends a key to the list that has the focus when it comes.  A dialog that an earlier key
         # opens meanwhile would lose it: an input stops the keys that it takes, so this one is new to it.
-        if isinstance(self.screen, InputScreen):
+        if isinstance(self.screen, Modal):
             self.screen.take_key(event)
 
     def action_perform(self, name: str) -> None:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
 from textual import events
 
+import tui.screens
+from tests.support.replayed_fleet import ReplayedFleet
 from tests.tui.harness import (
+    NOON,
     run_console,
     running_fleet,
     screen_text,
@@ -100,6 +105,33 @@ async def test_keys_typed_before_the_review_has_come_are_the_reason(socket_dir: 
     assert fleet.requests[0][2]["reason"] == "pods are fine"
 
 
+async def test_second_enter_closes_no_page_below_a_dialog(socket_dir: Path) -> None:
+    fleet = running_fleet()
+    async with run_console(fleet, socket_dir) as (app, pilot, _):
+        await wait_for_text(pilot, "kernel-x7k2p", "running")
+        await pilot.press("F")
+        await wait_for_text(pilot, "Start a freeze?")
+        for _ in range(2):
+            app.post_message(events.Key("enter", None))
+        await wait_for_text(pilot, "all is frozen")
+        assert type(app.screen).__name__ == "FleetPage"
+    assert len(fleet.requests) == 1
+
+
+async def test_cursor_is_visible_after_sorting_and_filtering(socket_dir: Path) -> None:
+    fleet = ReplayedFleet(pools=10, per_pool=10, at=NOON)
+    fleet.move("tea009-09", "isolating")
+    async with run_console(fleet, socket_dir) as (_, pilot, _server):
+        await pilot.press("enter", "n")
+        await wait_for_text(pilot, "100 nodes", "▌ · pay000-00")
+        await pilot.press("o")
+        await wait_for_text(pilot, "most urgent first", "▌ ◔ tea009-09")
+        await pilot.press("slash", *"sea001-05", "enter")
+        await wait_for_text(pilot, "1 node,", "▌ · sea001-05")
+        await pilot.press("o", "o", "o", "escape")
+        await wait_for_text(pilot, "100 nodes, plan order", "▌ · sea001-05")
+
+
 async def test_keys_typed_before_the_dialog_is_mounted_are_its_text(socket_dir: Path) -> None:
     fleet = running_fleet()
     async with run_console(fleet, socket_dir) as (app, pilot, _):
@@ -108,3 +140,10 @@ async def test_keys_typed_before_the_dialog_is_mounted_are_its_text(socket_dir: 
         for key in "pfree the disk":
             app.post_message(events.Key(key, key))
         await wait_for_text(pilot, "Pause kernel-x7k2p?", "free the disk")
+
+
+def test_import_of_pages_leaves_none_to_a_later_upgrade() -> None:
+    code = "import sys, tui.screens.navigation as found; found.import_pages(); print(*sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    pages = {f"tui.screens.{each.stem}" for each in Path(tui.screens.__path__[0]).glob("[a-z]*.py")}
+    assert pages <= set(ran.stdout.split())

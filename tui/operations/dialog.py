@@ -11,6 +11,7 @@ from typing import ClassVar, TypeVar
 
 from textual import events
 from textual.app import ComposeResult
+from textual.await_complete import AwaitComplete
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, VerticalScroll
 from textual.screen import ModalScreen
@@ -30,8 +31,12 @@ MAX_CHARS = 100_000
 """Characters in the text viewer, some thousand lines; rolloutctl prints longer texts in full."""
 
 
-class InputScreen(ModalScreen[T]):
-    """A modal screen whose first text field gets what is typed before it has the focus."""
+class Modal(ModalScreen[T]):
+    """A screen above a page; it loses no key that was typed early, and none that was typed twice."""
+
+    def dismiss(self, result: T | None = None) -> AwaitComplete:
+        # After the first of two quick Enters, Textual would close the page below, or fail on the last page.
+        return super().dismiss(result) if self.is_active else AwaitComplete()
 
     def take_key(self, event: events.Key) -> None:
         """Type a key that no widget has handled into the field in focus."""
@@ -44,7 +49,7 @@ class InputScreen(ModalScreen[T]):
             self.focused.post_message(key)
 
 
-class Dialog(InputScreen[Mapping[str, str] | None]):
+class Dialog(Modal[Mapping[str, str] | None]):
     """A confirmation; its result is the field values, or None if the user declines."""
 
     DEFAULT_CSS = """
@@ -146,7 +151,7 @@ def validation_error(field: InputField, value: str) -> str:
     return ""
 
 
-class Prompt(InputScreen[str | None]):
+class Prompt(Modal[str | None]):
     """One line of text at the bottom of the screen; its result is None if the user cancels."""
 
     DEFAULT_CSS = """
@@ -178,7 +183,7 @@ class Prompt(InputScreen[str | None]):
         self.dismiss(event.value.strip())
 
 
-class TextViewer(ModalScreen[None]):
+class TextViewer(Modal[None]):
     """A scrollable view of a text that does not fit its line."""
 
     DEFAULT_CSS = """

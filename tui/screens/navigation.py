@@ -1,10 +1,12 @@
 """Navigation between pages, the command palette, and the help page.
 
-Each page's module is imported on its first visit: the console must start quickly.
+The console must start quickly, so a page's module is imported after the first screen, or on its first visit.
 """
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import cast
@@ -12,6 +14,7 @@ from typing import cast
 from textual.app import App
 from textual.command import DiscoveryHit, Hit, Hits, Provider
 
+import tui.screens
 from tui.formatting.glyphs import PHASE_GLYPHS
 from tui.formatting.lines import Line, fit, justify, line_width
 from tui.operations import actions
@@ -29,6 +32,12 @@ CURSOR_KEYS = (
     ("home end  g G", "move to the first or the last row"),
     ("mouse", "click to move the cursor, double-click to open, wheel to scroll"),
 )
+
+
+def import_pages() -> None:
+    """Import the modules of all pages: an upgrade of the package must not replace them under a console."""
+    for module in pkgutil.iter_modules(tui.screens.__path__, "tui.screens."):
+        importlib.import_module(module.name)
 
 
 class NavigationApp(App[None]):

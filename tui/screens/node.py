@@ -147,6 +147,10 @@ class NodePage(TwoPanes, RolloutScreen):
 
     # -- actions
 
+    def set_filter(self, text: str) -> None:
+        self.filter_text = text
+        self.update_view()
+
     def do_follow(self) -> None:
         self.is_following = not self.is_following
         self._show_log()

@@ -69,6 +69,7 @@ class NodesPage(RolloutScreen):
         orders = list(SORT_KEYS)
         self.node_order = orders[(orders.index(self.node_order) + 1) % len(orders)]
         self.update_view()
+        self.body.show_cursor(at_top=True)
 
     def _filtered_nodes(self) -> list[NodeState]:
         rollout = self.rollout

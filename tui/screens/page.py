@@ -201,6 +201,8 @@ class Page(BlankWidget, Screen[None]):
     def set_filter(self, text: str) -> None:
         self.filter_text = text
         self.update_view()
+        # The cursor's row may be far away now, and the next key moves from there.
+        self.body.show_cursor(at_top=bool(text))
 
     # -- updates
 
@@ -265,8 +267,9 @@ class Page(BlankWidget, Screen[None]):
     def _render_keys(self, width: int) -> Sequence[Line]:
         selection = self.selection()
         line: Line = [(" ", "")]
-        for action in sorted(actions.ACTIONS, key=_key_rank):
-            key = self._render_key(action, selection) if self.screen_name in action.screens else []
+        shown = [each for each in sorted(actions.ACTIONS, key=_key_rank) if self.screen_name in each.screens]
+        # A user who may only read needs the other keys first.
+        for key in sorted((self._render_key(each, selection) for each in shown), key=_is_not_permitted):
             if line_width(line) + line_width(key) > width - 8:
                 break
             line += key
@@ -286,6 +289,10 @@ class Page(BlankWidget, Screen[None]):
             return [(f"{action.key_label} {action.title} (not permitted)  ", "faint")]
         title = "show all" if action.name == "back" and self.filter_text else action.title
         return [(action.key_label, "key"), (f" {title}  ", "dim")]
+
+
+def _is_not_permitted(key: Line) -> bool:
+    return bool(key) and key[0][1] == "faint"
 
 
 def _key_rank(action: Action) -> int:

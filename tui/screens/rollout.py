@@ -153,6 +153,7 @@ class RolloutPage(TwoPanes, RolloutScreen):
         orders = list(POOL_ORDERS)
         self.pool_order = orders[(orders.index(self.pool_order) + 1) % len(orders)]
         self.update_view()
+        self.query_one("#pools", VirtualList).show_cursor(at_top=True)
 
     # -- the pools, and their past
 

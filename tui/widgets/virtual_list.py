@@ -321,6 +321,13 @@ class VirtualList(LineWidget, ScrollView, can_focus=True, inherit_bindings=False
             # New rows can be scrolled to only after their layout.
             self.call_after_refresh(self._scroll_to_cursor)
 
+    def show_cursor(self, *, at_top: bool) -> None:
+        """Scroll to the cursor after rows have moved, or put it on the first row."""
+        if at_top:
+            self.action_jump(0)
+        else:
+            self.call_after_refresh(self._scroll_to_cursor)
+
     def on_click(self, event: events.Click) -> None:
         self._pins_cursor_to_top = False
         if self._rows is None:
