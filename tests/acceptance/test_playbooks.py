@@ -156,6 +156,7 @@ async def test_sysctl_sets_verifies_and_restores(node: Node) -> None:
     assert await node.play("sysctl-undo.yml", **where) == 0
 
 
+@pytest.mark.long
 async def test_sysctl_undo_restores_a_file_that_was_there(node: Node) -> None:
     (node.kernel / "vm.swappiness").write_text("60\n")
     file = node.directory / "90-rolloutd.conf"
@@ -189,6 +190,7 @@ async def test_a_service_is_restarted_once_per_token(node: Node) -> None:
     assert (node.services / "nginx").exists()
 
 
+@pytest.mark.long
 async def test_packages_verify_says_what_is_not_installed(node: Node) -> None:
     where = {"packages_reboot_marker": str(node.directory / "reboot-required")}
     reason = await node.fail("packages-verify.yml", packages=["no-such-package-of-ours"], **where)

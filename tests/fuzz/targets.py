@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import io
 import json
+import logging
 import random
 import shutil
 import tarfile
@@ -152,7 +153,17 @@ async def reloaded_settings(directory: Path) -> AsyncIterator[Consumer]:
             state.settings._files = (path,)
             await reloader.reload()
 
-        yield consumer
+        log = logging.getLogger("rolloutd.service.reload")
+        log.addFilter(has_traceback)
+        try:
+            yield consumer
+        finally:
+            log.removeFilter(has_traceback)
+
+
+def has_traceback(record: logging.LogRecord) -> bool:
+    """Return whether a log entry is a find: ten thousand inputs fill CI's log with expected mistakes."""
+    return record.exc_info is not None
 
 
 def read_upload(data: bytes, directory: Path) -> None:

@@ -54,7 +54,8 @@ async def test_stopped_standby_ends_without_leading(settings: Settings) -> None:
     leader = FakeLeadership(seat)
     await leader.acquire()
     serving = asyncio.create_task(app.serve(settings, FakeLeadership(seat)))
-    await asyncio.sleep(0.05)
+    # Before it has a handler the signal would end the tests.
+    await until(lambda: signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL)
     os.kill(os.getpid(), signal.SIGTERM)
     await asyncio.wait_for(serving, 30)
     assert not (settings.state_dir / FILE_NAME).exists()
