@@ -192,6 +192,7 @@ def test_no_request_fails_while_every_server_is_stopped(tmp_path_factory: pytest
         assert set(fleet.balancer.admin_states().values()) == {READY}
 
 
+@pytest.mark.long
 def test_requests_fail_when_nothing_is_drained(tmp_path_factory: pytest.TempPathFactory) -> None:
     with web_fleet(tmp_path_factory.mktemp("b"), 2, 1) as fleet:
         with WebClient(fleet.balancer.port) as client:

@@ -124,7 +124,12 @@ def started(away: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)]
+    ("number", "code"),
+    [
+        (signal.SIGINT, 130),
+        pytest.param(signal.SIGTERM, 143, marks=pytest.mark.long),
+        (signal.SIGKILL, -9),
+    ],
 )
 def test_interrupted_it_leaves_nothing_behind(
     started: subprocess.Popen[str], away: dict[str, str], number: int, code: int

@@ -68,7 +68,7 @@ async def test_held_by_rolloutctl_while_it_is_drained(tmp_path_factory: Where) -
         await has_cordon_owner_view(made, node, before)
 
 
-@pytest.mark.parametrize("how", ["rolloutctl", "annotation"])
+@pytest.mark.parametrize("how", [pytest.param("rolloutctl", marks=pytest.mark.long), "annotation"])
 async def test_held_while_its_playbook_runs_it_finishes_and_stays(tmp_path_factory: Where, how: str) -> None:
     async with cluster_environment(tmp_path_factory.mktemp("k"), 2) as made:
         node = made.nodes[0]

@@ -194,7 +194,9 @@ async def live_rollouts(maker: RequestGenerator) -> None:
             continue
 
 
-@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize(
+    "part", [0, *(pytest.param(part, marks=pytest.mark.long) for part in range(1, PARTS))]
+)
 async def test_random_requests_change_nothing_unseen(tmp_path: Path, part: int) -> None:
     key_file = tmp_path / "jira.key"
     key_file.touch(mode=0o600)
