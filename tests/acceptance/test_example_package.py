@@ -94,10 +94,10 @@ def run(command: Sequence[str | Path], *, code: int = 0, **variables: str) -> st
 
 @pytest.mark.servers
 def test_demo_of_installed_package_ends_done(python: Path, tmp_path: Path) -> None:
-    command = [python.with_name("rolloutctl"), "demo", "--headless", "--json", "--nodes", "1"]
+    command = [python.with_name("rolloutctl"), "demo", "--headless", "--json", "--nodes", "2"]
     printed = run(command, HOME=str(tmp_path), TMPDIR=str(tmp_path))
     status = json.loads(printed.splitlines()[-1])
-    assert (status["state"], status["percent"], status["done"]) == ("done", 100, 1)
+    assert (status["state"], status["percent"], status["done"]) == ("done", 100, 2)
     assert "The demo answers yes" in printed
 
 
