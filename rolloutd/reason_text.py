@@ -86,6 +86,8 @@ def describe_state(params: Params) -> str:
             return f"is failed in {params['rollout']}{_since(params)}{_detail(params['message'])}"
         case UnavailabilityCause.HELD:
             return f"is held by {params['by']}{_since(params)}{_until(params)}: {params['reason']}"
+        case _ if params["health"] == "up":
+            return _HEALTH["up"]  # how it answered differs from node to node, and says nothing
         case _:
             return _HEALTH[params["health"]] + _detail(params["detail"])
 
@@ -288,7 +290,7 @@ def _until(params: Params) -> str:
 
 
 def _about(until: float | None) -> str:
-    return "" if until is None else f"; the next probe is about {format_rfc3339(until)}"
+    return "" if until is None else f"; the next probe is at about {format_rfc3339(until)}"
 
 
 SENTENCES: Final[Mapping[ReasonCode, Callable[[str, Params], str]]] = {
@@ -437,7 +439,7 @@ COMMANDS: Final[Mapping[RemedyKind, Callable[[Params], str]]] = {
 """The command that ends a wait; a failed node's alternatives to retry are in REMEDIES."""
 
 REMEDIES: Final[Mapping[RemedyKind, Callable[[Remedy], str]]] = {
-    RemedyKind.RETRY: lambda r: f"{command(r)} (or skip, or rollback)",
+    RemedyKind.RETRY: lambda r: f"{command(r)} (or skip{', or rollback' if r.args['has_rollback'] else ''})",
     RemedyKind.RETRY_PREPARATION: lambda r: f"{command(r)}{' (or skip)' if r.args['node'] else ''}, or time",
     RemedyKind.ADD_TEAM: lambda r: (
         f"an admin, who adds team {r.args['team']} to the settings, or {command(r)}"
@@ -452,7 +454,9 @@ REMEDIES: Final[Mapping[RemedyKind, Callable[[Remedy], str]]] = {
     RemedyKind.WAIT_FOR_RETURN: lambda r: (
         f"{r.args['node']}, when it is returned{f', as {r.who} has ordered' if r.who else ''}"
     ),
-    RemedyKind.WAIT_FOR_HEALTH: lambda r: f"{r.args['node']}, when it is observed up",
+    RemedyKind.WAIT_FOR_HEALTH: lambda r: (
+        f"{r.args['node']}, when it is observed up or is no longer in the inventory"
+    ),
     RemedyKind.WAIT_FOR_WAVE: lambda r: f"the end of wave {r.args['wave']}",
     RemedyKind.FREE_DISK: lambda _: "free space on the disk of the state directory",
     RemedyKind.WAIT_FOR_CAPACITY: lambda _: "the next node that is done",

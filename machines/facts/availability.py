@@ -14,7 +14,7 @@ from typing import Final
 from machines.facts.fleet_facts import FleetFacts
 from machines.model.node import NodeHealth, Observation
 from machines.model.reasons import Param, Remedy, RemedyKind, UnavailabilityCause
-from machines.model.rollout import Hold, NodeOrder, Target
+from machines.model.rollout import Hold, NodeOrder, Rollout, Target
 from machines.states import IN_FLIGHT_PHASES, Phase
 
 CAUSE_PRECEDENCE: Final = {code: rank for rank, code in enumerate(UnavailabilityCause)}
@@ -26,14 +26,14 @@ class Unavailability:
     """Why a node counts as down; `cause` is the fact that says so, None without an observation.
 
     `needs_observation`: the last observation is too old, precedes the end of our work, or is missing.
-    `rollout_closed`: the target's rollout has ended, so the node cannot be retried.
+    `rollout`: that of the target, which decides what can be done about a failed node.
     """
 
     node: str
     code: UnavailabilityCause
     cause: Target | Hold | Observation | None = None
     needs_observation: bool = False
-    rollout_closed: bool = False
+    rollout: Rollout | None = None
 
     @property
     def confirmed(self) -> bool:
@@ -79,7 +79,7 @@ class Unavailability:
             case Target(phase=phase) as target if phase in IN_FLIGHT_PHASES:
                 return Remedy(RemedyKind.WAIT_FOR_ROLLOUT, {"node": target.node, "rollout": target.rollout})
             case (Target(order=NodeOrder.RETURN) | Target(phase=Phase.FAILED)) as target:
-                return failure_remedy(target, rollout_closed=self.rollout_closed)
+                return failure_remedy(target, self.rollout)
             case Target(phase=Phase.PENDING) as target:
                 return _skip_remedy(target, isolated=True)
             case Target() as target:
@@ -98,14 +98,17 @@ class Unavailability:
                 return Remedy(RemedyKind.WAIT_FOR_HEALTH, {"node": self.node})
 
 
-def failure_remedy(target: Target, *, rollout_closed: bool) -> Remedy:
+def failure_remedy(target: Target, rollout: Rollout | None) -> Remedy:
     """Return how a failed node is settled; in a closed rollout it can only be skipped."""
     if target.order is NodeOrder.RETURN:
         who = None if target.order_by is None else target.order_by.name
         return Remedy(RemedyKind.WAIT_FOR_RETURN, {"node": target.node}, who=who)
-    if rollout_closed:
+    if rollout is not None and rollout.closed:
         return _skip_remedy(target, isolated=target.isolated)
-    return Remedy(RemedyKind.RETRY, {"rollout": target.rollout, "node": target.node})
+    has_rollback = rollout is not None and rollout.plan.rollback is not None
+    return Remedy(
+        RemedyKind.RETRY, {"rollout": target.rollout, "node": target.node, "has_rollback": has_rollback}
+    )
 
 
 def _skip_remedy(target: Target, *, isolated: bool) -> Remedy:
@@ -143,7 +146,7 @@ def claimed_by_other_rollout(facts: FleetFacts, node: str, rollout: str) -> Unav
 def target_unavailability(facts: FleetFacts, target: Target) -> Unavailability:
     """Return why a node is down that this target keeps down: in flight, failed or still isolated."""
     code = _target_code(target) or UnavailabilityCause.ISOLATED
-    return Unavailability(target.node, code, target, rollout_closed=facts.rollout(target.rollout).closed)
+    return Unavailability(target.node, code, target, rollout=facts.rollout(target.rollout))
 
 
 def observed_unavailability(facts: FleetFacts, node: str) -> Unavailability | None:

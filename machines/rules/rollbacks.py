@@ -67,7 +67,7 @@ def failed_rollback_blocker(index: Index, rollout: Rollout) -> Reason | None:
         return None
     first, target = found
     params: Params = {"step": first.step, "message": first.message}
-    remedy = failure_remedy(target, rollout_closed=False)
+    remedy = failure_remedy(target, rollout)
     return Reason(ReasonCode.ROLLBACK_FAILED, first.node, params, first.at, remedy)
 
 

@@ -345,7 +345,7 @@ def state_reason(index: Index, target: Target) -> Reason:
     if target.phase is Phase.FAILED:
         failure = target.failure
         params = {} if failure is None else {"step": failure.step, "message": failure.message}
-        remedy = failure_remedy(target, rollout_closed=index.rollout(target.rollout).closed)
+        remedy = failure_remedy(target, index.rollout(target.rollout))
         return Reason(ReasonCode.FAILED, target.node, params, target.since, remedy)
     if target.drift is not None:
         return Reason(ReasonCode.DRIFTED, target.node, {"tasks": target.drift.tasks}, target.drift.since)

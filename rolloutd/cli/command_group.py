@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -18,6 +18,8 @@ from rolloutd.cli.output import FORMATS, print_json, print_message, print_names,
 from rolloutd.control import user_time
 from rolloutd.control.client import DEFAULT_SOCKET, Client
 from rolloutd.text import nearest_name
+
+_FORMATS_HELP = "json, yaml, name (only the names of what is listed), or wide (more columns)"
 
 MAX_LISTED_CHOICES = 12
 """An error with more words hides its problem; only rolloutctl itself has more commands."""
@@ -146,21 +148,35 @@ class CommandGroup:
         self._shared = shared
         self.root_parser = root_parser
 
-    def add_command(self, name: str, handler: Handler, summary: str, *, json: bool = True) -> Parser:
-        """Add a command and return its parser."""
+    def add_command(
+        self,
+        name: str,
+        handler: Handler,
+        summary: str,
+        *,
+        formats: Sequence[str] = FORMATS,
+        is_local: bool = False,
+    ) -> Parser:
+        """Add a command and return its parser; a local one works on this machine, not over the socket."""
         parser: Parser = self._subparsers.add_parser(
-            name, help=summary, description=_as_sentence(summary), parents=[self._shared]
+            name,
+            help=summary,
+            description=_as_sentence(summary),
+            parents=[] if is_local else [self._shared],
         )
-        if json:
+        if is_local:
+            # Known, so that the error can say what to do; a backup of the wrong machine is no backup.
+            parser.add_argument("--host", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+        if formats:
             parser.flag("--json", text="print JSON, whose keys are stable")
             parser.add_argument(
                 "-o",
                 action=_OutputFormat,
                 metavar="FORMAT",
-                choices=FORMATS,
-                help="json, yaml, name (only the names of what is listed), or wide (more columns)",
+                choices=formats,
+                help=_FORMATS_HELP if formats == FORMATS else ", ".join(formats),
             )
-        parser.set_defaults(handler=handler, wide=False, watch=False)
+        parser.set_defaults(handler=handler, wide=False, watch=False, is_local=is_local)
         return parser
 
     def add_group(self, name: str, summary: str) -> CommandGroup:

@@ -44,11 +44,11 @@ _PLAIN_WORD = re.compile(r"[\w.:/@%+=,-]+")
 
 
 def register(commands: CommandGroup) -> None:
-    parser = commands.add_command("names", names, "print the names that completion offers", json=False)
+    parser = commands.add_command("names", names, "print the names that completion offers", formats=())
     parser.add_argument("kinds", metavar="KIND", nargs="+", choices=tuple(_READERS), help=", ".join(_READERS))
     complete = partial(completion, commands.root_parser)
     parser = commands.add_command(
-        "completion", complete, "print a completion script, to evaluate in your shell", json=False
+        "completion", complete, "print a completion script, to evaluate in your shell", formats=()
     )
     parser.add_argument("shell", metavar="SHELL", choices=SHELLS, help="bash, zsh or fish")
 

@@ -17,15 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 from rolloutd import event_text
 from rolloutd.cli.output import format_percent, print_message, print_now, sanitize
-from rolloutd.cli.queries import format_fraction, format_reason
+from rolloutd.cli.queries import CLOSED_STATES, format_fraction, format_reason
 from rolloutd.control.client import ApiError, Client, DaemonUnreachable, StreamInterrupted, api_path
 
 if TYPE_CHECKING:
     from rolloutd.control.wire import Rollout
     from rolloutd.control.wire_fleet import Audit, AuditEntry
-
-CLOSED_STATES = frozenset({"done", "cancelled"})
-"""States that a rollout does not leave."""
 
 BATCH_WINDOW_S = 0.2
 """Events within this time become one update: faster than a person reads."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -35,6 +36,12 @@ if TYPE_CHECKING:
 
 VERBS = {"conflicts": "list the quarantined nodes", "accept": "SOURCE", "pin": "NODE"}
 
+REFRESH_WAIT_S = 10.0
+"""Most sources answer in less; a person waits no longer for a list."""
+
+REFRESH_POLL_S = 0.2
+"""Pause between two questions whether the sources have answered."""
+
 MAX_NAMES_SHOWN = 10
 """Nodes of a held answer that are named; --json has all."""
 
@@ -50,8 +57,8 @@ def register(commands: CommandGroup) -> None:
     )
     what = (
         "a node: show what each source reports about it; conflicts: list the quarantined nodes;"
-        " accept: apply a response of a source that is held back; pin: trust the host key and machine id"
-        " that a node reports now"
+        " accept: apply the held answer of a source; pin: trust the host key and machine id"
+        " that its sources report now"
     )
     parser.argument("what", metavar="NODE | conflicts | accept | pin", text=what, nargs="?")
     name = "the source to accept, or the node to pin"
@@ -68,9 +75,12 @@ def inventory(call: Invocation) -> int:
     if args.what in ("accept", "pin"):
         return _decide(call)
     if args.name is not None:
-        raise exits.Exit(exits.USAGE, f"rolloutctl inventory: unknown verb '{args.what}'; use accept or pin")
+        raise exits.Exit(
+            exits.USAGE,
+            f"rolloutctl inventory: unknown verb '{args.what}'; use accept or pin, or leave out {args.name}",
+        )
     if args.refresh:
-        call.client.post(api_path("inventory", "refresh"))
+        _refresh(call)
     if args.what == "conflicts":
         return _show_conflicts(call)
     if args.what is not None:
@@ -85,6 +95,28 @@ def inventory(call: Invocation) -> int:
             last = format_age(source["refreshed_at"])
             print_message(f"{source['source']}: {source['error']} (last good {last} ago)")
     return exits.OK
+
+
+def _refresh(call: Invocation) -> None:
+    """Have the sources read again, and wait for their answers: the daemon reads them in the background."""
+    begun = time.monotonic()
+    call.client.post(api_path("inventory", "refresh"))
+    while late := [each["source"] for each in _sources(call) if not _answered_since(each, begun)]:
+        if time.monotonic() - begun > REFRESH_WAIT_S:
+            print_message(f"{', '.join(late)}: no answer in {REFRESH_WAIT_S:.0f} s; its last one is shown")
+            return
+        time.sleep(REFRESH_POLL_S)
+
+
+def _sources(call: Invocation) -> Sequence[InventorySourceStatus]:
+    answer: Inventory = call.get(api_path("inventory"), limit=1)
+    return answer["sources"]
+
+
+def _answered_since(source: InventorySourceStatus, begun: float) -> bool:
+    # By its age: the daemon's clock and ours may differ.  A held answer does not count as its last one.
+    age_s = source["age_s"]
+    return source["held"] is not None or (age_s is not None and age_s < time.monotonic() - begun)
 
 
 def _decide(call: Invocation) -> int:

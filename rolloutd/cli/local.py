@@ -24,7 +24,7 @@ PORT_HELP = "port of 127.0.0.1 (any free one)"
 
 def register(commands: CommandGroup) -> None:
     summary = "run a rollout on a small fleet that this command starts on this machine"
-    parser = commands.add_command("demo", demo, summary)
+    parser = commands.add_command("demo", demo, summary, formats=("json",), is_local=True)
     parser.argument("--nodes", metavar="N", text="number of nodes (12)", type=int)
     fault = "break a node while isolating, maintaining or verifying (repeatable)"
     parser.argument("--fault", metavar="NODE:PHASE", text=fault, action="append")
@@ -36,26 +36,26 @@ def register(commands: CommandGroup) -> None:
         ("backup", "copy the daemon's database; it may be running", "file to write; replaced if it exists"),
         ("restore", "restore a backup; the daemon must be stopped", "a file that `rolloutctl backup` wrote"),
     ):
-        parser = commands.add_command(name, run_admin_command, summary)
+        parser = commands.add_command(name, run_admin_command, summary, formats=("json",), is_local=True)
         config = "the daemon's settings file (/etc/rolloutd/config.yaml)"
         parser.argument("--config", metavar="FILE", text=config)
         if file_help:
             parser.argument("file", metavar="FILE", text=file_help)
     _register_console(commands)
     summary = "serve a read-only page of each rollout on a loopback port"
-    parser = commands.add_command("serve-status", serve_status, summary, json=False)
+    parser = commands.add_command("serve-status", serve_status, summary, formats=())
     parser.argument("--port", metavar="N", text=PORT_HELP, type=int_argument(0), default=0)
-    parser = commands.add_command("report", report, "print a rollout as one HTML page", json=False).rollout()
+    parser = commands.add_command("report", report, "print a rollout as one HTML page", formats=()).rollout()
     parser.flag("--html", text="HTML, the only format (default)")
 
 
 def _register_console(commands: CommandGroup) -> None:
     summary = "open the console in this terminal: watch rollouts, vote and act"
-    tui_parser = commands.add_command("tui", tui, summary, json=False)
-    tui_parser.set_defaults(opens_own_tunnel=True)
+    tui_parser = commands.add_command("tui", tui, summary, formats=())
     summary = "serve the console to a browser on this machine"
-    web_parser = commands.add_command("web", web, summary, json=False)
+    web_parser = commands.add_command("web", web, summary, formats=())
     for parser in (tui_parser, web_parser):
+        parser.set_defaults(opens_own_tunnel=True)
         parser.add_argument("--theme", choices=("dark", "light"), help="colour theme (as the terminal)")
         parser.flag("--ascii", text="use only ASCII characters").flag("--still", text="disable animations")
     tui_parser.flag("--no-mouse", text="leave the mouse to the terminal")
@@ -82,9 +82,18 @@ def run_admin_command(call: Invocation) -> NoReturn:
 
 
 def tui(call: Invocation) -> int:
-    """Open the console; with --host, at the other end of a tunnel."""
+    return _run_console(call, ["--no-mouse"] if call.args.no_mouse else [])
+
+
+def web(call: Invocation) -> int:
+    """Serve the console to a browser."""
+    return _run_console(call, ["--web", "--port", str(call.args.port)])
+
+
+def _run_console(call: Invocation, options: list[str]) -> int:
+    """Become the console; with --host, run it at the other end of a tunnel, which then ends with it."""
     args = call.args
-    arguments = [*_display_options(args), *(["--no-mouse"] if args.no_mouse else [])]
+    arguments = [*_display_options(args), *options]
     host: str | None = getattr(args, "host", None)
     if host is None:
         _exec_module("tui", ["--socket", call.client.path, *arguments])
@@ -93,12 +102,6 @@ def tui(call: Invocation) -> int:
     with open_tunnel(host, call.client.path) as socket:
         console = [*module_command("tui"), "--socket", str(socket), "--reach", host, *arguments]
         return subprocess.call(console, env=environment())
-
-
-def web(call: Invocation) -> NoReturn:
-    """Serve the console to a browser."""
-    options = ["--web", "--port", str(call.args.port), *_display_options(call.args)]
-    _exec_module("tui", ["--socket", call.client.path, *options])
 
 
 def report(call: Invocation) -> None:

@@ -113,7 +113,7 @@ def parser() -> argparse.ArgumentParser:
         for module in modules:
             module.register(commands)
         headings[list(subparsers.choices)[registered]] = heading
-    help_parser = commands.add_command("help", partial(_help, top), "show help for a command", json=False)
+    help_parser = commands.add_command("help", partial(_help, top), "show help for a command", formats=())
     help_parser.add_argument("words", metavar="COMMAND", nargs="*", help="the command, such as plan submit")
     return top
 
@@ -149,6 +149,10 @@ def _run(args: argparse.Namespace) -> int:
 def _dispatch(args: argparse.Namespace) -> int:
     handler: Handler = args.handler
     path, host = getattr(args, "socket", None), getattr(args, "host", None)
+    if host is not None and args.is_local:
+        command = f"rolloutctl {args.command}"
+        problem = f"it works on this machine, not on {host}; log in there and run it"
+        raise exits.Exit(exits.USAGE, f"{command}: {problem}")
     if getattr(args, "watch", False):
         handler = partial(repeat_on_change, handler)
     if host is None or getattr(args, "opens_own_tunnel", False):

@@ -19,7 +19,7 @@ from machines.model.timefmt import format_duration
 FORMATS = ("json", "yaml", "name", "wide")
 """Values of `-o`; `wide` is a table with further columns, where there are some."""
 
-_NAME_KEYS = ("node", "pool", "rollout", "team", "id")
+_NAME_KEYS = ("node", "pool", "rollout", "plan", "team", "id", "seq")
 """The key that names an object, the most special first: a node has its team too."""
 
 _GATE_KEYS = ("rollout", "gate", "wave", "team")
@@ -75,12 +75,17 @@ def print_yaml(value: Any) -> None:
 def print_names(value: Any) -> None:
     """Print the names of a list of nodes, pools, gates, rollouts or teams, or of one of them."""
     if isinstance(value, dict):
-        value = next((each for each in value.values() if isinstance(each, list)), [value])
+        # One object has lists too: only an answer without a name of its own is a list.
+        lists = [] if _name(value) else [each for each in value.values() if isinstance(each, list)]
+        value = lists[0] if lists else [value]
     for each in value:
-        if "gate" in each:
-            print_line("/".join(str(each[key]) for key in _GATE_KEYS if each.get(key)))
-        else:
-            print_line(next((str(each[key]) for key in _NAME_KEYS if key in each), "-"))
+        print_line(_name(each) or "-")
+
+
+def _name(item: Mapping[str, Any]) -> str:
+    if "gate" in item:
+        return "/".join(str(item[key]) for key in _GATE_KEYS if item.get(key))
+    return next((str(item[key]) for key in _NAME_KEYS if key in item), "")
 
 
 def print_json_line(value: Any) -> None:

@@ -61,7 +61,7 @@ def register(commands: CommandGroup) -> None:
         parser.argument(name, metavar=metavar, text=text, action="append", default=[])
     parser.reason(required=False)
     summary = "print the JSON Schema of plan files, without a daemon"
-    parser = group.add_command("schema", schema, summary, json=False)
+    parser = group.add_command("schema", schema, summary, formats=())
     parser.argument("file", metavar="FILE", text="file to write (stdout)", nargs="?")
     summary = "list contents that failed and are not submitted again, or clear one"
     parser = commands.add_command("verdicts", verdicts, summary)
@@ -137,7 +137,9 @@ def submit(call: Invocation) -> None:
     if answer["existing"]:
         print_message(f"{answer['rollout']}: exists already ({answer['state']}); --again opens a new one")
     else:
-        print_message(f"{answer['rollout']} is {answer['state']}, digest {answer['digest']}")
+        rollout = answer["rollout"]
+        print_message(f"{rollout} is {answer['state']}, digest {answer['digest']}")
+        print_message(f"next: rolloutctl review {rollout}, and rolloutctl why {rollout} for who must approve")
 
 
 def _read_plan(file: str) -> tuple[str, bytes]:

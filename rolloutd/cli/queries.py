@@ -38,6 +38,9 @@ if TYPE_CHECKING:
     from rolloutd.control.wire_fleet import PoolSlots
     from rolloutd.control.wire_plans import Preview
 
+CLOSED_STATES = frozenset({"done", "cancelled"})
+"""The states of a rollout that has ended."""
+
 MAX_NAMES_SHOWN = 5
 """Nodes with the same reason that `why` names; `nodes` lists all of them."""
 
@@ -221,9 +224,12 @@ def format_down(pool: Pool | PoolSlots) -> str:
 
 
 def print_gates(rollout: Rollout) -> None:
-    """Print the gates with their votes: who, when, why."""
+    """Print the gates with their votes: who, when, why; of a closed rollout those that had votes."""
     for gate in rollout["gates"]:
-        print_line(f"  {sanitize(format_gate(gate))}")
+        is_over = rollout["state"] in CLOSED_STATES and gate["state"] in ("not-asked", "waiting")
+        if is_over and not gate["votes"]:
+            continue
+        print_line(f"  {sanitize(f'{_gate_name(gate)} was not opened' if is_over else format_gate(gate))}")
         if gate["prepared"] is not None:
             print_line(f"    {format_prepared(gate['prepared'])}")
         if gate["waived"]:
@@ -239,13 +245,17 @@ def print_gates(rollout: Rollout) -> None:
 
 def format_gate(gate: Gate) -> str:
     """Return a gate's state and its missing votes, in one line."""
-    team = f" of {gate['team']}" if gate["team"] else ""
-    wave = f" after {gate['wave']}" if gate["wave"] else ""
-    name = f"{gate['gate']}{team}{wave}"
+    name = _gate_name(gate)
     if gate["state"] == "not-asked":
         return f"{name} is not needed yet{_later_votes(gate)}"
     missing = f": {gate['missing']}" if gate["missing"] and gate["state"] != "open" else ""
     return f"{name} is {gate['state']}{missing}"
+
+
+def _gate_name(gate: Gate) -> str:
+    team = f" of {gate['team']}" if gate["team"] else ""
+    wave = f" after {gate['wave']}" if gate["wave"] else ""
+    return f"{gate['gate']}{team}{wave}"
 
 
 def _later_votes(gate: Gate) -> str:

@@ -63,7 +63,7 @@ def register(commands: CommandGroup) -> None:
 
 
 def _register_tokens(group: CommandGroup) -> None:
-    parser = group.add_command("sign", sign_token, "sign a token for a person's vote", json=False)
+    parser = group.add_command("sign", sign_token, "sign a token for a person's vote", formats=())
     _add_gate_arguments(parser)
     parser.argument("--service", metavar="NAME", text="service account from the settings", required=True)
     key = "file with the HMAC secret of the service"

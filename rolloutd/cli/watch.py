@@ -49,8 +49,8 @@ if TYPE_CHECKING:
 
 def register(commands: CommandGroup) -> None:
     summary = "watch a rollout until it ends: exit 0 done, 1 cancelled"
-    commands.add_command("watch", watch_rollouts, summary).rollout(optional=True)
-    parser = commands.add_command("logs", show_logs, "show a node's log").rollout().node()
+    commands.add_command("watch", watch_rollouts, summary, formats=("json",)).rollout(optional=True)
+    parser = commands.add_command("logs", show_logs, "show a node's log", formats=("json",)).rollout().node()
     parser.flag("-f", "--follow", text="follow the log until the run has ended")
     attempt = "number of the attempt (the latest)"
     parser.argument("--attempt", metavar="K", text=attempt, type=int_argument(1))

@@ -364,7 +364,7 @@ def _left_isolated_hold(state: State, who: Principal, target: Target, reason: st
 def _require_open(rollout: Rollout, failed: Target | None = None) -> None:
     """Raise Refused for a closed rollout; with a failed node, say how it can still be settled."""
     if rollout.cancelled is not None:
-        left = None if failed is None else describe_remedy(failure_remedy(failed, rollout_closed=True))
+        left = None if failed is None else describe_remedy(failure_remedy(failed, rollout))
         hint = "" if left is None else f"; what is left is {left}"
         by = rollout.cancelled.by.name
         raise Refused("cancelled", f"{rollout.id} was cancelled by {by}: no node starts{hint}")

@@ -1,6 +1,6 @@
 """`rolloutctl demo`: arguments, directory, signals and result of the demo.
 
-The exit code is 0 only if every node is done.  The sequence of the demo is in
+The exit code is 0 if every node is done, or a user has quit the console.  The sequence of the demo is in
 scenario.py, its fleet and daemon are in environment.py.
 """
 
@@ -24,6 +24,7 @@ from rolloutd.demo.fleet import MAX_NODES
 from rolloutd.demo.scenario import FAULTS, DemoUi, run
 from rolloutd.demo.ui import LogUi, TerminalUi, run_console
 from rolloutd.errors import RolloutdError
+from rolloutd.text import pluralize
 
 DEFAULT_NODES = 12
 
@@ -50,19 +51,23 @@ def _run_demo(args: argparse.Namespace) -> int:
     keep = args.dir is not None
     directory = _create_directory(args.dir) if keep else Path(tempfile.mkdtemp(prefix="rolloutd-demo-"))
     is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    print_message(f"starting {pluralize(args.nodes, 'node')} and the daemon in {directory}")
     with demo_environment(directory.resolve(), nodes=args.nodes, keep=keep) as demo:
         if keep:
             _print_hints(demo)
         opens_console = is_terminal and not (args.headless or args.plain or args.json)
         if opens_console:
             rollout = run_console(demo, args.fault)
+            # Quitting the console in the middle is not a failure, and `make` would print it as one.
+            is_ok = True
         else:
             rollout = run(demo, _create_ui(args, is_terminal=is_terminal), args.fault)
+            is_ok = rollout["state"] == "done"
         _print_result(rollout, args)
         if keep and is_terminal and not args.headless and not opens_console:
             print_message("the daemon still runs; press Enter to end it")
             sys.stdin.readline()
-    return exits.OK if rollout["state"] == "done" else exits.REFUSED
+    return exits.OK if is_ok else exits.REFUSED
 
 
 def _create_ui(args: argparse.Namespace, *, is_terminal: bool) -> DemoUi:

@@ -29,6 +29,7 @@ _TYPE_NAMES = {
     "array": "list",
     "string": "text",
     "integer": "number",
+    "number": "number",
     "boolean": "boolean",
 }
 

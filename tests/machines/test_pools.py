@@ -377,6 +377,14 @@ def test_node_last_seen_down_reported_before_peers() -> None:
     assert (reason.code, describe(reason).startswith("n1 does not answer: gone")) == ("node-unknown", True)
 
 
+def test_plan_without_rollback_suggests_none() -> None:
+    index = index_of(PAYMENTS)
+    submit(index, rollback=None)
+    fail(index, "n1")
+    suggested = lifted_by(explain_node(index, "R", "n1", T0))
+    assert suggested == "rolloutctl retry R n1 --reason ... (or skip)"
+
+
 def test_failed_node_of_closed_rollout_only_skippable() -> None:
     """What another rollout waits for is never a command that is refused."""
     index = index_of(PAYMENTS)

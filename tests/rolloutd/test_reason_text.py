@@ -270,6 +270,7 @@ ARGS: dict[str, str | bool] = {
     "team": "a",
     "source": "kubernetes/ams",
     "nodes": "n1",
+    "has_rollback": True,
 }
 COMMANDS = {
     RemedyKind.APPROVE: "rolloutctl approve R continue --reason ...",

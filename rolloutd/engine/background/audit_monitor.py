@@ -71,7 +71,7 @@ class AuditMonitor:
         state.index.record_mismatches([row.mismatch for row in report.mismatches])
         state.conditions.pop(CONDITION, None)
         if report.ok:
-            log.info("audit: verified: %d entries, head %s", chain.entries, chain.head)
+            log.info("audit: verified: %s; head %s", chain.message, chain.head)
         else:
             state.conditions[CONDITION] = _describe(report)
             log.critical("%s", state.conditions[CONDITION], extra={"first_bad": chain.first_bad})

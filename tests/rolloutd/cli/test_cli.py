@@ -71,6 +71,9 @@ def test_missing_daemon_exits_3_and_names_socket(tmp_path: Path, capsys: pytest.
         (["audit", "--limit", "0"], "1 or more"),
         (["audit", "--last", "2", "--limit", "2"], "not allowed with"),
         (["audit", "export"], "no ROLLOUT"),
+        (["doctor", "--host", "ops1"], "it works on this machine, not on ops1"),
+        (["--host", "ops1", "restore", "f"], "it works on this machine, not on ops1"),
+        (["logs", "r", "n1", "-o", "yaml"], "choose from 'json'"),
         (["audit", "--head", "f" * 64], "audit verify"),
         ([], "COMMAND"),
     ],
@@ -434,31 +437,18 @@ def test_option_values_are_completed_in_other_shells(
 # -- formats
 
 
-@pytest.mark.parametrize(
-    ("form", "expected"),
-    [
-        ("json", '{"rollouts": [{"rollout": "kernel-abcde", "plan": "kernel"}]}\n'),
-        ("yaml", "rollouts:\n- rollout: kernel-abcde\n  plan: kernel\n"),
-        ("name", "kernel-abcde\n"),
-    ],
-)
-def test_output_has_the_chosen_format(
-    daemon: CannedDaemon, capsys: pytest.CaptureFixture[str], form: str, expected: str
+def test_refresh_waits_for_answers_of_sources(
+    daemon: CannedDaemon, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    daemon.answer("GET", "rollouts", {"rollouts": [{"rollout": "kernel-abcde", "plan": "kernel"}]})
-    assert run(capsys, "rollouts", "-o", form) == (0, expected, "")
-
-
-def test_wide_output_has_more_columns_before_the_reason(
-    daemon: CannedDaemon, capsys: pytest.CaptureFixture[str]
-) -> None:
-    daemon.answer("GET", "status", {"rollouts": [ROLLOUT, ROLLOUT], "trouble": None})
-    narrow = run(capsys, "status")[1].splitlines()[0].split()
-    wide = run(capsys, "status", "-o", "wide")[1]
-    headings = wide.splitlines()[0].split()
-    assert set(narrow) < set(headings)
-    assert headings[-1] == narrow[-1] == "REASON"
-    assert "4m to 6m20s" in wide
+    source = {"source": "ansible:hosts", "nodes": 0, "refreshed_at": None, "stale_after_s": 60.0}
+    state = {"stale": False, "error": None, "held": None}
+    daemon.answer("POST", "inventory/refresh", {"sources": ["ansible:hosts"]})
+    for age_s, expected in ((3600.0, "ansible:hosts: no answer in 0 s; its last one is shown\n"), (0.0, "")):
+        monkeypatch.setattr("rolloutd.cli.inventory.REFRESH_WAIT_S", 60.0 if age_s == 0.0 else 0.0)
+        daemon.answer(
+            "GET", "inventory", {"nodes": [], "sources": [{**source, **state, "age_s": age_s}], "next": None}
+        )
+        assert (run(capsys, "inventory", "--refresh")[2]) == expected
 
 
 def test_watch_prints_again_after_a_change_only(daemon: CannedDaemon) -> None:

@@ -1,4 +1,4 @@
-"""rolloutctl as a process among others: whoever reads it may go away, and what it writes to may be closed."""
+"""rolloutctl among other programs: formats of its output, closed pipes and closed streams."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.rolloutd.canned_daemon import CannedDaemon
+from tests.rolloutd.cli.samples import ROLLOUT, run
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -36,3 +37,37 @@ def test_closed_streams_change_no_exit_code(daemon: CannedDaemon, closed: str) -
     done = subprocess.run(["sh", "-c", command], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("form", "expected"),
+    [
+        ("json", '{"rollouts": [{"rollout": "kernel-abcde", "plan": "kernel"}]}\n'),
+        ("yaml", "rollouts:\n- rollout: kernel-abcde\n  plan: kernel\n"),
+        ("name", "kernel-abcde\n"),
+    ],
+)
+def test_output_has_the_chosen_format(
+    daemon: CannedDaemon, capsys: pytest.CaptureFixture[str], form: str, expected: str
+) -> None:
+    daemon.answer("GET", "rollouts", {"rollouts": [{"rollout": "kernel-abcde", "plan": "kernel"}]})
+    assert run(capsys, "rollouts", "-o", form) == (0, expected, "")
+
+
+def test_name_of_one_object_is_its_own(daemon: CannedDaemon, capsys: pytest.CaptureFixture[str]) -> None:
+    daemon.answer("GET", "rollouts/somaxconn", ROLLOUT)
+    assert run(capsys, "status", "somaxconn", "-o", "name")[1] == "somaxconn-abcde\n"
+    daemon.answer("GET", "teams/infra", {"team": "infra", "members": ["@ops"], "freezes": []})
+    assert run(capsys, "team", "show", "infra", "-o", "name")[1] == "infra\n"
+
+
+def test_wide_output_has_more_columns_before_the_reason(
+    daemon: CannedDaemon, capsys: pytest.CaptureFixture[str]
+) -> None:
+    daemon.answer("GET", "status", {"rollouts": [ROLLOUT, ROLLOUT], "trouble": None})
+    narrow = run(capsys, "status")[1].splitlines()[0].split()
+    wide = run(capsys, "status", "-o", "wide")[1]
+    headings = wide.splitlines()[0].split()
+    assert set(narrow) < set(headings)
+    assert headings[-1] == narrow[-1] == "REASON"
+    assert "4m to 6m20s" in wide

@@ -40,6 +40,20 @@ def test_gate_of_later_names_the_votes_it_will_need() -> None:
     assert format_gate(later) == text
 
 
+def test_closed_rollout_shows_only_gates_with_votes(
+    daemon: CannedDaemon, capsys: pytest.CaptureFixture[str]
+) -> None:
+    vote = {"by": "alice", "yes": True, "reason": "ok", "at": "2026-11-20T08:00:00Z", "counts": True}
+    gates = [
+        {**GATE, "votes": [{**vote, "withdrawn": None}]},
+        {**GATE, "gate": "start", "state": "not-asked"},
+    ]
+    daemon.answer("GET", "rollouts/somaxconn", {**ROLLOUT, "state": "cancelled", "gates": gates})
+    shown = run(capsys, "status", "somaxconn")[1]
+    assert "proceed after fleet was not opened\n    yes by alice" in shown
+    assert "start after" not in shown
+
+
 def test_why_of_a_rollout_groups_its_nodes(daemon: CannedDaemon, capsys: pytest.CaptureFixture[str]) -> None:
     waiting = [{"node": f"n{number}", "phase": "pending", "reason": REASON} for number in range(7)]
     daemon.answer("GET", "rollouts/somaxconn", ROLLOUT)
