@@ -7,8 +7,8 @@ Each node of a rollout is in one of six phases.  The happy path is
 and every node on it (IN_FLIGHT_PHASES) uses a slot of each of its pools.  These edges leave the path:
 
 - `failed` can follow every in-flight phase, `pending` when a prepare stage disturbs the node, and `done` when
-  a check fails during the soak.  A failed node
-  stays isolated if it was isolated, keeps its slots, and waits for a person: retry, rollback or skip.
+  a check fails during the soak.  A failed node stays isolated if it was isolated, keeps its slots, and waits
+  for a person: retry, rollback or skip.
 - `isolation-aborted` leads from isolating back to pending.  Nothing was changed on the node yet, so this is
   no failure; the node waits a little longer after each abort.  The rollback of a changed node leads back to
   done: the node still has the change.

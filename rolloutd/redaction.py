@@ -18,8 +18,8 @@ def redact_for_team(result: StepResult, team: str | None) -> StepResult:
             output = _join_output(result.text, result.output)
             return Ok(f"the check of team {team} has passed", output, result.value)
         case Failed():
-            said = f"the check of team {team} has not passed; its members see what it said"
-            return Failed(said, _join_output(result.text, result.output), result.code)
+            text = f"the check of team {team} has not passed; its members see its output"
+            return Failed(text, _join_output(result.text, result.output), result.code)
         case _:
             return result
 

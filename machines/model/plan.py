@@ -237,7 +237,7 @@ class Plan:
 
     @property
     def gates_in_order(self) -> tuple[tuple[GateName, str], ...]:
-        """The gates that open once, each with the wave that tells several apart."""
+        """The gates that open once, each with the wave that distinguishes several."""
         entry = ((self.entry_gate, ""),)
         after_waves = ((w.gate, w.name if w.gate is GateName.CONTINUE else "") for w in self.waves if w.gate)
         return (*entry, *after_waves)

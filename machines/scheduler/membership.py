@@ -75,7 +75,7 @@ def _changed_targets(index: Index, rollout: Rollout, now: float) -> Iterator[Eve
         if node.team != target.team:
             # A joiner that was not admitted yet still waits for its own team, whichever that is now.
             is_waiting = needs_vote_of is not None and not target.attempt
-            needs_vote_of = _asked_team(rollout, node.team, is_waiting)
+            needs_vote_of = _awaited_team(rollout, node.team, is_waiting)
         yield TargetChanged(rollout.id, target.node, node.team, pools, needs_vote_of, now)
 
 
@@ -111,12 +111,12 @@ def _new_target(
         position=position,
         since=now,
         joined=True,
-        needs_vote_of=_asked_team(rollout, node.team, needs_vote),
+        needs_vote_of=_awaited_team(rollout, node.team, needs_vote),
         maybe_current=rollout.plan.skip_compliant,
     )
 
 
-def _asked_team(rollout: Rollout, team: str | None, needs_vote: bool) -> str | None:
+def _awaited_team(rollout: Rollout, team: str | None, needs_vote: bool) -> str | None:
     """Return the team that a node waits for: always one if it `needs_vote`, the owner for no team.
 
     Otherwise its team if an opened gate asks every team and this one has not voted.

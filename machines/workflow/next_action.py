@@ -359,9 +359,9 @@ class _Reconciler:
             return self._next_of(CLEAN_UP)
         # The checks judge the whole change, so they can speak for the last stage only.
         if stage.on_unknown is OnUnknownPolicy.VERIFY and stage is stages_for(self.plan, self.target)[-1]:
-            verdict = self._judge_run(latest.number)
-            if verdict is not False:
-                return None if verdict is True else verdict
+            judged = self._judge_run(latest.number)
+            if judged is not False:
+                return None if judged is True else judged
         # Twice without a result: a third run would most likely end so too, so people inspect the node.
         if latest.number > 1:
             text = f"{latest.text}; the rerun ended the same way"
@@ -369,7 +369,7 @@ class _Reconciler:
         return self._required_before(step) or self._start(step, latest.number + 1)
 
     def _judge_run(self, run: int) -> Action | bool:
-        """Return the next check of a run whose result is unknown, or the verdict of all checks."""
+        """Return the next check of a run whose result is unknown, or whether all checks passed."""
         # By the number of the run: a rerun is judged by checks of its own, not by those of the first.
         for step in judging_steps(self.plan, run):
             match self._next_try(step, self._latest(step)):

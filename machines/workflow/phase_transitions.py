@@ -21,7 +21,7 @@ def transition(
 ) -> PhaseMoved:
     """Return the event of a target that takes an edge; `step` is the step that failed.
 
-    `suffix` tells failures of one attempt apart.
+    `suffix` distinguishes failures of one attempt.
 
     Raises IllegalTransition when the table has no such edge.
     """

@@ -98,19 +98,19 @@ def _format_result(result: CheckResult) -> str:
 def _run_backup(settings: Settings, options: argparse.Namespace) -> int:
     from rolloutd.store import backup
 
-    verdict = backup(settings.store, options.file)
+    verification = backup(settings.store, options.file)
     if options.json:
         sys.stdout.write(
-            json.dumps({"file": str(options.file), "head": verdict.head, "ok": verdict.ok}) + "\n"
+            json.dumps({"file": str(options.file), "head": verification.head, "ok": verification.ok}) + "\n"
         )
     else:
-        sys.stdout.write(f"{options.file}: {verdict.entries} audit entries, head {verdict.head}\n")
+        sys.stdout.write(f"{options.file}: {verification.entries} audit entries, head {verification.head}\n")
     _write_stderr(
         f"not in it: the playbooks' trees and the runs' logs, {settings.state_dir}/trees and .../runs"
     )
-    if not verdict.ok:
-        _write_stderr(f"the audit's chain is BROKEN, in the database as in this copy: {verdict.message}")
-    return EXIT_OK if verdict.ok else EXIT_PROBLEMS
+    if not verification.ok:
+        _write_stderr(f"the audit's chain is BROKEN, in the database as in this copy: {verification.message}")
+    return EXIT_OK if verification.ok else EXIT_PROBLEMS
 
 
 def _run_restore(settings: Settings, options: argparse.Namespace) -> int:
@@ -120,10 +120,12 @@ def _run_restore(settings: Settings, options: argparse.Namespace) -> int:
     if options.json:
         kept = None if result.previous_database is None else str(result.previous_database)
         sys.stdout.write(
-            json.dumps({"head": result.verdict.head, "kept": kept, "epoch": result.epoch}) + "\n"
+            json.dumps({"head": result.verification.head, "kept": kept, "epoch": result.epoch}) + "\n"
         )
     else:
-        sys.stdout.write(f"restored {result.verdict.entries} audit entries, head {result.verdict.head}\n")
+        sys.stdout.write(
+            f"restored {result.verification.entries} audit entries, head {result.verification.head}\n"
+        )
     if result.previous_database is not None:
         _write_stderr(f"what was there before is kept as {result.previous_database}")
     _write_stderr("what happened after the backup is forgotten: look at every node that was in flight since")

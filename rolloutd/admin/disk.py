@@ -44,7 +44,9 @@ class CheckResult:
 def check_state_dir(path: Path) -> Iterator[CheckResult]:
     """Check the directory and the disk that it is on."""
     if not path.is_dir():
-        yield CheckResult("state directory", False, f"there is no {path}: start the daemon once, or make it")
+        yield CheckResult(
+            "state directory", False, f"{path}: no such directory; start the daemon once, or make it"
+        )
         return
     found = path.stat()
     if found.st_mode & 0o077:

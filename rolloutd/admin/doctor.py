@@ -274,7 +274,7 @@ async def _check_ssh(settings: Settings) -> str:
             continue
         if not path.is_file():
             raise _CheckFailed(
-                f"there is no {path} ({what} of the settings): make it, or change ssh in the settings"
+                f"{path}: no such file ({what} of the settings); make it, or change ssh in the settings"
             )
         if not os.access(path, os.R_OK):
             raise _CheckFailed(
@@ -308,7 +308,7 @@ async def _query_version(command: Sequence[str], advice: str) -> str:
         ) from None
     text = output.decode(errors="replace").strip()
     if process.returncode or not text:
-        last = text.splitlines()[-1][-300:] if text else "it said nothing"
+        last = text.splitlines()[-1][-300:] if text else "no output"
         raise _CheckFailed(f"{command[0]} ended with {process.returncode} ({last}): {advice}")
     return text
 

@@ -200,13 +200,13 @@ def _format_entry(entry: dict[str, Any], *, local: bool = True) -> str:
 def _verify_chain(call: Invocation) -> int:
     if call.args.database is not None:
         arguments = ["verify", "--json", f"--file={call.args.database}"]
-        verdict = run_admin_query([*arguments, *(["--head", call.args.head] if call.args.head else [])])
+        verification = run_admin_query([*arguments, *(["--head", call.args.head] if call.args.head else [])])
     else:
-        verdict = call.get(api_path("audit", "verify"), head=call.args.head)
-    if call.args.anchor is not None and verdict["ok"]:
+        verification = call.get(api_path("audit", "verify"), head=call.args.head)
+    if call.args.anchor is not None and verification["ok"]:
         problem = _compare_anchor(call)
-        verdict = {**verdict, "ok": not problem, "message": problem or verdict["message"]}
-    return _print_verification(call, verdict)
+        verification = {**verification, "ok": not problem, "message": problem or verification["message"]}
+    return _print_verification(call, verification)
 
 
 def _compare_anchor(call: Invocation) -> str:
@@ -241,18 +241,18 @@ def _settle(call: Invocation) -> int:
     return _print_verification(call, call.client.post(api_path("audit", "settle"), body))
 
 
-def _print_verification(call: Invocation, verdict: dict[str, Any]) -> int:
-    if not call.print_data(verdict):
-        print_line(f"{'intact' if verdict['ok'] else 'NOT INTACT'}: {sanitize(verdict['message'])}")
-        if verdict["ok"] or verdict["entries"]:
-            print_line(f"head {verdict['head']}")
-        for each in verdict["mismatches"]:
+def _print_verification(call: Invocation, verification: dict[str, Any]) -> int:
+    if not call.print_data(verification):
+        print_line(f"{'intact' if verification['ok'] else 'NOT INTACT'}: {sanitize(verification['message'])}")
+        if verification["ok"] or verification["entries"]:
+            print_line(f"head {verification['head']}")
+        for each in verification["mismatches"]:
             print_line(sanitize(each["text"]))
-        if not verdict["compared"]:
+        if not verification["compared"]:
             print_message("the tables were not compared: another version wrote this file")
-        if verdict["unreadable"]:
-            print_line(f"unreadable entries: {', '.join(map(str, verdict['unreadable']))}")
-    return exits.OK if verdict["ok"] else exits.REFUSED
+        if verification["unreadable"]:
+            print_line(f"unreadable entries: {', '.join(map(str, verification['unreadable']))}")
+    return exits.OK if verification["ok"] else exits.REFUSED
 
 
 def _print_head(call: Invocation) -> int:
@@ -260,10 +260,10 @@ def _print_head(call: Invocation) -> int:
     if call.args.database is None:
         found: dict[str, Any] = call.get(api_path("audit", "head"))
     else:
-        verdict = _read_chain(call.args)
-        if not verdict["ok"]:
-            raise exits.Exit(exits.REFUSED, f"NOT INTACT: {verdict['message']}")
-        found = {"seq": verdict["entries"], "hash": verdict["head"], "at": None}
+        verification = _read_chain(call.args)
+        if not verification["ok"]:
+            raise exits.Exit(exits.REFUSED, f"NOT INTACT: {verification['message']}")
+        found = {"seq": verification["entries"], "hash": verification["head"], "at": None}
     call.print_data(found) if call.args.json else print_line(f"{found['hash']} {found['seq']}")
     return exits.OK
 

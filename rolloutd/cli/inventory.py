@@ -159,8 +159,8 @@ def _show_node(call: Invocation) -> int:
     node = answer["node"]
     print_line(sanitize(f"{node['node']}: {node['kind']}, {node['sight']}, pools {', '.join(node['pools'])}"))
     for each in node["conflicts"]:
-        verdict = "warning" if each["warning"] else "quarantined"
-        print_line(sanitize(f"  {verdict} for {format_age(each['since'])}: {each['text']}"))
+        effect = "warning" if each["warning"] else "quarantined"
+        print_line(sanitize(f"  {effect} for {format_age(each['since'])}: {each['text']}"))
     for key, value in answer["pinned"].items():
         print_line(sanitize(f"  pinned {key}: {value}"))
     print_list(REPORT_COLUMNS, answer["reports"])

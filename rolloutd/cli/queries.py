@@ -237,10 +237,10 @@ def print_gates(rollout: Rollout) -> None:
         if gate["evidence"] is not None and gate["state"] != "open":
             print_evidence(gate["evidence"], gate["digest"])
         for vote in gate["votes"]:
-            verdict = "withdrawn" if vote["withdrawn"] else "yes" if vote["yes"] else "no"
+            answer = "withdrawn" if vote["withdrawn"] else "yes" if vote["yes"] else "no"
             not_counted = "" if vote["counts"] or vote["withdrawn"] else ", does not count"
             voter = f"{vote['by']}{not_counted}, {format_local(vote['at'])}"
-            print_line(f"    {verdict} by {voter}: {sanitize(vote['reason'])}")
+            print_line(f"    {answer} by {voter}: {sanitize(vote['reason'])}")
 
 
 def format_gate(gate: Gate) -> str:

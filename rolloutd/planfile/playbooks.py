@@ -153,7 +153,7 @@ _ALWAYS = (
 """What Ansible reads without being asked, next to the playbook and at the top of the source."""
 
 _PLACES = ("", "tasks", "handlers", "files", "templates", "vars", "defaults", "meta")
-"""Directories, next to a playbook or in a role, in which Ansible looks for a name."""
+"""Directories, next to a playbook or in a role, in which Ansible searches for a name."""
 
 
 def read_content_digest(path: Path) -> bytes:
@@ -242,7 +242,7 @@ class _Closure:
                 self._add_all(place / name)
 
     def _existing_places(self, directory: Path) -> list[Path]:
-        """Return the directories in which Ansible looks for a name that a file of this directory has."""
+        """Return the directories in which Ansible searches for a name that a file of this directory has."""
         bases = (directory, directory.parent, self._root)
         places = {base / place for base in bases for place in (*_PLACES, "roles")}
         return [place for place in places if os.path.isdir(place)]  # noqa: PTH112  # a link to itself is none

@@ -112,7 +112,7 @@ def load_rollout(connection: Connection, rollout: str, compile_plan: PlanCompile
     """Return one rollout; raises NotFound."""
     found = _load_rollouts(connection, "id = ? AND deleted_at IS NULL", (rollout,), compile_plan)
     if not found:
-        raise NotFound(f"there is no rollout {rollout}")
+        raise NotFound(f"{rollout}: no such rollout; list them with rolloutctl rollouts")
     return found[0]
 
 
@@ -161,7 +161,7 @@ def load_plan(connection: Connection, rollout: str) -> tuple[Mapping[str, JSON],
     sql = "SELECT content, source FROM rollout WHERE id = ? AND deleted_at IS NULL"
     row = connection.execute(sql, (rollout,)).fetchone()
     if row is None:
-        raise NotFound(f"there is no rollout {rollout}")
+        raise NotFound(f"{rollout}: no such rollout; list them with rolloutctl rollouts")
     return json.loads(row[0]), json.loads(row[1])
 
 

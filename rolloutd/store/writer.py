@@ -261,7 +261,7 @@ class Writer:
                     await self._wakeup.wait()
                 batch = [self._queue.popleft() for _ in range(min(MAX_BATCH, len(self._queue)))]
                 if batch:
-                    work = partial(self._write_batch, [order.transaction for order in batch])
+                    work = partial(self._write_batch, [pending.transaction for pending in batch])
                     self._resolve(batch, await self._executor.run(work))
                     batch = []
         finally:

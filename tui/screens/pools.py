@@ -135,5 +135,5 @@ def _name_width(names: frozenset[str]) -> int:
 
 
 def timeline_columns(pools: Sequence[PoolState], width: int) -> int:
-    """Return the intervals that fit beside names, slots and progress."""
+    """Return the intervals that fit next to names, slots and progress."""
     return width - name_width(pools) - 1 - SIDE_WIDTH

@@ -105,7 +105,7 @@ class History:
             self._by_node.setdefault(transition.node, []).insert(0, transition)
 
     def add_decisions(self, entries: Iterable[Mapping[str, Any]]) -> None:
-        """Add decisions of before; those that the stream has brought too are added once."""
+        """Add earlier decisions, but none that the stream has brought already."""
         known = {entry["seq"] for entry in self.decisions}
         for entry in entries:
             if entry["seq"] not in known:

@@ -119,7 +119,7 @@ class TimelineView:
 
 
 def axis(scale: TimeScale, moment: float | None) -> Line:
-    """Return the times at regular columns, or the chosen moment's time alone beside its column."""
+    """Return the times at regular columns, or the chosen moment's time alone next to its column."""
     if moment is not None:
         column, label = scale.column(moment), format_time(moment)
         if column + len(label) < scale.columns:

@@ -68,7 +68,7 @@ class PreparedInventory:
         return True
 
     def _answer_patterns(self, cache: dict[tuple[str, ...], list[Any]]) -> None:
-        """Put the hosts of `all`, and those that `--limit` leaves of them, where Ansible looks first.
+        """Put the hosts of `all`, and those that `--limit` leaves of them, where Ansible searches first.
 
         To find them it would read every host, and each that a fork reads is a copy of a page of memory.
         """

@@ -185,7 +185,7 @@ send() {
     done
 }
 
-# Looks every second until nothing is found twice, or so many seconds are over; may send a signal each time.
+# Searches every second until nothing is found twice, or the given seconds are over; may signal each time.
 # Twice: a command that was on its way when its run was killed here is started by sshd a moment later.
 await() {
     left=$1 quiet=

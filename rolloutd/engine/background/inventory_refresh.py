@@ -77,7 +77,7 @@ class InventoryRefresher:
         """Let the held answer of a source take effect; raises NotFound, Refused, StoreFailed."""
         reader = self._readers.get(source)
         if reader is None:
-            raise NotFound(f"there is no inventory source {source}")
+            raise NotFound(f"{source}: no such inventory source; list them with rolloutctl inventory")
         async with self._commit_lock:
             held = reader.status.held
             if held is None:
@@ -95,7 +95,7 @@ class InventoryRefresher:
         async with self._commit_lock:
             known = self._state.index.nodes.get(node)
             if known is None:
-                raise NotFound(f"the inventory has no node {node}")
+                raise NotFound(f"{node}: no such node; list them with rolloutctl inventory")
             pinned = IdentityPinned(node, actor, reason, self._state.now())
             # A node without a pinned identity is pinned to what its sources report next.
             unpinned = NodesDiscovered((replace(known, identity={}),))

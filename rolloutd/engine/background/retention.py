@@ -87,7 +87,7 @@ class RetentionCleaner:
             return
         event = RunOutputPruned(rollout, runs, keep_s, self._state.now())
         await self._state.commit(
-            [event], cause=f"the settings keep what runs said for {format_duration(keep_s)}"
+            [event], cause=f"the settings keep the output of runs for {format_duration(keep_s)}"
         )
 
     async def _remove_unused_trees(self, rollouts: Sequence[RolloutRecord]) -> None:

@@ -38,7 +38,7 @@ Nodes refuse the runs of a daemon with an older epoch, so a restore must go beyo
 class RestoreResult:
     """The result of a restore: audit report, path of the old database, new epoch."""
 
-    verdict: ChainVerification
+    verification: ChainVerification
     previous_database: Path | None
     epoch: int
 
@@ -54,9 +54,9 @@ def backup(state_dir: Path, target: Path) -> ChainVerification:
     with closing(source), _temporary_database(target) as temporary:
         _copy_database(source, temporary)
         _remove_secrets(temporary)
-        verdict = SqliteBackend(temporary).verify_chain()
+        verification = SqliteBackend(temporary).verify_chain()
         _move_into_place(temporary, target)
-    return verdict
+    return verification
 
 
 def restore(state_dir: Path, backup_file: Path) -> RestoreResult:
@@ -67,7 +67,7 @@ def restore(state_dir: Path, backup_file: Path) -> RestoreResult:
     """
     if not backup_file.is_file():
         raise StoreFailed(
-            f"{backup_file} is not a file" if backup_file.exists() else f"there is no file {backup_file}"
+            f"{backup_file}: {'not a file' if backup_file.exists() else 'no such file'}; name a backup"
         )
     owner = _find_owner(state_dir)
     state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -78,10 +78,10 @@ def restore(state_dir: Path, backup_file: Path) -> RestoreResult:
         source = _open_backup(backup_file)
         with closing(source), _temporary_database(target) as temporary:
             _copy_database(source, temporary)
-            verdict = SqliteBackend(temporary).verify_chain()
-            if not verdict.ok:
+            verification = SqliteBackend(temporary).verify_chain()
+            if not verification.ok:
                 raise StoreFailed(
-                    f"{backup_file} is not restored, its audit chain is broken: {verdict.message}"
+                    f"{backup_file}: its audit chain is broken ({verification.message}); name another backup"
                 )
             mark = commit_mark.read_mark(target)
             epoch = _advance_epoch(temporary, _read_epoch(target), 0 if mark is None else mark[0])
@@ -89,30 +89,30 @@ def restore(state_dir: Path, backup_file: Path) -> RestoreResult:
             previous = _preserve_previous(target)
             _move_into_place(temporary, target)
         # After the rename: a mark that is newer than the database would stop the next start.
-        commit_mark.write_mark(target, epoch, verdict.entries)
+        commit_mark.write_mark(target, epoch, verification.entries)
         _change_owner(commit_mark.mark_path(target), owner)
         _change_owner(state_dir / lock.FILE_NAME, owner)
     finally:
         state_lock.close()
-    return RestoreResult(verdict, previous, epoch)
+    return RestoreResult(verification, previous, epoch)
 
 
 def _require_safe_target(state_dir: Path, target: Path) -> None:
     """Refuse the live database as target: the daemon would continue to write to an unlinked file."""
     if target.is_dir():
-        raise StoreFailed(f"{target} is a directory: name a file")
+        raise StoreFailed(f"{target}: it is a directory; name a file")
     if not target.absolute().parent.is_dir():
-        raise StoreFailed(f"there is no directory {target.absolute().parent}: make it, or name another place")
+        raise StoreFailed(f"{target.absolute().parent}: no such directory; make it, or name another")
     own = [state_dir / f"{database.FILE_NAME}{suffix}" for suffix in database.FILE_SUFFIXES]
     resolved = target.absolute().resolve()
     if any(resolved == file.absolute().resolve() for file in (*own, state_dir / lock.FILE_NAME)):
-        raise StoreFailed(f"{target} is what the daemon itself works with: name another file")
+        raise StoreFailed(f"{target}: the daemon itself uses it; name another file")
 
 
 def _require_database(state_dir: Path) -> Path:
     path = state_dir / database.FILE_NAME
     if not path.is_file():
-        raise StoreFailed(f"there is no database {path}: is this the daemon's configuration?")
+        raise StoreFailed(f"{path}: no such database; name the daemon's own settings with --config")
     return path
 
 
@@ -123,7 +123,9 @@ def _open_backup(backup_file: Path) -> sqlite3.Connection:
     except StoreFailed as error:
         if error.__cause__ is None:
             raise
-        text = f"{backup_file} is not a valid backup; nothing was changed ({error.__cause__})"
+        text = (
+            f"{backup_file}: not a valid backup ({error.__cause__}); nothing was changed, name another file"
+        )
         raise StoreFailed(text) from error
 
 

@@ -56,8 +56,8 @@ def open_writer(path: Path) -> sqlite3.Connection:
         raise StoreFailed(f"SQLite {sqlite3.sqlite_version} is too old: 3.38 or newer is needed")
     if not path.exists() and Path(f"{path}-wal").exists():
         raise StoreFailed(
-            f"there is no {path}, but its log {path}-wal: put the database back, or restore a backup;"
-            " SQLite would remove the log"
+            f"{path}: missing, but its log {path}-wal is there, which SQLite would remove;"
+            " put the database back, or restore a backup"
         )
     try:
         # SQLite would create a world-readable file; it holds the nodes' connection variables.

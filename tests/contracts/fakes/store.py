@@ -186,7 +186,7 @@ class MemoryStore:
 
     async def load_rollout(self, rollout: str) -> Rollout:
         if rollout not in self.memory.rollouts or self.memory.is_deleted(rollout):
-            raise NotFound(f"there is no rollout {rollout}")
+            raise NotFound(f"{rollout}: no such rollout; list them with rolloutctl rollouts")
         return self.memory.rollouts[rollout]
 
     async def load_preparations(self, rollout: str) -> Sequence[Preparation]:

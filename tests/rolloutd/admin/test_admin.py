@@ -291,7 +291,7 @@ async def test_a_backup_never_takes_the_place_of_the_database(state_root: Path, 
         before = (state_root / "state" / DATABASE).stat().st_ino
         done = await asyncio.to_thread(ctl, "backup", str(state_root / "way" / own))
         assert done.returncode == 1
-        assert "is what the daemon itself works with" in done.stderr
+        assert "the daemon itself uses it" in done.stderr
         assert (state_root / "state" / DATABASE).stat().st_ino == before
     finally:
         await store.close()
@@ -390,7 +390,7 @@ async def test_what_is_no_copy_is_not_restored(state_root: Path, ctl: Ctl, conte
 
 
 @pytest.mark.parametrize(
-    ("target", "says"), [("state", "is a directory"), ("none/x", "there is no directory")]
+    ("target", "says"), [("state", "it is a directory"), ("none/x", "no such directory")]
 )
 async def test_a_backup_that_has_no_place_is_told_so(
     state_root: Path, ctl: Ctl, target: str, says: str

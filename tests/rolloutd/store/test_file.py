@@ -275,7 +275,7 @@ async def test_database_older_than_its_last_commit_is_refused(tmp_path: Path, lo
     if lost != "database":
         assert "its last entry is 1 of term 1, but 2 of term 2 was written" in str(refused.value)
         result = backup.restore(killed, path)
-        assert (result.verdict.entries, result.epoch) == (1, 2)
+        assert (result.verification.entries, result.epoch) == (1, 2)
         again = await open_store(killed, compile_plan=plan_of)
         assert (await again.load_snapshot()).epoch == 3, "no node's fence knows a newer term"
         await again.close()

@@ -43,13 +43,13 @@ class DeferredVariables(MutableMapping[str, Any]):
     """Variables of a host, decoded at their first use."""
 
     def __init__(
-        self, encoded: Variables, place: Variables, decode: Callable[[Variables], dict[str, Any]]
+        self, encoded: Variables, source_variables: Variables, decode: Callable[[Variables], dict[str, Any]]
     ) -> None:
-        self._encoded, self._place, self._decode = encoded, place, decode
+        self._encoded, self._source_variables, self._decode = encoded, source_variables, decode
 
     @cached_property
     def _decoded(self) -> dict[str, Any]:
-        return {**self._place, **self._decode(self._encoded)}
+        return {**self._source_variables, **self._decode(self._encoded)}
 
     def __or__(self, other: dict[str, Any]) -> Mapping[str, Any]:
         # Ansible merges each host with what vars plugins found for it, which is mostly nothing.
@@ -104,11 +104,11 @@ class InventoryModule(BaseInventoryPlugin):  # type: ignore[misc]  # Ansible has
         """Read the rest as this source, by this loader: it has the run's vault secrets."""
         self.loader = loader
         self.inventory.processed_sources.append(source)
-        self._place.update(_place(source))
+        self._source_variables.update(_source_variables(source))
 
     def _fill(self, root: Variables) -> None:
         inventory = self.inventory
-        place = self._place = _place(inventory.current_source)
+        source_variables = self._source_variables = _source_variables(inventory.current_source)
         everyone = inventory.groups[IMPLICIT_GROUP]
         known_names: set[str] = set()
         hosts = inventory.hosts
@@ -122,7 +122,7 @@ class InventoryModule(BaseInventoryPlugin):  # type: ignore[misc]  # Ansible has
                 self._populate_host_vars([name], self._decode(variables), IMPLICIT_GROUP)
                 continue
             hosts[name] = host = Host(name)
-            host.vars = DeferredVariables(variables, place, self._decode)
+            host.vars = DeferredVariables(variables, source_variables, self._decode)
             _add_host(everyone, host)
         everyone.clear_hosts_cache()
         for number, (group, content) in enumerate(root.get("children", {}).items(), start=1):
@@ -143,7 +143,7 @@ class InventoryModule(BaseInventoryPlugin):  # type: ignore[misc]  # Ansible has
         return decoded
 
 
-def _place(source: str | None) -> dict[str, str | None]:
+def _source_variables(source: str | None) -> dict[str, str | None]:
     return {"inventory_file": source, "inventory_dir": basedir(source) if source else None}
 
 
