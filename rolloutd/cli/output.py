@@ -19,7 +19,7 @@ from machines.model.timefmt import format_duration
 FORMATS = ("json", "yaml", "name", "wide")
 """Values of `-o`; `wide` is a table with further columns, where there are some."""
 
-_NAME_KEYS = ("node", "pool", "rollout", "plan", "team", "id", "seq")
+_NAME_KEYS = ("node", "pool", "rollout", "plan", "team", "id")
 """The key that names an object, the most special first: a node has its team too."""
 
 _GATE_KEYS = ("rollout", "gate", "wave", "team")
@@ -79,7 +79,7 @@ def print_names(value: Any) -> None:
         lists = [] if _name(value) else [each for each in value.values() if isinstance(each, list)]
         value = lists[0] if lists else [value]
     for each in value:
-        print_line(_name(each) or "-")
+        print_line(_name(each) or str(each.get("seq", "-")))
 
 
 def _name(item: Mapping[str, Any]) -> str:

@@ -78,7 +78,7 @@ def test_idle_node_admitted_before_busy_node() -> None:
     assert started(index) == ["n2"]
     reason = explain_node(index, "R", "n1", T0)
     assert (reason.code, describe(reason), reason.since) == ("traffic", f"n1 is busy: {TRAIN}", T0)
-    assert lifted_by(reason).startswith("the end of that traffic; the next probe is about 20")
+    assert lifted_by(reason).startswith("the end of that traffic; the next probe is at about 20")
 
 
 def test_unprobed_node_keeps_queue_position() -> None:

@@ -57,6 +57,8 @@ def test_output_has_the_chosen_format(
 def test_name_of_one_object_is_its_own(daemon: CannedDaemon, capsys: pytest.CaptureFixture[str]) -> None:
     daemon.answer("GET", "rollouts/somaxconn", ROLLOUT)
     assert run(capsys, "status", "somaxconn", "-o", "name")[1] == "somaxconn-abcde\n"
+    daemon.answer("GET", "status", {"rollouts": [ROLLOUT], "trouble": None, "seq": 93})
+    assert run(capsys, "status", "-o", "name")[1] == "somaxconn-abcde\n"
     daemon.answer("GET", "teams/infra", {"team": "infra", "members": ["@ops"], "freezes": []})
     assert run(capsys, "team", "show", "infra", "-o", "name")[1] == "infra\n"
 
