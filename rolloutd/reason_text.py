@@ -43,7 +43,16 @@ def describe_remedy(remedy: Remedy) -> str:
 def command(remedy: Remedy) -> str | None:
     """Return the command line that ends the wait, None when no command does."""
     words = COMMANDS.get(remedy.kind)
-    return None if words is None else f"rolloutctl {words(remedy.args)}"
+    if words is None:
+        return None
+    return f"rolloutctl {words({key: _quote(key, value) for key, value in remedy.args.items()})}"
+
+
+def _quote(key: str, value: str | bool) -> str | bool:
+    """Return an argument that is safe to paste into a shell: any user may choose the name of a hold."""
+    if isinstance(value, bool) or not value:
+        return value
+    return " ".join(map(shlex.quote, value.split() if key == "nodes" else [value]))
 
 
 def describe_who(remedy: Remedy) -> str | None:
@@ -431,8 +440,8 @@ COMMANDS: Final[Mapping[RemedyKind, Callable[[Params], str]]] = {
     RemedyKind.RETURN: lambda a: f"return {a['node']}",
     RemedyKind.RELEASE: lambda a: f"release {a['node']}{' --as ' + a['id'] if 'id' in a else ''}",
     RemedyKind.UNFREEZE: lambda a: f"unfreeze --scope {a['id']}",
-    RemedyKind.SETTLE: lambda a: f"audit settle {shlex.quote(a['subject'])} --keep audit --reason ...",
-    RemedyKind.ACCEPT_INVENTORY: lambda a: f"inventory accept {shlex.quote(a['source'])} --reason ...",
+    RemedyKind.SETTLE: lambda a: f"audit settle {a['subject']} --keep audit --reason ...",
+    RemedyKind.ACCEPT_INVENTORY: lambda a: f"inventory accept {a['source']} --reason ...",
     RemedyKind.PIN_IDENTITY: lambda a: f"inventory pin {a['node']} --reason ...",
     RemedyKind.ADD_TEAM: lambda a: f"skip {a['rollout']} {a['node']} --reason ...",
 }

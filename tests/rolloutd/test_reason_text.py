@@ -301,6 +301,13 @@ def test_code_renders_as_sentence(code: ReasonCode) -> None:
     assert describe(Reason(code, subject, params)) == sentence
 
 
+def test_suggested_command_is_quoted_for_shell() -> None:
+    args = {"node": "n1", "id": "disk; reboot"}
+    assert command(Remedy(RemedyKind.RELEASE, args)) == "rolloutctl release n1 --as 'disk; reboot'"
+    args = {"rollout": "R", "nodes": "n1 $(n2)"}
+    assert command(Remedy(RemedyKind.ROLL_BACK, args)) == "rolloutctl rollback R n1 '$(n2)' --reason ..."
+
+
 def test_failed_build_is_retried_without_node() -> None:
     remedy = Remedy(RemedyKind.RETRY_PREPARATION, {"rollout": "R", "node": ""})
     assert describe_remedy(remedy) == "rolloutctl retry R --reason ..., or time"
