@@ -10,6 +10,7 @@ from machines.facts.projection import Projection
 from machines.model.events import HoldReleased, HoldTaken, NodesDiscovered, RolloutCancelled
 from machines.model.limits import Budget, Limits, PoolRule
 from machines.model.node import Node, NodeHealth, Observation
+from machines.model.plan import Stage
 from machines.model.reasons import UnavailabilityCause
 from machines.model.rollout import Hold
 from machines.rules.pools import slot_blocker, slot_holders
@@ -377,12 +378,12 @@ def test_node_last_seen_down_reported_before_peers() -> None:
     assert (reason.code, describe(reason).startswith("n1 does not answer: gone")) == ("node-unknown", True)
 
 
-def test_plan_without_rollback_suggests_none() -> None:
+def test_plan_with_rollback_suggests_it() -> None:
     index = index_of(PAYMENTS)
-    submit(index, rollback=None)
+    submit(index, rollback=Stage("rollback", "undo.yml"))
     fail(index, "n1")
     suggested = lifted_by(explain_node(index, "R", "n1", T0))
-    assert suggested == "rolloutctl retry R n1 --reason ... (or skip)"
+    assert suggested == "rolloutctl retry R n1 --reason ... (or skip, or rollback)"
 
 
 def test_failed_node_of_closed_rollout_only_skippable() -> None:
@@ -392,10 +393,8 @@ def test_failed_node_of_closed_rollout_only_skippable() -> None:
     fail(index, "n1")
     submit(index, "S")
     for rollout, node in (("R", "n1"), ("S", "n1"), ("S", "n2")):
-        assert (
-            lifted_by(explain_node(index, rollout, node, T0))
-            == "rolloutctl retry R n1 --reason ... (or skip, or rollback)"
-        )
+        suggested = lifted_by(explain_node(index, rollout, node, T0))
+        assert suggested == "rolloutctl retry R n1 --reason ... (or skip)"
     index.apply(RolloutCancelled("R", ALICE, "superseded", T0))
     for rollout, node in (("R", "n1"), ("S", "n1"), ("S", "n2")):
         assert (

@@ -186,7 +186,7 @@ def test_covered_failure_keeps_rollout_open() -> None:
     assert seen.reason is not None
     assert (seen.reason.code, lifted_by(seen.reason)) == (
         "failed",
-        "rolloutctl retry R n1 --reason ... (or skip, or rollback)",
+        "rolloutctl retry R n1 --reason ... (or skip)",
     )
 
 
