@@ -55,7 +55,7 @@ def playbook_diagnostics(plan: PlanFile, tree: Path) -> tuple[Diagnostic, ...]:
         else:
             continue
         diagnostics.append(plan.diagnostic(path, found=found, allowed=allowed, message=message))
-    return tuple(diagnostics)
+    return tuple(sorted(diagnostics, key=lambda each: (each.line, each.column)))
 
 
 def _is_directory(tree: Path) -> bool:

@@ -91,7 +91,9 @@ def format_event(event: Mapping[str, Any]) -> str:
 
 
 def _format_counts(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{number} {name}" for name, number in counts.items() if number) or "nothing done"
+    # The recap that ansible-playbook prints says `failed` for what its statistics call `failures`.
+    named = (("failed" if name == "failures" else name, number) for name, number in counts.items())
+    return ", ".join(f"{number} {name}" for name, number in named if number) or "nothing done"
 
 
 def evaluate_run(

@@ -106,3 +106,9 @@ def test_validate_looks_into_a_source_that_is_a_path(
     (tmp_path / "tree" / "roles").symlink_to("/etc")
     assert main(["plan", "validate", str(plan)]) == 1
     assert "roles: links to '/etc', outside of the tree; replace it with a file" in capsys.readouterr().out
+
+
+def test_mistakes_are_in_order_of_lines(tmp_path: Path) -> None:
+    isolate = "  isolate: [{playbook: {file: a.yml, undo: b.yml}}]\n"
+    plan = planfile.read(PLAN.replace("  maintain", f"{isolate}  maintain").encode(), "plan.yml")
+    assert [each.found for each in playbook_diagnostics(plan, tmp_path)] == ["a.yml", "b.yml", "site.yml"]

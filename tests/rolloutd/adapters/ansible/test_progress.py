@@ -48,6 +48,7 @@ def test_log_lines_not_empty_or_duplicated() -> None:
     assert format_event(event("changed", text="")) == "changed"
     assert format_event(event("ok", text="All assertions passed")) == "ok: All assertions passed"
     assert format_event(stats(changed=2)) == "n0: 1 ok, 2 changed"
+    assert format_event(stats(failures=1)) == "n0: 1 ok, 1 failed"
     assert format_event({"kind": "stats", "stats": {}}) == "no host was reached"
     assert format_event({"kind": "play", "text": ""}) == "play"
 
