@@ -92,7 +92,10 @@ def take_hold(call: Invocation) -> int:
 def release_hold(call: Invocation) -> int:
     args = call.args
     answer = call.client.delete(api_path("holds"), without_none(node=args.node, id=args.id))
-    return call.report(answer, f"{args.node}: {'released' if answer['lifted'] else 'was not held'}")
+    # The node may have a hold of another name, so "not held" would be wrong.
+    name = f"hold {args.id}" if args.id else "hold of yours"
+    missing = f"no {name}; list all holds with rolloutctl locks"
+    return call.report(answer, f"{args.node}: {'released' if answer['lifted'] else missing}")
 
 
 def start_freeze(call: Invocation) -> int:

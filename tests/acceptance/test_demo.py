@@ -10,6 +10,7 @@ import select
 import signal
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -170,6 +171,29 @@ def test_a_person_is_asked_at_each_gate(away: dict[str, str]) -> None:
         process.wait()
         os.close(primary)
     assert b"cancelled" in said
+
+
+@pytest.mark.long
+def test_quitting_the_console_is_no_failure(away: dict[str, str]) -> None:
+    primary, secondary = pty.openpty()
+    termios.tcsetwinsize(secondary, (24, 80))
+    environment = {**away, "TERM": "xterm-256color"}
+    process = subprocess.Popen(
+        [*COMMAND, "--nodes", "1"], cwd=ROOT, env=environment, stdin=secondary, stdout=secondary
+    )
+    os.close(secondary)
+    shown = b""
+    try:
+        while b"somaxconn-" not in shown:
+            shown += _read(primary)
+        os.write(primary, b"q")
+        while _read(primary):
+            pass
+        assert process.wait(LIMIT_S) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(primary)
 
 
 @pytest.mark.parametrize("words", [["--fault", "n3"], ["--fault", "n99:verifying"], ["--nodes", "0"]])
