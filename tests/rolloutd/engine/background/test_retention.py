@@ -75,7 +75,7 @@ async def test_runs_pruned_after_ninety_days_and_audited(tmp_path: Path) -> None
             "entries"
         ]
         assert told["entry"]["fields"]["runs"] == 1
-        assert told["entry"]["cause"] == "the settings keep what runs said for 90d"
+        assert told["entry"]["cause"] == "the settings keep the output of runs for 90d"
         events = (await inside.request("nora", "get", f"/v1/audit?rollout={rollout}"))["entries"]
         assert len(events) == 3
 
