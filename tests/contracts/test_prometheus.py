@@ -193,9 +193,14 @@ async def test_token_is_sent_and_never_shown(tmp_path: Path) -> None:
             JSON + b"Content-Length: 2\r\n\r\n{]",
             "prometheus s0",
         ),
+        (
+            JSON + b"\r\n" + b'{"status": "success", "warnings": ["No StoreAPIs matched for this query"], '
+            b'"data": {"resultType": "vector", "result": [{"value": [1, "0"]}]}}',
+            "incomplete: .*No StoreAPIs",
+        ),
         (b"", "prometheus s0"),
     ],
-    ids=["page", "redirect", "flood", "list", "broken", "silence"],
+    ids=["page", "redirect", "flood", "list", "broken", "partial", "silence"],
 )
 async def test_foreign_answer_is_no_result(answer: bytes, problem: str) -> None:
     async def reply(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -41,9 +41,6 @@ T = TypeVar("T")
 MAX_CONCURRENT_REQUESTS = 16
 """Concurrent requests to one server: the share that flow control grants to a single client."""
 
-MAX_CONNECTIONS = 96
-"""Connections to one server: requests, the watch of nodes, and one watch of pods per draining node."""
-
 REQUEST_TIMEOUT_S = 20.0
 """A healthy server answers in milliseconds, one with a new etcd leader in seconds."""
 
@@ -53,11 +50,14 @@ CONNECT_TIMEOUT_S = 5.0
 CREDENTIALS_TIMEOUT_S = 15.0
 """A kubeconfig's credential plugin may call a cloud API."""
 
+PLUGIN_MARGIN_S = 1.0
+"""How long after that a plugin is killed: the request has failed by then, and says why."""
+
 PAGE_SIZE = 500
 """Objects per page, as in kubectl: at most about ten megabytes of nodes."""
 
 MAX_PAGES = 2000
-"""Pages of one list: a million objects, more than a cluster holds; a server may name a next page for ever."""
+"""Pages of one list: a million objects, more than a cluster holds; a server may name a next page behind."""
 
 MAX_RESPONSE_BYTES = 256 * 1024 * 1024
 """Limit of one answer: twenty times a page of nodes."""
@@ -124,6 +124,7 @@ class Cluster:
         self.uncordoned_by_others: dict[str, str] = {}
         """Owner annotations that a watch saw on nodes uncordoned by another client, by node."""
         self._api: ApiClient | None = None
+        self._credentials: tuple[JSON, ...] = ()
         self._previous_api: ApiClient | None = None
         self._api_lock = asyncio.Lock()
         # Watches hold no slot: they last for minutes and would starve the requests.
@@ -169,13 +170,15 @@ class Cluster:
         """Send a request and return its JSON; only flow control and renewed credentials retry."""
         backoff = Backoff(1.0, 5.0)
         for attempt in range(1, tries + 1):
+            api = await self._client()
             try:
                 return await self._request(method, path, query, body, content_type)
             except ApiError as error:
                 if attempt == tries:
                     raise
-                if error.status == 401 and self._api is None and attempt == 1:
-                    continue  # the credentials were renewed meanwhile, as a short-lived token is
+                # This request or one beside it has found renewed credentials, as of a short-lived token.
+                if error.status == 401 and self._api is not api and attempt == 1:
+                    continue
                 if not error.is_flow_control:
                     raise
                 await asyncio.sleep(max(error.retry_after_s or 0.0, backoff.next_s()))
@@ -274,7 +277,10 @@ class Cluster:
                 # Imported here: only a daemon with a cluster loads the library, for a second.
                 from kubernetes_asyncio.client import ApiClient
 
-                self._api = ApiClient(await self._load_configuration())
+                configuration, credentials = await self._load_configuration()
+                # A certificate that is being replaced may not fit its key for a moment.
+                with self._access_errors():
+                    self._api, self._credentials = ApiClient(configuration), credentials
             return self._api
 
     async def _refresh_credentials(self, api: ApiClient) -> None:
@@ -282,45 +288,68 @@ class Cluster:
 
         Requests in flight may still use the old client, so the next replacement closes it.
         """
-        if self._api is api and await self._have_credentials_changed(api):
+        # Checked again after the wait: a request that failed at the same time may have replaced the client.
+        if self._api is api and await self._have_credentials_changed() and self._api is api:
             self._api, old, self._previous_api = None, self._previous_api, api
             if old is not None:
                 await old.close()
 
-    async def _have_credentials_changed(self, api: ApiClient) -> bool:
+    async def _have_credentials_changed(self) -> bool:
         try:
-            fresh = await self._load_configuration()
+            _, credentials = await self._load_configuration()
         except ClusterUnreachable:
             return False
-        known = api.configuration
-        keys = ("host", "api_key", "ssl_ca_cert", "cert_file", "key_file", "verify_ssl", "proxy")
-        return any(getattr(fresh, key) != getattr(known, key) for key in keys)
+        return credentials != self._credentials
 
-    async def _load_configuration(self) -> Any:
-        """Read the kubeconfig; raises ClusterUnreachable."""
+    async def _load_configuration(self) -> tuple[Any, tuple[JSON, ...]]:
+        """Read the kubeconfig; return it with what identifies its credentials; raises ClusterUnreachable."""
         from kubernetes_asyncio.client import Configuration
-        from kubernetes_asyncio.config import ConfigException
-        from kubernetes_asyncio.config.kube_config import load_kube_config
+        from kubernetes_asyncio.config.kube_config import KubeConfigLoader, KubeConfigMerger
 
         configuration = Configuration()
-        configuration.connection_pool_maxsize = MAX_CONNECTIONS
-        try:
-            if not self.kubeconfig.is_file():  # a local file of a few kilobytes
-                raise ClusterUnreachable(f"cluster {self.name}: there is no kubeconfig {self.kubeconfig}")
+        # No limit: requests have their slots, and each watch belongs to one drain or blocked node.  A request
+        # that waited for a connection would make the whole cluster count as unreachable.
+        configuration.connection_pool_maxsize = 0
+        if not self.kubeconfig.is_file():  # a local file of a few kilobytes
+            raise ClusterUnreachable(f"cluster {self.name}: there is no kubeconfig {self.kubeconfig}")
+        with self._access_errors():
             async with asyncio.timeout(CREDENTIALS_TIMEOUT_S):
-                await load_kube_config(
-                    str(self.kubeconfig),
-                    context=self.context,
-                    client_configuration=configuration,
-                    # A renewed token must not be written into a file that kubectl shares.
-                    persist_config=False,
-                )
-        # The loader fails on a malformed file in many ways; each means that there are no credentials.
+                # Nothing is written back: kubectl shares the file.
+                document = KubeConfigMerger(str(self.kubeconfig)).config
+                _limit_plugins(document)
+                loader = KubeConfigLoader(document, active_context=self.context, config_base_path=None)
+                await loader.load_and_set(configuration)
+            return configuration, _credentials_of(configuration)
+
+    @contextmanager
+    def _access_errors(self) -> Iterator[None]:
+        """Raise ClusterUnreachable for everything that a malformed kubeconfig or certificate raises."""
+        from kubernetes_asyncio.config import ConfigException
+
+        try:
+            yield
         except (ConfigException, OSError, yaml.YAMLError, *MALFORMED, AssertionError) as error:
             raise ClusterUnreachable(
                 f"cluster {self.name}: the kubeconfig {self.kubeconfig} gives no access: {_error_text(error)}"
             ) from error
-        return configuration
+
+
+def _limit_plugins(document: Any) -> None:
+    """Let each credential plugin be killed: the library leaves one that hangs behind, with its pipes."""
+    for user in document.value["users"]:
+        plugin = (user.value.get("user") or {}).get("exec")
+        if plugin:
+            limit_s = f"{CREDENTIALS_TIMEOUT_S + PLUGIN_MARGIN_S:g}"
+            plugin["args"] = ["-s", "KILL", limit_s, plugin["command"], *(plugin.get("args") or ())]
+            plugin["command"] = "timeout"
+
+
+def _credentials_of(configuration: Any) -> tuple[JSON, ...]:
+    """Return all that a connection depends on; a renewed certificate often keeps the name of its file."""
+    keys = ("host", "api_key", "ssl_ca_cert", "cert_file", "key_file", "verify_ssl", "proxy")
+    values = [getattr(configuration, key) for key in keys]
+    files = [Path(value).read_bytes() for value in values[2:5] if value]
+    return (*values, *files)
 
 
 async def retry_transient(operation: Callable[[], Awaitable[T]], *, timeout_s: float) -> T:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -10,6 +11,9 @@ from rolloutd.adapters.kubernetes.budgets import POLICY_GROUP, Budget
 from rolloutd.adapters.kubernetes.cluster import Cluster, api_path
 from rolloutd.adapters.kubernetes.pods import Pod
 from rolloutd.ports import JSON
+
+_OTHER_UID = re.compile(r"\bUID in (the )?precondition\b")
+"""What the API server says of a pod that has the name but not the uid of the eviction."""
 
 
 class Evicted(Enum):
@@ -72,7 +76,8 @@ def blocked_by_budgets(pod: Pod, budgets: list[Budget]) -> EvictionBlocked:
 
 def _classify_error(pod: Pod, error: ApiError) -> Evicted | EvictionBlocked:
     wait_s = error.retry_after_s or 0.0
-    if error.status == 404 or (error.status == 409 and "uid" in error.message.lower()):
+    # Any conflict is a 409, and its message has the pod's name: only these words are those of our uid.
+    if error.status == 404 or (error.status == 409 and _OTHER_UID.search(error.message)):
         return Evicted.GONE
     if "DisruptionBudget" in error.causes:
         message = error.causes["DisruptionBudget"] or error.message

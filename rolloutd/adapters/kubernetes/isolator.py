@@ -52,7 +52,7 @@ API_RETRY_S = 90.0
 
 
 MAX_BLOCKER_WATCHES = 32
-"""Blocked nodes whose pods are watched at once: a third of a cluster's connections; the others wait."""
+"""Blocked nodes whose pods are watched at once; the others wait, so that the API server keeps few watches."""
 
 
 class KubernetesIsolator:

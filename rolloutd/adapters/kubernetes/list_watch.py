@@ -101,9 +101,10 @@ class ListWatch:
         self.has_just_listed = not self.resource_version
         if not self.resource_version:
             page = await self._cluster.list(self._path, self._query)
-            self.resource_version = page.resource_version
             with malformed_answers():
                 self._handler.on_list(page.items)
+            # Last: a watch that continues from a list that could not be read would vouch for half of it.
+            self.resource_version = page.resource_version
         began = asyncio.get_running_loop().time()
         events = await self._watch()
         useful = events > 0 or asyncio.get_running_loop().time() - began > MIN_WATCH_S
@@ -136,7 +137,9 @@ class ListWatch:
         obj = event["object"]
         if event["type"] == "ERROR":
             raise parse_watch_error(obj)
-        # A bookmark moves the version too: that of a quiet list would expire.
-        self.resource_version = require_text(obj["metadata"]["resourceVersion"])
+        version = require_text(obj["metadata"]["resourceVersion"])
         if event["type"] != "BOOKMARK":
             self._handler.on_event(event["type"], obj)
+        # A bookmark moves the version too: that of a quiet list would expire.  An event that could not be
+        # read does not: the next watch would never send it again.
+        self.resource_version = version

@@ -47,6 +47,7 @@ class NodeWatch(WatchHandler):
         self._clock = clock
         self._report_interval_s = report_interval_s
         self._is_open = False
+        self._confirmed_at = 0.0
         self._inventory_changed = asyncio.Event()
         self._on_observed: OnObserved = lambda observations: None
         self._on_tried: OnTried = ignore_tries
@@ -73,9 +74,10 @@ class NodeWatch(WatchHandler):
             self.disconnect_reason = f"cluster {self.cluster.name} is not watched any more"
 
     def on_list(self, objects: Sequence[Mapping[str, JSON]]) -> None:
-        before, self.nodes = self.nodes, {}
-        for node in objects:
-            self._store(node)
+        # All before any: a node that cannot be read must not remove those after it.
+        found = [self._parse(node) for node in objects]
+        before, self.nodes = self.nodes, {each.name: each for each in found}
+        self._confirmed_at = self._clock.now()
         gone = [name for name in before if name not in self.nodes]
         self.disconnect_reason = ""
         self._report(self.nodes.values())
@@ -94,7 +96,7 @@ class NodeWatch(WatchHandler):
             self._report_removed([name])
             self._inventory_changed.set()
             return
-        found = self._store(obj)
+        found = self.nodes[name] = self._parse(obj)
         if known is None or _inventory_fields(known) != _inventory_fields(found):
             self._inventory_changed.set()
         if known != found:
@@ -112,7 +114,7 @@ class NodeWatch(WatchHandler):
 
     def on_watch_ended(self) -> None:
         """Stop refreshing observations until the watch reconnects."""
-        self._is_open = False
+        self._is_open, self._confirmed_at = False, self._clock.now()
 
     def on_disconnected(self, reason: str) -> None:
         self._on_tried(reason)
@@ -126,11 +128,15 @@ class NodeWatch(WatchHandler):
         known = self.nodes.get(name)
         if self.disconnect_reason:
             return Observation(node, NodeHealth.UNKNOWN, now, self.disconnect_reason)
+        # A server may accept the next watch and stay silent: no failure ends that state for minutes.
+        if not self._is_open and now - self._confirmed_at > self._report_interval_s:
+            why = f"cluster {self.cluster.name} has not answered since its watch ended"
+            return Observation(node, NodeHealth.UNKNOWN, now, why)
         if known is None:
             return self._removed_observation(node, now)
         return known.to_observation(node, now)
 
-    def _store(self, node: Mapping[str, JSON]) -> NodeView:
+    def _parse(self, node: Mapping[str, JSON]) -> NodeView:
         name = node["metadata"]["name"]
         domain = self.cluster.domain
         parsed = parse_node(node, self.cluster.uncordoned_by_others.get(name), domain)
@@ -139,7 +145,6 @@ class NodeWatch(WatchHandler):
             self.cluster.uncordoned_by_others[name] = find_annotation(node, ISOLATED_BY, domain) or ""
         elif parsed.cordon_state.record is None:
             self.cluster.uncordoned_by_others.pop(name, None)
-        self.nodes[name] = parsed
         return parsed
 
     def _report(self, views: Iterable[NodeView]) -> None:
@@ -187,4 +192,5 @@ class NodeWatch(WatchHandler):
 
 def _inventory_fields(node: NodeView) -> tuple[JSON, ...]:
     """Return the fields on which the inventory depends: a change of them requires a refresh."""
-    return (node.uid, node.labels, node.addresses, node.provider_id)
+    # A reinstalled machine may register under the old node object: then only its machine id differs.
+    return (node.uid, node.labels, node.addresses, node.provider_id, node.machine_id)

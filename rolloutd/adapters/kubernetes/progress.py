@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 
 from machines.model.timefmt import format_rfc3339
 from rolloutd.adapters.kubernetes.api_errors import ApiError, ClusterUnreachable
-from rolloutd.adapters.kubernetes.cluster import FIELD_MANAGER, Cluster, api_path
+from rolloutd.adapters.kubernetes.cluster import FIELD_MANAGER, Cluster, api_path, retry_transient
 from rolloutd.adapters.kubernetes.cordon import Patch, patch_node, read_node
 from rolloutd.adapters.kubernetes.nodes import CordonOwner, IsolationRecord, parse_cordon_state
 from rolloutd.ports import JSON, Ok, ProgressKind, ProgressReport
@@ -27,6 +27,9 @@ EVENTS_NAMESPACE = "default"
 
 MAX_MESSAGE_LENGTH = 1000
 """The API server refuses events with longer messages than 1,024 bytes."""
+
+CLEAR_RETRY_S = 30.0
+"""Limit of the retries of removing the condition: an election of etcd's leader takes seconds."""
 
 REASONS = {
     ProgressKind.ADMITTED: "MaintenanceAdmitted",
@@ -73,8 +76,9 @@ async def set_condition(cluster: Cluster, name: str, at: float) -> None:
     """Mark a node that we have cordoned; one that is marked stays as it is."""
 
     def decide(node: Mapping[str, JSON]) -> Patch | Ok:
-        record = _our_record(cluster, node)
-        if record is None or _is_marked(node):
+        record, mark = _our_record(cluster, node), _find_mark(node)
+        # A mark of another time was left by an attempt whose end could not be written.
+        if record is None or (mark or {}).get("lastTransitionTime") == format_rfc3339(record.began_at(at)):
             return UNCHANGED
         return _patch(
             node, _condition(record, "Isolating", f"{record.rollout}, attempt {record.attempt}", at)
@@ -87,16 +91,25 @@ async def clear_condition(cluster: Cluster, name: str) -> None:
     """Remove the mark of a node that no rollout has isolated any more."""
 
     def decide(node: Mapping[str, JSON]) -> Patch | Ok:
-        if _our_record(cluster, node) is not None or not _is_marked(node):
+        if _our_record(cluster, node) is not None or _find_mark(node) is None:
             return UNCHANGED
         return _patch(node, {"$patch": "delete", "type": CONDITION})
 
-    await _try_patch(cluster, name, decide)
+    # Nothing removes it later.
+    await _try_patch(cluster, name, decide, retry_s=CLEAR_RETRY_S)
 
 
-async def _try_patch(cluster: Cluster, name: str, decide: Callable[[Mapping[str, JSON]], Patch | Ok]) -> None:
+async def _try_patch(
+    cluster: Cluster,
+    name: str,
+    decide: Callable[[Mapping[str, JSON]], Patch | Ok],
+    *,
+    retry_s: float = 0.0,
+) -> None:
     try:
-        await patch_node(cluster, name, decide, subresource="status")
+        await retry_transient(
+            lambda: patch_node(cluster, name, decide, subresource="status"), timeout_s=retry_s
+        )
     except (ApiError, ClusterUnreachable) as error:
         log.warning("%s: the condition %s could not be written: %s", name, CONDITION, error)
 
@@ -106,9 +119,9 @@ def _our_record(cluster: Cluster, node: Mapping[str, JSON]) -> IsolationRecord |
     return None if cordon.cordon_owner is CordonOwner.NONE else cordon.record
 
 
-def _is_marked(node: Mapping[str, JSON]) -> bool:
+def _find_mark(node: Mapping[str, JSON]) -> Mapping[str, JSON] | None:
     conditions = (node.get("status") or {}).get("conditions") or ()
-    return any(each.get("type") == CONDITION for each in conditions)
+    return next((each for each in conditions if each.get("type") == CONDITION), None)
 
 
 def _condition(record: IsolationRecord, reason: str, message: str, at: float) -> dict[str, JSON]:

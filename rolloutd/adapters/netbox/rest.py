@@ -36,8 +36,8 @@ def list_objects(
 def list_all(session: NetboxSession, path: str, params: Mapping[str, JSON]) -> Sequence[Mapping[str, JSON]]:
     """Return all objects of a list; raises SourceFailed if their number is not the server's count."""
     for _ in range(READ_TRIES):
-        count, records = _read_pages(session, path, params)
-        if len({record["id"] for record in records}) == len(records) == count:
+        count, records, is_shifted = _read_pages(session, path, params)
+        if len({record["id"] for record in records}) == len(records) == count and not is_shifted:
             return records
     raise incomplete_list(session, path, len(records), count)
 
@@ -68,16 +68,20 @@ def rest_fields(kind: str, fields: frozenset[str]) -> str:
 
 def _read_pages(
     session: NetboxSession, path: str, params: Mapping[str, JSON]
-) -> tuple[int, list[Mapping[str, JSON]]]:
-    """Read page after page by offset: the server's `next` link may name another host."""
+) -> tuple[int, list[Mapping[str, JSON]], bool]:
+    """Return the last count, the objects, and whether the pages shifted while they were read.
+
+    Pages are read by offset: the server's `next` link may name another host.
+    """
     records: list[Mapping[str, JSON]] = []
-    ids: set[int] = set()
     while True:
-        # By id, so that an object that is added meanwhile shifts no page.
-        window = {"limit": PAGE_SIZE, "offset": len(records), "ordering": "id"}
+        # By id, so that an object that is added meanwhile shifts no page.  If one is removed, the next page
+        # skips an object, and one that is added hides that from the count: so pages overlap by one object.
+        window = {"limit": PAGE_SIZE, "offset": max(0, len(records) - 1), "ordering": "id"}
         page = read_page(session, path, {**params, **window})
-        new_ids = {record["id"] for record in page.records} - ids
-        records += page.records
-        ids |= new_ids
-        if not new_ids or len(records) >= page.count:
-            return page.count, records
+        seen = 1 if records else 0
+        if records and [each["id"] for each in page.records[:1]] != [records[-1]["id"]]:
+            return page.count, records, True
+        records += page.records[seen:]
+        if len(page.records) <= seen or len(records) >= page.count:
+            return page.count, records, False

@@ -1,6 +1,7 @@
 """Instant queries of Prometheus whose result is one number.
 
-A result that is empty, stale, not a number or ambiguous raises QueryFailed: no caller takes it for zero.
+A result that is empty, stale, incomplete, not a number or ambiguous raises QueryFailed: no caller takes it
+for zero.
 """
 
 from __future__ import annotations
@@ -108,6 +109,10 @@ def _read_number(body: bytes) -> float:
     if not isinstance(answer, dict) or answer.get("status") != "success":
         error = answer.get("error", "no reason given") if isinstance(answer, dict) else "not an object"
         raise QueryFailed(f"the query failed: {str(error)[:MAX_SHOWN_CHARS]}")
+    # A server that queries others answers with what it got, and says here what it lacks; a sum of the rest
+    # would show a busy node as idle.
+    if answer.get("warnings"):
+        raise QueryFailed(f"the result is incomplete: {str(answer['warnings'])[:MAX_SHOWN_CHARS]}")
     number = _only_sample(answer.get("data"))
     if math.isnan(number):
         raise QueryFailed("the result is NaN")

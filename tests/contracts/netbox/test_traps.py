@@ -20,7 +20,7 @@ from tests.support.fake_netbox import FakeNetbox, Fleet
 from tests.support.fake_netbox.server import V1, V2
 
 DEVICES = "/api/dcim/devices/"
-SECOND_PAGE = "1000"
+SECOND_PAGE = "999"
 
 
 @pytest.fixture
@@ -166,6 +166,24 @@ async def test_object_created_between_pages_is_read_again(large: Server) -> None
     fake_of(large).intercept = insert
     nodes = await large.inventory(graphql=False).refresh()
     assert len(nodes) == len({node.name for node in nodes}) == 1101
+
+
+async def test_object_replaced_between_pages_hides_no_other(large: Server) -> None:
+    """One removed and one added: the count stays, and the second page skips an object."""
+    devices, skipped = fake_of(large).fleet.devices, fake_of(large).fleet.devices[1000]["name"]
+
+    async def replace(request: web.Request) -> web.StreamResponse | None:
+        if request.query.get("offset") in ("999", "1000") and len(devices) == 1100:
+            last = devices[-1]
+            devices[0:1] = []
+            devices.append({**last, "id": last["id"] + 1, "name": "created-meanwhile"})
+            fake_of(large).intercept = None
+        return None
+
+    fake_of(large).intercept = replace
+    names = {node.name for node in await large.inventory(graphql=False).refresh()}
+    assert {skipped, "created-meanwhile"} <= names
+    assert len(names) == 1100
 
 
 async def test_graphql_caps_pages_silently(large: Server) -> None:

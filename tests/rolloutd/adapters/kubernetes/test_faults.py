@@ -20,7 +20,7 @@ from rolloutd.adapters.kubernetes import cluster as cluster_module
 from rolloutd.adapters.kubernetes import list_watch
 from rolloutd.adapters.kubernetes.api_errors import ApiError, ClusterUnreachable, parse_error
 from rolloutd.adapters.kubernetes.budgets import BudgetWatch
-from rolloutd.adapters.kubernetes.cluster import MAX_CONNECTIONS, Cluster
+from rolloutd.adapters.kubernetes.cluster import Cluster
 from rolloutd.adapters.kubernetes.cluster_registry import ClusterRegistry
 from rolloutd.adapters.kubernetes.cordon import cordon_node, uncordon_node
 from rolloutd.adapters.kubernetes.drain import drain
@@ -284,6 +284,7 @@ async def test_nothing_is_vouched_for_between_two_watches(fake: FakeKubernetes, 
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.5):
                 await wait_until(lambda: core.last["n1"].at > told)
+        assert watch.observe("n1").sight is NodeHealth.UNKNOWN
 
 
 async def test_a_version_too_old_is_listed_again(fake: FakeKubernetes, cluster: Cluster) -> None:
@@ -363,10 +364,8 @@ async def test_100_clusters_are_watched_over_few_connections(tmp_path: Path) -> 
             assert all(each.sight is NodeHealth.UP for each in core.last.values())
             await wait_until(lambda: "401" in watches[7].disconnect_reason)
             assert watches[7].observe("c7-n1").sight is NodeHealth.UNKNOWN
-            most = [fake.max_connections for fake in fakes]
-            assert max(most) <= MAX_CONNECTIONS
             # A connection that was given up on a slow machine is counted until the server has noticed too.
-            assert sum(most) <= 4 * len(fakes) < MAX_CONNECTIONS * len(fakes)
+            assert sum(fake.max_connections for fake in fakes) <= 4 * len(fakes)
 
 
 # -- whose cordon ---------------------------------------------------------------
