@@ -142,6 +142,8 @@ def describe_conflict(kind: str, about: str, values: Mapping[str, str]) -> str:
             return f"its address {about} is also that of {reported}"
         case ConflictKind.OUT_OF_SERVICE:
             return f"its {about} says that it is not in service ({reported})"
+        case ConflictKind.PROVIDER_ID_SHARED:
+            return f"its provider_id {about} is also that of {reported}"
         case _:
             return f"its machine id is also that of {reported}"
 

@@ -37,6 +37,7 @@ class ConflictKind(StrEnum):
     OUT_OF_SERVICE = "out-of-service"
     """A source has the node as planned or offline."""
     MACHINE_ID_SHARED = "machine-id-shared"
+    PROVIDER_ID_SHARED = "provider-id-shared"
 
 
 WARNINGS = frozenset({ConflictKind.MACHINE_ID_SHARED})

@@ -11,7 +11,16 @@ from dataclasses import dataclass, field
 
 from machines.model.node import Conflict, ConflictKind, Node
 from machines.model.selector import Selector
-from rolloutd.ports import HOST_KEY, JSON, MACHINE_ID, OUT_OF_SERVICE, STATUS, DiscoveredNode, Host
+from rolloutd.ports import (
+    HOST_KEY,
+    JSON,
+    MACHINE_ID,
+    OUT_OF_SERVICE,
+    PROVIDER_ID,
+    STATUS,
+    DiscoveredNode,
+    Host,
+)
 
 TEAM = "team"
 """The label that names a node's owner."""
@@ -46,7 +55,12 @@ def reconcile(
 ) -> dict[str, tuple[Mapping[str, str], tuple[Conflict, ...]]]:
     """Return each node's pinned identity and its conflicts; one that lasts keeps its `since`."""
     keys = tuple(key for key in pool_keys if key != TEAM)
-    shared = _shared_addresses(reports.by_node), _shared_machine_ids(reports.by_node)
+    shared = (
+        _shared_addresses(reports.by_node),
+        _shared_ids(reports.by_node, MACHINE_ID, ConflictKind.MACHINE_ID_SHARED),
+        # The merge gives one name to what shares this id, unless one source has two nodes with it.
+        _shared_ids(reports.by_node, PROVIDER_ID, ConflictKind.PROVIDER_ID_SHARED),
+    )
     found = {}
     for name, node in nodes.items():
         records, before = reports.by_node.get(name, ()), known.get(name)
@@ -139,14 +153,16 @@ def _shared_addresses(by_node: Mapping[str, Sequence[DiscoveredNode]]) -> dict[s
     }
 
 
-def _shared_machine_ids(by_node: Mapping[str, Sequence[DiscoveredNode]]) -> dict[str, Conflict]:
+def _shared_ids(
+    by_node: Mapping[str, Sequence[DiscoveredNode]], key: str, kind: ConflictKind
+) -> dict[str, Conflict]:
     names: dict[str, list[str]] = {}
     for name, records in by_node.items():
-        for machine_id in {_text(each, MACHINE_ID) for each in records} - {""}:
-            names.setdefault(machine_id, []).append(name)
+        for value in {_text(each, key) for each in records} - {""}:
+            names.setdefault(value, []).append(name)
     return {
-        name: _shared(ConflictKind.MACHINE_ID_SHARED, machine_id, sharing, name)
-        for machine_id, sharing in names.items()
+        name: _shared(kind, value, sharing, name)
+        for value, sharing in names.items()
         if len(sharing) > 1
         for name in sharing
     }

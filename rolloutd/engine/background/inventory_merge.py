@@ -1,9 +1,9 @@
 """Merge of the nodes that several inventory sources report.
 
-Two sources report the same node under one name or one `provider_id`.  A Kubernetes node is in one
-cluster: where two clusters use the same name, the known node keeps it and the other is rejected, because a
-cordon for one must never reach the other.  A name that is a pattern to Ansible is rejected too: `!n1` is
-every node but n1.
+Two sources report the same node under one name or one `provider_id`; one source does not.  A Kubernetes node
+is in one cluster: where two clusters use the same name, the known node keeps it and the other is rejected,
+because a cordon for one must never reach the other.  A name that is a pattern to Ansible is rejected too:
+`!n1` is every node but n1.
 """
 
 from __future__ import annotations
@@ -50,10 +50,17 @@ def merge_inventories(
     merged, unanswered_sources = MergedInventory(), frozenset(unanswered)
     # The known name stays: a node must not change its name because another source answers first.
     name_by_provider_id = {str(c[PROVIDER_ID]): n for n, c in (connections or {}).items() if PROVIDER_ID in c}
+    found = tuple(discovered)
     named: list[tuple[str, DiscoveredNode]] = []
-    for node in discovered:
+    # By source and the fleet's name, that source's own name; its node of the very same name comes first.
+    taken = {(node.source, node.name): node.name for node in found}
+    for node in found:
         provider_id = str(node.connection.get(PROVIDER_ID) or "")
         name = name_by_provider_id.setdefault(provider_id, node.name) if provider_id else node.name
+        # A source reports a node once: two nodes with one provider_id are two machines, and with one name
+        # the playbook for one would run on the other.  Both are quarantined.
+        if taken.setdefault((node.source, name), node.name) != node.name:
+            name = node.name
         if name != node.name:
             merged.canonical_names[node.source, node.name] = name
         named.append((name, node))

@@ -22,6 +22,7 @@ from machines.states import Outcome, Phase, Trigger
 from machines.workflow.phase_transitions import transition
 from rolloutd.control.client import ApiError
 from rolloutd.engine.background.inventory_conflicts import SourceReports, reconcile
+from rolloutd.engine.background.inventory_merge import merge_inventories
 from rolloutd.engine.background.inventory_refresh import InventoryRefresher
 from rolloutd.engine.background.inventory_sources import CONFIRM_DELAY_S
 from rolloutd.engine.daemon import Daemon
@@ -165,6 +166,10 @@ CONFLICTS: dict[
         {name: [("a", {}, {"machine_id": "m1"})] for name in ("n1", "n2")},
         ConflictKind.MACHINE_ID_SHARED,
     ),
+    "two nodes share a provider_id": (
+        {name: [("a", {}, {"provider_id": "aws:///i-1"})] for name in ("n1", "n2")},
+        ConflictKind.PROVIDER_ID_SHARED,
+    ),
     "an expected source lacks it": ({"n1": [("ams", {"role": "worker"}, {})]}, ConflictKind.NOT_REPORTED),
     "no node of the expectation": ({"n1": [("ams", {"role": "spare"}, {})]}, None),
     "the expected source has it": (
@@ -198,6 +203,26 @@ def test_contradiction_quarantines_its_nodes(case: str) -> None:
     assert kinds == [[] if expected is None else [expected]] * len(nodes)
     quarantined = [Node(name, conflicts=conflicts).quarantined for name, (_, conflicts) in found.items()]
     assert quarantined == [expected not in (None, ConflictKind.MACHINE_ID_SHARED)] * len(nodes)
+
+
+def test_provider_id_that_one_source_has_twice_merges_no_nodes() -> None:
+    """The addresses of two machines must never belong to one name."""
+    variables = {"provider_id": "aws:///i-1"}
+    two = [
+        DiscoveredNode(name, "kubernetes/ams", connection={**variables, "ansible_host": address})
+        for name, address in (("n1", "10.0.0.1"), ("n2", "10.0.0.2"))
+    ]
+    # Both were known before, the second one under another id, or none was.
+    before = {"n1": variables, "n2": variables}, {}
+    for connections in before:
+        merged = merge_inventories(two, connections=connections)
+        addresses = {name: found["ansible_host"] for name, found in merged.connections.items()}
+        assert addresses == {"n1": "10.0.0.1", "n2": "10.0.0.2"}
+        assert merged.canonical_names == {}
+    # Under a third name, which another source gave to the first of them.
+    merged = merge_inventories(two, connections={"web": variables})
+    assert set(merged.connections) == {"web", "n2"}
+    assert merged.connections["web"]["ansible_host"] == "10.0.0.1"
 
 
 async def test_pinned_identity_outlasts_agreement_until_an_admin_accepts(tmp_path: Path) -> None:
