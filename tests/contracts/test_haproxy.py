@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from rolloutd.adapters.haproxy.isolator import HaproxyIsolator
+from rolloutd.adapters.haproxy.isolator import HaproxyIsolator, HaproxyTrafficProbe
 from rolloutd.adapters.haproxy.registration import ISOLATOR
-from rolloutd.adapters.haproxy.traffic_probe import HaproxyTrafficProbe
 from rolloutd.adapters.ssh.shell import SshShell
 from rolloutd.contracts import (
     IsolatorBackend,

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from machines.model.node import NodeHealth
+from rolloutd.adapters.prometheus.check import PrometheusTrafficProbe
 from rolloutd.adapters.prometheus.observer import PrometheusObserver
 from rolloutd.adapters.prometheus.query import MAX_RESPONSE_BYTES, Queries, QueryFailed, ServerSilent
 from rolloutd.adapters.prometheus.registration import ServerParams
-from rolloutd.adapters.prometheus.traffic_probe import PrometheusTrafficProbe
 from rolloutd.contracts import (
     ObserverBackend,
     ObserverContract,

@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from rolloutd.adapters.kubernetes.check import KubernetesTrafficProbe
 from rolloutd.adapters.kubernetes.cluster import Cluster
 from rolloutd.adapters.kubernetes.cluster_registry import ClusterRegistry
-from rolloutd.adapters.kubernetes.traffic_probe import KubernetesTrafficProbe
 from rolloutd.contracts import TrafficProbeBackend, TrafficProbeContract
 from rolloutd.plugin import PROBES, installed_adapters
 from rolloutd.ports import Host, TrafficProbe

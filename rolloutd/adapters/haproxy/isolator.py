@@ -1,4 +1,4 @@
-"""Isolator `haproxy`: takes a node's server out of rotation on every balancer, without cutting a session.
+"""Isolator and traffic probe `haproxy`: a node's server on every balancer; no session is cut.
 
 Every pass reads the server on all balancers before it changes it on any: if one does not answer or does not
 know the server, nothing changes.  A server goes from `ready` to `drain`, and to `maint` when its sessions
@@ -19,7 +19,17 @@ from rolloutd.adapters.haproxy.runtime_api import (
     choose_balancers,
     server_names,
 )
-from rolloutd.ports import JSON, AdapterContext, Busy, Failed, IsolationStatus, Ok, StepContext, StepResult
+from rolloutd.ports import (
+    JSON,
+    AdapterContext,
+    Busy,
+    Failed,
+    IsolationStatus,
+    Ok,
+    StepContext,
+    StepResult,
+    Unknown,
+)
 from rolloutd.text import pluralize
 
 POLL_S = 0.5
@@ -89,6 +99,28 @@ class HaproxyIsolator:
         # The balancers that the attempt began with: another one has no recorded state to restore.
         names = () if ctx.prior is None else tuple(ctx.prior)
         return _Server(choose_balancers(ctx.params, self._context, names=names), *server_names(ctx.params))
+
+
+class HaproxyTrafficProbe:
+    """ports.TrafficProbe by the current and queued sessions of a server."""
+
+    def __init__(self, context: AdapterContext) -> None:
+        self._context = context
+
+    async def probe(self, ctx: StepContext) -> Ok | Busy | Unknown:
+        node = ctx.host.name
+        try:
+            backend, server = server_names(ctx.params)
+            balancers = choose_balancers(ctx.params, self._context)
+            counts = {each.name: (await each.read(backend, server)).sessions for each in balancers}
+        except (BalancerUnreachable, HaproxyFailed) as error:
+            return Unknown(f"{node}: traffic is unknown: {error}")
+        total = sum(counts.values())
+        parts = ", ".join(f"{name} {count}" for name, count in counts.items())
+        text = f"{pluralize(total, 'session')} of {backend}/{server} ({parts})"
+        if total <= int(ctx.params.get("max", 0)):
+            return Ok(text)
+        return Busy(f"{node} is busy: {text}", count=total)
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,5 +78,5 @@ ISOLATOR = Registration(
     HaproxyIsolatorParams,
     frozenset({Capability.CORDON_ONLY}),
 )
-PROBE = Registration("rolloutd.adapters.haproxy.traffic_probe:HaproxyTrafficProbe", HaproxyProbeParams)
+PROBE = Registration("rolloutd.adapters.haproxy.isolator:HaproxyTrafficProbe", HaproxyProbeParams)
 SETTINGS = SettingsSection(BalancerParams, "Balancers by name, which plans isolate nodes from and probe.")

@@ -1,4 +1,4 @@
-"""Check `kubernetes`: the node and the pods that belong on it are Ready.
+"""Check and traffic probe `kubernetes`: a node and its pods are Ready; selected pods make it busy.
 
 The parameters are in registration.py.  The caller repeats the check until its deadline.
 """
@@ -16,7 +16,8 @@ from rolloutd.adapters.kubernetes.isolator import PriorState, daemonset_readines
 from rolloutd.adapters.kubernetes.node_pods import list_pods_on
 from rolloutd.adapters.kubernetes.nodes import readiness
 from rolloutd.adapters.kubernetes.pods import Pod
-from rolloutd.ports import JSON, Failed, Ok, StepContext, Unknown
+from rolloutd.errors import NodeUnreachable
+from rolloutd.ports import JSON, Busy, Failed, Ok, StepContext, Unknown
 from rolloutd.text import pluralize
 
 
@@ -89,3 +90,46 @@ def _check_selected_pods(pods: Sequence[Pod], selector: str) -> str:
         return f"no pod of `{selector}` is bound to it"
     not_ready = [pod.id for pod in pods if not pod.is_ready]
     return f"not Ready: {join_names(not_ready)}" if not_ready else ""
+
+
+class KubernetesTrafficProbe:
+    """ports.TrafficProbe by the selected pods that are bound to a node.
+
+    A pod counts until it has finished or is gone, also while it terminates: it still works.  Pods of
+    DaemonSets and static pods never count.
+    """
+
+    def __init__(self, clusters: ClusterRegistry) -> None:
+        self._clusters = clusters
+
+    async def probe(self, ctx: StepContext) -> Ok | Busy | Unknown:
+        node, selector = ctx.host.name, str(ctx.params["pods"])
+        try:
+            cluster, name = self._clusters.resolve(ctx.host)
+            running = await _list_running_pods(cluster, name, selector, ctx.params.get("namespaces") or ("",))
+        except (NodeUnreachable, ClusterUnreachable) as error:
+            return Unknown(f"{node}: traffic is unknown: {error}")
+        except ApiError as error:
+            return Unknown(f"{node}: traffic is unknown: cluster {cluster.name} returned {error}")
+        if not running:
+            return Ok(f"no pod of `{selector}` runs on {node}")
+        pods_text = join_names([_pod_text(pod) for pod in running])
+        sentence = f"pod {pods_text} runs" if len(running) == 1 else f"pods {pods_text} run"
+        return Busy(f"{node} is busy: {sentence} there")
+
+
+async def _list_running_pods(
+    cluster: Cluster, node: str, selector: str, namespaces: Sequence[str]
+) -> list[Pod]:
+    found = [
+        pod
+        for namespace in namespaces
+        for pod in await list_pods_on(cluster, node, selector=selector, namespace=namespace)
+    ]
+    running = (pod for pod in found if not pod.belongs_to_node and not pod.is_finished)
+    return sorted(running, key=lambda pod: pod.id)
+
+
+def _pod_text(pod: Pod) -> str:
+    owner = f" ({pod.owner})" if pod.owner else ""
+    return f"{pod.id}{owner}{', ending' if pod.terminating_since else ''}"

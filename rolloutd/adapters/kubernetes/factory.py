@@ -9,14 +9,13 @@ from collections.abc import Mapping, Sequence
 from typing import cast
 
 from machines.model.node import NodeHealth, Observation
-from rolloutd.adapters.kubernetes.check import KubernetesCheck
+from rolloutd.adapters.kubernetes.check import KubernetesCheck, KubernetesTrafficProbe
 from rolloutd.adapters.kubernetes.cluster import Cluster
 from rolloutd.adapters.kubernetes.cluster_registry import CLUSTER_KEY, NODE_KEY, ClusterRegistry
 from rolloutd.adapters.kubernetes.inventory import KubernetesInventory
 from rolloutd.adapters.kubernetes.isolator import KubernetesIsolator
 from rolloutd.adapters.kubernetes.node_watch import NodeWatch
 from rolloutd.adapters.kubernetes.nodes import ADAPTER_KIND
-from rolloutd.adapters.kubernetes.traffic_probe import KubernetesTrafficProbe
 from rolloutd.ports import JSON, AdapterContext, Clock, Host
 
 

@@ -105,9 +105,7 @@ class PrometheusObserverParams(QueryParams):
     )
 
 
-PROBE = Registration(
-    "rolloutd.adapters.prometheus.traffic_probe:PrometheusTrafficProbe", PrometheusProbeParams
-)
+PROBE = Registration("rolloutd.adapters.prometheus.check:PrometheusTrafficProbe", PrometheusProbeParams)
 OBSERVER = Registration("rolloutd.adapters.prometheus.observer:PrometheusObserver", PrometheusObserverParams)
 SETTINGS = SettingsSection(ServerParams, "Prometheus servers by name, which plans and observers query.")
 CHECK = Registration("rolloutd.adapters.prometheus.check:PrometheusCheck", PrometheusCheckParams)

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from rolloutd.adapters.kubernetes.check import KubernetesTrafficProbe
 from rolloutd.adapters.kubernetes.cluster import Cluster
 from rolloutd.adapters.kubernetes.cluster_registry import ClusterRegistry
-from rolloutd.adapters.kubernetes.traffic_probe import KubernetesTrafficProbe
 from rolloutd.ports import Busy, Host, Ok, Unknown
 from tests.contracts.kubernetes.steps import step_context
 from tests.support.cluster_sandbox import ClusterSandbox

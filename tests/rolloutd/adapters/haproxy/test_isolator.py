@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from rolloutd.adapters.haproxy.isolator import HaproxyIsolator
+from rolloutd.adapters.haproxy.isolator import HaproxyIsolator, HaproxyTrafficProbe
 from rolloutd.adapters.haproxy.runtime_api import HaproxyFailed
-from rolloutd.adapters.haproxy.traffic_probe import HaproxyTrafficProbe
 from rolloutd.contracts import step_context
 from rolloutd.ports import Busy, Failed, IsolationStatus, Ok, StepContext, Unknown
 from tests.support.balanced_server import BalancedServer, balanced_server
