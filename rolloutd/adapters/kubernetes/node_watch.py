@@ -107,8 +107,9 @@ class NodeWatch(WatchHandler):
         if self.is_failing:
             self._inventory_changed.set()
         self._on_tried("")
+        was_silent = self.disconnect_reason or self._is_silent()
         self._is_open, self.is_failing = True, False
-        if self.disconnect_reason and self.synced.is_set():
+        if was_silent and self.synced.is_set():
             self.disconnect_reason = ""
             self._report(self.nodes.values())
 
@@ -129,12 +130,16 @@ class NodeWatch(WatchHandler):
         if self.disconnect_reason:
             return Observation(node, NodeHealth.UNKNOWN, now, self.disconnect_reason)
         # A server may accept the next watch and stay silent: no failure ends that state for minutes.
-        if not self._is_open and now - self._confirmed_at > self._report_interval_s:
+        if self._is_silent():
             why = f"cluster {self.cluster.name} has not answered since its watch ended"
             return Observation(node, NodeHealth.UNKNOWN, now, why)
         if known is None:
             return self._removed_observation(node, now)
         return known.to_observation(node, now)
+
+    def _is_silent(self) -> bool:
+        """Return whether the last watch ended longer ago than observations are refreshed."""
+        return not self._is_open and self._clock.now() - self._confirmed_at > self._report_interval_s
 
     def _parse(self, node: Mapping[str, JSON]) -> NodeView:
         name = node["metadata"]["name"]

@@ -57,7 +57,14 @@ CONDITION_REASONS = {
 
 async def show_report(cluster: Cluster, name: str, report: ProgressReport) -> None:
     """Write the report as an Event, and into the node's condition; raises ClusterUnreachable and ApiError."""
-    await _write_event(cluster, await read_node(cluster, name), report)
+    try:
+        await _write_event(cluster, await read_node(cluster, name), report)
+    finally:
+        # Without the right to write events the condition must still be right.
+        await _show_in_condition(cluster, name, report)
+
+
+async def _show_in_condition(cluster: Cluster, name: str, report: ProgressReport) -> None:
     reason = CONDITION_REASONS.get(report.kind)
     if reason is None:
         return

@@ -119,7 +119,7 @@ def fake_of(server: Server) -> FakeNetbox:
 async def failure(server: Server, **params: Any) -> str:
     """Return why a refresh fails."""
     with pytest.raises(SourceFailed) as failed:
-        await server.inventory(limits=SHORT, **params).refresh()
+        await server.inventory(**{"limits": SHORT, **params}).refresh()
     text = str(failed.value)
     assert V2 not in text
     assert V2.partition(".")[2] not in text

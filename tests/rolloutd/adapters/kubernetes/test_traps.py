@@ -16,7 +16,7 @@ from aiohttp import web
 from machines.model.node import NodeHealth
 from rolloutd.adapters.kubernetes import cluster as cluster_module
 from rolloutd.adapters.kubernetes import list_watch
-from rolloutd.adapters.kubernetes.api_errors import ClusterUnreachable
+from rolloutd.adapters.kubernetes.api_errors import ApiError, ClusterUnreachable
 from rolloutd.adapters.kubernetes.cluster import Cluster
 from rolloutd.adapters.kubernetes.cluster_registry import ClusterRegistry
 from rolloutd.adapters.kubernetes.eviction import Evicted, EvictionBlocked, evict
@@ -26,7 +26,7 @@ from rolloutd.adapters.kubernetes.node_watch import NodeWatch
 from rolloutd.adapters.kubernetes.progress import CONDITION
 from rolloutd.adapters.timers import SystemClock
 from rolloutd.errors import SourceFailed
-from rolloutd.ports import Ok
+from rolloutd.ports import Ok, ProgressKind, ProgressReport
 from tests.contracts.kubernetes.steps import step_context
 from tests.rolloutd.adapters.kubernetes.test_faults import (
     JSON,
@@ -217,6 +217,25 @@ async def test_condition_is_removed_once_server_is_back(fake: FakeKubernetes, cl
     assert isinstance(await isolator.return_to_service(ctx), Ok)
     conditions = fake.objects.get("nodes", "", "n1")["status"]["conditions"]
     assert CONDITION not in [each["type"] for each in conditions]
+
+
+async def test_missing_right_to_events_keeps_condition_right(fake: FakeKubernetes, cluster: Cluster) -> None:
+    add_node(fake, "n1")
+    isolator = KubernetesIsolator(ClusterRegistry([cluster]), SystemClock())
+    ctx = with_cluster(step_context("n1"), "ams")
+    assert isinstance(await isolator.isolate(ctx), Ok)
+
+    def refuse(asked: ApiRequest) -> None:
+        if asked.resource == "events":
+            raise ApiRefusal(403, "events is forbidden")
+
+    fake.server.interceptors.append(refuse)
+    with pytest.raises(ApiError, match="events is forbidden"):
+        await isolator.report(
+            ctx.host, ProgressReport(ProgressKind.FAILED, ctx.rollout, ctx.attempt, 1.0, "it is not Ready")
+        )
+    conditions = {each["type"]: each for each in fake.objects.get("nodes", "", "n1")["status"]["conditions"]}
+    assert conditions[CONDITION]["reason"] == "Failed"
 
 
 async def test_reinstalled_machine_changes_inventory(fake: FakeKubernetes, cluster: Cluster) -> None:
