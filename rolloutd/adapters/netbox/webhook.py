@@ -165,7 +165,8 @@ def read_message(body: bytes, signature: str, secret: bytes) -> Message:
         at = datetime.fromisoformat(content["timestamp"])
         number, object_type = int(content["data"]["id"]), str(content["object_type"])
         parts = (str(content["request_id"]), object_type, str(number), str(content["event"]))
-    except (KeyError, TypeError, ValueError, RecursionError):
+    # ArithmeticError: json reads `Infinity`, which has no whole number.
+    except (ArithmeticError, KeyError, TypeError, ValueError, RecursionError):
         raise Refused(400, "the message is not that of a NetBox webhook") from None
     if at.tzinfo is None:
         raise Refused(400, "the message's time has no zone")

@@ -7,6 +7,7 @@ import hashlib
 import hmac
 import io
 import json
+import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -186,7 +187,11 @@ async def test_invalid_signature_is_refused(receiving: Receiving, signature: str
 
 
 @pytest.mark.parametrize(
-    "body", [b"", b"[]", b"{", b"[" * 5000, message(timestamp="now"), message(data={}), message(timestamp=1)]
+    "body",
+    [
+        *(b"", b"[]", b"{", b"[" * 5000, message(timestamp="now"), message(data={}), message(timestamp=1)),
+        message(data={"id": math.inf}),
+    ],
 )
 async def test_message_of_other_shape_is_refused(receiving: Receiving, body: bytes) -> None:
     assert await receiving.send(body) == 400
