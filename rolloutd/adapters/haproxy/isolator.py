@@ -102,7 +102,10 @@ class HaproxyIsolator:
 
 
 class HaproxyTrafficProbe:
-    """ports.TrafficProbe by the current and queued sessions of a server."""
+    """ports.TrafficProbe by the current and queued sessions of a server.
+
+    Those of a process that a reload has replaced are not among them: only HAProxy's master socket has them.
+    """
 
     def __init__(self, context: AdapterContext) -> None:
         self._context = context
