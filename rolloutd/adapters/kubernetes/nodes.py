@@ -40,8 +40,10 @@ KEPT_FOR_ANNOTATION = f"{DEFAULT_DOMAIN}/{KEPT_FOR}"
 
 ADAPTER_KIND = "kubernetes"
 
-DELETION_TAINTS = frozenset({"ToBeDeletedByClusterAutoscaler", "karpenter.sh/disrupted"})
-"""Taints by which autoscalers announce that they remove a node."""
+DELETION_TAINTS = frozenset(
+    {"ToBeDeletedByClusterAutoscaler", "karpenter.sh/disrupted", "karpenter.sh/disruption"}
+)
+"""Taints by which autoscalers announce that they remove a node; the last one is of Karpenter before 1.0."""
 
 UNUSABLE_TAINTS = frozenset(
     {"node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable", "node.kubernetes.io/out-of-service"}

@@ -23,6 +23,7 @@ from rolloutd.adapters.kubernetes.eviction import Evicted, EvictionBlocked, evic
 from rolloutd.adapters.kubernetes.inventory import KubernetesInventory
 from rolloutd.adapters.kubernetes.isolator import MAX_BLOCKER_WATCHES, KubernetesIsolator
 from rolloutd.adapters.kubernetes.node_watch import NodeWatch
+from rolloutd.adapters.kubernetes.nodes import parse_node
 from rolloutd.adapters.kubernetes.progress import CONDITION
 from rolloutd.adapters.timers import SystemClock
 from rolloutd.errors import SourceFailed
@@ -236,6 +237,26 @@ async def test_missing_right_to_events_keeps_condition_right(fake: FakeKubernete
         )
     conditions = {each["type"]: each for each in fake.objects.get("nodes", "", "n1")["status"]["conditions"]}
     assert conditions[CONDITION]["reason"] == "Failed"
+
+
+@pytest.mark.parametrize(
+    ("taint", "is_leaving"),
+    [
+        ("ToBeDeletedByClusterAutoscaler", True),
+        ("karpenter.sh/disrupted", True),
+        ("karpenter.sh/disruption", True),
+        ("DeletionCandidateOfClusterAutoscaler", False),  # it only may be removed, later
+    ],
+)
+def test_node_that_an_autoscaler_removes_is_leaving(taint: str, is_leaving: bool) -> None:
+    ready = {"type": "Ready", "status": "True"}
+    node = {
+        "metadata": {"name": "n1", "uid": "u"},
+        "spec": {"taints": [{"key": taint, "effect": "NoSchedule"}]},
+        "status": {"conditions": [ready]},
+    }
+    seen = parse_node(node).to_observation("n1", 0.0)
+    assert (seen.is_leaving, seen.cordoned_by_other) == (is_leaving, is_leaving)
 
 
 async def test_reinstalled_machine_changes_inventory(fake: FakeKubernetes, cluster: Cluster) -> None:
