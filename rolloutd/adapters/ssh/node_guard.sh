@@ -264,7 +264,8 @@ expire() {
 finish_restore() {
     [ -e "$guard/restoring" ] || return 0
     exec 8> "$guard/restore.lock"
-    flock -w "$LOCK_WAIT_S" 8 || return 0
+    # A failure, so that systemd starts this again: what holds the lock may be killed before it has restored.
+    flock -w "$LOCK_WAIT_S" 8 || return 1
     [ -e "$guard/restoring" ] || return 0
     {
         echo "by $(cat "$guard/cause" 2> /dev/null || echo timer)"

@@ -152,6 +152,25 @@ async def test_commands_run_after_restore_and_failures_are_listed(tmp_path: Path
         assert report.problems == ("`exit 3` ended with 3",)
 
 
+async def test_timer_that_finds_restore_locked_is_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = node_guard.GUARD_SCRIPT.replace("LOCK_WAIT_S=20 ", "LOCK_WAIT_S=0 ")
+    monkeypatch.setattr(node_guard, "GUARD_SCRIPT", script)
+    async with node_in(tmp_path) as node:
+        path = node.etc / "a"
+        path.write_text("before")
+        await node.arm(node.context(path))
+        path.write_text("after")
+        expire = node.script("expire", "r1.1", "timer", "now")
+        with (node.guard_dir / "restore.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # of a restore that is killed before its end
+            assert subprocess.run(expire, check=False).returncode == 1  # systemd restarts what failed
+        assert path.read_text() == "after"
+        assert subprocess.run(expire, check=False).returncode == 0
+        assert path.read_text() == "before"
+
+
 async def test_command_that_ignores_its_end_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
