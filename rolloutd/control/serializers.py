@@ -6,7 +6,7 @@ status reads running counts, so it costs the same for ten nodes as for ten thous
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, TypeVar, cast
 
@@ -22,6 +22,7 @@ from machines.model.timefmt import format_rfc3339
 from machines.rules import gates
 from machines.scheduler import decide
 from machines.scheduler.progress import PoolProgress, RolloutProgress, rollout_progress, slot_s
+from machines.scheduler.queue import SchedulingQueue
 from machines.states import CARRIES_CHANGE, EXCEPTIONS, IN_FLIGHT_PHASES, Outcome, Phase
 from rolloutd import reason_text
 from rolloutd.control import coverage, wire, wire_fleet, wire_plans
@@ -340,21 +341,23 @@ def _node(state: State, resolved: ResolvedRollout, target: Target, blocker: Reas
 
 
 def nodes(
-    state: State, resolved: ResolvedRollout, query: PageQuery, seq: int, among: Container[str] | None = None
+    state: State,
+    resolved: ResolvedRollout,
+    query: PageQuery,
+    seq: int,
+    among: Collection[str] | None = None,
+    queue: SchedulingQueue | None = None,
 ) -> wire.Nodes:
-    """Return nodes of a rollout in their order, each with the reason why it does not move.
-
-    It may run in a thread, so the index is a fork, and the queue, which the loop changes, is not used.
-    """
+    """Return nodes of a rollout with their reasons; in a thread on a fork, without the loop's queue."""
     index, rollout, now = resolved.index, resolved.rollout.id, state.now()
-    rest = sorted(index.targets(rollout), key=lambda target: target.position)
+    # The node of `after` may not be among those that changed, but its place counts.
+    wanted = None if among is None else {*among, query.after}
+    found = (each for each in index.targets(rollout) if wanted is None or each.node in wanted)
+    rest = sorted(found, key=lambda target: target.position)
     if query.after is not None:
         rest = rest[rest.index(resolved.target(query.after)) + 1 :]
-    if among is not None:
-        rest = [target for target in rest if target.node in among]
     targets, next_after = page(rest, query, lambda target: target.node)
-    names = [each.node for each in targets]
-    blockers = decide.explain_rollout_nodes(index, rollout, now, names)
+    blockers = decide.explain_rollout_nodes(index, rollout, now, [each.node for each in targets], queue)
     live = {each.node: state.step_progress.get((each.rollout, each.node), NO_PROGRESS) for each in targets}
     reasons = (
         node_reason(index, each, blockers.get(each.node), live[each.node], state.runner_status, now)
