@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -191,14 +192,14 @@ def drop_in() -> str:
     return "\n".join(lines) + "\n"
 
 
-@pytest.fixture
-def serviced(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SystemdEnvironment]:
-    """Three nodes and a systemd with our socket."""
+@contextmanager
+def systemd_environment(directory: Path) -> Iterator[SystemdEnvironment]:
+    """Start three nodes and a systemd with our socket; end everything."""
     if os.geteuid() != 0:
         left_out("only root can make the namespaces")
     if not SYSTEMD.exists() or shutil.which("unshare") is None:
         left_out("there is no systemd or no unshare (Debian: apt-get install systemd util-linux)")
-    made = SystemdEnvironment(tmp_path_factory.mktemp("v"), ("n1", "n2", "n3"))
+    made = SystemdEnvironment(directory, ("n1", "n2", "n3"))
     try:
         made.start_nodes()
         try:
@@ -208,6 +209,21 @@ def serviced(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SystemdEnviro
         yield made
     finally:
         made.stop()
+
+
+@pytest.fixture
+def serviced(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SystemdEnvironment]:
+    """A systemd of the test's own, in which no daemon runs yet."""
+    with systemd_environment(tmp_path_factory.mktemp("v")) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SystemdEnvironment]:
+    """A daemon that knows its nodes, for the tests that leave it running."""
+    with systemd_environment(tmp_path_factory.mktemp("v")) as made:
+        made.wait_until(made.has_nodes, "the daemon knows its nodes")
+        yield made
 
 
 @pytest.mark.servers
@@ -265,31 +281,30 @@ def test_a_rollout_under_systemd_survives_restart_and_stop(serviced: SystemdEnvi
 
 
 @pytest.mark.servers
-def test_reload_applies_valid_and_rejects_invalid_settings(serviced: SystemdEnvironment) -> None:
+def test_reload_applies_valid_and_rejects_invalid_settings(running: SystemdEnvironment) -> None:
     """Settings with a mistake fail the reload and leave the old ones; status and journal say so."""
-    serviced.wait_until(serviced.has_nodes, "the daemon knows its nodes")
-    systemd, pid = serviced.systemd, serviced.main_pid()
-    serviced.wait_until(lambda: systemd.show("rolloutd.service", "ActiveState") == "active", "it is ready")
-    serviced.configure(max_parallel="many")
+    systemd, pid = running.systemd, running.main_pid()
+    running.wait_until(lambda: systemd.show("rolloutd.service", "ActiveState") == "active", "it is ready")
+    running.configure(max_parallel="many")
     with pytest.raises(RuntimeError):
         systemd.ctl("reload", "rolloutd.service")
-    serviced.wait_until(
-        lambda: "max_parallel" in serviced.journal("-u", "rolloutd.service"), "the journal says why"
+    running.wait_until(
+        lambda: "max_parallel" in running.journal("-u", "rolloutd.service"), "the journal says why"
     )
     systemd.ctl("kill", "--signal=HUP", "--kill-who=main", "rolloutd.service")
-    serviced.wait_until(lambda: "the old ones stay" in serviced.status_text(), "the status says it")
-    serviced.wait_until(
-        lambda: "max_parallel" in (serviced.client.get("/v1/status")["trouble"] or ""), "so does the API"
+    running.wait_until(lambda: "the old ones stay" in running.status_text(), "the status says it")
+    running.wait_until(
+        lambda: "max_parallel" in (running.client.get("/v1/status")["trouble"] or ""), "so does the API"
     )
 
-    serviced.configure(max_parallel=2, teams={"infra": {"members": ["root"]}, "t9": {"members": ["root"]}})
+    running.configure(max_parallel=2, teams={"infra": {"members": ["root"]}, "t9": {"members": ["root"]}})
     systemd.ctl("reload", "rolloutd.service")
-    serviced.wait_until(lambda: "mistakes" not in serviced.status_text(), "the trouble is over")
-    entries = serviced.wait_until(
-        lambda: serviced.client.get("/v1/audit?kind=SettingsChanged")["entries"], "the change is audited"
+    running.wait_until(lambda: "mistakes" not in running.status_text(), "the trouble is over")
+    entries = running.wait_until(
+        lambda: running.client.get("/v1/audit?kind=SettingsChanged")["entries"], "the change is audited"
     )
     assert [entry["entry"]["fields"]["changed"] for entry in entries] == [["max_parallel", "teams"]]
-    assert serviced.main_pid() == pid
+    assert running.main_pid() == pid
 
 
 @pytest.mark.servers
@@ -309,18 +324,17 @@ def test_invalid_settings_do_not_restart_forever(serviced: SystemdEnvironment) -
 
 
 @pytest.mark.servers
-def test_the_doctor_that_root_calls_speaks_with_the_daemon(serviced: SystemdEnvironment) -> None:
+def test_the_doctor_that_root_calls_speaks_with_the_daemon(running: SystemdEnvironment) -> None:
     """Files are examined as the daemon's user, who may not open its own socket: that root does."""
-    serviced.wait_until(serviced.has_nodes, "the daemon knows its nodes")
-    said = serviced.doctor()
-    assert f"ok    daemon: {__version__}, pid {serviced.main_pid()}, epoch 1" in said, said
+    said = running.doctor()
+    assert f"ok    daemon: {__version__}, pid {running.main_pid()}, epoch 1" in said, said
     assert "3 nodes, as the daemon sees it" in said
-    ledger = serviced.systemd.root / "var/lib/rolloutd/rolloutd.sqlite"
+    ledger = running.systemd.root / "var/lib/rolloutd/rolloutd.sqlite"
     owner = ledger.stat().st_uid
     os.chown(ledger, 0, 0)
     try:
         assert f"WRONG database: the daemon's user may not write /var/lib/rolloutd/{ledger.name}" in (
-            serviced.doctor()
+            running.doctor()
         )
     finally:
         os.chown(ledger, owner, owner)

@@ -78,16 +78,17 @@ async def test_unclaimed_directory_claimed_and_run_elsewhere(real: AnsibleBacken
     assert real.started_runs() == ["r1"]
 
 
-@pytest.mark.parametrize(
-    ("script", "said"), [("exit 3", "(3)"), ("echo no room >&2; exit 4", "(4): no room")]
-)
-async def test_a_command_that_fails_is_told_with_its_status(
-    real: AnsibleBackend, script: str, said: str
-) -> None:
-    task = f"{{ansible.builtin.shell: {script!r}}}"
-    state, _, _ = await play(real, f"- hosts: all\n  gather_facts: false\n  tasks: [{task}]\n")
-    assert isinstance(state.result, Failed)
-    assert state.result.text.endswith(f"non-zero return code {said}")
+async def test_a_command_that_fails_is_told_with_its_status(real: AnsibleBackend) -> None:
+    runner = real.runner()
+    for name, script, said in (
+        ("silent", "exit 3", "(3)"),
+        ("loud", "echo no room >&2; exit 4", "(4): no room"),
+    ):
+        task = f"{{ansible.builtin.shell: {script!r}}}"
+        (real.tree / f"{name}.yml").write_text(f"- hosts: all\n  gather_facts: false\n  tasks: [{task}]\n")
+        state, _ = await ended(runner, await runner.start(real.request(f"{name}.yml", name)))
+        assert isinstance(state.result, Failed)
+        assert state.result.text.endswith(f"non-zero return code {said}")
 
 
 async def test_nothing_of_a_run_stays_on_this_machine(real: AnsibleBackend) -> None:
@@ -100,20 +101,6 @@ async def test_nothing_of_a_run_stays_on_this_machine(real: AnsibleBackend) -> N
         wrapper.find_processes(handle.encode(), os.fsencode(real.runs_dir / handle), sockets.encode()) == []
     )
     assert not Path(sockets).exists()
-
-
-async def test_a_killed_group_leaves_a_command_on_the_node_that_clear_ends(real: AnsibleBackend) -> None:
-    runner = real.runner()
-    handle = await runner.start(real.request("long.yml"))
-    await wait_until(real.has_work)
-    real.kill(handle)
-    assert isinstance((await ended(runner, handle))[0].result, Unknown)
-    assert real.processes_of(handle) == []
-    assert real.has_work()
-    cleared = await runner.clean_up_stale_runs(real.host(), timeout_s=2.0)
-    assert isinstance(cleared, Ok)
-    assert cleared.text.startswith("ended ")
-    assert not real.has_work()
 
 
 async def test_secrets_are_in_no_argument_and_in_no_readable_file(real: AnsibleBackend) -> None:
@@ -367,7 +354,11 @@ async def test_clear_finds_raw_commands_and_their_children(real: AnsibleBackend)
     await wait_until(real.has_work)
     real.kill(handle)
     assert isinstance((await ended(runner, handle))[0].result, Unknown)
-    assert isinstance(await runner.clean_up_stale_runs(real.host(), timeout_s=2.0), Ok)
+    assert real.processes_of(handle) == []
+    assert real.has_work()
+    cleared = await runner.clean_up_stale_runs(real.host(), timeout_s=2.0)
+    assert isinstance(cleared, Ok)
+    assert cleared.text.startswith("ended ")
     assert not real.has_work()
 
 
