@@ -14,6 +14,7 @@ from tests.support.replay_server import ReplayServer
 from tests.support.replayed_fleet import ReplayedFleet
 from tui.app import Console
 from tui.formatting.lines import line_text
+from tui.operations.dialog import LOADING
 from tui.widgets.virtual_list import VirtualList
 
 NOON = 1_795_200_000.0
@@ -64,8 +65,13 @@ def screen_text(app: Any) -> str:
 
 
 async def wait_for_text(pilot: Pilot[Any], *texts: str) -> str:
-    """Wait until all texts are on the screen, and return the screen."""
-    await wait_until(pilot, lambda: all(text in screen_text(pilot.app) for text in texts))
+    """Wait until all texts are on the screen, and a dialog is loaded; return the screen."""
+
+    def is_shown() -> bool:
+        shown = screen_text(pilot.app)
+        return all(text in shown for text in texts) and (LOADING in texts or LOADING not in shown)
+
+    await wait_until(pilot, is_shown)
     return screen_text(pilot.app)
 
 

@@ -11,6 +11,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from tui.operations.dialog import LOADING
+
 ROOT = Path(__file__).parents[2]
 
 TIMEOUT_S = 120.0
@@ -53,11 +55,12 @@ class Terminal:
         return self._run("capture-pane", "-p", *(["-e"] if colours else []))
 
     def wait_for_text(self, *texts: str, without: str | None = None) -> str:
-        """Wait until all texts are on the screen, and return it."""
+        """Wait until all texts are on the screen, and a dialog is loaded; return the screen."""
         until = time.monotonic() + TIMEOUT_S
         while time.monotonic() < until:
             shown = self.screen()
-            if all(text in shown for text in texts) and (without is None or without not in shown):
+            is_complete = LOADING not in shown and (without is None or without not in shown)
+            if is_complete and all(text in shown for text in texts):
                 return shown
             time.sleep(POLL_INTERVAL_S)
         raise AssertionError(f"{texts} never appeared:\n{self.screen()}")

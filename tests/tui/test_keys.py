@@ -20,6 +20,7 @@ from tests.tui.harness import (
     wait_for_text,
     wait_until,
 )
+from tui.operations.dialog import LOADING
 
 
 async def test_filter_applies_while_typing_and_escape_removes_it(socket_dir: Path) -> None:
@@ -96,7 +97,7 @@ async def test_keys_typed_before_the_review_has_come_are_the_reason(socket_dir: 
         server.before_read = wait_before_review
         await wait_for_text(pilot, "1 for you")
         await pilot.press("a", *"pods are fine", "enter")
-        await wait_for_text(pilot, "Approve start?", "pods are fine", "press Enter again then")
+        await wait_for_text(pilot, "Approve start?", "pods are fine", LOADING, "press Enter again then")
         assert not fleet.requests
         released.set()
         await wait_for_text(pilot, "Your approval gives")
