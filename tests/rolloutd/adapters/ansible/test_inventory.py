@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,6 +43,22 @@ async def test_hosts_variables_labels_and_groups(tmp_path: Path) -> None:
     assert found["n1"].source == inventory.source == f"ansible:{tmp_path / 'hosts.yml'}"
     groups = {name: node.connection[GROUPS] for name, node in found.items()}
     assert groups == {"n1": ["web", "edge"], "n2": ["web"], "n3": []}
+
+
+async def test_listing_is_read_outside_the_event_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads, load = [], json.loads
+
+    def load_here(text: bytes) -> Any:
+        threads.append(threading.current_thread())
+        return load(text)
+
+    monkeypatch.setattr(json, "loads", load_here)
+    listing = '{"_meta": {"hostvars": {"n1": {}}}}'
+    program = write(tmp_path / "ansible-inventory", f"#!/bin/sh\necho '{listing}'\n", 0o755)
+    assert [node.name for node in await AnsibleInventory(tmp_path, (), str(program)).refresh()] == ["n1"]
+    assert threads != [threading.main_thread()]
 
 
 async def test_directories_and_scripts(tmp_path: Path) -> None:
