@@ -21,6 +21,8 @@ class SimStager:
 
     async def stage(self, request: StagingRequest, *, take: TakeBytes, timeout_s: float) -> Staged | Failed:
         node, artifact = request.host.name, request.artifact
+        label = f"stage {artifact.name} on {node}"
+        self._access.check_leadership(label)  # before a slow login: what is on its way then may still land
         machine = await self._access.connect(node)
         if artifact.sha256 in machine.staged:
             return Staged(0)
@@ -31,16 +33,19 @@ class SimStager:
             return Staged(artifact.size)
 
         result: Staged = await self._access.run_effect(
-            f"stage {artifact.name} on {node}", put, on_refused=lambda: _refuse(node)
+            label, put, on_refused=lambda: _refuse(node), already_started=True
         )
         return result
 
     async def remove(self, host: Host, to: str, digests: Collection[str], *, timeout_s: float) -> None:
+        label = f"remove from {host.name}"
+        self._access.check_leadership(label)
         machine = await self._access.connect(host.name)
         await self._access.run_effect(
-            f"remove from {host.name}",
+            label,
             lambda: machine.staged.difference_update(digests),
             on_refused=lambda: _refuse(host.name),
+            already_started=True,
         )
 
 
@@ -65,19 +70,24 @@ class SimCheckpoints:
         return dict((await self._access.connect(host.name)).checkpoints)
 
     async def write(self, host: Host, checkpoint: Checkpoint, *, timeout_s: float) -> None:
+        label = f"checkpoint {checkpoint.stage} on {host.name}"
+        self._access.check_leadership(label)
         machine = await self._access.connect(host.name)
         await self._access.run_effect(
-            f"checkpoint {checkpoint.stage} on {host.name}",
+            label,
             lambda: machine.checkpoints.update({(checkpoint.plan, checkpoint.stage): checkpoint}),
             on_refused=lambda: _refuse(host.name),
+            already_started=True,
         )
 
     async def remove(self, host: Host, rollout: str, *, timeout_s: float) -> None:
+        label = f"forget {rollout} on {host.name}"
+        self._access.check_leadership(label)
         machine = await self._access.connect(host.name)
 
         def forget() -> None:
             machine.checkpoints = without_rollout(machine.checkpoints, rollout)
 
         await self._access.run_effect(
-            f"forget {rollout} on {host.name}", forget, on_refused=lambda: _refuse(host.name)
+            label, forget, on_refused=lambda: _refuse(host.name), already_started=True
         )
