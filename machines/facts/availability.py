@@ -103,6 +103,9 @@ def failure_remedy(target: Target, rollout: Rollout | None) -> Remedy:
     if target.order is NodeOrder.RETURN:
         who = None if target.order_by is None else target.order_by.name
         return Remedy(RemedyKind.WAIT_FOR_RETURN, {"node": target.node}, who=who)
+    # Before the commands below, which are refused until the ordered rollback is over or withdrawn.
+    if target.order is NodeOrder.ROLLBACK:
+        return Remedy(RemedyKind.WAIT_FOR_ROLLOUT, {"node": target.node, "rollout": target.rollout})
     if rollout is not None and rollout.closed:
         return _skip_remedy(target, isolated=target.isolated)
     has_rollback = rollout is not None and rollout.plan.rollback is not None

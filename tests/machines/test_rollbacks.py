@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from machines.facts.availability import failure_remedy
 from machines.facts.projection import Projection
 from machines.invariants.violations import violation
 from machines.model.events import NodeOrdered, NodesRemoved, RolloutCancelled, RolloutEnded, RolloutPaused
@@ -245,6 +246,14 @@ def test_failed_rollback_stops_all_others() -> None:
     assert reason.remedy.kind is RemedyKind.WAIT_FOR_RETURN, "a retry would be refused"
     transition(index, "n5", Trigger.SKIPPED, Outcome.SKIPPED, at=T0 + 71.0, isolated=False)
     assert begun(index, T0 + 80.0) == ["n4"], "people have settled it"
+
+
+def test_failed_node_with_ordered_rollback_is_waited_for() -> None:
+    index = fleet(done=1)
+    fail(index, "n2", at=T0 + 5)
+    order(index, "n2")
+    remedy = failure_remedy(index.target("R", "n2"), index.rollout("R"))
+    assert remedy.kind is RemedyKind.WAIT_FOR_ROLLOUT, "a retry and a skip would be refused"
 
 
 def test_vote_that_covers_failure_ends_rollbacks() -> None:
