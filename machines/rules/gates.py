@@ -172,6 +172,9 @@ def needs_pilot_evidence(index: Index, rollout: Rollout) -> bool:
 def missing_team_vote(index: Index, target: Target) -> Reason | None:
     """Return why this node waits for its own team's vote alone, None when it does not."""
     rollout = index.rollout(target.rollout)
+    # The start gate takes no vote before the pilot is done, so the pilot must not wait for one.
+    if target.wave == PILOT_WAVE and not was_opened(rollout, GateName.START):
+        return None
     team = target.needs_vote_of
     if team is not None and (gate := _joiner_gate(index, rollout, team, target)) is not None:
         return _team_vote_reason(index, target, team, gate, target.since, joined=True)

@@ -6,7 +6,7 @@ from typing import Any
 
 from machines.facts.projection import Projection
 from machines.invariants.violations import violation
-from machines.model.events import GateOpened, PhaseMoved, PilotEvidenceAttached
+from machines.model.events import GateOpened, PhaseMoved, PilotEvidenceAttached, TargetChanged
 from machines.model.plan import PILOT_WAVE, GateName, Pilot, VoteRequirement, WaveDef
 from machines.model.rollout import PilotEvidence
 from machines.rules.gates import gate_view, voting_blocker
@@ -69,6 +69,15 @@ def test_pilot_gate_asks_owner_and_team_of_pilot() -> None:
     assert gate_state(index, GateName.PILOT) == "waiting"
     vote(index, GateName.PILOT, ALICE, teams=("b",))
     assert [each.gate for each in decide(index, T0).gate_openings] == [GateName.PILOT]
+
+
+def test_pilot_waits_for_no_vote_at_gate_after_it() -> None:
+    index = submitted()
+    vote(index, GateName.PILOT, BOB, teams=("infra", "b"))
+    index.apply(GateOpened("R", GateName.PILOT, "", T0))
+    # As after a gate that was recorded open by an altered row, and is closed since the row was settled.
+    index.apply(TargetChanged("R", "n3", "a", ("team/a",), "a", T0))
+    assert explain_node(index, "R", "n3", T0).code == "starting"
 
 
 def test_only_pilot_starts_after_pilot_gate() -> None:
