@@ -246,7 +246,8 @@ def _freeze_blocker(index: Index, target: Target, now: float) -> Reason | None:
         return None
     ids = [f"node/{target.node}", *(pool.id for pool in index.pools_for(target.rollout, target.node))]
     for freeze in index.freezes:
-        if freeze.is_active(now) and freeze.covers(target.team, ids):
+        # The team by the inventory, as at the windows: a target that was done may not have followed yet.
+        if freeze.is_active(now) and freeze.covers(index.nodes[target.node].team, ids):
             params: Params = {"by": freeze.by, "until": freeze.until, "reason": freeze.reason}
             remedy = Remedy(RemedyKind.UNFREEZE, {"id": freeze.id}, who=freeze.by, until=freeze.until)
             return Reason(ReasonCode.FREEZE, freeze.scope, params, freeze.at, remedy)

@@ -59,24 +59,34 @@ def _returned_targets(index: Index, rollout: Rollout, now: float) -> Iterator[Ev
     for target in index.targets(rollout.id):
         if target.outcome is Outcome.LEFT and target.node in index.nodes:
             yield transition(target, Trigger.DRIFTED, now, text="the inventory has this node again")
+            yield from target_changes(index, target, now)
 
 
 def _changed_targets(index: Index, rollout: Rollout, now: float) -> Iterator[Event]:
     """Yield a change for each target whose node has other pools or another team now."""
     for target in index.targets(rollout.id):
-        node = index.nodes.get(target.node)
-        if node is None or target.phase is Phase.DONE:
-            continue
         # In flight too, because progress is counted by pool: the node counts where it is now.
-        pools = tuple(pool.id for pool in index.pools_for(rollout.id, node.name))
-        if (node.team, pools) == (target.team, target.pools):
-            continue
-        needs_vote_of = target.needs_vote_of
-        if node.team != target.team:
-            # A joiner that was not admitted yet still waits for its own team, whichever that is now.
-            is_waiting = needs_vote_of is not None and not target.attempt
-            needs_vote_of = _awaited_team(rollout, node.team, is_waiting)
-        yield TargetChanged(rollout.id, target.node, node.team, pools, needs_vote_of, now)
+        if target.phase is not Phase.DONE:
+            yield from target_changes(index, target, now)
+
+
+def target_changes(index: Index, target: Target, now: float) -> Iterator[Event]:
+    """Yield the change of a target whose node has other pools or another team now.
+
+    A done target follows its node only when its rollout works on it again.
+    """
+    node = index.nodes.get(target.node)
+    if node is None:
+        return
+    pools = tuple(pool.id for pool in index.pools_for(target.rollout, node.name))
+    if (node.team, pools) == (target.team, target.pools):
+        return
+    needs_vote_of = target.needs_vote_of
+    if node.team != target.team:
+        # A joiner that was not admitted yet still waits for its own team, whichever that is now.
+        is_waiting = needs_vote_of is not None and not target.attempt
+        needs_vote_of = _awaited_team(index.rollout(target.rollout), node.team, is_waiting)
+    yield TargetChanged(target.rollout, target.node, node.team, pools, needs_vote_of, now)
 
 
 def _joined_targets(index: Index, rollout: Rollout, now: float) -> Iterator[Event]:

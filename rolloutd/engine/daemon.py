@@ -19,6 +19,7 @@ from machines.model.rollout import NodeOrder
 from machines.model.timefmt import format_rfc3339
 from machines.scheduler.decide import decide
 from machines.scheduler.expiry import TIME_IS_OVER, end_freeze, end_hold
+from machines.scheduler.membership import target_changes
 from machines.states import IN_FLIGHT_PHASES, Outcome, Trigger
 from machines.workflow.phase_transitions import transition
 from rolloutd.engine.background.audit_monitor import INTERVAL_S, RETRY_S, AuditMonitor
@@ -213,6 +214,7 @@ class Daemon:
     async def _decide(self) -> Decision:
         """Decide and commit the decision; no other commit can happen in between."""
         async with self._state.exclusive_commit() as commit:
+            await self._commit_due_membership(commit)
             now = self._state.now()
             began = asyncio.get_running_loop().time()
             self._state.index.advance(now)
@@ -246,6 +248,14 @@ class Daemon:
                 for each in decision.requeued
                 for target in (self._state.index.target(each.rollout, each.node),)
             ]
+            # In this commit: the next decision could start a node by its old team, without its new one's vote
+            events += [
+                change
+                for each in (*decision.rollbacks, *decision.requeued)
+                for change in target_changes(
+                    self._state.index, self._state.index.target(each.rollout, each.node), now
+                )
+            ]
             events += [RolloutEnded(rollout, now) for rollout in decision.ended_rollouts]
             # Check the invariants at the time of the decision: an observation may have expired since then.
             await commit(events, "decided", now)
@@ -257,6 +267,15 @@ class Daemon:
         if target.order_by is not None:
             text = f"ordered by {target.order_by.name}"
         return transition(target, Trigger.ROLLBACK_ORDERED, now, text=text)
+
+    async def _commit_due_membership(self, commit: CommitFunction) -> None:
+        """Adapt the targets to an inventory that was written without them."""
+        try:
+            await self._inventory_refresher.commit_due_membership(commit)
+        except Conflict as conflict:
+            # One altered row must not stop the fleet: the comparison finds it, and then its node waits.
+            log.error("membership: not written: %s", conflict)
+            self._start_audit_verification()
 
     async def _commit_expiries(self, commit: CommitFunction, decision: Decision, now: float) -> None:
         """Record what time alone has ended; apart from the rest, which must not fail with it."""

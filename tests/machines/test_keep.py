@@ -15,9 +15,10 @@ from machines.model.events import (
     NodesDiscovered,
     NodesRemoved,
     PhaseMoved,
+    TargetChanged,
     TeamRulesChanged,
 )
-from machines.model.limits import TeamRules
+from machines.model.limits import Limits, TeamRules
 from machines.model.plan import Stage
 from machines.model.rollout import NodeOrder
 from machines.model.windows import Freeze, Window
@@ -74,7 +75,7 @@ def test_requeued_node_starts_by_the_same_rules() -> None:
     assert explain_node(index, "R", "n2", T0).code == "freeze"
 
 
-def test_requeued_node_obeys_windows_of_team_it_moved_to() -> None:
+def test_requeued_node_obeys_team_it_moved_to() -> None:
     index = finished(keep=True)
     index.apply(DriftRecorded("R", "n2", T0, ("set the limit",)))
     index.apply(NodesDiscovered((replace(index.nodes["n2"], labels={"team": "b"}),)))
@@ -85,6 +86,9 @@ def test_requeued_node_obeys_windows_of_team_it_moved_to() -> None:
     assert index.target("R", "n2").team == "a"
     assert decide(index, T0).admissions == ()
     assert explain_node(index, "R", "n2", T0).code == "outside-window"
+    index.update_limits(Limits(pools={}))
+    index.apply(FreezeStarted(Freeze("f1", "team/b", "month's end", "alice", T0)))
+    assert explain_node(index, "R", "n2", T0).code == "freeze"
 
 
 def test_requeue_without_keep_or_drift_is_a_violation() -> None:
@@ -105,7 +109,9 @@ def test_node_that_left_pending_is_requeued_on_return() -> None:
         for event in membership_events(index, T0):
             index.apply(event)
         assert index.target("R", "n1").outcome is Outcome.LEFT
-        index.apply(NodesDiscovered((NODES[0],)))
+        index.apply(NodesDiscovered((replace(NODES[0], labels={"team": "b"}),)))
+        changed = [event.team for event in membership_events(index, T0) if isinstance(event, TargetChanged)]
+        assert changed == (["b"] if keep else []), "it must not start by the votes of its old team"
         moved = [event for event in membership_events(index, T0) if isinstance(event, PhaseMoved)]
         assert [(event.node, event.trigger, event.target) for event in moved] == expected
         assert [violation(index, event, T0) for event in moved] == [None for _ in expected]

@@ -11,7 +11,7 @@ from machines.model.events import Event
 from rolloutd.engine.daemon import Daemon
 from rolloutd.engine.drivers.node_session import AdapterSet
 from rolloutd.errors import StoreFailed
-from rolloutd.ports import AuditEntry, Check, DiscoveredNode, Isolator
+from rolloutd.ports import AuditEntry, Check, DiscoveredNode, Inventory, Isolator
 from tests.contracts.fakes.check import FakeCheck
 from tests.contracts.fakes.clock import FakeScheduler
 from tests.contracts.fakes.isolator import FakeIsolator
@@ -82,7 +82,7 @@ def adapters_of(
 def daemon_of(
     env: ControlEnvironment,
     adapters: AdapterSet,
-    inventory: FakeInventory | None = None,
+    inventory: Inventory | None = None,
     alarm: FakeScheduler | None = None,
 ) -> Daemon:
     """Return a daemon over the facts of a house."""

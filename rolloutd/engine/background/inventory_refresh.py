@@ -19,7 +19,7 @@ from machines.scheduler.membership import membership_events
 from rolloutd.engine.background.inventory_conflicts import SourceReports, reconcile
 from rolloutd.engine.background.inventory_merge import MergedInventory, merge_inventories
 from rolloutd.engine.background.inventory_sources import SourceReader
-from rolloutd.engine.state import State
+from rolloutd.engine.state import CommitFunction, State
 from rolloutd.errors import NotFound, Refused, StoreFailed
 from rolloutd.ports import JSON, Inventory, SourceRules
 from rolloutd.reason_text import describe_held_answer, describe_stale_source
@@ -47,6 +47,7 @@ class InventoryRefresher:
             for each in inventories
         }
         self._is_restored = False
+        self._is_membership_due = False
         self._commit_lock = asyncio.Lock()
         self._report_unknown_expectations()
 
@@ -175,7 +176,14 @@ class InventoryRefresher:
         async with self._state.exclusive_commit() as commit:
             await commit(events, "inventory refreshed")
             self._state.update_connections(connections, removed)
+            self._is_membership_due = True
+            await self.commit_due_membership(commit)
+
+    async def commit_due_membership(self, commit: CommitFunction) -> None:
+        """Adapt the targets to the inventory, unless it was done; a decision must not come before."""
+        if self._is_membership_due:
             await commit(membership_events(self._state.index, self._state.now()), "inventory changed")
+            self._is_membership_due = False
 
     def _reconcile(self, merged: MergedInventory, unanswered: Collection[str]) -> None:
         """Set each node's pinned identity and its conflicts."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
-from machines.model.events import DriftRecorded
+from machines.model.events import DriftRecorded, NodesDiscovered
 from machines.states import Outcome, Phase
 from rolloutd.engine.background.drift_checks import DriftChecker, DriftMonitor
 from rolloutd.engine.check_mode import CheckMode
@@ -43,12 +44,17 @@ async def test_drift_is_checked_once_interval_has_passed(tmp_path: Path) -> None
         assert drifted == {"s2"}
 
 
-async def test_drifted_node_is_changed_again(tmp_path: Path) -> None:
+async def test_drifted_node_is_changed_again_as_of_its_new_team(tmp_path: Path) -> None:
     async with control_environment(tmp_path) as inside:
         rollout = await finished_rollout(inside)
-        await inside.commit(DriftRecorded(rollout, "s2", inside.clock.now(), ("set the limit",)))
-        daemon = asyncio.create_task(daemon_of(inside, adapters_of(inside, tmp_path, FakeIsolator())).run())
+        loop = daemon_of(inside, adapters_of(inside, tmp_path, FakeIsolator()))
+        daemon = asyncio.create_task(loop.run())
         try:
+            await asyncio.wait_for(loop.first_iteration_done.wait(), 30)
+            s2 = inside.state.index.nodes["s2"]
+            moved = NodesDiscovered((replace(s2, labels={**s2.labels, "team": "payments"}),))
+            drifted = DriftRecorded(rollout, "s2", inside.clock.now(), ("set the limit",))
+            await inside.commit(moved, drifted)
             async with asyncio.timeout(30):
                 while inside.state.index.target(rollout, "s2").attempt < 2 or not all(
                     target.phase is Phase.DONE for target in inside.state.index.targets(rollout)
@@ -61,6 +67,7 @@ async def test_drifted_node_is_changed_again(tmp_path: Path) -> None:
             await asyncio.wait({daemon})
         attempts = {t.node: (t.attempt, t.outcome) for t in inside.state.index.targets(rollout)}
         once, twice = (1, Outcome.CHANGED), (2, Outcome.CHANGED)
+        assert inside.state.index.target(rollout, "s2").team == "payments"
         assert attempts == {"p1": once, "p2": once, "s1": once, "s2": twice}
         assert [run.split(".")[1] for run in inside.run_host.started_runs] == ["s2"]
         assert inside.state.index.rollout(rollout).ended_at is None

@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
+from machines.model.events import Event, TargetChanged
 from machines.model.limits import Budget
 from machines.model.node import NodeKind
 from rolloutd.engine.background.inventory_refresh import InventoryRefresher
-from rolloutd.errors import SourceFailed
+from rolloutd.errors import SourceFailed, StoreFailed
 from rolloutd.ports import GROUPS, PROVIDER_ID, DiscoveredNode, SourceRules
 from tests.rolloutd.control_environment import NODES, ControlEnvironment, control_environment
-from tests.rolloutd.slow_store import open_slow_store
+from tests.rolloutd.slow_store import adapters_of, daemon_of, open_slow_store
 
 
 @dataclass
@@ -250,3 +251,24 @@ async def test_node_and_target_change_commit_together(tmp_path: Path) -> None:
         await asyncio.wait({looking})
         assert index.target(rollout, "p1").team == "search"
         assert not apart
+
+
+async def test_lost_write_of_target_change_repeats_before_decision(tmp_path: Path) -> None:
+    async with control_environment(tmp_path, store=open_slow_store) as inside:
+        rollout, write, failed = await inside.start(), inside.state.store.commit, []
+
+        async def fail_once(events: Sequence[Event], **more: Any) -> Any:
+            if not failed and any(isinstance(event, TargetChanged) for event in events):
+                failed.append(events)
+                raise StoreFailed("disk full")
+            return await write(events, **more)
+
+        inside.state.store.commit = fail_once  # type: ignore[method-assign]
+        labels = {node.name: dict(node.labels) for node in NODES} | {"p1": {"team": "search", "rack": "r1"}}
+        loop = daemon_of(inside, adapters_of(inside, tmp_path), Source("hosts", labels))
+        running = asyncio.create_task(loop.run())
+        await asyncio.wait_for(loop.first_iteration_done.wait(), 30)
+        running.cancel()
+        await asyncio.wait({running})
+        assert len(failed) == 1
+        assert inside.state.index.target(rollout, "p1").team == "search"
