@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -49,6 +49,7 @@ class Fleet:
     cut: set[str] = field(default_factory=set)
     silent: int = 0
     cleaned: list[str] = field(default_factory=list)
+    during_clean_up: Callable[[], Awaitable[None]] | None = None
     runs: list[str] = field(default_factory=list)
     edited: bool = False
     result: Failed | None = None
@@ -94,6 +95,8 @@ class InstallingRunner(FakeRunner):
 
     async def clean_up_stale_runs(self, host: Host, *, timeout_s: float) -> Ok | Unknown:
         self._fleet.cleaned.append(host.name)
+        if self._fleet.during_clean_up is not None:
+            await self._fleet.during_clean_up()
         return await super().clean_up_stale_runs(host, timeout_s=timeout_s)
 
     async def wait_for_change(self, handle: str) -> RunState:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from machines.model.events import Event, PreparationRecorded
-from machines.model.preparation import Preparation, PreparationState, PrepareStage
+from machines.model.preparation import ManifestEntry, Preparation, PreparationState, PrepareStage
 from machines.model.rollout import FailureCode, Rollout
 from machines.scheduler.preparing import may_begin
 from machines.states import Phase, Trigger
@@ -36,6 +36,8 @@ class PrepareJob:
     host: Host
     stage: PrepareStage
     row: Preparation
+    artifacts: tuple[ManifestEntry, ...] = ()
+    """What the node gets, by its labels as the stage began: it may leave the inventory meanwhile."""
     replaced: Checkpoint | None = None
     previous: tuple[str, ...] = ()
     """What the node remembers of the stage, and what it keeps for a rollback from now on."""

@@ -55,7 +55,10 @@ class NodeStages:
     async def prepare(self, job: PrepareJob) -> None:
         """Skip the stage by the node's checkpoint, or do it between two snapshots."""
         stage = job.stage
-        node = self._state.index.nodes[job.row.node]
+        node = self._state.index.nodes.get(job.row.node)
+        if node is None:
+            # It left while its older runs were ended; the preparer ends a stage that was begun.
+            return
         is_resumed = bool(job.row.content)
         content = job.row.content or stage.content_for(node)
         row = replace(job.row, content=content)
@@ -90,7 +93,8 @@ class NodeStages:
         if not await self._journal.begin(row):
             return
         previous = previous_generation(self._state.index, node, stage, checkpoint)
-        job = replace(job, row=row, replaced=checkpoint, previous=previous)
+        artifacts = stage.artifacts_for(node)
+        job = replace(job, row=row, artifacts=artifacts, replaced=checkpoint, previous=previous)
         acted = await capture_errors(row.rollout, self._act(job, tuple(found.values())))
         result, row = acted if isinstance(acted, tuple) else (acted, row)
         await self._finish(replace(job, row=row), result)
@@ -119,7 +123,7 @@ class NodeStages:
         stage, sent = job.stage, 0
         directory = await self._manifest_directory(job)
         to, url, take = job.rendered(stage.to), job.rendered(stage.url), self._take(job)
-        for artifact in stage.artifacts_for(self._state.index.nodes[job.row.node]):
+        for artifact in job.artifacts:
             if sent:  # for people; and it fails if another daemon has taken over
                 await self._journal.record(replace(job.row, bytes=sent))
             request = StagingRequest(job.host, artifact, to, directory, url)
@@ -158,8 +162,7 @@ class NodeStages:
         if not isinstance(result, Ok):
             await self._journal.fail(ended, result.text)
             return
-        node = self._state.index.nodes.get(row.node)
-        artifacts = () if node is None else job.stage.artifacts_for(node)
+        to = job.rendered(job.stage.to)
         checkpoint = Checkpoint(
             plan=job.rollout.plan.name,
             stage=row.stage,
@@ -167,7 +170,7 @@ class NodeStages:
             change=job.rollout.digest.change,
             rollout=row.rollout,
             at=self._state.now(),
-            artifacts={each.name: staged_artifact(job.rendered(job.stage.to), each) for each in artifacts},
+            artifacts={each.name: staged_artifact(to, each) for each in job.artifacts},
             previous=job.previous,
         )
         # It fails if another daemon has taken over, and then nothing is written.

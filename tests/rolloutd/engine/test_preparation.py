@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from machines.facts.preparations import BUILD_NODE
-from machines.model.events import PreparationRecorded
+from machines.model.events import NodesRemoved, PreparationRecorded
 from machines.model.preparation import PreparationState
 from machines.model.rollout import FailureCode
 from machines.scheduler.decide import decide
@@ -208,6 +208,22 @@ async def test_rest_of_cancelled_run_is_cleaned_before_comparison(tmp_path: Path
         assert fleet.cleaned == ["p1"]
         assert fleet.runs == ["p1.install.1"]
         assert inside.state.index.target(rollout, "p1").phase is Phase.FAILED
+
+
+async def test_node_that_leaves_during_clean_up_ends_its_stage(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        rollout = await inside.start(text=plan_with("install"))
+        fleet = Fleet(result=Failed("cancelled", code=FailureCode.DISTURBED))
+        await prepare_all(inside, fleet)
+        inside.clock.advance(600.0)
+        inside.observe_all_up()
+        fleet.during_clean_up = lambda: inside.commit(NodesRemoved(("p1",)))
+        await prepare_all(inside, fleet)
+        row = inside.state.index.preparation(rollout, "p1", "install")
+        assert row is not None
+        assert "p1.install.2" not in fleet.runs
+        assert row.state is PreparationState.FAILED
+        assert row.text == "the rollout was closed, or the node left, before the stage ended"
 
 
 @pytest.mark.parametrize("stage", ["build", "install"])
