@@ -386,9 +386,9 @@ class Console(NavigationApp):
         response = await self.fetch_path("rollouts", rollout, "review")
         if response.result is not None:
             self.model.apply_review(rollout, response.result)
-        if dialog.is_attached:
-            reviewed = replace(selection, review=response.result)
-            dialog.finish_loading(operations.APPROVE.confirmation(reviewed))
+        reviewed = replace(selection, review=response.result)
+        # The dialog handles its messages in order: this one after its mount, which a response may precede.
+        dialog.call_later(dialog.finish_loading, operations.APPROVE.confirmation(reviewed))
 
     async def _send_request(self, request: OperationRequest) -> None:
         methods = {

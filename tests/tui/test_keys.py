@@ -6,7 +6,9 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
+import pytest
 from textual import events
 
 import tui.screens
@@ -20,6 +22,7 @@ from tests.tui.harness import (
     wait_for_text,
     wait_until,
 )
+from tui.connection.event_stream import Response
 from tui.operations.dialog import LOADING
 
 
@@ -141,6 +144,32 @@ async def test_keys_typed_before_the_dialog_is_mounted_are_its_text(socket_dir: 
         for key in "pfree the disk":
             app.post_message(events.Key(key, key))
         await wait_for_text(pilot, "Pause kernel-x7k2p?", "free the disk")
+
+
+async def test_filter_typed_on_the_rollout_starts_no_action(socket_dir: Path) -> None:
+    async with run_console(running_fleet(), socket_dir) as (app, pilot, _):
+        await pilot.press("enter")
+        await wait_for_text(pilot, "IN FLIGHT 3")
+        # All at once: `p` pauses the rollout where it is not the filter.
+        for key in ("slash", *"pay"):
+            app.post_message(events.Key(key, "/" if key == "slash" else key))
+        await wait_for_text(pilot, "▸ nodes", "3 nodes", "/pay")
+
+
+async def test_review_that_precedes_its_dialog_completes_it(
+    socket_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet = start_gate_fleet()
+    async with run_console(fleet, socket_dir) as (app, pilot, _):
+        await wait_for_text(pilot, "1 for you")
+        review = await app.fetch_path("rollouts", fleet.id, "review")
+
+        async def fetch_at_once(*_path: str, **_query: str) -> Response[Any]:
+            return review
+
+        monkeypatch.setattr(app, "fetch_path", fetch_at_once)
+        await pilot.press("a")
+        await wait_for_text(pilot, "Your approval gives")
 
 
 def test_import_of_pages_leaves_none_to_a_later_upgrade() -> None:

@@ -105,6 +105,8 @@ class Dialog(Modal[Mapping[str, str] | None]):
 
     def finish_loading(self, confirmation: Confirmation) -> None:
         """Show the complete text; from now on the dialog can be confirmed."""
+        if not self.is_attached or self not in self.app.screen_stack:
+            return  # the user has declined meanwhile
         self._is_loading = False
         self.query_one("#text", Static).update("\n".join(confirmation.text))
         self.query_one("#error", Static).update("")

@@ -144,7 +144,8 @@ class RolloutPage(TwoPanes, RolloutScreen):
     def do_find(self) -> None:
         """Filter on the page that lists all nodes."""
         self.console.open_nodes(self.rollout_id)
-        self.app.call_later(self.console.action_perform, "find")
+        # Now, not later: the keys typed after `/` are the filter, and no actions of the page of nodes.
+        self.console.action_perform("find")
 
     def do_compare(self) -> None:
         self.console.open_comparison(self.rollout_id)
