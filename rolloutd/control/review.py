@@ -1,6 +1,6 @@
 """The review of a rollout: what a voter reads before approving, and what the approval means.
 
-It decides nothing, and reads stored trees only, of which no link leads out.  Everybody may read the plan;
+It decides nothing, reads stored trees only, and follows no link out of them.  Everybody may read the plan;
 the text of its source is for members of a team and admins.
 """
 
@@ -305,9 +305,11 @@ def _unified_diff(before: Path, after: Path, path: str) -> str | None:
 
 
 def _read_text(tree: Path, path: str) -> str | None:
-    if not (tree / path).is_file():
+    # Resolved: a git tree that an older version has stored may have a link that leads out of it.
+    real = (tree / path).resolve()
+    if not real.is_relative_to(tree.resolve()) or not real.is_file():
         return None
-    with (tree / path).open("rb") as file:
+    with real.open("rb") as file:
         content = file.read(MAX_TEXT_CHARS + 1)
     try:
         text = content.decode()

@@ -71,7 +71,7 @@ class TreeStore:
     async def store_upload(self, archive: bytes) -> PinnedSource:
         entries = await asyncio.to_thread(read_archive, archive)
         pinned = PinnedSource(TREE_KIND, await asyncio.to_thread(hash_entries, entries))
-        if not self._trees.touch(tree_name(pinned)):
+        if not await self._is_stored(pinned):
             await self._store(pinned, lambda staged: asyncio.to_thread(write_entries, entries, staged))
         return await self._prepared(pinned)
 
@@ -84,15 +84,24 @@ class TreeStore:
         # The tree of a named commit needs no fetch, unless its signature must be verified.
         if _PIN_PATTERNS[GIT_KIND].fullmatch(ref) and not self._is_verified:
             pinned = PinnedSource(GIT_KIND, ref, redact_url(url), ref, COMMIT)
-            if self._trees.touch(tree_name(pinned)):
+            if await self._is_stored(pinned):
                 self._git.validate(url, ref)
                 return pinned
         await asyncio.to_thread(self._require_free_space)
         async with self._git.fetch(url, ref) as commit:
             pinned = PinnedSource(GIT_KIND, commit.id, redact_url(url), ref, commit.ref_kind)
-            if not self._trees.touch(tree_name(pinned)):
+            if not await self._is_stored(pinned):
                 await self._store(pinned, commit.export_to)
         return pinned
+
+    async def _is_stored(self, pinned: PinnedSource) -> bool:
+        """Return whether the tree is stored; raises Refused if a link leads out of it."""
+        name = tree_name(pinned)
+        if not self._trees.touch(name):
+            return False
+        # Older versions stored trees of git with such links, and an upgrade keeps the trees.
+        await asyncio.to_thread(require_links_inside, self._trees.parent / name)
+        return True
 
     def tree_path(self, pinned: PinnedSource) -> Path:
         pattern, path = _PIN_PATTERNS.get(pinned.kind), self._trees.parent / tree_name(pinned)

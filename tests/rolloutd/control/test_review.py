@@ -130,3 +130,16 @@ async def test_playbook_is_withheld_from_users_in_no_team(tmp_path: Path) -> Non
         assert [each["text"] for each in review["playbooks"]] == [None, None]
         assert "only members of a team" in review["playbooks"][0]["note"]
         assert review["file_differences"] == []
+
+
+async def test_link_of_tree_stored_before_upgrade_is_not_read(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        secret = tmp_path / "secret"
+        secret.write_text("hidden")
+        rollout = await inside.submit()
+        tree = next((tmp_path / "trees").iterdir())
+        (tree / "site.yml").unlink()
+        (tree / "site.yml").symlink_to(secret)
+        texts = (await read_review(inside, rollout))["playbooks"]
+        assert texts[0]["text"] is None
+        assert "hidden" not in str(texts)

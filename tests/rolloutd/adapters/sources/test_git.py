@@ -10,7 +10,7 @@ import pytest
 
 from rolloutd.adapters.sources import TreeStore, git, git_command
 from rolloutd.adapters.sources.git import TrustedKeys
-from rolloutd.errors import SourceFailed
+from rolloutd.errors import Refused, SourceFailed
 from rolloutd.ports import PinnedSource
 from tests.support.git_repository import Repository
 
@@ -25,6 +25,18 @@ async def test_unreachable_remote_leaves_pinned_trees_usable(tmp_path: Path) -> 
     assert await sources.pin_git(repository.url, commit) == pinned
     with pytest.raises(SourceFailed, match="playbooks"):
         await sources.pin_git(repository.url, "main")
+
+
+@pytest.mark.parametrize("ref", ["main", None])
+async def test_link_out_of_tree_stored_before_upgrade_refused(tmp_path: Path, ref: str | None) -> None:
+    repository = Repository(tmp_path / "playbooks")
+    commit = repository.commit("site.yml", "one")
+    sources = TreeStore(tmp_path / "state", allow_local=True)
+    tree = sources.tree_path(await sources.pin_git(repository.url, commit))
+    tree.chmod(0o755)
+    (tree / "secret").symlink_to("/etc/shadow")
+    with pytest.raises(Refused, match="secret: links to '/etc/shadow', outside of the tree"):
+        await sources.pin_git(repository.url, ref or commit)
 
 
 async def test_removed_mirror_is_made_again(tmp_path: Path) -> None:
