@@ -12,6 +12,7 @@ from functools import partial
 from machines.model.events import StepState
 from machines.model.plan import StepDef
 from machines.model.rollout import FailureCode, Target
+from machines.scheduler.membership import target_changes
 from machines.scheduler.progress import can_fail_soak, soaking_targets
 from machines.states import Outcome, Trigger
 from machines.workflow.phase_transitions import transition
@@ -97,5 +98,7 @@ class SoakMonitor:
             step, now = f"soak.{spec.name}", self._state.now()
             moved = transition(target, Trigger.SOAK_CHECK_FAILED, now, step=step, text=text, code=code)
             current = self._state.index.target(target.rollout, target.node)
+            # A done target does not follow its node: a retry must not start it by the votes of its old team.
+            changed = target_changes(self._state.index, current, now)
             verdict = verdict_events(self._state, current, moved)
-            await commit([moved, *verdict], f"{spec.name} failed during the soak: {text}")
+            await commit([moved, *changed, *verdict], f"{spec.name} failed during the soak: {text}")

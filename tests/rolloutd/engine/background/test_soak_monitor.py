@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from machines.model.events import (
+    NodesDiscovered,
     PreparationRecorded,
     RolloutCancelled,
     RolloutDeleted,
@@ -84,6 +85,17 @@ async def test_a_check_is_red_that_stays_red(
         await check_canaries(inside, watch)
         assert inside.state.index.target(rollout, "p1").phase is phase
         assert inside.state.index.target(rollout, "s1").phase is Phase.DONE
+
+
+async def test_failed_canary_is_of_team_its_node_moved_to(tmp_path: Path) -> None:
+    async with soaking(tmp_path, "0s") as (inside, check, watch, rollout):
+        p1 = inside.state.index.nodes["p1"]
+        await inside.commit(NodesDiscovered((replace(p1, labels={**p1.labels, "team": "search"}),)))
+        assert inside.state.index.target(rollout, "p1").team == "payments"
+        check.results["p1"] = (Failed("red"),)
+        await check_canaries(inside, watch)
+        failed = inside.state.index.target(rollout, "p1")
+        assert (failed.phase, failed.team) == (Phase.FAILED, "search")
 
 
 class InterleavingCheck(FakeCheck):
