@@ -92,6 +92,7 @@ class Daemon:
         self._audit_monitor = AuditMonitor(state)
         self._decision_duration_s = 0.0
         self._soak_note_until = 0.0
+        self._membership_conflict = ""
         self._is_stopping = False
         self.iteration_listeners: list[Callable[[float], None]] = []
         """The loop calls each with the seconds that the decision took."""
@@ -273,9 +274,15 @@ class Daemon:
         try:
             await self._inventory_refresher.commit_due_membership(commit)
         except Conflict as conflict:
-            # One altered row must not stop the fleet: the comparison finds it, and then its node waits.
+            # Once: a verification wakes the loop, and until the row is settled each decision fails here.
+            if str(conflict) == self._membership_conflict:
+                return
+            self._membership_conflict = str(conflict)
+            # One altered row must not stop the fleet: the comparison finds it, and then its rollout waits.
             log.error("membership: not written: %s", conflict)
             self._start_audit_verification()
+        else:
+            self._membership_conflict = ""
 
     async def _commit_expiries(self, commit: CommitFunction, decision: Decision, now: float) -> None:
         """Record what time alone has ended; apart from the rest, which must not fail with it."""

@@ -11,7 +11,9 @@ import asyncio
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from itertools import groupby
 
+from machines.facts.apply import rollout_of
 from machines.model.events import Event, IdentityPinned, InventoryAccepted, NodesDiscovered, NodesRemoved
 from machines.model.node import Node, NodeKind
 from machines.model.rollout import Actor
@@ -20,7 +22,7 @@ from rolloutd.engine.background.inventory_conflicts import SourceReports, reconc
 from rolloutd.engine.background.inventory_merge import MergedInventory, merge_inventories
 from rolloutd.engine.background.inventory_sources import SourceReader
 from rolloutd.engine.state import CommitFunction, State
-from rolloutd.errors import NotFound, Refused, StoreFailed
+from rolloutd.errors import Conflict, NotFound, Refused, StoreFailed
 from rolloutd.ports import JSON, Inventory, SourceRules
 from rolloutd.reason_text import describe_held_answer, describe_stale_source
 from rolloutd.secret_variables import storable_variables
@@ -180,10 +182,22 @@ class InventoryRefresher:
             await self.commit_due_membership(commit)
 
     async def commit_due_membership(self, commit: CommitFunction) -> None:
-        """Adapt the targets to the inventory, unless it was done; a decision must not come before."""
-        if self._is_membership_due:
-            await commit(membership_events(self._state.index, self._state.now()), "inventory changed")
-            self._is_membership_due = False
+        """Adapt the targets to the inventory, unless it was done; a decision must not come before.
+
+        Raises Conflict, after the other rollouts, if a rollout has a row that is not as expected.
+        """
+        if not self._is_membership_due:
+            return
+        conflict: Conflict | None = None
+        # One commit for each rollout: an altered row must not keep the nodes of others with their old teams.
+        for _, events in groupby(membership_events(self._state.index, self._state.now()), key=rollout_of):
+            try:
+                await commit(tuple(events), "inventory changed")
+            except Conflict as error:
+                conflict = error
+        if conflict is not None:
+            raise conflict
+        self._is_membership_due = False
 
     def _reconcile(self, merged: MergedInventory, unanswered: Collection[str]) -> None:
         """Set each node's pinned identity and its conflicts."""

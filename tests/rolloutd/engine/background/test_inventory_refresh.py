@@ -14,9 +14,10 @@ from machines.model.events import Event, TargetChanged
 from machines.model.limits import Budget
 from machines.model.node import NodeKind
 from rolloutd.engine.background.inventory_refresh import InventoryRefresher
-from rolloutd.errors import SourceFailed, StoreFailed
+from rolloutd.engine.daemon import MIN_PAUSE_S
+from rolloutd.errors import Conflict, SourceFailed, StoreFailed
 from rolloutd.ports import GROUPS, PROVIDER_ID, DiscoveredNode, SourceRules
-from tests.rolloutd.control_environment import NODES, ControlEnvironment, control_environment
+from tests.rolloutd.control_environment import NODES, PLAN, ControlEnvironment, control_environment
 from tests.rolloutd.slow_store import adapters_of, daemon_of, open_slow_store
 
 
@@ -272,3 +273,38 @@ async def test_lost_write_of_target_change_repeats_before_decision(tmp_path: Pat
         await asyncio.wait({running})
         assert len(failed) == 1
         assert inside.state.index.target(rollout, "p1").team == "search"
+
+
+async def test_altered_row_keeps_other_rollouts_membership(tmp_path: Path) -> None:
+    """It is verified once, or verification and decision would wake each other without an end."""
+    async with control_environment(tmp_path, store=open_slow_store) as inside:
+        altered = await inside.start()
+        rollout = await inside.start(text=PLAN.replace("name: sysctl", "name: kernel"))
+        store, write, verified = inside.state.store, inside.state.store.commit, []
+        report = await store.verify_audit()
+
+        async def refuse(events: Sequence[Event], **more: Any) -> Any:
+            if any(isinstance(event, TargetChanged) and event.rollout == altered for event in events):
+                raise Conflict(f"target {altered}/p1 is not as expected")
+            return await write(events, **more)
+
+        async def verify() -> Any:
+            verified.append(inside.clock.now())
+            return report
+
+        store.commit, store.verify_audit = refuse, verify  # type: ignore[method-assign]
+        labels = {node.name: dict(node.labels) for node in NODES} | {"p1": {"team": "search", "rack": "r1"}}
+        loop = daemon_of(inside, adapters_of(inside, tmp_path), Source("hosts", labels))
+        iterations = asyncio.Semaphore(0)
+        loop.iteration_listeners.append(lambda _: iterations.release())
+        running = asyncio.create_task(loop.run())
+        async with asyncio.timeout(30):
+            for _ in range(6):
+                await iterations.acquire()
+                loop.wake_up()
+                inside.clock.advance(MIN_PAUSE_S)
+        running.cancel()
+        await asyncio.wait({running})
+        teams = [inside.state.index.target(each, "p1").team for each in (altered, rollout)]
+        assert teams == ["payments", "search"]
+        assert len(verified) == 2, "at the start, and once for the altered row"
