@@ -6,7 +6,7 @@ from bisect import bisect_right
 
 from machines.facts.availability import Unavailability
 from machines.facts.index import Index
-from machines.model.node import Conflict, Node, NodeHealth, natural_sort_key
+from machines.model.node import Conflict, Node, NodeHealth, SourceFreshness, natural_sort_key
 from machines.model.rollout import Hold, Target
 from machines.model.windows import Freeze
 from machines.rules import pools
@@ -111,10 +111,11 @@ def settings(current: Settings) -> wire_fleet.SettingsSummary:
 
 async def inventory(state: State, query: PageQuery) -> wire_fleet.Inventory:
     # In a thread, on a fork: ten thousand nodes take longer than the loop may pause.
-    shown, next_after = await compute(_inventory_page, state.index.fork(), query)
+    index, now = state.index.fork(), state.now()
+    shown, next_after = await compute(_inventory_page, index, query)
     return {
         "nodes": shown,
-        "sources": [_source(each, state.now()) for each in state.sources.values()],
+        "sources": [_source(each, index.sources.get(each.source), now) for each in state.sources.values()],
         "next": next_after,
     }
 
@@ -155,14 +156,18 @@ def _report(state: State, node: str, each: DiscoveredNode) -> wire_fleet.NodeRep
     }
 
 
-def _source(each: SourceState, now: float) -> wire_fleet.InventorySourceStatus:
+def _source(
+    each: SourceState, committed: SourceFreshness | None, now: float
+) -> wire_fleet.InventorySourceStatus:
     held = each.held
+    # As of the facts: the nodes of a later answer are not committed yet, and a client may wait for them.
+    refreshed_at = None if committed is None else committed.refreshed_at
     return {
         "source": each.source,
-        "refreshed_at": format_optional_timestamp(each.refreshed_at),
-        "age_s": None if each.refreshed_at is None else max(0.0, now - each.refreshed_at),
+        "refreshed_at": format_optional_timestamp(refreshed_at),
+        "age_s": None if refreshed_at is None else max(0.0, now - refreshed_at),
         "stale_after_s": each.stale_after_s,
-        "stale": each.freshness.is_stale(now),
+        "stale": committed is None or committed.is_stale(now),
         "nodes": each.nodes,
         "error": each.error or None,
         "failing_since": format_optional_timestamp(each.failing_since),

@@ -83,12 +83,12 @@ async def _encode_value(value: Any) -> bytes:
     if not _is_large(value):
         return encode_json(value)
     slices = []
-    for begin in range(0, len(value), SLICE if _is_long(value) else 1):
-        slices.append(
-            encode_json(value[begin : begin + SLICE])[1:-1]
-            if _is_long(value)
-            else await encode_in_slices(value[begin])
-        )
+    for begin in range(0, len(value), SLICE):
+        part = value[begin : begin + SLICE]
+        if _is_large(part):
+            slices += [await encode_in_slices(each) for each in part]
+        else:
+            slices.append(encode_json(part)[1:-1])
         await asyncio.sleep(0)
     return b"[" + b",".join(slices) + b"]"
 

@@ -30,6 +30,16 @@ async def test_slices_make_the_same_json(body: Any) -> None:
     assert await encode_in_slices(body) == encode_json(body)
 
 
+async def test_long_list_of_long_lists_leaves_turns_to_others() -> None:
+    changes = [{"nodes": [0] * (2 * SLICE)} for _ in range(2 * SLICE)]
+    encoding, turns = asyncio.ensure_future(encode_in_slices({"changes": changes})), 0
+    while not encoding.done():
+        await asyncio.sleep(0)
+        turns += 1
+    assert turns > len(changes)
+    assert await encoding == encode_json({"changes": changes})
+
+
 async def test_requests_that_wait_at_once_share_an_answer() -> None:
     answers, begun, released = SharedAnswers(), [0], asyncio.Event()
 

@@ -233,6 +233,30 @@ async def test_a_node_that_left_its_cluster_is_gone_though_another_source_lists_
         assert inside.state.index.nodes["w2"].kind is NodeKind.KUBERNETES
 
 
+async def test_answer_counts_when_its_nodes_are_committed(tmp_path: Path) -> None:
+    """`rolloutctl inventory --refresh` waits for the answer, and then lists the nodes."""
+    async with control_environment(tmp_path) as inside:
+        known = {node.name: dict(node.labels) for node in NODES}
+        hosts = Source("hosts", known)
+        refresher, status = InventoryRefresher(inside.state, [hosts]), inside.state.sources
+        await refresher.refresh()
+        before = status["hosts"].refreshed_at
+        inside.clock.advance(60.0)
+        hosts.nodes = known | {"p9": {}}
+
+        async def shown() -> tuple[float, bool]:
+            answer = await inside.request("olga", "get", "/v1/inventory")
+            return answer["sources"][0]["age_s"], "p9" in {each["node"] for each in answer["nodes"]}
+
+        async with inside.state.exclusive_commit():
+            refreshing = asyncio.create_task(refresher.refresh())
+            while status["hosts"].refreshed_at == before:
+                await asyncio.sleep(0)
+            assert await shown() == (60.0, False)
+        await refreshing
+        assert await shown() == (0.0, True)
+
+
 async def test_node_and_target_change_commit_together(tmp_path: Path) -> None:
     """A node changes its team; its windows are those of the new one from the same moment on."""
     async with control_environment(tmp_path, store=open_slow_store) as inside:
