@@ -213,7 +213,9 @@ def _requeue_drifted(index: Index, rollout: Rollout, builder: DecisionBuilder) -
     """Change drifted nodes again; they start by the same rules as any other."""
     if rollout.plan.keep and builder.dry_reason is None:
         # A node that awaits its rollback loses the change: a requeue would end the order and give it again.
-        due = {target.node for target in due_rollbacks(index, rollout).targets}
+        rollbacks = due_rollbacks(index, rollout)
+        # Beyond the limit too: people decide about those, and a rollback of a pending node is refused.
+        due = {target.node for target in (*rollbacks.targets, *rollbacks.beyond_limit)}
         drifted = sorted(index.counters(rollout.id).drifted - due, key=natural_sort_key)
         builder.requeued += (Requeue(rollout.id, node) for node in drifted)
 

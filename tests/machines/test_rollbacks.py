@@ -10,7 +10,14 @@ import pytest
 from machines.facts.availability import failure_remedy
 from machines.facts.projection import Projection
 from machines.invariants.violations import violation
-from machines.model.events import NodeOrdered, NodesRemoved, RolloutCancelled, RolloutEnded, RolloutPaused
+from machines.model.events import (
+    DriftRecorded,
+    NodeOrdered,
+    NodesRemoved,
+    RolloutCancelled,
+    RolloutEnded,
+    RolloutPaused,
+)
 from machines.model.limits import DiskShortage, Limits, PoolRule
 from machines.model.plan import GateName, OnFailure, Stage, WaveDef
 from machines.model.reasons import ReasonCode, RemedyKind
@@ -198,6 +205,14 @@ def test_at_most_leaves_rest_to_people() -> None:
     )
     order(index, "n3")
     assert begun(index, T0 + 80.0) == ["n3"]
+
+
+def test_drifted_node_beyond_at_most_is_left_to_people() -> None:
+    index = fleet(at_most=1, keep=True)
+    fail(index, "n5", at=T0 + 5)
+    index.apply(DriftRecorded("R", "n1", T0 + 6, ("set the limit",)))
+    assert "n1" in [each.node for each in due_rollbacks(index, index.rollout("R")).beyond_limit]
+    assert decide(index, T0 + 60.0).requeued == (), "a rollback of a requeued node is refused"
 
 
 def test_node_that_leaves_in_rollback_counts_to_at_most() -> None:
