@@ -90,15 +90,7 @@ class ClusterEnvironment:
 
     async def wait_until_done(self, rollout: str) -> None:
         """Vote where the rollout asks, and wait for its end."""
-        await self.in_thread(self.daemon.wait_for_gate, rollout, "continue")
-        await self.in_thread(self.daemon.vote, rollout, "continue")
-
-        def done() -> bool:
-            status = self.daemon.status(rollout)
-            assert status["state"] != "paused", status["reason"]
-            return bool(status["state"] == "done")
-
-        await self.wait_until(done, f"{rollout} is done")
+        await self.in_thread(self.daemon.finish, rollout)
 
 
 @contextlib.asynccontextmanager

@@ -103,7 +103,8 @@ class Systemd:
         self.units.mkdir()
         self.pid = 0
         self._outer: subprocess.Popen[bytes] | None = None
-        self._cgroup = f"rolloutd-test-{os.getpid()}-{directory.name}"
+        # A test process may run several at once, each below a directory of its own.
+        self._cgroup = f"rolloutd-test-{os.getpid()}-{directory.parent.name}"
 
     @property
     def root(self) -> Path:
