@@ -152,6 +152,25 @@ async def test_server_is_chosen_by_name_or_alone() -> None:
         await two.query("vector(3)", "s1", timeout_s=30.0)
 
 
+async def test_remark_on_counter_name_leaves_result_usable() -> None:
+    """Prometheus 2.48 to 2.53, as in Debian 13, answers `rate(busy[1m])` like this."""
+
+    async def reply(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(
+            JSON
+            + b"\r\n"
+            + b'{"status": "success", "warnings": ["PromQL info: metric might not be a counter, name '
+            b'does not end in _total/_sum/_count/_bucket: \\"busy\\" (1:6)"], '
+            b'"data": {"resultType": "vector", "result": [{"value": [1, "0.5"]}]}}'
+        )
+        await writer.drain()
+
+    async with serve_connections(reply) as port:
+        queries = Queries(context_of(f"http://127.0.0.1:{port}"))
+        assert await queries.query("rate(busy[1m])", None, timeout_s=30.0) == 0.5
+
+
 async def test_observer_without_its_server_raises() -> None:
     observer = PrometheusObserver(context_of("http://127.0.0.1:9", query="vector(1)", up="== 1"))
     with pytest.raises(ServerSilent, match="prometheus s0: Cannot connect"):

@@ -112,14 +112,14 @@ def _pin_identity(records: Sequence[DiscoveredNode], pinned: Mapping[str, str]) 
     found = dict(pinned)
     for record in records:
         for key in IDENTITY_KEYS:
-            if value := _text(record, key):
+            if value := read_text(record.connection, key):
                 found.setdefault(key, value)
     return found
 
 
 def _identity_conflicts(records: Sequence[DiscoveredNode], identity: Mapping[str, str]) -> Iterator[Conflict]:
     for key in IDENTITY_KEYS:
-        reported = {each.source: _text(each, key) for each in records}
+        reported = {each.source: read_text(each.connection, key) for each in records}
         others = {source: value for source, value in reported.items() if value not in ("", identity.get(key))}
         if others:
             yield _conflict(ConflictKind.IDENTITY_CHANGED, key, {"pinned": identity[key], **others})
@@ -127,7 +127,7 @@ def _identity_conflicts(records: Sequence[DiscoveredNode], identity: Mapping[str
 
 def _status_conflicts(records: Sequence[DiscoveredNode]) -> Iterator[Conflict]:
     """Yield the sources in which the machine is planned or offline, though a plan could target it."""
-    status = {each.source: each.labels.get(STATUS) or _text(each, STATUS) for each in records}
+    status = {each.source: each.labels.get(STATUS) or read_text(each.connection, STATUS) for each in records}
     values = {source: value for source, value in status.items() if value.lower() in OUT_OF_SERVICE}
     if values:
         yield _conflict(ConflictKind.OUT_OF_SERVICE, STATUS, values)
@@ -158,7 +158,7 @@ def _shared_ids(
 ) -> dict[str, Conflict]:
     names: dict[str, list[str]] = {}
     for name, records in by_node.items():
-        for value in {_text(each, key) for each in records} - {""}:
+        for value in {read_text(each.connection, key) for each in records} - {""}:
             names.setdefault(value, []).append(name)
     return {
         name: _shared(kind, value, sharing, name)
@@ -173,6 +173,9 @@ def _shared(kind: ConflictKind, about: str, sharing: Iterable[str], name: str) -
     return _conflict(kind, about, dict.fromkeys(others[:MAX_NAMES], ""))
 
 
-def _text(record: DiscoveredNode, key: str) -> str:
-    value = record.connection.get(key)
-    return value.strip() if isinstance(value, str) else ""
+def read_text(connection: Mapping[str, JSON], key: str) -> str:
+    """Return an id or another text that a source reports of a node; empty if it reports none."""
+    value = connection.get(key) or ""
+    text = str(value).strip() if isinstance(value, str | int) else ""  # some clouds' ids are numbers
+    # ansible-inventory renders no template, so a whole group may have this one, which is the id of none.
+    return "" if "{{" in text else text

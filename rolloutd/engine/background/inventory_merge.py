@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from machines.model.node import Node, NodeKind
+from rolloutd.engine.background.inventory_conflicts import read_text
 from rolloutd.ports import GROUPS, PROVIDER_ID, DiscoveredNode
 
 NODE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
@@ -49,13 +50,13 @@ def merge_inventories(
     known_nodes = known_nodes or {}
     merged, unanswered_sources = MergedInventory(), frozenset(unanswered)
     # The known name stays: a node must not change its name because another source answers first.
-    name_by_provider_id = {str(c[PROVIDER_ID]): n for n, c in (connections or {}).items() if PROVIDER_ID in c}
+    name_by_provider_id = {read_text(each, PROVIDER_ID): name for name, each in (connections or {}).items()}
     found = tuple(discovered)
     named: list[tuple[str, DiscoveredNode]] = []
     # By source and the fleet's name, that source's own name; its node of the very same name comes first.
     taken = {(node.source, node.name): node.name for node in found}
     for node in found:
-        provider_id = str(node.connection.get(PROVIDER_ID) or "")
+        provider_id = read_text(node.connection, PROVIDER_ID)
         name = name_by_provider_id.setdefault(provider_id, node.name) if provider_id else node.name
         # A source reports a node once: two nodes with one provider_id are two machines, and with one name
         # the playbook for one would run on the other.  Both are quarantined.
