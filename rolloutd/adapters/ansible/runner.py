@@ -292,7 +292,7 @@ class AnsibleRunner:
     # -- following ---------------------------------------------------------
 
     def _track(self, handle: str) -> _TrackedRun:
-        if len(handle) > stale_processes.MAX_RUN_NAME + len("~99"):
+        if len(handle) > stale_processes.MAX_RUN_NAME and "~" not in handle:
             handle = stale_processes.run_name(handle)  # an id: the caller has not stored the handle yet
         run = self._tracked.get(handle)
         if run is None:

@@ -59,9 +59,11 @@ async def show_report(cluster: Cluster, name: str, report: ProgressReport) -> No
     """Write the report as an Event, and into the node's condition; raises ClusterUnreachable and ApiError."""
     try:
         await _write_event(cluster, await read_node(cluster, name), report)
-    finally:
+    except (ApiError, ClusterUnreachable):
         # Without the right to write events the condition must still be right.
         await _show_in_condition(cluster, name, report)
+        raise
+    await _show_in_condition(cluster, name, report)
 
 
 async def _show_in_condition(cluster: Cluster, name: str, report: ProgressReport) -> None:

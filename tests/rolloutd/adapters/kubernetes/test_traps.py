@@ -259,6 +259,31 @@ def test_node_that_an_autoscaler_removes_is_leaving(taint: str, is_leaving: bool
     assert (seen.is_leaving, seen.cordoned_by_other) == (is_leaving, is_leaving)
 
 
+async def test_cancelled_report_asks_server_nothing_more(fake: FakeKubernetes, cluster: Cluster) -> None:
+    """A daemon that ends, or the report's time limit, must not wait for another request."""
+    add_node(fake, "n1")
+    ctx = with_cluster(step_context("n1"), "ams")
+    isolator = KubernetesIsolator(ClusterRegistry([cluster]), SystemClock())
+    assert isinstance(await isolator.isolate(ctx), Ok)
+    asked_for_event, later = asyncio.Event(), []
+
+    async def hold_back(asked: ApiRequest) -> None:
+        if asked.resource == "events":
+            asked_for_event.set()
+            await asyncio.Event().wait()
+        if asked_for_event.is_set():
+            later.append(asked.full_resource)
+
+    fake.server.interceptors.append(hold_back)
+    report = ProgressReport(ProgressKind.FAILED, ctx.rollout, ctx.attempt, 1.0, "it is not Ready")
+    reporting = asyncio.create_task(isolator.report(ctx.host, report))
+    await asked_for_event.wait()
+    reporting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reporting
+    assert later == []
+
+
 async def test_reinstalled_machine_changes_inventory(fake: FakeKubernetes, cluster: Cluster) -> None:
     """A reinstalled machine may register under the node object of the old one: uid and address stay."""
     add_node(fake, "n1")

@@ -13,6 +13,7 @@ import pytest
 from machines.model.events import Event, TargetChanged
 from machines.model.limits import Budget
 from machines.model.node import NodeKind
+from rolloutd.engine.background.inventory_merge import merge_inventories
 from rolloutd.engine.background.inventory_refresh import InventoryRefresher
 from rolloutd.engine.daemon import MIN_PAUSE_S
 from rolloutd.errors import Conflict, SourceFailed, StoreFailed
@@ -332,3 +333,12 @@ async def test_altered_row_keeps_other_rollouts_membership(tmp_path: Path) -> No
         teams = [inside.state.index.target(each, "p1").team for each in (altered, rollout)]
         assert teams == ["payments", "search"]
         assert len(verified) == 2, "at the start, and once for the altered row"
+
+
+def test_template_of_provider_id_merges_no_nodes() -> None:
+    variables = {"provider_id": "aws:///{{ instance_id }}"}
+    reports = [
+        DiscoveredNode("web1", "hosts", connection=variables),
+        DiscoveredNode("web2", "aws", connection=variables),
+    ]
+    assert set(merge_inventories(reports).connections) == {"web1", "web2"}

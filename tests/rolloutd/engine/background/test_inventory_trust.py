@@ -166,24 +166,17 @@ CONFLICTS: dict[
         {name: [("a", {}, {"machine_id": "m1"})] for name in ("n1", "n2")},
         ConflictKind.MACHINE_ID_SHARED,
     ),
-    "two nodes share a provider_id": (
-        {name: [("a", {}, {"provider_id": "aws:///i-1"})] for name in ("n1", "n2")},
-        ConflictKind.PROVIDER_ID_SHARED,
-    ),
-    "two nodes share a provider_id that is a number": (
+    "two nodes share a provider_id, a number": (
         {name: [("a", {}, {"provider_id": 4711})] for name in ("n1", "n2")},
         ConflictKind.PROVIDER_ID_SHARED,
     ),
-    "a group's provider_id is a template": (
-        {name: [("a", {}, {"provider_id": "aws:///{{ instance_id }}"})] for name in ("n1", "n2")},
+    "two nodes share the template of an id": (
+        {name: [("a", {}, {"provider_id": "{{ id }}"})] for name in ("n1", "n2")},
         None,
     ),
     "an expected source lacks it": ({"n1": [("ams", {"role": "worker"}, {})]}, ConflictKind.NOT_REPORTED),
     "no node of the expectation": ({"n1": [("ams", {"role": "spare"}, {})]}, None),
-    "the expected source has it": (
-        {"n1": [("ams", {"role": "worker"}, {}), ("netbox", {}, {})]},
-        None,
-    ),
+    "the expected source has it": ({"n1": [("ams", {"role": "worker"}, {}), ("netbox", {}, {})]}, None),
     "the expected source never answered": ({"n1": [("ber", {"role": "worker"}, {})]}, None),
 }
 
@@ -231,15 +224,6 @@ def test_provider_id_that_one_source_has_twice_merges_no_nodes() -> None:
     merged = merge_inventories(two, connections={"web": variables})
     assert set(merged.connections) == {"web", "n2"}
     assert merged.connections["web"]["ansible_host"] == "10.0.0.1"
-
-
-def test_template_of_provider_id_merges_no_nodes() -> None:
-    variables = {"provider_id": "aws:///{{ instance_id }}"}
-    reports = [
-        DiscoveredNode("web1", "hosts", connection=variables),
-        DiscoveredNode("web2", "aws", connection=variables),
-    ]
-    assert set(merge_inventories(reports).connections) == {"web1", "web2"}
 
 
 async def test_pinned_identity_outlasts_agreement_until_an_admin_accepts(tmp_path: Path) -> None:
