@@ -128,7 +128,9 @@ def _run_restore(settings: Settings, options: argparse.Namespace) -> int:
         )
     if result.previous_database is not None:
         _write_stderr(f"what was there before is kept as {result.previous_database}")
-    _write_stderr("what happened after the backup is forgotten: look at every node that was in flight since")
+    _write_stderr(
+        "the daemon has forgotten what happened after the backup; inspect every node that was in flight since"
+    )
     _write_stderr("the playbooks' trees do not come with it: `rolloutctl doctor` says whether any is missing")
     return EXIT_OK
 

@@ -106,7 +106,7 @@ def _is_long(value: Any) -> bool:
 
 
 SHARE_OF_LOOP = 0.1
-"""Share of the event loop that the computations of one shared route may take."""
+"""Share of the event loop for the computations of one shared route; MAX_PAUSE_S raises that of slow ones."""
 
 MAX_PAUSE_S = 0.2
 """Longest wait of a request for the next computation: a person reads no more than five answers a second."""
