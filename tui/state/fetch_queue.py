@@ -40,8 +40,11 @@ COST_FACTOR = 20
 """Pause after slow work, in multiples of its duration: it uses 5 % of a core at most."""
 
 STATUS_COST_FACTOR = 10
-"""The same after a status, which has most figures on the screen.  The duration includes the wait for a
-busy daemon, so many consoles ask less often instead of slowing it further."""
+"""The same after a status, which has most figures on the screen."""
+
+MAX_STATUS_PAUSE_S = 0.5
+"""Longest pause after a status.  Its duration includes the daemon's pause between answers that consoles
+share, up to 0.2 s, and an event must be on the screen within a second."""
 
 NODES_PER_PAGE = 1_000
 """Decoding a page holds the interpreter for some milliseconds, and the console answers no key meanwhile."""
@@ -162,8 +165,9 @@ class FetchQueue:
 
 def _pause(resource: str, took: float) -> float:
     """Return the seconds between a response that took so long and the next request of its kind."""
-    factor = STATUS_COST_FACTOR if resource == "status" else COST_FACTOR
-    return max(MIN_INTERVAL_S[resource], took * factor)
+    if resource == "status":
+        return max(MIN_INTERVAL_S[resource], min(took * STATUS_COST_FACTOR, MAX_STATUS_PAUSE_S))
+    return max(MIN_INTERVAL_S[resource], took * COST_FACTOR)
 
 
 class KeyPriority:
