@@ -19,7 +19,7 @@ from tests.support.mutation import Mutant
 ROOT = Path(__file__).resolve().parents[2]
 
 LIMIT_S = 3600.0
-"""Only a run that hangs reaches it: a minute of work takes more than ten beside twenty busy processes."""
+"""Only a run that hangs reaches it: on a busy machine a minute of work takes more than ten."""
 
 REPLAYED_SEED = "seed 35"
 """A seed with two rollouts, crashes and a lost answer: its trace has everything in it."""

@@ -176,7 +176,7 @@ class Cluster:
             except ApiError as error:
                 if attempt == tries:
                     raise
-                # This request or one beside it has found renewed credentials, as of a short-lived token.
+                # This request or a concurrent one has found renewed credentials, as of a short-lived token.
                 if error.status == 401 and self._api is not api and attempt == 1:
                     continue
                 if not error.is_flow_control:

@@ -181,10 +181,10 @@ async def test_a_refused_call_is_audited_once_a_minute(tmp_path: Path) -> None:
         for _ in range(20):
             with pytest.raises(ApiError):
                 await inside.vote("nora", rollout, "start")
-        told = (await inside.request("nora", "get", "/v1/audit?kind=RequestDenied"))["entries"]
-        assert all(format_timestamp(each["entry"]["at"]) == each["at"] for each in told)
-        assert len(told) == 1
-        fields = told[0]["entry"]["fields"]
+        entries = (await inside.request("nora", "get", "/v1/audit?kind=RequestDenied"))["entries"]
+        assert all(format_timestamp(each["entry"]["at"]) == each["at"] for each in entries)
+        assert len(entries) == 1
+        fields = entries[0]["entry"]["fields"]
         assert (fields["actor"]["name"], fields["actor"]["uid"]) == ("nora", 1007)
         assert fields["call"] == f"POST /v1/rollouts/{rollout}/votes"
 
@@ -193,8 +193,8 @@ async def test_audited_refusal_has_no_control_characters(tmp_path: Path) -> None
     async with control_environment(tmp_path) as inside:
         with pytest.raises(ApiError):
             await inside.request("nora", "put", "/v1/teams/x%0Aforged%1B[2J", {"reason": "r"})
-        told = (await inside.request("nora", "get", "/v1/audit?kind=RequestDenied"))["entries"]
-        fields = told[0]["entry"]["fields"]
+        entries = (await inside.request("nora", "get", "/v1/audit?kind=RequestDenied"))["entries"]
+        fields = entries[0]["entry"]["fields"]
         assert fields["call"] == "PUT /v1/teams/x?forged?[2J"
         assert "set the rules of x?forged?[2J" in fields["why"]
 

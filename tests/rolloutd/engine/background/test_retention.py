@@ -71,11 +71,11 @@ async def test_runs_pruned_after_ninety_days_and_audited(tmp_path: Path) -> None
         run = made.run(rollout)
         assert await made.after(89) == [run]
         assert await made.after(2) == []
-        (told,) = (await inside.request("nora", "get", f"/v1/audit?rollout={rollout}&kind=RunOutputPruned"))[
+        (entry,) = (await inside.request("nora", "get", f"/v1/audit?rollout={rollout}&kind=RunOutputPruned"))[
             "entries"
         ]
-        assert told["entry"]["fields"]["runs"] == 1
-        assert told["entry"]["cause"] == "the settings keep the output of runs for 90d"
+        assert entry["entry"]["fields"]["runs"] == 1
+        assert entry["entry"]["cause"] == "the settings keep the output of runs for 90d"
         events = (await inside.request("nora", "get", f"/v1/audit?rollout={rollout}"))["entries"]
         assert len(events) == 3
 
@@ -162,8 +162,8 @@ async def test_killed_in_the_middle_the_next_look_ends_it_and_tells_once(tmp_pat
         await asyncio.gather(killed, return_exceptions=True)
         assert len(made.runs.artifacts) == 6
         assert await made.after(0) == [live]
-        told = (await inside.request("nora", "get", "/v1/audit?kind=RunOutputPruned"))["entries"]
-        assert len(told) == 1
+        entries = (await inside.request("nora", "get", "/v1/audit?kind=RunOutputPruned"))["entries"]
+        assert len(entries) == 1
 
 
 async def test_a_deletion_is_looked_after_at_once(tmp_path: Path) -> None:
