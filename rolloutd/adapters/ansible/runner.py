@@ -134,6 +134,7 @@ class AnsibleRunner:
         self._tracked: dict[str, _TrackedRun] = {}
         self._remote_tmp_dirs = {environment.DEFAULT_REMOTE_TMP}
         self._start_locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._node_locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     # -- the port ----------------------------------------------------------
 
@@ -181,6 +182,12 @@ class AnsibleRunner:
         run = self._track(handle)
         if (await self.get_state(handle)).result is not None:
             return
+        directory = run.directory
+        # A run that starts now would be one of those that are ended on the node.
+        async with self._node_lock(str(directory.read_metadata().get("node", ""))):
+            await self._cancel(handle, run)
+
+    async def _cancel(self, handle: str, run: _TrackedRun) -> None:
         directory = run.directory
         host = _unfinished_run_host(directory)
         directory.take_claim()
@@ -248,7 +255,8 @@ class AnsibleRunner:
         try:
             await self._prepare_when_possible(directory, run, python if isinstance(python, str) else None)
             self._remote_tmp_dirs.add(str(directory.read_metadata()["remote_tmp"]).rpartition("/")[0])
-            pid = await self._start_wrapper(directory, run)
+            async with self._node_lock(request.node):
+                pid = await self._start_wrapper(directory, run)
             with contextlib.suppress(ProcessLookupError):  # a fork that is over is not our child
                 self._watch_process(tracked, pid)
         except BaseException:
@@ -257,6 +265,9 @@ class AnsibleRunner:
         self._tracked[handle] = tracked
         if tracked.process_exit is None:
             self._release_slot(tracked)
+
+    def _node_lock(self, node: str) -> asyncio.Lock:
+        return self._node_locks.setdefault(node, asyncio.Lock())
 
     async def _start_wrapper(self, directory: RunDirectory, run: LocalRun) -> int:
         """Start the run in a fork of Ansible or, if that cannot be, as a new process; return its pid."""
