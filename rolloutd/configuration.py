@@ -15,7 +15,7 @@ from pathlib import Path
 
 from machines.model.plan import Plan
 from rolloutd.audit_chain import canonical_json
-from rolloutd.ports import GROUPS, JSON, WITHHELD
+from rolloutd.ports import GROUPS, JSON, WITHHELD, plain_value
 from rolloutd.secret_variables import SECRETS_MARK, map_secrets, marked_secrets
 
 KEY_FILE = "redaction.key"
@@ -49,7 +49,7 @@ def intended_configuration(
     stage has its own where they differ.
     """
     names = marked_secrets(variables)
-    inventory = {name: value for name, value in variables.items() if name not in _NOT_GIVEN}
+    inventory = {name: plain_value(value) for name, value in variables.items() if name not in _NOT_GIVEN}
     first = {**inventory, **(plan.stages[0].variables if plan.stages else {})}
 
     def redact(given: Mapping[str, JSON]) -> dict[str, JSON]:

@@ -6,11 +6,18 @@ fake and its real adapters pass the same contract suite.  Instants are epoch sec
 
 from rolloutd.ports.artifacts import Artifact, ArtifactStore, NodeFile, NodeFiles
 from rolloutd.ports.context import AdapterContext, Clock, InventorySnapshot, Scheduler
+from rolloutd.ports.host_variables import (
+    GROUPS,
+    InvalidVariable,
+    plain_value,
+    plain_variables,
+    unsafe_text,
+    without_templates,
+)
 from rolloutd.ports.leadership import Leadership
 from rolloutd.ports.node_guard import GuardReport, GuardState, NodeGuard
 from rolloutd.ports.nodes import (
     DEFAULT_STALE_AFTER_S,
-    GROUPS,
     HOST_KEY,
     MACHINE_ID,
     OUT_OF_SERVICE,
@@ -19,6 +26,7 @@ from rolloutd.ports.nodes import (
     WITHHELD,
     ConnectionDefaults,
     DiscoveredNode,
+    GivesTemplates,
     Host,
     Inventory,
     Observer,
@@ -103,9 +111,11 @@ __all__ = [
     "ConnectionDefaults",
     "DiscoveredNode",
     "Failed",
+    "GivesTemplates",
     "GuardReport",
     "GuardState",
     "Host",
+    "InvalidVariable",
     "Inventory",
     "InventorySnapshot",
     "IsolationStatus",
@@ -155,10 +165,14 @@ __all__ = [
     "Unknown",
     "Watch",
     "ignore_tries",
+    "plain_value",
+    "plain_variables",
     "staged_artifact",
     "staged_directory",
     "staged_file",
     "unpacked_directory",
+    "unsafe_text",
     "wait_for_end",
     "without_rollout",
+    "without_templates",
 ]

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import ClassVar, Protocol, runtime_checkable
 
 from machines.model.limits import Budget
 from machines.model.node import NodeKind, Observation
 from machines.model.selector import Selector
+from rolloutd.ports.host_variables import ADDRESS_VARIABLES, plain_variables
 from rolloutd.ports.types import JSON
-
-GROUPS = "group_names"
-"""Key of a connection with the node's groups, as Ansible names it."""
 
 PROVIDER_ID = "provider_id"
 """Key of a connection with the cloud's id of the node, by which sources recognise the same node."""
@@ -56,13 +54,20 @@ class DiscoveredNode:
 
 
 class Inventory(Protocol):
-    """One source of nodes."""
+    """One source of nodes; its texts are no templates, unless it also has GivesTemplates."""
 
     @property
     def source(self) -> str: ...
 
     async def refresh(self) -> Sequence[DiscoveredNode]:
         """Return all nodes of the source; raises SourceFailed rather than return a part."""
+
+
+@runtime_checkable
+class GivesTemplates(Protocol):
+    """Optional port of an inventory whose variables people wrote for Ansible: a run renders them here."""
+
+    gives_templates: ClassVar[bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,17 +97,20 @@ class SupportsPreflight(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """A node and how to reach it."""
+    """A node and how to reach it; `connection` has plain texts, also where Ansible must render none."""
 
     name: str
     kind: NodeKind = NodeKind.HOST
     labels: Mapping[str, str] = field(default_factory=dict)
     connection: Mapping[str, JSON] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "connection", plain_variables(self.connection))
+
     @property
     def address(self) -> str:
         """The node's address by its Ansible variables, else its name."""
-        variables = (self.connection.get(key) for key in ("ansible_host", "ansible_ssh_host"))
+        variables = (self.connection.get(key) for key in ADDRESS_VARIABLES)
         return str(next((value for value in variables if value), self.name))
 
 

@@ -14,11 +14,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from rolloutd.adapters.command import run_command
 from rolloutd.errors import SourceFailed
-from rolloutd.ports import GROUPS, AdapterContext, DiscoveredNode
+from rolloutd.ports import GROUPS, AdapterContext, DiscoveredNode, plain_value, unsafe_text
 
 MAX_OUTPUT_BYTES = 256 * 1024 * 1024
 """10,000 nodes with a hundred variables each are some 30 MiB of ansible-inventory's output."""
@@ -41,6 +41,8 @@ def make(context: AdapterContext) -> AnsibleInventory:
 
 class AnsibleInventory:
     """The nodes of one Ansible inventory, each with its groups, those above them included and first."""
+
+    gives_templates: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -166,6 +168,8 @@ class _InvalidLabel:
 
 def _validate_label(name: str, label: str, value: Any) -> _InvalidLabel | None:
     """Return why the value is not a label; None if it is valid or absent."""
+    if unsafe_text(value) is not None:
+        return None
     match value:
         case str() if "{{" in value or "{%" in value:
             remedy = (
@@ -186,6 +190,7 @@ def _validate_label(name: str, label: str, value: Any) -> _InvalidLabel | None:
 
 
 def _label_text(value: Any) -> str:
+    value = plain_value(value)
     if isinstance(value, bool):
         return "true" if value else "false"
     return str(value)

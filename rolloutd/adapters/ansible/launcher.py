@@ -47,12 +47,12 @@ class LocalRun:
 
     @property
     def variables(self) -> Mapping[str, JSON]:
-        """The host's variables in the inventory."""
-        return self.inventory.hosts[self.request.node]
+        """The host's variables in the inventory, as plain texts."""
+        return self.host.connection
 
     @property
     def host(self) -> Host:
-        return replace(self.request.host, connection=self.variables)
+        return replace(self.request.host, connection=self.inventory.hosts[self.request.node])
 
 
 def validate_playbook(tree: Path, playbook: str) -> Failed | None:

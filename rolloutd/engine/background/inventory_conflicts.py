@@ -20,6 +20,7 @@ from rolloutd.ports import (
     STATUS,
     DiscoveredNode,
     Host,
+    plain_value,
 )
 
 TEAM = "team"
@@ -140,11 +141,13 @@ def _shared_addresses(by_node: Mapping[str, Sequence[DiscoveredNode]]) -> dict[s
         merged: dict[str, JSON] = {}
         for record in reversed(records):
             merged |= record.connection
+        host = Host(name, connection=merged)
+        merged = dict(host.connection)
         if str(merged.get("ansible_connection", "ssh")) in _SSH:
             port = str(merged.get("ansible_port") or merged.get("ansible_ssh_port") or 22)
             # Behind another jump host the same address is another machine.
             route = str(merged.get("ansible_ssh_common_args") or "")
-            names.setdefault((Host(name, connection=merged).address, port, route), []).append(name)
+            names.setdefault((host.address, port, route), []).append(name)
     return {
         name: _shared(ConflictKind.ADDRESS_SHARED, f"{address} port {port}", sharing, name)
         for (address, port, _), sharing in names.items()
@@ -175,7 +178,7 @@ def _shared(kind: ConflictKind, about: str, sharing: Iterable[str], name: str) -
 
 def read_text(connection: Mapping[str, JSON], key: str) -> str:
     """Return an id or another text that a source reports of a node; empty if it reports none."""
-    value = connection.get(key) or ""
+    value = plain_value(connection.get(key)) or ""
     text = str(value).strip() if isinstance(value, str | int) else ""  # some clouds' ids are numbers
     # ansible-inventory renders no template, so a whole group may have this one, which is the id of none.
     return "" if "{{" in text else text

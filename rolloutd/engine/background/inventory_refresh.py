@@ -233,7 +233,7 @@ class InventoryRefresher:
         for name, reader in self._readers.items():
             if reader.is_failing or reader.nodes is None:
                 continue
-            if problems := merged.rejected.get(name):
+            if problems := [*reader.invalid, *merged.rejected.get(name, ())]:
                 more = f" (and {len(problems) - 1} more of its nodes)" if len(problems) > 1 else ""
                 reader.set_error(problems[0] + more)
             else:

@@ -15,7 +15,15 @@ from machines.model.rollout import Target
 from machines.states import IN_FLIGHT_PHASES
 from rolloutd.engine.state import HeldAnswer, SourceState, State
 from rolloutd.errors import RolloutdError, SourceFailed
-from rolloutd.ports import DiscoveredNode, Inventory, SourceAnswer, SourceRules
+from rolloutd.ports import (
+    DiscoveredNode,
+    GivesTemplates,
+    InvalidVariable,
+    Inventory,
+    SourceAnswer,
+    SourceRules,
+    without_templates,
+)
 from rolloutd.ports.guards import adapter_errors, validate_result
 from rolloutd.secret_variables import storable_variables
 
@@ -41,9 +49,12 @@ class SourceReader:
         self.status.stale_after_s = rules.stale_after_s
         self.nodes: Sequence[DiscoveredNode] | None = None
         """The answer in effect; None while there was never one."""
+        self.invalid: Sequence[str] = ()
+        """Why nodes of the last answer are left out."""
         self.is_failing = False
         self._state = state
         self._inventory = inventory
+        self._gives_templates = isinstance(inventory, GivesTemplates)
         self._held_nodes: Sequence[DiscoveredNode] | None = None
         self._stored: Mapping[str, DiscoveredNode] = {}
         self._stored_at = 0.0
@@ -52,10 +63,10 @@ class SourceReader:
 
     def restore(self, answer: SourceAnswer) -> None:
         """Take over the last answer of an earlier daemon."""
-        self.nodes = answer.nodes
+        self.nodes = self._without_templates(answer.nodes)  # an older daemon stored them as they came
         self._stored = {node.name: node for node in answer.nodes}
         self._stored_at = answer.answered_at
-        self.status.refreshed_at, self.status.nodes = answer.answered_at, len(answer.nodes)
+        self.status.refreshed_at, self.status.nodes = answer.answered_at, len(self.nodes)
 
     async def query(self) -> None:
         """Query the source; return at once when another call already waits to query it next."""
@@ -110,10 +121,29 @@ class SourceReader:
         async with asyncio.timeout(SOURCE_TIMEOUT_S):
             with adapter_errors(f"inventory {self.name}"):
                 response = list(await self._inventory.refresh())
-            nodes = [validate_result(f"inventory {self.name}", each, DiscoveredNode) for each in response]
+            valid = [validate_result(f"inventory {self.name}", each, DiscoveredNode) for each in response]
+        nodes = self._without_templates(valid)
+        if valid and not nodes:
+            raise SourceFailed(f"{self.name}: no node is valid; {self.invalid[0]}")
         if not nodes:
             raise SourceFailed(f"{self.name} answered with no node at all; its nodes stay as last known")
         return nodes
+
+    def _without_templates(self, nodes: Sequence[DiscoveredNode]) -> Sequence[DiscoveredNode]:
+        """Return the valid nodes, with texts that no run renders; only Ansible's own sources give templates.
+
+        Who may write a node's address in a cluster or a NetBox may not run code on this machine.
+        """
+        if self._gives_templates:
+            return nodes
+        marked, invalid = [], []
+        for node in nodes:
+            try:
+                marked.append(replace(node, connection=without_templates(node.connection)))
+            except InvalidVariable as error:
+                invalid.append(f"{node.name[:60]}: {error}; correct it in the source")
+        self.invalid = invalid
+        return marked
 
     def _take(self, nodes: Sequence[DiscoveredNode]) -> None:
         held = self._reason_to_hold(nodes)

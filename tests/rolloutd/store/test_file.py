@@ -18,6 +18,7 @@ import pytest
 from machines.model.events import HoldTaken
 from machines.model.rollout import Hold
 from rolloutd.errors import StoreFailed
+from rolloutd.ports import WITHHELD
 from rolloutd.store import DatabaseBackend, StateLock, open_store
 from rolloutd.store.sqlite import backup, commit_mark, database
 from tests.contracts.store_backends import ALICE, plan_of, rollout_opened, write
@@ -318,3 +319,18 @@ async def test_there_is_nothing_to_read_before_the_first_start(tmp_path: Path) -
     (tmp_path / database.FILE_NAME).touch()
     with pytest.raises(StoreFailed, match="holds nothing yet"):
         await open_store(tmp_path, compile_plan=plan_of, read_only=True)
+
+
+def test_variables_of_other_sources_wait_for_answers() -> None:
+    sources = {"h1": ["ansible:hosts.yml"], "k1": ["ams"], "b1": ["ansible:hosts.yml", "ams"]}
+    insert = "INSERT INTO node (name, kind, sources, labels, connection) VALUES (?, 'host', ?, '{}', ?)"
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
+        *before, (number, script) = list(database._migrations())[:14]
+        for earlier, text in before:
+            database._migrate(connection, earlier, text)
+        for name, of_node in sources.items():
+            connection.execute(insert, (name, json.dumps(of_node), '{"a": 1}'))
+        database._migrate(connection, number, script)
+        rows = connection.execute("SELECT name, connection FROM node").fetchall()
+    marked = {"a": 1, WITHHELD: True}
+    assert {name: json.loads(text) for name, text in rows} == {"h1": {"a": 1}, "k1": marked, "b1": marked}

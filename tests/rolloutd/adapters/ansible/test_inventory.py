@@ -11,7 +11,7 @@ import pytest
 
 from rolloutd.adapters.ansible.inventory import AnsibleInventory
 from rolloutd.errors import SourceFailed
-from rolloutd.ports import GROUPS
+from rolloutd.ports import GROUPS, Host
 
 STATIC = """
 all:
@@ -136,3 +136,66 @@ async def test_missing_file_and_missing_program(tmp_path: Path) -> None:
     path = write(tmp_path / "hosts.ini", "n1\n")
     with pytest.raises(SourceFailed, match="No such file"):
         await AnsibleInventory(path, binary=str(tmp_path / "no-ansible")).refresh()
+
+
+PLUGIN = """\
+from ansible.plugins.inventory import BaseInventoryPlugin
+
+DOCUMENTATION = "name: cloud\\nshort_description: a cloud\\ndescription: [a cloud]\\noptions: {}"
+
+
+class InventoryModule(BaseInventoryPlugin):
+    NAME = "cloud"
+
+    def verify_file(self, path):
+        return path.endswith("cloud.yml")
+
+    def parse(self, inventory, loader, path, cache=True):
+        for name in ("c1", "c2"):
+            inventory.add_host(name)
+            inventory.set_variable(name, "ansible_host", "192.0.2." + name[1:])
+            inventory.set_variable(name, "team", "red")
+            inventory.set_variable(name, "tags", {"env": ["{{ 1 + 1 }}", {"deep": "text"}], "size": 3})
+"""
+
+CONSTRUCTED = """\
+plugin: constructed
+strict: true
+compose: {rack: "'r' ~ inventory_hostname[1:]", motd: "'{{ 1 + 1 }}'"}
+groups: {odd: inventory_hostname is search('1')}
+keyed_groups: [{key: team, prefix: of}]
+"""
+
+
+def plugin_inventory(tmp_path: Path) -> Path:
+    """Return a directory with a source of a plugin, a static one, and one of `constructed` over both."""
+    folder = tmp_path / "inventory"
+    folder.mkdir()
+    (tmp_path / "plugins").mkdir()
+    write(tmp_path / "plugins/cloud.py", PLUGIN)
+    write(
+        tmp_path / "ansible.cfg",
+        f"[defaults]\ninventory_plugins = {tmp_path / 'plugins'}\n"
+        "[inventory]\nenable_plugins = cloud, constructed, yaml\n",
+    )
+    write(folder / "01.cloud.yml", "{}")
+    write(folder / "02.hosts.yml", "all: {hosts: {s1: {team: blue, ansible_host: 192.0.2.9}}}\n")
+    write(folder / "03.constructed.yml", CONSTRUCTED)
+    return folder
+
+
+async def test_plugins_values_are_labels_and_addresses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ANSIBLE_CONFIG", str(tmp_path / "ansible.cfg"))
+    nodes = await AnsibleInventory(plugin_inventory(tmp_path), ["team", "rack", "motd"]).refresh()
+    found = {node.name: Host(node.name, connection=node.connection) for node in nodes}
+    assert {node.name: node.labels for node in nodes} == {
+        "c1": {"team": "red", "rack": "r1", "motd": "{{ 1 + 1 }}"},
+        "c2": {"team": "red", "rack": "r2", "motd": "{{ 1 + 1 }}"},
+        "s1": {"team": "blue", "rack": "r1", "motd": "{{ 1 + 1 }}"},
+    }
+    assert [host.address for host in found.values()] == ["192.0.2.1", "192.0.2.2", "192.0.2.9"]
+    assert found["c1"].connection["tags"] == {"env": ["{{ 1 + 1 }}", {"deep": "text"}], "size": 3}
+    assert found["c1"].connection[GROUPS] == ["odd", "of_red"]
+    assert found["s1"].connection["motd"] == "{{ 1 + 1 }}"

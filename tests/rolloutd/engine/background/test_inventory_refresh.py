@@ -191,7 +191,7 @@ async def test_nodes_of_one_name_in_two_clusters_are_never_one(tmp_path: Path) -
             ClusterSource("ber", {"w1": {"team": "b"}, "w2": {}}),
         )
         assert await reported(inside, ams, ber) == {"w1": {"team": "a"}, "w2": {}}
-        assert inside.state.connections["w1"]["kubernetes_cluster"] == "ams"
+        assert inside.state.host("w1").connection["kubernetes_cluster"] == "ams"
         assert inside.state.canonical_names["ber", "w1"] == ""
         assert inside.state.sources["ber"].error.startswith(
             "w1 is also in ams: give one of the two clusters a prefix"

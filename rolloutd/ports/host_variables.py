@@ -1,0 +1,96 @@
+"""Host variables that Ansible must take as text, never as a template.
+
+They have the form that ansible-inventory prints: `{"__ansible_unsafe": TEXT}`, at any depth.  So a run's
+inventory, the database and a merge of sources need no second list of what is trusted.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from rolloutd.ports.types import JSON
+
+UNSAFE_KEY = "__ansible_unsafe"
+"""Ansible's key of a text that it does not render."""
+
+MAX_DEPTH = 32
+"""Nesting of a variable: far above what people write, far below what ends Python's recursion."""
+
+GROUPS = "group_names"
+"""Key of a connection with the node's groups, as Ansible names it; no variable of a run."""
+
+ADDRESS_VARIABLES = ("ansible_host", "ansible_ssh_host")
+
+_RESERVED_PREFIX = "__ansible_"
+"""Keys that Ansible's decoder reads as types, such as a vaulted value."""
+
+_HOST_NAME = re.compile(
+    r"(?=.{1,253}\Z)[A-Za-z0-9_]([A-Za-z0-9_-]{0,62})(\.[A-Za-z0-9_][A-Za-z0-9_-]{0,62})*\.?"
+)
+"""A name of DNS; the underscore is not one of DNS, but names of machines have it."""
+
+
+class InvalidVariable(ValueError):
+    """A variable of a source that cannot reach Ansible; the text names the variable."""
+
+
+def without_templates(variables: Mapping[str, JSON]) -> dict[str, JSON]:
+    """Return the variables with each text marked as no template; raises InvalidVariable.
+
+    An address must be an IP address or a host name: ssh takes one that begins with `-` for an option.
+    """
+    for name in ADDRESS_VARIABLES:
+        address = plain_value(variables.get(name))
+        if address is not None and not (isinstance(address, str) and _is_address(address)):
+            raise InvalidVariable(f"{name} {str(address)[:60]!r} is not an IP address or a host name")
+    return {
+        name: value if name == GROUPS else _marked(name, value, MAX_DEPTH)
+        for name, value in variables.items()
+    }
+
+
+def plain_variables(variables: Mapping[str, JSON]) -> dict[str, JSON]:
+    """Return the variables as texts, for readers that render nothing."""
+    return {name: plain_value(value) for name, value in variables.items()}
+
+
+def plain_value(value: JSON) -> JSON:
+    if isinstance(value, Mapping):
+        text = unsafe_text(value)
+        return {key: plain_value(each) for key, each in value.items()} if text is None else text
+    return [plain_value(each) for each in value] if isinstance(value, list) else value
+
+
+def unsafe_text(value: Any) -> str | None:
+    """Return the text of a value that is marked as no template; None for every other value."""
+    if isinstance(value, Mapping) and len(value) == 1:
+        text = value.get(UNSAFE_KEY)
+        return text if isinstance(text, str) else None
+    return None
+
+
+def _marked(name: str, value: JSON, depth: int) -> JSON:
+    if depth == 0:
+        raise InvalidVariable(f"{name} is nested deeper than {MAX_DEPTH} levels")
+    if isinstance(value, str):
+        return {UNSAFE_KEY: value}
+    if isinstance(value, list | tuple):
+        return [_marked(name, each, depth - 1) for each in value]
+    if not isinstance(value, Mapping):
+        return value
+    if unsafe_text(value) is not None:
+        return value
+    if reserved := [key for key in value if str(key).startswith(_RESERVED_PREFIX)]:
+        raise InvalidVariable(f"{name} has the key {str(reserved[0])[:60]!r}, which Ansible reserves")
+    return {key: _marked(name, each, depth - 1) for key, each in value.items()}
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return _HOST_NAME.fullmatch(text) is not None
+    return True

@@ -1,0 +1,168 @@
+"""Texts of other sources than Ansible's: typed at the border, stored as text, never rendered by a run."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from machines.model.node import Node
+from rolloutd.adapters.ansible.environment import RunPaths, TreeConfig, build_environment, build_inventory
+from rolloutd.engine.background.inventory_refresh import InventoryRefresher
+from rolloutd.engine.state import State
+from rolloutd.ports import (
+    MACHINE_ID,
+    PROVIDER_ID,
+    ConnectionDefaults,
+    Host,
+    InvalidVariable,
+    plain_variables,
+    without_templates,
+)
+from tests.rolloutd.control_environment import NODES, control_environment
+from tests.rolloutd.engine.background.test_inventory_trust import Source
+
+LABELS = {node.name: dict(node.labels) for node in NODES}
+
+PLAY = """\
+- hosts: all
+  gather_facts: false
+  tasks:
+    - ansible.builtin.debug: {msg: "{{ hostvars[inventory_hostname] | to_json }}"}
+    - ansible.builtin.debug: {var: machine_id}
+"""
+
+
+class TemplateSource(Source):
+    """An inventory whose variables people wrote for Ansible."""
+
+    gives_templates: ClassVar[bool] = True
+
+
+def problem(state: State, source: str) -> str:
+    return state.sources[source].error
+
+
+def play(directory: Path, hosts: dict[str, Any], connection: str = "local") -> str:
+    """Run a playbook over the hosts as a run of the daemon reads them; return what it printed."""
+    tree = directory / "tree"
+    tree.mkdir()
+    (tree / "play.yml").write_text(PLAY)
+    inventory = directory / "inventory.json"
+    defaults = ConnectionDefaults(None, None, None)
+    inventory.write_text(json.dumps(build_inventory(hosts, {}, defaults=defaults, common_args="")))
+    paths = RunPaths("r", directory / "events", directory / "tmp", directory / "s", None)
+    ended = subprocess.run(
+        [
+            *(Path(sys.executable).with_name("ansible-playbook"), "-i", inventory, "-c", connection),
+            *("-e", f"ansible_python_interpreter={sys.executable}", "play.yml"),
+        ],
+        cwd=tree,
+        env={
+            **os.environ,
+            **build_environment(paths, TreeConfig.load(tree)),
+            "ANSIBLE_STDOUT_CALLBACK": "default",
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return ended.stdout + ended.stderr
+
+
+async def test_templates_of_sources_are_never_rendered(tmp_path: Path) -> None:
+    canary = tmp_path / "canary"
+    attack = f"{{{{ lookup('pipe', 'touch {canary}') }}}}"
+    variables = {
+        PROVIDER_ID: attack,
+        MACHINE_ID: attack,
+        "nested": {"list": [attack, {attack: attack}]},
+        "block": f"{{% set x = lookup('pipe', 'touch {canary}') %}}",
+    }
+    async with control_environment(tmp_path) as inside:
+        cluster = Source("cluster", dict(LABELS), {"p1": variables})
+        await InventoryRefresher(inside.state, [cluster]).refresh()
+        stored = await inside.state.store.load_connections()
+        for connections in (inside.state.connections, stored):
+            assert plain_variables(connections["p1"]) == variables
+        hosts = {"p1": inside.state.inventory_snapshot().hosts["p1"]}
+        assert inside.state.host("p1").connection == variables
+    printed = play(tmp_path, hosts)
+    assert attack in printed.replace("\\", "")
+    assert not canary.exists()
+
+
+async def test_templates_of_ansible_sources_are_rendered(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        own = TemplateSource("hosts", dict(LABELS), {"p1": {MACHINE_ID: "{{ 40 + 2 }}"}})
+        await InventoryRefresher(inside.state, [own]).refresh()
+        hosts = {"p1": inside.state.inventory_snapshot().hosts["p1"]}
+    printed = play(tmp_path, hosts)
+    assert '"machine_id": 42' in printed
+    assert "40 + 2" not in printed
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "{{ lookup('pipe', 'id') }}",
+        "-oProxyCommand=touch /tmp/x",
+        "10.0.0.1 -oProxyCommand=x",
+        "n1\n",
+        "a" * 64 + "b" * 200,
+        "[::1]",
+        "n1;id",
+        "",
+        7,
+        ["10.0.0.1"],
+    ],
+)
+async def test_node_with_invalid_address_is_left_out(tmp_path: Path, address: Any) -> None:
+    async with control_environment(tmp_path) as inside:
+        labels = {"w1": {"team": "payments"}, "w2": {"team": "payments"}}
+        cluster = Source("cluster", labels, {"w1": {"ansible_host": address}, "w2": {"ansible_host": "::1"}})
+        refresher = InventoryRefresher(inside.state, [cluster])
+        await refresher.refresh()
+        assert "w1" not in inside.state.index.nodes
+        assert inside.state.host("w2").address == "::1"
+        assert "w1: ansible_host" in problem(inside.state, "cluster")
+        cluster.variables["w1"] = {"ansible_host": "w1.example.com"}
+        await refresher.refresh()
+        assert inside.state.host("w1").address == "w1.example.com"
+        assert problem(inside.state, "cluster") == ""
+
+
+async def test_answer_stored_before_an_upgrade_is_text(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        hosts = {name: {PROVIDER_ID: "{{ 6 * 7 }}"} for name in LABELS}
+        own = TemplateSource("cluster", dict(LABELS), hosts)
+        await InventoryRefresher(inside.state, [own]).refresh()
+        silent = Source("cluster", None)
+        await InventoryRefresher(inside.state, [silent]).refresh()
+        assert inside.state.connections["p1"][PROVIDER_ID] == {"__ansible_unsafe": "{{ 6 * 7 }}"}
+
+
+def test_keys_that_ansible_reads_as_types_are_refused() -> None:
+    for value in ({"__ansible_vault": "x"}, [{"a": {"__ansible_type": "x"}}], {"__ansible_unsafe": ["x"]}):
+        with pytest.raises(InvalidVariable, match="reserves"):
+            without_templates({"nested": value})
+
+
+def test_deeply_nested_variable_is_refused() -> None:
+    value: Any = "x"
+    for _ in range(10_000):
+        value = [value]
+    with pytest.raises(InvalidVariable, match="deeper"):
+        without_templates({"nested": value})
+
+
+def test_marking_twice_changes_nothing() -> None:
+    once = without_templates({"a": "x", "b": [1, None, True, {"c": "{{ y }}"}], "group_names": ["web"]})
+    assert without_templates(once) == once
+    assert Host("n1", connection=once).connection["b"] == [1, None, True, {"c": "{{ y }}"}]
+    assert Node("n1").labels == {}
