@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -177,6 +178,8 @@ class State:
     reasons: Mapping[str, Reason] = field(default_factory=dict)
     last_write_error: str = ""
     conditions: dict[str, str] = field(default_factory=dict)
+    job_failures: Counter[str] = field(default_factory=Counter)
+    """Unexpected errors of background jobs since the start, by kind."""
     adapter_failures: AdapterFailures = field(default_factory=AdapterFailures)
     epoch: int = 0
     redaction_key: bytes = field(default_factory=lambda: os.urandom(32))
@@ -265,6 +268,14 @@ class State:
         """Return what needs a user or a restart, adapters that keep failing, and the last write's error."""
         failures = map(str, self.adapter_failures.reported())
         return (*self.conditions.values(), *failures, *filter(None, (self.last_write_error,)))
+
+    def report_job(self, kind: str, name: str, error: str) -> None:
+        """Show that a background job failed, until its next try; an empty error ends that."""
+        if not error:
+            self.conditions.pop(f"job {name}", None)
+            return
+        self.job_failures[kind] += 1
+        self.conditions[f"job {name}"] = f"{name}: {error}; it is tried again"
 
     def record_try(self, adapter: str, error: str = "") -> None:
         """Record that an adapter tried to reach its API; without an error it was answered."""

@@ -7,13 +7,21 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hashable
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hashable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, Protocol, TypeVar
+
+from rolloutd.ports import Clock
+
+log = logging.getLogger("rolloutd.engine.tasks")
 
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 P = ParamSpec("P")
+
+JOB_RETRY_S = 60.0
+"""Pause after a job's unexpected error, which mostly comes again: the daemon must not spin."""
 
 
 async def wait_for_first(event: asyncio.Event, awaitable: Awaitable[Any]) -> None:
@@ -63,14 +71,31 @@ class Wakeup:
         self._event.clear()
 
 
+class JobReports(Protocol):
+    """Where a job's failure is reported, and the clock of its next try."""
+
+    @property
+    def clock(self) -> Clock: ...
+
+    def report_job(self, kind: str, name: str, error: str) -> None:
+        """Show the failure of a job until it is tried again; an empty error ends that."""
+
+
 class BackgroundJobs(Generic[K]):
     """Jobs that run concurrently with the loop, at most one at a time for each key.
 
-    `concurrency` limits how many run at once; `on_done` is called after each job.
+    A job that fails is reported and its keys wait: it never ends the daemon.  `concurrency` limits how many
+    run at once; `on_done` is called after each job.
     """
 
-    def __init__(self, on_done: Callable[[], None] = lambda: None, concurrency: int | None = None) -> None:
-        self._on_done = on_done
+    def __init__(
+        self,
+        kind: str,
+        reports: JobReports,
+        on_done: Callable[[], None] = lambda: None,
+        concurrency: int | None = None,
+    ) -> None:
+        self._kind, self._reports, self._on_done = kind, reports, on_done
         self._slot: AbstractAsyncContextManager[Any] = (
             nullcontext() if concurrency is None else asyncio.Semaphore(concurrency)
         )
@@ -84,14 +109,30 @@ class BackgroundJobs(Generic[K]):
         if new:
             # Here and not in the task: the loop may request the same keys before the task begins.
             self._running.update(new)
-            tasks.create_task(self.run(job, *new), name=name)
+            tasks.create_task(self._run_reported(job, new, name), name=name)
 
     async def run(self, job: Callable[..., Coroutine[Any, Any, None]], *keys: K) -> None:
-        """Run a job for these keys and wait for its end."""
+        """Run a job for these keys and wait for its end; raises its error."""
         self._running.update(keys)
         try:
             async with self._slot:
                 await job(*keys)
+        finally:
+            self._running.difference_update(keys)
+            self._on_done()
+
+    async def _run_reported(
+        self, job: Callable[..., Coroutine[Any, Any, None]], keys: Sequence[K], name: str
+    ) -> None:
+        try:
+            async with self._slot:
+                await job(*keys)
+        except Exception as error:
+            log.exception("%s: unexpected error", name)
+            self._reports.report_job(self._kind, name, f"unexpected {type(error).__name__}: {error}")
+            # The keys stay taken: the loop would start the same job again at once.
+            await self._reports.clock.sleep(JOB_RETRY_S)
+            self._reports.report_job(self._kind, name, "")
         finally:
             self._running.difference_update(keys)
             self._on_done()

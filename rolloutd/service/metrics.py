@@ -160,6 +160,12 @@ class _StateCollector(Collector):
         for failure in state.adapter_failures.failing.values():
             failures.add_metric([failure.adapter], failure.count)
         yield failures
+        jobs = CounterMetricFamily(
+            "rolloutd_job_failures", "Unexpected errors of background jobs since the start.", labels=["kind"]
+        )
+        for kind, count in state.job_failures.items():
+            jobs.add_metric([kind], count)
+        yield jobs
         yield from _collect_fleet(state)
         yield from _collect_runs(state.runner_status)
         index = state.index.at(now)

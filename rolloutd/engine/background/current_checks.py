@@ -36,7 +36,9 @@ class CurrentChecker:
         self._state = state
         self._adapters = adapters
         self._check_mode = check_mode
-        self._jobs: BackgroundJobs[tuple[str, str]] = BackgroundJobs(lambda: state.wake_up())
+        self._jobs: BackgroundJobs[tuple[str, str]] = BackgroundJobs(
+            "current-check", state, lambda: state.wake_up()
+        )
 
     def request_checks(self, tasks: asyncio.TaskGroup, wanted: Sequence[CheckIfCurrent]) -> None:
         """Start the checks that are not under way yet, of nodes that are ready for them."""

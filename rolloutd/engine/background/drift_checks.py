@@ -81,7 +81,7 @@ class DriftMonitor:
         self._state = state
         self._checker = checker
         self._checked_at: dict[str, float] = {}
-        self._jobs: BackgroundJobs[str] = BackgroundJobs()
+        self._jobs: BackgroundJobs[str] = BackgroundJobs("drift", state)
 
     def start_due(self, tasks: asyncio.TaskGroup) -> None:
         """Check every rollout whose nodes are done and whose interval has passed, also over a restart."""

@@ -40,8 +40,10 @@ class DryRunner:
     def __init__(self, state: State, adapters: AdapterSet) -> None:
         self._state = state
         self._adapters = adapters
-        self._jobs: BackgroundJobs[DryRun] = BackgroundJobs(lambda: state.wake_up(), MAX_CONCURRENT)
-        self._watches: BackgroundJobs[DryRun] = BackgroundJobs(lambda: state.wake_up())
+        self._jobs: BackgroundJobs[DryRun] = BackgroundJobs(
+            "dry-run", state, lambda: state.wake_up(), MAX_CONCURRENT
+        )
+        self._watches: BackgroundJobs[DryRun] = BackgroundJobs("blocker", state, lambda: state.wake_up())
 
     def request_dry_runs(self, tasks: asyncio.TaskGroup, wanted: Sequence[DryRun]) -> None:
         """Start the dry runs that are not under way yet."""

@@ -40,7 +40,7 @@ class IsolationReleaser:
     def __init__(self, state: State, adapters: AdapterSet) -> None:
         self._state = state
         self._adapters = adapters
-        self._jobs: BackgroundJobs[str] = BackgroundJobs(lambda: state.wake_up())
+        self._jobs: BackgroundJobs[str] = BackgroundJobs("hold-release", state, lambda: state.wake_up())
         self._tries: dict[str, int] = {}
 
     def release_unheld(self, tasks: asyncio.TaskGroup) -> None:

@@ -49,7 +49,7 @@ class OnDemandObserver:
     def __init__(self, state: State, observers: Sequence[Observer]) -> None:
         self._state = state
         self._observers = tuple(observers)
-        self._jobs: BackgroundJobs[str] = BackgroundJobs(lambda: state.wake_up())
+        self._jobs: BackgroundJobs[str] = BackgroundJobs("observe", state, lambda: state.wake_up())
 
     def request_observations(self, tasks: asyncio.TaskGroup, nodes: Sequence[str]) -> None:
         """Start to observe those of the nodes that are not being observed yet."""

@@ -40,7 +40,7 @@ class PilotDocumenter:
     def __init__(self, state: State, runner: Runner) -> None:
         self._state = state
         self._runner = runner
-        self._jobs: BackgroundJobs[str] = BackgroundJobs()
+        self._jobs: BackgroundJobs[str] = BackgroundJobs("pilot", state)
 
     def request_evidence(self, tasks: asyncio.TaskGroup, rollouts: Sequence[str]) -> None:
         for rollout in rollouts:

@@ -52,7 +52,7 @@ class ProgressReporter:
         self._state = state
         self._adapters = adapters
         self._queues: dict[str, deque[ProgressReport]] = {}
-        self._jobs: BackgroundJobs[str] = BackgroundJobs(concurrency=MAX_CONCURRENT)
+        self._jobs: BackgroundJobs[str] = BackgroundJobs("progress-report", state, concurrency=MAX_CONCURRENT)
         state.commit_listeners.append(self._on_commit)
 
     def send_queued(self, tasks: asyncio.TaskGroup) -> None:

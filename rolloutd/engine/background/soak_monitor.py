@@ -47,7 +47,7 @@ class SoakMonitor:
         self._state = state
         self._adapters = adapters
         # No `on_done`: a check that changes something commits it, and each commit wakes the loop.
-        self._jobs: BackgroundJobs[tuple[str, str]] = BackgroundJobs()
+        self._jobs: BackgroundJobs[tuple[str, str]] = BackgroundJobs("soak", state)
 
     def start_checks(self, tasks: asyncio.TaskGroup) -> None:
         """Start to check every soaking canary that is not being checked."""

@@ -29,7 +29,9 @@ class TrafficProber:
     def __init__(self, state: State, adapters: AdapterSet) -> None:
         self._state = state
         self._adapters = adapters
-        self._jobs: BackgroundJobs[ProbeTraffic] = BackgroundJobs(lambda: state.wake_up(), MAX_CONCURRENT)
+        self._jobs: BackgroundJobs[ProbeTraffic] = BackgroundJobs(
+            "traffic", state, lambda: state.wake_up(), MAX_CONCURRENT
+        )
 
     def request_probes(self, tasks: asyncio.TaskGroup, wanted: Sequence[ProbeTraffic]) -> None:
         """Start the probes that are not under way yet."""
