@@ -22,8 +22,8 @@ _SECRET_NAME = re.compile(
 _REFERENCE_NAME = re.compile(r"_(file|path)$", re.IGNORECASE)
 """Names of variables that say where a secret is, such as ansible_ssh_private_key_file."""
 
-_SECRET_TEXT = re.compile(r"PRIVATE KEY-----|://[^/@\s]*:[^/@\s]+@|sshpass\s+-p")
-"""A private key in PEM, a URL with a password, a proxy command with a password."""
+_SECRET_TEXT = re.compile(r"PRIVATE KEY-----|(?i:https?)://[^/@\s]+@|://[^/@\s]*:[^/@\s]+@|sshpass\s+-p")
+"""A private key in PEM, a URL with a password or a token, a proxy command with a password."""
 
 _SECRET_TEXT_PARTS = ("PRIVATE KEY", "://", "sshpass")
 """A text without one of these does not match; a fleet has a million texts, and this test is fast."""

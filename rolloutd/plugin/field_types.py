@@ -75,7 +75,8 @@ _CONNECTION_VARIABLES = frozenset(
 ) | {"inventory_hostname", "inventory_hostname_short"}
 """Variables that would send a run and its fence to another machine than the one whose slot it holds."""
 
-_PASSWORD = re.compile(r"[a-z]+://[^/@\s]*:[^/@\s]+@")
+_CREDENTIALS = re.compile(r"https?://[^/@\s]+@|[a-z+]+://[^/@\s]*:[^/@\s]+@", re.IGNORECASE)
+"""A user of http is mostly a token; a user of ssh is none, unless a password follows."""
 
 _PERCENT = re.compile(r"(100|[0-9]{1,2})%")
 _RATE = re.compile(r"(\d{1,9}) ?(KiB|MiB|GiB)/s", re.ASCII)
@@ -275,9 +276,9 @@ def _require_playbook_path(text: str) -> str:
 
 
 def _require_git_url(text: str) -> str:
-    if _PASSWORD.match(text):
+    if _CREDENTIALS.match(text):
         raise InvalidValue(
-            "a password does not belong in a plan, which many may read",
+            "a password or token does not belong in a plan, which many may read",
             "a URL without one: git asks the credential helper, or the key, of the daemon's user",
         )
     if not _GIT_URL.fullmatch(text):
@@ -289,8 +290,9 @@ def _require_git_url(text: str) -> str:
 
 
 def _require_http_url(text: str) -> str:
-    if _PASSWORD.match(text):
-        raise InvalidValue("a password does not belong in a plan, which many may read", "a URL without one")
+    if _CREDENTIALS.match(text):
+        problem = "a password or token does not belong in a plan, which many may read"
+        raise InvalidValue(problem, "a URL without one")
     if not re.match(r"https?://[^\s/]", text):
         raise InvalidValue("this is not a URL", "https://host/path, or http://{{ node.address }}:8080/path")
     return check_template(text)

@@ -26,6 +26,7 @@ SECRETS: dict[str, Any] = {
     "proxy": "http://ops:x@proxy.example:3128",
     "ansible_ssh_common_args": "-o ProxyCommand='sshpass -p x ssh -W %h:%p jump'",
     "app": {"port": 1, "users": [{"name": "a", "api_key": "x"}]},
+    "repository": "HTTPS://x@git.example/r.git",
     "hosts_file": ["http://ops:x@a", "b"],
 }
 
