@@ -100,7 +100,7 @@ class Parser(argparse.ArgumentParser):
         return self.argument("--until", metavar="TIME", text=text, type=time_argument)
 
     def yes(self) -> Parser:
-        return self.flag("--yes", text="do not ask for a confirmation on a terminal")
+        return self.flag("--yes", text="do not ask for a confirmation")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Report unknown arguments with the command's own usage; argparse would print rolloutctl's."""
@@ -234,9 +234,18 @@ def is_terminal() -> bool:
     return sys.stdout.isatty()
 
 
-def confirm(call: Invocation, read_text: Callable[[], str], question: str) -> None:
-    """Ask a user at a terminal to confirm what the text says; raises Exit if they decline."""
-    if call.args.yes or not is_terminal() or not sys.stdin.isatty():
+def confirm(call: Invocation, read_text: Callable[[], str], question: str, *, must_ask: bool = False) -> None:
+    """Ask a user at a terminal to confirm what the text says; raises Exit if they decline.
+
+    Without a terminal a script has decided, except for what cannot be undone: `must_ask` then demands --yes.
+    """
+    if call.args.yes:
+        return
+    if not is_terminal() or not sys.stdin.isatty():
+        if must_ask:
+            raise exits.Exit(
+                exits.USAGE, f"rolloutctl {call.args.command}: no terminal to ask at; confirm it with --yes"
+            )
         return
     print_message(read_text())
     try:

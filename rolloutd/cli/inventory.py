@@ -233,7 +233,10 @@ def clean(call: Invocation) -> int:
     if args.reason is None:
         raise exits.Exit(exits.USAGE, "rolloutctl clean: no --reason; give one, or --dry-run")
     confirm(
-        call, lambda: _summarize_left_files(_request_cleaning(call, dry_run=True)), f"Clean {args.subject}?"
+        call,
+        lambda: _summarize_left_files(_request_cleaning(call, dry_run=True)),
+        f"Clean {args.subject}?",
+        must_ask=True,
     )
     return _print_left_files(call, _request_cleaning(call, dry_run=False))
 

@@ -70,7 +70,7 @@ def run_rollout_action(call: Invocation) -> int:
     action: str = call.args.command
     body: dict[str, Any] = {"reason": call.args.reason}
     if action == "cancel":
-        confirm(call, lambda: _describe_cancel(call), "cancel it?")
+        confirm(call, lambda: _describe_cancel(call), "cancel it?", must_ask=True)
     result_text = _ROLLOUT_ACTIONS[action][1]
     if action in _ACTIONS_WITH_NOW:
         result_text += "; running work is being stopped" if call.args.now else "; nodes in flight finish"
@@ -110,7 +110,7 @@ def roll_back(call: Invocation) -> int:
         raise exits.Exit(exits.USAGE, "rolloutctl rollback: nothing chosen; name nodes, --wave or --all")
     if (args.wave or args.all) and not args.withdraw:
         where = f"wave {args.wave} of {args.rollout}" if args.wave else args.rollout
-        confirm(call, lambda: f"{where}: all changed and failed nodes", "roll them back?")
+        confirm(call, lambda: f"{where}: all changed and failed nodes", "roll them back?", must_ask=True)
     body = {"reason": args.reason, "nodes": args.nodes, "wave": args.wave, "all": args.all}
     answer = call.client.post(
         api_path("rollouts", args.rollout, "rollback"), body | {"withdraw": args.withdraw}

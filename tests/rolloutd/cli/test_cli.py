@@ -282,7 +282,7 @@ def test_rollback_sends_its_choice_and_needs_one(
     daemon: CannedDaemon, capsys: pytest.CaptureFixture[str]
 ) -> None:
     daemon.answer("POST", "rollouts/r/rollback", {"rollout": "r", "nodes": ["n1", "n2"]})
-    code, _, err = run(capsys, "rollback", "r", "--wave", "canary", "--reason", "x")
+    code, _, err = run(capsys, "rollback", "r", "--wave", "canary", "--yes", "--reason", "x")
     assert (code, err.strip()) == (0, "r: 2 nodes to be rolled back, newest first")
     sent = {"reason": "x", "nodes": [], "wave": "canary", "all": False, "withdraw": False}
     assert daemon.requests[-1][3] == sent

@@ -138,4 +138,4 @@ async def test_pause_now_orders_every_node_at_work_to_stop(tmp_path: Path) -> No
         assert await run(inside, "olga", "pause", rollout, "--now", "--reason", "now") == 0
         assert inside.state.index.target(rollout, "p1").order == "stop"
         assert inside.state.index.target(rollout, "s1").order is None
-        assert await run(inside, "olga", "cancel", rollout, "--now", "--reason", "never") == 0
+        assert await run(inside, "olga", "cancel", rollout, "--now", "--yes", "--reason", "never") == 0

@@ -224,7 +224,7 @@ async def test_command_lists_removes_and_refuses(tmp_path: Path, capsys: pytest.
         assert await run("clean", "p1") == 2
         assert await run("clean", "p1", "--dry-run") == 0
         assert "found" in capsys.readouterr().out
-        assert await run("clean", rollout, "--reason", "disk", "--json") == 0
+        assert await run("clean", rollout, "--reason", "disk", "--yes", "--json") == 0
         (first, _) = json.loads(capsys.readouterr().out)
         assert first == {
             "node": "p1",
@@ -233,10 +233,10 @@ async def test_command_lists_removes_and_refuses(tmp_path: Path, capsys: pytest.
             "result": "removed",
             "reason": None,
         }
-        assert await run("clean", "p1", "--reason", "again") == 0
+        assert await run("clean", "p1", "--reason", "again", "--yes") == 0
         assert "nothing was left" in capsys.readouterr().err
         nodes.files.down.add("p1")
-        assert await run("clean", "p1", "--reason", "again") == 1
+        assert await run("clean", "p1", "--reason", "again", "--yes") == 1
         (entry, _) = await inside.state.store.read_audit(event=NodeCleaned.__name__)
         assert json.loads(entry.text)["cause"] == "clean: disk"
         for who, subject in (("sara", "p1"), ("ida", rollout)):
