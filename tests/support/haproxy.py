@@ -37,7 +37,7 @@ defaults
   timeout server 300s
   retries 0
   no option redispatch
-frontend clients
+frontend web
   bind 127.0.0.1:{port}
   default_backend web
 backend web
@@ -47,7 +47,7 @@ backend web
 
 
 class Haproxy:
-    """One HAProxy with the backend `web`; `servers` are ports by name."""
+    """One HAProxy with a frontend and a backend `web`; `servers` are ports by name."""
 
     def __init__(self, directory: Path, servers: Mapping[str, int], *, level: str = "admin") -> None:
         self.directory = directory
@@ -102,7 +102,7 @@ class Haproxy:
 
     def statistics(self) -> dict[str, dict[str, str]]:
         """Return the statistics of each server."""
-        answer = self.command("show stat web 4 -1").removeprefix("# ")
+        answer = self.command("show stat -1 4 -1").removeprefix("# ")
         return {row["svname"]: row for row in csv.DictReader(answer.strip().splitlines())}
 
     @property

@@ -1,8 +1,10 @@
 """Isolator and traffic probe `haproxy`: a node's server on every balancer; no session is cut.
 
-Every pass reads the server on all balancers before it changes it on any: if one does not answer or does not
-know the server, nothing changes.  A server goes from `ready` to `drain`, and to `maint` when its sessions
-have ended.  The state and the weight from before are restored exactly; what others had drained stays drained.
+Every pass of an isolation reads the server on all balancers before it changes it on any: if one does not
+answer or does not know the server, nothing changes.  A return restores each balancer by itself.
+
+A server goes from `ready` to `drain`, and to `maint` when its sessions have ended.  The state and the weight
+from before are restored exactly; what others had drained stays drained.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from rolloutd.adapters.haproxy.runtime_api import (
     choose_balancers,
     server_names,
 )
+from rolloutd.errors import RolloutdError
 from rolloutd.ports import (
     JSON,
     AdapterContext,
@@ -85,15 +88,28 @@ class HaproxyIsolator:
             return Failed(str(error))
 
     async def return_to_service(self, ctx: StepContext) -> StepResult:
+        """Restore the server on each balancer that answers; one that does not keeps it from no other.
+
+        Repeated, it changes only what the others still have open.
+        """
+        found: dict[str, ServerState] = {}
+        problems: dict[str, RolloutdError] = {}
         try:
             server = self._server(ctx)
-            found = await server.read()
-            await server.restore(found, ctx.prior)
-            return Ok(describe(ctx.host.name, await server.read()))
-        except BalancerUnreachable as error:
-            return Busy(str(error))
         except HaproxyFailed as error:
             return Failed(str(error))
+        for balancer in server.balancers:
+            try:
+                found[balancer.name] = await server.restore(balancer, ctx.prior[balancer.name])
+            except (BalancerUnreachable, HaproxyFailed) as error:
+                problems[balancer.name] = error
+        if not problems:
+            return Ok(describe(ctx.host.name, found))
+        text = f"not restored on {', '.join(problems)}: {'; '.join(map(str, problems.values()))}"
+        if found:
+            text = f"{text}; restored: {describe(ctx.host.name, found)}"
+        is_refused = all(isinstance(error, HaproxyFailed) for error in problems.values())
+        return Failed(text) if is_refused else Busy(text)
 
     def _server(self, ctx: StepContext) -> _Server:
         # The balancers that the attempt began with: another one has no recorded state to restore.
@@ -143,14 +159,14 @@ class _Server:
             if found[balancer.name].admin is old:
                 await balancer.set_state(self.backend, self.server, new)
 
-    async def restore(self, found: Mapping[str, ServerState], prior: Mapping[str, JSON]) -> None:
-        """Restore weights and states; the weight first, because `ready` lets clients in."""
-        for balancer in self.balancers:
-            before, now = prior[balancer.name], found[balancer.name]
-            if now.weight != before["weight"]:
-                await balancer.set_weight(self.backend, self.server, before["weight"])
-            if now.admin != before["state"]:
-                await balancer.set_state(self.backend, self.server, AdminState(before["state"]))
+    async def restore(self, balancer: Balancer, prior: Mapping[str, JSON]) -> ServerState:
+        """Restore weight and state on one balancer; the weight first, because `ready` lets clients in."""
+        now = await balancer.read(self.backend, self.server)
+        if now.weight != prior["weight"]:
+            await balancer.set_weight(self.backend, self.server, prior["weight"])
+        if now.admin != prior["state"]:
+            await balancer.set_state(self.backend, self.server, AdminState(prior["state"]))
+        return await balancer.read(self.backend, self.server)
 
 
 def count_sessions(found: Mapping[str, ServerState]) -> int:

@@ -88,8 +88,9 @@ class Balancer:
             raise HaproxyFailed(
                 f"haproxy {self.name}: there is no server {backend}/{server}; correct the plan"
             )
-        # By its id: the statistics of a whole backend may exceed what a node's shell returns.
-        stats = await self._table(f"show stat {backend} 4 {row['srv_id']}", ",", "pxname")
+        # By both ids: the statistics of a whole backend may exceed what a node's shell returns, and a name
+        # means a frontend of the same name first.
+        stats = await self._table(f"show stat {row['be_id']} 4 {row['srv_id']}", ",", "pxname")
         if len(stats) != 1:
             raise BalancerUnreachable(f"haproxy {self.name}: no statistics of {backend}/{server} this time")
         return ServerState(

@@ -88,10 +88,26 @@ async def test_balancer_lost_while_draining_is_waited_for(tmp_path: Path) -> Non
         for result in (await isolator.isolate(ctx), await isolator.return_to_service(ctx)):
             assert isinstance(result, Busy)
             assert "haproxy lb2: " in result.text
-        assert server.admin_states() == [DRAIN, DRAIN]
+        # The return restored the balancer that answers.
+        assert server.admin_states() == [READY, DRAIN]
         server.balancers["lb2"].show_socket()
         assert isinstance(await isolator.isolate(ctx), Ok)
         assert server.admin_states() == [MAINT, MAINT]
+
+
+async def test_dead_balancer_keeps_no_other_from_return(tmp_path: Path) -> None:
+    async with balanced_server(tmp_path, "lb1", "lb2", "lb3") as server:
+        isolator, ctx = isolator_of(server), await inspected(server)
+        assert isinstance(await isolator.isolate(ctx), Ok)
+        server.balancers["lb2"].hide_socket()
+        result = await isolator.return_to_service(ctx)
+        assert isinstance(result, Busy)
+        assert result.text.startswith("not restored on lb2: haproxy lb2: ")
+        assert result.text.endswith("; restored: n1: 0 sessions (lb1 ready 0, lb3 ready 0)")
+        assert server.admin_states() == [READY, MAINT, READY]
+        server.balancers["lb2"].show_socket()
+        assert isinstance(await isolator.return_to_service(ctx), Ok)
+        assert server.admin_states() == [READY, READY, READY]
 
 
 async def test_restarted_balancer_is_isolated_again(tmp_path: Path) -> None:
