@@ -31,6 +31,7 @@ from rolloutd.adapters.ssh.shell import SshShell
 from rolloutd.adapters.timers import SystemClock
 from rolloutd.admin.disk import CheckResult, check_database, check_state_dir
 from rolloutd.admin.runs import describe_runs, suggest_pipelining
+from rolloutd.admin.service_unit import describe_expected_unit
 from rolloutd.compile import compile_limits
 from rolloutd.control.client import ApiError, Client, DaemonUnreachable
 from rolloutd.errors import InvalidFile, RolloutdError
@@ -320,11 +321,20 @@ def _report_unreachable(path: Path, none: DaemonUnreachable) -> CheckResult:
     """Return a result that distinguishes a stopped daemon, a missing permission and a hanging daemon."""
     match none.__cause__:
         case FileNotFoundError() | ConnectionRefusedError():
-            return CheckResult("daemon", True, f"not running at {path} (systemctl start rolloutd)")
+            return _report_stopped(path)
         case PermissionError():
             text = f"you may not ask at {path}: run this as root, or as a member of the socket's group"
             return CheckResult("daemon", False, text)
     return CheckResult("daemon", False, f"{none}; `systemctl status rolloutd` and its journal say why")
+
+
+def _report_stopped(path: Path) -> CheckResult:
+    """Return a failed result if a daemon should answer; one that was never started is fine."""
+    expected = describe_expected_unit(path) or ("the socket is there" if path.exists() else None)
+    if expected is None:
+        return CheckResult("daemon", True, f"not running at {path} (systemctl start rolloutd)")
+    advice = "read journalctl -u rolloutd -e, then systemctl start rolloutd"
+    return CheckResult("daemon", False, f"not running at {path}, but {expected}; {advice}")
 
 
 async def _check_sources(settings: Settings, report: DaemonReport) -> list[CheckResult]:

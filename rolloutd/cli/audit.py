@@ -19,7 +19,7 @@ from machines.model.timefmt import format_rfc3339
 from rolloutd import event_text
 from rolloutd.audit_names import current_event_name
 from rolloutd.cli import exits
-from rolloutd.cli.command_group import CommandGroup, Invocation, int_argument
+from rolloutd.cli.command_group import CommandGroup, Invocation, confirm, int_argument
 from rolloutd.cli.follow import PAGE_SIZE, follow_events, read_entries
 from rolloutd.cli.local import run_admin_query
 from rolloutd.cli.output import (
@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 
 ACTIONS = ("verify", "head", "export", "settle")
 """Words after `audit` that are actions; `--rollout` selects a rollout of such a name."""
+
+ALL_MISMATCHES = "all"
+"""Subject of `audit settle` that stands for every mismatch."""
 
 LOOKBACK_FACTOR = 10
 """How much further back to search if too few of the last entries match."""
@@ -63,7 +66,7 @@ def register(commands: CommandGroup) -> None:
         "                        [--after SEQ] [--limit N | --last N] [-f] [--json]\n"
         "       rolloutctl audit verify [--database FILE] [--head HASH] [--anchor FILE] [--json]\n"
         "       rolloutctl audit head [--database FILE] [--json]\n"
-        "       rolloutctl audit settle SUBJECT|all --keep audit|database --reason TEXT [--json]\n"
+        "       rolloutctl audit settle SUBJECT|all --keep audit|database --reason TEXT [--yes] [--json]\n"
         "       rolloutctl audit export ROLLOUT [--output FILE]"
     )
     target = "only this rollout; or an action: verify, head, settle or export"
@@ -92,6 +95,7 @@ def register(commands: CommandGroup) -> None:
     parser.argument("--output", metavar="FILE", text=output, type=Path)
     head = "for verify: a hash noted earlier, which the chain must contain"
     parser.argument("--head", metavar="HASH", text=head, type=_hash_argument)
+    parser.yes()
 
 
 def audit(call: Invocation) -> int:
@@ -237,6 +241,9 @@ def _settle(call: Invocation) -> int:
             exits.USAGE,
             "rolloutctl audit settle: needs SUBJECT, --keep and --reason; list subjects with audit verify",
         )
+    if args.exported == ALL_MISMATCHES:
+        lost = f"all rows that differ: only those of the {args.keep} are kept; this cannot be undone"
+        confirm(call, lambda: lost, "settle them?", must_ask=True)
     body = {"subjects": [args.exported], "keep": args.keep, "reason": args.reason}
     return _print_verification(call, call.client.post(api_path("audit", "settle"), body))
 

@@ -42,6 +42,11 @@ class Invocation:
         print_message(text)
         return exits.OK
 
+    def report_no_change(self, answer: Any, text: str) -> int:
+        """Print the answer of a command that found nothing to change, and what to do."""
+        self.report(answer, text)
+        return exits.REFUSED
+
     def print_data(self, value: Any) -> bool:
         """Print a value in the format that `--json` or `-o` asked for; return whether one did."""
         match self.args.json:

@@ -92,10 +92,11 @@ def take_hold(call: Invocation) -> int:
 def release_hold(call: Invocation) -> int:
     args = call.args
     answer = call.client.delete(api_path("holds"), without_none(node=args.node, id=args.id))
+    if answer["lifted"]:
+        return call.report(answer, f"{args.node}: released")
     # The node may have a hold of another name, so "not held" would be wrong.
     name = f"hold {args.id}" if args.id else "hold of yours"
-    missing = f"no {name}; list all holds with rolloutctl locks"
-    return call.report(answer, f"{args.node}: {'released' if answer['lifted'] else missing}")
+    return call.report_no_change(answer, f"{args.node}: no {name}; list all holds with rolloutctl locks")
 
 
 def start_freeze(call: Invocation) -> int:
@@ -107,8 +108,10 @@ def start_freeze(call: Invocation) -> int:
 def lift_freeze(call: Invocation) -> int:
     args = call.args
     answer = call.client.delete(api_path("freezes"), without_none(scope=args.scope, reason=args.reason))
-    lifted = pluralize(answer["lifted"], "freeze")
-    return call.report(answer, f"{args.scope or 'all'}: {lifted} lifted")
+    scope = args.scope or "all"
+    if answer["lifted"]:
+        return call.report(answer, f"{scope}: {pluralize(answer['lifted'], 'freeze')} lifted")
+    return call.report_no_change(answer, f"{scope}: no freeze; list all freezes with rolloutctl locks")
 
 
 def _busy_rollout(call: Invocation, node: str) -> str | None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 from machines.model.timefmt import format_duration
 from rolloutd.cli import exits
-from rolloutd.cli.command_group import CommandGroup, Invocation
+from rolloutd.cli.command_group import CommandGroup, Invocation, confirm
 from rolloutd.cli.output import (
     SHORT_HASH_CHARS,
     Columns,
@@ -49,10 +49,10 @@ def register(commands: CommandGroup) -> None:
     parser = commands.add_command("status", status, "show the rollouts' state and progress")
     parser.rollout(optional=True).flag("--all", text="include closed rollouts").watch()
     parser = commands.add_command("rollouts", rollouts, "list all rollouts, or delete a closed one")
-    parser.usage = "rolloutctl rollouts [--json]\n       rolloutctl rollouts delete ROLLOUT"
+    parser.usage = "rolloutctl rollouts [--json]\n       rolloutctl rollouts delete ROLLOUT [--yes]"
     parser.argument("verb", metavar="delete", text="delete a closed rollout", nargs="?", choices=("delete",))
     deleted = "the rollout to delete, with the output of its runs; its audit stays"
-    parser.argument("rollout", metavar="ROLLOUT", text=deleted, nargs="?").watch()
+    parser.argument("rollout", metavar="ROLLOUT", text=deleted, nargs="?").watch().yes()
     commands.add_command("nodes", nodes, "list the nodes of a rollout").rollout().watch()
     summary = "explain why a rollout or a node waits, and what can change that"
     commands.add_command("why", why, summary).rollout().node(optional=True).watch()
@@ -79,19 +79,11 @@ def status(call: Invocation) -> None:
         print_list(with_columns(STATUS_COLUMNS, STATUS_WIDE if args.wide else {}), found)
 
 
-def rollouts(call: Invocation) -> None:
+def rollouts(call: Invocation) -> int:
     """List rollouts, or delete one."""
     args = call.args
     if args.verb == "delete":
-        if args.rollout is None or args.watch:
-            problem = (
-                "no ROLLOUT; name one" if args.rollout is None else "--watch is for the list; leave it out"
-            )
-            raise exits.Exit(exits.USAGE, f"rolloutctl rollouts delete: {problem}")
-        answer = call.client.delete(api_path("rollouts", args.rollout))
-        call.print_data(answer)
-        print_message(f"{args.rollout}: deleted, with the output of its runs; its audit stays")
-        return
+        return _delete_rollout(call)
     answer = call.get(api_path("rollouts"))
     if args.json:
         call.print_data(answer)
@@ -100,6 +92,18 @@ def rollouts(call: Invocation) -> None:
     else:
         wide: Columns = {"DIGEST": "digest"} if args.wide else {}
         print_list(with_columns(ROLLOUT_COLUMNS, wide), answer["rollouts"])
+    return exits.OK
+
+
+def _delete_rollout(call: Invocation) -> int:
+    name = call.args.rollout
+    if name is None or call.args.watch:
+        problem = "no ROLLOUT; name one" if name is None else "--watch is for the list; leave it out"
+        raise exits.Exit(exits.USAGE, f"rolloutctl rollouts delete: {problem}")
+    loss = f"{name}: the output of its runs is lost for ever; its audit stays"
+    confirm(call, lambda: loss, "delete it?", must_ask=True)
+    answer = call.client.delete(api_path("rollouts", name))
+    return call.report(answer, f"{name}: deleted, with the output of its runs; its audit stays")
 
 
 def nodes(call: Invocation) -> None:

@@ -115,6 +115,9 @@ def roll_back(call: Invocation) -> int:
     answer = call.client.post(
         api_path("rollouts", args.rollout, "rollback"), body | {"withdraw": args.withdraw}
     )
+    if not answer["nodes"]:
+        problem = f"no rollback waits here; list the nodes with rolloutctl nodes {args.rollout}"
+        return call.report_no_change(answer, f"{args.rollout}: {problem}")
     count = pluralize(len(answer["nodes"]), "node")
     result_text = "no longer rolled back" if args.withdraw else "to be rolled back, newest first"
     return call.report(answer, f"{args.rollout}: {count} {result_text}")

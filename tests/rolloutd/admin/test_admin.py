@@ -227,6 +227,61 @@ def test_the_doctor_tells_silence_from_absence(state_root: Path, ctl: Ctl) -> No
     assert re.search("WRONG daemon: .* `systemctl status rolloutd`", ctl("doctor").stdout)
 
 
+@pytest.mark.parametrize(
+    ("enabled", "active", "listens", "expected"),
+    [
+        (
+            "enabled",
+            "failed",
+            True,
+            "WRONG daemon: not running at {socket}, but rolloutd.service is enabled and failed;",
+        ),
+        (
+            "enabled",
+            "inactive",
+            True,
+            "WRONG daemon: not running at {socket}, but rolloutd.service is enabled and inactive;",
+        ),
+        (
+            "disabled",
+            "activating",
+            True,
+            "WRONG daemon: not running at {socket}, but rolloutd.service is activating;",
+        ),
+        ("disabled", "inactive", True, "ok    daemon: not running at {socket}"),
+        ("enabled", "active", False, "ok    daemon: not running at {socket}"),
+    ],
+)
+def test_stopped_daemon_of_enabled_unit_fails(
+    state_root: Path,
+    ctl: Ctl,
+    monkeypatch: pytest.MonkeyPatch,
+    enabled: str,
+    active: str,
+    listens: bool,
+    expected: str,
+) -> None:
+    socket_path = state_root / "s" if listens else "/run/other.sock"
+    units = (
+        f"Id=rolloutd.socket\nUnitFileState=disabled\nActiveState=inactive\nListen={socket_path} (Stream)\n",
+        f"Id=rolloutd.service\nUnitFileState={enabled}\nActiveState={active}",
+    )
+    (state_root / "systemctl").write_text("#!/bin/sh\ncat <<END\n" + "\n".join(units) + "\nEND\n")
+    (state_root / "systemctl").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{state_root}:{os.environ['PATH']}")
+    done = ctl("doctor")
+    assert expected.format(socket=state_root / "s") in done.stdout
+    assert done.returncode == (1 if expected.startswith("WRONG") else 0), done.stdout
+
+
+def test_socket_without_listener_fails(state_root: Path, ctl: Ctl) -> None:
+    with socket.socket(socket.AF_UNIX) as stopped:
+        stopped.bind(str(state_root / "s"))
+    done = ctl("doctor")
+    assert (done.returncode, "WRONG daemon: not running at" in done.stdout) == (1, True)
+    assert "but the socket is there; read journalctl -u rolloutd -e" in done.stdout
+
+
 async def test_the_doctor_names_the_rights_that_a_cluster_lacks_one_by_one(
     state_root: Path, ctl: Ctl
 ) -> None:

@@ -239,14 +239,6 @@ def test_a_hold_says_as_whose_and_until_when(
     assert err.startswith("n1: held as person/kured until 2099-01-1")
 
 
-def test_release_without_hold_points_to_the_others(
-    daemon: CannedDaemon, capsys: pytest.CaptureFixture[str]
-) -> None:
-    daemon.answer("DELETE", "holds", {"lifted": 0})
-    expected = "n1: no hold of yours; list all holds with rolloutctl locks\n"
-    assert run(capsys, "release", "n1") == (0, "", expected)
-
-
 def test_a_retry_says_what_the_node_waits_for_until_then(
     daemon: CannedDaemon, capsys: pytest.CaptureFixture[str]
 ) -> None:

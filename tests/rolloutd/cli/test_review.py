@@ -90,24 +90,6 @@ def test_cancel_on_a_terminal_asks_first(daemon: CannedDaemon, answer: str, sent
     assert (code, [each[0] for each in daemon.requests][-1]) == ((0, "POST") if sent else (1, "GET"))
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ("cancel", "r"),
-        ("cancel", "r", "--now"),
-        ("rollback", "r", "--all"),
-        ("rollback", "r", "--wave", "w"),
-        ("clean", "n1"),
-    ],
-)
-def test_without_terminal_nothing_irreversible_is_sent(
-    daemon: CannedDaemon, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
-) -> None:
-    code, _, err = run(capsys, *words, "--reason", "wrong plan")
-    assert (code, daemon.requests) == (2, [])
-    assert err == f"rolloutctl {words[0]}: no terminal to ask at; confirm it with --yes\n"
-
-
 @pytest.mark.parametrize(("answer", "sent"), [("n", False), ("y", True)])
 def test_approve_on_a_terminal_shows_what_it_starts(daemon: CannedDaemon, answer: str, sent: bool) -> None:
     gate = {**GATE, "gate": "start", "wave": None}

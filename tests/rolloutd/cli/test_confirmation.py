@@ -1,0 +1,79 @@
+"""What commands ask before they act, and what their exit codes say when nothing was to do."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.rolloutd.canned_daemon import CannedDaemon
+from tests.rolloutd.cli.command_lines import leaf_parsers
+from tests.rolloutd.cli.samples import run
+
+IRREVERSIBLE = {
+    "cancel": ["cancel r --reason x", "cancel r --now --reason x"],
+    "rollback": ["rollback r --all --reason x", "rollback r --wave w --reason x"],
+    "clean": ["clean n1 --reason x"],
+    "rollouts": ["rollouts delete r"],
+    "audit": ["audit settle all --keep database --reason x"],
+}
+"""Commands that lose something for ever or act on many nodes, in each form that does."""
+
+ASKS_AT_TERMINALS = {"approve"}
+"""Commands that show at a terminal what they start; a script has read it before."""
+
+NEVER_ASKS = {
+    # They read.
+    *("status", "nodes", "why", "watch", "logs", "handover", "compare", "changes", "config", "diff"),
+    *("drift", "gates", "review", "locks", "inventory", "team show", "prepare", "checkpoints", "names"),
+    *("artifacts verify", "artifacts report", "plan validate", "plan preview", "plan schema", "report"),
+    *("doctor", "backup", "serve-status", "tui", "web", "demo", "completion", "help", "artifacts manifest"),
+    # Another command takes it back, or the daemon keeps what was before.
+    *("plan submit", "verdicts", "reject", "withdraw", "token sign", "token use", "pause", "resume"),
+    *("retry", "advance", "skip", "return", "hold", "release", "freeze", "unfreeze", "team windows"),
+    *("team canaries", "team freeze", "team unfreeze", "restore"),
+}
+
+
+def test_each_command_is_known_to_ask_or_not() -> None:
+    known = {*IRREVERSIBLE, *ASKS_AT_TERMINALS, *NEVER_ASKS}
+    assert set(leaf_parsers()) == known
+    asking = {words for words, parser in leaf_parsers().items() if "--yes" in parser._option_string_actions}
+    assert asking == {*IRREVERSIBLE, *ASKS_AT_TERMINALS}
+
+
+@pytest.mark.parametrize("line", [line for lines in IRREVERSIBLE.values() for line in lines])
+def test_without_terminal_nothing_irreversible_is_sent(
+    daemon: CannedDaemon, capsys: pytest.CaptureFixture[str], line: str
+) -> None:
+    code, _, err = run(capsys, *line.split())
+    assert (code, daemon.requests) == (2, [])
+    assert err == f"rolloutctl {line.split()[0]}: no terminal to ask at; confirm it with --yes\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "path", "expected"),
+    [
+        ("release n1", "holds", "n1: no hold of yours; list all holds with rolloutctl locks\n"),
+        ("release n1 --as job", "holds", "n1: no hold job; list all holds with rolloutctl locks\n"),
+        ("unfreeze", "freezes", "all: no freeze; list all freezes with rolloutctl locks\n"),
+        (
+            "unfreeze --scope rack/r1",
+            "freezes",
+            "rack/r1: no freeze; list all freezes with rolloutctl locks\n",
+        ),
+        ("team unfreeze infra", "freezes", "team/infra: no freeze; list all freezes with rolloutctl locks\n"),
+    ],
+)
+def test_release_of_nothing_exits_1(
+    daemon: CannedDaemon, capsys: pytest.CaptureFixture[str], line: str, path: str, expected: str
+) -> None:
+    daemon.answer("DELETE", path, {"lifted": 0})
+    assert run(capsys, *line.split()) == (1, "", expected)
+    daemon.answer("DELETE", path, {"lifted": 1})
+    code, _, err = run(capsys, *line.split())
+    assert (code, "released" in err or "1 freeze lifted" in err) == (0, True)
+
+
+def test_withdrawal_of_no_rollback_exits_1(daemon: CannedDaemon, capsys: pytest.CaptureFixture[str]) -> None:
+    daemon.answer("POST", "rollouts/r/rollback", {"rollout": "r", "nodes": []})
+    code, _, err = run(capsys, "rollback", "r", "--withdraw", "--reason", "x")
+    assert (code, err) == (1, "r: no rollback waits here; list the nodes with rolloutctl nodes r\n")
