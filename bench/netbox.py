@@ -3,7 +3,7 @@
     python -m bench netbox [--devices N] [--rounds N]
 
 The server is the tests' fake in a process of its own, or a real NetBox if the environment names one, as in
-tests/contracts/netbox.  Both sides are run by turns.  Without pynetbox the peer is our own REST client.
+tests/contracts/netbox.  Both sides are run by turns.
 """
 
 from __future__ import annotations
@@ -57,11 +57,8 @@ def timed(read: Callable[[], Any]) -> tuple[float, Any]:
 
 
 def find_peer(server: Server) -> tuple[str, Callable[[], Any]]:
-    try:
-        import pynetbox
-    except ImportError:
-        inventory = server.inventory(objects=["devices"], graphql=False)
-        return "REST by the same source", lambda: asyncio.run(inventory.refresh())
+    import pynetbox
+
     api = pynetbox.api(server.url, token=server.token_file.read_text().strip())
     return "REST through pynetbox", lambda: list(api.dcim.devices.filter(limit=1000))
 

@@ -6,13 +6,13 @@ import contextlib
 import hashlib
 import hmac
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from rolloutd.adapters.netbox import custom_fields, graphql, rest
+from rolloutd.adapters.netbox import custom_fields, rest
 from rolloutd.adapters.netbox.http import NetboxSession
-from rolloutd.adapters.netbox.objects import Mapper, from_graphql, from_rest, read_shape
+from rolloutd.adapters.netbox.objects import Mapper, from_rest, read_shape
 from rolloutd.adapters.netbox.webhook import Refused, read_message
 from rolloutd.errors import SourceFailed
 from tests.fuzz.engine import encoded
@@ -33,8 +33,6 @@ _FLEET = Fleet.of(2)
 NETBOX_PAGES = encoded(
     {"count": 2, "next": None, "results": _FLEET.devices},
     {"count": 8, "next": None, "results": _FLEET.custom_fields},
-    {"data": {"objects": [{"id": "7", "name": "n1", "status": "active", "rack": {"name": "r"}, "tags": []}]}},
-    {"data": None, "errors": [{"message": "no"}]},
 )
 
 NETBOX_MESSAGES = encoded(
@@ -56,11 +54,10 @@ class _Answer:
     def __init__(self, page: Any) -> None:
         self._page = page
 
-    def get(self, path: str, params: Mapping[str, Any] | None = None) -> Any:
-        return self._page
-
-    def post(self, path: str, body: Any) -> Any:
-        return self._page
+    def get_page(
+        self, path: str, filters: Mapping[str, Any], limit: int, offset: int
+    ) -> tuple[Any, Sequence[Any]]:
+        return self._page["count"], list(self._page["results"])
 
     def error(self, problem: str, remedy: str) -> SourceFailed:
         return SourceFailed(f"{self.source}: {problem}; {remedy}")
@@ -78,10 +75,6 @@ def read_netbox_page(data: bytes, _: Path) -> None:
         mapper.to_nodes(found)
     with contextlib.suppress(SourceFailed):
         custom_fields.read_custom_fields(session)
-    with contextlib.suppress(SourceFailed):
-        records = graphql.list_objects(session, "devices", {}, mapper.fields, 1)
-        found = read_shape(lambda: [from_graphql("devices", each) for each in records], "netbox")
-        mapper.to_nodes(found)
 
 
 def read_netbox_message(data: bytes, _: Path) -> None:

@@ -89,9 +89,11 @@ class NetboxSession:
     def close(self) -> None:
         self.http.close()
 
-    def get(self, path: str, params: Mapping[str, JSON] | None = None) -> JSON:
-        """Return the JSON of a GET; a list in `params` repeats its key."""
-        return self._request("GET", path, params=params)
+    def get(self, path: str) -> JSON:
+        """Return the JSON of a GET."""
+        with self._translated_errors():
+            response = self.http.get(self._url + path, allow_redirects=False)
+        return self._read_json(response)
 
     def get_page(
         self, path: str, filters: Mapping[str, JSON], limit: int, offset: int
@@ -110,17 +112,8 @@ class NetboxSession:
             raise TypeError("not a list") from None
         return request.count, found
 
-    def post(self, path: str, body: JSON) -> JSON:
-        """Return the JSON of a POST, which is not tried again."""
-        return self._request("POST", path, json=body)
-
     def error(self, problem: str, remedy: str) -> SourceFailed:
         return SourceFailed(f"{self.source}: {problem}; {remedy}")
-
-    def _request(self, method: str, path: str, **arguments: Any) -> JSON:
-        with self._translated_errors():
-            response = self.http.request(method, self._url + path, allow_redirects=False, **arguments)
-        return self._read_json(response)
 
     @contextlib.contextmanager
     def _translated_errors(self) -> Iterator[None]:

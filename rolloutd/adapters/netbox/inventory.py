@@ -52,7 +52,6 @@ class NetboxInventory:
         self._is_reading = False
         self._objects: dict[Hint, NetboxObject] = {}
         self._hints: set[Hint] | None = set()
-        self.reads_graphql = True
 
     def add_hint(self, hint: Hint | None) -> None:
         """Remember that an object may have changed; None means that any may have.
@@ -91,7 +90,7 @@ class NetboxInventory:
             self.source, self._url, self._token_file, self._ca_file, self._limits or TimeLimits()
         )
         try:
-            reader = Reader(session, self._kinds, self._filters, self._mapper, self.reads_graphql)
+            reader = Reader(session, self._kinds, self._filters, self._mapper)
             reader.check()
             if hints and self._objects:
                 changed = reader.read_some(hints)

@@ -1,4 +1,4 @@
-"""Objects of NetBox in one form, whether REST or GraphQL returned them, and the nodes made of them."""
+"""Objects of NetBox, and the nodes made of them."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def _value_at(found: NetboxObject, path: str) -> JSON:
 
 
 def from_rest(kind: str, record: Mapping[str, JSON], object_fields: frozenset[str]) -> NetboxObject:
-    """Return an object of REST; a custom field of `object_fields` becomes its id, as in GraphQL."""
+    """Return an object of a list; a custom field of `object_fields` becomes its id."""
     custom = {
         name: _id_of(value) if name in object_fields else value
         for name, value in (record.get(CUSTOM_FIELDS) or {}).items()
@@ -111,20 +111,6 @@ def from_rest(kind: str, record: Mapping[str, JSON], object_fields: frozenset[st
         name: _nested(record.get(name), "value" if name == STATUS else _KEY_OF_NESTED.get(name, "slug"))
         for name in TEXT_PATHS
     }
-    return _make(kind, record, values, custom)
-
-
-def from_graphql(kind: str, record: Mapping[str, JSON]) -> NetboxObject:
-    """Return an object of GraphQL, where a status is its value and an id is text."""
-    nested = (name for name in TEXT_PATHS if name != STATUS)
-    values = {name: _nested(record.get(name), _KEY_OF_NESTED.get(name, "slug")) for name in nested}
-    values[STATUS] = record[STATUS]
-    return _make(kind, record, values, record.get(CUSTOM_FIELDS) or {})
-
-
-def _make(
-    kind: str, record: Mapping[str, JSON], values: Mapping[str, str | None], custom: Mapping[str, JSON]
-) -> NetboxObject:
     addresses = {
         family: str(address).partition("/")[0]
         for family, key in (("ipv4", "primary_ip4"), ("ipv6", "primary_ip6"))
@@ -140,13 +126,6 @@ def _make(
         record.get(CONFIG_CONTEXT) or {},
         addresses,
     )
-
-
-def graphql_field(name: str) -> str:
-    """Return how GraphQL selects a field of an object."""
-    if name in (CUSTOM_FIELDS, CONFIG_CONTEXT, STATUS):
-        return name
-    return f"{name}{{{_KEY_OF_NESTED.get(name, 'slug')}}}"
 
 
 def kind_fields(kind: str, fields: Iterable[str]) -> list[str]:

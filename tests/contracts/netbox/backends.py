@@ -42,15 +42,11 @@ class Server:
     directory: Path
     fake: FakeNetbox | None = None
 
-    def inventory(
-        self, *, graphql: bool = True, limits: TimeLimits | None = None, **params: Any
-    ) -> NetboxInventory:
+    def inventory(self, *, limits: TimeLimits | None = None, **params: Any) -> NetboxInventory:
         """Return a source with these settings; all objects if none is given."""
         given = {"url": self.url, "token_file": str(self.token_file), "filter": {}, **params}
         content = NetboxInventoryParams.model_validate(given).model_dump(mode="json", exclude_none=True)
-        inventory = NetboxInventory(content, limits=limits)
-        inventory.reads_graphql = graphql
-        return inventory
+        return NetboxInventory(content, limits=limits)
 
     def other_token(self, text: str) -> Path:
         path = self.directory / "other.token"
@@ -61,13 +57,6 @@ class Server:
         """Return what the server itself answers, whatever the status."""
         async with self._session() as session, session.get(self.url + path, params=params) as response:
             return await response.json()
-
-    async def has_graphql(self) -> bool:
-        async with (
-            self._session() as session,
-            session.post(f"{self.url}/graphql/", json={"query": "{device_list{id}}"}) as response,
-        ):
-            return response.status == 200
 
     def _session(self) -> aiohttp.ClientSession:
         word = self.token_file.read_text().strip()

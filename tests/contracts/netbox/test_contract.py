@@ -16,9 +16,6 @@ from rolloutd.errors import SourceFailed
 from rolloutd.ports import DiscoveredNode, Inventory
 from tests.contracts.netbox.backends import LISTS, SERVERS, Server
 
-ONE_TEXT = ("text", "select", "integer", "boolean", "date")
-"""Types of custom fields that are one text."""
-
 
 class Backend:
     """A source of all objects; its token becomes invalid."""
@@ -56,35 +53,6 @@ if len(SERVERS) > 1:
 async def server(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Server]:
     async with request.param(tmp_path) as opened:
         yield opened
-
-
-async def custom_labels(server: Server) -> dict[str, str]:
-    """Return a label for each custom field of devices that is one text."""
-    found = (await server.get("/api/extras/custom-fields/", limit=100))["results"]
-    return {
-        f"own-{each['name']}": f"custom_fields.{each['name']}"
-        for each in found
-        if each["type"]["value"] in ONE_TEXT and "dcim.device" in each["object_types"]
-    }
-
-
-async def test_graphql_and_rest_give_same_nodes(server: Server, caplog: pytest.LogCaptureFixture) -> None:
-    tags = {f"tag-{tag}": f"tags.{tag}" for tag in await used_tags(server)}
-    labels = {
-        "team": "tenant",
-        "rack": "rack",
-        "kind": "device_type",
-        "cluster": "cluster",
-        "status": "status",
-    }
-    labels |= {name: name for name in ("site", "role", "platform")} | tags | await custom_labels(server)
-    caplog.set_level("INFO", "rolloutd.adapters.netbox")
-    by_graphql = await server.inventory(labels=labels).refresh()
-    if await server.has_graphql():
-        assert not [each for each in caplog.records if "are read by REST" in each.message]
-    by_rest = await server.inventory(labels=labels, graphql=False).refresh()
-    assert by_graphql == by_rest
-    assert any(node.labels for node in by_rest)
 
 
 async def used_tags(server: Server) -> list[str]:
@@ -140,15 +108,14 @@ async def test_each_kind_is_read_alone(server: Server, kind: str) -> None:
     assert {node.name for node in nodes} <= {each["name"] for each in await server.all(kind, "id,name")}
 
 
-@pytest.mark.parametrize("graphql", [True, False])
-async def test_filter_gives_what_server_counts(server: Server, graphql: bool) -> None:
+async def test_filter_gives_what_server_counts(server: Server) -> None:
     devices = await server.all("devices", "id,name,site,role")
     site, role = devices[0]["site"]["slug"], devices[-1]["role"]["slug"]
     for chosen in ({"site": site}, {"role": [role]}, {"role__n": role}, {"site": [site], "role": role}):
         expected = await server.get(LISTS["devices"], limit=1, **flat(chosen))
         if not expected["count"]:
             continue
-        nodes = await server.inventory(objects=["devices"], filter=chosen, graphql=graphql).refresh()
+        nodes = await server.inventory(objects=["devices"], filter=chosen).refresh()
         unique = unique_names(await server_names(server, chosen))
         assert {node.name for node in nodes} == unique
 

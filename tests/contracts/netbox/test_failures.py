@@ -81,24 +81,6 @@ async def test_scattered_500_is_retried_for_reading(server: Server) -> None:
     assert await server.inventory().refresh()
 
 
-async def test_failed_graphql_is_not_retried_but_read_by_rest(server: Server) -> None:
-    fake = fake_of(server)
-    fake.intercept = answer_always("/graphql/", lambda: web.Response(status=503))
-    assert len(await server.inventory(objects=["devices"]).refresh()) == 30
-    assert fake.paths.count("/graphql/") == 1
-
-
-@pytest.mark.parametrize("has_graphql", [True, False])
-async def test_graphql_error_is_200_and_off_is_404(server: Server, has_graphql: bool) -> None:
-    fake = fake_of(server)
-    expected = await server.inventory(graphql=False).refresh()
-    fake.has_graphql = has_graphql
-    if has_graphql:
-        errors = {"data": None, "errors": [{"message": "Cannot query field 'rack'"}]}
-        fake.intercept = answer_always("/graphql/", lambda: web.json_response(errors))
-    assert await server.inventory().refresh() == expected
-
-
 async def test_silent_server_times_out(server: Server) -> None:
     ending = asyncio.Event()
 

@@ -81,7 +81,7 @@ async def test_cf_filter_of_known_field_works(server: Server) -> None:
     assert {node.labels["pool"] for node in nodes} == {"red"}
 
 
-async def test_unknown_value_is_empty_list_in_graphql(server: Server) -> None:
+async def test_unknown_value_of_filter_is_400(server: Server) -> None:
     text = await failure(server, filter={"site": "nowhere"})
     assert text == (
         "it refuses the filter (site: Select a valid choice. nowhere is not one of the available choices);"
@@ -103,19 +103,17 @@ async def test_label_that_is_no_text_is_refused(server: Server, path: str, probl
     assert (await failure(server, labels={"x": path})).startswith(problem)
 
 
-async def test_object_field_is_bare_id_in_graphql(server: Server) -> None:
+async def test_object_field_is_its_id(server: Server) -> None:
     labels = {"spare": "custom_fields.spare_site", "limit": "custom_fields.policy.drain.limit"}
-    both = [await server.inventory(labels=labels, graphql=on).refresh() for on in (True, False)]
-    assert both[0] == both[1]
-    assert {node.labels["spare"] for node in both[0]} == {"2"}
-    assert {node.labels["limit"] for node in both[0]} == {"0", "1", "2"}
+    nodes = await server.inventory(labels=labels).refresh()
+    assert {node.labels["spare"] for node in nodes} == {"2"}
+    assert {node.labels["limit"] for node in nodes} == {"0", "1", "2"}
 
 
-async def test_config_context_is_read_by_rest(server: Server) -> None:
+async def test_config_context_gives_labels(server: Server) -> None:
     labels = {"window": "config_context.patching.window", "none": "config_context.patching.none.deeper"}
     nodes = await server.inventory(labels=labels).refresh()
     assert {node.labels["window"] for node in nodes} == {f"day-{day}" for day in range(7)}
-    assert "/graphql/" not in fake_of(server).paths
 
 
 async def test_mapping_in_config_context_is_no_label(server: Server) -> None:
@@ -129,7 +127,7 @@ async def test_mapping_in_config_context_is_no_label(server: Server) -> None:
 
 
 async def test_error_on_page_2_comes_after_page_1(large: Server) -> None:
-    inventory = large.inventory(graphql=False)
+    inventory = large.inventory()
     whole = await inventory.refresh()
 
     async def fail_second_page(request: web.Request) -> web.StreamResponse | None:
@@ -149,7 +147,7 @@ async def test_half_of_list_is_compared_with_count(large: Server) -> None:
         return web.json_response({"count": 1100, "next": None, "previous": None, "results": []})
 
     fake_of(large).intercept = lose_second_page
-    assert await failure(large, graphql=False, limits=None) == (
+    assert await failure(large, limits=None) == (
         f"1000 of 1100 objects came from {DEVICES}; the next refresh reads them again"
     )
 
@@ -164,7 +162,7 @@ async def test_object_created_between_pages_is_read_again(large: Server) -> None
         return None
 
     fake_of(large).intercept = insert
-    nodes = await large.inventory(graphql=False).refresh()
+    nodes = await large.inventory().refresh()
     assert len(nodes) == len({node.name for node in nodes}) == 1101
 
 
@@ -181,30 +179,22 @@ async def test_object_replaced_between_pages_hides_no_other(large: Server) -> No
         return None
 
     fake_of(large).intercept = replace
-    names = {node.name for node in await large.inventory(graphql=False).refresh()}
+    names = {node.name for node in await large.inventory().refresh()}
     assert {skipped, "created-meanwhile"} <= names
     assert len(names) == 1100
 
 
-async def test_graphql_caps_pages_silently(large: Server) -> None:
-    assert len(await large.inventory().refresh()) == 1100
-    fake = fake_of(large)
-    assert fake.paths.count("/graphql/") == 2
-    assert [request.query["limit"] for request in fake.requests if request.path == DEVICES] == ["10"]
-
-
 async def test_limit_is_page_size_and_primary_ip_is_slow(server: Server) -> None:
-    await server.inventory(graphql=False).refresh()
+    await server.inventory().refresh()
     lists = [request for request in fake_of(server).requests if "limit" in request.query]
     fields = {name for request in lists for name in request.query.get("fields", "").split(",")}
     assert {"primary_ip4", "primary_ip6", "rack"} <= fields
     assert not fields & {"primary_ip", "url", "custom_fields", "config_context"}
 
 
-async def test_tag_list_is_and_so_graphql_is_not_used(server: Server) -> None:
+async def test_tag_list_means_all_of_them(server: Server) -> None:
     nodes = await server.inventory(filter={"tag": ["canary", "canary"]}).refresh()
     assert len(nodes) == sum(bool(each["tags"]) for each in all_objects(server))
-    assert "/graphql/" not in fake_of(server).paths
 
 
 def all_objects(server: Server) -> list[dict[str, Any]]:
@@ -247,8 +237,7 @@ async def test_refusal_is_403_with_detail(server: Server, refusal: str) -> None:
     assert await server.inventory().find_missing_prerequisites() == [f"netbox/netbox: {expected}"]
 
 
-async def test_lost_right_is_empty_list_with_200(server: Server) -> None:
-    """GraphQL then answers with no object, REST with 403."""
+async def test_lost_right_is_refused_token(server: Server) -> None:
     inventory = server.inventory()
     whole = await inventory.refresh()
     fake_of(server).tokens[V2].may_view = False
@@ -264,12 +253,6 @@ async def test_list_that_is_empty_with_200_is_no_answer(server: Server) -> None:
     fake_of(server).fleet.devices.clear()
     fake_of(server).fleet.machines.clear()
     assert await failure(server) == "no object matches; check `filter` and the token's rights"
-
-
-async def test_graphql_hides_nested_objects_without_right(server: Server) -> None:
-    expected = await server.inventory(graphql=False).refresh()
-    fake_of(server).tokens[V2].hidden = frozenset({"tenant"})
-    assert await server.inventory().refresh() == expected
 
 
 async def test_server_before_4_5_has_no_authentication_check(server: Server) -> None:
@@ -307,7 +290,7 @@ async def test_redirect_does_not_get_token(server: Server) -> None:
 async def test_next_link_of_other_origin_is_not_followed(large: Server) -> None:
     async with other_origin() as (url, requests):
         fake_of(large).page_host = url
-        assert len(await large.inventory(graphql=False).refresh()) == 1100
+        assert len(await large.inventory().refresh()) == 1100
         assert requests == []
 
 

@@ -1,8 +1,7 @@
-"""HTTP of the fake NetBox: tokens, REST lists, GraphQL, and faults that a test sets."""
+"""HTTP of the fake NetBox: tokens, REST lists, and faults that a test sets."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +9,6 @@ from urllib.parse import urlencode
 
 from aiohttp import web
 
-from tests.support.fake_netbox import graphql
 from tests.support.fake_netbox.fleet import Fleet
 
 JSON = Any
@@ -32,8 +30,6 @@ class Token:
     refusal: str = ""
     may_view: bool = True
     only_site: str = ""
-    hidden: frozenset[str] = frozenset()
-    """Nested objects that GraphQL does not show this token; REST shows them."""
 
 
 class FakeNetbox:
@@ -42,7 +38,6 @@ class FakeNetbox:
     def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet
         self.tokens = {V1: Token(), V2: Token()}
-        self.has_graphql = True
         self.has_authentication_check = True
         self.intercept: Intercept | None = None
         self.requests: list[web.Request] = []
@@ -57,7 +52,6 @@ class FakeNetbox:
         application.router.add_get("/api/dcim/devices/", self._devices)
         application.router.add_get("/api/virtualization/virtual-machines/", self._machines)
         application.router.add_get("/api/extras/custom-fields/", self._custom_fields)
-        application.router.add_post("/graphql/", self._graphql)
         self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.1)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", 0)
@@ -80,8 +74,6 @@ class FakeNetbox:
             return answer
         refusal = self._refusal(request.headers.get("Authorization", ""))
         if refusal:
-            if request.path == "/graphql/":
-                return web.Response(status=403, text=refusal)
             return web.json_response({"detail": refusal}, status=403)
         response: web.StreamResponse = await handler(request)
         return response
@@ -115,19 +107,6 @@ class FakeNetbox:
 
     async def _custom_fields(self, request: web.Request) -> web.Response:
         return self._page(request, self.fleet.custom_fields)
-
-    async def _graphql(self, request: web.Request) -> web.Response:
-        if not self.has_graphql:
-            return web.Response(status=404, text="<html>Page Not Found</html>", content_type="text/html")
-        token = self._token(request)
-        lists = {"device_list": self.fleet.devices, "virtual_machine_list": self.fleet.machines}
-        visible = {name: list(self._visible(token, records)) for name, records in lists.items()}
-        query = (await request.json())["query"]
-        try:
-            data = await asyncio.to_thread(graphql.run, query, visible, token.hidden)
-        except graphql.QueryError as error:
-            return web.json_response({"data": None, "errors": [{"message": str(error)}]})
-        return web.json_response({"data": data})
 
     def _visible(self, token: Token, records: Iterable[dict[str, JSON]]) -> Iterable[dict[str, JSON]]:
         if not token.may_view:
