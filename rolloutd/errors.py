@@ -95,6 +95,10 @@ class TokenAlreadyUsed(Conflict):
     """A vote token was used before; each counts once."""
 
 
+class FactsBehind(StoreFailed):
+    """The store has an event that the facts in memory do not have; only a restart reads it."""
+
+
 class LeadershipLost(StoreFailed):
     """Another daemon has opened the database since; this one must end without writing."""
 

@@ -38,7 +38,7 @@ from rolloutd.engine.drivers.node_session import AdapterSet
 from rolloutd.engine.drivers.traffic_probes import TrafficProber
 from rolloutd.engine.preparation.preparer import Preparer
 from rolloutd.engine.state import CommitFunction, State
-from rolloutd.errors import Conflict, LeadershipLost, RolloutdError, StoreFailed
+from rolloutd.errors import Conflict, FactsBehind, LeadershipLost, RolloutdError, StoreFailed
 from rolloutd.ports import AuditReport, Inventory, Observer, Scheduler, SourceRules
 from rolloutd.ports.guards import adapter_errors
 from rolloutd.reason_text import describe
@@ -105,11 +105,13 @@ class Daemon:
     async def run(self) -> None:
         """Refresh the inventory, then decide whenever something has changed.
 
-        Raises LeadershipLost, in a group, once another daemon has taken over.
+        Raises, in a group, LeadershipLost once another daemon has taken over, and FactsBehind once the facts
+        in memory are behind the store.
         """
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
             tasks.create_task(self._stop_when_leadership_lost(), name="leadership")
+            tasks.create_task(self._stop_when_facts_behind(), name="facts")
             # Before the first driver: no node is moved by a row that the audit does not account for.
             await self._verify_audit()
             self._scheduler.call_every("audit", INTERVAL_S, self._start_audit_verification)
@@ -140,6 +142,11 @@ class Daemon:
         """End the daemon when a write shows that another daemon has taken over: only one may act."""
         await self._state.leadership_lost.wait()
         raise LeadershipLost("state directory: another daemon has taken over; this one ends")
+
+    async def _stop_when_facts_behind(self) -> None:
+        """End the daemon when a written event could not be applied: each decision would use older facts."""
+        await self._state.facts_behind.wait()
+        raise FactsBehind("facts: they are behind the database; the daemon ends, its next start reads them")
 
     async def observe_nodes(self, nodes: Sequence[str]) -> None:
         """Observe these nodes now, because a hold is granted or refused by their latest observations."""

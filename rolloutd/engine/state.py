@@ -9,6 +9,7 @@ It knows neither sockets nor adapters nor drivers.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
@@ -28,7 +29,7 @@ from machines.scheduler.queue import SchedulingQueue
 from machines.workflow.records import RepeatedTry
 from rolloutd.engine.adapter_failures import AdapterFailures
 from rolloutd.engine.transition_log import log_entries
-from rolloutd.errors import LeadershipLost, NotFound, StoreFailed
+from rolloutd.errors import FactsBehind, LeadershipLost, NotFound, StoreFailed
 from rolloutd.ports import (
     DEFAULT_STALE_AFTER_S,
     GROUPS,
@@ -44,6 +45,8 @@ from rolloutd.ports import (
     Store,
 )
 from rolloutd.settings import Settings
+
+log = logging.getLogger("rolloutd.engine.state")
 
 
 class CommitFunction(Protocol):
@@ -194,6 +197,8 @@ class State:
     inventory_refreshed: asyncio.Event = field(default_factory=asyncio.Event)
     submit_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     leadership_lost: asyncio.Event = field(default_factory=asyncio.Event)
+    facts_behind: asyncio.Event = field(default_factory=asyncio.Event)
+    """The store has an event that could not be applied: this process must not decide any more."""
     _inventory_snapshot: InventorySnapshot | None = None
     _inventory_generation: int = 0
     _write_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -308,6 +313,8 @@ class State:
         # The store checks the term in its transaction; this only spares a write that must fail.
         if self.leadership_lost.is_set():
             raise LeadershipLost("leadership: another daemon leads; this one wrote nothing and ends")
+        if self.facts_behind.is_set():
+            raise FactsBehind("facts: they are behind the database; the daemon wrote nothing and ends")
         now = self.now() if at is None else at
         # Each event is judged after those before it: one commit may free a slot and take it.
         for number, event in enumerate(events):
@@ -335,19 +342,35 @@ class State:
             raise
         self.last_write_error = ""
         commit_s = asyncio.get_running_loop().time() - began
+        await self._apply(events)
+        # After the facts: no subscriber may find an index that is older than its audit entry.
         for listener in self.commit_listeners:
-            listener(events, commit_s)
-        # Only after the commit: no decision may use a fact that a crash would lose.
-        for event in events:
-            self.index.apply(event)
-        # A settled row may be of any table, and no event says what follows from it.
-        if any(isinstance(event, MismatchSettled) for event in events):
-            self.index = self.index.rebuilt(await self.store.load_snapshot())
-        # After the facts: a subscriber must not find an index that is older than its audit entry.
+            try:
+                listener(events, commit_s)
+            except Exception as error:
+                # The events are written: an error here must not look like a refused commit.
+                log.exception("commit listener: %r; it misses a commit", error)
         self.changes.notify_committed(entries)
         log_entries(entries)
         self.wake_up()
         return entries
+
+    async def _apply(self, events: Sequence[Event]) -> None:
+        """Apply what is written, and only that: no decision may use a fact that a crash would lose.
+
+        Raises FactsBehind, which ends the daemon, if an event cannot be applied.
+        """
+        try:
+            for event in events:
+                self.index.apply(event)
+            # A settled row may be of any table, and no event says what follows from it.
+            if any(isinstance(event, MismatchSettled) for event in events):
+                self.index = self.index.rebuilt(await self.store.load_snapshot())
+        except Exception as error:
+            self.facts_behind.set()
+            raise FactsBehind(
+                f"facts: a written event was not applied: {error!r}; the daemon ends"
+            ) from error
 
 
 async def _wait_for_write(writing: asyncio.Task[tuple[AuditEntry, ...]]) -> None:

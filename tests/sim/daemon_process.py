@@ -7,12 +7,12 @@ by a power cut, or by its own error.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
 from machines.facts.projection import Projection
-from machines.model.events import DaemonStarted
+from machines.model.events import DaemonStarted, Event
 from machines.model.limits import Budget
 from machines.model.node import NodeHealth, Observation
 from rolloutd.compile import compile_limits
@@ -46,6 +46,9 @@ from tests.sim.world import HOLD_AWARE_KIND, SimWorld
 LOCK_FILE = "lock"
 """The file that keeps a second daemon out, until a user removes it."""
 
+
+LISTENER_FAILS = 0.005
+"""Share of the commits of which a listener raises an error."""
 
 WATCH_DELAY_S = 10.0
 """Mean delay until a watch reports that a node was left isolated."""
@@ -182,11 +185,19 @@ class DaemonProcess:
             # A fleet of ten would be held at the second leaver.
             source_rules={SimInventory.source: SourceRules(max_removed=Budget(count=None, percent=50))},
         )
+        state.commit_listeners.append(self._hear_commit)
         self.state = state
         async with asyncio.TaskGroup() as tasks:
             watching = tasks.create_task(self._report_left_nodes(state))
             await self.daemon.run()
             watching.cancel()
+
+    def _hear_commit(self, events: Sequence[Event], commit_s: float) -> None:
+        """Raise an error, as a service that listens to commits may: what is written must not be lost."""
+        world = self._world
+        if not world.is_finished and world.streams.listeners.random() < LISTENER_FAILS:
+            world.coverage.count("fault:listener-fails")
+            raise OSError("the listener's pipe is closed")
 
     async def _report_left_nodes(self, state: State) -> None:
         """Report nodes that were left isolated, and their release, like a watch on the cluster."""

@@ -19,6 +19,7 @@ from rolloutd.engine.drivers.driver import Driver
 from rolloutd.engine.drivers.isolation import Isolation
 from rolloutd.engine.drivers.playbook_execution import PlaybookExecution
 from rolloutd.engine.preparation import node_stages
+from rolloutd.engine.state import State
 from tests.sim.__main__ import run_many, run_one, small_names
 from tests.support.mutation import Mutant
 
@@ -33,6 +34,23 @@ MUTANTS = (
         "self._started_at - target.since",
     ),
     Mutant("done-stage-prepared-again", node_stages._is_done, "True", "by_this_rollout"),
+    Mutant(
+        "facts-after-the-listeners",
+        State._write,
+        """
+        await self._apply(events)
+        for listener in self.commit_listeners:
+            try:
+                listener(events, commit_s)
+            except Exception as error:
+                log.exception("commit listener: %r; it misses a commit", error)
+        """,
+        """
+        for listener in self.commit_listeners:
+            listener(events, commit_s)
+        await self._apply(events)
+        """,
+    ),
     Mutant("foreign-cordon-undone", Isolation.undo, "action.prior", "{'isolated': False}"),
     Mutant(
         "forged-rows-not-blocked",

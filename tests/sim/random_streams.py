@@ -24,6 +24,7 @@ class RandomStreams:
     rollbacks: random.Random
     preparation: random.Random
     guards: random.Random
+    listeners: random.Random
 
     @classmethod
     def of(cls, seed: int) -> Self:

@@ -20,6 +20,7 @@ FAULTS = (
     "isolation-never-ends",
     "isolation-undone",
     "label-changes",
+    "listener-fails",
     "daemon-ended-itself",
     "inspect-busy",
     "machine-down",

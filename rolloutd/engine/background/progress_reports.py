@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from machines.model.events import Event, PhaseMoved, StepAction, StepRecord, StepRecorded, StepState
 from machines.model.plan import Capability
 from machines.model.timefmt import format_duration
-from machines.states import Trigger
+from machines.states import IN_FLIGHT_PHASES, Trigger
 from rolloutd.engine.drivers.node_session import AdapterSet, NodeSession
 from rolloutd.engine.state import State
 from rolloutd.engine.tasks import BackgroundJobs
@@ -52,6 +52,7 @@ class ProgressReporter:
         self._state = state
         self._adapters = adapters
         self._queues: dict[str, deque[ProgressReport]] = {}
+        self._phases_began = {(t.rollout, t.node): t.since for t in state.index.needing_driver()}
         self._jobs: BackgroundJobs[str] = BackgroundJobs("progress-report", state, concurrency=MAX_CONCURRENT)
         state.commit_listeners.append(self._on_commit)
 
@@ -62,9 +63,10 @@ class ProgressReporter:
 
     def _on_commit(self, events: Sequence[Event], commit_s: float) -> None:
         for event in events:
+            took_s = self._end_phase(event) if isinstance(event, PhaseMoved) else 0.0
             match event:
                 case PhaseMoved() if event.trigger in KINDS:
-                    text = self._transition_text(event)
+                    text = _transition_text(event, took_s)
                     report = ProgressReport(
                         KINDS[event.trigger], event.rollout, event.attempt, event.at, text
                     )
@@ -75,15 +77,13 @@ class ProgressReporter:
                     continue
             self._enqueue(event.record.node if isinstance(event, StepRecorded) else event.node, report)
 
-    def _transition_text(self, event: PhaseMoved) -> str:
-        if event.failure is not None:
-            return f"{event.failure.step}: {event.failure.message}"
-        if event.trigger in (Trigger.ADMITTED, Trigger.ROLLBACK_ORDERED):
-            return f"{event.rollout}, attempt {event.attempt}: isolation begins"
-        # The listener runs before the event is applied, so `since` is the start of the phase that ends.
-        since = self._state.index.target(event.rollout, event.node).since
-        took = f"{event.trigger.value} in {format_duration(max(0.0, event.at - since))}"
-        return f"{took}: {event.text}" if event.text else took
+    def _end_phase(self, event: PhaseMoved) -> float:
+        """Return the seconds that the phase took that this event ends, and note when the next one began."""
+        key = (event.rollout, event.node)
+        began = self._phases_began.pop(key, event.at)
+        if event.target in IN_FLIGHT_PHASES:
+            self._phases_began[key] = event.at
+        return max(0.0, event.at - began)
 
     def _enqueue(self, node: str, report: ProgressReport) -> None:
         plan = self._state.index.rollout(report.rollout).plan
@@ -112,6 +112,15 @@ class ProgressReporter:
                 isolator = self._adapters.isolators[kind]
                 if isinstance(isolator, SupportsProgressReports):
                     await isolator.report(self._state.host(node), report)
+
+
+def _transition_text(event: PhaseMoved, took_s: float) -> str:
+    if event.failure is not None:
+        return f"{event.failure.step}: {event.failure.message}"
+    if event.trigger in (Trigger.ADMITTED, Trigger.ROLLBACK_ORDERED):
+        return f"{event.rollout}, attempt {event.attempt}: isolation begins"
+    took = f"{event.trigger.value} in {format_duration(took_s)}"
+    return f"{took}: {event.text}" if event.text else took
 
 
 def _step_kind(event: StepRecorded) -> ProgressKind | None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from machines.model.events import FreezeStarted
+from machines.model.events import Event, FreezeLifted, FreezeStarted
+from machines.model.rollout import DAEMON
 from machines.model.windows import Freeze
 from machines.states import Phase
-from rolloutd.errors import LeadershipLost, StoreFailed
+from rolloutd.errors import FactsBehind, LeadershipLost, StoreFailed
 from tests.rolloutd.control_environment import ControlEnvironment, control_environment
 from tests.rolloutd.slow_store import adapters_of, daemon_of, loop_iterations, open_slow_store, store_of
 
@@ -76,3 +78,36 @@ async def test_a_deposed_daemon_ends_though_several_were_about_to_write(tmp_path
             running.cancel()
             await asyncio.wait({running}, timeout=0.1)
         assert inside.phase(rollout, "p1") is Phase.MAINTAINING
+
+
+async def test_failing_listener_loses_no_fact(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    heard: list[str] = []
+
+    def fail(events: Sequence[Event], commit_s: float) -> None:
+        raise OSError("the pipe is closed")
+
+    async with control_environment(tmp_path) as inside:
+        inside.state.commit_listeners += [
+            fail,
+            lambda events, commit_s: heard.append(type(events[0]).__name__),
+        ]
+        await inside.commit(FreezeStarted(Freeze("f1", "all", "because", "olga", 0.0, None)))
+        assert [each.id for each in inside.state.index.freezes] == ["f1"]
+        assert heard == ["FreezeStarted"]
+    assert "commit listener: OSError('the pipe is closed'); it misses a commit" in caplog.text
+
+
+async def test_event_that_facts_refuse_ends_daemon(tmp_path: Path) -> None:
+    """The store has the event: whatever is decided without it may do a thing twice."""
+    async with control_environment(tmp_path) as inside:
+        await inside.commit(FreezeStarted(Freeze("f1", "all", "because", "olga", 0.0, None)))
+        inside.state.index.apply(FreezeLifted("f1", DAEMON, 0.0))
+        running = asyncio.create_task(daemon_of(inside, adapters_of(inside, tmp_path)).run())
+        await loop_iterations(20)
+        with pytest.raises(FactsBehind, match="a written event was not applied"):
+            await inside.commit(FreezeLifted("f1", DAEMON, 0.0))
+        with pytest.raises(FactsBehind, match="the daemon wrote nothing"):
+            await inside.commit(FreezeStarted(Freeze("f2", "all", "because", "olga", 0.0, None)))
+        with pytest.raises(ExceptionGroup) as raised:
+            await asyncio.wait_for(running, 60.0)
+        assert raised.group_contains(FactsBehind)
