@@ -1,4 +1,4 @@
-"""Checks of custom fields that the settings name, before NetBox ignores an unknown one silently."""
+"""Checks of custom fields that the settings name, before NetBox ignores a filter silently."""
 
 from __future__ import annotations
 
@@ -15,22 +15,34 @@ from rolloutd.ports import JSON
 PATH = "/api/extras/custom-fields/"
 
 _LISTS = frozenset({"multiselect", "multiobject"})
-_ORDERED = frozenset({"integer", "decimal", "date", "datetime"})
-_TEXTS = frozenset({"text", "longtext", "url", "select"})
-_LOOKUPS = {
-    **dict.fromkeys(("__lt", "__lte", "__gt", "__gte"), _ORDERED),
-    **dict.fromkeys(("__ic", "__ie", "__isw"), _TEXTS - {"select"}),
+_TEXTS = frozenset({"text", "longtext", "url"})
+_PLAIN = frozenset({""})
+_NEGATABLE = _PLAIN | {"__n"}
+_ORDERED = _NEGATABLE | {"__lt", "__lte", "__gt", "__gte"}
+_TEXT_LOOKUPS = _NEGATABLE | {"__ic", "__ie", "__isw"}
+_LOOKUPS: Mapping[str, frozenset[str]] = {
+    **dict.fromkeys(("integer", "decimal", "date", "datetime"), _ORDERED),
+    **dict.fromkeys((*_TEXTS, "select"), _TEXT_LOOKUPS),
+    **dict.fromkeys((*_LISTS, "boolean"), _PLAIN),
+    "object": _NEGATABLE,
 }
-"""Lookups of a filter, and the types of fields that have them; `__n` is of every type."""
+"""Lookups that NetBox 4.6 has for each type of field; it has none for `json`, and ignores all others."""
+
+_BOOLEANS = frozenset({"true", "false"})
 
 
 @dataclass(frozen=True, slots=True)
 class CustomField:
-    """A custom field: its type, the kinds of objects that have it, whether lists can be filtered by it."""
+    """A custom field: its type, the kinds of objects that have it, and how lists are filtered by it."""
 
     type: str
     object_types: frozenset[str]
-    is_filter: bool
+    filter_logic: str
+
+    @property
+    def is_loose_text(self) -> bool:
+        """Whether its plain filter finds a part of the text; then NetBox has no other lookup of it."""
+        return self.type in _TEXTS and self.filter_logic == "loose"
 
 
 def needs_check(filters: Mapping[str, JSON], paths: Iterable[str]) -> bool:
@@ -53,15 +65,22 @@ def check_filters(
     fields: Mapping[str, CustomField],
 ) -> None:
     """Raise SourceFailed for a filter that the server would ignore for one of the kinds."""
-    for name in filters:
+    for name, value in filters.items():
         match = CUSTOM_FILTER.fullmatch(name)
         if match is None:
             continue
-        custom, lookup = fields.get(match[1]), match[2]
-        if custom is None or not custom.is_filter:
+        custom, lookup = fields.get(match[1]), match[2] or ""
+        if custom is None or custom.filter_logic == "disabled":
             raise session.error(f"NetBox has no filter {name}", "name a custom field in `filter`")
-        if lookup in _LOOKUPS and custom.type not in _LOOKUPS[lookup]:
+        if lookup not in _LOOKUPS.get(custom.type, ()):
             raise session.error(f"a field of type {custom.type} has no filter {name}", "correct `filter`")
+        if lookup and custom.is_loose_text:
+            problem = f"{match[1]} has filter logic loose, so NetBox ignores {name}"
+            raise session.error(problem, "set it to exact in NetBox, or correct `filter`")
+        if custom.type == "boolean" and value not in _BOOLEANS:
+            raise session.error(
+                f"{name} is true or false, and NetBox ignores {str(value)[:30]!r}", "correct `filter`"
+            )
         for kind in kinds:
             if OBJECT_TYPES[kind] not in custom.object_types:
                 problem = f"{kind} have no custom field {match[1]}"
@@ -90,5 +109,5 @@ def _parse(record: Mapping[str, Any]) -> CustomField:
     return CustomField(
         str(record["type"]["value"]),
         frozenset(record["object_types"]),
-        record["filter_logic"]["value"] != "disabled",
+        str(record["filter_logic"]["value"]),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from rolloutd.adapters.netbox import custom_fields, rest
+from rolloutd.adapters.netbox.filter_match import compared_fields, find_mismatch
 from rolloutd.adapters.netbox.http import HttpStatus, NetboxSession
 from rolloutd.adapters.netbox.objects import Mapper, NetboxObject, from_rest, read_shape
 from rolloutd.ports import JSON
@@ -26,7 +27,8 @@ class Reader:
         self._kinds = kinds
         self._filters = {name: _query_value(value) for name, value in filters.items()}
         self._mapper = mapper
-        self._object_fields: frozenset[str] = frozenset()
+        self._fields = mapper.fields | compared_fields(filters)
+        self._custom_fields: Mapping[str, custom_fields.CustomField] = {}
 
     def check(self) -> None:
         """Raise SourceFailed unless the token is valid and the server knows the custom fields."""
@@ -41,12 +43,10 @@ class Reader:
         known = custom_fields.read_custom_fields(self._session)
         custom_fields.check_filters(self._session, self._kinds, self._filters, known)
         custom_fields.check_paths(self._session, self._kinds, self._mapper.paths, known)
-        self._object_fields = frozenset(
-            name for name, field in known.items() if field.type in ("object", "multiobject")
-        )
+        self._custom_fields = known
 
     def read_all(self) -> dict[ObjectKey, NetboxObject]:
-        """Return all objects; raises SourceFailed, also if there is none."""
+        """Return all objects; raises SourceFailed, also if there is none or one does not match the filter."""
         found = [each for kind in self._kinds for each in self._read_kind(kind, self._filters)]
         if not found:
             raise self._session.error("no object matches", "check `filter` and the token's rights")
@@ -63,11 +63,23 @@ class Reader:
         return found
 
     def _read_kind(self, kind: str, filters: Mapping[str, JSON]) -> Sequence[NetboxObject]:
-        records = rest.list_objects(self._session, kind, filters, self._mapper.fields)
-        return read_shape(
-            lambda: [from_rest(kind, record, self._object_fields) for record in records],
-            self._session.source,
-        )
+        records = rest.list_objects(self._session, kind, filters, self._fields)
+        types = {name: field.type for name, field in self._custom_fields.items()}
+        object_fields = frozenset(name for name in types if types[name] in ("object", "multiobject"))
+        return read_shape(lambda: self._parse(kind, records, object_fields), self._session.source)
+
+    def _parse(
+        self, kind: str, records: Sequence[Mapping[str, JSON]], object_fields: frozenset[str]
+    ) -> Sequence[NetboxObject]:
+        """Return the objects; raises SourceFailed for one that the filter should have excluded."""
+        found = [from_rest(kind, record, object_fields) for record in records]
+        for each in found:
+            if name := find_mismatch(each, self._filters, self._custom_fields):
+                problem = (
+                    f"{(each.name or kind)[:60]} ({each.id}) does not match {name}, which NetBox ignored"
+                )
+                raise self._session.error(problem, "correct `filter`")
+        return found
 
 
 def _query_value(value: JSON) -> JSON:

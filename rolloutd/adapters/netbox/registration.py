@@ -36,6 +36,8 @@ FILTERS: dict[str, frozenset[str]] = {
 }
 """Filter names that the server knows, by kind of object."""
 
+BOOLEAN_FILTERS = frozenset({"has_primary_ip"})
+
 CUSTOM_FILTER = re.compile(r"cf_((?:[a-z0-9]|_(?!_))+)(__(?:n|lt|lte|gt|gte|ic|ie|isw))?", re.ASCII)
 """A filter on a custom field: its name and lookup, which are checked against the server."""
 
@@ -79,7 +81,7 @@ def _require_label_path(path: str) -> str:
 ServerUrl = Annotated[str, Field(max_length=1000), AfterValidator(_require_server_url)]
 FilterName = Annotated[str, Field(max_length=100), AfterValidator(_require_filter_name)]
 FieldPath = Annotated[str, Field(max_length=200), AfterValidator(_require_label_path)]
-FilterText = Annotated[str, Field(min_length=1, max_length=200)]
+FilterText = Annotated[str, Field(min_length=1, max_length=200, pattern=r"\S")]
 FilterValue = FilterText | bool | int | Annotated[list[FilterText | int], Field(min_length=1, max_length=200)]
 Loopback = Annotated[
     str,
@@ -154,6 +156,15 @@ class NetboxInventoryParams(Params):
     webhook: NetboxWebhookParams = Field(
         default=ABSENT, description="Receiver of webhooks, which cause an earlier refresh; none by default."
     )
+
+    @model_validator(mode="after")
+    def _require_boolean(self) -> Self:
+        for name in BOOLEAN_FILTERS & self.filter.keys():
+            if not isinstance(self.filter[name], bool) and self.filter[name] not in ("true", "false"):
+                raise InvalidValue(
+                    f"{name} is true or false, and NetBox ignores any other value", "true, false"
+                )
+        return self
 
     @model_validator(mode="after")
     def _require_filters_of_all_objects(self) -> Self:

@@ -160,6 +160,52 @@ async def test_server_ignores_unknown_filter(server: Server) -> None:
         assert (await server.get(LISTS["devices"], limit=1, **{name: "x"}))["count"] == total
 
 
+LOOKUPS = ("", "__n", "__lt", "__lte", "__gt", "__gte", "__ic", "__ie", "__isw")
+
+
+async def test_custom_filter_that_server_ignores_is_refused(server: Server) -> None:
+    """Each field with each lookup: the server ignores a filter if two values both give all objects."""
+    devices = await server.all("devices", "id,custom_fields")
+    tried = 0
+    for field in (await server.get("/api/extras/custom-fields/", limit=500))["results"]:
+        values = {query_text(each["custom_fields"].get(field["name"])) for each in devices} - {""}
+        if "dcim.device" not in field["object_types"] or len(values) < 2:
+            continue
+        for name in (f"cf_{field['name']}{lookup}" for lookup in LOOKUPS):
+            is_ignored = [await count(server, name, text) for text in sorted(values)[:2]] == [
+                len(devices)
+            ] * 2
+            is_refused = await refuses(server, name, sorted(values)[0])
+            assert is_refused or not is_ignored, name
+            if name.endswith((field["name"], "__n")):
+                assert is_refused == is_ignored, name
+            tried += 1
+    assert tried
+
+
+def query_text(value: Any) -> str:
+    """Return one value of a custom field as a filter has it; empty if it has none."""
+    first = value[0] if isinstance(value, list) and value else value
+    chosen = first.get("id", str(first)) if isinstance(first, dict) else first
+    return str(chosen).lower() if isinstance(chosen, bool) else str(chosen or "")
+
+
+async def count(server: Server, name: str, text: str) -> int | None:
+    answer = await server.get(LISTS["devices"], limit=1, **{name: text})
+    return answer.get("count")
+
+
+async def refuses(server: Server, name: str, text: str) -> bool:
+    """Return whether the source refuses the filter before it reads a list."""
+    try:
+        await server.inventory(objects=["devices"], filter={name: text}).refresh()
+    except SourceFailed as error:
+        if "does not match" in str(error):
+            raise
+        return "correct `filter`" in str(error) or "name a custom field" in str(error)
+    return False
+
+
 async def test_unknown_custom_field_in_filter_is_refused(server: Server) -> None:
     with pytest.raises(SourceFailed, match="NetBox has no filter cf_rolloutd_no_such_field; name a custom"):
         await server.inventory(filter={"cf_rolloutd_no_such_field": "x"}).refresh()

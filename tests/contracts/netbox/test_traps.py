@@ -17,6 +17,7 @@ from rolloutd.adapters.netbox.registration import NetboxInventoryParams
 from rolloutd.errors import SourceFailed
 from tests.contracts.netbox.backends import SHORT, Server, answer_always, failure, fake_of, open_fake
 from tests.support.fake_netbox import FakeNetbox, Fleet
+from tests.support.fake_netbox.fleet import device
 from tests.support.fake_netbox.server import V1, V2
 
 DEVICES = "/api/dcim/devices/"
@@ -60,6 +61,22 @@ def test_filter_of_devices_alone_returns_every_machine() -> None:
         ("cf_hidden", "NetBox has no filter cf_hidden; name a custom field in `filter`"),
         ("cf_pool__gte", "a field of type select has no filter cf_pool__gte; correct `filter`"),
         ("cf_wave__ic", "a field of type integer has no filter cf_wave__ic; correct `filter`"),
+        ("cf_frozen__n", "a field of type boolean has no filter cf_frozen__n; correct `filter`"),
+        ("cf_groups__n", "a field of type multiselect has no filter cf_groups__n; correct `filter`"),
+        ("cf_peers__n", "a field of type multiobject has no filter cf_peers__n; correct `filter`"),
+        ("cf_policy", "a field of type json has no filter cf_policy; correct `filter`"),
+        ("cf_policy__n", "a field of type json has no filter cf_policy__n; correct `filter`"),
+        *(
+            (
+                f"cf_note__{lookup}",
+                (
+                    f"note has filter logic loose, so NetBox ignores cf_note__{lookup};"
+                    " set it to exact in NetBox, or correct `filter`"
+                ),
+            )
+            for lookup in ("n", "ic", "ie", "isw")
+        ),
+        ("cf_frozen", "cf_frozen is true or false, and NetBox ignores '1'; correct `filter`"),
         (
             "cf_bay",
             (
@@ -72,6 +89,65 @@ def test_filter_of_devices_alone_returns_every_machine() -> None:
 async def test_unknown_cf_filter_returns_everything(server: Server, name: str, problem: str) -> None:
     assert await failure(server, filter={name: "1"}) == problem
     assert DEVICES not in fake_of(server).paths
+
+
+COMPARED: dict[str, Any] = {
+    "status": "planned",
+    "status__n": "active",
+    "site": ["oslo"],
+    "site__n": "rome",
+    "tenant": "orders",
+    "device_type": "model-y",
+    "tag": ["canary"],
+    "tag__n": "canary",
+    "id": [1, 3],
+    "name": "METAL-00001",
+    "name__n": "metal-00001",
+    "name__ic": "0001",
+    "name__isw": "Metal-0000",
+    "has_primary_ip": False,
+    "cf_pool": ["red"],
+    "cf_pool__n": "red",
+    "cf_pool__ic": "RE",
+    "cf_wave": 1,
+    "cf_wave__n": 1,
+    "cf_wave__gte": 2,
+    "cf_frozen": True,
+    "cf_groups": "a",
+    "cf_spare_site": 3,
+    "cf_peers": [2],
+    "cf_note": "reboots",
+    "cf_vendor__ie": "NORTH",
+    "cf_bought__lt": "2026-04-01",
+}
+
+
+@pytest.mark.parametrize("name", COMPARED)
+async def test_object_outside_of_filter_fails_source(server: Server, name: str) -> None:
+    fake, chosen = fake_of(server), {"objects": ["devices"], "filter": {name: COMPARED[name]}}
+    fake.fleet.devices += [device(number) for number in range(100, 106, 2)]
+    fake.fleet.devices.append({**device(98), "device_type": {"slug": "model-y"}, "primary_ip4": None})
+    fake.fleet.devices[-1] |= {"primary_ip": None, "primary_ip6": None}
+    fake.fleet.devices[0]["status"] = {"value": "planned"}
+    if name != "cf_spare_site":
+        assert 0 < len(await server.inventory(**chosen).refresh()) < len(fake.fleet.devices)
+    fake.ignored = frozenset({name})
+    text = await failure(server, **chosen)
+    assert f" does not match {name}, which NetBox ignored; correct `filter`" in text
+
+
+@pytest.mark.parametrize("value", ["maybe", 1, [1], ["true"], "yes"])
+def test_boolean_filter_without_boolean_is_refused(value: object) -> None:
+    given = {"url": "http://netbox.example", "token_file": "t", "filter": {"has_primary_ip": value}}
+    with pytest.raises(ValidationError, match="NetBox ignores any other value"):
+        NetboxInventoryParams.model_validate(given)
+
+
+@pytest.mark.parametrize("value", [" ", [" "], ["a", "\t"]])
+def test_blank_filter_is_refused(value: object) -> None:
+    given = {"url": "http://netbox.example", "token_file": "t", "filter": {"q": value}}
+    with pytest.raises(ValidationError):
+        NetboxInventoryParams.model_validate(given)
 
 
 async def test_cf_filter_of_known_field_works(server: Server) -> None:

@@ -8,7 +8,9 @@ from typing import Any
 from urllib.parse import urlencode
 
 from aiohttp import web
+from multidict import MultiDict
 
+from tests.support.fake_netbox import filters
 from tests.support.fake_netbox.fleet import Fleet
 
 JSON = Any
@@ -19,7 +21,6 @@ DEFAULT_PAGE_SIZE, MAX_PAGE_SIZE = 50, 1000
 V1 = "0123456789abcdef0123456789abcdef01234567"
 V2 = "nbt_twinTwinTwin.0123456789abcdef0123456789abcdef01234567"
 
-_NESTED = ("site", "tenant", "role", "platform", "device_type", "cluster", "manufacturer")
 _NO_CHOICE = "Select a valid choice. {} is not one of the available choices."
 
 
@@ -40,6 +41,8 @@ class FakeNetbox:
         self.tokens = {V1: Token(), V2: Token()}
         self.has_authentication_check = True
         self.intercept: Intercept | None = None
+        self.ignored: frozenset[str] = frozenset()
+        """Filters that this server does not know."""
         self.requests: list[web.Request] = []
         self.url = ""
         self.page_host = ""
@@ -119,11 +122,16 @@ class FakeNetbox:
             detail = "You do not have permission to perform this action."
             return web.json_response({"detail": detail}, status=403)
         for name in ("tag", "site", "tenant", "role", "platform", "status"):
-            known = {value for each in records for value in _values(each, name)}
+            known = {value for each in records for value in filters.values_of(each, name)}
             for wanted in request.query.getall(name, []):
                 if wanted not in known | {"active", "planned", "offline", "staged"}:
                     return web.json_response({name: [_NO_CHOICE.format(wanted)]}, status=400)
-        found = [each for each in self._visible(token, records) if _matches(each, request.query)]
+        visible, custom = self._visible(token, records), self.fleet.custom_fields
+        query = MultiDict((name, value) for name, value in request.query.items() if name not in self.ignored)
+        try:
+            found = [each for each in visible if filters.matches(each, query, custom)]
+        except filters.BadValue as error:
+            return web.json_response({"filter": [str(error)]}, status=400)
         return self._page(request, found)
 
     def _page(self, request: web.Request, records: list[dict[str, JSON]]) -> web.Response:
@@ -142,35 +150,3 @@ class FakeNetbox:
 
 def _only(record: dict[str, JSON], fields: str | None) -> dict[str, JSON]:
     return {key: value for key, value in record.items() if fields is None or key in fields.split(",")}
-
-
-def _values(record: dict[str, JSON], name: str) -> set[str]:
-    """Return what a filter of this name is compared with."""
-    if name.startswith("cf_"):
-        value = record["custom_fields"].get(name.removeprefix("cf_"))
-        value = value["id"] if isinstance(value, dict) and "id" in value else value
-        values = value if isinstance(value, list) else [value]
-        return {str(each).lower() if isinstance(each, bool) else str(each) for each in values}
-    match name:
-        case "tag":
-            return {tag["slug"] for tag in record["tags"]}
-        case "status":
-            return {record["status"]["value"]}
-        case "id" | "name":
-            return {str(record[name])}
-        case _:
-            return {(record.get(name) or {}).get("slug", "")}
-
-
-def _matches(record: dict[str, JSON], query: Any) -> bool:
-    """Apply the filters that the server knows; it ignores all others."""
-    for name in set(query):
-        base, _, lookup = name.partition("__")
-        is_custom = base.removeprefix("cf_") in record["custom_fields"] and base.startswith("cf_")
-        if base not in ("tag", "status", "id", "name", *_NESTED) and not is_custom:
-            continue
-        wanted, found = set(query.getall(name)), _values(record, base)
-        hit = wanted <= found if name == "tag" else bool(wanted & found)
-        if hit == (lookup == "n"):
-            return False
-    return True
