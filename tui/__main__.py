@@ -26,9 +26,7 @@ def main(argv: list[str] | None = None) -> int:
         except ModuleNotFoundError as missing:
             print(f"{missing}: run pip install 'rolloutd[web]'", file=sys.stderr)  # noqa: T201
             return 2
-        options = ["--theme", args.theme] if args.theme else []
-        options += [f"--{name}" for name in ("ascii", "still") if getattr(args, name)]
-        return serve(args.socket, args.port, options)
+        return serve(args.socket, args.port, _options_of_tabs(args))
     has_terminal = sys.stdin.isatty() and sys.stdout.isatty()
     if not has_terminal and "TEXTUAL_DRIVER" not in os.environ:
         print("tui: no terminal; use rolloutctl status or rolloutctl watch", file=sys.stderr)  # noqa: T201
@@ -54,6 +52,13 @@ def main(argv: list[str] | None = None) -> int:
     )
     console.run(mouse=not args.no_mouse)
     return int(console.return_code or 0)
+
+
+def _options_of_tabs(args: argparse.Namespace) -> list[str]:
+    """Return the options of each tab's console: all that concern what it shows."""
+    values = {name: getattr(args, name) for name in ("theme", "reach", "hint")}
+    options = [word for name, value in values.items() if value for word in (f"--{name}", value)]
+    return options + [f"--{name}" for name in ("ascii", "still") if getattr(args, name)]
 
 
 def _draws_glyphs() -> bool:

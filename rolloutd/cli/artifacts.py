@@ -92,7 +92,8 @@ def manifest(call: Invocation) -> int:
         raise exits.Exit(exits.REFUSED, f"{directory}: no files; build the artifacts first")
     records += [record for record in known.values() if not record["path"]]
     file.write_text(format_manifest(records))
-    return call.report(records, f"{file}: {pluralize(len(records), 'artifact')}")
+    names = [str(record["name"]) for record in records]
+    return call.report(records, f"{file}: {pluralize(len(records), 'artifact')}", *names)
 
 
 def verify(call: Invocation) -> int:
@@ -101,7 +102,8 @@ def verify(call: Invocation) -> int:
     records = [record for record in _read(file) if record["path"]]
     results = [_result(file.parent, record) for record in records]
     wrong = [result for result in results if not result["valid"]]
-    is_printed = call.print_data({"valid": not wrong, "artifacts": results})
+    answer = {"valid": not wrong, "artifacts": results}
+    is_printed = call.print_data(answer, [result["name"] for result in results])
     for result in () if is_printed else wrong:
         print_line(sanitize(result["text"]))
     checked = pluralize(len(results), "artifact")
@@ -113,7 +115,7 @@ def report(call: Invocation) -> int:
     """Print which digests the nodes of each site carry; exit 1 if one differs from the manifest."""
     answer: ArtifactReport = call.get(api_path("rollouts", call.args.rollout, "artifacts"), by=call.args.by)
     wrong = [each for each in answer["artifacts"] if each["found"] != each["expected"]]
-    if not call.print_data(answer):
+    if not call.print_data(answer, [each["name"] for each in answer["artifacts"]]):
         print_list(REPORT_COLUMNS, answer["artifacts"])
     for each in wrong:
         carried = f"carry {each['found']}" if each["found"] else "do not carry it"
@@ -132,7 +134,7 @@ def prepare(call: Invocation) -> None:
     """Print how far each stage is on each node."""
     answer: Preparations = call.get(api_path("rollouts", call.args.rollout, "prepare"))
     found = [each for each in answer["preparations"] if call.args.node in (None, each["node"])]
-    if call.print_data(found):
+    if call.print_data(found, [each["node"] for each in found]):
         return
     print_list(PREPARE_COLUMNS, found)
     if not answer["preparations"]:
@@ -149,7 +151,7 @@ def checkpoints(call: Invocation) -> None:
             raise
         answer = call.get(api_path("nodes", call.args.what, "checkpoints"))
         nodes = [answer]
-    if call.print_data(answer):
+    if call.print_data(answer, [node["node"] for node in nodes]):
         return
     rows = ({"node": node["node"], **each} for node in nodes for each in node["checkpoints"])
     print_list(CHECKPOINT_COLUMNS, rows)

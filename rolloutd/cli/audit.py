@@ -25,7 +25,6 @@ from rolloutd.cli.local import run_admin_query
 from rolloutd.cli.output import (
     format_local,
     parse_rfc3339,
-    print_json_line,
     print_line,
     print_message,
     print_now,
@@ -70,9 +69,9 @@ def register(commands: CommandGroup) -> None:
         "       rolloutctl audit export ROLLOUT [--output FILE]"
     )
     target = "only this rollout; or an action: verify, head, settle or export"
-    parser.argument("target", metavar="ROLLOUT", text=target, nargs="?")
+    parser.argument("target", metavar=" | ".join(("ROLLOUT", *ACTIONS)), text=target, nargs="?")
     subject = "for export: the rollout; for settle: a mismatch, or all"
-    parser.argument("exported", metavar="SUBJECT", text=subject, nargs="?")
+    parser.argument("exported", metavar="ROLLOUT | SUBJECT | all", text=subject, nargs="?")
     keep = "for settle: restore rows from the audit, or keep those of the database"
     parser.add_argument("--keep", choices=("audit", "database"), help=keep)
     parser.argument("--reason", metavar="TEXT", text="for settle: reason, kept in the audit")
@@ -126,7 +125,8 @@ def audit(call: Invocation) -> int:
         return _follow_entries(call)
     entries = _fetch_entries(call, args.after) if args.last is None else _last_entries(call)
     if args.json:
-        call.print_data({"entries": list(entries)})
+        listed = list(entries)
+        call.print_data({"entries": listed}, [str(each["seq"]) for each in listed])
         return exits.OK
     printed = 0
     for printed, found in enumerate(entries, 1):  # noqa: B007  # counted, without keeping them
@@ -168,18 +168,16 @@ def _follow_entries(call: Invocation) -> int:
     after = args.after
     for shown in () if args.last is None else _last_entries(call):
         after = shown["seq"]
-        _print_entry(args, after, shown["entry"])
+        _print_entry(call, after, shown["entry"])
     for line in follow_events(call.client, args.rollout, after):
         entry = line.get("entry")
         if entry is not None and _matches_filter(args, entry):
-            _print_entry(args, line["seq"], entry)
+            _print_entry(call, line["seq"], entry)
     return exits.OK
 
 
-def _print_entry(args: argparse.Namespace, seq: int, entry: dict[str, Any]) -> None:
-    if args.json:
-        print_json_line({"seq": seq, "entry": entry})
-    else:
+def _print_entry(call: Invocation, seq: int, entry: dict[str, Any]) -> None:
+    if not call.print_stream_item({"seq": seq, "entry": entry}, str(seq)):
         print_now(_format_entry(entry))
 
 
@@ -249,7 +247,7 @@ def _settle(call: Invocation) -> int:
 
 
 def _print_verification(call: Invocation, verification: dict[str, Any]) -> int:
-    if not call.print_data(verification):
+    if not call.print_data(verification, [each["subject"] for each in verification["mismatches"]]):
         print_line(f"{'intact' if verification['ok'] else 'NOT INTACT'}: {sanitize(verification['message'])}")
         if verification["ok"] or verification["entries"]:
             print_line(f"head {verification['head']}")
@@ -271,7 +269,8 @@ def _print_head(call: Invocation) -> int:
         if not verification["ok"]:
             raise exits.Exit(exits.REFUSED, f"NOT INTACT: {verification['message']}")
         found = {"seq": verification["entries"], "hash": verification["head"], "at": None}
-    call.print_data(found) if call.args.json else print_line(f"{found['hash']} {found['seq']}")
+    if not call.print_data(found, [str(found["seq"])]):
+        print_line(f"{found['hash']} {found['seq']}")
     return exits.OK
 
 

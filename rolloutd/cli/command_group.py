@@ -9,17 +9,26 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from rolloutd.cli import exits
-from rolloutd.cli.output import FORMATS, print_json, print_message, print_names, print_yaml
+from rolloutd.cli.output import (
+    FORMATS,
+    print_json,
+    print_json_line,
+    print_lines,
+    print_message,
+    print_now,
+    print_yaml,
+    print_yaml_document,
+)
 from rolloutd.control import user_time
 from rolloutd.control.client import DEFAULT_SOCKET, Client
 from rolloutd.text import nearest_name
 
-_FORMATS_HELP = "json, yaml, name (only the names of what is listed), or wide (more columns)"
+_FORMATS_HELP = "json, yaml, name (one name a line, as other commands take it), or wide (more columns)"
 
 MAX_LISTED_CHOICES = 12
 """An error with more words hides its problem; only rolloutctl itself has more commands."""
@@ -36,9 +45,9 @@ class Invocation:
         """Return an answer; raises ApiError and DaemonUnreachable, which become exit codes."""
         return self.client.get(path, query)
 
-    def report(self, answer: Any, text: str) -> int:
-        """Print the answer of a command that changed something: JSON if asked for, and a sentence."""
-        self.print_data(answer)
+    def report(self, answer: Any, text: str, *names: str) -> int:
+        """Print the answer of a command that changed something, if asked for, and a sentence."""
+        self.print_data(answer, names)
         print_message(text)
         return exits.OK
 
@@ -47,17 +56,30 @@ class Invocation:
         self.report(answer, text)
         return exits.REFUSED
 
-    def print_data(self, value: Any) -> bool:
-        """Print a value in the format that `--json` or `-o` asked for; return whether one did."""
+    def print_data(self, value: Any, names: Iterable[str]) -> bool:
+        """Print a value, or the names in it, as `--json` or `-o` asked for; return whether one did."""
         match self.args.json:
             case False:
                 return False
             case "yaml":
                 print_yaml(value)
             case "name":
-                print_names(value)
+                print_lines(names)
             case _:
                 print_json(value)
+        return True
+
+    def print_stream_item(self, value: Any, name: str) -> bool:
+        """Print an item of an endless list, as `--json` or `-o` asked for; return whether one did."""
+        match self.args.json:
+            case False:
+                return False
+            case "yaml":
+                print_yaml_document(value)
+            case "name":
+                print_now(name)
+            case _:
+                print_json_line(value)
         return True
 
 

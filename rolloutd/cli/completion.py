@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
+from rolloutd import event_text
 from rolloutd.cli.command_group import CommandGroup, Invocation
 from rolloutd.cli.output import print_line
 from rolloutd.control.client import api_path
@@ -16,13 +17,15 @@ SHELLS = ("bash", "zsh", "fish")
 
 _KINDS_BY_METAVAR: Mapping[str, str] = {
     "ROLLOUT": "rollouts",
-    "SUBJECT": "rollouts",
     "PLAN": "plans",
     "NODE": "nodes",
     "TEAM": "teams",
     "SCOPE": "scopes",
     "WAVE": "waves",
     "VERDICT": "verdicts",
+    "SOURCE": "sources",
+    "LABEL": "labels",
+    "EVENT": "events",
     "FILE": "file",
     "PATH": "file",
     "DIR": "directory",
@@ -30,14 +33,14 @@ _KINDS_BY_METAVAR: Mapping[str, str] = {
 """What completes an argument, by the name of its value in the help; files are the shell's own."""
 
 _PREAMBLES = {
-    "bash": '{function}() {{ compgen -W "$(rolloutctl names {kinds} 2>/dev/null)" -- "$1"; }}\n',
+    "bash": '{function}() {{ compgen -W "{verbs} $(rolloutctl names {kinds} 2>/dev/null)" -- "$1"; }}\n',
     "zsh": (
         "{function}() {{ local -a names;"
-        ' names=(${{(f)"$(rolloutctl names {kinds} 2>/dev/null)"}}); compadd -a names }}\n'
+        ' names=({verbs} ${{(f)"$(rolloutctl names {kinds} 2>/dev/null)"}}); compadd -a names }}\n'
     ),
-    "fish": "function {function}; rolloutctl names {kinds} 2>/dev/null; end\n",
+    "fish": ("function {function}; string split ' ' '{verbs}'; rolloutctl names {kinds} 2>/dev/null; end\n"),
 }
-"""A function for the kinds of names of an argument: shells ask the daemon when they complete."""
+"""A function for an argument's verbs and kinds of names: shells ask the daemon when they complete."""
 
 _PLAIN_WORD = re.compile(r"[\w.:/@%+=,-]+")
 """Names that a shell reads as they are: bash expands the words that it completes with."""
@@ -58,20 +61,26 @@ def completion(root_parser: argparse.ArgumentParser, call: Invocation) -> None:
     import shtab
 
     shell = call.args.shell
-    functions: dict[str, str] = {}
+    functions: dict[str, tuple[str, str]] = {}
     _set_completers(root_parser, {"file": shtab.FILE, "directory": shtab.DIRECTORY}, functions)
     preamble = "".join(
-        _PREAMBLES[shell].format(function=function, kinds=kinds) for function, kinds in functions.items()
+        _PREAMBLES[shell].format(function=function, verbs=verbs, kinds=kinds)
+        for function, (verbs, kinds) in functions.items()
     )
     print_line(shtab.complete(root_parser, shell, preamble=preamble))
 
 
+def completes(metavar: str) -> bool:
+    """Return whether an argument with this name of its value is completed."""
+    return any(word.islower() or word in _KINDS_BY_METAVAR for word in metavar.split(" | "))
+
+
 def _set_completers(
-    parser: argparse.ArgumentParser, own: Mapping[str, Any], functions: dict[str, str]
+    parser: argparse.ArgumentParser, own: Mapping[str, Any], functions: dict[str, tuple[str, str]]
 ) -> None:
     """Let a shell complete each argument of a parser and its subcommands; `own` are the shell's.
 
-    `functions` gets the shell functions that this needs, each with its kinds of names.
+    `functions` gets the shell functions that this needs, each with its verbs and kinds of names.
     """
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
@@ -79,12 +88,13 @@ def _set_completers(
                 _set_completers(below, own, functions)
         elif isinstance(action.metavar, str) and action.choices is None:
             words = action.metavar.split(" | ")
+            verbs = [word for word in words if word.islower()]
             kinds = [_KINDS_BY_METAVAR[word] for word in words if word in _KINDS_BY_METAVAR]
             if kinds and kinds[0] in own:
                 action.complete = own[kinds[0]]  # type: ignore[attr-defined]
             elif kinds:
-                function = "_".join(("_rolloutctl", *kinds))
-                functions[function] = " ".join(kinds)
+                function = "_".join(("_rolloutctl", *verbs, *kinds))
+                functions[function] = (" ".join(verbs), " ".join(kinds))
                 asks_daemon = {"bash": function, "zsh": function, "fish": f"({function})"}
                 action.complete = asks_daemon  # type: ignore[attr-defined]
 
@@ -107,6 +117,18 @@ def _plans(call: Invocation) -> Iterable[str]:
 
 def _nodes(call: Invocation, key: str = "node") -> Iterable[str | None]:
     return (node[key] for node in call.get(api_path("inventory"))["nodes"])
+
+
+def _labels(call: Invocation) -> Iterable[str]:
+    return sorted({key for node in call.get(api_path("inventory"))["nodes"] for key in node["labels"]})
+
+
+def _sources(call: Invocation) -> Iterable[str]:
+    return (source["source"] for source in call.get(api_path("inventory"), limit=1)["sources"])
+
+
+def _events(_: Invocation) -> Iterable[str]:
+    return event_text.EVENT_NAMES
 
 
 def _scopes(call: Invocation) -> Iterable[str]:
@@ -132,5 +154,8 @@ _READERS: Mapping[str, Callable[[Invocation], Iterable[str | None]]] = {
     "scopes": _scopes,
     "waves": _waves,
     "verdicts": _verdicts,
+    "sources": _sources,
+    "labels": _labels,
+    "events": _events,
 }
 """How the names of each kind are read from the daemon."""

@@ -93,9 +93,9 @@ def config(call: Invocation) -> int:
     answer = call.get(api_path("nodes", args.node, "configuration"))
     if args.record is not None:
         return _print_record(call, args.record, answer[args.record])
-    if call.print_data(answer):
-        return exits.OK
     found = [{"record": name, **answer[name]} for name in RECORDS if answer[name] is not None]
+    if call.print_data(answer, [each["record"] for each in found]):
+        return exits.OK
     print_list(RECORD_COLUMNS, found) if found else print_message(f"{args.node}: no run has reached it")
     return exits.OK
 
@@ -105,7 +105,7 @@ def diff(call: Invocation) -> None:
     args = call.args
     path = api_path("nodes", args.node, "configuration", "diff")
     answer = call.get(path, before=args.before, after=args.after)
-    if call.print_data(answer):
+    if call.print_data(answer, [each["name"] for each in answer["differences"]]):
         return
     for each in answer["differences"]:
         print_line(_format_difference(each))
@@ -132,11 +132,11 @@ def print_plan_differences(answer: PlanDifferences) -> None:
 
 
 def _print_record(call: Invocation, name: str, record: ConfigurationRecord | None) -> int:
-    if call.args.json:
-        call.print_data(record)
-    elif record is None:
-        print_message(f"{call.args.node}: no {name} configuration")
-    else:
+    is_printed = call.print_data(record, [] if record is None else [name])
+    if record is None:
+        node = call.args.node
+        print_message(f"{node}: no {name} configuration; list its records with rolloutctl config {node}")
+    elif not is_printed:
         print_line(sanitize_lines(json.dumps(record["values"], indent=2, ensure_ascii=False, sort_keys=True)))
     return exits.OK
 
@@ -159,7 +159,7 @@ def _format_value(value: Any) -> str:
 def changes(call: Invocation) -> None:
     """Print the changes; those of one plan with their groups and nodes."""
     answer: Changes = call.get(api_path("changes"), plan=call.args.plan)
-    if call.print_data(answer):
+    if call.print_data(answer, [each["plan"] for each in answer["changes"]]):
         return
     print_list(CHANGE_COLUMNS, answer["changes"])
     if call.args.plan is not None:
@@ -222,11 +222,9 @@ def drift(call: Invocation) -> int:
     names = [node["node"] for node in call.get(path)["nodes"]]
     found = read_impact(call, api_path("rollouts", call.args.rollout, "drift"), {}, names)
     since = _drifted_since(call.get(path)["nodes"])
-    if call.args.json:
-        drifted = [{**each, "since": since.get(each["node"])} for each in found["would_change"]]
-        rest = {"unknown": found["unknown"], "compliant": found["compliant"]}
-        call.print_data({"drifted": drifted, **rest})
-    else:
+    drifted = [{**each, "since": since.get(each["node"])} for each in found["would_change"]]
+    answer = {"drifted": drifted, "unknown": found["unknown"], "compliant": found["compliant"]}
+    if not call.print_data(answer, [each["node"] for each in found["would_change"]]):
         print_impact(found, {node: format_local(at) for node, at in since.items()})
     return exits.REFUSED if found["would_change"] else exits.OK
 

@@ -61,7 +61,7 @@ def hand_over(call: Invocation) -> None:
     since = call.args.since or format_rfc3339(last_look.read(time.time()))
     found: Handover = call.get(api_path("handover"), since=since)
     last_look.write(parse_rfc3339(found["until"]).timestamp())
-    if call.print_data(found):
+    if call.print_data(found, [each["rollout"] for each in found["rollouts"]]):
         return
     print_line(f"since {format_local(found['since'])}, {format_age(found['since'])} ago")
     print_line()
@@ -85,10 +85,10 @@ def hand_over(call: Invocation) -> None:
 def compare(call: Invocation) -> None:
     """Print the nodes of now against the canaries."""
     found: Comparison = call.get(api_path("rollouts", call.args.rollout, "comparison"))
-    if call.print_data(found):
+    nodes = [*found["nodes"], *found["canaries"]]
+    if call.print_data(found, [each["node"] for each in nodes]):
         return
     print_line(response_text.describe_canaries(found))
-    nodes = [*found["nodes"], *found["canaries"]]
     if nodes:
         print_line()
         print_list(NODE_COLUMNS, nodes)

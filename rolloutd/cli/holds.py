@@ -68,7 +68,7 @@ def register(commands: CommandGroup) -> None:
 def show_locks(call: Invocation) -> None:
     """Show pools with their holders, holds and freezes."""
     answer: Locks = call.get(api_path("locks"))
-    if call.print_data(answer):
+    if call.print_data(answer, [pool["pool"] for pool in answer["pools"]]):
         return
     print_list(POOL_COLUMNS, answer["pools"])
     for hold in answer["holds"]:
@@ -86,14 +86,15 @@ def take_hold(call: Invocation) -> int:
     granted: Hold = call.client.put(api_path("holds"), body)
     until = f" until {format_local(granted['until'])}" if granted["until"] else ""
     later = f", once {rollout} finishes its work there" if rollout else ""
-    return call.report(granted, f"{args.node}: held as {granted['source']}/{granted['id']}{until}{later}")
+    held = f"{args.node}: held as {granted['source']}/{granted['id']}{until}{later}"
+    return call.report(granted, held, args.node)
 
 
 def release_hold(call: Invocation) -> int:
     args = call.args
     answer = call.client.delete(api_path("holds"), without_none(node=args.node, id=args.id))
     if answer["lifted"]:
-        return call.report(answer, f"{args.node}: released")
+        return call.report(answer, f"{args.node}: released", args.node)
     # The node may have a hold of another name, so "not held" would be wrong.
     name = f"hold {args.id}" if args.id else "hold of yours"
     return call.report_no_change(answer, f"{args.node}: no {name}; list all holds with rolloutctl locks")
@@ -102,7 +103,8 @@ def release_hold(call: Invocation) -> int:
 def start_freeze(call: Invocation) -> int:
     args = call.args
     body = without_none(reason=args.reason, scope=args.scope, until=args.until)
-    return call.report(call.client.post(api_path("freezes"), body), f"frozen: {args.scope or 'all'}")
+    answer: Freeze = call.client.post(api_path("freezes"), body)
+    return call.report(answer, f"frozen: {answer['scope']}", answer["scope"])
 
 
 def lift_freeze(call: Invocation) -> int:
@@ -110,7 +112,7 @@ def lift_freeze(call: Invocation) -> int:
     answer = call.client.delete(api_path("freezes"), without_none(scope=args.scope, reason=args.reason))
     scope = args.scope or "all"
     if answer["lifted"]:
-        return call.report(answer, f"{scope}: {pluralize(answer['lifted'], 'freeze')} lifted")
+        return call.report(answer, f"{scope}: {pluralize(answer['lifted'], 'freeze')} lifted", scope)
     return call.report_no_change(answer, f"{scope}: no freeze; list all freezes with rolloutctl locks")
 
 
@@ -194,7 +196,7 @@ def _set_rules(call: Invocation, field: str, values: list[Any]) -> int:
 
 
 def _print_team(call: Invocation, team: Team) -> int:
-    if call.print_data(team):
+    if call.print_data(team, [team["team"]]):
         return exits.OK
     print_line(sanitize(f"{team['team']}: {', '.join(team['members']) or 'no members'}"))
     for name, settings, own in (

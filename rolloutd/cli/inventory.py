@@ -86,7 +86,7 @@ def inventory(call: Invocation) -> int:
     if args.what is not None:
         return _show_node(call)
     answer: Inventory = call.get(api_path("inventory"))
-    if not call.print_data(answer):
+    if not call.print_data(answer, [node["node"] for node in answer["nodes"]]):
         print_list(NODE_COLUMNS, answer["nodes"])
         print_line()
         print_list(SOURCE_COLUMNS, answer["sources"])
@@ -131,16 +131,17 @@ def _decide(call: Invocation) -> int:
     if args.what == "accept":
         body = {"source": args.name, "reason": args.reason}
         answer = call.client.post(api_path("inventory", "accept"), body)
-        return call.report(answer, f"{args.name}: its answer is in effect")
+        return call.report(answer, f"{args.name}: its answer is in effect", args.name)
     answer = call.client.post(api_path("inventory", args.name, "pin"), {"reason": args.reason})
-    return call.report(answer, f"{args.name}: the reported host key and machine id are pinned")
+    result_text = "the reported host key and machine id are pinned"
+    return call.report(answer, f"{args.name}: {result_text}", args.name)
 
 
 def _show_conflicts(call: Invocation) -> int:
     answer: Inventory = call.get(api_path("inventory"))
     nodes = [node for node in answer["nodes"] if node["conflicts"]]
     sources = [source for source in answer["sources"] if source["held"] or source["stale"]]
-    if call.print_data({"nodes": nodes, "sources": sources}):
+    if call.print_data({"nodes": nodes, "sources": sources}, [node["node"] for node in nodes]):
         return exits.OK
     rows = [{"node": node["node"], **each} for node in nodes for each in node["conflicts"]]
     if rows:
@@ -154,9 +155,9 @@ def _show_conflicts(call: Invocation) -> int:
 
 def _show_node(call: Invocation) -> int:
     answer: InventoryNodeDetail = call.get(api_path("inventory", call.args.what))
-    if call.print_data(answer):
-        return exits.OK
     node = answer["node"]
+    if call.print_data(answer, [node["node"]]):
+        return exits.OK
     print_line(sanitize(f"{node['node']}: {node['kind']}, {node['sight']}, pools {', '.join(node['pools'])}"))
     for each in node["conflicts"]:
         effect = "warning" if each["warning"] else "quarantined"
@@ -250,12 +251,11 @@ def _request_cleaning(call: Invocation, *, dry_run: bool) -> Sequence[LeftFile]:
 
 
 def _print_left_files(call: Invocation, files: Sequence[LeftFile]) -> int:
-    if call.args.json:
-        call.print_data(files)
-    elif not files:
-        print_message(f"{call.args.subject}: nothing was left")
-    else:
-        print_list(LEFT_COLUMNS, files)
+    if not call.print_data(files, [each["node"] for each in files]):
+        if files:
+            print_list(LEFT_COLUMNS, files)
+        else:
+            print_message(f"{call.args.subject}: nothing was left")
     is_clean = all(each["what"] != "node" for each in files)
     return exits.OK if is_clean else exits.REFUSED
 

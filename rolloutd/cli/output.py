@@ -19,11 +19,8 @@ from machines.model.timefmt import format_duration
 FORMATS = ("json", "yaml", "name", "wide")
 """Values of `-o`; `wide` is a table with further columns, where there are some."""
 
-_NAME_KEYS = ("node", "pool", "rollout", "plan", "team", "id")
-"""The key that names an object, the most special first: a node has its team too."""
-
-_GATE_KEYS = ("rollout", "gate", "wave", "team")
-"""The keys that together name a gate: every rollout has a `start`, and may have several `continue`."""
+UNNAMED_FORMATS = ("json", "yaml", "wide")
+"""Values of `-o` where nothing that is listed has a name."""
 
 COLUMN_GAP = "   "
 
@@ -67,25 +64,26 @@ def print_json(value: Any) -> None:
 
 
 def print_yaml(value: Any) -> None:
+    print_line(_to_yaml(value))
+
+
+def print_yaml_document(value: Any) -> None:
+    """Print a value of a stream as a YAML document of its own."""
+    print_now(f"---\n{_to_yaml(value)}")
+
+
+def _to_yaml(value: Any) -> str:
     import yaml  # rolloutctl's start-up counts
 
-    print_line(yaml.safe_dump(value, sort_keys=False, allow_unicode=True).rstrip())
+    # Without the mark of the end of a document that YAML puts after a plain scalar, such as null.
+    text: str = yaml.safe_dump(value, sort_keys=False, allow_unicode=True)
+    return text.removesuffix("...\n").rstrip()
 
 
-def print_names(value: Any) -> None:
-    """Print the names of a list of nodes, pools, gates, rollouts or teams, or of one of them."""
-    if isinstance(value, dict):
-        # One object has lists too: only an answer without a name of its own is a list.
-        lists = [] if _name(value) else [each for each in value.values() if isinstance(each, list)]
-        value = lists[0] if lists else [value]
-    for each in value:
-        print_line(_name(each) or str(each.get("seq", "-")))
-
-
-def _name(item: Mapping[str, Any]) -> str:
-    if "gate" in item:
-        return "/".join(str(item[key]) for key in _GATE_KEYS if item.get(key))
-    return next((str(item[key]) for key in _NAME_KEYS if key in item), "")
+def print_lines(lines: Iterable[str]) -> None:
+    """Print each different line once."""
+    for line in dict.fromkeys(lines):
+        print_line(line)
 
 
 def print_json_line(value: Any) -> None:

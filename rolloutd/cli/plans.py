@@ -17,7 +17,15 @@ from machines.model.timefmt import format_duration
 from rolloutd.cli import exits
 from rolloutd.cli.command_group import CommandGroup, Invocation, without_none
 from rolloutd.cli.configuration import print_impact, print_plan_differences, read_impact
-from rolloutd.cli.output import Columns, print_line, print_list, print_message, sanitize
+from rolloutd.cli.output import (
+    FORMATS,
+    UNNAMED_FORMATS,
+    Columns,
+    print_line,
+    print_list,
+    print_message,
+    sanitize,
+)
 from rolloutd.cli.queries import print_traffic_probes
 from rolloutd.control.client import ApiError, api_path
 from rolloutd.errors import Diagnostic
@@ -43,7 +51,9 @@ def register(commands: CommandGroup) -> None:
         ("preview", preview, "show what a plan would do, and which nodes cannot start"),
         ("submit", submit, "open a rollout, which waits at its start gate"),
     ):
-        parser = group.add_command(name, handler, summary)
+        # A list of mistakes has no names.
+        formats = UNNAMED_FORMATS if name == "validate" else FORMATS
+        parser = group.add_command(name, handler, summary, formats=formats)
         parser.argument("file", metavar="FILE", text="the plan file; - is stdin")
         if name == "preview":
             parser.flag("--impact", text="list what check mode would change on each node")
@@ -80,7 +90,7 @@ def validate(call: Invocation) -> int:
     """Check a plan file without a daemon."""
     name, text = _read_plan(call.args.file)
     diagnostics = _find_diagnostics(name, text, _source_base(call.args.file))
-    if not call.print_data({"valid": not diagnostics, "errors": diagnostics}):
+    if not call.print_data({"valid": not diagnostics, "errors": diagnostics}, ()):
         for mistake in diagnostics:
             print_line(sanitize(format_diagnostic(mistake)))
         print_message(
@@ -108,7 +118,8 @@ def preview(call: Invocation) -> None:
     nodes, path = [target["node"] for target in answer["targets"]], api_path("plans", "impact")
     impact = read_impact(call, path, body, nodes) if call.args.impact else None
     found = _post_plan(call, "diff", body) if call.args.diff else None
-    if call.print_data({**answer, **without_none(impact=impact, diff=found and found["groups"])}):
+    whole = {**answer, **without_none(impact=impact, diff=found and found["groups"])}
+    if call.print_data(whole, nodes):
         return
     _print_preview(answer)
     if found is not None:
@@ -132,7 +143,7 @@ def submit(call: Invocation) -> None:
     if args.override_verdict:
         body |= {"override_verdicts": args.override_verdict, "reason": args.reason}
     answer = _post_plan(call, "submit", body)
-    if not call.print_data(answer):
+    if not call.print_data(answer, [answer["rollout"]]):
         print_line(answer["rollout"])
     if answer["existing"]:
         print_message(f"{answer['rollout']}: exists already ({answer['state']}); --again opens a new one")
@@ -206,7 +217,7 @@ def _post_plan(call: Invocation, action: str, body: Mapping[str, Any]) -> Any:
 
 def _diagnostics_exit(call: Invocation, name: str, diagnostics: Sequence[Mapping[str, Any]]) -> exits.Exit:
     """Print the mistakes as JSON if asked for, and return the command's end with them as text."""
-    call.print_data({"valid": False, "errors": diagnostics})
+    call.print_data({"valid": False, "errors": diagnostics}, ())
     text = "\n".join(format_diagnostic(mistake) for mistake in diagnostics)
     return exits.Exit(exits.REFUSED, f"{text}\n{name}: {pluralize(len(diagnostics), 'mistake')}")
 
@@ -304,11 +315,12 @@ def verdicts(call: Invocation) -> int:
             missing = "VERDICT" if args.verdict is None else "--reason"
             raise exits.Exit(exits.USAGE, f"rolloutctl verdicts clear: no {missing}; give one")
         answer = call.client.post(api_path("verdicts", args.verdict, "clear"), {"reason": args.reason})
-        return call.report(answer, f"{args.verdict}: cleared; its content may be submitted again")
+        result_text = "cleared; its content may be submitted again"
+        return call.report(answer, f"{args.verdict}: {result_text}", args.verdict)
     found = call.get(api_path("verdicts"))["verdicts"]
-    if args.json:
-        call.print_data(found)
-    elif not found:
+    if call.print_data(found, [each["id"] for each in found]):
+        return exits.OK
+    if not found:
         print_message("there are no verdicts")
     else:
         print_list(VERDICT_COLUMNS, found)

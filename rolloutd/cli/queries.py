@@ -63,10 +63,11 @@ def status(call: Invocation) -> None:
     args = call.args
     if args.rollout is not None:
         found = call.get(api_path("rollouts", args.rollout))
-        call.print_data(found) if args.json else print_rollout(found)
+        if not call.print_data(found, [found["rollout"]]):
+            print_rollout(found)
         return
     answer = call.get(api_path("status"), all=args.all or None)
-    if call.print_data(answer):
+    if call.print_data(answer, [each["rollout"] for each in answer["rollouts"]]):
         return
     if answer["trouble"]:
         print_line(colorize(f"trouble: {sanitize(answer['trouble'])}", "red"))
@@ -85,9 +86,9 @@ def rollouts(call: Invocation) -> int:
     if args.verb == "delete":
         return _delete_rollout(call)
     answer = call.get(api_path("rollouts"))
-    if args.json:
-        call.print_data(answer)
-    elif not answer["rollouts"]:
+    if call.print_data(answer, [each["rollout"] for each in answer["rollouts"]]):
+        return exits.OK
+    if not answer["rollouts"]:
         print_message("there are no rollouts")
     else:
         wide: Columns = {"DIGEST": "digest"} if args.wide else {}
@@ -103,12 +104,12 @@ def _delete_rollout(call: Invocation) -> int:
     loss = f"{name}: the output of its runs is lost for ever; its audit stays"
     confirm(call, lambda: loss, "delete it?", must_ask=True)
     answer = call.client.delete(api_path("rollouts", name))
-    return call.report(answer, f"{name}: deleted, with the output of its runs; its audit stays")
+    return call.report(answer, f"{name}: deleted, with the output of its runs; its audit stays", name)
 
 
 def nodes(call: Invocation) -> None:
     found = call.get(api_path("rollouts", call.args.rollout, "nodes"))["nodes"]
-    if not call.print_data(found):
+    if not call.print_data(found, [node["node"] for node in found]):
         print_list(with_columns(NODE_COLUMNS, NODE_WIDE if call.args.wide else {}), found)
 
 
@@ -117,15 +118,15 @@ def why(call: Invocation) -> int:
     if call.args.node is None:
         return _why_rollout(call)
     answer = call.get(api_path("rollouts", call.args.rollout, "nodes", call.args.node, "why"))
-    if call.args.json:
-        call.print_data(answer)
-    elif answer["reason"] is None:
+    if call.print_data(answer, [answer["node"]]):
+        return exits.OK
+    if answer["reason"] is None:
         is_moving = answer["phase"] != "done" and answer.get("trouble") is None
         suffix = ", and nothing holds it up" if is_moving else ""
         print_line(f"{answer['node']} is {answer['phase']}{suffix}")
     else:
         print_line(f"{answer['node']} is {answer['phase']}: {format_reason(answer['reason'])}")
-    if not call.args.json and answer.get("trouble"):
+    if answer.get("trouble"):
         print_line(f"the daemon has trouble: {sanitize(answer['trouble'])}")
     return exits.OK
 
@@ -138,12 +139,9 @@ def _why_rollout(call: Invocation) -> int:
     for node in nodes:
         if node["phase"] in ("pending", "failed") and node["reason"] is not None:
             waiting.setdefault(format_reason(node["reason"]), []).append(node["node"])
-    if call.args.json:
-        groups = [{"reason": text, "nodes": names} for text, names in waiting.items()]
-        reason = rollout["reason"]
-        call.print_data(
-            {"rollout": rollout["rollout"], "state": rollout["state"], "reason": reason, "waiting": groups}
-        )
+    groups = [{"reason": text, "nodes": names} for text, names in waiting.items()]
+    answer = {"rollout": rollout["rollout"], "state": rollout["state"], "reason": rollout["reason"]}
+    if call.print_data({**answer, "waiting": groups}, [rollout["rollout"]]):
         return exits.OK
     reason_text = "" if rollout["reason"] is None else f": {format_reason(rollout['reason'])}"
     print_line(f"{rollout['rollout']} is {rollout['state']}{reason_text}")

@@ -76,7 +76,7 @@ def run_rollout_action(call: Invocation) -> int:
         result_text += "; running work is being stopped" if call.args.now else "; nodes in flight finish"
         body |= {"now": True} if call.args.now else {}
     answer = call.client.post(api_path("rollouts", call.args.rollout, action), body)
-    return call.report(answer, f"{call.args.rollout}: {result_text}")
+    return call.report(answer, f"{call.args.rollout}: {result_text}", call.args.rollout)
 
 
 def _describe_cancel(call: Invocation) -> str:
@@ -95,12 +95,13 @@ def run_node_action(call: Invocation) -> int:
         answer = call.client.post(
             api_path("rollouts", call.args.rollout, action), {"reason": call.args.reason}
         )
-        return call.report(answer, f"{call.args.rollout}: its build will be retried")
+        return call.report(answer, f"{call.args.rollout}: its build will be retried", call.args.rollout)
     path = api_path("rollouts", call.args.rollout, "nodes", call.args.node, action)
     answer = call.client.post(path, {"reason": call.args.reason})
     reason = answer.get("reason")
     blocked_text = f"; until then: {format_reason(reason)}" if reason else ""
-    return call.report(answer, f"{call.args.node}: {_NODE_ACTIONS[action][1]}{blocked_text}")
+    result_text = f"{_NODE_ACTIONS[action][1]}{blocked_text}"
+    return call.report(answer, f"{call.args.node}: {result_text}", call.args.node)
 
 
 def roll_back(call: Invocation) -> int:
@@ -120,7 +121,7 @@ def roll_back(call: Invocation) -> int:
         return call.report_no_change(answer, f"{args.rollout}: {problem}")
     count = pluralize(len(answer["nodes"]), "node")
     result_text = "no longer rolled back" if args.withdraw else "to be rolled back, newest first"
-    return call.report(answer, f"{args.rollout}: {count} {result_text}")
+    return call.report(answer, f"{args.rollout}: {count} {result_text}", *answer["nodes"])
 
 
 def skip_node(call: Invocation) -> int:
@@ -128,7 +129,7 @@ def skip_node(call: Invocation) -> int:
     path = api_path("rollouts", call.args.rollout, "nodes", call.args.node, "skip")
     answer = call.client.post(path, {"reason": call.args.reason, "put_back": call.args.put_back})
     result_text = "skipped" if answer["phase"] == "done" else "will be returned to service, then skipped"
-    return call.report(answer, f"{call.args.node}: {result_text}")
+    return call.report(answer, f"{call.args.node}: {result_text}", call.args.node)
 
 
 def return_node(call: Invocation) -> int:
@@ -137,4 +138,5 @@ def return_node(call: Invocation) -> int:
     answer = call.client.post(path, without_none(reason=call.args.reason))
     # Without the change: the rollout will be done with an exception.
     then = "; then it is skipped, without the change" if answer["phase"] == "failed" else ""
-    return call.report(answer, f"{call.args.node}: will be returned to service once its checks pass{then}")
+    result_text = f"will be returned to service once its checks pass{then}"
+    return call.report(answer, f"{call.args.node}: {result_text}", call.args.node)

@@ -168,8 +168,14 @@ def use_token(call: Invocation) -> int:
 
 
 def _report(call: Invocation, gate: Gate) -> int:
-    call.print_data(gate) if call.args.json else print_line(format_gate(gate))
+    if not call.print_data(gate, [_gate_path(call.args.rollout, gate)]):
+        print_line(format_gate(gate))
     return exits.OK
+
+
+def _gate_path(rollout: str, gate: Gate) -> str:
+    """Return what names a gate: each rollout has a `start`, and may have several `continue`."""
+    return "/".join(filter(None, (rollout, gate["gate"], gate["wave"], gate["team"])))
 
 
 def _more_argument(text: str) -> int:
@@ -184,7 +190,10 @@ def gates(call: Invocation) -> None:
     found = (
         call.get(api_path("status"))["rollouts"] if name is None else [call.get(api_path("rollouts", name))]
     )
-    if call.print_data([{"rollout": each["rollout"], **gate} for each in found for gate in each["gates"]]):
+    listed = [{"rollout": each["rollout"], **gate} for each in found for gate in each["gates"]]
+    if call.print_data(
+        listed, [_gate_path(each["rollout"], gate) for each in found for gate in each["gates"]]
+    ):
         return
     for each in found:
         print_line(colorize(each["rollout"], "bold"))
@@ -197,7 +206,7 @@ def review(call: Invocation) -> None:
     """Print what a voter reads before approving."""
     rollout: Rollout = call.get(api_path("rollouts", call.args.rollout))
     found: Review = call.get(api_path("rollouts", rollout["rollout"], "review"))
-    if not call.print_data(found):
+    if not call.print_data(found, [rollout["rollout"]]):
         _print_review(rollout, found)
 
 

@@ -12,7 +12,7 @@ import queue
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import redirect_stdout, suppress
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from typing import TYPE_CHECKING, NoReturn
 
 from rolloutd.cli import exits
@@ -156,8 +156,10 @@ class _Screen(io.StringIO):
 def repeat_on_change(handler: Handler, call: Invocation) -> NoReturn:
     """Run the command until interrupted; raises what its first run raises."""
     lines: queue.Queue[Line | Exception] = queue.Queue()
+    # Documents of YAML need a mark between them; those of JSON end with their line.
+    separator = "---\n" if call.args.json == "yaml" else ""
     shown = _capture(handler, call)
-    _show(shown)
+    _show(separator, shown)
     threading.Thread(
         target=queue_events, args=(call.client, None, lines, threading.Event()), name="events", daemon=True
     ).start()
@@ -166,18 +168,24 @@ def repeat_on_change(handler: Handler, call: Invocation) -> NoReturn:
             next_batch(lines, REPEAT_INTERVAL_S)
         # While the daemon is away, the last answer stays; the event thread reconnects or gives up.
         with suppress(DaemonUnreachable):
-            text = _capture(handler, call)
-            if text != shown:
-                shown = text
-                _show(shown)
+            latest = _capture(handler, call)
+            if latest != shown:
+                shown = latest
+                _show(separator, shown)
 
 
-def _capture(handler: Handler, call: Invocation) -> str:
-    screen = _Screen()
-    with redirect_stdout(screen):
+def _capture(handler: Handler, call: Invocation) -> tuple[str, str]:
+    """Run the command and return its data and its messages."""
+    screen, messages = _Screen(), io.StringIO()
+    with redirect_stdout(screen), redirect_stderr(messages):
         handler(call)
-    return screen.getvalue()
+    return screen.getvalue(), messages.getvalue()
 
 
-def _show(text: str) -> None:
-    print_now(f"{CLEAR}{text}" if is_terminal() else text.rstrip("\n"))
+def _show(separator: str, shown: tuple[str, str]) -> None:
+    text, messages = shown
+    if is_terminal():
+        print_now(f"{CLEAR}{text}")
+    elif text:
+        print_now(separator + text.rstrip("\n"))
+    print_message(messages)

@@ -378,62 +378,6 @@ def test_help_has_headings_and_each_command_under_one(capsys: pytest.CaptureFixt
     )
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion_knows_commands_and_asks_for_names(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = run(capsys, "completion", shell)
-    assert (code, "inventory" in out, "rolloutctl names rollouts" in out) == (0, True, True)
-
-
-def test_bash_completes_values_with_names_of_the_daemon(daemon: CannedDaemon, tmp_path: Path) -> None:
-    gates = [{"gate": "continue", "wave": "canary"}, {"gate": "start", "wave": None}]
-    nodes = [{"node": "n1", "team": "infra"}, {"node": "$(touch evil)", "team": None}]
-    daemon.answer("GET", "rollouts", {"rollouts": [{"rollout": "kernel-abcde", "plan": "kernel"}]})
-    daemon.answer("GET", "status", {"rollouts": [{"gates": gates}]})
-    daemon.answer("GET", "inventory", {"nodes": nodes})
-    daemon.answer("GET", "locks", {"pools": [{"pool": "rack/r1"}]})
-    (tmp_path / "plan.yml").touch()
-    expected = {
-        "nodes ker": ["kernel-abcde", "kernel"],
-        "audit --rollout ker": ["kernel-abcde", "kernel"],
-        "changes ker": ["kernel"],
-        "why kernel ": ["n1"],
-        "clean ": ["n1", "kernel-abcde", "kernel"],
-        "approve kernel continue --node ": ["n1"],
-        "approve kernel continue --team in": ["infra"],
-        "approve kernel continue --wave ca": ["canary"],
-        "approve kernel con": ["continue"],
-        "freeze --scope ": ["all", "team/infra", "rack/r1", "node/n1"],
-        "plan submit pl": ["plan.yml"],
-    }
-    script = f"""
-        PATH={Path(sys.executable).parent}:$PATH
-        eval "$(rolloutctl completion bash)"
-        while IFS= read -r line; do
-            read -ra COMP_WORDS <<< "rolloutctl $line"
-            [[ $line == *' ' ]] && COMP_WORDS+=('')
-            COMP_CWORD=$(( ${{#COMP_WORDS[@]}} - 1 )) COMPREPLY=()
-            _shtab_rolloutctl
-            echo "${{COMPREPLY[@]}}"
-        done
-    """
-    done = subprocess.run(
-        ["bash", "-c", script], input="\n".join([*expected, ""]), capture_output=True, text=True, cwd=tmp_path
-    )
-    completed = [line.split() for line in done.stdout.splitlines()]
-    assert dict(zip(expected, completed, strict=True)) == expected, done.stderr
-    assert not (tmp_path / "evil").exists()
-
-
-@pytest.mark.parametrize(
-    ("shell", "words"),
-    [("zsh", ":SCOPE:_rolloutctl_scopes"), ("fish", '-l scope -xka "(_rolloutctl_scopes)"')],
-)
-def test_option_values_are_completed_in_other_shells(
-    shell: str, words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert words in run(capsys, "completion", shell)[1]
-
-
 # -- formats
 
 

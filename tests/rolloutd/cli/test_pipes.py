@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def test_a_reader_that_goes_away_is_no_mistake_of_ours(daemon: CannedDaemon) -> None:
-    daemon.answer("GET", "status", {"rollouts": [{"plan": "p" * 1000}] * 2000, "trouble": None})
+    daemon.answer("GET", "status", {"rollouts": [{"rollout": "p" * 1000}] * 2000, "trouble": None})
     process = subprocess.Popen(
         [sys.executable, "-m", "rolloutd.cli", "status", "--json"],
         cwd=ROOT,

@@ -1,0 +1,116 @@
+"""Completion in shells: commands, verbs, choices, and names that the daemon has."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from rolloutd.cli.completion import completes
+from tests.rolloutd.canned_daemon import CannedDaemon
+from tests.rolloutd.cli.command_lines import leaf_parsers
+from tests.rolloutd.cli.samples import run
+
+FREE_TEXT = {
+    *("TEXT", "TIME", "N", "K", "SEQ", "SHA256", "HASH", "HOST", "ID", "WINDOW", "NAME", "PERSON"),
+    *("NODE:PHASE", "STAGE", "COMMAND"),
+}
+"""Values that only the user knows, or that no list has."""
+
+
+def complete_in_bash(lines: Sequence[str], directory: Path) -> dict[str, list[str]]:
+    """Return what bash offers for the last word of each line; a space at the end begins a word."""
+    script = f"""
+        PATH={Path(sys.executable).parent}:$PATH
+        eval "$(rolloutctl completion bash)"
+        while IFS= read -r line; do
+            read -ra COMP_WORDS <<< "rolloutctl $line"
+            [[ $line == *' ' ]] && COMP_WORDS+=('')
+            COMP_CWORD=$(( ${{#COMP_WORDS[@]}} - 1 )) COMPREPLY=()
+            _shtab_rolloutctl
+            echo "${{COMPREPLY[@]}}"
+        done
+    """
+    done = subprocess.run(
+        ["bash", "-c", script], input="\n".join([*lines, ""]), capture_output=True, text=True, cwd=directory
+    )
+    assert not done.stderr
+    return dict(zip(lines, map(str.split, done.stdout.splitlines()), strict=True))
+
+
+def test_each_argument_is_completed_or_free_text() -> None:
+    for words, parser in leaf_parsers().items():
+        for action in parser._actions:
+            takes_value = action.nargs != 0 and action.help != argparse.SUPPRESS
+            if takes_value and not action.choices and not completes(str(action.metavar)):
+                assert action.metavar in FREE_TEXT, f"{words}: {action.dest}"
+
+
+def test_each_verb_of_a_usage_is_completed(daemon: CannedDaemon, tmp_path: Path) -> None:
+    verbs: dict[str, list[str]] = {}
+    for words, parser in leaf_parsers().items():
+        for verb in re.findall(rf"rolloutctl {words} ([a-z]+)", parser.usage or ""):
+            verbs.setdefault(f"{words} ", []).append(verb)
+    assert {"audit ", "inventory ", "rollouts ", "verdicts "} <= set(verbs)
+    offered = complete_in_bash(list(verbs), tmp_path)
+    missing = {line: [each for each in verbs[line] if each not in offered[line]] for line in verbs}
+    assert not any(missing.values()), missing
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_knows_commands_and_asks_for_names(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "completion", shell)
+    assert (code, "inventory" in out, "rolloutctl names rollouts" in out) == (0, True, True)
+
+
+def test_bash_completes_values_with_names_of_the_daemon(daemon: CannedDaemon, tmp_path: Path) -> None:
+    gates = [{"gate": "continue", "wave": "canary"}, {"gate": "start", "wave": None}]
+    nodes = [
+        {"node": "n1", "team": "infra", "labels": {"rack": "r1"}},
+        {"node": "$(touch evil)", "team": None, "labels": {}},
+    ]
+    daemon.answer("GET", "rollouts", {"rollouts": [{"rollout": "kernel-abcde", "plan": "kernel"}]})
+    daemon.answer("GET", "status", {"rollouts": [{"gates": gates}]})
+    daemon.answer("GET", "inventory", {"nodes": nodes, "sources": [{"source": "ansible:hosts.yml"}]})
+    daemon.answer("GET", "locks", {"pools": [{"pool": "rack/r1"}]})
+    (tmp_path / "plan.yml").touch()
+    expected = {
+        "nodes ker": ["kernel-abcde", "kernel"],
+        "audit --rollout ker": ["kernel-abcde", "kernel"],
+        "changes ker": ["kernel"],
+        "why kernel ": ["n1"],
+        "clean ": ["n1", "kernel-abcde", "kernel"],
+        "approve kernel continue --node ": ["n1"],
+        "approve kernel continue --team in": ["infra"],
+        "approve kernel continue --wave ca": ["canary"],
+        "approve kernel con": ["continue"],
+        "freeze --scope ": ["all", "team/infra", "rack/r1", "node/n1"],
+        "plan submit pl": ["plan.yml"],
+        "audit ": ["verify", "head", "export", "settle", "kernel-abcde", "kernel"],
+        "audit export ": ["all", "kernel-abcde", "kernel"],
+        "audit --kind HoldT": ["HoldTaken"],
+        "inventory ": ["conflicts", "accept", "pin", "n1"],
+        "inventory accept ansible": ["ansible:hosts.yml"],
+        "inventory pin n": ["n1"],
+        "rollouts ": ["delete"],
+        "rollouts delete ker": ["kernel-abcde", "kernel"],
+        "verdicts ": ["clear"],
+        "artifacts report kernel --by ra": ["rack"],
+    }
+    assert complete_in_bash(list(expected), tmp_path) == expected
+    assert not (tmp_path / "evil").exists()
+
+
+@pytest.mark.parametrize(
+    ("shell", "words"),
+    [("zsh", ":SCOPE:_rolloutctl_scopes"), ("fish", '-l scope -xka "(_rolloutctl_scopes)"')],
+)
+def test_option_values_are_completed_in_other_shells(
+    shell: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert words in run(capsys, "completion", shell)[1]
