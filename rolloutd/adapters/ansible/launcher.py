@@ -110,10 +110,12 @@ class Launcher:
         directory.write(directory.connection_file, dict(run.variables))
         generation = self._link_inventory(directory, run, config.common_args)
         if interpreter is not None:
-            own = environment.build_node_inventory(request.node, interpreter)
-            directory.write(directory.node_inventory_file, own)
-        # As an extra variable it wins over every other, so that the cleanup knows where the run's files are.
-        directory.write(directory.variables_file, {**request.variables, "ansible_remote_tmp": remote_tmp})
+            node_inventory = environment.build_node_inventory(request.node, interpreter)
+            directory.write(directory.node_inventory_file, node_inventory)
+        # Extra variables win over every other: the cleanup knows where the run's files are, and a playbook
+        # which rollout's change it makes or undoes.
+        own = {"ansible_remote_tmp": remote_tmp, **_name_rollout(request)}
+        directory.write(directory.variables_file, {**request.variables, **own})
         script = environment.render_ssh_wrapper(marker, remote_tmp, config, run.variables)
         directory.write(directory.ssh_wrapper_file, script, mode=0o700)
         if request.fencing_token:
@@ -174,6 +176,10 @@ def _describe(run: LocalRun, sockets: Path, shared: Path | None, remote_tmp: str
         "shared_sockets": str(shared or ""),
         "remote_tmp": remote_tmp,
     }
+
+
+def _name_rollout(request: RunRequest) -> Mapping[str, JSON]:
+    return {"rolloutd_rollout": request.rollout, "rolloutd_attempt": request.attempt}
 
 
 def spawn_wrapper(directory: RunDirectory, run_id: str) -> int:

@@ -9,42 +9,11 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from machines.model.rollout import FailureCode
-from rolloutd.adapters.ansible.runner import AnsibleRunner
-from rolloutd.adapters.ansible.tree_cache import TreeCache
-from rolloutd.ports import Failed, Host, InventorySnapshot, Ok, RunRequest, StepResult
-from tests.contracts.fakes.shell import FakeShell
-from tests.contracts.fakes.sources import SOURCE
-from tests.support.node_python import node_python
-
-PLAYBOOKS = Path(__file__).parents[2] / "playbooks"
-
-SYSCTL = """#!/bin/sh
-# A kernel that is a directory.
-cd {kernel} || exit 1
-case $1 in
--n) cat "$2" ;;
--w) echo "${{2#*=}}" > "${{2%%=*}}" ;;
-*) exit 1 ;;
-esac
-"""
-
-SYSTEMCTL = """#!/bin/sh
-# A service manager with one file per active service and one log of restarts.
-cd {services} || exit 1
-case $1 in
-is-active) for last; do :; done; [ -e "$last" ] && echo active || {{ echo inactive; exit 3; }} ;;
-restart | start) touch "$2"; echo "$1 $2" >> log ;;
-stop) rm -f "$2"; echo "$1 $2" >> log ;;
-*) exit 1 ;;
-esac
-"""
+from tests.support.playbook_node import PLAYBOOKS, Node
 
 MODPROBE = """#!/bin/sh
 # A kernel that loads the installed version of one driver.
@@ -70,106 +39,6 @@ Architecture: all
 Maintainer: tests <tests@example.org>
 Description: a driver
 """
-
-
-class Node:
-    """This machine as a node, and the commands that stand for its kernel and its service manager."""
-
-    def __init__(self, directory: Path, tree_cache: TreeCache) -> None:
-        self.directory = directory
-        connection = {
-            "ansible_connection": "local",
-            "ansible_python_interpreter": node_python(),
-            "ansible_become": False,
-        }
-        self.runner = AnsibleRunner(
-            directory / "runs",
-            FakeShell(),
-            lambda source: PLAYBOOKS,
-            lambda: InventorySnapshot({"n0": connection}, generation=1),
-            tree_cache=tree_cache,
-        )
-        self._runs = 0
-        self.kernel, self.services = directory / "kernel", directory / "services"
-        for folder, name, text in (
-            (self.kernel, "sysctl", SYSCTL),
-            (self.services, "systemctl", SYSTEMCTL),
-        ):
-            folder.mkdir()
-            command = directory / name
-            command.write_text(text.format(kernel=self.kernel, services=self.services))
-            command.chmod(0o755)
-
-    async def play(self, playbook: str, *, check_only: bool = False, **variables: Any) -> int:
-        """Run a playbook that succeeds; return how many tasks changed something."""
-        result, changed = await self._run(playbook, check_only=check_only, **variables)
-        assert isinstance(result, Ok), result
-        return changed
-
-    async def fail(self, playbook: str, **variables: Any) -> str:
-        """Run a playbook that fails in a task; return why."""
-        result, _ = await self._run(playbook, **variables)
-        assert isinstance(result, Failed)
-        assert result.code is FailureCode.FAILED
-        return result.text
-
-    async def _run(
-        self, playbook: str, *, check_only: bool = False, **variables: Any
-    ) -> tuple[StepResult, int]:
-        self._runs += 1
-        request = RunRequest(
-            f"r{self._runs}", Host("n0"), SOURCE, playbook, variables=variables, check_only=check_only
-        )
-        handle = await self.runner.start(request)
-        while (result := (await self.runner.wait_for_change(handle)).result) is None:
-            pass
-        events = [event.kind async for event in self.runner.read_events(handle)]
-        return result, events.count("changed")
-
-
-@pytest.fixture
-async def node(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Node]:
-    """A node of this test's own; all nodes get the same built modules."""
-    made = Node(tmp_path, TreeCache(tmp_path_factory.getbasetemp() / "ansible"))
-    yield made
-    await made.runner.close()
-
-
-async def test_sysctl_sets_verifies_and_restores(node: Node) -> None:
-    parameter = node.kernel / "net.core.somaxconn"
-    parameter.write_text("4096\n")
-    file = node.directory / "sysctl.d" / "90-rolloutd.conf"
-    where = {"sysctl_file": str(file), "sysctl_command": str(node.directory / "sysctl")}
-
-    reason = await node.fail("sysctl-verify.yml", somaxconn=65535, **where)
-    assert "net.core.somaxconn is 4096, not 65535" in reason
-    await node.play("sysctl.yml", somaxconn=65535, **where)
-    assert parameter.read_text() == "65535\n"
-    assert "net.core.somaxconn = 65535" in file.read_text().splitlines()
-    await node.play("sysctl-verify.yml", somaxconn=65535, **where)
-    assert await node.play("sysctl.yml", somaxconn=65535, **where) == 0
-
-    await node.play("sysctl.yml", somaxconn=1024, **where)
-    await node.play("sysctl-undo.yml", **where)
-    assert parameter.read_text() == "4096\n"
-    assert not file.exists()
-    assert await node.play("sysctl-undo.yml", **where) == 0
-
-
-@pytest.mark.long
-async def test_sysctl_undo_restores_a_file_that_was_there(node: Node) -> None:
-    (node.kernel / "vm.swappiness").write_text("60\n")
-    file = node.directory / "90-rolloutd.conf"
-    file.write_text("vm.swappiness = 60\n")
-    where = {"sysctl_file": str(file), "sysctl_command": str(node.directory / "sysctl")}
-    await node.play("sysctl.yml", sysctl_settings={"vm.swappiness": 10}, **where)
-    await node.play("sysctl-undo.yml", **where)
-    assert file.read_text() == "vm.swappiness = 60\n"
-    assert (node.kernel / "vm.swappiness").read_text() == "60\n"
-
-
-async def test_sysctl_names_what_is_missing(node: Node) -> None:
-    assert "name the parameters to set" in await node.fail("sysctl.yml")
 
 
 @pytest.mark.long
@@ -302,7 +171,7 @@ async def test_gpu_driver_is_installed_and_node_returned(node: Node) -> None:
     await node.play("gpu-driver.yml", **new)
     assert gpu.loaded == "570.86.10"
     assert services.read_text().splitlines() == ["stop dcgm", "start dcgm"]
-    assert await node.play("gpu-driver.yml", check_only=True, **new) == 0
+    assert await node.check("gpu-driver.yml", **new) == []
     assert await node.play("gpu-driver-verify.yml", **new) == 0
     services.unlink()
 

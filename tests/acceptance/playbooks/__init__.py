@@ -1,0 +1,1 @@
+"""The reference playbooks by real Ansible on nodes of this machine."""
