@@ -55,6 +55,10 @@ class DeadlineInPast(Refused):
     """The given deadline is in the past."""
 
 
+class FailuresNotShown(Refused):
+    """An approval at proceed that does not name the failures that it covers."""
+
+
 class NotAllowed(RolloutdError):
     """The caller has no right to do this; the text names who has it."""
 

@@ -361,7 +361,7 @@ class Console(NavigationApp):
         if operation is operations.APPROVE and operations.has_unread_failures(selection):
             assert selection.gate is not None
             self.open_gate(selection.gate.key)
-            self.show_message("an approval covers all failures so far: read them here, then press a")
+            self.show_message("an approval covers the failures that are listed here: read them, then press a")
             return
 
         self._confirm(operation, selection)

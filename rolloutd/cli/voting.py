@@ -13,6 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rolloutd import event_text
 from rolloutd.cli import exits
 from rolloutd.cli.command_group import (
     CommandGroup,
@@ -22,14 +23,14 @@ from rolloutd.cli.command_group import (
     time_argument,
     without_none,
 )
-from rolloutd.cli.output import SHORT_HASH_CHARS, colorize, print_line, sanitize
+from rolloutd.cli.output import SHORT_HASH_CHARS, colorize, print_line, print_message, sanitize
 from rolloutd.cli.queries import format_gate, print_gates, print_traffic_probes
 from rolloutd.control import response_text
 from rolloutd.control.client import api_path
 from rolloutd.text import pluralize
 
 if TYPE_CHECKING:
-    from rolloutd.control.wire import Gate, Rollout
+    from rolloutd.control.wire import Failure, Failures, Gate, Rollout
     from rolloutd.control.wire_plans import Review
 
 
@@ -94,8 +95,28 @@ def vote(call: Invocation) -> int:
     )
     if yes:
         body |= without_none(nodes=args.node, more=args.more, until=args.until)
+        if args.gate == "proceed":
+            body["shown"] = _show_failures(call)
         confirm(call, lambda: _describe_approval(call, body), f"approve {args.gate}?")
     return _report(call, call.client.post(api_path("rollouts", args.rollout, "votes"), body))
+
+
+def _show_failures(call: Invocation) -> list[str]:
+    """Print the failures that the approval covers, also for scripts; return their ids for the vote."""
+    failures, omitted = _unresolved_failures(call)
+    nodes = call.args.node or {each["node"] for each in failures}
+    covered = [each for each in failures if each["node"] in nodes]
+    for each in covered:
+        print_message(f"covers {each['id']}: {each['node']} failed in {event_text.failed_step(each)}")
+    if omitted:
+        print_message(f"covers no more: {pluralize(omitted, 'failure')} need another vote")
+    return [each["id"] for each in covered]
+
+
+def _unresolved_failures(call: Invocation) -> tuple[list[Failure], int]:
+    """Return the failures that one vote at proceed can name, and the number of the others."""
+    found: Failures = call.get(api_path("rollouts", call.args.rollout, "failures"))
+    return found["failures"], found["omitted"]
 
 
 def _describe_approval(call: Invocation, body: dict[str, Any]) -> str:
@@ -143,10 +164,7 @@ def sign_token(call: Invocation) -> None:
         **without_none(team=args.team, wave=args.wave),
     }
     if args.gate == "proceed":
-        nodes = call.get(api_path("rollouts", rollout["rollout"], "nodes"))["nodes"]
-        failed = [node["node"] for node in nodes if node["phase"] == "failed"]
-        details = [call.get(api_path("rollouts", rollout["rollout"], "nodes", node)) for node in failed]
-        payload["shown"] = [detail["failure"]["id"] for detail in details]
+        payload["shown"] = [each["id"] for each in _unresolved_failures(call)[0]]
     try:
         print_line(tokens.sign(payload, args.key_file.read_bytes()))
     except tokens.InvalidToken as bad:

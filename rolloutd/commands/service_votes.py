@@ -103,8 +103,6 @@ def vote_events(state: State, voter: ServiceVoter, rollout: Rollout, claims: Cla
             state, voter, rollout, gate, claims.reason, team=claims.team, wave=claims.wave
         )
     else:
-        if gate is GateName.PROCEED and claims.shown is None:
-            raise Refused("no-failures-shown", "the token: a vote at proceed needs `shown`; sign a new one")
         ballot = voting.Ballot(
             gate=gate,
             yes=claims.answer == "yes",

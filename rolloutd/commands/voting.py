@@ -18,7 +18,7 @@ from machines.model.rollout import ActorKind, Rollout, Vote
 from machines.rules import gates
 from rolloutd.commands.rollout_commands import Events, Principal
 from rolloutd.engine.state import State
-from rolloutd.errors import DeadlineInPast, NotAllowed, NotFound, Refused
+from rolloutd.errors import DeadlineInPast, FailuresNotShown, NotAllowed, NotFound, Refused
 from rolloutd.reason_text import describe
 
 MAX_VOTES_KEPT = 5_000
@@ -100,7 +100,9 @@ def approval_effect(
     state: State, who: Principal, rollout: Rollout, gate: GateName, wave: str
 ) -> ApprovalEffect:
     """Return the effect of the caller's approval without a vote; raises what vote() raises."""
-    ballot = Ballot(gate, yes=True, reason="", wave=wave or None)
+    unresolved = state.index.unresolved_failures(rollout.id) if gate is GateName.PROCEED else ()
+    shown = tuple(failure.id for failure in unresolved) if gate is GateName.PROCEED else None
+    ballot = Ballot(gate, yes=True, reason="", wave=wave or None, shown=shown)
     cast, now = _new_vote(state, who, rollout, ballot), state.now()
     before = gates.gate_view(state.index, rollout, gate, wave, now)
     after = gates.gate_view(state.index, replace(rollout, votes=(*rollout.votes, cast)), gate, wave, now)
@@ -242,7 +244,7 @@ def _covers_more(state: State, rollout: Rollout, cast: Vote, same: Sequence[Vote
 
 
 def _covered_failures(state: State, rollout: Rollout, ballot: Ballot) -> tuple[str, ...]:
-    """Return the failures that the vote covers: those shown, else the unsettled ones of the named nodes."""
+    """Return the failures that the vote covers: those shown; a no is for all that are unresolved."""
     for node in ballot.nodes:
         try:
             state.index.target(rollout.id, node)
@@ -250,18 +252,21 @@ def _covered_failures(state: State, rollout: Rollout, ballot: Ballot) -> tuple[s
             raise NotFound(
                 f"{rollout.id}: no node {node}; list them with rolloutctl nodes {rollout.id}"
             ) from None
-    unsettled = state.index.unresolved_failures(rollout.id)
-    if ballot.shown is not None:
-        known = {failure.id for failure in rollout.failures}
-        unknown = [each for each in ballot.shown if each not in known]
-        if unknown:
-            raise NotFound(f"{rollout.id}: no failure {unknown[0]}; reload and vote again")
-        return tuple(dict.fromkeys(ballot.shown))
-    shown = tuple(failure.id for failure in unsettled if not ballot.nodes or failure.node in ballot.nodes)
-    if ballot.yes and not shown:
-        of_nodes = f" on {' or '.join(ballot.nodes)}" if ballot.nodes else ""
-        raise Refused("nothing-to-settle", f"not asked yet: {rollout.id} has no unresolved failure{of_nodes}")
-    return shown
+    if ballot.shown is None:
+        # A node may fail between the voter's reading and the vote: no vote covers what nobody has read.
+        if ballot.yes:
+            raise FailuresNotShown(
+                "no-failures-shown",
+                f"proceed of {rollout.id}: no failures named; send their ids as `shown`",
+            )
+        return tuple(failure.id for failure in state.index.unresolved_failures(rollout.id))
+    known = {failure.id for failure in rollout.failures}
+    unknown = [each for each in ballot.shown if each not in known]
+    if unknown:
+        raise NotFound(f"{rollout.id}: no failure {unknown[0]}; reload and vote again")
+    if ballot.yes and not ballot.shown:
+        raise Refused("nothing-to-settle", f"proceed of {rollout.id}: the vote covers no failure; name one")
+    return tuple(dict.fromkeys(ballot.shown))
 
 
 def _require_open_vote(state: State, rollout: Rollout, ballot: Ballot, wave: str, now: float) -> None:

@@ -21,6 +21,7 @@ from rolloutd.errors import (
     Conflict,
     DeadlineInPast,
     Diagnostic,
+    FailuresNotShown,
     HostKeyChanged,
     InvalidFile,
     NodeUnreachable,
@@ -180,7 +181,7 @@ def from_error(exc: RolloutdError) -> web.Response:
     match exc:
         case InvalidFile():
             return error_response(422, "invalid-plan", text, exc.diagnostics)
-        case DeadlineInPast():
+        case DeadlineInPast() | FailuresNotShown():
             return error_response(400, exc.code, exc.text)
         case Refused():
             return error_response(429 if isinstance(exc, TooMany) else 409, exc.code, exc.text)

@@ -443,11 +443,10 @@ def _in_flight_reason(
     return Reason(ReasonCode.NODE_UNKNOWN, seen.node, seen.params, seen.since, seen.remedy)
 
 
-def failure(found: Failure | None) -> wire.Failure | None:
-    if found is None:
-        return None
+def failure(found: Failure) -> wire.Failure:
     return {
         "id": found.id,
+        "node": found.node,
         "attempt": found.attempt,
         "step": found.step,
         "message": found.message,

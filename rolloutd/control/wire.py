@@ -330,11 +330,19 @@ class Failure(TypedDict):
     """The step that failed, and its message; `code` is the sort of failure."""
 
     id: str
+    node: str
     attempt: int
     step: str
     message: str
     at: str
     code: str
+
+
+class Failures(TypedDict):
+    """The unresolved failures that an approval at `proceed` may cover, and how many are left out."""
+
+    failures: list[Failure]
+    omitted: int
 
 
 class Step(TypedDict):

@@ -115,7 +115,8 @@ class _Operator:
             self._ui.print_message(f"{name}: repaired; retry follows")
         for gate in rollout["gates"]:
             if gate["gate"] == "proceed" and gate["state"] == "waiting":
-                self._vote(gate, tuple(sorted(f"{n['node']}#{n['attempt']}" for n in failed)))
+                unresolved = self._client.get(api_path("rollouts", self._rollout, "failures"))["failures"]
+                self._vote(gate, tuple(each["id"] for each in unresolved))
 
     def _exit_on_unexpected_failure(self, rollout: Rollout, nodes: list[str]) -> None:
         """Stop the demo after a failure that it did not cause."""
@@ -131,7 +132,9 @@ class _Operator:
             return
         self._voted_gates.add(key)
         yes = self._ui.confirm(f"gate {format_gate(gate)}. Vote yes?")
-        body = {"gate": gate["gate"], "yes": yes, "reason": "seen in the demo"}
+        body: dict[str, object] = {"gate": gate["gate"], "yes": yes, "reason": "seen in the demo"}
+        if gate["gate"] == "proceed":
+            body["shown"] = list(failure_ids)
         if gate["wave"]:
             body["wave"] = gate["wave"]
         try:

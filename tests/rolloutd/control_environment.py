@@ -195,6 +195,10 @@ class ControlEnvironment:
     async def vote(self, who: str, rollout: str, gate: str, yes: bool = True, **more: Any) -> Any:
         """Vote."""
         body = {"gate": gate, "yes": yes, "reason": "because"} | more
+        if gate == "proceed" and yes and "shown" not in more:
+            nodes = more.get("nodes")
+            failures = (await self.request(who, "get", f"/v1/rollouts/{rollout}/failures"))["failures"]
+            body["shown"] = [each["id"] for each in failures if nodes is None or each["node"] in nodes]
         return await self.request(who, "post", f"/v1/rollouts/{rollout}/votes", body)
 
     def observe_all_up(self) -> None:

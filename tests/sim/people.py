@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from machines.model.events import RolloutCancelled, VoteCast
+from machines.model.plan import GateName
 from machines.model.rollout import Actor, ActorKind, Rollout
 from rolloutd.commands import rollout_commands, submit, voting
 from rolloutd.commands.rollout_commands import Events
@@ -95,7 +96,11 @@ class SimUsers:
         """Let somebody vote."""
         cause = "vote" if ballot.reason == "tests" else "tidy"
         await self.run_command(
-            who, cause, lambda now: voting.vote(now, who, now.index.rollout(rollout), ballot)
+            who,
+            cause,
+            lambda now: voting.vote(
+                now, who, now.index.rollout(rollout), with_failures(now, rollout, ballot)
+            ),
         )
 
     async def supersede(self, who: SimUser, old: Rollout, name: str) -> bool:
@@ -171,3 +176,15 @@ class SimUsers:
         """Return the name of some rollout."""
         names: Sequence[str] = list(state.index.rollouts)
         return people.choice(names)
+
+
+def with_failures(state: State, rollout: str, ballot: Ballot) -> Ballot:
+    """Return an approval at proceed with the unresolved failures of the nodes that it names, or of all."""
+    if ballot.gate is not GateName.PROCEED or not ballot.yes:
+        return ballot
+    shown = tuple(
+        each.id
+        for each in state.index.unresolved_failures(rollout)
+        if not ballot.nodes or each.node in ballot.nodes
+    )
+    return replace(ballot, shown=shown)

@@ -67,9 +67,7 @@ class RandomUser:
             until = None if people.random() < 0.5 else state.now() + 600.0
             more = people.randrange(3) if until is None else 0
             ballot = replace(ballot, nodes=nodes if not more else (), more=more, until=until)
-        await self._users.run_command(
-            who, "vote", lambda now: voting.vote(now, who, now.index.rollout(rollout), ballot)
-        )
+        await self._users.vote(who, rollout, ballot)
 
     async def _vote_of_old(self, people: random.Random, state: State) -> None:
         """Let a vote for another digest come from somewhere: an older version, a restored backup."""

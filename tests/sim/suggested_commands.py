@@ -17,7 +17,7 @@ from rolloutd.commands.voting import Ballot
 from rolloutd.engine.state import State
 from rolloutd.errors import NotAllowed, NotFound, Refused
 from rolloutd.reason_text import describe, lifted_by
-from tests.sim.people import ALL_USERS, SimUser
+from tests.sim.people import ALL_USERS, SimUser, with_failures
 
 Args = Mapping[str, Any]
 CommandAttempt = Callable[[State, SimUser, Args], object]
@@ -49,6 +49,7 @@ def _refusals(state: State, remedy: Remedy) -> Iterator[str | None]:
 
 def _approve(state: State, who: SimUser, args: Args) -> object:
     ballot = Ballot(GateName(args["gate"]), True, "tests", team=args.get("team"))
+    ballot = with_failures(state, args["rollout"], ballot)
     return voting.vote(state, who, state.index.rollout(args["rollout"]), ballot)
 
 

@@ -222,9 +222,11 @@ class DaemonEnvironment:
 
     def vote(self, rollout: str, gate: str, *, reason: str = "seen") -> None:
         """Vote yes until the gate is open: one vote fills one need of each kind."""
-        self.client.post(
-            api_path("rollouts", rollout, "votes"), {"gate": gate, "yes": True, "reason": reason}
-        )
+        body: dict[str, Any] = {"gate": gate, "yes": True, "reason": reason}
+        if gate == "proceed":
+            failures = self.client.get(api_path("rollouts", rollout, "failures"))["failures"]
+            body["shown"] = [each["id"] for each in failures]
+        self.client.post(api_path("rollouts", rollout, "votes"), body)
 
     def status(self, rollout: str) -> dict[str, Any]:
         """Return the rollout's status."""

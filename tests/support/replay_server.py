@@ -79,6 +79,10 @@ class _Handler(BaseHTTPRequestHandler):
                 self._send_json(fleet.comparison)
             case ["rollouts", _, "review"]:
                 self._send_json(fleet.review)
+            case ["rollouts", _, "failures"] if fleet.failures_error is not None:
+                self._send_json(*fleet.failures_error)
+            case ["rollouts", _, "failures"]:
+                self._send_json(fleet.failures())
             case ["rollouts", _, "nodes"]:
                 self._send_json(fleet.all_nodes(query))
             case ["rollouts", _, "nodes", name]:

@@ -61,6 +61,7 @@ class ReplayedFleet:
             "admin": False,
         }
         self.error_response: tuple[int, JSON] | None = None
+        self.failures_error: tuple[JSON, int] | None = None
         self.changed = threading.Condition()
         self.counts: dict[str, int] = dict.fromkeys(
             ("total", "done", "failed", "skipped", "rolled_back", "pending"), 0
@@ -265,6 +266,12 @@ class ReplayedFleet:
             ],
             "omitted": False,
         }
+
+    def failures(self) -> JSON:
+        """Return the failures that no vote covers."""
+        with self.changed:
+            found = [each["failure"] for each in self.nodes.values() if each["failure"] is not None]
+        return {"failures": [each | {"at": format_rfc3339(each["at"])} for each in found], "omitted": 0}
 
     def status(self) -> JSON:
         """Return how all rollouts stand."""

@@ -80,8 +80,7 @@ async def _moment(app: Console, pilot: Pilot[None], fleet: ReplayedFleet) -> Non
 
 async def _gate(app: Console, pilot: Pilot[None], fleet: ReplayedFleet) -> None:
     await pilot.press("2")
-    await wait_for_text(pilot, "DIGEST", "FAILURES")
-    await wait_until(pilot, lambda: bool(getattr(app.screen, "shown_failures", None)))
+    await wait_for_text(pilot, "DIGEST", "FAILURES 1: an approval covers these")
 
 
 async def _approve(app: Console, pilot: Pilot[None], fleet: ReplayedFleet) -> None:

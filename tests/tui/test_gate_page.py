@@ -7,6 +7,7 @@ from pathlib import Path
 from tests.support.replayed_fleet import DIGEST
 from tests.tui.harness import (
     list_text,
+    paused_fleet,
     run_console,
     running_fleet,
     screen_text,
@@ -14,6 +15,7 @@ from tests.tui.harness import (
     wait_for_text,
     wait_until,
 )
+from tui.operations.dialog import Dialog
 
 
 async def test_gate_page_shows_change_before_plan(socket_dir: Path) -> None:
@@ -112,3 +114,16 @@ async def test_start_gate_shows_evidence_of_pilot(socket_dir: Path) -> None:
         assert "4 tasks, 1 changed" in text
         assert "changed: set somaxconn" in text
         assert "+somaxconn 65535" in text
+
+
+async def test_failures_that_cannot_be_read_allow_no_vote(socket_dir: Path) -> None:
+    fleet = paused_fleet()
+    fleet.failures_error = ({"error": "the store cannot read", "code": "store", "errors": []}, 503)
+    async with run_console(fleet, socket_dir) as (app, pilot, _):
+        await wait_for_text(pilot, "1 for you")
+        await pilot.press("2")
+        await wait_for_text(pilot, "not read: no approval is possible", "the store cannot read")
+        await pilot.press("a")
+        await wait_for_text(pilot, "an approval covers the failures that are listed here")
+        assert not isinstance(app.screen, Dialog)
+    assert not fleet.requests

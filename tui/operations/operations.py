@@ -187,12 +187,7 @@ def _return_operation() -> Operation:
 def has_unread_failures(selection: Selection) -> bool:
     """Return whether an approval would cover failures that were not on the screen."""
     gate = selection.gate
-    return (
-        gate is not None
-        and gate.gate["gate"] == "proceed"
-        and selection.shown_failures is None
-        and gate.rollout.status["failed"] > 0
-    )
+    return gate is not None and gate.gate["gate"] == "proceed" and selection.shown_failures is None
 
 
 _gate_unavailable_reason = _reason_without("gate", "no gate waits here")
@@ -259,8 +254,9 @@ def _vote_operation(*, yes: bool) -> Operation:
     def request(selection: Selection, field_values: FieldValues) -> OperationRequest:
         gate, rollout = _gate(selection).gate, _gate(selection).rollout
         body = {**_gate_body(gate, field_values), "yes": yes, "digest": gate["digest"]}
-        if yes and gate["gate"] == "proceed" and selection.shown_failures:
-            body["shown"] = list(selection.shown_failures)
+        if yes and gate["gate"] == "proceed":
+            # An approval without a list opens the page with it, so a vote covers what was on the screen.
+            body["shown"] = list(selection.shown_failures or ())
         voted = "approved" if yes else "rejected"
         message = f"you {voted} {event_text.gate_label(gate)} of {rollout.id}"
         return OperationRequest("POST", api_path("rollouts", rollout.id, "votes"), body, message)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 from textual.widget import Widget
 
 from rolloutd import event_text
-from rolloutd.control import response_text, wire_plans
+from rolloutd.control import response_text, wire, wire_plans
 from tui.formatting import formatting, lines
 from tui.formatting.glyphs import node_glyph, node_strip
 from tui.formatting.lines import Line, fit
@@ -38,11 +37,8 @@ MAX_TEXT_LINES = 40
 MAX_NODES = 200
 """Canaries listed."""
 
-MAX_FAILURES = 1_000
-"""Failures fetched and listed at a proceed gate: as many as one vote may name."""
-
-FailureKey = tuple[str, int, float | None]
-"""A node, its attempt and the time of the failure: a node that fails again has another key."""
+FAILURES_RETRY_S = 5.0
+"""Between two requests for the failures while the daemon does not answer them."""
 
 MIN_LIST_LINES = 2
 """Lines of the list of gates at least; the content below gets the rest."""
@@ -64,10 +60,11 @@ class GatesPage(TwoPanes):
     def __init__(self, initial_gate: str = "") -> None:
         super().__init__()
         self._initial_gate = initial_gate
-        self.shown_failures: dict[str, tuple[str, ...]] = {}
-        self._fetched: dict[str, tuple[str, ...]] = {}
+        self._fetched: dict[str, tuple[object, ...]] = {}
         self._review_connection: dict[str, int] = {}
-        self._failure_ids: dict[str, dict[FailureKey, str]] = {}
+        self._failures: dict[str, wire.Failures] = {}
+        self._unread: dict[str, str] = {}
+        self._loading: set[str] = set()
 
     def compose_body(self) -> Iterator[Widget]:
         yield PaneContainer(
@@ -89,7 +86,8 @@ class GatesPage(TwoPanes):
         selected = self.selected_gate()
         if selected is None:
             return Selection()
-        shown = self.shown_failures.get(selected.rollout.id)
+        listed = self._failures.get(selected.rollout.id)
+        shown = None if listed is None else tuple(each["id"] for each in listed["failures"])
         # An open gate is listed for its votes, and takes no more.
         gate = None if selected.gate["state"] == "open" else selected
         return Selection(rollout=selected.rollout, gate=gate, shown_failures=shown)
@@ -181,27 +179,25 @@ class GatesPage(TwoPanes):
         if pending.gate["gate"] != "proceed":
             return
         failing = self.console.node_summary(rollout).failed
-        wanted = tuple(f"{each.node}#{each.attempt}" for each in failing)
-        if self._fetched.get(rollout.id) != wanted:
+        votes = tuple((each["id"], each["withdrawn"]) for each in pending.gate["votes"])
+        wanted = (connection, votes, *((each.node, each.attempt, each.since) for each in failing))
+        # One request at a time: of two, the older response could come last.
+        if self._fetched.get(rollout.id) != wanted and rollout.id not in self._loading:
             self._fetched[rollout.id] = wanted
-            if failing:
-                self.run_worker(self._fetch_failures(rollout.id, failing[:MAX_FAILURES]), group="failures")
+            self._loading.add(rollout.id)
+            self.run_worker(self._fetch_failures(rollout.id), group="failures")
 
-    async def _fetch_failures(self, rollout: str, nodes: Sequence[NodeState]) -> None:
-        """Fetch the failures that are not known yet: hundreds may come one after the other."""
-        known = self._failure_ids.get(rollout, {})
-        new = [node for node in nodes if _failure_key(node) not in known]
-        fetch = partial(self.console.fetch_path, "rollouts", rollout, "nodes")
-        responses = await asyncio.gather(*(fetch(node.node) for node in new))
-        failures = [
-            (_failure_key(node), response.result["failure"])
-            for node, response in zip(new, responses, strict=True)
-            if response.result is not None
-        ]
-        known = known | {key: failure["id"] for key, failure in failures if failure is not None}
-        current = [key for key in map(_failure_key, nodes) if key in known]
-        self._failure_ids[rollout] = {key: known[key] for key in current}
-        self.shown_failures[rollout] = tuple(known[key] for key in current)
+    async def _fetch_failures(self, rollout: str) -> None:
+        response = await self.console.fetch_path("rollouts", rollout, "failures")
+        self._loading.discard(rollout)
+        if response.result is not None:
+            self._failures[rollout] = response.result
+            self._unread.pop(rollout, None)
+        else:
+            # An older list may lack failures that the user believes to see: without a list there is no vote.
+            self._failures.pop(rollout, None)
+            self._unread[rollout] = str(response.error or response.unreachable)
+            self.set_timer(FAILURES_RETRY_S, partial(self._fetched.pop, rollout, None))
         self.update_view()
 
     def _vote_items(self, pending: PendingGate) -> Iterator[Item]:
@@ -228,16 +224,24 @@ class GatesPage(TwoPanes):
             yield fixed_row(f"vote:{number}", line)
 
     def _failure_items(self, pending: PendingGate) -> Iterator[Item]:
-        failed = self.console.node_summary(pending.rollout).failed
-        note = "no node is failed now; an approval covers the failures that were retried"
-        if failed and pending.rollout.id not in self.shown_failures:
-            note = "loading"
-        elif failed:
-            rest = f"the first {MAX_FAILURES:,}; the others need another vote"
-            note = f"an approval covers {rest if len(failed) > MAX_FAILURES else 'these'}"
-        yield heading("FAILURES", f"{len(failed)}: {note}")
-        for node in failed[:MAX_FAILURES]:
-            yield fixed_row(f"node:{node.node}", _node_line(node, node.failure))
+        rollout = pending.rollout
+        listed, unread = self._failures.get(rollout.id), self._unread.get(rollout.id)
+        if listed is None:
+            yield heading("FAILURES", "loading" if unread is None else "not read: no approval is possible")
+            if unread is not None:
+                yield note_row(lines.sanitize(unread))
+            return
+        total = len(listed["failures"]) + listed["omitted"]
+        covers = "these" if not listed["omitted"] else "the first of them; the others need another vote"
+        yield heading("FAILURES", f"{total:,}: an approval covers {covers}")
+        for each in listed["failures"]:
+            node, text = (rollout.nodes or {}).get(each["node"]), event_text.failed_step(each)
+            if node is not None:
+                note = "" if node.phase == "failed" else f"{node.phase} again; "
+                yield fixed_row(f"node:{each['node']}", _node_line(node, f"{note}{text}"))
+            else:
+                unknown = f"  {each['node']}: {lines.sanitize(text)}"
+                yield fixed_row(f"node:{each['node']}", [(unknown, "bad")])
 
     def _pilot_items(self, pending: PendingGate) -> Iterator[Item]:
         evidence, waived = pending.gate["evidence"], pending.gate["waived"]
@@ -284,10 +288,6 @@ class GatesPage(TwoPanes):
 
 def fixed_row(key: str, line: Line) -> Item:
     return key, static_line(line)
-
-
-def _failure_key(node: NodeState) -> FailureKey:
-    return node.node, node.attempt, node.since
 
 
 def _node_line(node: NodeState, text: str) -> Line:

@@ -10,7 +10,7 @@ from machines.model.events import StepRecord
 from rolloutd.commands.rollout_commands import unknown_node
 from rolloutd.control import fleet_serializers, openapi, serializers, wire, wire_fleet, wire_plans
 from rolloutd.control.logs import may_see_output
-from rolloutd.control.requests import NodesQuery, PageQuery, StatusQuery
+from rolloutd.control.requests import MAX_NODES_NAMED, NodesQuery, PageQuery, StatusQuery
 from rolloutd.control.resolve import MAX_CLOSED, ResolvedRollout, resolve_for_reading, resolve_rollout
 from rolloutd.control.routes import Request, RouteTable, Services
 from rolloutd.control.serializers import format_timestamp
@@ -138,7 +138,7 @@ async def node(services: Services, request: Request) -> wire.NodeDetail:
         "steps": [
             _step_response(record, visible=may_see_output(record, request.identity)) for record in steps
         ],
-        "failure": serializers.failure(target.failure),
+        "failure": None if target.failure is None else serializers.failure(target.failure),
     }
 
 
@@ -153,6 +153,17 @@ async def why(services: Services, request: Request) -> wire.NodeReason:
         "phase": target.phase.value,
         "reason": serializers.reason(blocker),
         "trouble": "; ".join(services.state.problems()) or None,
+    }
+
+
+@routes.add("GET", "/v1/rollouts/{r}/failures", is_shared=True)
+async def failures(services: Services, request: Request) -> wire.Failures:
+    """List a rollout's unresolved failures: what a vote at proceed names as shown."""
+    resolved = await resolve_for_reading(services.state, request.path_params["r"])
+    unresolved = resolved.index.unresolved_failures(resolved.rollout.id)
+    return {
+        "failures": [serializers.failure(each) for each in unresolved[:MAX_NODES_NAMED]],
+        "omitted": max(0, len(unresolved) - MAX_NODES_NAMED),
     }
 
 

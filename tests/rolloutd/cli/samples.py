@@ -85,6 +85,21 @@ ROLLOUT: dict[str, Any] = {
     "minutes": {"slot": 0.0, "prepare": 0.0},
 }
 
+
+def failure_of(node: str) -> dict[str, Any]:
+    """Return the first failure of a node."""
+    at = "2026-11-20T08:00:00Z"
+    return {
+        "id": f"{node}#1",
+        "node": node,
+        "attempt": 1,
+        "step": "verify.0",
+        "message": "no answer",
+        "at": at,
+        "code": "failed",
+    }
+
+
 Run = tuple[int, str, str]
 
 

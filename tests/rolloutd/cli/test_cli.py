@@ -20,7 +20,7 @@ from rolloutd.cli.main import parser
 from rolloutd.cli.progress_bars import draw_updates
 from rolloutd.control.client import StreamInterrupted
 from tests.rolloutd.canned_daemon import CannedDaemon
-from tests.rolloutd.cli.samples import GATE, REASON, ROLLOUT, run
+from tests.rolloutd.cli.samples import GATE, REASON, ROLLOUT, failure_of, run
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -184,6 +184,9 @@ def test_trouble_of_the_daemon_shown_by_why(daemon: CannedDaemon, capsys: pytest
 
 def test_a_vote_carries_only_what_was_said(daemon: CannedDaemon, capsys: pytest.CaptureFixture[str]) -> None:
     daemon.answer("POST", "rollouts/r/votes", GATE)
+    daemon.answer(
+        "GET", "rollouts/r/failures", {"failures": [failure_of("n3"), failure_of("n5")], "omitted": 0}
+    )
     words = ("approve", "r", "proceed", "--reason", "fixed", "--node", "n3", "--node", "n4", "--more", "2")
     code, out, _ = run(capsys, *words)
     assert (code, "waiting: 1 vote of infra" in out) == (0, True)
@@ -193,9 +196,32 @@ def test_a_vote_carries_only_what_was_said(daemon: CannedDaemon, capsys: pytest.
         "reason": "fixed",
         "nodes": ["n3", "n4"],
         "more": 2,
+        "shown": ["n3#1"],
     }
     run(capsys, "reject", "r", "start", "--reason", "no", "--team", "media")
     assert daemon.requests[-1][3] == {"gate": "start", "yes": False, "reason": "no", "team": "media"}
+
+
+@pytest.mark.parametrize("words", [(), ("--yes",), ("-o", "json")])
+def test_approve_proceed_sends_the_printed_failures(
+    daemon: CannedDaemon, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
+) -> None:
+    daemon.answer("POST", "rollouts/r/votes", GATE)
+    daemon.answer(
+        "GET", "rollouts/r/failures", {"failures": [failure_of("n3"), failure_of("n5")], "omitted": 7}
+    )
+    code, _, err = run(capsys, "approve", "r", "proceed", "--reason", "fixed", *words)
+    assert (code, daemon.requests[-1][3]["shown"]) == (0, ["n3#1", "n5#1"])
+    for node in ("n3", "n5"):
+        assert f"covers {node}#1: {node} failed in verify.0: no answer" in err
+    assert "7 failures need another vote" in err
+
+
+def test_unread_failures_send_no_vote(daemon: CannedDaemon, capsys: pytest.CaptureFixture[str]) -> None:
+    daemon.refuse("GET", "rollouts/r/failures", 503, "the store cannot read")
+    code, _, err = run(capsys, "approve", "r", "proceed", "--reason", "fixed", "--yes")
+    assert (code, "the store cannot read" in err) == (1, True)
+    assert [method for method, *_ in daemon.requests] == ["GET"]
 
 
 def test_locks_distinguish_down_from_unobserved(

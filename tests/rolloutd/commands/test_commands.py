@@ -186,6 +186,10 @@ async def test_a_proceed_vote_covers_what_it_was_shown(tmp_path: Path) -> None:
             404,
             "not-found",
         )
+        assert await assert_refused(inside.vote("olga", rollout, "proceed", shown=None)) == (
+            400,
+            "no-failures-shown",
+        )
         assert await assert_refused(inside.vote("olga", rollout, "proceed", nodes=["x"])) == (
             404,
             "not-found",
@@ -203,6 +207,24 @@ async def test_a_proceed_vote_covers_what_it_was_shown(tmp_path: Path) -> None:
         await inside.fail(rollout, "s1")
         assert (await inside.request("nora", "get", f"/v1/rollouts/{rollout}"))["state"] == "paused"
         assert (await inside.vote("olga", rollout, "proceed"))["state"] == "open"
+
+
+async def test_failures_list_is_what_proceed_may_cover(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        rollout = await inside.start()
+        await inside.isolate(rollout, "s1")
+        await inside.fail(rollout, "p1")
+        await inside.fail(rollout, "s1")
+        retry = f"/v1/rollouts/{rollout}/nodes/p1/retry"
+        await inside.request("olga", "post", retry, {"reason": "again"})
+        path = f"/v1/rollouts/{rollout}/failures"
+        listed = await inside.request("nora", "get", path)
+        # A retried node has not failed now, but its failure still waits for a vote.
+        assert [(each["id"], each["node"]) for each in listed["failures"]] == [("p1#1", "p1"), ("s1#1", "s1")]
+        assert (listed["omitted"], listed["failures"][0]["code"]) == (0, "failed")
+        await inside.vote("olga", rollout, "proceed", shown=["p1#1"])
+        listed = await inside.request("nora", "get", path)
+        assert [each["id"] for each in listed["failures"]] == ["s1#1"]
 
 
 async def test_a_proceed_vote_for_one_node_leaves_the_other_failures(tmp_path: Path) -> None:

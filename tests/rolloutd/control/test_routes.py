@@ -77,7 +77,7 @@ async def prepare_fleet(inside: ControlEnvironment) -> dict[tuple[str, str], tup
             *("/v1/rollouts/{r}", "/v1/rollouts/{r}/nodes", "/v1/rollouts/{r}/plan", "/v1/inventory"),
             *("/v1/rollouts/{r}/nodes/{n}", "/v1/rollouts/{r}/nodes/{n}/why", "/v1/audit"),
             *("/v1/audit/verify", "/v1/events", "/v1/rollouts/{r}/nodes/{n}/log", "/v1/rollouts/{r}/review"),
-            *("/v1/rollouts/{r}/comparison", "/v1/rollouts/{r}/prepare"),
+            *("/v1/rollouts/{r}/comparison", "/v1/rollouts/{r}/prepare", "/v1/rollouts/{r}/failures"),
         )
     } | {"/v1/handover": ("nora", "/v1/handover?since=2027-01-01T00:00:00Z", None)}
     claims = {
