@@ -157,23 +157,14 @@ async def submit(
         changed_before = await state.store.find_nodes_with_change(resolved.digest.change)
         async with state.exclusive_commit(who.actor) as commit:
             superseded = _superseded_rollouts(state, resolved, who, again=again, supersede=supersede)
-            cancellations = [
-                RolloutCancelled(r.id, who.actor, f"superseded by {rollout}", state.now()) for r in superseded
-            ]
-            already_changed = {} if again else _already_changed(state, superseded, resolved.digest.change)
             opened = _rollout_opened(state, resolved, rollout, who.actor, changed_before, again=again)
             opened = replace(
                 opened,
-                supersedes=superseded[-1].id if superseded else None,
                 overrides=tuple(verdict.id for verdict in known_invalid),
                 override_reason=overrides.reason if known_invalid else "",
             )
-            await commit([*cancellations, opened], f"plan {resolved.plan.name} submitted")
-            # After the first commit, because only a target that is in the facts can move.
-            await commit(
-                _already_current_events(state, rollout, already_changed),
-                f"done in the rollout that {rollout} supersedes",
-            )
+            events = opening_events(state, opened, superseded)
+            await commit(events, f"plan {resolved.plan.name} submitted")
         return rollout, False
 
 
@@ -332,6 +323,30 @@ def _superseded_rollouts(
     return live
 
 
+def opening_events(state: State, opened: RolloutOpened, superseded: Sequence[Rollout]) -> list[Event]:
+    """Return the events that open a rollout in the place of the `superseded` ones.
+
+    They belong in one commit: a node that is done already must not be pending in between.
+    """
+    reason = f"superseded by {opened.rollout}"
+    cancelled = [RolloutCancelled(each.id, opened.submitted_by, reason, opened.at) for each in superseded]
+    if superseded:
+        opened = replace(opened, supersedes=superseded[-1].id)
+    changed_in = {} if opened.again else _already_changed(state, superseded, opened.digest.change)
+    current = [
+        transition(
+            target,
+            Trigger.FOUND_CURRENT,
+            opened.at,
+            outcome=Outcome.ALREADY_CURRENT,
+            text=f"done in {changed_in[target.node]} with the same change",
+        )
+        for target in opened.targets
+        if target.node in changed_in and target.wave != PILOT_WAVE
+    ]
+    return [*cancelled, opened, *current]
+
+
 def _already_changed(state: State, superseded: Sequence[Rollout], change: str) -> dict[str, str]:
     """Return the nodes that a superseded rollout brought to the same change, with that rollout."""
     return {
@@ -341,22 +356,6 @@ def _already_changed(state: State, superseded: Sequence[Rollout], change: str) -
         for target in state.index.targets(rollout.id)
         if target.outcome in (Outcome.CHANGED, Outcome.ALREADY_CURRENT) and target.drift is None
     }
-
-
-def _already_current_events(state: State, rollout: str, already_changed: Mapping[str, str]) -> list[Event]:
-    """Return the transitions of nodes that are done already: nothing changes or checks them."""
-    now = state.now()
-    return [
-        transition(
-            target,
-            Trigger.FOUND_CURRENT,
-            now,
-            outcome=Outcome.ALREADY_CURRENT,
-            text=f"done in {already_changed[target.node]} with the same change",
-        )
-        for target in state.index.targets(rollout)
-        if target.node in already_changed and target.wave != PILOT_WAVE
-    ]
 
 
 def _new_rollout_id(state: State, name: str) -> str:

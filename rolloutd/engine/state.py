@@ -20,7 +20,7 @@ from typing import Protocol
 from machines.facts.preparations import BUILD_NODE
 from machines.facts.projection import Projection
 from machines.invariants.violations import violation
-from machines.model.events import Actor, Event, MismatchSettled
+from machines.model.events import Actor, Event, MismatchSettled, RolloutOpened
 from machines.model.node import SourceFreshness
 from machines.model.preparation import PreparationState
 from machines.model.reasons import Reason
@@ -317,10 +317,14 @@ class State:
             raise FactsBehind("facts: they are behind the database; the daemon wrote nothing and ends")
         now = self.now() if at is None else at
         # Each event is judged after those before it: one commit may free a slot and take it.
+        facts = self.index
         for number, event in enumerate(events):
-            broken = violation(self.index, event, now, events[:number])
+            broken = violation(facts, event, now, events[:number])
             if broken is not None:
                 raise InvariantViolation(broken)
+            if isinstance(event, RolloutOpened):  # its targets may move in the same commit
+                facts = facts.fork()
+                facts.apply(event)
         writing = asyncio.create_task(self._write(events, actor, cause, now))
         try:
             return await asyncio.shield(writing)

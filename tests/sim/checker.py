@@ -45,6 +45,7 @@ from rolloutd.ports import GuardState
 from tests import oracle
 from tests.sim.prepare_judge import PrepareJudge
 from tests.sim.record_judge import RecordJudge
+from tests.sim.supersede_judge import SupersedeJudge
 
 if TYPE_CHECKING:
     from rolloutd.settings import Settings
@@ -88,6 +89,7 @@ class Checker:
         self._monotonic = monotonic
         self.records = RecordJudge()
         self.preparations = PrepareJudge(self.plans, self.report_violation)
+        self.superseded = SupersedeJudge(self.plans, self.report_violation)
         self._oracle = oracle.Oracle()
         self._labels: dict[str, dict[str, str]] = {}
         self._disputed: set[str] = set()
@@ -184,6 +186,7 @@ class Checker:
         """Hear what was committed."""
         self.records.on_commit(events)
         self.preparations.on_commit(events)
+        self.superseded.on_commit(events)
         for event in events:
             self._on_event(event)
 

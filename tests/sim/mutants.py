@@ -12,6 +12,7 @@ from machines.facts import availability, votes
 from machines.rules import rollbacks
 from machines.scheduler import preparing
 from machines.workflow.isolation_plan import IsolationPlan
+from rolloutd.commands import submit
 from rolloutd.engine.background.audit_monitor import AuditMonitor
 from rolloutd.engine.daemon import Daemon
 from rolloutd.engine.drivers import guard_steps
@@ -27,6 +28,23 @@ MUTANT_SEEDS = 400
 """Seeds within which every bug is found; most are found within twenty."""
 
 MUTANTS = (
+    Mutant(
+        "carry-over-judged-before-the-lock",
+        Driver._transition,
+        """
+        async with self._state.exclusive_commit() as commit:
+            events = [
+                *self._complete_stop_order(moved),
+                moved,
+                *verdict_events(self._state, self._session.target, moved),
+                *carry_over(self._state.index, moved),
+            ]
+            await commit(events, action.text or action.trigger.value)
+        """,
+        """
+        await self._state.commit([moved, *carry_over(self._state.index, moved)], cause="before the lock")
+        """,
+    ),
     Mutant(
         "deadline-extended-by-more-than-downtime",
         Driver._leave_out_downtime,
@@ -111,6 +129,12 @@ MUTANTS = (
         availability._target_code,
         "UnavailabilityCause.FAILED",
         "None",
+    ),
+    Mutant(
+        "successor-opened-before-its-done-nodes",
+        submit.opening_events,
+        "[*cancelled, opened, *current]",
+        "[*cancelled, opened]",
     ),
     Mutant(
         "traffic-not-probed-again",

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from machines.model.events import RolloutCancelled, VoteCast
+from machines.model.events import VoteCast
 from machines.model.plan import GateName
 from machines.model.rollout import Actor, ActorKind, Rollout
 from rolloutd.commands import rollout_commands, submit, voting
@@ -133,10 +133,7 @@ class SimUsers:
                 )
                 if plan.pilot_node not in {None, *(target.node for target in opened.targets)}:
                     return False  # submit refuses a plan whose pilot has left
-                resolved_failures = submit._already_changed(state, [before], opened.digest.change)
-                ended = RolloutCancelled(old, who.actor, f"superseded by {name}", now)
-                await commit([ended, replace(opened, supersedes=old)], "submit")
-                await commit(submit._already_current_events(state, name, resolved_failures), "stay")
+                await commit(submit.opening_events(state, opened, [before]), "submit")
         except (StoreFailed, NotFound, KeyError):
             return False
         return True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from contextvars import Context
 from dataclasses import replace
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -22,6 +23,9 @@ from tests.sim.people import ALL_USERS, ANSWER_TIMEOUT_S, OLGA, SAM, SimUser, Si
 
 MAX_SUPERSEDES = 2
 """Rollouts that take over from another one, at most: each walks the whole fleet again."""
+
+SUPERSEDE_DELAY_S = 900.0
+"""Mean time until a user prepares to supersede a rollout: within it most walk their nodes."""
 
 BUSY_S = 3600.0
 """How long the work on a node may stay that a user wants rolled back: longer than an isolation lasts."""
@@ -140,10 +144,32 @@ class RandomUser:
         open_rollouts = [rollout for rollout in state.index.rollouts.values() if not rollout.closed]
         if not open_rollouts or self._superseding >= MAX_SUPERSEDES:
             return
+        await self._submit_successor(people.choice(open_rollouts))
+
+    async def _submit_successor(self, old: Rollout) -> None:
         self._superseding += 1
-        old, name = people.choice(open_rollouts), f"S{self._superseding}"
-        if await self._users.supersede(OLGA, old, name):
+        if await self._users.supersede(OLGA, old, f"S{self._superseding}"):
             self._users.world.coverage.count("user:supersede")
+
+    async def supersede_at_return(self) -> None:
+        """Supersede a rollout at the moment at which the end of a node's work is written."""
+        world = self._users.world
+        superseding = world.streams.superseding
+        await asyncio.sleep(superseding.expovariate(1.0 / SUPERSEDE_DELAY_S))
+        state = self._users.current_state()
+        open_rollouts = [each for each in state.index.rollouts.values() if not each.closed] if state else []
+        if state is None or not open_rollouts:
+            return
+        old, returned = superseding.choice(open_rollouts), asyncio.Event()
+        first = old.plan.isolate[0].kind
+        returns = [f"commit revert-ok:{t.node}:isolate.0.{first}#1" for t in state.index.targets(old.id)]
+        # In the world's context: the answer must not end with the daemon that wrote this.
+        notify = lambda: world.loop.call_soon(returned.set, context=Context())  # noqa: E731
+        world.triggers.update(dict.fromkeys(returns, notify))
+        await returned.wait()
+        for text in returns:
+            del world.triggers[text]
+        await self._submit_successor(old)
 
     async def _stop(self, people: random.Random, state: State) -> None:
         await self._users.command_rollout(_stop, self._users.random_rollout(people, state))

@@ -172,12 +172,11 @@ class Simulation:
     async def _script(self) -> None:
         restarter = self.loop.create_task(self._restart_daemons())
         await self._submit()
-        random_user = None
+        acting: list[asyncio.Task[None]] = []
         if self._scenario.action_interval_s:
-            people = self.world.streams.people
-            random_user = self.loop.create_task(
-                RandomUser(self._users).act_randomly(people, self._scenario.action_interval_s)
-            )
+            user, people = RandomUser(self._users), self.world.streams.people
+            acting.append(self.loop.create_task(user.act_randomly(people, self._scenario.action_interval_s)))
+            acting.append(self.loop.create_task(user.supersede_at_return()))
         if any("traffic" in spec for spec in self._scenario.specs) and self._scenario.action_interval_s:
             self.loop.create_task(self._generate_traffic())
         if any(spec.get("keep") for spec in self._scenario.specs):
@@ -185,8 +184,8 @@ class Simulation:
         fault_period = self.loop.create_task(self._run_fault_period())
         recovery = self.loop.create_task(self._recover_periodically())
         await fault_period
-        if random_user is not None:
-            random_user.cancel()
+        for task in acting:
+            task.cancel()
         self.faults_stopped, self.steps_to_crash = True, -1
         self.world.record("peace")
         self.world.stop_faults()

@@ -372,16 +372,15 @@ class Driver:
             code=self._failure_code(action),
         )
         # One commit: after a crash between two, the node would have moved without its verdict.
-        why = action.text or action.trigger.value
-        await self._state.commit(
-            [
+        async with self._state.exclusive_commit() as commit:
+            # Under the lock: a submit that is being written opens the rollout that takes the node over.
+            events = [
                 *self._complete_stop_order(moved),
                 moved,
                 *verdict_events(self._state, self._session.target, moved),
                 *carry_over(self._state.index, moved),
-            ],
-            cause=why,
-        )
+            ]
+            await commit(events, action.text or action.trigger.value)
 
     def _failure_code(self, action: actions.Transition) -> FailureCode:
         """Return the code of a failure; a node that its cluster reports as not ready has another cause."""

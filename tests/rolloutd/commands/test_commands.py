@@ -6,6 +6,7 @@ Longer than 500 lines: one test for each refusal.
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -761,3 +762,16 @@ async def test_nobody_takes_over_another_teams_rollout(tmp_path: Path) -> None:
             True: "awaiting-approval",
             False: "cancelled",
         }
+
+
+async def test_superseding_rollout_opens_with_its_done_nodes(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        rollout = await inside.start()
+        await inside.finish(rollout, "p1")
+        head = inside.state.changes.latest_seq
+        later = await inside.submit(text=PLAN.replace("soak: 10m", "soak: 11m"), supersede=True)
+        assert inside.state.index.target(later, "p1").outcome is Outcome.ALREADY_CURRENT
+        entries = [json.loads(each.text) for each in await inside.state.store.read_audit(after=head)]
+        # One commit has one cause: a crash can come between two commits only.
+        name = inside.state.index.rollout(later).plan.name
+        assert {entry["cause"] for entry in entries} == {f"plan {name} submitted"}
