@@ -17,9 +17,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.daemon_environment import DaemonEnvironment, plan
+from tests.support.playbook_node import playbook_files
 from tests.support.sshd import Sshd
-
-PLAYBOOKS = Path(__file__).parents[2] / "playbooks"
 
 AFTER_S = 4
 LIMIT_S = AFTER_S + 5
@@ -161,7 +160,6 @@ def test_network_playbook_is_confirmed_under_guard(tmp_path: Path) -> None:
             "network_routes": [f"{extra} dev {device}"],
             "ansible_become": False,
         }
-        names = ("network.yml", "network-verify.yml", "tasks/network-backend.yml")
         spec = plan(
             "network",
             targets="team=t1",
@@ -169,7 +167,7 @@ def test_network_playbook_is_confirmed_under_guard(tmp_path: Path) -> None:
             guard={"paths": [str(made.net / "n1")], "commands": [str(apply)], "after": "60s"},
             verify=[{"reachable": {}}, {"playbook": {"file": "network-verify.yml"}}],
         )
-        rollout = made.submit(spec, {name: (PLAYBOOKS / name).read_text() for name in names})
+        rollout = made.submit(spec, playbook_files())
         made.vote(rollout, "start")
         made.wait_for_gate(rollout, "continue")
         assert made.nodes(rollout)["n1"]["outcome"] == "changed"

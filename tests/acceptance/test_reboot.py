@@ -19,11 +19,10 @@ from pathlib import Path
 import pytest
 
 from tests.support.daemon_environment import DaemonEnvironment, daemon_environment, fleet_labels, plan
+from tests.support.playbook_node import playbook_files
 from tests.support.sshd import Sshd
 
 pytestmark = pytest.mark.servers
-
-PLAYBOOKS = Path(__file__).parents[2] / "playbooks"
 
 INSTALLER = """\
 from ansible.module_utils.basic import AnsibleModule
@@ -99,9 +98,8 @@ class RebootableNode:
 
     def playbooks(self) -> dict[str, str]:
         """Return the reference playbooks, and the package manager beside them."""
-        names = ("packages.yml", "tasks/reboot-when-needed.yml")
         module = INSTALLER.replace("LOG", str(self.installed)).replace("MARKER", str(self.marker))
-        return {name: (PLAYBOOKS / name).read_text() for name in names} | {"library/installer.py": module}
+        return playbook_files() | {"library/installer.py": module}
 
     def reboot(self) -> None:
         """Wait for the wish, go down, and come up as another boot."""

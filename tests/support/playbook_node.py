@@ -17,6 +17,13 @@ from tests.support.node_python import node_python
 
 PLAYBOOKS = Path(__file__).parents[2] / "playbooks"
 
+
+def playbook_files() -> dict[str, str]:
+    """Return the reference playbooks with their tasks and filters, by path."""
+    files = [*PLAYBOOKS.rglob("*.yml"), *PLAYBOOKS.rglob("*.py")]
+    return {str(path.relative_to(PLAYBOOKS)): path.read_text() for path in files}
+
+
 KILLER = """
 import os
 import signal

@@ -42,24 +42,6 @@ Description: a driver
 
 
 @pytest.mark.long
-async def test_a_service_is_restarted_once_per_token(node: Node) -> None:
-    (node.services / "nginx").touch()
-    where = {
-        "service": "nginx",
-        "restart_state_dir": str(node.directory / "tokens"),
-        "systemctl_command": str(node.directory / "systemctl"),
-    }
-    for token in ("CHG-1", "CHG-1", "CHG-2"):
-        await node.play("restart-service.yml", restart_token=token, **where)
-    assert (node.services / "log").read_text().splitlines() == ["restart nginx"] * 2
-    await node.play("restart-service-verify.yml", restart_token="CHG-2", **where)
-    (node.services / "nginx").unlink()
-    await node.fail("restart-service-verify.yml", restart_token="CHG-2", **where)
-    await node.play("restart-service-undo.yml", **where)
-    assert (node.services / "nginx").exists()
-
-
-@pytest.mark.long
 async def test_packages_verify_says_what_is_not_installed(node: Node) -> None:
     where = {"packages_reboot_marker": str(node.directory / "reboot-required")}
     reason = await node.fail("packages-verify.yml", packages=["no-such-package-of-ours"], **where)
@@ -76,36 +58,6 @@ def test_every_playbook_has_its_two_companions_and_parses() -> None:
         [binary, "-i", "n0,", "--syntax-check", *playbooks], capture_output=True, text=True
     )
     assert parsed.returncode == 0, parsed.stderr
-
-
-@pytest.mark.long
-async def test_network_is_configured_verified_and_restored(node: Node) -> None:
-    applied, etc = node.directory / "applied", node.directory / "etc"
-    etc.mkdir()
-    (etc / "old").write_text("network: {version: 2}\n")
-    (etc / "old").chmod(0o640)
-    files = {
-        str(etc / "old"): "network: {version: 2, renderer: networkd}\n",
-        str(etc / "new"): "network: {ethernets: {}}\n",
-    }
-    where = {
-        "network_files": files,
-        "network_backend": "netplan",
-        "network_command": f"sh -c 'echo x >> {applied}'",
-        "network_prior_file": str(node.directory / "prior.json"),
-    }
-    await node.play("network.yml", **where)
-    assert {path: Path(path).read_text() for path in files} == files
-    assert all(Path(path).stat().st_mode & 0o777 == 0o600 for path in files), "netplan refuses others"
-    await node.play("network-verify.yml", **where)
-    assert await node.play("network.yml", **where) == 0
-    assert applied.read_text() == "x\n"
-    await node.play("network-undo.yml", **where)
-    assert (etc / "old").read_text() == "network: {version: 2}\n"
-    assert (etc / "old").stat().st_mode & 0o777 == 0o640
-    assert not (etc / "new").exists()
-    assert applied.read_text() == "x\nx\n"
-    await node.fail("network-verify.yml", **where)
 
 
 class Gpu:
