@@ -329,6 +329,7 @@ SENTENCES: Final[Mapping[ReasonCode, Callable[[str, Params], str]]] = {
     ReasonCode.SOAKING: lambda _, p: f"wave {p['wave']} soaks until {format_rfc3339(p['until'])}",
     ReasonCode.OBSERVE_ONLY: lambda *_: "observe_only is set: rolloutd decides everything and does nothing",
     ReasonCode.AUDIT_MISMATCH: lambda subject, p: describe_mismatch(subject, p["kind"], p["columns"]),
+    ReasonCode.DECISION_REFUSED: lambda rollout, p: f"a decision for {rollout} was refused: {p['problem']}",
     # A gate at which no user can vote now.
     ReasonCode.CLOSED: lambda rollout, p: (
         f"{rollout} {'was cancelled' if p['cancelled'] else 'has ended'}; there is nothing to vote on"

@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 
 from machines.facts.preparations import RolloutPreparations
 from machines.facts.sharing import Forkable
-from machines.model.limits import DiskShortage, Limits, TeamRules
+from machines.model.limits import DiskShortage, Limits, Refusal, TeamRules
 from machines.model.node import Node, Observation, SourceFreshness
 from machines.model.preparation import Preparation
 from machines.model.rollout import Hold, Rollout, Target, Verdict
@@ -70,6 +70,7 @@ class FleetFacts(Forkable):
         self._traffic: dict[tuple[str, str], TrafficResult] = {}
         self._isolations: dict[tuple[str, str], IsolationProgress] = {}
         self.mismatches: tuple[AuditMismatch, ...] = ()
+        self.refusals: Mapping[str, Refusal] = {}
         """The rows that the audit did not account for at its last comparison."""
         self.disk_shortage: DiskShortage | None = None
         """The lack of space for the files of a run."""
@@ -108,6 +109,10 @@ class FleetFacts(Forkable):
     def is_quarantined(self, node: str) -> bool:
         known = self._nodes.get(node)
         return known is not None and known.quarantined
+
+    def is_refused(self, rollout: str) -> bool:
+        """Return whether a decision of the rollout was refused a short time ago."""
+        return rollout in self.refusals and self.now < self.refusals[rollout].until
 
     def has_doubtful_records(self, rollout: str, node: str) -> bool:
         """Return whether the audit does not account for the target's own row, failures or steps."""

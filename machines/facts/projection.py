@@ -38,7 +38,7 @@ from machines.facts.pending_groups import queue_position
 from machines.facts.preparations import RolloutPreparations, preparations_of
 from machines.model import events
 from machines.model.events import ArtifactsBuilt, RolloutOpened, TeamRulesChanged
-from machines.model.limits import DiskShortage, Limits
+from machines.model.limits import DiskShortage, Limits, Refusal
 from machines.model.node import Node, Observation, SourceFreshness
 from machines.model.plan import Plan
 from machines.model.preparation import Preparation, PreparationState
@@ -183,6 +183,10 @@ class Projection(Index):
         if tuple(mismatches) != self.mismatches:
             self.mismatches = tuple(mismatches)
             self.pending_groups.mark_all()
+
+    def record_refusal(self, rollout: str, refusal: Refusal) -> None:
+        """Record that a decision of a rollout was refused; a settled mismatch is a reason to forget it."""
+        self.refusals = {**self.refusals, rollout: refusal}
 
     def record_disk_shortage(self, shortage: DiskShortage | None) -> None:
         self.disk_shortage = shortage

@@ -51,6 +51,14 @@ class DiskShortage:
 
 
 @dataclass(frozen=True, slots=True)
+class Refusal:
+    """A rollout's decision broke an invariant or met another row; `until`: the next try (epoch seconds)."""
+
+    problem: str
+    until: float
+
+
+@dataclass(frozen=True, slots=True)
 class TeamRules:
     """A team's own rules; they only tighten the settings.
 

@@ -36,6 +36,7 @@ class ReasonCode(StrEnum):
     SOAKING = "soaking"
     OBSERVE_ONLY = "observe-only"
     AUDIT_MISMATCH = "audit-mismatch"
+    DECISION_REFUSED = "decision-refused"
     # A gate that takes no votes now.
     CLOSED = "closed"
     NOT_ASKED = "not-asked"

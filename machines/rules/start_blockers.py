@@ -43,7 +43,7 @@ def rollout_blocker(index: Index, rollout: Rollout, now: float) -> Reason | None
         return Reason(ReasonCode.CANCELLED, rollout.id, params, cancelled.at)
     if rollout.ended_at is not None:
         return Reason(ReasonCode.ENDED, rollout.id, since=rollout.ended_at)
-    if (doubt := mismatch_blocker(index, "all", f"rollout/{rollout.id}")) is not None:
+    if (doubt := doubt_blocker(index, rollout.id)) is not None:
         return doubt
     if (paused := rollout.paused) is not None:
         params = {"by": paused.by.name, "reason": paused.reason}
@@ -73,6 +73,17 @@ def mismatch_blocker(index: Index, *scopes: str) -> Reason | None:
     is_found = found.kind is not MismatchKind.NOT_COMPARED
     remedy = Remedy(RemedyKind.SETTLE, {"subject": found.subject}) if is_found else None
     return Reason(ReasonCode.AUDIT_MISMATCH, found.subject, params, remedy=remedy)
+
+
+def doubt_blocker(index: Index, rollout: str) -> Reason | None:
+    """Return why nothing of a rollout is decided: a row that the audit lacks, or a refused decision."""
+    if (mismatch := mismatch_blocker(index, "all", f"rollout/{rollout}")) is not None:
+        return mismatch
+    if not index.is_refused(rollout):
+        return None
+    refusal = index.refusals[rollout]
+    remedy = Remedy(RemedyKind.WAIT_UNTIL, until=refusal.until)
+    return Reason(ReasonCode.DECISION_REFUSED, rollout, {"problem": refusal.problem}, remedy=remedy)
 
 
 def _rejection_blocker(rollout: Rollout) -> Reason | None:

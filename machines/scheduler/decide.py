@@ -54,9 +54,11 @@ def decide(index: Index, now: float, queue: SchedulingQueue | None = None) -> De
         if rollout.closed:
             preparing.collect_preparations(index, rollout, now, builder)
             continue
-        doubt = start_blockers.mismatch_blocker(index, "all", f"rollout/{rollout.id}")
+        doubt = start_blockers.doubt_blocker(index, rollout.id)
         if doubt is not None:  # not even its end or a gate may rest on a doubtful row
             builder.reasons[rollout.id] = doubt
+            if index.is_refused(rollout.id):
+                builder.wake_by(index.refusals[rollout.id].until)
             continue
         expiry.collect_soak_restarts(index, rollout, now, builder)
         _collect_gate_openings(index, rollout, now, builder)

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import groupby
 
-from machines.model.decision import AbortIsolation, Decision, DeferMaintenance, RollBack
+from machines.facts.apply import rollout_of
+from machines.model.decision import AbortIsolation, Decision, DeferMaintenance, Requeue, RollBack
 from machines.model.events import Event, GateOpened, PhaseMoved, RolloutEnded, SoakRestarted
+from machines.model.limits import Refusal
 from machines.model.reasons import Reason, ReasonCode
 from machines.model.rollout import NodeOrder
 from machines.model.timefmt import format_rfc3339
@@ -37,7 +40,7 @@ from rolloutd.engine.drivers.driver import Driver
 from rolloutd.engine.drivers.node_session import AdapterSet
 from rolloutd.engine.drivers.traffic_probes import TrafficProber
 from rolloutd.engine.preparation.preparer import Preparer
-from rolloutd.engine.state import CommitFunction, State
+from rolloutd.engine.state import CommitFunction, InvariantViolation, State
 from rolloutd.errors import Conflict, FactsBehind, LeadershipLost, RolloutdError, StoreFailed
 from rolloutd.ports import AuditReport, Inventory, Observer, Scheduler, SourceRules
 from rolloutd.ports.guards import adapter_errors
@@ -53,6 +56,9 @@ CLOCK_SET_BACK = "the clock was set back to before the soak began"
 
 STORE_RETRY_S = 5.0
 """Pause before the next decision when the store could not write."""
+
+REFUSAL_RETRY_S = 60.0
+"""Pause before a rollout is decided again whose decision was refused: the audit is verified meanwhile."""
 
 
 class Daemon:
@@ -234,40 +240,61 @@ class Daemon:
             await self._commit_expiries(commit, decision, now)
             if now >= self._soak_note_until:
                 self._state.conditions.pop("clock", None)
-            events: list[Event] = [GateOpened(o.rollout, o.gate, o.wave, now) for o in decision.gate_openings]
-            # As decide() orders them: a rollback may obey a pool of its plan that a later admission does not.
-            events += [self._begin_rollback(each, now) for each in decision.rollbacks]
-            events += [
-                transition(self._state.index.target(s.rollout, s.node), Trigger.ADMITTED, now)
-                for s in decision.admissions
-            ]
-            events += [
-                transition(
-                    self._state.index.target(each.rollout, each.node),
-                    Trigger.SKIPPED,
-                    now,
-                    outcome=Outcome.SKIPPED,
-                    text="by rolloutd, after a day in quarantine",
-                )
-                for each in decision.quarantine_skips
-            ]
-            events += [
-                transition(target, Trigger.DRIFTED, now, text=drift_text(target))
-                for each in decision.requeued
-                for target in (self._state.index.target(each.rollout, each.node),)
-            ]
-            # In this commit: the next decision could start a node by its old team, without its new one's vote
-            events += [
-                change
-                for each in (*decision.rollbacks, *decision.requeued)
-                for change in target_changes(
-                    self._state.index, self._state.index.target(each.rollout, each.node), now
-                )
-            ]
-            events += [RolloutEnded(rollout, now) for rollout in decision.ended_rollouts]
+            # A commit for each rollout, in the decision's order: a refused one must not stop the others.
+            for rollout, events in groupby(list(self._events_of(decision, now)), key=rollout_of):
+                assert rollout is not None
+                await self._commit_decided(commit, rollout, list(events), now)
+        return decision
+
+    def _events_of(self, decision: Decision, now: float) -> Iterator[Event]:
+        """Yield what the decision changes; each group of one rollout is legal after those before it."""
+        target_of = self._state.index.target
+        for opening in decision.gate_openings:
+            yield GateOpened(opening.rollout, opening.gate, opening.wave, now)
+        # As decide() orders them: a rollback may obey a pool of its plan that a later admission does not.
+        for rollback in decision.rollbacks:
+            yield self._begin_rollback(rollback, now)
+            yield from self._target_changes(rollback, now)
+        for start in decision.admissions:
+            yield transition(target_of(start.rollout, start.node), Trigger.ADMITTED, now)
+        for skip in decision.quarantine_skips:
+            yield transition(
+                target_of(skip.rollout, skip.node),
+                Trigger.SKIPPED,
+                now,
+                outcome=Outcome.SKIPPED,
+                text="by rolloutd, after a day in quarantine",
+            )
+        for requeued in decision.requeued:
+            target = target_of(requeued.rollout, requeued.node)
+            yield transition(target, Trigger.DRIFTED, now, text=drift_text(target))
+            yield from self._target_changes(requeued, now)
+        for rollout in decision.ended_rollouts:
+            yield RolloutEnded(rollout, now)
+
+    def _target_changes(self, moved: RollBack | Requeue, now: float) -> Iterator[Event]:
+        # In the same commit: the next decision could start a node by its old team, without a vote of the new.
+        index = self._state.index
+        return target_changes(index, index.target(moved.rollout, moved.node), now)
+
+    async def _commit_decided(
+        self, commit: CommitFunction, rollout: str, events: Sequence[Event], now: float
+    ) -> None:
+        """Commit what was decided for a rollout; a refusal stops that rollout until it is tried again."""
+        index = self._state.index
+        if index.is_refused(rollout):
+            return  # an earlier part of this decision was
+        try:
             # Check the invariants at the time of the decision: an observation may have expired since then.
             await commit(events, "decided", now)
-        return decision
+        except (Conflict, InvariantViolation) as refusal:
+            log.error("%s: nothing of it is decided now: %s", rollout, refusal)
+            before = index.refusals.get(rollout)
+            index.record_refusal(rollout, Refusal(str(refusal), now + REFUSAL_RETRY_S))
+            # Once for each problem: a row changed by hand is more likely than a mistake of the rules.
+            if before is None or before.problem != str(refusal):
+                self._start_audit_verification()
+            self._wakeup.set()
 
     def _begin_rollback(self, rollback: RollBack, now: float) -> PhaseMoved:
         target = self._state.index.target(rollback.rollout, rollback.node)

@@ -272,7 +272,12 @@ class State:
     def problems(self) -> tuple[str, ...]:
         """Return what needs a user or a restart, adapters that keep failing, and the last write's error."""
         failures = map(str, self.adapter_failures.reported())
-        return (*self.conditions.values(), *failures, *filter(None, (self.last_write_error,)))
+        refusals = (
+            f"{rollout}: a decision was refused: {refusal.problem}; see `rolloutctl audit verify`"
+            for rollout, refusal in self.index.refusals.items()
+            if self.index.is_refused(rollout)
+        )
+        return (*self.conditions.values(), *refusals, *failures, *filter(None, (self.last_write_error,)))
 
     def report_job(self, kind: str, name: str, error: str) -> None:
         """Show that a background job failed, until its next try; an empty error ends that."""

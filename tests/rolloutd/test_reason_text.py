@@ -83,6 +83,11 @@ EXAMPLES: dict[ReasonCode, tuple[str, dict[str, Any], str]] = {
         {"kind": "altered", "columns": ("phase", "outcome")},
         "target/R/n1: phase, outcome differ from what the audit's entries make of it",
     ),
+    ReasonCode.DECISION_REFUSED: (
+        "R",
+        {"problem": "n1 of R cannot start: it is held"},
+        "a decision for R was refused: n1 of R cannot start: it is held",
+    ),
     ReasonCode.DISK_FULL: (
         "rolloutd",
         {"free_bytes": 31 * 2**20, "needed_bytes": 2**27},

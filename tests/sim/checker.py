@@ -187,6 +187,9 @@ class Checker:
         self.records.on_commit(events)
         self.preparations.on_commit(events)
         self.superseded.on_commit(events)
+        admitting = {e.rollout for e in events if isinstance(e, PhaseMoved) and e.trigger is Trigger.ADMITTED}
+        if len(admitting) > 1:
+            self.report_violation(f"one refused row would stop {' and '.join(sorted(admitting))}")
         for event in events:
             self._on_event(event)
 

@@ -53,6 +53,12 @@ MUTANTS = (
     ),
     Mutant("done-stage-prepared-again", node_stages._is_done, "True", "by_this_rollout"),
     Mutant(
+        "decision-of-all-rollouts-in-one-commit",
+        Daemon._decide,
+        "rollout_of",
+        "lambda event: 'all'",
+    ),
+    Mutant(
         "facts-after-the-listeners",
         State._write,
         """
