@@ -119,8 +119,8 @@ def _read_link(tree: Path, link: Path) -> str:
     try:
         # Of a chain of links, each may stay inside by its text alone.
         is_inside = link.resolve().is_relative_to(tree.resolve())
-    except (OSError, RuntimeError):  # a link that leads to itself
-        is_inside = False
+    except (OSError, RuntimeError) as error:
+        raise Refused("source", f"{path}: links to {target!r}, which leads to itself; remove it") from error
     if not is_inside:
         raise _leads_outside(path, target)
     return target

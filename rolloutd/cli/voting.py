@@ -55,6 +55,7 @@ def register(commands: CommandGroup) -> None:
     more = "at proceed: approve up to K further failures too"
     approve.argument("--more", metavar="K", text=more, type=_more_argument)
     approve.until("at proceed: end of --more").yes()
+    _add_unseen_argument(approve)
     summary = "sign and use tokens for votes from a ticket system or a chat"
     _register_tokens(commands.add_group("token", summary))
     summary = "list gates, their votes and the missing votes; for one rollout, also its review"
@@ -75,8 +76,14 @@ def _register_tokens(group: CommandGroup) -> None:
     expires = "end of validity: RFC 3339, or a duration from now, such as 2h (15m)"
     parser.argument("--expires", metavar="TIME", text=expires, type=time_argument)
     parser.argument("--team", metavar="TEAM", text="team to vote as, if the service has several")
+    _add_unseen_argument(parser)
     parser = group.add_command("use", use_token, "cast the vote of a token; a token counts once").rollout()
     parser.argument("file", metavar="FILE", text="the token's file (stdin)", nargs="?", type=Path)
+
+
+def _add_unseen_argument(parser: Parser) -> None:
+    unseen = "approve also what the review cannot show, such as new encrypted or binary files"
+    parser.add_argument("--unseen", action="store_true", help=unseen)
 
 
 def _add_gate_arguments(parser: Parser) -> None:
@@ -94,7 +101,7 @@ def vote(call: Invocation) -> int:
         gate=args.gate, yes=yes, reason=args.reason, team=args.team, wave=args.wave, digest=args.digest
     )
     if yes:
-        body |= without_none(nodes=args.node, more=args.more, until=args.until)
+        body |= without_none(nodes=args.node, more=args.more, until=args.until, unseen=args.unseen or None)
         if args.gate == "proceed":
             body["shown"] = _show_failures(call)
         confirm(call, lambda: _describe_approval(call, body), f"approve {args.gate}?")
@@ -134,7 +141,8 @@ def _describe_approval(call: Invocation, body: dict[str, Any]) -> str:
     effect = response_text.describe_approval(found["your_approval"], rollout["owner"])
     name, digest = rollout["rollout"], gate["digest"][:SHORT_HASH_CHARS]
     details = f"digest {digest}; for the change and the plan: rolloutctl review {name}"
-    return f"{name}: {call.args.gate} starts {radius}\n{effect}\n{details}"
+    unseen = "".join(f"\nnot shown by the review: {sanitize(each)}" for each in review["unseen"])
+    return f"{name}: {call.args.gate} starts {radius}\n{effect}\n{details}{unseen}"
 
 
 def withdraw_vote(call: Invocation) -> int:
@@ -161,7 +169,7 @@ def sign_token(call: Invocation) -> None:
         "expires": datetime.fromisoformat(args.expires or time_argument("15m")).timestamp(),
         "nonce": secrets.token_urlsafe(18),
         "reason": args.reason,
-        **without_none(team=args.team, wave=args.wave),
+        **without_none(team=args.team, wave=args.wave, unseen=args.unseen or None),
     }
     if args.gate == "proceed":
         payload["shown"] = [each["id"] for each in _unresolved_failures(call)[0]]
@@ -233,9 +241,17 @@ def _print_review(rollout: Rollout, review: Review) -> None:
     if review["previous"] is not None:
         _print_section(f"CHANGE since {review['previous']}")
         _print_lines(response_text.difference_lines(review), "none: the same plan and the same source")
-    for playbook in review["playbooks"]:
-        _print_section(f"PLAYBOOK {playbook['path']}")
-        _print_lines((playbook["text"] or playbook["note"] or "").splitlines())
+    if review["unseen"]:
+        _print_section("NOT SHOWN, so an approval needs --unseen")
+        _print_lines(review["unseen"])
+    for title, files in (("PLAYBOOK", review["playbooks"]), ("FILE", review["files"])):
+        for file in files:
+            _print_section(f"{title} {file['path']}")
+            _print_lines((file["text"] or file["note"] or "").splitlines())
+    if review["commands"]:
+        _print_section("COMMANDS")
+        commands = "\n".join(f"{each['path']}: {each['text']}" for each in review["commands"])
+        _print_lines(commands.splitlines())
     if review["overrides"]:
         _print_section("FAILED BEFORE with the same content")
         _print_lines(f"{e['node']} in {e['rollout']}, {e['step']}: {e['text']}" for e in review["overrides"])

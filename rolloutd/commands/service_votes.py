@@ -95,8 +95,13 @@ def service_voter(
     return ServiceVoter(name, Actor(ActorKind.SERVICE, name, presenter.actor.uid), frozenset(account.teams))
 
 
-def vote_events(state: State, voter: ServiceVoter, rollout: Rollout, claims: Claims) -> Events:
-    """Return the events of the token's vote, bound to the token; raises as voting does."""
+def vote_events(
+    state: State, voter: ServiceVoter, rollout: Rollout, claims: Claims, unseen: tuple[str, ...]
+) -> Events:
+    """Return the events of the token's vote, bound to the token; raises as voting does.
+
+    `unseen`: what runs and the review does not show.
+    """
     gate = GateName(claims.gate)
     if claims.answer == "withdraw":
         voting_events = voting.withdraw(
@@ -114,6 +119,7 @@ def vote_events(state: State, voter: ServiceVoter, rollout: Rollout, claims: Cla
             nodes=claims.nodes,
             more=claims.more,
             until=claims.until,
+            unseen=() if claims.unseen or gate is GateName.PROCEED else unseen,
         )
         voting_events = voting.vote(state, voter, rollout, ballot)
     return tuple(

@@ -61,6 +61,7 @@ class Claims:
     nodes: tuple[str, ...] = ()
     more: int = 0
     until: float | None = None
+    unseen: bool = False
 
     @property
     def id(self) -> str:
@@ -159,6 +160,8 @@ def _parse_claims(payload: Mapping[str, Any]) -> Claims:
     more = payload.get("more", 0)
     if type(more) is not int or not 0 <= more <= 1_000:
         raise InvalidToken("the token: `more` must be a number from 0 to 1000")
+    if type(payload.get("unseen", False)) is not bool:
+        raise InvalidToken("the token: `unseen` must be true or false")
     shown = payload.get("shown")
     return Claims(
         **{name: payload[name] for name in _TEXT_FIELDS},
@@ -168,6 +171,7 @@ def _parse_claims(payload: Mapping[str, Any]) -> Claims:
         shown=None if shown is None else _parse_names("shown", shown),
         nodes=_parse_names("nodes", payload.get("nodes", [])),
         more=more,
+        unseen=payload.get("unseen", False),
         until=None if payload.get("until") is None else _parse_epoch_seconds("until", payload["until"]),
     )
 

@@ -27,7 +27,7 @@ MAX_VOTES_KEPT = 5_000
 
 @dataclass(frozen=True, slots=True)
 class Ballot:
-    """A vote to cast; None selects the default."""
+    """A vote to cast; None selects the default.  `unseen`: what runs and its voter could not read."""
 
     gate: GateName
     yes: bool
@@ -39,6 +39,7 @@ class Ballot:
     nodes: tuple[str, ...] = ()
     more: int = 0
     until: float | None = None
+    unseen: tuple[str, ...] = ()
 
 
 def vote(state: State, who: Principal, rollout: Rollout, ballot: Ballot) -> Events:
@@ -84,6 +85,12 @@ def _new_vote(state: State, who: Principal, rollout: Rollout, ballot: Ballot) ->
     )
     _require_four_eyes(who, rollout, cast)
     _require_new_vote(state, rollout, cast)
+    if ballot.yes and ballot.unseen:
+        more = f" and {len(ballot.unseen) - 1} more" if len(ballot.unseen) > 1 else ""
+        raise Refused(
+            "unseen",
+            f"{rollout.id}: the review lacks {ballot.unseen[0]}{more}; vote with `unseen` (--unseen)",
+        )
     return cast
 
 

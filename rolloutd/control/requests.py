@@ -214,9 +214,13 @@ class WithdrawVote(ReasonBody):
 
 
 class CastVote(WithdrawVote):
-    """A yes or no at a gate; `shown` are the failures that a proceed vote covers."""
+    """A yes or no at a gate; `shown` are the failures that a proceed vote covers.
+
+    `unseen` approves also what the review does not show.
+    """
 
     yes: bool
+    unseen: bool = False
     digest: Name | None = None
     shown: Names | None = None
     nodes: Names = Field(default_factory=list)

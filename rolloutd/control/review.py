@@ -7,31 +7,27 @@ the text of its source is for members of a team and admins.
 from __future__ import annotations
 
 import asyncio
-import difflib
-import filecmp
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
-from typing import Any, Literal
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from machines.facts.votes import was_opened
-from machines.model.plan import GateName
+from machines.model.plan import GateName, StepDef
 from machines.model.rollout import Rollout
 from machines.model.timefmt import format_duration
 from machines.scheduler.blast_radius import blast_radius
 from machines.states import CARRIES_CHANGE
+from rolloutd import planfile
 from rolloutd.commands import voting
 from rolloutd.control import serializers, wire_plans
 from rolloutd.control.identity import Identity
 from rolloutd.control.resolve import MAX_CLOSED, ResolvedRollout
+from rolloutd.control.source_review import SourceReview, read_source_review
 from rolloutd.engine.state import State
 from rolloutd.errors import NotFound, RolloutdError
 from rolloutd.planfile import written_content
 from rolloutd.ports import PinnedSource, SourceStore
 from rolloutd.text import describe_source, pluralize
-
-PLAYBOOK_KEYS = frozenset({"playbook", "repair"})
-"""Plan keys whose values name a playbook."""
 
 NOT_A_MEMBER = "not shown: only members of a team and admins may read playbooks"
 
@@ -43,14 +39,25 @@ async def review(
     content, source = await state.store.load_plan(rollout.id)
     previous = await _previous_rollout(state, rollout)
     old_content, old_source = (content, source) if previous is None else await state.store.load_plan(previous)
+    playbooks = list(dict.fromkeys(path for _, path in _run_by_rollout(resolved, content, "playbook")))
     may_read = bool(who.teams) or who.admin
-    trees = (_pinned(source), _pinned(old_source))
+    before = None if previous is None else _pinned(old_source)
+    if may_read:
+        files = await _source_review(sources, _pinned(source), before, playbooks)
+    else:
+        files = SourceReview(
+            playbooks=[_hidden(path, NOT_A_MEMBER) for path in playbooks], unseen=[NOT_A_MEMBER]
+        )
+    commands = _run_by_rollout(resolved, content, "command") if may_read else ()
     return {
         "rollout": rollout.id,
         "previous": previous,
         "gates": [] if rollout.closed else list(_gate_reviews(state, resolved, who)),
-        "playbooks": await _playbooks(sources, trees[0], list(_named_playbooks(content)), may_read=may_read),
-        "file_differences": await _file_differences(sources, *trees) if may_read else [],
+        "playbooks": files.playbooks,
+        "files": files.files,
+        "commands": [{"path": path, "text": text} for path, text in commands],
+        "unseen": files.unseen,
+        "file_differences": files.differences,
         "checks": list(_checks(resolved, content)),
         "plan": plan_values(content),
         "plan_differences": [
@@ -63,6 +70,15 @@ async def review(
             if each.id in rollout.overrides
         ],
     }
+
+
+async def unseen_by_voters(state: State, sources: SourceStore, resolved: ResolvedRollout) -> tuple[str, ...]:
+    """Return what runs, is new, and is not shown in the review of a member of a team."""
+    content, source = await state.store.load_plan(resolved.rollout.id)
+    previous = await _previous_rollout(state, resolved.rollout)
+    before = None if previous is None else _pinned((await state.store.load_plan(previous))[1])
+    playbooks = list(dict.fromkeys(path for _, path in _run_by_rollout(resolved, content, "playbook")))
+    return tuple((await _source_review(sources, _pinned(source), before, playbooks)).unseen)
 
 
 def _gate_reviews(state: State, resolved: ResolvedRollout, who: Identity) -> Iterator[wire_plans.GateReview]:
@@ -126,38 +142,41 @@ def _pinned(source: Mapping[str, str]) -> PinnedSource:
     return PinnedSource(source["kind"], source["pin"])
 
 
-async def _playbooks(
-    sources: SourceStore, pinned: PinnedSource, paths: list[str], *, may_read: bool
-) -> list[wire_plans.PlaybookText]:
-    note = NOT_A_MEMBER
-    if may_read:
-        try:
-            return await asyncio.to_thread(playbook_texts, sources.tree_path(pinned), paths)
-        except NotFound as pruned:
-            note = str(pruned)
-    return [{"path": path, "text": None, "note": note} for path in dict.fromkeys(paths)]
-
-
-async def _file_differences(
-    sources: SourceStore, after: PinnedSource, before: PinnedSource
-) -> list[wire_plans.FileDifference]:
+async def _source_review(
+    sources: SourceStore, after: PinnedSource, before: PinnedSource | None, playbooks: list[str]
+) -> SourceReview:
     try:
-        old, new = sources.tree_path(before), sources.tree_path(after)
-    except NotFound:  # _playbooks reports a source that is no longer stored
-        return []
-    return await asyncio.to_thread(file_differences, old, new)
+        tree = sources.tree_path(after)
+    except NotFound as pruned:
+        shown = [_hidden(path, str(pruned)) for path in playbooks]
+        return SourceReview(playbooks=shown, unseen=[str(pruned)])
+    try:
+        previous = None if before is None else sources.tree_path(before)
+    except NotFound:  # its files are compared with nothing, so all of them are new
+        previous = None
+    return await asyncio.to_thread(read_source_review, tree, previous, playbooks)
 
 
-def _named_playbooks(value: Any) -> Iterator[str]:
-    if isinstance(value, Mapping):
-        for key, inner in value.items():
-            if key in PLAYBOOK_KEYS and isinstance(inner, str) and inner:
-                yield inner
-            elif key != "vars":
-                yield from _named_playbooks(inner)
-    elif isinstance(value, list):
-        for inner in value:
-            yield from _named_playbooks(inner)
+def _hidden(path: str, note: str) -> wire_plans.PlaybookText:
+    return {"path": path, "text": None, "note": note}
+
+
+def _team_checks(resolved: ResolvedRollout) -> Iterator[StepDef]:
+    """Yield the own checks of the teams that have nodes in the rollout."""
+    teams = resolved.index.counters(resolved.rollout.id).teams
+    yield from (step for step in resolved.rollout.plan.verify if step.team in teams)
+
+
+def _run_by_rollout(
+    resolved: ResolvedRollout, content: Mapping[str, Any], what: str
+) -> Iterator[tuple[str, str]]:
+    """Yield each playbook or command of the plan, and of the teams' own checks, with its place."""
+    for path, value in planfile.run_by_plan(content, what):
+        yield format_path(path).removeprefix(_PREFIX), value
+    for step in _team_checks(resolved):
+        params = {**step.params, "repair": step.repair}
+        for path, value in planfile.run_by_check(step.kind, params, what):
+            yield f"{step.name}: {format_path(path[1:])}", value
 
 
 def _checks(resolved: ResolvedRollout, content: Mapping[str, Any]) -> Iterator[str]:
@@ -165,10 +184,8 @@ def _checks(resolved: ResolvedRollout, content: Mapping[str, Any]) -> Iterator[s
     for step in written_content(content)["spec"]["verify"]:
         for kind, params in step.items():
             yield format_step(kind, params)
-    own = Counter(step.team for step in resolved.rollout.plan.verify if step.team is not None)
-    for team in sorted(resolved.index.counters(resolved.rollout.id).teams):
-        if own[team]:
-            yield f"team {team}: {pluralize(own[team], 'check')} of its own"
+    own = Counter(step.team for step in _team_checks(resolved))
+    yield from (f"team {team}: {pluralize(own[team], 'check')} of its own" for team in sorted(own, key=str))
 
 
 # -- a plan as paths and values ---------------------------------------------------
@@ -236,6 +253,11 @@ def format_value(path: str, value: Any) -> str:
     return format_duration(value) if is_duration else str(value)
 
 
+def format_path(path: Sequence[str | int]) -> str:
+    """Return a path as plans write it: `isolate[0].command.do`."""
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")
+
+
 def _flatten(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the paths that have a value; an item without parameters, such as `reachable: {}`, counts."""
     if isinstance(value, Mapping) and value:
@@ -246,73 +268,3 @@ def _flatten(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
             yield from _flatten(inner, f"{path}[{number}]")
     elif value not in (None, []):
         yield path, value
-
-
-# -- the files of a source, read in a thread ---------------------------------------
-
-
-MAX_TEXT_CHARS = 200_000
-"""Characters of one playbook or difference, and of all differences together: voters read no more."""
-
-MAX_FILES = 2_000
-"""Files that are compared; a larger source is a whole repository."""
-
-VAULT_HEADER = "$ANSIBLE_VAULT;"
-
-
-def playbook_texts(tree: Path, paths: Iterable[str]) -> list[wire_plans.PlaybookText]:
-    """Return the text of each playbook."""
-    found: list[wire_plans.PlaybookText] = []
-    for path in dict.fromkeys(paths):
-        text = _read_text(tree, path)
-        note = None if text is not None else "not shown: encrypted, too long or not text"
-        found.append({"path": path, "text": text, "note": note})
-    return found
-
-
-def file_differences(before: Path, after: Path) -> list[wire_plans.FileDifference]:
-    """Return the files that differ, by path."""
-    if before == after:
-        return []
-    old, new = _list_files(before), _list_files(after)
-    found: list[wire_plans.FileDifference] = []
-    left = MAX_TEXT_CHARS
-    for path in sorted(old | new):
-        if path in old and path in new and filecmp.cmp(before / path, after / path, shallow=False):
-            continue
-        change: Literal["added", "removed", "changed"] = (
-            "added" if path not in old else "removed" if path not in new else "changed"
-        )
-        diff = _unified_diff(before, after, path) if left > 0 else None
-        left -= len(diff or "")
-        found.append({"path": path, "change": change, "diff": diff})
-    return found
-
-
-def _list_files(tree: Path) -> set[str]:
-    files = (path for path in tree.rglob("*") if path.is_file() and not path.is_symlink())
-    return {str(path.relative_to(tree)) for path, _ in zip(files, range(MAX_FILES), strict=False)}
-
-
-def _unified_diff(before: Path, after: Path, path: str) -> str | None:
-    """Return the difference of one file; None if one of the two exists and is not text."""
-    old, new = (_read_text(tree, path) if (tree / path).exists() else "" for tree in (before, after))
-    if old is None or new is None:
-        return None
-    # Without the two lines of the header: the reader has the path already.
-    lines = list(difflib.unified_diff(old.splitlines(), new.splitlines(), n=2, lineterm=""))[2:]
-    return "\n".join(lines)[:MAX_TEXT_CHARS]
-
-
-def _read_text(tree: Path, path: str) -> str | None:
-    # Resolved: a git tree that an older version has stored may have a link that leads out of it.
-    real = (tree / path).resolve()
-    if not real.is_relative_to(tree.resolve()) or not real.is_file():
-        return None
-    with real.open("rb") as file:
-        content = file.read(MAX_TEXT_CHARS + 1)
-    try:
-        text = content.decode()
-    except UnicodeDecodeError:
-        return None
-    return None if len(content) > MAX_TEXT_CHARS or text.startswith(VAULT_HEADER) else text

@@ -247,11 +247,18 @@ class PlanDifference(TypedDict):
 
 
 class PlaybookText(TypedDict):
-    """A playbook that the plan runs; `text` is null if it cannot be shown, and `note` says why."""
+    """A file that the plan runs; `text` is null if it cannot be shown, and `note` says why."""
 
     path: str
     text: str | None
     note: str | None
+
+
+class CommandText(TypedDict):
+    """A shell command that the plan or a team's own check runs, and its place there."""
+
+    path: str
+    text: str
 
 
 class FileDifference(TypedDict):
@@ -293,14 +300,18 @@ class GateReview(TypedDict):
 class Review(TypedDict):
     """What to read before a vote; `previous` is the latest rollout of the same plan that changed nodes.
 
-    `plan` is without defaults; `plan_differences` and `file_differences` are to `previous`.  `overrides` are
-    the verdicts against which the plan was submitted.
+    `files` are what the playbooks import.  `unseen` names what runs and is not shown, and was not in
+    `previous` either.  `plan` is without defaults; `plan_differences` and `file_differences` are to
+    `previous`.  `overrides` are the verdicts against which the plan was submitted.
     """
 
     rollout: str
     previous: str | None
     gates: list[GateReview]
     playbooks: list[PlaybookText]
+    files: list[PlaybookText]
+    commands: list[CommandText]
+    unseen: list[str]
     file_differences: list[FileDifference]
     checks: list[str]
     plan: list[PlanValue]

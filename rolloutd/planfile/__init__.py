@@ -6,6 +6,7 @@ heavy.  It does not know what a plan means to the core: rolloutd/compile.py does
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rolloutd.errors import Diagnostic, InvalidFile
@@ -21,7 +22,7 @@ from rolloutd.planfile.content import (
 )
 from rolloutd.planfile.document import JSON, Path, Value, locate, read_document
 from rolloutd.planfile.model import PlanDocument
-from rolloutd.planfile.schema import schema_of_model, values_of_format
+from rolloutd.planfile.schema import json_values_of_format, schema_of_model, values_of_format
 from rolloutd.planfile.validation import validate_document
 
 __all__ = [
@@ -88,6 +89,16 @@ def read(text: bytes, file: str) -> PlanFile:
     content = plan_content(validate_document(PlanDocument, document, TITLE))
     assert document.root is not None  # check() raises where there is no document
     return PlanFile(file, content, document.root)
+
+
+def run_by_plan(content: Mapping[str, JSON], name: str) -> list[tuple[Path, str]]:
+    """Return each playbook or each command (`name` says which) of a plan's content, with its path."""
+    return list(json_values_of_format(schema(), content, name))
+
+
+def run_by_check(kind: str, params: Mapping[str, JSON], name: str) -> list[tuple[Path, str]]:
+    """Return the same of one check, such as a team's own."""
+    return list(json_values_of_format(schema(), [{kind: params}], name, ("spec", "verify")))
 
 
 def schema() -> dict[str, JSON]:

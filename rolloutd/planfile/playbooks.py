@@ -180,6 +180,19 @@ def playbook_digest(
     return digest.hexdigest()
 
 
+def playbook_files(tree: Path, playbooks: Iterable[str]) -> set[str]:
+    """Return the paths of playbooks inside a source and of all that they import; of all files, if unknown."""
+    found: set[Path] = set()
+    for playbook in playbooks:
+        try:
+            if "{{" in playbook:  # each node may have another one
+                raise _AnyFile
+            found |= _Closure(tree).of_playbook(tree / playbook)
+        except (OSError, ValueError, yaml.YAMLError, _AnyFile):
+            found |= set(_files_below(tree))
+    return {path.relative_to(tree).as_posix() for path in found}
+
+
 class _AnyFile(Exception):
     """The playbook may import any file of the source."""
 

@@ -6,7 +6,7 @@ allows.  It knows models only as pydantic describes them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 
 from pydantic import BaseModel
@@ -94,6 +94,30 @@ def values_of_format(schema: dict[str, JSON], root: Value, name: str) -> Iterato
             if child.get("format") == name:
                 yield (*path, part), value, parent
             pending.append(((*path, part), value, child))
+
+
+def json_values_of_format(
+    schema: dict[str, JSON], content: JSON, name: str, at: Path = ()
+) -> Iterator[tuple[Path, str]]:
+    """Yield the texts of stored content whose schema has this `format`, each with its path.
+
+    `at` is the place of the content in the schema.
+    """
+    node = schema_at(schema, at)
+    if node is not None:
+        yield from _json_values(schema, node, content, name, ())
+
+
+def _json_values(
+    schema: dict[str, JSON], node: dict[str, JSON], content: JSON, name: str, path: Path
+) -> Iterator[tuple[Path, str]]:
+    if node.get("format") == name and isinstance(content, str) and content:
+        yield path, content
+    items = content.items() if isinstance(content, Mapping) else ()
+    for part, value in enumerate(content) if isinstance(content, list | tuple) else items:
+        child = _child_schema(schema, node, part)
+        if child is not None:
+            yield from _json_values(schema, child, value, name, (*path, part))
 
 
 def _child_schema(schema: dict[str, JSON], node: dict[str, JSON], part: str | int) -> dict[str, JSON] | None:

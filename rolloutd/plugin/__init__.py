@@ -23,6 +23,7 @@ from pydantic_core import CoreSchema
 from machines.model.node import NodeKind
 from machines.model.plan import Capability
 from rolloutd.plugin.field_types import (
+    Command,
     Duration,
     FilePath,
     InvalidValue,
@@ -47,6 +48,7 @@ __all__ = [
     "WATCHES",
     "Capability",
     "CheckParams",
+    "Command",
     "Duration",
     "Field",
     "FilePath",

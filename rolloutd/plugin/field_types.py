@@ -429,8 +429,19 @@ NodePath = Annotated[
 ]
 """An absolute path on a node, with templates."""
 
+_IS_COMMAND: Any = {"format": "command"}
+
+Command = Annotated[
+    str,
+    Field(min_length=1, max_length=MAX_TEXT_CHARS, json_schema_extra=_IS_COMMAND),
+    AfterValidator(check_template),
+]
+"""A shell command, with templates; a review shows it as something that runs."""
+
 OneLineCommand = Annotated[
-    str, Field(min_length=1, max_length=MAX_TEXT_CHARS, pattern="^[^\n]+$"), AfterValidator(check_template)
+    str,
+    Field(min_length=1, max_length=MAX_TEXT_CHARS, pattern="^[^\n]+$", json_schema_extra=_IS_COMMAND),
+    AfterValidator(check_template),
 ]
 """A shell command on one line, with templates."""
 

@@ -594,6 +594,9 @@ def review_of(rollout: str) -> JSON:
             for gate, wave in (("start", None), ("continue", "canary"), ("proceed", None))
         ],
         "playbooks": [{"path": "sysctl.yml", "text": "- hosts: all\n  tasks: []\n", "note": None}],
+        "files": [],
+        "commands": [],
+        "unseen": [],
         "file_differences": [],
         "overrides": [],
         "checks": ["reachable: within 30s", "ssh: run sysctl -n net.core.somaxconn, equals 65535"],

@@ -127,3 +127,29 @@ async def test_failures_that_cannot_be_read_allow_no_vote(socket_dir: Path) -> N
         await wait_for_text(pilot, "an approval covers the failures that are listed here")
         assert not isinstance(app.screen, Dialog)
     assert not fleet.requests
+
+
+async def test_unseen_files_ask_for_a_word_of_their_own(socket_dir: Path) -> None:
+    fleet = start_gate_fleet()
+    fleet.review |= {
+        "unseen": ["group_vars/all.yml: not shown: encrypted (31 bytes, sha256 abc)"],
+        "files": [{"path": "roles/a/tasks/main.yml", "text": "- raw: drain", "note": None}],
+        "commands": [{"path": "team.pay.0.ssh: run", "text": "systemctl is-active pay"}],
+    }
+    async with run_console(fleet, socket_dir, size=(100, 40)) as (app, pilot, _):
+        await pilot.press("2")
+        await wait_until(pilot, lambda: "THE PLAN" in list_text(app, "#content"))
+        text = list_text(app, "#content")
+        assert "NOT SHOWN" in text
+        assert "group_vars/all.yml: not shown: encrypted" in text
+        assert "FILE roles/a/tasks/main.yml, 1 line" in text
+        assert "systemctl is-active pay" in text
+        await pilot.press("a")
+        await wait_for_text(pilot, "Not shown: group_vars/all.yml", "type unseen to approve them")
+        await pilot.press(*"read", "enter")
+        await wait_for_text(pilot, "unseen: missing; type one")
+        assert not fleet.requests
+        await pilot.press(*"unseen", "enter")
+        await wait_until(pilot, lambda: bool(fleet.requests))
+    body = fleet.requests[0][2]
+    assert (body["reason"], body["unseen"]) == ("read", True)

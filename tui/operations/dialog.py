@@ -6,7 +6,7 @@ Before an irreversible one the user types the start of the digest too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import ClassVar, TypeVar
 
 from textual import events
@@ -15,6 +15,7 @@ from textual.await_complete import AwaitComplete
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, VerticalScroll
 from textual.screen import ModalScreen
+from textual.widget import Widget
 from textual.widgets import Button, Input, Label, Static
 
 from rolloutd.control import user_time
@@ -87,10 +88,7 @@ class Dialog(Modal[Mapping[str, str] | None]):
             text = self.confirmation.text + ((LOADING,) if self._is_loading else ())
             yield Static("\n".join(text), id="text", markup=False)
             for field in self.confirmation.fields:
-                choices = f" ({' or '.join(field.choices)})" if field.choices else ""
-                yield Label(field.label + choices, classes="label", markup=False)
-                # Typing replaces the initial value.
-                yield Input(field.initial, id=f"field-{field.name}", select_on_focus=True, compact=True)
+                yield from _field_widgets(field)
             yield Static("", id="error", markup=False)
             with Horizontal():
                 yield Button("esc  no", id="no", compact=True)
@@ -103,11 +101,14 @@ class Dialog(Modal[Mapping[str, str] | None]):
         first = next(empty, fields[0] if fields else None)
         self.query_one(f"#field-{first.name}" if first is not None else "#no").focus()
 
-    def finish_loading(self, confirmation: Confirmation) -> None:
-        """Show the complete text; from now on the dialog can be confirmed."""
+    async def finish_loading(self, confirmation: Confirmation) -> None:
+        """Show the complete text and its further fields; from now on the dialog can be confirmed."""
         if not self.is_attached or self not in self.app.screen_stack:
             return  # the user has declined meanwhile
-        self._is_loading = False
+        for field in confirmation.fields:
+            if field not in self.confirmation.fields:
+                await self.query_one(VerticalScroll).mount(*_field_widgets(field), before="#error")
+        self.confirmation, self._is_loading = confirmation, False
         self.query_one("#text", Static).update("\n".join(confirmation.text))
         self.query_one("#error", Static).update("")
 
@@ -135,6 +136,13 @@ class Dialog(Modal[Mapping[str, str] | None]):
         # It is typed so that the user reads it; the daemon does not need it.
         field_values.pop(DIGEST_FIELD_NAME, None)
         self.dismiss(field_values)
+
+
+def _field_widgets(field: InputField) -> Iterator[Widget]:
+    choices = f" ({' or '.join(field.choices)})" if field.choices else ""
+    yield Label(field.label + choices, classes="label", markup=False)
+    # Typing replaces the initial value.
+    yield Input(field.initial, id=f"field-{field.name}", select_on_focus=True, compact=True)
 
 
 def validation_error(field: InputField, value: str) -> str:
@@ -208,7 +216,8 @@ class TextViewer(Modal[None]):
     def __init__(self, title: str, text: str) -> None:
         super().__init__()
         self._title = sanitize(title)
-        self._text = "\n".join(sanitize(line) for line in text[:MAX_CHARS].splitlines())
+        rest = "\n(cut here: rolloutctl review prints all of it)" if len(text) > MAX_CHARS else ""
+        self._text = "\n".join(sanitize(line) for line in f"{text[:MAX_CHARS]}{rest}".splitlines())
 
     def compose(self) -> ComposeResult:
         with VerticalScroll():

@@ -229,7 +229,14 @@ def _review_lines(selection: Selection) -> list[str]:
     owner = pending.rollout.status["owner"]
     radius = response_text.describe_blast_radius(found["blast_radius"])
     approval = response_text.describe_approval(found["your_approval"], owner)
-    return [f"Starts: {radius}.", f"{approval[0].upper()}{approval[1:]}."]
+    unseen = [f"Not shown: {each}." for each in _unseen(selection)[:MAX_NAMED_FAILURES]]
+    return [f"Starts: {radius}.", f"{approval[0].upper()}{approval[1:]}.", *unseen]
+
+
+def _unseen(selection: Selection) -> list[str]:
+    """Return what the approval would start without that a voter could read it."""
+    is_asked = selection.review is not None and _gate(selection).gate["gate"] != "proceed"
+    return selection.review["unseen"] if selection.review is not None and is_asked else []
 
 
 def _vote_operation(*, yes: bool) -> Operation:
@@ -248,6 +255,8 @@ def _vote_operation(*, yes: bool) -> Operation:
             text.append(f"Votes missing now: {missing_votes(pending)}.")
         cancels = not yes and gate["gate"] in ("pilot", "start")
         fields = (REASON_FIELD, _digest_field(pending.rollout)) if cancels else (REASON_FIELD,)
+        if yes and _unseen(selection):
+            fields = (*fields, _UNSEEN_FIELD)
         title = f"{verb.capitalize()} {event_text.gate_label(gate)}?"
         return Confirmation(title, tuple(text), fields, verb, not yes)
 
@@ -257,11 +266,18 @@ def _vote_operation(*, yes: bool) -> Operation:
         if yes and gate["gate"] == "proceed":
             # An approval without a list opens the page with it, so a vote covers what was on the screen.
             body["shown"] = list(selection.shown_failures or ())
+        if field_values.get(_UNSEEN_FIELD.name):
+            body["unseen"] = True
         voted = "approved" if yes else "rejected"
         message = f"you {voted} {event_text.gate_label(gate)} of {rollout.id}"
         return OperationRequest("POST", api_path("rollouts", rollout.id, "votes"), body, message)
 
     return Operation(_gate_unavailable_reason, _vote_permission, confirmation, request)
+
+
+_UNSEEN_FIELD = InputField(
+    "unseen", "the review lacks the files above: type unseen to approve them", required_value="unseen"
+)
 
 
 def _withdraw_operation() -> Operation:

@@ -103,7 +103,8 @@ class GatesPage(TwoPanes):
             return f"differences to {review['previous']}", "\n".join(response_text.difference_lines(review))
         if kind == "playbook":
             path = name.partition(":")[0]
-            text = next((each["text"] for each in review["playbooks"] if each["path"] == path), None)
+            files = (*review["playbooks"], *review["files"])
+            text = next((each["text"] for each in files if each["path"] == path), None)
             return (path, text) if text is not None else super().full_text()
         return super().full_text()
 
@@ -314,16 +315,29 @@ def _change_items(review: wire_plans.Review) -> Iterator[Item]:
             yield note_row("none: the same plan and the same source as before")
         roles = {"+": "ok", "-": "bad"}
         yield from _text_items("differences", differences, lambda line: roles.get(line.strip()[:1], "dim"))
-    for playbook in review["playbooks"]:
-        text = playbook["text"]
-        if text is None:
-            yield heading("PLAYBOOK", playbook["path"])
-            yield note_row(lines.sanitize(playbook["note"] or ""))
-        else:
-            playbook_lines = text.splitlines()
-            length = formatting.pluralize(len(playbook_lines), "line")
-            yield heading("PLAYBOOK", f"{playbook['path']}, {length}")
-            yield from _text_items(f"playbook:{playbook['path']}", playbook_lines, lambda _line: "")
+    if review["unseen"]:
+        yield heading("NOT SHOWN", "an approval asks you to confirm that you approve it unseen")
+        for number, unseen in enumerate(review["unseen"]):
+            yield fixed_row(f"unseen:{number}", [(f"  {lines.sanitize(unseen)}", "warn")])
+    for title, files in (("PLAYBOOK", review["playbooks"]), ("FILE", review["files"])):
+        for file in files:
+            yield from _file_items(title, file)
+    if review["commands"]:
+        yield heading("COMMANDS", "of the plan and of the teams' own checks")
+        for each in review["commands"]:
+            command: Line = [(f"  {each['path']}: ", "dim"), (lines.sanitize(each["text"]), "")]
+            yield fixed_row(f"command:{each['path']}", command)
+
+
+def _file_items(title: str, file: wire_plans.PlaybookText) -> Iterator[Item]:
+    text = file["text"]
+    if text is None:
+        yield heading(title, file["path"])
+        yield note_row(lines.sanitize(file["note"] or ""))
+        return
+    file_lines = text.splitlines()
+    yield heading(title, f"{file['path']}, {formatting.pluralize(len(file_lines), 'line')}")
+    yield from _text_items(f"playbook:{file['path']}", file_lines, lambda _line: "")
 
 
 def _text_items(key: str, text: Sequence[str], role: Callable[[str], str]) -> Iterator[Item]:

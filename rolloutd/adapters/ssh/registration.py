@@ -11,6 +11,7 @@ from rolloutd.plugin import (
     ABSENT,
     Capability,
     CheckParams,
+    Command,
     Duration,
     Field,
     FilePath,
@@ -42,9 +43,9 @@ MAX_GUARDED = 50
 class CommandIsolatorParams(Params):
     """Takes the node out of service by shell commands on the node itself."""
 
-    do: TemplateText = Field(description="Command that takes the node out of service; safe to run again.")
-    undo: TemplateText = Field(description="Command that puts it back as it was; safe to run again.")
-    look: TemplateText = Field(
+    do: Command = Field(description="Command that takes the node out of service; safe to run again.")
+    undo: Command = Field(description="Command that puts it back as it was; safe to run again.")
+    look: Command = Field(
         default=ABSENT,
         description=(
             "Command that exits 0 if the node is already isolated; if it cannot run, nothing is done. "
@@ -65,7 +66,7 @@ class SshCheckParams(CheckParams):
 
     exclusive = ("equals", "matches", "exit")
 
-    run: TemplateText = Field(description="Shell command, run on the node.")
+    run: Command = Field(description="Shell command, run on the node.")
     equals: ExpectedOutput = Field(
         default=ABSENT,
         description="The command exits 0 and prints exactly this, except for blanks at both ends.",
@@ -162,7 +163,7 @@ class ConnectionsProbeParams(Params):
 class CommandProbeParams(Params):
     """A command says whether there is traffic: it exits 0 if the node is idle, and 1 if it is busy."""
 
-    run: TemplateText = Field(
+    run: Command = Field(
         description="Shell command; the first line that it prints is shown. Any other exit status is unknown."
     )
     on: Literal["node", "daemon"] = Field(

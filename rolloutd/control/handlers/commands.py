@@ -19,6 +19,7 @@ from rolloutd.commands import holds_and_freezes, rollbacks, rollout_commands, vo
 from rolloutd.commands.rollout_commands import Events
 from rolloutd.control import fleet_serializers, requests, rights, serializers, wire, wire_fleet
 from rolloutd.control.resolve import ResolvedRollout, ensure_loaded, resolve_for_deletion, resolve_rollout
+from rolloutd.control.review import unseen_by_voters
 from rolloutd.control.routes import Request, RouteTable, Services
 from rolloutd.engine.state import State
 from rolloutd.errors import Refused
@@ -40,6 +41,9 @@ routes = RouteTable()
 async def vote(services: Services, request: Request[requests.CastVote]) -> wire.Gate:
     """Vote yes or no at a gate."""
     body = request.input
+    has_seen_all = body.unseen or not body.yes or GateName(body.gate) is GateName.PROCEED
+    resolved = await resolve_live(services, request)
+    unseen = () if has_seen_all else await unseen_by_voters(services.state, services.sources, resolved)
     ballot = voting.Ballot(
         gate=GateName(body.gate),
         yes=body.yes,
@@ -51,6 +55,7 @@ async def vote(services: Services, request: Request[requests.CastVote]) -> wire.
         nodes=tuple(body.nodes),
         more=body.more,
         until=_epoch_seconds(body.until),
+        unseen=unseen,
     )
     return await _change_votes(services, request, partial(voting.vote, ballot=ballot))
 

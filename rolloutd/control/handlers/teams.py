@@ -7,6 +7,7 @@ from machines.model.plan import GateName
 from rolloutd.commands import service_votes, team_rules, voting
 from rolloutd.control import fleet_serializers, requests, rights, wire, wire_fleet
 from rolloutd.control.handlers.commands import current_rollout, gate_response, resolve_live
+from rolloutd.control.review import unseen_by_voters
 from rolloutd.control.routes import Request, RouteTable, Services
 from rolloutd.errors import NotAllowed, Refused, TokenAlreadyUsed
 
@@ -46,9 +47,10 @@ async def vote_by_token(services: Services, request: Request[requests.TokenVote]
     )
     gate = GateName(claims.gate)
     wave = voting.resolve_wave(state, resolved.rollout, gate, claims.wave)
+    unseen = await unseen_by_voters(state, services.sources, resolved)
     try:
         async with state.exclusive_commit(voter.actor) as commit:
-            events = service_votes.vote_events(state, voter, current_rollout(state, resolved), claims)
+            events = service_votes.vote_events(state, voter, current_rollout(state, resolved), claims, unseen)
             await commit(events, f"{claims.answer} by token: {claims.reason}")
     except (TokenAlreadyUsed, Refused) as refused:
         # The first use of a token often causes the refusal of the second; only the store knows for certain.

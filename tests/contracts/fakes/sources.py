@@ -27,7 +27,6 @@ class FakeSourceStore:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._refs: dict[tuple[str, str], tuple[str, str]] = {}
-        self._stored: set[PinnedSource] = set()
         self._commits: dict[str, Mapping[str, str]] = {}
 
     def commit(
@@ -71,7 +70,7 @@ class FakeSourceStore:
 
     def tree_path(self, pinned: PinnedSource) -> Path:
         """Give the directory of a kept tree."""
-        if pinned not in self._stored:
+        if not self._directory_of(pinned).is_dir():
             raise NotFound(f"the tree {pinned.kind} {pinned.pin} is not kept here")
         return self._directory_of(pinned)
 
@@ -79,7 +78,7 @@ class FakeSourceStore:
         return self._directory / f"{pinned.kind}-{pinned.pin}"
 
     def _store(self, pinned: PinnedSource, leaves: Iterable[TreeEntry]) -> PinnedSource:
-        if pinned not in self._stored:
+        if not self._directory_of(pinned).is_dir():
             for leaf in leaves:
                 path = self._directory_of(pinned) / leaf.path
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -88,5 +87,4 @@ class FakeSourceStore:
                 else:
                     path.write_bytes(leaf.content)
                     path.chmod(0o755 if leaf.is_executable else 0o644)
-            self._stored.add(pinned)
         return pinned

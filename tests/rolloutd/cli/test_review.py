@@ -106,6 +106,31 @@ def test_approve_on_a_terminal_shows_what_it_starts(daemon: CannedDaemon, answer
     assert not sent or body["digest"] == gate["digest"]
 
 
+def test_unseen_files_are_named_and_approved_with_unseen(
+    daemon: CannedDaemon, capsys: pytest.CaptureFixture[str]
+) -> None:
+    review = review_of("somaxconn-abcde") | {
+        "files": [{"path": "roles/a/tasks/main.yml", "text": "- raw: 'true'\n", "note": None}],
+        "commands": [{"path": "team.pay.0.ssh: run", "text": "systemctl is-active pay"}],
+        "unseen": ["group_vars/all.yml: not shown: encrypted (31 bytes, sha256 abc)"],
+    }
+    daemon.answer("GET", "rollouts/r", {**ROLLOUT, "owner": "infra", "gates": [{**GATE, "wave": None}]})
+    daemon.answer("GET", "rollouts/somaxconn-abcde/review", review)
+    daemon.answer("POST", "rollouts/r/votes", GATE)
+    _, out, _ = run(capsys, "review", "r")
+    for text in (
+        "NOT SHOWN, so an approval needs --unseen",
+        "encrypted (31 bytes",
+        "FILE roles/a/tasks/main.yml",
+    ):
+        assert text in out
+    assert "team.pay.0.ssh: run: systemctl is-active pay" in out
+    run(capsys, "approve", "r", "start", "--reason", "read", "--yes")
+    assert "unseen" not in daemon.requests[-1][3]
+    run(capsys, "approve", "r", "start", "--reason", "read", "--yes", "--unseen")
+    assert daemon.requests[-1][3]["unseen"] is True
+
+
 def test_review_shows_change_first_and_plan_last(
     daemon: CannedDaemon, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -17,7 +17,7 @@ from rolloutd.commands import tokens
 from rolloutd.control.client import ApiError
 from rolloutd.control.identity import Account
 from rolloutd.store import open_store
-from tests.rolloutd.control_environment import ACCOUNTS, PLAN, ControlEnvironment, control_environment
+from tests.rolloutd.control_environment import ACCOUNTS, PLAN, URL, ControlEnvironment, control_environment
 
 SECRET = b"0123456789abcdef0123456789abcdef"
 FOUR_EYES_PLAN = PLAN.replace("start: {owner: 1}", "start: {owner: 1, four_eyes: true}")
@@ -243,6 +243,18 @@ async def test_a_token_at_proceed_says_what_it_was_shown(tmp_path: Path) -> None
         assert answer.value.code == "no-failures-shown"
         shown = claims(inside, rollout, gate="proceed", shown=["p1#1"])
         assert (await use(inside, rollout, tokens.sign(shown, SECRET)))["state"] == "open"
+
+
+async def test_token_approves_unseen_files_only_by_its_claim(tmp_path: Path) -> None:
+    async with control_environment(tmp_path, service_accounts=services(tmp_path)) as inside:
+        files = {"site.yml": "- hosts: all\n", "undo.yml": "- hosts: all\n"}
+        inside.sources.commit(URL, files | {"group_vars/all": "$ANSIBLE_VAULT;1.1;AES256\n61\n"}, ["main"])
+        rollout = await inside.submit(text=TWO)
+        with pytest.raises(ApiError) as answer:
+            await use(inside, rollout, tokens.sign(claims(inside, rollout), SECRET))
+        assert answer.value.code == "unseen"
+        accepted = claims(inside, rollout, unseen=True)
+        assert (await use(inside, rollout, tokens.sign(accepted, SECRET)))["votes"][0]["yes"]
 
 
 @given(

@@ -9,6 +9,7 @@ import pytest
 
 from machines.model.events import GateOpened
 from machines.model.plan import GateName
+from rolloutd.control.client import ApiError
 from rolloutd.control.review import format_value
 from tests.rolloutd.control_environment import PLAN, URL, ControlEnvironment, control_environment
 
@@ -143,3 +144,100 @@ async def test_link_of_tree_stored_before_upgrade_is_not_read(tmp_path: Path) ->
         texts = (await read_review(inside, rollout))["playbooks"]
         assert texts[0]["text"] is None
         assert "hidden" not in str(texts)
+
+
+ALL_KINDS = (
+    PLAN.replace("name: sysctl", "name: kinds")
+    .replace('{command: {do: "true", undo: "true"}}', "{playbook: {file: out.yml, undo: in.yml}}")
+    .replace("verify: [{reachable: {}}]", "verify: [{playbook: {file: check.yml}}, {ssh: {run: uname -r}}]")
+)
+FILES = {
+    "site.yml": "- hosts: all\n  roles: [base]\n",
+    "undo.yml": "- hosts: all\n",
+    "out.yml": "- hosts: all\n  tasks: [{include_tasks: drain.yml}]\n",
+    "drain.yml": "- raw: drain\n",
+    "in.yml": "- hosts: all\n",
+    "check.yml": "- hosts: all\n",
+    "team.yml": "- hosts: all\n",
+    "roles/base/tasks/main.yml": "- raw: 'true'\n",
+    "unrelated.yml": "nobody: runs this\n",
+}
+TEAMS = {
+    "infra": {"members": ["olga", "oscar"]},
+    "payments": {
+        "members": ["paul"],
+        "verify": [{"playbook": {"file": "team.yml"}}, {"ssh": {"run": "systemctl is-active pay"}}],
+    },
+    "search": {"members": ["@searchers"], "verify": [{"ssh": {"run": "true"}}]},
+}
+
+
+async def test_review_shows_all_that_runs_of_infra_and_teams(tmp_path: Path) -> None:
+    async with control_environment(tmp_path, teams=TEAMS) as inside:
+        inside.sources.commit(URL, FILES, ["main"])
+        review = await read_review(inside, await inside.submit(text=ALL_KINDS))
+        named = {each["path"]: each["text"] for each in review["playbooks"]}
+        run = ("out.yml", "in.yml", "site.yml", "undo.yml", "check.yml", "team.yml")
+        assert named == {path: FILES[path] for path in run}
+        imported = {each["path"]: each["text"] for each in review["files"]}
+        assert imported == {path: FILES[path] for path in ("drain.yml", "roles/base/tasks/main.yml")}
+        commands = {each["path"]: each["text"] for each in review["commands"]}
+        assert commands["verify[1].ssh.run"] == "uname -r"
+        assert "systemctl is-active pay" in commands.values()
+        assert review["unseen"] == []
+
+
+async def test_differences_have_each_file_and_link(tmp_path: Path) -> None:
+    many = {f"files/{number:04}.txt": "same\n" for number in range(2_500)}
+    async with control_environment(tmp_path) as inside:
+        inside.sources.commit(URL, FILES | many, ["main"])
+        first = await inside.start()
+        await inside.finish(first, "p1")
+        await inside.request("olga", "post", f"/v1/rollouts/{first}/cancel", {"reason": "again"})
+        inside.clock.advance(5)
+        inside.sources.commit(URL, FILES | many | {"files/zzz.txt": "new\n"}, ["main"])
+        second = await inside.submit(text=PLAN.replace("soak: 10m", "soak: 20m"))
+        before, after = sorted(
+            (tmp_path / "trees").iterdir(), key=lambda each: (each / "files/zzz.txt").exists()
+        )
+        (before / "link").symlink_to("site.yml")
+        (after / "link").symlink_to("undo.yml")
+        differences = (await read_review(inside, second))["file_differences"]
+        assert {each["path"]: (each["change"], each["diff"]) for each in differences} == {
+            "files/zzz.txt": ("added", "@@ -0,0 +1 @@\n+new"),
+            "link": ("changed", "@@ -1 +1 @@\n-link to site.yml\n+link to undo.yml"),
+        }
+
+
+async def test_vote_on_cut_review_needs_unseen(tmp_path: Path) -> None:
+    secret = "$ANSIBLE_VAULT;1.1;AES256\n6162\n"
+    async with control_environment(tmp_path) as inside:
+        inside.sources.commit(URL, FILES | {"group_vars/all.yml": secret}, ["main"])
+        rollout = await inside.submit()
+        (unseen,) = (await read_review(inside, rollout))["unseen"]
+        assert unseen.startswith("group_vars/all.yml: not shown: encrypted (31 bytes, sha256 ")
+        with pytest.raises(ApiError) as refused:
+            await inside.vote("olga", rollout, "start")
+        assert (refused.value.status, refused.value.code) == (409, "unseen")
+        assert "group_vars/all.yml" in str(refused.value)
+        assert (await inside.vote("olga", rollout, "start", unseen=True))["votes"][0]["yes"]
+        # The next rollout has the same encrypted file: its voters approved it with the first one.
+        await inside.commit(GateOpened(rollout, GateName.START, "", inside.clock.now()))
+        await inside.finish(rollout, "p1")
+        await inside.request("olga", "post", f"/v1/rollouts/{rollout}/cancel", {"reason": "again"})
+        inside.clock.advance(5)
+        second = await inside.submit(text=PLAN.replace("soak: 10m", "soak: 20m"))
+        review = await read_review(inside, second)
+        assert (review["previous"], review["unseen"]) == (rollout, [])
+        await inside.vote("olga", second, "start")
+
+
+async def test_text_over_the_limit_is_not_cut_silently(tmp_path: Path) -> None:
+    long = "- hosts: all\n" + "# a comment\n" * 20_000
+    async with control_environment(tmp_path) as inside:
+        inside.sources.commit(URL, FILES | {"site.yml": long}, ["main"])
+        review = await read_review(inside, await inside.submit())
+        (shown,) = [each for each in review["playbooks"] if each["path"] == "site.yml"]
+        assert shown["text"] is None
+        assert shown["note"].startswith("not shown: longer than 200,000 characters (240013 bytes")
+        assert review["unseen"] == [f"site.yml: {shown['note']}"]
