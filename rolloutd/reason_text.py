@@ -192,15 +192,15 @@ def _gate(name: str, params: Params) -> str:
 def _not_asked(rollout: str, params: Params) -> str:
     match params:
         case {"gate": "continue", "has_gate": False, "wave": wave}:
-            return f"not asked yet: {rollout} has no continue gate after a wave '{wave}'"
+            return f"{rollout}: no continue gate after a wave '{wave}'; see rolloutctl gates"
         case {"gate": "continue", "wave": wave}:
-            return f"not asked yet: continue opens for votes when all nodes of wave {wave} are done"
+            return f"continue of {rollout}: not asked yet; vote when all nodes of wave {wave} are done"
         case {"gate": "pilot"}:
-            return f"not asked yet: {rollout} has no pilot"
+            return f"pilot of {rollout}: not asked; its plan has no pilot"
         case {"gate": "start", "pilot": pilot}:
-            return f"not asked yet: start opens for votes when the pilot {pilot} is done"
+            return f"start of {rollout}: not asked yet; vote when the pilot {pilot} is done"
         case {"gate": gate}:
-            return f"not asked yet: {rollout} has no unresolved failure, so {gate} has nothing to resolve"
+            return f"{gate} of {rollout}: not asked yet; no failure is unresolved"
     raise AssertionError(params)
 
 
@@ -332,7 +332,7 @@ SENTENCES: Final[Mapping[ReasonCode, Callable[[str, Params], str]]] = {
     ReasonCode.DECISION_REFUSED: lambda rollout, p: f"a decision for {rollout} was refused: {p['problem']}",
     # A gate at which no user can vote now.
     ReasonCode.CLOSED: lambda rollout, p: (
-        f"{rollout} {'was cancelled' if p['cancelled'] else 'has ended'}; there is nothing to vote on"
+        f"{rollout}: {'cancelled' if p['cancelled'] else 'ended'}; its gates take no more votes"
     ),
     ReasonCode.NOT_ASKED: _not_asked,
     # A pending node.

@@ -33,7 +33,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         _write_stderr(str(invalid))
         return EXIT_USAGE
     except RolloutdError as error:
-        _write_stderr(f"{options.verb}: {error}")
+        # The command line has other names for the verbs that read a file.
+        _write_stderr(str(error) if options.verb in ("verify", "chain") else f"{options.verb}: {error}")
     except PermissionError as error:
         _write_stderr(f"{options.verb}: {error.filename}: {error.strerror}; run this as root")
     except OSError as error:

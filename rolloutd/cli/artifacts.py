@@ -85,6 +85,8 @@ def manifest(call: Invocation) -> int:
     from rolloutd.planfile.manifest import format_manifest
 
     directory: Path = call.args.directory
+    if not directory.is_dir():
+        raise exits.Exit(exits.REFUSED, f"{directory}: not a directory; name that of the artifacts")
     file = directory / MANIFEST
     known = {record["path"]: record for record in _read(file)} if file.exists() else {}
     records = [_record(directory, path, known.get(str(path), {})) for path in _files(directory)]
@@ -115,8 +117,11 @@ def report(call: Invocation) -> int:
     """Print which digests the nodes of each site carry; exit 1 if one differs from the manifest."""
     answer: ArtifactReport = call.get(api_path("rollouts", call.args.rollout, "artifacts"), by=call.args.by)
     wrong = [each for each in answer["artifacts"] if each["found"] != each["expected"]]
-    if not call.print_data(answer, [each["name"] for each in answer["artifacts"]]):
+    is_printed = call.print_data(answer, [each["name"] for each in answer["artifacts"]])
+    if answer["artifacts"] and not is_printed:
         print_list(REPORT_COLUMNS, answer["artifacts"])
+    if not answer["artifacts"]:
+        print_message(f"{answer['rollout']}: no artifacts; its plan has none, or its build has not ended")
     for each in wrong:
         carried = f"carry {each['found']}" if each["found"] else "do not carry it"
         nodes = ", ".join(each["nodes"][:MAX_NODES_NAMED])
@@ -133,12 +138,16 @@ def report(call: Invocation) -> int:
 def prepare(call: Invocation) -> None:
     """Print how far each stage is on each node."""
     answer: Preparations = call.get(api_path("rollouts", call.args.rollout, "prepare"))
-    found = [each for each in answer["preparations"] if call.args.node in (None, each["node"])]
+    node, rollout = call.args.node, answer["rollout"]
+    found = [each for each in answer["preparations"] if node in (None, each["node"])]
+    if node is not None and not found and answer["preparations"]:
+        raise exits.Exit(exits.REFUSED, f"{node}: no such node; list them with rolloutctl nodes {rollout}")
     if call.print_data(found, [each["node"] for each in found]):
         return
-    print_list(PREPARE_COLUMNS, found)
-    if not answer["preparations"]:
-        print_message(f"{answer['rollout']}: its plan has no prepare stages")
+    if found:
+        print_list(PREPARE_COLUMNS, found)
+    else:
+        print_message(f"{rollout}: its plan has no prepare stages")
 
 
 def checkpoints(call: Invocation) -> None:
@@ -149,7 +158,7 @@ def checkpoints(call: Invocation) -> None:
     except ApiError as error:
         if error.status != HTTPStatus.NOT_FOUND:
             raise
-        answer = call.get(api_path("nodes", call.args.what, "checkpoints"))
+        answer = _node_checkpoints(call)
         nodes = [answer]
     if call.print_data(answer, [node["node"] for node in nodes]):
         return
@@ -158,6 +167,17 @@ def checkpoints(call: Invocation) -> None:
     for node in nodes:
         if node["text"]:
             print_message(sanitize(f"{node['node']}: {node['text']}"))
+
+
+def _node_checkpoints(call: Invocation) -> NodeCheckpoints:
+    try:
+        answer: NodeCheckpoints = call.get(api_path("nodes", call.args.what, "checkpoints"))
+    except ApiError as error:
+        if error.status != HTTPStatus.NOT_FOUND:
+            raise
+        problem = "no such node or rollout; see rolloutctl inventory and rolloutctl rollouts"
+        raise exits.Exit(exits.REFUSED, f"{call.args.what}: {problem}") from error
+    return answer
 
 
 def _read(file: Path) -> list[dict[str, Any]]:

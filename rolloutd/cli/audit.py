@@ -131,16 +131,18 @@ def audit(call: Invocation) -> int:
     printed = 0
     for printed, found in enumerate(entries, 1):  # noqa: B007  # counted, without keeping them
         print_line(_format_entry(found["entry"]))
-    if not printed:
-        print_message(f"no entry matches{_unknown_kind_hint(args.kind)}")
-    return exits.OK
+    return exits.OK if printed else _report_no_entry(args.kind)
 
 
-def _unknown_kind_hint(kind: str | None) -> str:
+def _report_no_entry(kind: str | None) -> int:
+    """Report that nothing matches; a kind that this version does not know is probably misspelled."""
     if kind is None or current_event_name(kind) in event_text.EVENT_NAMES:
-        return ""
+        print_message("no entry matches")
+        return exits.OK
     near = [event for event in event_text.EVENT_NAMES if kind.lower() in event.lower()]
-    return f": {kind} is not an event; use one of {', '.join(near or event_text.EVENT_NAMES)}"
+    action = f"did you mean {' or '.join(near)}?" if near else "list the events with rolloutctl names events"
+    print_message(f"{kind}: no such event; {action}")
+    return exits.REFUSED
 
 
 def _last_entries(call: Invocation) -> Iterable[AuditEntry]:
@@ -237,7 +239,7 @@ def _settle(call: Invocation) -> int:
     if args.exported is None or args.keep is None or args.reason is None:
         raise exits.Exit(
             exits.USAGE,
-            "rolloutctl audit settle: needs SUBJECT, --keep and --reason; list subjects with audit verify",
+            "rolloutctl audit settle: no SUBJECT, --keep or --reason; list subjects with audit verify",
         )
     if args.exported == ALL_MISMATCHES:
         lost = f"all rows that differ: only those of the {args.keep} are kept; this cannot be undone"
@@ -253,7 +255,7 @@ def _print_verification(call: Invocation, verification: dict[str, Any]) -> int:
             print_line(f"head {verification['head']}")
         for each in verification["mismatches"]:
             print_line(sanitize(each["text"]))
-        if not verification["compared"]:
+        if verification["entries"] and not verification["compared"]:
             print_message("the tables were not compared: another version wrote this file")
         if verification["unreadable"]:
             print_line(f"unreadable entries: {', '.join(map(str, verification['unreadable']))}")

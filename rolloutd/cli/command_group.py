@@ -240,12 +240,14 @@ def _time_argument(parse: Callable[[str], str], text: str) -> str:
         raise argparse.ArgumentTypeError(str(wrong)) from None
 
 
-def int_argument(minimum: int) -> Callable[[str], int]:
-    """Return a parser of whole numbers from `minimum` up, for argparse."""
+def int_argument(minimum: int, maximum: int | None = None) -> Callable[[str], int]:
+    """Return a parser of whole numbers from `minimum` to `maximum`, for argparse."""
+    limits = f"{minimum} or more" if maximum is None else f"{minimum} to {maximum}"
 
     def read(text: str) -> int:
-        if not text.isdecimal() or int(text) < minimum:
-            raise argparse.ArgumentTypeError(f"'{text}' is not a whole number, {minimum} or more")
+        is_number = text.isascii() and text.isdecimal()
+        if not is_number or int(text) < minimum or (maximum is not None and int(text) > maximum):
+            raise argparse.ArgumentTypeError(f"'{text}' is not a whole number, {limits}")
         return int(text)
 
     return read

@@ -159,6 +159,9 @@ def _format_value(value: Any) -> str:
 def changes(call: Invocation) -> None:
     """Print the changes; those of one plan with their groups and nodes."""
     answer: Changes = call.get(api_path("changes"), plan=call.args.plan)
+    if call.args.plan is not None and not answer["changes"]:
+        problem = "no rollout of this plan; list the plans with rolloutctl changes"
+        raise exits.Exit(exits.REFUSED, f"{call.args.plan}: {problem}")
     if call.print_data(answer, [each["plan"] for each in answer["changes"]]):
         return
     print_list(CHANGE_COLUMNS, answer["changes"])

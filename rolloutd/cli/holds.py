@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Sequence
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 from rolloutd.cli import exits
 from rolloutd.cli.command_group import CommandGroup, Handler, Invocation, Parser, without_none
 from rolloutd.cli.output import Columns, format_age, format_local, print_line, print_list, sanitize
 from rolloutd.cli.queries import format_down
-from rolloutd.control.client import api_path
+from rolloutd.control.client import ApiError, api_path
 from rolloutd.text import join_limited, pluralize
 
 if TYPE_CHECKING:
@@ -169,7 +170,14 @@ def show_team(call: Invocation) -> int:
 
 
 def set_windows(call: Invocation) -> int:
-    return _set_rules(call, "windows", call.args.window)
+    try:
+        return _set_rules(call, "windows", call.args.window)
+    except ApiError as error:
+        if error.status != HTTPStatus.BAD_REQUEST:
+            raise
+        problem = str(error).removeprefix("the body: ")
+        example = "write 'mon-fri 09:00-16:00 Europe/Amsterdam'"
+        raise exits.Exit(exits.USAGE, f"rolloutctl team windows: {problem}; {example}") from error
 
 
 def set_canaries(call: Invocation) -> int:

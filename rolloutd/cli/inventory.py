@@ -74,6 +74,8 @@ def inventory(call: Invocation) -> int:
     args = call.args
     if args.what in ("accept", "pin"):
         return _decide(call)
+    if args.name is not None and args.what == "conflicts":
+        raise exits.Exit(exits.USAGE, f"rolloutctl inventory conflicts: takes no name; leave out {args.name}")
     if args.name is not None:
         raise exits.Exit(
             exits.USAGE,
@@ -126,7 +128,7 @@ def _decide(call: Invocation) -> int:
         usage = f"rolloutctl inventory {args.what}: --watch is for the lists; leave it out"
         raise exits.Exit(exits.USAGE, usage)
     if args.name is None or args.reason is None:
-        usage = f"rolloutctl inventory {args.what}: name the {VERBS[args.what]}, and give a --reason"
+        usage = f"rolloutctl inventory {args.what}: no {VERBS[args.what]} or no --reason; give both"
         raise exits.Exit(exits.USAGE, usage)
     if args.what == "accept":
         body = {"source": args.name, "reason": args.reason}

@@ -21,11 +21,13 @@ from rolloutd.cli.output import print_line
 
 PORT_HELP = "port of 127.0.0.1 (any free one)"
 
+PORT = int_argument(0, 65535)
+
 
 def register(commands: CommandGroup) -> None:
     summary = "run a rollout on a small fleet that this command starts on this machine"
     parser = commands.add_command("demo", demo, summary, formats=("json",), is_local=True)
-    parser.argument("--nodes", metavar="N", text="number of nodes (12)", type=int)
+    parser.argument("--nodes", metavar="N", text="number of nodes (12)", type=int_argument(1))
     fault = "break a node while isolating, maintaining or verifying (repeatable)"
     parser.argument("--fault", metavar="NODE:PHASE", text=fault, action="append")
     parser.flag("--headless", text="run without a terminal, and answer every question with yes")
@@ -44,7 +46,7 @@ def register(commands: CommandGroup) -> None:
     _register_console(commands)
     summary = "serve a read-only page of each rollout on a loopback port"
     parser = commands.add_command("serve-status", serve_status, summary, formats=())
-    parser.argument("--port", metavar="N", text=PORT_HELP, type=int_argument(0), default=0)
+    parser.argument("--port", metavar="N", text=PORT_HELP, type=PORT, default=0)
     parser = commands.add_command("report", report, "print a rollout as one HTML page", formats=()).rollout()
     parser.flag("--html", text="HTML, the only format (default)")
 
@@ -59,7 +61,7 @@ def _register_console(commands: CommandGroup) -> None:
         parser.add_argument("--theme", choices=("dark", "light"), help="colour theme (as the terminal)")
         parser.flag("--ascii", text="use only ASCII characters").flag("--still", text="disable animations")
     tui_parser.flag("--no-mouse", text="leave the mouse to the terminal")
-    web_parser.argument("--port", metavar="N", text=PORT_HELP, type=int, default=0)
+    web_parser.argument("--port", metavar="N", text=PORT_HELP, type=PORT, default=0)
 
 
 def demo(call: Invocation) -> NoReturn:

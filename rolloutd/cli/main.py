@@ -142,7 +142,8 @@ def _run(args: argparse.Namespace) -> int:
     except OSError as wrong:
         if isinstance(wrong, BrokenPipeError):
             raise
-        print_message(f"{wrong.filename or args.command}: {wrong.strerror or wrong}")
+        problem = (wrong.strerror or str(wrong)).lower()
+        print_message(f"{wrong.filename or args.command}: {problem}; check the path and its permissions")
         return exits.REFUSED
 
 

@@ -6,7 +6,6 @@ argument, because every user of the machine can list arguments.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Iterable
 from datetime import datetime
@@ -20,6 +19,7 @@ from rolloutd.cli.command_group import (
     Invocation,
     Parser,
     confirm,
+    int_argument,
     time_argument,
     without_none,
 )
@@ -53,7 +53,7 @@ def register(commands: CommandGroup) -> None:
     node = "at proceed: approve only this failed node (repeatable)"
     approve.argument("--node", metavar="NODE", text=node, action="append")
     more = "at proceed: approve up to K further failures too"
-    approve.argument("--more", metavar="K", text=more, type=_more_argument)
+    approve.argument("--more", metavar="K", text=more, type=int_argument(1, MAX_MORE))
     approve.until("at proceed: end of --more").yes()
     _add_unseen_argument(approve)
     summary = "sign and use tokens for votes from a ticket system or a chat"
@@ -163,7 +163,7 @@ def sign_token(call: Invocation) -> None:
         "service": args.service,
         "rollout": rollout["rollout"],
         "gate": args.gate,
-        "digest": _gate_digest(rollout, args.gate),
+        "digest": _gate_digest(rollout, args.gate, args.wave),
         "answer": args.answer,
         "outside": args.outside,
         "expires": datetime.fromisoformat(args.expires or time_argument("15m")).timestamp(),
@@ -179,9 +179,14 @@ def sign_token(call: Invocation) -> None:
         raise exits.Exit(exits.REFUSED, str(bad)) from bad
 
 
-def _gate_digest(rollout: Rollout, gate: str) -> str:
+def _gate_digest(rollout: Rollout, gate: str, wave: str | None) -> str:
     """Return what a vote at the gate is for: at `start` its digest covers the pilot's evidence."""
-    return next((each["digest"] for each in rollout["gates"] if each["gate"] == gate), rollout["digest"])
+    found = [each for each in rollout["gates"] if each["gate"] == gate and wave in (None, each["wave"])]
+    if wave is not None and not found:
+        name = rollout["rollout"]
+        problem = f"no {gate} gate after wave {wave}; see rolloutctl gates {name}"
+        raise exits.Exit(exits.REFUSED, f"{name}: {problem}")
+    return found[0]["digest"] if found else rollout["digest"]
 
 
 def use_token(call: Invocation) -> int:
@@ -189,8 +194,13 @@ def use_token(call: Invocation) -> int:
     args = call.args
     # Bytes that are not UTF-8 are no token either: the daemon refuses them.
     text = sys.stdin.read() if args.file is None else args.file.read_text("utf-8", "replace")
+    token = text.strip()
+    if not token or len(token.splitlines()) > 1:
+        # The daemon would quote the content, and the wrong file may be a key.
+        problem = "not a token, which is one line; make one with rolloutctl token sign"
+        raise exits.Exit(exits.USAGE, f"{args.file or '(stdin)'}: {problem}")
     path = api_path("rollouts", args.rollout, "votes", "token")
-    return _report(call, call.client.post(path, {"token": text.strip()}))
+    return _report(call, call.client.post(path, {"token": token}))
 
 
 def _report(call: Invocation, gate: Gate) -> int:
@@ -202,12 +212,6 @@ def _report(call: Invocation, gate: Gate) -> int:
 def _gate_path(rollout: str, gate: Gate) -> str:
     """Return what names a gate: each rollout has a `start`, and may have several `continue`."""
     return "/".join(filter(None, (rollout, gate["gate"], gate["wave"], gate["team"])))
-
-
-def _more_argument(text: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text) <= MAX_MORE:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a number from 1 to {MAX_MORE}")
-    return int(text)
 
 
 def gates(call: Invocation) -> None:

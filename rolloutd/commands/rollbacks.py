@@ -42,9 +42,7 @@ def roll_back_wave(
     An open rollout is paused, so that none of its nodes is changed meanwhile.
     """
     rollout_commands.require_rollback(state, who, rollout, "roll back nodes of")
-    names = [spec.name for spec in rollout.plan.waves]
-    if wave is not None and wave not in names:
-        raise Refused("no-wave", f"{rollout.id}: no wave {wave}; name one of {', '.join(names)}")
+    _require_known_wave(rollout, wave)
     chosen = [
         target
         for target in state.index.targets(rollout.id)
@@ -65,6 +63,7 @@ def withdraw(
 ) -> Events:
     """Withdraw the orders of rollbacks that have not begun: of named nodes, a wave, or all."""
     rollout_commands.require_plan_owner(who, rollout, "withdraw rollbacks of")
+    _require_known_wave(rollout, wave)
     return tuple(
         NodeOrdered(rollout.id, target.node, None, who.actor, reason, state.now())
         for target in state.index.targets(rollout.id)
@@ -73,6 +72,12 @@ def withdraw(
         and (not nodes or target.node in nodes)
         and (wave is None or target.wave == wave)
     )
+
+
+def _require_known_wave(rollout: Rollout, wave: str | None) -> None:
+    names = [spec.name for spec in rollout.plan.waves]
+    if wave is not None and wave not in names:
+        raise Refused("no-wave", f"{rollout.id}: no wave {wave}; name one of {', '.join(names)}")
 
 
 def _can_be_ordered(target: Target) -> bool:

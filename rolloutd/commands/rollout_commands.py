@@ -165,7 +165,7 @@ def advance(state: State, who: Principal, rollout: Rollout, target: Target, reas
     _require_open(rollout)
     if target.phase is not Phase.PENDING:
         raise Refused(
-            "not-now", f"{target.node} is {_describe_phase(target)}; only pending nodes can be advanced"
+            "not-now", f"{target.node}: {_describe_phase(target)}; only pending nodes can be advanced"
         )
     positions = [each.position for each in state.index.targets(rollout.id) if each.wave == target.wave]
     if target.position == min(positions):
@@ -217,8 +217,8 @@ def rollback(state: State, who: Principal, rollout: Rollout, target: Target, rea
     if target.phase is not Phase.FAILED and target.outcome is not Outcome.CHANGED:
         raise Refused(
             "not-changed",
-            f"{target.node} is {_describe_phase(target)} in {rollout.id}; only failed and changed nodes "
-            "can be rolled back",
+            f"{target.node}: {_describe_phase(target)} in {rollout.id}; "
+            "only failed and changed nodes can be rolled back",
         )
     _require_no_order(target)
     if target.phase is Phase.FAILED:
@@ -254,7 +254,7 @@ def skip(
     if target.phase not in (Phase.PENDING, Phase.FAILED):
         raise Refused(
             "not-now",
-            f"{target.node} is {_describe_phase(target)}; only pending and failed nodes can be skipped",
+            f"{target.node}: {_describe_phase(target)}; only pending and failed nodes can be skipped",
         )
     _require_no_order(target)
     text = f"by {who.actor.name}: {reason}"
@@ -273,7 +273,7 @@ def skip(
         case _:
             raise Refused(
                 "return-needed",
-                f"{target.node} is isolated; use --return (back to service after its infra checks) "
+                f"{target.node}: isolated; use --return (back to service after its infra checks) "
                 "or --leave (it stays isolated and keeps its slots)",
             )
 
@@ -365,9 +365,9 @@ def _require_open(rollout: Rollout, failed: Target | None = None) -> None:
     """Raise Refused for a closed rollout; with a failed node, say how it can still be settled."""
     if rollout.cancelled is not None:
         left = None if failed is None else describe_remedy(failure_remedy(failed, rollout))
-        hint = "" if left is None else f"; what is left is {left}"
+        hint = "; submit the plan again" if left is None else f"; what is left is {left}"
         by = rollout.cancelled.by.name
-        raise Refused("cancelled", f"{rollout.id} was cancelled by {by}: no node starts{hint}")
+        raise Refused("cancelled", f"{rollout.id}: cancelled by {by}{hint}")
     if rollout.ended_at is not None:
         raise Refused("ended", f"{rollout.id}: ended; submit the plan again with --again")
 
@@ -384,7 +384,7 @@ def _require_failed(rollout: Rollout, target: Target, verb: str) -> None:
     if target.phase is not Phase.FAILED:
         raise Refused(
             "not-failed",
-            f"{target.node} is {_describe_phase(target)} in {rollout.id}; only failed nodes can be {verb}",
+            f"{target.node}: {_describe_phase(target)} in {rollout.id}; only failed nodes can be {verb}",
         )
     _require_no_order(target)
 

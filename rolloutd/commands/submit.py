@@ -25,7 +25,7 @@ from machines.states import Outcome, Trigger
 from machines.workflow.phase_transitions import transition
 from rolloutd import planfile
 from rolloutd.commands.rollout_commands import Principal, require_plan_owner
-from rolloutd.commands.verdicts import Draft, matching_verdicts, require_overridden
+from rolloutd.commands.verdicts import Draft, matching_verdicts, require_matching, require_overridden
 from rolloutd.compile import compile_plan
 from rolloutd.engine.state import State
 from rolloutd.engine.tasks import compute
@@ -153,6 +153,7 @@ async def submit(
         )
         if existing is not None and not again:
             return existing, True
+        require_matching(resolved.plan, known_invalid, overrides.verdicts)
         rollout = _new_rollout_id(state, resolved.plan.name)
         changed_before = await state.store.find_nodes_with_change(resolved.digest.change)
         async with state.exclusive_commit(who.actor) as commit:

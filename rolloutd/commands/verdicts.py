@@ -51,6 +51,15 @@ def require_overridden(plan: Plan, found: Sequence[Verdict], overrides: Collecti
         raise Refused("known-invalid", f"{plan.name}: {text}")
 
 
+def require_matching(plan: Plan, found: Sequence[Verdict], overrides: Collection[str]) -> None:
+    """Raise NotFound for an override that is of no verdict on this plan's content."""
+    known = {verdict.id for verdict in found}
+    for override in overrides:
+        if override not in known:
+            text = f"no such verdict on the content of {plan.name}; list them with rolloutctl verdicts"
+            raise NotFound(f"{override}: {text}")
+
+
 def describe(verdict: Verdict) -> str:
     """Return the evidence of a verdict as a clause."""
     place = f"{verdict.node} in {verdict.rollout}, {verdict.step}"

@@ -142,14 +142,14 @@ def withdraw(
     ]
     if not own_votes:
         _voting_teams(state, who, rollout, gate, team)  # raises NotAllowed for a caller without a vote there
-        raise Refused("no-vote", f"{who.user} has no vote at {gate} of {rollout.id}; nothing to withdraw")
+        raise Refused("no-vote", f"{gate} of {rollout.id}: {who.user} has no vote there; nothing to withdraw")
     if rollout.closed:
         raise Refused("closed", f"{rollout.id}: closed; its votes cannot change")
     view = gates.gate_view(state.index, rollout, gate, gate_wave, state.now())
     is_closed = not votes.was_opened(rollout, gate, gate_wave) and view.state != "open"
     withdrawable = [each for each in own_votes if is_closed or not each.yes]
     if not withdrawable:
-        raise Refused("open", f"{gate} of {rollout.id} is open: a yes cannot be withdrawn; pause the rollout")
+        raise Refused("open", f"{gate} of {rollout.id}: open, so a yes stays; pause the rollout")
     return tuple(VoteWithdrawn(rollout.id, each.id, who.actor, reason, state.now()) for each in withdrawable)
 
 
@@ -164,7 +164,7 @@ def resolve_wave(state: State, rollout: Rollout, gate: GateName, requested: str 
             raise NotFound(f"{rollout.id}: no continue gate after wave {requested}; it has: {known}")
         return requested
     if not waves:
-        raise Refused("not-asked", f"not asked yet: {rollout.id} has no continue gate")
+        raise Refused("not-asked", f"continue of {rollout.id}: no wave has this gate; see rolloutctl gates")
     closed_waves = [name for name in waves if not votes.was_opened(rollout, gate, name)]
     return (closed_waves or waves[-1:])[0]
 
@@ -196,7 +196,7 @@ def _voting_teams(
     own_teams = tuple(team for team in teams if team in who.teams or (team == ADMINS and who.admin))
     if requested_team is not None:
         if requested_team not in who.teams:
-            raise NotAllowed(f"{who.user} is not a member of {requested_team}; vote as another team")
+            raise NotAllowed(f"{who.user}: not a member of {requested_team}; vote as another team")
         own_teams = tuple(team for team in own_teams if team == requested_team)
     if not own_teams:
         raise NotAllowed(
@@ -224,13 +224,15 @@ def _require_new_vote(state: State, rollout: Rollout, cast: Vote) -> None:
         if each.actor.is_same_person(cast.actor) and votes.is_counted(rollout, each, cast.at)
     ]
     if cast.yes and any(not each.yes for each in earlier):
-        raise Refused("said-no", f"you voted no at {cast.gate} of {rollout.id}; withdraw that first")
+        raise Refused("said-no", f"{cast.gate} of {rollout.id}: you voted no; withdraw that vote first")
     same = [each for each in earlier if each.yes == cast.yes]
     covered_teams = {team for each in same for team in each.teams}
     if not same or not covered_teams.issuperset(cast.teams) or _covers_more(state, rollout, cast, same):
         return
     teams = " or ".join(cast.teams)
-    raise Refused("already-voted", f"you voted at {cast.gate} of {rollout.id} already, for {teams}")
+    raise Refused(
+        "already-voted", f"{cast.gate} of {rollout.id}: you voted already, for {teams}; no vote is needed"
+    )
 
 
 def _covers_more(state: State, rollout: Rollout, cast: Vote, same: Sequence[Vote]) -> bool:

@@ -22,8 +22,12 @@ def parse_future(text: str, now: datetime | None = None) -> str:
 
 
 def parse_past(text: str, now: datetime | None = None) -> str:
-    """Return the same, with a duration before now: `8h` is eight hours ago."""
-    return _parse(text.removesuffix(" ago"), now or datetime.now(UTC), -1)
+    """Return the same, with a duration before now: `8h` is eight hours ago; the future is refused too."""
+    now = now or datetime.now(UTC)
+    found = _parse(text.removesuffix(" ago"), now, -1)
+    if datetime.fromisoformat(found) > now:
+        raise ValueError(f"'{text}' is in the future; give a time before now")
+    return found
 
 
 def _parse(text: str, now: datetime, direction: int) -> str:

@@ -181,7 +181,7 @@ def test_continue_opens_after_canaries_and_soak() -> None:
     rollout = index.rollout("R")
     early = voting_blocker(index, rollout, GateName.CONTINUE, "canary", T0)
     assert early is not None
-    assert describe(early).startswith("not asked yet")
+    assert "not asked yet" in describe(early)
     finish(index, "n1", at=T0)
     finish(index, "n3", at=T0 + 10.0)
     assert voting_blocker(index, rollout, GateName.CONTINUE, "canary", T0 + 10.0) is None
@@ -219,7 +219,7 @@ def failing() -> Projection:
 def test_proceed_is_not_asked_without_a_failure(failing: Projection) -> None:
     reason = voting_blocker(failing, failing.rollout("R"), GateName.PROCEED, "", T0)
     assert reason is not None
-    assert describe(reason).startswith("not asked yet")
+    assert "not asked yet" in describe(reason)
 
 
 def test_a_failure_pauses_until_a_vote_that_was_shown_it(failing: Projection) -> None:

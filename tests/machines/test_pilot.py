@@ -93,7 +93,7 @@ def test_start_not_asked_before_evidence() -> None:
     index = submitted()
     reason = voting_blocker(index, index.rollout("R"), GateName.START, "", T0)
     assert reason is not None
-    assert describe(reason) == "not asked yet: start opens for votes when the pilot n3 is done"
+    assert describe(reason) == "start of R: not asked yet; vote when the pilot n3 is done"
     index = pilot_done()
     assert decide(index, T0).pilots_to_document == ("R",)
     assert gate_state(index, GateName.START) == "not-asked"

@@ -98,11 +98,11 @@ EXAMPLES: dict[ReasonCode, tuple[str, dict[str, Any], str]] = {
         {},
         "observe_only is set: rolloutd decides everything and does nothing",
     ),
-    ReasonCode.CLOSED: ("R", {"cancelled": True}, "R was cancelled; there is nothing to vote on"),
+    ReasonCode.CLOSED: ("R", {"cancelled": True}, "R: cancelled; its gates take no more votes"),
     ReasonCode.NOT_ASKED: (
         "R",
         {"gate": "continue", "wave": "canary", "has_gate": True},
-        "not asked yet: continue opens for votes when all nodes of wave canary are done",
+        "continue of R: not asked yet; vote when all nodes of wave canary are done",
     ),
     ReasonCode.EARLIER_WAVE: ("canary", {}, "wave canary is not over"),
     ReasonCode.NODE_GONE: ("n1", {}, "the inventory no longer has n1"),

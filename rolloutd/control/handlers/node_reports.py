@@ -15,7 +15,7 @@ from rolloutd.control.handlers.streams import HEARTBEAT_S
 from rolloutd.control.resolve import resolve_rollout
 from rolloutd.control.routes import Request, RouteTable, Services
 from rolloutd.engine.background.node_cleaning import CleanReport
-from rolloutd.errors import Refused
+from rolloutd.errors import NotFound, Refused
 
 routes = RouteTable()
 
@@ -42,7 +42,11 @@ async def clean(
     state, cleaner, subject = services.state, services.cleaner, request.path_params["s"]
     nodes = [subject]
     if subject not in state.index.nodes:
-        resolved = await resolve_rollout(state, subject)
+        try:
+            resolved = await resolve_rollout(state, subject)
+        except NotFound:
+            problem = "no such node or rollout; see rolloutctl inventory and rolloutctl rollouts"
+            raise NotFound(f"{subject}: {problem}") from None
         if not resolved.rollout.closed:
             raise Refused("not-over", f"{resolved.rollout.id}: not over; wait, or cancel it")
         nodes = [target.node for target in resolved.index.targets(resolved.rollout.id)]

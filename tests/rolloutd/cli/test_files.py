@@ -58,7 +58,9 @@ def test_a_plan_from_stdin(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
 
 def test_a_file_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "validate", str(tmp_path / "none.yml")]) == 1
-    assert capsys.readouterr().err == f"{tmp_path / 'none.yml'}: No such file or directory\n"
+    assert capsys.readouterr().err == (
+        f"{tmp_path / 'none.yml'}: no such file or directory; check the path and its permissions\n"
+    )
 
 
 def test_the_schema_is_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -67,7 +67,8 @@ async def test_approval_names_the_missing_votes_it_gives(tmp_path: Path) -> None
         assert "start" not in paul
         await inside.vote("paul", rollout, "continue")
         again = approvals(await read_review(inside, rollout, "paul"))["continue"]
-        assert again["refused"] == f"you voted at continue of {rollout} already, for payments"
+        refused = f"continue of {rollout}: you voted already, for payments; no vote is needed"
+        assert again["refused"] == refused
 
 
 async def test_plan_is_shown_without_defaults(tmp_path: Path) -> None:
