@@ -3,7 +3,7 @@
 Two things are not the real ones, because no machine that runs tests may be
 rebooted: the command that reboots, and the file that says which boot this is.
 The command ends the sshd with everything that it had started, as a reboot does,
-and the boot's name differs once it is up again.  The package manager is a module
+and the boot's name differs once it is up again.  The package manager is a script
 that notes what it is asked for.
 """
 
@@ -24,16 +24,16 @@ from tests.support.sshd import Sshd
 
 pytestmark = pytest.mark.servers
 
-INSTALLER = """\
-from ansible.module_utils.basic import AnsibleModule
-
-module = AnsibleModule({"name": {"type": "list", "elements": "str"}, "state": {}})
-with open("LOG", "a") as log:
-    log.write(" ".join(module.params["name"]) + "\\n")
-open("MARKER", "w").close()
-module.exit_json(changed=True)
+INSTALLER = """#!/bin/sh
+# apt-get, dpkg and dpkg-query of a machine without packages.
+case "${{0##*/}} $*" in
+"apt-get "*" install "*) for last; do :; done; echo "$last" >> {log}; touch {marker} ;;
+dpkg-query*) for last; do echo "dpkg-query: no packages found matching $last" >&2; done; exit 1 ;;
+esac
 """
 """A package manager whose packages ask for a reboot."""
+
+PROGRAMS = ("apt-get", "dpkg", "dpkg-query")
 
 REBOOT = """#!/bin/sh
 # The power goes for whoever listens at the other end.
@@ -56,6 +56,9 @@ class RebootableNode:
         self.boot_id.write_text("boot 1\n")
         self.command.write_text(REBOOT.format(wish=self.wish))
         self.command.chmod(0o755)
+        for name in PROGRAMS:
+            (self.directory / name).write_text(INSTALLER.format(log=self.installed, marker=self.marker))
+            (self.directory / name).chmod(0o755)
 
     @property
     def wish(self) -> Path:
@@ -91,15 +94,11 @@ class RebootableNode:
             "packages_reboot_command": str(self.command),
             "packages_boot_id_file": str(self.boot_id),
             "packages_reboot_timeout_s": 120,
-            "ansible_package_use": "installer",
+            "packages_manager": "apt",
+            "packages_commands": {name: str(self.directory / name) for name in PROGRAMS},
             "ansible_become": False,
             **more,
         }
-
-    def playbooks(self) -> dict[str, str]:
-        """Return the reference playbooks, and the package manager beside them."""
-        module = INSTALLER.replace("LOG", str(self.installed)).replace("MARKER", str(self.marker))
-        return playbook_files() | {"library/installer.py": module}
 
     def reboot(self) -> None:
         """Wait for the wish, go down, and come up as another boot."""
@@ -135,7 +134,7 @@ def begin(made: DaemonEnvironment, there: RebootableNode, **more: object) -> str
         maintain={"playbook": "packages.yml", "vars": there.variables(**more)},
         verify=[{"reachable": {"within": "60s"}}],
     )
-    rollout = made.submit(spec, there.playbooks())
+    rollout = made.submit(spec, playbook_files())
     made.vote(rollout, "start")
     return rollout
 
