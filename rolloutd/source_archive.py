@@ -27,8 +27,9 @@ MAX_TREE_BYTES = 64 * 1024 * 1024
 MAX_TREE_FILES = 20_000
 """Files of one tree: more than any playbook repository has; each needs an inode on the daemon's disk."""
 
-EXCLUDED_NAMES = frozenset({".git"})
-"""Names that are not packed: a repository's metadata changes without its content."""
+EXCLUDED_NAMES = frozenset({".git", "__pycache__"})
+"""Names that are not packed: a repository's metadata and compiled Python change without the content, and no
+reviewer can read them."""
 
 
 @dataclass(frozen=True, slots=True)

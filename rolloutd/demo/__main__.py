@@ -83,7 +83,8 @@ def _print_hints(demo: DemoEnvironment) -> None:
     command = "rolloutctl" if shutil.which("rolloutctl") else fallback
     print_message("commands for another terminal:")
     print_message(f"  export ROLLOUTD_SOCKET={shlex.quote(str(demo.socket))}")
-    for words in ("status", "watch", "locks", "nodes somaxconn", "why somaxconn n5", "audit", "tui"):
+    # n1 is in each demo, of whatever size.
+    for words in ("status", "watch", "locks", "nodes somaxconn", "why somaxconn n1", "audit", "tui"):
         print_message(f"  {command} {words}")
 
 

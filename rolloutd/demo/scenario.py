@@ -140,9 +140,10 @@ class _Operator:
         try:
             self._client.post(api_path("rollouts", self._rollout, "votes"), body)
         except ApiError as refused:
-            # The gate changed since the last update; the next update shows its state.
+            # The gate may have changed since the last update; the next update shows its state.
             if refused.status != HTTP_CONFLICT:
                 raise
+            self._ui.print_message(str(refused))
             return
         if not yes and gate["gate"] != "start":
             self._cancel("a no at a gate")

@@ -150,6 +150,15 @@ async def test_an_upload_is_kept_under_its_content(backend: SourcesBackend, tmp_
     assert await backend.sources.store_upload(pack_tree(tree)) == pinned
 
 
+def test_compiled_python_is_no_content(tmp_path: Path) -> None:
+    tree = make_tree(tmp_path / "mine")
+    before = tree_hash(tree)
+    for directory in (tree, tree / "roles/web"):
+        (directory / "__pycache__").mkdir()
+        (directory / "__pycache__" / "filters.cpython-311.pyc").write_bytes(b"\xa7\r\r\n")
+    assert tree_hash(tree) == before
+
+
 @pytest.mark.parametrize(
     "pinned",
     [
