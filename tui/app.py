@@ -347,13 +347,15 @@ class Console(NavigationApp):
         self.show_message(f"{action.title}: not on this page{f'; it works on {where}' if where else ''}")
 
     def _start_operation(self, action: Action) -> None:
-        page, operation, locks = self.screen, action.operation, self.model.locks
+        page, operation = self.screen, action.operation
         assert operation is not None
         if not isinstance(page, Page):
             return
         selection = page.selection()
-        if selection.freeze is None and locks is not None and locks["freezes"]:
-            selection = replace(selection, freeze=locks["freezes"][0])
+        if operation is operations.UNFREEZE and selection.freeze is None:
+            self.do_locks()
+            self.show_message("unfreeze: put the cursor on the freeze to lift, then press U")
+            return
         denied = operation.unavailable_reason(selection) or operation.permission(self.model, selection).reason
         if denied:
             self.show_message(f"{action.title}: {denied}", "warning")

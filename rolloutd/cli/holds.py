@@ -41,8 +41,8 @@ def register(commands: CommandGroup) -> None:
     freeze = commands.add_command("freeze", start_freeze, "start no node until the freeze is lifted")
     unfreeze = commands.add_command("unfreeze", lift_freeze, "lift a freeze")
     scope = "all, team/NAME, node/NAME, or a pool such as rack/r12 (all)"
-    for parser in (freeze, unfreeze):
-        parser.argument("--scope", metavar="SCOPE", text=scope)
+    freeze.argument("--scope", metavar="SCOPE", text=scope)
+    unfreeze.argument("--scope", metavar="SCOPE", text=f"{scope}; or a freeze's id, of several of one scope")
     freeze.until("end of the freeze").reason()
     unfreeze.reason(required=False)
     group = commands.add_group("team", "show or set a team's own rules")
@@ -63,7 +63,7 @@ def register(commands: CommandGroup) -> None:
     parser.flag("--none", text="remove the team's own canaries").reason()
     parser = add("freeze", freeze_team, "start none of the team's nodes until the freeze is lifted")
     parser.until("end of the freeze").reason()
-    add("unfreeze", unfreeze_team, "lift the team's freezes").reason(required=False)
+    add("unfreeze", unfreeze_team, "lift the team's freeze").reason(required=False)
 
 
 def show_locks(call: Invocation) -> None:
@@ -162,7 +162,7 @@ def _format_hold(hold: Hold) -> str:
 
 def _format_freeze(freeze: Freeze) -> str:
     until = f" until {format_local(freeze['until'])}" if freeze["until"] else ""
-    return f"frozen: {freeze['scope']}{until} by {freeze['by']}: {freeze['reason']}"
+    return f"frozen: {freeze['scope']} as {freeze['id']}{until} by {freeze['by']}: {freeze['reason']}"
 
 
 def show_team(call: Invocation) -> int:
@@ -190,7 +190,7 @@ def freeze_team(call: Invocation) -> int:
 
 
 def unfreeze_team(call: Invocation) -> int:
-    """Lift a team's freezes."""
+    """Lift a team's freeze."""
     call.args.scope = f"team/{call.args.team}"
     return lift_freeze(call)
 
@@ -215,7 +215,7 @@ def _print_team(call: Invocation, team: Team) -> int:
         print_line(sanitize(f"  {name} of its own: {', '.join(own) or 'none'}"))
     for each in team["freezes"]:
         until = f" until {format_local(each['until'])}" if each["until"] else ""
-        print_line(sanitize(f"  frozen{until} by {each['by']}: {each['reason']}"))
+        print_line(sanitize(f"  frozen as {each['id']}{until} by {each['by']}: {each['reason']}"))
     return exits.OK
 
 

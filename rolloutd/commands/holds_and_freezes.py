@@ -33,6 +33,8 @@ from rolloutd.text import suggest_name
 MAX_HOLDS = 10_000
 """Holds at once: one for every node of the largest fleet."""
 
+MAX_NAMED_FREEZES = 5
+
 MAX_FREEZES = 1_000
 """Freezes at once, because every decision evaluates all of them; members of teams cannot exceed it."""
 
@@ -123,8 +125,17 @@ def freeze(
 
 
 def unfreeze(state: State, who: Principal, scope: str, reason: str = "") -> Events:
-    """Lift every freeze of exactly this scope, or the one with this id; none is not an error."""
+    """Lift the freeze of exactly this scope, or the one with this id; none is not an error.
+
+    Raises Refused if the scope has several: each has an owner and a reason of its own.
+    """
     freezes = [each for each in state.index.freezes if scope in (each.scope, each.id)]
+    active = [each for each in freezes if each.is_active(state.now())]
+    if len(active) > 1:
+        named = ", ".join(f"{each.id} by {each.by}" for each in active[:MAX_NAMED_FREEZES])
+        raise Refused(
+            "several-freezes", f"{scope}: {len(active)} freezes ({named}); lift each by its id as the scope"
+        )
     # A freeze outlives its scope: a node leaves the inventory, a team the settings.  It must still be lifted.
     if not freezes:
         _require_known_scope(state, scope)

@@ -364,14 +364,18 @@ def _unfreeze_operation() -> Operation:
         freeze = selection.freeze
         assert freeze is not None
         text = f"{freeze['scope']} is frozen by {freeze['by']}: {freeze['reason']}"
-        fields = (InputField("scope", "scope", initial=freeze["scope"]), REASON_FIELD)
-        return Confirmation("Lift the freeze?", (text, "Nodes may start again."), fields, "unfreeze")
+        effect = "Nodes may start again, unless another freeze covers them."
+        return Confirmation("Lift the freeze?", (text, effect), (REASON_FIELD,), "unfreeze")
 
-    def request(_: Selection, field_values: FieldValues) -> OperationRequest:
-        message = f"the freeze of {field_values['scope']} is lifted"
-        return OperationRequest("DELETE", api_path("freezes"), dict(field_values), message)
+    def request(selection: Selection, field_values: FieldValues) -> OperationRequest:
+        freeze = selection.freeze
+        assert freeze is not None
+        message = f"the freeze of {freeze['scope']} by {freeze['by']} is lifted"
+        # By its id: other users may have frozen the same scope.
+        body = {"scope": freeze["id"], "reason": field_values["reason"]}
+        return OperationRequest("DELETE", api_path("freezes"), body, message)
 
-    unavailable_reason = _reason_without("freeze", "no freeze is active")
+    unavailable_reason = _reason_without("freeze", "no freeze is selected")
     return Operation(unavailable_reason, _hold_and_freeze_permission, confirmation, request)
 
 

@@ -36,7 +36,7 @@ class LocksPage(Page):
         freezes = locks["freezes"]
         selected = next((each for each in freezes if kind == "freeze" and each["id"] == name), None)
         node = hold["node"] if hold is not None else name.rpartition("/")[2] if kind == "node" else ""
-        return Selection(hold=hold, freeze=selected or (freezes[0] if freezes else None), node_name=node)
+        return Selection(hold=hold, freeze=selected, node_name=node)
 
     def do_open(self) -> None:
         """Open the node that holds the slot, or the pool's nodes in the most urgent rollout that has any."""
@@ -82,7 +82,9 @@ class LocksPage(Page):
         for pool in used:
             yield _pool_row(pool)
             for holders in _group_holders(pool["holders"]):
-                yield f"node:{pool['pool']}/{holders[0]['node']}", _holder_row(holders, now)
+                # Of several nodes no operation could tell which one it is for.
+                kind = "node" if len(holders) == 1 else "nodes"
+                yield f"{kind}:{pool['pool']}/{holders[0]['node']}", _holder_row(holders, now)
         has_unobserved = any(pool["unobserved"] for pool in locks["pools"])
         yield heading("FREE", f"{len(free)}{UNOBSERVED_NOTE if has_unobserved else ''}")
         for pool in free:

@@ -108,10 +108,17 @@ class RolloutPage(TwoPanes, RolloutScreen):
         yield PaneContainer(VirtualList(id="now", pin_cursor_to_top=True), VirtualList(id="pools"), id="body")
 
     def selection(self) -> Selection:
-        kind, _, name = self.query_one("#now", VirtualList).cursor_key.partition(":")
-        name = name if kind == "node" else ""
+        kind, _, name = self._cursor_key().partition(":")
+        # Below a pool, a node's key names the pool too.
+        name = name.rpartition("/")[2] if kind == "node" else ""
         gate = find_pending_gate(self, self.rollout)
         return Selection(rollout=self.rollout, gate=gate, node=self.find_node(name), node_name=name)
+
+    def _cursor_key(self) -> str:
+        """Return what is under the cursor of the pane that has the focus."""
+        pools = self.query_one("#pools", VirtualList)
+        # The screen's focus, not the widget's: that one follows an event later, and a key may come first.
+        return (pools if self.focused is pools else self.query_one("#now", VirtualList)).cursor_key
 
     def update_body(self) -> None:
         self.query_one("#head", Banner).update_lines()
@@ -123,11 +130,9 @@ class RolloutPage(TwoPanes, RolloutScreen):
             pools.limit_height(fill=self.has_class("-wide"))
 
     def do_open(self) -> None:
-        focused = "#pools" if self.query_one("#pools").has_focus else "#now"
-        kind, _, name = self.query_one(focused, VirtualList).cursor_key.partition(":")
+        kind, _, name = self._cursor_key().partition(":")
         match kind:
             case "node":
-                # Below a pool, a node's key names the pool too.
                 self.console.open_node(self.rollout_id, name.rpartition("/")[2])
             case "reason":
                 self.console.open_nodes(self.rollout_id, reason=name)
@@ -373,7 +378,8 @@ class RolloutPage(TwoPanes, RolloutScreen):
         if ready:
             names = formatting.join_first(ready, MAX_NAMED_NODES)
             text: Line = [(f"{len(ready):>5} ", "bold"), ("next  ", "run"), (names, "")]
-            yield f"node:{ready[0]}", static_line(text)
+            # Of several nodes no operation could tell which one it is for.
+            yield f"node:{ready[0]}" if len(ready) == 1 else "ready", static_line(text)
         for group in groups[:MAX_GROUPS]:
             why = group.text
             # The head has the sentence already; but "running" alone is no reason to wait.

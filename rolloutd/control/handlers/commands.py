@@ -241,7 +241,7 @@ async def freeze(services: Services, request: Request[requests.StartFreeze]) -> 
 
 @routes.add("DELETE", "/v1/freezes", access=rights.FREEZE_SCOPE)
 async def unfreeze(services: Services, request: Request[requests.LiftFreeze]) -> wire_fleet.ReleaseResponse:
-    """Lift the freezes of a scope, or one by its id."""
+    """Lift the only freeze of a scope, or one by its id."""
     body = request.input
     async with services.state.exclusive_commit(request.identity.actor) as commit:
         events = holds_and_freezes.unfreeze(services.state, request.identity, body.scope, body.reason or "")

@@ -640,6 +640,22 @@ async def test_a_hold_is_as_it_was_asked_for_last(tmp_path: Path) -> None:
         assert [each["entry"]["actor"]["name"] for each in told] == ["paul", "paul", "adam"]
 
 
+async def test_several_freezes_of_scope_are_lifted_by_id(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        made = [
+            await inside.request("adam", "post", "/v1/freezes", {"scope": "all", "reason": reason})
+            for reason in ("sale", "incident")
+        ]
+        with pytest.raises(ApiError) as refused:
+            await inside.request("adam", "delete", "/v1/freezes", {"scope": "all"})
+        assert (refused.value.status, refused.value.code) == (409, "several-freezes")
+        assert all(each["id"] in str(refused.value) for each in made)
+        lift = {"scope": made[0]["id"]}
+        assert await inside.request("adam", "delete", "/v1/freezes", lift) == {"lifted": 1}
+        (kept,) = (await inside.request("nora", "get", "/v1/locks"))["freezes"]
+        assert kept["reason"] == "incident"
+
+
 async def test_freezes_have_scopes_and_owners(tmp_path: Path) -> None:
     async with control_environment(tmp_path) as inside:
         frozen = {"reason": "party"}
