@@ -94,6 +94,11 @@ class PrivateNodes(DaemonEnvironment):
         names = map(self._namespace, ("", *self.labels))
         return "".join(_ip(f"-n {name} route show default") for name in names)
 
+    def sysctls(self, node: str, names: Sequence[str]) -> dict[str, str]:
+        """Return parameters of a node's network, with one space between values."""
+        found = _ip(f"netns exec {self._namespace(node)} sysctl -n {' '.join(names)}").splitlines()
+        return {name: " ".join(value.split()) for name, value in zip(names, found, strict=True)}
+
     def make_sshd(self, name: str) -> Sshd:
         private = self.private(name)
         private.mkdir(parents=True)

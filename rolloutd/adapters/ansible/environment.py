@@ -172,6 +172,8 @@ def build_environment(paths: RunPaths, config: TreeConfig) -> dict[str, str]:
     inventory_paths = config.search_paths("inventory_plugins", DEFAULT_INVENTORY_PATHS)
     own = {
         "LC_ALL": "C.UTF-8",
+        # A compiled plugin would be in the pinned tree, among the files that people vote for.
+        "PYTHONDONTWRITEBYTECODE": "1",
         "ROLLOUTD_RUN": paths.run_id,
         "ROLLOUTD_RUN_DIR": str(paths.events.parent),
         "ROLLOUTD_EVENTS": str(paths.events),

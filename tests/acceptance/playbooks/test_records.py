@@ -157,6 +157,13 @@ async def test_playbook_knows_its_rollout_and_attempt(node: Node) -> None:
     assert await node.check("names.yml", rollout="a-b12") == []
 
 
+async def test_run_leaves_no_file_in_the_tree(node: Node) -> None:
+    """What a vote is for is the whole tree: a compiled plugin would be in it, and nobody could read it."""
+    files = set(node.tree.rglob("*"))
+    await node.play("sysctl-undo.yml", sysctl_file=str(node.directory / "sysctl.d" / "90-rolloutd.conf"))
+    assert set(node.tree.rglob("*")) == files
+
+
 def test_every_run_names_its_rollout() -> None:
     requests = [
         {keyword.arg for keyword in call.keywords}
