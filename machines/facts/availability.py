@@ -62,8 +62,9 @@ class Unavailability:
         common: dict[str, Param] = {"node": self.node, "cause": self.code.value, "since": self.since}
         match self.cause:
             case Target() as target:
-                message = None if target.failure is None else target.failure.message
-                return common | {"rollout": target.rollout, "phase": target.phase.value, "message": message}
+                of_rollout: dict[str, Param] = {"rollout": target.rollout, "phase": target.phase.value}
+                failure = {"message": None} if target.failure is None else target.failure.params
+                return common | of_rollout | failure
             case Hold() as hold:
                 return common | {"by": hold.actor.name, "until": hold.until, "reason": hold.reason}
             case Observation() as seen:

@@ -100,6 +100,11 @@ class Failure:
     code: FailureCode = FailureCode.FAILED
 
     @property
+    def params(self) -> dict[str, str]:
+        """What a reason says of the failure."""
+        return {"step": self.step, "message": self.message, "code": self.code.value}
+
+    @property
     def blames_change(self) -> bool:
         """Whether the failure says something about the change."""
         return self.code in BLAMES_CHANGE and self.step != UNATTENDED_RESTORE

@@ -239,8 +239,7 @@ def _proceed_view(index: Index, rollout: Rollout) -> GateView:
         state = "waiting"
         missing = _missing_votes(index, rollout, need, owners, teams) | {
             "failures": tuple(
-                {"node": each.node, "step": each.step, "message": each.message}
-                for each in open_failures[:MAX_NAMED_FAILURES]
+                {"node": each.node, **each.params} for each in open_failures[:MAX_NAMED_FAILURES]
             ),
             "more_failures": max(0, len(open_failures) - MAX_NAMED_FAILURES),
         }

@@ -66,7 +66,7 @@ def failed_rollback_blocker(index: Index, rollout: Rollout) -> Reason | None:
     if found is None:
         return None
     first, target = found
-    params: Params = {"step": first.step, "message": first.message}
+    params: Params = {**first.params}
     remedy = failure_remedy(target, rollout)
     return Reason(ReasonCode.ROLLBACK_FAILED, first.node, params, first.at, remedy)
 
@@ -78,7 +78,7 @@ def rollbacks_reason(index: Index, rollout: Rollout) -> Reason | None:
     due = due_rollbacks(index, rollout)
     moving = sum(index.target(rollout.id, n).rolling_back for n in index.counters(rollout.id).in_flight)
     left, cause = len(due.targets) + moving, due.failure
-    first = {} if cause is None else {"node": cause.node, "step": cause.step, "message": cause.message}
+    first = {} if cause is None else {"node": cause.node, **cause.params}
     if left:
         since = None if cause is None else cause.at
         return Reason(ReasonCode.ROLLING_BACK, rollout.id, {"left": left, **first}, since)

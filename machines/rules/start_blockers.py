@@ -114,7 +114,7 @@ def _failure_blocker(index: Index, rollout: Rollout) -> Reason | None:
     if (rolling_back := rollbacks_reason(index, rollout)) is not None:
         return rolling_back
     first = failures[0]
-    params: Params = {"step": first.step, "message": first.message, "more": len(failures) - 1}
+    params: Params = {**first.params, "more": len(failures) - 1}
     remedy = Remedy(RemedyKind.APPROVE, {"rollout": rollout.id, "gate": GateName.PROCEED.value})
     is_disturbed = first.code is FailureCode.PREPARE_DISTURBED
     code = ReasonCode.DISTURBED if is_disturbed else ReasonCode.NODE_FAILED
@@ -356,7 +356,7 @@ def state_reason(index: Index, target: Target) -> Reason:
     """Return the reason of a node that does not wait to start: its phase or its outcome."""
     if target.phase is Phase.FAILED:
         failure = target.failure
-        params = {} if failure is None else {"step": failure.step, "message": failure.message}
+        params: Params = {} if failure is None else {**failure.params}
         remedy = failure_remedy(target, index.rollout(target.rollout))
         return Reason(ReasonCode.FAILED, target.node, params, target.since, remedy)
     if target.drift is not None:

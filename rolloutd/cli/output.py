@@ -43,6 +43,7 @@ _STATE_COLORS = {
     "cancelled": "dim",
     "failed": "red",
     "rejected": "red",
+    "in-doubt": "red",
     "open": "green",
     "waiting": "yellow",
 }

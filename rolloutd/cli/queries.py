@@ -251,7 +251,7 @@ def format_gate(gate: Gate) -> str:
     if gate["state"] == "not-asked":
         return f"{name} is not needed yet{_later_votes(gate)}"
     missing = f": {gate['missing']}" if gate["missing"] and gate["state"] != "open" else ""
-    return f"{name} is {gate['state']}{missing}"
+    return f"{name} is {gate['state'].replace('-', ' ')}{missing}"
 
 
 def _gate_name(gate: Gate) -> str:

@@ -211,7 +211,12 @@ def _read_lines(response: HTTPResponse, path: str) -> Iterator[dict[str, Any]]:
             return
         if not line.endswith(b"\n"):
             raise StreamInterrupted(f"the stream from {path} broke in the middle of a line")
-        entry = json.loads(line)
+        try:
+            entry = json.loads(line)
+        except ValueError as exc:
+            raise StreamInterrupted(f"the stream from {path} brought a line that is not JSON") from exc
+        if not isinstance(entry, dict):
+            raise StreamInterrupted(f"the stream from {path} brought a line that is not an object")
         if entry.get("kind") != "heartbeat":
             yield entry
 

@@ -6,26 +6,24 @@ status reads running counts, so it costs the same for ten nodes as for ten thous
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, TypeVar, cast
 
-from machines.facts import votes
 from machines.facts.availability import observed_unavailability
 from machines.facts.counters import percent_done
 from machines.facts.index import Index
 from machines.model.node import NodeHealth, Observation
-from machines.model.plan import Digest, GateName
+from machines.model.plan import Digest
 from machines.model.reasons import Param, Reason, ReasonCode, Remedy, RemedyKind
-from machines.model.rollout import Failure, Rollout, Target, Verdict, Vote
+from machines.model.rollout import Failure, Rollout, Target, Verdict
 from machines.model.timefmt import format_rfc3339
-from machines.rules import gates
 from machines.scheduler import decide
 from machines.scheduler.progress import PoolProgress, RolloutProgress, rollout_progress, slot_s
 from machines.scheduler.queue import SchedulingQueue
 from machines.states import CARRIES_CHANGE, EXCEPTIONS, IN_FLIGHT_PHASES, Outcome, Phase
 from rolloutd import reason_text
-from rolloutd.control import coverage, wire, wire_fleet, wire_plans
+from rolloutd.control import coverage, gate_serializers, wire, wire_fleet, wire_plans
 from rolloutd.control.requests import PageQuery
 from rolloutd.control.resolve import ResolvedRollout
 from rolloutd.engine.state import State, StepProgress
@@ -33,7 +31,6 @@ from rolloutd.memory import memory_bytes
 from rolloutd.ports import AuditReport, ClosedRollout, RunnerStatus
 from rolloutd.reason_text import describe_differences, describe_mismatch
 from rolloutd.text import describe_source
-from rolloutd.vote_text import describe_missing_votes
 
 T = TypeVar("T")
 
@@ -115,7 +112,7 @@ def rollout(state: State, resolved: ResolvedRollout) -> wire.Rollout:
     progress = rollout_progress(index, current.id, now, state.queue)
     known = index.nodes  # a property: reading it for each of 10,000 targets takes milliseconds
     nodes = [known[each.node] for each in index.targets(current.id) if each.node in known]
-    views = list(gate_views(index, current, now))
+    views = list(gate_serializers.gate_views(index, current, now))
     return {
         **_summary(current, progress),
         "source": source(current.source),
@@ -128,10 +125,10 @@ def rollout(state: State, resolved: ResolvedRollout) -> wire.Rollout:
             cast("wire.Pool", {name: getattr(pool, name) for name in PoolProgress.__slots__})
             for pool in progress.pools
         ],
-        "gates": [gate(index, current, view, now) for view in views],
+        "gates": [gate_serializers.gate(index, current, view, now) for view in views],
         "reason": reason(progress.reason),
         "work": progress.work_s and {"low_s": progress.work_s[0], "high_s": progress.work_s[1]},
-        "votes_missing": 0 if current.closed else sum(map(_count_missing_votes, views)),
+        "votes_missing": 0 if current.closed else sum(map(gate_serializers.count_missing_votes, views)),
         "eta": None if progress.eta_s is None or current.closed else format_timestamp(now + progress.eta_s),
         "traffic_probes": coverage.traffic_probes(current.plan),
         "not_probed": coverage.not_probed(current.plan, nodes),
@@ -225,75 +222,6 @@ def all_in_flight(state: State, rollout_id: str | None) -> list[wire.RolloutInFl
 
 def ended_at(each: Rollout | ClosedRollout) -> float | None:
     return each.ended_at if each.cancelled is None else each.cancelled.at
-
-
-# -- gates --------------------------------------------------------------------
-
-
-def gate_views(index: Index, each: Rollout, now: float) -> Iterable[gates.GateView]:
-    for gate, wave in each.plan.gates_in_order:
-        yield gates.gate_view(index, each, gate, wave, now)
-    yield gates.gate_view(index, each, GateName.PROCEED, "", now)
-
-
-def _count_missing_votes(view: gates.GateView) -> int:
-    """Return the votes that a gate still needs; `proceed` needs some only after a failure."""
-    if view.state == "open" or (view.state == "not-asked" and view.gate is GateName.PROCEED):
-        return 0
-    by_teams = sum(max(0, want - have) for _, want, have in view.teams)
-    return max(0, view.owners_required - view.owners_voted) + by_teams
-
-
-def gate(index: Index, each: Rollout, view: gates.GateView, now: float) -> wire.Gate:
-    """Return a gate with every vote cast there."""
-    cast_here = [
-        vote
-        for vote in each.votes
-        if vote.gate is view.gate and (view.gate is not GateName.CONTINUE or vote.wave == view.wave)
-    ]
-    is_start, evidence = view.gate is GateName.START, each.pilot_evidence
-    return {
-        "gate": view.gate.value,
-        "wave": view.wave or None,
-        "team": None,
-        "state": cast(wire.GateState, view.state),
-        "needs": {
-            "owner": {"want": view.owners_required, "have": view.owners_voted},
-            "teams": [{"team": team, "want": want, "have": have} for team, want, have in view.teams],
-        },
-        "votes": [_vote(each, vote, now) for vote in cast_here],
-        "missing": describe_missing_votes(view.missing) or None,
-        "digest": each.digest_at(view.gate),
-        "evidence": cast(wire.PilotEvidence, evidence.content) if evidence and is_start else None,
-        "waived": each.plan.pilot.waived or None if each.plan.pilot and is_start else None,
-        "prepared": _prepared_after(index, each, view),
-    }
-
-
-def _prepared_after(index: Index, each: Rollout, view: gates.GateView) -> wire.Prepared | None:
-    """Return how many of the nodes that a gate to continue opens for are prepared."""
-    known = index.preparations(each.id)
-    if known is None or view.gate is not GateName.CONTINUE or view.state == "open":
-        return None
-    names = [wave.name for wave in each.plan.waves]
-    later = names[names.index(view.wave) + 1 :]
-    total = sum(len(index.pending(each.id, wave)) for wave in later)
-    return {"done": total - known.unprepared_after(view.wave), "total": total}
-
-
-def _vote(each: Rollout, vote: Vote, now: float) -> wire.Vote:
-    return {
-        "id": vote.id,
-        "by": vote.actor.name,
-        "uid": vote.actor.uid,
-        "yes": vote.yes,
-        "teams": list(vote.teams),
-        "reason": vote.reason,
-        "at": format_timestamp(vote.at),
-        "digest": vote.digest,
-        "withdrawn": format_optional_timestamp(vote.withdrawn_at),
-        "counts": votes.is_counted(each, vote, now),
-    }
 
 
 def runs(status: RunnerStatus) -> wire_fleet.Runs:

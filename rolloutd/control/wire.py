@@ -11,7 +11,7 @@ from typing import Any, Literal, NotRequired
 from typing_extensions import TypedDict
 
 RolloutState = Literal["awaiting-approval", "running", "soaking", "paused", "done", "cancelled"]
-GateState = Literal["not-asked", "waiting", "open", "rejected"]
+GateState = Literal["not-asked", "waiting", "open", "rejected", "in-doubt"]
 
 
 class Remedy(TypedDict):
@@ -52,14 +52,15 @@ class TeamVoteCount(VoteCount):
 
 
 class GateVoteCounts(TypedDict):
-    """The votes that a gate wants and has."""
+    """The votes that a gate wants and has; with `four_eyes`, the submitter's yes does not count."""
 
     owner: VoteCount
     teams: list[TeamVoteCount]
+    four_eyes: bool
 
 
 class Vote(TypedDict):
-    """One person's yes or no; `counts` is false for a vote that has expired or is for another digest."""
+    """One person's yes or no; `counts` is false if it expired, is for another digest, or is in doubt."""
 
     id: str
     by: str
@@ -119,7 +120,8 @@ class Gate(TypedDict):
     """A gate; `wave` is the wave that a `continue` gate follows, `missing` the votes it still needs.
 
     `digest` is what a vote here is for.  At `start`, `evidence` is what the pilot showed, and `waived` why
-    the plan needs no pilot.  At `continue`, `prepared` are the pending nodes of the waves after it.
+    the plan needs no pilot.  A gate `in-doubt` rests on rows that the audit does not account for, which
+    `missing` names.  At `continue`, `prepared` are the pending nodes of the waves after it.
     """
 
     gate: str

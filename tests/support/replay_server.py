@@ -66,6 +66,8 @@ class _Handler(BaseHTTPRequestHandler):
                         "message": f"{fleet.seq} entries, each one hashed over the one before",
                     }
                 )
+            case ["rollouts", name, *_] if name in fleet.deleted:
+                self._send_json({"error": f"no rollout {name}", "code": "not-found", "errors": []}, 404)
             case ["rollouts", _]:
                 self._send_json(fleet.rollout())
             case ["rollouts", _, "plan"]:
@@ -116,7 +118,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(payload)
 
-    def _events(self, after: int) -> Iterator[JSON]:
+    def _events(self, after: int) -> Iterator[JSON | bytes]:
         fleet = self.server.fleet
         progress = -1
         while True:
@@ -131,6 +133,8 @@ class _Handler(BaseHTTPRequestHandler):
                     else None
                 )
                 progress = self.server.progress
+            while self.server.broken_lines:
+                yield self.server.broken_lines.pop()
             for entry in entries:
                 yield {"seq": entry["seq"], "entry": entry}
             after += len(entries)
@@ -142,14 +146,14 @@ class _Handler(BaseHTTPRequestHandler):
     def _has_news(self, after: int, progress: int) -> bool:
         return self.server.fleet.seq > after or self.server.progress != progress or self.server.is_closed
 
-    def _stream(self, lines: Iterator[JSON]) -> None:
+    def _stream(self, lines: Iterator[JSON | bytes]) -> None:
         self.send_response(200)
         self.send_header("Connection", "close")
         self.end_headers()
         self.close_connection = True
         try:
             for line in lines:
-                self.wfile.write(json.dumps(line).encode() + b"\n")
+                self.wfile.write(line if isinstance(line, bytes) else json.dumps(line).encode() + b"\n")
         except OSError:
             return
 
@@ -171,6 +175,7 @@ class ReplayServer(ThreadingMixIn, UnixStreamServer):
         self.is_closed = False
         self.progress = 0
         self.stream_offsets: list[int] = []
+        self.broken_lines: list[bytes] = []
         self.on_command = on_command
         self.before_read: Callable[[str], None] = lambda _path: None
         super().__init__(str(path), _Handler)

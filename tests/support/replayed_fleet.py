@@ -61,6 +61,9 @@ class ReplayedFleet:
             "admin": False,
         }
         self.error_response: tuple[int, JSON] | None = None
+        self.four_eyes = False
+        self.deleted: set[str] = set()
+        self.doubt: str | None = None
         self.failures_error: tuple[JSON, int] | None = None
         self.changed = threading.Condition()
         self.counts: dict[str, int] = dict.fromkeys(
@@ -349,11 +352,13 @@ class ReplayedFleet:
         needs = {
             "owner": {"want": 1, "have": have("infra")},
             "teams": [{"team": t, "want": 1, "have": have(t)} for t in teams],
+            "four_eyes": self.four_eyes,
         }
         rejected = any(not vote["yes"] for vote in cast)
         opened = (gate, wave) in self.open_gates
         state = "rejected" if rejected else "open" if opened else "waiting" if is_asked else "not-asked"
-        missing = "" if opened else "the vote of the owner, team infra, is missing"
+        state = "in-doubt" if self.doubt else state
+        missing = self.doubt or ("" if opened else "the vote of the owner, team infra, is missing")
         votes = [
             {key: vote[key] for key in ("id", "by", "uid", "yes", "teams", "reason")}
             | {"at": format_rfc3339(vote["at"]), "digest": DIGEST, "withdrawn": None, "counts": True}

@@ -49,6 +49,37 @@ async def test_reconnection_resumes_with_correct_counts(socket_dir: Path) -> Non
             again.close()
 
 
+@pytest.mark.parametrize(
+    "line", [b'{"seq": 1, "ent\n', b"[1]\n", b'{"seq": null, "heartbeat": "soon"}\n', b"\xff\n"]
+)
+async def test_broken_line_ends_no_listener(socket_dir: Path, line: bytes) -> None:
+    fleet = running_fleet()
+    async with run_console(fleet, socket_dir) as (app, pilot, server):
+        await pilot.press("enter")
+        await wait_for_text(pilot, "4 of 12 changed, 3 in flight")
+        server.broken_lines.append(line)
+        server.push_progress()
+        await wait_until(pilot, lambda: app.connection_count == 2)
+        fleet.move("sea001-01", "done", outcome="changed")
+        await wait_for_text(pilot, "● live", "5 of 12 changed")
+
+
+@pytest.mark.parametrize("opened", ["rollout", "node", "nodes"])
+async def test_deleted_rollout_is_called_deleted(socket_dir: Path, opened: str) -> None:
+    fleet = running_fleet()
+    fleet.deleted.add("kernel-gone1")
+    async with run_console(fleet, socket_dir) as (app, pilot, _):
+        await wait_for_text(pilot, "kernel-x7k2p")
+        match opened:
+            case "rollout":
+                app.open_rollout("kernel-gone1")
+            case "node":
+                app.open_node("kernel-gone1", "sea001-01")
+            case _:
+                app.open_nodes("kernel-gone1")
+        await wait_for_text(pilot, "kernel-gone1 was deleted; the audit keeps its entries")
+
+
 async def test_daemon_with_another_history_is_loaded_again(socket_dir: Path) -> None:
     fleet = running_fleet()
     async with run_console(fleet, socket_dir) as (_, pilot, server):

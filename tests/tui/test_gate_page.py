@@ -153,3 +153,24 @@ async def test_unseen_files_ask_for_a_word_of_their_own(socket_dir: Path) -> Non
         await wait_until(pilot, lambda: bool(fleet.requests))
     body = fleet.requests[0][2]
     assert (body["reason"], body["unseen"]) == ("read", True)
+
+
+async def test_submitter_is_not_asked_where_four_eyes_hold(socket_dir: Path) -> None:
+    fleet = start_gate_fleet()
+    fleet.four_eyes, fleet.whoami = True, fleet.whoami | {"user": "bo", "uid": 1002}
+    async with run_console(fleet, socket_dir) as (_, pilot, _server):
+        # Without the plan, which the fleet page does not load.
+        shown = await wait_for_text(pilot, "kernel-x7k2p", "waits for votes of infra")
+        assert "for you" not in shown
+        await pilot.press("2")
+        assert "for you" not in await wait_for_text(pilot, "votes missing: infra")
+
+
+async def test_gate_in_doubt_takes_no_vote(socket_dir: Path) -> None:
+    fleet = start_gate_fleet()
+    fleet.doubt = "vote/v9: the database has it, but no audit entry made it"
+    async with run_console(fleet, socket_dir) as (_, pilot, _server):
+        await pilot.press("2")
+        await wait_for_text(pilot, "? start of kernel-x7k2p", "in doubt: vote/v9: the database has it")
+        await pilot.press("a")
+        await wait_for_text(pilot, "no gate waits here")

@@ -28,6 +28,9 @@ REQUEST_TIMEOUT_S = 20.0
 MAX_CONCURRENT_REQUESTS = 4
 """More would only wait for each other in the daemon."""
 
+MALFORMED = (KeyError, TypeError, ValueError)
+"""What an answer raises that another version or another program has sent."""
+
 T = TypeVar("T")
 
 
@@ -122,6 +125,8 @@ class EventListener:
                 reason = str(error)
                 if isinstance(error.__cause__, PermissionError):
                     reason += "; members of its group may open it"
+            except MALFORMED as error:
+                reason = f"the daemon's answer is malformed: {error!r}"
             # A stream that brought something was a good connection: the next try may come at once.
             tries = 0 if self._last_seq != last_seq else tries + 1
             if not self._disconnect_reported:

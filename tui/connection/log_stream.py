@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rolloutd.control.client import ApiError, Client, DaemonUnreachable, api_path
+from tui.connection.event_stream import MALFORMED
 
 BATCH_INTERVAL_S = 0.1
 """Lines that arrive within one interval are delivered together, about once a frame."""
@@ -58,6 +59,8 @@ class LogReader:
                 self.status = UNREACHABLE
             except ApiError as error:
                 self.status = str(error)
+            except MALFORMED as error:
+                self.status = f"the daemon's answer is malformed: {error!r}"
             self._emit([])
             if self.status != UNREACHABLE:
                 return

@@ -88,8 +88,8 @@ class GatesPage(TwoPanes):
             return Selection()
         listed = self._failures.get(selected.rollout.id)
         shown = None if listed is None else tuple(each["id"] for each in listed["failures"])
-        # An open gate is listed for its votes, and takes no more.
-        gate = None if selected.gate["state"] == "open" else selected
+        # An open gate is listed for its votes, and takes no more; nothing may rest on one in doubt.
+        gate = None if selected.gate["state"] in ("open", "in-doubt") else selected
         return Selection(rollout=selected.rollout, gate=gate, shown_failures=shown)
 
     def full_text(self) -> tuple[str, str] | None:

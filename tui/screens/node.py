@@ -196,7 +196,7 @@ class NodePage(TwoPanes, RolloutScreen):
     def _render_head(self, width: int) -> Sequence[Line]:
         node = self.node
         if node is None:
-            return [[(" loading", "dim")], []]
+            return [[(f" {self._node_absence_note()}", "dim")], []]
         glyph, role = node_glyph(node)
         state = f"{node.phase} ({node.outcome})" if node.outcome else node.phase
         first: Line = [
@@ -213,6 +213,13 @@ class NodePage(TwoPanes, RolloutScreen):
                 break
         first = justify(first, [(right, "dim")] if right else [], width)
         return [first, *([(" ", ""), *line] for line in self._describe_node(node, width - 2))]
+
+    def _node_absence_note(self) -> str:
+        if self.rollout is None:
+            return self.absence_note()
+        if self.rollout.nodes is None:
+            return "loading"
+        return f"{self.node_name} is not a node of {self.rollout_id}; the audit keeps its entries (4)"
 
     def _describe_node(self, node: NodeState, width: int) -> list[Line]:
         """Return what the node does, or why it does nothing: that must not be cut."""
@@ -233,7 +240,7 @@ class NodePage(TwoPanes, RolloutScreen):
     def _step_items(self) -> Iterator[Item]:
         detail = self.detail
         if detail is None:
-            yield note_row("loading")
+            yield note_row("loading" if self.node is not None else self._node_absence_note())
             return
         failure = detail["failure"]
         if failure is not None:

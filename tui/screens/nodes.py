@@ -90,7 +90,9 @@ class NodesPage(RolloutScreen):
 
     def _render_head(self, width: int) -> Sequence[Line]:
         rollout, rows = self.rollout, self.body.rows
-        if rollout is None or rollout.nodes is None:
+        if rollout is None:
+            return [[(f" {self.absence_note()}", "dim")]]
+        if rollout.nodes is None:
             return [[(" loading the nodes", "dim")]]
         pool = f" of pool {self.pool}" if self.pool else ""
         groups = self.console.node_summary(rollout).waiting_groups

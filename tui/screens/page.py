@@ -44,7 +44,12 @@ MAX_VOTES_SHOWN = 3
 UNCUT_WIDTH = 4_000
 """Cells that no line exceeds."""
 
-GATE_GLYPHS = {"open": ("✓", "ok"), "waiting": ("◆", "accent"), "rejected": ("✗", "bad")}
+GATE_GLYPHS = {
+    "open": ("✓", "ok"),
+    "waiting": ("◆", "accent"),
+    "rejected": ("✗", "bad"),
+    "in-doubt": ("?", "bad"),
+}
 
 _COLUMN_GAP = re.compile(r" {8,}")
 
@@ -338,6 +343,12 @@ class RolloutScreen(Page):
     def breadcrumb(self) -> str:
         return f"▸ {self.rollout_id}"
 
+    def absence_note(self) -> str:
+        """Return why the page shows no rollout."""
+        if self.rollout_id in self.console.model.missing_rollouts:
+            return f"{self.rollout_id} was deleted; the audit keeps its entries (4)"
+        return "waiting for the daemon"
+
     def find_node(self, name: str) -> NodeState | None:
         rollout = self.rollout
         return (rollout.nodes or {}).get(name) if rollout is not None else None
@@ -383,8 +394,8 @@ def gate_lines(page: Page, pending: PendingGate, width: int) -> list[Line]:
     digest = formatting.short_digest(pending.rollout.status["digest"])
     if gate["state"] == "open":
         missing = "open"
-    elif gate["state"] == "rejected":
-        missing = gate["missing"] or "rejected"
+    elif gate["state"] in ("rejected", "in-doubt"):
+        missing = f"{gate['state'].replace('-', ' ')}: {gate['missing']}"
     else:
         missing = f"votes missing: {summaries.missing_votes(pending)}"
     lines = [justify([*glyph, *title, *badge], [(f" {digest} ", "digest")], width)]

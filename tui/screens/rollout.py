@@ -123,7 +123,7 @@ class RolloutPage(TwoPanes, RolloutScreen):
     def update_body(self) -> None:
         self.query_one("#head", Banner).update_lines()
         rollout, pools = self.rollout, self.query_one("#pools", VirtualList)
-        items = [note_row("waiting for the daemon")] if rollout is None else list(self._items(rollout))
+        items = [note_row(self.absence_note())] if rollout is None else list(self._items(rollout))
         self.query_one("#now", VirtualList).set_rows(item_rows(items))
         if rollout is not None:
             pools.set_rows(self._pool_rows(rollout, pools))

@@ -117,6 +117,7 @@ class FetchQueue:
     def _handle_error(self, key: tuple[str, str], request: FetchRequest, status: int) -> None:
         if status == HTTP_NOT_FOUND:
             self._model.rollouts.pop(request.rollout, None)
+            self._model.missing_rollouts.add(request.rollout)
         elif status == HTTP_TOO_MANY_REQUESTS or status >= HTTP_SERVER_ERROR:
             # No event may announce the figure again.  Not urgent, because the daemon has trouble already.
             self._model.fetch_requests.setdefault(key, replace(request, is_urgent=False))

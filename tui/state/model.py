@@ -73,6 +73,7 @@ class Model:
         self.last_received_seq = -1
         self.closed_rollouts: list[wire.RolloutLine] = []
         self.rollouts: dict[str, RolloutState] = {}
+        self.missing_rollouts: set[str] = set()
         self.daemon_error: str | None = None
         self.health: wire_fleet.Health | None = None
         self.current_user: wire_fleet.WhoAmI | None = None
@@ -112,6 +113,7 @@ class Model:
     def apply_rollout(self, status: wire.Rollout, seq: int) -> None:
         """Apply the status of one rollout at entry `seq` or later; `status` omits closed rollouts."""
         self._apply_rollout_status(status, seq)
+        self.missing_rollouts.discard(status["rollout"])
         self._add_fetch_request("nodes", status["rollout"], is_urgent=True)
 
     def apply_nodes(self, rollout: str, snapshot: NodesSnapshot, *, is_whole: bool = True) -> None:

@@ -65,7 +65,8 @@ def needs_my_vote(model: Model, rollout: RolloutState, gate: wire.Gate) -> bool:
     me = model.current_user
     if me is None or gate["state"] != "waiting":
         return False
-    if requires_four_eyes(model, rollout, gate) and rollout.status["submitted_by"] == me["user"]:
+    # A daemon from before an upgrade does not send whether the submitter's vote counts.
+    if gate["needs"].get("four_eyes") and rollout.status["submitted_by"] == me["user"]:
         return False
     missing = [need["team"] for need in gate["needs"]["teams"] if need["have"] < need["want"]]
     if gate["needs"]["owner"]["have"] < gate["needs"]["owner"]["want"]:
@@ -77,13 +78,6 @@ def needs_my_vote(model: Model, rollout: RolloutState, gate: wire.Gate) -> bool:
         for team in vote["teams"]
     }
     return any(team in me["teams"] and team not in voted for team in missing)
-
-
-def requires_four_eyes(model: Model, rollout: RolloutState, gate: wire.Gate) -> bool:
-    """Return whether a gate refuses the submitter's approval; False until the plan is known."""
-    plan = model.plans.get(rollout.id)
-    gates = {} if plan is None else plan["content"]["spec"].get("gates") or {}
-    return bool((gates.get(gate["gate"]) or {}).get("four_eyes"))
 
 
 def team_with_members(model: Model, team: str) -> str:

@@ -151,7 +151,7 @@ def pending_gates(model: Model) -> list[PendingGate]:
         for each in sort_by_urgency(model)
         if not each.is_closed
         for gate in each.status["gates"]
-        if gate["state"] in ("waiting", "rejected")
+        if gate["state"] in ("waiting", "rejected", "in-doubt")
     ]
     return sorted(found, key=lambda each: not each.needs_my_vote)
 

@@ -14,10 +14,17 @@ from functools import partial
 from machines.model.events import NodeOrdered, PhaseMoved
 from machines.model.plan import GateName
 from machines.model.rollout import Rollout
-from machines.rules import gates
 from rolloutd.commands import holds_and_freezes, rollbacks, rollout_commands, voting
 from rolloutd.commands.rollout_commands import Events
-from rolloutd.control import fleet_serializers, requests, rights, serializers, wire, wire_fleet
+from rolloutd.control import (
+    fleet_serializers,
+    gate_serializers,
+    requests,
+    rights,
+    serializers,
+    wire,
+    wire_fleet,
+)
 from rolloutd.control.resolve import ResolvedRollout, ensure_loaded, resolve_for_deletion, resolve_rollout
 from rolloutd.control.review import unseen_by_voters
 from rolloutd.control.routes import Request, RouteTable, Services
@@ -347,7 +354,9 @@ def gate_response(services: Services, resolved: ResolvedRollout, name: GateName,
         services.state.now(),
         current_rollout(services.state, resolved),
     )
-    return serializers.gate(index, rollout, gates.gate_view(index, rollout, name, wave, now), now)
+    return gate_serializers.gate(
+        index, rollout, gate_serializers.gate_view(index, rollout, name, wave, now), now
+    )
 
 
 def _epoch_seconds(until: datetime | None) -> float | None:

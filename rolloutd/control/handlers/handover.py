@@ -13,7 +13,7 @@ from machines.model.plan import PILOT_WAVE
 from machines.model.rollout import Target
 from machines.scheduler.progress import rollout_progress
 from machines.states import CARRIES_CHANGE, IN_FLIGHT_PHASES, Outcome, Phase
-from rolloutd.control import serializers, wire, wire_fleet
+from rolloutd.control import gate_serializers, serializers, wire, wire_fleet
 from rolloutd.control.requests import HandoverQuery
 from rolloutd.control.resolve import ResolvedRollout, resolve_for_reading, resolve_rollout
 from rolloutd.control.routes import Request, RouteTable, Services
@@ -134,7 +134,7 @@ def _rollout(state: State, resolved: ResolvedRollout, since: float) -> wire_flee
     progress = rollout_progress(resolved.index, rollout.id, now, state.queue)
     targets = [each for each in resolved.index.targets(rollout.id) if each.since >= since]
     failed = [each.node for each in targets if each.phase is Phase.FAILED]
-    views = () if rollout.closed else serializers.gate_views(resolved.index, rollout, now)
+    views = () if rollout.closed else gate_serializers.gate_views(resolved.index, rollout, now)
     return {
         "rollout": rollout.id,
         "plan": rollout.plan.name,

@@ -22,7 +22,7 @@ GATE = {
     "wave": "fleet",
     "team": None,
     "state": "waiting",
-    "needs": {"owner": {"want": 1, "have": 0}, "teams": []},
+    "needs": {"owner": {"want": 1, "have": 0}, "teams": [], "four_eyes": False},
     "votes": [],
     "missing": "1 vote of infra",
     "digest": "f" * 64,

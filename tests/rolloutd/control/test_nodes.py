@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from machines.model.events import RolloutDeleted
-from machines.model.rollout import DAEMON
+from machines.model.rollout import DAEMON, Failure, FailureCode
 from machines.states import Trigger
 from rolloutd.control.client import ApiError
 from rolloutd.control.handlers import queries
@@ -63,3 +64,37 @@ async def test_why_and_nodes_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         status = await inside.request("nora", "get", f"/v1/rollouts/{rollout}")
         assert [each["node"] for each in status["in_flight"]] == ["p1"]
         assert status["state"] == "running"
+
+
+def reasons_of_failures(answer: Any) -> Iterator[dict[str, Any]]:
+    """Yield each mapping in an answer that says how a node failed."""
+    if isinstance(answer, dict):
+        if "message" in answer and "step" in answer:
+            yield answer
+        for value in answer.values():
+            yield from reasons_of_failures(value)
+    elif isinstance(answer, list):
+        for value in answer:
+            yield from reasons_of_failures(value)
+
+
+@pytest.mark.parametrize("code", list(FailureCode))
+async def test_failure_has_its_code_wherever_it_is_shown(tmp_path: Path, code: FailureCode) -> None:
+    async with control_environment(tmp_path) as inside:
+        rollout = await inside.start()
+        await inside.isolate(rollout, "p1")
+        await inside.run_playbook(rollout, "p1")
+        failure = Failure("p1#1", "p1", 1, "run.configure", "broken", inside.clock.now(), code)
+        await inside.transition(rollout, "p1", Trigger.FAILED, failure=failure)
+        path = f"/v1/rollouts/{rollout}"
+        shown = 0
+        for asked in (path, "/v1/status", *(f"{path}/{each}" for each in ("nodes", "failures"))):
+            for found in reasons_of_failures(await inside.request("nora", "get", asked)):
+                assert found["code"] == code, f"{asked}: {found}"
+                shown += 1
+        for node in ("p1", "p2"):
+            for asked in (f"{path}/nodes/{node}", f"{path}/nodes/{node}/why"):
+                for found in reasons_of_failures(await inside.request("nora", "get", asked)):
+                    assert found["code"] == code, f"{asked}: {found}"
+                    shown += 1
+        assert shown >= 6

@@ -15,6 +15,7 @@ import pytest
 from machines.model.plan import GateName
 from machines.scheduler.decide import decide, explain_node
 from machines.states import Phase
+from rolloutd.cli.queries import format_gate
 from rolloutd.control.client import ApiError
 from rolloutd.engine.background.audit_monitor import CONDITION, AuditMonitor
 from rolloutd.ports.store import AuditReport
@@ -78,6 +79,29 @@ async def test_forged_votes_start_nothing(tmp_path: Path) -> None:
         assert describe(reason) == "vote/v9: the database has it, but no audit entry made it"
         assert lifted_by(reason) == "an admin: rolloutctl audit settle vote/v9 --keep audit --reason ..."
         assert "2 rows of the database differ from the audit" in env.state.conditions[CONDITION]
+
+
+async def test_gate_with_forged_votes_is_in_doubt(tmp_path: Path) -> None:
+    async with sqlite_environment(tmp_path) as env:
+        rollout = await env.submit()
+        forge_start(tmp_path, rollout, env.state.index.rollout(rollout).digest.whole)
+        await restart(env)
+        gates = (await env.request("nora", "get", f"/v1/rollouts/{rollout}"))["gates"]
+        start = next(each for each in gates if each["gate"] == "start")
+        assert (start["state"], start["needs"]["owner"]) == ("in-doubt", {"want": 1, "have": 0})
+        assert [vote["counts"] for vote in start["votes"]] == [False]
+        assert "vote/v9: the database has it, but no audit entry made it" in start["missing"]
+        assert {each["state"] for each in gates if each["gate"] != "start"} == {"not-asked"}
+        assert format_gate(start).startswith("start is in doubt: vote/v9: the database has it")
+        body = {"subjects": ["all"], "keep": "audit", "reason": "forged"}
+        await env.request("adam", "post", "/v1/audit/settle", body)
+        await AuditMonitor(env.state).verify()
+        (start,) = [
+            each
+            for each in (await env.request("nora", "get", f"/v1/rollouts/{rollout}"))["gates"]
+            if each["gate"] == "start"
+        ]
+        assert (start["state"], start["votes"]) == ("waiting", [])
 
 
 async def test_rows_restored_from_audit_start_nothing(tmp_path: Path) -> None:
