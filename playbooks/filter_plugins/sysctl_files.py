@@ -7,7 +7,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-BLOCK = "(?ms)^# rolloutd: {rollout}\n.*?^# rolloutd: end\n"
+BLOCK = "(?m)^# rolloutd: {rollout}\n(?:(?!# rolloutd: ).*\n)*# rolloutd: {rollout} ends\n"
+"""Never over the begin of another block: somebody may have removed a line."""
 
 
 def with_blocks(text: str, rollout: str, layers: list[dict[str, Any]]) -> str:
@@ -30,7 +31,7 @@ def without_blocks(text: str, rollout: str) -> str:
 def _render(rollout: str, items: dict[str, Any]) -> str:
     values = {name: item["after"] for name, item in items.items() if not name.startswith("file ")}
     lines = [f"{name} = {values[name]}" for name in sorted(values)]
-    return "\n".join([f"# rolloutd: {rollout}", *lines, "# rolloutd: end", ""])
+    return "\n".join([f"# rolloutd: {rollout}", *lines, f"# rolloutd: {rollout} ends", ""])
 
 
 def text_state(exists: bool, text: str) -> str:

@@ -49,6 +49,7 @@ class CallbackModule(CallbackBase):
 
     def kill(self, task, item):
         acts = task.action.rpartition(".")[2] in ACTS and "check_mode" not in task.get_ds()
+        acts = acts and task.args.get("state") != "directory"
         name = f"{task.get_name()} {item}"
         if acts and KILLED_AFTER.exists() and name not in KILLED_AFTER.read_text().splitlines():
             with KILLED_AFTER.open("a") as file:
@@ -100,6 +101,7 @@ class Node:
             lambda source: self.tree,
             lambda: InventorySnapshot({"n0": connection}, generation=1),
             tree_cache=tree_cache,
+            pipelining=True,
         )
         self._runs = 0
         self.kernel, self.services = directory / "kernel", directory / "services"

@@ -58,6 +58,7 @@ class Network:
         return len(self.applied.read_text().splitlines())
 
 
+@pytest.mark.long
 async def test_network_is_configured_verified_and_restored(node: Node) -> None:
     world = Network(node)
     variables = world.variables({world.old: "network: {renderer: networkd}\n", world.new: "network: {}\n"})
@@ -80,7 +81,8 @@ async def test_network_is_configured_verified_and_restored(node: Node) -> None:
     await node.fail("network-verify.yml", **variables)
 
 
-@pytest.mark.parametrize("order", [["r2", "r1"], pytest.param(["r1", "r2"], marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("order", [["r2", "r1"], ["r1", "r2"]])
 async def test_two_networks_are_undone_alone(node: Node, order: list[str]) -> None:
     world = Network(node)
     plans = {
@@ -111,6 +113,7 @@ async def test_apply_that_was_cut_off_is_made_up_for(node: Node) -> None:
     await node.play("network-verify.yml", **variables)
 
 
+@pytest.mark.long
 async def test_missing_route_is_applied_again(node: Node) -> None:
     world = Network(node)
     variables = world.variables({world.old: "one\n"})

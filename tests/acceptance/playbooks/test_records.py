@@ -126,6 +126,14 @@ def test_blocks_leave_the_other_text(text: str) -> None:
     assert SYSCTL.without_blocks(SYSCTL.without_blocks(both, "r1"), "r1.2") == ended
 
 
+def test_block_without_its_end_takes_no_other() -> None:
+    layers = [{"items": {"b": {"after": "2"}}}]
+    both = SYSCTL.with_blocks(SYSCTL.with_blocks("", "r1", layers), "r2", layers)
+    broken = both.replace("# rolloutd: r1 ends\n", "")
+    assert SYSCTL.without_blocks(broken, "r1") == broken
+    assert "r2" not in SYSCTL.without_blocks(broken, "r2")
+
+
 def test_last_line_of_a_boot_counts() -> None:
     output = """\
 ==> /usr/lib/sysctl.d/50-default.conf
