@@ -32,6 +32,14 @@ EXCLUDED_NAMES = frozenset({".git", "__pycache__"})
 reviewer can read them."""
 
 
+REQUIREMENTS_FILES = tuple(
+    f"{folder}requirements.{suffix}"
+    for folder in ("", "collections/", "roles/")
+    for suffix in ("yml", "yaml")
+)
+"""Where a tree lists the collections and roles that it requires, as AWX finds them too."""
+
+
 @dataclass(frozen=True, slots=True)
 class TreeEntry:
     """A file or a link of a tree; `path` is relative with slashes, `content` a link's target."""

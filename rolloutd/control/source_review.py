@@ -16,6 +16,7 @@ from typing import Literal
 
 from rolloutd.control import wire_plans
 from rolloutd.planfile.playbooks import playbook_files
+from rolloutd.source_archive import REQUIREMENTS_FILES
 from rolloutd.text import pluralize
 
 MAX_TEXT_CHARS = 200_000
@@ -45,22 +46,43 @@ def read_source_review(tree: Path, previous: Path | None, playbooks: Iterable[st
     named = list(dict.fromkeys(playbooks))
     review = SourceReview(differences=file_differences(previous, tree) if previous is not None else [])
     changed = {each["path"]: each for each in review.differences}
-    files = playbook_files(tree, named).difference(named)
+    required = {path for path in REQUIREMENTS_FILES if (tree / path).is_file()}
+    files = (playbook_files(tree, named) | required).difference(named)
     # New bytes first: if the texts are too many, the others were approved before.
-    is_old = {path: previous is not None and path not in changed for path in (*named, *files)}
+    is_old = {path: _has_same_bytes(previous, tree, path) for path in (*named, *files)}
     left = MAX_REVIEW_CHARS
     for path in (*named, *sorted(files, key=lambda each: (is_old[each], each))):
         shown = _shown_text(tree, path, left, is_old=is_old[path])
         left -= len(shown["text"] or "")
         (review.playbooks if path in named else review.files).append(shown)
-        has_diff = path in changed and changed[path]["diff"] is not None
+        # By the file itself: a link's difference is its target, not the bytes behind it.
+        difference = changed.get(_real_path(tree, path).as_posix())
+        has_diff = difference is not None and difference["diff"] is not None
         if shown["text"] is None and not is_old[path] and not has_diff and os.path.lexists(tree / path):
             review.unseen.append(f"{path}: {shown['note']}")
+    changed_requirements = sorted(path for path in required if not is_old[path])
+    review.unseen += (f"{path}: ansible-galaxy installs what it names" for path in changed_requirements)
     return review
+
+
+def _has_same_bytes(previous: Path | None, tree: Path, path: str) -> bool:
+    """Return whether the path leads to the same bytes in both trees, over links too."""
+    if previous is None:
+        return False
+    before, after = ((each / _real_path(each, path)) for each in (previous, tree))
+    return before.is_file() and after.is_file() and filecmp.cmp(before, after, shallow=False)
+
+
+def _real_path(tree: Path, path: str) -> Path:
+    """Return where a path of a tree leads, relative to the tree; an absolute path outside of it."""
+    real, root = Path(os.path.realpath(tree / path)), tree.resolve()
+    return real.relative_to(root) if real.is_relative_to(root) else real
 
 
 def _shown_text(tree: Path, path: str, left: int, *, is_old: bool) -> wire_plans.PlaybookText:
     text, problem = _read_text(tree, path)
+    if "{{" in path:
+        problem = "its name depends on the node, so all files of the source are below"
     if text is not None and len(text) > left:
         text, problem = None, f"the texts of the review have more than {MAX_REVIEW_CHARS:,} characters"
     if text is not None:
@@ -126,9 +148,9 @@ def _diff_text(tree: Path, path: str) -> str | None:
 def _read_text(tree: Path, path: str) -> tuple[str | None, str]:
     """Return a file's text, or None and why it is not shown."""
     # Resolved: a git tree that an older version has stored may have a link that leads out of it.
-    real = Path(os.path.realpath(tree / path))
-    if not real.is_relative_to(tree.resolve()):
-        return None, "a link out of the source"
+    real = tree / _real_path(tree, path)
+    if not real.is_relative_to(tree):
+        return None, "it is outside of the source"
     if not real.is_file():
         return None, "no such file in the source"
     content = real.read_bytes()

@@ -105,7 +105,9 @@ def test_lost_playbooks_reported_and_restored_by_resubmit(tmp_path: Path) -> Non
         assert "ok    pipelining: sudo on n1 needs no terminal" in said
         shutil.rmtree(tmp_path / "state" / "trees")
         assert f"WRONG playbooks: those of {rollout} are missing in" in doctor(made)
-        made.vote(rollout, "continue")
+        with pytest.raises(ApiError, match="no longer stored"):
+            made.vote(rollout, "continue")
+        made.vote(rollout, "continue", unseen=True)
         made.wait_until(lambda: paused(made, rollout), "the rollout pauses")
         message = made.client.get(f"/v1/rollouts/{rollout}/nodes/n2")["failure"]["message"]
         assert "no longer stored" in message

@@ -83,7 +83,7 @@ def test_evidence_of_pilot_bound_to_start_votes_and_void_after_change(tmp_path: 
         assert gate(made, changed, "start")["state"] == "not-asked"
         with pytest.raises(ApiError, match="is for digest"):
             vote(made, changed, "start", start["digest"])
-        with pytest.raises(ApiError, match="start opens for votes when the pilot n2 is done"):
+        with pytest.raises(ApiError, match="not asked yet; vote when the pilot n2 is done"):
             vote(made, changed, "start", made.status(changed)["digest"])
         made.vote(changed, "pilot")
         made.wait_for_gate(changed, "start")

@@ -273,6 +273,7 @@ READING = (
         _R,
         f"{_R}/nodes",
         f"{_R}/plan",
+        f"{_R}/failures",
         f"{_R}/review",
         f"{_R}/comparison",
         "/v1/handover?since=2026-11-20T00:00:00Z",

@@ -220,9 +220,9 @@ class DaemonEnvironment:
         manifest.write_text(format_manifest([{**each, **fields} for each in records]))
         return "files/artifacts.yml"
 
-    def vote(self, rollout: str, gate: str, *, reason: str = "seen") -> None:
+    def vote(self, rollout: str, gate: str, *, reason: str = "seen", unseen: bool = False) -> None:
         """Vote yes until the gate is open: one vote fills one need of each kind."""
-        body: dict[str, Any] = {"gate": gate, "yes": True, "reason": reason}
+        body: dict[str, Any] = {"gate": gate, "yes": True, "reason": reason, "unseen": unseen}
         if gate == "proceed":
             failures = self.client.get(api_path("rollouts", rollout, "failures"))["failures"]
             body["shown"] = [each["id"] for each in failures]

@@ -15,13 +15,7 @@ from typing import Any
 import yaml
 
 from rolloutd.errors import SourceFailed
-
-FILES = tuple(
-    f"{folder}requirements.{suffix}"
-    for folder in ("", "collections/", "roles/")
-    for suffix in ("yml", "yaml")
-)
-"""Where a tree lists its requirements, as AWX finds them too."""
+from rolloutd.source_archive import REQUIREMENTS_FILES
 
 MAX_FILE_BYTES = 1024 * 1024
 MAX_ENTRIES = 1000
@@ -52,7 +46,7 @@ class Requirements:
 def read_requirements(tree: Path) -> Requirements:
     """Return what is to be installed for a tree; raises SourceFailed."""
     found = Requirements()
-    for name in FILES:
+    for name in REQUIREMENTS_FILES:
         path = tree / name
         if not path.is_file():
             continue

@@ -11,6 +11,7 @@ from machines.model.events import GateOpened
 from machines.model.plan import GateName
 from rolloutd.control.client import ApiError
 from rolloutd.control.review import format_value
+from rolloutd.control.source_review import read_source_review
 from tests.rolloutd.control_environment import PLAN, URL, ControlEnvironment, control_environment
 
 SITE = "- hosts: all\n  tasks: []\n"
@@ -242,3 +243,48 @@ async def test_text_over_the_limit_is_not_cut_silently(tmp_path: Path) -> None:
         assert shown["text"] is None
         assert shown["note"].startswith("not shown: longer than 200,000 characters (240013 bytes")
         assert review["unseen"] == [f"site.yml: {shown['note']}"]
+
+
+def write_tree(directory: Path, binary: bytes, link: str) -> Path:
+    """Write a source whose role is a link to one of two directories, each with a binary file."""
+    for version in ("v1", "v2"):
+        (directory / "shared" / version / "files").mkdir(parents=True)
+        (directory / "shared" / version / "files" / "blob").write_bytes(binary + version.encode())
+    (directory / "roles").mkdir()
+    (directory / "roles" / "base").symlink_to(f"../shared/{link}")
+    (directory / "site.yml").write_text("- hosts: all\n  roles: [base]\n")
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("binary", "link", "is_unseen"),
+    [(b"\xff\x00", "v1", False), (b"\xff\x01", "v1", True), (b"\xff\x00", "v2", True)],
+)
+def test_bytes_behind_link_are_compared(tmp_path: Path, binary: bytes, link: str, is_unseen: bool) -> None:
+    previous = write_tree(tmp_path / "before", b"\xff\x00", "v1")
+    review = read_source_review(write_tree(tmp_path / "after", binary, link), previous, ["site.yml"])
+    assert [each.partition(":")[0] for each in review.unseen] == ["roles/base/files/blob"] * is_unseen
+
+
+def test_playbook_named_by_template_shows_whole_source(tmp_path: Path) -> None:
+    tree = write_tree(tmp_path / "tree", b"text", "v1")
+    review = read_source_review(tree, None, ["{{ node.labels.os }}.yml", "missing.yml"])
+    notes = [each["note"] for each in review.playbooks]
+    assert notes == [
+        "not shown: its name depends on the node, so all files of the source are below",
+        "not shown: no such file in the source",
+    ]
+    shown = {each["path"] for each in review.files}
+    assert {"site.yml", "shared/v1/files/blob", "shared/v2/files/blob"} <= shown
+    assert review.unseen == []
+
+
+def test_required_collections_are_named_as_unseen(tmp_path: Path) -> None:
+    tree, same = (write_tree(tmp_path / each, b"text", "v1") for each in ("tree", "same"))
+    for each in (tree, same):
+        (each / "collections").mkdir()
+        (each / "collections" / "requirements.yml").write_text("collections: [ansible.posix]\n")
+    review = read_source_review(tree, None, ["site.yml"])
+    assert review.unseen == ["collections/requirements.yml: ansible-galaxy installs what it names"]
+    assert "collections/requirements.yml" in {each["path"] for each in review.files}
+    assert read_source_review(tree, same, ["site.yml"]).unseen == []
