@@ -66,7 +66,9 @@ def _describe_phase_move(fields: Fields) -> str:
 def _describe_step(fields: Fields) -> str:
     text = f": {fields['text']}" if fields.get("text") else ""
     state = "begun" if fields["state"] == "intended" else fields["state"]
-    return f"{fields['action']} {step_label(fields['step'])} {state}{text}"
+    action, label = fields["action"], step_label(fields["step"])
+    what = label if label.startswith(f"{action}:") else f"{action} {label}"
+    return f"{what} {state}{text}"
 
 
 def _describe_vote(fields: Fields) -> str:

@@ -122,7 +122,7 @@ def why(call: Invocation) -> int:
         return exits.OK
     if answer["reason"] is None:
         is_moving = answer["phase"] != "done" and answer.get("trouble") is None
-        suffix = ", and nothing holds it up" if is_moving else ""
+        suffix = "; nothing blocks it" if is_moving else ""
         print_line(f"{answer['node']} is {answer['phase']}{suffix}")
     else:
         print_line(f"{answer['node']} is {answer['phase']}: {format_reason(answer['reason'])}")

@@ -156,3 +156,17 @@ def test_rolled_back_nodes_are_not_named_skipped() -> None:
         "2 skipped",
         "",
     ]
+
+
+@pytest.mark.parametrize(
+    ("action", "step", "text"),
+    [
+        ("run", "run.configure", "run: configure begun"),
+        ("apply", "isolate.0.command", "apply isolate: command begun"),
+        ("check", "verify.1.ssh", "check verify: ssh begun"),
+    ],
+)
+def test_step_names_its_action_once(action: str, step: str, text: str) -> None:
+    fields = {"action": action, "step": step, "state": "intended", "text": ""}
+    entry = {"event": "StepRecorded", "node": None, "rollout": None, "fields": fields}
+    assert event_text.describe_entry(entry).endswith(text)

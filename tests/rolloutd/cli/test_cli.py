@@ -172,6 +172,16 @@ def test_why_is_one_sentence(daemon: CannedDaemon, capsys: pytest.CaptureFixture
     assert out.startswith("n/1 is pending: n3 failed while maintaining (node-failed, for ")
 
 
+@pytest.mark.parametrize(
+    ("phase", "line"), [("maintaining", "n1 is maintaining; nothing blocks it\n"), ("done", "n1 is done\n")]
+)
+def test_why_of_moving_node_names_no_block(
+    daemon: CannedDaemon, capsys: pytest.CaptureFixture[str], phase: str, line: str
+) -> None:
+    daemon.answer("GET", "rollouts/r/nodes/n1/why", {"node": "n1", "phase": phase, "reason": None})
+    assert run(capsys, "why", "r", "n1")[1] == line
+
+
 def test_trouble_of_the_daemon_shown_by_why(daemon: CannedDaemon, capsys: pytest.CaptureFixture[str]) -> None:
     answer = {"node": "n1", "phase": "maintaining", "reason": None, "trouble": "no space is left"}
     daemon.answer("GET", "rollouts/r/nodes/n1/why", answer)
