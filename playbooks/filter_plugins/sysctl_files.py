@@ -34,6 +34,15 @@ def _render(rollout: str, items: dict[str, Any]) -> str:
     return "\n".join([f"# rolloutd: {rollout}", *lines, f"# rolloutd: {rollout} ends", ""])
 
 
+def by_sysctl_name(settings: Any) -> Any:
+    """Return the settings with each parameter by one name: `net/core/somaxconn` is `net.core.somaxconn`."""
+    return (
+        {_normalize(name): value for name, value in settings.items()}
+        if isinstance(settings, dict)
+        else settings
+    )
+
+
 def text_state(exists: bool, text: str) -> str:
     """Return what an undo must know of a file that gets a block."""
     if not exists:
@@ -84,6 +93,7 @@ class FilterModule:
         return {
             "with_blocks": with_blocks,
             "without_blocks": without_blocks,
+            "by_sysctl_name": by_sysctl_name,
             "text_state": text_state,
             "boot_values": boot_values,
         }

@@ -125,6 +125,20 @@ async def test_gpu_driver_is_installed_and_node_returned(node: Node, gpu: Gpu) -
     assert services.read_text().splitlines() == ["stop dcgm", "start dcgm"], "the second undo does nothing"
 
 
+@pytest.mark.long
+async def test_drivers_undone_oldest_first_keep_the_newer(node: Node, gpu: Gpu) -> None:
+    first, second = (gpu.variables | gpu.stage(version) for version in ("550.54.15", "570.86.10"))
+    previous = {"version": "535.1", "package": gpu.stage("535.1")["gpu_driver_package"]}
+    await node.play("gpu-driver.yml", gpu_driver_previous=previous, **first)
+    await node.play("gpu-driver.yml", rollout="r2", **second)
+    await node.play("gpu-driver-undo.yml", **first)
+    assert gpu.loaded == "570.86.10"
+    changes = await node.check("gpu-driver-undo.yml", rollout="r2", **second)
+    assert "Say that another driver is in effect" in changes
+    await node.play("gpu-driver-undo.yml", rollout="r2", **second)
+    assert gpu.loaded == "535.1"
+
+
 @pytest.mark.parametrize("cause", ["busy", pytest.param("broken package", marks=pytest.mark.long)])
 async def test_failure_leaves_modules_and_services_as_before(node: Node, gpu: Gpu, cause: str) -> None:
     variables = gpu.variables | gpu.stage("570.86.10")

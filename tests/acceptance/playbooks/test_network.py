@@ -74,6 +74,7 @@ async def test_network_is_configured_verified_and_restored(node: Node) -> None:
     assert await node.play("network.yml", **variables) == 0
     assert await node.check("network.yml", **variables) == []
     assert world.applies() == 1
+    assert "Say that the configuration is not in force" in await node.check("network-undo.yml", **variables)
     await node.play("network-undo.yml", **variables)
     assert world.state() == world.before
     assert (world.is_in_force(), world.applies()) == (True, 2)

@@ -116,6 +116,7 @@ async def test_packages_are_installed_verified_and_taken_back(node: Node, debian
     assert await node.check("packages.yml", **old) == []
     await node.play("packages.yml", **new)
     await node.play("packages-verify.yml", **new)
+    assert "Say what would change" in await node.check("packages-undo.yml", **new)
     await node.play("packages-undo.yml", **new)
     assert debian.installed() == {"library": "1.0-1", "tool": "1.0-1"}, (
         "in one transaction: they need each other"

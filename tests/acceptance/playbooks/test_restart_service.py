@@ -36,6 +36,10 @@ async def test_a_service_is_restarted_once_per_token(node: Node) -> None:
     await node.play("restart-service-verify.yml", restart_token="CHG-2", **where)
     (node.services / "nginx").unlink()
     await node.fail("restart-service-verify.yml", restart_token="CHG-2", **where)
+    assert await node.check("restart-service-undo.yml", rollout="r2", **where) == [
+        "Say which services are not",
+        "Put back the tokens of before",
+    ]
     await node.play("restart-service-undo.yml", rollout="r2", **where)
     assert (node.services / "nginx").exists()
     await node.play("restart-service-verify.yml", restart_token="CHG-1", **where)

@@ -52,7 +52,7 @@ class Parameters:
 
     PLANS: ClassVar[dict[str, dict[str, Any]]] = {
         "r1": {"vm.swappiness": 10, "net.ipv4.tcp_rmem": "4096 87380 100"},
-        "r2": {"vm.swappiness": 20, "kernel.pid_max": 99999},
+        "r2": {"vm/swappiness": 20, "kernel.pid_max": 99999},
     }
     BEFORE: ClassVar[dict[str, str]] = {
         "vm.swappiness": "60\n",
@@ -113,6 +113,10 @@ async def test_two_rollouts_undone_newest_first(node: Node, text: str | None) ->
         "kernel.pid_max": "99999",
     }
     await world.play("sysctl-verify.yml", "r2")
+    assert await node.check("sysctl-undo.yml", **world.variables("r2")) == [
+        "Write the rest",
+        "Say which values differ",
+    ]
     await world.play("sysctl-undo.yml", "r2")
     assert world.state() == after_first
     await world.play("sysctl-verify.yml", "r1")
