@@ -117,17 +117,18 @@ class Parser(argparse.ArgumentParser):
     def watch(self) -> Parser:
         return self.flag("-w", "--watch", text="print again after each change, until interrupted")
 
-    def reason(self, *, required: bool = True) -> Parser:
-        text = "reason, kept in the audit"
+    def reason(self, *, required: bool = True, when: str = "") -> Parser:
+        """Add --reason; `when` names the forms of a command that need it."""
+        text = f"{when}: reason, kept in the audit" if when else "reason, kept in the audit"
         return self.argument("--reason", metavar="TEXT", text=text, type=_non_blank, required=required)
 
     def until(self, meaning: str) -> Parser:
         """Add --until; `meaning` is a noun phrase."""
-        text = f"{meaning}: RFC 3339, or a duration from now, such as 2h"
+        text = f"{meaning}: RFC 3339, or a duration from now, such as 2h (no end)"
         return self.argument("--until", metavar="TIME", text=text, type=time_argument)
 
     def yes(self) -> Parser:
-        return self.flag("--yes", text="do not ask for a confirmation")
+        return self.flag("--yes", text="do not ask for confirmation; needed where no terminal can ask")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Report unknown arguments with the command's own usage; argparse would print rolloutctl's."""

@@ -42,7 +42,7 @@ def register(commands: CommandGroup) -> None:
     unfreeze = commands.add_command("unfreeze", lift_freeze, "lift a freeze")
     scope = "all, team/NAME, node/NAME, or a pool such as rack/r12 (all)"
     freeze.argument("--scope", metavar="SCOPE", text=scope)
-    unfreeze.argument("--scope", metavar="SCOPE", text=f"{scope}; or a freeze's id, of several of one scope")
+    unfreeze.argument("--scope", metavar="SCOPE", text=f"{scope}, or the id of one freeze")
     freeze.until("end of the freeze").reason()
     unfreeze.reason(required=False)
     group = commands.add_group("team", "show or set a team's own rules")
@@ -54,7 +54,7 @@ def register(commands: CommandGroup) -> None:
 
     add("show", show_team, "show a team's windows, canaries and freezes")
     parser = add("windows", set_windows, "set when the team's nodes may start; all other windows apply too")
-    window = 'such as "mon-fri 09:00-16:00 Europe/Amsterdam"'
+    window = 'a window, such as "mon-fri 09:00-16:00 Europe/Amsterdam"'
     parser.argument("window", metavar="WINDOW", text=window, nargs="*", type=_window_argument)
     parser.flag("--none", text="remove the team's own windows").reason()
     parser = add("canaries", set_canaries, "set which of the team's nodes go first")

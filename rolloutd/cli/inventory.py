@@ -63,10 +63,12 @@ def register(commands: CommandGroup) -> None:
     parser.argument("what", metavar="NODE | conflicts | accept | pin", text=what, nargs="?")
     name = "the source to accept, or the node to pin"
     parser.argument("name", metavar="SOURCE | NODE", text=name, nargs="?")
-    parser.flag("--refresh", text="read the inventory sources again first").reason(required=False).watch()
+    parser.flag("--refresh", text="read the inventory sources again first")
+    parser.reason(required=False, when="for accept and pin").watch()
     parser = commands.add_command("clean", clean, "remove from nodes what ended rollouts left there")
     parser.argument("subject", metavar="NODE | ROLLOUT", text="a node, or a rollout for all its nodes")
-    parser.flag("--dry-run", text="only print what would be removed").reason(required=False).yes()
+    parser.flag("--dry-run", text="only print what would be removed")
+    parser.reason(required=False, when="without --dry-run").yes()
 
 
 def inventory(call: Invocation) -> int:

@@ -69,7 +69,7 @@ def register(commands: CommandGroup) -> None:
         ("--override-verdict", "VERDICT", verdict),
     ):
         parser.argument(name, metavar=metavar, text=text, action="append", default=[])
-    parser.reason(required=False)
+    parser.reason(required=False, when="with --override-verdict")
     summary = "print the JSON Schema of plan files, without a daemon"
     parser = group.add_command("schema", schema, summary, formats=())
     parser.argument("file", metavar="FILE", text="file to write (stdout)", nargs="?")
@@ -78,7 +78,7 @@ def register(commands: CommandGroup) -> None:
     parser.usage = "rolloutctl verdicts [--json]\n       rolloutctl verdicts clear VERDICT --reason TEXT"
     parser.argument("verb", metavar="clear", text="clear a verdict", nargs="?", choices=("clear",))
     parser.argument("verdict", metavar="VERDICT", text="id of the verdict to clear", nargs="?")
-    parser.reason(required=False)
+    parser.reason(required=False, when="for clear")
 
 
 def format_diagnostic(diagnostic: Mapping[str, Any]) -> str:
