@@ -16,6 +16,7 @@ from tests.tui.harness import (
     wait_until,
 )
 from tui.operations.dialog import Dialog
+from tui.screens.gates import GatesPage
 
 
 async def test_gate_page_shows_change_before_plan(socket_dir: Path) -> None:
@@ -174,3 +175,19 @@ async def test_gate_in_doubt_takes_no_vote(socket_dir: Path) -> None:
         await wait_for_text(pilot, "? start of kernel-x7k2p", "in doubt: vote/v9: the database has it")
         await pilot.press("a")
         await wait_for_text(pilot, "no gate waits here")
+
+
+async def test_rows_of_large_review_are_made_once(socket_dir: Path) -> None:
+    fleet = start_gate_fleet()
+    text = "- name: set a value\n  raw: something\n" * 25
+    files = [{"path": f"roles/r{number}/tasks/main.yml", "text": text, "note": None} for number in range(200)]
+    fleet.review |= {"files": files}
+    async with run_console(fleet, socket_dir) as (app, pilot, _):
+        await pilot.press("2")
+        await wait_until(pilot, lambda: "THE PLAN" in list_text(app, "#content"))
+        page = app.screen
+        assert isinstance(page, GatesPage)
+        _, made = page._change_items
+        page.update_view()
+        assert page._change_items[1] is made
+        assert len(made) > 200 * 40

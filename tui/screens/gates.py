@@ -65,6 +65,7 @@ class GatesPage(TwoPanes):
         self._failures: dict[str, wire.Failures] = {}
         self._unread: dict[str, str] = {}
         self._loading: set[str] = set()
+        self._change_items: tuple[wire_plans.Review | None, list[Item]] = (None, [])
 
     def compose_body(self) -> Iterator[Widget]:
         yield PaneContainer(
@@ -155,7 +156,7 @@ class GatesPage(TwoPanes):
         if review is None:
             yield note_row("loading the change")
         else:
-            yield from _change_items(review)
+            yield from self._cached_change_items(review)
         yield from _target_items(pending, review)
         if review is not None:
             yield from _check_items(review)
@@ -168,6 +169,12 @@ class GatesPage(TwoPanes):
                 line: Line = [(f"  {value['path']}: ", "dim"), (lines.sanitize(value["value"]), "")]
                 yield fixed_row(f"path:{value['path']}", line)
         yield from self._vote_items(pending)
+
+    def _cached_change_items(self, review: wire_plans.Review) -> list[Item]:
+        """Return the rows of a review, made once: a source of a thousand files has tens of thousands."""
+        if self._change_items[0] is not review:
+            self._change_items = (review, list(_change_items(review)))
+        return self._change_items[1]
 
     def _request_content(self, pending: PendingGate) -> None:
         """Fetch the nodes, the review and the failures, once for each set of failures."""
