@@ -89,7 +89,7 @@ def _new_vote(state: State, who: Principal, rollout: Rollout, ballot: Ballot) ->
         more = f" and {len(ballot.unseen) - 1} more" if len(ballot.unseen) > 1 else ""
         raise Refused(
             "unseen",
-            f"{rollout.id}: no voter could read {ballot.unseen[0]}{more}; vote with `unseen` (--unseen)",
+            f"{rollout.id}: the review cannot show all: {ballot.unseen[0]}{more}; vote with --unseen",
         )
     return cast
 

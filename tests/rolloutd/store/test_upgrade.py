@@ -146,7 +146,8 @@ async def run_until_ended(env: ControlEnvironment, tmp_path: Path, run: str) -> 
             phases = {env.phase(ROLLOUT, node) for node in ("p1", "s1")}
             if phases == {Phase.DONE} and len(rollout.votes) == 1:
                 for person in ("olga", "paul", "sara"):
-                    await env.vote(person, ROLLOUT, "continue")
+                    # The copy of the state directory has no playbooks, so no review can show them.
+                    await env.vote(person, ROLLOUT, "continue", unseen=True)
     finally:
         daemon.cancel()
         await asyncio.wait({daemon})
