@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from machines.model.events import RolloutPaused, RolloutResumed
 from machines.model.rollout import DAEMON
 from machines.states import Phase
@@ -11,10 +13,13 @@ from tests.rolloutd.control_environment import PLAN
 from tests.rolloutd.engine.test_audit_monitor import run_sql, sqlite_environment
 from tests.rolloutd.engine.test_daemon import running
 from tests.rolloutd.engine.test_expiry import until
-from tests.rolloutd.slow_store import adapters_of, daemon_of, loop_iterations
+from tests.rolloutd.slow_store import adapters_of, daemon_of
 
 
-async def test_refused_decision_stops_its_rollout_alone(tmp_path: Path) -> None:
+async def test_refused_decision_stops_its_rollout_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "rolloutd.engine")
     async with sqlite_environment(tmp_path) as env:
         texts = [
             PLAN.replace('targets: ""', f'targets: "team={team}"').replace("name: sysctl", f"name: {team}")
@@ -25,8 +30,8 @@ async def test_refused_decision_stops_its_rollout_alone(tmp_path: Path) -> None:
         await env.commit(*(RolloutPaused(each, DAEMON, "both at once", now) for each in (first, second)))
         async with running(daemon_of(env, adapters_of(env, tmp_path))):
             env.observe_all_up()
-            await loop_iterations(20)
-            # After the first verification: only the refused write can find it before the next hour.
+            # After the first verification, only the refused write can find it before the next hour.
+            await until(env, lambda: "audit: verified" in caplog.text)
             run_sql(tmp_path, f"DELETE FROM target WHERE rollout = '{first}'")
             await env.commit(*(RolloutResumed(each, DAEMON, "both at once", now) for each in (first, second)))
             await until(env, lambda: {env.phase(second, "s1"), env.phase(second, "s2")} != {Phase.PENDING})
