@@ -14,6 +14,10 @@ TAKEOVER_GRACE_S = 1.0
 """Effects that began before another daemon took over may still end within this time."""
 
 
+class PlantedError(Exception):
+    """An unexpected error of an adapter: it must be reported, and end nothing."""
+
+
 class FaultyAccess:
     """One daemon process's access to the world; `epoch` is its term, once it has one."""
 

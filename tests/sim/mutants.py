@@ -21,6 +21,7 @@ from rolloutd.engine.drivers.isolation import Isolation
 from rolloutd.engine.drivers.playbook_execution import PlaybookExecution
 from rolloutd.engine.preparation import node_stages
 from rolloutd.engine.state import State
+from rolloutd.engine.tasks import BackgroundJobs
 from tests.sim.__main__ import run_many, run_one, small_names
 from tests.support.mutation import Mutant
 
@@ -87,6 +88,12 @@ MUTANTS = (
         preparing._is_alone,
         "not known.is_proven(stage)",
         "False",
+    ),
+    Mutant(
+        "job-error-ends-the-daemon",
+        BackgroundJobs._run_reported,
+        "Exception",
+        "KeyError",
     ),
     Mutant(
         "outcome-recorded-before-the-act",

@@ -13,6 +13,7 @@ FAULTS = (
     "clock-jumps",
     "crash",
     "database-locked",
+    "evidence-breaks",
     "foreign-cordon",
     "forged-votes",
     "held-during-attempt",

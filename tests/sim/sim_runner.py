@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Collection
 
 from rolloutd.errors import AdapterFailed, NotFound
 from rolloutd.ports import Failed, Host, Ok, RunEvent, RunnerStatus, RunRequest, RunState, Unknown
-from tests.sim.fault_injection import FaultyAccess
+from tests.sim.fault_injection import FaultyAccess, PlantedError
 from tests.sim.world import SimRun
 
 POLL_S = 3.0
@@ -69,8 +69,10 @@ class SimRunner:
         return await self.get_state(handle)
 
     async def read_events(self, handle: str, offset: int = 0) -> AsyncIterator[RunEvent]:
-        """Yield what a run in check mode says; nobody reads those of the others here."""
+        """Yield what a run in check mode says; of the others only a pilot's evidence is read."""
         run = self._find(handle)
+        if not run.request.check_only and self._access.world.fault_plan.chance("evidence-breaks", 0.5):
+            raise PlantedError(f"{handle}: its log is not what the runner expects")
         if run.request.check_only and isinstance(run.result, Ok):
             yield RunEvent(1, 0.0, "changed" if run.would_change else "ok", "set version")
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from rolloutd.engine.state import InvariantViolation
 from rolloutd.store.sqlite import database
+from tests.sim.fault_injection import PlantedError
 
 
 class LogErrorHandler(logging.Handler):
@@ -24,7 +25,7 @@ class LogErrorHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Listen to one line."""
         error = record.exc_info[1] if record.exc_info else None
-        if error is not None and not isinstance(error, OSError):
+        if error is not None and not isinstance(error, OSError | PlantedError):
             self._report(f"unexpected: {record.getMessage()}: {error!r}")
         refused = isinstance(record.args, tuple) and any(
             isinstance(e, InvariantViolation) for e in record.args

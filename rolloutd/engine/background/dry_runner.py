@@ -101,7 +101,10 @@ class DryRunner:
         if blocked.rollout not in self._state.index.rollouts:
             return
         session = NodeSession(self._state, self._adapters, blocked.rollout, blocked.node)
-        spec = next(each for each in session.node_plan().isolate if each.name == blocked.step)
+        specs = (each for each in session.node_plan().isolate if each.name == blocked.step)
+        spec = next(specs, None)
+        if spec is None:
+            return  # the node's labels have changed, and the isolator does not apply to it any more
         with adapter_errors(f"isolator {spec.kind}"):
             isolator = self._adapters.isolators[spec.kind]
             if isinstance(isolator, SupportsBlockerWatch):

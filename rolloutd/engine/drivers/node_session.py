@@ -76,12 +76,14 @@ class NodeSession:
 
     @property
     def target(self) -> Target:
-        """The node's target in the rollout; raises KeyError when the rollout was deleted."""
+        """The node's target in the rollout; raises NotFound when the rollout was deleted."""
+        self._require_rollout()
         return self.state.index.target(self.rollout, self.node)
 
     @property
     def plan(self) -> Plan:
-        """The rollout's whole plan, with the items for other nodes."""
+        """The rollout's whole plan, with the items for other nodes; raises NotFound as `target` does."""
+        self._require_rollout()
         return self.state.index.rollout(self.rollout).plan
 
     def node_plan(self, in_effect: Collection[str] = ()) -> Plan:
@@ -119,8 +121,7 @@ class NodeSession:
         Raises RolloutdError when the parameters cannot be rendered, or the source or the rollout was removed.
         """
         state = self.state
-        if self.rollout not in state.index.rollouts:
-            raise NotFound(f"{self.rollout}: the rollout was deleted")
+        self._require_rollout()
         if state.awaited_sources(self.node):
             raise SourceFailed(f"{self.node}: its inventory source has not answered since the daemon started")
         host, attempt, step = state.host(self.node), self.target.attempt, step or spec.name
@@ -148,6 +149,10 @@ class NodeSession:
             baseline=baseline,
             hold_reason=describe_holds(state, self.node),
         )
+
+    def _require_rollout(self) -> None:
+        if self.rollout not in self.state.index.rollouts:
+            raise NotFound(f"{self.rollout}: the rollout was deleted")
 
 
 def describe_holds(state: State, node: str) -> str:

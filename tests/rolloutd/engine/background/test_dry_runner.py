@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from machines.facts.dry_runs import DryRunResult
 from machines.scheduler.decide import decide
 from rolloutd.engine.background.dry_runner import DryRunner
 from rolloutd.engine.drivers.node_session import AdapterSet
+from rolloutd.engine.tasks import JOB_RETRY_S
 from rolloutd.errors import NodeUnreachable
 from rolloutd.ports import Busy, Ok, StepContext
 from tests.contracts.fakes.isolator import FakeIsolator
@@ -67,3 +69,20 @@ async def test_an_isolator_that_cannot_say_or_does_not_in_time_holds_nobody_up(
         inside.observe_all_up()
         await inside.start(text=CORDONED)
         assert sorted(await run_dry_runs(inside, DryRunIsolator(asyncio.Event()))) == ["p1", "s1"]
+
+
+async def test_blocker_of_isolator_that_no_longer_applies_is_forgotten(tmp_path: Path) -> None:
+    async with control_environment(tmp_path, nodes=KUBERNETES_NODES) as inside:
+        rollout = await inside.start(text=CORDONED)
+        now = inside.state.now()
+        blocked = DryRunResult(rollout, "p1", False, now, "held", is_permanent=True, step="isolate.1.gone")
+        inside.state.index.record_dry_run(blocked)
+        adapters = AdapterSet(FakeRunner(inside.run_host), {"kubernetes": FakeIsolator()}, {}, find_source)
+        async with asyncio.TaskGroup() as tasks:
+            DryRunner(inside.state, adapters).watch_blockers(tasks)
+            for _ in range(10):
+                await asyncio.sleep(0)
+            problems = inside.state.problems()
+            inside.clock.advance(JOB_RETRY_S)
+        assert problems == ()
+        assert inside.state.index.dry_run_results.permanent() == []

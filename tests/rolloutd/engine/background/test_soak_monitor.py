@@ -201,3 +201,18 @@ async def test_lost_playbook_check_is_cleaned_up_before_the_next(tmp_path: Path)
         records = await inside.state.store.load_steps(rollout, "p1")
         assert [r.action for r in records][-2:] == [StepAction.CLEAN_UP, StepAction.CHECK]
         assert not await inside.state.store.has_unfinished_run("p1")
+
+
+async def test_playbook_check_of_deleted_rollout_is_unknown(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        text = PLAN.replace("verify: [{reachable: {}}]", "verify: [{playbook: {file: undo.yml}}]")
+        rollout = await inside.start(text=text)
+        await inside.finish(rollout, "p1")
+        spec = inside.state.index.rollout(rollout).plan.verify[0]
+        checks = {"playbook": PlaybookCheck(playbook_context(inside.run_host))}
+        adapters = AdapterSet(FakeRunner(inside.run_host), {}, checks, find_source)
+        now = inside.clock.now()
+        await inside.commit(RolloutCancelled(rollout, DAEMON, "because", now))
+        await inside.commit(RolloutDeleted(rollout, DAEMON, now))
+        result = await run_check(NodeSession(inside.state, adapters, rollout, "p1"), spec)
+        assert result == Unknown(f"{rollout}: the rollout was deleted")
