@@ -167,6 +167,8 @@ class Console(NavigationApp):
             await asyncio.sleep(self._keys.delay())
             # Cleared first: a message that comes while this frame is drawn asks for the next one.
             self._frame_requested.clear()
+            if not self.screen_stack:
+                return  # the console ends: its screens close before its workers
             self._drain_messages()
             await asyncio.sleep(FRAME_INTERVAL_S)
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 import pytest
 
+from rolloutd.control.client import Client
 from tui.__main__ import main, parse_arguments
+from tui.app import Console
 
 OF_THE_SERVER = {"web", "port", "socket", "no_mouse"}
 """Options that the server of the browser has, not the console in a tab; a browser's mouse is its own."""
@@ -27,3 +30,11 @@ def test_browser_tab_gets_all_options(monkeypatch: pytest.MonkeyPatch) -> None:
     given, passed = vars(parse_arguments(words)), vars(parse_arguments(list(options)))
     assert {name for name in given if given[name] == vars(parse_arguments([]))[name]} == OF_THE_SERVER
     assert {**passed, "socket": ""} == {**given, "socket": ""}
+
+
+async def test_message_after_the_last_screen_closed_is_ignored() -> None:
+    console = Console(Client("/nowhere"))
+    console._frame_requested.set()
+    assert console.screen_stack == []
+    async with asyncio.timeout(10):
+        await console._draw_frames()
