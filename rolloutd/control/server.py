@@ -13,7 +13,6 @@ import logging
 import secrets
 import socket
 from collections.abc import Awaitable, Callable
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -191,28 +190,30 @@ class ControlServer:
             )
         # Before the quota, whose share depends on the rank.
         self._limits.remember(identity)
-        try:
-            with self._limits.requests.taking(identity.uid):
-                async with asyncio.timeout(HANDLER_TIMEOUT_S):
-                    # Before the body is read: a caller without the right must not delay the others.
-                    await route.access.check(self._services.state, identity, dict(request.match_info))
-                    parsed = await self._read_request(route, request, identity)
-                    heavy = self._limits.heavy.taking(identity.uid) if route.is_heavy else nullcontext()
-                    with heavy:
+        # Until the response has ended: a heavy stream works while it is sent.
+        with contextlib.ExitStack() as held:
+            try:
+                with self._limits.requests.taking(identity.uid):
+                    async with asyncio.timeout(HANDLER_TIMEOUT_S):
+                        # Before the body is read: a caller without the right must not delay the others.
+                        await route.access.check(self._services.state, identity, dict(request.match_info))
+                        parsed = await self._read_request(route, request, identity)
+                        if route.is_heavy:
+                            held.enter_context(self._limits.heavy.taking(identity.uid))
                         if route.is_shared:
                             return responses.json_response(await self._share(route, parsed))
                         result = await self._call(route, parsed)
-        except NotAllowed as exc:
-            await self._record_denial(identity, f"{route.method} {request.path}", str(exc))
-            raise
-        except TimeoutError:
-            return responses.error_response(
-                503, "too-slow", f"no answer within {HANDLER_TIMEOUT_S:.0f} s; try again"
-            )
-        if route.streams:
-            return await self._stream(request, result, identity.uid)
-        status, body = (201, result.body) if isinstance(result, Created) else (200, result)
-        return responses.json_response(await responses.encode_in_slices(body), status)
+            except NotAllowed as exc:
+                await self._record_denial(identity, f"{route.method} {request.path}", str(exc))
+                raise
+            except TimeoutError:
+                return responses.error_response(
+                    503, "too-slow", f"no answer within {HANDLER_TIMEOUT_S:.0f} s; try again"
+                )
+            if route.streams:
+                return await self._stream(request, result, identity.uid)
+            status, body = (201, result.body) if isinstance(result, Created) else (200, result)
+            return responses.json_response(await responses.encode_in_slices(body), status)
 
     async def _call(self, route: Route, parsed: Request[Any]) -> Any:
         # Questions about facts that are due fork them; most need none so.

@@ -141,9 +141,11 @@ def _stage_log(
         index = services.state.index if rollout.id in services.state.index.rollouts else resolved.index
         return index.preparation(rollout.id, node, name)
 
+    output = logs.RunOutput(services.runner)
+
     async def read(offset: int) -> AsyncIterator[wire.LogLine]:
         if (row := find_row()) is not None:
-            async for line in logs.stage_lines(services.runner, row, query.attempt or row.attempt, offset):
+            async for line in logs.stage_lines(output, row, query.attempt or row.attempt, offset):
                 yield line
 
     def may_grow() -> bool:

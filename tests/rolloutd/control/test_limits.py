@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -152,3 +154,28 @@ async def status_without_body(
         line = await reader.readline()
     writer.close()
     return int(line.split()[1])
+
+
+async def test_clean_is_heavy_until_its_stream_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with control_environment(tmp_path) as env:
+        begun, may_end, cleaner = asyncio.Event(), asyncio.Event(), env.server._services.cleaner
+        clean = cleaner.clean
+
+        async def clean_slowly(*args: Any, **named: Any) -> Any:
+            begun.set()
+            await may_end.wait()
+            return await clean(*args, **named)
+
+        monkeypatch.setattr(cleaner, "clean", clean_slowly)
+        call = partial(
+            env.stream_lines, "/v1/clean/p1", who="paul", method="POST", body={"reason": "because"}
+        )
+        first = asyncio.create_task(call())
+        await begun.wait()
+        with pytest.raises(ApiError) as refused:
+            async with asyncio.timeout(30):  # one that is not refused waits for ever
+                await call()
+        assert refused.value.status == 429
+        may_end.set()
+        await first
+        assert await call()

@@ -15,12 +15,14 @@ import stat
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from machines.model.events import StepAction, StepRecorded
+from machines.model.events import StepAction, StepRecorded, StepState
 from machines.states import Outcome, Trigger
 from rolloutd.control import requests
 from rolloutd.control import server as border
@@ -28,11 +30,12 @@ from rolloutd.control.client import ApiError, Client, DaemonUnreachable, StreamI
 from rolloutd.control.handlers import ROUTES, streams
 from rolloutd.control.identity import Account, CachedNameService, identify, read_peer_uid
 from rolloutd.control.limits import MERGE_WINDOW_S, DenialLog
+from rolloutd.control.logs import LogReader
 from rolloutd.control.responses import BadRequest
 from rolloutd.control.serializers import format_timestamp
 from rolloutd.engine.state import StepProgress
 from rolloutd.errors import AlreadyRunning, StoreFailed
-from rolloutd.ports import Host, RunRequest, RunState
+from rolloutd.ports import Host, RunEvent, RunRequest, RunState
 from rolloutd.service.listen_socket import CannotListen, adopt_socket, bind
 from tests.contracts.fakes.sources import SOURCE
 from tests.contracts.fakes.store import MemoryStore
@@ -578,3 +581,32 @@ async def test_storm_and_rare_entries_need_few_reads(tmp_path: Path) -> None:
         answer = await inside.request("nora", "get", "/v1/audit?limit=1&actor=moritz")
         assert answer["entries"] == []
         assert stores[0].reads["audit"] <= 3
+
+
+async def test_followed_log_reads_each_event_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with control_environment(tmp_path) as inside:
+        rollout = await inside.start()
+        await inside.isolate(rollout, "p1")
+        handle = await inside.server._services.runner.start(
+            RunRequest("run-1", Host("p1"), SOURCE, "site.yml")
+        )
+        step = inside.step(rollout, "p1", "run.configure", StepAction.RUN, handle=handle)
+        await inside.commit(StepRecorded(replace(step, state=StepState.INTENDED)))
+        runner, read = inside.server._services.runner, list[int]()
+        read_all = runner.read_events
+
+        async def count(handle: str, offset: int = 0) -> AsyncIterator[RunEvent]:
+            async for event in read_all(handle, offset):
+                read.append(event.offset)
+                yield event
+
+        monkeypatch.setattr(runner, "read_events", count)
+        adam = identify(ACCOUNTS["adam"], inside.state.settings.teams, ())
+        reader = LogReader(inside.state.store, runner, (rollout, "p1"), adam)
+        lines = [line async for line in reader.lines(1, 0)]
+        (run,) = inside.run_host.runs.values()
+        run.events.append(RunEvent(len(run.events) + 1, 0.0, "output", "and one more"))
+        lines += [line async for line in reader.lines(1, lines[-1]["offset"])]
+        assert lines[-1]["text"] == "and one more"
+        assert [line["offset"] for line in lines] == list(range(1, len(lines) + 1))
+        assert read == [event.offset for event in run.events]
