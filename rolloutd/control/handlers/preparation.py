@@ -11,7 +11,7 @@ from machines.model.preparation import CLEANUP, PREPARED, Preparation, Preparati
 from machines.model.rollout import Rollout
 from machines.states import Outcome, Phase
 from rolloutd.commands.rollout_commands import unknown_node
-from rolloutd.control import requests, wire, wire_fleet
+from rolloutd.control import requests, rights, wire, wire_fleet
 from rolloutd.control.resolve import ResolvedRollout, resolve_for_reading
 from rolloutd.control.routes import Request, RouteTable, Services
 from rolloutd.control.serializers import format_timestamp
@@ -40,7 +40,7 @@ async def prepare(services: Services, request: Request) -> wire.Preparations:
     }
 
 
-@routes.add("GET", "/v1/nodes/{n}/checkpoints")
+@routes.add("GET", "/v1/nodes/{n}/checkpoints", access=rights.ANY_TEAM_MEMBER, is_heavy=True)
 async def node_checkpoints(services: Services, request: Request) -> wire_fleet.NodeCheckpoints:
     """Read what a node remembers of prepare stages."""
     node = request.path_params["n"]
@@ -49,7 +49,7 @@ async def node_checkpoints(services: Services, request: Request) -> wire_fleet.N
     return _node(node, (await _read(services, [node]))[node])
 
 
-@routes.add("GET", "/v1/rollouts/{r}/checkpoints", is_heavy=True)
+@routes.add("GET", "/v1/rollouts/{r}/checkpoints", access=rights.ANY_TEAM_MEMBER, is_heavy=True)
 async def rollout_checkpoints(services: Services, request: Request) -> wire_fleet.RolloutCheckpoints:
     """Read what the nodes of a rollout remember of its plan's prepare stages."""
     resolved = await resolve_for_reading(services.state, request.path_params["r"])
@@ -59,7 +59,7 @@ async def rollout_checkpoints(services: Services, request: Request) -> wire_flee
     return {"rollout": resolved.rollout.id, "nodes": nodes}
 
 
-@routes.add("GET", "/v1/rollouts/{r}/artifacts", is_heavy=True)
+@routes.add("GET", "/v1/rollouts/{r}/artifacts", access=rights.ANY_TEAM_MEMBER, is_heavy=True)
 async def artifact_report(
     services: Services, request: Request[requests.ArtifactReportQuery]
 ) -> wire_fleet.ArtifactReport:

@@ -17,7 +17,8 @@ from rolloutd.control.handlers import ROUTES
 from rolloutd.control.limits import Quota, Rank, TooMany
 from rolloutd.control.rights import any_user
 from rolloutd.control.routes import Route
-from rolloutd.ports import AuditReport
+from rolloutd.ports import AuditReport, Checkpoint, Host
+from tests.contracts.fakes.checkpoints import FakeCheckpoints
 from tests.rolloutd.control_environment import ACCOUNTS, ControlEnvironment, control_environment
 
 STRANGER, OTHER_STRANGER, MEMBER, ADMIN = 1, 2, 3, 4
@@ -25,6 +26,16 @@ RANKS = {MEMBER: Rank.MEMBER, ADMIN: Rank.ADMIN}
 
 UNRESTRICTED = {"/v1/plans/validate", "/v1/rollouts/{r}/votes/token"}
 """Calls that change nothing, or whose right is in their body."""
+
+
+class CountingCheckpoints(FakeCheckpoints):
+    """Checkpoints that count the nodes on which they were read."""
+
+    reads = 0
+
+    async def read(self, host: Host, *, timeout_s: float) -> Mapping[tuple[str, str], Checkpoint]:
+        self.reads += 1
+        return await super().read(host, timeout_s=timeout_s)
 
 
 def fill(quota: Quota, uid: int) -> int:
@@ -179,3 +190,15 @@ async def test_clean_is_heavy_until_its_stream_ends(tmp_path: Path, monkeypatch:
         may_end.set()
         await first
         assert await call()
+
+
+@pytest.mark.parametrize("path", ["/v1/nodes/p1/checkpoints", "rollout/checkpoints", "rollout/artifacts"])
+async def test_stranger_starts_no_logins_on_nodes(tmp_path: Path, path: str) -> None:
+    nodes = CountingCheckpoints()
+    async with control_environment(tmp_path, checkpoints=nodes) as env:
+        path = path.replace("rollout", f"/v1/rollouts/{await env.start()}")
+        with pytest.raises(ApiError) as refused:
+            await env.request("nora", "get", path)
+        assert (refused.value.status, nodes.reads) == (403, 0)
+        await env.request("paul", "get", path)
+        assert nodes.reads

@@ -47,7 +47,7 @@ async def test_each_difference_is_named_by_site(tmp_path: Path, capsys: pytest.C
         rollout = await inside.start(text=PREPARED)
         entry = ManifestEntry("app", "1.2.3", ArtifactKind.FILE, 5, RIGHT, path="app")
         await inside.commit(ArtifactsBuilt(rollout, "build", (entry,), inside.clock.now()))
-        answer = await inside.request("nora", "get", f"/v1/rollouts/{rollout}/artifacts?by=team")
+        answer = await inside.request("olga", "get", f"/v1/rollouts/{rollout}/artifacts?by=team")
         assert answer["unreadable"] == ["s1"]
         assert [(each["site"], each["found"], each["nodes"]) for each in answer["artifacts"]] == [
             ("payments", RIGHT, ["p1"]),

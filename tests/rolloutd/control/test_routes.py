@@ -68,18 +68,39 @@ async def prepare_fleet(inside: ControlEnvironment) -> dict[tuple[str, str], tup
     verdict = Verdict("v1", "change", "content", {}, r, "p1", "verify.0", "broken", inside.clock.now())
     await inside.commit(VerdictRecorded(r, "p1", verdict))
     freeze = {"reason": "party", "scope": "team/search"}
-    reading = {
-        path: ("nora", path.replace("{r}", r).replace("{n}", "p1"), None)
-        for path in (
-            *("/v1/health", "/v1/openapi.json", "/v1/whoami", "/v1/status", "/v1/rollouts", "/v1/locks"),
-            *("/v1/settings", "/v1/audit/head", "/v1/changes", "/v1/nodes/{n}/configuration", "/v1/verdicts"),
-            *("/v1/nodes/{n}/checkpoints", "/v1/rollouts/{r}/checkpoints", "/v1/rollouts/{r}/artifacts"),
-            *("/v1/rollouts/{r}", "/v1/rollouts/{r}/nodes", "/v1/rollouts/{r}/plan", "/v1/inventory"),
-            *("/v1/rollouts/{r}/nodes/{n}", "/v1/rollouts/{r}/nodes/{n}/why", "/v1/audit"),
-            *("/v1/audit/verify", "/v1/events", "/v1/rollouts/{r}/nodes/{n}/log", "/v1/rollouts/{r}/review"),
-            *("/v1/rollouts/{r}/comparison", "/v1/rollouts/{r}/prepare", "/v1/rollouts/{r}/failures"),
-        )
-    } | {"/v1/handover": ("nora", "/v1/handover?since=2027-01-01T00:00:00Z", None)}
+    reading = (
+        {
+            path: ("nora", path.replace("{r}", r).replace("{n}", "p1"), None)
+            for path in (
+                *("/v1/health", "/v1/openapi.json", "/v1/whoami", "/v1/status", "/v1/rollouts", "/v1/locks"),
+                *(
+                    "/v1/settings",
+                    "/v1/audit/head",
+                    "/v1/changes",
+                    "/v1/nodes/{n}/configuration",
+                    "/v1/verdicts",
+                ),
+                *("/v1/rollouts/{r}", "/v1/rollouts/{r}/nodes", "/v1/rollouts/{r}/plan", "/v1/inventory"),
+                *("/v1/rollouts/{r}/nodes/{n}", "/v1/rollouts/{r}/nodes/{n}/why", "/v1/audit"),
+                *(
+                    "/v1/audit/verify",
+                    "/v1/events",
+                    "/v1/rollouts/{r}/nodes/{n}/log",
+                    "/v1/rollouts/{r}/review",
+                ),
+                *("/v1/rollouts/{r}/comparison", "/v1/rollouts/{r}/prepare", "/v1/rollouts/{r}/failures"),
+            )
+        }
+        | {
+            path: ("paul", path.replace("{r}", r).replace("{n}", "p1"), None)
+            for path in (
+                "/v1/nodes/{n}/checkpoints",
+                "/v1/rollouts/{r}/checkpoints",
+                "/v1/rollouts/{r}/artifacts",
+            )
+        }
+        | {"/v1/handover": ("nora", "/v1/handover?since=2027-01-01T00:00:00Z", None)}
+    )
     claims = {
         "service": "jira",
         "rollout": r,
