@@ -281,7 +281,10 @@ def _compile_prepare(prepare: Mapping[str, JSON] | None) -> tuple[PrepareStage, 
         built_by = next(
             (s.name for s in stages if s.manifest_file and s.manifest_file == item.get("manifest")), ""
         )
-        stages.append(_compile_prepare_stage(PrepareKind(kind), item, prepare, built_by))
+        stage = _compile_prepare_stage(PrepareKind(kind), item, prepare, built_by)
+        if stage.kind is PrepareKind.INSTALL:
+            stage = replace(stage, reads=tuple(s for s in stages if s.kind is PrepareKind.STAGE))
+        stages.append(stage)
     return tuple(stages)
 
 

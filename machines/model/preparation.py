@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -63,7 +63,8 @@ class PrepareStage:
     source; `method` is the adapter that brings its artifacts; `built_by` is the build stage that makes it, ""
     if `manifest` was known at submit.  `tolerate` is how many nodes may fail.  `may_change` are globs over
     the keys of a node's snapshot.  `force`: run also where the node's checkpoint says that it is done, on
-    `force_nodes` or, if that is empty, on all.
+    `force_nodes` or, if that is empty, on all.  `reads`: the stages before an install, whose artifacts its
+    playbook can read.
     """
 
     name: str
@@ -87,12 +88,18 @@ class PrepareStage:
     select: Selector | None = None
     force: bool = False
     force_nodes: tuple[str, ...] = ()
+    reads: tuple[PrepareStage, ...] = ()
 
     def applies_to(self, node: Node) -> bool:
         return self.select is None or self.select.matches(selector_labels(node))
 
     def is_forced_on(self, node: str) -> bool:
         return self.force and (not self.force_nodes or node in self.force_nodes)
+
+    def with_built(self, built: Mapping[str, tuple[ManifestEntry, ...]]) -> PrepareStage:
+        """Return the stage with the manifests that build stages made, by the build's name."""
+        manifest = built.get(self.built_by, self.manifest)
+        return replace(self, manifest=manifest, reads=tuple(each.with_built(built) for each in self.reads))
 
     def artifacts_for(self, node: Node) -> tuple[ManifestEntry, ...]:
         """Return the artifacts whose selectors match the node."""
@@ -108,8 +115,11 @@ class PrepareStage:
         )
 
     def content_for(self, node: Node) -> str:
-        """Return the digest of what the stage does on this node: its playbook, variables and artifacts."""
-        what = {
+        """Return the digest of what the stage does on this node: its playbook, variables and artifacts.
+
+        Those of an install are what the stages before it bring: other files make another installation.
+        """
+        what: dict[str, Any] = {
             "kind": self.kind,
             "run": [self.playbook, self.playbook_digest],
             "variables": self.variables,
@@ -118,9 +128,15 @@ class PrepareStage:
             "url": self.url,
             "artifacts": [entry_record(each) for each in self.artifacts_for(node)],
         }
+        if staged := self._staged_for(node):
+            what["staged"] = staged
         # Checkpoints on nodes have this hash: another spelling of the same would run every stage again.
         text = json.dumps(what, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
         return hashlib.sha256(text.encode()).hexdigest()
+
+    def _staged_for(self, node: Node) -> list[Any]:
+        read = [(each, each.artifacts_for(node)) for each in self.reads if each.applies_to(node)]
+        return [[each.name, each.to, [entry_record(a) for a in found]] for each, found in read if found]
 
 
 class PreparationState(StrEnum):

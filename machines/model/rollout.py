@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final
 
@@ -275,10 +275,7 @@ class Rollout:
         """The plan's prepare stages, with the manifests that its build stages made."""
         if not self.built:
             return self.plan.prepare
-        return tuple(
-            replace(stage, manifest=self.built[stage.built_by]) if stage.built_by in self.built else stage
-            for stage in self.plan.prepare
-        )
+        return tuple(stage.with_built(self.built) for stage in self.plan.prepare)
 
     def node_of_stage(self, node: str, stage: str) -> str:
         """Return the node on which a row's stage runs: a build's host, "" for the daemon's machine."""

@@ -193,9 +193,10 @@ class Store(Protocol):
         """
 
     async def find_changes_in_effect(self, node: str, rollouts: Sequence[str]) -> Mapping[str, bool]:
-        """Return whether the node has the change of each rollout, and no later one of the same plan.
+        """Return whether the node has the change of each rollout, or a later one that skipped its stages.
 
-        It omits rollouts that the database does not have; a deleted one has no change in effect.
+        A later rollout of the plan that changed the node counts in place of the earlier ones.  It omits
+        rollouts that the database does not have; a deleted one has no change in effect.
         """
 
     async def find_identical(self, change: str, selector_digest: str, policy: str) -> str | None:

@@ -372,12 +372,17 @@ SELECT node FROM touched WHERE at >= ?1 AND at <= ?2 AND NOT EXISTS (
 ORDER BY node"""  # noqa: S608  # a constant
 
 _IN_EFFECT = """
-SELECT deleted_at IS NULL AND target.outcome IN ('changed', 'already-current') AND NOT EXISTS (
-    SELECT 1 FROM rollout AS later JOIN target AS newer ON newer.rollout = later.id AND newer.node = ?
-    WHERE later.name = rollout.name AND later.number > rollout.number AND later.deleted_at IS NULL
-      AND newer.outcome IN ('changed', 'already-current'))
-FROM rollout LEFT JOIN target ON target.rollout = rollout.id AND target.node = ?
-WHERE rollout.id = ?"""
+SELECT coalesce((
+    SELECT latest.id = rollout.id OR EXISTS (
+        SELECT 1 FROM preparation AS used
+        JOIN preparation AS made ON made.node = used.node AND made.stage = used.stage
+        WHERE used.rollout = latest.id AND used.node = :node AND used.state = 'skipped'
+          AND made.rollout = rollout.id AND made.state = 'done')
+    FROM rollout AS latest JOIN target ON target.rollout = latest.id AND target.node = :node
+    WHERE latest.name = rollout.name AND latest.deleted_at IS NULL
+      AND target.outcome IN ('changed', 'already-current')
+    ORDER BY latest.number DESC LIMIT 1), 0)
+FROM rollout WHERE rollout.id = :rollout"""
 
 _EXPIRED_CONFIGURATIONS = f"""
 SELECT node_configuration.node FROM node_configuration JOIN node ON node.name = node_configuration.node
@@ -400,8 +405,10 @@ def list_uncleaned_nodes(connection: Connection, ended_after: float, ended_befor
 
 
 def find_changes_in_effect(connection: Connection, node: str, rollouts: Sequence[str]) -> dict[str, bool]:
-    """Return for each known rollout whether the node has its change, and no later one of the plan."""
-    found = {each: connection.execute(_IN_EFFECT, (node, node, each)).fetchone() for each in rollouts}
+    """Return for each known rollout whether its plan's latest on the node is it, or uses what it staged."""
+    found = {
+        each: connection.execute(_IN_EFFECT, {"node": node, "rollout": each}).fetchone() for each in rollouts
+    }
     return {each: bool(row[0]) for each, row in found.items() if row is not None}
 
 

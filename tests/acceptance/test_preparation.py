@@ -137,6 +137,25 @@ def sound_rollout(env: PrivateNodes) -> None:
     assert env.carried_artifacts(again) == [(digest, digest, [*nodes])]
     rows = env.client.get(api_path("rollouts", again, "prepare"))["preparations"]
     assert {(row["state"], row["bytes"]) for row in rows} == {("skipped", 0)}
+    install_newer_artifact_twice_and_clean(env, wanted, playbooks)
+
+
+def install_newer_artifact_twice_and_clean(
+    env: PrivateNodes, wanted: dict[str, Any], playbooks: dict[str, str]
+) -> None:
+    """Only the artifact is another: it is installed too, and cleaning keeps it for the rollout that skips it."""
+    newer = os.urandom(300_000)
+    env.write_artifacts({"app-1.0.bin": newer})
+    for runs in ("x\nx\n", "x\nx\n"):
+        assert env.finish(env.submit(wanted, playbooks, again=True))["done"] == 2
+        for node in ("sound1", "sound2"):
+            assert (env.private(node) / "installed").read_bytes() == newer
+            assert (env.private(node) / "runs").read_text() == runs
+    kept = hashlib.sha256(newer).hexdigest()
+    for node in ("sound1", "sound2"):
+        lines = env.client.stream(f"/v1/clean/{node}", method="POST", body={"reason": "tests"})
+        assert not [file for line in lines for file in line["files"] if kept in file["path"]]
+        assert (env.private(node) / "cache" / kept).is_dir()
 
 
 def disturbing_plan(case: str) -> dict[str, Any]:

@@ -32,6 +32,7 @@ from machines.model.events import (
     NodeOrdered,
     NodesDiscovered,
     NodesRemoved,
+    PreparationRecorded,
     RequestDenied,
     RolloutCancelled,
     RolloutDeleted,
@@ -49,6 +50,7 @@ from machines.model.events import (
     VoteWithdrawn,
 )
 from machines.model.plan import Digest, GateName
+from machines.model.preparation import Preparation, PreparationState
 from machines.model.rollout import Failure, GateOpening, Hold, Interruption, NodeOrder, Target, Verdict
 from machines.model.windows import Freeze
 from machines.states import Edge, Outcome, Phase, Trigger, edges
@@ -674,6 +676,12 @@ async def test_changes_in_effect_are_the_latest_of_a_plan(store: Store) -> None:
     assert await store.find_changes_in_effect("n1", ["r1", "r2", "r9"]) == {"r1": True, "r2": False}
     await write(store, *moves_to_done("n1", "r3"))
     assert await store.find_changes_in_effect("n1", ["r1", "r3"]) == {"r1": False, "r3": True}
+    rows = [
+        Preparation(rollout, "n1", "stage", 1, state, "c", 90.0, 90.0)
+        for rollout, state in (("r1", PreparationState.DONE), ("r3", PreparationState.SKIPPED))
+    ]
+    await write(store, *(PreparationRecorded(row) for row in rows))
+    assert await store.find_changes_in_effect("n1", ["r1", "r3"]) == {"r1": True, "r3": True}
     await write(store, RolloutEnded("r3", 100.0), RolloutDeleted("r3", ALICE, 101.0))
     assert await store.find_changes_in_effect("n1", ["r1", "r3"]) == {"r1": True, "r3": False}
 

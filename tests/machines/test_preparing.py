@@ -55,6 +55,7 @@ NODES = nodes_of({"a": ("n1", "n2"), "b": ("n3", "n4")}, arch={"n1": "amd64", "n
 APP = ManifestEntry("app", "1", ArtifactKind.FILE, 10, "ab" * 32, "app", select=parse_selector("arch"))
 COPY = PrepareStage("copy", PrepareKind.STAGE, manifest=(APP,), method="sftp", max_parallel=2)
 INSTALL = PrepareStage("install", PrepareKind.INSTALL, playbook="i.yml", tolerate=Budget(count=1))
+READING = replace(INSTALL, reads=(COPY,))
 CLOSED = Window(frozenset(range(7)), 0, 60, ZoneInfo("UTC"))
 """Open until 01:00; T0 is at 08:00."""
 
@@ -341,3 +342,20 @@ def test_index_with_preparations_equals_one_built_again() -> None:
     again = Projection.build(index.snapshot(), index.limits)
     again.record_observations(index.observations, T0)
     assert decide(again, T0) == decide(index, T0)
+
+
+def test_install_content_includes_what_it_reads() -> None:
+    newer = replace(READING, reads=(replace(COPY, manifest=(replace(APP, sha256="cd" * 32),)),))
+    moved = replace(READING, reads=(replace(COPY, to="/srv"),))
+    contents = {stage.content_for(NODES[0]) for stage in (INSTALL, READING, newer, moved)}
+    assert len(contents) == 4
+    # n4 gets none of the artifacts, so nothing changes there.
+    assert READING.content_for(NODES[3]) == newer.content_for(NODES[3]) == INSTALL.content_for(NODES[3])
+
+
+def test_install_after_build_reads_built_artifacts() -> None:
+    built = replace(READING, reads=(replace(COPY, manifest=(), built_by="build"),))
+    newer = (replace(APP, sha256="cd" * 32),)
+    contents = {built.with_built({"build": made}).content_for(NODES[0]) for made in ((APP,), newer)}
+    assert len(contents) == 2
+    assert READING.content_for(NODES[0]) in contents

@@ -251,7 +251,21 @@ class MemoryStore:
             if target and target.outcome in _HAS_CHANGE and not self.memory.is_deleted(event.rollout):
                 in_effect[event.name] = event.rollout
         names = {event.rollout: event.name for event in opened}
-        return {each: in_effect.get(names[each]) == each for each in rollouts if each in names}
+        return {
+            each: latest == each or self._uses(latest or "", each, node)
+            for each in rollouts
+            if each in names
+            for latest in (in_effect.get(names[each]),)
+        }
+
+    def _uses(self, rollout: str, earlier: str, node: str) -> bool:
+        """Return whether a rollout skipped a stage on the node that an earlier one had done."""
+        rows = [row for row in self.memory.all(Preparation) if row.node == node]
+        done = {row.stage for row in rows if row.rollout == earlier and row.state is PreparationState.DONE}
+        skipped = {
+            row.stage for row in rows if row.rollout == rollout and row.state is PreparationState.SKIPPED
+        }
+        return bool(done & skipped)
 
     async def find_identical(self, change: str, selector_digest: str, policy: str) -> str | None:
         for event in reversed(self.memory.rows[RolloutOpened].values()):

@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 
-from machines.model.events import NodeCleaned, RolloutEnded
+from machines.model.events import NodeCleaned, PreparationRecorded, RolloutEnded
+from machines.model.preparation import Preparation, PreparationState
+from machines.model.rollout import DAEMON
 from rolloutd.cli.main import main
 from rolloutd.control.client import ApiError
 from rolloutd.engine.background.node_cleaning import GIVEN_UP_AFTER_S, INTERVAL_S, NodeCleaner
@@ -78,9 +80,9 @@ async def fleet(tmp_path: Path) -> AsyncIterator[tuple[ControlEnvironment, Nodes
         yield inside, nodes
 
 
-async def finished(inside: ControlEnvironment, name: str = "sysctl") -> str:
+async def finished(inside: ControlEnvironment, name: str = "sysctl", **more: Any) -> str:
     """Return a rollout that has changed p1 and has ended."""
-    rollout = await inside.start(text=PLAN_OF_P1.replace("name: sysctl", f"name: {name}"))
+    rollout = await inside.start(text=PLAN_OF_P1.replace("name: sysctl", f"name: {name}"), **more)
     await inside.finish(rollout, "p1")
     await inside.commit(RolloutEnded(rollout, inside.clock.now()))
     return rollout
@@ -178,6 +180,23 @@ async def test_checkpoints_and_artifacts_of_present_changes_stay(tmp_path: Path)
         assert found == [(*each[:2], "kept" if each[2] else "removed", each[2]) for each in expected]
         assert nodes.staged() == ["aa", "cc"]
         assert nodes.checkpoints.facts["p1"].keys() == {("sysctl", "stage"), ("foreign", "stage")}
+
+
+async def test_artifacts_that_later_rollout_uses_stay(tmp_path: Path) -> None:
+    """The second rollout of the same content skipped the stage: the node works with the first one's files."""
+    async with fleet(tmp_path) as (inside, nodes):
+        first = await finished(inside)
+        nodes.remember(first, "bb", previous=("aa",))
+        nodes.stager.files["p1", "/srv/aa/app.deb"] = b""
+        second = await finished(inside, again=True)
+        for rollout, state in ((first, PreparationState.DONE), (second, PreparationState.SKIPPED)):
+            row = Preparation(rollout, "p1", "stage", 1, state, "c", 0.0, 0.0)
+            # The facts have no stages of this plan; only the database is asked.
+            store = inside.state.store
+            await store.commit([PreparationRecorded(row)], actor=DAEMON, cause="test", at=inside.clock.now())
+        await clean(inside, "p1")
+        assert nodes.staged() == ["aa", "bb"]
+        assert nodes.checkpoints.facts["p1"]["sysctl", "stage"].content == "c"
 
 
 async def test_rollback_keeps_the_artifacts_before_it(tmp_path: Path) -> None:
