@@ -143,7 +143,7 @@ def sound_rollout(env: PrivateNodes) -> None:
 def install_newer_artifact_twice_and_clean(
     env: PrivateNodes, wanted: dict[str, Any], playbooks: dict[str, str]
 ) -> None:
-    """Only the artifact is another: it is installed too, and cleaning keeps it for the rollout that skips it."""
+    """Only the artifact is another: it is installed, and cleaning keeps it for the rollout that skips it."""
     newer = os.urandom(300_000)
     env.write_artifacts({"app-1.0.bin": newer})
     for runs in ("x\nx\n", "x\nx\n"):

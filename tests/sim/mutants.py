@@ -9,6 +9,7 @@ import sys
 from itertools import zip_longest
 
 from machines.facts import availability, votes
+from machines.model.preparation import PrepareStage
 from machines.rules import rollbacks
 from machines.scheduler import preparing
 from machines.workflow.isolation_plan import IsolationPlan
@@ -51,6 +52,12 @@ MUTANTS = (
         Driver._leave_out_downtime,
         "self._started_at - max(records, default=target.since) - MAX_RECORD_INTERVAL_S",
         "self._started_at - target.since",
+    ),
+    Mutant(
+        "install-knows-nothing-of-its-artifacts",
+        PrepareStage._staged_for,
+        "self.reads",
+        "()",
     ),
     Mutant("done-stage-prepared-again", node_stages._is_done, "True", "by_this_rollout"),
     Mutant(

@@ -29,6 +29,9 @@ from tests.sim.world import SimWorld
 ANSWER_TIMEOUT_S = 60.0
 """How long somebody waits for the daemon's answer."""
 
+NEW_RELEASES = 0.5
+"""Share of the superseding plans whose manifest has other artifacts; all else of them is the same."""
+
 
 @dataclass(frozen=True, slots=True)
 class SimUser:
@@ -118,6 +121,8 @@ class SimUsers:
         try:
             content, _ = await keeper.load_plan(old)
             content = {**content, "spec": {**content["spec"], "soak": 60}}
+            if self.world.streams.artifacts.random() < NEW_RELEASES:
+                content = plans.with_new_artifacts(content, name)
             plan = daemon.compile(content)
             if plan.pilot_node is not None and plan.pilot_node not in state.index.nodes:
                 return False  # submit refuses a pilot that is not a target

@@ -176,6 +176,16 @@ def with_random_preparation(preparation: random.Random, spec: dict[str, Any]) ->
     return {**spec, "prepare": {"stages": stages, "tolerate": tolerate}}
 
 
+def with_new_artifacts(content: dict[str, Any], release: str) -> dict[str, Any]:
+    """Return the content with other artifacts under the same names, if the plan stages any."""
+    prepare = content["spec"].get("prepare")
+    if prepare is None:
+        return content
+    artifacts = [{**each, "sha256": f"{each['name']}{release}" * 8} for each in ARTIFACTS]
+    prepare = {**prepare, "resolved": {**prepare["resolved"], "stage": {"artifacts": artifacts}}}
+    return {**content, "spec": {**content["spec"], "prepare": prepare}}
+
+
 def content_of(name: str, spec: dict[str, Any]) -> dict[str, Any]:
     """Return the canonical content of a plan, as the plan file's reader makes it."""
     document = {

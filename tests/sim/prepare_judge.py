@@ -39,6 +39,8 @@ class PrepareJudge:
         """The runs that disturbed their nodes, until a record says so."""
         self._stopped: dict[str, set[str]] = {}
         """The disturbed nodes of each rollout, until people said to proceed."""
+        self._installed: dict[tuple[str, str, str], frozenset[str]] = {}
+        """What was staged on a node when the latest run of an install ended, by plan, stage and node."""
         self._proven: set[tuple[str, str]] = set()
         """The stages of rollouts that were done on a node."""
 
@@ -49,8 +51,15 @@ class PrepareJudge:
         self._started_runs.add(handle)
         rollout, stage = _place(handle)
         done = self.nodes[node].checkpoints.get((self._plans[rollout].name, stage))
-        if done is not None and done.rollout == rollout:
+        row = self._rows.get((rollout, node, stage))
+        # A node whose labels have changed may get other artifacts, and is installed again.
+        if done is not None and done.rollout == rollout and (row is None or row.content == done.content):
             self._report(f"run {handle} repeats stage {stage}, which is done on {node}")
+
+    def on_run_ended(self, handle: str, node: str) -> None:
+        """Hear that a stage's playbook ended well: it has installed what was staged then."""
+        rollout, stage = _place(handle)
+        self._installed[self._plans[rollout].name, stage, node] = frozenset(self.nodes[node].staged)
 
     def on_node_disturbed(self, handle: str, node: str) -> None:
         """Hear that a stage's playbook changed what serves on a node."""
@@ -83,6 +92,7 @@ class PrepareJudge:
         name = f"stage {row.stage} of {row.node} in {row.rollout}"
         if row.state in PREPARED:
             self._proven.add((row.rollout, row.stage))
+            self._require_installed(name, row, stage)
         is_new = before is None or before.state is not PreparationState.RUNNING
         match row.state:
             case PreparationState.RUNNING if is_new:
@@ -93,6 +103,16 @@ class PrepareJudge:
                 self._report(f"{name} is done, and nothing says that {self._disturbed_by[key]} disturbed")
             case _:
                 pass
+
+    def _require_installed(self, name: str, row: Preparation, stage: PrepareStage) -> None:
+        """An install that counts as done was done with the artifacts of this rollout."""
+        if stage.kind is not PrepareKind.INSTALL:
+            return
+        plan = self._plans[row.rollout]
+        # Those with a selector depend on labels, which may have changed since.
+        wanted = {each.sha256 for before in plan.prepare for each in before.manifest if each.select is None}
+        if not wanted <= self._installed.get((plan.name, row.stage, row.node), frozenset()):
+            self._report(f"{name} is {row.state}, and was installed from other artifacts")
 
     def _on_begun(self, name: str, row: Preparation, stage: PrepareStage) -> None:
         running = [

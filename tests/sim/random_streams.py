@@ -25,6 +25,7 @@ class RandomStreams:
     preparation: random.Random
     guards: random.Random
     listeners: random.Random
+    artifacts: random.Random
     superseding: random.Random
 
     @classmethod

@@ -420,6 +420,8 @@ class SimWorld:
             return
         self.record(f"end {run.handle}")
         if is_prepare_run(run.handle):
+            if isinstance(result, Ok):
+                self.checker.preparations.on_run_ended(run.handle, machine.name)
             if run.request.variables.get("may_disturb") and self.fault_plan.chance("install-disturbs", 0.1):
                 machine.service_starts += 1
                 self.checker.preparations.on_node_disturbed(run.handle, machine.name)
