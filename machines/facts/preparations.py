@@ -51,7 +51,9 @@ class RolloutPreparations:
     """The (node, stage) that run, whatever became of the node or the rollout meanwhile."""
     _places: dict[str, tuple[str, Position]] = field(default_factory=dict)
     _waves: dict[str, int] = field(default_factory=dict)
-    _contents: dict[tuple[str | tuple[int, ...], ...], str] = field(default_factory=dict)
+    _contents: dict[tuple[str, tuple[int, ...], tuple[tuple[int, ...], ...]], str] = field(
+        default_factory=dict
+    )
     _spent_s: float = 0.0
     _prepared: Counter[str] = field(default_factory=Counter)
     """On how many nodes each stage is done."""
@@ -156,8 +158,8 @@ class RolloutPreparations:
     def content(self, stage: PrepareStage, node: Node) -> str:
         """Return the digest of the stage on this node; computed once for the same artifacts."""
         # Nodes with the same artifacts share a digest: over a large manifest it costs milliseconds.
-        read = (each.positions_for(node) if each.applies_to(node) else () for each in stage.reads)
-        key = (stage.name, stage.positions_for(node), *read)
+        read = tuple(each.positions_for(node) if each.applies_to(node) else () for each in stage.reads)
+        key = (stage.name, stage.positions_for(node), read)
         if key not in self._contents:
             self._contents[key] = stage.content_for(node)
         return self._contents[key]

@@ -9,7 +9,7 @@ whether a node was put back as late although no daemon was there to see.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from machines.model.events import (
     DeadlineExtended,
@@ -25,6 +25,7 @@ from machines.model.events import (
     PhaseMoved,
     PilotEvidenceAttached,
     RolloutCancelled,
+    RolloutEnded,
     RolloutOpened,
     RolloutPaused,
     RolloutResumed,
@@ -187,9 +188,9 @@ class Checker:
         self.records.on_commit(events)
         self.preparations.on_commit(events)
         self.superseded.on_commit(events)
-        admitting = {e.rollout for e in events if isinstance(e, PhaseMoved) and e.trigger is Trigger.ADMITTED}
-        if len(admitting) > 1:
-            self.report_violation(f"one refused row would stop {' and '.join(sorted(admitting))}")
+        decided = {event.rollout for event in events if _is_decided(event)}
+        if len(decided) > 1:
+            self.report_violation(f"one refused row would stop {' and '.join(sorted(decided))}")
         for event in events:
             self._on_event(event)
 
@@ -404,6 +405,13 @@ class Checker:
             on_failure=plan.on_failure.value,
             at_most=plan.at_most,
         )
+
+
+def _is_decided(event: Event) -> TypeGuard[PhaseMoved | GateOpened | RolloutEnded]:
+    """Return whether the event is a decision of the loop about one rollout."""
+    if isinstance(event, PhaseMoved):
+        return event.trigger in (Trigger.ADMITTED, Trigger.ROLLBACK_ORDERED, Trigger.DRIFTED)
+    return isinstance(event, GateOpened | RolloutEnded)
 
 
 def _windows_in_seconds(windows: Sequence[Window]) -> list[list[int]]:
