@@ -162,6 +162,7 @@ async def _run_services(
     sources = _make_sources(settings, tree_cache)
     shell = SshShell(settings.ssh.known_hosts, settings.ssh.user, settings.ssh.key_file)
     runner = _make_runner(state, shell, sources, tree_cache)
+    await runner.artifacts.abandon_unbegun()
     scheduler = ApschedulerScheduler()
     kit = AdapterContext(shell, clock, runner, state.inventory_snapshot, settings)
     checkpoints = SshCheckpoints(shell)

@@ -28,11 +28,20 @@ class RunArtifactStore:
     def __init__(self, runs_dir: Path) -> None:
         self._runs_dir = runs_dir
 
+    async def abandon_unbegun(self) -> None:
+        """Remove the secrets of runs that a killed daemon prepared; to be called before the first start."""
+        await asyncio.to_thread(self._abandon_unbegun)
+
     async def list_artifacts(self) -> Sequence[Artifact]:
         return await asyncio.to_thread(self._list_artifacts)
 
     async def remove(self, name: str, *, unmodified_since: float) -> bool:
         return await asyncio.to_thread(self._remove, name, unmodified_since)
+
+    def _abandon_unbegun(self) -> None:
+        for path in self._runs_dir.iterdir():
+            if any((path / name).exists() for name in wrapper.SECRET_FILES):
+                RunDirectory(path).abandon()
 
     def _list_artifacts(self) -> Sequence[Artifact]:
         found = []

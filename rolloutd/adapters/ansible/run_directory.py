@@ -140,6 +140,17 @@ class RunDirectory:
             self.delete_secrets()
         return taken
 
+    def abandon(self) -> None:
+        """Keep a wrapper from beginning the run and, if none has, remove what it would have needed."""
+        if not self.path.is_dir():
+            return
+        self.take_claim()
+        claim = self.read_claim()
+        if claim is not None and claim.holder == "daemon":
+            self.delete_secrets()  # also what was written after the claim
+            if sockets := self.read_metadata().get("sockets"):
+                wrapper.remove_tree(str(sockets))
+
     def delete_secrets(self) -> None:
         """Remove the fleet's variables and Ansible's temporary files, which only an active run needs.
 

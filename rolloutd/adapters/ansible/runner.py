@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Collection
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from weakref import WeakValueDictionary
 
@@ -259,8 +260,10 @@ class AnsibleRunner:
                 pid = await self._start_wrapper(directory, run)
             with contextlib.suppress(ProcessLookupError):  # a fork that is over is not our child
                 self._watch_process(tracked, pid)
-        except BaseException:
+        except BaseException as error:
             self._release_slot(tracked)
+            if not isinstance(error, FileExistsError):  # the directory of another start
+                directory.abandon()
             raise
         self._tracked[handle] = tracked
         if tracked.process_exit is None:
@@ -289,8 +292,14 @@ class AnsibleRunner:
         marker = self._markers.run_marker(run.request.node, run_id)
         is_reported = False
         while True:
+            thread = asyncio.to_thread(self._launcher.prepare, directory, run, marker, interpreter)
+            preparing = asyncio.create_task(thread)
             try:
-                return await asyncio.to_thread(self._launcher.prepare, directory, run, marker, interpreter)
+                return await asyncio.shield(preparing)
+            except asyncio.CancelledError:
+                # The thread goes on, so only at its end can its files be removed.
+                preparing.add_done_callback(partial(_abandon, directory))
+                raise
             except OSError as error:
                 if error.errno not in wrapper.NO_SPACE:
                     raise
@@ -466,6 +475,13 @@ def _evaluate(run: _TrackedRun, status: run_directory.RunStatus) -> Ok | Failed:
     run.directory.delete_secrets()
     tree, output = str(facts.get("tree", "")), run.directory.read_output_tail()
     return progress.evaluate_run(run.progress, status, playbook, limit_s, output, tree)
+
+
+def _abandon(directory: RunDirectory, preparing: asyncio.Task[None]) -> None:
+    """Abandon a run whose start was cancelled, once its preparation has ended."""
+    if not preparing.cancelled():
+        preparing.exception()  # retrieved, else asyncio logs it as never retrieved
+    directory.abandon()
 
 
 def _unfinished_run_host(directory: RunDirectory) -> Host | None:

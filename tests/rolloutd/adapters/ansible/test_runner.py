@@ -161,6 +161,36 @@ async def test_a_run_that_never_began_keeps_no_secret(real: AnsibleBackend) -> N
         assert [path for path in files if secret.encode() in path.read_bytes()] == []
 
 
+async def test_start_cancelled_in_preparation_keeps_no_secret(real: AnsibleBackend) -> None:
+    secret = "correct-horse-battery"
+    real.connection["ansible_become_password"] = secret
+    runner = real.runner()
+    starting = asyncio.create_task(runner.start(real.request("ok.yml")))
+    while not (real.runs_dir / "r1").exists():
+        await asyncio.sleep(0)
+    starting.cancel()
+    await asyncio.wait({starting})
+    assert starting.cancelled()
+    # The thread that prepares the run is not cancelled with it.
+    await wait_until(lambda: (real.runs_dir / "r1" / "command").exists())
+    await wait_until(lambda: not RunDirectory(real.runs_dir / "r1").connection_file.exists())
+    files = [path for path in (real.runs_dir / "r1").rglob("*") if path.is_file()]
+    assert [path for path in files if secret.encode() in path.read_bytes()] == []
+    again = await runner.start(real.request("ok.yml"))
+    assert isinstance((await ended(runner, again))[0].result, Ok)
+
+
+async def test_runs_that_never_began_are_swept_at_start(real: AnsibleBackend) -> None:
+    directories = [RunDirectory(real.runs_dir / name) for name in ("unclaimed", "claimed", "running")]
+    for directory in directories:
+        directory.path.mkdir(parents=True)
+        directory.write(directory.connection_file, {"ansible_become_password": "correct-horse-battery"})
+    (directories[1].path / "claim").write_text("daemon 1 1 another-boot")
+    (directories[2].path / "claim").write_text(f"run {os.getpid()} 1 this-boot")
+    await real.runner().artifacts.abandon_unbegun()
+    assert [each.connection_file.exists() for each in directories] == [False, False, True]
+
+
 async def test_no_log_hides_a_result_from_the_events(real: AnsibleBackend) -> None:
     state, directory, _ = await play(
         real,
