@@ -11,6 +11,8 @@ import os
 import sys
 from pathlib import Path
 
+BIND_RETRY_S = 0.1
+
 SLOW_S = 10.0
 
 
@@ -30,7 +32,12 @@ async def serve_connection(reader: asyncio.StreamReader, writer: asyncio.StreamW
 
 
 async def main(port: int, pid_file: Path) -> None:
-    server = await asyncio.start_server(serve_connection, "127.0.0.1", port, reuse_address=True)
+    server = None
+    while server is None:
+        try:
+            server = await asyncio.start_server(serve_connection, "127.0.0.1", port, reuse_address=True)
+        except OSError:  # a connection of another test has the port for a moment
+            await asyncio.sleep(BIND_RETRY_S)
     pid_file.write_text(str(os.getpid()))
     async with server:
         await server.serve_forever()
