@@ -37,7 +37,7 @@ from machines.model.selector import parse_selector
 from machines.model.windows import Window
 from rolloutd.planfile.change import DEFAULT_GUARD
 from rolloutd.planfile.model import WindowSpec
-from rolloutd.plugin import CHECKS, ISOLATORS, PROBES, installed_adapters
+from rolloutd.plugin import CHECKS, GUARDS, ISOLATORS, PROBES, command_parameters, installed_adapters
 from rolloutd.ports import SourceRules
 from rolloutd.settings import PoolKey, Settings
 
@@ -163,10 +163,16 @@ def compile_steps(
             capabilities=adapters[kind].capabilities if kind in adapters else frozenset(),
             where=None if params.get("where") is None else parse_selector(params["where"]),
             node_kinds=adapters[kind].node_kinds if kind in adapters else frozenset(),
+            commands=_commands(group, kind),
         )
         for number, step in enumerate(steps)
         for kind, params in step.items()
     )
+
+
+def _commands(group: str, kind: str) -> frozenset[str]:
+    adapters = installed_adapters(group)
+    return command_parameters(adapters[kind].params) if kind in adapters else frozenset()
 
 
 def _compile_pool_rule(pool: PoolKey) -> PoolRule:
@@ -237,7 +243,7 @@ def _compile_guard(guard: Mapping[str, JSON] | None) -> Guard | None:
     params = {key: value for key, value in guard.items() if key not in ("kind", "confirm")}
     kind, timeout_s = guard.get("kind", DEFAULT_GUARD), float(guard.get("timeout", GUARD_TIMEOUT_S))
     return Guard(
-        step=StepDef(GUARD_STEP, kind, params, timeout_s=timeout_s),
+        step=StepDef(GUARD_STEP, kind, params, timeout_s=timeout_s, commands=_commands(GUARDS, kind)),
         after_s=after_s,
         confirm=tuple(
             replace(

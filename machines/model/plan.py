@@ -101,6 +101,7 @@ class StepDef:
     for (target_plan.py).  Of a check, `baseline`: it also runs before the isolation, and need not pass if it
     failed then; `repair`: the playbook that is run once when it fails; `accepts_unknown`: a result that stays
     unknown passes.  Of an isolator, `drain_timeout_s`: its limit of isolating, None for the plan's.
+    `commands`: the parameters that are shell commands.
     """
 
     name: str
@@ -116,6 +117,7 @@ class StepDef:
     repair: str = ""
     accepts_unknown: bool = False
     drain_timeout_s: float | None = None
+    commands: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,6 +62,7 @@ __all__ = [
     "SelectorText",
     "SettingsSection",
     "TemplateText",
+    "command_parameters",
     "duration_field",
     "installed_adapters",
     "installed_sections",
@@ -201,6 +202,16 @@ class SettingsSection:
 
     params: type[Params]
     description: str
+
+
+@cache
+def command_parameters(params: type[Params] | None) -> frozenset[str]:
+    """Return the names of the parameters that are shell commands, or lists of them."""
+    found = {} if params is None else params.model_json_schema()["properties"]
+    formats = {
+        name: (each.get("format"), each.get("items", {}).get("format")) for name, each in found.items()
+    }
+    return frozenset(name for name, each in formats.items() if "command" in each)
 
 
 def installed_adapters(group: str) -> Mapping[str, Registration]:

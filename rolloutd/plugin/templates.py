@@ -1,5 +1,8 @@
 """Rendering of `{{ ... }}` templates in the parameters of a step.
 
+In a shell command every value is quoted, so that a label cannot become a command; `| raw` leaves it as it is
+and is refused for what inventories give.
+
 Statements and comments are disabled, so `${#x}` and `{%` in a shell command
 stay as they are.  The names are `node.name`, `node.address`, `node.labels.X`
 and `vars.X`.  Calls, arithmetic and loops are refused, so a template cannot reach the daemon's
@@ -8,8 +11,9 @@ objects or exhaust its memory.  Ansible renders the variables of a stage.
 
 from __future__ import annotations
 
+import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -31,10 +35,19 @@ ALLOWED = (
     "also with | default(...), quote, lower, trim"
 )
 
+_HARMLESS = re.compile(r"[A-Za-z0-9_@%+=:,./-]*")
+"""Texts that mean the same to a shell within quotes and without."""
+
+_PLAIN_CONTEXT = re.compile(
+    r"""(?:[^'"\\`$\#<]|'[^']*'|"(?:[^"\\`$]|\\.|\$(?=\w)|\$\{\w+\})*"|\\.|\$(?!['"])|(?<=[^\s;|&()])\#|<(?!<))*""",
+    re.DOTALL,
+)
+"""A part of a command after which a shell is within no quotes, comment or here-document."""
+
 _NEVER_MATCHES = "\x01never"
 """Part of the delimiters of statements and comments, which disables both: no file may contain it."""
 
-_ALLOWED_FILTERS = frozenset({"default", "d", "lower", "upper", "trim", "int", "length", "quote"})
+_ALLOWED_FILTERS = frozenset({"default", "d", "lower", "upper", "trim", "int", "length", "quote", "raw"})
 _ALLOWED_TESTS = frozenset({"defined", "undefined", "none"})
 _ALLOWED_NODES = (
     nodes.Template,
@@ -66,6 +79,16 @@ class TemplateInvalid(ValueError):
         self.allowed = allowed
 
 
+class _Raw(str):
+    """A value that goes into a command as it is."""
+
+    __slots__ = ()
+
+
+class _NeedsPlainContext(ValueError):
+    """A value that only a place without quotes can take safely."""
+
+
 class RenderFailed(RolloutdError):
     """A valid template cannot be rendered for this node: a label or a variable is missing."""
 
@@ -88,42 +111,57 @@ def validate_template(text: str) -> None:
 
 
 def render(
-    value: JSON, *, node: str, address: str, labels: Mapping[str, str], variables: Mapping[str, JSON]
+    value: JSON,
+    *,
+    node: str,
+    address: str,
+    labels: Mapping[str, str],
+    variables: Mapping[str, JSON],
+    commands: Collection[str] = (),
 ) -> JSON:
     """Return the value with every text rendered, also in lists and mappings.
 
-    Raises RenderFailed with the text and what it lacks.
+    `commands` are the keys of shell commands.  Raises RenderFailed with the text and what it lacks.
     """
     names = {
         "node": {"name": node, "address": address, "labels": dict(labels)},
         "vars": dict(variables),
     }
-    return _render_value(value, names)
+    return _render_value(value, names, commands, is_command=False)
 
 
-def _render_value(value: JSON, names: Mapping[str, JSON]) -> JSON:
+def _render_value(
+    value: JSON, names: Mapping[str, JSON], commands: Collection[str], *, is_command: bool
+) -> JSON:
     match value:
         case str():
-            return _render_text(value, names)
+            return _render_text(value, names, is_command=is_command)
         case list() | tuple():
-            return [_render_value(item, names) for item in value]
+            return [_render_value(item, names, (), is_command=is_command) for item in value]
         case Mapping():
-            return {key: _render_value(item, names) for key, item in value.items()}
+            return {
+                key: _render_value(item, names, (), is_command=is_command or key in commands)
+                for key, item in value.items()
+            }
         case _:
             return value
 
 
-def _render_text(text: str, names: Mapping[str, JSON]) -> str:
+def _render_text(text: str, names: Mapping[str, JSON], *, is_command: bool) -> str:
     if "{{" not in text:
         return text
     validate_template(text)
     node, rendered = names["node"]["name"], ""
     try:
-        for part in _compile_template(text).generate(names):
+        for part in _compile_template(text, is_command=is_command).generate(names):
             # Part by part, so that a text that grows is stopped before it is whole.
             rendered += part[: MAX_RENDERED_CHARS + 1]
             if len(rendered) > MAX_RENDERED_CHARS:
                 raise RenderFailed(f"cannot fill {text[:100]!r} for node {node}: it grows too long")
+    except _NeedsPlainContext as error:
+        raise RenderFailed(
+            f"cannot fill {text!r} for node {node}: {error}; take the template out of the quotes"
+        ) from None
     except (TemplateError, ArithmeticError, LookupError, TypeError, ValueError) as error:
         raise RenderFailed(
             f"cannot fill {text!r} for node {node}: {error}; "
@@ -133,8 +171,22 @@ def _render_text(text: str, names: Mapping[str, JSON]) -> str:
 
 
 @lru_cache(maxsize=256)
-def _compile_template(text: str) -> Template:
-    return _environment().from_string(text)
+def _compile_template(text: str, *, is_command: bool) -> Template:
+    environment = _environment()
+    tree = environment.parse(text)
+    before = ""
+    if is_command:  # where all values are quoted, once
+        for filter_ in tree.find_all(nodes.Filter):
+            filter_.name = "_same" if filter_.name == "quote" else filter_.name
+    # One output, because statements are disabled.
+    for output in tree.find_all(nodes.Output):
+        for number, part in enumerate(output.nodes):
+            if isinstance(part, nodes.TemplateData):
+                before += part.data
+            elif is_command:
+                name = "_in_command" if _PLAIN_CONTEXT.fullmatch(before) else "_in_quotes"
+                output.nodes[number] = nodes.Filter(part, name, [], [], None, None, lineno=part.lineno)
+    return environment.from_string(tree)
 
 
 @lru_cache(maxsize=1)
@@ -151,13 +203,27 @@ def _environment() -> SandboxedEnvironment:
     environment.filters = {
         name: filter_ for name, filter_ in environment.filters.items() if name in _ALLOWED_FILTERS
     }
-    environment.filters["quote"] = _shell_quote
+    environment.filters |= {
+        "quote": _in_command,
+        "raw": _Raw,
+        "_same": str,
+        "_in_command": _in_command,
+        "_in_quotes": _in_quotes,
+    }
     return environment
 
 
-def _shell_quote(value: object) -> str:
+def _in_command(value: object) -> str:
     """Quote for the shell, so that a label cannot become a command."""
-    return shlex.quote(str(value))
+    return value if isinstance(value, _Raw) else shlex.quote(str(value))
+
+
+def _in_quotes(value: object) -> str:
+    """Return a value that means the same wherever it stands in a command; others cannot be quoted there."""
+    text = str(value)
+    if isinstance(value, _Raw) or _HARMLESS.fullmatch(text):
+        return text
+    raise _NeedsPlainContext(f"{text[:100]!r} has characters that a shell interprets")
 
 
 def _all_nodes(tree: nodes.Node) -> Iterator[tuple[nodes.Node, int]]:
@@ -177,6 +243,8 @@ def _check_node(node: nodes.Node) -> None:
             raise TemplateInvalid(
                 f"unknown filter '{node.name}'", "the filters " + ", ".join(sorted(_ALLOWED_FILTERS))
             )
+        case nodes.Filter(name="raw") if any(name.name == "node" for name in node.find_all(nodes.Name)):
+            raise TemplateInvalid("'raw' is not allowed for what the inventory gives", "it without | raw")
         case nodes.Test() if node.name not in _ALLOWED_TESTS:
             raise TemplateInvalid(
                 f"unknown test '{node.name}'", "the tests " + ", ".join(sorted(_ALLOWED_TESTS))

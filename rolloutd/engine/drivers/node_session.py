@@ -139,6 +139,7 @@ class NodeSession:
                 address=host.address,
                 labels=host.labels,
                 variables=variables,
+                commands=spec.commands,
             ),
             deadline=state.now() + spec.timeout_s,
             source=await self.adapters.source(self.rollout),

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rolloutd.plugin import CHECKS, GUARDS, ISOLATORS, PROBES, command_parameters, installed_adapters
 from rolloutd.plugin.templates import (
     MAX_RENDERED_CHARS,
     RenderFailed,
@@ -90,3 +93,99 @@ def test_a_text_that_grows_too_long_is_refused() -> None:
             labels={},
             variables={"long": "x" * (MAX_RENDERED_CHARS + 1)},
         )
+
+
+COMMANDS = {
+    (ISOLATORS, "command"): {"do", "undo", "look"},
+    (PROBES, "command"): {"run"},
+    (CHECKS, "ssh"): {"run"},
+    (GUARDS, "ssh"): {"commands"},
+}
+HOSTILE = (
+    "$(touch canary)",
+    "`touch canary`",
+    "; touch canary",
+    "x' ; touch canary ; '",
+    'x" ; touch canary ; "',
+    "\ntouch canary\n",
+    "| touch canary",
+    "& touch canary",
+    "\\",
+    "-n",
+    "a b",
+    "*",
+    "",
+)
+PLACES = (
+    "echo {{ X }}",
+    "echo {{ X | quote }}",
+    "echo '{{ X }}'",
+    'echo "{{ X }}"',
+    'echo "{{ X | quote }}"',
+    "echo $(echo {{ X }})",
+    'echo "$(echo {{ X }})"',
+    'echo "$(echo "{{ X }}")"',
+    "echo `echo {{ X }}`",
+    "cat <<END\n{{ X }}\nEND",
+    "true # it isn't {{ X }}",
+    "true # it isn't\necho {{ X }}",
+    "echo $'it\\'s' {{ X }}",
+    'x=1; echo "${x:-{{ X }}}"',
+    "echo ${x#it's} {{ X }}",
+    "echo \\'{{ X }}\\'",
+    "echo 'a'{{ X }}\"b\"",
+    "echo {{ 'a' ~ X }}",
+    "echo {{ X | lower }}",
+)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_no_value_becomes_a_command(tmp_path: Path, place: str) -> None:
+    filled = [value for value in HOSTILE if run_with_label(tmp_path, place, value)]
+    assert filled, "some value can be filled in everywhere"
+    assert not (tmp_path / "canary").exists()
+
+
+def run_with_label(directory: Path, place: str, value: str) -> bool:
+    """Run a command with a label's value in two shells; return whether it could be filled."""
+    text, labels = place.replace("X", "node.labels.evil"), {"evil": value}
+    try:
+        params = render({"run": text}, node="n1", address="", labels=labels, variables={}, commands=("run",))
+    except RenderFailed:
+        return False
+    for shell in ("/bin/sh", "/bin/bash"):
+        subprocess.run([shell, "-c", params["run"]], cwd=directory, check=False, capture_output=True)
+    return True
+
+
+def test_value_that_quotes_cannot_hold_is_refused() -> None:
+    labels, params = {"evil": "$(touch canary)"}, {"run": 'echo "{{ node.labels.evil }}"'}
+    with pytest.raises(RenderFailed, match="has characters that a shell interprets; take the template out"):
+        render(params, node="n1", address="", labels=labels, variables={}, commands=("run",))
+
+
+def test_values_of_commands_are_quoted_once() -> None:
+    texts = ["echo {{ node.labels.evil }}", "echo {{ node.labels.evil | quote }}", "echo '{{ node.name }}'"]
+    found = render({"run": texts}, node="n1", address="", labels=LABELS, variables={}, commands=("run",))
+    assert found == {"run": ["echo 'x; rm -rf /'", "echo 'x; rm -rf /'", "echo 'n1'"]}
+
+
+def test_raw_leaves_plan_variables_alone() -> None:
+    text = "systemctl restart {{ vars.units | raw }}"
+    found = render(
+        {"run": text}, node="n1", address="", labels={}, variables={"units": "a b"}, commands=("run",)
+    )
+    assert found == {"run": "systemctl restart a b"}
+    for value in ("node.name", "node.labels.site", "vars.x ~ node.address"):
+        with pytest.raises(TemplateInvalid, match="not allowed for what the inventory gives"):
+            validate_template(f"echo {{{{ ({value}) | raw }}}}")
+
+
+def test_steps_know_their_commands() -> None:
+    found = {
+        (group, kind): set(command_parameters(adapter.params))
+        for group in (ISOLATORS, PROBES, CHECKS, GUARDS)
+        for kind, adapter in installed_adapters(group).items()
+        if command_parameters(adapter.params)
+    }
+    assert found == COMMANDS
