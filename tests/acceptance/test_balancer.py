@@ -20,7 +20,7 @@ import pytest
 from tests.support import web_server
 from tests.support.daemon_environment import POLL_S, WAIT_LIMIT_S, DaemonEnvironment, daemon_environment, plan
 from tests.support.haproxy import Haproxy
-from tests.support.sshd import free_port
+from tests.support.ports import free_port
 from tests.support.web_client import WebClient
 
 pytestmark = pytest.mark.servers("haproxy")

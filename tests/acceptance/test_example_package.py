@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.haproxy import Haproxy
-from tests.support.sshd import free_port
+from tests.support.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "flagfile"

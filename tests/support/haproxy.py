@@ -15,7 +15,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from tests.support.sshd import free_port
+from tests.support.ports import free_port
 
 HAPROXY = "/usr/sbin/haproxy"
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 import subprocess
 import time
 import urllib.error
@@ -16,6 +15,8 @@ import urllib.request
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
+
+from tests.support.ports import free_port
 
 PROMETHEUS = "/usr/bin/prometheus"
 
@@ -93,8 +94,7 @@ class Prometheus:
         return float(result[0]["value"][1]) if result else None
 
     def _start_process(self, config: Path, until: float) -> bool:
-        with socket.create_server(("127.0.0.1", 0)) as chosen:
-            port = chosen.getsockname()[1]
+        port = free_port()
         command = [
             PROMETHEUS,
             f"--config.file={config}",

@@ -13,13 +13,14 @@ import os
 import pwd
 import select
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from tests.support.ports import free_port
 
 SSHD = "/usr/sbin/sshd"
 MARK = "ROLLOUTD_TEST_SSHD"
@@ -178,12 +179,6 @@ def _make_key(path: Path) -> None:
         check=True,
         stdin=subprocess.DEVNULL,
     )
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _processes_with_mark(mark: bytes) -> list[int]:

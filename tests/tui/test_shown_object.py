@@ -124,7 +124,9 @@ async def test_operation_applies_to_what_cursor_shows(
     keys, text, expected = OPENED[page]
     async with run_console(fleet, socket_dir, size=size) as (app, pilot, _):
         await wait_for_text(pilot, "1 for you")
-        await pilot.press(*keys)
+        for key in keys:
+            await pilot.press(key)
+            await wait_for_text(pilot, *({"n": ["12 nodes"]}.get(key, [])))
         if page == "gates":
             await wait_until(pilot, lambda: text in list_text(app, "#content"))
         else:

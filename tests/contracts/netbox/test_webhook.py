@@ -26,7 +26,7 @@ from rolloutd.errors import SourceFailed
 from rolloutd.ports import DiscoveredNode
 from tests.contracts.netbox.backends import Server, open_fake
 from tests.support.fake_netbox import FakeNetbox, Fleet
-from tests.support.sshd import free_port
+from tests.support.ports import free_port
 
 SECRET = b"twin-twin-twin-twin"
 DEVICES = "/api/dcim/devices/"
