@@ -15,7 +15,7 @@ from typing import Any
 
 from machines.facts.projection import Projection
 from machines.model.events import DaemonStarted
-from rolloutd import __version__
+from rolloutd import __version__, threads
 from rolloutd.adapters.ansible.runner import AnsibleRunner
 from rolloutd.adapters.ansible.tree_cache import TreeCache
 from rolloutd.adapters.directory_store import DirectoryStore
@@ -97,7 +97,7 @@ async def serve(settings: Settings, leadership: Leadership | None = None) -> Non
         loop.add_signal_handler(number, stopping.set)
     clock, service, inherited = SystemClock(), SystemdNotifier.from_environment(), inherited_socket()
     compiler = TeamPlanCompiler(settings.teams)
-    for lack in await asyncio.to_thread(find_missing_prerequisites, settings):
+    for lack in await threads.FILES.run(find_missing_prerequisites, settings):
         log.warning("the settings name what is not there: %s", lack)
     channels = _load_channels(settings)
     leadership = leadership or StateLock(settings.store)
@@ -109,7 +109,7 @@ async def serve(settings: Settings, leadership: Leadership | None = None) -> Non
         service.set_status("Opening the database.")
         # A new term ends that of another daemon, so begin one only if clients can reach this daemon.
         if inherited is None:
-            await asyncio.to_thread(check_bindable, settings.socket, settings.socket_group)
+            await threads.ACCOUNTS.run(check_bindable, settings.socket, settings.socket_group)
         store = await open_store(settings.store, compile_plan=compiler)
         try:
             state = await _load_state(settings, store, clock, compiler, leadership)

@@ -63,6 +63,10 @@ class NotAllowed(RolloutdError):
     """The caller has no right to do this; the text names who has it."""
 
 
+class AccountUnknown(RolloutdError):
+    """The name service did not say in time who the caller is; the request had no effect."""
+
+
 class NotFound(RolloutdError):
     """There is no such rollout, node, gate, run or database."""
 

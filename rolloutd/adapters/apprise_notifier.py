@@ -8,7 +8,6 @@ nothing.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import stat
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 
 import apprise
 
+from rolloutd import threads
 from rolloutd.errors import Diagnostic, InvalidFile, NotifyFailed
 from rolloutd.ports import Notifier
 
@@ -41,7 +41,7 @@ class AppriseNotifier:
     async def send(self, title: str, text: str) -> None:
         """Send one message; raises NotifyFailed."""
         try:
-            delivered = await asyncio.to_thread(self._apprise.notify, body=text or title, title=title)
+            delivered = await threads.NOTIFICATIONS.run(self._apprise.notify, body=text or title, title=title)
         except (OSError, TypeError, ValueError) as error:
             raise NotifyFailed(f"the message was not taken: {type(error).__name__}") from error
         if not delivered:

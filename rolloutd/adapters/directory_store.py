@@ -6,7 +6,6 @@ directory restarts its retention period.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import shutil
@@ -15,6 +14,7 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
+from rolloutd import threads
 from rolloutd.ports import Artifact
 
 STAGING_PREFIX = ".staged-"
@@ -32,10 +32,10 @@ class DirectoryStore:
             shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
 
     async def list_artifacts(self) -> Sequence[Artifact]:
-        return await asyncio.to_thread(self._list_artifacts)
+        return await threads.FILES.run(self._list_artifacts)
 
     async def remove(self, name: str, *, unmodified_since: float) -> bool:
-        return await asyncio.to_thread(self._remove, name, unmodified_since)
+        return await threads.FILES.run(self._remove, name, unmodified_since)
 
     def stage(self) -> Path:
         """Create an empty directory that publish() completes."""

@@ -24,6 +24,7 @@ from machines.facts.projection import Projection
 from machines.model.plan import PILOT_WAVE, GateName
 from machines.model.rollout import Rollout, Target
 from machines.states import IN_FLIGHT_PHASES, Phase
+from rolloutd import threads
 from rolloutd.adapters.ansible.runner import AnsibleRunner
 from rolloutd.adapters.registry import create_adapter
 from rolloutd.adapters.sources.tree_store import tree_directory
@@ -129,14 +130,14 @@ async def run_checks(settings: Settings, report: DaemonReport) -> list[CheckResu
     """Return the results of all checks except check_settings()."""
     results = [
         *check_state_dir(settings.state_dir),
-        *await asyncio.to_thread(lambda: list(_check_prerequisites(settings))),
+        *await threads.FILES.run(lambda: list(_check_prerequisites(settings))),
     ]
     if os.access(settings.state_dir, os.R_OK | os.X_OK):
-        found, is_loadable = await asyncio.to_thread(check_database, settings.store)
+        found, is_loadable = await threads.FILES.run(check_database, settings.store)
         results += found
         if is_loadable:
             results += await _check_content(settings)
-    results.append(await _run_check("people", lambda: asyncio.to_thread(_check_accounts, settings)))
+    results.append(await _run_check("people", lambda: threads.ACCOUNTS.run(_check_accounts, settings)))
     results.append(await _run_check("ansible", lambda: _check_ansible(settings)))
     results.append(await _run_check("ssh", lambda: _check_ssh(settings)))
     results.append(report.daemon)
@@ -207,7 +208,7 @@ async def _check_playbooks(settings: Settings, store: Store) -> str:
         rollout: tree_directory(settings.state_dir, PinnedSource(pin["kind"], pin["pin"]))
         for rollout, pin in pins.items()
     }
-    missing = [rollout for rollout, place in places.items() if not await asyncio.to_thread(place.is_dir)]
+    missing = [rollout for rollout, place in places.items() if not await threads.FILES.run(place.is_dir)]
     if missing:
         raise _CheckFailed(
             f"those of {', '.join(missing)} are missing in {settings.state_dir}/trees; copy them from the"

@@ -6,7 +6,6 @@ presents a token needs no right, but is recorded, so that four eyes hold.
 
 from __future__ import annotations
 
-import asyncio
 import re
 import stat
 from collections.abc import Mapping
@@ -16,6 +15,7 @@ from pathlib import Path
 from machines.model.events import VoteCast, VoteWithdrawn
 from machines.model.plan import GateName
 from machines.model.rollout import Actor, ActorKind, Rollout
+from rolloutd import threads
 from rolloutd.commands import tokens, voting
 from rolloutd.commands.rollout_commands import Events, Principal
 from rolloutd.commands.tokens import MAX_TOKEN_LIFETIME_S, Claims, InvalidToken
@@ -48,7 +48,7 @@ async def verify_token(accounts: Mapping[str, ServiceAccount], token: str) -> Cl
         account = accounts.get(service)
         if account is None:
             raise NotAllowed(f"{service!r}: no such service account; add it to the settings")
-        return tokens.verify(token, await asyncio.to_thread(_read_key, account.key_file))
+        return tokens.verify(token, await threads.FILES.run(_read_key, account.key_file))
     except InvalidToken as bad:
         raise NotAllowed(str(bad)) from None
 

@@ -23,7 +23,7 @@ from machines.model.target_plan import lacks_check, lacks_isolator
 from machines.rules.waves import assign_waves
 from machines.states import Outcome, Trigger
 from machines.workflow.phase_transitions import transition
-from rolloutd import planfile
+from rolloutd import planfile, threads
 from rolloutd.commands.rollout_commands import Principal, require_plan_owner
 from rolloutd.commands.verdicts import Draft, matching_verdicts, require_matching, require_overridden
 from rolloutd.compile import compile_plan
@@ -86,10 +86,10 @@ async def resolve_plan(
         await asyncio.wait_for(state.inventory_refreshed.wait(), FIRST_REFRESH_TIMEOUT_S)
     pinned = await _pin_source(state, sources, plan_file, upload)
     tree = sources.tree_path(pinned)
-    if diagnostics := await asyncio.to_thread(playbook_diagnostics, plan_file, tree):
+    if diagnostics := await threads.FILES.run(playbook_diagnostics, plan_file, tree):
         raise InvalidFile(diagnostics)
     _require_known_owner(plan_file, state)
-    plan_file = await asyncio.to_thread(resolve_prepare, plan_file, tree, force)
+    plan_file = await threads.FILES.run(resolve_prepare, plan_file, tree, force)
     # In a thread, on a fork: ten thousand targets take longer than the loop may pause.
     return await compute(
         _resolve, state.index.fork(), state.settings, state.connections, plan_file, pinned, force

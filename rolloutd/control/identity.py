@@ -18,10 +18,15 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from machines.model.rollout import Actor, ActorKind
+from rolloutd import threads
+from rolloutd.errors import AccountUnknown
 from rolloutd.settings import TeamSettings
 
 ACCOUNT_CACHE_TTL_S = 10.0
 """How long an account is cached: a person who was just added to a group waits no longer."""
+
+LOOKUP_TIMEOUT_S = 10.0
+"""How long a caller waits for the name service before the request is refused."""
 
 MAX_CACHED_ACCOUNTS = 1024
 """Accounts cached; more people than use one machine in ten seconds."""
@@ -93,26 +98,43 @@ class AccountLookup(Protocol):
 
 
 class CachedNameService:
-    """A name service with a cache; lookups run in a thread, because they may block."""
+    """A name service with a cache; callers with one uid share one lookup, which runs in a thread."""
 
     def __init__(self, now: Callable[[], float], look_up: Callable[[int], Account] = look_up_account) -> None:
         self._now = now
         self._look_up = look_up
         self._cache: dict[int, tuple[float, Account]] = {}
+        self._running: dict[int, asyncio.Task[Account]] = {}
 
     async def account(self, uid: int) -> Account:
-        """Return the account, at most ACCOUNT_CACHE_TTL_S old."""
+        """Return the account, at most ACCOUNT_CACHE_TTL_S old; raises AccountUnknown."""
         cached = self._cache.get(uid)
-        now = self._now()
         # A clock that was set back must not keep an account for longer.
-        if cached is not None and 0 <= now - cached[0] < ACCOUNT_CACHE_TTL_S:
+        if cached is not None and 0 <= self._now() - cached[0] < ACCOUNT_CACHE_TTL_S:
             return cached[1]
-        account = await asyncio.to_thread(self._look_up, uid)
+        running = self._running.get(uid)
+        if running is None:
+            running = self._running[uid] = asyncio.create_task(self._look_up_and_cache(uid))
+        # Not the lookup itself: it goes on, and a caller that comes again must not add another.
+        await asyncio.wait((running,), timeout=LOOKUP_TIMEOUT_S)
+        if not running.done():
+            raise AccountUnknown(
+                f"user {uid}: the name service has not answered for {LOOKUP_TIMEOUT_S:.0f} s; "
+                f"see `getent passwd {uid}`, then try again"
+            )
+        return running.result()
+
+    async def _look_up_and_cache(self, uid: int) -> Account:
+        asked_at = self._now()
+        try:
+            account = await threads.ACCOUNTS.run(self._look_up, uid)
+        finally:
+            del self._running[uid]
         # Removed first, so that the order of the dict is by age and the oldest is dropped.
         self._cache.pop(uid, None)
         while len(self._cache) >= MAX_CACHED_ACCOUNTS:
             del self._cache[next(iter(self._cache))]
-        self._cache[uid] = (now, account)
+        self._cache[uid] = (asked_at, account)
         return account
 
 

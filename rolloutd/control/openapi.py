@@ -22,7 +22,7 @@ ERROR_DESCRIPTIONS = {
     "413": "The body is too big.",
     "422": "The plan has mistakes; lists them all.",
     "429": "The caller has too many connections, requests, streams or uploads open.",
-    "503": "The store cannot write; nothing has changed.",
+    "503": "The store cannot write, or the name service does not answer; nothing has changed.",
 }
 
 _PATH_PARAMETER = re.compile(r"{(\w+)}")

@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from rolloutd.control import wire_fleet
 from rolloutd.control.limits import TooMany
 from rolloutd.errors import (
+    AccountUnknown,
     Conflict,
     DeadlineInPast,
     Diagnostic,
@@ -55,6 +56,7 @@ _STATUSES: Mapping[type[RolloutdError], tuple[int, str]] = {
     BadRequest: (400, "wrong-request"),
     PayloadTooLarge: (413, "too-big"),
     NotAllowed: (403, "not-allowed"),
+    AccountUnknown: (503, "account-unknown"),
     NotFound: (404, "not-found"),
     Conflict: (409, "conflict"),
     StoreFailed: (503, "store-failed"),

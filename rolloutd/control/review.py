@@ -6,7 +6,6 @@ the text of its source is for members of a team and admins.
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -17,7 +16,7 @@ from machines.model.rollout import Rollout
 from machines.model.timefmt import format_duration
 from machines.scheduler.blast_radius import blast_radius
 from machines.states import CARRIES_CHANGE
-from rolloutd import planfile
+from rolloutd import planfile, threads
 from rolloutd.commands import voting
 from rolloutd.control import serializers, wire_plans
 from rolloutd.control.identity import Identity
@@ -154,7 +153,7 @@ async def _source_review(
         previous = None if before is None else sources.tree_path(before)
     except NotFound:  # its files are compared with nothing, so all of them are new
         previous = None
-    return await asyncio.to_thread(read_source_review, tree, previous, playbooks)
+    return await threads.FILES.run(read_source_review, tree, previous, playbooks)
 
 
 def _hidden(path: str, note: str) -> wire_plans.PlaybookText:

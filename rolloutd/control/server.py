@@ -22,6 +22,7 @@ from aiohttp import HttpVersion11, web
 from aiohttp.http_exceptions import HttpProcessingError
 from pydantic import BaseModel, ValidationError
 
+from rolloutd import threads
 from rolloutd.control import responses
 from rolloutd.control.handlers import ROUTES
 from rolloutd.control.identity import (
@@ -146,7 +147,7 @@ class ControlServer:
             sock = self._inherited_socket
         else:
             # In a thread: it waits for the answer of a daemon that may listen there.
-            self._bound = await asyncio.to_thread(bind, self._path, self._group)
+            self._bound = await threads.ACCOUNTS.run(bind, self._path, self._group)
             sock = self._bound.sock
         serve = self._runner.server
         assert serve is not None

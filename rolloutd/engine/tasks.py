@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hasha
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar
 
+from rolloutd import threads
 from rolloutd.ports import Clock
 
 log = logging.getLogger("rolloutd.engine.tasks")
@@ -46,7 +47,7 @@ async def compute(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -
     gc.disable()
     _computations.add(computation := object())
     try:
-        return await asyncio.to_thread(function, *args, **kwargs)
+        return await threads.COMPUTATIONS.run(function, *args, **kwargs)
     finally:
         _computations.remove(computation)
         # Computations may overlap; only the last one to end turns the collection on again.

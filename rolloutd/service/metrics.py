@@ -25,6 +25,7 @@ from machines.rules import gates
 from machines.scheduler.progress import rollout_progress
 from machines.scheduler.queue import SchedulingQueue
 from machines.states import IN_FLIGHT_PHASES, Phase
+from rolloutd import threads
 from rolloutd.engine.state import State
 from rolloutd.memory import memory_bytes
 from rolloutd.ports import RunnerStatus
@@ -81,7 +82,7 @@ class MetricsCollector:
         # Of one moment of the facts; the text of 500 pools takes longer than the loop may pause.
         collected = CollectorRegistry()
         collected.register(_Collected([*self.registry.collect()]))
-        return await asyncio.to_thread(generate_latest, collected)
+        return await threads.COMPUTATIONS.run(generate_latest, collected)
 
     def _histogram(self, name: str, what: str) -> Histogram:
         return Histogram(f"rolloutd_{name}_seconds", what, buckets=LATENCY_BUCKETS_S, registry=self.registry)
@@ -107,7 +108,7 @@ async def serve_metrics(collector: MetricsCollector, endpoint: Metrics) -> Async
     bound = None
     try:
         if endpoint.path is not None:
-            bound = await asyncio.to_thread(bind, endpoint.path)
+            bound = await threads.ACCOUNTS.run(bind, endpoint.path)
             await web.SockSite(runner, bound.sock).start()
         if endpoint.listen is not None:
             await web.SockSite(runner, bind_loopback(endpoint.listen, "metrics.listen")).start()

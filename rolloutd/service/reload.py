@@ -6,7 +6,6 @@ Invalid settings are refused as a whole: the old ones stay in force.
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 import logging
@@ -15,6 +14,7 @@ from typing import Any
 
 from machines.model.events import SettingsChanged
 from machines.model.plan import Plan
+from rolloutd import threads
 from rolloutd.compile import compile_limits, compile_plan
 from rolloutd.engine.state import State
 from rolloutd.errors import InvalidFile, RolloutdError
@@ -65,7 +65,7 @@ class SettingsReloader:
         state = self._state
         files = state.settings.files
         try:
-            loaded = await asyncio.to_thread(load, files[0] if files else None)
+            loaded = await threads.FILES.run(load, files[0] if files else None)
         except InvalidFile as invalid:
             self._reject(invalid)
             return

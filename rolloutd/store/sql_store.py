@@ -5,7 +5,6 @@ The SQL is in schema.py, rows.py, queries.py and writer.py; this file only passe
 
 from __future__ import annotations
 
-import asyncio
 import os
 import time
 from collections.abc import Callable, Coroutine, Sequence
@@ -15,6 +14,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from machines.facts.fleet_facts import FactsSnapshot
 from machines.model.events import Actor, Event
 from machines.model.rollout import Rollout
+from rolloutd import threads
 from rolloutd.errors import NotFound, StoreFailed
 from rolloutd.ports import (
     AuditEntry,
@@ -144,7 +144,7 @@ class SqlStore:
     async def verify_audit(self, head: str | None = None) -> AuditReport:
         """Verify on a connection of its own, so that other reads need not wait."""
         try:
-            return await asyncio.to_thread(compare_with_audit, self.backend, head)
+            return await threads.DATABASE.run(compare_with_audit, self.backend, head)
         except NotFound as error:
             raise StoreFailed(
                 f"{self.backend.name}: the file is gone; stop the daemon and restore a backup"

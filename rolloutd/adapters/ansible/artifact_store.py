@@ -7,13 +7,13 @@ module only removes runs that are over by their status, claim and processes.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from rolloutd import threads
 from rolloutd.adapters.ansible import wrapper
 from rolloutd.adapters.ansible.run_directory import RunDirectory
 from rolloutd.ports import Artifact
@@ -30,13 +30,13 @@ class RunArtifactStore:
 
     async def abandon_unbegun(self) -> None:
         """Remove the secrets of runs that a killed daemon prepared; to be called before the first start."""
-        await asyncio.to_thread(self._abandon_unbegun)
+        await threads.RUNS.run(self._abandon_unbegun)
 
     async def list_artifacts(self) -> Sequence[Artifact]:
-        return await asyncio.to_thread(self._list_artifacts)
+        return await threads.RUNS.run(self._list_artifacts)
 
     async def remove(self, name: str, *, unmodified_since: float) -> bool:
-        return await asyncio.to_thread(self._remove, name, unmodified_since)
+        return await threads.RUNS.run(self._remove, name, unmodified_since)
 
     def _abandon_unbegun(self) -> None:
         for path in self._runs_dir.iterdir():

@@ -167,7 +167,8 @@ class RunPaths:
 
 def build_environment(paths: RunPaths, config: TreeConfig) -> dict[str, str]:
     inherited = {name: os.environ[name] for name in INHERITED_VARIABLES if name in os.environ}
-    inherited.setdefault("HOME", pwd.getpwuid(os.geteuid()).pw_dir)
+    if "HOME" not in inherited:
+        inherited["HOME"] = pwd.getpwuid(os.geteuid()).pw_dir
     callback_paths = config.search_paths("callback_plugins", DEFAULT_CALLBACK_PATHS)
     inventory_paths = config.search_paths("inventory_plugins", DEFAULT_INVENTORY_PATHS)
     own = {

@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from rolloutd import threads
 from rolloutd.adapters.ansible.environment import GENERATION_ENV
 from rolloutd.adapters.ansible.processes import ProcessExit
 from rolloutd.adapters.ansible.run_directory import RunDirectory
@@ -131,8 +132,8 @@ class ForkServers:
         """Start the run's wrapper in a fork and return its pid; raises NotForked."""
         if self._disabled:
             raise NotForked(self._disabled)
-        environment = await asyncio.to_thread(directory.read_environment)
-        key = await asyncio.to_thread(_server_key, tree, environment)
+        environment = await threads.RUNS.run(directory.read_environment)
+        key = await threads.RUNS.run(_server_key, tree, environment)
         refused_at, reason = self._refusals.get(key, (0.0, ""))
         if reason and time.monotonic() - refused_at < RETRY_REFUSED_S:
             raise NotForked(reason)

@@ -5,12 +5,12 @@ Ansible's own discovery costs one round trip per run, ours one per node until a 
 
 from __future__ import annotations
 
-import asyncio
 import glob
 from pathlib import Path
 from typing import Any
 
 from machines.model.rollout import FailureCode
+from rolloutd import threads
 from rolloutd.adapters.ansible.environment import TreeConfig
 from rolloutd.errors import NodeUnreachable
 from rolloutd.ports import Failed, Host, Shell
@@ -51,7 +51,7 @@ class InterpreterCache:
             or variables.get("ansible_connection", "ssh") not in _SSH_CONNECTIONS
         ):
             return None
-        if await asyncio.to_thread(_tree_names_interpreter, tree, playbook, host.name):
+        if await threads.RUNS.run(_tree_names_interpreter, tree, playbook, host.name):
             return None
         address = tuple(variables.get(name) for name in ("ansible_host", "ansible_port", "ansible_user"))
         known = self._cache.get(host.name)

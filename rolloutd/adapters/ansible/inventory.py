@@ -7,7 +7,6 @@ intended.  Templates stay unrendered: Ansible renders them in the run.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import sys
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from rolloutd import threads
 from rolloutd.adapters.command import run_command
 from rolloutd.errors import SourceFailed
 from rolloutd.ports import GROUPS, AdapterContext, DiscoveredNode, plain_value, unsafe_text
@@ -65,7 +65,7 @@ class AnsibleInventory:
         if not self._path.exists():
             raise SourceFailed(f"there is no inventory {self._path}: name an existing file or directory")
         # In a thread: the listing of 10,000 nodes takes a third of a second.
-        return await asyncio.to_thread(self.parse_nodes, await self._run_ansible_inventory())
+        return await threads.RUNS.run(self.parse_nodes, await self._run_ansible_inventory())
 
     def parse_nodes(self, output: bytes) -> Sequence[DiscoveredNode]:
         """Return the nodes of ansible-inventory's listing; raises SourceFailed."""

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from rolloutd import threads
 from rolloutd.adapters.ansible import wrapper
 
 RUN_ID_ENV, RUN_DIR_ENV = "ROLLOUTD_RUN", "ROLLOUTD_RUN_DIR"
@@ -87,7 +88,7 @@ class ProcessExit:
 
 async def kill_run_processes(run_id: str, directory: Path, sockets: str) -> int:
     """End every process of the run on this machine; return how many are left."""
-    return await asyncio.to_thread(
+    return await threads.PROCESSES.run(
         wrapper.kill_processes, run_id.encode(), os.fsencode(directory), sockets.encode()
     )
 

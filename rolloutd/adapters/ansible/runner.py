@@ -21,6 +21,7 @@ from pathlib import Path
 from weakref import WeakValueDictionary
 
 from machines.model.rollout import FailureCode
+from rolloutd import threads
 from rolloutd.adapters.ansible import (
     environment,
     launcher,
@@ -173,7 +174,7 @@ class AnsibleRunner:
         directory = self._track(handle).directory
         if not directory.path.is_dir():
             raise NotFound(f"there is no run {handle} in {self._runs_dir} any more")
-        while lines := await asyncio.to_thread(directory.read_events, offset):
+        while lines := await threads.RUNS.run(directory.read_events, offset):
             for line in lines:
                 yield to_run_event(line)
             offset = lines[-1].offset
@@ -213,7 +214,7 @@ class AnsibleRunner:
         return await self._end_stale_processes(host, timeout_s, stale_processes.GRACE_SHARE)
 
     async def keep_connections(self, nodes: Collection[str]) -> None:
-        await asyncio.to_thread(self._connections.keep, nodes)
+        await threads.RUNS.run(self._connections.keep, nodes)
 
     async def close(self) -> None:
         """Stop following the runs, which continue."""
@@ -292,7 +293,7 @@ class AnsibleRunner:
         marker = self._markers.run_marker(run.request.node, run_id)
         is_reported = False
         while True:
-            thread = asyncio.to_thread(self._launcher.prepare, directory, run, marker, interpreter)
+            thread = threads.RUNS.run(self._launcher.prepare, directory, run, marker, interpreter)
             preparing = asyncio.create_task(thread)
             try:
                 return await asyncio.shield(preparing)
@@ -306,7 +307,7 @@ class AnsibleRunner:
                 if not is_reported:
                     log.warning("%s: no space for its files; it begins when there is", run_id)
                 is_reported = True
-            await asyncio.to_thread(shutil.rmtree, directory.path, ignore_errors=True)
+            await threads.RUNS.run(shutil.rmtree, directory.path, ignore_errors=True)
             await asyncio.sleep(wrapper.SPACE_RETRY_S)
 
     # -- following ---------------------------------------------------------
@@ -334,7 +335,7 @@ class AnsibleRunner:
             return Failed(refusal, facts.get("evidence", ""), code)
         is_running = await self._ensure_tracked(run)
         status = directory.read_status()
-        await asyncio.to_thread(_read_new_events, run)
+        await threads.RUNS.run(_read_new_events, run)
         if status is not None:
             return await self._evaluate(run, status)
         if is_running:
@@ -381,7 +382,7 @@ class AnsibleRunner:
     async def _evaluate(self, run: _TrackedRun, status: run_directory.RunStatus) -> Ok | Failed:
         if run.process_exit is not None:
             self._run_slots.record_end(status.cpu_s, status.duration_s)
-        result = await asyncio.to_thread(_evaluate, run, status)
+        result = await threads.RUNS.run(_evaluate, run, status)
         assert run.progress is not None
         if run.progress.changed_tasks or not isinstance(result, Ok):
             self._interpreters.forget(run.progress.node)
@@ -422,7 +423,7 @@ class AnsibleRunner:
         left = await processes.kill_run_processes(facts["run"], directory.path, facts["sockets"])
         if shared := facts.get("shared_sockets"):
             left += await processes.kill_run_processes(facts["run"], directory.path, shared)
-        await asyncio.to_thread(wrapper.remove_tree, facts["sockets"])
+        await threads.PROCESSES.run(wrapper.remove_tree, facts["sockets"])
         return left
 
     async def _end_stale_processes(
@@ -438,7 +439,7 @@ class AnsibleRunner:
             remote_tmp_dirs=tuple(
                 sorted(self._remote_tmp_dirs | ({str(remote_tmp)} if remote_tmp else set()))
             ),
-            oldest_run_age_s=await asyncio.to_thread(self._oldest_run_age_s, host.name),
+            oldest_run_age_s=await threads.RUNS.run(self._oldest_run_age_s, host.name),
         )
 
     def _oldest_run_age_s(self, node: str) -> float:

@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 from weakref import WeakValueDictionary
 
+from rolloutd import threads
 from rolloutd.adapters.ansible.requirements import Requirements, read_requirements
 from rolloutd.adapters.command import run_command
 from rolloutd.adapters.directory_store import DirectoryStore
@@ -59,28 +60,28 @@ class TreeCache(DirectoryStore):
         """Install what the tree requires unless that was done; raises SourceFailed."""
         lock = self._locks.setdefault(tree.name, asyncio.Lock())
         async with lock:
-            await asyncio.to_thread(self.touch, tree.name)
+            await threads.FILES.run(self.touch, tree.name)
             if self.requirements_of(tree) is not None:
                 return
-            wanted = await asyncio.to_thread(read_requirements, tree)
+            wanted = await threads.FILES.run(read_requirements, tree)
             if wanted.collections or wanted.roles:
                 await self._install(tree.name, wanted)
 
     async def _install(self, name: str, wanted: Requirements) -> None:
-        staged = await asyncio.to_thread(self.stage)
-        work = await asyncio.to_thread(self.stage)
+        staged = await threads.FILES.run(self.stage)
+        work = await threads.FILES.run(self.stage)
         try:
             file = work / "requirements.yml"
             file.write_text(wanted.as_file())
             for kind, entries in (("collection", wanted.collections), ("role", wanted.roles)):
                 if entries:
                     await self._run_galaxy(kind, file, staged / f"{kind}s")
-            await asyncio.to_thread(_check_limits, staged)
+            await threads.FILES.run(_check_limits, staged)
             (self.parent / name).mkdir(exist_ok=True, mode=0o700)
-            await asyncio.to_thread(self.publish, staged, f"{name}/{REQUIREMENTS}")
+            await threads.FILES.run(self.publish, staged, f"{name}/{REQUIREMENTS}")
         finally:
             for directory in (staged, work):
-                await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
+                await threads.FILES.run(shutil.rmtree, directory, ignore_errors=True)
 
     async def _run_galaxy(self, kind: str, file: Path, target: Path) -> None:
         argv = [self._binary, kind, "install", "--role-file" if kind == "role" else "--requirements-file"]

@@ -14,6 +14,7 @@ from functools import lru_cache
 
 import aiohttp
 
+from rolloutd import threads
 from rolloutd.adapters.bounded_read import read_start
 from rolloutd.patterns import MAX_SEARCHED_CHARS, InvalidPattern, is_found
 from rolloutd.ports import JSON, AdapterContext, Failed, Ok, StepContext, Unknown
@@ -53,7 +54,7 @@ class HttpCheck:
         except (aiohttp.ClientError, OSError) as error:
             return Failed(f"{request}: {error or type(error).__name__}")
         # In a thread: the largest pattern needs seconds, and RE2 lets the event loop run meanwhile.
-        mismatch = await asyncio.to_thread(_find_mismatch, status, body, ctx.params)
+        mismatch = await threads.MATCHING.run(_find_mismatch, status, body, ctx.params)
         output = body[:MAX_OUTPUT_CHARS]
         if mismatch is not None:
             return Failed(f"{request}: {mismatch}", output=output)

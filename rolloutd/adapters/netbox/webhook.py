@@ -19,6 +19,7 @@ from pathlib import Path
 
 from aiohttp import web
 
+from rolloutd import threads
 from rolloutd.adapters.netbox.inventory import Hint, NetboxInventory
 from rolloutd.adapters.netbox.objects import OBJECT_TYPES
 from rolloutd.errors import SourceFailed
@@ -111,7 +112,7 @@ class WebhookReceiver:
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
         if "path" in params:
-            bound = await asyncio.to_thread(bind, Path(params["path"]))
+            bound = await threads.ACCOUNTS.run(bind, Path(params["path"]))
             stack.callback(bound.remove)
             sock, self.address = bound.sock, params["path"]
         else:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import aiohttp
 
+from rolloutd import threads
 from rolloutd.adapters.bounded_read import read_start
 from rolloutd.adapters.prometheus.registration import ServerParams
 from rolloutd.errors import RolloutdError
@@ -55,7 +56,7 @@ class Queries:
         try:
             async with asyncio.timeout(timeout_s):
                 # Read at each query, because tokens are rotated.
-                token = await asyncio.to_thread(_read_token, target.token_file)
+                token = await threads.FILES.run(_read_token, target.token_file)
                 body = await _post(f"{target.url}/api/v1/query", query, token)
         except TimeoutError:
             raise ServerSilent(f"prometheus {name}: no answer within {timeout_s:.0f} s") from None

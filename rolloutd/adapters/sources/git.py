@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from weakref import WeakValueDictionary
 
+from rolloutd import threads
 from rolloutd.adapters.sources.git_command import MAX_PACK_BYTES, run_git
 from rolloutd.errors import Refused, SourceFailed
 from rolloutd.ports import Artifact
@@ -140,7 +141,7 @@ class GitCache:
         self._locks: WeakValueDictionary[Path, asyncio.Lock] = WeakValueDictionary()
 
     async def list_artifacts(self) -> Sequence[Artifact]:
-        mirrors = await asyncio.to_thread(lambda: sorted(self._directory.glob("*.git")))
+        mirrors = await threads.FILES.run(lambda: sorted(self._directory.glob("*.git")))
         return [Artifact(path.name, path.stat().st_mtime) for path in mirrors]
 
     async def remove(self, name: str, *, unmodified_since: float) -> bool:
@@ -148,7 +149,7 @@ class GitCache:
         async with self._locks.setdefault(mirror, asyncio.Lock()):
             if mirror.is_dir() and mirror.stat().st_mtime > unmodified_since:
                 return False
-            await asyncio.to_thread(_remove_mirror, mirror)
+            await threads.FILES.run(_remove_mirror, mirror)
             return True
 
     def validate(self, url: str, ref: str) -> None:
@@ -169,7 +170,7 @@ class GitCache:
         self.validate(url, ref)
         cache = self._directory / f"{hashlib.sha256(url.encode()).hexdigest()[:24]}.git"
         async with self._locks.setdefault(cache, asyncio.Lock()):
-            await asyncio.to_thread(_prepare_mirror, cache)
+            await threads.FILES.run(_prepare_mirror, cache)
             if not (cache / "HEAD").is_file():
                 cache.mkdir(parents=True, exist_ok=True, mode=0o700)
                 await run_git(cache, "init", "--quiet", "--bare")
@@ -282,7 +283,7 @@ class _Remote:
             return await run_git(self.cache, command, *arguments, environment=self.environment)
         except SourceFailed as error:
             text = str(error).replace(self.url, redact_url(self.url))
-            if await asyncio.to_thread(_remove_partial_packs, self.cache) >= MAX_PACK_BYTES:
+            if await threads.FILES.run(_remove_partial_packs, self.cache) >= MAX_PACK_BYTES:
                 text = f"the transfer exceeds {MAX_PACK_BYTES // 1024**2} MiB; remove large files from it"
             raise SourceFailed(f"{redact_url(self.url)}: {text}") from None
 

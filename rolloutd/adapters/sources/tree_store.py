@@ -5,12 +5,12 @@ Pinning a tree touches it, so that retention keeps a tree that is about to be us
 
 from __future__ import annotations
 
-import asyncio
 import re
 import shutil
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
+from rolloutd import threads
 from rolloutd.adapters.directory_store import DirectoryStore
 from rolloutd.adapters.sources.git import COMMIT, GitCache, TrustedKeys, redact_url
 from rolloutd.adapters.sources.upload import read_archive, write_entries
@@ -69,10 +69,10 @@ class TreeStore:
         return await self._prepared(await self._pin_git(url, ref))
 
     async def store_upload(self, archive: bytes) -> PinnedSource:
-        entries = await asyncio.to_thread(read_archive, archive)
-        pinned = PinnedSource(TREE_KIND, await asyncio.to_thread(hash_entries, entries))
+        entries = await threads.FILES.run(read_archive, archive)
+        pinned = PinnedSource(TREE_KIND, await threads.FILES.run(hash_entries, entries))
         if not await self._is_stored(pinned):
-            await self._store(pinned, lambda staged: asyncio.to_thread(write_entries, entries, staged))
+            await self._store(pinned, lambda staged: threads.FILES.run(write_entries, entries, staged))
         return await self._prepared(pinned)
 
     async def _prepared(self, pinned: PinnedSource) -> PinnedSource:
@@ -87,7 +87,7 @@ class TreeStore:
             if await self._is_stored(pinned):
                 self._git.validate(url, ref)
                 return pinned
-        await asyncio.to_thread(self._require_free_space)
+        await threads.FILES.run(self._require_free_space)
         async with self._git.fetch(url, ref) as commit:
             pinned = PinnedSource(GIT_KIND, commit.id, redact_url(url), ref, commit.ref_kind)
             if not await self._is_stored(pinned):
@@ -100,7 +100,7 @@ class TreeStore:
         if not self._trees.touch(name):
             return False
         # Older versions stored trees of git with such links, and an upgrade keeps the trees.
-        await asyncio.to_thread(require_links_inside, self._trees.parent / name)
+        await threads.FILES.run(require_links_inside, self._trees.parent / name)
         return True
 
     def tree_path(self, pinned: PinnedSource) -> Path:
@@ -114,18 +114,18 @@ class TreeStore:
         """Store the tree that `fill` writes into an empty directory, if no link leads out of it."""
         staged = None
         try:
-            await asyncio.to_thread(self._require_free_space)
-            staged = await asyncio.to_thread(self._trees.stage)
+            await threads.FILES.run(self._require_free_space)
+            staged = await threads.FILES.run(self._trees.stage)
             await fill(staged)
-            await asyncio.to_thread(require_links_inside, staged)
-            await asyncio.to_thread(self._trees.publish, staged, tree_name(pinned))
+            await threads.FILES.run(require_links_inside, staged)
+            await threads.FILES.run(self._trees.publish, staged, tree_name(pinned))
         except OSError as error:
             raise StoreFailed(
                 f"the tree cannot be stored in {self._trees.parent}: {error.strerror}"
             ) from error
         finally:
             if staged is not None:
-                await asyncio.to_thread(shutil.rmtree, staged, ignore_errors=True)
+                await threads.FILES.run(shutil.rmtree, staged, ignore_errors=True)
 
     def _require_free_space(self) -> None:
         trees = self._trees.parent

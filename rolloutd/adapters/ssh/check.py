@@ -5,9 +5,9 @@ The caller repeats the check until its deadline.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 
+from rolloutd import threads
 from rolloutd.adapters.ssh.shell_adapter import ShellAdapter
 from rolloutd.errors import HostKeyChanged, NodeUnreachable
 from rolloutd.patterns import InvalidPattern, is_found
@@ -40,7 +40,7 @@ class SshCheck(ShellAdapter):
         except TimeoutError as error:
             return Failed(str(error))
         # In a thread: the largest pattern needs seconds, and RE2 lets the event loop run meanwhile.
-        mismatch = await asyncio.to_thread(find_mismatch, result, ctx.params)
+        mismatch = await threads.MATCHING.run(find_mismatch, result, ctx.params)
         output = "\n".join(part for part in (result.stdout, result.stderr) if part)
         if mismatch is None:
             return Ok(f"`{_truncate(command)}` on {ctx.host.name} answered as expected", output=output)

@@ -16,6 +16,7 @@ from weakref import WeakValueDictionary
 import asyncssh
 
 from machines.model.preparation import ManifestEntry
+from rolloutd import threads
 from rolloutd.adapters.ssh.shell import SshShell
 from rolloutd.adapters.ssh.shell_adapter import read_node_script, run_as_root
 from rolloutd.artifact_files import FileMismatch, compare_file, file_digest, mismatch_text
@@ -126,7 +127,7 @@ class SshStager(_NodeStager):
         self, request: StagingRequest, present: int, digest: str, take: TakeBytes, timeout_s: float
     ) -> Staged | Failed:
         source = request.directory / request.artifact.path
-        start = await asyncio.to_thread(_resume_at, source, present, digest)
+        start = await threads.FILES.run(_resume_at, source, present, digest)
         incoming = f"{request.to.rstrip('/')}/.incoming/{request.host.name}/{request.artifact.sha256}"
         try:
             async with self._sftp(request.host) as sftp:
@@ -146,14 +147,14 @@ class SshStager(_NodeStager):
         try:
             status = source.stat()  # noqa: ASYNC240  # one call, of a file that is read next
         except OSError:
-            return await asyncio.to_thread(compare_file, source, artifact.size, artifact.sha256)
+            return await threads.FILES.run(compare_file, source, artifact.size, artifact.sha256)
         version = (source, artifact.sha256, status.st_mtime_ns, status.st_size, status.st_ino)
         reading = self._readings.get(version)
         if reading is None:
             if len(self._readings) >= _MAX_READINGS:
                 self._readings.clear()
             reading = self._readings[version] = asyncio.ensure_future(
-                asyncio.to_thread(compare_file, source, artifact.size, artifact.sha256)
+                threads.FILES.run(compare_file, source, artifact.size, artifact.sha256)
             )
         # Shielded, because other nodes wait for the same reading.
         return await asyncio.shield(reading)

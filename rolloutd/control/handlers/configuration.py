@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 
 from machines.model.configuration import ConfigurationRecord, NodeConfiguration
+from rolloutd import threads
 from rolloutd.commands import submit, verdicts
 from rolloutd.commands.rollout_commands import unknown_node
 from rolloutd.configuration import differences, intended_configuration
@@ -63,7 +63,7 @@ async def plan_diff(
     nodes = [target.node for target in draft.targets]
     stored = await state.store.load_configurations(nodes)
     # In a thread: a fleet's documents take seconds.
-    return await asyncio.to_thread(
+    return await threads.COMPUTATIONS.run(
         _group_differences, draft, stored, {node: state.connections.get(node, {}) for node in nodes}, state
     )
 

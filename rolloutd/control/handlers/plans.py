@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator
 
 from machines.scheduler.progress import rollout_progress
-from rolloutd import planfile
+from rolloutd import planfile, threads
 from rolloutd.commands import rollout_commands, submit, verdicts
 from rolloutd.control import requests, rights, wire_plans
 from rolloutd.control.handlers.node_reports import report_lines
@@ -111,7 +110,7 @@ async def upload(services: Services, request: Request) -> Created[wire_plans.Upl
 async def read_plan(body: requests.PlanText) -> PlanFile:
     """Read a plan file; raises InvalidFile."""
     # In a thread: reading a plan of a megabyte would block the loop.
-    return await asyncio.to_thread(planfile.read, body.text.encode(), body.file)
+    return await threads.COMPUTATIONS.run(planfile.read, body.text.encode(), body.file)
 
 
 def _require_owner(services: Services, request: Request[object], plan_file: PlanFile) -> None:

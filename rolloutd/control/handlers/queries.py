@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from dataclasses import replace
 
 from machines.model.events import StepRecord
+from rolloutd import threads
 from rolloutd.commands.rollout_commands import unknown_node
 from rolloutd.control import fleet_serializers, openapi, serializers, wire, wire_fleet, wire_plans
 from rolloutd.control.logs import may_see_output
@@ -213,7 +213,7 @@ async def document(services: Services, request: Request) -> wire_fleet.OpenApi:
     """Return this API's OpenAPI document."""
     from rolloutd.control.handlers import ROUTES as ALL
 
-    return await asyncio.to_thread(openapi.openapi_document, ALL, services.version)
+    return await threads.COMPUTATIONS.run(openapi.openapi_document, ALL, services.version)
 
 
 # -- what handlers share ------------------------------------------------------

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from machines.model.events import ArtifactsBuilt, PreparationRecorded
 from machines.model.preparation import PreparationState, entry_of_record
+from rolloutd import threads
 from rolloutd.engine.outcomes import capture_errors
 from rolloutd.engine.preparation.journal import PrepareJob, PrepareJournal, run_id
 from rolloutd.engine.preparation.runs import PrepareRuns
@@ -38,7 +38,7 @@ class Builder:
         """Run a build's playbook and record the manifest that it wrote."""
         directory = built_directory(self._state, job.rollout.id, job.stage.name)
         path = directory / PurePosixPath(job.stage.manifest_file).name
-        await asyncio.to_thread(directory.mkdir, parents=True, exist_ok=True)
+        await threads.FILES.run(directory.mkdir, parents=True, exist_ok=True)
         if not job.row.content:  # a new try: the manifest of an earlier one is not its result
             path.unlink(missing_ok=True)
         row = replace(job.row, handle=job.row.handle or run_id(job.row), content=job.stage.playbook_digest)
@@ -53,7 +53,7 @@ class Builder:
         if not isinstance(result, Ok):
             await self._journal.fail(row, result.text)
             return
-        found = await capture_errors(row.rollout, asyncio.to_thread(_read_built_manifest, path))
+        found = await capture_errors(row.rollout, threads.FILES.run(_read_built_manifest, path))
         if isinstance(found, Failed | Unknown):
             await self._journal.fail(row, found.text)
             return

@@ -6,7 +6,6 @@ thread runs in real time.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sqlite3
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -16,7 +15,7 @@ from typing import TypeVar, cast
 
 import aiosqlite
 
-from rolloutd import audit_chain
+from rolloutd import audit_chain, threads
 from rolloutd.audit_chain import GENESIS_HASH, ChainVerification
 from rolloutd.errors import NotFound, StoreFailed
 from rolloutd.store.backend import ChainRow, Connection, Examination, Executor
@@ -56,7 +55,7 @@ class SqliteBackend:
         if self._inline:
             return InlineExecutor(connect(self.path))
         # Connect outside aiosqlite's thread: aiosqlite does not stop its thread when connecting fails there.
-        connection = await asyncio.to_thread(connect, self.path)
+        connection = await threads.DATABASE.run(connect, self.path)
         return cast(Executor, await ThreadExecutor(lambda: connection, iter_chunk_size=1))
 
     def check_writable(self) -> None:

@@ -18,13 +18,14 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
 
 from machines.model.events import StepAction, StepRecorded, StepState
 from machines.states import Outcome, Trigger
-from rolloutd.control import requests
+from rolloutd.control import identity, requests
 from rolloutd.control import server as border
 from rolloutd.control.client import ApiError, Client, DaemonUnreachable, StreamInterrupted
 from rolloutd.control.handlers import ROUTES, streams
@@ -149,6 +150,49 @@ async def test_the_name_service_is_asked_again_after_a_while() -> None:
     now[0] = 11.0
     await names.account(7)
     assert asked == [7, 7]
+
+
+async def test_callers_of_one_user_share_one_lookup() -> None:
+    asked: list[int] = []
+    answered = Event()
+
+    def look(uid: int) -> Account:
+        asked.append(uid)
+        answered.wait()
+        return Account(uid, f"u{uid}", frozenset())
+
+    names = CachedNameService(lambda: 0.0, look)
+    callers = [asyncio.create_task(names.account(uid)) for uid in (7, 7, 8, 7)]
+    callers[0].cancel()
+    await asyncio.sleep(0)
+    answered.set()
+    others = await asyncio.gather(*callers[1:])
+    assert [account.uid for account in others] == [7, 8, 7]
+    assert sorted(asked) == [7, 8]
+
+
+async def test_caller_without_answer_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(identity, "LOOKUP_TIMEOUT_S", 0.01)
+    asked: list[int] = []
+    answered = Event()
+
+    def look(uid: int) -> Account:
+        asked.append(uid)
+        answered.wait()
+        return Account(uid, "olga", frozenset())
+
+    async with control_environment(tmp_path) as inside:
+        inside.server._accounts = CachedNameService(inside.clock.now, look)
+        try:
+            for _ in range(3):
+                with pytest.raises(ApiError, match="has not answered for") as refused:
+                    await inside.request("olga", "get", "/v1/whoami")
+                assert refused.value.status == 503
+            assert asked == [os.getuid()], "a caller that comes again adds no lookup"
+        finally:
+            answered.set()
+        monkeypatch.setattr(identity, "LOOKUP_TIMEOUT_S", 60.0)
+        assert (await inside.request("olga", "get", "/v1/whoami"))["user"] == "olga"
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become somebody else")

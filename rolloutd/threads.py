@@ -1,0 +1,53 @@
+"""Threads for calls that block, in one pool for each class of work: what hangs delays only its own class.
+
+The loop's default pool is not used by rolloutd: it is left to the loop, which looks up host names in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class ThreadPool:
+    """At most `size` threads for one class of work; a thread starts when it is needed."""
+
+    def __init__(self, name: str, size: int) -> None:
+        self._executor = ThreadPoolExecutor(size, thread_name_prefix=name)
+
+    async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Return what the function returns; a cancelled caller leaves the function running."""
+        call = partial(contextvars.copy_context().run, function, *args, **kwargs)
+        return await asyncio.get_running_loop().run_in_executor(self._executor, call)
+
+
+ACCOUNTS = ThreadPool("accounts", 4)
+"""Users and groups: a name service such as LDAP may not answer for minutes."""
+
+COMPUTATIONS = ThreadPool("computations", 2)
+"""Long computations; more threads would only share Python's one processor."""
+
+DATABASE = ThreadPool("database", 2)
+"""Connections to the store, and its comparison with the audit."""
+
+FILES = ThreadPool("files", 6)
+"""Playbook trees, artifacts, keys and settings: large trees take minutes."""
+
+MATCHING = ThreadPool("matching", 4)
+"""Patterns of checks, matched with what servers and nodes answer."""
+
+NOTIFICATIONS = ThreadPool("notifications", 2)
+"""Messages to people, over networks that may not answer."""
+
+PROCESSES = ThreadPool("processes", 2)
+"""Ends of processes on this machine."""
+
+RUNS = ThreadPool("runs", 6)
+"""Directories and events of playbook runs."""
