@@ -9,6 +9,7 @@ from rolloutd.ports.context import AdapterContext, Clock, InventorySnapshot, Sch
 from rolloutd.ports.host_variables import (
     GROUPS,
     InvalidVariable,
+    marked_as,
     plain_value,
     plain_variables,
     unsafe_text,
@@ -165,6 +166,7 @@ __all__ = [
     "Unknown",
     "Watch",
     "ignore_tries",
+    "marked_as",
     "plain_value",
     "plain_variables",
     "staged_artifact",

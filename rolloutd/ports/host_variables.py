@@ -33,6 +33,10 @@ _HOST_NAME = re.compile(
 """A name of DNS; the underscore is not one of DNS, but names of machines have it."""
 
 
+_ZONE = re.compile(r"[A-Za-z0-9_.-]{1,15}")
+"""An interface's name or number, as Linux limits it, behind the % of a link-local address."""
+
+
 class InvalidVariable(ValueError):
     """A variable of a source that cannot reach Ansible; the text names the variable."""
 
@@ -72,6 +76,11 @@ def unsafe_text(value: Any) -> str | None:
     return None
 
 
+def marked_as(given: JSON, text: str) -> JSON:
+    """Return a text that was made of a variable: no template if the variable is none."""
+    return text if unsafe_text(given) is None else {UNSAFE_KEY: text}
+
+
 def _marked(name: str, value: JSON, depth: int) -> JSON:
     if depth == 0:
         raise InvalidVariable(f"{name} is nested deeper than {MAX_DEPTH} levels")
@@ -89,6 +98,9 @@ def _marked(name: str, value: JSON, depth: int) -> JSON:
 
 
 def _is_address(text: str) -> bool:
+    _, has_zone, zone = text.partition("%")
+    if has_zone and not _ZONE.fullmatch(zone):  # Python takes any text for one
+        return False
     try:
         ipaddress.ip_address(text)
     except ValueError:

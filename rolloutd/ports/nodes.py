@@ -97,14 +97,19 @@ class SupportsPreflight(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """A node and how to reach it; `connection` has plain texts, also where Ansible must render none."""
+    """A node and how to reach it; `connection` has plain texts, also where Ansible must render none.
+
+    `variables` are the same as Ansible must get them: what it must not render is marked.
+    """
 
     name: str
     kind: NodeKind = NodeKind.HOST
     labels: Mapping[str, str] = field(default_factory=dict)
     connection: Mapping[str, JSON] = field(default_factory=dict)
+    variables: Mapping[str, JSON] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "variables", self.connection)
         object.__setattr__(self, "connection", plain_variables(self.connection))
 
     @property

@@ -17,7 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from rolloutd.adapters.ansible.stale_processes import ENTER_CGROUP, MARK_VARIABLE
-from rolloutd.ports import GROUPS, WITHHELD, ConnectionDefaults
+from rolloutd.ports import (
+    GROUPS,
+    WITHHELD,
+    ConnectionDefaults,
+    marked_as,
+    plain_value,
+    without_templates,
+)
 
 CALLBACK_DIR = Path(__file__).parent / "callback"
 INVENTORY_PLUGIN_DIR = Path(__file__).parent / "inventory_plugin"
@@ -280,7 +287,8 @@ def _group_ranks(hosts: Iterable[Mapping[str, Any]]) -> dict[str, tuple[int, str
 
 def build_node_inventory(node: str, interpreter: str) -> dict[str, Any]:
     """Return the run's own variables of its node, which Ansible reads after the shared inventory."""
-    return {"all": {"hosts": {node: {"ansible_python_interpreter": interpreter}}}}
+    # The node itself says where its Python is.
+    return {"all": {"hosts": {node: without_templates({"ansible_python_interpreter": interpreter})}}}
 
 
 def _host_variables(
@@ -291,10 +299,11 @@ def _host_variables(
         host["ansible_user"] = defaults.user
     if defaults.key_file and not {"ansible_private_key_file", "ansible_ssh_private_key_file"} & host.keys():
         host["ansible_ssh_private_key_file"] = str(defaults.key_file)
-    common_arguments = str(host.get("ansible_ssh_common_args", common_args))
+    given = host.get("ansible_ssh_common_args", common_args)
+    common_arguments = str(plain_value(given))
     if defaults.known_hosts and "UserKnownHostsFile" not in common_arguments:
         known = shlex.quote(f"UserKnownHostsFile={defaults.known_hosts}")
-        host["ansible_ssh_common_args"] = f"{common_arguments} -o {known}".strip()
+        host["ansible_ssh_common_args"] = marked_as(given, f"{common_arguments} -o {known}".strip())
     return host
 
 

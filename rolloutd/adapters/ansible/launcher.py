@@ -18,11 +18,20 @@ from rolloutd.adapters.ansible.inventory_cache import InventoryCache
 from rolloutd.adapters.ansible.node_connections import NodeConnections, make_socket_directory
 from rolloutd.adapters.ansible.run_directory import RunDirectory
 from rolloutd.adapters.ansible.tree_cache import TreeCache
-from rolloutd.ports import JSON, ConnectionDefaults, Failed, Host, InventorySnapshot, RunRequest
+from rolloutd.ports import (
+    JSON,
+    ConnectionDefaults,
+    Failed,
+    Host,
+    InventorySnapshot,
+    RunRequest,
+    marked_as,
+    plain_value,
+)
 
 
 def _is_local(connection: Mapping[str, JSON]) -> bool:
-    return connection.get("ansible_connection") == "local"
+    return bool(plain_value(connection.get("ansible_connection")) == "local")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +48,7 @@ class LocalRun:
 
         A request for this machine stays here, also if the inventory knows another host by its name.
         """
-        known, own = inventory.hosts.get(request.node), request.host.connection
+        known, own = inventory.hosts.get(request.node), request.host.variables
         if known is None or (_is_local(own) and not _is_local(known)):
             hosts = {**inventory.hosts, request.node: own}
             inventory = InventorySnapshot(hosts, inventory.groups)
@@ -114,7 +123,8 @@ class Launcher:
             directory.write(directory.node_inventory_file, node_inventory)
         # Extra variables win over every other: the cleanup knows where the run's files are, and a playbook
         # which rollout's change it makes or undoes.
-        own = {"ansible_remote_tmp": remote_tmp, **_name_rollout(request)}
+        given = run.host.variables.get("ansible_remote_tmp")
+        own = {"ansible_remote_tmp": marked_as(given, remote_tmp), **_name_rollout(request)}
         directory.write(directory.variables_file, {**request.variables, **own})
         script = environment.render_ssh_wrapper(marker, remote_tmp, config, run.variables)
         directory.write(directory.ssh_wrapper_file, script, mode=0o700)

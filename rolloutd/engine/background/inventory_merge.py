@@ -87,7 +87,8 @@ def _is_valid_name(name: str) -> bool:
     if NODE_NAME.fullmatch(name):
         return True
     try:
-        return ipaddress.ip_address(name).version == 6  # Ansible does not parse its colons as a pattern
+        # Ansible does not parse its colons as a pattern.  Behind its % any text may stand.
+        return ipaddress.ip_address(name).version == 6 and "%" not in name
     except ValueError:
         return False
 

@@ -81,7 +81,6 @@ class InventoryModule(BaseInventoryPlugin):  # type: ignore[misc]  # Ansible has
     """Reads `{"all": {"hosts": {NAME: VARIABLES}, "children": {GROUP: {"hosts": {NAME: {}}}}}}`."""
 
     NAME = "rolloutd_inventory"
-    trusted_by_default = True
 
     def verify_file(self, path: str) -> bool:
         return bool(super().verify_file(path) and path.endswith(".json"))

@@ -201,12 +201,19 @@ def test_plugin_gives_the_values_of_the_yaml_plugin(tmp_path: Path, name: str) -
             "vault": {"__ansible_vault": "$ANSIBLE_VAULT;1.1;AES256\n3132\n"},
             "deep": {"list": [1, 2.5, None, True, {"k": "v"}]},
         },
-        "n2": {name: 1, "ansible_host": "::1"},
+        "n2": {
+            name: 1,
+            "ansible_host": "::1",
+            "unsafe": {"__ansible_unsafe": "{{ x }}"},
+            "template": "{{ x }}",
+        },
         "n3": {},
     }
     children = {"g": {"hosts": {"n1": {}, "n2": {}}}, "h": {"hosts": {"n2": {}}}}
     (tmp_path / "a.json").write_text(json.dumps({"all": {"hosts": hosts, "children": children}}))
-    own = {"n1": {"ansible_python_interpreter": "/usr/bin/python3", "deep": {"list": []}}}
+    own = {
+        "n1": {"ansible_python_interpreter": {"__ansible_unsafe": "/{{ x }}"}, "deep": {"list": ["{{ x }}"]}}
+    }
     (tmp_path / "own.json").write_text(json.dumps({"all": {"hosts": own}}))
     plugins = build_environment(
         RunPaths("r", tmp_path / "e", tmp_path, tmp_path, None), TreeConfig.load(tmp_path)

@@ -126,6 +126,15 @@ async def test_secrets_are_in_no_argument_and_in_no_readable_file(real: AnsibleB
     assert left == []
 
 
+async def test_temporary_directory_of_plugin_is_no_template(real: AnsibleBackend, tmp_path: Path) -> None:
+    canary = tmp_path / "canary"
+    attack = f"/tmp/{{{{ lookup('pipe', 'touch {canary}') }}}}"
+    real.connection["ansible_remote_tmp"] = {"__ansible_unsafe": attack}
+    runner = real.runner()
+    await ended(runner, await runner.start(real.request("change.yml")))
+    assert not canary.exists()
+
+
 async def test_run_removes_its_secrets_without_the_daemon(real: AnsibleBackend) -> None:
     secret = "correct-horse-battery"
     real.connection["ansible_become_password"] = secret

@@ -73,14 +73,14 @@ async def test_settings_without_any_source_take_no_node_away(tmp_path: Path) -> 
 
 async def test_pattern_like_node_name_rejected(tmp_path: Path) -> None:
     """`--limit '!n1'` is every node but n1, `a,b` two of them, `@a` a file; `../x` is no file's name."""
-    odd = ("!n1", "a,b", "@a", "../x", "~n", "w*", "-l", "n 1", "", "n" * 129)
+    odd = ("!n1", "a,b", "@a", "../x", "~n", "w*", "-l", "n 1", "", "n" * 129, "fe80::1%{{ x }}")
     good = ("n1", "fe80::1", "10.0.0.1", "db-1.example.com", "A_b")
     async with control_environment(tmp_path) as inside:
         source = Source("hosts", {name: {"team": "payments"} for name in (*odd, *good)})
         assert await reported(inside, source) == {name: {"team": "payments"} for name in good}
         state = inside.state.sources["hosts"]
         assert "'!n1' is not a node name" in state.error
-        assert "9 more of its nodes" in state.error
+        assert "10 more of its nodes" in state.error
 
 
 async def test_while_a_source_is_silent_what_is_gone_from_the_settings_stays(tmp_path: Path) -> None:

@@ -6,13 +6,21 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 
 from machines.model.node import Node
-from rolloutd.adapters.ansible.environment import RunPaths, TreeConfig, build_environment, build_inventory
+from rolloutd.adapters.ansible.environment import (
+    RunPaths,
+    TreeConfig,
+    build_environment,
+    build_inventory,
+    build_node_inventory,
+)
+from rolloutd.adapters.ansible.launcher import LocalRun
 from rolloutd.engine.background.inventory_refresh import InventoryRefresher
 from rolloutd.engine.state import State
 from rolloutd.ports import (
@@ -21,9 +29,12 @@ from rolloutd.ports import (
     ConnectionDefaults,
     Host,
     InvalidVariable,
+    InventorySnapshot,
+    RunRequest,
     plain_variables,
     without_templates,
 )
+from tests.contracts.fakes.sources import SOURCE
 from tests.rolloutd.control_environment import NODES, control_environment
 from tests.rolloutd.engine.background.test_inventory_trust import Source
 
@@ -35,6 +46,7 @@ PLAY = """\
   tasks:
     - ansible.builtin.debug: {msg: "{{ hostvars[inventory_hostname] | to_json }}"}
     - ansible.builtin.debug: {var: machine_id}
+    - ansible.builtin.ping:
 """
 
 
@@ -48,19 +60,20 @@ def problem(state: State, source: str) -> str:
     return state.sources[source].error
 
 
-def play(directory: Path, hosts: dict[str, Any], connection: str = "local") -> str:
+def play(directory: Path, hosts: dict[str, Any], more: Sequence[str] = ()) -> str:
     """Run a playbook over the hosts as a run of the daemon reads them; return what it printed."""
     tree = directory / "tree"
     tree.mkdir()
     (tree / "play.yml").write_text(PLAY)
     inventory = directory / "inventory.json"
-    defaults = ConnectionDefaults(None, None, None)
+    defaults = ConnectionDefaults(Path("/known"), None, None)
     inventory.write_text(json.dumps(build_inventory(hosts, {}, defaults=defaults, common_args="")))
     paths = RunPaths("r", directory / "events", directory / "tmp", directory / "s", None)
     ended = subprocess.run(
         [
-            *(Path(sys.executable).with_name("ansible-playbook"), "-i", inventory, "-c", connection),
-            *("-e", f"ansible_python_interpreter={sys.executable}", "play.yml"),
+            *(Path(sys.executable).with_name("ansible-playbook"), "-i", inventory, "-c", "local"),
+            *(more or ("-e", f"ansible_python_interpreter={sys.executable}")),
+            "play.yml",
         ],
         cwd=tree,
         env={
@@ -117,6 +130,8 @@ async def test_templates_of_ansible_sources_are_rendered(tmp_path: Path) -> None
         "a" * 64 + "b" * 200,
         "[::1]",
         "n1;id",
+        "fe80::1%{{ lookup('pipe', 'id') }}",
+        "fe80::1%eth0 -oProxyCommand=x",
         "",
         7,
         ["10.0.0.1"],
@@ -145,6 +160,27 @@ async def test_answer_stored_before_an_upgrade_is_text(tmp_path: Path) -> None:
         silent = Source("cluster", None)
         await InventoryRefresher(inside.state, [silent]).refresh()
         assert inside.state.connections["p1"][PROVIDER_ID] == {"__ansible_unsafe": "{{ 6 * 7 }}"}
+
+
+def test_paths_that_nodes_and_plugins_give_are_text(tmp_path: Path) -> None:
+    """A node says where its Python is, and a plugin's ssh arguments get ours."""
+    canary = tmp_path / "canary"
+    attack = f"{{{{ lookup('pipe', 'touch {canary}') }}}}"
+    given = {"p1": {MACHINE_ID: 1, **without_templates({"ansible_ssh_common_args": attack})}}
+    own = tmp_path / "own.json"
+    own.write_text(json.dumps(build_node_inventory("p1", f"/usr/bin/{attack}")))
+    printed = play(tmp_path, given, more=["-i", str(own)])
+    assert f"{attack} -o UserKnownHostsFile=/known" in printed.replace("\\", "")
+    assert not canary.exists()
+
+
+def test_run_of_removed_node_renders_no_more(tmp_path: Path) -> None:
+    """A refresh may remove the node between a run's request and its start."""
+    given = without_templates({"note": "{{ 1 + 1 }}"})
+    request = RunRequest("r", Host("n1", connection=given), SOURCE, "play.yml")
+    run = LocalRun.resolve(request, tmp_path, InventorySnapshot({}))
+    assert run.inventory.hosts == {"n1": given}
+    assert run.variables == {"note": "{{ 1 + 1 }}"}
 
 
 def test_keys_that_ansible_reads_as_types_are_refused() -> None:
