@@ -37,7 +37,7 @@ help:
 	@echo "make sim          simulate the daemon under faults: known seeds and SEEDS=500 new ones"
 	@echo "make sim-planted  prove that the simulation finds the known bugs (tests/sim/mutants.py)"
 	@echo "make sim-coverage coverage of the loop, the drivers and the store by the simulation"
-	@echo "make bench        all measurements"
+	@echo "make bench        all measurements (SUITE='scale --json': only that one)"
 	@echo "make figures      size of the code: lines, files, functions, comments"
 	@echo "make docs         rewrite the tables in docs/ from the types and the routes"
 	@echo "make screenshots  redraw docs/console/ (some pictures drive the demo in tmux)"
@@ -93,7 +93,7 @@ sim-coverage: .venv-dev/installed
 
 bench: .venv-dev/installed
 	@.ci/packages --try sshd systemd faketime
-	@$(DEV)/python -m bench
+	@$(DEV)/python -m bench $(SUITE)
 
 figures: .venv-dev/installed
 	@$(DEV)/python -m tests.docs.figures

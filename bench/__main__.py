@@ -1,5 +1,6 @@
 """Runs all measurements, one after the other: `make bench`, or `python -m bench NAME ...` for some.
 
+Options go to the one measurement that is named before them: `python -m bench scale --json`.
 Each is a program of its own beside this file, so that none warms or burdens the
 next.  All of them are run, also after one has failed.
 """
@@ -12,22 +13,27 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 
-LIMIT_S = 1800.0
-"""The longest measurement takes minutes; one that takes longer than this hangs."""
+LIMIT_S = 7200.0
+"""The longest measurement takes an hour; one that takes longer than this hangs."""
 
 
 def main(wanted: list[str]) -> int:
     """Run the measurements and return 0 when all of them could be made."""
     known = {path.stem: path for path in sorted(HERE.glob("*.py")) if not path.stem.startswith("_")}
+    if len(wanted) > 1 and wanted[1].startswith("-"):
+        wanted, options = wanted[:1], wanted[1:]
+    else:
+        options = []
     unknown = set(wanted) - known.keys()
     if unknown:
         print(f"no measurement {', '.join(sorted(unknown))}; there is {', '.join(known)}", file=sys.stderr)
         return 2
     failed = []
     for name in wanted or known:
-        print(f"-- {name}", flush=True)
+        if not options:  # its output alone, which may be JSON
+            print(f"-- {name}", flush=True)
         ended = subprocess.run(
-            [sys.executable, "-m", f"bench.{name}"], cwd=HERE.parent, timeout=LIMIT_S, check=False
+            [sys.executable, "-m", f"bench.{name}", *options], cwd=HERE.parent, timeout=LIMIT_S, check=False
         )
         if ended.returncode:
             failed.append(name)

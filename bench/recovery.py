@@ -201,7 +201,7 @@ def finish(database: Path, finished: int, busy: int) -> None:
     with closing(sqlite3.connect(database, isolation_level=None)) as connection:
         connection.execute("BEGIN")
         connection.execute(
-            "UPDATE target SET attempt = 1, since = ?, admitted_at = ? - 600.0 + position % 300,"
+            "UPDATE target SET attempt = 1, since = ?, admitted_at = ?,"
             " phase = CASE WHEN position < ? THEN 'done' ELSE 'verifying' END,"
             " outcome = CASE WHEN position < ? THEN 'changed' END",
             (now, now, finished, finished),
@@ -209,8 +209,8 @@ def finish(database: Path, finished: int, busy: int) -> None:
         seq, head = connection.execute("SELECT seq, hash FROM audit ORDER BY seq DESC LIMIT 1").fetchone()
         rows: list[tuple[Any, ...]] = []
         for number in range(finished + busy):
-            for event in moves(f"n{number:06}", EDGES if number < finished else EDGES[:3]):
-                (drafted,) = draft_entries(event, actor=DAEMON, cause="bench", at=1.0, digest="w" * 64)
+            for event in moves(f"n{number:06}", EDGES if number < finished else EDGES[:3], now):
+                (drafted,) = draft_entries(event, actor=DAEMON, cause="bench", at=now, digest="w" * 64)
                 seq += 1
                 text = add_sequence_number(drafted, seq)
                 head = hash_entry(head, text)
@@ -219,10 +219,10 @@ def finish(database: Path, finished: int, busy: int) -> None:
         connection.execute("COMMIT")
 
 
-def moves(node: str, edges: tuple[Any, ...]) -> list[PhaseMoved]:
+def moves(node: str, edges: tuple[Any, ...], at: float) -> list[PhaseMoved]:
     """Return a node's way."""
     return [
-        PhaseMoved("bench-1", node, trigger, source, target, 1, 1.0, outcome=outcome)
+        PhaseMoved("bench-1", node, trigger, source, target, 1, at, outcome=outcome)
         for trigger, source, target, outcome in edges
     ]
 

@@ -1,0 +1,443 @@
+"""One fleet of `bench scale`: a daemon in this process, and what each thing that happens to it costs.
+
+    python -m bench._scale_fleet pauses|idle|transitions|decision NODES
+
+The loop, the drivers and the store are real; nodes, playbooks and the inventory answer at once from memory.
+A pause is the CPU time that the loop's thread needs for one callback, so other load does not change it.
+Prints one JSON object of figures.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import logging
+import selectors
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from bench.decide import decision_times
+from machines.facts.counters import RolloutCounters
+from machines.facts.projection import Projection
+from machines.model.events import DaemonStarted, PhaseMoved
+from machines.model.node import NodeHealth, Observation
+from machines.model.plan import GateName
+from machines.states import Outcome, Phase, Trigger
+from rolloutd import planfile
+from rolloutd.adapters.timers import ApschedulerScheduler
+from rolloutd.commands import rollout_commands
+from rolloutd.commands.submit import submit
+from rolloutd.commands.voting import Ballot, vote
+from rolloutd.compile import compile_limits
+from rolloutd.control.identity import Identity
+from rolloutd.engine.daemon import Daemon
+from rolloutd.engine.drivers.node_session import AdapterSet
+from rolloutd.engine.state import ChangeNotifier, State
+from rolloutd.ports import DiscoveredNode
+from rolloutd.service.reload import TeamPlanCompiler
+from rolloutd.settings import Settings
+from rolloutd.store import open_store
+from tests.contracts.fakes.check import FakeCheck
+from tests.contracts.fakes.isolator import FakeIsolator
+from tests.contracts.fakes.observer import FakeObserver
+from tests.contracts.fakes.runner import FakeRunHost, FakeRunner, Script
+from tests.contracts.fakes.sources import FakeSourceStore, find_source
+from tests.sim.sim_clock import SimScheduler
+
+URL = "https://git.example/playbooks.git"
+OWNER = Identity(1001, "olga", frozenset(), admin=True, teams=frozenset({"infra"}))
+
+POOL_SIZE = 100
+"""Nodes of one pool: a fleet of 100,000 has 1,000 pools, as the largest ones have racks."""
+
+AT_WORK = 500
+"""Nodes that are in work at once, fail and are retried."""
+
+MOVED = 500
+"""Nodes that go through all phases while their transitions are timed."""
+
+UNTIL_WINDOW_S = 13 * 3600.0
+
+WAIT_S = 600.0
+"""When a step of the measurement is given up."""
+
+TEN = 10
+"""Nodes in which an answer of the inventory differs."""
+
+WARM_UP_S, HOUR_S = 600.0, 3600.0
+WATCH_S = 15.0
+
+PLAN = f"""\
+apiVersion: rolloutd/v1
+kind: MaintenancePlan
+metadata: {{name: bench, owner: infra}}
+spec:
+  source: {{git: "{URL}", ref: main}}
+  targets: ""
+  canary: {{select: "canary=yes", max_parallel: {AT_WORK}}}
+  windows: [{{days: DAYS, from: "00:00", to: "24:00", zone: UTC}}]
+  isolate: [{{command: {{do: "true", undo: "true"}}}}]
+  maintain: {{playbook: site.yml, vars: {{round: ROUND}}}}
+  verify: [{{reachable: {{}}}}]
+  max_parallel: {AT_WORK}
+  gates: {{start: {{owner: 1}}}}
+"""
+
+T0 = 1_800_014_400.0
+"""A Friday, 12:00 UTC: a window of Saturdays opens in twelve hours."""
+
+
+class BenchClock:
+    """ports.Clock that starts at T0 and can be set forward."""
+
+    def __init__(self) -> None:
+        self._offset_s = 0.0
+        self._time = asyncio.get_running_loop().time
+        self._began = self._time()
+
+    def now(self) -> float:
+        return T0 + self._offset_s + self._time() - self._began
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    def advance(self, seconds: float) -> None:
+        self._offset_s += seconds
+
+
+class BenchInventory:
+    """ports.Inventory of so many nodes."""
+
+    source = "bench"
+
+    def __init__(self, nodes: int) -> None:
+        self.nodes = [self._node(number) for number in range(nodes)]
+
+    async def refresh(self) -> Sequence[DiscoveredNode]:
+        return list(self.nodes)
+
+    def relabel(self, count: int) -> None:
+        """Let the next answer differ in so many nodes."""
+        for number in range(count):
+            self.nodes[number] = self._node(number, role="spare")
+
+    def _node(self, number: int, **labels: str) -> DiscoveredNode:
+        # All are canaries, because only this wave lets many nodes fail at once.
+        labels = {
+            "canary": "yes",
+            "team": f"t{number // POOL_SIZE}",
+            "rack": f"r{number % POOL_SIZE}",
+            **labels,
+        }
+        variables = {"ansible_host": f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}"}
+        return DiscoveredNode(f"n{number:06}", self.source, labels=labels, connection=variables)
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """A loop in which no time passes but by timers; what runs in threads elsewhere runs inline."""
+
+    def __init__(self) -> None:
+        super().__init__(_NoWait(self))
+        self.virtual_s = 0.0
+
+    def time(self) -> float:
+        return getattr(self, "virtual_s", 0.0)
+
+    def run_in_executor(self, executor: Any, func: Any, *args: Any) -> Any:  # type: ignore[override]
+        done = self.create_future()
+        done.set_result(func(*args))
+        return done
+
+
+class _NoWait(selectors.DefaultSelector):
+    def __init__(self, loop: VirtualLoop) -> None:
+        super().__init__()
+        self._loop = loop
+
+    def select(self, timeout: float | None = None) -> Any:
+        if timeout:
+            self._loop.virtual_s += timeout
+        return super().select(0)
+
+
+class VirtualWorld:
+    """What SimScheduler needs of its world."""
+
+    is_finished = False
+
+    def __init__(self, clock: BenchClock) -> None:
+        self.now = clock.now
+
+
+@contextmanager
+def longest_pause() -> Iterator[list[float]]:
+    """Yield a list that gets the longest CPU time of a callback of this thread's loop (ms)."""
+    run, longest = asyncio.Handle._run, 0.0
+    found: list[float] = []
+
+    def timed(self: asyncio.Handle) -> None:
+        nonlocal longest
+        began = time.thread_time()
+        run(self)
+        longest = max(longest, time.thread_time() - began)
+
+    asyncio.Handle._run = timed  # type: ignore[method-assign]
+    try:
+        yield found
+    finally:
+        asyncio.Handle._run = run  # type: ignore[method-assign]
+        found.append(longest * 1000)
+
+
+class Fleet:
+    """A daemon over so many nodes, and ways to wait for it."""
+
+    def __init__(
+        self,
+        state: State,
+        clock: BenchClock,
+        daemon: Daemon,
+        inventory: BenchInventory,
+        run_host: FakeRunHost,
+        directory: Path,
+    ) -> None:
+        self.state, self.clock, self.daemon = state, clock, daemon
+        self.inventory, self.run_host = inventory, run_host
+        self.running: asyncio.Task[None]
+        self.sources = FakeSourceStore(directory / "trees")
+        self.sources.commit(URL, {"site.yml": "- hosts: all\n"}, ["main"])
+
+    async def submit(self, days: str, number: int, **more: Any) -> str:
+        text = PLAN.replace("DAYS", days).replace("ROUND", str(number)).encode()
+        plan = planfile.read(text, "p")
+        return (await submit(self.state, self.sources, plan, None, OWNER, **more))[0]
+
+    async def open_start_gate(self, rollout: str) -> None:
+        found = self.state.index.rollout(rollout)
+        ballot = Ballot(GateName.START, yes=True, reason="bench")
+        await self.state.commit(vote(self.state, OWNER, found, ballot), actor=OWNER.actor, cause="bench")
+        await self.until(lambda: bool(self.state.index.rollout(rollout).opened))
+
+    async def open_window(self) -> None:
+        """Set the clock to an instant in the plan's window."""
+        self.clock.advance(UNTIL_WINDOW_S)
+        await self.daemon._inventory_refresher.refresh()  # else its source would be stale
+
+    async def settle(self) -> None:
+        """Wait for two decisions, the second of which has nothing to do any more."""
+        for _ in range(2):
+            decided = asyncio.Event()
+            listen = lambda _, event=decided: event.set()  # noqa: E731
+            self.daemon.iteration_listeners.append(listen)
+            self.state.wake_up()
+            await asyncio.wait_for(decided.wait(), WAIT_S)
+            self.daemon.iteration_listeners.remove(listen)
+
+    async def until(self, is_reached: Callable[[], bool]) -> None:
+        began = time.monotonic()
+        while not is_reached():
+            if time.monotonic() - began > WAIT_S:
+                raise TimeoutError("the fleet does not reach the next step")
+            await asyncio.sleep(0.05)
+
+
+async def with_fleet(
+    nodes: int, measure: Callable[[Fleet], Awaitable[dict[str, float]]], *, virtual: bool = False
+) -> dict[str, float]:
+    """Run a daemon over so many nodes, and return what `measure` finds."""
+    settings = Settings.model_validate(
+        {
+            "teams": {"infra": {"members": ["olga"]}},
+            "pools": {key: {"max_unavailable": "100%"} for key in ("team", "rack")},
+            "max_parallel": AT_WORK,
+        }
+    )
+    with tempfile.TemporaryDirectory(prefix="rolloutd-scale-") as directory:
+        clock, compiler = BenchClock(), TeamPlanCompiler(settings.teams)
+        store = await open_store(
+            Path(directory, "state"), compile_plan=compiler, inline=virtual, now=clock.now
+        )
+        snapshot = await store.load_snapshot()
+        index = Projection.build(snapshot, compile_limits(settings), compiler)
+        state = State(index, store, clock, settings, ChangeNotifier(), epoch=snapshot.epoch)
+        await state.commit([DaemonStarted(snapshot.epoch, "bench", "", clock.now())], cause="bench")
+        inventory = BenchInventory(nodes)
+        scheduler: Any = SimScheduler(VirtualWorld(clock)) if virtual else ApschedulerScheduler()  # type: ignore[arg-type]
+        run_host = FakeRunHost({"site.yml": Script.OK})
+        adapters = AdapterSet(
+            FakeRunner(run_host), {"command": FakeIsolator()}, {"reachable": FakeCheck()}, find_source
+        )
+        observer = FakeObserver(clock)
+        daemon = Daemon(state, adapters, inventories=[inventory], observers=[observer], scheduler=scheduler)
+        fleet = Fleet(state, clock, daemon, inventory, run_host, Path(directory))
+        fleet.running = asyncio.create_task(daemon.run())
+        try:
+            await fleet.until(state.inventory_refreshed.is_set)
+            return await measure(fleet)
+        finally:
+            fleet.running.cancel()
+            await asyncio.wait((fleet.running,))
+            scheduler.close()
+            await store.close()
+
+
+# -- the figures -------------------------------------------------------------------
+
+
+async def measure_pauses(fleet: Fleet) -> dict[str, float]:
+    """Let a change go its way, and return the longest pause of the loop in each part (ms)."""
+    state, figures = fleet.state, {}
+    nodes = len(state.index.nodes)
+    tasks = asyncio.all_tasks()
+
+    async def pause_of(name: str, work: Awaitable[object]) -> None:
+        with longest_pause() as found:
+            await work
+        figures[f"loop pause {name}"] = found[0]
+        gc.collect()
+
+    await fleet.settle()
+    fleet.inventory.relabel(TEN)
+    await pause_of("refresh", fleet.daemon._inventory_refresher.refresh())
+    await pause_of("submit", _then_settle(fleet, fleet.submit("sat", 1)))
+    rollouts: list[str] = []
+    await pause_of("supersede", _then_settle(fleet, _keep(rollouts, fleet.submit("sat", 2, supersede=True))))
+    (rollout,) = rollouts
+    await fleet.open_start_gate(rollout)
+    fleet.run_host.scripts = {"site.yml": Script.FAIL}
+    await fleet.open_window()
+    expected = min(AT_WORK, nodes)
+
+    def counters() -> RolloutCounters:
+        return state.index.counters(rollout)
+
+    async def open_window() -> None:
+        state.wake_up()
+        await fleet.until(lambda: len(counters().in_flight) + len(counters().failed) >= expected)
+
+    await pause_of("window", open_window())
+    await pause_of("failures", fleet.until(lambda: len(counters().failed) >= expected))
+    await pause_of("retry", _retry_all(fleet, rollout, sorted(counters().failed)))
+    assert tasks <= asyncio.all_tasks(), "the daemon has ended"
+    return figures
+
+
+async def _keep(found: list[str], work: Awaitable[str]) -> None:
+    found.append(await work)
+
+
+async def _then_settle(fleet: Fleet, work: Awaitable[object]) -> None:
+    await work
+    await fleet.settle()
+
+
+async def _retry_all(fleet: Fleet, rollout: str, nodes: Sequence[str]) -> None:
+    """Retry nodes one by one, as clients do, while the daemon decides."""
+    state = fleet.state
+    for node in nodes:
+        async with state.exclusive_commit(OWNER.actor) as commit:
+            index = state.index
+            events = rollout_commands.retry(
+                state, OWNER, index.rollout(rollout), index.target(rollout, node), "bench"
+            )
+            await commit(events, "retry")
+    await fleet.settle()
+
+
+async def measure_idle(fleet: Fleet) -> dict[str, float]:
+    """Wait an hour of virtual time in a closed window."""
+    await fleet.settle()
+    await fleet.open_start_gate(await fleet.submit("sat", 1))
+    watching = asyncio.create_task(_report_all_up(fleet))
+    await asyncio.sleep(WARM_UP_S)
+    gc.collect()
+    warm_kib, cpu_s = resident_kib(), time.process_time()
+    await asyncio.sleep(HOUR_S)
+    cpu_s = time.process_time() - cpu_s
+    gc.collect()
+    watching.cancel()
+    nodes = len(fleet.state.index.nodes)
+    return {
+        "idle cpu": cpu_s / HOUR_S * 100,
+        "memory growth": max(0.0, (resident_kib() - warm_kib) / 1024),
+        "memory per node": (warm_kib - EMPTY_KIB[0]) / nodes,
+    }
+
+
+async def _report_all_up(fleet: Fleet) -> None:
+    """Report the same of all nodes again and again, as a watch of a cluster does."""
+    state = fleet.state
+    while True:
+        await asyncio.sleep(WATCH_S)
+        now = state.now()
+        state.index.record_observations(
+            [Observation(each, NodeHealth.UP, now) for each in state.index.nodes], now
+        )
+        state.wake_up()
+
+
+EMPTY_KIB: list[float] = []
+"""What this process takes before it has a node."""
+
+
+def resident_kib() -> float:
+    """Return this process's resident memory."""
+    status = Path("/proc/self/status").read_text()
+    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS:"))
+
+
+async def measure_transitions(fleet: Fleet) -> dict[str, float]:
+    """Return the CPU time of a durable transition, its invariants included (ms)."""
+    state = fleet.state
+    rollout = await fleet.submit("sat", 1)
+    await fleet.open_start_gate(rollout)
+    fleet.running.cancel()  # the daemon decides nothing itself
+    await asyncio.wait((fleet.running,))
+    await fleet.open_window()
+    now, names = state.now(), list(state.index.nodes)[:MOVED]
+    state.index.record_observations(
+        [Observation(each, NodeHealth.UP, now) for each in state.index.nodes], now
+    )
+    edges = (
+        (Trigger.ADMITTED, Phase.PENDING, Phase.ISOLATING, None),
+        (Trigger.ISOLATED, Phase.ISOLATING, Phase.MAINTAINING, None),
+        (Trigger.MAINTAINED, Phase.MAINTAINING, Phase.VERIFYING, None),
+        (Trigger.VERIFIED, Phase.VERIFYING, Phase.DONE, Outcome.CHANGED),
+    )
+    began, count = time.process_time(), 0
+    for node in names:
+        for trigger, source, target, outcome in edges:
+            event = PhaseMoved(rollout, node, trigger, source, target, 1, now, outcome, isolated=False)
+            async with state.exclusive_commit() as commit:
+                await commit([event], "bench", now)
+            count += 1
+    return {"transition": (time.process_time() - began) / count * 1000}
+
+
+def main() -> None:
+    """Measure what is asked for."""
+    logging.disable(logging.ERROR)
+    wanted, nodes = sys.argv[1], int(sys.argv[2])
+    if wanted == "decision":
+        # Ten plans: each wave has its own queue, and the fleet is in work.
+        _, times = decision_times(nodes, max(2, nodes // POOL_SIZE), 10)
+        found = {"decision": statistics.median(times)}
+    elif wanted == "idle":
+        with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+            EMPTY_KIB.append(resident_kib())
+            found = runner.run(with_fleet(nodes, measure_idle, virtual=True))
+    else:
+        measure = {"pauses": measure_pauses, "transitions": measure_transitions}[wanted]
+        found = asyncio.run(with_fleet(nodes, measure))
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

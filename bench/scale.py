@@ -1,0 +1,186 @@
+"""What the daemon costs at 1,000, 10,000 and 100,000 nodes, with a hundred audit entries for each node.
+
+    python -m bench scale [--json] [--quick] [--nodes 1000,10000,100000]
+
+Each fleet is a process of its own; `--quick` takes 1,000 and 3,000 nodes.  Times are CPU times of one
+process, so that other load does not change them.  A start that takes longer than START_LIMIT_S counts as that
+long.  The slope is the exponent of the cost: 0 for one that the fleet's size does not change,
+1 for one that grows with it.  `--json` prints a list of {figure, nodes, value, unit, limit}.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import math
+import subprocess
+import sys
+import tempfile
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from bench import recovery
+from machines.model.events import RequestDenied
+from machines.model.rollout import DAEMON
+from rolloutd.audit_chain import hash_entry
+from rolloutd.store.audit_entries import add_sequence_number, draft_entries
+from rolloutd.store.sqlite import database
+
+SIZES = (1_000, 10_000, 100_000)
+QUICK_SIZES = (1_000, 3_000)
+
+ENTRIES_PER_NODE = 100
+FEW_ENTRIES = 100_000
+"""The start beside it has a store with the same nodes and as many entries as a fleet of a thousand."""
+
+BUSY = 20
+"""Nodes in flight at a start."""
+
+START_LIMIT_S = 60.0
+FLEET_LIMIT_S = 1500.0
+
+LIMITS: dict[str, tuple[str, float]] = {
+    "start decision": ("s", 3.0),
+    "start decision ratio": ("", 1.2),
+    "loop pause submit": ("ms", 50.0),
+    "loop pause supersede": ("ms", 50.0),
+    "loop pause refresh": ("ms", 50.0),
+    "loop pause window": ("ms", 50.0),
+    "loop pause failures": ("ms", 50.0),
+    "loop pause retry": ("ms", 50.0),
+    "decision": ("ms", 2.0),
+    "idle cpu": ("% of a core", 1.0),
+    "memory growth": ("MiB/h", 1.0),
+    "memory per node": ("KiB", 4.0),
+    "transitions ratio": ("", 1.1),
+}
+"""Unit and limit of each figure, in the order in which they are shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    figure: str
+    nodes: int
+    value: float
+    unit: str
+    limit: float
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Measure how costs grow with the fleet.")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--nodes", type=lambda text: tuple(map(int, text.split(","))))
+    options = parser.parse_args()
+    sizes = options.nodes or (QUICK_SIZES if options.quick else SIZES)
+    figures = measure(sizes)
+    if options.json:
+        print(json.dumps([asdict(each) for each in figures]))
+    else:
+        print_table(figures, sizes)
+
+
+def measure(sizes: tuple[int, ...]) -> list[Figure]:
+    """Return all figures of all sizes; one that could not be measured is missing and named on stderr."""
+    by_size = {nodes: measure_size(nodes) for nodes in sizes}
+    first = by_size[sizes[0]].get("transition")
+    for values in by_size.values():
+        transition = values.pop("transition", None)
+        if transition is not None and first:
+            values["transitions ratio"] = transition / first
+    return [
+        Figure(name, nodes, round(values[name], 3), unit, limit)
+        for name, (unit, limit) in LIMITS.items()
+        for nodes, values in by_size.items()
+        if name in values
+    ]
+
+
+def measure_size(nodes: int) -> dict[str, float]:
+    values: dict[str, float] = {}
+    for part in ("decision", "transitions", "idle", "pauses"):
+        command = [sys.executable, "-m", "bench._scale_fleet", part, str(nodes)]
+        try:
+            done = subprocess.run(command, capture_output=True, check=True, timeout=FLEET_LIMIT_S, text=True)
+            values |= json.loads(done.stdout)
+        except subprocess.CalledProcessError as failed:
+            print(f"{part} of {nodes} nodes failed: {failed.stderr[-2000:]}", file=sys.stderr)
+        except subprocess.TimeoutExpired:
+            print(f"{part} of {nodes} nodes took longer than {FLEET_LIMIT_S:.0f} s", file=sys.stderr)
+    entries = nodes * ENTRIES_PER_NODE
+    values["start decision"] = start_cpu_s(nodes, entries)
+    few = values["start decision"] if entries == FEW_ENTRIES else start_cpu_s(nodes, FEW_ENTRIES)
+    values["start decision ratio"] = values["start decision"] / few
+    return values
+
+
+# -- the start ---------------------------------------------------------------------
+
+
+def start_cpu_s(nodes: int, entries: int) -> float:
+    """Return the CPU time of a start until its first decision, after a clean stop."""
+    with tempfile.TemporaryDirectory(prefix="rolloutd-scale-") as directory:
+        config = Path(directory) / "config.yaml"
+        asyncio.run(recovery.prepare(Path(directory), config, nodes - BUSY, BUSY))
+        append_entries(Path(directory) / "state" / database.FILE_NAME, entries)
+        start(config)  # it stops cleanly, so that the next one is a usual start
+        return start(config)
+
+
+def start(config: Path) -> float:
+    command = [sys.executable, recovery.__file__, "--round", str(config)]
+    try:
+        done = subprocess.run(command, capture_output=True, check=True, timeout=START_LIMIT_S)
+    except subprocess.TimeoutExpired:
+        return START_LIMIT_S
+    return float(json.loads(done.stdout)["cpu_s"])
+
+
+def append_entries(path: Path, entries: int) -> None:
+    """Append entries of denied requests until the audit has so many.
+
+    They are the cheapest to replay, because no row follows from them.
+    """
+    with closing(database.open_writer(path)) as connection:
+        seq, head = connection.execute("SELECT seq, hash FROM audit ORDER BY seq DESC LIMIT 1").fetchone()
+        event = RequestDenied(DAEMON, "submit", "not an owner", 1.0)
+        (draft,) = draft_entries(event, actor=DAEMON, cause="bench", at=1.0, digest="")
+        connection.execute("BEGIN")
+        for number in range(seq + 1, entries + 1):
+            text = add_sequence_number(draft, number)
+            head = hash_entry(head, text)
+            connection.execute("INSERT INTO audit (seq, entry, hash) VALUES (?, ?, ?)", (number, text, head))
+        connection.execute("COMMIT")
+
+
+# -- the table ---------------------------------------------------------------------
+
+
+def print_table(figures: list[Figure], sizes: tuple[int, ...]) -> None:
+    heads = [f"{nodes:,} nodes" for nodes in sizes]
+    print(f"{'':22}{'unit':>12}{'limit':>8}" + "".join(f"{head:>16}" for head in heads) + f"{'slope':>8}")
+    for name, (unit, limit) in LIMITS.items():
+        values = {each.nodes: each.value for each in figures if each.figure == name}
+        cells = "".join(_cell(values.get(nodes), limit) for nodes in sizes)
+        print(f"{name:22}{unit:>12}{limit:>8g}{cells}{_slope(values):>8}")
+
+
+def _cell(value: float | None, limit: float) -> str:
+    if value is None:
+        return f"{'-':>16}"
+    return f"{value:>15,.2f}{' ' if value <= limit else '!'}"
+
+
+def _slope(values: dict[int, float]) -> str:
+    """Return the exponent between the smallest and the largest fleet."""
+    positive = sorted((nodes, value) for nodes, value in values.items() if value > 0)
+    if len(positive) < 2:
+        return "-"
+    (small, first), (large, last) = positive[0], positive[-1]
+    return f"{math.log(last / first) / math.log(large / small):.2f}"
+
+
+if __name__ == "__main__":
+    main()
