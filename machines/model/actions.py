@@ -44,11 +44,19 @@ class Revert:
     is_last: bool
 
 
+STALE_RUN_TIMEOUT_S = 120.0
+"""Time for an older run on a node to end, before its processes are ended."""
+
+FAILED_RUN_TIMEOUT_S = 30.0
+"""The same for a run that has failed: the failure that pauses the rollout waits for it."""
+
+
 @dataclass(frozen=True, slots=True)
 class CleanUpStaleRuns:
     """Make sure that no process of an older run is left on the node."""
 
     number: int
+    timeout_s: float = STALE_RUN_TIMEOUT_S
 
 
 @dataclass(frozen=True, slots=True)

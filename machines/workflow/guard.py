@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from machines.model.actions import Action, CleanUpStaleRuns, StopRun, Transition, UseGuard, Wait
+from machines.model.actions import Action, StopRun, Transition, UseGuard, Wait
 from machines.model.events import StepAction, StepRecord, StepState
 from machines.model.plan import Guard
 from machines.model.rollout import BLAMES_CHANGE, UNATTENDED_RESTORE, FailureCode
@@ -59,7 +59,6 @@ def end_guard_before(
     now: float,
     *,
     elapsed_s: float,
-    has_unfinished_run: bool,
 ) -> Action:
     """Return the action; before a failure, the restore by a guard that may still be armed.
 
@@ -69,11 +68,6 @@ def end_guard_before(
         return action
     if guard is None or not may_be_armed(records):
         return action
-    if has_unfinished_run and not _is_cleaned_up(records):
-        # What is left of the run must not change the node after its restore.
-        latest = _latest(StepAction.CLEAN_UP, records)
-        is_open = latest is not None and latest.state is StepState.INTENDED
-        return CleanUpStaleRuns(1 if latest is None else latest.number + (not is_open))
     latest = _latest(StepAction.RESTORE, records)
     if not _is_restore_overdue(guard, records, now, elapsed_s):
         match next_try(_RESTORE, latest, now):
@@ -87,17 +81,6 @@ def end_guard_before(
 
 def _latest(action: StepAction, records: Sequence[StepRecord]) -> StepRecord | None:
     return next((record for record in reversed(records) if record.action is action), None)
-
-
-def _is_cleaned_up(records: Sequence[StepRecord]) -> bool:
-    """Return whether a clean-up was tried since the last run; a node that is cut off cannot be cleaned up."""
-    for record in reversed(records):
-        # Tried, not done: a node that the change has cut off must be restored all the same.
-        if record.state is not StepState.INTENDED and record.action is StepAction.CLEAN_UP:
-            return True
-        if record.action is StepAction.RUN:
-            return False
-    return True
 
 
 def _is_restore_overdue(guard: Guard, records: Sequence[StepRecord], now: float, elapsed_s: float) -> bool:

@@ -39,7 +39,7 @@ from machines.model.events import StepAction, StepRecord, StepState
 from machines.model.plan import OnUnknownPolicy, Plan, Stage, StepDef
 from machines.model.rollout import FailureCode, NodeOrder, Target
 from machines.states import IN_FLIGHT_PHASES, Outcome, Phase, Trigger
-from machines.workflow.guard import end_guard_before, stop_unguarded_run
+from machines.workflow.guard import end_guard_before, may_be_armed, stop_unguarded_run
 from machines.workflow.isolation_plan import IsolationPlan
 from machines.workflow.records import (
     active_isolations,
@@ -63,7 +63,7 @@ from machines.workflow.steps import (
     repair_step,
     stages_for,
 )
-from machines.workflow.stopping import next_stop_action, on_isolation_lost
+from machines.workflow.stopping import clean_up_before_failure, next_stop_action, on_isolation_lost
 
 RESUMED_ABORT_REASON = "the daemon stopped while the isolation was being aborted; the reason was not recorded"
 """Reason of an abort that an earlier daemon process began."""
@@ -110,15 +110,13 @@ def next_action(
         return reconciler.reconcile_return()
     is_stopped = target.order is NodeOrder.STOP
     action = next_stop_action(target, records) if is_stopped else reconciler.reconcile_phase()
-    # A stopped node too must not keep a half-made change under an armed guard.
-    return end_guard_before(
-        action,
-        plan.guard,
-        reconciler._attempt_records,
-        now,
-        elapsed_s=elapsed_s,
-        has_unfinished_run=has_unfinished_run,
+    attempt_records = reconciler._attempt_records
+    is_guarded = plan.guard is not None and may_be_armed(attempt_records)
+    action = clean_up_before_failure(
+        action, attempt_records, has_unfinished_run=has_unfinished_run, is_guarded=is_guarded
     )
+    # A stopped node too must not keep a half-made change under an armed guard.
+    return end_guard_before(action, plan.guard, attempt_records, now, elapsed_s=elapsed_s)
 
 
 @dataclass(frozen=True, slots=True)

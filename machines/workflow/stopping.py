@@ -1,4 +1,4 @@
-"""Ends a playbook run early: by a person's order, or because isolation was lost.
+"""Ends a playbook run early, by a person's order or because isolation was lost, and what a failed one left.
 
 As in next_action.py, the answer follows from the records alone, so a restarted daemon continues the stop.
 """
@@ -6,8 +6,16 @@ As in next_action.py, the answer follows from the records alone, so a restarted 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from machines.model.actions import Action, CompleteOrder, StopRun, Transition
+from machines.model.actions import (
+    FAILED_RUN_TIMEOUT_S,
+    Action,
+    CleanUpStaleRuns,
+    CompleteOrder,
+    StopRun,
+    Transition,
+)
 from machines.model.events import StepAction, StepRecord, StepState
 from machines.model.rollout import FailureCode, Target
 from machines.states import IN_FLIGHT_PHASES, Trigger
@@ -32,6 +40,35 @@ def next_stop_action(target: Target, records: Sequence[StepRecord]) -> Action:
     steps = [r.step for r in records if r.attempt == target.attempt]
     step = steps[-1] if steps else str(target.phase)
     return Transition(Trigger.FAILED, step=step, text=text, code=FailureCode.DISTURBED)
+
+
+def clean_up_before_failure(
+    action: Action, records: Sequence[StepRecord], *, has_unfinished_run: bool, is_guarded: bool
+) -> Action:
+    """Return the action; before a failure, the end of what the failed run left on the node.
+
+    Nobody may look at a failed node for days, and its run's processes would go on changing it.  `records` are
+    those of the attempt.  `is_guarded`: a guard may restore the node, and nothing may change it after that.
+    """
+    if not isinstance(action, Transition) or action.trigger is not Trigger.FAILED:
+        return action
+    runs = [position for position, record in enumerate(records) if record.action is StepAction.RUN]
+    if not runs:
+        return action
+    run = records[runs[-1]]
+    has_failed = run.state is StepState.FAILED and run.code is FailureCode.FAILED
+    if not has_failed and not is_guarded:
+        return action
+    clean_ups = [record for record in records[runs[-1] :] if record.action is StepAction.CLEAN_UP]
+    # Tried, not done: a node that the change has cut off must fail, and be restored, all the same.
+    tried = [record for record in clean_ups if record.state is not StepState.INTENDED]
+    if not tried and has_unfinished_run:
+        before = [record.number for record in records if record.action is StepAction.CLEAN_UP]
+        number = clean_ups[-1].number if clean_ups else max(before, default=0) + 1
+        return CleanUpStaleRuns(number, FAILED_RUN_TIMEOUT_S)
+    if has_failed and tried and tried[-1].state is not StepState.OK:
+        return replace(action, text=f"{action.text}; processes of its run may be left: {tried[-1].text}")
+    return action
 
 
 def on_isolation_lost(

@@ -28,6 +28,18 @@ PLAYBOOK = """\
       ansible.builtin.raw: echo "end {{ inventory_hostname }} $(date +%s.%N)" >> {{ log_file }}
 """
 
+LASTING_PLAYBOOK = """\
+- hosts: all
+  gather_facts: false
+  tasks:
+    - name: start what outlives its task
+      ansible.builtin.shell: nohup sleep 15.{{ mark }} >/dev/null 2>&1 </dev/null &
+      changed_when: true
+    - name: work
+      ansible.builtin.command: sleep 3600
+      changed_when: true
+"""
+
 
 def test_killed_run_cleared_before_next_run(tmp_path: Path) -> None:
     """SIGKILL of a run in the middle of a remote command, then a retry."""
@@ -56,6 +68,17 @@ def test_killed_run_cleared_before_next_run(tmp_path: Path) -> None:
         made.wait_until(
             lambda: made.run_processes() == [] == ssh_processes(made), "nothing of a run is left here"
         )
+
+
+def test_time_limit_ends_what_the_run_started(tmp_path: Path) -> None:
+    with daemon_environment(tmp_path, fleet_labels(1, 1, 1)) as made:
+        variables = {"mark": made.sshds["n1"].port}
+        stage = {"playbook": "change.yml", "vars": variables, "timeout": "4s"}
+        rollout = made.submit(plan("limited", maintain=stage), {"change.yml": LASTING_PLAYBOOK})
+        made.vote(rollout, "start")
+        made.wait_until(lambda: made.status(rollout)["state"] == "paused", "the limit pauses the rollout")
+        assert "time limit of 4s passed" in made.status(rollout)["reason"]["text"]
+        assert not asleep(made), "nobody has retried, and the node goes on changing"
 
 
 def submit(made: DaemonEnvironment) -> str:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from machines.model.actions import (
+    FAILED_RUN_TIMEOUT_S,
     Action,
     CleanUpStaleRuns,
     RunCheck,
@@ -112,8 +113,9 @@ def test_run_is_cleaned_up_before_restore() -> None:
             PLAN, MAINTAINING, [ARMED, RUN_FAILED, *records], T0, elapsed_s=0.0, has_unfinished_run=True
         )
 
-    assert after_run() == CleanUpStaleRuns(1)
-    assert after_run(step(StepAction.CLEAN_UP, StepState.INTENDED)) == CleanUpStaleRuns(1)
+    clean_up = CleanUpStaleRuns(1, FAILED_RUN_TIMEOUT_S)
+    assert after_run() == clean_up
+    assert after_run(step(StepAction.CLEAN_UP, StepState.INTENDED)) == clean_up
     assert after_run(step(StepAction.CLEAN_UP, StepState.FAILED)) == RESTORE
 
 

@@ -5,12 +5,12 @@ Only a check that is a run is recorded, so that a restarted daemon finds it and 
 
 from __future__ import annotations
 
+from machines.model.actions import STALE_RUN_TIMEOUT_S
 from machines.model.events import StepAction, StepState
 from machines.model.plan import Capability, StepDef
 from machines.scheduler.progress import is_at_work
 from machines.workflow.steps import baseline_record
 from rolloutd.engine.drivers.node_session import NodeSession
-from rolloutd.engine.drivers.playbook_execution import CLEANUP_TIMEOUT_S
 from rolloutd.engine.drivers.step_journal import StepJournal
 from rolloutd.errors import RolloutdError, StoreFailed
 from rolloutd.ports import Failed, Ok, Unknown
@@ -64,7 +64,7 @@ async def _clean_up_stale_runs(session: NodeSession, journal: StepJournal) -> Ok
     await journal.write(record)
     host = session.state.host(session.node)
     with adapter_errors("runner"):
-        result = await session.adapters.runner.clean_up_stale_runs(host, timeout_s=CLEANUP_TIMEOUT_S)
+        result = await session.adapters.runner.clean_up_stale_runs(host, timeout_s=STALE_RUN_TIMEOUT_S)
     await journal.finish(record, result)
     return result
 

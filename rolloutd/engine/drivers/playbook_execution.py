@@ -24,9 +24,6 @@ from rolloutd.engine.drivers.step_journal import StepJournal
 from rolloutd.engine.tasks import Wakeup, running_in_background
 from rolloutd.ports import JSON, Failed, Ok, RunRequest, RunState, StepResult, Unknown
 
-CLEANUP_TIMEOUT_S = 120.0
-"""Grace period for an older run on a node, before its processes are ended."""
-
 FOLLOW_TRIES = 3
 """Tries to follow a run: a passing fault, such as no memory left, is over by then."""
 
@@ -59,7 +56,7 @@ class PlaybookExecution:
         host = self._state.host(self._session.node)
         await self._journal.write(record)
         result = await self._session.capture_errors(
-            self._runner.clean_up_stale_runs(host, timeout_s=CLEANUP_TIMEOUT_S)
+            self._runner.clean_up_stale_runs(host, timeout_s=action.timeout_s)
         )
         await self._journal.finish(record, result)
         if isinstance(result, Ok):
