@@ -12,6 +12,7 @@ from rolloutd.ports.host_variables import (
     marked_as,
     plain_value,
     plain_variables,
+    require_readable,
     unsafe_text,
     without_templates,
 )
@@ -169,6 +170,7 @@ __all__ = [
     "marked_as",
     "plain_value",
     "plain_variables",
+    "require_readable",
     "staged_artifact",
     "staged_directory",
     "staged_file",

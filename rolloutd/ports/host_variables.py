@@ -27,6 +27,9 @@ ADDRESS_VARIABLES = ("ansible_host", "ansible_ssh_host")
 _RESERVED_PREFIX = "__ansible_"
 """Keys that Ansible's decoder reads as types, such as a vaulted value."""
 
+_TYPE_KEYS = frozenset({UNSAFE_KEY, "__ansible_vault"})
+"""Keys of which ansible-inventory prints a text each; it prints what a plugin gives under them too."""
+
 _HOST_NAME = re.compile(
     r"(?=.{1,253}\Z)[A-Za-z0-9_]([A-Za-z0-9_-]{0,62})(\.[A-Za-z0-9_][A-Za-z0-9_-]{0,62})*\.?"
 )
@@ -47,13 +50,23 @@ def without_templates(variables: Mapping[str, JSON]) -> dict[str, JSON]:
     An address must be an IP address or a host name: ssh takes one that begins with `-` for an option.
     """
     for name in ADDRESS_VARIABLES:
-        address = plain_value(variables.get(name))
-        if address is not None and not (isinstance(address, str) and _is_address(address)):
-            raise InvalidVariable(f"{name} {str(address)[:60]!r} is not an IP address or a host name")
+        _require_address(name, variables.get(name))
     return {
         name: value if name == GROUPS else _marked(name, value, MAX_DEPTH)
         for name, value in variables.items()
     }
+
+
+def require_readable(variables: Mapping[str, JSON]) -> None:
+    """Raise InvalidVariable for what Ansible cannot read of an own source's variables.
+
+    It would read all variables of the node in another way then, in which each text is a template.
+    """
+    for name in ADDRESS_VARIABLES:
+        if unsafe_text(variables.get(name)) is not None:
+            _require_address(name, variables[name])
+    for name, value in variables.items():
+        _require_readable(name, value, MAX_DEPTH)
 
 
 def plain_variables(variables: Mapping[str, JSON]) -> dict[str, JSON]:
@@ -82,6 +95,7 @@ def marked_as(given: JSON, text: str) -> JSON:
 
 
 def _marked(name: str, value: JSON, depth: int) -> JSON:
+    _require_utf8(name, value)
     if depth == 0:
         raise InvalidVariable(f"{name} is nested deeper than {MAX_DEPTH} levels")
     if isinstance(value, str):
@@ -90,11 +104,41 @@ def _marked(name: str, value: JSON, depth: int) -> JSON:
         return [_marked(name, each, depth - 1) for each in value]
     if not isinstance(value, Mapping):
         return value
-    if unsafe_text(value) is not None:
+    if (text := unsafe_text(value)) is not None:
+        _require_utf8(name, text)
         return value
     if reserved := [key for key in value if str(key).startswith(_RESERVED_PREFIX)]:
         raise InvalidVariable(f"{name} has the key {str(reserved[0])[:60]!r}, which Ansible reserves")
     return {key: _marked(name, each, depth - 1) for key, each in value.items()}
+
+
+def _require_readable(name: str, value: JSON, depth: int) -> None:
+    _require_utf8(name, value)
+    if depth == 0:
+        raise InvalidVariable(f"{name} is nested deeper than {MAX_DEPTH} levels")
+    if isinstance(value, list):
+        for each in value:
+            _require_readable(name, each, depth - 1)
+    if isinstance(value, Mapping):
+        for key in _TYPE_KEYS & value.keys():
+            if len(value) > 1 or not isinstance(value[key], str):
+                raise InvalidVariable(f"{name} has the key {key!r}, which Ansible reserves")
+        for each in value.values():
+            _require_readable(name, each, depth - 1)
+
+
+def _require_utf8(name: str, value: JSON) -> None:
+    texts = (name, *value) if isinstance(value, Mapping) else (name, value)
+    try:
+        "".join(text for text in texts if isinstance(text, str)).encode()
+    except UnicodeEncodeError:
+        raise InvalidVariable(f"{name[:60]!r} has a text that is not UTF-8") from None
+
+
+def _require_address(name: str, value: JSON) -> None:
+    address = plain_value(value)
+    if address is not None and not (isinstance(address, str) and _is_address(address)):
+        raise InvalidVariable(f"{name} {str(address)[:60]!r} is not an IP address or a host name")
 
 
 def _is_address(text: str) -> bool:

@@ -44,6 +44,7 @@ from rolloutd.secret_variables import storable_variables
 from rolloutd.service.reload import SettingsReloader, TeamPlanCompiler
 from rolloutd.source_archive import require_links_inside
 from tests.fuzz.engine import Consumer, encoded, mutate_bytes, mutate_values, mutate_yaml
+from tests.fuzz.inventory_values import VALUES, inventory_values
 from tests.fuzz.kubernetes_answers import KUBERNETES, kubernetes
 from tests.fuzz.netbox_answers import (
     NETBOX_MESSAGES,
@@ -465,6 +466,7 @@ TARGETS: dict[str, Target] = {
     "plan": Target((PLAN.encode(), RICH_PLAN.encode()), simple(read_plan), mutate_yaml),
     "settings": Target((SETTINGS,), reloaded_settings, mutate_yaml),
     "inventory": Target(INVENTORY, simple(read_inventory), mutate_values),
+    "inventory-values": Target(VALUES, inventory_values, mutate_values),
     "http": Target(REQUESTS, http, mutate_values),
     "socket": Target(RAW_REQUESTS, raw_socket),
     "upload": Target(tuple(archives()), simple(read_upload), mutate_archive),

@@ -300,8 +300,13 @@ def _host_variables(
     if defaults.key_file and not {"ansible_private_key_file", "ansible_ssh_private_key_file"} & host.keys():
         host["ansible_ssh_private_key_file"] = str(defaults.key_file)
     given = host.get("ansible_ssh_common_args", common_args)
-    common_arguments = str(plain_value(given))
-    if defaults.known_hosts and "UserKnownHostsFile" not in common_arguments:
+    common_arguments = plain_value(given)
+    # What is not a text, such as a vaulted value, stays as it is: its text would be a template.
+    if (
+        defaults.known_hosts
+        and isinstance(common_arguments, str)
+        and "UserKnownHostsFile" not in common_arguments
+    ):
         known = shlex.quote(f"UserKnownHostsFile={defaults.known_hosts}")
         host["ansible_ssh_common_args"] = marked_as(given, f"{common_arguments} -o {known}".strip())
     return host

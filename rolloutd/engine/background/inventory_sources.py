@@ -22,6 +22,7 @@ from rolloutd.ports import (
     Inventory,
     SourceAnswer,
     SourceRules,
+    require_readable,
     without_templates,
 )
 from rolloutd.ports.guards import adapter_errors, validate_result
@@ -63,7 +64,7 @@ class SourceReader:
 
     def restore(self, answer: SourceAnswer) -> None:
         """Take over the last answer of an earlier daemon."""
-        self.nodes = self._without_templates(answer.nodes)  # an older daemon stored them as they came
+        self.nodes = self._valid_nodes(answer.nodes)  # an older daemon stored them as they came
         self._stored = {node.name: node for node in answer.nodes}
         self._stored_at = answer.answered_at
         self.status.refreshed_at, self.status.nodes = answer.answered_at, len(self.nodes)
@@ -122,28 +123,32 @@ class SourceReader:
             with adapter_errors(f"inventory {self.name}"):
                 response = list(await self._inventory.refresh())
             valid = [validate_result(f"inventory {self.name}", each, DiscoveredNode) for each in response]
-        nodes = self._without_templates(valid)
+        nodes = self._valid_nodes(valid)
         if valid and not nodes:
             raise SourceFailed(f"{self.name}: no node is valid; {self.invalid[0]}")
         if not nodes:
             raise SourceFailed(f"{self.name} answered with no node at all; its nodes stay as last known")
         return nodes
 
-    def _without_templates(self, nodes: Sequence[DiscoveredNode]) -> Sequence[DiscoveredNode]:
+    def _valid_nodes(self, nodes: Sequence[DiscoveredNode]) -> Sequence[DiscoveredNode]:
         """Return the valid nodes, with texts that no run renders; only Ansible's own sources give templates.
 
         Who may write a node's address in a cluster or a NetBox may not run code on this machine.
         """
-        if self._gives_templates:
-            return nodes
-        marked, invalid = [], []
+        valid, invalid = [], []
         for node in nodes:
             try:
-                marked.append(replace(node, connection=without_templates(node.connection)))
+                valid.append(self._valid_node(node))
             except InvalidVariable as error:
                 invalid.append(f"{node.name[:60]}: {error}; correct it in the source")
         self.invalid = invalid
-        return marked
+        return valid
+
+    def _valid_node(self, node: DiscoveredNode) -> DiscoveredNode:
+        if self._gives_templates:
+            require_readable(node.connection)
+            return node
+        return replace(node, connection=without_templates(node.connection))
 
     def _take(self, nodes: Sequence[DiscoveredNode]) -> None:
         held = self._reason_to_hold(nodes)

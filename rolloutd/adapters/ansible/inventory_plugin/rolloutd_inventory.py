@@ -136,8 +136,9 @@ class InventoryModule(BaseInventoryPlugin):  # type: ignore[misc]  # Ansible has
     def _decode(self, variables: Variables) -> dict[str, Any]:
         """Return the values that the yaml plugin makes of these, vaulted ones included."""
         assert self.loader is not None
+        # Where Ansible cannot decode JSON it reads it as YAML, in which no text is marked as no template.
         decoded: dict[str, Any] = self.loader.load(
-            trust_as_template(json.dumps(variables)), self.inventory.current_source
+            trust_as_template(json.dumps(variables)), self.inventory.current_source, json_only=True
         )
         return decoded
 

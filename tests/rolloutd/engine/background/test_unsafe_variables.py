@@ -56,7 +56,7 @@ class TemplateSource(Source):
     gives_templates: ClassVar[bool] = True
 
 
-def problem(state: State, source: str) -> str:
+def problem_of(state: State, source: str) -> str:
     return state.sources[source].error
 
 
@@ -145,11 +145,11 @@ async def test_node_with_invalid_address_is_left_out(tmp_path: Path, address: An
         await refresher.refresh()
         assert "w1" not in inside.state.index.nodes
         assert inside.state.host("w2").address == "::1"
-        assert "w1: ansible_host" in problem(inside.state, "cluster")
+        assert "w1: ansible_host" in problem_of(inside.state, "cluster")
         cluster.variables["w1"] = {"ansible_host": "w1.example.com"}
         await refresher.refresh()
         assert inside.state.host("w1").address == "w1.example.com"
-        assert problem(inside.state, "cluster") == ""
+        assert problem_of(inside.state, "cluster") == ""
 
 
 async def test_answer_stored_before_an_upgrade_is_text(tmp_path: Path) -> None:
@@ -187,6 +187,31 @@ def test_keys_that_ansible_reads_as_types_are_refused() -> None:
     for value in ({"__ansible_vault": "x"}, [{"a": {"__ansible_type": "x"}}], {"__ansible_unsafe": ["x"]}):
         with pytest.raises(InvalidVariable, match="reserves"):
             without_templates({"nested": value})
+
+
+UNREADABLE = {
+    "unsafe list": {"__ansible_unsafe": ["x"]},
+    "unsafe twice": [{"__ansible_unsafe": {"__ansible_unsafe": "x"}}],
+    "unsafe and more": {"a": {"__ansible_unsafe": "x", "b": 1}},
+    "vaulted number": {"__ansible_vault": 1},
+    "not UTF-8": ["\ud800"],
+    "key not UTF-8": {"\ud800": 1},
+}
+
+
+@pytest.mark.parametrize("problem", UNREADABLE)
+@pytest.mark.parametrize("kind", [Source, TemplateSource])
+async def test_unreadable_variable_leaves_its_node_out(
+    tmp_path: Path, kind: type[Source], problem: str
+) -> None:
+    """In a run Ansible would read all of the node's variables as templates, or fail for every node."""
+    async with control_environment(tmp_path) as inside:
+        labels: dict[str, dict[str, str]] = {"w1": {}, "w2": {}}
+        source = kind("cloud", labels, {"w1": {"note": UNREADABLE[problem]}})
+        await InventoryRefresher(inside.state, [source]).refresh()
+        assert "w1" not in inside.state.index.nodes
+        assert "w2" in inside.state.index.nodes
+        assert problem_of(inside.state, "cloud").startswith("w1: ")
 
 
 def test_deeply_nested_variable_is_refused() -> None:
