@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ import pytest
 
 from rolloutd.adapters.ansible.environment import RunPaths, TreeConfig, build_environment, build_inventory
 from rolloutd.adapters.ansible.inventory import AnsibleInventory
-from rolloutd.ports import GROUPS, ConnectionDefaults
+from rolloutd.ports import GROUPS, ConnectionDefaults, DiscoveredNode
+from tests.rolloutd.adapters.ansible.test_inventory import plugin_inventory
 
 INVENTORIES = {
     "nested.yml": """\
@@ -101,6 +103,20 @@ def play(inventory: Path, tree: Path, out: Path, environment: dict[str, str]) ->
     return {**seen, "groups": {name: sorted(hosts) for name, hosts in seen["groups"].items()}}
 
 
+def play_through_rolloutd(directory: Path, tree: Path, nodes: Sequence[DiscoveredNode]) -> Any:
+    """Return what the playbook saw of these nodes in a run of the daemon."""
+    groups: dict[str, list[str]] = {}
+    for node in nodes:
+        for group in node.connection[GROUPS]:
+            groups.setdefault(group, []).append(node.name)
+    hosts = {node.name: node.connection for node in nodes}
+    written = directory / "inventory.json"
+    defaults = ConnectionDefaults(None, None, None)
+    written.write_text(json.dumps(build_inventory(hosts, groups, defaults=defaults, common_args="")))
+    paths = RunPaths("r", directory / "events", directory / "tmp", directory / "s", None)
+    return play(written, tree, directory / "ours", build_environment(paths, TreeConfig.load(tree)))
+
+
 @pytest.mark.parametrize("name", INVENTORIES)
 async def test_variables_and_groups_are_those_of_a_bare_run(tmp_path: Path, name: str) -> None:
     tree, inventory = tmp_path / "tree", tmp_path / name
@@ -114,18 +130,72 @@ async def test_variables_and_groups_are_those_of_a_bare_run(tmp_path: Path, name
         (tree / f"group_vars/{group}.yml").write_text(f"beside: {group}\n")
     (tree / "ansible.cfg").write_text("[defaults]\nhost_key_checking = true\n")
     nodes = await AnsibleInventory(inventory).refresh()
-    groups: dict[str, list[str]] = {}
-    for node in nodes:
-        for group in node.connection[GROUPS]:
-            groups.setdefault(group, []).append(node.name)
-    hosts = {node.name: node.connection for node in nodes}
-    written = tmp_path / "inventory.json"
-    defaults = ConnectionDefaults(None, None, None)
-    written.write_text(json.dumps(build_inventory(hosts, groups, defaults=defaults, common_args="")))
-    paths = RunPaths("r", tmp_path / "events", tmp_path / "tmp", tmp_path / "s", None)
-    ours = play(written, tree, tmp_path / "ours", build_environment(paths, TreeConfig.load(tree)))
+    ours = play_through_rolloutd(tmp_path, tree, nodes)
     assert ours == play(inventory, tree, tmp_path / "bare", dict(os.environ))
     assert ours["hosts"]["w10"]["beside"] == ("edge" if name == "nested.yml" else "web")
+
+
+DUMP = """\
+- hosts: all
+  connection: local
+  gather_facts: false
+  tasks:
+    - run_once: true
+      delegate_to: localhost
+      ansible.builtin.copy:
+        dest: "{{ out }}"
+        content: "{{ {'groups': groups, 'hosts': hosts} | to_json(vault_to_text=true) }}"
+      vars:
+        hosts: "{{ dict(groups.all | zip(groups.all | map('extract', hostvars))) }}"
+"""
+
+OF_THE_RUN = (
+    "ansible_config_file",
+    "ansible_inventory_sources",
+    "inventory_file",
+    "inventory_dir",
+    "out",
+    "omit",
+)
+"""Variables that say which files a run has, and a random one."""
+
+SECRETS = """
+all:
+  hosts:
+    s1:
+      own: {plain: [x, "{{ team }}", 1.5, null], secret: [{deep: VAULTED}]}
+      secret: VAULTED
+      trusted: "{{ secret }} of {{ team }}"
+      unsafe: !unsafe "{{ team }}"
+"""
+
+
+async def test_dynamic_variables_are_those_of_a_bare_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a plugin, of `constructed` over it and a file, vaulted, nested and templated ones."""
+    monkeypatch.setenv("ANSIBLE_CONFIG", str(tmp_path / "ansible.cfg"))
+    monkeypatch.setenv("ANSIBLE_VAULT_PASSWORD_FILE", str(tmp_path / "password"))
+    (tmp_path / "password").write_text("a word\n")
+    command = Path(sys.executable).with_name("ansible-vault"), "encrypt_string", "a secret {{ team }}"
+    vaulted = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    lines = [line.strip() for line in vaulted.splitlines()[1:]]
+    vaulted_value = f"!vault {json.dumps(chr(10).join(lines))}"  # in one line of YAML
+    inventory = plugin_inventory(tmp_path)
+    (inventory / "02.more.yml").write_text(SECRETS.replace("VAULTED", vaulted_value))
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "tree/play.yml").write_text(DUMP)
+    nodes = await AnsibleInventory(inventory, ["team"]).refresh()
+    ours = play_through_rolloutd(tmp_path, tmp_path / "tree", nodes)
+    bare = play(inventory, tmp_path / "tree", tmp_path / "bare", dict(os.environ))
+    for found in (ours, bare):
+        for variables in found["hosts"].values():
+            for name in (*OF_THE_RUN, "groups"):  # the groups are compared without the order of their hosts
+                variables.pop(name, None)
+    assert ours == bare
+    assert ours["hosts"]["c1"]["tags"] == {"env": ["{{ 1 + 1 }}", {"deep": "text"}], "size": 3}
+    assert ours["hosts"]["s1"]["trusted"] == "a secret {{ team }} of blue"
+    assert ours["hosts"]["s1"]["unsafe"] == "{{ team }}"
 
 
 COMPARE = """
