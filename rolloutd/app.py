@@ -354,10 +354,8 @@ async def _load_state(
         leadership_lost=leadership.lost,
     )
     state.update_connections(await store.load_connections())
-    await state.commit(
-        [DaemonStarted(snapshot.epoch, __version__, hash_settings(settings), clock.now())],
-        cause="daemon started",
-    )
+    started = DaemonStarted(snapshot.epoch, __version__, hash_settings(settings), clock.now())
+    await state.record_start(started, head)
     return state
 
 

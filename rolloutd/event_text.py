@@ -131,7 +131,7 @@ _FORMATTERS: dict[str, Callable[[Fields], str]] = {
     "TargetsJoined": lambda f: f"joined: {_join_names([target['node'] for target in f['targets']])}",
     "TargetChanged": _describe_placement,
     "DeadlineExtended": lambda f: (
-        f"extended the deadline by {format_duration(f['downtime_s'])}: no daemon was running"
+        f"left {format_duration(f['downtime_s'])} out of the deadline: no daemon was running"
     ),
     "ChangeNeeded": lambda f: "checked, may need the change" + (f": {f['text']}" if f.get("text") else ""),
     "SoakRestarted": lambda _: "restarted the soak: the clock was set back",

@@ -131,7 +131,7 @@ class ArtifactsBuilt:
 
 @dataclass(frozen=True, slots=True)
 class DeadlineExtended:
-    """The deadline of a node's phase leaves out a downtime of the daemon; at most one for each phase."""
+    """The deadline of a node's phase leaves out so much time, in all, in which no daemon was running."""
 
     rollout: str
     node: str

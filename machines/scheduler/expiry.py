@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from machines.facts.index import Index
 from machines.model.decision import RestartSoak
-from machines.model.events import FreezeLifted, HoldReleased
+from machines.model.events import DeadlineExtended, FreezeLifted, HoldReleased
 from machines.model.rollout import DAEMON, Hold, Rollout
 from machines.model.windows import Freeze
 from machines.rules import start_blockers
@@ -49,6 +49,21 @@ def end_hold(hold: Hold, now: float) -> HoldReleased:
 def end_freeze(freeze: Freeze, now: float) -> FreezeLifted:
     """Return the event of a freeze whose time is over."""
     return FreezeLifted(freeze.id, DAEMON, now, freeze.scope, TIME_IS_OVER)
+
+
+def extend_deadlines(index: Index, silent_since: float, now: float) -> list[DeadlineExtended]:
+    """Return the events that leave out, of each isolation's time, that in which no daemon was running.
+
+    `silent_since` is the last sign of an earlier daemon.  It may have lived a little longer: so much more the
+    isolation may take, because a daemon's absence must not end one.
+    """
+    return [
+        DeadlineExtended(
+            target.rollout, target.node, target.downtime_s + now - max(silent_since, target.since), now
+        )
+        for target in index.needing_driver()
+        if target.phase is Phase.ISOLATING and now > max(silent_since, target.since)
+    ]
 
 
 def collect_soak_restarts(index: Index, rollout: Rollout, now: float, builder: DecisionBuilder) -> None:

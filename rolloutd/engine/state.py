@@ -9,6 +9,7 @@ It knows neither sockets nor adapters nor drivers.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 from collections import Counter
@@ -20,16 +21,17 @@ from typing import Protocol
 from machines.facts.preparations import BUILD_NODE
 from machines.facts.projection import Projection
 from machines.invariants.violations import violation
-from machines.model.events import Actor, Event, MismatchSettled, RolloutOpened
+from machines.model.events import Actor, DaemonStarted, Event, MismatchSettled, RolloutOpened
 from machines.model.node import SourceFreshness
 from machines.model.preparation import PreparationState
 from machines.model.reasons import Reason
 from machines.model.rollout import DAEMON
+from machines.scheduler.expiry import extend_deadlines
 from machines.scheduler.queue import SchedulingQueue
 from machines.workflow.records import RepeatedTry
 from rolloutd.engine.adapter_failures import AdapterFailures
 from rolloutd.engine.transition_log import log_entries
-from rolloutd.errors import FactsBehind, LeadershipLost, NotFound, StoreFailed
+from rolloutd.errors import Conflict, FactsBehind, LeadershipLost, NotFound, StoreFailed
 from rolloutd.ports import (
     DEFAULT_STALE_AFTER_S,
     GROUPS,
@@ -47,6 +49,9 @@ from rolloutd.ports import (
 from rolloutd.settings import Settings
 
 log = logging.getLogger("rolloutd.engine.state")
+
+STARTED = "daemon started"
+"""Cause of the first commit of each daemon."""
 
 
 class CommitFunction(Protocol):
@@ -290,6 +295,18 @@ class State:
     def record_try(self, adapter: str, error: str = "") -> None:
         """Record that an adapter tried to reach its API; without an error it was answered."""
         self.adapter_failures.record_try(adapter, error, self.now())
+
+    async def record_start(self, started: DaemonStarted, last_entry: AuditEntry | None) -> None:
+        """Commit the daemon's start; no isolation's deadline counts the time since the last entry."""
+        extended: list[Event] = []
+        if last_entry is not None:
+            extended += extend_deadlines(self.index, json.loads(last_entry.text)["at"], started.at)
+        try:
+            # One commit: at the next start this one is the last sign of a daemon.
+            await self.commit([started, *extended], cause=STARTED)
+        except Conflict as conflict:
+            log.error("deadlines: not extended: %s", conflict)
+            await self.commit([started], cause=STARTED)
 
     async def commit(
         self, events: Sequence[Event], *, actor: Actor = DAEMON, cause: str

@@ -70,6 +70,12 @@ _EFFECT_KINDS = {
 ISOLATION_TIMED_OUT = "not isolated within"
 """How a put-back begins whose reason is that the isolation took too long."""
 
+ROUNDING_S = 0.001
+"""Instants of this century, as floats, are exact to a microsecond."""
+
+JUMP_S = 1.0
+"""The wall clock was set if it and the monotonic clock differ by more."""
+
 UNHEALTHY_GRACE_S = 300.0
 """A soaking node that turns red was unwell at some time so shortly before."""
 
@@ -82,7 +88,6 @@ class Checker:
         self.nodes: Mapping[str, SimNode] = {}
         self.plans: dict[str, Plan] = {}
         self.guards: Mapping[tuple[str, str, int], SimGuard] = {}
-        self.daemon_started_at = 0.0
         self.unhealthy_until: dict[str, float] = {}
         """Until when, by the monotonic clock, a node was unwell."""
         self.uncertain_runs: set[str] = set()
@@ -103,6 +108,12 @@ class Checker:
         self._admitted_at: dict[tuple[str, str, int], float] = {}
         self._step_times: dict[tuple[str, str, int], list[float]] = {}
         self._downtimes_s: dict[tuple[str, str, int], float] = {}
+        self._extended_s: dict[tuple[str, str, int], float] = {}
+        self._isolated_from: dict[tuple[str, str, int], float] = {}
+        self._isolated_until: dict[tuple[str, str, int], float] = {}
+        """When an isolation began and when its undo did, by the monotonic clock."""
+        self._absences: list[tuple[float, float]] = []
+        """When no daemon lived, by the monotonic clock."""
 
     def report_violation(self, text: str) -> None:
         """Record one violation."""
@@ -250,6 +261,7 @@ class Checker:
                 self._step_times.setdefault((*place, record.attempt), []).append(record.at)
                 if record.action is StepAction.REVERT:
                     self._undo_began_at.setdefault((*place, record.attempt), record.at)
+                    self._isolated_until.setdefault((*place, record.attempt), self._monotonic())
                 if isolated is not None:
                     (self._maybe_isolated.add if isolated else self._maybe_isolated.discard)(place)
             case _:
@@ -263,6 +275,7 @@ class Checker:
         fields: dict[str, Any] = {"rollout": event.rollout, "node": event.node, "at": event.at}
         if event.target is Phase.ISOLATING:
             self._admitted_at[event.rollout, event.node, event.attempt] = event.at
+            self._isolated_from[event.rollout, event.node, event.attempt] = self._monotonic()
             self._step_times.setdefault((event.rollout, event.node, event.attempt), []).append(event.at)
         if event.failure is not None:
             failure = event.failure
@@ -298,13 +311,28 @@ class Checker:
             for key, times in reversed(self._step_times.items())
             if key[:2] == (event.rollout, event.node)
         )
-        if attempt in self._downtimes_s:
-            self.report_violation(f"{event.node}: its deadline was extended twice")
-        if event.downtime_s > self.daemon_started_at - max(times):
+        if event.downtime_s - self._extended_s.get(attempt, 0.0) > event.at - max(times) + ROUNDING_S:
             self.report_violation(f"{event.node}: its deadline was extended by more than the downtime")
+        self._extended_s[attempt] = event.downtime_s
+        times.append(event.at)
         # An undo that began at the old deadline ends after the downtime: the new deadline is not its.
         if attempt not in self._undo_began_at:
             self._downtimes_s[attempt] = event.downtime_s
+
+    def on_daemon_start(self, lived_until: float | None) -> None:
+        """Take note that no daemon lived from an instant until now."""
+        if lived_until is not None:
+            self._absences.append((lived_until, self._monotonic()))
+
+    def _judge_absence(self, attempt: tuple[str, str, int], limit_s: float, by_wall_s: float) -> None:
+        """Accuse a put-back whose isolation had its time only because no daemon lived in it."""
+        began = self._isolated_from[attempt]
+        ended = self._isolated_until.get(attempt, self._monotonic())
+        if abs(by_wall_s - (ended - began)) > JUMP_S:
+            return  # the clock was set meanwhile
+        absent_s = sum(max(0.0, min(ended, end) - max(began, start)) for start, end in self._absences)
+        if ended - began - absent_s < limit_s - JUMP_S:
+            self.report_violation(f"{attempt[1]} was put back because no daemon was there")
 
     def _compare_with_world(self, event: PhaseMoved) -> None:
         machine = self.nodes[event.node]
@@ -327,6 +355,9 @@ class Checker:
             limit_s = self.plans[event.rollout].isolate_timeout_s + self._downtimes_s.get(attempt, 0.0)
             if 0.0 <= undo_began_at - self._admitted_at.get(attempt, -limit_s) < limit_s:
                 self.report_violation(f"{event.node} was put back before its deadline")
+            if attempt in self._isolated_from:
+                by_wall_s = undo_began_at - self._admitted_at[attempt]
+                self._judge_absence(attempt, self.plans[event.rollout].isolate_timeout_s, by_wall_s)
         if event.trigger is Trigger.SOAK_CHECK_FAILED:
             is_unhealthy = machine.fails_checks or not machine.up or machine.version != "new"
             if (

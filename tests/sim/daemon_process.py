@@ -158,9 +158,9 @@ class DaemonProcess:
             redaction_key=b"sim",
         )
         state.update_connections(await store.load_connections())
-        await state.commit([DaemonStarted(snapshot.epoch, "sim", "", clock.now())], cause="daemon started")
+        world.checker.on_daemon_start(world.loop.lived_until(self.process))
+        await state.record_start(DaemonStarted(snapshot.epoch, "sim", "", clock.now()), head)
         faulty_store.state = state
-        world.checker.daemon_started_at = clock.now()
         adapters = AdapterSet(
             SimRunner(access),
             {kind: SimIsolator(access, kind) for kind in ("command", "playbook")}

@@ -36,6 +36,8 @@ class SimProcess:
     def __init__(self, name: str) -> None:
         self.name = name
         self.alive = True
+        self.lived_until = 0.0
+        """When it last did anything, by the monotonic clock."""
         self.tasks: list[asyncio.Task[Any]] = []
         self.dropped_handles: list[SimHandle] = []
 
@@ -98,6 +100,8 @@ class SimLoop(asyncio.AbstractEventLoop):
                 owner.dropped_handles.append(handle)
                 continue
             self.steps += 1
+            if handle.owner is not None:
+                handle.owner.lived_until = self._now
             try:
                 handle.context.run(handle.callback, *handle.args)
             except (SystemExit, KeyboardInterrupt):
@@ -125,6 +129,10 @@ class SimLoop(asyncio.AbstractEventLoop):
         context = Context()
         context.run(CURRENT.set, process)
         return self.create_task(coro, context=context)
+
+    def lived_until(self, besides: SimProcess) -> float | None:
+        """Return when a process other than this one last did anything; None if there was none."""
+        return max((each.lived_until for each in self._processes if each is not besides), default=None)
 
     def call_from_world(self, seconds: float, action: Callable[[], object]) -> None:
         """Let the world, which no crash ends, do something after so many seconds."""

@@ -11,7 +11,7 @@ from itertools import zip_longest
 from machines.facts import availability, votes
 from machines.model.preparation import PrepareStage
 from machines.rules import rollbacks
-from machines.scheduler import preparing
+from machines.scheduler import expiry, preparing
 from machines.workflow.isolation_plan import IsolationPlan
 from rolloutd.commands import submit
 from rolloutd.engine.background.audit_monitor import AuditMonitor
@@ -49,9 +49,15 @@ MUTANTS = (
     ),
     Mutant(
         "deadline-extended-by-more-than-downtime",
-        Driver._leave_out_downtime,
-        "self._started_at - max(records, default=target.since) - MAX_RECORD_INTERVAL_S",
-        "self._started_at - target.since",
+        expiry.extend_deadlines,
+        "target.downtime_s + now - max(silent_since, target.since)",
+        "target.downtime_s + now - target.since",
+    ),
+    Mutant(
+        "downtime-counts-against-the-isolation",
+        expiry.extend_deadlines,
+        "target.downtime_s + now - max(silent_since, target.since)",
+        "target.downtime_s",
     ),
     Mutant(
         "install-knows-nothing-of-its-artifacts",

@@ -14,7 +14,7 @@ from dataclasses import replace
 from machines.facts.dry_runs import DryRunResult
 from machines.facts.fleet_facts import IsolationProgress
 from machines.model import actions
-from machines.model.events import DeadlineExtended, Event, HoldReleased, NodeOrdered, PhaseMoved, StepAction
+from machines.model.events import Event, HoldReleased, NodeOrdered, PhaseMoved, StepAction
 from machines.model.node import NodeHealth, NodeKind
 from machines.model.plan import Capability
 from machines.model.reasons import Reason, ReasonCode
@@ -58,9 +58,6 @@ REMOVED_NODE_RETRY_S = 5.0
 
 INVENTORY_RETRY_S = 1.0
 """Pause before a node whose secrets are not known yet is tried again: most sources answer within seconds."""
-
-MAX_RECORD_INTERVAL_S = 120.0
-"""Longest time without a record in an isolation under way: the retries while an API server is unreachable."""
 
 STORE_RETRY_S = 5.0
 """Pause before the store is tried again: a user must first free a full disk."""
@@ -141,7 +138,6 @@ class Driver:
         before = self._session.target
         try:
             await self._journal.load()
-            await self._leave_out_downtime()
             action = self._next_action()
             if isinstance(action, actions.NoAction):
                 return False
@@ -220,7 +216,7 @@ class Driver:
     def _elapsed_s(self, target: Target, now: float) -> float:
         """Return how much of the time limit of its phase the node has used.
 
-        An isolation's deadline is an instant: restarts extend it by the recorded downtime only.  The limits
+        An isolation's deadline is an instant: each start extends it by the daemon's absence.  The limits
         of other phases begin again with the daemon.  If the clock was set back to before the phase began,
         time counts from when the driver notices it.
         """
@@ -232,19 +228,6 @@ class Driver:
         if self._clock_set_back[0] != began or now < self._clock_set_back[1]:
             self._clock_set_back = (began, now)
         return now - self._clock_set_back[1]
-
-    async def _leave_out_downtime(self) -> None:
-        """Extend an isolation's deadline once by the time in which surely no daemon was running."""
-        target = self._session.target
-        if target.phase is not Phase.ISOLATING or target.downtime_s or self._started_at <= target.since:
-            return
-        records = (record.at for record in self._journal.records if record.attempt == target.attempt)
-        # The last record is the last sign of the old daemon, which may have lived a little longer.
-        down_s = self._started_at - max(records, default=target.since) - MAX_RECORD_INTERVAL_S
-        if down_s > 0:
-            now = self._state.now()
-            event = DeadlineExtended(self.rollout, self.node, min(down_s, now - target.since), now)
-            await self._state.commit([event], cause="the daemon was down")
 
     def _next_action_if_removed(self, target: Target, now: float) -> actions.Action:
         """Return the next action of a node that the inventory lost; its target leaves the rollout soon."""
