@@ -65,7 +65,7 @@ class FailureCode(StrEnum):
     UNREACHABLE = "unreachable"
     """The node did not answer before its run began."""
     LOST = "lost"
-    """The node was lost to another cause during the attempt: it is gone, or not ready."""
+    """The node was lost during the attempt: it is gone, not ready, or went silent in the middle of a run."""
     UNKNOWN = "unknown"
     """Nothing shows how the run or the check ended."""
     PREPARE_DISTURBED = "prepare-disturbed"

@@ -99,7 +99,8 @@ def _restored_failure(
     failed = replace(failed, text=f"{failed.text}; {restore.text}" if restore.text else failed.text)
     # Without a value nothing had been armed.
     is_restored = restore.state is StepState.OK and restore.prior is not None
-    if not is_restored or failed.code not in BLAMES_CHANGE:
+    # A change that cuts its node off looks like a node that is lost, until it has restored itself.
+    if not is_restored or failed.code not in BLAMES_CHANGE | {FailureCode.LOST}:
         return failed
     began = [record.began_at for record in records if record.action is StepAction.RUN]
     # The daemon that asks now was not there when the run began, so its absence may be the cause.

@@ -79,6 +79,9 @@ def test_a_node_that_stops_answering_in_the_middle_fails_alone(made: DaemonEnvir
     status = made.wait_until(lambda: paused(made, rollout), "the rollout pauses")
     assert status["failed"] == 1
     assert "n1" in status["reason"]["text"]
+    failure = made.client.get(f"/v1/rollouts/{rollout}/nodes/n1")["failure"]
+    assert failure["code"] == "lost"
+    assert made.client.get("/v1/verdicts")["verdicts"] == []
     locks = {pool["pool"]: pool for pool in made.client.get("/v1/locks")["pools"]}
     # Its mate may be a holder too, for as long as nobody has looked at it again.
     assert "n1" in [holder["node"] for holder in locks["team/t1"]["holders"]]

@@ -144,7 +144,12 @@ def test_stop_order_restores_first() -> None:
     assert failure(ARMED, RUN_FAILED, RESTORED, target=stopped).code is FailureCode.DISTURBED
 
 
-@pytest.mark.parametrize("code", sorted(set(FailureCode) - BLAMES_CHANGE))
+def test_node_that_was_lost_and_restored_itself_says_so() -> None:
+    lost = replace(RUN_FAILED, code=FailureCode.LOST)
+    assert failure(ARMED, lost, RESTORED).code is FailureCode.RESTORED_ITSELF
+
+
+@pytest.mark.parametrize("code", sorted(set(FailureCode) - BLAMES_CHANGE - {FailureCode.LOST}))
 def test_failure_of_surroundings_keeps_its_code_after_restore(code: FailureCode) -> None:
     assert failure(ARMED, replace(RUN_FAILED, code=code), RESTORED).code is code
 

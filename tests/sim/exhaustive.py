@@ -52,6 +52,7 @@ SMALL = (
     ),
     SmallScenario("failing", 1, _small_spec(), {0: RunFate.FAILS}),
     SmallScenario("killed", 1, _small_spec(), {0: RunFate.KILLED}),
+    SmallScenario("losing its node", 1, _small_spec(), {0: RunFate.LOSES_NODE}),
     SmallScenario(
         "orphaned",
         1,

@@ -39,6 +39,7 @@ class RunFate(StrEnum):
     ORPHANED = "run-orphaned-midway"
     ESCAPED = "run-ignores-signals"
     HANGS = "run-hangs"
+    LOSES_NODE = "run-loses-node"
 
 
 class FaultPlan(Protocol):
@@ -123,7 +124,7 @@ class SeededFaults:
         fate = self._faults.choice(
             (
                 *(RunFate.FAILS, RunFate.FAILS, RunFate.KILLED),
-                *(RunFate.ORPHANED, RunFate.ESCAPED, RunFate.HANGS),
+                *(RunFate.ORPHANED, RunFate.ESCAPED, RunFate.HANGS, RunFate.LOSES_NODE),
             )
         )
         self._coverage.count(f"fault:{fate}")

@@ -10,6 +10,7 @@ from itertools import zip_longest
 
 from machines.facts import availability, votes
 from machines.model.preparation import PrepareStage
+from machines.model.rollout import Failure
 from machines.rules import rollbacks
 from machines.scheduler import expiry, preparing
 from machines.workflow.isolation_plan import IsolationPlan
@@ -25,6 +26,8 @@ from rolloutd.engine.state import State
 from rolloutd.engine.tasks import BackgroundJobs
 from tests.sim.__main__ import run_many, run_one, small_names
 from tests.support.mutation import Mutant
+
+_blames_change = Failure.blames_change.fget
 
 MUTANT_SEEDS = 400
 """Seeds within which every bug is found; most are found within twenty."""
@@ -108,6 +111,7 @@ MUTANTS = (
         "Exception",
         "KeyError",
     ),
+    Mutant("lost-node-condemns-its-content", _blames_change, "self.code in BLAMES_CHANGE", "True"),
     Mutant(
         "outcome-recorded-before-the-act",
         Isolation.undo,

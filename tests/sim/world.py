@@ -389,6 +389,8 @@ class SimWorld:
             length_s = run.request.timeout_s
         result = Ok("changed") if fate is not RunFate.FAILS else Failed("a task failed: no such package")
         result = Failed("its time limit passed") if fate is RunFate.HANGS else result
+        if fate is RunFate.LOSES_NODE:
+            result = Failed("the node went silent in the middle", code=FailureCode.LOST)
         self.loop.call_from_world(length_s, lambda: self._end(run, result))
 
     def _end_check(self, run: SimRun) -> None:

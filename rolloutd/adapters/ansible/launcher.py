@@ -185,6 +185,7 @@ def _describe(run: LocalRun, sockets: Path, shared: Path | None, remote_tmp: str
         "sockets": str(sockets),
         "shared_sockets": str(shared or ""),
         "remote_tmp": remote_tmp,
+        "fenced": bool(request.fencing_token),
     }
 
 

@@ -97,9 +97,19 @@ def _format_counts(counts: Mapping[str, int]) -> str:
 
 
 def evaluate_run(
-    progress: Progress, status: RunStatus, playbook: str, timeout_s: float, output: str, tree: str = ""
+    progress: Progress,
+    status: RunStatus,
+    playbook: str,
+    timeout_s: float,
+    output: str,
+    tree: str = "",
+    *,
+    is_fenced: bool = False,
 ) -> Ok | Failed:
-    """Return the result of a run that is over, with paths of files relative to the `tree`."""
+    """Return the result of a run that is over, with paths of files relative to the `tree`.
+
+    `is_fenced`: the run's own first play has to reach the node before the user's first task.
+    """
     text = _failure_text(progress, status, playbook, timeout_s, output)
     if text is None:
         tasks = "1 task" if progress.finished_tasks == 1 else f"{progress.finished_tasks} tasks"
@@ -108,17 +118,19 @@ def evaluate_run(
         text = text.replace(f"{tree}/", "").replace(tree, "the source")
     if status.left:
         text += f"; {status.left} of its processes would not end"
-    return Failed(text[:MAX_TEXT_LENGTH], output, _failure_code(progress, status))
+    return Failed(text[:MAX_TEXT_LENGTH], output, _failure_code(progress, status, is_fenced=is_fenced))
 
 
-def _failure_code(progress: Progress, status: RunStatus) -> FailureCode:
+def _failure_code(progress: Progress, status: RunStatus, *, is_fenced: bool) -> FailureCode:
     """Return what the failure is of; a run begins with the first task of the user's playbook."""
     if status.ended == "cancelled":
         return FailureCode.DISTURBED
-    is_unreachable = (progress.failure_event or {}).get("kind") == "unreachable"
-    if is_unreachable and not progress.finished_tasks:
-        return FailureCode.UNREACHABLE
-    if not progress.task:
+    failure = progress.failure_event or {}
+    if failure.get("kind") == "unreachable":
+        # The fence had reached the node, so its first task may have changed it before the connection ended.
+        has_begun = progress.finished_tasks or (is_fenced and progress.task)
+        return FailureCode.LOST if has_begun else FailureCode.UNREACHABLE
+    if not progress.task or (not progress.changed_tasks and _lacks_python(failure)):
         return FailureCode.NEVER_STARTED
     was_killed = progress.failure_event is None and status.ended == "exit" and status.code < 0
     return FailureCode.UNKNOWN if was_killed else FailureCode.FAILED
@@ -164,11 +176,15 @@ def _has_failures(counts: Mapping[str, int]) -> bool:
     return bool(counts.get("failures") or counts.get("unreachable"))
 
 
+def _lacks_python(failure: Mapping[str, Any]) -> bool:
+    return bool(_PYTHON_NOT_FOUND.search(" ".join(str(failure.get("text", "")).split())))
+
+
 def _describe_failure(event: Mapping[str, Any], node: str) -> str:
     message = " ".join(str(event.get("text", "")).split()) or "no message"
     if event.get("kind") == "unreachable":
         return f"{node} was unreachable: {message}"
-    if _PYTHON_NOT_FOUND.search(message):
+    if _lacks_python(event):
         message += "; name a Python that exists there as ansible_python_interpreter in the inventory"
     where = f"{event['on']}, where {node} delegates it" if event.get("on") not in (None, node) else node
     return f'task "{event.get("task", "")}" failed on {where}: {message}'

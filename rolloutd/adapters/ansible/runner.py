@@ -475,7 +475,8 @@ def _evaluate(run: _TrackedRun, status: run_directory.RunStatus) -> Ok | Failed:
     playbook, limit_s = str(facts.get("playbook", "")), float(facts.get("timeout_s", 0.0))
     run.directory.delete_secrets()
     tree, output = str(facts.get("tree", "")), run.directory.read_output_tail()
-    return progress.evaluate_run(run.progress, status, playbook, limit_s, output, tree)
+    is_fenced = bool(facts.get("fenced"))
+    return progress.evaluate_run(run.progress, status, playbook, limit_s, output, tree, is_fenced=is_fenced)
 
 
 def _abandon(directory: RunDirectory, preparing: asyncio.Task[None]) -> None:

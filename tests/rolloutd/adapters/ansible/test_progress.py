@@ -207,6 +207,7 @@ def played(directory: Path, *options: str) -> Progress:
 
 
 UNREACHABLE = event("unreachable", text="no route")
+NO_PYTHON = "The module interpreter '/opt/none' was not found."
 TASK = event("task")
 
 
@@ -215,7 +216,10 @@ TASK = event("task")
     [
         ((UNREACHABLE,), exited(4), FailureCode.UNREACHABLE),
         ((TASK, UNREACHABLE), exited(4), FailureCode.UNREACHABLE),
-        ((TASK, event("ok"), UNREACHABLE), exited(4), FailureCode.FAILED),
+        ((TASK, event("ok"), UNREACHABLE), exited(4), FailureCode.LOST),
+        ((TASK, event("failed", text=NO_PYTHON)), exited(2), FailureCode.NEVER_STARTED),
+        ((TASK, event("ok"), event("failed", text=NO_PYTHON)), exited(2), FailureCode.NEVER_STARTED),
+        ((TASK, event("changed"), event("failed", text=NO_PYTHON)), exited(2), FailureCode.FAILED),
         ((TASK, event("failed", text="no")), exited(2), FailureCode.FAILED),
         ((event("failed", text="a newer run was here"),), exited(2), FailureCode.NEVER_STARTED),
         ((), exited(1), FailureCode.NEVER_STARTED),
@@ -228,5 +232,14 @@ def test_failure_has_the_code_of_its_cause(
     events: tuple[dict[str, Any], ...], status: RunStatus, code: FailureCode
 ) -> None:
     result = judged(folded(*events), status)
+    assert isinstance(result, Failed)
+    assert result.code is code
+
+
+@pytest.mark.parametrize(
+    ("events", "code"), [((TASK, UNREACHABLE), FailureCode.LOST), ((UNREACHABLE,), FailureCode.UNREACHABLE)]
+)
+def test_node_lost_after_fence_may_have_a_part(events: tuple[dict[str, Any], ...], code: FailureCode) -> None:
+    result = evaluate_run(folded(*events), exited(4), "p.yml", 1800.0, "", is_fenced=True)
     assert isinstance(result, Failed)
     assert result.code is code

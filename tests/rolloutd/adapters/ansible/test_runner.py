@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from machines.model.rollout import FailureCode
 from rolloutd.adapters.ansible import stale_processes, wrapper
 from rolloutd.adapters.ansible.run_directory import RunDirectory
 from rolloutd.adapters.ansible.runner import AnsibleRunner
@@ -290,6 +291,19 @@ async def test_a_named_interpreter_that_is_not_there_is_a_clear_error(real: Ansi
     assert isinstance(state.result, Failed)
     assert "/opt/nowhere/python3" in state.result.text
     assert "ansible_python_interpreter" in state.result.text
+    assert state.result.code is FailureCode.NEVER_STARTED
+
+
+@pytest.mark.parametrize("fence", ["3.1", ""])
+async def test_node_lost_in_its_first_task_is_not_unreached(real: AnsibleBackend, fence: str) -> None:
+    runner = real.runner()
+    handle = await runner.start(real.request("long.yml", fence=fence))
+    await wait_until(real.has_work)
+    real.node.stop()
+    state, _ = await ended(runner, handle)
+    assert isinstance(state.result, Failed)
+    # Without its fence nothing shows that the run had reached the node; the daemon always gives one.
+    assert state.result.code is (FailureCode.LOST if fence else FailureCode.UNREACHABLE)
 
 
 async def test_interpreter_is_discovered_until_a_run_replaces_it(real: AnsibleBackend) -> None:
