@@ -334,7 +334,7 @@ class Oracle:
 
     def on_fail(self, entry: Entry) -> None:
         self.changed.pop((entry["rollout"], entry["node"]), None)
-        if entry.get("rolling_back"):
+        if entry.get("rolling_back") and entry["code"] != "unreachable":
             self.failed_rollbacks.add((entry["rollout"], entry["failure"]))
         self._end_attempt(entry, "failed")
         self.failed[entry["node"]] = entry["rollout"]

@@ -60,8 +60,7 @@ def failed_rollback_blocker(index: Index, rollout: Rollout) -> Reason | None:
     """Return the failed rollback that people have not settled: it stops all others of the rollout."""
     unresolved = index.unresolved_failures(rollout.id)
     targets = ((failure, index.target(rollout.id, failure.node)) for failure in unresolved)
-    # The failure of the rollback itself, not the older one that led to it.
-    failed = ((f, t) for f, t in targets if t.rolling_back and t.phase is Phase.FAILED and t.failure == f)
+    failed = ((f, t) for f, t in targets if t.phase is Phase.FAILED and _stops_rollbacks(t, f))
     found = next(failed, None)
     if found is None:
         return None
@@ -101,15 +100,20 @@ def _answered_failure(index: Index, rollout: Rollout) -> Failure | None:
     if plan.on_failure is OnFailure.PAUSE or plan.rollback is None or rollout.closed or rollout.paused:
         return None
     unresolved = index.unresolved_failures(rollout.id)
-    if any(_is_lost_rollback(index.target(rollout.id, failure.node), failure) for failure in unresolved):
+    targets = ((failure, index.target(rollout.id, failure.node)) for failure in unresolved)
+    # Clouds replace broken nodes: rollbacks that break nodes must not go through the fleet like that.
+    if any(
+        target.outcome is Outcome.LEFT and _stops_rollbacks(target, failure) for failure, target in targets
+    ):
         return None
     return next(filter(_counts, unresolved), None)
 
 
-def _is_lost_rollback(target: Target, failure: Failure) -> bool:
-    """Return whether this is the failure of a rollback whose node has left since."""
-    # Clouds replace broken nodes: rollbacks that break nodes must not go through the fleet like that.
-    return target.outcome is Outcome.LEFT and target.rolling_back and failure.attempt == target.attempt
+def _stops_rollbacks(target: Target, failure: Failure) -> bool:
+    """Return whether this is the failure of the node's rollback itself, and may happen to other nodes."""
+    # A node that was dead before its undo began says nothing about the undo; its slots stay taken.
+    is_dead = failure.code is FailureCode.UNREACHABLE
+    return target.rolling_back and failure.attempt == target.attempt and not is_dead
 
 
 def _scope(index: Index, rollout: Rollout) -> list[Target]:

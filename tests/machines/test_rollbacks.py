@@ -263,6 +263,42 @@ def test_failed_rollback_stops_all_others() -> None:
     assert begun(index, T0 + 80.0) == ["n4"], "people have settled it"
 
 
+def fail_rollback(index: Projection, node: str, code: FailureCode) -> None:
+    """Let the rollback of a failed node begin and fail."""
+    index.apply(moved(index.target("R", node), Trigger.ROLLBACK_ORDERED, T0 + 61.0))
+    step, text = "run.rollback", f"{node} was unreachable"
+    index.apply(moved(index.target("R", node), Trigger.FAILED, T0 + 62.0, step=step, text=text, code=code))
+
+
+def test_rollback_that_never_reached_its_node_stops_no_other() -> None:
+    index = fleet()
+    fail(index, "n5", at=T0 + 5)
+    fail_rollback(index, "n5", FailureCode.UNREACHABLE)
+    assert begun(index, T0 + 70.0) == ["n4", "n3", "n2", "n1"]
+    assert explain_node(index, "R", "n1", T0 + 70.0).code is ReasonCode.ROLLBACK_QUEUED
+    index.apply(NodesRemoved(("n5",)))
+    index.apply(membership_events(index, T0 + 71.0)[0])
+    assert begun(index, T0 + 80.0) == ["n4", "n3", "n2", "n1"], "its node was replaced"
+
+
+@pytest.mark.parametrize("code", sorted(set(FailureCode) - {FailureCode.UNREACHABLE}))
+def test_any_other_failed_rollback_stops_all(code: FailureCode) -> None:
+    index = fleet()
+    fail(index, "n5", at=T0 + 5)
+    fail_rollback(index, "n5", code)
+    assert begun(index, T0 + 70.0) == []
+
+
+def test_unreached_node_keeps_its_slot_from_other_rollbacks() -> None:
+    index = index_of(nodes_of({"t": ["n1", "n2"]}), Limits(pools={"team": PoolRule()}))
+    submit(index, rollback=UNDO, on_failure=OnFailure.ROLLBACK_WAVE, max_parallel=9)
+    finish(index, "n1", at=T0 + 1)
+    fail(index, "n2", at=T0 + 5)
+    fail_rollback(index, "n2", FailureCode.UNREACHABLE)
+    assert begun(index, T0 + 70.0) == []
+    assert explain_node(index, "R", "n1", T0 + 70.0).code is ReasonCode.POOL_FULL
+
+
 def test_failed_node_with_ordered_rollback_is_waited_for() -> None:
     index = fleet(done=1)
     fail(index, "n2", at=T0 + 5)

@@ -147,6 +147,7 @@ MUTANTS = (
         "stage.max_parallel",
         "stage.max_parallel + 1",
     ),
+    Mutant("dead-node-stops-all-rollbacks", rollbacks._stops_rollbacks, "not is_dead", "True"),
     Mutant("rollback-of-oldest-first", rollbacks._in_order, "-target.since", "target.since"),
     Mutant(
         "restored-node-taken-for-confirmed",

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from machines.model.plan import GateName
-from machines.model.reasons import Remedy, RemedyKind
+from machines.model.reasons import ReasonCode, Remedy, RemedyKind
 from machines.scheduler.decide import explain_rollout_nodes
 from rolloutd.commands import holds_and_freezes, rollbacks, rollout_commands, voting
 from rolloutd.commands.voting import Ballot
@@ -24,13 +24,15 @@ CommandAttempt = Callable[[State, SimUser, Args], object]
 
 
 def refused_suggestions(state: State) -> Iterator[str]:
-    """Yield a sentence for every reason that suggests only commands that no user may give."""
+    """Yield a sentence for every reason that suggests only commands that no user may give, or is none."""
     for rollout in [name for name, each in state.index.rollouts.items() if not each.closed]:
         for node, reason in explain_rollout_nodes(state.index, rollout, state.now()).items():
             refusals = [] if reason.remedy is None else list(_refusals(state, reason.remedy))
             if refusals and None not in refusals:
                 suggestion = f"{lifted_by(reason)!r} is refused: {refusals[0]}"
                 yield f"{node} of {rollout} waits ({describe(reason)}); {suggestion}"
+            if reason.code is ReasonCode.ROLLBACK_FAILED and reason.params["code"] == "unreachable":
+                yield f"{node} of {rollout} waits for {reason.subject}, which no undo has reached"
 
 
 def _refusals(state: State, remedy: Remedy) -> Iterator[str | None]:
