@@ -389,6 +389,10 @@ SENTENCES: Final[Mapping[ReasonCode, Callable[[str, Params], str]]] = {
         f"prepare stage {p['stage']} failed on {subject}{_more(p)}: {p['message']}; "
         f"try {p['attempt'] + 1} at {format_rfc3339(p['until'])}"
     ),
+    ReasonCode.CHECKING: lambda node, _: f"{node} is being checked in service",
+    ReasonCode.CHECK_MODE: lambda node, _: f"{node} runs a playbook in check mode",
+    ReasonCode.CLEANING: lambda node, _: f"{node} is being cleaned of what ended rollouts left",
+    ReasonCode.RELEASING: lambda node, _: f"{node} is being returned to service after a hold",
     ReasonCode.STARTING: lambda node, _: f"{node} starts now",
     ReasonCode.QUEUED: lambda node, p: (
         f"{node} is queued{_detail(p['ahead'] and p['ahead'] + ' goes first')}{_dry_run(p)}"
@@ -482,6 +486,7 @@ REMEDIES: Final[Mapping[RemedyKind, Callable[[Remedy], str]]] = {
     ),
     RemedyKind.WAIT_FOR_INVENTORY: lambda _: "the next answer of its inventory source",
     RemedyKind.WAIT_FOR_RUN: lambda _: "the end of a run on this machine",
+    RemedyKind.WAIT_FOR_WORK: lambda _: "the end of that work",
     RemedyKind.WAIT_FOR_COMPLIANCE: lambda _: "the result of that check",
     RemedyKind.WAIT_FOR_PREPARATION: lambda _: "the end of its preparation",
     RemedyKind.WAIT_FOR_CHECK: lambda r: (

@@ -140,13 +140,6 @@ def active_hold(facts: FleetFacts, node: str) -> Unavailability | None:
     return next((Unavailability(node, UnavailabilityCause.HELD, hold) for hold in active), None)
 
 
-def claimed_by_other_rollout(facts: FleetFacts, node: str, rollout: str) -> Unavailability | None:
-    """Return the other rollout that keeps the node out of service."""
-    others = (other for other in facts.targets_on(node) if other.rollout != rollout)
-    claims = (other for other in others if other.phase in IN_FLIGHT_PHASES or other.isolated)
-    return next((target_unavailability(facts, other) for other in claims), None)
-
-
 def target_unavailability(facts: FleetFacts, target: Target) -> Unavailability:
     """Return why a node is down that this target keeps down: in flight, failed or still isolated."""
     code = _target_code(target) or UnavailabilityCause.ISOLATED
@@ -170,11 +163,6 @@ def observed_unavailability(facts: FleetFacts, node: str) -> Unavailability | No
     if observation.cordoned_by_other:
         code = UnavailabilityCause.CORDONED_BY_OTHER
     return Unavailability(node, code, observation)
-
-
-def is_kept_down(target: Target) -> bool:
-    """Return whether our work, a failure or an isolation keeps the target's node down."""
-    return _target_code(target) is not None
 
 
 def _target_code(target: Target) -> UnavailabilityCause | None:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
+from machines.facts.node_work import NodeWork
 from machines.facts.preparations import RolloutPreparations
 from machines.facts.sharing import Forkable
 from machines.model.limits import DiskShortage, Limits, Refusal, TeamRules
@@ -62,6 +63,7 @@ class FleetFacts(Forkable):
         self._targets_by_node: dict[str, dict[str, Target]] = {}
         self._preparations: dict[str, RolloutPreparations] = {}
         self._preparing: dict[str, set[tuple[str, str, str]]] = {}
+        self._recorded_work: dict[str, tuple[NodeWork, ...]] = {}
         self._holds: dict[tuple[str, str, str], Hold] = {}
         self._holds_by_node: dict[str, dict[tuple[str, str, str], Hold]] = {}
         self._freezes: dict[str, Freeze] = {}
@@ -144,6 +146,10 @@ class FleetFacts(Forkable):
     def preparing_rollouts(self, node: str) -> Iterable[str]:
         """Return the rollouts of which a prepare stage runs on the node."""
         return {rollout for rollout, _, _ in self._preparing.get(node, ())}
+
+    def recorded_work(self, node: str) -> Iterable[NodeWork]:
+        """Return the work on a node that this process does and no stored fact shows."""
+        return self._recorded_work.get(node, ())
 
     def get(self, kind: type[R], *key: Any) -> R | None:
         """Return a row by its key, of the kinds that are kept here."""

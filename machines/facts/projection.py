@@ -34,6 +34,7 @@ from machines.facts.counters import RolloutCounters
 from machines.facts.dry_runs import DryRunResult
 from machines.facts.fleet_facts import FactsSnapshot, IsolationProgress
 from machines.facts.index import Index
+from machines.facts.node_work import NodeWork
 from machines.facts.pending_groups import queue_position
 from machines.facts.preparations import RolloutPreparations, preparations_of
 from machines.model import events
@@ -98,6 +99,7 @@ class Projection(Index):
         index.record_sources(self.sources.values())
         # Without them every node would be unknown, and nothing would start before all are observed again.
         index.record_observations(self.observations, self.now)
+        index._recorded_work = self._recorded_work.copy()
         return index
 
     def apply(self, event: events.Event) -> None:
@@ -149,6 +151,23 @@ class Projection(Index):
             (self._left_cordoned.add if is_left else self._left_cordoned.discard)(observation.node)
             self._schedule_reevaluation(observation)
             self._pool_index.reevaluate(self, (observation.node,))
+
+    def record_work(self, work: NodeWork) -> None:
+        """Record that this process begins work on a node, which no stored fact shows."""
+        self._recorded_work = self._own(self._recorded_work)
+        self._recorded_work[work.node] = (*self.recorded_work(work.node), work)
+        self._mark_targets_on(work.node)
+
+    def end_work(self, work: NodeWork) -> None:
+        """Record that work on a node has ended."""
+        self._recorded_work = self._own(self._recorded_work)
+        # By identity: two checks of one node are equal, and each ends for itself.
+        left = tuple(each for each in self.recorded_work(work.node) if each is not work)
+        if left:
+            self._recorded_work[work.node] = left
+        else:
+            self._recorded_work.pop(work.node, None)
+        self._mark_targets_on(work.node)
 
     def record_isolation(self, rollout: str, node: str, progress: IsolationProgress) -> None:
         """Record how far an isolation is; the last report of each node counts."""
@@ -390,7 +409,10 @@ class Projection(Index):
         target = self._targets[row.rollout].get(row.node)
         if target is not None:
             known.place(target, self._nodes.get(row.node))
-        self.pending_groups.mark_node(on, [each.rollout for each in self.targets_on(on)])
+        self._mark_targets_on(on)
+
+    def _mark_targets_on(self, node: str) -> None:
+        self.pending_groups.mark_node(node, [each.rollout for each in self.targets_on(node)])
 
     def _store_target(self, target: Target) -> None:
         """Store a target and update everything that is derived from it."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from machines.facts.node_work import NodeWork, WorkKind, conflicting_work
 from machines.invariants.facts import InvariantFacts
 from machines.model.events import Event, PhaseMoved
 from machines.model.plan import PILOT_WAVE, GateName
 from machines.model.preparation import CLEANUP, Preparation, PreparationState, PrepareKind
 from machines.model.rollout import Rollout, Target
-from machines.states import IN_FLIGHT_PHASES, Phase
+from machines.states import Phase
 
 
 def admission_violation(facts: InvariantFacts, rollout: Rollout, target: Target) -> str | None:
@@ -27,16 +28,30 @@ def admission_violation(facts: InvariantFacts, rollout: Rollout, target: Target)
         is_done = state in (PreparationState.DONE, PreparationState.SKIPPED)
         if row is None or not is_done or row.content != stage.content_for(node):
             return f"its prepare stage {stage.name} is not done"
-    return stage_violation(facts, target.node)
+    return None
 
 
-def stage_violation(facts: InvariantFacts, node: str) -> str | None:
-    """Return which rollout has a stage or a build that runs on the node."""
-    preparing = min(facts.preparing_rollouts(node), default=None)
-    return None if preparing is None else f"{preparing} prepares it"
+def work_violation(
+    facts: InvariantFacts, wanted: WorkKind, node: str, now: float, rollout: str = ""
+) -> str | None:
+    """Return the work on the node that work of a rollout must wait for."""
+    work = conflicting_work(facts, wanted, node, now, rollout)
+    match work:
+        case None:
+            return None
+        case NodeWork(cause=Target(phase=phase)):
+            return f"it is {phase} in {work.rollout}"
+        case NodeWork(kind=WorkKind.HOLD):
+            return "it is held"
+        case NodeWork(kind=WorkKind.STAGE):
+            return f"{work.rollout} prepares it"
+        case NodeWork(kind=kind):
+            return f"its {kind} has not ended"
 
 
-def preparation_violation(facts: InvariantFacts, row: Preparation, earlier: Sequence[Event]) -> str | None:
+def preparation_violation(
+    facts: InvariantFacts, row: Preparation, now: float, earlier: Sequence[Event]
+) -> str | None:
     """Judge a stage that is about to begin, or that disturbed its node."""
     rollout = facts.rollouts.get(row.rollout)
     node = "" if rollout is None else rollout.node_of_stage(row.node, row.stage)
@@ -55,21 +70,11 @@ def preparation_violation(facts: InvariantFacts, row: Preparation, earlier: Sequ
         return f"{subject}: attempt {row.attempt} does not follow {before.attempt}"
     if row.state is not PreparationState.RUNNING or not is_new:
         return None
-    problem = _occupied_violation(facts, rollout, row, node)
+    # A build waits for its own rollout's target too.
+    problem = work_violation(facts, WorkKind.STAGE, node, now, rollout.id if row.node else "")
     if problem is None and row.node:
         problem = _beginning_violation(facts, rollout, row)
     return f"{subject} cannot begin: {problem}" if problem else None
-
-
-def _occupied_violation(facts: InvariantFacts, rollout: Rollout, row: Preparation, node: str) -> str | None:
-    """Return what else works on the node; of a build, also a target of its own rollout."""
-    if (problem := stage_violation(facts, node)) is not None:
-        return problem
-    own = rollout.id if row.node else None
-    for other in facts.targets_on(node):
-        if other.rollout != own and (other.phase in IN_FLIGHT_PHASES or other.isolated):
-            return f"the node is {other.phase} in {other.rollout}"
-    return None
 
 
 def _beginning_violation(facts: InvariantFacts, rollout: Rollout, row: Preparation) -> str | None:

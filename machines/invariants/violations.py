@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from machines.facts.node_work import WorkKind
 from machines.invariants import vote_recount
 from machines.invariants.facts import InvariantFacts
-from machines.invariants.preparations import admission_violation, preparation_violation, stage_violation
+from machines.invariants.preparations import admission_violation, preparation_violation, work_violation
 from machines.model.events import (
     Event,
     GateOpened,
@@ -47,7 +48,7 @@ def violation(facts: InvariantFacts, event: Event, now: float, earlier: Sequence
         case StepRecorded():
             return _step_violation(facts, event)
         case PreparationRecorded():
-            return preparation_violation(facts, event.preparation, earlier)
+            return preparation_violation(facts, event.preparation, now, earlier)
         case RolloutEnded():
             unfinished = [t.node for t in facts.targets(event.rollout) if t.phase is not Phase.DONE]
             return f"{event.rollout} cannot end: {unfinished[0]} is not done" if unfinished else None
@@ -113,13 +114,9 @@ def _transition_violation(
 def _rollback_violation(
     facts: InvariantFacts, target: Target, now: float, earlier: Sequence[Event]
 ) -> str | None:
-    for other in facts.targets_on(target.node):
-        if other.rollout != target.rollout and (other.phase in IN_FLIGHT_PHASES or other.isolated):
-            return f"it is {other.phase} in {other.rollout}"
-    if (problem := stage_violation(facts, target.node)) is not None:
+    problem = work_violation(facts, WorkKind.ATTEMPT, target.node, now, target.rollout)
+    if problem is not None:
         return problem
-    if any(_is_hold_active(hold, now) for hold in facts.holds_on(target.node)):
-        return "it is held"
     if _is_quarantined(facts, target.node):
         return "it is quarantined"
     if target.phase is Phase.FAILED:
@@ -206,15 +203,11 @@ def _time_violation(facts: InvariantFacts, rollout: Rollout, target: Target, now
 def _node_violation(
     facts: InvariantFacts, target: Target, now: float, earlier: Sequence[Event]
 ) -> str | None:
-    for other in facts.targets_on(target.node):
-        if other.rollout != target.rollout and (
-            other.phase in IN_FLIGHT_PHASES or other.phase is Phase.FAILED
-        ):
-            return f"it is {other.phase} in {other.rollout}"
+    problem = work_violation(facts, WorkKind.ATTEMPT, target.node, now, target.rollout)
+    if problem is not None:
+        return problem
     if target.node in _admitted_nodes(earlier):
         return "it starts in another rollout at the same time"
-    if any(_is_hold_active(hold, now) for hold in facts.holds_on(target.node)):
-        return "it is held"
     observation = facts.observation(target.node)
     if observation is not None and observation.cordoned_by_other:
         return "it has a cordon that is not ours"

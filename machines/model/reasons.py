@@ -70,6 +70,10 @@ class ReasonCode(StrEnum):
     CHECKING_COMPLIANCE = "checking-compliance"
     PREPARING = "preparing"
     PREPARE_FAILED = "prepare-failed"
+    CHECKING = "checking"
+    CHECK_MODE = "check-mode"
+    CLEANING = "cleaning"
+    RELEASING = "releasing"
     STARTING = "starting"
     QUEUED = "queued"
     # A node that waits for its rollback.
@@ -146,6 +150,7 @@ class RemedyKind(StrEnum):
     WAIT_FOR_PREPARATION = "wait-for-preparation"
     WAIT_FOR_INVENTORY = "wait-for-inventory"
     WAIT_FOR_RUN = "wait-for-run"
+    WAIT_FOR_WORK = "wait-for-work"
 
 
 @dataclass(frozen=True, slots=True)

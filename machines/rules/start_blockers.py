@@ -8,22 +8,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Final
 
 from machines.facts.availability import (
     Unavailability,
-    active_hold,
     failure_remedy,
-    is_kept_down,
     observed_unavailability,
     target_unavailability,
 )
 from machines.facts.dry_runs import RESULT_RETENTION_S
 from machines.facts.index import Index
+from machines.facts.node_work import NodeWork, WorkKind, conflicting_work
 from machines.model import traffic, windows
 from machines.model.node import ConflictKind, Observation
 from machines.model.plan import GateName, WaveDef
 from machines.model.reasons import Params, Reason, ReasonCode, Remedy, RemedyKind, UnavailabilityCause
-from machines.model.rollout import FailureCode, Rollout, Target
+from machines.model.rollout import FailureCode, Hold, Rollout, Target
 from machines.model.rows import MismatchKind
 from machines.model.target_plan import lacks_check, lacks_isolator
 from machines.model.windows import Window
@@ -31,6 +31,14 @@ from machines.rules import gates, pools, preparing
 from machines.rules.rollbacks import rollbacks_reason
 from machines.rules.waves import WaveProgress
 from machines.states import EXCEPTIONS, IN_FLIGHT_PHASES, Phase
+
+_WORK_CODES: Final = {
+    WorkKind.CHECKS: ReasonCode.CHECKING,
+    WorkKind.CHECK_MODE: ReasonCode.CHECK_MODE,
+    WorkKind.CLEANING: ReasonCode.CLEANING,
+    WorkKind.RELEASE: ReasonCode.RELEASING,
+}
+"""Reasons of work that no stored fact shows."""
 
 # -- the whole rollout ------------------------------------------------------------
 
@@ -172,7 +180,8 @@ def _unprepared_blocker(index: Index, rollout: Rollout, target: Target, now: flo
     reason = preparing.unprepared_blocker(index, target)
     if reason is None or reason.code is not ReasonCode.PREPARING or reason.params["running"]:
         return reason
-    return _occupied_blocker(index, target) or _prepare_window_blocker(rollout, now) or reason
+    occupied = work_blocker(index, WorkKind.STAGE, target.node, now, target.rollout)
+    return occupied or _prepare_window_blocker(rollout, now) or reason
 
 
 def _prepare_window_blocker(rollout: Rollout, now: float) -> Reason | None:
@@ -191,7 +200,7 @@ def _closed_reason(subject: str, params: Params, opens_at: float | None) -> Reas
 def _condition_blocker(index: Index, target: Target, now: float) -> Reason | None:
     """Return what takes or keeps the node itself from the rollout."""
     return (
-        _occupied_blocker(index, target)
+        work_blocker(index, WorkKind.ATTEMPT, target.node, now, target.rollout)
         or _observation_blocker(index, target)
         or _isolation_blocker(index, target, now)
     )
@@ -206,7 +215,7 @@ def preparation_hindrance(index: Index, rollout: Rollout, target: Target, now: f
         or _coverage_blocker(index, rollout, target)
         or gates.missing_team_vote(index, target)
         or _freeze_blocker(index, target, now)
-        or _occupied_blocker(index, target)
+        or work_blocker(index, WorkKind.STAGE, target.node, now, target.rollout)
     )
 
 
@@ -285,22 +294,24 @@ def _window_blocker(index: Index, rollout: Rollout, team: str | None, now: float
     return None
 
 
-def _occupied_blocker(index: Index, target: Target) -> Reason | None:
-    """Return who else has the node: a hold, another rollout or a prepare stage."""
-    held = _availability_reason(ReasonCode.HELD, active_hold(index, target.node))
-    return held or other_work_blocker(index, target.node, target.rollout)
+def work_blocker(index: Index, wanted: WorkKind, node: str, now: float, rollout: str = "") -> Reason | None:
+    """Return the work on the node that the wanted work of a rollout waits for."""
+    work = conflicting_work(index, wanted, node, now, rollout)
+    return None if work is None else work_reason(index, work)
 
 
-def other_work_blocker(index: Index, node: str, rollout: str = "") -> Reason | None:
-    """Return what else works on a node: a target of another rollout, or a prepare stage or build of any."""
-    for other in index.targets_on(node):
-        if other.rollout != rollout and is_kept_down(other):
+def work_reason(index: Index, work: NodeWork) -> Reason:
+    """Return the work on a node as the reason of what waits for it."""
+    match work.cause:
+        case Hold() as hold:
+            held = Unavailability(work.node, UnavailabilityCause.HELD, hold)
+            return _availability_reason(ReasonCode.HELD, held)
+        case Target() as other:
             return _availability_reason(ReasonCode.OTHER_ROLLOUT, target_unavailability(index, other))
-    preparing_rollout = min(index.preparing_rollouts(node), default=None)
-    if preparing_rollout is None:
-        return None
-    remedy = Remedy(RemedyKind.WAIT_FOR_PREPARATION)
-    return Reason(ReasonCode.PREPARING, node, {"rollout": preparing_rollout}, remedy=remedy)
+    if work.kind is WorkKind.STAGE:
+        remedy = Remedy(RemedyKind.WAIT_FOR_PREPARATION)
+        return Reason(ReasonCode.PREPARING, work.node, {"rollout": work.rollout}, remedy=remedy)
+    return Reason(_WORK_CODES[work.kind], work.node, remedy=Remedy(RemedyKind.WAIT_FOR_WORK))
 
 
 def _observation_blocker(index: Index, target: Target) -> Reason | None:
@@ -330,8 +341,8 @@ def _isolation_blocker(index: Index, target: Target, now: float) -> Reason | Non
     return Reason(ReasonCode.CANNOT_ISOLATE, target.node, {"detail": result.why}, result.at, remedy)
 
 
-def _availability_reason(code: ReasonCode, found: Unavailability | None) -> Reason | None:
-    return None if found is None else Reason(code, found.node, found.params, found.since, found.remedy)
+def _availability_reason(code: ReasonCode, found: Unavailability) -> Reason:
+    return Reason(code, found.node, found.params, found.since, found.remedy)
 
 
 def traffic_blocker(index: Index, target: Target) -> Reason | None:

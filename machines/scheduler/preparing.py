@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from machines.facts.availability import claimed_by_other_rollout
 from machines.facts.index import Index
+from machines.facts.node_work import WorkKind, conflicting_work
 from machines.facts.preparations import BUILD_NODE, RolloutPreparations, StagePlaces
 from machines.model import windows
 from machines.model.decision import Prepare
@@ -71,15 +71,17 @@ def may_begin(index: Index, rollout: str, node: str, stage: str, now: float) -> 
         return False
     host = found.node_of_stage(node, stage)
     # Two decisions can ask for one node before the first stage is recorded: the second one ends here.
-    if host and any(index.preparing_rollouts(host)):
+    # A build waits for its own rollout's target too.
+    own = "" if node == BUILD_NODE else rollout
+    if host and conflicting_work(index, WorkKind.STAGE, host, now, own) is not None:
         return False
     if stage == CLEANUP:
-        return _is_to_be_cleaned(index, found) and claimed_by_other_rollout(index, node, rollout) is None
+        return _is_to_be_cleaned(index, found)
     blocker = start_blockers.rollout_blocker(index, found, now)
     if blocker is not None and blocker.code is not ReasonCode.PREPARE_FAILED:
         return False
     if node == BUILD_NODE:
-        return not host or start_blockers.other_work_blocker(index, host) is None
+        return True
     target = index.target(rollout, node)
     wanted = next((each for each in found.prepare_stages if each.name == stage), None)
     return (
@@ -134,8 +136,8 @@ def _collect_cleanups(
         target = None if node in busy or node == BUILD_NODE else index.target(rollout.id, node)
         if target is None or target.phase is not Phase.PENDING or node not in index.nodes:
             continue
-        is_free = claimed_by_other_rollout(index, node, rollout.id) is None
-        if known.needs_cleanup(node) and is_free and not any(index.preparing_rollouts(node)):
+        is_free = conflicting_work(index, WorkKind.STAGE, node, now, rollout.id) is None
+        if known.needs_cleanup(node) and is_free:
             free -= walk.collect(CLEANUP, node)
 
 
@@ -152,7 +154,8 @@ class _StageCollector:
 
     def collect_build(self, stage: PrepareStage) -> None:
         """Collect a build, unless something else works on its host."""
-        if not stage.host or start_blockers.other_work_blocker(self.index, stage.host) is None:
+        host = stage.host
+        if not host or conflicting_work(self.index, WorkKind.STAGE, host, self.now) is None:
             self.collect(stage.name, BUILD_NODE)
 
     def collect_nodes(self, stage: PrepareStage) -> None:

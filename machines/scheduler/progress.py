@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from machines.facts.availability import is_kept_down
 from machines.facts.counters import TYPICAL_PERCENTILE, PoolCounters, RolloutCounters, percent_done
 from machines.facts.index import Index
+from machines.facts.node_work import WorkKind, conflicting_work
 from machines.model.node import natural_sort_key
 from machines.model.plan import WaveDef
 from machines.model.reasons import Params, Reason, ReasonCode, RemedyKind
@@ -205,7 +205,7 @@ def can_fail_soak(index: Index, checked: Target) -> bool:
 
 def is_at_work(index: Index, node: str) -> bool:
     """Return whether any rollout works on the node, prepares it, failed on it or has it isolated."""
-    return any(index.preparing_rollouts(node)) or any(map(is_kept_down, index.targets_on(node)))
+    return conflicting_work(index, WorkKind.CHECKS, node, index.now) is not None
 
 
 def _state(index: Index, rollout: Rollout, wave_progress: WaveProgress, now: float) -> RolloutState:

@@ -8,21 +8,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from machines.facts.availability import Unavailability
+from machines.facts.node_work import WorkKind, conflicts
 from machines.model.events import FreezeLifted, FreezeStarted, HoldReleased, HoldTaken
-from machines.model.reasons import Reason, ReasonCode, UnavailabilityCause
+from machines.model.reasons import Reason, ReasonCode
 from machines.model.rollout import Hold, Target
 from machines.model.windows import Freeze
 from machines.rules import pools
+from machines.rules.start_blockers import work_reason
 from machines.scheduler.expiry import end_hold
-from machines.states import IN_FLIGHT_PHASES
 from rolloutd.commands.rollout_commands import (
     LEFT_ISOLATED_SOURCE,
     PERSON_SOURCE,
     Events,
     Principal,
+    occupied,
     require_member,
-    unavailable,
     unknown_node,
 )
 from rolloutd.engine.state import State
@@ -81,8 +81,6 @@ def hold(
         expired = (end_hold(existing, state.now()),)
     if len(state.index.holds) >= MAX_HOLDS:
         raise Refused("too-many-holds", f"holds: the maximum of {MAX_HOLDS} is reached; release some")
-    if node in state.nodes_being_released:
-        raise Refused("releasing", f"{node}: it is being returned to service; hold it afterwards")
     _require_unclaimed(
         state, requested, is_own=requested.source == PERSON_SOURCE and requested.id == who.user
     )
@@ -158,19 +156,16 @@ def _team_of(state: State, node: str) -> str | None:
 
 
 def _require_unclaimed(state: State, requested: Hold, *, is_own: bool) -> None:
-    """Raise Refused for a node that a rollout works on or another owner holds.
+    """Raise Refused for a node that has other work or that another owner holds.
 
-    A person may hold a node in flight in their own name (`is_own`): they get it once the
-    rollout has finished there.  A tool would start its work as soon as the hold is granted.
+    A person may hold a node in flight, or in a prepare stage, in their own name (`is_own`): they get it
+    once that has ended.  A tool would start its work as soon as the hold is granted.
     """
-    for target in state.index.targets_on(requested.node):
-        if target.phase in IN_FLIGHT_PHASES and not is_own:
-            busy = Unavailability(target.node, UnavailabilityCause.IN_FLIGHT, target)
-            raise unavailable(ReasonCode.OTHER_ROLLOUT, busy)
-    for each in state.index.holds_on(requested.node):
-        if (each.source, each.id) != (requested.source, requested.id) and _is_active(state, each):
-            held = Unavailability(each.node, UnavailabilityCause.HELD, each)
-            raise unavailable(ReasonCode.HELD, held)
+    index, now = state.index, state.now()
+    for work in conflicts(index, WorkKind.HOLD, requested.node, now):
+        if not (is_own and work.kind in (WorkKind.ATTEMPT, WorkKind.STAGE)):
+            reason = work_reason(index, work)
+            raise occupied(reason, reason.code)
 
 
 def _require_free_slot(state: State, node: str) -> None:

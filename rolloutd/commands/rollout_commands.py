@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from machines.facts.availability import Unavailability, claimed_by_other_rollout, failure_remedy
+from machines.facts.availability import failure_remedy
+from machines.facts.node_work import WorkKind
 from machines.model.events import (
     Event,
     HoldReleased,
@@ -25,15 +26,15 @@ from machines.model.events import (
     RolloutResumed,
 )
 from machines.model.preparation import Preparation, PreparationState
-from machines.model.reasons import ReasonCode, UnavailabilityCause
+from machines.model.reasons import Reason
 from machines.model.rollout import Actor, Hold, NodeOrder, Rollout, Target
 from machines.rules.rollbacks import due_rollbacks
-from machines.rules.start_blockers import quarantine_blocker
+from machines.rules.start_blockers import quarantine_blocker, work_blocker
 from machines.states import IN_FLIGHT_PHASES, Outcome, Phase, Trigger
 from machines.workflow.phase_transitions import transition
 from rolloutd.engine.state import State
 from rolloutd.errors import NotAllowed, NotFound, Refused
-from rolloutd.reason_text import describe, describe_remedy, describe_unavailability, lifted_by
+from rolloutd.reason_text import describe, describe_remedy, lifted_by
 from rolloutd.text import suggest_name
 
 PERSON_SOURCE = "person"
@@ -396,23 +397,17 @@ def _require_no_order(target: Target) -> None:
 
 
 def _require_unclaimed(state: State, target: Target) -> None:
-    """Raise Refused for a quarantined, held or claimed node: a playbook would start at once."""
+    """Raise Refused for a quarantined node and for one with other work: a playbook would start at once."""
     if (quarantined := quarantine_blocker(state.index, target)) is not None:
-        raise Refused(quarantined.code, f"{describe(quarantined)}; lifted by {lifted_by(quarantined)}")
-    holds = (h for h in state.index.holds_on(target.node) if h.until is None or state.now() < h.until)
-    held = next((Unavailability(target.node, UnavailabilityCause.HELD, hold) for hold in holds), None)
-    found = held or claimed_by_other_rollout(state.index, target.node, target.rollout)
-    if found is not None:
-        raise unavailable(found.code, found)
-    if any(state.index.preparing_rollouts(target.node)):
-        raise Refused("preparing", f"{target.node}: a prepare stage runs there; wait until it has ended")
+        raise occupied(quarantined, quarantined.code)
+    reason = work_blocker(state.index, WorkKind.ATTEMPT, target.node, state.now(), target.rollout)
+    if reason is not None:
+        raise occupied(reason, str(reason.params.get("cause", reason.code)))
 
 
-def unavailable(code: ReasonCode | UnavailabilityCause, found: Unavailability) -> Refused:
-    """Return the refusal for an unavailable node: its cause and its remedy."""
-    return Refused(
-        code, f"{describe_unavailability(found.params)}; lifted by {describe_remedy(found.remedy)}"
-    )
+def occupied(reason: Reason, code: str) -> Refused:
+    """Return the refusal for a node that somebody else has: why, and what ends it."""
+    return Refused(code, f"{describe(reason)}; lifted by {lifted_by(reason)}")
 
 
 def _require_not_observe_only(state: State) -> None:

@@ -10,13 +10,14 @@ import contextlib
 import itertools
 from collections.abc import Sequence
 
+from machines.facts.node_work import WorkKind
 from machines.model.configuration import ComplianceReport, TaskChange
 from machines.model.plan import Stage
-from machines.scheduler.progress import is_at_work
 from rolloutd.engine.state import State
 from rolloutd.errors import Refused, RolloutdError, SourceFailed
 from rolloutd.ports import Failed, PinnedSource, Runner, RunRequest, RunState, Unknown, wait_for_end
 from rolloutd.ports.guards import adapter_errors
+from rolloutd.reason_text import describe
 from rolloutd.slots import Slots
 
 MAX_CHANGES = 50
@@ -67,8 +68,14 @@ class CheckMode:
         self, node: str, source: PinnedSource, stage: Stage, rollout: str
     ) -> tuple[list[TaskChange], str]:
         """Return the tasks of one stage that would change the node, and why there may be more."""
-        if is_at_work(self._state.index, node):
-            raise Refused("out-of-service", f"{node}: a rollout works on it or has it isolated")
+        async with self._state.begin_work(WorkKind.CHECK_MODE, node, rollout) as obstacle:
+            if obstacle is not None:
+                raise Refused("out-of-service", describe(obstacle))
+            return await self._run_stage(node, source, stage, rollout)
+
+    async def _run_stage(
+        self, node: str, source: PinnedSource, stage: Stage, rollout: str
+    ) -> tuple[list[TaskChange], str]:
         if self._state.awaited_sources(node):
             raise SourceFailed(f"{node}: its inventory source has not answered since the daemon started")
         request = RunRequest(

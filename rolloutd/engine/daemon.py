@@ -348,9 +348,7 @@ class Daemon:
         """Start a driver for each node that needs one, and pass on what has changed."""
         for target in self._state.index.needing_driver():
             key = (target.rollout, target.node)
-            # Cleaning removes the fence and the guard that a driver would rely on.
-            is_barred = target.node in self._state.nodes_being_cleaned
-            if key in self._drivers or is_barred or self._state.index.has_doubtful_records(*key):
+            if key in self._drivers or self._state.index.has_doubtful_records(*key):
                 continue
             driver = Driver(self._state, self._adapters, *key, daemon_started_at=self._started_at)
             self._drivers[key] = driver

@@ -18,6 +18,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from machines.facts.node_work import WAITS_FOR, NodeWork, WorkKind
 from machines.facts.preparations import BUILD_NODE
 from machines.facts.projection import Projection
 from machines.invariants.violations import violation
@@ -26,6 +27,7 @@ from machines.model.node import SourceFreshness
 from machines.model.preparation import PreparationState
 from machines.model.reasons import Reason
 from machines.model.rollout import DAEMON
+from machines.rules.start_blockers import work_blocker
 from machines.scheduler.expiry import extend_deadlines
 from machines.scheduler.queue import SchedulingQueue
 from machines.workflow.records import RepeatedTry
@@ -195,10 +197,6 @@ class State:
     wake_up_listeners: list[Callable[[], None]] = field(default_factory=list)
     commit_listeners: list[Callable[[Sequence[Event], float], None]] = field(default_factory=list)
     """Each is called with the events of a commit and the seconds that it took."""
-    nodes_being_cleaned: set[str] = field(default_factory=set)
-    """Nodes on which nothing else may begin: what ended rollouts left there is being removed."""
-    nodes_being_released: set[str] = field(default_factory=set)
-    """Nodes whose isolator was asked to return them to service, and has not answered yet."""
     inventory_refreshed: asyncio.Event = field(default_factory=asyncio.Event)
     submit_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     leadership_lost: asyncio.Event = field(default_factory=asyncio.Event)
@@ -326,6 +324,27 @@ class State:
         """
         async with self._write_lock:
             yield lambda events, cause, at=None: self._commit(events, actor, cause, at)
+
+    @asynccontextmanager
+    async def begin_work(self, kind: WorkKind, node: str, rollout: str = "") -> AsyncIterator[Reason | None]:
+        """Do work on a node in the body that no stored fact shows, or yield the work that it waits for."""
+        work = NodeWork(kind, node, rollout)
+        # Under the lock: a start that is being written is not in the facts yet.
+        async with self._write_lock:
+            obstacle = work_blocker(self.index, kind, node, self.now())
+            if obstacle is None:
+                self.index.record_work(work)
+        try:
+            yield obstacle
+        finally:
+            if obstacle is None:
+                self.end_work(work)
+
+    def end_work(self, work: NodeWork) -> None:
+        """Record that work on a node has ended, and let what waited for it begin."""
+        self.index.end_work(work)
+        if work.kind in WAITS_FOR[WorkKind.ATTEMPT] | WAITS_FOR[WorkKind.STAGE]:
+            self.wake_up()
 
     async def _commit(
         self, events: Sequence[Event], actor: Actor, cause: str, at: float | None = None

@@ -282,7 +282,7 @@ def test_build_waits_for_other_work_on_its_host() -> None:
     assert due(index) == []
     assert not may_begin(index, "R", "", "build", T0)
     began = Preparation("R", "", "build", 1, PreparationState.RUNNING, "", T0, T0)
-    assert "the node is isolating in S" in str(violation(index, PreparationRecorded(began), T0))
+    assert "it is isolating in S" in str(violation(index, PreparationRecorded(began), T0))
     transition(index, "n1", Trigger.ISOLATION_ABORTED, rollout="S")
     assert due(index) == [("", "build")]
 

@@ -217,6 +217,10 @@ EXAMPLES: dict[ReasonCode, tuple[str, dict[str, Any], str]] = {
         {"stage": "copy", "message": "no route", "attempt": 2, "more": 1, "until": 1_800_000_000.0},
         "prepare stage copy failed on n1, and 1 more: no route; try 3 at 2027-01-15T08:00:00Z",
     ),
+    ReasonCode.CHECKING: ("n1", {}, "n1 is being checked in service"),
+    ReasonCode.CHECK_MODE: ("n1", {}, "n1 runs a playbook in check mode"),
+    ReasonCode.CLEANING: ("n1", {}, "n1 is being cleaned of what ended rollouts left"),
+    ReasonCode.RELEASING: ("n1", {}, "n1 is being returned to service after a hold"),
     ReasonCode.STARTING: ("n1", {}, "n1 starts now"),
     ReasonCode.QUEUED: ("n1", {"ahead": "n2"}, "n1 is queued: n2 goes first"),
     ReasonCode.DRIFTED: (

@@ -83,7 +83,9 @@ UNHEALTHY_GRACE_S = 300.0
 class Checker:
     """Gets every event and collects violations."""
 
-    def __init__(self, now: Callable[[], float], monotonic: Callable[[], float]) -> None:
+    def __init__(
+        self, now: Callable[[], float], monotonic: Callable[[], float], epoch: Callable[[], int]
+    ) -> None:
         self.violations: list[str] = []
         self.nodes: Mapping[str, SimNode] = {}
         self.plans: dict[str, Plan] = {}
@@ -93,6 +95,7 @@ class Checker:
         self.uncertain_runs: set[str] = set()
         self._now = now
         self._monotonic = monotonic
+        self._epoch = epoch
         self.records = RecordJudge()
         self.preparations = PrepareJudge(self.plans, self.report_violation)
         self.superseded = SupersedeJudge(self.plans, self.report_violation)
@@ -347,6 +350,8 @@ class Checker:
         is_checked = event.outcome is Outcome.ALREADY_CURRENT and event.text.startswith("check mode")
         if is_checked and machine.version != "new":
             self.report_violation(f"{event.node} is said to need nothing and is not current")
+        if event.trigger is Trigger.ADMITTED and (checks := machine.checks_of(self._epoch())):
+            self.report_violation(f"{event.node} is admitted while {', '.join(checks)} runs")
         if event.trigger is Trigger.VERIFIED and event.rollout in machine.isolating_rollouts:
             self.report_violation(f"{event.node} is said to be done and is still isolated")
         if event.trigger is Trigger.ISOLATION_ABORTED and event.text.startswith(ISOLATION_TIMED_OUT):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from itertools import zip_longest
 
-from machines.facts import availability, votes
+from machines.facts import availability, node_work, votes
 from machines.model.preparation import PrepareStage
 from machines.model.rollout import Failure
 from machines.rules import rollbacks
@@ -146,6 +146,12 @@ MUTANTS = (
         preparing._free_places,
         "stage.max_parallel",
         "stage.max_parallel + 1",
+    ),
+    Mutant(
+        "check-mode-shares-its-node",
+        node_work.conflicts,
+        "WAITS_FOR[wanted]",
+        "WAITS_FOR[wanted] - {WorkKind.CHECK_MODE}",
     ),
     Mutant("dead-node-stops-all-rollbacks", rollbacks._stops_rollbacks, "not is_dead", "True"),
     Mutant("rollback-of-oldest-first", rollbacks._in_order, "-target.since", "target.since"),

@@ -94,12 +94,19 @@ class SimNode:
     version: str = "old"
     isolation_flags: dict[str, IsolationFlag] = field(default_factory=dict)
     runs: dict[str, SimRun] = field(default_factory=dict)
+    check_runs: list[SimRun] = field(default_factory=list)
     is_inspected: bool = False
     undone_at: float = -UNDO_REPEAT_S
     staged: set[str] = field(default_factory=set)
     checkpoints: dict[tuple[str, str], Checkpoint] = field(default_factory=dict)
     service_starts: int = 1
     """How often its service was started: a stage that starts it again disturbs it."""
+
+    def checks_of(self, epoch: int) -> list[str]:
+        """Return its runs in check mode that a daemon of the term has begun and that have not ended."""
+        # Those of an earlier daemon end by themselves, and nobody uses their results.
+        self.check_runs = [run for run in self.check_runs if run.has_wrapper and run.result is None]
+        return [run.handle for run in self.check_runs if f".check-{epoch}-" in run.handle]
 
     def isolation_flag(self, kind: str) -> IsolationFlag:
         """Return one kind of isolation."""
@@ -156,7 +163,7 @@ class SimWorld:
         self.is_forged = False
         self.trace: list[str] = []
         self.triggers: dict[str, Callable[[], object]] = {}
-        self.checker = Checker(self.now, loop.time)
+        self.checker = Checker(self.now, loop.time, lambda: self.epoch)
 
     # -- time and luck
 
@@ -358,6 +365,10 @@ class SimWorld:
             run.result = Failed(f"{machine.name} was unreachable", code=FailureCode.UNREACHABLE)
             return
         if run.request.check_only:
+            machine.check_runs.append(run)
+            running = machine.checks_of(self.epoch)
+            if run.handle in running and len(running) > 1:
+                self.checker.report_violation(f"{', '.join(running)} run at once")
             self.record(f"begin {run.handle}")
             self.loop.call_from_world(self.streams.latency.random() * 20.0, lambda: self._end_check(run))
             return

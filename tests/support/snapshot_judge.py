@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from machines.facts.fleet_facts import FactsSnapshot
+from machines.facts.node_work import NodeWork
 from machines.invariants.violations import violation
 from machines.model.events import GateOpened, PhaseMoved
 from machines.model.limits import Limits, TeamRules
@@ -79,6 +80,9 @@ class SnapshotFacts:
             for row in running
             if row.rollout in known and known[row.rollout].node_of_stage(row.node, row.stage) == node
         }
+
+    def recorded_work(self, node: str) -> Iterable[NodeWork]:
+        return ()  # a snapshot has what is stored
 
     def observation(self, node: str) -> Observation | None:
         return self.observations.get(node)

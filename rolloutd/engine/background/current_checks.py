@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+from machines.facts.node_work import WorkKind
 from machines.model.configuration import Compliance, ComplianceReport
 from machines.model.decision import CheckIfCurrent
 from machines.model.events import ChangeNeeded
@@ -43,9 +44,7 @@ class CurrentChecker:
     def request_checks(self, tasks: asyncio.TaskGroup, wanted: Sequence[CheckIfCurrent]) -> None:
         """Start the checks that are not under way yet, of nodes that are ready for them."""
         for each in wanted:
-            # Cleaning would remove what a check that is a run puts on the node.
-            is_barred = each.node in self._state.nodes_being_cleaned
-            if not is_barred and not self._state.awaited_sources(each.node):
+            if not self._state.awaited_sources(each.node):
                 key = (each.rollout, each.node)
                 self._jobs.start(tasks, self._check, key, name=f"check {key[0]}/{key[1]}")
 
@@ -55,7 +54,10 @@ class CurrentChecker:
         # Compared at the end: a rollout that worked on the node meanwhile makes the result worthless.
         before = tuple(self._state.index.targets_on(key[1]))
         try:
-            problem = await self._why_change_is_needed(NodeSession(self._state, self._adapters, *key))
+            async with self._state.begin_work(WorkKind.CHECKS, key[1], key[0]) as obstacle:
+                if obstacle is not None:
+                    return  # the next decision asks again once that has ended
+                problem = await self._why_change_is_needed(NodeSession(self._state, self._adapters, *key))
             await self._record(key, before, problem)
         except StoreFailed as failure:
             self._state.last_write_error = str(failure)

@@ -12,9 +12,9 @@ import logging
 from functools import partial
 
 from machines.facts.availability import active_hold
+from machines.facts.node_work import NodeWork, WorkKind, conflicting_work
 from machines.model.events import IsolationReleased
 from machines.model.node import Observation
-from machines.states import IN_FLIGHT_PHASES, Phase
 from rolloutd.engine.drivers.node_session import AdapterSet
 from rolloutd.engine.state import State
 from rolloutd.engine.tasks import BackgroundJobs
@@ -57,13 +57,9 @@ class IsolationReleaser:
         index = self._state.index
         if index.limits.observe_only or observation.node not in index.nodes:
             return False
-        targets = index.targets_on(observation.node)
         if observation.cordoned_by_other and active_hold(index, observation.node) is not None:
             return False
-        in_use = (
-            each.phase in IN_FLIGHT_PHASES or each.phase is Phase.FAILED or each.isolated for each in targets
-        )
-        return not any(in_use)
+        return conflicting_work(index, WorkKind.RELEASE, observation.node, self._state.now()) is None
 
     async def _release_with_backoff(self, observation: Observation, node: str) -> None:
         await self._release(observation)
@@ -72,6 +68,7 @@ class IsolationReleaser:
         await self._state.clock.sleep(min(RETRY_S * 2 ** (tries - 1), RETRY_MAX_S))
 
     async def _release(self, observation: Observation) -> None:
+        work: NodeWork | None = None
         try:
             with adapter_errors(f"isolator {observation.left_isolated_by}"):
                 isolator = self._adapters.isolators[observation.left_isolated_by]
@@ -85,7 +82,8 @@ class IsolationReleaser:
                 event = IsolationReleased(observation.node, observation.left_isolated_by, self._state.now())
                 await commit([event], "no hold is left")
                 # Before the lock is free: a hold granted now would see its node return to service.
-                self._state.nodes_being_released.add(observation.node)
+                work = NodeWork(WorkKind.RELEASE, observation.node)
+                self._state.index.record_work(work)
             with adapter_errors(f"isolator {observation.left_isolated_by}"):
                 response = await isolator.release(self._state.host(observation.node))
             result = validate_result(
@@ -96,6 +94,7 @@ class IsolationReleaser:
             log.warning("%s: could not be returned to service after its hold: %s", observation.node, why)
             return
         finally:
-            self._state.nodes_being_released.discard(observation.node)
+            if work is not None:
+                self._state.end_work(work)
         log_result = log.info if isinstance(result, Ok) else log.warning
         log_result("%s: released, because no hold is left: %s", observation.node, result.text)

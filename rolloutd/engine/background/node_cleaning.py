@@ -13,15 +13,19 @@ import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from machines.facts.node_work import WorkKind
 from machines.model.events import Actor, NodeCleaned
+from machines.model.reasons import Reason
 from machines.model.rollout import DAEMON
 from machines.model.timefmt import format_duration
+from machines.rules.start_blockers import work_blocker
 from machines.states import Phase
 from rolloutd.engine.preparation.kept_artifacts import remembered_digests, wanted_digests
 from rolloutd.engine.state import State
 from rolloutd.errors import RolloutdError, StoreFailed
 from rolloutd.ports import Checkpoint, Checkpoints, Host, NodeFile, NodeFiles, Stager, without_rollout
 from rolloutd.ports.guards import adapter_errors
+from rolloutd.reason_text import describe
 
 log = logging.getLogger("rolloutd.engine.background.node_cleaning")
 
@@ -98,6 +102,11 @@ class NodeCleaner:
 
     def blocker(self, node: str) -> str:
         """Return why the node must not be cleaned now; empty if it may be."""
+        index, now = self._state.index, self._state.now()
+        return self._why_needed(node) or _describe(work_blocker(index, WorkKind.CLEANING, node, now))
+
+    def _why_needed(self, node: str) -> str:
+        """Return why what rollouts left on the node is needed, or cannot be reached."""
         index = self._state.index
         if node not in index.nodes:
             return "the inventory no longer has it"
@@ -106,32 +115,24 @@ class NodeCleaner:
             is_over = is_at_rest and target.order is None and index.rollout(target.rollout).closed
             if not is_over:
                 return f"{target.rollout} is not over there"
-        if any(index.preparing_rollouts(node)):
-            return "a prepare stage runs there"
-        if self._state.awaited_sources(node):
-            return "its inventory source has not answered yet"
-        return "it is being cleaned" if node in self._state.nodes_being_cleaned else ""
+        return "its inventory source has not answered yet" if self._state.awaited_sources(node) else ""
 
     async def clean(
         self, node: str, *, dry_run: bool = False, actor: Actor = DAEMON, cause: str = "cleaned"
     ) -> CleanReport:
         """Clean a node and record it; `dry_run` only says what would go."""
         async with self._slots:
-            if problem := self.blocker(node):
-                return CleanReport(node, problem=problem)
             cleaned: list[NodeFile] = []
-            # Nothing was awaited since blocker(), so nothing can have begun on the node in between.
-            self._state.nodes_being_cleaned.add(node)
-            try:
-                with adapter_errors(node):
-                    await self._clean_host(self._state.host(node), cleaned, dry_run=dry_run)
-            except StoreFailed:
-                raise
-            except (RolloutdError, TimeoutError) as error:
-                return CleanReport(node, cleaned, str(error) or f"{node}: no answer in time")
-            finally:
-                self._state.nodes_being_cleaned.discard(node)
-                self._state.wake_up()
+            async with self._state.begin_work(WorkKind.CLEANING, node) as obstacle:
+                if problem := self._why_needed(node) or _describe(obstacle):
+                    return CleanReport(node, problem=problem)
+                try:
+                    with adapter_errors(node):
+                        await self._clean_host(self._state.host(node), cleaned, dry_run=dry_run)
+                except StoreFailed:
+                    raise
+                except (RolloutdError, TimeoutError) as error:
+                    return CleanReport(node, cleaned, str(error) or f"{node}: no answer in time")
         if not dry_run:
             # Recorded once it is done: a daemon that is killed before cleans again, which is harmless.
             removed = [each.path for each in cleaned if not each.reason]
@@ -188,6 +189,10 @@ class NodeCleaner:
         known = await self._state.store.find_changes_in_effect(node, sorted(rollouts))
         reasons = dict.fromkeys(rollouts - known.keys(), "no rollout of this database")
         return reasons | {each: "the node has its change" for each, in_effect in known.items() if in_effect}
+
+
+def _describe(reason: Reason | None) -> str:
+    return "" if reason is None else describe(reason)
 
 
 def _places(checkpoints: Iterable[Checkpoint], digests: Collection[str]) -> Mapping[str, set[str]]:

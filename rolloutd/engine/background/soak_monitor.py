@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
+from machines.facts.node_work import WorkKind
 from machines.model.events import StepState
 from machines.model.plan import StepDef
 from machines.model.rollout import FailureCode, Target
@@ -61,6 +62,11 @@ class SoakMonitor:
     async def _check_node(self, target: Target, key: tuple[str, str]) -> None:
         if key[0] not in self._state.index.rollouts or key[1] not in self._state.index.nodes:
             return  # the rollout was deleted, or the node left, before the task began
+        async with self._state.begin_work(WorkKind.CHECKS, key[1], key[0]) as obstacle:
+            if obstacle is None:
+                await self._check_in_service(target, key)
+
+    async def _check_in_service(self, target: Target, key: tuple[str, str]) -> None:
         try:
             for spec in self._state.index.plan_for(target).verify:
                 result = await self._repeat_check(key, spec)

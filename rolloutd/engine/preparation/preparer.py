@@ -12,6 +12,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
+from machines.facts.node_work import WorkKind, conflicting_work
 from machines.facts.preparations import BUILD_NODE
 from machines.model.decision import Prepare
 from machines.model.preparation import CLEANUP, Preparation, PreparationState, PrepareKind, PrepareStage
@@ -50,7 +51,7 @@ class Preparer:
         for each in wanted:
             known = self._state.index.rollouts.get(each.rollout)
             node = each.node if known is None else known.node_of_stage(each.node, each.stage)
-            if node and (node in self._state.nodes_being_cleaned or self._state.awaited_sources(node)):
+            if node and self._state.awaited_sources(node):
                 continue
             key, name = (each.rollout, each.node), f"prepare {each.rollout}/{each.node} {each.stage}"
             # Here and not in the task: the loop may request the stage again before the task begins.
@@ -77,6 +78,14 @@ class Preparer:
             self._running.discard((wanted.rollout, wanted.node))
             self._state.wake_up()
 
+    def _is_occupied(self, wanted: Prepare) -> bool:
+        """Return whether work has begun on the node since the decision; the journal judges it once more."""
+        node, now = (
+            self._state.index.rollout(wanted.rollout).node_of_stage(wanted.node, wanted.stage),
+            self._state.now(),
+        )
+        return conflicting_work(self._state.index, WorkKind.STAGE, node, now, wanted.rollout) is not None
+
     async def _carry_out(self, wanted: Prepare) -> None:
         index = self._state.index
         rollout, stage = index.rollouts.get(wanted.rollout), self._stage(wanted.rollout, wanted.stage)
@@ -88,8 +97,8 @@ class Preparer:
             if (rollout.closed and stage.name != CLEANUP) or not known:
                 await self._abandon(row)
                 return
-        elif not known:
-            return
+        elif not known or self._is_occupied(wanted):
+            return  # the next decision asks again
         node = rollout.node_of_stage(wanted.node, wanted.stage)
         host = Host(LOCALHOST) if node in ("", LOCALHOST) else self._state.host(node)
         fresh = self._row_of(wanted)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from machines.facts.availability import Unavailability
+from machines.facts.node_work import NodeWork, WorkKind
 from machines.model.events import Event, GateOpened, NodesDiscovered, NodesRemoved, StepAction, StepRecorded
 from machines.model.plan import GateName
 from machines.model.reasons import UnavailabilityCause
@@ -600,6 +601,31 @@ async def test_a_hold_is_refused_on_a_node_that_is_in_other_hands(tmp_path: Path
             )
         assert (held.value.status, held.value.code) == (409, "held")
         assert "rolloutctl release s1" in str(held.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "code", "is_granted_to_person"),
+    [
+        (WorkKind.STAGE, "preparing", True),
+        (WorkKind.CLEANING, "cleaning", False),
+        (WorkKind.RELEASE, "releasing", False),
+    ],
+)
+async def test_tool_gets_no_node_with_other_work(
+    tmp_path: Path, kind: WorkKind, code: str, is_granted_to_person: bool
+) -> None:
+    async with control_environment(tmp_path) as inside:
+        inside.state.index.record_work(NodeWork(kind, "p1"))
+        wanted = {"node": "p1", "reason": "reboot"}
+        assert await assert_refused(inside.request("paul", "put", "/v1/holds", wanted | {"id": "kured"})) == (
+            409,
+            code,
+        )
+        mine = inside.request("paul", "put", "/v1/holds", wanted)
+        if is_granted_to_person:
+            assert (await mine)["source"] == "person"
+        else:
+            assert await assert_refused(mine) == (409, code)
 
 
 async def test_a_hold_looks_before_it_says_that_nobody_knows(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from machines.facts.node_work import NodeWork, WorkKind
 from machines.model.events import (
     DaemonStarted,
     FreezeLifted,
@@ -162,15 +163,14 @@ async def test_a_decision_is_not_refused_for_the_time_that_it_took(
 async def test_node_waits_while_it_is_cleaned(tmp_path: Path) -> None:
     async with control_environment(tmp_path) as inside:
         rollout = await inside.start()
-        await inside.isolate(rollout, "p1")
-        inside.run_host.scripts = {"site.yml": Script.LONG}
-        inside.state.nodes_being_cleaned.add("p1")
+        inside.observe_all_up()
+        cleaning = NodeWork(WorkKind.CLEANING, "p1")
+        inside.state.index.record_work(cleaning)
         async with running(daemon_of(inside, adapters_of(inside, tmp_path))):
             await loop_iterations(200)
-            assert not inside.run_host.runs
-            inside.state.nodes_being_cleaned.clear()
-            inside.state.wake_up()
-            await until(inside, lambda: inside.run_host.has_work("p1"))
+            assert inside.phase(rollout, "p1") is Phase.PENDING
+            inside.state.end_work(cleaning)
+            await until(inside, lambda: inside.phase(rollout, "p1") is not Phase.PENDING)
 
 
 async def test_connection_is_kept_while_node_is_at_work(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from machines.facts.node_work import NodeWork, WorkKind
 from machines.facts.preparations import BUILD_NODE
 from machines.model.events import NodesRemoved, PreparationRecorded
 from machines.model.preparation import PreparationState
@@ -33,7 +34,8 @@ async def test_node_that_is_being_cleaned_is_not_prepared(tmp_path: Path) -> Non
         rollout = await inside.start(text=plan_with("install"))
         wanted = decide(inside.state.index, inside.clock.now()).preparations
         assert wanted
-        inside.state.nodes_being_cleaned |= {each.node for each in wanted}
+        for each in wanted:
+            inside.state.index.record_work(NodeWork(WorkKind.CLEANING, each.node))
 
         async def no_source(rollout: str) -> PinnedSource:
             raise AssertionError(f"a stage of {rollout} has begun")

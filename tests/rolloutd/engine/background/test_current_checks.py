@@ -5,12 +5,19 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
+
+from machines.facts.node_work import WAITS_FOR, NodeWork, WorkKind
+from machines.model.configuration import Compliance
 from machines.model.decision import CheckIfCurrent
+from machines.model.plan import Stage
+from machines.scheduler.decide import decide, explain_node
 from machines.states import Outcome, Phase
 from rolloutd.engine.background.current_checks import CurrentChecker
 from rolloutd.engine.check_mode import CheckMode
 from tests.contracts.fakes.isolator import FakeIsolator
-from tests.contracts.fakes.runner import Script
+from tests.contracts.fakes.runner import FakeRunner, Script
+from tests.contracts.fakes.sources import find_source
 from tests.rolloutd.control_environment import PLAN, ControlEnvironment, control_environment
 from tests.rolloutd.slow_store import adapters_of, daemon_of
 
@@ -55,9 +62,45 @@ async def test_node_is_not_checked_while_it_is_cleaned(tmp_path: Path) -> None:
     async with control_environment(tmp_path) as inside:
         rollout = await inside.start(text=SKIPPING)
         inside.run_host.compliant = {"p1", "p2"}
-        inside.state.nodes_being_cleaned.add("p1")
+        inside.state.index.record_work(NodeWork(WorkKind.CLEANING, "p1"))
         adapters = adapters_of(inside, tmp_path, FakeIsolator())
         checker = CurrentChecker(inside.state, adapters, CheckMode(inside.state, adapters.runner))
         async with asyncio.TaskGroup() as tasks:
             checker.request_checks(tasks, [CheckIfCurrent(rollout, node) for node in ("p1", "p2")])
         assert [inside.phase(rollout, node) for node in ("p1", "p2")] == [Phase.PENDING, Phase.DONE]
+
+
+@pytest.mark.parametrize(
+    "kind", sorted(WAITS_FOR[WorkKind.CHECK_MODE] - {WorkKind.ATTEMPT, WorkKind.KEPT_DOWN})
+)
+async def test_check_mode_says_what_it_waits_for(tmp_path: Path, kind: WorkKind) -> None:
+    async with control_environment(tmp_path) as inside:
+        inside.state.index.record_work(NodeWork(kind, "p1"))
+        report = await CheckMode(inside.state, FakeRunner(inside.run_host)).check(
+            "p1", await find_source(""), [Stage("configure", "site.yml")]
+        )
+        assert report.compliance is Compliance.UNKNOWN
+        assert report.problem.startswith("p1 ")
+        assert not inside.run_host.runs
+
+
+async def test_node_in_check_mode_is_not_admitted(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        rollout = await inside.start()
+        inside.observe_all_up()
+        inside.run_host.scripts = {"site.yml": Script.LONG}
+        check = CheckMode(inside.state, FakeRunner(inside.run_host))
+        source, stages = await find_source(rollout), [Stage("configure", "site.yml")]
+        drift = asyncio.create_task(check.check("p1", source, stages, rollout=rollout))
+        async with asyncio.timeout(10):
+            while not inside.run_host.runs:
+                await asyncio.sleep(0)
+        twice = await check.check("p1", source, stages, rollout=rollout)
+        assert "check mode" in twice.problem
+        decision = decide(inside.state.index, inside.clock.now())
+        assert "p1" not in [each.node for each in decision.admissions]
+        assert explain_node(inside.state.index, rollout, "p1", inside.clock.now()).code == "check-mode"
+        drift.cancel()
+        await asyncio.gather(drift, return_exceptions=True)
+        decision = decide(inside.state.index, inside.clock.now())
+        assert "p1" in [each.node for each in decision.admissions]

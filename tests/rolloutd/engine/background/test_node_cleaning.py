@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from machines.facts.node_work import WorkKind
 from machines.model.events import NodeCleaned, PreparationRecorded, RolloutEnded
 from machines.model.preparation import Preparation, PreparationState
 from machines.model.rollout import DAEMON
@@ -226,11 +227,11 @@ async def test_nothing_begins_on_a_node_meanwhile(tmp_path: Path) -> None:
         assert nodes.cleaner is not None
         cleaning = asyncio.create_task(nodes.cleaner.clean("p1"))
         await begun.wait()
-        assert inside.state.nodes_being_cleaned == {"p1"}
-        assert (await nodes.cleaner.clean("p1")).problem == "it is being cleaned"
+        assert [each.kind for each in inside.state.index.recorded_work("p1")] == [WorkKind.CLEANING]
+        assert "is being cleaned" in (await nodes.cleaner.clean("p1")).problem
         may_end.set()
         assert (await cleaning).problem == ""
-        assert inside.state.nodes_being_cleaned == set()
+        assert not list(inside.state.index.recorded_work("p1"))
 
 
 async def test_command_lists_removes_and_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
