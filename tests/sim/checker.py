@@ -50,7 +50,7 @@ from tests.sim.supersede_judge import SupersedeJudge
 
 if TYPE_CHECKING:
     from rolloutd.settings import Settings
-    from tests.sim.world import SimGuard, SimNode
+    from tests.sim.sim_node import SimGuard, SimNode
 
 _EFFECT_KINDS = {
     Trigger.ADMITTED: "begin",

@@ -8,7 +8,8 @@ from typing import Any
 
 from rolloutd.errors import NodeUnreachable
 from tests.sim.loop import SimProcess
-from tests.sim.world import SimNode, SimWorld
+from tests.sim.sim_node import SimNode
+from tests.sim.world import SimWorld
 
 TAKEOVER_GRACE_S = 1.0
 """Effects that began before another daemon took over may still end within this time."""

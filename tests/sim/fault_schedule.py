@@ -10,7 +10,7 @@ from rolloutd.engine.daemon import Daemon
 from rolloutd.store.sqlite import database
 from tests.sim import plans
 from tests.sim.daemon_process import remove_lock
-from tests.sim.world import SimNode
+from tests.sim.sim_node import SimNode
 
 if TYPE_CHECKING:
     from tests.sim.simulation import Simulation

@@ -20,7 +20,7 @@ from machines.model.preparation import (
 )
 
 if TYPE_CHECKING:
-    from tests.sim.world import SimNode
+    from tests.sim.sim_node import SimNode
 
 _Row = tuple[str, str, str]
 """Rollout, node and stage."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from rolloutd.errors import AdapterFailed
 from rolloutd.ports import GuardReport, GuardState, StepContext
 from tests.sim.fault_injection import FaultyAccess
-from tests.sim.world import SimGuard
+from tests.sim.sim_node import SimGuard
 
 
 class SimNodeGuard:

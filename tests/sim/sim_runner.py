@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Collection
 from rolloutd.errors import AdapterFailed, NotFound
 from rolloutd.ports import Failed, Host, Ok, RunEvent, RunnerStatus, RunRequest, RunState, Unknown
 from tests.sim.fault_injection import FaultyAccess, PlantedError
-from tests.sim.world import SimRun
+from tests.sim.sim_node import SimRun
 
 POLL_S = 3.0
 """How long a look at a run's progress takes, about."""

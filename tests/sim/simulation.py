@@ -31,8 +31,9 @@ from tests.sim.people import SAM, SimUsers
 from tests.sim.random_streams import Coverage, RandomStreams
 from tests.sim.random_user import RandomUser
 from tests.sim.recovery_user import RecoveryUser
+from tests.sim.sim_node import SimNode
 from tests.sim.workspace import LogErrorHandler, capture_errors, temporary_state_dir
-from tests.sim.world import SimNode, SimWorld
+from tests.sim.world import SimWorld
 
 RESTART_DELAY_S = 5.0
 """When the service manager starts a daemon again that has ended."""

@@ -12,7 +12,8 @@ from tests.sim.fault_plan import NoFaults
 from tests.sim.loop import SimLoop, SimProcess
 from tests.sim.random_streams import Coverage, RandomStreams
 from tests.sim.sim_guard import SimNodeGuard
-from tests.sim.world import SimNode, SimWorld
+from tests.sim.sim_node import SimNode
+from tests.sim.world import SimWorld
 
 RACES = 1000
 AFTER_S = 30

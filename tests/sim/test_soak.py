@@ -9,9 +9,9 @@ from machines.scheduler.progress import RolloutProgress, RolloutState, rollout_p
 from tests.sim import plans
 from tests.sim.fault_plan import ScriptedFaults
 from tests.sim.random_streams import RandomStreams
+from tests.sim.sim_node import SimNode
 from tests.sim.simulation import Scenario, Simulation
 from tests.sim.workspace import temporary_state_dir
-from tests.sim.world import SimNode
 
 SOAK_S = 7200.0
 BAD_AFTER_S = 600.0

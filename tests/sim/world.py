@@ -9,17 +9,16 @@ balancer is, and only the world knows who set it.
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, NoReturn, TypeVar
 
 from machines.model.rollout import FailureCode
-from rolloutd.ports import Checkpoint, Failed, GuardState, Ok, RunRequest, Unknown
+from rolloutd.ports import Failed, GuardState, Ok, RunRequest
 from tests.sim.checker import Checker
 from tests.sim.fault_plan import EffectOutcome, FaultPlan, NoFaults, RunFate
 from tests.sim.loop import SimLoop, SimProcess
 from tests.sim.random_streams import Coverage, RandomStreams
+from tests.sim.sim_node import UNDO_REPEAT_S, SimGuard, SimNode, SimRun
 
 START = 1_800_000_000.0
 """Some instant: 2027-01-15 08:00 UTC, a Friday."""
@@ -33,112 +32,10 @@ SHARED_KIND = "command"
 SLOW_ANSWER_S = 55.0
 """How long a slow answer takes: just within what is waited for."""
 
-UNDO_REPEAT_S = 120.0
-"""So long after an undo it may be repeated, because its answer was lost."""
-
 ISOLATION_LOSS_GRACE_S = 60.0
 """So long after somebody undid an isolation a run may begin that was on its way."""
 
 T = TypeVar("T")
-
-
-@dataclass(slots=True)
-class IsolationFlag:
-    """One way of being out of service: `foreign` when somebody else said so first.
-
-    While it is only `gentle` new work stays away and nothing was driven off.
-    `lost_at` is when somebody last undid what we had done, by the monotonic clock;
-    `kept` says that we have left it set for whoever held the node.
-    """
-
-    is_set: bool = False
-    cordon_only: bool = False
-    set_by_other: bool = False
-    set_by_rollout: str = ""
-    undone_by_other_at: float = -math.inf
-    left_for_hold: bool = False
-
-
-@dataclass(slots=True)
-class SimRun:
-    """One run: its wrapper on the daemon's machine and its work on the node."""
-
-    handle: str
-    request: RunRequest
-    claimed_by: str = ""
-    has_wrapper: bool = True
-    result: Ok | Failed | Unknown | None = None
-    percent: float = 0.0
-    would_change: bool = False
-    ignored_signals: int = 0
-    """How often its work on the node survives an attempt to end it."""
-
-
-@dataclass(slots=True)
-class SimNode:
-    """A node: `red` keeps its checks from passing, `stuck` keeps its isolation from ending.
-
-    `traffic` is what its clients do there; while it is `blind` nobody can say.
-    """
-
-    name: str
-    labels: dict[str, str]
-    up: bool = True
-    fails_checks: bool = False
-    stuck: bool = False
-    traffic: bool = False
-    traffic_unknown: bool = False
-    listed: bool = True
-    disputed: bool = False
-    """Whether the inventory has it as offline, though it serves."""
-    version: str = "old"
-    isolation_flags: dict[str, IsolationFlag] = field(default_factory=dict)
-    runs: dict[str, SimRun] = field(default_factory=dict)
-    check_runs: list[SimRun] = field(default_factory=list)
-    is_inspected: bool = False
-    undone_at: float = -UNDO_REPEAT_S
-    staged: set[str] = field(default_factory=set)
-    checkpoints: dict[tuple[str, str], Checkpoint] = field(default_factory=dict)
-    service_starts: int = 1
-    """How often its service was started: a stage that starts it again disturbs it."""
-
-    def checks_of(self, epoch: int) -> list[str]:
-        """Return its runs in check mode that a daemon of the term has begun and that have not ended."""
-        # Those of an earlier daemon end by themselves, and nobody uses their results.
-        self.check_runs = [run for run in self.check_runs if run.has_wrapper and run.result is None]
-        return [run.handle for run in self.check_runs if f".check-{epoch}-" in run.handle]
-
-    def isolation_flag(self, kind: str) -> IsolationFlag:
-        """Return one kind of isolation."""
-        return self.isolation_flags.setdefault(kind, IsolationFlag())
-
-    @property
-    def cordoned_by_other(self) -> bool:
-        """Whether it is out of service, and not for a rollout of ours."""
-        return any(bit.set_by_other or bit.left_for_hold for bit in self.isolation_flags.values())
-
-    @property
-    def left_isolated_by(self) -> str:
-        """The kind of isolation that was left standing for whoever held the node."""
-        return next((kind for kind, bit in self.isolation_flags.items() if bit.left_for_hold), "")
-
-    @property
-    def isolating_rollouts(self) -> set[str]:
-        """The rollouts whose isolation stands."""
-        return {bit.set_by_rollout for bit in self.isolation_flags.values() if bit.set_by_rollout}
-
-
-@dataclass(slots=True)
-class SimGuard:
-    """A guard on a node: what it keeps, and until when it waits (monotonic)."""
-
-    node: str
-    version: str
-    after_s: float
-    deadline: float
-    state: GuardState = GuardState.ARMED
-    by: str = ""
-    """What restored the node: `timer` or `daemon`."""
 
 
 class SimWorld:
