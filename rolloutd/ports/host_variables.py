@@ -22,6 +22,9 @@ MAX_DEPTH = 32
 GROUPS = "group_names"
 """Key of a connection with the node's groups, as Ansible names it; no variable of a run."""
 
+IMPLICIT_GROUPS = frozenset({"all", "ungrouped"})
+"""Groups that Ansible makes itself: a host of such a name would be taken for the group."""
+
 ADDRESS_VARIABLES = ("ansible_host", "ansible_ssh_host")
 
 _RESERVED_PREFIX = "__ansible_"

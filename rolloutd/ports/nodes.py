@@ -34,6 +34,9 @@ DEFAULT_STALE_AFTER_S = 3600.0
 DEFAULT_MAX_REMOVED = Budget(count=None, percent=10)
 """How many of its nodes one answer of a source may remove."""
 
+MAX_LABEL_LENGTH = 253
+"""Characters of a label's value, as the settings have it."""
+
 WITHHELD = "rolloutd_withheld"
 """Key of a stored connection that lacks the node's secrets, until its sources report them again."""
 
@@ -61,6 +64,15 @@ class Inventory(Protocol):
 
     async def refresh(self) -> Sequence[DiscoveredNode]:
         """Return all nodes of the source; raises SourceFailed rather than return a part."""
+
+
+@runtime_checkable
+class LeavesNodesOut(Protocol):
+    """Optional port of an inventory that cannot make a node of each of its records."""
+
+    @property
+    def left_out(self) -> Sequence[str]:
+        """Return a sentence for each record that the last answer lacks."""
 
 
 @runtime_checkable

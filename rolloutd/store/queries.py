@@ -166,7 +166,8 @@ def load_plan(connection: Connection, rollout: str) -> tuple[Mapping[str, JSON],
 
 
 def load_connections(connection: Connection) -> Mapping[str, Mapping[str, JSON]]:
-    return {name: json.loads(text) for name, text in connection.execute("SELECT name, connection FROM node")}
+    rows = connection.execute("SELECT name, connection FROM node WHERE gone_at IS NULL")
+    return {name: json.loads(text) for name, text in rows}
 
 
 def load_source_answers(connection: Connection) -> tuple[SourceAnswer, ...]:

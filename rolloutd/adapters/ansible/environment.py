@@ -19,6 +19,7 @@ from typing import Any
 from rolloutd.adapters.ansible.stale_processes import ENTER_CGROUP, MARK_VARIABLE
 from rolloutd.ports import (
     GROUPS,
+    IMPLICIT_GROUPS,
     WITHHELD,
     ConnectionDefaults,
     marked_as,
@@ -265,7 +266,7 @@ def build_inventory(
     children: dict[str, Any] = {
         group: {"hosts": {name: {} for name in members if name in host_variables}}
         for group, members in sorted(groups.items(), key=lambda each: ranks.get(each[0], (0, each[0])))
-        if group not in {"all", "ungrouped"}
+        if group not in IMPLICIT_GROUPS
     }
     return {"all": {"hosts": host_variables, "children": children}}
 

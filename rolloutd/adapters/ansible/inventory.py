@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 from rolloutd import threads
 from rolloutd.adapters.command import run_command
 from rolloutd.errors import SourceFailed
-from rolloutd.ports import GROUPS, AdapterContext, DiscoveredNode, plain_value, unsafe_text
+from rolloutd.ports import GROUPS, IMPLICIT_GROUPS, AdapterContext, DiscoveredNode, plain_value, unsafe_text
 
 MAX_OUTPUT_BYTES = 256 * 1024 * 1024
 """10,000 nodes with a hundred variables each are some 30 MiB of ansible-inventory's output."""
@@ -56,6 +56,7 @@ class AnsibleInventory:
         self._labels = tuple(labels)
         self._binary = binary or str(Path(sys.executable).with_name("ansible-inventory"))
         self._timeout_s = timeout_s
+        self.left_out: Sequence[str] = ()
 
     @property
     def source(self) -> str:
@@ -88,7 +89,7 @@ class AnsibleInventory:
             )
         groups: dict[str, list[str]] = {}
         depths = _group_depths(listing)
-        for group in sorted(members.keys() - _IMPLICIT_GROUPS, key=lambda name: (depths.get(name, 1), name)):
+        for group in sorted(members.keys() - IMPLICIT_GROUPS, key=lambda name: (depths.get(name, 1), name)):
             for name in members[group]:
                 groups.setdefault(name, []).append(group)
         invalid = [
@@ -97,9 +98,12 @@ class AnsibleInventory:
             for label in self._labels
             if (problem := _validate_label(name, label, hosts.get(name, {}).get(label))) is not None
         ]
-        if invalid:
+        left_out = {each.name for each in invalid}
+        if left_out == set(names):
             raise self._invalid_labels_error(invalid)
-        return [self._to_discovered_node(name, hosts.get(name, {}), groups.get(name, [])) for name in names]
+        self.left_out = [str(self._invalid_labels_error([each])) for each in invalid]
+        valid = (name for name in names if name not in left_out)
+        return [self._to_discovered_node(name, hosts.get(name, {}), groups.get(name, [])) for name in valid]
 
     async def _run_ansible_inventory(self) -> bytes:
         try:
@@ -201,8 +205,6 @@ _INVENTORY_ENVIRONMENT = {
     "ANSIBLE_NOCOLOR": "1",
     "LC_ALL": "C.UTF-8",
 }
-
-_IMPLICIT_GROUPS = frozenset({"all", "ungrouped"})
 
 
 def _group_members(listing: Mapping[str, Any]) -> dict[str, set[str]]:

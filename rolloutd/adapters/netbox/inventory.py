@@ -49,6 +49,7 @@ class NetboxInventory:
         self._filters: Mapping[str, JSON] = params["filter"]
         self._limits = limits
         self._mapper = Mapper(self.source, params["labels"], params["address"], params.get("provider_id"))
+        self.left_out: Sequence[str] = ()
         self._is_reading = False
         self._objects: dict[Hint, NetboxObject] = {}
         self._hints: set[Hint] | None = set()
@@ -94,8 +95,9 @@ class NetboxInventory:
             reader.check()
             if hints and self._objects:
                 changed = reader.read_some(hints)
-                # An object that is missing may have lost its filter's value, or the token its rights.
-                if changed.keys() == hints:
+                # A node that is missing may have lost its filter's value, or the token its rights.  An object
+                # outside of the filter is no news.
+                if not (hints - changed.keys()) & self._objects.keys():
                     return {**self._objects, **changed}
             return reader.read_all()
         finally:
@@ -103,7 +105,7 @@ class NetboxInventory:
 
     def _to_nodes(self, objects: Any) -> Sequence[DiscoveredNode]:
         """Return the nodes; a name that two objects have is the name of neither."""
-        nodes = self._mapper.to_nodes(objects)
+        nodes, self.left_out = self._mapper.to_nodes(objects)
         counts = Counter(node.name for node in nodes)
         shared = sorted(name for name, count in counts.items() if count > 1)
         if shared:

@@ -8,12 +8,12 @@ from typing import TypeVar
 
 from rolloutd.adapters.netbox.registration import TEXT_PATHS
 from rolloutd.errors import SourceFailed
-from rolloutd.ports import JSON, PROVIDER_ID, STATUS, DiscoveredNode
+from rolloutd.ports import JSON, MAX_LABEL_LENGTH, PROVIDER_ID, STATUS, DiscoveredNode
 
 T = TypeVar("T")
 
-MAX_LABEL_LENGTH = 253
-"""Limit of a label's value, as the settings have it."""
+MAX_SHOWN_CHARS = 60
+"""Characters of an object's name that an error shows."""
 
 CUSTOM_FIELDS, CONFIG_CONTEXT, TAGS = "custom_fields", "config_context", "tags"
 
@@ -22,6 +22,10 @@ OBJECT_TYPES = {"devices": "dcim.device", "virtual_machines": "virtualization.vi
 
 _KEY_OF_NESTED = {"rack": "name", "cluster": "name"}
 """What identifies a nested object to users; its slug unless it has none."""
+
+
+class NoLabel(ValueError):
+    """A value of an object is no label."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +61,17 @@ class Mapper:
         """The fields of an object that are read, besides id, name and addresses."""
         return frozenset(path.partition(".")[0] for path in self.paths) | {STATUS}
 
-    def to_nodes(self, objects: Iterable[NetboxObject]) -> list[DiscoveredNode]:
-        """Return the nodes of all objects with a name; raises SourceFailed for a value that is no label."""
-        return [self.to_node(each) for each in objects if each.name]
+    def to_nodes(self, objects: Iterable[NetboxObject]) -> tuple[list[DiscoveredNode], list[str]]:
+        """Return the nodes of named objects, and why some are left out; raises SourceFailed if all are."""
+        nodes, left_out = [], []
+        for each in (each for each in objects if each.name):
+            try:
+                nodes.append(self.to_node(each))
+            except NoLabel as error:
+                left_out.append(f"{self.source}: {error}; name another field in `labels`")
+        if left_out and not nodes:
+            raise SourceFailed(left_out[0])
+        return nodes, left_out
 
     def to_node(self, found: NetboxObject) -> DiscoveredNode:
         labels = {label: self._text(found, path) for label, path in self.labels.items()}
@@ -83,8 +95,8 @@ class Mapper:
                 return "true" if value else "false"
             case str() | int() | float() if len(str(value)) <= MAX_LABEL_LENGTH:
                 return str(value)
-        problem = f"{path} of {found.name} is not one text of at most {MAX_LABEL_LENGTH} characters"
-        raise SourceFailed(f"{self.source}: {problem}; name another field in `labels`")
+        name = str(found.name)[:MAX_SHOWN_CHARS]
+        raise NoLabel(f"{path} of {name} is not one text of at most {MAX_LABEL_LENGTH} characters")
 
 
 def _value_at(found: NetboxObject, path: str) -> JSON:

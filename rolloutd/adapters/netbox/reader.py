@@ -56,11 +56,16 @@ class Reader:
         """Return those of the objects that match."""
         found: dict[ObjectKey, NetboxObject] = {}
         for kind in self._kinds:
-            ids = sorted(number for of_kind, number in keys if of_kind == kind)
+            ids = sorted(number for of_kind, number in keys if of_kind == kind and self._has_id(number))
             if ids:
                 records = self._read_kind(kind, {**self._filters, "id": ids})
                 found |= {(kind, each.id): each for each in records}
         return found
+
+    def _has_id(self, number: int) -> bool:
+        """Return whether the filter's own `id`, which the request's replaces, has the object."""
+        wanted = self._filters.get("id")
+        return wanted is None or str(number) in map(str, wanted if isinstance(wanted, list) else [wanted])
 
     def _read_kind(self, kind: str, filters: Mapping[str, JSON]) -> Sequence[NetboxObject]:
         records = rest.list_objects(self._session, kind, filters, self._fields)

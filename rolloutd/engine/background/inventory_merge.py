@@ -16,7 +16,7 @@ from typing import Any
 
 from machines.model.node import Node, NodeKind
 from rolloutd.engine.background.inventory_conflicts import read_text
-from rolloutd.ports import GROUPS, PROVIDER_ID, DiscoveredNode
+from rolloutd.ports import GROUPS, IMPLICIT_GROUPS, PROVIDER_ID, DiscoveredNode
 
 NODE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 """A node's name becomes part of Ansible patterns, file names and URLs."""
@@ -68,7 +68,11 @@ def merge_inventories(
     clusters = _assign_clusters(named, known_nodes, unanswered_sources)
     for name, node in named:
         cluster = clusters.get(name, node.source)
-        if not _is_valid_name(name):
+        if name in IMPLICIT_GROUPS:
+            merged.canonical_names[node.source, node.name] = ""
+            problem = f"{name} is the name of a group that Ansible makes; rename the node in the source"
+            merged.rejected.setdefault(node.source, []).append(problem)
+        elif not _is_valid_name(name):
             merged.canonical_names[node.source, node.name] = ""
             problem = f"{name[:60]!r} is not a node name; use letters, digits, '-', '_' and '.', at most 128"
             merged.rejected.setdefault(node.source, []).append(problem)

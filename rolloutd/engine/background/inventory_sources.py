@@ -16,10 +16,12 @@ from machines.states import IN_FLIGHT_PHASES
 from rolloutd.engine.state import HeldAnswer, SourceState, State
 from rolloutd.errors import RolloutdError, SourceFailed
 from rolloutd.ports import (
+    MAX_LABEL_LENGTH,
     DiscoveredNode,
     GivesTemplates,
     InvalidVariable,
     Inventory,
+    LeavesNodesOut,
     SourceAnswer,
     SourceRules,
     require_readable,
@@ -124,6 +126,8 @@ class SourceReader:
                 response = list(await self._inventory.refresh())
             valid = [validate_result(f"inventory {self.name}", each, DiscoveredNode) for each in response]
         nodes = self._valid_nodes(valid)
+        if isinstance(self._inventory, LeavesNodesOut):
+            self.invalid = [*self.invalid, *self._inventory.left_out]
         if valid and not nodes:
             raise SourceFailed(f"{self.name}: no node is valid; {self.invalid[0]}")
         if not nodes:
@@ -145,6 +149,11 @@ class SourceReader:
         return valid
 
     def _valid_node(self, node: DiscoveredNode) -> DiscoveredNode:
+        for label, text in node.labels.items():
+            if len(text) > MAX_LABEL_LENGTH:
+                raise InvalidVariable(
+                    f"label {label} has {len(text)} characters, more than {MAX_LABEL_LENGTH}"
+                )
         if self._gives_templates:
             require_readable(node.connection)
             return node

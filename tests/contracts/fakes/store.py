@@ -167,7 +167,9 @@ class MemoryStore:
 
     async def load_connections(self) -> Mapping[str, Mapping[str, JSON]]:
         known = {node.name: {} for node in self.memory.all(Node)}
-        return known | {row.name: row.connection for row in self.memory.all(NodeConnection)}
+        return {row.name: row.connection for row in self.memory.all(NodeConnection) if row.name in known} | {
+            name: {} for name in known if not self.memory.get(NodeConnection, name)
+        }
 
     async def save_source_answer(self, answer: SourceAnswer, removed: Sequence[str] = ()) -> None:
         before = self.memory.answers.get(answer.source)

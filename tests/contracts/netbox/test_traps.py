@@ -199,6 +199,18 @@ async def test_mapping_in_config_context_is_no_label(server: Server) -> None:
     )
 
 
+async def test_long_text_leaves_out_its_node_only(server: Server) -> None:
+    fake = fake_of(server)
+    name = fake.fleet.devices[0]["name"]
+    fake.fleet.devices[0]["custom_fields"]["note"] = "x" * 254
+    inventory = server.inventory(labels={"note": "custom_fields.note"})
+    nodes = await inventory.refresh()
+    assert name not in {node.name for node in nodes}
+    assert len(nodes) == len(await server.inventory().refresh()) - 1
+    (problem,) = inventory.left_out
+    assert f"custom_fields.note of {name} is not one text" in problem
+
+
 # -- lists --------------------------------------------------------------------
 
 

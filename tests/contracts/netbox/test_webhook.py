@@ -8,7 +8,7 @@ import hmac
 import io
 import json
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -62,11 +62,13 @@ class Receiving:
 
 
 @asynccontextmanager
-async def receive(directory: Path, fleet: Fleet, **address: str) -> AsyncIterator[Receiving]:
+async def receive(
+    directory: Path, fleet: Fleet, source: Mapping[str, Any] | None = None, **address: str
+) -> AsyncIterator[Receiving]:
     secret_file = directory / "webhook.secret"
     secret_file.write_bytes(SECRET + b"\n")
     async with open_fake(directory, fleet) as server:
-        inventory, refreshes = server.inventory(), asyncio.Queue[None]()
+        inventory, refreshes = server.inventory(**source or {}), asyncio.Queue[None]()
         params = {"secret_file": str(secret_file), **address}
         receiver = WebhookReceiver(inventory, params, SystemClock())
         task = asyncio.create_task(receiver.run(lambda _: None, lambda: refreshes.put_nowait(None)))
@@ -131,6 +133,30 @@ async def test_missing_object_causes_whole_refresh(receiving: Receiving) -> None
     assert gone["name"] not in nodes
     assert len(nodes) == 41
     assert reads_lists(fake)
+
+
+async def test_change_outside_the_filter_reads_no_list(receiving: Receiving) -> None:
+    fake = receiving.server.fake
+    assert fake is not None
+    await receiving.inventory.refresh()
+    fake.requests.clear()
+    for number in range(900_000, 900_020):
+        await receiving.send(message(number))
+    assert len(await receiving.refresh()) == 42
+    assert not reads_lists(fake)
+
+
+async def test_message_about_another_device_keeps_filter_by_id(tmp_path: Path) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    fleet = Fleet.of(30, 12)
+    wanted, other = fleet.devices[0], fleet.devices[1]
+    params = {"objects": ["devices"], "filter": {"id": [wanted["id"]]}}
+    async with receive(tmp_path, fleet, params, listen=address) as receiving:
+        assert [node.name for node in await receiving.inventory.refresh()] == [wanted["name"]]
+        await receiving.send(message(other["id"]))
+        assert list(await receiving.refresh()) == [wanted["name"]]
+        await receiving.send(message(wanted["id"]))
+        assert list(await receiving.refresh()) == [wanted["name"]]
 
 
 @pytest.mark.parametrize("object_type", ["dcim.site", "tenancy.tenant", "extras.configcontext"])

@@ -110,6 +110,17 @@ async def test_the_first_mistakes_are_named_and_the_rest_is_counted(tmp_path: Pa
     assert said.count("give each host one value for team") == 1
 
 
+async def test_one_invalid_label_leaves_out_its_node_only(tmp_path: Path) -> None:
+    path = write(tmp_path / "hosts.yml", "all: {hosts: {n1: {team: {a: b}}, n2: {team: red}}}")
+    inventory = AnsibleInventory(path, ["team"])
+    assert [node.name for node in await inventory.refresh()] == ["n2"]
+    (problem,) = inventory.left_out
+    assert "variable team of host n1 is a mapping" in problem
+    write(path, "all: {hosts: {n1: {team: blue}, n2: {team: red}}}")
+    assert len(await inventory.refresh()) == 2
+    assert not inventory.left_out
+
+
 async def test_a_vaulted_label_is_called_vaulted(tmp_path: Path) -> None:
     vaulted = "!vault |\n        $ANSIBLE_VAULT;1.1;AES256\n        3132\n"
     path = write(tmp_path / "hosts.yml", f"all:\n  hosts:\n    n1:\n      team: {vaulted}")

@@ -17,7 +17,7 @@ from rolloutd.engine.background.inventory_merge import merge_inventories
 from rolloutd.engine.background.inventory_refresh import InventoryRefresher
 from rolloutd.engine.daemon import MIN_PAUSE_S
 from rolloutd.errors import Conflict, SourceFailed, StoreFailed
-from rolloutd.ports import GROUPS, PROVIDER_ID, DiscoveredNode, SourceRules
+from rolloutd.ports import GROUPS, IMPLICIT_GROUPS, PROVIDER_ID, DiscoveredNode, SourceRules
 from tests.rolloutd.control_environment import NODES, PLAN, ControlEnvironment, control_environment
 from tests.rolloutd.slow_store import adapters_of, daemon_of, open_slow_store
 
@@ -92,6 +92,30 @@ async def test_while_a_source_is_silent_what_is_gone_from_the_settings_stays(tmp
         assert await reported(inside, Source("hosts.ini", {"p1": {"team": "search"}})) == {
             "p1": {"team": "search"}
         }
+
+
+async def test_removed_node_is_not_in_runs_after_restart(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        await reported(inside, Source("hosts", {"p1": {}, "p2": {}}, {"p1": ["web"], "p2": ["web"]}))
+        await reported(inside, Source("hosts", {"p1": {}}, {"p1": ["web"]}))
+        inside.state.update_connections({}, tuple(inside.state.connections))
+        inside.state.update_connections(await inside.state.store.load_connections())
+        snapshot = inside.state.inventory_snapshot()
+        assert ("p2" in snapshot.hosts, snapshot.groups) == (False, {"web": ["p1"]})
+
+
+@pytest.mark.parametrize("name", sorted(IMPLICIT_GROUPS))
+async def test_node_named_as_implicit_group_is_left_out(tmp_path: Path, name: str) -> None:
+    async with control_environment(tmp_path) as inside:
+        assert list(await reported(inside, Source("hosts", {name: {}, "p1": {}}))) == ["p1"]
+        assert f"{name} is the name of a group" in inside.state.sources["hosts"].error
+
+
+async def test_node_with_long_label_is_left_out(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        labels = {"p1": {"team": "x" * 254}, "p2": {"team": "x" * 253}}
+        assert list(await reported(inside, Source("hosts", labels))) == ["p2"]
+        assert "p1: label team has 254 characters" in inside.state.sources["hosts"].error
 
 
 async def test_groups_of_all_sources_are_joined_and_outlive_the_daemon(tmp_path: Path) -> None:
