@@ -164,6 +164,12 @@ def describe_stale_source(source: str, refreshed_at: float | None, error: str = 
     return f"inventory {source}: it {last}, so no node of it starts{_detail(error)}"
 
 
+def describe_failing_source(source: str, since: float, error: str) -> str:
+    """Return that an inventory source does not answer, which keeps no node yet."""
+    effect = "its nodes stay as last known"
+    return f"inventory {source}: it fails since {format_rfc3339(since)}; {effect}{_detail(error)}"
+
+
 def _quarantined(node: str, params: Params) -> str:
     found = (describe_conflict(each["kind"], each["about"], each["values"]) for each in params["conflicts"])
     return f"{node} is quarantined: {'; '.join(found)}"

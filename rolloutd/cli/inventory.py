@@ -83,12 +83,11 @@ def inventory(call: Invocation) -> int:
             exits.USAGE,
             f"rolloutctl inventory: unknown verb '{args.what}'; use accept or pin, or leave out {args.name}",
         )
-    if args.refresh:
-        _refresh(call)
+    status = _refresh(call) if args.refresh else exits.OK
     if args.what == "conflicts":
-        return _show_conflicts(call)
+        return _show_conflicts(call) or status
     if args.what is not None:
-        return _show_node(call)
+        return _show_node(call) or status
     answer: Inventory = call.get(api_path("inventory"))
     if not call.print_data(answer, [node["node"] for node in answer["nodes"]]):
         print_list(NODE_COLUMNS, answer["nodes"])
@@ -98,17 +97,22 @@ def inventory(call: Invocation) -> int:
         if source["error"]:
             last = format_age(source["refreshed_at"])
             print_message(f"{source['source']}: {source['error']} (last good {last} ago)")
-    return exits.OK
+    return status
 
 
-def _refresh(call: Invocation) -> None:
-    """Have the sources read again, and wait for their answers: the daemon reads them in the background."""
+def _refresh(call: Invocation) -> int:
+    """Have the sources read again, and wait for the end of it; return an error if one did not answer."""
     begun = time.monotonic()
     call.client.post(api_path("inventory", "refresh"))
-    while late := [each["source"] for each in _sources(call) if not _answered_since(each, begun)]:
+    while True:
+        sources = _sources(call)
+        silent = [each for each in sources if not _answered_since(each, begun)]
+        late = [each["source"] for each in silent if not _is_since(each["tried_age_s"], begun)]
+        if not late:
+            return exits.REFUSED if silent else exits.OK
         if time.monotonic() - begun > REFRESH_WAIT_S:
             print_message(f"{', '.join(late)}: no answer in {REFRESH_WAIT_S:.0f} s; its last one is shown")
-            return
+            return exits.REFUSED
         time.sleep(REFRESH_POLL_S)
 
 
@@ -118,9 +122,13 @@ def _sources(call: Invocation) -> Sequence[InventorySourceStatus]:
 
 
 def _answered_since(source: InventorySourceStatus, begun: float) -> bool:
-    # By its age: the daemon's clock and ours may differ.  A held answer does not count as its last one.
-    age_s = source["age_s"]
-    return source["held"] is not None or (age_s is not None and age_s < time.monotonic() - begun)
+    # A held answer does not count as its last one.
+    return source["held"] is not None or _is_since(source["age_s"], begun)
+
+
+def _is_since(age_s: float | None, begun: float) -> bool:
+    # By its age: the daemon's clock and ours may differ.
+    return age_s is not None and age_s < time.monotonic() - begun
 
 
 def _decide(call: Invocation) -> int:

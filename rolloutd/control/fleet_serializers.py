@@ -166,6 +166,7 @@ def _source(
         "source": each.source,
         "refreshed_at": format_optional_timestamp(refreshed_at),
         "age_s": None if refreshed_at is None else max(0.0, now - refreshed_at),
+        "tried_age_s": None if each.tried_at is None else max(0.0, now - each.tried_at),
         "stale_after_s": each.stale_after_s,
         "stale": committed is None or committed.is_stale(now),
         "nodes": each.nodes,

@@ -141,11 +141,15 @@ class HeldAnswer(TypedDict):
 
 
 class InventorySourceStatus(TypedDict):
-    """An inventory source and the age of its last answer in effect; if `stale`, no node of it starts."""
+    """An inventory source and the age of its last answer in effect; if `stale`, no node of it starts.
+
+    `tried_age_s` is the age of the last query that this daemon has ended, answered or not.
+    """
 
     source: str
     refreshed_at: str | None
     age_s: float | None
+    tried_age_s: float | None
     stale_after_s: float
     stale: bool
     nodes: int

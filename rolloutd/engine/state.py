@@ -121,6 +121,8 @@ class SourceState:
     nodes: int = 0
     error: str = ""
     failing_since: float | None = None
+    tried_at: float | None = None
+    """When this daemon last queried it to the end, whatever came of it."""
     has_answered: bool = False
     stale_after_s: float = DEFAULT_STALE_AFTER_S
     held: HeldAnswer | None = None
@@ -274,7 +276,9 @@ class State:
 
     def problems(self) -> tuple[str, ...]:
         """Return what needs a user or a restart, adapters that keep failing, and the last write's error."""
-        failures = map(str, self.adapter_failures.reported())
+        # A failing inventory source has a condition of its own.
+        reported = self.adapter_failures.reported()
+        failures = (str(each) for each in reported if each.adapter not in self.conditions)
         refusals = (
             f"{rollout}: a decision was refused: {refusal.problem}; see `rolloutctl audit verify`"
             for rollout, refusal in self.index.refusals.items()

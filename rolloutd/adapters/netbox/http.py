@@ -27,6 +27,9 @@ from rolloutd.ports import JSON
 MAX_RESPONSE_BYTES = 64 * 1024 * 1024
 """Limit of one page: 1,000 whole devices are 3 MB, config contexts can make them ten times larger."""
 
+READ_RETRIES = 1
+"""Further tries of a request that got no answer."""
+
 MAX_TOKEN_BYTES = 4096
 """Limit of a token file: a token has 57 characters."""
 
@@ -133,9 +136,12 @@ class NetboxSession:
             raise self.error("its answer is too long", "narrow `filter`") from None
         except requests.exceptions.ChunkedEncodingError:
             raise self.error("its answer was cut off", "check the server and any proxy before it") from None
+        except _Overdue:
+            problem = f"the refresh did not end within {self._limits.refresh_s:g} s"
+            raise self.error(problem, "check the server, or narrow `filter`") from None
         except (requests.exceptions.Timeout, requests.exceptions.ConnectionError) as error:
             if _is_silent(error):
-                problem = f"no answer within {self._limits.read_s:g} s"
+                problem = f"no answer in {1 + READ_RETRIES} tries of {self._limits.read_s:g} s"
                 raise self.error(problem, "check the server, and the scheme of `url`") from None
             raise self.error("it cannot be reached", "check `url`, the server and the network") from None
         except requests.exceptions.RequestException as error:
@@ -199,6 +205,10 @@ class _TooLong(requests.exceptions.RequestException):
     """An answer is longer than MAX_RESPONSE_BYTES."""
 
 
+class _Overdue(requests.exceptions.RequestException):
+    """The time limit of the whole refresh has passed."""
+
+
 class _GuardedAdapter(HTTPAdapter):
     """Sends to one origin, with time limits, and retries only what reads."""
 
@@ -206,7 +216,7 @@ class _GuardedAdapter(HTTPAdapter):
         retries = urllib3.Retry(
             total=3,
             connect=2,
-            read=1,
+            read=READ_RETRIES,
             redirect=0,
             status=3,
             backoff_factor=0.2,
@@ -240,7 +250,7 @@ class _GuardedAdapter(HTTPAdapter):
                 if len(body) > MAX_RESPONSE_BYTES:
                     raise _TooLong("too long")
         except urllib3.exceptions.ReadTimeoutError:
-            raise requests.exceptions.ReadTimeout("no answer") from None
+            raise requests.exceptions.ChunkedEncodingError("silent") from None
         except urllib3.exceptions.HTTPError:
             raise requests.exceptions.ChunkedEncodingError("cut off") from None
         finally:
@@ -250,7 +260,7 @@ class _GuardedAdapter(HTTPAdapter):
     def _remaining_s(self) -> float:
         remaining_s = self._deadline - time.monotonic()
         if remaining_s <= 0:
-            raise requests.exceptions.Timeout("the refresh took too long")
+            raise _Overdue("the refresh took too long")
         return remaining_s
 
 

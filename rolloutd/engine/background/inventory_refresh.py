@@ -24,7 +24,7 @@ from rolloutd.engine.background.inventory_sources import SourceReader
 from rolloutd.engine.state import CommitFunction, State
 from rolloutd.errors import Conflict, NotFound, Refused, StoreFailed
 from rolloutd.ports import JSON, Inventory, SourceRules
-from rolloutd.reason_text import describe_held_answer, describe_stale_source
+from rolloutd.reason_text import describe_failing_source, describe_held_answer, describe_stale_source
 from rolloutd.secret_variables import storable_variables
 
 log = logging.getLogger("rolloutd.engine.background.inventory_refresh")
@@ -251,6 +251,9 @@ class InventoryRefresher:
                 )
             elif status.freshness.is_stale(now):
                 self._state.conditions[key] = describe_stale_source(name, status.refreshed_at, status.error)
+            elif reader.is_failing:
+                since = status.failing_since or now
+                self._state.conditions[key] = describe_failing_source(name, since, status.error)
             else:
                 self._state.conditions.pop(key, None)
 

@@ -88,9 +88,11 @@ class SourceReader:
                 self.set_error(str(error) or f"no answer within {SOURCE_TIMEOUT_S:.0f} s")
                 self._state.record_try(f"inventory {self.name}", self.status.error)
                 self.is_failing = True
+                self.status.tried_at = self._state.now()
                 return
             self._state.record_try(f"inventory {self.name}")
             self.is_failing = False
+            self.status.tried_at = self._state.now()
             self._take(nodes)
 
     def set_error(self, error: str) -> None:

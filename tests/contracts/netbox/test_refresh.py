@@ -22,7 +22,7 @@ async def hang(_: web.Request) -> web.StreamResponse | None:
 
 
 FAULTS: dict[str, Answer] = {
-    "no answer within 0.5 s; check the server, and the scheme of `url`": hang,
+    "no answer in 2 tries of 0.5 s; check the server, and the scheme of `url`": hang,
     "it answers without JSON, as a login page does; check `url` and any proxy": answer_always(
         DEVICES, lambda: web.Response(text="<html>", content_type="text/html")
     ),

@@ -421,14 +421,27 @@ def test_refresh_waits_for_answers_of_sources(
     daemon: CannedDaemon, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = {"source": "ansible:hosts", "nodes": 0, "refreshed_at": None, "stale_after_s": 60.0}
-    state = {"stale": False, "error": None, "held": None}
+    state = {"stale": False, "error": None, "held": None, "tried_age_s": None}
     daemon.answer("POST", "inventory/refresh", {"sources": ["ansible:hosts"]})
     for age_s, expected in ((3600.0, "ansible:hosts: no answer in 0 s; its last one is shown\n"), (0.0, "")):
         monkeypatch.setattr("rolloutd.cli.inventory.REFRESH_WAIT_S", 60.0 if age_s == 0.0 else 0.0)
         daemon.answer(
             "GET", "inventory", {"nodes": [], "sources": [{**source, **state, "age_s": age_s}], "next": None}
         )
-        assert (run(capsys, "inventory", "--refresh")[2]) == expected
+        assert run(capsys, "inventory", "--refresh")[::2] == (int(age_s > 0), expected)
+
+
+def test_refresh_of_failing_source_exits_1(
+    daemon: CannedDaemon, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rolloutd.cli.inventory.REFRESH_WAIT_S", 60.0)
+    source = {"source": "netbox/a", "nodes": 1, "refreshed_at": None, "stale_after_s": 60.0, "stale": False}
+    state = {"error": "no route", "held": None, "age_s": 300.0, "tried_age_s": 0.0}
+    daemon.answer("POST", "inventory/refresh", {"sources": ["netbox/a"]})
+    daemon.answer("GET", "inventory", {"nodes": [], "sources": [{**source, **state}], "next": None})
+    status, _, errors = run(capsys, "inventory", "--refresh")
+    assert status == 1
+    assert "netbox/a: no route" in errors
 
 
 def test_watch_prints_again_after_a_change_only(daemon: CannedDaemon) -> None:

@@ -118,6 +118,21 @@ async def test_node_with_long_label_is_left_out(tmp_path: Path) -> None:
         assert "p1: label team has 254 characters" in inside.state.sources["hosts"].error
 
 
+async def test_failing_source_is_trouble_before_it_is_stale(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        source = Source("netbox", {"p1": {"team": "payments"}})
+        await reported(inside, source)
+        assert not inside.state.problems()
+        for _ in range(6):
+            inside.clock.advance(1.0)
+            await reported(inside, Source("netbox", None))
+        (problem,) = inside.state.problems()
+        assert problem.startswith("inventory netbox: it fails since 2027-01-15T08:00:0")
+        assert problem.endswith("its nodes stay as last known: netbox is silent")
+        await reported(inside, source)
+        assert not inside.state.problems()
+
+
 async def test_groups_of_all_sources_are_joined_and_outlive_the_daemon(tmp_path: Path) -> None:
     async with control_environment(tmp_path) as inside:
         one = Source("one", {"p1": {}, "p2": {}}, {"p1": ["web"], "p2": ["web"]})
