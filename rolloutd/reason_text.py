@@ -148,28 +148,6 @@ def describe_conflict(kind: str, about: str, values: Mapping[str, str]) -> str:
             return f"its machine id is also that of {reported}"
 
 
-def describe_held_answer(source: str, removed: int, known: int, moved: int) -> str:
-    """Return why an answer of an inventory source waits for a person."""
-    parts = [f"would remove {removed} of {pluralize(known, 'node')}"] if removed else []
-    parts += [f"would move {pluralize(moved, 'node')} in flight to another pool"] if moved else []
-    return (
-        f"inventory {source}: its answer is held, as it {' and '.join(parts)};"
-        f" accept it with rolloutctl inventory accept {shlex.quote(source)} --reason ..."
-    )
-
-
-def describe_stale_source(source: str, refreshed_at: float | None, error: str = "") -> str:
-    """Return that an inventory source has not answered for too long."""
-    last = "never answered" if refreshed_at is None else f"last answered at {format_rfc3339(refreshed_at)}"
-    return f"inventory {source}: it {last}, so no node of it starts{_detail(error)}"
-
-
-def describe_failing_source(source: str, since: float, error: str) -> str:
-    """Return that an inventory source does not answer, which keeps no node yet."""
-    effect = "its nodes stay as last known"
-    return f"inventory {source}: it fails since {format_rfc3339(since)}; {effect}{_detail(error)}"
-
-
 def _quarantined(node: str, params: Params) -> str:
     found = (describe_conflict(each["kind"], each["about"], each["values"]) for each in params["conflicts"])
     return f"{node} is quarantined: {'; '.join(found)}"
@@ -425,6 +403,7 @@ SENTENCES: Final[Mapping[ReasonCode, Callable[[str, Params], str]]] = {
         f"{node} cannot return to service yet: {p['detail']}{_tries(p)}"
     ),
     ReasonCode.NOT_PASSED_YET: lambda _, p: f"{p['step']} has not passed yet: {p['detail']}",
+    ReasonCode.AWAITING_API: lambda node, p: f"{node} waits for an answer: {p['detail']}",
     ReasonCode.INVENTORY_AWAITED: lambda node, p: (
         f"{node} waits for its passwords, which are not stored: {', '.join(p['sources'])} "
         "has not answered since the daemon started"
@@ -492,6 +471,7 @@ REMEDIES: Final[Mapping[RemedyKind, Callable[[Remedy], str]]] = {
     ),
     RemedyKind.WAIT_FOR_INVENTORY: lambda _: "the next answer of its inventory source",
     RemedyKind.WAIT_FOR_RUN: lambda _: "the end of a run on this machine",
+    RemedyKind.WAIT_FOR_API: lambda _: "a better answer; it is asked again",
     RemedyKind.WAIT_FOR_WORK: lambda _: "the end of that work",
     RemedyKind.WAIT_FOR_COMPLIANCE: lambda _: "the result of that check",
     RemedyKind.WAIT_FOR_PREPARATION: lambda _: "the end of its preparation",

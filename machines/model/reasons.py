@@ -96,6 +96,7 @@ class ReasonCode(StrEnum):
     NOT_ISOLATED_YET = "not-isolated-yet"
     NOT_RETURNED_YET = "not-returned-yet"
     NOT_PASSED_YET = "not-passed-yet"
+    AWAITING_API = "awaiting-api"
     INVENTORY_AWAITED = "inventory-awaited"
     RUNNER_FULL = "runner-full"
 
@@ -151,6 +152,7 @@ class RemedyKind(StrEnum):
     WAIT_FOR_INVENTORY = "wait-for-inventory"
     WAIT_FOR_RUN = "wait-for-run"
     WAIT_FOR_WORK = "wait-for-work"
+    WAIT_FOR_API = "wait-for-api"
 
 
 @dataclass(frozen=True, slots=True)

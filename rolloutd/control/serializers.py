@@ -353,14 +353,19 @@ def _in_flight_reason(
         runs = {"active": runner.active, "parallel": runner.parallel}
         end_of_run = Remedy(RemedyKind.WAIT_FOR_RUN)
         return Reason(ReasonCode.RUNNER_FULL, target.node, runs, runner.waiting[target.node], end_of_run)
+    params: dict[str, Param]
     isolation = Remedy(RemedyKind.WAIT_FOR_ISOLATION, until=live.isolation_deadline)
     if live.awaited_slot is not None:
         return replace(live.awaited_slot, remedy=isolation)
+    if live.api_problem:
+        params = {"detail": live.api_problem}
+        remedy = isolation if target.phase is Phase.ISOLATING else Remedy(RemedyKind.WAIT_FOR_API)
+        return Reason(ReasonCode.AWAITING_API, target.node, params, live.api_problem_since, remedy)
     if (waits := live.repeated_try) is not None:
-        params: dict[str, Param] = {"detail": waits.text, "tries": waits.tries}
+        params = {"detail": waits.text, "tries": waits.tries}
         code = ReasonCode.NOT_RETURNED_YET if waits.is_return else ReasonCode.NOT_ISOLATED_YET
-        remedy = isolation if target.phase is Phase.ISOLATING and not waits.is_return else None
-        return Reason(code, target.node, params, waits.since, remedy)
+        deadline = isolation if target.phase is Phase.ISOLATING and not waits.is_return else None
+        return Reason(code, target.node, params, waits.since, deadline)
     if live.failing_check:
         checks = {"step": live.step, "detail": live.failing_check}
         remedy = Remedy(RemedyKind.WAIT_FOR_CHECK, until=live.failing_check_until)

@@ -92,6 +92,9 @@ class StepProgress:
     failing_check: str = ""
     """The result of a failing check; the driver repeats the check until `failing_check_until`."""
     failing_check_until: float = 0.0
+    api_problem: str = ""
+    """What the API of an adapter answers within the current call, which asks again."""
+    api_problem_since: float = 0.0
     awaited_sources: tuple[str, ...] = ()
     """Inventory sources whose first answer the node waits for, because its secrets are not stored."""
 

@@ -78,6 +78,8 @@ from rolloutd.ports.steps import (
     SupportsHoldRelease,
     SupportsProgressReports,
     Unknown,
+    report_wait,
+    reported_waits,
 )
 from rolloutd.ports.store import (
     AuditEntry,
@@ -176,6 +178,8 @@ __all__ = [
     "marked_as",
     "plain_value",
     "plain_variables",
+    "report_wait",
+    "reported_waits",
     "require_readable",
     "staged_artifact",
     "staged_directory",

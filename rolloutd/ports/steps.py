@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol, runtime_checkable
@@ -95,6 +97,25 @@ class Unknown:
     """The result of the step is unknown (a lost response, a lost process)."""
 
     text: str
+
+
+_on_wait: ContextVar[Callable[[str], None]] = ContextVar("on_wait", default=lambda _: None)
+
+
+def report_wait(text: str) -> None:
+    """Say what a step waits for within its call, such as an API that is too busy; empty when it goes on."""
+    _on_wait.get()(text)
+
+
+@contextmanager
+def reported_waits(on_wait: Callable[[str], None]) -> Iterator[None]:
+    """Call `on_wait` for each wait of the body, also in tasks that it starts, and with "" at its end."""
+    token = _on_wait.set(on_wait)
+    try:
+        yield
+    finally:
+        _on_wait.reset(token)
+        on_wait("")
 
 
 StepResult = Ok | Failed | Busy | Unknown

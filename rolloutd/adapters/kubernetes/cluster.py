@@ -30,7 +30,7 @@ from rolloutd.adapters.kubernetes.api_errors import (
     parse_error,
     require_text,
 )
-from rolloutd.ports import JSON
+from rolloutd.ports import JSON, report_wait
 from rolloutd.text import join_limited
 
 if TYPE_CHECKING:
@@ -172,8 +172,12 @@ class Cluster:
         for attempt in range(1, tries + 1):
             api = await self._client()
             try:
-                return await self._request(method, path, query, body, content_type)
+                answer = await self._request(method, path, query, body, content_type)
+                report_wait("")
+                return answer
             except ApiError as error:
+                if error.is_flow_control:
+                    report_wait(f"cluster {self.name} returned {error}")
                 if attempt == tries:
                     raise
                 # This request or a concurrent one has found renewed credentials, as of a short-lived token.
@@ -363,6 +367,8 @@ async def retry_transient(operation: Callable[[], Awaitable[T]], *, timeout_s: f
             is_transient = isinstance(error, ClusterUnreachable) or error.is_retryable
             if not is_transient or asyncio.get_running_loop().time() >= deadline:
                 raise
+            if isinstance(error, ClusterUnreachable):
+                report_wait(str(error))
         await asyncio.sleep(backoff.next_s())
 
 

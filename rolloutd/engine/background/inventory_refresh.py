@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
@@ -17,6 +18,7 @@ from machines.facts.apply import rollout_of
 from machines.model.events import Event, IdentityPinned, InventoryAccepted, NodesDiscovered, NodesRemoved
 from machines.model.node import Node, NodeKind
 from machines.model.rollout import Actor
+from machines.model.timefmt import format_rfc3339
 from machines.scheduler.membership import membership_events
 from rolloutd.engine.background.inventory_conflicts import SourceReports, reconcile
 from rolloutd.engine.background.inventory_merge import MergedInventory, merge_inventories
@@ -24,8 +26,8 @@ from rolloutd.engine.background.inventory_sources import SourceReader
 from rolloutd.engine.state import CommitFunction, State
 from rolloutd.errors import Conflict, NotFound, Refused, StoreFailed
 from rolloutd.ports import JSON, Inventory, SourceRules
-from rolloutd.reason_text import describe_failing_source, describe_held_answer, describe_stale_source
 from rolloutd.secret_variables import storable_variables
+from rolloutd.text import pluralize
 
 log = logging.getLogger("rolloutd.engine.background.inventory_refresh")
 
@@ -246,14 +248,14 @@ class InventoryRefresher:
             status, key = reader.status, f"inventory {name}"
             if status.held is not None:
                 held = status.held
-                self._state.conditions[key] = describe_held_answer(
+                self._state.conditions[key] = _describe_held_answer(
                     name, len(held.removed), held.known, len(held.moved)
                 )
             elif status.freshness.is_stale(now):
-                self._state.conditions[key] = describe_stale_source(name, status.refreshed_at, status.error)
+                self._state.conditions[key] = _describe_stale_source(name, status.refreshed_at, status.error)
             elif reader.is_failing:
                 since = status.failing_since or now
-                self._state.conditions[key] = describe_failing_source(name, since, status.error)
+                self._state.conditions[key] = _describe_failing_source(name, since, status.error)
             else:
                 self._state.conditions.pop(key, None)
 
@@ -273,3 +275,25 @@ class InventoryRefresher:
 
 def _has_left_cluster(known: Node | None, node: Node) -> bool:
     return known is not None and known.kind is NodeKind.KUBERNETES and node.kind is not NodeKind.KUBERNETES
+
+
+def _describe_held_answer(source: str, removed: int, known: int, moved: int) -> str:
+    """Return why an answer of an inventory source waits for a person."""
+    parts = [f"would remove {removed} of {pluralize(known, 'node')}"] if removed else []
+    parts += [f"would move {pluralize(moved, 'node')} in flight to another pool"] if moved else []
+    return (
+        f"inventory {source}: its answer is held, as it {' and '.join(parts)};"
+        f" accept it with rolloutctl inventory accept {shlex.quote(source)} --reason ..."
+    )
+
+
+def _describe_stale_source(source: str, refreshed_at: float | None, error: str = "") -> str:
+    """Return that an inventory source has not answered for too long."""
+    last = "never answered" if refreshed_at is None else f"last answered at {format_rfc3339(refreshed_at)}"
+    return f"inventory {source}: it {last}, so no node of it starts{error and f': {error}'}"
+
+
+def _describe_failing_source(source: str, since: float, error: str) -> str:
+    """Return that an inventory source does not answer, which keeps no node yet."""
+    text = f"inventory {source}: it fails since {format_rfc3339(since)}; its nodes stay as last known"
+    return f"{text}: {error}"

@@ -27,6 +27,7 @@ from rolloutd.ports import (
     StepContext,
     TrafficProbe,
     Unknown,
+    reported_waits,
 )
 
 T = TypeVar("T")
@@ -102,7 +103,14 @@ class NodeSession:
 
     async def capture_errors(self, awaitable: Awaitable[T]) -> T | Failed | Unknown:
         """Await an action and return each error as an outcome; raises only StoreFailed."""
-        return await capture_errors(self.subject, awaitable)
+        with reported_waits(self._show_wait):
+            return await capture_errors(self.subject, awaitable)
+
+    def _show_wait(self, text: str) -> None:
+        progress = self.progress
+        if text and not progress.api_problem:
+            progress.api_problem_since = self.state.now()
+        progress.api_problem = text
 
     async def step_context(
         self,

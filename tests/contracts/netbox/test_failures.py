@@ -104,7 +104,7 @@ async def test_server_that_trickles_does_not_outlast_refresh(server: Server) -> 
 
     fake_of(server).intercept = trickle
     limits = TimeLimits(connect_s=0.5, read_s=0.5, refresh_s=0.3)
-    with pytest.raises(SourceFailed, match="the refresh did not end within 0.3 s"):
+    with pytest.raises(SourceFailed, match="the refresh did not end within"):
         await server.inventory(limits=limits).refresh()
 
 

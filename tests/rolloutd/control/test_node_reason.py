@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
+
+import pytest
 
 from machines.facts.fleet_facts import IsolationProgress
 from machines.model.node import NodeHealth, Observation
 from machines.scheduler.decide import decide
-from machines.states import Trigger
+from machines.states import Phase, Trigger
 from machines.workflow.records import RepeatedTry
 from rolloutd.control.serializers import node_reason
+from rolloutd.engine.drivers.node_session import AdapterSet, NodeSession
 from rolloutd.engine.state import StepProgress
-from rolloutd.ports import RunnerStatus
+from rolloutd.ports import RunnerStatus, report_wait
 from rolloutd.reason_text import describe, lifted_by
+from tests.contracts.fakes.runner import FakeRunner
+from tests.contracts.fakes.sources import find_source
 from tests.machines.builders import T0, admit, index_of, nodes_of, submit, transition
+from tests.rolloutd.control_environment import control_environment
 
 HELD = "payments/api-7d9 is held by budget payments/api: needs 3 healthy, has 3"
 WAITS = RepeatedTry(is_return=False, since=T0, tries=1, text=HELD)
@@ -38,6 +45,39 @@ def test_a_node_at_work_says_what_it_waits_for_and_what_ends_that() -> None:
     )
     assert maintaining is not None
     assert lifted_by(maintaining) == ""
+
+
+@pytest.mark.parametrize("phase", [Phase.ISOLATING, Phase.VERIFYING])
+def test_node_whose_api_is_too_busy_names_it(phase: Phase) -> None:
+    index = index_of(nodes_of({"a": ["n1"]}))
+    submit(index)
+    admit(index, "n1")
+    for trigger in (Trigger.ISOLATED, Trigger.MAINTAINED) if phase is Phase.VERIFYING else ():
+        transition(index, "n1", trigger)
+    live = StepProgress(api_problem="cluster ams returned 429 TooManyRequests", api_problem_since=T0)
+    reason = node_reason(index, index.target("R", "n1"), None, live, RunnerStatus(), T0 + 1.0)
+    assert reason is not None
+    assert describe(reason) == "n1 waits for an answer: cluster ams returned 429 TooManyRequests"
+    assert lifted_by(reason)
+
+
+async def test_wait_within_a_call_is_shown_while_it_lasts(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        rollout = await inside.start()
+        await inside.transition(rollout, "p1", Trigger.ADMITTED)
+        session = NodeSession(
+            inside.state, AdapterSet(FakeRunner(inside.run_host), {}, {}, find_source), rollout, "p1"
+        )
+        shown: list[str] = []
+
+        async def ask() -> None:
+            report_wait("cluster ams returned 429")
+            node = await inside.request("nora", "get", f"/v1/rollouts/{rollout}/nodes/p1")
+            shown.append(node["reason"]["text"])
+
+        await session.capture_errors(ask())
+        assert shown == ["p1 waits for an answer: cluster ams returned 429"]
+        assert session.progress.api_problem == ""
 
 
 def test_moment_that_has_passed_is_not_shown() -> None:

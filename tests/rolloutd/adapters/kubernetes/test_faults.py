@@ -32,7 +32,7 @@ from rolloutd.adapters.kubernetes.nodes import ISOLATED_BY_ANNOTATION
 from rolloutd.adapters.kubernetes.pods import EvictionPolicy, Pod
 from rolloutd.adapters.timers import SystemClock
 from rolloutd.errors import SourceFailed
-from rolloutd.ports import Busy, Ok
+from rolloutd.ports import Busy, Ok, reported_waits
 from tests.contracts.kubernetes.steps import step_context
 from tests.support.fake_kubernetes import FakeKubernetes
 from tests.support.fake_kubernetes.errors import ApiRefusal
@@ -130,6 +130,16 @@ async def test_flow_control_is_waited_out(fake: FakeKubernetes, cluster: Cluster
     add_node(fake, "n1")
     fake.server.throttled = 1
     assert (await cluster.get("/api/v1/nodes/n1"))["metadata"]["name"] == "n1"
+
+
+async def test_flow_control_is_reported_while_it_lasts(fake: FakeKubernetes, cluster: Cluster) -> None:
+    add_node(fake, "n1")
+    fake.server.throttled = 1
+    waits: list[str] = []
+    with reported_waits(waits.append):
+        await cluster.get("/api/v1/nodes/n1")
+    assert waits[0].startswith(f"cluster {cluster.name} returned 429")
+    assert waits[-1] == ""
 
 
 async def test_flow_control_is_no_budget(fake: FakeKubernetes, cluster: Cluster) -> None:
