@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from machines.facts.fleet_facts import FactsSnapshot
 from machines.facts.projection import Projection
-from machines.model.decision import Decision
+from machines.model.decision import Admit, Decision, Observe
 from machines.model.events import GateOpened, PhaseMoved, RolloutOpened
 from machines.model.limits import Limits, PoolRule
 from machines.model.node import Node, NodeHealth, Observation
@@ -97,7 +97,7 @@ def submit(index: Projection, rollout: str, wanted: Plan) -> None:
 
 def apply_decision(index: Projection, queue: SchedulingQueue, now: float) -> int:
     """Admit what may start; return how many did."""
-    starts = advance_and_decide(index, queue, now).admissions
+    starts = advance_and_decide(index, queue, now).of(Admit)
     for start in starts:
         move(index, index.target(start.rollout, start.node), Trigger.ADMITTED, now)
     return len(starts)
@@ -142,8 +142,8 @@ def decision_times(nodes: int, pools: int, plans: int) -> tuple[Projection, list
         began = perf_counter()
         decision = advance_and_decide(index, queue, now)
         times.append((perf_counter() - began) * 1000)
-        for node in decision.nodes_to_observe:
-            index.record_observations([Observation(node, NodeHealth.UP, now)], now)
+        for wanted in decision.of(Observe):
+            index.record_observations([Observation(wanted.node, NodeHealth.UP, now)], now)
         apply_decision(index, queue, now)
     return index, times
 

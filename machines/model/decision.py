@@ -1,4 +1,4 @@
-"""Decisions of the scheduler, as values.
+"""Decisions of the scheduler, as values: a list of commands, and why the rest waits.
 
 The daemon may be killed while it carries out a decision: the next decision contains what is left.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from machines.model.plan import GateName
 from machines.model.reasons import Reason
@@ -83,6 +83,61 @@ class OpenGate:
     wave: str
 
 
+@dataclass(frozen=True, slots=True)
+class EndRollout:
+    rollout: str
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentPilot:
+    """Attach the evidence of this rollout's pilot, which is done."""
+
+    rollout: str
+
+
+@dataclass(frozen=True, slots=True)
+class Observe:
+    """Observe this node: its last observation is too old to admit a node of its pools."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class EndHold:
+    """Release this hold, because its time is over."""
+
+    hold: Hold
+
+
+@dataclass(frozen=True, slots=True)
+class EndFreeze:
+    """Lift this freeze, because its time is over."""
+
+    freeze: Freeze
+
+
+Command = (
+    Admit
+    | CheckIfCurrent
+    | Prepare
+    | Requeue
+    | RollBack
+    | DryRun
+    | ProbeTraffic
+    | AbortIsolation
+    | DeferMaintenance
+    | OpenGate
+    | SkipQuarantined
+    | EndRollout
+    | DocumentPilot
+    | Observe
+    | EndHold
+    | EndFreeze
+    | RestartSoak
+)
+C = TypeVar("C")
+
+
 class QueueGroup(NamedTuple):
     """What the pending nodes of a group share."""
 
@@ -104,32 +159,19 @@ class BackOff:
 class Decision:
     """What to do now, and why everything else waits.
 
-    `pilots_to_document`: rollouts whose pilot is done and whose evidence must be attached.
-    `nodes_to_observe`: peers whose observation is too old to admit a node of their pool.  `reasons` are keyed
-    by rollout id, `rollout/wave`, pool id, or `rollout|pool`.  `wake_at`: when time alone may next change the
-    decision (epoch seconds).  `backoffs`: the queue groups of which no node can start, whatever else starts.
+    Commands of one kind are in the order in which they are carried out.  `backoffs`: the queue groups of
+    which no node can start, whatever else starts.  `reasons` are keyed by rollout id, `rollout/wave`, pool
+    id, or `rollout|pool`.  `wake_at`: when time alone may next change the decision (epoch seconds).
     """
 
-    admissions: tuple[Admit, ...] = ()
-    current_checks: tuple[CheckIfCurrent, ...] = ()
-    preparations: tuple[Prepare, ...] = ()
-    requeued: tuple[Requeue, ...] = ()
-    rollbacks: tuple[RollBack, ...] = ()
-    dry_runs: tuple[DryRun, ...] = ()
-    traffic_probes: tuple[ProbeTraffic, ...] = ()
-    isolation_aborts: tuple[AbortIsolation, ...] = ()
-    deferrals: tuple[DeferMaintenance, ...] = ()
-    gate_openings: tuple[OpenGate, ...] = ()
-    quarantine_skips: tuple[SkipQuarantined, ...] = ()
-    ended_rollouts: tuple[str, ...] = ()
-    pilots_to_document: tuple[str, ...] = ()
-    nodes_to_observe: tuple[str, ...] = ()
-    expired_holds: tuple[Hold, ...] = ()
-    expired_freezes: tuple[Freeze, ...] = ()
-    soak_restarts: tuple[RestartSoak, ...] = ()
+    commands: tuple[Command, ...] = ()
     backoffs: tuple[BackOff, ...] = ()
     reasons: Mapping[str, Reason] = field(default_factory=dict)
     wake_at: float | None = None
+
+    def of(self, kind: type[C]) -> tuple[C, ...]:
+        """Return the commands of one kind."""
+        return tuple(command for command in self.commands if isinstance(command, kind))
 
 
 @dataclass(frozen=True, slots=True)

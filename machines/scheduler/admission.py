@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush, nsmallest
 from typing import Final
 
@@ -20,27 +20,20 @@ from machines.facts.index import Index
 from machines.facts.pending_groups import QueuePosition
 from machines.model import traffic
 from machines.model.decision import (
-    AbortIsolation,
     Admit,
     BackOff,
     CheckIfCurrent,
+    Command,
     Decision,
-    DeferMaintenance,
     DryRun,
-    OpenGate,
-    Prepare,
+    Observe,
     ProbeTraffic,
     QueueGroup,
-    Requeue,
-    RestartSoak,
-    RollBack,
-    SkipQuarantined,
 )
 from machines.model.node import natural_sort_key
 from machines.model.plan import WaveDef
 from machines.model.reasons import Reason
-from machines.model.rollout import Hold, Rollout, Target
-from machines.model.windows import Freeze
+from machines.model.rollout import Rollout, Target
 from machines.rules import pools, start_blockers
 from machines.scheduler.queue import SchedulingQueue
 
@@ -85,42 +78,34 @@ class DecisionBuilder:
     dry_reason: Reason | None = None
     queue: SchedulingQueue | None = None
     capacity: pools.Capacity = field(default_factory=pools.Capacity)
-    admissions: list[Admit] = field(default_factory=list)
-    current_checks: list[CheckIfCurrent] = field(default_factory=list)
-    preparations: list[Prepare] = field(default_factory=list)
-    requeued: list[Requeue] = field(default_factory=list)
-    rollbacks: list[RollBack] = field(default_factory=list)
-    dry_runs: list[DryRun] = field(default_factory=list)
-    traffic_probes: list[ProbeTraffic] = field(default_factory=list)
-    probes_by_pool: PoolRequests = field(default_factory=lambda: PoolRequests(traffic.PROBE_AHEAD))
-    isolation_aborts: list[AbortIsolation] = field(default_factory=list)
-    deferrals: list[DeferMaintenance] = field(default_factory=list)
-    gate_openings: list[OpenGate] = field(default_factory=list)
-    quarantine_skips: list[SkipQuarantined] = field(default_factory=list)
-    ended_rollouts: list[str] = field(default_factory=list)
-    pilots_to_document: list[str] = field(default_factory=list)
+    commands: list[Command] = field(default_factory=list)
     nodes_to_observe: dict[str, None] = field(default_factory=dict)
-    expired_holds: list[Hold] = field(default_factory=list)
-    expired_freezes: list[Freeze] = field(default_factory=list)
-    soak_restarts: list[RestartSoak] = field(default_factory=list)
     backoffs: list[BackOff] = field(default_factory=list)
+    probes_by_pool: PoolRequests = field(default_factory=lambda: PoolRequests(traffic.PROBE_AHEAD))
     unobserved_by_pool: dict[str, bool] = field(default_factory=dict)
     reasons: dict[str, Reason] = field(default_factory=dict)
     wake_at: float = math.inf
+    _counts: Counter[type[Command]] = field(default_factory=Counter)
+
+    def add(self, command: Command) -> None:
+        self.commands.append(command)
+        self._counts[type(command)] += 1
+
+    def count(self, kind: type[Command]) -> int:
+        """Return how many commands of a kind the decision has so far."""
+        return self._counts[kind]
 
     def wake_by(self, at: float) -> None:
         """Have the next decision made at this instant (epoch seconds) at the latest."""
         self.wake_at = min(self.wake_at, at)
 
     def build(self) -> Decision:
-        """Return the decision: its tuples are the lists of the same names."""
-        found = {name: tuple(getattr(self, name)) for name in _COLLECTED}
         return Decision(
-            **found, reasons=self.reasons, wake_at=None if math.isinf(self.wake_at) else self.wake_at
+            (*self.commands, *map(Observe, self.nodes_to_observe)),
+            tuple(self.backoffs),
+            self.reasons,
+            None if math.isinf(self.wake_at) else self.wake_at,
         )
-
-
-_COLLECTED: Final = [each.name for each in fields(Decision) if each.name not in ("reasons", "wake_at")]
 
 
 def admit_wave(index: Index, rollout: Rollout, wave: WaveDef, now: float, builder: DecisionBuilder) -> None:
@@ -249,7 +234,7 @@ class _WaveAdmission:
             blocked = pools.pool_without_slot(self.index, target, capacity)
             if blocked is None and self._remaining_capacity():
                 capacity.reserve(self.index, target)
-                self.builder.admissions.append(Admit(target.rollout, target.node))
+                self.builder.add(Admit(target.rollout, target.node))
 
     def _admit(self, target: Target) -> bool:
         """Admit a node that no rule blocks, unless another node of its pools should go first."""
@@ -262,7 +247,7 @@ class _WaveAdmission:
             is_next_eligible = self._request_dry_run(target)
             if is_next_eligible is not None:
                 return is_next_eligible
-        builder.admissions.append(Admit(target.rollout, target.node))
+        builder.add(Admit(target.rollout, target.node))
         builder.capacity.reserve(self.index, target)
         return True
 
@@ -272,9 +257,9 @@ class _WaveAdmission:
         blocker = start_blockers.node_blocker(index, self.rollout, target, self.now)
         if blocker is None:
             cursor.stays_active = True
-            if builder.dry_reason is not None or len(builder.current_checks) >= MAX_CURRENT_CHECKS:
+            if builder.dry_reason is not None or builder.count(CheckIfCurrent) >= MAX_CURRENT_CHECKS:
                 return False
-            builder.current_checks.append(CheckIfCurrent(target.rollout, target.node))
+            builder.add(CheckIfCurrent(target.rollout, target.node))
         elif blocker.code in start_blockers.NEEDS_OBSERVATION:
             cursor.stays_active |= request_observations(index, (target.node,), builder)
         else:
@@ -288,14 +273,14 @@ class _WaveAdmission:
         has_competitors = any(self.index.pending_groups.has_competitors(pool) for pool in pool_ids)
         ahead = dry_runs.DRY_RUN_AHEAD * self._remaining_capacity()
         # Later nodes wait for these answers: more dry runs would only find out more than can start.
-        if self.dry_runs_by_pool.is_exhausted(pool_ids) or len(self.builder.dry_runs) >= ahead:
+        if self.dry_runs_by_pool.is_exhausted(pool_ids) or self.builder.count(DryRun) >= ahead:
             return False
         # Without a competitor too: a node that can never be isolated must take no slot of the fleet.
         if result is None or (has_competitors and result.succeeds is False):
             self.dry_runs_by_pool.add(pool_ids, undecided=result is None)
             self.deferred.append(target)
             if result is None:
-                self.builder.dry_runs.append(DryRun(target.rollout, target.node))
+                self.builder.add(DryRun(target.rollout, target.node))
                 self.builder.wake_by(self.now + dry_runs.RESULT_MAX_AGE_S)
             return True
         return False if self.dry_runs_by_pool.is_undecided(pool_ids) else None
@@ -328,7 +313,7 @@ class _WaveAdmission:
             return yields
         self.probe_count += 1
         builder.probes_by_pool.add(pool_ids, undecided=not yields)
-        builder.traffic_probes.append(ProbeTraffic(target.rollout, target.node))
+        builder.add(ProbeTraffic(target.rollout, target.node))
         builder.wake_by(self.now + self.rollout.plan.poll_s)
         return True
 

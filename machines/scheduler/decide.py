@@ -16,9 +16,12 @@ from machines.model import traffic
 from machines.model.decision import (
     Admit,
     Decision,
+    DocumentPilot,
+    EndRollout,
     OpenGate,
     ProbeTraffic,
     Requeue,
+    RollBack,
     SkipQuarantined,
 )
 from machines.model.node import natural_sort_key
@@ -48,7 +51,7 @@ def decide(index: Index, now: float, queue: SchedulingQueue | None = None) -> De
     # Before all admissions, so that taking back a bad change does not wait behind making new ones.
     for rollout in index.rollouts.values():
         rollbacks.admit_rollbacks(index, rollout, now, builder)
-    rolling_back = {each.rollout for each in builder.rollbacks}
+    rolling_back = {each.rollout for each in builder.commands if isinstance(each, RollBack)}
     for rollout in index.rollouts.values():
         # Stages that run are followed to their end, and a cancelled rollout removes what it brought.
         if rollout.closed:
@@ -63,7 +66,7 @@ def decide(index: Index, now: float, queue: SchedulingQueue | None = None) -> De
         expiry.collect_soak_restarts(index, rollout, now, builder)
         _collect_gate_openings(index, rollout, now, builder)
         if gates.needs_pilot_evidence(index, rollout):
-            builder.pilots_to_document.append(rollout.id)
+            builder.add(DocumentPilot(rollout.id))
         _requeue_drifted(index, rollout, builder)
         preparing.collect_preparations(index, rollout, now, builder)
         if index.all_done(rollout.id) and rollbacks_reason(index, rollout) is None:
@@ -206,7 +209,7 @@ def _end_rollout(index: Index, rollout: Rollout, now: float, builder: DecisionBu
     soaks = (waves.soak_ends_at(index, rollout, spec) for spec in rollout.plan.waves if spec.soak_s)
     until = max(soaks, default=now)
     if now >= until:
-        builder.ended_rollouts.append(rollout.id)
+        builder.add(EndRollout(rollout.id))
     else:
         builder.wake_by(until)
 
@@ -218,8 +221,8 @@ def _requeue_drifted(index: Index, rollout: Rollout, builder: DecisionBuilder) -
         rollbacks = due_rollbacks(index, rollout)
         # Beyond the limit too: people decide about those, and a rollback of a pending node is refused.
         due = {target.node for target in (*rollbacks.targets, *rollbacks.beyond_limit)}
-        drifted = sorted(index.counters(rollout.id).drifted - due, key=natural_sort_key)
-        builder.requeued += (Requeue(rollout.id, node) for node in drifted)
+        for node in sorted(index.counters(rollout.id).drifted - due, key=natural_sort_key):
+            builder.add(Requeue(rollout.id, node))
 
 
 def _collect_gate_openings(index: Index, rollout: Rollout, now: float, builder: DecisionBuilder) -> None:
@@ -227,7 +230,7 @@ def _collect_gate_openings(index: Index, rollout: Rollout, now: float, builder: 
         is_new = not was_opened(rollout, gate, wave)
         if is_new and gates.gate_view(index, rollout, gate, wave, now).state == "open":
             # Recorded: from then on votes do not expire, and each later node needs its own team's vote.
-            builder.gate_openings.append(OpenGate(rollout.id, gate, wave))
+            builder.add(OpenGate(rollout.id, gate, wave))
 
 
 def _admit_rollout(index: Index, rollout: Rollout, now: float, builder: DecisionBuilder) -> None:
@@ -272,7 +275,7 @@ def _skip_quarantined(
         if target.isolated:
             continue  # people decide whether it returns to service
         if now >= reason.since + QUARANTINE_SKIP_S:
-            builder.quarantine_skips.append(SkipQuarantined(rollout.id, target.node))
+            builder.add(SkipQuarantined(rollout.id, target.node))
         else:
             builder.wake_by(reason.since + QUARANTINE_SKIP_S)
 
@@ -293,12 +296,12 @@ def _queued_reason(index: Index, target: Target, decision: Decision, now: float)
     if target.is_checked_first:
         remedy = Remedy(RemedyKind.WAIT_FOR_COMPLIANCE)
         return Reason(ReasonCode.CHECKING_COMPLIANCE, target.node, since=target.since, remedy=remedy)
-    if Admit(target.rollout, target.node) in decision.admissions:
+    if Admit(target.rollout, target.node) in decision.commands:
         return Reason(ReasonCode.STARTING, target.node, since=now)
-    if ProbeTraffic(target.rollout, target.node) in decision.traffic_probes:
+    if ProbeTraffic(target.rollout, target.node) in decision.commands:
         return traffic.probe_pending_reason(target)
     own_pools = {pool.id for pool in index.pools_for(target.rollout, target.node)}
-    for start in decision.admissions:
+    for start in decision.of(Admit):
         shares_pool = any(pool.id in own_pools for pool in index.pools_for(start.rollout, start.node))
         if shares_pool or start.node == target.node:
             remedy = Remedy(RemedyKind.WAIT_FOR_NODE, {"node": start.node})

@@ -7,16 +7,13 @@ at once, whether its end is recorded or not.
 from __future__ import annotations
 
 from machines.facts.index import Index
-from machines.model.decision import RestartSoak
+from machines.model.decision import EndFreeze, EndHold, RestartSoak
 from machines.model.events import DeadlineExtended, FreezeLifted, HoldReleased
 from machines.model.rollout import DAEMON, Hold, Rollout
 from machines.model.windows import Freeze
 from machines.rules import start_blockers
 from machines.scheduler.admission import DecisionBuilder
 from machines.states import Phase
-
-TIME_IS_OVER = "its time is over"
-"""The reason in the event of a hold or freeze that ended by time."""
 
 
 def collect_expired(index: Index, now: float, builder: DecisionBuilder) -> None:
@@ -31,24 +28,24 @@ def collect_expired(index: Index, now: float, builder: DecisionBuilder) -> None:
         if now < hold.until:
             builder.wake_by(hold.until)
         else:
-            builder.expired_holds.append(hold)
+            builder.add(EndHold(hold))
     for freeze in index.freezes:
         if freeze.until is None or start_blockers.mismatch_blocker(index, "all"):
             continue
         if freeze.is_active(now):
             builder.wake_by(freeze.until)
         else:
-            builder.expired_freezes.append(freeze)
+            builder.add(EndFreeze(freeze))
 
 
-def end_hold(hold: Hold, now: float) -> HoldReleased:
+def end_hold(hold: Hold, now: float, text: str) -> HoldReleased:
     """Return the event of a hold whose time is over."""
-    return HoldReleased(hold.node, hold.source, hold.id, DAEMON, now, TIME_IS_OVER)
+    return HoldReleased(hold.node, hold.source, hold.id, DAEMON, now, text)
 
 
-def end_freeze(freeze: Freeze, now: float) -> FreezeLifted:
+def end_freeze(freeze: Freeze, now: float, text: str) -> FreezeLifted:
     """Return the event of a freeze whose time is over."""
-    return FreezeLifted(freeze.id, DAEMON, now, freeze.scope, TIME_IS_OVER)
+    return FreezeLifted(freeze.id, DAEMON, now, freeze.scope, text)
 
 
 def extend_deadlines(index: Index, silent_since: float, now: float) -> list[DeadlineExtended]:
@@ -71,8 +68,6 @@ def collect_soak_restarts(index: Index, rollout: Rollout, now: float, builder: D
     for spec in rollout.plan.waves:
         end = index.wave_end(rollout.id, spec.name)
         if spec.soak_s and end is not None and end > now and index.is_wave_over(rollout.id, spec.name):
-            builder.soak_restarts += [
-                RestartSoak(target.rollout, target.node)
-                for target in index.targets(rollout.id)
-                if target.wave == spec.name and target.phase is Phase.DONE and target.since > now
-            ]
+            for target in index.targets(rollout.id):
+                if target.wave == spec.name and target.phase is Phase.DONE and target.since > now:
+                    builder.add(RestartSoak(target.rollout, target.node))

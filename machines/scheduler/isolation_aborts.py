@@ -42,8 +42,9 @@ def collect(index: Index, now: float, builder: DecisionBuilder) -> None:
         if hold_reason is not None and _is_abortable(index, target):
             key = (target.rollout, target.node)
             aborts.setdefault(key, AbortIsolation(*key, hold_reason))
-    builder.isolation_aborts += aborts.values()
-    builder.deferrals += deferrals.values()
+    commands: list[AbortIsolation | DeferMaintenance] = [*aborts.values(), *deferrals.values()]
+    for command in commands:
+        builder.add(command)
 
 
 def _hold_reason(index: Index, target: Target) -> Reason | None:

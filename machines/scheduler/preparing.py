@@ -36,7 +36,7 @@ def collect_preparations(index: Index, rollout: Rollout, now: float, builder: De
     if known is None:
         return
     for node, name in sorted(known.active):  # after a restart nothing follows them
-        builder.preparations.append(Prepare(rollout.id, node, name, known.rows[node, name].attempt))
+        builder.add(Prepare(rollout.id, node, name, known.rows[node, name].attempt))
     if builder.dry_reason is not None or index.disk_shortage is not None:
         return
     if rollout.cancelled is not None:
@@ -189,7 +189,5 @@ class _StageCollector:
         if row is not None and row.state is PreparationState.FAILED and row.at <= self.now < row.not_before:
             self.builder.wake_by(row.not_before)
             return False
-        self.builder.preparations.append(
-            Prepare(self.rollout.id, node, stage, 1 if row is None else row.attempt + 1)
-        )
+        self.builder.add(Prepare(self.rollout.id, node, stage, 1 if row is None else row.attempt + 1))
         return True

@@ -27,7 +27,7 @@ def admit_rollbacks(index: Index, rollout: Rollout, now: float, builder: Decisio
     for target in due.targets:
         if not _may_begin(index, rollout, target, now, builder):
             continue
-        builder.rollbacks.append(RollBack(rollout.id, target.node, None if target.order else reason))
+        builder.add(RollBack(rollout.id, target.node, None if target.order else reason))
         capacity.reserve(index, target)
         if not start_blockers.remaining_capacity(index, rollout, None, capacity):
             return
@@ -97,7 +97,7 @@ def _awaits_idle(
         return False
     due_at = now if result is None else start_blockers.reprobe_at(index, target, result)
     if result is None or not result.at <= now < due_at:
-        builder.traffic_probes.append(ProbeTraffic(target.rollout, target.node))
+        builder.add(ProbeTraffic(target.rollout, target.node))
         due_at = now + rollout.plan.poll_s
     builder.wake_by(due_at)
     return True

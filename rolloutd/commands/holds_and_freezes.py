@@ -25,6 +25,7 @@ from rolloutd.commands.rollout_commands import (
     require_member,
     unknown_node,
 )
+from rolloutd.decision_text import TIME_IS_OVER
 from rolloutd.engine.state import State
 from rolloutd.errors import DeadlineInPast, NotAllowed, NotFound, Refused
 from rolloutd.reason_text import describe
@@ -78,7 +79,7 @@ def hold(
             _require_hold_owner(who, existing, "hold again")
             renewed = replace(existing, until=until, reason=reason)
             return renewed, () if renewed == existing else (HoldTaken(renewed),)
-        expired = (end_hold(existing, state.now()),)
+        expired = (end_hold(existing, state.now(), TIME_IS_OVER),)
     if len(state.index.holds) >= MAX_HOLDS:
         raise Refused("too-many-holds", f"holds: the maximum of {MAX_HOLDS} is reached; release some")
     _require_unclaimed(

@@ -9,25 +9,32 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from itertools import groupby
 
 from machines.facts.apply import rollout_of
-from machines.model.decision import AbortIsolation, Decision, DeferMaintenance, Requeue, RollBack
-from machines.model.events import Event, GateOpened, PhaseMoved, RolloutEnded, SoakRestarted
+from machines.model.decision import (
+    AbortIsolation,
+    CheckIfCurrent,
+    Decision,
+    DeferMaintenance,
+    DocumentPilot,
+    DryRun,
+    Observe,
+    Prepare,
+    ProbeTraffic,
+)
 from machines.model.limits import Refusal
 from machines.model.reasons import Reason, ReasonCode
 from machines.model.rollout import NodeOrder
 from machines.model.timefmt import format_rfc3339
 from machines.scheduler.decide import decide
-from machines.scheduler.expiry import TIME_IS_OVER, end_freeze, end_hold
-from machines.scheduler.membership import target_changes
-from machines.states import IN_FLIGHT_PHASES, Outcome, Trigger
-from machines.workflow.phase_transitions import transition
+from machines.scheduler.decided_events import EventGroup, GroupKind, events_of
+from machines.states import IN_FLIGHT_PHASES
+from rolloutd.decision_text import CLOCK_SET_BACK, TIME_IS_OVER, describe_command
 from rolloutd.engine.background.audit_monitor import INTERVAL_S, RETRY_S, AuditMonitor
 from rolloutd.engine.background.current_checks import CurrentChecker
-from rolloutd.engine.background.drift_checks import POLL_S, DriftChecker, DriftMonitor, drift_text
+from rolloutd.engine.background.drift_checks import POLL_S, DriftChecker, DriftMonitor
 from rolloutd.engine.background.dry_runner import DryRunner
 from rolloutd.engine.background.hold_release import IsolationReleaser
 from rolloutd.engine.background.inventory_refresh import InventoryRefresher
@@ -50,9 +57,6 @@ log = logging.getLogger("rolloutd.engine.daemon")
 
 MIN_PAUSE_S = 0.01
 """Pause between two decisions: one decision answers a burst of wakeups."""
-
-CLOCK_SET_BACK = "the clock was set back to before the soak began"
-"""Cause of a soak that begins again."""
 
 STORE_RETRY_S = 5.0
 """Pause before the next decision when the store could not write."""
@@ -196,15 +200,17 @@ class Daemon:
             return
         self._state.reasons = decision.reasons
         self._make_room(decision)
-        self._observer.request_observations(self._tasks, decision.nodes_to_observe)
-        self._dry_runner.request_dry_runs(self._tasks, decision.dry_runs)
+        self._observer.request_observations(self._tasks, [each.node for each in decision.of(Observe)])
+        self._dry_runner.request_dry_runs(self._tasks, decision.of(DryRun))
         self._dry_runner.watch_blockers(self._tasks)
-        self._traffic_prober.request_probes(self._tasks, decision.traffic_probes)
-        self._preparer.request(self._tasks, decision.preparations)
-        self._current_checker.request_checks(self._tasks, decision.current_checks)
+        self._traffic_prober.request_probes(self._tasks, decision.of(ProbeTraffic))
+        self._preparer.request(self._tasks, decision.of(Prepare))
+        self._current_checker.request_checks(self._tasks, decision.of(CheckIfCurrent))
         self._isolation_releaser.release_unheld(self._tasks)
         self._progress_reporter.send_queued(self._tasks)
-        self._pilot_documenter.request_evidence(self._tasks, decision.pilots_to_document)
+        self._pilot_documenter.request_evidence(
+            self._tasks, [each.rollout for each in decision.of(DocumentPilot)]
+        )
         if decision.wake_at is not None:
             self._scheduler.call_at("wake", decision.wake_at, self._wakeup.set)
         self._update_drivers()
@@ -214,8 +220,8 @@ class Daemon:
         """Pass on which isolations must give way, and which have a slot again."""
         over_budget: dict[tuple[str, str], Reason] = {}
         giving_way: list[AbortIsolation | DeferMaintenance] = [
-            *decision.isolation_aborts,
-            *decision.deferrals,
+            *decision.of(AbortIsolation),
+            *decision.of(DeferMaintenance),
         ]
         for each in giving_way:
             if each.reason.code is ReasonCode.POOL_OVER_BUDGET:
@@ -237,56 +243,32 @@ class Daemon:
             # Before anything is awaited: what changes after the decision activates groups again.
             self._state.queue.back_off(decision.backoffs)
             self._decision_duration_s = asyncio.get_running_loop().time() - began
-            await self._commit_expiries(commit, decision, now)
             if now >= self._soak_note_until:
                 self._state.conditions.pop("clock", None)
-            # A commit for each rollout, in the decision's order: a refused one must not stop the others.
-            for rollout, events in groupby(list(self._events_of(decision, now)), key=rollout_of):
-                assert rollout is not None
-                await self._commit_decided(commit, rollout, list(events), now)
+            for group in events_of(self._state.index, decision, now, describe_command):
+                await self._commit_group(commit, group, now)
         return decision
 
-    def _events_of(self, decision: Decision, now: float) -> Iterator[Event]:
-        """Yield what the decision changes; each group of one rollout is legal after those before it."""
-        target_of = self._state.index.target
-        for opening in decision.gate_openings:
-            yield GateOpened(opening.rollout, opening.gate, opening.wave, now)
-        # As decide() orders them: a rollback may obey a pool of its plan that a later admission does not.
-        for rollback in decision.rollbacks:
-            yield self._begin_rollback(rollback, now)
-            yield from self._target_changes(rollback, now)
-        for start in decision.admissions:
-            yield transition(target_of(start.rollout, start.node), Trigger.ADMITTED, now)
-        for skip in decision.quarantine_skips:
-            yield transition(
-                target_of(skip.rollout, skip.node),
-                Trigger.SKIPPED,
-                now,
-                outcome=Outcome.SKIPPED,
-                text="by rolloutd, after a day in quarantine",
-            )
-        for requeued in decision.requeued:
-            target = target_of(requeued.rollout, requeued.node)
-            yield transition(target, Trigger.DRIFTED, now, text=drift_text(target))
-            yield from self._target_changes(requeued, now)
-        for rollout in decision.ended_rollouts:
-            yield RolloutEnded(rollout, now)
+    async def _commit_group(self, commit: CommitFunction, group: EventGroup, now: float) -> None:
+        """Commit a part of a decision; what time has ended must not fail with the rest."""
+        match group.kind:
+            case GroupKind.DECIDED:
+                await self._commit_decided(commit, group, now)
+            case GroupKind.EXPIRED:
+                await self._commit_ended(commit, group, TIME_IS_OVER, now)
+            case GroupKind.SOAKS_RESTARTED:
+                if await self._commit_ended(commit, group, CLOCK_SET_BACK, now):
+                    rollouts = {rollout for event in group.events if (rollout := rollout_of(event))}
+                    self._report_restarted_soaks(sorted(rollouts), now)
 
-    def _target_changes(self, moved: RollBack | Requeue, now: float) -> Iterator[Event]:
-        # In the same commit: the next decision could start a node by its old team, without a vote of the new.
-        index = self._state.index
-        return target_changes(index, index.target(moved.rollout, moved.node), now)
-
-    async def _commit_decided(
-        self, commit: CommitFunction, rollout: str, events: Sequence[Event], now: float
-    ) -> None:
+    async def _commit_decided(self, commit: CommitFunction, group: EventGroup, now: float) -> None:
         """Commit what was decided for a rollout; a refusal stops that rollout until it is tried again."""
-        index = self._state.index
+        index, rollout = self._state.index, group.rollout
         if index.is_refused(rollout):
             return  # an earlier part of this decision was
         try:
             # Check the invariants at the time of the decision: an observation may have expired since then.
-            await commit(events, "decided", now)
+            await commit(group.events, "decided", now)
         except (Conflict, InvariantViolation) as refusal:
             log.error("%s: nothing of it is decided now: %s", rollout, refusal)
             before = index.refusals.get(rollout)
@@ -295,13 +277,6 @@ class Daemon:
             if before is None or before.problem != str(refusal):
                 self._start_audit_verification()
             self._wakeup.set()
-
-    def _begin_rollback(self, rollback: RollBack, now: float) -> PhaseMoved:
-        target = self._state.index.target(rollback.rollout, rollback.node)
-        text = "" if rollback.reason is None else describe(rollback.reason)
-        if target.order_by is not None:
-            text = f"ordered by {target.order_by.name}"
-        return transition(target, Trigger.ROLLBACK_ORDERED, now, text=text)
 
     async def _commit_due_membership(self, commit: CommitFunction) -> None:
         """Adapt the targets to an inventory that was written without them."""
@@ -318,24 +293,19 @@ class Daemon:
         else:
             self._membership_conflict = ""
 
-    async def _commit_expiries(self, commit: CommitFunction, decision: Decision, now: float) -> None:
-        """Record what time alone has ended; apart from the rest, which must not fail with it."""
-        expired: list[Event] = [end_hold(hold, now) for hold in decision.expired_holds]
-        expired += [end_freeze(freeze, now) for freeze in decision.expired_freezes]
-        restarted = [SoakRestarted(each.rollout, each.node, now) for each in decision.soak_restarts]
+    async def _commit_ended(self, commit: CommitFunction, group: EventGroup, cause: str, now: float) -> bool:
+        """Record what time alone has ended or begun again; return whether it was written."""
         try:
-            await commit(expired, TIME_IS_OVER, now)
-            await commit(restarted, CLOCK_SET_BACK, now)
-            self._report_restarted_soaks(sorted({each.rollout for each in restarted}), now)
+            await commit(group.events, cause, now)
         except Conflict as conflict:
             # The row is not as the audit says: the comparison finds it, and then nothing expires by it.
             log.error("expiry: not written: %s", conflict)
             self._start_audit_verification()
+            return False
+        return True
 
     def _report_restarted_soaks(self, rollouts: Sequence[str], now: float) -> None:
         """Report soaks that begin again, for as long as they last."""
-        if not rollouts:
-            return
         plans = (self._state.index.rollout(each).plan for each in rollouts)
         self._soak_note_until = now + max(wave.soak_s for plan in plans for wave in plan.waves)
         self._state.conditions["clock"] = (

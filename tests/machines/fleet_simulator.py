@@ -17,7 +17,16 @@ from machines.facts.apply import apply_to_target
 from machines.facts.fleet_facts import FactsSnapshot
 from machines.facts.projection import Projection
 from machines.invariants.violations import violation
-from machines.model.decision import Decision
+from machines.model.decision import (
+    AbortIsolation,
+    Admit,
+    CheckIfCurrent,
+    Decision,
+    EndRollout,
+    Observe,
+    OpenGate,
+    ProbeTraffic,
+)
 from machines.model.events import (
     ChangeNeeded,
     Event,
@@ -184,21 +193,21 @@ class FleetSimulator:
         self.queue.update(self.index, self.now)
         decision = decide(self.index, self.now, self.queue)
         self.queue.back_off(decision.backoffs)
-        for gate in decision.gate_openings:
+        for gate in decision.of(OpenGate):
             self.commit(GateOpened(gate.rollout, gate.gate, gate.wave, self.now))
             self.log_effect("open", rollout=gate.rollout, gate=gate.gate.value, wave=gate.wave)
-        for start in decision.admissions:
+        for start in decision.of(Admit):
             self.move(self.index.target(start.rollout, start.node), Trigger.ADMITTED)
             self.log_effect("begin", rollout=start.rollout, node=start.node)
-        for look in decision.current_checks:
+        for look in decision.of(CheckIfCurrent):
             self._check_if_current(self.index.target(look.rollout, look.node))
-        for back in decision.isolation_aborts:
+        for back in decision.of(AbortIsolation):
             self._abort_isolation(self.index.target(back.rollout, back.node))
-        for rollout in decision.ended_rollouts:
-            self.commit(RolloutEnded(rollout, self.now))
-        if decision.nodes_to_observe:
-            self._observe(decision.nodes_to_observe)
-        for probe in decision.traffic_probes:
+        for ended in decision.of(EndRollout):
+            self.commit(RolloutEnded(ended.rollout, self.now))
+        if wanted := decision.of(Observe):
+            self._observe(tuple(each.node for each in wanted))
+        for probe in decision.of(ProbeTraffic):
             self._probe(probe.rollout, probe.node)
         return decision
 

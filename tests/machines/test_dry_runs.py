@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from machines.facts.dry_runs import DRY_RUN_AHEAD, RESULT_MAX_AGE_S, DryRunResult
 from machines.facts.projection import Projection
-from machines.model.decision import DryRun
+from machines.model.decision import Admit, DryRun
 from machines.model.limits import Budget, Limits, PoolRule
 from machines.model.plan import StepDef
 from machines.scheduler.decide import decide, explain_node
@@ -40,18 +40,18 @@ def record_dry_run_result(index: Projection, at: float = T0, **can: bool | None)
 
 
 def started(index: Projection, now: float = T0) -> list[str]:
-    return [start.node for start in decide(index, now).admissions]
+    return [start.node for start in decide(index, now).of(Admit)]
 
 
 def requested_dry_runs(index: Projection, now: float = T0) -> list[str]:
-    return [each.node for each in decide(index, now).dry_runs]
+    return [each.node for each in decide(index, now).of(DryRun)]
 
 
 def test_unknown_nodes_dry_run_before_admission() -> None:
     index = fleet(nodes=DRY_RUN_AHEAD + 3)
     decision = decide(index, T0)
-    assert decision.dry_runs == tuple(DryRun("R", f"n{number}") for number in range(1, DRY_RUN_AHEAD + 1))
-    assert decision.admissions == ()
+    assert decision.of(DryRun) == tuple(DryRun("R", f"n{number}") for number in range(1, DRY_RUN_AHEAD + 1))
+    assert decision.of(Admit) == ()
     assert decision.wake_at is not None
 
 
@@ -164,13 +164,13 @@ def test_five_hopeless_of_200_nodes_never_start() -> None:
     admitted: list[str] = []
     for _ in range(1000):
         decision = decide(index, T0)
-        for each in decision.dry_runs:
+        for each in decision.of(DryRun):
             found = DryRunResult("R", each.node, each.node not in hopeless, T0, HELD)
             index.record_dry_run(replace(found, is_permanent=each.node in hopeless))
-        for each in decision.admissions:
+        for each in decision.of(Admit):
             admitted.append(each.node)
             finish(index, each.node)
-        if not (decision.dry_runs or decision.admissions):
+        if not (decision.of(DryRun) or decision.of(Admit)):
             break
     assert sorted(admitted) == sorted(set(names) - hopeless)
 

@@ -8,7 +8,7 @@ import pytest
 
 from machines.facts.apply import UnexpectedRow
 from machines.facts.projection import Projection
-from machines.model.decision import RestartSoak
+from machines.model.decision import Admit, EndFreeze, EndHold, RestartSoak
 from machines.model.events import FreezeStarted, HoldTaken, SoakRestarted
 from machines.model.plan import WaveDef
 from machines.model.reasons import ReasonCode
@@ -53,14 +53,14 @@ def test_expired_hold_and_freeze_end_once() -> None:
     index.apply(HoldTaken(hold))
     index.apply(FreezeStarted(freeze))
     first = decide(index, T0 + 1)
-    assert (first.expired_holds, first.expired_freezes, first.wake_at) == ((), (), T0 + 50.0)
-    assert decide(index, T0 + 50).expired_holds == (hold,)
+    assert (first.of(EndHold), first.of(EndFreeze), first.wake_at) == ((), (), T0 + 50.0)
+    assert decide(index, T0 + 50).of(EndHold) == (EndHold(hold),)
     assert decide(index, T0 + 50).wake_at == T0 + 90.0
-    index.apply(end_hold(hold, T0 + 50))
-    assert decide(index, T0 + 90).expired_freezes == (freeze,)
-    index.apply(end_freeze(freeze, T0 + 90))
+    index.apply(end_hold(hold, T0 + 50, "over"))
+    assert decide(index, T0 + 90).of(EndFreeze) == (EndFreeze(freeze),)
+    index.apply(end_freeze(freeze, T0 + 90, "over"))
     last = decide(index, T0 + 91)
-    assert (last.expired_holds, last.expired_freezes) == ((), ())
+    assert (last.of(EndHold), last.of(EndFreeze)) == ((), ())
     assert (index.holds, index.freezes) == ((), ())
 
 
@@ -70,7 +70,7 @@ def test_doubtful_hold_is_not_ended(scope: str, left: tuple[str, ...]) -> None:
     for node in ("n1", "n2"):
         index.apply(HoldTaken(Hold(node, "person", "alice", ALICE, "disk", T0, T0 + 50.0)))
     index.record_mismatches([AuditMismatch("hold/n1/person/alice", MismatchKind.ALTERED, scope, ("until",))])
-    assert tuple(hold.node for hold in decide(index, T0 + 60).expired_holds) == left
+    assert tuple(each.hold.node for each in decide(index, T0 + 60).of(EndHold)) == left
 
 
 def test_soak_of_the_future_restarts() -> None:
@@ -79,9 +79,9 @@ def test_soak_of_the_future_restarts() -> None:
     finish(index, "n1", T0 + DAYS_S)
     now = T0 + 100.0
     see(index, now)
-    assert decide(index, now).soak_restarts == (RestartSoak("R", "n1"),)
+    assert decide(index, now).of(RestartSoak) == (RestartSoak("R", "n1"),)
     index.apply(SoakRestarted("R", "n1", now))
-    assert decide(index, now + 1).soak_restarts == ()
+    assert decide(index, now + 1).of(RestartSoak) == ()
     reason = explain_node(index, "R", "n2", now + 1)
     assert (reason.code, reason.params["until"]) == (ReasonCode.SOAKING, now + CANARY.soak_s)
     see(index, now + CANARY.soak_s)
@@ -92,7 +92,7 @@ def test_soak_of_the_past_does_not_restart() -> None:
     index = index_of(nodes_of({"t1": ["n1", "n2"]}))
     submit(index, waves=CANARY_THEN_FLEET)
     finish(index, "n1", T0 + 10)
-    assert decide(index, T0 + 10).soak_restarts == ()
+    assert decide(index, T0 + 10).of(RestartSoak) == ()
     with pytest.raises(UnexpectedRow):
         index.apply(SoakRestarted("R", "n2", T0 + 11))
 
@@ -103,7 +103,7 @@ def test_wave_without_soak_waits_for_no_clock() -> None:
     finish(index, "n1", T0 + DAYS_S)
     see(index, T0 + 100)
     decision = decide(index, T0 + 100)
-    assert (decision.soak_restarts, [each.node for each in decision.admissions]) == ((), ["n2"])
+    assert (decision.of(RestartSoak), [each.node for each in decision.of(Admit)]) == ((), ["n2"])
 
 
 def test_backoff_of_the_future_is_over() -> None:
@@ -115,4 +115,4 @@ def test_backoff_of_the_future_is_over() -> None:
     )
     assert explain_node(index, "R", "n1", T0 + DAYS_S + 6).code is ReasonCode.BACKOFF
     see(index, T0 + 100)
-    assert [each.node for each in decide(index, T0 + 100).admissions] == ["n1"]
+    assert [each.node for each in decide(index, T0 + 100).of(Admit)] == ["n1"]

@@ -8,6 +8,7 @@ import pytest
 
 from machines.facts.projection import Projection
 from machines.invariants.violations import violation
+from machines.model.decision import Admit, OpenGate
 from machines.model.events import GateOpened, RolloutCancelled, RolloutEnded, VoteWithdrawn
 from machines.model.plan import GateName, VoteRequirement
 from machines.model.rollout import Actor, ActorKind, Failure
@@ -44,7 +45,7 @@ def gate_state(index: Projection, gate: GateName = GateName.START, wave: str = "
 
 
 def can_open(index: Projection, now: float = T0) -> list[GateName]:
-    return [each.gate for each in decide(index, now).gate_openings]
+    return [each.gate for each in decide(index, now).of(OpenGate)]
 
 
 def test_a_gate_without_needs_opens_by_itself() -> None:
@@ -62,10 +63,10 @@ def test_unmentioned_gate_requires_owner() -> None:
 def test_nothing_starts_before_the_gate_is_opened_and_recorded() -> None:
     index = started(VoteRequirement(owner=1))
     vote(index, GateName.START)
-    assert decide(index, T0).admissions == ()
+    assert decide(index, T0).of(Admit) == ()
     assert explain_node(index, "R", "n1", T0).code == "gate-start"
     index.apply(GateOpened("R", GateName.START, "", T0))
-    assert [start.node for start in decide(index, T0).admissions] == ["n1", "n3"]
+    assert [start.node for start in decide(index, T0).of(Admit)] == ["n1", "n3"]
 
 
 def test_no_gate_of_closed_rollout_waits() -> None:
@@ -151,9 +152,9 @@ def test_a_no_rejects_until_it_is_withdrawn() -> None:
     told = explain_node(index, "R", "n1", T0)
     assert (told.code, describe(told)) == ("rejected", f"bob said no at continue after canary: {no.reason}")
     assert lifted_by(told) == "bob: rolloutctl withdraw R continue --wave canary --reason ..."
-    assert decide(index, T0).admissions == ()
+    assert decide(index, T0).of(Admit) == ()
     index.apply(VoteWithdrawn("R", no.id, BOB, "it was a mistake", T0))
-    assert decide(index, T0).admissions != ()
+    assert decide(index, T0).of(Admit) != ()
 
 
 def test_where_teams_answer_for_themselves_a_silent_team_waits_alone() -> None:
@@ -162,10 +163,10 @@ def test_where_teams_answer_for_themselves_a_silent_team_waits_alone() -> None:
     vote(index, GateName.START, BOB, teams=("a",))
     assert gate_state(index) == "open"
     index.apply(GateOpened("R", GateName.START, "", T0))
-    assert [start.node for start in decide(index, T0).admissions] == ["n1"]
+    assert [start.node for start in decide(index, T0).of(Admit)] == ["n1"]
     assert explain_node(index, "R", "n3", T0).code == "needs-vote"
     vote(index, GateName.START, CAROL, teams=("b",))
-    assert [start.node for start in decide(index, T0).admissions] == ["n1", "n3"]
+    assert [start.node for start in decide(index, T0).of(Admit)] == ["n1", "n3"]
 
 
 # -- continue
@@ -224,21 +225,21 @@ def test_proceed_is_not_asked_without_a_failure(failing: Projection) -> None:
 
 def test_a_failure_pauses_until_a_vote_that_was_shown_it(failing: Projection) -> None:
     shown = fail(failing, "n1")
-    assert decide(failing, T0).admissions == ()
+    assert decide(failing, T0).of(Admit) == ()
     assert explain_node(failing, "R", "n3", T0).code == "node-failed"
     vote(failing, GateName.PROCEED, shown=("another#1",))
-    assert decide(failing, T0).admissions == ()
+    assert decide(failing, T0).of(Admit) == ()
     vote(failing, GateName.PROCEED, BOB, shown=(shown,))
-    assert [start.node for start in decide(failing, T0).admissions] == ["n3", "n5"]
+    assert [start.node for start in decide(failing, T0).of(Admit)] == ["n3", "n5"]
     assert explain_node(failing, "R", "n2", T0).code == "pool-full"
 
 
 def test_a_retry_alone_resumes_nothing_and_neither_does_a_skip(failing: Projection) -> None:
     fail(failing, "n1")
     transition(failing, "n1", Trigger.RETRIED)
-    assert decide(failing, T0).admissions == ()
+    assert decide(failing, T0).of(Admit) == ()
     transition(failing, "n1", Trigger.SKIPPED, Outcome.SKIPPED, isolated=False)
-    assert decide(failing, T0).admissions == ()
+    assert decide(failing, T0).of(Admit) == ()
 
 
 def test_a_later_failure_shuts_again_unless_the_vote_reaches_it(failing: Projection) -> None:

@@ -7,7 +7,7 @@ from zoneinfo import ZoneInfo
 
 from machines.facts.projection import Projection
 from machines.invariants.violations import violation
-from machines.model.decision import Requeue
+from machines.model.decision import Admit, EndRollout, Requeue, RollBack
 from machines.model.events import (
     DriftRecorded,
     FreezeStarted,
@@ -43,16 +43,16 @@ def finished(*, keep: bool, every_s: float | None = 3600.0) -> Projection:
 
 def test_rollout_with_drift_checks_stays_open_and_done() -> None:
     index = finished(keep=False)
-    assert decide(index, T0).ended_rollouts == ()
+    assert decide(index, T0).of(EndRollout) == ()
     assert rollout_progress(index, "R", T0).state is RolloutState.DONE
-    assert decide(finished(keep=False, every_s=None), T0).ended_rollouts == ("R",)
+    assert decide(finished(keep=False, every_s=None), T0).of(EndRollout) == (EndRollout("R"),)
 
 
 def test_drifted_node_is_requeued_if_plan_keeps_change() -> None:
     for keep, requeued in ((True, (Requeue("R", "n2"),)), (False, ())):
         index = finished(keep=keep)
         index.apply(DriftRecorded("R", "n2", T0, ("set the limit",)))
-        assert decide(index, T0).requeued == requeued
+        assert decide(index, T0).of(Requeue) == requeued
         assert explain_node(index, "R", "n2", T0).code == "drifted"
 
 
@@ -61,7 +61,7 @@ def test_drifted_node_with_ordered_rollback_is_not_requeued() -> None:
     index.apply(DriftRecorded("R", "n2", T0, ("set the limit",)))
     index.apply(NodeOrdered("R", "n2", NodeOrder.ROLLBACK, ALICE, "because", T0))
     decision = decide(index, T0)
-    assert ([each.node for each in decision.rollbacks], decision.requeued) == (["n2"], ())
+    assert ([each.node for each in decision.of(RollBack)], decision.of(Requeue)) == (["n2"], ())
 
 
 def test_requeued_node_starts_by_the_same_rules() -> None:
@@ -69,9 +69,9 @@ def test_requeued_node_starts_by_the_same_rules() -> None:
     index.apply(DriftRecorded("R", "n2", T0, ("set the limit",)))
     transition(index, "n2", Trigger.DRIFTED)
     assert (index.target("R", "n2").drift, index.target("R", "n2").outcome) == (None, None)
-    assert [start.node for start in decide(index, T0).admissions] == ["n2"]
+    assert [start.node for start in decide(index, T0).of(Admit)] == ["n2"]
     index.apply(FreezeStarted(Freeze("f1", "all", "month's end", "alice", T0)))
-    assert decide(index, T0).admissions == ()
+    assert decide(index, T0).of(Admit) == ()
     assert explain_node(index, "R", "n2", T0).code == "freeze"
 
 
@@ -84,7 +84,7 @@ def test_requeued_node_obeys_team_it_moved_to() -> None:
     assert not closed.is_open(T0)
     index.apply(TeamRulesChanged(TeamRules("b", (closed,)), ALICE, "because", T0))
     assert index.target("R", "n2").team == "a"
-    assert decide(index, T0).admissions == ()
+    assert decide(index, T0).of(Admit) == ()
     assert explain_node(index, "R", "n2", T0).code == "outside-window"
     index.update_limits(Limits(pools={}))
     index.apply(FreezeStarted(Freeze("f1", "team/b", "month's end", "alice", T0)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from machines.facts.projection import Projection
+from machines.model.decision import Admit
 from machines.model.events import (
     GateOpened,
     NodesDiscovered,
@@ -75,12 +76,12 @@ def test_many_joiners_each_wait_for_own_team() -> None:
     submit(index)
     joined = discover_nodes(index, *nodes_of_team("c", "n7", "n8"), at=T0 + 1.0)
     assert [target.needs_vote_of for target in joined] == [None, "c"]
-    assert "n7" in [start.node for start in decide(index, T0 + 1.0).admissions]
+    assert "n7" in [start.node for start in decide(index, T0 + 1.0).of(Admit)]
     finish(index, "n7", at=T0 + 2.0)
     index.record_observations(observed_up(("n7",), T0 + 3.0), T0 + 3.0)
     assert explain_node(index, "R", "n8", T0 + 3.0).code == "needs-vote"
     vote(index, GateName.START, CAROL, teams=("c",), at=T0 + 4.0)
-    assert "n8" in [start.node for start in decide(index, T0 + 4.0).admissions]
+    assert "n8" in [start.node for start in decide(index, T0 + 4.0).of(Admit)]
 
 
 def test_enrol_ask_and_never() -> None:
@@ -98,7 +99,7 @@ def test_joiner_waits_for_team_vote() -> None:
     index.apply(GateOpened("R", GateName.START, "", T0))
     (joined,) = discover_nodes(index, *nodes_of_team("c", "n9"), at=T0 + 1.0)
     assert joined.needs_vote_of == "c"
-    assert [start.node for start in decide(index, T0 + 1.0).admissions] == ["n1", "n3"]
+    assert [start.node for start in decide(index, T0 + 1.0).of(Admit)] == ["n1", "n3"]
 
 
 def test_joiner_names_team_without_members_and_resolution() -> None:
@@ -135,7 +136,7 @@ def test_left_node_done_and_slot_freed() -> None:
     assert isinstance(left, PhaseMoved)
     assert (left.target, left.outcome) == (Phase.DONE, Outcome.LEFT)
     index.apply(left)
-    assert [start.node for start in decide(index, T0).admissions] == ["n3", "n2"]
+    assert [start.node for start in decide(index, T0).of(Admit)] == ["n3", "n2"]
     assert index.needing_driver() == []
 
 

@@ -9,6 +9,7 @@ import pytest
 from machines.facts.node_work import WAITS_FOR, NodeWork, WorkKind, conflicting_work, work_on
 from machines.facts.projection import Projection
 from machines.invariants.violations import violation
+from machines.model.decision import Admit
 from machines.model.events import HoldTaken, PreparationRecorded
 from machines.model.limits import Limits
 from machines.model.preparation import Preparation, PreparationState
@@ -115,9 +116,9 @@ def test_pair_shares_a_node_only_where_the_table_says_so(wanted: WorkKind, prese
 @pytest.mark.parametrize("present", sorted(WAITS_FOR[WorkKind.ATTEMPT]))
 def test_node_with_other_work_is_not_admitted(present: WorkKind) -> None:
     index = fleet()
-    assert "n1" in [each.node for each in decide(index, T0).admissions]
+    assert "n1" in [each.node for each in decide(index, T0).of(Admit)]
     begin(index, present)
-    assert "n1" not in [each.node for each in decide(index, T0).admissions]
+    assert "n1" not in [each.node for each in decide(index, T0).of(Admit)]
     reason = explain_node(index, "R", "n1", T0)
     assert reason.remedy is not None
     admitted = phase_transitions.transition(index.target("R", "n1"), Trigger.ADMITTED, T0)

@@ -6,6 +6,7 @@ from typing import Any
 
 from machines.facts.projection import Projection
 from machines.invariants.violations import violation
+from machines.model.decision import Admit, DocumentPilot, OpenGate
 from machines.model.events import GateOpened, PhaseMoved, PilotEvidenceAttached, TargetChanged
 from machines.model.plan import PILOT_WAVE, GateName, Pilot, VoteRequirement, WaveDef
 from machines.model.rollout import PilotEvidence
@@ -68,7 +69,7 @@ def test_pilot_gate_asks_owner_and_team_of_pilot() -> None:
     vote(index, GateName.PILOT, BOB, teams=("infra",))
     assert gate_state(index, GateName.PILOT) == "waiting"
     vote(index, GateName.PILOT, ALICE, teams=("b",))
-    assert [each.gate for each in decide(index, T0).gate_openings] == [GateName.PILOT]
+    assert [each.gate for each in decide(index, T0).of(OpenGate)] == [GateName.PILOT]
 
 
 def test_pilot_waits_for_no_vote_at_gate_after_it() -> None:
@@ -83,7 +84,7 @@ def test_pilot_waits_for_no_vote_at_gate_after_it() -> None:
 def test_only_pilot_starts_after_pilot_gate() -> None:
     index = submitted()
     index.apply(GateOpened("R", GateName.PILOT, "", T0))
-    assert [start.node for start in decide(index, T0).admissions] == ["n3"]
+    assert [start.node for start in decide(index, T0).of(Admit)] == ["n3"]
     assert explain_node(index, "R", "n1", T0).code == "earlier-wave"
     admitted = PhaseMoved("R", "n1", Trigger.ADMITTED, Phase.PENDING, Phase.ISOLATING, 1, T0)
     assert "the start gate is not open" in (violation(index, admitted, T0) or "")
@@ -95,12 +96,12 @@ def test_start_not_asked_before_evidence() -> None:
     assert reason is not None
     assert describe(reason) == "start of R: not asked yet; vote when the pilot n3 is done"
     index = pilot_done()
-    assert decide(index, T0).pilots_to_document == ("R",)
+    assert decide(index, T0).of(DocumentPilot) == (DocumentPilot("R"),)
     assert gate_state(index, GateName.START) == "not-asked"
     waits = explain_node(index, "R", "n1", T0)
     assert (waits.code, waits.remedy and waits.remedy.kind) == ("not-asked", "wait-for-node")
     index.apply(attach(index, "with-evidence"))
-    assert decide(index, T0).pilots_to_document == ()
+    assert decide(index, T0).of(DocumentPilot) == ()
     assert gate_state(index, GateName.START) == "waiting"
     assert explain_node(index, "R", "n1", T0).code == "gate-start"
 
@@ -120,7 +121,7 @@ def test_votes_for_other_evidence_do_not_open_start() -> None:
 def test_evidence_of_earlier_attempt_is_collected_again() -> None:
     index = pilot_done()
     index.apply(attach(index, "old", since=T0 - 60.0))
-    assert decide(index, T0).pilots_to_document == ("R",)
+    assert decide(index, T0).of(DocumentPilot) == (DocumentPilot("R"),)
     vote(index, GateName.START, digest="old")
     assert gate_state(index, GateName.START) == "not-asked"
     opened = GateOpened("R", GateName.START, "", T0)
@@ -130,4 +131,4 @@ def test_evidence_of_earlier_attempt_is_collected_again() -> None:
 def test_waived_pilot_changes_no_wave() -> None:
     index = index_of(NODES)
     submit_plan(index, pilot=Pilot(waived="tried yesterday"))
-    assert [start.node for start in decide(index, T0).admissions] == ["n1", "n3"]
+    assert [start.node for start in decide(index, T0).of(Admit)] == ["n1", "n3"]

@@ -7,6 +7,7 @@ import pytest
 from machines.facts.availability import Unavailability
 from machines.facts.fleet_facts import IsolationProgress
 from machines.facts.projection import Projection
+from machines.model.decision import AbortIsolation, Admit, DeferMaintenance, Observe
 from machines.model.events import HoldReleased, HoldTaken, NodesDiscovered, RolloutCancelled
 from machines.model.limits import Budget, Limits, PoolRule
 from machines.model.node import Node, NodeHealth, Observation
@@ -34,7 +35,7 @@ PAYMENTS = nodes_of({"payments": ("n1", "n2", "n3")})
 
 
 def starts(index: Projection, now: float = T0) -> list[str]:
-    return [start.node for start in decide(index, now).admissions]
+    return [start.node for start in decide(index, now).of(Admit)]
 
 
 def test_one_node_of_a_pool_at_a_time() -> None:
@@ -140,17 +141,17 @@ def test_stale_peer_observed_before_admission() -> None:
     index = index_of(PAYMENTS, observed=False)
     submit(index)
     decision = decide(index, T0)
-    assert (decision.admissions, decision.nodes_to_observe) == ((), ("n1", "n2", "n3"))
+    assert decision.commands == (Observe("n1"), Observe("n2"), Observe("n3"))
     assert explain_node(index, "R", "n2", T0).code == "node-unknown"
     index.record_observations([Observation(node.name, NodeHealth.UP, T0) for node in PAYMENTS], T0)
     assert starts(index, T0 + 59.0) == ["n1"]
-    assert decide(index, T0 + 60.0).nodes_to_observe == ("n1", "n2", "n3")
+    assert decide(index, T0 + 60.0).of(Observe) == (Observe("n1"), Observe("n2"), Observe("n3"))
 
 
 def test_nothing_observed_while_no_node_can_start() -> None:
     index = index_of(PAYMENTS, observed=False)
     submit(index, opened=False, gates={})
-    assert decide(index, T0).nodes_to_observe == ()
+    assert decide(index, T0).of(Observe) == ()
 
 
 def test_observation_before_release_is_repeated() -> None:
@@ -161,7 +162,7 @@ def test_observation_before_release_is_repeated() -> None:
     found = node_unavailability(index, "n1", T0 + 6.0)
     assert found is not None
     assert (found.code, found.needs_observation) == ("unknown", True)
-    assert decide(index, T0 + 6.0).nodes_to_observe == ("n1",)
+    assert decide(index, T0 + 6.0).of(Observe) == (Observe("n1"),)
 
 
 def test_plan_pool_limits_plan_and_counts_all() -> None:
@@ -171,7 +172,7 @@ def test_plan_pool_limits_plan_and_counts_all() -> None:
     submit(index, "B")
     admit(index, "n2", rollout="B")
     decision = decide(index, T0)
-    assert [(each.rollout, each.node) for each in decision.admissions] == [("A", "n3"), ("B", "n1")]
+    assert [(each.rollout, each.node) for each in decision.of(Admit)] == [("A", "n3"), ("B", "n1")]
     assert describe(decision.reasons["A|power/p1"]).startswith("pool power/p1 is full: n2 is isolating in B")
 
 
@@ -188,15 +189,15 @@ def test_over_budget_aborts_latest_isolations_first() -> None:
     submit(index)
     admit(index, "n1", at=T0)
     admit(index, "n2", at=T0 + 1.0)
-    assert decide(index, T0 + 1.0).isolation_aborts == ()
+    assert decide(index, T0 + 1.0).of(AbortIsolation) == ()
     index.record_observations([Observation("n3", NodeHealth.DOWN, T0 + 2.0, "no route to host")], T0 + 2.0)
-    (back,) = decide(index, T0 + 2.0).isolation_aborts
+    (back,) = decide(index, T0 + 2.0).of(AbortIsolation)
     assert back.node == "n2"
     assert back.reason.code == "pool-over-budget"
     assert "n3 does not answer: no route to host" in describe(back.reason)
     transition(index, "n1", Trigger.ISOLATED, at=T0 + 3.0)
     index.update_limits(Limits())
-    assert [each.node for each in decide(index, T0 + 3.0).isolation_aborts] == ["n2"]
+    assert [each.node for each in decide(index, T0 + 3.0).of(AbortIsolation)] == ["n2"]
 
 
 def test_over_budget_keeps_isolation_that_cost_most() -> None:
@@ -213,8 +214,8 @@ def test_over_budget_keeps_isolation_that_cost_most() -> None:
     ):
         index.record_isolation("R", "n2", progress)
         decision = decide(index, T0 + 2.0)
-        assert [each.node for each in decision.isolation_aborts] == [given_back]
-        assert decision.deferrals == ()
+        assert [each.node for each in decision.of(AbortIsolation)] == [given_back]
+        assert decision.of(DeferMaintenance) == ()
 
 
 def test_isolated_nodes_wait_for_slots_and_keep_them() -> None:
@@ -225,12 +226,12 @@ def test_isolated_nodes_wait_for_slots_and_keep_them() -> None:
         index.record_isolation("R", node, IsolationProgress(1, is_complete=True, moved=len(node)))
     index.record_observations([Observation("n3", NodeHealth.DOWN, T0, "no route to host")], T0)
     decision = decide(index, T0)
-    assert decision.isolation_aborts == ()
-    [waits] = decision.deferrals  # the other has a slot while the peer takes one
+    assert decision.of(AbortIsolation) == ()
+    [waits] = decision.of(DeferMaintenance)  # the other has a slot while the peer takes one
     transition(index, "n1" if waits.node == "n2" else "n2", Trigger.ISOLATED)
-    assert [each.node for each in decide(index, T0).deferrals] == [waits.node]
+    assert [each.node for each in decide(index, T0).of(DeferMaintenance)] == [waits.node]
     index.record_observations(observed_up(["n3"], T0 + 1.0), T0 + 1.0)
-    assert decide(index, T0 + 1.0).deferrals == ()
+    assert decide(index, T0 + 1.0).of(DeferMaintenance) == ()
 
 
 @pytest.mark.parametrize("cordoned", [True, False])
@@ -242,9 +243,9 @@ def test_peer_that_is_being_removed_aborts_nothing(cordoned: bool) -> None:
     leaving = Observation("n2", sight, T0, "it is being removed", cordoned_by_other=cordoned, is_leaving=True)
     index.record_observations([leaving], T0)
     decision = decide(index, T0)
-    assert (decision.isolation_aborts, decision.deferrals, decision.admissions) == ((), (), ())
+    assert (decision.of(AbortIsolation), decision.of(DeferMaintenance), decision.of(Admit)) == ((), (), ())
     index.record_observations([Observation("n3", NodeHealth.DOWN, T0, "no route to host")], T0)
-    assert [each.node for each in decide(index, T0).isolation_aborts] == ["n1"]
+    assert [each.node for each in decide(index, T0).of(AbortIsolation)] == ["n1"]
 
 
 def test_another_user_s_cordon_aborts_isolating() -> None:
@@ -255,7 +256,7 @@ def test_another_user_s_cordon_aborts_isolating() -> None:
         held = Observation(node, NodeHealth.UP, T0 + 1.0, "annotated hold: disk", cordoned_by_other=True)
         index.record_observations([held], T0 + 1.0)
     transition(index, "n2", Trigger.ISOLATED)
-    (back,) = decide(index, T0 + 1.0).isolation_aborts
+    (back,) = decide(index, T0 + 1.0).of(AbortIsolation)
     assert (back.node, back.reason.code) == ("n1", "foreign-cordon")
     assert "annotated hold: disk" in describe(back.reason)
 
@@ -265,8 +266,8 @@ def test_unknown_peers_observed_without_abort() -> None:
     submit(index)
     admit(index, "n1")
     decision = decide(index, T0 + 300.0)
-    assert decision.isolation_aborts == ()
-    assert decision.nodes_to_observe == ("n2", "n3")
+    assert decision.of(AbortIsolation) == ()
+    assert decision.of(Observe) == (Observe("n2"), Observe("n3"))
 
 
 def test_failed_node_not_returned_without_passing() -> None:
@@ -276,7 +277,7 @@ def test_failed_node_not_returned_without_passing() -> None:
     transition(index, "n1", Trigger.RETRIED)
     admit(index, "n1")
     index.record_observations([Observation("n2", NodeHealth.DOWN, T0, "gone")], T0)
-    assert decide(index, T0).isolation_aborts == ()
+    assert decide(index, T0).of(AbortIsolation) == ()
 
 
 def test_hold_aborts_isolating_but_not_maintaining() -> None:
@@ -288,10 +289,10 @@ def test_hold_aborts_isolating_but_not_maintaining() -> None:
         admit(index, node)
         index.apply(HoldTaken(Hold(node, "person", "alice", ALICE, "disk", T0, until=T0 + 60.0)))
     transition(index, "n2", Trigger.ISOLATED)
-    (back,) = decide(index, T0).isolation_aborts
+    (back,) = decide(index, T0).of(AbortIsolation)
     assert (back.node, back.reason.code) == ("n1", "held")
     assert "n1 is held by alice" in describe(back.reason)
-    assert decide(index, T0 + 60.0).isolation_aborts == ()
+    assert decide(index, T0 + 60.0).of(AbortIsolation) == ()
 
 
 def test_node_left_isolated_known_while_observed() -> None:

@@ -76,7 +76,7 @@ def record(
 
 
 def due(index: Projection, at: float = T0) -> list[tuple[str, str]]:
-    return [(each.node, each.stage) for each in decide(index, at).preparations]
+    return [(each.node, each.stage) for each in decide(index, at).of(Prepare)]
 
 
 def test_stage_runs_on_matching_nodes_up_to_its_limit() -> None:
@@ -87,7 +87,7 @@ def test_stage_runs_on_matching_nodes_up_to_its_limit() -> None:
     record(index, "n1", COPY, PreparationState.DONE)
     assert due(index) == [("n3", "copy"), ("n2", "copy")]
     # n4 has no label `arch`, so the stage does nothing there and the node may start.
-    assert Admit("R", "n4") in decide(index, T0).admissions
+    assert Admit("R", "n4") in decide(index, T0).of(Admit)
 
 
 def test_install_runs_first_on_one_node_alone() -> None:
@@ -107,11 +107,11 @@ def test_node_starts_only_after_its_last_stage() -> None:
     assert explain_node(index, "R", "n1", T0).code == "preparing"
     record(index, "n1", COPY, PreparationState.SKIPPED)
     assert ("n1", "install") in due(index)
-    assert Admit("R", "n1") not in decide(index, T0).admissions
+    assert Admit("R", "n1") not in decide(index, T0).of(Admit)
     moved = phase_transitions.transition(index.target("R", "n1"), Trigger.ADMITTED, T0)
     assert "prepare stage install is not done" in str(violation(index, moved, T0))
     record(index, "n1", INSTALL, PreparationState.DONE)
-    assert Admit("R", "n1") in decide(index, T0).admissions
+    assert Admit("R", "n1") in decide(index, T0).of(Admit)
     assert violation(index, moved, T0) is None
 
 
@@ -134,7 +134,7 @@ def test_failed_node_is_tried_again_after_its_backoff() -> None:
     assert due(index) == []  # the first node is alone until it is done
     assert decide(index, T0).wake_at == T0 + 60
     assert explain_node(index, "R", "n1", T0).code == "prepare-failed"
-    assert Prepare("R", "n1", "install", 2) in decide(index, T0 + 60).preparations
+    assert Prepare("R", "n1", "install", 2) in decide(index, T0 + 60).of(Prepare)
 
 
 @pytest.mark.parametrize(("tolerate", "stops"), [(Budget(count=0), True), (Budget(count=1), False)])
@@ -144,7 +144,7 @@ def test_more_failures_than_tolerated_stop_the_rest(tolerate: Budget, stops: boo
     record(index, "n1", stage, PreparationState.DONE)
     record(index, "n2", stage, PreparationState.FAILED, text="no route", not_before=T0 + 60)
     assert (due(index) == []) is stops
-    assert (decide(index, T0).admissions == ()) is stops
+    assert (decide(index, T0).of(Admit) == ()) is stops
     state = rollout_progress(index, "R", T0).state
     assert state is (RolloutState.PAUSED if stops else RolloutState.RUNNING)
     # The failed node itself is retried, and then the rest continues.
@@ -205,7 +205,7 @@ def test_disturbed_node_fails_and_stops_everything_until_people_act() -> None:
     assert violation(index, PreparationRecorded(row), T0, [moved]) is None
     index.apply(moved)
     index.apply(PreparationRecorded(row))
-    assert (due(index), decide(index, T0).admissions) == ([], ())
+    assert (due(index), decide(index, T0).of(Admit)) == ([], ())
     assert index.target("R", "n1").phase is Phase.FAILED
     assert decide(index, T0).reasons["R"].code == "disturbed"
     transition(index, "n1", Trigger.RETRIED)
@@ -220,7 +220,7 @@ def test_node_of_another_rollout_is_not_prepared() -> None:
     other = prepared_fleet(INSTALL)
     submit(other, "S")
     record(other, "n1", INSTALL, PreparationState.RUNNING)
-    assert Admit("S", "n1") not in decide(other, T0).admissions
+    assert Admit("S", "n1") not in decide(other, T0).of(Admit)
     assert explain_node(other, "S", "n1", T0).code == "preparing"
     moved = phase_transitions.transition(other.target("S", "n1"), Trigger.ADMITTED, T0)
     assert "R prepares it" in str(violation(other, moved, T0))
@@ -238,9 +238,9 @@ def test_build_runs_once_before_the_other_stages() -> None:
     index = prepared_fleet(build, copy)
     assert due(index) == [("", "build")]
     assert explain_node(index, "R", "n4", T0).code == "preparing"
-    assert decide(index, T0).admissions == ()
+    assert decide(index, T0).of(Admit) == ()
     index.apply(ArtifactsBuilt("R", "build", (APP,), T0))
-    assert Admit("R", "n4") in decide(index, T0).admissions  # nothing was built for it
+    assert Admit("R", "n4") in decide(index, T0).of(Admit)  # nothing was built for it
     assert due(index) == [("n1", "copy"), ("n3", "copy")]
     assert index.rollout("R").amendments == 1
 
@@ -258,10 +258,10 @@ def test_build_is_work_on_its_host() -> None:
         for row in (replace(began, rollout="T"), install):
             assert "cannot begin: R prepares it" in str(violation(facts, PreparationRecorded(row), T0))
     decision = decide(index, T0)
-    assert Admit("S", "n1") not in decision.admissions
+    assert Admit("S", "n1") not in decision.of(Admit)
     assert explain_node(index, "S", "n1", T0).code == "preparing"
     # The first node of T is taken, so its install begins on another one.
-    assert [(each.node, each.stage) for each in decision.preparations if each.rollout == "T"] == [
+    assert [(each.node, each.stage) for each in decision.of(Prepare) if each.rollout == "T"] == [
         ("n3", "install")
     ]
     assert not may_begin(index, "T", "n1", "install", T0)
@@ -270,7 +270,7 @@ def test_build_is_work_on_its_host() -> None:
     assert list(index.preparing_rollouts("n1")) == ["R"]
     assert list(Projection.build(index.snapshot(), index.limits).preparing_rollouts("n1")) == ["R"]
     record(index, "", build, PreparationState.DONE)
-    assert Admit("S", "n1") in decide(index, T0).admissions
+    assert Admit("S", "n1") in decide(index, T0).of(Admit)
 
 
 def test_build_waits_for_other_work_on_its_host() -> None:
@@ -297,7 +297,7 @@ def test_label_that_changes_artifacts_prepares_node_again() -> None:
     from machines.model.events import NodesDiscovered
 
     index.apply(NodesDiscovered((Node("n1", labels={"team": "a", "arch": "arm64"}),)))
-    assert Prepare("R", "n1", "copy", 2) in decide(index, T0).preparations
+    assert Prepare("R", "n1", "copy", 2) in decide(index, T0).of(Prepare)
 
 
 def test_same_file_for_two_selectors_has_two_contents() -> None:

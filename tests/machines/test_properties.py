@@ -9,7 +9,16 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from machines.facts.projection import Projection
-from machines.model.decision import Decision
+from machines.model.decision import (
+    AbortIsolation,
+    Admit,
+    CheckIfCurrent,
+    Decision,
+    EndRollout,
+    Observe,
+    OpenGate,
+    ProbeTraffic,
+)
 from machines.scheduler.decide import decide, explain_node, explain_rollout_nodes
 from machines.states import IN_FLIGHT_PHASES
 from machines.states import Phase as NodePhase
@@ -54,9 +63,12 @@ def requeue(decision: Decision) -> float:
 
 def is_work(decision: Decision) -> bool:
     """Say whether carrying the decision out may change the next one."""
-    observed = bool(decision.nodes_to_observe or decision.traffic_probes)
+    observed = bool(decision.of(Observe) or decision.of(ProbeTraffic))
     return observed or bool(
-        decision.admissions or decision.current_checks or decision.isolation_aborts or decision.gate_openings
+        decision.of(Admit)
+        or decision.of(CheckIfCurrent)
+        or decision.of(AbortIsolation)
+        or decision.of(OpenGate)
     )
 
 
@@ -69,7 +81,7 @@ def run_judged_by_invariants(seed: int, steps: int) -> FleetSimulator:
         seen, told = world.index.observations, world.index.traffic
         decision = world.decide()
         after = world.index.snapshot()
-        if not decision.nodes_to_observe:
+        if not decision.of(Observe):
             known = {"limits": world.index.limits, "observations": seen, "traffic": told}
             found = violations(before, after, now=world.now, **known)
             assert found == []
@@ -116,7 +128,7 @@ def test_explanation_matches_decision(seed: int, steps: int) -> None:
                     if reason.code == "starting":
                         starting.add((rollout, target.node))
         decision = world.decide()
-        begun = {(each.rollout, each.node) for each in (*decision.admissions, *decision.current_checks)}
+        begun = {(each.rollout, each.node) for each in (*decision.of(Admit), *decision.of(CheckIfCurrent))}
         assert starting == begun & pending
 
 
@@ -133,7 +145,7 @@ def test_nothing_starts_before_requeue_time(seed: int, steps: int, part: float) 
     later = world.now + part * (until - world.now)
     if later < until:
         again = decide(rebuilt(world.index), later)
-        assert (again.admissions, again.gate_openings, again.ended_rollouts) == ((), (), ())
+        assert (again.of(Admit), again.of(OpenGate), again.of(EndRollout)) == ((), (), ())
 
 
 @EXAMPLES

@@ -10,6 +10,7 @@ import pytest
 from machines.facts.availability import failure_remedy
 from machines.facts.projection import Projection
 from machines.invariants.violations import violation
+from machines.model.decision import Admit, EndRollout, Observe, Requeue, RollBack
 from machines.model.events import (
     DriftRecorded,
     NodeOrdered,
@@ -58,7 +59,7 @@ def fleet(on_failure: OnFailure = OnFailure.ROLLBACK_WAVE, *, done: int = 4, **c
 
 def begun(index: Projection, at: float = T0 + 60.0) -> list[str]:
     index.record_observations(observed_up(index.nodes, at), at)
-    return [each.node for each in decide(index, at).rollbacks]
+    return [each.node for each in decide(index, at).of(RollBack)]
 
 
 def due(index: Projection) -> list[str]:
@@ -111,14 +112,14 @@ def test_rollback_all_takes_canaries_last() -> None:
 
 def test_rollout_admits_nothing_while_rollback_begins() -> None:
     index = fleet()
-    assert decide(index, T0 + 60.0).admissions == ()
+    assert decide(index, T0 + 60.0).of(Admit) == ()
     index.record_observations(observed_up(index.nodes, T0 + 60.0), T0 + 60.0)
-    assert [each.node for each in decide(index, T0 + 60.0).admissions] == ["n5", "n6"]
+    assert [each.node for each in decide(index, T0 + 60.0).of(Admit)] == ["n5", "n6"]
     order(index, "n1")
     decision = decide(index, T0 + 60.0)
-    assert [each.node for each in decision.rollbacks] == ["n1"]
+    assert [each.node for each in decision.of(RollBack)] == ["n1"]
     # Of a canary, it would be decided as if its wave were still done.
-    assert decision.admissions == ()
+    assert decision.of(Admit) == ()
 
 
 @pytest.mark.parametrize("code", [FailureCode.NEVER_STARTED, FailureCode.UNREACHABLE, FailureCode.DISTURBED])
@@ -154,7 +155,7 @@ def test_unobserved_node_without_slot_names_who_has_the_slot() -> None:
     fail(index, "n2", at=T0 + 2)
     order(index, "n1")
     later = T0 + 4 * index.limits.observe_within_s
-    assert decide(index, later).nodes_to_observe == ()
+    assert decide(index, later).of(Observe) == ()
     assert explain_node(index, "R", "n1", later).code is ReasonCode.POOL_FULL
 
 
@@ -212,7 +213,7 @@ def test_drifted_node_beyond_at_most_is_left_to_people() -> None:
     fail(index, "n5", at=T0 + 5)
     index.apply(DriftRecorded("R", "n1", T0 + 6, ("set the limit",)))
     assert "n1" in [each.node for each in due_rollbacks(index, index.rollout("R")).beyond_limit]
-    assert decide(index, T0 + 60.0).requeued == (), "a rollback of a requeued node is refused"
+    assert decide(index, T0 + 60.0).of(Requeue) == (), "a rollback of a requeued node is refused"
 
 
 def test_node_that_leaves_in_rollback_counts_to_at_most() -> None:
@@ -340,7 +341,7 @@ def test_rollout_does_not_end_while_nodes_wait_for_rollback() -> None:
     at = T0 + 80.0
     index.record_observations(observed_up(index.nodes, at), at)
     decision = decide(index, at)
-    assert (decision.ended_rollouts, [each.node for each in decision.rollbacks]) == ((), ["n5"])
+    assert (decision.of(EndRollout), [each.node for each in decision.of(RollBack)]) == ((), ["n5"])
 
 
 def abort_rollback(index: Projection, node: str) -> None:

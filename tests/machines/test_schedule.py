@@ -6,6 +6,7 @@ from dataclasses import replace
 from zoneinfo import ZoneInfo
 
 from machines.facts.projection import Projection
+from machines.model.decision import AbortIsolation, Admit, CheckIfCurrent, EndRollout
 from machines.model.events import (
     ChangeNeeded,
     FreezeLifted,
@@ -51,7 +52,7 @@ EVENING = Window(EVERY_DAY, 20 * 60, 22 * 60, UTC)
 
 
 def starts(index: Projection, now: float = T0) -> list[tuple[str, str]]:
-    return [(start.rollout, start.node) for start in decide(index, now).admissions]
+    return [(start.rollout, start.node) for start in decide(index, now).of(Admit)]
 
 
 def observe_up(index: Projection, now: float) -> None:
@@ -174,7 +175,7 @@ def test_a_freeze_stops_starts_and_nothing_else() -> None:
     admit(index, "n3")
     index.apply(FreezeStarted(Freeze("f1", "all", "black friday", "alice", T0, T0 + 50.0)))
     decision = decide(index, T0)
-    assert (decision.admissions, decision.isolation_aborts, decision.wake_at) == ((), (), T0 + 50.0)
+    assert (decision.of(Admit), decision.of(AbortIsolation), decision.wake_at) == ((), (), T0 + 50.0)
     assert "black friday" in describe(explain_node(index, "R", "n1", T0))
     assert starts(index, T0 + 50.0) == [("R", "n1")]
     index.apply(FreezeLifted("f1", ALICE, T0))
@@ -204,7 +205,7 @@ def test_pause_and_resume() -> None:
     index = index_of(NODES)
     submit(index)
     index.apply(RolloutPaused("R", ALICE, "lunch", T0))
-    assert decide(index, T0).admissions == ()
+    assert decide(index, T0).of(Admit) == ()
     assert describe(decide(index, T0).reasons["R"]) == "paused by alice: lunch"
     index.apply(RolloutResumed("R", ALICE, "back", T0))
     assert len(starts(index)) == 2
@@ -215,7 +216,7 @@ def test_cancelled_rollout_starts_and_frees_nothing() -> None:
     submit(index, "A")
     admit(index, "n1", rollout="A")
     index.apply(RolloutCancelled("A", ALICE, "wrong plan", T0))
-    assert decide(index, T0).admissions == ()
+    assert decide(index, T0).of(Admit) == ()
     submit(index, "B")
     assert starts(index) == [("B", "n3")]
     assert explain_node(index, "A", "n2", T0).code == "cancelled"
@@ -244,7 +245,7 @@ def maybe_current_index() -> Projection:
 
 
 def checked(index: Projection) -> list[str]:
-    return [check.node for check in decide(index, T0).current_checks]
+    return [check.node for check in decide(index, T0).of(CheckIfCurrent)]
 
 
 def test_maybe_current_nodes_checked_first() -> None:
@@ -278,7 +279,7 @@ def test_observe_only_explains_and_does_nothing() -> None:
     index = index_of(NODES, Limits(observe_only=True))
     submit(index)
     decision = decide(index, T0)
-    assert (decision.admissions, decision.current_checks, decision.isolation_aborts) == ((), (), ())
+    assert (decision.of(Admit), decision.of(CheckIfCurrent), decision.of(AbortIsolation)) == ((), (), ())
     assert explain_node(index, "R", "n1", T0).code == "observe-only"
     admit(index, "n1")
     assert explain_node(index, "R", "n2", T0).code == "pool-full"
@@ -287,9 +288,9 @@ def test_observe_only_explains_and_does_nothing() -> None:
 def test_a_rollout_ends_when_all_its_nodes_are_done() -> None:
     index = index_of(nodes_of({"a": ("n1",)}))
     submit(index)
-    assert decide(index, T0).ended_rollouts == ()
+    assert decide(index, T0).of(EndRollout) == ()
     finish(index, "n1")
-    assert decide(index, T0).ended_rollouts == ("R",)
+    assert decide(index, T0).of(EndRollout) == (EndRollout("R"),)
 
 
 def test_an_empty_canary_wave_still_asks_its_gate() -> None:

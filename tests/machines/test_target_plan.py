@@ -8,6 +8,7 @@ import pytest
 
 from machines.facts.projection import Projection
 from machines.invariants.violations import violation
+from machines.model.decision import Admit, ProbeTraffic
 from machines.model.events import NodesDiscovered
 from machines.model.node import Node, NodeKind
 from machines.model.plan import Capability, StepDef
@@ -106,7 +107,7 @@ def fleet(*nodes: Node) -> Projection:
 def test_joined_node_without_isolator_never_starts() -> None:
     index = fleet(WEB, replace(WEB, name="web2"))
     index.apply(NodesDiscovered((replace(WEB, labels={"role": "cache", "team": "shop"}),)))
-    assert [each.node for each in decide(index, T0).admissions] == ["web2"]
+    assert [each.node for each in decide(index, T0).of(Admit)] == ["web2"]
     assert explain_node(index, "R", "web1", T0).code == "no-isolator"
     admitted = transition(index.target("R", "web1"), Trigger.ADMITTED, T0)
     assert "no isolator of the plan applies" in (violation(index, admitted, T0) or "")
@@ -115,7 +116,7 @@ def test_joined_node_without_isolator_never_starts() -> None:
 def test_node_without_check_never_starts() -> None:
     index = index_of((DB,))
     submit(index, verify=(SERVES,))
-    assert decide(index, T0).admissions == ()
+    assert decide(index, T0).of(Admit) == ()
     assert explain_node(index, "R", "db1", T0).code == "no-check"
 
 
@@ -124,5 +125,5 @@ def test_node_without_probe_starts_unprobed() -> None:
     submit(index, traffic=(PODS,))
     index.record_observations(observed_up(["w1", "web1"], T0), T0)
     decision = decide(index, T0)
-    assert [each.node for each in decision.admissions] == ["web1"]
-    assert [each.node for each in decision.traffic_probes] == ["w1"]
+    assert [each.node for each in decision.of(Admit)] == ["web1"]
+    assert [each.node for each in decision.of(ProbeTraffic)] == ["w1"]

@@ -9,7 +9,7 @@ import pytest
 
 from machines.facts.projection import Projection
 from machines.invariants.violations import violation
-from machines.model.decision import CheckIfCurrent, ProbeTraffic
+from machines.model.decision import Admit, CheckIfCurrent, DryRun, ProbeTraffic
 from machines.model.events import RolloutCancelled
 from machines.model.limits import Budget, Limits, PoolRule
 from machines.model.plan import DEFAULT_POLL_S, StepDef, WaveDef
@@ -45,18 +45,18 @@ def record_probe(index: Projection, at: float = T0, **busy: bool | None) -> None
 
 
 def started(index: Projection, now: float = T0) -> list[str]:
-    return [start.node for start in decide(index, now).admissions]
+    return [start.node for start in decide(index, now).of(Admit)]
 
 
 def requested_probes(index: Projection, now: float = T0) -> list[str]:
-    return [each.node for each in decide(index, now).traffic_probes]
+    return [each.node for each in decide(index, now).of(ProbeTraffic)]
 
 
 def test_unprobed_nodes_wait_and_few_probed() -> None:
     index = fleet(nodes=PROBE_AHEAD + 3)
     decision = decide(index, T0)
-    assert decision.admissions == ()
-    assert decision.traffic_probes == tuple(
+    assert decision.of(Admit) == ()
+    assert decision.of(ProbeTraffic) == tuple(
         ProbeTraffic("R", f"n{number}") for number in range(1, PROBE_AHEAD + 1)
     )
     assert decision.wake_at is not None
@@ -111,7 +111,7 @@ def test_busy_node_probe_interval_grows() -> None:
     index = fleet(nodes=1)
     record_probe(index, n1=True)
     decision = decide(index, T0)
-    assert (decision.traffic_probes, decision.wake_at) == ((), T0 + DEFAULT_POLL_S)
+    assert (decision.of(ProbeTraffic), decision.wake_at) == ((), T0 + DEFAULT_POLL_S)
     assert requested_probes(index, T0 + DEFAULT_POLL_S) == ["n1"]
     seen_at, waits = T0, []
     for _ in range(12):
@@ -141,8 +141,8 @@ def test_reprobing_busy_node_does_not_block_others() -> None:
     later = T0 + DEFAULT_POLL_S
     record_probe(index, at=later, n2=False)
     decision = decide(index, later)
-    assert [each.node for each in decision.traffic_probes] == ["n1"]
-    assert [start.node for start in decision.admissions] == ["n2"]
+    assert [each.node for each in decision.of(ProbeTraffic)] == ["n1"]
+    assert [start.node for start in decision.of(Admit)] == ["n2"]
 
 
 def test_full_pool_and_rollout_not_probed() -> None:
@@ -245,7 +245,7 @@ def test_maybe_current_checked_before_probe() -> None:
     index.record_observations(observed_up(index.nodes, T0), T0)
     record_probe(index, n1=True)
     decision = decide(index, T0)
-    assert (decision.current_checks, decision.traffic_probes) == ((CheckIfCurrent("R", "n1"),), ())
+    assert (decision.of(CheckIfCurrent), decision.of(ProbeTraffic)) == ((CheckIfCurrent("R", "n1"),), ())
 
 
 def test_maybe_current_but_isolated_starts_without_a_check() -> None:
@@ -255,7 +255,7 @@ def test_maybe_current_but_isolated_starts_without_a_check() -> None:
     index.record_observations(observed_up(index.nodes, T0), T0)
     record_probe(index, n1=False)
     decision = decide(index, T0)
-    assert (decision.current_checks, [each.node for each in decision.admissions]) == ((), ["n1"])
+    assert (decision.of(CheckIfCurrent), [each.node for each in decision.of(Admit)]) == ((), ["n1"])
 
 
 def test_observe_mode_probes_and_starts_nothing() -> None:
@@ -276,7 +276,7 @@ def test_two_slots_are_filled_by_idle_nodes() -> None:
 def test_only_idle_nodes_get_dry_run() -> None:
     index = fleet(isolate=(StepDef("isolate.0.kubernetes", "kubernetes", capabilities=CORDONS),))
     record_probe(index, n1=True, n2=False, n3=False)
-    assert [each.node for each in decide(index, T0).dry_runs] == ["n2", "n3"]
+    assert [each.node for each in decide(index, T0).of(DryRun)] == ["n2", "n3"]
 
 
 def test_traffic_forgotten_with_rollout() -> None:

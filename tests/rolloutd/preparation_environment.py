@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from machines.model.decision import Prepare
 from machines.scheduler.decide import decide
 from rolloutd.engine.drivers.node_session import AdapterSet, PreparationAdapters
 from rolloutd.engine.preparation.preparer import Preparer
@@ -123,6 +124,6 @@ def preparing_adapters(inside: ControlEnvironment, fleet: Fleet, tree_failure: s
 async def prepare_all(inside: ControlEnvironment, fleet: Fleet, tree_failure: str = "") -> None:
     """Carry out what the core decides, until it decides nothing more."""
     preparer = Preparer(inside.state, preparing_adapters(inside, fleet, tree_failure))
-    while wanted := decide(inside.state.index, inside.clock.now()).preparations:
+    while wanted := decide(inside.state.index, inside.clock.now()).of(Prepare):
         async with asyncio.TaskGroup() as tasks:
             preparer.request(tasks, wanted)

@@ -12,7 +12,7 @@ from machines.facts import availability, node_work, votes
 from machines.model.preparation import PrepareStage
 from machines.model.rollout import Failure
 from machines.rules import rollbacks
-from machines.scheduler import expiry, preparing
+from machines.scheduler import decided_events, expiry, preparing
 from machines.workflow.isolation_plan import IsolationPlan
 from rolloutd.commands import submit
 from rolloutd.engine.background.audit_monitor import AuditMonitor
@@ -71,7 +71,7 @@ MUTANTS = (
     Mutant("done-stage-prepared-again", node_stages._is_done, "True", "by_this_rollout"),
     Mutant(
         "decision-of-all-rollouts-in-one-commit",
-        Daemon._decide,
+        decided_events.events_of,
         "rollout_of",
         "lambda event: 'all'",
     ),

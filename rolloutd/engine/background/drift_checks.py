@@ -107,8 +107,3 @@ class DriftMonitor:
             for target in self._checker.targets(index, rollout_id)
         )
         await asyncio.gather(*checks)
-
-
-def drift_text(target: Target) -> str:
-    """Return why a drifted node is changed again."""
-    return "drifted" if target.drift is None else f"drifted: {', '.join(target.drift.tasks)}"

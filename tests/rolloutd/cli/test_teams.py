@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from machines.model.decision import Admit
 from machines.scheduler.decide import decide
 from rolloutd.cli.main import main
 from rolloutd.store import open_store
@@ -36,12 +37,12 @@ async def test_a_team_sets_its_windows_and_its_nodes_keep_to_them(
         assert await run(inside, "paul", *words, "--reason", "no Fridays") == 0
         assert "windows of its own: mon 09:00-16:00 Europe/Amsterdam" in capsys.readouterr().out
         decision = decide(inside.state.index, inside.clock.now())
-        assert [start.node for start in decision.admissions] == ["s1"], "the others go on"
+        assert [start.node for start in decision.of(Admit)] == ["s1"], "the others go on"
         told = await inside.request("nora", "get", f"/v1/rollouts/{rollout}/nodes/p1/why")
         assert told["reason"]["code"] == "outside-window"
         assert "team payments's own windows are closed" in told["reason"]["text"]
         assert await run(inside, "paul", "team", "windows", "payments", "--none", "--reason", "back") == 0
-        assert decide(inside.state.index, inside.clock.now()).admissions
+        assert decide(inside.state.index, inside.clock.now()).of(Admit)
         kinds = (await inside.request("nora", "get", "/v1/audit?kind=TeamRulesChanged"))["entries"]
         assert [entry["entry"]["fields"]["reason"] for entry in kinds] == ["no Fridays", "back"]
 
@@ -93,7 +94,7 @@ async def test_a_freeze_of_one_node_blocks_it_and_leaves_its_slot(tmp_path: Path
         assert told["reason"]["code"] == "freeze"
         inside.clock.advance(7201)
         inside.observe_all_up()
-        assert [start.node for start in decide(inside.state.index, inside.clock.now()).admissions] == ["p1"]
+        assert [start.node for start in decide(inside.state.index, inside.clock.now()).of(Admit)] == ["p1"]
 
 
 async def test_a_node_that_is_advanced_goes_next(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from machines.facts.projection import Projection
+from machines.model.decision import RollBack
 from machines.model.events import RolloutDeleted
 from machines.scheduler.decide import decide
 from machines.states import Phase, Trigger
@@ -33,7 +34,7 @@ async def delete(inside: ControlEnvironment, rollout: str) -> None:
 
 def due(inside: ControlEnvironment) -> list[str]:
     inside.observe_all_up()
-    return [each.node for each in decide(inside.state.index, inside.clock.now()).rollbacks]
+    return [each.node for each in decide(inside.state.index, inside.clock.now()).of(RollBack)]
 
 
 async def test_changed_node_waits_for_slot_and_order_can_be_withdrawn(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from machines.model.decision import Admit, OpenGate
 from machines.model.events import GateOpened, NodesDiscovered, NodesRemoved
 from machines.model.node import Node, NodeHealth, Observation
 from machines.scheduler.decide import decide
@@ -58,7 +59,7 @@ async def start_gate(inside: ControlEnvironment, rollout: str) -> dict[str, Any]
 async def may_start(inside: ControlEnvironment, rollout: str) -> bool:
     """Say whether the core would start, or open, anything of the rollout."""
     decision = decide(inside.state.index, inside.clock.now())
-    return any(each.rollout == rollout for each in (*decision.gate_openings, *decision.admissions))
+    return any(each.rollout == rollout for each in (*decision.of(OpenGate), *decision.of(Admit)))
 
 
 @pytest.mark.parametrize("restart", [False, True])
@@ -216,7 +217,7 @@ def opened(inside: ControlEnvironment, rollout: str) -> list[Any]:
     now = inside.clock.now()
     return [
         GateOpened(each.rollout, each.gate, each.wave, now)
-        for each in decide(inside.state.index, now).gate_openings
+        for each in decide(inside.state.index, now).of(OpenGate)
     ]
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from machines.facts.fleet_facts import IsolationProgress
+from machines.model.decision import DeferMaintenance
 from machines.model.node import NodeHealth, Observation
 from machines.scheduler.decide import decide
 from machines.states import Phase, Trigger
@@ -102,7 +103,7 @@ def test_isolated_node_without_slot_says_why() -> None:
     admit(index, "n1")
     index.record_isolation("R", "n1", IsolationProgress(1, is_complete=True))
     index.record_observations([Observation("n2", NodeHealth.DOWN, T0, "no route to host")], T0)
-    [deferral] = decide(index, T0).deferrals
+    [deferral] = decide(index, T0).of(DeferMaintenance)
     live = StepProgress(awaited_slot=deferral.reason, isolation_deadline=T0 + 60.0)
     found = node_reason(index, index.target("R", "n1"), None, live, RunnerStatus(), T0)
     assert found is not None

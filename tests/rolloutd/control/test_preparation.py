@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from machines.invariants.violations import violation
+from machines.model.decision import Prepare
 from machines.model.events import ArtifactsBuilt, PreparationRecorded, RolloutDeleted
 from machines.model.preparation import ArtifactKind, ManifestEntry, Preparation, PreparationState
 from machines.model.rollout import Actor, ActorKind
@@ -122,11 +123,11 @@ async def test_retry_prepares_failed_node_at_once(tmp_path: Path) -> None:
         times = {"at": now, "began_at": now - 90.0, "not_before": later}
         failed = Preparation(rollout, "p1", "install", 1, PreparationState.FAILED, content, **times)
         await inside.commit(PreparationRecorded(failed))
-        assert decide(inside.state.index, inside.clock.now()).preparations == ()
+        assert decide(inside.state.index, inside.clock.now()).of(Prepare) == ()
         await inside.request(
             "olga", "post", f"/v1/rollouts/{rollout}/nodes/p1/retry", {"reason": "the link is up"}
         )
-        due = decide(inside.state.index, inside.clock.now()).preparations
+        due = decide(inside.state.index, inside.clock.now()).of(Prepare)
         assert ("p1", 2) in [(each.node, each.attempt) for each in due]
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from machines.model.decision import Admit, CheckIfCurrent, OpenGate
 from machines.model.plan import GateName
 from machines.scheduler.decide import decide, explain_node
 from machines.states import Phase
@@ -71,10 +72,10 @@ async def test_forged_votes_start_nothing(tmp_path: Path) -> None:
         rollout = await env.submit()
         forge_start(tmp_path, rollout, env.state.index.rollout(rollout).digest.whole)
         await env.restart()
-        assert decide(env.state.index, env.clock.now()).admissions, "without the audit it would start"
+        assert decide(env.state.index, env.clock.now()).of(Admit), "without the audit it would start"
         await restart(env)
         decision = decide(env.state.index, env.clock.now())
-        assert (decision.admissions, decision.gate_openings) == ((), ())
+        assert (decision.of(Admit), decision.of(OpenGate)) == ((), ())
         reason = explain_node(env.state.index, rollout, "p1", env.clock.now())
         assert describe(reason) == "vote/v9: the database has it, but no audit entry made it"
         assert lifted_by(reason) == "an admin: rolloutctl audit settle vote/v9 --keep audit --reason ..."
@@ -190,7 +191,7 @@ async def test_accepted_rows_count_from_then_on(tmp_path: Path) -> None:
         await restart(env)
         assert [each.gate for each in env.state.index.rollout(rollout).opened] == [GateName.START]
         await env.commit()  # the facts can still be written
-        assert decide(env.state.index, env.clock.now()).current_checks == ()
+        assert decide(env.state.index, env.clock.now()).of(CheckIfCurrent) == ()
 
 
 SCOPES = {

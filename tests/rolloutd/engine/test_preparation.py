@@ -11,6 +11,7 @@ import pytest
 
 from machines.facts.node_work import NodeWork, WorkKind
 from machines.facts.preparations import BUILD_NODE
+from machines.model.decision import Prepare
 from machines.model.events import NodesRemoved, PreparationRecorded
 from machines.model.preparation import PreparationState
 from machines.model.rollout import FailureCode
@@ -32,7 +33,7 @@ STAGES = ("one", "two", "three", "four")
 async def test_node_that_is_being_cleaned_is_not_prepared(tmp_path: Path) -> None:
     async with control_environment(tmp_path) as inside:
         rollout = await inside.start(text=plan_with("install"))
-        wanted = decide(inside.state.index, inside.clock.now()).preparations
+        wanted = decide(inside.state.index, inside.clock.now()).of(Prepare)
         assert wanted
         for each in wanted:
             inside.state.index.record_work(NodeWork(WorkKind.CLEANING, each.node))

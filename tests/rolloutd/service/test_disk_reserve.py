@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from machines.model.decision import Admit, CheckIfCurrent, DryRun
 from machines.model.limits import DiskShortage
 from machines.model.reasons import ReasonCode
 from machines.scheduler.decide import decide, explain_node
@@ -40,13 +41,12 @@ def test_reserve_is_given_up_and_taken_again(tmp_path: Path) -> None:
 async def test_full_disk_starts_nothing_and_says_why(tmp_path: Path) -> None:
     async with control_environment(tmp_path) as env:
         rollout = await env.start()
-        assert (
-            decide(env.state.index, env.clock.now()).current_checks
-            or decide(env.state.index, env.clock.now()).admissions
-        )
+        assert decide(env.state.index, env.clock.now()).of(CheckIfCurrent) or decide(
+            env.state.index, env.clock.now()
+        ).of(Admit)
         _report(env.state, 64 * MEBIBYTE, 5 * MEBIBYTE)
         decision = decide(env.state.index, env.clock.now())
-        assert (decision.admissions, decision.current_checks, decision.dry_runs) == ((), (), ())
+        assert (decision.of(Admit), decision.of(CheckIfCurrent), decision.of(DryRun)) == ((), (), ())
         reason = explain_node(env.state.index, rollout, "p1", env.clock.now())
         assert reason.code is ReasonCode.DISK_FULL
         assert describe(reason) == (

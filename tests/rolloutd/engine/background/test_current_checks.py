@@ -9,7 +9,7 @@ import pytest
 
 from machines.facts.node_work import WAITS_FOR, NodeWork, WorkKind
 from machines.model.configuration import Compliance
-from machines.model.decision import CheckIfCurrent
+from machines.model.decision import Admit, CheckIfCurrent
 from machines.model.plan import Stage
 from machines.scheduler.decide import decide, explain_node
 from machines.states import Outcome, Phase
@@ -98,9 +98,9 @@ async def test_node_in_check_mode_is_not_admitted(tmp_path: Path) -> None:
         twice = await check.check("p1", source, stages, rollout=rollout)
         assert "check mode" in twice.problem
         decision = decide(inside.state.index, inside.clock.now())
-        assert "p1" not in [each.node for each in decision.admissions]
+        assert "p1" not in [each.node for each in decision.of(Admit)]
         assert explain_node(inside.state.index, rollout, "p1", inside.clock.now()).code == "check-mode"
         drift.cancel()
         await asyncio.gather(drift, return_exceptions=True)
         decision = decide(inside.state.index, inside.clock.now())
-        assert "p1" in [each.node for each in decision.admissions]
+        assert "p1" in [each.node for each in decision.of(Admit)]

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from machines.facts.dry_runs import DryRunResult
+from machines.model.decision import Admit, DryRun
 from machines.scheduler.decide import decide
 from rolloutd.engine.background.dry_runner import DryRunner
 from rolloutd.engine.drivers.node_session import AdapterSet
@@ -45,13 +46,13 @@ async def run_dry_runs(inside: ControlEnvironment, isolator: FakeIsolator) -> li
     gear = AdapterSet(FakeRunner(inside.run_host), {"kubernetes": isolator}, {}, find_source)
     now = inside.state.now()
     asked = decide(inside.state.index, now)
-    assert asked.admissions == ()
-    assert {each.node for each in asked.dry_runs} == {"p1", "p2", "s1", "s2"}
+    assert asked.of(Admit) == ()
+    assert {each.node for each in asked.of(DryRun)} == {"p1", "p2", "s1", "s2"}
     async with asyncio.TaskGroup() as tasks:
         rehearsing = DryRunner(inside.state, gear)
-        rehearsing.request_dry_runs(tasks, asked.dry_runs)
-        rehearsing.request_dry_runs(tasks, asked.dry_runs)
-    return [start.node for start in decide(inside.state.index, now).admissions]
+        rehearsing.request_dry_runs(tasks, asked.of(DryRun))
+        rehearsing.request_dry_runs(tasks, asked.of(DryRun))
+    return [start.node for start in decide(inside.state.index, now).of(Admit)]
 
 
 async def test_dry_run_success_first_and_unknown_not_blocked(tmp_path: Path) -> None:

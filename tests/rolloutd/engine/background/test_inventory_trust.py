@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from machines.model.decision import Decision
+from machines.model.decision import Admit, Decision, EndRollout, OpenGate, SkipQuarantined
 from machines.model.events import GateOpened, InventoryAccepted
 from machines.model.limits import Budget
 from machines.model.node import ConflictKind, Node
@@ -64,7 +64,7 @@ class Source:
 
 def admitted(inside: ControlEnvironment) -> list[str]:
     """Return the nodes that start now, all of them seen up."""
-    return [each.node for each in decision(inside).admissions]
+    return [each.node for each in decision(inside).of(Admit)]
 
 
 def decision(inside: ControlEnvironment) -> Decision:
@@ -263,21 +263,21 @@ async def test_quarantined_node_holds_neither_wave_nor_rollout_for_ever(tmp_path
         inside.clock.advance(HOUR_S)
         for who in ("olga", "paul", "sara"):
             await inside.vote(who, rollout, "continue")
-        opened = decision(inside).gate_openings
+        opened = decision(inside).of(OpenGate)
         await inside.commit(*(GateOpened(e.rollout, e.gate, e.wave, inside.clock.now()) for e in opened))
         assert sorted(admitted(inside)) == ["p2", "s2"]
         for node in ("p2", "s2"):
             await inside.finish(rollout, node)
         waiting = decision(inside)
         assert waiting.reasons[rollout].code == "quarantined"
-        assert not waiting.quarantine_skips
+        assert not waiting.of(SkipQuarantined)
         assert waiting.wake_at is not None
         inside.clock.advance(QUARANTINE_SKIP_S)
-        (skip,) = decision(inside).quarantine_skips
+        (skip,) = decision(inside).of(SkipQuarantined)
         target = index.target(rollout, skip.node)
         await inside.commit(transition(target, Trigger.SKIPPED, inside.clock.now(), outcome=Outcome.SKIPPED))
         inside.clock.advance(600)  # the soak
-        assert decision(inside).ended_rollouts == (rollout,)
+        assert decision(inside).of(EndRollout) == (EndRollout(rollout),)
 
 
 async def test_rollback_of_quarantined_node_is_refused(tmp_path: Path) -> None:

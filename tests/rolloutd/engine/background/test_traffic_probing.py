@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from machines.model.decision import ProbeTraffic
+from machines.model.decision import Admit, ProbeTraffic
 from machines.scheduler.decide import decide, explain_node
 from rolloutd.engine.drivers.node_session import AdapterSet
 from rolloutd.engine.drivers.traffic_probes import TrafficProber
@@ -32,13 +32,13 @@ async def probe_all(inside: ControlEnvironment, probe: FakeTrafficProbe) -> list
     """Look at whom the core names, and return who starts then."""
     now = inside.state.now()
     asked = decide(inside.state.index, now)
-    assert asked.admissions == ()
+    assert asked.of(Admit) == ()
     async with asyncio.TaskGroup() as tasks:
         probing = TrafficProber(inside.state, gear_with(inside, probe))
-        probing.request_probes(tasks, asked.traffic_probes)
-        probing.request_probes(tasks, asked.traffic_probes)
-    assert sorted(probe.probed_nodes) == sorted(each.node for each in asked.traffic_probes)
-    return sorted(start.node for start in decide(inside.state.index, now).admissions)
+        probing.request_probes(tasks, asked.of(ProbeTraffic))
+        probing.request_probes(tasks, asked.of(ProbeTraffic))
+    assert sorted(probe.probed_nodes) == sorted(each.node for each in asked.of(ProbeTraffic))
+    return sorted(start.node for start in decide(inside.state.index, now).of(Admit))
 
 
 async def test_idle_nodes_start_and_the_others_say_why_not(tmp_path: Path) -> None:

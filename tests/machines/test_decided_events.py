@@ -1,0 +1,43 @@
+"""A decision as events: their groups, their order and their texts."""
+
+from machines.model.events import GateOpened, HoldReleased, HoldTaken, PhaseMoved
+from machines.model.plan import GateName, VoteRequirement
+from machines.model.rollout import Hold, Target
+from machines.scheduler.decide import decide
+from machines.scheduler.decided_events import GroupKind, events_of
+from machines.states import Trigger
+from tests.machines.builders import ALICE, T0, index_of, nodes_of, submit
+
+
+def text_of(command: object, target: Target | None) -> str:
+    """Return the text of the tests."""
+    return f"{type(command).__name__} {target.node if target else ''}".strip()
+
+
+def test_ended_hold_and_admissions_committed_apart() -> None:
+    index = index_of(nodes_of({"a": ["n1"], "b": ["n2"]}))
+    submit(index, "R")
+    submit(index, "S", opened=False, gates={GateName.START: VoteRequirement()})
+    index.apply(HoldTaken(Hold("n2", "cli", "h", ALICE, "tests", T0, T0 + 5.0)))
+    index.advance(T0 + 5.0)
+    groups = events_of(index, decide(index, T0 + 5.0), T0 + 5.0, text_of)
+    assert [(group.kind, group.rollout) for group in groups] == [
+        (GroupKind.EXPIRED, ""),
+        (GroupKind.DECIDED, "S"),
+        (GroupKind.DECIDED, "R"),
+    ]
+    [released] = groups[0].events
+    assert isinstance(released, HoldReleased)
+    assert released.reason == "EndHold"
+    assert isinstance(groups[1].events[0], GateOpened)
+    assert [e.trigger for e in groups[2].events if isinstance(e, PhaseMoved)] == [Trigger.ADMITTED] * 2
+
+
+def test_decided_events_applied_leave_nothing_decided() -> None:
+    index = index_of(nodes_of({"a": ["n1", "n2"], "b": ["n3"]}))
+    submit(index)
+    decision = decide(index, T0)
+    for group in events_of(index, decision, T0, text_of):
+        for event in group.events:
+            index.apply(event)
+    assert events_of(index, decide(index, T0), T0, text_of) == ()
