@@ -72,19 +72,9 @@ SLOT_STEP = "slot"
 """Step of an isolated node that waits until its pools have a slot for it."""
 
 
-def next_action(
-    plan: Plan,
-    target: Target,
-    records: Sequence[StepRecord],
-    now: float,
-    *,
-    elapsed_s: float,
-    has_unfinished_run: bool,
-    abort_reason: str = "",
-    over_budget: str = "",
-    failed_before: bool = False,
-) -> Action:
-    """Return what comes next for one node.
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """All that the next action of one node follows from.
 
     `plan` is the plan as it applies to this node (plan_for_target).  `records` are the node's step records in
     this rollout, oldest first.  `elapsed_s` is the time in its phase during which a daemon was running.
@@ -92,20 +82,23 @@ def next_action(
     isolation should be aborted, "" for no reason.  `over_budget`: why its pools have no slot for it; "" when
     they have.  `failed_before`: its attempt before this one failed.
     """
+
+    plan: Plan
+    target: Target
+    records: Sequence[StepRecord]
+    now: float
+    elapsed_s: float
+    has_unfinished_run: bool = False
+    abort_reason: str = ""
+    over_budget: str = ""
+    failed_before: bool = False
+
+
+def next_action(situation: Situation) -> Action:
+    """Return what comes next for one node."""
+    plan, target, records, now = situation.plan, situation.target, situation.records, situation.now
     isolation_plan = IsolationPlan.from_records(plan, target, records, now)
-    reconciler = _Reconciler(
-        plan,
-        target,
-        tuple(records),
-        now,
-        elapsed_s,
-        has_unfinished_run,
-        abort_reason,
-        over_budget,
-        failed_before,
-        isolation_plan,
-        compile_steps(plan, target),
-    )
+    reconciler = _Reconciler(situation, isolation_plan, compile_steps(plan, target))
     if target.order is NodeOrder.RETURN and target.phase not in IN_FLIGHT_PHASES:
         return reconciler.reconcile_return()
     is_stopped = target.order is NodeOrder.STOP
@@ -113,28 +106,20 @@ def next_action(
     attempt_records = reconciler._attempt_records
     is_guarded = plan.guard is not None and may_be_armed(attempt_records)
     action = clean_up_before_failure(
-        action, attempt_records, has_unfinished_run=has_unfinished_run, is_guarded=is_guarded
+        action, attempt_records, has_unfinished_run=situation.has_unfinished_run, is_guarded=is_guarded
     )
     # A stopped node too must not keep a half-made change under an armed guard.
-    return end_guard_before(action, plan.guard, attempt_records, now, elapsed_s=elapsed_s)
+    return end_guard_before(action, plan.guard, attempt_records, now, elapsed_s=situation.elapsed_s)
 
 
 @dataclass(frozen=True, slots=True)
 class _Reconciler:
-    plan: Plan
-    target: Target
-    records: tuple[StepRecord, ...]
-    now: float
-    elapsed_s: float
-    has_unfinished_run: bool
-    abort_reason: str
-    over_budget: str
-    failed_before: bool
+    situation: Situation
     isolation_plan: IsolationPlan
     steps: tuple[Step, ...]
 
     def reconcile_phase(self) -> Action:
-        match self.target.phase:
+        match self.situation.target.phase:
             case Phase.ISOLATING:
                 return self._reconcile_isolating()
             case Phase.MAINTAINING:
@@ -145,7 +130,7 @@ class _Reconciler:
                     or Transition(Trigger.MAINTAINED)
                 )
             case Phase.VERIFYING:
-                outcome = Outcome.ROLLED_BACK if self.target.rolling_back else Outcome.CHANGED
+                outcome = Outcome.ROLLED_BACK if self.situation.target.rolling_back else Outcome.CHANGED
                 # A node that failed in service goes out of service before anything else is tried.
                 return (
                     self._reisolate_failed_in_service()
@@ -163,7 +148,9 @@ class _Reconciler:
     # the walk
 
     def _walk_phase(self) -> Action | None:
-        return self._walk(*(purpose for purpose, rule in RULES.items() if rule.phase is self.target.phase))
+        return self._walk(
+            *(purpose for purpose, rule in RULES.items() if rule.phase is self.situation.target.phase)
+        )
 
     def _walk(self, *purposes: Purpose) -> Action | None:
         """Return what the first unfinished step of these purposes needs, None when all are done."""
@@ -183,7 +170,7 @@ class _Reconciler:
                 return self._watch(step)
         latest = self._latest(step)
         # Processes that a run left could change the node during the next run, or in service.
-        if self.has_unfinished_run and needs_clean_node(step, latest):
+        if self.situation.has_unfinished_run and needs_clean_node(step, latest):
             return self._next_of(CLEAN_UP)
         match self._next_try(step, latest):
             case StepState.OK:
@@ -204,10 +191,12 @@ class _Reconciler:
             # A REVERT starts at the number of its APPLY, so a lower one belongs to an earlier APPLY.
             latest = None if latest is None or latest.number < first else latest
         is_ordered = latest is not None and step.rule.repeated_by_order and self._is_ordered_after(latest)
-        answer = next_try(step.rule, latest, self.now, first=first, is_ordered=is_ordered)
+        answer = next_try(step.rule, latest, self.situation.now, first=first, is_ordered=is_ordered)
         if step.purpose is Purpose.MAINTAIN and answer is StepState.FAILED:
-            limit_s, elapsed_s = self.plan.start_timeout_s, self.elapsed_s
-            again = next_start(step, self._attempt_records, self.now, elapsed_s=elapsed_s, limit_s=limit_s)
+            limit_s, elapsed_s = self.situation.plan.start_timeout_s, self.situation.elapsed_s
+            again = next_start(
+                step, self._attempt_records, self.situation.now, elapsed_s=elapsed_s, limit_s=limit_s
+            )
             return again or answer
         # The record of a cordon says OK too; the full isolation is then still to be done.
         if step.purpose is Purpose.ISOLATE and answer is StepState.OK and latest is not None:
@@ -217,7 +206,7 @@ class _Reconciler:
     def _required_before(self, step: Step) -> Action | None:
         """Return what must come before a step starts, or instead of it."""
         match step.purpose, step.spec:
-            case Purpose.ISOLATE, StepDef() as spec if self.target.phase is Phase.ISOLATING:
+            case Purpose.ISOLATE, StepDef() as spec if self.situation.target.phase is Phase.ISOLATING:
                 return self.isolation_plan.required_probe(spec)
             case Purpose.MAINTAIN | Purpose.REPAIR, _:
                 run_record = self._latest(step)
@@ -259,7 +248,7 @@ class _Reconciler:
                 return None
             case Purpose.VERIFY, StepDef() as spec if spec.repair and latest.state is StepState.FAILED:
                 return self._repair(step, spec, latest)
-            case Purpose.RETURN | Purpose.CLEAN_UP, _ if self.target.order is NodeOrder.RETURN:
+            case Purpose.RETURN | Purpose.CLEAN_UP, _ if self.situation.target.order is NodeOrder.RETURN:
                 return CompleteOrder(succeeded=False, text=f"{step.id} could not be reverted: {latest.text}")
             case Purpose.RETURN | Purpose.CLEAN_UP, _:
                 # What keeps the node out of service is not the change that passed its checks.
@@ -291,12 +280,14 @@ class _Reconciler:
                 return Transition(Trigger.FAILED, step="isolate", text=reason)
             return self._walk(Purpose.RETURN) or Transition(
                 Trigger.ISOLATION_ABORTED,
-                outcome=Outcome.CHANGED if self.target.rolling_back else None,
+                outcome=Outcome.CHANGED if self.situation.target.rolling_back else None,
                 text=reason or RESUMED_ABORT_REASON,
-                not_before=self.now + backoff_s(self.target.aborted_isolations),
+                not_before=self.situation.now + backoff_s(self.situation.target.aborted_isolations),
             )
-        deadline = self.now + max(0.0, self.plan.isolate_timeout_s - self.elapsed_s)
-        if step is None and self.over_budget:
+        deadline = self.situation.now + max(
+            0.0, self.situation.plan.isolate_timeout_s - self.situation.elapsed_s
+        )
+        if step is None and self.situation.over_budget:
             return Wait(deadline, SLOT_STEP)
         action = step or self.isolation_plan.final_probe() or Transition(Trigger.ISOLATED)
         # The wait ends at the isolation deadline, because the slot then belongs to another node.
@@ -304,31 +295,33 @@ class _Reconciler:
 
     def _had_failed(self) -> bool:
         """Return whether the node had failed when it was admitted, so that it must not return to service."""
-        is_rollback_of_failure = self.target.rolling_back and self.failed_before
+        is_rollback_of_failure = self.situation.target.rolling_back and self.situation.failed_before
         return is_rollback_of_failure or isolated_in_earlier_attempt(
-            self.plan.isolate, self.target, self.records
+            self.situation.plan.isolate, self.situation.target, self.situation.records
         )
 
     def _abort_reason(self, *, is_complete: bool) -> str:
         """Return why the isolation is aborted, "" for no reason; complete means that all isolators did it."""
-        reason = self.abort_reason or self.isolation_plan.traffic_found()
+        reason = self.situation.abort_reason or self.isolation_plan.traffic_found()
         if not is_complete:
-            return reason or self.over_budget or self._timeout_reason()
+            return reason or self.situation.over_budget or self._timeout_reason()
         # What is isolated already is finished, past the deadline too, unless it would wait still longer.
-        must_wait = self.over_budget or isinstance(self.isolation_plan.final_probe(), Wait)
+        must_wait = self.situation.over_budget or isinstance(self.isolation_plan.final_probe(), Wait)
         return reason or (self._timeout_reason() if must_wait else "")
 
     def _timeout_reason(self) -> str:
-        if self.elapsed_s < self.plan.isolate_timeout_s:
+        if self.situation.elapsed_s < self.situation.plan.isolate_timeout_s:
             return ""
-        if self.over_budget:
-            return f"no slot within {self.plan.isolate_timeout_s:.0f} s: {self.over_budget}"
+        if self.situation.over_budget:
+            return (
+                f"no slot within {self.situation.plan.isolate_timeout_s:.0f} s: {self.situation.over_budget}"
+            )
         unfinished = (StepState.BUSY, StepState.UNKNOWN)
         answers = [f": {r.text}" for r in self._attempt_records if r.state in unfinished]
-        return f"not isolated within {self.plan.isolate_timeout_s:.0f} s" + "".join(answers[-1:])
+        return f"not isolated within {self.situation.plan.isolate_timeout_s:.0f} s" + "".join(answers[-1:])
 
     def _apply_isolator(self, spec: StepDef, number: int) -> Isolate:
-        for _, prior in active_isolations([spec], self.records):
+        for _, prior in active_isolations([spec], self.situation.records):
             return Isolate(spec, number, is_prior_known=True, prior=prior)
         return Isolate(spec, number)
 
@@ -344,8 +337,14 @@ class _Reconciler:
             if step.purpose is Purpose.ISOLATE and isolator_records:
                 next_step = self._next_of(step)
                 if next_step is not None:
-                    times = (self.now, self.elapsed_s, self.plan.isolate_timeout_s)
-                    return on_isolation_lost(self.target, next_step, isolator_records, run_record, *times)
+                    times = (
+                        self.situation.now,
+                        self.situation.elapsed_s,
+                        self.situation.plan.isolate_timeout_s,
+                    )
+                    return on_isolation_lost(
+                        self.situation.target, next_step, isolator_records, run_record, *times
+                    )
         return None
 
     def _resolve_unknown_run(self, step: Step, stage: Stage, latest: StepRecord) -> Action | None:
@@ -353,10 +352,13 @@ class _Reconciler:
         if stage.on_unknown is OnUnknownPolicy.PAUSE:
             return Transition(Trigger.FAILED, step=stage.step, text=latest.text, code=FailureCode.UNKNOWN)
         # Checks during a run would judge a node that still changes.
-        if self.has_unfinished_run:
+        if self.situation.has_unfinished_run:
             return self._next_of(CLEAN_UP)
         # The checks judge the whole change, so they can speak for the last stage only.
-        if stage.on_unknown is OnUnknownPolicy.VERIFY and stage is stages_for(self.plan, self.target)[-1]:
+        if (
+            stage.on_unknown is OnUnknownPolicy.VERIFY
+            and stage is stages_for(self.situation.plan, self.situation.target)[-1]
+        ):
             judged = self._judge_run(latest.number)
             if judged is not False:
                 return None if judged is True else judged
@@ -369,7 +371,7 @@ class _Reconciler:
     def _judge_run(self, run: int) -> Action | bool:
         """Return the next check of a run whose result is unknown, or whether all checks passed."""
         # By the number of the run: a rerun is judged by checks of its own, not by those of the first.
-        for step in judging_steps(self.plan, run):
+        for step in judging_steps(self.situation.plan, run):
             match self._next_try(step, self._latest(step)):
                 case int() as number:
                     return self._start(step, number)
@@ -381,7 +383,7 @@ class _Reconciler:
 
     def _repair(self, step: Step, spec: StepDef, failed: StepRecord) -> Action:
         """Return the run that repairs the node, the check after it, or the failure."""
-        repair = repair_step(self.plan, spec)
+        repair = repair_step(self.situation.plan, spec)
         latest = self._latest(repair)
         if latest is None or latest.state is StepState.INTENDED:
             action = self._next_of(repair)
@@ -391,24 +393,29 @@ class _Reconciler:
             text = f"{failed.text}; and its repair failed: {latest.text}"
             return Transition(Trigger.FAILED, step=step.id, text=text, code=failed.code)
         # Only a check that failed before the repair is repeated; one after it has judged the repair.
-        if self.records.index(failed) < self.records.index(latest):
+        if self.situation.records.index(failed) < self.situation.records.index(latest):
             return self._start(step, failed.number + 1)
         text = f"{failed.text}; its repair did not help"
         return Transition(Trigger.FAILED, step=step.id, text=text, code=failed.code)
 
     def _has_begun_before(self) -> bool:
         """Return whether an earlier attempt changed or isolated the node, so that its baseline stays."""
-        has_run = any(r.action is StepAction.RUN and r.attempt < self.target.attempt for r in self.records)
-        return has_run or isolated_in_earlier_attempt(self.plan.isolate, self.target, self.records)
+        has_run = any(
+            r.action is StepAction.RUN and r.attempt < self.situation.target.attempt
+            for r in self.situation.records
+        )
+        return has_run or isolated_in_earlier_attempt(
+            self.situation.plan.isolate, self.situation.target, self.situation.records
+        )
 
     def _watch(self, step: Step) -> Wait | None:
         """Wait until the node has served for the time of the probation."""
         during = {each.id for each in self.steps if each.purpose is Purpose.PROBATION}
-        since = in_service_since(self.target, self.records, during)
+        since = in_service_since(self.situation.target, self.situation.records, during)
         # Records of the future are from before the clock was set back: then the time in the phase counts.
-        watched_s = self.elapsed_s if self.now < since else self.now - since
-        left_s = self.plan.probation_s - watched_s
-        return Wait(self.now + left_s, step.id) if left_s > 0 else None
+        watched_s = self.situation.elapsed_s if self.situation.now < since else self.situation.now - since
+        left_s = self.situation.plan.probation_s - watched_s
+        return Wait(self.situation.now + left_s, step.id) if left_s > 0 else None
 
     def _reisolate_failed_in_service(self) -> Action | None:
         """Isolate a node again whose check failed in service, then fail it; None when no check failed."""
@@ -418,7 +425,9 @@ class _Reconciler:
                 answer = self._next_try(step, latest)
                 is_final = latest is not None and answer is latest.state and answer is not StepState.OK
                 if latest is not None and is_final and not self._is_excused(step, latest):
-                    return self._reisolate(latest, self.records[self.records.index(latest) :])
+                    return self._reisolate(
+                        latest, self.situation.records[self.situation.records.index(latest) :]
+                    )
         return None
 
     # Cordon only: a failed check is no reason to evict the work that runs there.
@@ -428,7 +437,7 @@ class _Reconciler:
             if step.purpose is not Purpose.ISOLATE or not isinstance(step.spec, StepDef):
                 continue
             # Among the records after the failed check: the isolation before the change proves nothing now.
-            latest = latest_record(step, later, self.target.attempt)
+            latest = latest_record(step, later, self.situation.target.attempt)
             if latest is None or latest.state is StepState.INTENDED:
                 applied = self._latest(step, StepAction.APPLY)
                 number = latest.number if latest else 1 if applied is None else applied.number + 1
@@ -439,23 +448,31 @@ class _Reconciler:
         return Transition(Trigger.FAILED, step=failed_check.step, text=text, code=code)
 
     def _is_excused(self, step: Step, latest: StepRecord) -> bool:
-        return isinstance(step.spec, StepDef) and is_excused(step.spec, latest.state, self.records)
+        return isinstance(step.spec, StepDef) and is_excused(step.spec, latest.state, self.situation.records)
 
     # the records
 
     @property
     def _attempt_records(self) -> Sequence[StepRecord]:
-        return [record for record in self.records if record.attempt == self.target.attempt]
+        return [
+            record for record in self.situation.records if record.attempt == self.situation.target.attempt
+        ]
 
     def _active_isolations(self) -> Mapping[str, Any]:
         """Return the isolators that are in effect, each with the state that it found."""
-        return {spec.name: prior for spec, prior in active_isolations(self.plan.isolate, self.records)}
+        return {
+            spec.name: prior
+            for spec, prior in active_isolations(self.situation.plan.isolate, self.situation.records)
+        }
 
     def _latest(self, step: Step, *actions: StepAction) -> StepRecord | None:
-        return latest_record(step, self.records, self.target.attempt, *actions)
+        return latest_record(step, self.situation.records, self.situation.target.attempt, *actions)
 
     def _is_ordered_after(self, record: StepRecord) -> bool:
         """Return whether a person ordered the node's return after this record was made."""
         # An instant in the future is from before the clock was set back, so a record that is not came later.
-        tried_before = record.at < self.target.ordered_at <= self.now or self.now < record.at
-        return self.target.order is NodeOrder.RETURN and tried_before
+        tried_before = (
+            record.at < self.situation.target.ordered_at <= self.situation.now
+            or self.situation.now < record.at
+        )
+        return self.situation.target.order is NodeOrder.RETURN and tried_before

@@ -4,6 +4,7 @@ The daemon and the drivers import ports and no adapter; adapters import ports an
 fake and its real adapters pass the same contract suite.  Instants are epoch seconds, durations seconds.
 """
 
+from machines.model.step_result import Busy, Failed, Ok, StepResult, Unknown
 from rolloutd.ports.artifacts import Artifact, ArtifactStore, NodeFile, NodeFiles
 from rolloutd.ports.context import AdapterContext, Clock, InventorySnapshot, Scheduler
 from rolloutd.ports.host_variables import (
@@ -63,21 +64,16 @@ from rolloutd.ports.preparation import (
 from rolloutd.ports.runs import RunEvent, Runner, RunnerStatus, RunRequest, RunState, wait_for_end
 from rolloutd.ports.sources import Anchor, Notifier, SourceStore, TrafficProbe
 from rolloutd.ports.steps import (
-    Busy,
     Check,
-    Failed,
     IsolationStatus,
     Isolator,
-    Ok,
     ProgressKind,
     ProgressReport,
     StepContext,
-    StepResult,
     SupportsBlockerWatch,
     SupportsDryRun,
     SupportsHoldRelease,
     SupportsProgressReports,
-    Unknown,
     report_wait,
     reported_waits,
 )

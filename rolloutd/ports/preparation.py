@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Protocol
 
 from machines.model.preparation import ManifestEntry
+from machines.model.step_result import Failed
 from rolloutd.ports.nodes import Host
-from rolloutd.ports.steps import Failed
 
 TakeBytes = Callable[[int], Awaitable[None]]
 """Waits until this many bytes may be sent: the rate limit that all transfers of a rollout share."""

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from machines.model.step_result import Failed, Ok, Unknown
 from rolloutd.ports.nodes import Host
-from rolloutd.ports.steps import Failed, Ok, Unknown
 from rolloutd.ports.types import JSON, PinnedSource
 
 

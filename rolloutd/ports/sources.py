@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
-from rolloutd.ports.steps import Busy, Ok, StepContext, Unknown
+from machines.model.step_result import Busy, Ok, Unknown
+from rolloutd.ports.steps import StepContext
 from rolloutd.ports.types import PinnedSource
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol, runtime_checkable
 
-from machines.model.rollout import FailureCode
+from machines.model.step_result import Busy, Failed, Ok, StepResult, Unknown
 from rolloutd.ports.nodes import Host
 from rolloutd.ports.types import JSON, PinnedSource
 
@@ -56,49 +56,6 @@ class IsolationStatus:
     text: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Busy:
-    """The node cannot be isolated now; it returns to service and is retried later.
-
-    `is_permanent`: what blocks it stays until a person changes it.  `count` is a traffic probe's number, of
-    connections for example, if it has one.  `moved`: how much work this call has made leave the node, such as
-    pods; of two isolations, the one that moved more is kept.
-    """
-
-    text: str
-    is_permanent: bool = False
-    count: int | None = None
-    moved: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Ok:
-    """The step succeeded; `value` is what a check measured, for its comparison after the change."""
-
-    text: str = ""
-    output: str = ""
-    value: JSON = None
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """The step failed; `text` is a sentence for people, `output` the evidence.
-
-    `code` says whether the node is to blame: `failed`, or what else was the cause.
-    """
-
-    text: str
-    output: str = ""
-    code: FailureCode = FailureCode.FAILED
-
-
-@dataclass(frozen=True, slots=True)
-class Unknown:
-    """The result of the step is unknown (a lost response, a lost process)."""
-
-    text: str
-
-
 _on_wait: ContextVar[Callable[[str], None]] = ContextVar("on_wait", default=lambda _: None)
 
 
@@ -116,9 +73,6 @@ def reported_waits(on_wait: Callable[[str], None]) -> Iterator[None]:
     finally:
         _on_wait.reset(token)
         on_wait("")
-
-
-StepResult = Ok | Failed | Busy | Unknown
 
 
 class Isolator(Protocol):

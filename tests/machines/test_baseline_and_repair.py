@@ -10,7 +10,7 @@ from machines.model.events import StepAction, StepRecord, StepState
 from machines.model.plan import StepDef
 from machines.model.rollout import Target
 from machines.states import Outcome, Phase, Trigger
-from machines.workflow.next_action import next_action
+from machines.workflow.next_action import Situation, next_action
 from tests.machines.builders import T0, plan_of
 
 HEALTH = StepDef("verify.0.http", "http", baseline=True)
@@ -44,7 +44,7 @@ def after(
     target: Target, *rows: Row, plan: object = PLAN, earlier: Sequence[StepRecord] = (), unclean: bool = False
 ) -> Action:
     known = [*earlier, *records(*rows, attempt=target.attempt)]
-    return next_action(plan, target, known, T0 + 60.0, elapsed_s=60.0, has_unfinished_run=unclean)  # type: ignore[arg-type]
+    return next_action(Situation(plan, target, known, T0 + 60.0, elapsed_s=60.0, has_unfinished_run=unclean))  # type: ignore[arg-type]
 
 
 def test_baseline_checks_run_before_isolation() -> None:

@@ -9,7 +9,7 @@ from machines.model.events import StepAction, StepRecord, StepState
 from machines.model.plan import Capability, StepDef
 from machines.model.rollout import NodeOrder, Target
 from machines.states import Phase
-from machines.workflow.next_action import next_action
+from machines.workflow.next_action import Situation, next_action
 from machines.workflow.stopping import REISOLATE_TIMEOUT_S
 from tests.machines.builders import CORDONS, T0, plan_of
 
@@ -30,7 +30,9 @@ def decided_action(target: Target, after_s: float, *steps: ResultText) -> object
         StepRecord("R", "n1", 1, step, action, number, state, at=T0 + at, began_at=T0 + at, text="why")
         for step, action, number, state, at in steps
     ]
-    return next_action(PLAN, target, records, T0 + after_s, elapsed_s=after_s, has_unfinished_run=False)
+    return next_action(
+        Situation(PLAN, target, records, T0 + after_s, elapsed_s=after_s, has_unfinished_run=False)
+    )
 
 
 def test_busy_isolator_asked_again() -> None:
@@ -46,7 +48,9 @@ def test_busy_node_probed_again() -> None:
     look = StepRecord(
         "R", "n1", 1, probe.name, StepAction.INSPECT, 1, StepState.UNKNOWN, at=T0 + 5.0, began_at=T0
     )
-    again = next_action(plan, TARGET, [look], T0 - SET_BACK_S, elapsed_s=0.0, has_unfinished_run=False)
+    again = next_action(
+        Situation(plan, TARGET, [look], T0 - SET_BACK_S, elapsed_s=0.0, has_unfinished_run=False)
+    )
     assert again == Probe(probe, 2)
 
 
@@ -86,6 +90,8 @@ def test_run_without_isolation_stopped_in_time() -> None:
         for step, action, number, state, at in (DONE, run, lost, again)
     ]
     ended = next_action(
-        PLAN, target, records, T0 + at, elapsed_s=REISOLATE_TIMEOUT_S + 5.0, has_unfinished_run=False
+        Situation(
+            PLAN, target, records, T0 + at, elapsed_s=REISOLATE_TIMEOUT_S + 5.0, has_unfinished_run=False
+        )
     )
     assert isinstance(ended, StopRun)

@@ -11,7 +11,7 @@ from machines.model.actions import FAILED_RUN_TIMEOUT_S, Action, CleanUpStaleRun
 from machines.model.events import StepAction, StepRecord, StepState
 from machines.model.rollout import FailureCode, Target
 from machines.states import Phase, Trigger
-from machines.workflow.next_action import next_action
+from machines.workflow.next_action import Situation, next_action
 from machines.workflow.steps import CLEAN_UP
 from tests.machines.builders import T0, plan_of
 
@@ -34,7 +34,7 @@ CLEANED = replace(RUN, step=CLEAN_UP.id, action=StepAction.CLEAN_UP, state=StepS
 
 
 def after(*records: StepRecord, unfinished: bool = True) -> Action:
-    return next_action(PLAN, TARGET, records, T0 + 9, elapsed_s=9, has_unfinished_run=unfinished)
+    return next_action(Situation(PLAN, TARGET, records, T0 + 9, elapsed_s=9, has_unfinished_run=unfinished))
 
 
 def test_failed_run_is_cleaned_up_before_failure() -> None:

@@ -11,7 +11,7 @@ from machines.model.events import StepAction, StepRecord, StepState
 from machines.model.plan import OnUnknownPolicy, Stage
 from machines.model.rollout import FailureCode, Target
 from machines.states import Phase, Trigger
-from machines.workflow.next_action import next_action
+from machines.workflow.next_action import Situation, next_action
 from machines.workflow.phase_transitions import transition
 from tests.machines.builders import T0, plan_of
 
@@ -24,7 +24,7 @@ TARGET = Target("R", "n1", "t1", (), "fleet", 1, phase=Phase.MAINTAINING, attemp
 )
 def test_failed_run_has_code_of_its_result(state: StepState, code: FailureCode) -> None:
     record = StepRecord("R", "n1", 1, "run.configure", StepAction.RUN, 1, state, T0, T0, text="why")
-    action = next_action(PLAN, TARGET, [record], T0, elapsed_s=0.0, has_unfinished_run=False)
+    action = next_action(Situation(PLAN, TARGET, [record], T0, elapsed_s=0.0, has_unfinished_run=False))
     assert isinstance(action, Transition)
     assert (action.trigger, action.code) == (Trigger.FAILED, code)
 
@@ -54,7 +54,7 @@ def test_node_that_second_stage_cannot_reach_is_lost() -> None:
         text="why",
         code=FailureCode.UNREACHABLE,
     )
-    failed = next_action(plan, TARGET, [done, silent], T0, elapsed_s=0.0, has_unfinished_run=False)
+    failed = next_action(Situation(plan, TARGET, [done, silent], T0, elapsed_s=0.0, has_unfinished_run=False))
     assert isinstance(failed, Transition)
     assert (failed.step, failed.code) == ("run.restart", FailureCode.LOST)
 
@@ -66,7 +66,9 @@ def test_unreachable_node_is_tried_until_its_limit() -> None:
     def after(elapsed_s: float, limit_s: float | None) -> Action:
         plan = replace(PLAN, start_timeout_s=limit_s)
         now = T0 + 600.0
-        return next_action(plan, TARGET, [silent], now, elapsed_s=elapsed_s, has_unfinished_run=False)
+        return next_action(
+            Situation(plan, TARGET, [silent], now, elapsed_s=elapsed_s, has_unfinished_run=False)
+        )
 
     assert after(599.0, 600.0) == RunPlaybook(PLAN.stages[0], 2, is_started=False)
     assert after(60.0, 300.0) == RunPlaybook(PLAN.stages[0], 2, is_started=False), "the daemon was down"

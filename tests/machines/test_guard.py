@@ -22,7 +22,7 @@ from machines.model.plan import Guard, StepDef
 from machines.model.rollout import BLAMES_CHANGE, Failure, FailureCode, NodeOrder, Target
 from machines.states import Phase, Trigger
 from machines.workflow.guard import ANSWER_S
-from machines.workflow.next_action import next_action
+from machines.workflow.next_action import Situation, next_action
 from machines.workflow.steps import UNKNOWN_MAX_TRIES, UNKNOWN_RETRY_S
 from tests.machines.builders import T0, plan_of
 
@@ -65,7 +65,7 @@ RESTORED = step(StepAction.RESTORE, StepState.OK, prior={"restored": ["/etc/net"
 
 
 def after(*records: StepRecord, at: float = 0.0, target: Target = MAINTAINING) -> Action:
-    return next_action(PLAN, target, records, T0 + at, elapsed_s=at, has_unfinished_run=False)
+    return next_action(Situation(PLAN, target, records, T0 + at, elapsed_s=at, has_unfinished_run=False))
 
 
 def failure(*records: StepRecord, at: float = 0.0, target: Target = MAINTAINING) -> Transition:
@@ -110,7 +110,9 @@ def test_failed_run_is_restored_then_fails() -> None:
 def test_run_is_cleaned_up_before_restore() -> None:
     def after_run(*records: StepRecord) -> Action:
         return next_action(
-            PLAN, MAINTAINING, [ARMED, RUN_FAILED, *records], T0, elapsed_s=0.0, has_unfinished_run=True
+            Situation(
+                PLAN, MAINTAINING, [ARMED, RUN_FAILED, *records], T0, elapsed_s=0.0, has_unfinished_run=True
+            )
         )
 
     clean_up = CleanUpStaleRuns(1, FAILED_RUN_TIMEOUT_S)
@@ -169,7 +171,9 @@ def test_restore_while_daemon_was_down_does_not_blame_change(
 ) -> None:
     restored = step(StepAction.RESTORE, StepState.OK, prior={"by": by, "restored": []}, at=60.0)
     records = [ARMED, RUN_FAILED, GUARD_ENDED, restored]
-    failed = next_action(PLAN, MAINTAINING, records, T0 + 60, elapsed_s=elapsed_s, has_unfinished_run=False)
+    failed = next_action(
+        Situation(PLAN, MAINTAINING, records, T0 + 60, elapsed_s=elapsed_s, has_unfinished_run=False)
+    )
     assert isinstance(failed, Transition)
     assert failed.code is FailureCode.RESTORED_ITSELF
     assert Failure("n1#1", "n1", 1, failed.step, failed.text, T0, failed.code).blames_change is is_blamed
@@ -181,7 +185,9 @@ def test_silent_node_is_asked_until_its_restore_is_overdue() -> None:
     assert after(ARMED, RUN_FAILED, silent, at=UNKNOWN_RETRY_S) == UseGuard(GUARD, 2, StepAction.RESTORE)
     late = 120.0 + ANSWER_S + 1
     restarted = next_action(
-        PLAN, MAINTAINING, [ARMED, RUN_FAILED, silent], T0 + late, elapsed_s=1.0, has_unfinished_run=False
+        Situation(
+            PLAN, MAINTAINING, [ARMED, RUN_FAILED, silent], T0 + late, elapsed_s=1.0, has_unfinished_run=False
+        )
     )
     assert restarted == UseGuard(GUARD, 2, StepAction.RESTORE)
     overdue = failure(ARMED, RUN_FAILED, silent, at=late)
@@ -192,5 +198,5 @@ def test_silent_node_is_asked_until_its_restore_is_overdue() -> None:
 def test_rollback_is_guarded_too() -> None:
     undo = replace(PLAN, rollback=PLAN.stages[0])
     rolling_back = replace(MAINTAINING, rolling_back=True)
-    action = next_action(undo, rolling_back, [], T0, elapsed_s=0.0, has_unfinished_run=False)
+    action = next_action(Situation(undo, rolling_back, [], T0, elapsed_s=0.0, has_unfinished_run=False))
     assert action == UseGuard(GUARD, 1, StepAction.ARM)

@@ -15,7 +15,7 @@ from machines.model.rollout import Target
 from machines.model.selector import parse_selector
 from machines.model.target_plan import plan_for_target
 from machines.states import Phase, Trigger
-from machines.workflow.next_action import SLOT_STEP, next_action
+from machines.workflow.next_action import SLOT_STEP, Situation, next_action
 from machines.workflow.phase_transitions import transition
 from tests.machines.builders import T0, plan_of
 
@@ -29,13 +29,15 @@ def decided_action(state: StepState, after_s: float, *, over_budget: str = "") -
     """Return what comes next when the isolator has answered, so long after the phase began."""
     drained = StepRecord("R", "n1", 1, DRAIN.name, StepAction.APPLY, 1, state, at=T0 + 1.0, began_at=T0)
     return next_action(
-        PLAN,
-        ISOLATING,
-        [drained],
-        T0 + after_s,
-        elapsed_s=after_s,
-        has_unfinished_run=False,
-        over_budget=over_budget,
+        Situation(
+            PLAN,
+            ISOLATING,
+            [drained],
+            T0 + after_s,
+            elapsed_s=after_s,
+            has_unfinished_run=False,
+            over_budget=over_budget,
+        )
     )
 
 

@@ -9,7 +9,7 @@ from machines.model.events import StepAction, StepRecord, StepState
 from machines.model.plan import Capability, StepDef
 from machines.model.rollout import Target
 from machines.states import Phase, Trigger
-from machines.workflow.next_action import next_action
+from machines.workflow.next_action import Situation, next_action
 from machines.workflow.records import repeated_try
 from machines.workflow.steps import NOT_ISOLATED_RETRY_S
 from machines.workflow.stopping import REISOLATE_TIMEOUT_S
@@ -30,7 +30,9 @@ def record(step: str, action: StepAction, number: int, state: StepState, after_s
 def on_loss(after_s: float, *steps: tuple[str, StepAction, int, StepState, float]) -> object:
     """Return what comes next, so long after the phase began."""
     records = [record(*FIRST), *(record(*step) for step in steps)]
-    return next_action(PLAN, MAINTAINING, records, T0 + after_s, elapsed_s=after_s, has_unfinished_run=False)
+    return next_action(
+        Situation(PLAN, MAINTAINING, records, T0 + after_s, elapsed_s=after_s, has_unfinished_run=False)
+    )
 
 
 RUNNING = ("run.configure", StepAction.RUN, 1, StepState.INTENDED, 1.0)
@@ -65,11 +67,11 @@ def test_failed_in_service_without_isolation_fails() -> None:
     red = (check.name, StepAction.CHECK, 1, StepState.FAILED, 2.0)
     for action, state in ((StepAction.INSPECT, StepState.BUSY), (StepAction.APPLY, StepState.BUSY)):
         told = [record(*step) for step in (FIRST, back, red)]
-        again = next_action(plan, target, told, T0 + 3.0, elapsed_s=3.0, has_unfinished_run=False)
+        again = next_action(Situation(plan, target, told, T0 + 3.0, elapsed_s=3.0, has_unfinished_run=False))
         assert isinstance(again, Isolate)
         assert again.cordon_only
         told.append(record(CORDON.name, action, again.number, state, 4.0))
-        failed = next_action(plan, target, told, T0 + 5.0, elapsed_s=5.0, has_unfinished_run=False)
+        failed = next_action(Situation(plan, target, told, T0 + 5.0, elapsed_s=5.0, has_unfinished_run=False))
         assert isinstance(failed, Transition)
         assert (failed.trigger, failed.step) == (Trigger.FAILED, check.name)
         assert failed.text == "why; and it could not be isolated again: why"
@@ -96,16 +98,22 @@ def test_wait_reason_is_last_isolator_message() -> None:
 def test_isolation_wait_ends_at_deadline() -> None:
     records = (record(CORDON.name, StepAction.INSPECT, 1, StepState.BUSY, 0.0),)
     target = Target("r", "n1", "a", ("team/a",), "fleet", 0, phase=Phase.ISOLATING, attempt=1, since=T0)
-    waits = next_action(PLAN, target, records, T0 + 590.0, elapsed_s=590.0, has_unfinished_run=False)
+    waits = next_action(
+        Situation(PLAN, target, records, T0 + 590.0, elapsed_s=590.0, has_unfinished_run=False)
+    )
     assert isinstance(waits, Isolate)
     records = (record(CORDON.name, StepAction.INSPECT, 1, StepState.BUSY, 585.0),)
-    waits = next_action(PLAN, target, records, T0 + 590.0, elapsed_s=590.0, has_unfinished_run=False)
+    waits = next_action(
+        Situation(PLAN, target, records, T0 + 590.0, elapsed_s=590.0, has_unfinished_run=False)
+    )
     assert waits == Wait(T0 + 600.0, CORDON.name)
 
 
 def test_downtime_of_daemon_not_counted() -> None:
     records = [record(*FIRST), record(*NOT_INSPECTED)]
-    soon = next_action(PLAN, MAINTAINING, records, T0 + 9000.0, elapsed_s=5.0, has_unfinished_run=False)
+    soon = next_action(
+        Situation(PLAN, MAINTAINING, records, T0 + 9000.0, elapsed_s=5.0, has_unfinished_run=False)
+    )
     assert isinstance(soon, Isolate)
 
 

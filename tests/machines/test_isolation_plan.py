@@ -13,7 +13,7 @@ from machines.model.plan import Plan, StepDef
 from machines.model.rollout import Target
 from machines.states import Outcome, Phase, Trigger
 from machines.workflow.isolation_plan import PROBE_MAX_AGE_S, REPROBE_S
-from machines.workflow.next_action import RESUMED_ABORT_REASON, next_action
+from machines.workflow.next_action import RESUMED_ABORT_REASON, Situation, next_action
 from machines.workflow.phase_transitions import transition
 from machines.workflow.steps import UNKNOWN_RETRY_S, backoff_s
 from tests.machines.builders import CORDONS, T0, plan_of
@@ -44,7 +44,9 @@ def record(step: Step, attempt: int = 1) -> StepRecord:
 def decided_action(after_s: float, *steps: Step, plan: Plan = PLAN, target: Target = ISOLATING) -> Action:
     """Return what comes next, so long after the phase began."""
     records = [record(step) for step in steps]
-    return next_action(plan, target, records, T0 + after_s, elapsed_s=after_s, has_unfinished_run=False)
+    return next_action(
+        Situation(plan, target, records, T0 + after_s, elapsed_s=after_s, has_unfinished_run=False)
+    )
 
 
 def test_cordon_probe_drain_then_isolated() -> None:
@@ -153,11 +155,13 @@ def test_failed_node_with_traffic_stays_isolated() -> None:
     target = replace(ISOLATING, attempt=2)
     records = [record((CORDON, DO, 1, OK, -100.0)), record(CORDONED_ONLY, 2)]
     records.append(record((JOBS, LOOK, 1, StepState.BUSY, 2.0), 2))
-    waits = next_action(PLAN, target, records, T0 + 3.0, elapsed_s=3.0, has_unfinished_run=False)
+    waits = next_action(Situation(PLAN, target, records, T0 + 3.0, elapsed_s=3.0, has_unfinished_run=False))
     assert waits == Wait(T0 + 2.0 + REPROBE_S, JOBS.name)
-    later = next_action(PLAN, target, records, T0 + 40.0, elapsed_s=40.0, has_unfinished_run=False)
+    later = next_action(Situation(PLAN, target, records, T0 + 40.0, elapsed_s=40.0, has_unfinished_run=False))
     assert later == Probe(JOBS, 2)
-    late = next_action(PLAN, target, records, T0 + 601.0, elapsed_s=601.0, has_unfinished_run=False)
+    late = next_action(
+        Situation(PLAN, target, records, T0 + 601.0, elapsed_s=601.0, has_unfinished_run=False)
+    )
     assert isinstance(late, Transition)
     assert late.trigger is Trigger.FAILED
     assert BUSY in late.text
@@ -211,7 +215,15 @@ def test_aborted_rollback_probed_as_usual() -> None:
 def test_aborted_rollback_returns_changed_node_only(failed_before: bool) -> None:
     target = replace(ISOLATING, rolling_back=True)
     late = next_action(
-        PLAN, target, [], T0 + 601.0, elapsed_s=601.0, has_unfinished_run=False, failed_before=failed_before
+        Situation(
+            PLAN,
+            target,
+            [],
+            T0 + 601.0,
+            elapsed_s=601.0,
+            has_unfinished_run=False,
+            failed_before=failed_before,
+        )
     )
     assert isinstance(late, Transition)
     aborted = (Trigger.FAILED, None) if failed_before else (Trigger.ISOLATION_ABORTED, Outcome.CHANGED)

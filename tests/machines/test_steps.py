@@ -11,7 +11,7 @@ from machines.model.events import StepAction, StepRecord, StepState
 from machines.model.plan import Capability, Plan, Stage, StepDef
 from machines.model.rollout import NodeOrder, Target
 from machines.states import Phase
-from machines.workflow.next_action import next_action
+from machines.workflow.next_action import Situation, next_action
 from machines.workflow.steps import (
     NOT_ISOLATED_RETRY_S,
     RULES,
@@ -115,5 +115,5 @@ def test_isolation_again_in_effect_is_reverted_again() -> None:
         record(StepAction.REVERT, StepState.OK, 4),
         record(StepAction.APPLY, StepState.OK, 4),
     ]
-    action = next_action(plan, ordered, records, T0, elapsed_s=1.0, has_unfinished_run=False)
+    action = next_action(Situation(plan, ordered, records, T0, elapsed_s=1.0, has_unfinished_run=False))
     assert action == Revert(BALANCER, 5, None, is_last=True)

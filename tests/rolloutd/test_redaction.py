@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from machines.model.events import StepAction
-from machines.workflow.next_action import next_action
+from machines.model.actions import RunCheck
+from machines.model.plan import StepDef
+from machines.workflow.next_action import Situation, next_action
 from rolloutd.engine.drivers.node_session import NodeSession
 from rolloutd.engine.drivers.step_journal import StepJournal
 from rolloutd.ports import Failed, Ok, Unknown
@@ -44,7 +45,8 @@ async def test_nobody_else_reads_it_anywhere(tmp_path: Path) -> None:
         await inside.isolate(rollout, "p1")
         book = StepJournal(NodeSession(inside.state, adapters_of(inside, tmp_path), rollout, "p1"))
         await book.load()
-        record = book.begin("team.payments.0.ssh", StepAction.CHECK, 1, visible_to="payments")
+        check = StepDef("team.payments.0.ssh", "ssh", team="payments")
+        record = book.begin(RunCheck(check, check.name, 1))
         await book.finish(record, Failed(f"expected ok, found {SECRET!r}", output=SECRET))
         paths = [
             *(f"/v1/rollouts/{rollout}", f"/v1/rollouts/{rollout}/nodes", "/v1/audit", "/v1/status"),
@@ -60,6 +62,6 @@ async def test_nobody_else_reads_it_anywhere(tmp_path: Path) -> None:
         assert SECRET not in json.dumps(await inside.stream_lines("/v1/events"))
         plan, target = inside.state.index.rollout(rollout).plan, inside.state.index.target(rollout, "p1")
         action = next_action(
-            plan, target, book.records, inside.clock.now(), elapsed_s=0.0, has_unfinished_run=False
+            Situation(plan, target, book.records, inside.clock.now(), elapsed_s=0.0, has_unfinished_run=False)
         )
         assert SECRET not in str(action), "the failure that follows is everybody's"

@@ -119,8 +119,7 @@ MUTANTS = (
         result = await self._session.capture_errors(
             self._session.adapters.isolators[spec.kind].return_to_service(ctx)
         )
-        is_restored = action.is_last and isinstance(result, Ok)
-        await self._journal.finish(record, result, isolated=False if is_restored else None)
+        await self._journal.finish(record, result, isolated=is_isolated_after(action, result))
         """,
         """
         await self._journal.finish(record, Ok("undone"), isolated=False if action.is_last else None)

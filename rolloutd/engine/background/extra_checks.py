@@ -5,7 +5,7 @@ Only a check that is a run is recorded, so that a restarted daemon finds it and 
 
 from __future__ import annotations
 
-from machines.model.actions import STALE_RUN_TIMEOUT_S
+from machines.model.actions import STALE_RUN_TIMEOUT_S, CleanUpStaleRuns, RunCheck
 from machines.model.events import StepAction, StepState
 from machines.model.plan import Capability, StepDef
 from machines.scheduler.progress import is_at_work
@@ -49,7 +49,7 @@ async def _run_recorded(session: NodeSession, spec: StepDef, step: str) -> Ok | 
             return Unknown(f"an earlier run may be active: {cleared.text}")
     number = 1 if latest is None else latest.number + (not is_started)
     handle = (await session.step_context(spec, step=step, number=number)).idempotency_key
-    record = journal.begin(step, StepAction.CHECK, number, handle=handle, visible_to=spec.team)
+    record = journal.begin(RunCheck(spec, step, number), handle=handle)
     await journal.write(record)
     result = await _check(session, spec, step, number)
     await journal.finish(record, result)
@@ -60,7 +60,7 @@ async def _clean_up_stale_runs(session: NodeSession, journal: StepJournal) -> Ok
     if is_at_work(session.state.index, session.node):
         return Unknown(f"{session.node} is at work in another rollout")
     earlier = [r.number for r in journal.records if r.action is StepAction.CLEAN_UP]
-    record = journal.begin("clear", StepAction.CLEAN_UP, 1 + max(earlier, default=0))
+    record = journal.begin(CleanUpStaleRuns(1 + max(earlier, default=0)))
     await journal.write(record)
     host = session.state.host(session.node)
     with adapter_errors("runner"):

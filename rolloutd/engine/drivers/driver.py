@@ -14,7 +14,7 @@ from dataclasses import replace
 from machines.facts.dry_runs import DryRunResult
 from machines.facts.fleet_facts import IsolationProgress
 from machines.model import actions
-from machines.model.events import Event, HoldReleased, NodeOrdered, PhaseMoved, StepAction
+from machines.model.events import Event, HoldReleased, NodeOrdered, PhaseMoved
 from machines.model.node import NodeHealth, NodeKind
 from machines.model.plan import Capability
 from machines.model.reasons import Reason, ReasonCode
@@ -22,7 +22,7 @@ from machines.model.rollout import BLAMES_CHANGE, FailureCode, NodeOrder, Target
 from machines.model.target_plan import lacks_isolator
 from machines.scheduler.membership import carry_over
 from machines.states import IN_FLIGHT_PHASES, Outcome, Phase, Trigger
-from machines.workflow import next_action
+from machines.workflow.next_action import SLOT_STEP, Situation, next_action
 from machines.workflow.phase_transitions import transition
 from machines.workflow.records import active_isolations, repeated_try
 from machines.workflow.steps import baseline_record
@@ -187,24 +187,25 @@ class Driver:
         node_plan = self._session.node_plan(in_effect)
         elapsed_s = self._elapsed_s(target, now)
         over_budget = "" if self._over_budget is None else describe(self._over_budget)
-        action = next_action.next_action(
+        situation = Situation(
             node_plan,
             target,
             self._journal.records,
             now,
-            elapsed_s=elapsed_s,
-            has_unfinished_run=self._journal.has_unfinished_run,
-            abort_reason=abort_reason,
-            over_budget=over_budget,
-            failed_before=self._state.index.has_failed(self.rollout, self.node, target.attempt - 1),
+            elapsed_s,
+            self._journal.has_unfinished_run,
+            abort_reason,
+            over_budget,
+            self._state.index.has_failed(self.rollout, self.node, target.attempt - 1),
         )
+        action = next_action(situation)
         if target.phase is Phase.ISOLATING:
             self._publish_isolation(target, action, now + node_plan.isolate_timeout_s - elapsed_s)
         return action
 
     def _publish_isolation(self, target: Target, action: actions.Action, deadline: float) -> None:
         """Publish how far the isolation is and when it is aborted."""
-        waits = isinstance(action, actions.Wait) and action.step == next_action.SLOT_STEP
+        waits = isinstance(action, actions.Wait) and action.step == SLOT_STEP
         self._session.progress.isolation_deadline = deadline
         self._session.progress.awaited_slot = self._over_budget if waits else None
         moved = self._moved[1] if self._moved[0] == target.attempt else 0
@@ -301,7 +302,7 @@ class Driver:
 
     async def _verify(self, action: actions.RunCheck) -> None:
         spec = action.spec
-        record = self._journal.begin(action.step, StepAction.CHECK, action.number, visible_to=spec.team)
+        record = self._journal.begin(action)
         check = self._session.adapters.checks[spec.kind]
         prior = self._journal.prior_of_kind(spec.kind)
         before = baseline_record(spec, self._journal.records)

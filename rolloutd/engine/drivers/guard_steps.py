@@ -110,7 +110,7 @@ class GuardSteps:
     async def _record_disarm(self, spec: StepDef, result: StepResult) -> None:
         """Record an end of the guard that was not the answer to a disarm."""
         numbers = [r.number for r in self._journal.records if r.action is StepAction.DISARM]
-        record = self._journal.begin(spec.name, StepAction.DISARM, 1 + max(numbers, default=0))
+        record = self._journal.begin(actions.UseGuard(spec, 1 + max(numbers, default=0), StepAction.DISARM))
         await self._journal.finish(record, result)
 
     def _armed_guard(self) -> Guard | None:
@@ -130,7 +130,7 @@ class GuardSteps:
         # Not captured: without its package a node must not move, least of all be recorded as armed.
         self._session.adapters.guards[spec.kind]
         was_begun = any(r.action is kind and r.number == use.number for r in self._attempt_records())
-        record = self._journal.begin(spec.name, kind, use.number)
+        record = self._journal.begin(use)
         await self._journal.write(record)
         answer = await self._ask(spec, operation, spec.timeout_s)
         if isinstance(answer, GuardReport):

@@ -16,6 +16,7 @@ from machines.model.events import StepAction
 from machines.model.plan import Plan, StepDef
 from machines.states import Phase
 from machines.workflow import records
+from machines.workflow.recording import is_isolated_after
 from rolloutd.engine.drivers.node_session import NodeSession
 from rolloutd.engine.drivers.step_journal import StepJournal
 from rolloutd.engine.drivers.traffic_probes import probe_traffic
@@ -47,7 +48,7 @@ class Isolation:
         )
         if spec.drain_timeout_s is not None and self._session.target.phase is Phase.ISOLATING:
             ctx = replace(ctx, deadline=min(ctx.deadline, self._session.progress.isolation_deadline))
-        record = self._journal.begin(spec.name, StepAction.APPLY, action.number, prior=action.prior)
+        record = self._journal.begin(action)
         status = await self._session.capture_errors(isolator.inspect(ctx))
         if isinstance(status, Failed | Busy | Unknown):
             # Nothing was changed yet, so only an inspection is recorded.
@@ -55,8 +56,7 @@ class Isolation:
             return status
         prior = action.prior if action.is_prior_known else status.prior
         record = replace(record, prior=prior)
-        # Before the isolator acts: after a crash the node counts as isolated, so it is returned to service.
-        await self._journal.write(record, isolated=True)
+        await self._journal.write(record, isolated=is_isolated_after(action, None))
         # Skip only an isolation of our own: if another party isolated the node, we must still apply ours.
         if (
             status.is_isolated
@@ -71,7 +71,7 @@ class Isolation:
 
     async def probe(self, action: actions.Probe) -> None:
         """Probe for traffic once; a probe changes nothing, so it needs no recorded intent."""
-        record = self._journal.begin(action.spec.name, StepAction.INSPECT, action.number)
+        record = self._journal.begin(action)
         result = await self._session.capture_errors(
             probe_traffic(self._session, action.spec, number=action.number)
         )
@@ -80,15 +80,13 @@ class Isolation:
     async def undo(self, action: actions.Revert) -> None:
         """Return the node to service with one isolator."""
         spec = action.spec
-        record = self._journal.begin(spec.name, StepAction.REVERT, action.number)
+        record = self._journal.begin(action)
         ctx = await self._session.step_context(spec, number=action.number, prior=action.prior)
         await self._journal.write(record)
         result = await self._session.capture_errors(
             self._session.adapters.isolators[spec.kind].return_to_service(ctx)
         )
-        # Until the last isolator is reverted, the node is not in service and keeps its slots.
-        is_restored = action.is_last and isinstance(result, Ok)
-        await self._journal.finish(record, result, isolated=False if is_restored else None)
+        await self._journal.finish(record, result, isolated=is_isolated_after(action, result))
 
     async def ensure_isolated(self, plan: Plan, *, run_in_progress: bool) -> bool:
         """Inspect the isolation, isolate again where it was lost, and return whether the node is isolated."""
@@ -109,9 +107,7 @@ class Isolation:
             number = 1 + max(r.number for r in self._journal.records if r.step == spec.name)
             if isinstance(status, Failed | Busy | Unknown):
                 if not run_in_progress:
-                    await self._journal.finish(
-                        self._journal.begin(spec.name, StepAction.INSPECT, number), status
-                    )
+                    await self._journal.finish(self._journal.begin(actions.Probe(spec, number)), status)
                     return None
             elif status.is_isolated is False:
                 was_lost = True

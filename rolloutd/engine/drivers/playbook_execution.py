@@ -12,10 +12,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from machines.model import actions
-from machines.model.events import StepAction, StepRecord
+from machines.model.events import StepRecord
 from machines.model.rollout import FailureCode
 from machines.states import IN_FLIGHT_PHASES
-from machines.workflow.steps import CLEAN_UP
 from rolloutd.configuration import intended_configuration
 from rolloutd.engine.drivers.guard_steps import GuardSteps
 from rolloutd.engine.drivers.isolation import Isolation
@@ -52,7 +51,7 @@ class PlaybookExecution:
 
     async def clean_up_stale_runs(self, action: actions.CleanUpStaleRuns) -> None:
         """End all processes that older runs left on the node."""
-        record = self._journal.begin(CLEAN_UP.id, StepAction.CLEAN_UP, action.number)
+        record = self._journal.begin(action)
         host = self._state.host(self._session.node)
         await self._journal.write(record)
         result = await self._session.capture_errors(
@@ -66,7 +65,7 @@ class PlaybookExecution:
         """Start or find the run of a stage, and follow it to its end."""
         stage, session = action.stage, self._session
         run = f"{session.rollout}.{session.node}.{session.target.attempt}.{stage.name}.{action.number}"
-        record = self._journal.begin(stage.step, StepAction.RUN, action.number, stage=stage.name, handle=run)
+        record = self._journal.begin(action, handle=run)
         run_in_progress = action.is_started and await self._was_started(
             self._journal.recorded_version(record).handle
         )

@@ -7,25 +7,15 @@ read.  It knows neither the plan nor what a step does.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
-from machines.model.events import StepAction, StepRecord, StepRecorded, StepState
+from machines.model.events import StepAction, StepRecord, StepRecorded
 from machines.workflow import records
+from machines.workflow.recording import RecordedAction, intent_of, record_of
 from rolloutd.configuration import content_hash
 from rolloutd.engine.drivers.node_session import NodeSession
-from rolloutd.ports import JSON, Busy, Failed, Ok, StepResult, Unknown
+from rolloutd.ports import JSON, StepResult
 from rolloutd.redaction import redact_for_team
-
-MAX_OUTPUT_CHARS = 64 * 1024
-"""Characters of evidence kept of one step: enough for a stack trace, not for a log."""
-
-_STATE_OF_RESULT: Mapping[type[Any], StepState] = {
-    Ok: StepState.OK,
-    Failed: StepState.FAILED,
-    Busy: StepState.BUSY,
-    Unknown: StepState.UNKNOWN,
-}
 
 
 class StepJournal:
@@ -54,21 +44,9 @@ class StepJournal:
         """Make the next load() read the store again: the last write may have failed or been cancelled."""
         self._is_loaded = False
 
-    def begin(self, step: str, action: StepAction, number: int, **fields: Any) -> StepRecord:
-        """Return the record of a step that is about to begin; nothing is written yet."""
-        now = self._state.now()
-        return StepRecord(
-            self._session.rollout,
-            self._session.node,
-            self._session.target.attempt,
-            step,
-            action,
-            number,
-            StepState.INTENDED,
-            at=now,
-            began_at=now,
-            **fields,
-        )
+    def begin(self, action: RecordedAction, *, handle: str = "") -> StepRecord:
+        """Return the record of an action that is about to begin; nothing is written yet."""
+        return intent_of(action, self._session.target, self._state.now(), handle=handle)
 
     def prior_of_kind(self, kind: str) -> Any:
         """Return the state that the isolator of this kind found before it changed anything, else None."""
@@ -87,15 +65,7 @@ class StepJournal:
 
     async def finish(self, record: StepRecord, result: StepResult, *, isolated: bool | None = None) -> None:
         """Write how a step ended; only its team reads the result of a team's own check."""
-        result = redact_for_team(result, record.visible_to)
-        # The end: the error is in the last lines.
-        output = result.output[-MAX_OUTPUT_CHARS:] if isinstance(result, Ok | Failed) else ""
-        state = _STATE_OF_RESULT[type(result)]
-        if isinstance(result, Ok) and result.value is not None:
-            record = replace(record, prior=result.value)
-        if isinstance(result, Failed):
-            record = replace(record, code=result.code)
-        finished = replace(record, state=state, at=self._state.now(), text=result.text, output=output)
+        finished = record_of(record, redact_for_team(result, record.visible_to), self._state.now())
         await self.write(finished, isolated=isolated)
 
     async def write(
