@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from rolloutd.admin.disk import CheckResult
 from rolloutd.errors import InvalidFile, RolloutdError
 from rolloutd.settings import DEFAULT_CONFIG, Settings, load
 
@@ -67,7 +66,7 @@ def _run_doctor(config: Path | None, *, as_json: bool) -> int:
     if as_json:
         sys.stdout.write(json.dumps([finding.to_json() for finding in results], indent=2) + "\n")
     else:
-        sys.stdout.writelines(map(_format_result, results))
+        sys.stdout.writelines(f"{finding.line}\n" for finding in results)
     return EXIT_OK if all(finding.ok for finding in results) else EXIT_PROBLEMS
 
 
@@ -90,10 +89,6 @@ def _run_chain(file: Path, head: str | None, entries: Sequence[int]) -> int:
     hashes = backend.read_hashes(entries) if verification.ok else {}
     sys.stdout.write(json.dumps({**asdict(verification), "hashes": hashes}) + "\n")
     return EXIT_OK if verification.ok else EXIT_PROBLEMS
-
-
-def _format_result(result: CheckResult) -> str:
-    return f"{'ok   ' if result.ok else 'WRONG'} {result.subject}: {' '.join(result.text.split())}\n"
 
 
 def _run_backup(settings: Settings, options: argparse.Namespace) -> int:

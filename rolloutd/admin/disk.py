@@ -37,6 +37,10 @@ class CheckResult:
     ok: bool
     text: str
 
+    @property
+    def line(self) -> str:
+        return f"{'ok   ' if self.ok else 'WRONG'} {self.subject}: {' '.join(self.text.split())}"
+
     def to_json(self) -> dict[str, str | bool]:
         return {"subject": self.subject, "ok": self.ok, "text": self.text}
 

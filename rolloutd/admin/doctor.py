@@ -12,11 +12,8 @@ import grp
 import os
 import pwd
 import sys
-import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from machines.facts.index import Index
@@ -25,26 +22,16 @@ from machines.model.plan import PILOT_WAVE, GateName
 from machines.model.rollout import Rollout, Target
 from machines.states import IN_FLIGHT_PHASES, Phase
 from rolloutd import threads
-from rolloutd.adapters.ansible.runner import AnsibleRunner
-from rolloutd.adapters.registry import create_adapter
 from rolloutd.adapters.sources.tree_store import tree_directory
 from rolloutd.adapters.ssh.shell import SshShell
-from rolloutd.adapters.timers import SystemClock
 from rolloutd.admin.disk import CheckResult, check_database, check_state_dir
 from rolloutd.admin.runs import describe_runs, suggest_pipelining
 from rolloutd.admin.service_unit import describe_expected_unit
+from rolloutd.admin.systems import check_balancers, open_systems, read_sources
 from rolloutd.compile import compile_limits
 from rolloutd.control.client import ApiError, Client, DaemonUnreachable
 from rolloutd.errors import InvalidFile, RolloutdError
-from rolloutd.plugin import INVENTORIES
-from rolloutd.ports import (
-    AdapterContext,
-    Inventory,
-    InventorySnapshot,
-    PinnedSource,
-    Store,
-    SupportsPreflight,
-)
+from rolloutd.ports import PinnedSource, Store
 from rolloutd.service.preflight import find_missing_prerequisites
 from rolloutd.service.reload import TeamPlanCompiler
 from rolloutd.settings import Settings, load
@@ -137,12 +124,25 @@ async def run_checks(settings: Settings, report: DaemonReport) -> list[CheckResu
         results += found
         if is_loadable:
             results += await _check_content(settings)
-    results.append(await _run_check("people", lambda: threads.ACCOUNTS.run(_check_accounts, settings)))
-    results.append(await _run_check("ansible", lambda: _check_ansible(settings)))
-    results.append(await _run_check("ssh", lambda: _check_ssh(settings)))
+    results += await check_accounts_and_programs(settings)
     results.append(report.daemon)
     results += [] if report.runs is None else [report.runs]
-    return results + await _check_sources(settings, report)
+    async with open_systems(settings) as systems:
+        # A running daemon reads the sources itself, so they are not read twice.
+        readings = await read_sources(systems, nodes=report.sources is None)
+        results += [reading.check for reading in readings] if report.sources is None else report.sources
+        results += [right for reading in readings for right in reading.rights]
+        results += await check_balancers(systems)
+    return results
+
+
+async def check_accounts_and_programs(settings: Settings) -> list[CheckResult]:
+    """Check the people of the settings, Ansible, and ssh with its files."""
+    return [
+        await _run_check("people", lambda: threads.ACCOUNTS.run(_check_accounts, settings)),
+        await _run_check("ansible", lambda: _check_ansible(settings)),
+        await _run_check("ssh", lambda: _check_ssh(settings)),
+    ]
 
 
 async def _run_check(subject: str, check: Callable[[], Awaitable[str]]) -> CheckResult:
@@ -336,55 +336,6 @@ def _report_stopped(path: Path) -> CheckResult:
         return CheckResult("daemon", True, f"not running at {path} (systemctl start rolloutd)")
     advice = "read journalctl -u rolloutd -e, then systemctl start rolloutd"
     return CheckResult("daemon", False, f"not running at {path}, but {expected}; {advice}")
-
-
-async def _check_sources(settings: Settings, report: DaemonReport) -> list[CheckResult]:
-    """Return the daemon's report on its sources, else what they answer, and the rights that they lack."""
-    async with _open_inventories(settings) as inventories:
-        reported = report.sources
-        results = [await _check_source(each) for each in inventories] if reported is None else [*reported]
-        for inventory in inventories:
-            if isinstance(inventory, SupportsPreflight):
-                subject, lacks = f"{inventory.source} rights", await inventory.find_missing_prerequisites()
-                results += [CheckResult(subject, False, text) for text in lacks]
-                if not lacks:
-                    results.append(CheckResult(subject, True, "all that are needed"))
-    return results
-
-
-@asynccontextmanager
-async def _open_inventories(settings: Settings) -> AsyncIterator[list[Inventory | CheckResult]]:
-    """Create the sources of the settings; yield a failed result in place of one that cannot be created."""
-    shell = SshShell(settings.ssh.known_hosts, settings.ssh.user, settings.ssh.key_file)
-    with tempfile.TemporaryDirectory(prefix="rolloutd-") as place:
-        snapshot = InventorySnapshot({})
-        find_tree = partial(tree_directory, settings.state_dir)
-        runner = AnsibleRunner(Path(place), shell, find_tree, lambda: snapshot)
-        kit = AdapterContext(shell, SystemClock(), runner, lambda: snapshot, settings)
-        made: list[Inventory | CheckResult] = []
-        for source in settings.inventory:
-            try:
-                made.append(create_adapter(INVENTORIES, source.kind, replace(kit, params=source.params)))
-            except RolloutdError as error:
-                made.append(CheckResult(source.kind, False, str(error)))
-        try:
-            yield made
-        finally:
-            for system in kit.shared.values():
-                await system.close()
-            await shell.close()
-
-
-async def _check_source(inventory: Inventory | CheckResult) -> CheckResult:
-    if isinstance(inventory, CheckResult):
-        return inventory
-    try:
-        found = await inventory.refresh()
-    except RolloutdError as error:
-        return CheckResult(inventory.source, False, str(error))
-    return CheckResult(
-        inventory.source, bool(found), pluralize(len(found), "node") if found else "it names no node at all"
-    )
 
 
 # -- the stored facts ---------------------------------------------------------

@@ -71,7 +71,7 @@ def demo(call: Invocation) -> NoReturn:
         arguments += ["--fault", fault]
     arguments += ["--dir", args.dir] if args.dir is not None else []
     arguments += [f"--{name}" for name in ("headless", "json", "plain") if getattr(args, name)]
-    _exec_module("rolloutd.demo", arguments)
+    exec_module("rolloutd.demo", arguments)
 
 
 def run_admin_command(call: Invocation) -> NoReturn:
@@ -80,7 +80,7 @@ def run_admin_command(call: Invocation) -> NoReturn:
     arguments = [args.command, *(["--config", args.config] if args.config is not None else [])]
     arguments += ["--json"] if args.json else []
     arguments += [f"--file={args.file}"] if hasattr(args, "file") else []
-    _exec_module("rolloutd.admin", arguments)
+    exec_module("rolloutd.admin", arguments)
 
 
 def tui(call: Invocation) -> int:
@@ -98,7 +98,7 @@ def _run_console(call: Invocation, options: list[str]) -> int:
     arguments = [*_display_options(args), *options]
     host: str | None = getattr(args, "host", None)
     if host is None:
-        _exec_module("tui", ["--socket", call.client.path, *arguments])
+        exec_module("tui", ["--socket", call.client.path, *arguments])
     from rolloutd.cli.tunnel import open_tunnel
 
     with open_tunnel(host, call.client.path) as socket:
@@ -124,7 +124,7 @@ def _display_options(args: argparse.Namespace) -> list[str]:
     return [*theme, *(f"--{name}" for name in ("ascii", "still") if getattr(args, name))]
 
 
-def _exec_module(module: str, arguments: list[str]) -> NoReturn:
+def exec_module(module: str, arguments: list[str]) -> NoReturn:
     """Become another program of rolloutd, in the same process, so that signals reach it."""
     sys.stdout.flush()
     os.execve(sys.executable, [*module_command(module), *arguments], environment())  # noqa: S606

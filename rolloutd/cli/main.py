@@ -26,6 +26,7 @@ from rolloutd.cli import (
     plans,
     queries,
     rollout_actions,
+    setup,
     voting,
     watch,
 )
@@ -49,7 +50,7 @@ _COMMANDS = {
     "rollouts and nodes": (rollout_actions,),
     "fleet": (inventory, holds),
     "audit": (audit,),
-    "this machine": (local, completion),
+    "this machine": (setup, local, completion),
 }
 """The modules with commands, under the headings and in the order of the help."""
 

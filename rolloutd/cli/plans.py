@@ -121,7 +121,7 @@ def preview(call: Invocation) -> None:
     whole = {**answer, **without_none(impact=impact, diff=found and found["groups"])}
     if call.print_data(whole, nodes):
         return
-    _print_preview(answer)
+    print_preview(answer)
     if found is not None:
         print_line()
         print_plan_differences(found)
@@ -231,7 +231,7 @@ def _upload(call: Invocation, directory: Path) -> str:
     return answer["upload"]
 
 
-def _print_preview(answer: Preview) -> None:
+def print_preview(answer: Preview) -> None:
     for columns, key in PREVIEW_LISTS:
         if answer[key] or key != "prepare":
             print_list(columns, answer[key])

@@ -92,18 +92,19 @@ async def resolve_plan(
     plan_file = await threads.FILES.run(resolve_prepare, plan_file, tree, force)
     # In a thread, on a fork: ten thousand targets take longer than the loop may pause.
     return await compute(
-        _resolve, state.index.fork(), state.settings, state.connections, plan_file, pinned, force
+        resolve_by_facts, state.index.fork(), state.settings, state.connections, plan_file, pinned, force
     )
 
 
-def _resolve(
+def resolve_by_facts(
     facts: Projection,
     settings: Settings,
     connections: Connections,
     plan_file: PlanFile,
     pinned: PinnedSource,
-    force: ForcedStages,
+    force: ForcedStages = NOT_FORCED,
 ) -> ResolvedPlan:
+    """Resolve a plan by these facts; raises InvalidFile and Refused."""
     plan = compile_plan(plan_file.content, teams=settings.teams)
     targets = _resolve_targets(facts, settings, plan, plan_file)
     _require_pilot_among_targets(plan_file, plan, targets)

@@ -55,21 +55,22 @@ def _check_files(settings: Settings) -> Iterator[MissingPrerequisite]:
         ("ssh.key_file", settings.ssh.key_file),
     ):
         if path is not None:
-            yield from _check_file(setting, path, "no node can be reached as the settings say")
+            yield from check_file(setting, path, "no node can be reached as the settings say")
     if settings.git.verify_signatures and settings.git.allowed_signers is not None:
         consequence = "no ssh signature is trusted"
-        yield from _check_file("git.allowed_signers", settings.git.allowed_signers, consequence)
+        yield from check_file("git.allowed_signers", settings.git.allowed_signers, consequence)
     for name, account in settings.service_accounts.items():
         setting, consequence = f"service_accounts.{name}.key_file", f"{name} cannot vote"
-        yield from _check_file(setting, account.key_file, consequence, secret=True)
+        yield from check_file(setting, account.key_file, consequence, secret=True)
     if settings.notify is not None:
         consequence = "notifications are disabled"
-        yield from _check_file("notify.urls_file", settings.notify.urls_file, consequence, secret=True)
+        yield from check_file("notify.urls_file", settings.notify.urls_file, consequence, secret=True)
 
 
-def _check_file(
+def check_file(
     setting: str, path: Path, consequence: str, *, secret: bool = False
 ) -> Iterator[MissingPrerequisite]:
+    """Yield what is wrong with a file; others may not read a secret one."""
     if path.is_relative_to(CREDENTIALS) and not path.parent.is_dir():
         return  # systemd provides credentials only while the service runs
     try:

@@ -27,16 +27,17 @@ MAX_FILES = 100
 TITLE = "rolloutd settings"
 
 
-def load(path: Path | None) -> Settings:
+def load(path: Path | None, content: bytes | None = None) -> Settings:
     """Read the settings file and the files in its `config.d`; None means all defaults.
 
-    Raises InvalidFile with every mistake of every file, also if a file cannot be read or all files are empty.
+    `content` is read in place of the file's own.  Raises InvalidFile with every mistake of every file, also
+    if a file cannot be read or all files are empty.
     """
     if path is None:
         return Settings()
     config_dir = path.parent / "config.d"
     files = [path, *sorted(file for file in config_dir.glob("*.yaml") if not file.name.startswith("."))]
-    documents = [_read_file(file) for file in files[:MAX_FILES]]
+    documents = [_read_file(file, content if file == path else None) for file in files[:MAX_FILES]]
     diagnostics = [mistake for document in documents for mistake in document.diagnostics]
     if len(files) > MAX_FILES:
         diagnostics.append(
@@ -61,15 +62,16 @@ def schema() -> dict[str, Any]:
     return schema_of_model(Settings, TITLE)
 
 
-def _read_file(path: Path) -> Document:
+def _read_file(path: Path, content: bytes | None = None) -> Document:
     try:
-        with path.open("rb") as opened:
-            # One byte more than the limit, so that the reader reports the excess.
-            text = opened.read(MAX_BYTES + 1)
+        if content is None:
+            with path.open("rb") as opened:
+                # One byte more than the limit, so that the reader reports the excess.
+                content = opened.read(MAX_BYTES + 1)
     except OSError as error:
         diagnostic = _file_diagnostic(path, error.strerror or str(error), "a file the daemon can read")
         return Document(str(path), None, (diagnostic,))
-    document = read_document(text, str(path), empty_is_mapping=True)
+    document = read_document(content, str(path), empty_is_mapping=True)
     if document.root is not None and not isinstance(document.root.children, dict):
         diagnostic = document.root.location.diagnostic(
             (), "not a mapping", "a mapping (key: value)", "settings are a mapping"

@@ -99,6 +99,16 @@ class Balancer:
             int(stats[0]["scur"]) + int(stats[0]["qcur"]),
         )
 
+    async def list_servers(self) -> list[tuple[str, str]]:
+        """Return backend and name of every server; raises HaproxyFailed if the socket cannot change them."""
+        level = (await self._request("show cli level")).strip()
+        if level != "admin":
+            raise HaproxyFailed(
+                f"haproxy {self.name}: the socket has level {level[:40]!r}; give it `level admin`"
+            )
+        states = await self._table("show servers state", " ", "be_id")
+        return [(row["be_name"], row["srv_name"]) for row in states if row.get("srv_name")]
+
     async def set_state(self, backend: str, server: str, state: AdminState) -> None:
         await self._command(f"set server {backend}/{server} state {state}")
 

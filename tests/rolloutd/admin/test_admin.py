@@ -25,6 +25,7 @@ from rolloutd.store.sqlite import backup, database
 from rolloutd.store.sqlite.backup import EPOCH_INCREMENT
 from tests.support.fake_kubernetes import FakeKubernetes
 from tests.support.forked_process import ADMIN, run_forked
+from tests.support.haproxy import Haproxy
 
 DATABASE = "rolloutd.sqlite"
 
@@ -467,3 +468,23 @@ def test_the_doctor_finds_nothing_wrong_with_a_database_of_an_older_version(
     done = ctl("doctor")
     assert done.returncode == 0, done.stdout
     assert "older than this version: a start brings it up to date" in done.stdout
+
+
+@pytest.mark.servers("haproxy")
+@pytest.mark.parametrize(("level", "ok"), [("admin", True), ("operator", False)])
+def test_doctor_requires_admin_level_of_balancers(state_root: Path, ctl: Ctl, level: str, ok: bool) -> None:
+    balancer = Haproxy(state_root / "lb", {"n1": 9, "n2": 9}, level=level).start()
+    try:
+        settings = yaml.safe_load((state_root / "config.yaml").read_text())
+        settings["haproxy"] = {
+            "near": {"tcp": f"127.0.0.1:{balancer.admin_port}"},
+            "far": {"node": "n1", "socket": "/x"},
+        }
+        (state_root / "config.yaml").write_text(yaml.safe_dump(settings))
+        results = {each["subject"]: each for each in json.loads(ctl("doctor", "--json").stdout)}
+    finally:
+        balancer.stop()
+    near = results["haproxy near"]
+    assert near["ok"] is ok
+    assert ("2 servers in 1 backend" in near["text"], "level admin" in near["text"]) == (ok, True)
+    assert results["haproxy far"]["text"].startswith("not tested")

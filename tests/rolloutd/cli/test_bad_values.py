@@ -187,7 +187,7 @@ web --port 99999
 demo --nodes 0
 """
 
-ADMIN_COMMANDS = {"backup", "restore"}
+ADMIN_COMMANDS = {"backup", "restore", "init"}
 """Commands that become another program, which has tests of its own."""
 
 UNTRIED = {

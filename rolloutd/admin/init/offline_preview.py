@@ -1,0 +1,41 @@
+"""Preview of a plan by settings and an inventory alone, before any daemon runs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from machines.facts.fleet_facts import FactsSnapshot
+from machines.facts.projection import Projection
+from machines.model.rollout import Actor, ActorKind
+from rolloutd import planfile
+from rolloutd.adapters.sources.tree_store import TREE_KIND
+from rolloutd.commands.submit import resolve_by_facts
+from rolloutd.compile import compile_limits
+from rolloutd.control import wire_plans
+from rolloutd.control.preview import preview
+from rolloutd.engine.background.inventory_merge import merge_inventories
+from rolloutd.ports import DiscoveredNode, PinnedSource
+from rolloutd.service.reload import TeamPlanCompiler
+from rolloutd.settings import Settings
+from rolloutd.source_archive import tree_hash
+
+JSON = Any
+
+
+def preview_offline(
+    settings: Settings, reported: Sequence[DiscoveredNode], plan_file: Path, tree: Path, user: str, now: float
+) -> wire_plans.Preview:
+    """Return what the daemon would show for this plan; raises InvalidFile and Refused."""
+    merged = merge_inventories(reported)
+    compiler = TeamPlanCompiler(settings.teams)
+    facts = Projection.build(
+        FactsSnapshot(nodes=tuple(merged.nodes.values())), compile_limits(settings), compiler
+    )
+    plan = planfile.read(plan_file.read_bytes(), plan_file.name)
+    pinned = PinnedSource(TREE_KIND, tree_hash(tree))
+    connections: Mapping[str, Mapping[str, JSON]] = merged.connections
+    draft = resolve_by_facts(facts, settings, connections, plan, pinned)
+    return preview(settings, draft, Actor(ActorKind.PERSON, user, os.getuid()), now)

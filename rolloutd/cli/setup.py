@@ -1,0 +1,60 @@
+"""Commands that set up this machine: init.
+
+They need libraries that rolloutctl does not load, because its start-up counts.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import NoReturn
+
+from rolloutd.cli.command_group import CommandGroup, Invocation
+from rolloutd.cli.local import exec_module
+
+_TEXTS = (
+    ("--inventory", "FILE", "an Ansible inventory"),
+    ("--kubeconfig", "FILE", "a kubeconfig that the daemon can read, or NAME=FILE"),
+    ("--haproxy", "NAME=ADDRESS", "a balancer's Runtime API: a socket, or HOST:PORT"),
+    ("--label", "VARIABLE", "a host variable that becomes a label"),
+    ("--pool", "KEY=NUMBER", "how many nodes of one value of a label may be down; a percentage too"),
+    ("--team", "NAME=MEMBERS", "a team and its members, such as web=alice,@web"),
+)
+"""Options that may be repeated."""
+
+_VALUES = (
+    ("--config", "FILE", "the settings file (/etc/rolloutd/config.yaml)"),
+    ("--netbox", "URL", "a NetBox; needs --netbox-token-file"),
+    ("--netbox-token-file", "FILE", "file with NetBox's API token, which only the daemon may read"),
+    ("--ssh-user", "USER", "user on the nodes"),
+    ("--ssh-key", "FILE", "private key of the daemon; made if it does not exist"),
+    ("--known-hosts", "FILE", "host keys of the nodes"),
+    ("--state-dir", "DIR", "directory of the daemon's state"),
+    ("--socket", "PATH", "the daemon's socket"),
+    ("--nodes-playbook", "FILE", "write the playbook that prepares nodes"),
+)
+
+
+def register(commands: CommandGroup) -> None:
+    summary = "write the daemon's settings from what this machine and the inventory have"
+    parser = commands.add_command("init", init, summary, formats=("json",), is_local=True)
+    for name, metavar, text in _TEXTS:
+        parser.argument(name, metavar=metavar, text=f"{text} (repeatable)", action="append", default=[])
+    for name, metavar, text in _VALUES:
+        parser.argument(name, metavar=metavar, text=text)
+    text = "on: decide and explain everything, do nothing"
+    parser.add_argument("--observe-only", choices=("on", "off"), help=text)
+    parser.flag("--no-search", text="take only what the options name")
+    parser.flag("--dry-run", text="write nothing")
+    parser.flag("--yes", text="ask nothing: take what is proposed, and write")
+
+
+def init(call: Invocation) -> NoReturn:
+    """Become the program that proposes, tests and writes the settings."""
+    options = {name: value for name, value in vars(call.args).items() if _is_option(name)}
+    exec_module("rolloutd.admin.init", [json.dumps(options)])
+
+
+def _is_option(name: str) -> bool:
+    names = [option for option, *_ in (*_TEXTS, *_VALUES)]
+    names += ["--observe-only", "--no-search", "--dry-run", "--yes", "--json"]
+    return f"--{name.replace('_', '-')}" in names

@@ -1,0 +1,1 @@
+"""First setup of a daemon."""
