@@ -12,7 +12,8 @@ and every node on it (IN_FLIGHT_PHASES) uses a slot of each of its pools.  These
 - `isolation-aborted` leads from isolating back to pending.  Nothing was changed on the node yet, so this is
   no failure; the node waits a little longer after each abort.  The rollback of a changed node leads back to
   done: the node still has the change.
-- `left` leads to done from every phase, because the inventory can lose a node at any time.
+- `left` leads to done from every phase, because the inventory can lose a node at any time; `rejoined` leads
+  back to pending when the inventory has the node again.
 - `drifted` leads from done back to pending, for plans that keep their change only.
 - `rollback-ordered` leads from failed or done to isolating: by a person, or by the plan after a failure.
 
@@ -68,6 +69,7 @@ class Trigger(StrEnum):
     RETRIED = "retried"
     ROLLBACK_ORDERED = "rollback-ordered"
     SOAK_CHECK_FAILED = "soak-check-failed"
+    REJOINED = "rejoined"
     DRIFTED = "drifted"
     DISTURBED = "disturbed"
 
@@ -139,6 +141,7 @@ MACHINE = Machine(
             Trigger.LEFT, [Phase.PENDING, *sorted(IN_FLIGHT_PHASES), Phase.FAILED], Phase.DONE, Outcome.LEFT
         ),
         _edge(Trigger.SOAK_CHECK_FAILED, [Phase.DONE], Phase.FAILED),
+        _edge(Trigger.REJOINED, [Phase.DONE], Phase.PENDING),
         _edge(Trigger.DRIFTED, [Phase.DONE], Phase.PENDING),
         _edge(Trigger.DISTURBED, [Phase.PENDING], Phase.FAILED),
     ],

@@ -24,6 +24,7 @@ plain dicts, oldest first, each with `at` (epoch seconds) and `kind`:
     order      rollout, node, ordered     a person orders the rollback of a node, or withdraws it
     isolated, maintain, back, again       rollout, node (again: isolated once more after being put back)
     put-back, done, fail (failure, signature), retry, skip, leave, current, redden   rollout, node
+    rejoin     rollout, node              a node that left is back and waits again
     drift      rollout, node              a done node is to be changed again, which the plan must allow (keep)
 
 Longer than 500 lines: one state of the world, of which every rule reads many parts.
@@ -351,13 +352,22 @@ class Oracle:
     def on_drift(self, entry: Entry) -> Iterator[str]:
         place = entry["rollout"], entry["node"]
         self.changed.pop(place, None)
-        # It is back and gets the change again, as after a retry.
         self.rolled_back[entry["rollout"]].discard(entry["node"])
-        self.left_rollbacks[entry["rollout"]].discard(self.current_failure.get(place, ""))
         if not self.plans[entry["rollout"]].get("keep"):
             yield f"{entry['node']} is to be changed again, and the plan does not keep its change"
-        if self.target_states[place][0] not in ("over", "left"):
+        if self.target_states[place][0] != "over":
             yield f"{entry['node']} is to be changed again and was not done"
+        self.target_states[place] = ("waiting", entry["at"])
+
+    def on_rejoin(self, entry: Entry) -> Iterator[str]:
+        """Let a node wait again that had left and is back: it gets the change again, as after a retry."""
+        place = entry["rollout"], entry["node"]
+        self.rolled_back[entry["rollout"]].discard(entry["node"])
+        self.left_rollbacks[entry["rollout"]].discard(self.current_failure.get(place, ""))
+        if self.target_states[place][0] != "left":
+            yield f"{entry['node']} rejoins and had not left"
+        if entry["node"] not in self.labels:
+            yield f"{entry['node']} rejoins and is not in the inventory"
         self.target_states[place] = ("waiting", entry["at"])
 
     def on_skip(self, entry: Entry) -> None:

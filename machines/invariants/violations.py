@@ -77,9 +77,15 @@ def _requeue_violation(facts: InvariantFacts, event: PhaseMoved, target: Target)
     rollout, name = facts.rollouts[event.rollout], f"{event.node} of {event.rollout}"
     if not rollout.plan.keep or rollout.closed:
         return f"{name} must not start again: its plan does not keep the change, or the rollout is closed"
-    if target.drift is None and target.outcome is not Outcome.LEFT:
-        return f"{name} must not start again: no drift is recorded"
-    return None
+    return None if target.drift else f"{name} must not start again: no drift is recorded"
+
+
+def _rejoin_violation(facts: InvariantFacts, event: PhaseMoved, target: Target) -> str | None:
+    """Return why a node must not be pending again: it is not a node that left and is back."""
+    rejoins = target.outcome is Outcome.LEFT and event.node in facts.nodes
+    if rejoins and not facts.rollouts[event.rollout].closed:
+        return None
+    return f"{event.node} of {event.rollout} must not rejoin: it has not left, or the rollout is closed"
 
 
 def _transition_violation(
@@ -97,6 +103,8 @@ def _transition_violation(
         return _admission_violation(facts, event, target, now, earlier)
     if event.trigger is Trigger.DRIFTED:
         return _requeue_violation(facts, event, target)
+    if event.trigger is Trigger.REJOINED:
+        return _rejoin_violation(facts, event, target)
     if event.trigger is Trigger.ROLLBACK_ORDERED:
         problem = _rollback_violation(facts, target, now, earlier)
         return f"{name} cannot be rolled back: {problem}" if problem else None

@@ -34,10 +34,13 @@ from machines.rules.waves import WaveProgress
 from machines.scheduler import admission, expiry, isolation_aborts, preparing, rollbacks
 from machines.scheduler.admission import DecisionBuilder
 from machines.scheduler.queue import SchedulingQueue
-from machines.states import Phase
+from machines.states import Outcome, Phase
 
 QUARANTINE_SKIP_S: Final = 24 * 3600.0
 """After this time a rollout no longer waits for a quarantined node: people have had a day to correct it."""
+
+REJOIN_WAIT_S: Final = 600.0
+"""So long after a node left its rollout does not end: the next two refreshes may report the node again."""
 
 
 def decide(index: Index, now: float, queue: SchedulingQueue | None = None) -> Decision:
@@ -206,8 +209,11 @@ def _end_rollout(index: Index, rollout: Rollout, now: float, builder: DecisionBu
     """End a rollout whose nodes are all done after its last soak: a check may still fail a canary."""
     if rollout.plan.drift_every_s is not None:
         return  # it stays open: its nodes are checked for drift, and joiners get the change
-    soaks = (waves.soak_ends_at(index, rollout, spec) for spec in rollout.plan.waves if spec.soak_s)
-    until = max(soaks, default=now)
+    ends = [waves.soak_ends_at(index, rollout, spec) for spec in rollout.plan.waves if spec.soak_s]
+    if index.counters(rollout.id).left:
+        left = (each for each in index.targets(rollout.id) if each.outcome is Outcome.LEFT)
+        ends += (each.since + REJOIN_WAIT_S for each in left if each.node not in index.nodes)
+    until = max(ends, default=now)
     if now >= until:
         builder.add(EndRollout(rollout.id))
     else:

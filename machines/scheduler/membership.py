@@ -1,7 +1,8 @@
 """Membership: what a changed inventory, or a superseded rollout, does to the targets of live rollouts.
 
-After every refresh of the inventory new nodes that match join (last, within bounds), removed nodes leave, and
-targets follow their node's team and pools.  None of this alters a digest or voids a vote.
+After every refresh of the inventory new nodes that match join (last, within bounds), removed nodes leave and
+rejoin when they are back, and targets follow their node's team and pools.  None of this alters a digest or
+voids a vote.
 
 A node that was in flight when its rollout was superseded finishes under the old digest.  The new rollout
 records it as done in the same commit, so no crash lies between.
@@ -53,12 +54,10 @@ def _removed_targets(index: Index, rollout: Rollout, now: float) -> Iterator[Eve
 
 
 def _returned_targets(index: Index, rollout: Rollout, now: float) -> Iterator[Event]:
-    """Yield the requeue of every target that left and is back, if the plan keeps its change."""
-    if not rollout.plan.keep:
-        return
+    """Yield the requeue of every target that left and is back, in its wave and with the votes that it had."""
     for target in index.targets(rollout.id):
         if target.outcome is Outcome.LEFT and target.node in index.nodes:
-            yield transition(target, Trigger.DRIFTED, now, text="the inventory has this node again")
+            yield transition(target, Trigger.REJOINED, now, text="the inventory has this node again")
             yield from target_changes(index, target, now)
 
 

@@ -13,9 +13,6 @@ from machines.model.events import (
     FreezeStarted,
     NodeOrdered,
     NodesDiscovered,
-    NodesRemoved,
-    PhaseMoved,
-    TargetChanged,
     TeamRulesChanged,
 )
 from machines.model.limits import Limits, TeamRules
@@ -23,9 +20,8 @@ from machines.model.plan import Stage
 from machines.model.rollout import NodeOrder
 from machines.model.windows import Freeze, Window
 from machines.scheduler.decide import decide, explain_node
-from machines.scheduler.membership import membership_events
 from machines.scheduler.progress import RolloutState, rollout_progress
-from machines.states import Outcome, Phase, Trigger
+from machines.states import Trigger
 from machines.workflow import phase_transitions
 from tests.machines.builders import ALICE, T0, finish, index_of, nodes_of, submit, transition
 
@@ -98,20 +94,3 @@ def test_requeue_without_keep_or_drift_is_a_violation() -> None:
             index.apply(DriftRecorded("R", "n1", T0, ("set the limit",)))
         moved = phase_transitions.transition(index.target("R", "n1"), Trigger.DRIFTED, T0)
         assert "must not start again" in (violation(index, moved, T0) or "")
-
-
-def test_node_that_left_pending_is_requeued_on_return() -> None:
-    for keep, expected in ((True, [("n1", Trigger.DRIFTED, Phase.PENDING)]), (False, [])):
-        index = index_of(NODES)
-        submit(index, keep=keep, drift_every_s=3600.0)
-        finish(index, "n2")
-        index.apply(NodesRemoved(("n1",)))
-        for event in membership_events(index, T0):
-            index.apply(event)
-        assert index.target("R", "n1").outcome is Outcome.LEFT
-        index.apply(NodesDiscovered((replace(NODES[0], labels={"team": "b"}),)))
-        changed = [event.team for event in membership_events(index, T0) if isinstance(event, TargetChanged)]
-        assert changed == (["b"] if keep else []), "it must not start by the votes of its old team"
-        moved = [event for event in membership_events(index, T0) if isinstance(event, PhaseMoved)]
-        assert [(event.node, event.trigger, event.target) for event in moved] == expected
-        assert [violation(index, event, T0) for event in moved] == [None for _ in expected]

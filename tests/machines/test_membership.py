@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from machines.facts.projection import Projection
-from machines.model.decision import Admit
+from machines.invariants.violations import violation
+from machines.model.decision import Admit, EndRollout
 from machines.model.events import (
     GateOpened,
     NodesDiscovered,
@@ -19,9 +22,10 @@ from machines.model.node import Node
 from machines.model.plan import EnrolPolicy, GateName, VoteRequirement
 from machines.model.rollout import Failure, Target
 from machines.rules.gates import gate_view
-from machines.scheduler.decide import decide, explain_node
+from machines.scheduler.decide import REJOIN_WAIT_S, decide, explain_node
 from machines.scheduler.membership import carry_over, membership_events
 from machines.states import Outcome, Phase, Trigger
+from machines.workflow import phase_transitions
 from rolloutd.reason_text import describe, describe_missing_votes, lifted_by
 from tests.machines.builders import (
     ALICE,
@@ -138,6 +142,67 @@ def test_left_node_done_and_slot_freed() -> None:
     index.apply(left)
     assert [start.node for start in decide(index, T0).of(Admit)] == ["n3", "n2"]
     assert index.needing_driver() == []
+
+
+def leave(index: Projection, node: str, at: float = T0) -> None:
+    """Let the inventory lose a node."""
+    index.apply(NodesRemoved((node,)))
+    for event in membership_events(index, at):
+        index.apply(event)
+    assert index.target("R", node).outcome is Outcome.LEFT
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_node_that_left_rejoins_in_its_wave(keep: bool) -> None:
+    index = index_of(NODES)
+    submit(index, waves=CANARY_THEN_FLEET, keep=keep)
+    before = index.target("R", "n1")
+    leave(index, "n1")
+    assert membership_events(index, T0) == ()
+    index.apply(NodesDiscovered(NODES[:1]))
+    (moved,) = membership_events(index, T0 + 5.0)
+    assert violation(index, moved, T0 + 5.0) is None
+    index.apply(moved)
+    rejoined = index.target("R", "n1")
+    assert (rejoined.phase, rejoined.wave, rejoined.position) == (Phase.PENDING, before.wave, before.position)
+    index.record_observations(observed_up(NODES, T0 + 5.0), T0 + 5.0)
+    assert "n1" in [start.node for start in decide(index, T0 + 5.0).of(Admit)]
+
+
+def test_rejoined_node_of_other_team_waits_for_vote() -> None:
+    index = index_of(NODES)
+    submit(index, gates={GateName.START: VoteRequirement(owner=1, each_team=1)})
+    leave(index, "n1")
+    index.apply(NodesDiscovered((replace(NODES[0], labels={"team": "c"}),)))
+    for event in membership_events(index, T0):
+        index.apply(event)
+    assert (index.target("R", "n1").team, index.target("R", "n1").needs_vote_of) == ("c", "c")
+
+
+def test_rejoined_joiner_keeps_awaited_vote() -> None:
+    index = index_of(NODES)
+    submit(index, enrol=EnrolPolicy.ASK)
+    discover_nodes(index, *nodes_of_team("a", "n9"))
+    leave(index, "n9")
+    discover_nodes(index, *nodes_of_team("a", "n9"))
+    assert (index.target("R", "n9").phase, index.target("R", "n9").needs_vote_of) == (Phase.PENDING, "a")
+
+
+def test_node_that_did_not_leave_cannot_rejoin() -> None:
+    index = index_of(NODES)
+    submit(index)
+    finish(index, "n1")
+    moved = phase_transitions.transition(index.target("R", "n1"), Trigger.REJOINED, T0)
+    assert "must not rejoin" in (violation(index, moved, T0) or "")
+
+
+def test_rollout_waits_for_node_that_left_last() -> None:
+    index = index_of(NODES[:1])
+    submit(index)
+    leave(index, "n1")
+    waiting = decide(index, T0)
+    assert (waiting.of(EndRollout), waiting.wake_at) == ((), T0 + REJOIN_WAIT_S)
+    assert decide(index, T0 + REJOIN_WAIT_S).of(EndRollout) == (EndRollout("R"),)
 
 
 def test_changed_team_updates_target() -> None:

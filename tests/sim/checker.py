@@ -64,6 +64,7 @@ _EFFECT_KINDS = {
     Trigger.RETRIED: "retry",
     Trigger.ROLLBACK_ORDERED: "begin",
     Trigger.SOAK_CHECK_FAILED: "redden",
+    Trigger.REJOINED: "rejoin",
     Trigger.DRIFTED: "drift",
 }
 

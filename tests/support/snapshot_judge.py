@@ -15,7 +15,7 @@ from machines.model.preparation import Preparation, PreparationState
 from machines.model.rollout import Hold, Rollout, Target
 from machines.model.traffic import TrafficResult
 from machines.model.windows import Freeze
-from machines.states import IllegalTransition, Trigger, next_phase
+from machines.states import IllegalTransition, Outcome, Trigger, next_phase
 
 
 @dataclass(slots=True)
@@ -135,7 +135,11 @@ def violations(
 
 def _transition_between(row: Target, target: Target) -> PhaseMoved | None:
     """Return the transition between two versions of a target, None when the table has none."""
+    # Two edges lead from done to pending; the outcome before tells them apart.
+    other = Trigger.DRIFTED if row.outcome is Outcome.LEFT else Trigger.REJOINED
     for trigger in Trigger:
+        if trigger is other:
+            continue
         try:
             reached = next_phase(trigger, row.phase, target.outcome)
         except IllegalTransition:
