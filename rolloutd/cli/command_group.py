@@ -7,39 +7,58 @@ with its arguments.  It does not know the commands.
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property
 from typing import Any, NoReturn
 
 from rolloutd.cli import exits
 from rolloutd.cli.output import (
     FORMATS,
+    LIST_FORMATS,
+    Columns,
+    print_csv,
     print_json,
     print_json_line,
+    print_line,
     print_lines,
+    print_list,
     print_message,
     print_now,
     print_yaml,
     print_yaml_document,
+    sort_items,
+    with_columns,
 )
 from rolloutd.control import user_time
 from rolloutd.control.client import DEFAULT_SOCKET, Client
-from rolloutd.text import nearest_name
+from rolloutd.text import nearest_name, suggest_name
 
 _FORMATS_HELP = "json, yaml, name (one name a line, as other commands take it), or wide (more columns)"
+
+_HELP_OF_FORMATS = {
+    FORMATS: _FORMATS_HELP,
+    LIST_FORMATS: f"{_FORMATS_HELP.replace(', or wide', ', wide')}, or csv",
+}
+
+COLOR_CHOICES: Mapping[str, bool | None] = {"auto": None, "always": True, "never": False}
 
 MAX_LISTED_CHOICES = 12
 """An error with more words hides its problem; only rolloutctl itself has more commands."""
 
 
-@dataclass(frozen=True, slots=True)
 class Invocation:
-    """The arguments of one command, and the client of its daemon."""
+    """The arguments of one command, and the client of its daemon, which is connected at its first use."""
 
-    args: argparse.Namespace
-    client: Client
+    def __init__(self, args: argparse.Namespace, connect: Callable[[], Client]) -> None:
+        self.args = args
+        self._connect = connect
+
+    @cached_property
+    def client(self) -> Client:
+        return self._connect()
 
     def get(self, path: str, **query: Any) -> Any:
         """Return an answer; raises ApiError and DaemonUnreachable, which become exit codes."""
@@ -59,6 +78,8 @@ class Invocation:
     def print_data(self, value: Any, names: Iterable[str]) -> bool:
         """Print a value, or the names in it, as `--json` or `-o` asked for; return whether one did."""
         match self.args.json:
+            case "jq":
+                self._print_filtered(value, print_line)
             case False:
                 return False
             case "yaml":
@@ -69,9 +90,35 @@ class Invocation:
                 print_json(value)
         return True
 
+    def print_items(self, columns: Columns, items: Iterable[Any], wide: Columns | None = None) -> None:
+        """Print the list that a command is for, in the order and form that its options ask for."""
+        args, every = self.args, with_columns(columns, wide or {})
+        if args.sort_by is not None:
+            try:
+                items = sort_items(every, items, args.sort_by)
+            except KeyError:
+                near = suggest_name(args.sort_by.upper(), every, f"use one of {', '.join(every)}")
+                problem = f"no column '{args.sort_by}'; {near}"
+                raise exits.Exit(exits.USAGE, f"rolloutctl {args.command} --sort-by: {problem}") from None
+        if args.is_csv:
+            print_csv(every, items)
+        else:
+            print_list(every if args.wide else columns, items)
+
+    def _print_filtered(self, value: Any, print_text: Callable[[str], None]) -> None:
+        """Print each result of --jq: a text as it is, anything else as a line of JSON."""
+        try:
+            results = self.args.jq.input_value(value).all()
+        except ValueError as wrong:
+            raise exits.Exit(exits.USAGE, f"--jq: {wrong}; look at the output of --json") from None
+        for result in results:
+            print_text(result if isinstance(result, str) else json.dumps(result, ensure_ascii=False))
+
     def print_stream_item(self, value: Any, name: str) -> bool:
         """Print an item of an endless list, as `--json` or `-o` asked for; return whether one did."""
         match self.args.json:
+            case "jq":
+                self._print_filtered(value, print_now)
             case False:
                 return False
             case "yaml":
@@ -144,13 +191,30 @@ class Parser(argparse.ArgumentParser):
 
 
 class _OutputFormat(argparse.Action):
-    """`-o wide` is still a table; the other formats replace it, as `--json` does."""
+    """`-o wide` is still a table, `-o csv` its columns; the other formats replace it, as `--json` does."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
-        if values == "wide":
-            namespace.wide = True
-        else:
-            namespace.json = values
+        match values:
+            case "wide":
+                namespace.wide = True
+            case "csv":
+                namespace.is_csv = True
+            case _:
+                namespace.json = values
+
+
+class _JqFilter(argparse.Action):
+    """`--jq` takes the place of `--json`, whose output it reads."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
+        import jq  # rolloutctl's start-up counts
+
+        try:
+            namespace.jq = jq.compile(values)
+        except ValueError as wrong:
+            lines = str(wrong).splitlines() or ["it is not a jq program"]
+            parser.error(f"argument --jq: {lines[0].removeprefix('jq: error: ')}")
+        namespace.json = "jq"
 
 
 class GroupedHelpFormatter(argparse.RawDescriptionHelpFormatter):
@@ -182,15 +246,23 @@ class CommandGroup:
         handler: Handler,
         summary: str,
         *,
-        formats: Sequence[str] = FORMATS,
+        formats: tuple[str, ...] = FORMATS,
         is_local: bool = False,
+        is_list: bool = False,
+        asks_daemon: bool = True,
     ) -> Parser:
-        """Add a command and return its parser; a local one works on this machine, not over the socket."""
+        """Add a command and return its parser; a local one works on this machine, not over the socket.
+
+        A list is printed by Invocation.print_items(), and has options for its table.  A command that asks no
+        daemon has none of the options that choose one.
+        """
+        if is_list:
+            formats = LIST_FORMATS
         parser: Parser = self._subparsers.add_parser(
             name,
             help=summary,
             description=_as_sentence(summary),
-            parents=[] if is_local else [self._shared],
+            parents=[self._shared] if asks_daemon and not is_local else [],
         )
         if is_local:
             # Known, so that the error can say what to do; a backup of the wrong machine is no backup.
@@ -202,9 +274,19 @@ class CommandGroup:
                 action=_OutputFormat,
                 metavar="FORMAT",
                 choices=formats,
-                help=_FORMATS_HELP if formats == FORMATS else ", ".join(formats),
+                help=_HELP_OF_FORMATS.get(formats, ", ".join(formats)),
             )
-        parser.set_defaults(handler=handler, wide=False, watch=False, is_local=is_local)
+        if formats and not is_local:
+            jq = "print what a jq program makes of the JSON: texts as they are, other results as JSON"
+            parser.add_argument("--jq", action=_JqFilter, metavar="PROGRAM", help=jq)
+        if is_list:
+            parser.argument(
+                "--sort-by", metavar="COLUMN", text="order of the rows: a heading, also of -o wide"
+            )
+            parser.flag("--no-headers", text="print no headings")
+        parser.set_defaults(
+            handler=handler, wide=False, watch=False, is_local=is_local, is_csv=False, no_headers=False
+        )
         return parser
 
     def add_group(self, name: str, summary: str) -> CommandGroup:
@@ -220,8 +302,13 @@ def shared_options() -> Parser:
     # Absent by default: the default of a subcommand would replace what was given before its name.
     socket = f"the daemon's socket (default: $ROLLOUTD_SOCKET, else {DEFAULT_SOCKET})"
     shared.argument("--socket", metavar="PATH", text=socket, default=absent)
-    host = "ssh destination: use that machine's daemon, as your account there"
-    return shared.argument("--host", metavar="HOST", text=host, default=absent)
+    host = "ssh destination: use that machine's daemon, as your account there (default: $ROLLOUTD_HOST)"
+    shared.argument("--host", metavar="HOST", text=host, default=absent)
+    context = "the daemon of this context; rolloutctl context lists them (the current one)"
+    shared.argument("--context", metavar="CONTEXT", text=context, default=absent)
+    color = "colour the output (auto: on a terminal, unless $NO_COLOR is set)"
+    shared.add_argument("--color", choices=tuple(COLOR_CHOICES), help=color, default=absent)
+    return shared
 
 
 def time_argument(text: str) -> str:

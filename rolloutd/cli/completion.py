@@ -10,7 +10,10 @@ from typing import Any
 
 from rolloutd import event_text
 from rolloutd.cli.command_group import CommandGroup, Invocation
+from rolloutd.cli.contexts import context_names
+from rolloutd.cli.explain import field_names
 from rolloutd.cli.output import print_line
+from rolloutd.cli.watch import GATES, STATES
 from rolloutd.control.client import api_path
 
 SHELLS = ("bash", "zsh", "fish")
@@ -26,6 +29,10 @@ _KINDS_BY_METAVAR: Mapping[str, str] = {
     "SOURCE": "sources",
     "LABEL": "labels",
     "EVENT": "events",
+    "POOL": "pools",
+    "CONTEXT": "contexts",
+    "FIELD": "fields",
+    "CONDITION": "conditions",
     "FILE": "file",
     "PATH": "file",
     "DIR": "directory",
@@ -138,6 +145,15 @@ def _scopes(call: Invocation) -> Iterable[str]:
     return ("all", *teams, *pools, *(f"node/{node['node']}" for node in nodes))
 
 
+def _pools(call: Invocation) -> Iterable[str]:
+    return (slots["pool"] for slots in call.get(api_path("locks"))["pools"])
+
+
+def _conditions(call: Invocation) -> Iterable[str]:
+    gates = (f"gate={gate}" for gate in GATES)
+    return (*STATES, *gates, *(f"node/{name}=done" for name in _nodes(call) if name))
+
+
 def _waves(call: Invocation) -> Iterable[str | None]:
     return (gate["wave"] for each in call.get(api_path("status"))["rollouts"] for gate in each["gates"])
 
@@ -157,5 +173,9 @@ _READERS: Mapping[str, Callable[[Invocation], Iterable[str | None]]] = {
     "sources": _sources,
     "labels": _labels,
     "events": _events,
+    "pools": _pools,
+    "contexts": lambda _: context_names(),
+    "fields": lambda _: field_names(),
+    "conditions": _conditions,
 }
 """How the names of each kind are read from the daemon."""

@@ -81,7 +81,8 @@ def register(commands: CommandGroup) -> None:
         ("after", "B", "current", "another record (current)"),
     ):
         parser.argument(name, metavar=metavar, text=text, nargs="?", choices=RECORDS, default=default)
-    parser = commands.add_command("changes", changes, "show which node has which change, across rollouts")
+    summary = "show which node has which change, across rollouts"
+    parser = commands.add_command("changes", changes, summary, is_list=True)
     parser.argument("plan", metavar="PLAN", text="only this plan, with its groups and nodes", nargs="?")
     summary = "run a rollout's playbook on its done nodes in check mode now, to find drift"
     commands.add_command("drift", drift, summary).rollout()
@@ -164,7 +165,7 @@ def changes(call: Invocation) -> None:
         raise exits.Exit(exits.REFUSED, f"{call.args.plan}: {problem}")
     if call.print_data(answer, [each["plan"] for each in answer["changes"]]):
         return
-    print_list(CHANGE_COLUMNS, answer["changes"])
+    call.print_items(CHANGE_COLUMNS, answer["changes"])
     if call.args.plan is not None:
         for change in answer["changes"]:
             _print_change(change)

@@ -136,10 +136,9 @@ def follow_events(
 
 
 def follow_log(
-    client: Client, rollout: str, node: str, attempt: int | None, stage: str | None = None
+    client: Client, rollout: str, node: str, attempt: int | None, stage: str | None = None, offset: int = 0
 ) -> Iterator[Line]:
-    """Yield the lines of a node's log, or of its prepare stage, until the run has ended."""
-    offset = 0
+    """Yield the lines of a node's log, or of its prepare stage, from an offset until the run has ended."""
 
     def connect() -> Iterator[Line]:
         query = {"offset": offset, "attempt": attempt, "stage": stage, "follow": True}

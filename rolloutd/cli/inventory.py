@@ -48,7 +48,7 @@ MAX_NAMES_SHOWN = 10
 
 def register(commands: CommandGroup) -> None:
     summary = "list nodes, what each source reports, and conflicts"
-    parser = commands.add_command("inventory", inventory, summary)
+    parser = commands.add_command("inventory", inventory, summary, is_list=True)
     parser.usage = (
         "rolloutctl inventory [--refresh] [--json] [NODE]\n"
         "       rolloutctl inventory conflicts [--json]\n"
@@ -90,9 +90,10 @@ def inventory(call: Invocation) -> int:
         return _show_node(call) or status
     answer: Inventory = call.get(api_path("inventory"))
     if not call.print_data(answer, [node["node"] for node in answer["nodes"]]):
-        print_list(NODE_COLUMNS, answer["nodes"])
-        print_line()
-        print_list(SOURCE_COLUMNS, answer["sources"])
+        call.print_items(NODE_COLUMNS, answer["nodes"])
+        if not args.is_csv:
+            print_line()
+            print_list(SOURCE_COLUMNS, answer["sources"])
     for source in answer["sources"]:
         if source["error"]:
             last = format_age(source["refreshed_at"])

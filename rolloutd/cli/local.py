@@ -17,7 +17,9 @@ from typing import Any, NoReturn
 import rolloutd
 from rolloutd.cli import exits
 from rolloutd.cli.command_group import CommandGroup, Invocation, int_argument
+from rolloutd.cli.contexts import destination
 from rolloutd.cli.output import print_line
+from rolloutd.control.client import DEFAULT_SOCKET
 
 PORT_HELP = "port of 127.0.0.1 (any free one)"
 
@@ -96,13 +98,13 @@ def _run_console(call: Invocation, options: list[str]) -> int:
     """Become the console; with --host, run it at the other end of a tunnel, which then ends with it."""
     args = call.args
     arguments = [*_display_options(args), *options]
-    host: str | None = getattr(args, "host", None)
-    if host is None:
+    chosen = destination(args)
+    if chosen.host is None:
         exec_module("tui", ["--socket", call.client.path, *arguments])
     from rolloutd.cli.tunnel import open_tunnel
 
-    with open_tunnel(host, call.client.path) as socket:
-        console = [*module_command("tui"), "--socket", str(socket), "--reach", host, *arguments]
+    with open_tunnel(chosen.host, chosen.socket or DEFAULT_SOCKET) as socket:
+        console = [*module_command("tui"), "--socket", str(socket), "--reach", chosen.host, *arguments]
         return subprocess.call(console, env=environment())
 
 

@@ -9,6 +9,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
@@ -18,7 +19,9 @@ from rolloutd.cli import (
     audit,
     completion,
     configuration,
+    contexts,
     exits,
+    explain,
     handover,
     holds,
     inventory,
@@ -31,6 +34,7 @@ from rolloutd.cli import (
     watch,
 )
 from rolloutd.cli.command_group import (
+    COLOR_CHOICES,
     CommandGroup,
     GroupedHelpFormatter,
     Handler,
@@ -38,19 +42,19 @@ from rolloutd.cli.command_group import (
     Parser,
     shared_options,
 )
-from rolloutd.cli.output import print_message
+from rolloutd.cli.output import OutputStyle, print_message, set_style
 from rolloutd.cli.watch import repeat_on_change
-from rolloutd.control.client import ApiError, Client, DaemonUnreachable, default_socket_path
+from rolloutd.control.client import DEFAULT_SOCKET, ApiError, Client, DaemonUnreachable
 from rolloutd.errors import RolloutdError
 
 _COMMANDS = {
-    "plans and preparation": (plans, artifacts),
+    "plans and preparation": (plans, artifacts, explain),
     "progress": (queries, watch, handover, configuration),
     "votes": (voting,),
     "rollouts and nodes": (rollout_actions,),
     "fleet": (inventory, holds),
     "audit": (audit,),
-    "this machine": (setup, local, completion),
+    "this machine": (setup, local, contexts, completion),
 }
 """The modules with commands, under the headings and in the order of the help."""
 
@@ -150,19 +154,36 @@ def _run(args: argparse.Namespace) -> int:
 
 def _dispatch(args: argparse.Namespace) -> int:
     handler: Handler = args.handler
-    path, host = getattr(args, "socket", None), getattr(args, "host", None)
-    if host is not None and args.is_local:
-        command = f"rolloutctl {args.command}"
-        problem = f"it works on this machine, not on {host}; log in there and run it"
-        raise exits.Exit(exits.USAGE, f"{command}: {problem}")
+    color = COLOR_CHOICES[getattr(args, "color", "auto")]
+    set_style(OutputStyle(color, has_headings=not args.no_headers))
+    if args.is_local:
+        _require_this_machine(args)
     if getattr(args, "watch", False):
         handler = partial(repeat_on_change, handler)
-    if host is None or getattr(args, "opens_own_tunnel", False):
-        return handler(Invocation(args, Client(path))) or exits.OK
+    with ExitStack() as stack:
+        return handler(Invocation(args, partial(_connect, args, stack))) or exits.OK
+
+
+def _require_this_machine(args: argparse.Namespace) -> None:
+    """Refuse a command of this machine that names another; a context or a variable is only not used."""
+    command = f"rolloutctl {args.command}"
+    for option in ("host", "context"):
+        if (other := getattr(args, option, None)) is not None:
+            problem = f"it works on this machine, not on {other}; log in there and run it"
+            raise exits.Exit(exits.USAGE, f"{command}: {problem}")
+    unused = contexts.destination(args)
+    if unused.host is not None:
+        print_message(f"{command}: for this machine, not for {unused.host} of {unused.origin}")
+
+
+def _connect(args: argparse.Namespace, stack: ExitStack) -> Client:
+    """Return the client of the daemon that the command is for; a tunnel to it ends with the stack."""
+    chosen = contexts.destination(args)
+    if chosen.host is None or getattr(args, "opens_own_tunnel", False):
+        return Client(chosen.socket)
     from rolloutd.cli.tunnel import open_tunnel
 
-    with open_tunnel(host, path or default_socket_path()) as here:
-        return handler(Invocation(args, Client(here))) or exits.OK
+    return Client(stack.enter_context(open_tunnel(chosen.host, chosen.socket or DEFAULT_SOCKET)))
 
 
 def _report_unreachable(error: DaemonUnreachable) -> int:

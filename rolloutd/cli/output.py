@@ -9,8 +9,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -22,7 +26,19 @@ FORMATS = ("json", "yaml", "name", "wide")
 UNNAMED_FORMATS = ("json", "yaml", "wide")
 """Values of `-o` where nothing that is listed has a name."""
 
+LIST_FORMATS = (*FORMATS, "csv")
+"""Values of `-o` of a command that prints one list."""
+
 COLUMN_GAP = "   "
+
+MIN_LAST_COLUMN_CHARS = 24
+"""The last column, which has the reasons, is wrapped to no less: narrower lines are not read as sentences."""
+
+MAX_SORTED_DIGITS = 300
+"""Digits of a number in a name that sorting reads: int() refuses thousands."""
+
+MIN_CUT_COLUMN_CHARS = 8
+"""No column is cut to less: the beginning of a name says which one it is."""
 
 AGE_UNITS = 2
 """Units of an age: `3d4h` is enough to see how old something is."""
@@ -47,6 +63,23 @@ _STATE_COLORS = {
     "open": "green",
     "waiting": "yellow",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class OutputStyle:
+    """How the present command prints: `color` None is colour on a terminal."""
+
+    color: bool | None = None
+    has_headings: bool = True
+
+
+_style = OutputStyle()
+
+
+def set_style(style: OutputStyle) -> None:
+    """Print like this from now on; rolloutctl runs one command."""
+    global _style  # each function that prints would else carry it
+    _style = style
 
 
 def print_message(text: str) -> None:
@@ -133,20 +166,91 @@ def short_of(key: str) -> Callable[[Any], str]:
 
 
 def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print rows under headings, each column as wide as its widest cell."""
-    lines = [tuple(headings), *(tuple(sanitize(cell) or "-" for cell in row) for row in rows)]
+    """Print rows under headings, each column as wide as its widest cell.
+
+    On a terminal a table fits its width: the last column is wrapped, the widest of the others are cut.
+    """
+    body = [tuple(sanitize(cell) or "-" for cell in row) for row in rows]
+    lines = [tuple(headings), *body] if _style.has_headings else body
+    if not lines:
+        return
     widths = [max(len(line[column]) for line in lines) for column in range(len(headings))]
+    if sys.stdout.isatty():
+        widths = _fit_widths(widths, shutil.get_terminal_size().columns)
     for number, line in enumerate(lines):
-        cells = [cell.ljust(width) for cell, width in zip(line, widths, strict=True)]
-        last = len(cells) - 1
-        cells[last] = line[last]
-        print_line(COLUMN_GAP.join(cells if number == 0 else [colorize(cell) for cell in cells]).rstrip())
+        is_heading = _style.has_headings and number == 0
+        *first, last = line
+        cells = [_cut(cell, width).ljust(width) for cell, width in zip(first, widths, strict=False)]
+        wrapped = textwrap.wrap(last, widths[-1]) if len(last) > widths[-1] else [last]
+        indent = sum(widths[:-1]) + len(COLUMN_GAP) * len(first)
+        for part, text in enumerate(wrapped):
+            shown = [*cells, text] if part == 0 else [" " * (indent - len(COLUMN_GAP)), text]
+            if not is_heading:
+                shown = [colorize(cell) for cell in shown]
+            print_line(COLUMN_GAP.join(shown).rstrip())
+
+
+def _fit_widths(widths: Sequence[int], total: int) -> list[int]:
+    """Return the widths of columns that fit into `total` characters, as far as their limits allow."""
+    *first, last = widths
+    gaps = len(COLUMN_GAP) * len(first)
+    while first and sum(first) + gaps + min(last, MIN_LAST_COLUMN_CHARS) > total:
+        widest = max(first)
+        if widest <= MIN_CUT_COLUMN_CHARS:
+            break
+        first[first.index(widest)] = widest - 1
+    rest = total - sum(first) - gaps
+    return [*first, min(last, max(rest, MIN_LAST_COLUMN_CHARS))]
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else f"{text[: width - 1]}\N{HORIZONTAL ELLIPSIS}"
+
+
+def print_csv(columns: Columns, items: Iterable[Any]) -> None:
+    """Print a list as CSV (RFC 4180); a cell that a spreadsheet would compute is text."""
+    import csv  # rolloutctl's start-up counts
+
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    if _style.has_headings:
+        writer.writerow(columns)
+    for item in items:
+        writer.writerow([_csv_cell(_cell(item, source)) for source in columns.values()])
+
+
+def _csv_cell(text: str) -> str:
+    # Names and reasons come from outside: `=cmd()` in a cell is a formula for whoever opens the file.
+    shown = sanitize(text)
+    return f"'{shown}" if shown.startswith(("=", "+", "-", "@")) else shown
+
+
+def sort_items(columns: Columns, items: Iterable[Any], heading: str) -> list[Any]:
+    """Return the items in the order of a column, numbers in names by value; empty cells are last.
+
+    Raises KeyError for an unknown heading.
+    """
+    source = {name.casefold(): value for name, value in columns.items()}[heading.casefold()]
+
+    def order(item: Any) -> tuple[bool, float, list[tuple[str, int]]]:
+        value = item[source] if isinstance(source, str) else source(item)
+        if isinstance(value, int | float):
+            return (False, float(value), [])
+        text = _cell(item, source)
+        parts = re.split(r"(\d+)", text)
+        # Of "n10": ("n", 10), so that n2 is before it; digits beyond int()'s limit compare as text.
+        numbers = [int(digits[:MAX_SORTED_DIGITS]) for digits in parts[1::2]]
+        return (not text, 0.0, list(zip(parts[0::2], [*numbers, -1], strict=True)))
+
+    return sorted(items, key=order)
 
 
 def colorize(text: str, colour: str | None = None) -> str:
     """Return the text in a colour, by default that of the state it names."""
     name = colour or _STATE_COLORS.get(text.strip())
-    wants_color = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    wants_color = _style.color
+    if wants_color is None:
+        is_plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+        wants_color = sys.stdout.isatty() and not is_plain
     return f"\x1b[{_COLORS[name]}m{text}\x1b[0m" if name is not None and wants_color else text
 
 

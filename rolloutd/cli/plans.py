@@ -27,6 +27,7 @@ from rolloutd.cli.output import (
     sanitize,
 )
 from rolloutd.cli.queries import print_traffic_probes
+from rolloutd.cli.watch import watch_until_closed
 from rolloutd.control.client import ApiError, api_path
 from rolloutd.errors import Diagnostic
 from rolloutd.text import format_size, pluralize
@@ -70,11 +71,17 @@ def register(commands: CommandGroup) -> None:
     ):
         parser.argument(name, metavar=metavar, text=text, action="append", default=[])
     parser.reason(required=False, when="with --override-verdict")
+    parser.add_argument(
+        "--watch",
+        action="store_true",
+        dest="then_watch",
+        help="then watch the rollout until it ends: exit 0 done, 1 cancelled",
+    )
     summary = "print the JSON Schema of plan files, without a daemon"
     parser = group.add_command("schema", schema, summary, formats=())
     parser.argument("file", metavar="FILE", text="file to write (stdout)", nargs="?")
     summary = "list contents that failed and are not submitted again, or clear one"
-    parser = commands.add_command("verdicts", verdicts, summary)
+    parser = commands.add_command("verdicts", verdicts, summary, is_list=True)
     parser.usage = "rolloutctl verdicts [--json]\n       rolloutctl verdicts clear VERDICT --reason TEXT"
     parser.argument("verb", metavar="clear", text="clear a verdict", nargs="?", choices=("clear",))
     parser.argument("verdict", metavar="VERDICT", text="id of the verdict to clear", nargs="?")
@@ -130,8 +137,8 @@ def preview(call: Invocation) -> None:
         print_impact(impact, {})
 
 
-def submit(call: Invocation) -> None:
-    """Open a rollout, or print the one that this plan has."""
+def submit(call: Invocation) -> int:
+    """Open a rollout, or print the one that this plan has; with --watch, watch it."""
     args = call.args
     if args.override_verdict and args.reason is None:
         raise exits.Exit(exits.USAGE, "rolloutctl plan submit: --override-verdict needs --reason; give one")
@@ -151,6 +158,7 @@ def submit(call: Invocation) -> None:
         rollout = answer["rollout"]
         print_message(f"{rollout} is {answer['state']}, digest {answer['digest']}")
         print_message(f"next: rolloutctl review {rollout}, and rolloutctl why {rollout} for who must approve")
+    return watch_until_closed(call, [answer["rollout"]]) if args.then_watch else exits.OK
 
 
 def _read_plan(file: str) -> tuple[str, bytes]:
@@ -323,5 +331,5 @@ def verdicts(call: Invocation) -> int:
     if not found:
         print_message("there are no verdicts")
     else:
-        print_list(VERDICT_COLUMNS, found)
+        call.print_items(VERDICT_COLUMNS, found)
     return exits.OK

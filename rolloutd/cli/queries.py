@@ -28,7 +28,6 @@ from rolloutd.cli.output import (
     progress_bar,
     sanitize,
     short_of,
-    with_columns,
 )
 from rolloutd.control.client import api_path
 from rolloutd.text import format_exceptions, join_limited, pluralize
@@ -38,6 +37,8 @@ if TYPE_CHECKING:
     from rolloutd.control.wire_fleet import PoolSlots
     from rolloutd.control.wire_plans import Preview
 
+PHASES = ("pending", "isolating", "maintaining", "verifying", "done", "failed")
+
 CLOSED_STATES = frozenset({"done", "cancelled"})
 """The states of a rollout that has ended."""
 
@@ -46,14 +47,23 @@ MAX_NAMES_SHOWN = 5
 
 
 def register(commands: CommandGroup) -> None:
-    parser = commands.add_command("status", status, "show the rollouts' state and progress")
+    summary = "show the rollouts' state and progress"
+    parser = commands.add_command("status", status, summary, is_list=True)
     parser.rollout(optional=True).flag("--all", text="include closed rollouts").watch()
-    parser = commands.add_command("rollouts", rollouts, "list all rollouts, or delete a closed one")
+    parser = commands.add_command(
+        "rollouts", rollouts, "list all rollouts, or delete a closed one", is_list=True
+    )
     parser.usage = "rolloutctl rollouts [--json]\n       rolloutctl rollouts delete ROLLOUT [--yes]"
     parser.argument("verb", metavar="delete", text="delete a closed rollout", nargs="?", choices=("delete",))
     deleted = "the rollout to delete, with the output of its runs; its audit stays"
     parser.argument("rollout", metavar="ROLLOUT", text=deleted, nargs="?").watch().yes()
-    commands.add_command("nodes", nodes, "list the nodes of a rollout").rollout().watch()
+    parser = commands.add_command("nodes", nodes, "list the nodes of a rollout", is_list=True)
+    parser.rollout().watch()
+    selector = "only nodes whose labels match, such as team=payments,rack!=r1"
+    parser.argument("-l", "--selector", metavar="SELECTOR", text=selector)
+    phase = f"only nodes in this phase: {', '.join(PHASES)} (repeatable)"
+    parser.add_argument("--phase", metavar="PHASE", help=phase, action="append", choices=PHASES)
+    parser.argument("--pool", metavar="POOL", text="only nodes of this pool, such as rack/r1")
     summary = "explain why a rollout or a node waits, and what can change that"
     commands.add_command("why", why, summary).rollout().node(optional=True).watch()
 
@@ -74,10 +84,10 @@ def status(call: Invocation) -> None:
     found = answer["rollouts"]
     if not found:
         print_message("no rollout is live")
-    elif len(found) == 1 and not args.wide:
+    elif len(found) == 1 and not (args.wide or args.is_csv or args.sort_by):
         print_rollout(found[0])
     else:
-        print_list(with_columns(STATUS_COLUMNS, STATUS_WIDE if args.wide else {}), found)
+        call.print_items(STATUS_COLUMNS, found, STATUS_WIDE)
 
 
 def rollouts(call: Invocation) -> int:
@@ -91,8 +101,7 @@ def rollouts(call: Invocation) -> int:
     if not answer["rollouts"]:
         print_message("there are no rollouts")
     else:
-        wide: Columns = {"DIGEST": "digest"} if args.wide else {}
-        print_list(with_columns(ROLLOUT_COLUMNS, wide), answer["rollouts"])
+        call.print_items(ROLLOUT_COLUMNS, answer["rollouts"], {"DIGEST": "digest"})
     return exits.OK
 
 
@@ -108,9 +117,13 @@ def _delete_rollout(call: Invocation) -> int:
 
 
 def nodes(call: Invocation) -> None:
-    found = call.get(api_path("rollouts", call.args.rollout, "nodes"))["nodes"]
+    """List a rollout's nodes, or those that the options select."""
+    args = call.args
+    phases = None if args.phase is None else ",".join(args.phase)
+    query = {"selector": args.selector, "phase": phases, "pool": args.pool}
+    found = call.get(api_path("rollouts", args.rollout, "nodes"), **query)["nodes"]
     if not call.print_data(found, [node["node"] for node in found]):
-        print_list(with_columns(NODE_COLUMNS, NODE_WIDE if call.args.wide else {}), found)
+        call.print_items(NODE_COLUMNS, found, NODE_WIDE)
 
 
 def why(call: Invocation) -> int:

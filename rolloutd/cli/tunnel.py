@@ -2,12 +2,17 @@
 
 The daemon sees the account that ssh logged in to, so votes stay personal.  ssh asks
 its questions (a password, a new host key) at the first connection; later
-reconnections are silent.
+reconnections are silent.  The connection stays for a minute after its last use, for the
+user's next commands, in a directory that only this user can enter.
 """
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
+import os
 import shutil
+import stat
 import subprocess
 import tempfile
 import threading
@@ -30,10 +35,15 @@ SSH_TIMEOUT_S = 30.0
 """Timeout of ssh commands that ask no question."""
 
 
+KEPT_S = 60
+"""How long a connection stays after its last use: the pause between two commands of a person."""
+
+
 @contextmanager
 def open_tunnel(host: str, remote_socket: str) -> Iterator[Path]:
     """Yield a local socket that forwards to the remote one; raises exits.Exit if ssh cannot connect."""
-    directory = Path(tempfile.mkdtemp(prefix="rolloutctl-"))
+    shared = _shared_directory(host, remote_socket)
+    directory = shared or Path(tempfile.mkdtemp(prefix="rolloutctl-"))
     stop = threading.Event()
     forward = _SshForward(host, remote_socket, directory)
     reconnector = threading.Thread(target=_keep_connected, args=(forward, stop), name="tunnel", daemon=True)
@@ -47,8 +57,31 @@ def open_tunnel(host: str, remote_socket: str) -> Iterator[Path]:
         if reconnector.is_alive():
             # It may be connecting; close() can end only an existing connection.
             reconnector.join(SSH_TIMEOUT_S)
-        forward.close()
-        shutil.rmtree(directory, ignore_errors=True)
+        if shared is None:
+            forward.close()
+            shutil.rmtree(directory, ignore_errors=True)
+
+
+def _shared_directory(host: str, remote_socket: str) -> Path | None:
+    """Return the directory of a connection that the user's commands share.
+
+    None if no directory is the user's alone: whoever reaches the socket in it acts as the user's account.
+    """
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    top = (
+        Path(runtime) / "rolloutctl" if runtime else Path(tempfile.gettempdir()) / f"rolloutctl-{os.getuid()}"
+    )
+    # A short name, because the path of a socket has at most 107 characters.
+    name = hashlib.sha256(f"{host}\0{remote_socket}".encode()).hexdigest()[:16]
+    try:
+        for directory in (top, top / name):
+            directory.mkdir(mode=0o700, exist_ok=True)
+            found = directory.lstat()
+            if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+                return None
+    except OSError:
+        return None
+    return top / name
 
 
 class _SshForward:
@@ -60,16 +93,23 @@ class _SshForward:
         self._remote_socket = remote
         self._control_socket = directory / "ssh"
         self._log = directory / "log"
+        self._lock = directory / "lock"
 
     def connect(self, *, interactive: bool) -> int:
-        """Connect in the background and return ssh's exit status."""
+        """Connect in the background, unless another command has, and return ssh's exit status."""
+        # One at a time: two commands that begin together share one connection, and one login.
+        with self._lock.open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            return 0 if self.is_connected() else self._connect(interactive=interactive)
+
+    def _connect(self, *, interactive: bool) -> int:
         # A killed master leaves its socket, and ssh would not become a master next to it.
         self._control_socket.unlink(missing_ok=True)
         options = {
             "ExitOnForwardFailure": "yes",
             "StreamLocalBindUnlink": "yes",
             "ServerAliveInterval": str(KEEPALIVE_INTERVAL_S),
-            "ControlPersist": "no",
+            "ControlPersist": str(KEPT_S),
             "ConnectTimeout": str(CONNECT_TIMEOUT_S),
             "BatchMode": "no" if interactive else "yes",
         }
@@ -79,6 +119,8 @@ class _SshForward:
         return self._run(arguments, None if interactive else SSH_TIMEOUT_S)
 
     def is_connected(self) -> bool:
+        if not self._control_socket.exists():
+            return False  # without a process
         return self._run(["-O", "check"], SSH_TIMEOUT_S) == 0
 
     def close(self) -> None:

@@ -20,8 +20,10 @@ from pydantic import (
     model_validator,
 )
 
+from machines.states import Phase
 from rolloutd.commands.tokens import MAX_TOKEN_CHARS
 from rolloutd.planfile.model import WindowSpec
+from rolloutd.plugin.field_types import SelectorText
 
 MAX_REASON_CHARS = 2_000
 """Characters of a reason: a paragraph; the audit keeps it for ever."""
@@ -74,6 +76,16 @@ Names = Annotated[list[Name], Field(max_length=MAX_NODES_NAMED)]
 # Above 2**53 not every JSON reader has exact numbers.
 Count = Annotated[int, Field(ge=0, le=2**53)]
 PageSize = Annotated[int, Field(ge=1, le=MAX_PAGE_SIZE)]
+
+
+def _require_phases(text: str) -> str:
+    for word in text.split(","):
+        if word not in list(Phase):
+            raise ValueError(f"'{word[:20]}' is not a phase; use {', '.join(Phase)}, several with commas")
+    return text
+
+
+Phases = Annotated[str, StringConstraints(max_length=100), AfterValidator(_require_phases)]
 
 
 def _require_representable(instant: datetime) -> datetime:
@@ -280,9 +292,15 @@ class PageQuery(QueryParams):
 
 
 class NodesQuery(PageQuery):
-    """With `changed_after` only the nodes that audit entries after that number name."""
+    """With `changed_after` only the nodes that audit entries after that number name.
+
+    `selector` is over the nodes' labels, as the inventory has them now; `phase` may be several with commas.
+    """
 
     changed_after: Count | None = None
+    selector: SelectorText | None = None
+    phase: Phases | None = None
+    pool: Name | None = None
 
 
 class ChangesQuery(QueryParams):

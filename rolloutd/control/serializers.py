@@ -17,6 +17,7 @@ from machines.model.node import NodeHealth, Observation
 from machines.model.plan import Digest
 from machines.model.reasons import Param, Reason, ReasonCode, Remedy, RemedyKind
 from machines.model.rollout import Failure, Rollout, Target, Verdict
+from machines.model.selector import parse_selector
 from machines.model.timefmt import format_rfc3339
 from machines.scheduler import decide
 from machines.scheduler.progress import PoolProgress, RolloutProgress, rollout_progress, slot_s
@@ -24,7 +25,7 @@ from machines.scheduler.queue import SchedulingQueue
 from machines.states import CARRIES_CHANGE, EXCEPTIONS, IN_FLIGHT_PHASES, Outcome, Phase
 from rolloutd import reason_text
 from rolloutd.control import coverage, gate_serializers, wire, wire_fleet, wire_plans
-from rolloutd.control.requests import PageQuery
+from rolloutd.control.requests import NodesQuery, PageQuery
 from rolloutd.control.resolve import ResolvedRollout
 from rolloutd.engine.state import State, StepProgress
 from rolloutd.memory import memory_bytes
@@ -271,7 +272,7 @@ def _node(state: State, resolved: ResolvedRollout, target: Target, blocker: Reas
 def nodes(
     state: State,
     resolved: ResolvedRollout,
-    query: PageQuery,
+    query: NodesQuery,
     seq: int,
     among: Collection[str] | None = None,
     queue: SchedulingQueue | None = None,
@@ -284,6 +285,7 @@ def nodes(
     rest = sorted(found, key=lambda target: target.position)
     if query.after is not None:
         rest = rest[rest.index(resolved.target(query.after)) + 1 :]
+    rest = [target for target in rest if _is_selected(index, query, target)]
     targets, next_after = page(rest, query, lambda target: target.node)
     blockers = decide.explain_rollout_nodes(index, rollout, now, [each.node for each in targets], queue)
     live = {each.node: state.step_progress.get((each.rollout, each.node), NO_PROGRESS) for each in targets}
@@ -296,6 +298,18 @@ def nodes(
         "seq": seq,
         "next": next_after,
     }
+
+
+def _is_selected(index: Index, query: NodesQuery, target: Target) -> bool:
+    """Return whether the query asks for the node; a node that left the inventory has no labels."""
+    if query.phase is not None and target.phase.value not in query.phase.split(","):
+        return False
+    if query.pool is not None and query.pool not in target.pools:
+        return False
+    if query.selector is None:
+        return True
+    node = index.nodes.get(target.node)
+    return parse_selector(query.selector).matches({} if node is None else node.labels)
 
 
 def page(rest: Sequence[T], query: PageQuery, name_of: Callable[[T], str]) -> tuple[Sequence[T], str | None]:

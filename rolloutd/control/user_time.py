@@ -30,6 +30,13 @@ def parse_past(text: str, now: datetime | None = None) -> str:
     return found
 
 
+def parse_duration(text: str) -> int:
+    """Return a duration, such as 1h30m, in seconds; raises ValueError."""
+    if not _DURATION.fullmatch(text):
+        raise ValueError(f"'{text}' is not a duration; use s, m, h and d, such as 1h30m")
+    return sum(int(number) * _UNITS[unit] for number, unit in _DURATION_PART.findall(text))
+
+
 def _parse(text: str, now: datetime, direction: int) -> str:
     try:
         return _parse_instant(text, now, direction)
@@ -39,8 +46,7 @@ def _parse(text: str, now: datetime, direction: int) -> str:
 
 def _parse_instant(text: str, now: datetime, direction: int) -> str:
     if _DURATION.fullmatch(text):
-        seconds = sum(int(number) * _UNITS[unit] for number, unit in _DURATION_PART.findall(text))
-        return format_rfc3339((now + direction * timedelta(seconds=seconds)).timestamp())
+        return format_rfc3339((now + direction * timedelta(seconds=parse_duration(text))).timestamp())
     try:
         instant = datetime.fromisoformat(text)
     except ValueError:

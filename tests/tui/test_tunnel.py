@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from rolloutd.cli import exits
-from rolloutd.cli.tunnel import open_tunnel
+from rolloutd.cli.tunnel import KEPT_S, open_tunnel
 from rolloutd.control.client import Client, DaemonUnreachable, api_path
 from tests.support.replay_server import ReplayServer
 from tests.support.sshd import Sshd
@@ -71,14 +72,64 @@ def daemon_responds(socket: Path) -> bool:
         return False
 
 
-def test_tunnel_reconnects_and_leaves_nothing(host: Sshd, server: ReplayServer) -> None:
+def master_of(control: Path) -> int:
+    """Return the process id of the ssh that holds the connection."""
+    command = ["ssh", "-S", str(control), "-O", "check", "ops1"]
+    check = subprocess.run(command, capture_output=True, text=True, check=True)
+    return int(re.search(r"pid=(\d+)", check.stderr)[1])  # type: ignore[index]
+
+
+@pytest.fixture
+def runtime_directory(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    directory = tmp_path_factory.mktemp("r")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(directory))
+    return directory
+
+
+def test_next_commands_share_one_connection(
+    host: Sshd, server: ReplayServer, runtime_directory: Path
+) -> None:
+    masters, results = set(), []
+
+    def command() -> None:
+        with open_tunnel("ops1", str(server.server_address)) as socket:
+            results.append(daemon_responds(socket))
+            masters.add(master_of(socket.parent / "ssh"))
+
+    together = [threading.Thread(target=command) for _ in range(3)]
+    for each in together:
+        each.start()
+    for each in together:
+        each.join()
+    command()
+    assert (len(masters), results) == (1, [True] * 4)
+    (directory,) = (runtime_directory / "rolloutctl").iterdir()
+    assert [path.stat().st_mode & 0o077 for path in (directory.parent, directory)] == [0, 0]
+    # The master was told to end by itself; another server's connection is another directory.
+    persist = next(
+        word
+        for word in _read(Path(f"/proc/{masters.copy().pop()}/cmdline")).split(b"\0")
+        if b"Persist" in word
+    )
+    assert persist == f"ControlPersist={KEPT_S}".encode()
+    subprocess.run(["ssh", "-S", directory / "ssh", "-O", "exit", "ops1"], capture_output=True, check=True)
+    with open_tunnel("ops1", str(server.server_address)) as socket:
+        assert daemon_responds(socket)
+        assert master_of(socket.parent / "ssh") not in masters
+        subprocess.run(
+            ["ssh", "-S", directory / "ssh", "-O", "exit", "ops1"], capture_output=True, check=True
+        )
+
+
+def test_tunnel_reconnects_and_leaves_nothing(
+    host: Sshd, server: ReplayServer, runtime_directory: Path
+) -> None:
+    # Others could enter it: then no command's connection outlives it.
+    (runtime_directory / "rolloutctl").mkdir(mode=0o755)
     with open_tunnel("ops1", str(server.server_address)) as socket:
         assert daemon_responds(socket)
         control = socket.parent / "ssh"
-        check = subprocess.run(
-            ["ssh", "-S", str(control), "-O", "check", "ops1"], capture_output=True, text=True, check=True
-        )
-        master = int(re.search(r"pid=(\d+)", check.stderr)[1])  # type: ignore[index]
+        master = master_of(control)
         os.kill(master, signal.SIGKILL)
         wait_until(lambda: not Path(f"/proc/{master}").exists())
         wait_until(lambda: daemon_responds(socket))
@@ -87,7 +138,7 @@ def test_tunnel_reconnects_and_leaves_nothing(host: Sshd, server: ReplayServer) 
     wait_until(lambda: not any(mark in _read(path) for path in Path("/proc").glob("[0-9]*/cmdline")))
 
 
-def test_unreachable_host_is_named(host: Sshd, server: ReplayServer) -> None:
+def test_unreachable_host_is_named(host: Sshd, server: ReplayServer, runtime_directory: Path) -> None:
     host.stop()
     with (
         pytest.raises(exits.Exit, match=r"ssh ops1: .*refused"),

@@ -15,4 +15,5 @@ def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[CannedDa
     with serve_canned(tmp_path / "s") as daemon:
         monkeypatch.setenv("ROLLOUTD_SOCKET", str(daemon.socket))
         monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+        monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
         yield daemon

@@ -17,10 +17,42 @@ REASON = "--reason x"
 WRONG = f"""
 status nosuch
 nodes nosuch
+nodes {{live}} --selector 'team in'
+nodes {{live}} --phase nosuch
+nodes {{live}} --pool rack/nosuch --sort-by nosuch
+wait nosuch --for done
+wait {{live}} --for nosuch
+wait {{live}} --for gate=nosuch
+wait {{live}} --for gate=pilot
+wait {{live}} --for node/nosuch=done
+wait {{live}} --for done --timeout soon
+wait {{live}} --for done --timeout 0s
+wait {{cancelled}} --for done
+explain nosuch
+explain plan.spec.nosuch
+explain plan.apiVersion.nosuch
+context add local --host ops1
+context add prod --host -oProxyCommand=evil
+context use nosuch
+context remove nosuch
+context remove local
+status --sort-by nosuch
+status --jq .[
+status --jq '.rollouts + 1'
+rollouts --sort-by nosuch
+inventory --sort-by nosuch
+changes --sort-by nosuch
+verdicts --sort-by nosuch
+context list --sort-by nosuch
 why nosuch
 why {{live}} nosuch
 watch nosuch
 logs nosuch p1
+logs {{live}}
+logs {{live}} p1 --failed
+logs {{live}} --failed --follow
+logs {{live}} p1 --tail -1
+logs {{live}} p1 --since yesterday
 logs {{live}} nosuch
 logs {{live}} p1 --attempt 99
 logs {{live}} p1 --attempt x
@@ -192,7 +224,18 @@ ADMIN_COMMANDS = {"backup", "restore", "init"}
 
 UNTRIED = {
     # Other tests try them: those of usage, of tunnels, of tokens and of the demo.
-    *("--reason", "--socket", "--host", "--service", "--for", "--dir", "--fault", "--config"),
+    *(
+        "--reason",
+        "--socket",
+        "--host",
+        "--service",
+        "--for",
+        "--dir",
+        "--fault",
+        "--config",
+        "--context",
+        "--jq",
+    ),
     # Any name is right: a filter that matches nothing, and names that users give.
     *("--actor", "--by"),
 }

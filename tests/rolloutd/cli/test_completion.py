@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from tests.rolloutd.cli.samples import run
 
 FREE_TEXT = {
     *("TEXT", "TIME", "N", "K", "SEQ", "SHA256", "HASH", "HOST", "ID", "WINDOW", "NAME", "PERSON"),
-    *("NODE:PHASE", "STAGE", "COMMAND"),
+    *("NODE:PHASE", "STAGE", "COMMAND", "PROGRAM", "SELECTOR", "COLUMN", "DURATION"),
     *("NAME=ADDRESS", "VARIABLE", "KEY=NUMBER", "NAME=MEMBERS", "URL", "USER"),
 }
 """Values that only the user knows, or that no list has."""
@@ -69,7 +70,9 @@ def test_completion_knows_commands_and_asks_for_names(shell: str, capsys: pytest
     assert (code, "inventory" in out, "rolloutctl names rollouts" in out) == (0, True, True)
 
 
-def test_bash_completes_values_with_names_of_the_daemon(daemon: CannedDaemon, tmp_path: Path) -> None:
+def test_bash_completes_values_with_names_of_the_daemon(
+    daemon: CannedDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     gates = [{"gate": "continue", "wave": "canary"}, {"gate": "start", "wave": None}]
     nodes = [
         {"node": "n1", "team": "infra", "labels": {"rack": "r1"}},
@@ -80,6 +83,10 @@ def test_bash_completes_values_with_names_of_the_daemon(daemon: CannedDaemon, tm
     daemon.answer("GET", "inventory", {"nodes": nodes, "sources": [{"source": "ansible:hosts.yml"}]})
     daemon.answer("GET", "locks", {"pools": [{"pool": "rack/r1"}]})
     (tmp_path / "plan.yml").touch()
+    (tmp_path / "rolloutd").mkdir()
+    contexts = {"current": None, "contexts": {"prod": {"host": "ops1"}}}
+    (tmp_path / "rolloutd" / "contexts.json").write_text(json.dumps(contexts))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     expected = {
         "nodes ker": ["kernel-abcde", "kernel"],
         "audit --rollout ker": ["kernel-abcde", "kernel"],
@@ -102,6 +109,11 @@ def test_bash_completes_values_with_names_of_the_daemon(daemon: CannedDaemon, tm
         "rollouts delete ker": ["kernel-abcde", "kernel"],
         "verdicts ": ["clear"],
         "artifacts report kernel --by ra": ["rack"],
+        "nodes kernel --pool ra": ["rack/r1"],
+        "explain plan.spec.gates.start.own": ["plan.spec.gates.start.owner"],
+        "wait kernel --for gate=c": ["gate=continue"],
+        "wait kernel --for node/": ["node/n1=done"],
+        "context use ": ["local", "prod"],
     }
     assert complete_in_bash(list(expected), tmp_path) == expected
     assert not (tmp_path / "evil").exists()

@@ -25,6 +25,7 @@ ASKS_ITSELF = {"init"}
 
 NEVER_ASKS = {
     # They read.
+    *("context list", "explain", "wait"),
     *("status", "nodes", "why", "watch", "logs", "handover", "compare", "changes", "config", "diff"),
     *("drift", "gates", "review", "locks", "inventory", "team show", "prepare", "checkpoints", "names"),
     *("artifacts verify", "artifacts report", "plan validate", "plan preview", "plan schema", "report"),
@@ -32,6 +33,7 @@ NEVER_ASKS = {
     # Another command takes it back, or the daemon keeps what was before.
     *("plan submit", "verdicts", "reject", "withdraw", "token sign", "token use", "pause", "resume"),
     *("retry", "advance", "skip", "return", "hold", "release", "freeze", "unfreeze", "team windows"),
+    *("context add", "context use", "context remove"),
     *("team canaries", "team freeze", "team unfreeze", "restore"),
 }
 

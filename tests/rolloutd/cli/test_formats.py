@@ -17,7 +17,7 @@ from tests.rolloutd.cli.samples import run
 
 NOTHING_LISTED = {
     *("tui", "web", "demo", "serve-status", "completion", "help", "names", "report", "plan schema"),
-    *("token sign", "token use"),
+    *("token sign", "token use", "context add", "context use", "context remove"),
     # Other programs, which have their own tests.
     *("doctor", "backup", "restore", "init"),
 }

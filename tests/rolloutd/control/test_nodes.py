@@ -66,6 +66,27 @@ async def test_why_and_nodes_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert status["state"] == "running"
 
 
+async def test_nodes_are_filtered_page_by_page(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        rollout = await inside.start()
+        await inside.transition(rollout, "p1", Trigger.ADMITTED)
+
+        async def names(query: str) -> list[str]:
+            answer = await inside.request("nora", "get", f"/v1/rollouts/{rollout}/nodes?{query}")
+            return [node["node"] for node in answer["nodes"]]
+
+        assert await names("selector=team%3Dpayments") == ["p1", "p2"]
+        assert await names("phase=isolating,failed") == ["p1"]
+        assert await names("phase=pending&pool=team/search") == ["s1", "s2"]
+        assert await names("selector=team%21%3Dpayments&phase=isolating") == []
+        # `after` may name a node that the filter leaves out.
+        assert await names("phase=pending&after=p1&limit=2") == ["s1", "p2"]
+        for wrong in ("selector=team+in", "phase=lost", "phase=", "selector=%28"):
+            with pytest.raises(ApiError) as refused:
+                await names(wrong)
+            assert refused.value.status == 400
+
+
 def reasons_of_failures(answer: Any) -> Iterator[dict[str, Any]]:
     """Yield each mapping in an answer that says how a node failed."""
     if isinstance(answer, dict):
