@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from machines.model.plan import Plan
 from rolloutd.audit_chain import canonical_json
+from rolloutd.key_file import load_key
 from rolloutd.ports import GROUPS, JSON, WITHHELD, plain_value
 from rolloutd.secret_variables import SECRETS_MARK, map_secrets, marked_secrets
 
 KEY_FILE = "redaction.key"
-
-KEY_BYTES = 32
 
 SECRET_PREFIX = "secret:"  # noqa: S105  # what stands for a secret, not one
 """Begins what stands for a secret in a document."""
@@ -28,16 +26,7 @@ SECRET_PREFIX = "secret:"  # noqa: S105  # what stands for a secret, not one
 
 def load_redaction_key(state_dir: Path) -> bytes:
     """Return the key of the hashes of secrets; it is made at the first start."""
-    path, new = state_dir / KEY_FILE, state_dir / f"{KEY_FILE}.new"
-    if path.exists():
-        return path.read_bytes()
-    new.unlink(missing_ok=True)
-    with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
-        file.write(os.urandom(KEY_BYTES))
-        file.flush()
-        os.fsync(file.fileno())
-    new.rename(path)
-    return path.read_bytes()
+    return load_key(state_dir / KEY_FILE)
 
 
 def intended_configuration(

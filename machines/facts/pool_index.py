@@ -87,8 +87,16 @@ class PoolIndex(Forkable):
 
     def rebuild(self, facts: FleetFacts, keys: tuple[str, ...]) -> None:
         self._pools, self._pool_ids_by_node, self._unavailable, self._full_pool_ids = {}, {}, {}, set()
-        for node in facts.nodes.values():
-            self._add_to_pools(node, keys)
+        pools = self._pools
+        # Nothing shares the new tables yet, so nothing is copied before a write.
+        for name, node in facts.nodes.items():
+            ids = tuple([f"{key}/{node.labels.get(key, UNLABELED)}" for key in keys])
+            self._pool_ids_by_node[name] = ids
+            for key, pool_id in zip(keys, ids, strict=True):
+                pool = pools.get(pool_id)
+                if pool is None:
+                    pool = pools[pool_id] = Pool(key, pool_id[len(key) + 1 :])
+                pool.members.add(name)
         for name in facts.nodes:
             found = unavailability(facts, name)
             if found is not None:

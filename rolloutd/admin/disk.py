@@ -13,10 +13,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from rolloutd.errors import RolloutdError
-from rolloutd.ports import AuditReport
+from machines.model.timefmt import format_rfc3339
+from rolloutd.errors import RolloutdError, StoreFailed
+from rolloutd.ports import AuditCheckpointReport, AuditReport
 from rolloutd.reason_text import describe_differences, describe_mismatch
-from rolloutd.store import backend_of, compare_with_audit
+from rolloutd.store import DatabaseBackend, backend_of, compare_with_audit, read_audit_checkpoint
 
 MIN_FREE_BYTES = 512 * 1024 * 1024
 """What a week of a large rollout writes, run logs included, with a reserve."""
@@ -24,6 +25,8 @@ MIN_FREE_BYTES = 512 * 1024 * 1024
 ARTIFACT_DIRECTORIES = ("runs", "trees", "git", "artifacts")
 """Directories next to the database that grow; the settings' `keep` limits them."""
 
+
+OLDER_SCHEMA = "the database is older than this version"
 
 MAX_LISTED_MISMATCHES = 5
 """Rows that are named; the others are counted."""
@@ -81,7 +84,8 @@ def check_database(state_dir: Path) -> tuple[list[CheckResult], bool]:
                 f"owner of {state_dir}"
             )
             return [CheckResult("database", False, text)], False
-        report = compare_with_audit(backend)
+        checkpoint = _read_checkpoint(backend) if found.is_current else AuditCheckpointReport(OLDER_SCHEMA)
+        report = compare_with_audit(backend) if checkpoint.problem else None
     except RolloutdError as error:
         return [CheckResult("database", False, str(error))], False
     if found.damage:
@@ -89,14 +93,29 @@ def check_database(state_dir: Path) -> tuple[list[CheckResult], bool]:
     else:
         old = "" if found.is_current else "; older than this version: a start brings it up to date"
         text = f"{found.text}, sound{old}"
+    database = CheckResult("database", not found.damage, text)
+    is_loadable = found.is_current and not found.damage
+    if report is None:
+        whole = f"the whole was last verified at {format_rfc3339(checkpoint.verified_at)}"
+        trusted = f"entry {checkpoint.seq} and the rows that decisions use are as they were signed; {whole}"
+        return [database, CheckResult("audit", True, trusted)], is_loadable
     chain = report.chain
     what = chain.message if chain.ok else f"{chain.message}; keep a copy, and compare with a backup"
+    signed = f"not trusted: {checkpoint.problem}; the next start verifies the whole audit first"
     results = [
-        CheckResult("database", not found.damage, text),
+        database,
+        CheckResult("audit checkpoint", True, signed),
         CheckResult("audit", chain.ok, what),
         _check_tables(report),
     ]
-    return results, found.is_current and not found.damage
+    return results, is_loadable
+
+
+def _read_checkpoint(backend: DatabaseBackend) -> AuditCheckpointReport:
+    try:
+        return read_audit_checkpoint(backend)
+    except StoreFailed as error:
+        return AuditCheckpointReport(str(error))
 
 
 def _check_tables(report: AuditReport) -> CheckResult:

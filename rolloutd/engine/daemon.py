@@ -123,8 +123,9 @@ class Daemon:
             tasks.create_task(self._stop_when_leadership_lost(), name="leadership")
             tasks.create_task(self._stop_when_facts_behind(), name="facts")
             # Before the first driver: no node is moved by a row that the audit does not account for.
-            await self._verify_audit()
-            self._scheduler.call_every("audit", INTERVAL_S, self._start_audit_verification)
+            if not await self._audit_monitor.begin():
+                self._retry_audit_verification()
+            self._scheduler.call_every("audit", INTERVAL_S, self._start_audit_check)
             self._update_drivers()
             # Nodes in flight continue at once; a new node starts only on a fresh inventory.
             await self._inventory_refresher.refresh()
@@ -133,6 +134,7 @@ class Daemon:
             self._scheduler.call_every("soak", self._soak_monitor.interval_s, check_soaking)
             check_drift = partial(self._drift_monitor.start_due, tasks)
             self._scheduler.call_every("drift", POLL_S, check_drift)
+            tasks.create_task(self._check_audit_later(), name="audit")
             self._wakeup.set()
             try:
                 await self._iterate_for_ever()
@@ -184,8 +186,25 @@ class Daemon:
 
     async def _verify_audit(self) -> None:
         if not await self._audit_monitor.try_to_verify():
-            retry_at = self._state.now() + RETRY_S
-            self._scheduler.call_at("audit-retry", retry_at, self._start_audit_verification)
+            self._retry_audit_verification()
+
+    def _retry_audit_verification(self) -> None:
+        retry_at = self._state.now() + RETRY_S
+        self._scheduler.call_at("audit-retry", retry_at, self._start_audit_verification)
+
+    def _start_audit_check(self) -> None:
+        if not self._is_stopping:
+            self._tasks.create_task(self._check_audit(), name="audit")
+
+    async def _check_audit_later(self) -> None:
+        # First decide: a start waits only for the checkpoint, and a whole verification may be due.
+        await self.first_iteration_done.wait()
+        if not await self._audit_monitor.verify_if_due():
+            self._retry_audit_verification()
+
+    async def _check_audit(self) -> None:
+        if not await self._audit_monitor.check():
+            self._retry_audit_verification()
 
     # -- one iteration
 

@@ -78,6 +78,7 @@ from rolloutd.ports.steps import (
     reported_waits,
 )
 from rolloutd.ports.store import (
+    AuditCheckpointReport,
     AuditEntry,
     AuditReport,
     ClosedRollout,
@@ -105,6 +106,7 @@ __all__ = [
     "Anchor",
     "Artifact",
     "ArtifactStore",
+    "AuditCheckpointReport",
     "AuditEntry",
     "AuditReport",
     "Busy",

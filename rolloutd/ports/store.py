@@ -109,6 +109,18 @@ class AuditReport:
 
 
 @dataclass(frozen=True, slots=True)
+class AuditCheckpointReport:
+    """How the database differs from its signed checkpoint, "" for not at all.
+
+    `seq`: the entry that was signed; `verified_at`: when the whole audit was last verified (epoch seconds).
+    """
+
+    problem: str = ""
+    seq: int = 0
+    verified_at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class NodeConfigurations:
     """Records by node, the documents that they name by content, and the changes of their rollouts."""
 
@@ -239,6 +251,21 @@ class Store(Protocol):
 
     async def verify_audit(self, head: str | None = None) -> AuditReport:
         """Verify the audit's chain, that `head` occurs in it, and that the tables follow from the audit."""
+
+    async def verify_audit_checkpoint(self) -> AuditCheckpointReport:
+        """Compare the newest entry, and the rows that decisions use, with the signed checkpoint.
+
+        Its cost does not grow with the audit.  Rows of closed rollouts are not compared.
+        """
+
+    async def sign_audit_checkpoint(self, verified_at: float | None = None, *, anew: bool = False) -> None:
+        """Note in the checkpoint which rollouts are live, and when the whole audit was verified.
+
+        `anew` signs all rows as they are: only after a verification that accounts for each.
+        """
+
+    async def drop_audit_checkpoint(self) -> None:
+        """Remove the checkpoint, because a row is in doubt: the next start verifies the whole audit."""
 
     async def is_token_used(self, token: str) -> bool:
         """Return whether a service has used this token."""

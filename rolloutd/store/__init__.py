@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from rolloutd.store.audit_checkpoint import read_audit_checkpoint
 from rolloutd.store.audit_comparison import compare_with_audit
 from rolloutd.store.queries import PlanCompiler
 from rolloutd.store.sql_store import SqlStore
@@ -28,6 +29,7 @@ __all__ = [
     "backup",
     "compare_with_audit",
     "open_store",
+    "read_audit_checkpoint",
     "restore",
 ]
 

@@ -36,6 +36,7 @@ class Connection(Protocol):
     def IntegrityError(self) -> type[Exception]: ...  # noqa: N802  # DB-API's name
     def execute(self, sql: str, parameters: Any = ..., /) -> Cursor: ...
     def executemany(self, sql: str, parameters: Iterable[Any], /) -> Cursor: ...
+    def create_function(self, name: str, narg: int, func: Callable[..., Any] | None, /) -> None: ...
 
 
 class Executor(Protocol):
@@ -82,6 +83,15 @@ class Backend(Protocol):
 
     async def open_reader(self) -> Executor:
         """Open for reading while another connection writes; raises StoreFailed."""
+
+    def load_signing_key(self, *, may_make: bool = True) -> bytes:
+        """Return the key that signs the checkpoint; raises StoreFailed.
+
+        Where there is none it is made, or empty unless `may_make`.
+        """
+
+    def read_now(self, work: Callable[[Connection], T]) -> T:
+        """Return the result of `work` on a reading connection of its own; raises StoreFailed."""
 
     def check_writable(self) -> None:
         """Raise StoreFailed if the files were removed or replaced: a commit would succeed and be lost."""

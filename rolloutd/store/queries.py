@@ -166,8 +166,10 @@ def load_plan(connection: Connection, rollout: str) -> tuple[Mapping[str, JSON],
 
 
 def load_connections(connection: Connection) -> Mapping[str, Mapping[str, JSON]]:
-    rows = connection.execute("SELECT name, connection FROM node WHERE gone_at IS NULL")
-    return {name: json.loads(text) for name, text in rows}
+    rows = connection.execute("SELECT name, connection FROM node WHERE gone_at IS NULL").fetchall()
+    # As one text: Python decodes it in a third of the time of a hundred thousand texts.
+    connections = json.loads(f"[{','.join(text for _, text in rows)}]")
+    return {name: connection for (name, _), connection in zip(rows, connections, strict=True)}
 
 
 def load_source_answers(connection: Connection) -> tuple[SourceAnswer, ...]:

@@ -284,6 +284,7 @@ NOT_COMPARED_TABLES: Final[Mapping[str, str]] = {
     "audit": "its own hash chain covers it",
     "term": "a start and a restore raise the epoch, and the nodes' fences refuse a lower one",
     "meta": "not used yet",
+    "audit_checkpoint": "it is signed",
     "source": "what sources reported last; the audit has the nodes that are made of it",
     "source_node": "what sources reported last; the audit has the nodes that are made of it",
     "preparation_snapshot": "needed only while the stage runs; the audit has none of it",
@@ -291,7 +292,8 @@ NOT_COMPARED_TABLES: Final[Mapping[str, str]] = {
 }
 
 NOT_COMPARED_COLUMNS: Final[Mapping[str, Mapping[str, str]]] = {
-    "rollout": {"number": "only orders rows"},
+    "rollout": {"number": "only orders rows", "rows_digest": "the checkpoint's, over rows that are compared"},
+    "target": {"steps_digest": "the checkpoint's, over rows that are compared"},
     "failure": {"number": "only orders rows"},
     "opened": {"number": "only orders rows"},
     "vote": {"number": "only orders rows"},

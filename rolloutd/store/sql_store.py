@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -17,11 +18,13 @@ from machines.model.rollout import Rollout
 from rolloutd import threads
 from rolloutd.errors import NotFound, StoreFailed
 from rolloutd.ports import (
+    AuditCheckpointReport,
     AuditEntry,
     AuditReport,
     SourceAnswer,
 )
 from rolloutd.store import queries
+from rolloutd.store.audit_checkpoint import AuditCheckpoint, verify_audit_checkpoint
 from rolloutd.store.audit_comparison import compare_with_audit
 from rolloutd.store.backend import Backend, Connection, Executor
 from rolloutd.store.queries import PlanCompiler
@@ -52,6 +55,7 @@ class SqlStore:
         self._reader = reader
         self._compile_plan = compile_plan
         self._writer = writer
+        self._key = b""
 
     @classmethod
     async def open(
@@ -65,9 +69,10 @@ class SqlStore:
         """Open a database for writing and begin a term."""
         writing = await backend.open_writer()
         try:
+            key = backend.load_signing_key()
             holder = f"pid {os.getpid()} on {os.uname().nodename}"
             batch_writer = await writing.run(
-                lambda connection: BatchWriter(connection, backend, holder=holder, since=now())
+                lambda connection: BatchWriter(connection, backend, holder=holder, since=now(), key=key)
             )
             store = cls(backend, await backend.open_reader(), compile_plan)
             try:
@@ -79,7 +84,7 @@ class SqlStore:
         except BaseException:
             await writing.close()
             raise
-        store._writer = Writer(writing, batch_writer, digests, on_commit)
+        store._writer, store._key = Writer(writing, batch_writer, digests, on_commit), key
         return store
 
     # -- writing
@@ -98,13 +103,28 @@ class SqlStore:
     async def remove_unused_documents(self) -> None:
         await self._require_writer().write_unaudited(queries.remove_unused_documents)
 
+    async def sign_audit_checkpoint(self, verified_at: float | None = None, *, anew: bool = False) -> None:
+        def sign(checkpoint: AuditCheckpoint, head: AuditEntry) -> None:
+            if anew:
+                checkpoint.establish(head, verified_at or 0.0)
+            else:
+                checkpoint.refresh(verified_at)
+
+        await self._require_writer().change_checkpoint(sign)
+
+    async def drop_audit_checkpoint(self) -> None:
+        await self._require_writer().change_checkpoint(lambda checkpoint, head: checkpoint.drop())
+
     def _require_writer(self) -> Writer:
         if self._writer is None:
             raise StoreFailed(f"{self.backend.name}: opened for reading only; write through the daemon")
         return self._writer
 
     async def close(self) -> None:
-        """Finish the queued transactions, then close."""
+        """Finish the queued transactions, list the live rollouts in the checkpoint, then close."""
+        if self._writer is not None:
+            with suppress(StoreFailed):  # the one of the last commit stays, and is as good
+                await self.sign_audit_checkpoint()
         try:
             await self._reader.close()
         finally:
@@ -140,6 +160,16 @@ class SqlStore:
     list_changed_nodes = _query(queries.list_changed_nodes)
     latest_audit_entry = _query(queries.latest_audit_entry)
     is_token_used = _query(queries.is_token_used)
+
+    async def verify_audit_checkpoint(self) -> AuditCheckpointReport:
+        """Compare on a connection of its own, so that other reads need not wait."""
+        reader = await self.backend.open_reader()
+        try:
+            return await reader.run(partial(verify_audit_checkpoint, key=self._key))
+        except self.backend.errors as error:
+            return AuditCheckpointReport(f"the database cannot be read: {error}")
+        finally:
+            await reader.close()
 
     async def verify_audit(self, head: str | None = None) -> AuditReport:
         """Verify on a connection of its own, so that other reads need not wait."""

@@ -23,6 +23,7 @@ from machines.model.events import Actor, Event, MismatchSettled, RolloutOpened
 from rolloutd.audit_chain import GENESIS_HASH, hash_entry
 from rolloutd.errors import Conflict, LeadershipLost, StoreFailed
 from rolloutd.ports import AuditEntry, DiscoveredNode, SourceAnswer
+from rolloutd.store.audit_checkpoint import AuditCheckpoint
 from rolloutd.store.audit_entries import add_sequence_number, draft_entries
 from rolloutd.store.backend import Backend, Connection, Executor
 from rolloutd.store.rows import StoredRows, execute_rows, execute_writes, settle_row
@@ -52,14 +53,20 @@ class Transaction:
     audit_drafts: tuple[str, ...] = ()
     at: float = 0.0
     unaudited: Callable[[Connection], object] | None = None
+    on_checkpoint: Callable[[AuditCheckpoint, AuditEntry], object] | None = None
+    """Changes the checkpoint; gets the head of the transactions before."""
 
 
 class BatchWriter:
     """Writes batches until another daemon begins a term."""
 
-    def __init__(self, connection: Connection, backend: Backend, *, holder: str, since: float) -> None:
-        """Begin a term, which ends that of any other daemon.  Raises StoreFailed."""
+    def __init__(
+        self, connection: Connection, backend: Backend, *, holder: str, since: float, key: bytes
+    ) -> None:
+        """Begin a term, which ends that of any other daemon; `key` signs.  Raises StoreFailed."""
         self._connection = connection
+        self.checkpoint = AuditCheckpoint(connection, key)
+        self.checkpoint.digests.follow_changes()
         self._backend = backend
         self._refusals: tuple[type[Exception], ...] = (StoreFailed, OverflowError, *backend.errors)
         sql = "UPDATE term SET epoch = epoch + 1, holder = ?, since = ? RETURNING epoch"
@@ -76,12 +83,14 @@ class BatchWriter:
             self._backend.check_writable()
             with self._begin_transaction():
                 head = self._head()
+                self.checkpoint.begin(head)
                 results: list[TransactionResult] = []
                 for transaction in batch:
                     result = self._run_in_savepoint(transaction, head)
                     if isinstance(result, tuple):
                         head = result[-1] if result else head
                     results.append(result)
+                self.checkpoint.carry_on(head)
             self._backend.record_commit(self.epoch, head.seq)
             return results
         except StoreFailed as error:
@@ -116,10 +125,13 @@ class BatchWriter:
     def _run_in_savepoint(self, transaction: Transaction, head: AuditEntry) -> TransactionResult:
         execute = self._connection.execute
         execute("SAVEPOINT one")
+        mark = self.checkpoint.digests.mark()
         try:
             write_events(self._connection, transaction.events, transaction.at)
             if transaction.unaudited is not None:
                 transaction.unaudited(self._connection)
+            if transaction.on_checkpoint is not None:
+                transaction.on_checkpoint(self.checkpoint, head)
             entries = self._append_audit_entries(transaction.audit_drafts, head)
         except self._refusals as error:
             # The database has rolled back the whole batch, so all of its transactions fail.
@@ -127,6 +139,9 @@ class BatchWriter:
                 raise
             execute("ROLLBACK TO one")
             execute("RELEASE one")
+            self.checkpoint.digests.forget_since(mark)
+            if transaction.on_checkpoint is not None:
+                self.checkpoint.abandon()
             return error if isinstance(error, StoreFailed) else self._backend.explain(error)
         execute("RELEASE one")
         return entries
@@ -214,6 +229,10 @@ class Writer:
     async def write_unaudited(self, execute: Callable[[Connection], object]) -> None:
         """Queue a transaction without audit entries and wait for its answer."""
         await self._write(Transaction(unaudited=execute), {})
+
+    async def change_checkpoint(self, change: Callable[[AuditCheckpoint, AuditEntry], object]) -> None:
+        """Queue a change of the checkpoint and wait for its answer."""
+        await self._write(Transaction(on_checkpoint=change), {})
 
     async def _write(self, transaction: Transaction, digests: dict[str, str]) -> tuple[AuditEntry, ...]:
         await self._capacity.acquire()

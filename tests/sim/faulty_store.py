@@ -31,6 +31,9 @@ from tests.sim.record_judge import on_disk
 from tests.sim.world import SimWorld
 from tests.support.snapshot_judge import violations
 
+KILLED_WHILE_SIGNING = 0.02
+"""Share of the signatures before which the power fails, and after which it does."""
+
 
 class FaultyStore:
     """ports.Store over SqlStore, for one daemon process."""
@@ -184,6 +187,30 @@ class FaultyStore:
         if self._world.is_forged:
             return compare_with_audit(self._inner.backend, head)
         return AuditReport(ChainVerification(True, 0, GENESIS_HASH, None, "not read"))
+
+    async def sign_audit_checkpoint(self, verified_at: float | None = None, *, anew: bool = False) -> None:
+        """Sign, and sometimes lose power right before or right after it."""
+        cut = self._world.streams.checkpoints.random() if not self._world.is_finished else 1.0
+        if cut < KILLED_WHILE_SIGNING:
+            self._world.coverage.count("fault:killed-while-signing")
+            await self._world.cut_power(self._process)
+        batch: list[Event] = []
+        self._pending_batches.append(batch)
+        try:
+            await self._inner.sign_audit_checkpoint(verified_at, anew=anew)
+        finally:
+            self._pending_batches = deque(each for each in self._pending_batches if each is not batch)
+        if KILLED_WHILE_SIGNING <= cut < 2 * KILLED_WHILE_SIGNING:
+            await self._world.cut_power(self._process)
+
+    async def drop_audit_checkpoint(self) -> None:
+        """Drop it; it takes its turn among the commits."""
+        batch: list[Event] = []
+        self._pending_batches.append(batch)
+        try:
+            await self._inner.drop_audit_checkpoint()
+        finally:
+            self._pending_batches = deque(each for each in self._pending_batches if each is not batch)
 
     async def load_steps(self, *args: Any, **named: Any) -> Any:
         """Read, or raise a disk error."""

@@ -1,4 +1,7 @@
-"""A user with a shell who writes votes and opened gates into the database of a stopped daemon."""
+"""A user with a shell who writes votes and opened gates into the database of a stopped daemon.
+
+Sometimes the user lifts freezes too, or puts the checkpoint of an older copy of the database in its place.
+"""
 
 from __future__ import annotations
 
@@ -38,6 +41,8 @@ def forge_votes(world: SimWorld, state_dir: Path) -> None:
     with closing(sqlite3.connect(path, isolation_level=None, timeout=0.0)) as connection:
         try:
             _insert(world, connection)
+            if world.is_forged:
+                _replace_checkpoint(world, connection)
         except sqlite3.Error:
             return  # another daemon still has it, or it has no tables yet
 
@@ -59,6 +64,18 @@ def _insert(world: SimWorld, connection: sqlite3.Connection) -> None:
             world.is_forged = True
             world.coverage.count("fault:forged-votes")
     connection.execute("COMMIT")
+
+
+def _replace_checkpoint(world: SimWorld, connection: sqlite3.Connection) -> None:
+    """Sometimes put back a checkpoint that was signed earlier, and delete a freeze."""
+    draw = world.streams.checkpoints.random()
+    record = connection.execute("SELECT content, signature FROM audit_checkpoint").fetchone()
+    if draw < 0.3 and world.old_checkpoint is not None:
+        world.coverage.count("fault:old-checkpoint")
+        connection.execute("UPDATE audit_checkpoint SET content = ?, signature = ?", world.old_checkpoint)
+    elif 0.3 <= draw < 0.6 and connection.execute("DELETE FROM freeze").rowcount:
+        world.coverage.count("fault:freeze-deleted")
+    world.old_checkpoint = record
 
 
 async def settle_forgeries(world: SimWorld, process: DaemonProcess) -> None:

@@ -24,6 +24,7 @@ from rolloutd.engine.drivers.playbook_execution import PlaybookExecution
 from rolloutd.engine.preparation import node_stages
 from rolloutd.engine.state import State
 from rolloutd.engine.tasks import BackgroundJobs
+from rolloutd.store.audit_checkpoint import AuditCheckpoint
 from tests.sim.__main__ import run_many, run_one, small_names
 from tests.support.mutation import Mutant
 
@@ -67,6 +68,12 @@ MUTANTS = (
         PrepareStage._staged_for,
         "self.reads",
         "()",
+    ),
+    Mutant(
+        "checkpoint-trusted-without-its-digest",
+        AuditCheckpoint.find_difference,
+        "self._head_difference(record) or self._rows_difference(record)",
+        "self._head_difference(record)",
     ),
     Mutant("done-stage-prepared-again", node_stages._is_done, "True", "by_this_rollout"),
     Mutant(

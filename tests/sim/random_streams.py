@@ -27,6 +27,7 @@ class RandomStreams:
     listeners: random.Random
     artifacts: random.Random
     superseding: random.Random
+    checkpoints: random.Random
 
     @classmethod
     def of(cls, seed: int) -> Self:

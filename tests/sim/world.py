@@ -58,6 +58,7 @@ class SimWorld:
         self.source_fails = False
         self.is_finished = False
         self.is_forged = False
+        self.old_checkpoint: tuple[str, str] | None = None
         self.trace: list[str] = []
         self.triggers: dict[str, Callable[[], object]] = {}
         self.checker = Checker(self.now, loop.time, lambda: self.epoch)

@@ -18,10 +18,14 @@ import aiosqlite
 from rolloutd import audit_chain, threads
 from rolloutd.audit_chain import GENESIS_HASH, ChainVerification
 from rolloutd.errors import NotFound, StoreFailed
+from rolloutd.key_file import load_key
 from rolloutd.store.backend import ChainRow, Connection, Examination, Executor
 from rolloutd.store.sqlite import commit_mark, database, lock
 
 T = TypeVar("T")
+
+KEY_FILE = "audit-checkpoint.key"
+"""The key of the checkpoint, beside the database and never in it or in a backup."""
 
 _FileIdentities = tuple[tuple[int, int] | None, ...]
 """Device and inode of each of a database's files; None for a missing one."""
@@ -57,6 +61,20 @@ class SqliteBackend:
         # Connect outside aiosqlite's thread: aiosqlite does not stop its thread when connecting fails there.
         connection = await threads.DATABASE.run(connect, self.path)
         return cast(Executor, await ThreadExecutor(lambda: connection, iter_chunk_size=1))
+
+    def load_signing_key(self, *, may_make: bool = True) -> bytes:
+        path = self.path.with_name(KEY_FILE)
+        try:
+            return load_key(path) if may_make or path.exists() else b""
+        except OSError as error:
+            raise StoreFailed(f"{path}: cannot be read or made ({error}); check owner and mode") from error
+
+    def read_now(self, work: Callable[[Connection], T]) -> T:
+        try:
+            with closing(database.open_reader(self.path)) as connection:
+                return work(connection)
+        except self.errors as error:
+            raise self.explain(error) from error
 
     def check_writable(self) -> None:
         if self._opened_files is not None:

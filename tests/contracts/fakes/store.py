@@ -38,6 +38,7 @@ from rolloutd.audit_chain import GENESIS_HASH, ChainVerification, hash_entry
 from rolloutd.errors import Conflict, NotFound, StoreFailed
 from rolloutd.ports import (
     JSON,
+    AuditCheckpointReport,
     AuditEntry,
     AuditReport,
     ClosedRollout,
@@ -137,6 +138,15 @@ class MemoryStore:
 
     async def verify_audit(self, head: str | None = None) -> AuditReport:
         return AuditReport(self._verify_chain(head))
+
+    async def verify_audit_checkpoint(self) -> AuditCheckpointReport:
+        return AuditCheckpointReport("the database has none")
+
+    async def sign_audit_checkpoint(self, verified_at: float | None = None, *, anew: bool = False) -> None:
+        return
+
+    async def drop_audit_checkpoint(self) -> None:
+        return
 
     def _verify_chain(self, head: str | None) -> ChainVerification:
         previous, noted = GENESIS_HASH, head in (None, GENESIS_HASH)

@@ -18,7 +18,7 @@ from machines.scheduler.decide import decide, explain_node
 from machines.states import Phase
 from rolloutd.cli.queries import format_gate
 from rolloutd.control.client import ApiError
-from rolloutd.engine.background.audit_monitor import CONDITION, AuditMonitor
+from rolloutd.engine.background.audit_monitor import CONDITION, WHOLE_INTERVAL_S, AuditMonitor
 from rolloutd.ports.store import AuditReport
 from rolloutd.reason_text import describe, lifted_by
 from rolloutd.store import open_store
@@ -234,6 +234,76 @@ async def test_forged_step_keeps_driver_waiting(tmp_path: Path) -> None:
             await asyncio.wait_for(daemon.first_iteration_done.wait(), 60.0)
             assert env.phase(rollout, "p1") is Phase.VERIFYING
             assert (await env.state.store.load_steps(rollout, "p1"))[-1].step == "isolate.0.command"
+
+
+class StuckStore(HeldStore):
+    """A store whose whole verification does not end."""
+
+    async def verify_audit(self, head: str | None = None) -> AuditReport:
+        self.verified.set()
+        await self.release.wait()
+        report: AuditReport = await self._inner.verify_audit(head)
+        return report
+
+
+async def test_trusted_start_waits_for_no_whole_verification(tmp_path: Path) -> None:
+    async with sqlite_environment(tmp_path) as env:
+        rollout = await env.start()
+        await env.isolate(rollout, "p1")
+        await AuditMonitor(env.state).verify()
+        await env.state.store.sign_audit_checkpoint(env.clock.now() - WHOLE_INTERVAL_S)
+        await env.restart()
+        held: Any = StuckStore(env.state.store)
+        env.state.store = held
+        daemon = daemon_of(env, adapters_of(env, tmp_path))
+        async with running(daemon):
+            await asyncio.wait_for(daemon.first_iteration_done.wait(), 60.0)
+            assert (rollout, "p1") in daemon._drivers
+            await asyncio.wait_for(held.verified.wait(), 60.0)  # it is due, and runs beside
+            held.release.set()
+
+
+async def test_distrusted_start_verifies_whole_audit_first(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with sqlite_environment(tmp_path) as env:
+        await env.start()
+        await AuditMonitor(env.state).verify()
+        run_sql(tmp_path, "DELETE FROM opened")
+        await env.restart()
+        held: Any = StuckStore(env.state.store)
+        env.state.store = held
+        daemon = daemon_of(env, adapters_of(env, tmp_path))
+        async with running(daemon):
+            await asyncio.wait_for(held.verified.wait(), 60.0)
+            assert not daemon.first_iteration_done.is_set()
+            held.release.set()
+            await asyncio.wait_for(daemon.first_iteration_done.wait(), 60.0)
+        assert "the checkpoint is not trusted: rows of rollout" in caplog.text
+
+
+async def test_row_in_doubt_leaves_no_checkpoint(tmp_path: Path) -> None:
+    async with sqlite_environment(tmp_path) as env:
+        await env.start()
+        monitor = AuditMonitor(env.state)
+        await monitor.verify()
+        assert (await env.state.store.verify_audit_checkpoint()).problem == ""
+        run_sql(tmp_path, "DELETE FROM opened")
+        await monitor.verify()
+        assert (await env.state.store.verify_audit_checkpoint()).problem == "the database has none"
+        body = {"subjects": ["all"], "keep": "audit", "reason": "forged"}
+        await env.request("adam", "post", "/v1/audit/settle", body)
+        assert (await env.state.store.verify_audit_checkpoint()).problem == ""
+
+
+async def test_row_altered_while_running_found_within_an_hour(tmp_path: Path) -> None:
+    async with sqlite_environment(tmp_path) as env:
+        rollout = await env.start()
+        monitor = AuditMonitor(env.state)
+        await monitor.verify()
+        run_sql(tmp_path, "DELETE FROM opened")
+        assert await monitor.check()
+        assert [each.subject for each in env.state.index.mismatches] == [f"opened/{rollout}/start"]
 
 
 async def test_transition_logged_once_with_its_cause(

@@ -79,12 +79,13 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         for module in (audit_entries, audit_replay):
             patch.setattr(module, "NODES_PER_ENTRY", NODES_PER_ENTRY)
-        asyncio.run(_write_history(state_dir))
+        asyncio.run(write_history(state_dir))
         yield state_dir / database.FILE_NAME
 
 
-async def _write_history(state_dir: Path) -> None:
+async def write_history(state_dir: Path) -> None:
     store = await open_store(state_dir, compile_plan=plan_of, inline=True)
+    await store.sign_audit_checkpoint(1.0, anew=True)
     nodes = [f"n{number}" for number in range(NODES_PER_ENTRY + 3)]
     joined = tuple(target(f"j{n}", 1000 + n, joined=True, since=9.0) for n in range(NODES_PER_ENTRY + 2))
     await write(
@@ -140,7 +141,7 @@ def forge(written: Path, tmp_path: Path) -> Callable[[str], AuditReport]:
     return run
 
 
-def _schema() -> dict[str, list[str]]:
+def schema_columns() -> dict[str, list[str]]:
     """Return each table of a new database with its columns."""
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
         database.create_tables(connection)
@@ -153,13 +154,13 @@ def _schema() -> dict[str, list[str]]:
 COMPARED = [
     (table, column)
     for table in KEYS
-    for column in _schema()[table]
+    for column in schema_columns()[table]
     if column not in NOT_COMPARED_COLUMNS.get(table, {})
 ]
 
 
 def test_table_not_known_reported() -> None:
-    schema = _schema()
+    schema = schema_columns()
     assert set(schema) == set(KEYS) | set(NOT_COMPARED_TABLES)
     for table, skipped in NOT_COMPARED_COLUMNS.items():
         assert set(skipped) <= set(schema[table])
@@ -174,14 +175,19 @@ def test_untouched_database_agrees(written: Path) -> None:
             assert rows, f"the history leaves {table} empty"
 
 
-@pytest.mark.parametrize(("table", "column"), COMPARED)
-def test_forged_cell_named(forge: Callable[[str], AuditReport], table: str, column: str) -> None:
+def change_cell(table: str, column: str) -> str:
+    """Return SQL that changes one column of a table's first row."""
     other = f"CASE typeof({column}) WHEN 'text' THEN {column} || ' ' WHEN 'null' THEN 1 ELSE {column} + 1 END"
     first = f"rowid = (SELECT min(rowid) FROM {table})"
-    if _is_without_rowid(table):
+    if is_without_rowid(table):
         keys = ", ".join(KEYS[table])
         first = f"({keys}) = (SELECT {keys} FROM {table} ORDER BY {keys} LIMIT 1)"
-    report = forge(f"UPDATE {table} SET {column} = {other} WHERE {first}")
+    return f"UPDATE {table} SET {column} = {other} WHERE {first}"
+
+
+@pytest.mark.parametrize(("table", "column"), COMPARED)
+def test_forged_cell_named(forge: Callable[[str], AuditReport], table: str, column: str) -> None:
+    report = forge(change_cell(table, column))
     changed = {each.mismatch.kind for each in report.mismatches if each.table == table}
     if column in KEYS[table]:
         assert changed == {MismatchKind.EXTRA, MismatchKind.MISSING}
@@ -267,7 +273,7 @@ def _rewrite_as_before(connection: sqlite3.Connection) -> None:
         connection.execute("UPDATE audit SET entry = ?, hash = ? WHERE seq = ?", (seq_last, head, seq))
 
 
-def _is_without_rowid(table: str) -> bool:
+def is_without_rowid(table: str) -> bool:
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
         database.create_tables(connection)
         (sql,) = connection.execute("SELECT sql FROM sqlite_schema WHERE name = ?", (table,)).fetchone()

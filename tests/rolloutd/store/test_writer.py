@@ -259,8 +259,8 @@ async def test_writer_after_its_term_writes_nothing(store: SqlStore) -> None:
     await write(store, rollout_opened())
     head = await store.latest_audit_entry()
     with bare(store) as other:
-        BatchWriter(other, DatabaseBackend(store.backend.path), holder="pid 7 on elsewhere", since=1.0)
-    with pytest.raises(StoreFailed, match="pid 7 on elsewhere has begun term"):
+        BatchWriter(other, DatabaseBackend(store.backend.path), holder="pid 7", since=1.0, key=b"k")
+    with pytest.raises(StoreFailed, match="pid 7 has begun term"):
         await write(store, ADMITTED)
     assert await store.latest_audit_entry() == head
     assert (await store.load_targets("r1"))[0].phase is Phase.PENDING
@@ -269,7 +269,7 @@ async def test_writer_after_its_term_writes_nothing(store: SqlStore) -> None:
 def test_a_batch_answers_each_of_its_transactions(tmp_path: Path) -> None:
     path = tmp_path / "db"
     with closing(database.open_writer(path)) as connection:
-        ledger = BatchWriter(connection, DatabaseBackend(path), holder="me", since=0.0)
+        ledger = BatchWriter(connection, DatabaseBackend(path), holder="me", since=0.0, key=b"k")
         first = Transaction((rollout_opened(),), ('{"a":1', '{"a":2'))
         twice = replace(first, audit_drafts=('{"a":3',))
         last = Transaction((hold(1),), ('{"a":4',))
