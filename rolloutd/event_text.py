@@ -161,6 +161,11 @@ _FORMATTERS: dict[str, Callable[[Fields], str]] = {
         f" {f['moved']} moved: {f['reason']}"
     ),
     "IdentityPinned": _with_reason("pinned the host key and machine id"),
+    "HostKeysStored": lambda f: _with_reason(
+        f"had host keys stored: {', '.join(f['stored'])}"
+        + (f", in place of {', '.join(f['replaced'])}" if f["replaced"] else "")
+        + f" (confirmed by {', '.join(f['confirmed_by']) or 'no second source'})"
+    )(f),
     "RequestDenied": lambda f: f"was refused {f['call']}: {f['why']}",
     "DaemonStarted": lambda f: f"rolloutd {f['version']} started (epoch {f['epoch']})",
     "RunOutputPruned": lambda f: (

@@ -17,6 +17,7 @@ from machines.model.plan import Digest, GateName
 from machines.model.preparation import ManifestEntry, Preparation
 from machines.model.rollout import Actor, Failure, Hold, NodeOrder, PilotEvidence, Target, Verdict, Vote
 from machines.model.step_record import StepAction, StepRecord, StepState
+from machines.model.trust_events import HostKeysStored, IdentityPinned, InventoryAccepted
 from machines.model.windows import Freeze
 from machines.states import Outcome, Phase, Trigger
 
@@ -348,28 +349,6 @@ class SettingsChanged:
 
 
 @dataclass(frozen=True, slots=True)
-class InventoryAccepted:
-    """An admin accepted an answer of an inventory source that was held; the numbers are of its nodes."""
-
-    source: str
-    removed: int
-    moved: int
-    actor: Actor
-    reason: str
-    at: float
-
-
-@dataclass(frozen=True, slots=True)
-class IdentityPinned:
-    """An admin accepted the host key or machine id that the sources now report of a node."""
-
-    node: str
-    actor: Actor
-    reason: str
-    at: float
-
-
-@dataclass(frozen=True, slots=True)
 class RunOutputPruned:
     """The output of an ended rollout's runs is removed, `keep_s` after its end, by the settings."""
 
@@ -464,6 +443,7 @@ RecordOnlyEvent = (
     | IsolationReleased
     | InventoryAccepted
     | IdentityPinned
+    | HostKeysStored
 )
 """Events that change no fact: only the audit has them."""
 

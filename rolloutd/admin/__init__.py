@@ -1,4 +1,4 @@
-"""Maintenance commands: doctor, backup, restore, init.
+"""Maintenance commands: doctor, backup, restore, init, hosts scan.
 
 `python -m rolloutd.admin` works on files and needs no daemon.  It does not know the loop or the API.
 """

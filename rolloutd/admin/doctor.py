@@ -11,9 +11,11 @@ import asyncio
 import grp
 import os
 import pwd
+import re
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 from machines.facts.index import Index
@@ -285,7 +287,22 @@ async def _check_ssh(settings: Settings) -> str:
     key = settings.ssh.key_file
     if key is not None and key.stat().st_uid == os.geteuid() and key.stat().st_mode & 0o077:
         raise _CheckFailed(f"{key} is open to others and ssh will not use it: chmod 600 {key}")
+    certificate = Path(f"{key}-cert.pub")
+    if key is not None and await threads.FILES.run(certificate.is_file):
+        return f"{version.strip()}; {await _check_certificate(certificate)}"
     return version.strip()
+
+
+async def _check_certificate(certificate: Path) -> str:
+    """Return until when the user certificate beside the key is valid; raises _CheckFailed if it is not."""
+    text = await _query_version(["ssh-keygen", "-L", "-f", str(certificate)], "renew the certificate")
+    valid = re.search(r"Valid: from (\S+) to (\S+)", text)
+    if valid is None:
+        return f"{certificate.name} has no end"
+    begin, end = (datetime.fromisoformat(part).astimezone() for part in valid.groups())
+    if not begin <= datetime.now().astimezone() < end:
+        raise _CheckFailed(f"{certificate}: valid from {begin} to {end}, and not now; renew it")
+    return f"{certificate.name} is valid until {end:%Y-%m-%d %H:%M %Z}"
 
 
 async def _query_version(command: Sequence[str], advice: str) -> str:

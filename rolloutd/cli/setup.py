@@ -1,4 +1,4 @@
-"""Commands that set up this machine: init.
+"""Commands that set up this machine: init, hosts scan.
 
 They need libraries that rolloutctl does not load, because its start-up counts.
 """
@@ -33,6 +33,12 @@ _VALUES = (
     ("--nodes-playbook", "FILE", "write the playbook that prepares nodes"),
 )
 
+_SECOND_SOURCES = (
+    ("--known", "FILE", "a known_hosts file to compare with"),
+    ("--console", "DIR", "directory with each node's console output, NODE or NODE.log"),
+    ("--sshfp", "FILE", "SSHFP records: a zone, or the output of dig"),
+)
+
 
 def register(commands: CommandGroup) -> None:
     summary = "write the daemon's settings from what this machine and the inventory have"
@@ -46,6 +52,34 @@ def register(commands: CommandGroup) -> None:
     parser.flag("--no-search", text="take only what the options name")
     parser.flag("--dry-run", text="write nothing")
     parser.flag("--yes", text="ask nothing: take what is proposed, and write")
+    hosts = commands.add_group("hosts", "compare and store the host keys of nodes")
+    summary = "collect host keys, show them beside second sources, and store what you approve"
+    parser = hosts.add_command("scan", scan, summary, formats=("json",), is_local=True)
+    parser.argument("nodes", metavar="NODE", text="only these nodes (all)", nargs="*")
+    parser.argument("--config", metavar="FILE", text="the settings file (/etc/rolloutd/config.yaml)")
+    for name, metavar, text in _SECOND_SOURCES:
+        parser.argument(name, metavar=metavar, text=f"{text} (repeatable)", action="append", default=[])
+    text = "store the changed keys of this node, as after a reinstallation (repeatable)"
+    parser.argument("--replace", metavar="NODE", text=text, action="append", default=[])
+    parser.flag("--unconfirmed", text="with --yes: store keys that no second source has, too")
+    parser.reason(required=False, when="with --yes").yes()
+
+
+def scan(call: Invocation) -> NoReturn:
+    """Become the program that scans, compares and stores host keys."""
+    names = (
+        "config",
+        "nodes",
+        "known",
+        "console",
+        "sshfp",
+        "replace",
+        "unconfirmed",
+        "reason",
+        "yes",
+        "json",
+    )
+    exec_module("rolloutd.admin.host_keys", [json.dumps({name: getattr(call.args, name) for name in names})])
 
 
 def init(call: Invocation) -> NoReturn:

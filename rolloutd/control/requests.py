@@ -40,6 +40,9 @@ MAX_PLAN_CHARS = 2 * 1024 * 1024
 MAX_NODES_NAMED = 1_000
 """Nodes named in one vote; `more` covers further ones."""
 
+MAX_HOST_KEYS = 20
+"""Host keys of one node, and sources that confirm them: sshd has at most four types."""
+
 MAX_WINDOWS = 100
 """Windows of one team; every decision evaluates all of them."""
 
@@ -161,6 +164,28 @@ class CleanBody(ReasonBody):
     """Why a node is cleaned; with `dry_run` nothing is removed."""
 
     dry_run: bool = False
+
+
+KeyText = Annotated[
+    str, StringConstraints(max_length=200, pattern=r"^[a-z0-9@.-]+ SHA256:[A-Za-z0-9+/]{43}$")
+]
+
+
+class StoreHostKeys(ReasonBody):
+    """Host keys of a node that go to known_hosts, each as type and fingerprint, and what confirms them."""
+
+    stored: Annotated[list[KeyText], Field(min_length=1, max_length=MAX_HOST_KEYS)]
+    replaced: Annotated[list[KeyText], Field(max_length=MAX_HOST_KEYS)] = []
+    confirmed_by: Annotated[
+        list[
+            Annotated[
+                str,
+                StringConstraints(min_length=1, max_length=MAX_FILE_NAME_CHARS),
+                AfterValidator(_require_one_line),
+            ]
+        ],
+        Field(max_length=MAX_HOST_KEYS),
+    ] = []
 
 
 class AcceptInventory(ReasonBody):

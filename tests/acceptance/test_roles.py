@@ -298,6 +298,9 @@ ASKS: dict[Key, Arrange] = {
     ("POST", "/v1/inventory/refresh"): plain("/v1/inventory/refresh", {}),
     ("POST", "/v1/inventory/accept"): plain("/v1/inventory/accept", {**REASON, "source": "hosts"}),
     ("POST", "/v1/inventory/{n}/pin"): plain("/v1/inventory/{n}/pin", REASON),
+    ("POST", "/v1/inventory/{n}/host-keys"): plain(
+        "/v1/inventory/{n}/host-keys", {**REASON, "stored": [f"ssh-ed25519 SHA256:{'a' * 43}"]}
+    ),
     ("POST", f"{_R}/votes"): voting,
     ("POST", f"{_R}/votes/token"): carrying,
     ("POST", f"{_R}/withdraw"): withdrawing,

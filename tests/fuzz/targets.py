@@ -44,6 +44,7 @@ from rolloutd.secret_variables import storable_variables
 from rolloutd.service.reload import SettingsReloader, TeamPlanCompiler
 from rolloutd.source_archive import require_links_inside
 from tests.fuzz.engine import Consumer, encoded, mutate_bytes, mutate_values, mutate_yaml
+from tests.fuzz.host_key_sources import HOST_KEY_SOURCES, read_second_sources
 from tests.fuzz.inventory_values import VALUES, inventory_values
 from tests.fuzz.kubernetes_answers import KUBERNETES, kubernetes
 from tests.fuzz.netbox_answers import (
@@ -480,4 +481,5 @@ TARGETS: dict[str, Target] = {
     "netbox-webhook": Target(NETBOX_MESSAGES, simple(read_netbox_message), mutate_values),
     "fact": Target(FACTS, simple(read_fact), mutate_values),
     "snapshot": Target(SNAPSHOTS, simple(read_snapshot)),
+    "host-keys": Target(HOST_KEY_SOURCES, simple(read_second_sources)),
 }

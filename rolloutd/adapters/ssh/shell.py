@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -24,6 +24,17 @@ from rolloutd.errors import AdapterFailed, NodeUnreachable
 from rolloutd.ports import ConnectionDefaults, Host, ShellResult
 
 _log = logging.getLogger(__name__)
+
+HOST_KEY_ALGORITHMS = (("ssh-ed25519",), ("ecdsa-sha2-nistp256",), ("rsa-sha2-512", "rsa-sha2-256"))
+"""Types of host keys that sshd has by default, each with the algorithms that it signs with."""
+
+
+_ENDED_EARLY = (
+    asyncssh.KeyExchangeFailed,
+    asyncssh.ConnectionLost,
+    ConnectionResetError,
+    BrokenPipeError,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +101,41 @@ class SshShell:
                 f"{host.name}: {describe_command(command)} did not end within {timeout_s:g}s"
             ) from None
         return collector.result(host.name, command)
+
+    async def read_host_keys(self, host: Host) -> Sequence[asyncssh.SSHKey]:
+        """Return the host keys that the node's sshd offers, without a login to it.
+
+        A jump host before it is logged in to, so its key must be in known_hosts.  Raises NodeUnreachable.
+        """
+        route, keys = read_route(host, self._defaults), []
+        pooled = _PooledConnection(host.name, route, asyncio.Semaphore(1))
+        recorder, tunnel = _HostKeyRecorder(), None
+        try:
+            async with asyncio.timeout(self._limits.connect_timeout_s):
+                for jump in route.jumps:
+                    tunnel = await self._log_in_to_jump(pooled, jump, tunnel, recorder)
+                for algorithms in HOST_KEY_ALGORITHMS:
+                    # A server without a key of this type ends the connection, often before it says so.
+                    with contextlib.suppress(*_ENDED_EARLY):
+                        key = await asyncssh.get_server_host_key(
+                            route.host,
+                            route.port,
+                            tunnel=tunnel,
+                            proxy_command=_proxy_command(route),
+                            server_host_key_algs=algorithms,
+                        )
+                        keys += [key] if key is not None else []
+        except TimeoutError:
+            raise _no_answer_error(host.name, route, self._limits.connect_timeout_s) from None
+        except (OSError, asyncssh.Error, ValueError) as error:
+            raise login_error(host.name, route, error, recorder.offered_key) from error
+        finally:
+            pooled.abort()
+        if not keys:
+            raise NodeUnreachable(
+                f"{host.name}: {route.address} ends each connection without a host key; check its sshd"
+            )
+        return keys
 
     @contextlib.asynccontextmanager
     async def open_sftp(self, host: Host) -> AsyncIterator[asyncssh.SFTPClient]:
@@ -196,7 +242,7 @@ class SshShell:
             route.host,
             route.port,
             tunnel=tunnel,
-            proxy_command=() if route.proxy_command is None else _expand_proxy_command(route),
+            proxy_command=_proxy_command(route),
             host_key_alias=route.alias or (),
             **({} if route.password is None else {"password": route.password}),
             **self._connect_options(route, route.user),
@@ -225,7 +271,7 @@ class SshShell:
 
     def _connect_options(self, route: Route, user: str | None) -> dict[str, object]:
         options: dict[str, object] = {
-            "known_hosts": _read_known_hosts(route.known_hosts),
+            "known_hosts": read_known_hosts(route.known_hosts),
             "keepalive_interval": self._limits.keepalive_interval_s,
             "keepalive_count_max": self._limits.max_missed_keepalives,
         }
@@ -308,13 +354,15 @@ def _no_answer_error(node: str, route: Route, timeout_s: float) -> NodeUnreachab
     return NodeUnreachable(f"{node}: no answer from {route.address} within {timeout_s:g}s")
 
 
-def _expand_proxy_command(route: Route) -> str:
-    """Replace the tokens of a ProxyCommand (ssh_config(5), TOKENS)."""
+def _proxy_command(route: Route) -> str | tuple[()]:
+    """Return the route's ProxyCommand with its tokens replaced (ssh_config(5), TOKENS)."""
+    if route.proxy_command is None:
+        return ()
     tokens = {"%%": "%", "%h": route.host, "%p": str(route.port), "%r": route.user or "", "%n": route.host}
-    return re.sub("%.", lambda match: tokens.get(match[0], match[0]), route.proxy_command or "", flags=re.S)
+    return re.sub("%.", lambda match: tokens.get(match[0], match[0]), route.proxy_command, flags=re.S)
 
 
-def _read_known_hosts(paths: tuple[Path, ...]) -> asyncssh.SSHKnownHosts:
+def read_known_hosts(paths: tuple[Path, ...]) -> asyncssh.SSHKnownHosts:
     """Return the keys of all files; a missing file has none."""
     return _parse_known_hosts(tuple((path, _file_version(path)) for path in paths))
 

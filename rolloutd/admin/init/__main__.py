@@ -7,7 +7,6 @@ import difflib
 import json
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from importlib import resources
@@ -17,6 +16,7 @@ from typing import Any
 from machines.model.node import natural_sort_key
 from rolloutd.admin.disk import CheckResult
 from rolloutd.admin.doctor import check_accounts_and_programs, switch_to_owner
+from rolloutd.admin.files import replace_file
 from rolloutd.admin.init import node_setup
 from rolloutd.admin.init.discovery import Machine
 from rolloutd.admin.init.node_setup import NodeSetup
@@ -169,31 +169,8 @@ def _write(setup: Setup, settings: Settings, dialog: Dialog) -> bool:
     if makes_key and key is not None:
         node_setup.make_key(key, settings.state_dir)
     if setup.changes:
-        _replace_file(setup.path, setup.text)
+        replace_file(setup.path, setup.text, NEW_FILE_MODE)
     return True
-
-
-def _replace_file(path: Path, text: str) -> None:
-    """Write a file atomically; one that exists keeps its owner and mode."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(
-        "w", encoding="utf-8", dir=path.parent, prefix=f".{path.name}.", delete=False
-    ) as new:
-        temporary = Path(new.name)
-        try:
-            new.write(text)
-            new.flush()
-            os.fsync(new.fileno())
-            if path.exists():
-                before = path.stat()
-                os.fchown(new.fileno(), before.st_uid, before.st_gid)
-                temporary.chmod(before.st_mode & 0o7777)
-            else:
-                temporary.chmod(NEW_FILE_MODE)
-            temporary.replace(path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
 
 
 async def _check_written(settings: Settings, merged: MergedInventory, report: Report) -> None:

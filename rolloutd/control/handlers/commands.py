@@ -14,6 +14,7 @@ from functools import partial
 from machines.model.events import NodeOrdered, PhaseMoved
 from machines.model.plan import GateName
 from machines.model.rollout import Rollout
+from machines.model.trust_events import HostKeysStored
 from rolloutd.commands import holds_and_freezes, rollbacks, rollout_commands, voting
 from rolloutd.commands.rollout_commands import Events
 from rolloutd.control import (
@@ -283,6 +284,27 @@ async def pin_identity(
         raise rollout_commands.unknown_node(services.state, name)
     await services.pin_identity(name, request.identity.actor, request.input.reason)
     return fleet_serializers.inventory_node(services.state, name)
+
+
+@routes.add("POST", "/v1/inventory/{n}/host-keys", access=rights.INVENTORY_ADMIN)
+async def record_host_keys(
+    services: Services, request: Request[requests.StoreHostKeys]
+) -> wire_fleet.InventoryNodeDetail:
+    """Record in the audit that the caller writes host keys of a node to known_hosts."""
+    state, body, name = services.state, request.input, request.path_params["n"]
+    if name not in state.index.nodes:
+        raise rollout_commands.unknown_node(state, name)
+    event = HostKeysStored(
+        name,
+        tuple(body.stored),
+        tuple(body.replaced),
+        tuple(body.confirmed_by),
+        request.identity.actor,
+        body.reason,
+        state.now(),
+    )
+    await state.commit([event], actor=request.identity.actor, cause=f"hosts scan: {body.reason}")
+    return fleet_serializers.inventory_node(state, name)
 
 
 # -- what handlers share ------------------------------------------------------

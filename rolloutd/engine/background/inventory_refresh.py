@@ -15,10 +15,11 @@ from dataclasses import replace
 from itertools import groupby
 
 from machines.facts.apply import rollout_of
-from machines.model.events import Event, IdentityPinned, InventoryAccepted, NodesDiscovered, NodesRemoved
+from machines.model.events import Event, NodesDiscovered, NodesRemoved
 from machines.model.node import Node, NodeKind
 from machines.model.rollout import Actor
 from machines.model.timefmt import format_rfc3339
+from machines.model.trust_events import IdentityPinned, InventoryAccepted
 from machines.scheduler.membership import membership_events
 from rolloutd.engine.background.inventory_conflicts import SourceReports, reconcile
 from rolloutd.engine.background.inventory_merge import MergedInventory, merge_inventories

@@ -219,7 +219,7 @@ web --port 99999
 demo --nodes 0
 """
 
-ADMIN_COMMANDS = {"backup", "restore", "init"}
+ADMIN_COMMANDS = {"backup", "restore", "init", "hosts scan"}
 """Commands that become another program, which has tests of its own."""
 
 UNTRIED = {

@@ -20,7 +20,7 @@ IRREVERSIBLE = {
 ASKS_AT_TERMINALS = {"approve"}
 """Commands that show at a terminal what they start; a script has read it before."""
 
-ASKS_ITSELF = {"init"}
+ASKS_ITSELF = {"init", "hosts scan"}
 """Programs that ask more than one question; their own tests answer them."""
 
 NEVER_ASKS = {

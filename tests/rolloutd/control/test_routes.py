@@ -26,6 +26,8 @@ from rolloutd.store import open_store
 from tests.rolloutd.control_environment import KUBERNETES_NODES, PLAN, ControlEnvironment, control_environment
 
 REASON = {"reason": "because"}
+HOST_KEYS = {**REASON, "stored": [f"ssh-ed25519 SHA256:{'a' * 43}"]}
+ACCEPTED = {**REASON, "source": "kubernetes/ams"}
 SECRET = b"0123456789abcdef0123456789abcdef"
 FILE = {"file": "plan.yaml", "text": PLAN}
 
@@ -169,12 +171,9 @@ async def prepare_fleet(inside: ControlEnvironment) -> dict[tuple[str, str], tup
         ("DELETE", "/v1/freezes"): ("sara", "/v1/freezes", {"scope": "team/search"}),
         ("POST", "/v1/inventory/refresh"): ("paul", "/v1/inventory/refresh", {}),
         ("GET", "/v1/inventory/{n}"): ("nora", "/v1/inventory/p1", None),
-        ("POST", "/v1/inventory/accept"): (
-            "adam",
-            "/v1/inventory/accept",
-            {**REASON, "source": "kubernetes/ams"},
-        ),
+        ("POST", "/v1/inventory/accept"): ("adam", "/v1/inventory/accept", ACCEPTED),
         ("POST", "/v1/inventory/{n}/pin"): ("adam", "/v1/inventory/p1/pin", REASON),
+        ("POST", "/v1/inventory/{n}/host-keys"): ("adam", "/v1/inventory/p1/host-keys", HOST_KEYS),
         ("POST", "/v1/rollouts/{r}/rollback"): (
             "olga",
             f"/v1/rollouts/{r}/rollback",

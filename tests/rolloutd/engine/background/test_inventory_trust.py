@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 
 from machines.model.decision import Admit, Decision, EndRollout, OpenGate, SkipQuarantined
-from machines.model.events import GateOpened, InventoryAccepted
+from machines.model.events import GateOpened
 from machines.model.limits import Budget
 from machines.model.node import ConflictKind, Node
 from machines.model.reasons import Reason
 from machines.model.rollout import Actor, ActorKind
 from machines.model.selector import parse_selector
+from machines.model.trust_events import InventoryAccepted
 from machines.scheduler.decide import QUARANTINE_SKIP_S, decide, explain_node
 from machines.states import Outcome, Phase, Trigger
 from machines.workflow.phase_transitions import transition

@@ -1,0 +1,149 @@
+"""Scan of the nodes' host keys, and how each compares with known_hosts and second sources."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import asyncssh
+
+from rolloutd.adapters.ssh.route import read_route
+from rolloutd.adapters.ssh.shell import SshShell, read_known_hosts
+from rolloutd.admin.host_keys.evidence import Evidence, HostKey, SecondSources, host_key
+from rolloutd.errors import HostKeyChanged, NodeUnreachable
+from rolloutd.ports import ConnectionDefaults, Host
+
+JSON = Any
+
+MAX_PARALLEL = 32
+"""Nodes at once: a scan of 1,000 nodes of which a tenth is dead takes a minute."""
+
+MAX_KEY_CHARS = 4096
+"""Characters of a key: RSA with 16,384 bits has 2,800."""
+
+
+class KeyState(StrEnum):
+    STORED = "stored"
+    """known_hosts has this key."""
+    CONFIRMED = "confirmed"
+    """known_hosts has no key of the node's type; a second source has this one."""
+    UNCONFIRMED = "unconfirmed"
+    """known_hosts has no key of the node's type, and no second source has one."""
+    CONTRADICTED = "contradicted"
+    """A second source has another key of this type."""
+    CHANGED = "changed"
+    """known_hosts has another key of this type."""
+    CERTIFIED = "certified"
+    """known_hosts trusts an authority for the node, so its certificate counts and not its key."""
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedKey:
+    """A key that a node offers, and what is known about it; `replaces` is known_hosts' key of its type."""
+
+    key: HostKey
+    state: KeyState
+    confirmed_by: tuple[str, ...] = ()
+    contradicted_by: tuple[str, ...] = ()
+    replaces: tuple[HostKey, ...] = ()
+
+    def to_json(self) -> dict[str, JSON]:
+        return {
+            "algorithm": self.key.algorithm,
+            "fingerprint": self.key.fingerprint,
+            "state": self.state.value,
+            "confirmed_by": list(self.confirmed_by),
+            "contradicted_by": list(self.contradicted_by),
+            "replaces": [each.fingerprint for each in self.replaces],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class ScannedNode:
+    """A node's keys, or the problem that prevented the scan."""
+
+    node: str
+    address: str
+    known_hosts_name: str
+    keys: tuple[JudgedKey, ...] = ()
+    problem: str = ""
+
+    def to_json(self) -> dict[str, JSON]:
+        return {
+            "node": self.node,
+            "address": self.address,
+            "known_hosts_name": self.known_hosts_name,
+            "keys": [key.to_json() for key in self.keys],
+            "problem": self.problem,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Scanner:
+    """Reads the keys of nodes side by side."""
+
+    shell: SshShell
+    defaults: ConnectionDefaults
+    sources: SecondSources
+    slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_PARALLEL))
+
+    async def scan(self, hosts: Sequence[Host]) -> list[ScannedNode]:
+        return await asyncio.gather(*map(self._scan_node, hosts))
+
+    async def _scan_node(self, host: Host) -> ScannedNode:
+        try:
+            route = read_route(host, self.defaults)
+        except NodeUnreachable as error:
+            return ScannedNode(host.name, "", "", problem=str(error))
+        name = route.known_hosts_name
+        try:
+            async with self.slots:
+                keys = await self.shell.read_host_keys(host)
+        except (NodeUnreachable, HostKeyChanged) as error:
+            return ScannedNode(host.name, route.address, name, problem=str(error))
+        offered = [each for each in map(host_key, keys) if len(each.blob) <= MAX_KEY_CHARS]
+        known = read_known_hosts(route.known_hosts)
+        port = None if name == (route.alias or route.host) else route.port
+        stored, authorities = known.match(route.alias or route.host, "", port)[:2]
+        evidence = self.sources.find(host.name, name, (route.host,), host.connection)
+        judged = tuple(judge(key, [*map(host_key, stored)], evidence, authorities) for key in offered)
+        return ScannedNode(host.name, route.address, name, judged)
+
+
+def judge(
+    key: HostKey,
+    stored: Sequence[HostKey],
+    evidence: Sequence[Evidence],
+    authorities: Sequence[asyncssh.SSHKey],
+) -> JudgedKey:
+    """Compare an offered key with what known_hosts and the second sources have."""
+    confirmed = tuple(dict.fromkeys(e.source for e in evidence if e.fingerprint == key.fingerprint))
+    contradicted = tuple(
+        dict.fromkeys(
+            e.source
+            for e in evidence
+            if e.key_type == key.key_type and e.fingerprint != key.fingerprint and e.source not in confirmed
+        )
+    )
+    same_type = tuple(each for each in stored if each.key_type == key.key_type)
+    if key in stored:
+        state = KeyState.STORED
+    elif same_type:
+        state = KeyState.CHANGED
+    elif contradicted:
+        state = KeyState.CONTRADICTED
+    elif authorities and not stored:
+        state = KeyState.CERTIFIED
+    else:
+        state = KeyState.CONFIRMED if confirmed else KeyState.UNCONFIRMED
+    replaces = same_type if state is KeyState.CHANGED else ()
+    return JudgedKey(key, state, confirmed, contradicted, replaces)
+
+
+def known_hosts_path(defaults: ConnectionDefaults) -> Path:
+    """Return the file that approved keys are written to."""
+    return defaults.known_hosts or Path("~/.ssh/known_hosts").expanduser()
