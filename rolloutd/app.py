@@ -26,6 +26,7 @@ from rolloutd.adapters.ssh.checkpoints import SshCheckpoints
 from rolloutd.adapters.ssh.node_files import SshNodeFiles
 from rolloutd.adapters.ssh.shell import SshShell
 from rolloutd.adapters.ssh.snapshot import SshSnapshots
+from rolloutd.adapters.ssh.staged_files import SshStagedFiles
 from rolloutd.adapters.ssh.stager import SshStager, UrlStager
 from rolloutd.adapters.timers import ApschedulerScheduler, SystemClock
 from rolloutd.compile import compile_limits, compile_source_rules
@@ -174,7 +175,9 @@ async def _run_services(
         _make_source_lookup(state, sources),
         AdapterRegistry(PROBES, kit),
         AdapterRegistry(GUARDS, kit),
-        PreparationAdapters(stagers, SshSnapshots(shell), checkpoints, sources.tree_path),
+        PreparationAdapters(
+            stagers, SshSnapshots(shell), checkpoints, SshStagedFiles(shell), sources.tree_path
+        ),
     )
     inventories = list(_make_inventories(kit, settings))
     daemon = Daemon(

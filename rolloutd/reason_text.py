@@ -367,11 +367,16 @@ SENTENCES: Final[Mapping[ReasonCode, Callable[[str, Params], str]]] = {
         f"{node} is being prepared by {p['rollout']}"
         if "rollout" in p
         else f"{node} {'is in' if p['running'] else 'waits for'} prepare stage {p['stage']}; "
-        f"{pluralize(p['left'], 'node')} of the rollout not prepared"
+        f"{pluralize(p['left'], 'node')} of the rollout not prepared{_detail(p.get('detail'))}"
     ),
     ReasonCode.PREPARE_FAILED: lambda subject, p: (
         f"prepare stage {p['stage']} failed on {subject}{_more(p)}: {p['message']}; "
         f"try {p['attempt'] + 1} at {format_rfc3339(p['until'])}"
+    ),
+    ReasonCode.STAGED_UNKNOWN: lambda node, p: (
+        f"the staged files on {node} cannot be compared: {p['detail']}"
+        if p["detail"]
+        else f"the staged files on {node} are being compared"
     ),
     ReasonCode.CHECKING: lambda node, _: f"{node} is being checked in service",
     ReasonCode.CHECK_MODE: lambda node, _: f"{node} runs a playbook in check mode",

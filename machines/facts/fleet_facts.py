@@ -1,7 +1,7 @@
-"""The stored facts, observations and traffic results, read-only.
+"""The stored facts, and what was measured on nodes, read-only.
 
-Only projection.py changes them.  The store keeps everything but observations and traffic results, which are
-unknown after a start.
+Only projection.py changes them.  The store keeps no measurements: observations, traffic results and
+comparisons of staged files are unknown after a start.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from machines.facts.preparations import RolloutPreparations
 from machines.facts.sharing import Forkable
 from machines.model.limits import DiskShortage, Limits, Refusal, TeamRules
 from machines.model.node import Node, Observation, SourceFreshness
-from machines.model.preparation import Preparation
+from machines.model.preparation import Preparation, StagedComparison
 from machines.model.rollout import Hold, Rollout, Target, Verdict
 from machines.model.rows import AuditMismatch, find_part
 from machines.model.traffic import TrafficResult
@@ -70,6 +70,7 @@ class FleetFacts(Forkable):
         self.team_rules: Mapping[str, TeamRules] = {}
         self._observations: dict[str, Observation] = {}
         self._traffic: dict[tuple[str, str], TrafficResult] = {}
+        self._comparisons: dict[tuple[str, str], StagedComparison] = {}
         self._isolations: dict[tuple[str, str], IsolationProgress] = {}
         self.mismatches: tuple[AuditMismatch, ...] = ()
         self.refusals: Mapping[str, Refusal] = {}
@@ -107,6 +108,11 @@ class FleetFacts(Forkable):
     def traffic(self) -> Sequence[TrafficResult]:
         """The last traffic result of each node in each open rollout."""
         return tuple(self._traffic.values())
+
+    @property
+    def comparisons(self) -> Sequence[StagedComparison]:
+        """The last comparison of staged files of each node in each open rollout."""
+        return tuple(self._comparisons.values())
 
     def is_quarantined(self, node: str) -> bool:
         known = self._nodes.get(node)
@@ -193,6 +199,10 @@ class FleetFacts(Forkable):
 
     def traffic_of(self, rollout: str, node: str) -> TrafficResult | None:
         return self._traffic.get((rollout, node))
+
+    def staged_comparison(self, rollout: str, node: str) -> StagedComparison | None:
+        """Return the last comparison of the node's staged files, None if there was none."""
+        return self._comparisons.get((rollout, node))
 
     def snapshot(self) -> FactsSnapshot:
         """Return the facts as a value, as the store would load them."""

@@ -173,6 +173,10 @@ class RolloutPreparations:
             if stage.kind is PrepareKind.INSTALL or is_awaited or stage.artifacts_for(node):
                 yield stage
 
+    def compared_stages(self, node: Node) -> tuple[PrepareStage, ...]:
+        """Return the stages whose artifacts are compared on the node before it takes a slot."""
+        return tuple(each for each in self.stages_for(node) if each.is_compared)
+
     def is_done(self, stage: PrepareStage, node: Node) -> bool:
         row = self.rows.get((node.name, stage.name))
         # A manifest that was built again makes the stage due again, although its row says done.

@@ -15,7 +15,7 @@ The tests check it after every step of random fleets.  Three rules keep it true:
 - Whatever may allow a waiting node to start must mark its group as changed.  A forgotten mark is the worst
   error here: the node waits although nothing blocks it, until a restart.
 
-Observations, dry runs and traffic results come in without an event, because the store does not keep them.
+Observations, and what measured_facts.py takes, come in without an event: the store does not keep them.
 Other parts see the index only as the read-only Index.
 """
 
@@ -31,9 +31,8 @@ from machines.facts import apply as changes
 from machines.facts.apply import rollout_of, writes
 from machines.facts.availability import target_unavailability
 from machines.facts.counters import RolloutCounters
-from machines.facts.dry_runs import DryRunResult
 from machines.facts.fleet_facts import FactsSnapshot, IsolationProgress
-from machines.facts.index import Index
+from machines.facts.measured_facts import MeasuredFacts
 from machines.facts.node_work import NodeWork
 from machines.facts.pending_groups import queue_position
 from machines.facts.preparations import RolloutPreparations, preparations_of
@@ -54,7 +53,6 @@ from machines.model.rows import (
     StoreRow,
     with_part,
 )
-from machines.model.traffic import TrafficResult
 from machines.model.windows import Freeze
 from machines.states import IN_FLIGHT_PHASES, Phase
 
@@ -62,7 +60,7 @@ PlanCompiler = Callable[[Mapping[str, Any]], Plan]
 """Makes a plan from its canonical content; the shell provides it."""
 
 
-class Projection(Index):
+class Projection(MeasuredFacts):
     def __init__(self, limits: Limits, compile_plan: PlanCompiler | None = None) -> None:
         super().__init__(limits)
         self._compile = compile_plan
@@ -174,29 +172,6 @@ class Projection(Index):
         self._isolations = self._own(self._isolations)
         self._isolations[rollout, node] = progress
 
-    def record_dry_run(self, result: DryRunResult) -> None:
-        self.dry_run_results = self._own(self.dry_run_results)
-        self.dry_run_results.record(result)
-        self.pending_groups.mark_node(result.node, (result.rollout,))
-
-    def forget_dry_run(self, rollout: str, node: str) -> None:
-        """Drop a dry-run result, because what it was about has changed."""
-        self.dry_run_results = self._own(self.dry_run_results)
-        self.dry_run_results.forget(rollout, node)
-        self.pending_groups.mark_node(node, (rollout,))
-
-    def record_traffic(self, traffic: TrafficResult) -> None:
-        """Record a traffic result; one of a closed rollout is ignored, unless nodes wait for a rollback."""
-        rollout = self._rollouts.get(traffic.rollout)
-        if rollout is None or (rollout.closed and not self._counters[rollout.id].rollbacks_due):
-            return
-        self._traffic = self._own(self._traffic)
-        key = (traffic.rollout, traffic.node)
-        found = replace(traffic, poll_s=rollout.plan.poll_s)
-        self._traffic[key] = found.following(self._traffic.get(key))
-        # A busy node concerns its whole group: the next one of it is tried instead.
-        self.pending_groups.mark_node(traffic.node, (traffic.rollout,))
-
     def record_mismatches(self, mismatches: Sequence[AuditMismatch]) -> None:
         """Replace the rows that the audit does not account for."""
         if tuple(mismatches) != self.mismatches:
@@ -292,7 +267,7 @@ class Projection(Index):
             del self._nodes[row.name]
             self._observations = self._own(self._observations)
             self._observations.pop(row.name, None)
-            self._traffic = {key: found for key, found in self._traffic.items() if key[1] != row.name}
+            self._forget_measured(lambda rollout, node: node == row.name)
         for target in self.targets_on(row.name):  # its pools and labels may have changed
             if target.phase is Phase.PENDING:
                 self.pending_groups.remove(target)
@@ -336,7 +311,7 @@ class Projection(Index):
             targets = self._targets[rollout_id].values()
             for target in targets:
                 self.pending_groups.remove(target)
-            self._traffic = {key: found for key, found in self._traffic.items() if key[0] != rollout_id}
+            self._forget_measured(lambda rollout, node: rollout == rollout_id)
             # A closed rollout accepts fewer commands, so the remedies for the nodes that it keeps down
             # change.
             self._pool_index.reevaluate(

@@ -8,14 +8,21 @@ from machines.facts.node_work import NodeWork, WorkKind, conflicting_work
 from machines.invariants.facts import InvariantFacts
 from machines.model.events import Event, PhaseMoved
 from machines.model.plan import PILOT_WAVE, GateName
-from machines.model.preparation import CLEANUP, Preparation, PreparationState, PrepareKind
+from machines.model.preparation import (
+    CLEANUP,
+    COMPARISON_MAX_AGE_S,
+    Preparation,
+    PreparationState,
+    PrepareKind,
+)
 from machines.model.rollout import Rollout, Target
 from machines.states import Phase
 
 
-def admission_violation(facts: InvariantFacts, rollout: Rollout, target: Target) -> str | None:
-    """Return why a node must not be isolated: a stage is not done, or another rollout prepares it."""
+def admission_violation(facts: InvariantFacts, rollout: Rollout, target: Target, now: float) -> str | None:
+    """Return why a node must not be isolated: a stage is not done, or its files were not compared."""
     node = facts.nodes[target.node]
+    has_files = False
     for stage in rollout.prepare_stages:
         if stage.kind is PrepareKind.BUILD or not stage.applies_to(node):
             continue
@@ -28,7 +35,15 @@ def admission_violation(facts: InvariantFacts, rollout: Rollout, target: Target)
         is_done = state in (PreparationState.DONE, PreparationState.SKIPPED)
         if row is None or not is_done or row.content != stage.content_for(node):
             return f"its prepare stage {stage.name} is not done"
-    return None
+        has_files |= stage.kind is PrepareKind.STAGE and not stage.playbook
+    compared = facts.staged_comparison(rollout.id, target.node) if has_files else None
+    if not has_files or (compared is not None and not compared.problem and _is_recent(compared.at, now)):
+        return None
+    return "its staged files were not compared just now"
+
+
+def _is_recent(at: float, now: float) -> bool:
+    return 0.0 <= now - at < COMPARISON_MAX_AGE_S
 
 
 def work_violation(

@@ -170,7 +170,7 @@ def _admission_violation(
         _votes_violation(rollout, target)
         or _wave_violation(facts, rollout, target, now)
         or _time_violation(facts, rollout, target, now)
-        or admission_violation(facts, rollout, target)
+        or admission_violation(facts, rollout, target, now)
         or _node_violation(facts, target, now, earlier)
         or _traffic_violation(facts, rollout, target, now)
         or _pool_violation(facts, rollout, target, now, earlier)

@@ -33,6 +33,10 @@ class DryRun(_OfTarget):
     """Find out without changing anything whether this node could be isolated now."""
 
 
+class CompareStaged(_OfTarget):
+    """Compare the staged files of this node, which could start if they are whole."""
+
+
 class ProbeTraffic(_OfTarget):
     """Probe this node, which could start if it is idle."""
 
@@ -124,6 +128,7 @@ Command = (
     | RollBack
     | DryRun
     | ProbeTraffic
+    | CompareStaged
     | AbortIsolation
     | DeferMaintenance
     | OpenGate

@@ -93,6 +93,11 @@ class PrepareStage:
     def applies_to(self, node: Node) -> bool:
         return self.select is None or self.select.matches(selector_labels(node))
 
+    @property
+    def is_compared(self) -> bool:
+        """Whether nodes compare its artifacts; only a user's playbook knows where it puts its own."""
+        return self.kind is PrepareKind.STAGE and not self.playbook
+
     def is_forced_on(self, node: str) -> bool:
         return self.force and (not self.force_nodes or node in self.force_nodes)
 
@@ -156,6 +161,12 @@ CLEANUP = "cleanup"
 MAX_CLEANUP_TRIES = 3
 """Tries to clean up a node: what is left is files, and a node that is gone must not be asked for ever."""
 
+COMPARISON_MAX_AGE_S = 120.0
+"""How long a comparison of staged files counts: a node starts within seconds after it, or after a dry run."""
+
+COMPARISON_RETRY_S = 60.0
+"""Pause before the staged files of a node that gave no answer are compared again."""
+
 PREPARED = frozenset({PreparationState.DONE, PreparationState.SKIPPED})
 """States after which the node's next stage may begin."""
 
@@ -165,8 +176,8 @@ class Preparation:
     """One stage on one node, or of the whole rollout for a build (`node` "").
 
     `attempt` counts from 1 within the rollout.  `handle` is the runner's, `before` the node's snapshot before
-    the stage: both let a restarted daemon finish what another began.  `not_before`: when a failed one may be
-    tried again.
+    the stage: both let a restarted daemon finish what another began.  `not_before`: when a failed or waiting
+    one may be tried again.
     """
 
     rollout: str
@@ -182,6 +193,19 @@ class Preparation:
     handle: str = ""
     before: Mapping[str, str] | None = None
     not_before: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class StagedComparison:
+    """The staged files on a node were compared at `at`, and are whole; `problem` is why nobody knows."""
+
+    rollout: str
+    node: str
+    at: float
+    problem: str = ""
+
+    def is_fresh(self, now: float) -> bool:
+        return not self.problem and self.at <= now < self.at + COMPARISON_MAX_AGE_S
 
 
 def selector_labels(node: Node) -> Mapping[str, str]:

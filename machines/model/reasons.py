@@ -70,6 +70,7 @@ class ReasonCode(StrEnum):
     CHECKING_COMPLIANCE = "checking-compliance"
     PREPARING = "preparing"
     PREPARE_FAILED = "prepare-failed"
+    STAGED_UNKNOWN = "staged-unknown"
     CHECKING = "checking"
     CHECK_MODE = "check-mode"
     CLEANING = "cleaning"

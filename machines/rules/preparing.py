@@ -6,7 +6,7 @@ from machines.facts.index import Index
 from machines.facts.votes import was_opened
 from machines.model.limits import Budget
 from machines.model.plan import PILOT_WAVE, GateName
-from machines.model.preparation import Preparation, PreparationState, PrepareKind
+from machines.model.preparation import COMPARISON_RETRY_S, Preparation, PreparationState, PrepareKind
 from machines.model.reasons import Params, Reason, ReasonCode, Remedy, RemedyKind
 from machines.model.rollout import Rollout, Target
 
@@ -21,9 +21,28 @@ def unprepared_blocker(index: Index, target: Target) -> Reason | None:
     if row is not None and row.state is PreparationState.FAILED:
         return _failed_reason(target.node, row, failed=1)
     is_running = row is not None and row.state is PreparationState.RUNNING
-    params: Params = {"stage": stage, "left": known.unprepared, "running": is_running}
+    detail = "" if row is None else row.text
+    params: Params = {"stage": stage, "left": known.unprepared, "running": is_running, "detail": detail}
     remedy = Remedy(RemedyKind.WAIT_FOR_PREPARATION)
     return Reason(ReasonCode.PREPARING, target.node, params, target.since, remedy)
+
+
+def needs_comparison(index: Index, target: Target, now: float) -> bool:
+    """Return whether the node's staged files must be compared before it may start."""
+    known = index.preparations(target.rollout)
+    if known is None or not known.compared_stages(index.nodes[target.node]):
+        return False
+    last = index.staged_comparison(target.rollout, target.node)
+    return last is None or not last.is_fresh(now)
+
+
+def comparison_blocker(index: Index, target: Target) -> Reason | None:
+    """Return why the node's staged files could not be compared."""
+    last = index.staged_comparison(target.rollout, target.node)
+    if last is None or not last.problem:
+        return None
+    remedy = Remedy(RemedyKind.WAIT_UNTIL, until=last.at + COMPARISON_RETRY_S)
+    return Reason(ReasonCode.STAGED_UNKNOWN, target.node, {"detail": last.problem}, last.at, remedy)
 
 
 def preparation_blocker(index: Index, rollout: Rollout) -> Reason | None:

@@ -1,8 +1,8 @@
 """Admission: a walk over the pending nodes of a wave that starts each node that no rule blocks.
 
 An admitted node takes its slots before the next one is tried.  What a rule needs to know and does not is
-requested: observations, dry runs, traffic probes.  This file knows one wave of one rollout at a time;
-whether that wave may start is decided before.
+requested: observations, dry runs, traffic probes, comparisons of staged files.  This file knows one wave of
+one rollout at a time; whether that wave may start is decided before.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from machines.model.decision import (
     BackOff,
     CheckIfCurrent,
     Command,
+    CompareStaged,
     Decision,
     DryRun,
     Observe,
@@ -32,9 +33,10 @@ from machines.model.decision import (
 )
 from machines.model.node import natural_sort_key
 from machines.model.plan import WaveDef
+from machines.model.preparation import COMPARISON_RETRY_S
 from machines.model.reasons import Reason
 from machines.model.rollout import Rollout, Target
-from machines.rules import pools, start_blockers
+from machines.rules import pools, preparing, start_blockers
 from machines.scheduler.queue import SchedulingQueue
 
 MAX_OBSERVATIONS: Final = 256
@@ -221,6 +223,9 @@ class _WaveAdmission:
             result = index.traffic_of(target.rollout, target.node)
             if result is None or not result.is_idle(self.now, self.rollout.plan.idle_for_s):
                 return self._request_probe(target, result, cursor)
+        if builder.dry_reason is None and preparing.needs_comparison(index, target, self.now):
+            self._request_comparison(target, cursor)
+            return True
         cursor.stays_active = True
         return builder.dry_reason is None and self._admit(target)
 
@@ -316,6 +321,21 @@ class _WaveAdmission:
         builder.add(ProbeTraffic(target.rollout, target.node))
         builder.wake_by(self.now + self.rollout.plan.poll_s)
         return True
+
+    def _request_comparison(self, target: Target, cursor: _GroupCursor) -> None:
+        """Compare the staged files of a node that could start; without an answer it yields to the others."""
+        last = self.index.staged_comparison(target.rollout, target.node)
+        if last is not None and last.problem:
+            due_at = last.at + COMPARISON_RETRY_S
+            if last.at <= self.now < due_at:
+                cursor.retry_at = min(cursor.retry_at, due_at)
+                self.builder.wake_by(due_at)
+                return
+        else:
+            # It takes its slots with the answer: no node after it may find them free until then.
+            self.builder.capacity.reserve(self.index, target)
+        cursor.stays_active = True
+        self.builder.add(CompareStaged(target.rollout, target.node))
 
     def _remaining_capacity(self) -> int:
         return start_blockers.remaining_capacity(self.index, self.rollout, self.wave, self.builder.capacity)

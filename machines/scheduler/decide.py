@@ -15,6 +15,7 @@ from machines.facts.votes import was_opened
 from machines.model import traffic
 from machines.model.decision import (
     Admit,
+    CompareStaged,
     Decision,
     DocumentPilot,
     EndRollout,
@@ -29,6 +30,7 @@ from machines.model.plan import WaveDef
 from machines.model.reasons import Reason, ReasonCode, Remedy, RemedyKind
 from machines.model.rollout import Rollout, Target
 from machines.rules import gates, pools, start_blockers, waves
+from machines.rules import preparing as preparing_rules
 from machines.rules.rollbacks import due_rollbacks, rollbacks_reason
 from machines.rules.waves import WaveProgress
 from machines.scheduler import admission, expiry, isolation_aborts, preparing, rollbacks
@@ -151,6 +153,7 @@ def _pending_reason(
         pools.slot_blocker(index, target, now),
         start_blockers.capacity_blocker(index, rollout, wave, pools.Capacity()),
         start_blockers.traffic_blocker(index, target),
+        preparing_rules.comparison_blocker(index, target),
         start_blockers.observe_only_blocker(index),
     )
     # All of them are asked: what is certain is shown before what an observation may lift.
@@ -306,6 +309,9 @@ def _queued_reason(index: Index, target: Target, decision: Decision, now: float)
         return Reason(ReasonCode.STARTING, target.node, since=now)
     if ProbeTraffic(target.rollout, target.node) in decision.commands:
         return traffic.probe_pending_reason(target)
+    if CompareStaged(target.rollout, target.node) in decision.commands:
+        remedy = Remedy(RemedyKind.WAIT_FOR_WORK)
+        return Reason(ReasonCode.STAGED_UNKNOWN, target.node, {"detail": ""}, target.since, remedy)
     own_pools = {pool.id for pool in index.pools_for(target.rollout, target.node)}
     for start in decision.of(Admit):
         shares_pool = any(pool.id in own_pools for pool in index.pools_for(start.rollout, start.node))

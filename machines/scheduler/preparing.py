@@ -185,8 +185,9 @@ class _StageCollector:
         row = self.known.rows.get((node, stage))
         if row is not None and row.state is PreparationState.RUNNING:
             return False  # collected with those that run
-        # A failure that lies in the future is from before the clock was set back: it delays nothing.
-        if row is not None and row.state is PreparationState.FAILED and row.at <= self.now < row.not_before:
+        # A row that lies in the future is from before the clock was set back: it delays nothing.
+        is_due_again = row is not None and row.state in (PreparationState.FAILED, PreparationState.WAITING)
+        if row is not None and is_due_again and row.at <= self.now < row.not_before:
             self.builder.wake_by(row.not_before)
             return False
         self.builder.add(Prepare(self.rollout.id, node, stage, 1 if row is None else row.attempt + 1))

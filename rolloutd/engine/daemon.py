@@ -16,6 +16,7 @@ from machines.facts.apply import rollout_of
 from machines.model.decision import (
     AbortIsolation,
     CheckIfCurrent,
+    CompareStaged,
     Decision,
     DeferMaintenance,
     DocumentPilot,
@@ -47,6 +48,7 @@ from rolloutd.engine.drivers.driver import Driver
 from rolloutd.engine.drivers.node_session import AdapterSet
 from rolloutd.engine.drivers.traffic_probes import TrafficProber
 from rolloutd.engine.preparation.preparer import Preparer
+from rolloutd.engine.preparation.staged_files import StagedComparer
 from rolloutd.engine.state import CommitFunction, InvariantViolation, State
 from rolloutd.errors import Conflict, FactsBehind, LeadershipLost, RolloutdError, StoreFailed
 from rolloutd.ports import AuditReport, Inventory, Observer, Scheduler, SourceRules
@@ -91,6 +93,7 @@ class Daemon:
         self._drift_monitor = DriftMonitor(state, self.drift)
         self._current_checker = CurrentChecker(state, adapters, self.check_mode)
         self._preparer = Preparer(state, adapters)
+        self._staged_comparer = StagedComparer(state, adapters)
         self._observer = OnDemandObserver(state, observers)
         self._inventory_refresher = InventoryRefresher(state, inventories, source_rules)
         self._soak_monitor = SoakMonitor(state, adapters)
@@ -224,6 +227,7 @@ class Daemon:
         self._dry_runner.watch_blockers(self._tasks)
         self._traffic_prober.request_probes(self._tasks, decision.of(ProbeTraffic))
         self._preparer.request(self._tasks, decision.of(Prepare))
+        self._staged_comparer.request(self._tasks, decision.of(CompareStaged))
         self._current_checker.request_checks(self._tasks, decision.of(CheckIfCurrent))
         self._isolation_releaser.release_unheld(self._tasks)
         self._progress_reporter.send_queued(self._tasks)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
@@ -63,10 +63,14 @@ class StagingRequest:
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """The artifact is on the node, complete and unaltered; `bytes` were sent now."""
+    """The artifact is on the node, complete and unaltered; `bytes` were sent now.
+
+    `replaced` says how the copy that was there differed, "" if there was none.
+    """
 
     bytes: int
     text: str = ""
+    replaced: str = ""
 
 
 class Stager(Protocol):
@@ -75,12 +79,36 @@ class Stager(Protocol):
     async def stage(self, request: StagingRequest, *, take: TakeBytes, timeout_s: float) -> Staged | Failed:
         """Bring one artifact to one node, or confirm by its digest that it is there.
 
-        An interrupted transfer is resumed by the next call.  Failed if the artifact was altered, here or on
-        the node: the text has its name and both digests.  Raises NodeUnreachable and TimeoutError.
+        An interrupted transfer is resumed by the next call.  A copy on the node that differs is replaced.
+        Failed if the artifact was altered here or on its way: the text has its name and both digests.
+        Raises NodeUnreachable and TimeoutError.
         """
 
     async def remove(self, host: Host, to: str, digests: Collection[str], *, timeout_s: float) -> None:
         """Remove the artifacts under `to` with these sha256, and no others; raises like stage()."""
+
+
+@dataclass(frozen=True, slots=True)
+class StagedFile:
+    """A file as a stage left it on a node; `unpacked` is the directory of an archive, "" for none."""
+
+    path: str
+    size: int
+    sha256: str
+    unpacked: str = ""
+
+
+class StagedFiles(Protocol):
+    """Compares the files that stages brought to a node."""
+
+    async def compare(
+        self, host: Host, files: Sequence[StagedFile], *, timeout_s: float
+    ) -> Mapping[str, str]:
+        """Return how files differ, by path: all that do, or the first ones; with one command on the node.
+
+        The text is a phrase, such as "has 3 bytes, not 5".  Raises NodeUnreachable, TimeoutError and
+        AdapterFailed.
+        """
 
 
 class NodeSnapshots(Protocol):

@@ -85,7 +85,7 @@ def test_prepared_rollout_passes_and_each_disturbance_stops_at_first_node(tmp_pa
             "team": case,
             "rack": "r1",
             "role": "worker",
-            "canary": "false",
+            "canary": "true" if f"{case}{number}" == "sound1" else "false",
             "rolloutd_fact_path": str(tmp_path / "private" / f"{case}{number}" / "facts"),
         }
         for case in ("sound", *DISTURBANCES)
@@ -137,7 +137,36 @@ def sound_rollout(env: PrivateNodes) -> None:
     assert env.carried_artifacts(again) == [(digest, digest, [*nodes])]
     rows = env.client.get(api_path("rollouts", again, "prepare"))["preparations"]
     assert {(row["state"], row["bytes"]) for row in rows} == {("skipped", 0)}
+    file = f"cache/{digest}/app-1.0.bin"
+    truncate_before_skip_and_before_slot(env, wanted, playbooks, file, content)
     install_newer_artifact_twice_and_clean(env, wanted, playbooks)
+
+
+def truncate_before_skip_and_before_slot(
+    env: PrivateNodes, wanted: dict[str, Any], playbooks: dict[str, str], file: str, content: bytes
+) -> None:
+    """A file that is truncated on its node is staged again there, whatever the node's checkpoint says."""
+    files = {node: env.private(node) / file for node in ("sound1", "sound2")}
+    files["sound1"].write_bytes(content[:-1])
+    # Another change of the same stages: no node is found to be current.
+    maintain = {**wanted["spec"]["maintain"], "timeout": "31m"}
+    rollout = env.submit({**wanted, "spec": {**wanted["spec"], "maintain": maintain}}, playbooks)
+    env.vote(rollout, "start")
+    env.wait_until(lambda: env.nodes(rollout)["sound1"]["phase"] == "done", "the canary is done")
+    env.wait_until(lambda: stage_rows(env, rollout)["sound2"]["state"] == "skipped", "sound2 is prepared")
+    assert files["sound1"].read_bytes() == content
+    files["sound2"].write_bytes(content[:1000])
+    assert env.finish(rollout)["done"] == 2
+    assert files["sound2"].read_bytes() == content
+    for node, size in (("sound1", 299_999), ("sound2", 1000)):
+        row = stage_rows(env, rollout)[node]
+        assert (row["state"], row["bytes"]) == ("done", len(content))
+        assert row["text"] == f"app 1.0: {files[node]} has {size} bytes, not 300000; staged again"
+
+
+def stage_rows(env: PrivateNodes, rollout: str) -> dict[str, dict[str, Any]]:
+    rows = env.client.get(api_path("rollouts", rollout, "prepare"))["preparations"]
+    return {row["node"]: row for row in rows if row["stage"] == "stage"}
 
 
 def install_newer_artifact_twice_and_clean(

@@ -9,10 +9,12 @@ import tarfile
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Protocol
+from unittest.mock import ANY
 
 import pytest
 
@@ -152,15 +154,18 @@ async def test_artifact_is_staged_once_and_removed(kind: str, tmp_path: Path) ->
 
 
 @every_stager
-async def test_altered_copy_on_node_refused_with_both_digests(kind: str, tmp_path: Path) -> None:
+async def test_altered_copy_on_node_is_replaced_with_reason(kind: str, tmp_path: Path) -> None:
     artifact = entry()
     async with open_backend(kind, tmp_path) as backend:
         await stage(backend, artifact)
-        backend.write(staged_file(backend.to, artifact), CONTENT[:-1])
-        refused = await stage(backend, artifact)
-        assert isinstance(refused, Failed)
-        for part in ("app", hashlib.sha256(CONTENT[:-1]).hexdigest(), artifact.sha256):
-            assert part in refused.text
+        path = staged_file(backend.to, artifact)
+        backend.write(path, CONTENT[:-1])
+        again = await stage(backend, artifact)
+        assert isinstance(again, Staged)
+        assert (again.bytes, backend.read(path)) == (len(CONTENT), CONTENT)
+        for part in ("app", path, hashlib.sha256(CONTENT[:-1]).hexdigest()):
+            assert part in again.replaced
+        assert await stage(backend, artifact) == replace(again, bytes=0, replaced="", text=ANY)
 
 
 @every_stager
@@ -241,6 +246,34 @@ async def test_archive_unpacks_with_mode_and_owner(tmp_path: Path) -> None:
             Path(f"{backend.to}/.incoming/n1/{name}").write_text("")
         await backend.stager.remove(backend.host, backend.to, {"0" * 64}, timeout_s=LIMIT_S)
         assert [each.name for each in Path(f"{backend.to}/.incoming/n1").iterdir()] == [artifact.sha256]
+
+
+@pytest.mark.parametrize("place", ["file", "dead-link", "directory", "parent"])
+async def test_what_stands_in_the_artifacts_place_is_replaced(place: str, tmp_path: Path) -> None:
+    artifact, precious = entry(), tmp_path / "precious"
+    precious.mkdir()
+    (precious / "app.bin").write_bytes(CONTENT)
+    async with open_backend("ssh", tmp_path) as backend:
+        await stage(backend, artifact)
+        file = Path(staged_file(backend.to, artifact))
+        file.unlink()
+        match place:
+            case "file":
+                file.symlink_to(precious / "app.bin")
+            case "dead-link":
+                file.symlink_to(precious / "gone")
+            case "directory":
+                file.mkdir()
+            case "parent":
+                file.parent.rmdir()
+                file.parent.symlink_to(precious)
+        again = await stage(backend, artifact)
+        assert isinstance(again, Staged)
+        assert again.replaced
+        assert not file.is_symlink()
+        assert not file.parent.is_symlink()
+        assert file.read_bytes() == CONTENT
+        assert [(each.name, each.read_bytes()) for each in precious.iterdir()] == [("app.bin", CONTENT)]
 
 
 async def test_what_the_node_cannot_take_is_named(tmp_path: Path) -> None:

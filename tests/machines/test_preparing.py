@@ -10,7 +10,7 @@ import pytest
 
 from machines.facts.projection import Projection
 from machines.invariants.violations import violation
-from machines.model.decision import Admit, Prepare
+from machines.model.decision import Admit, CompareStaged, Prepare
 from machines.model.events import (
     ArtifactsBuilt,
     FreezeStarted,
@@ -29,6 +29,7 @@ from machines.model.preparation import (
     PreparationState,
     PrepareKind,
     PrepareStage,
+    StagedComparison,
 )
 from machines.model.rollout import FailureCode, Hold
 from machines.model.selector import parse_selector
@@ -111,6 +112,8 @@ def test_node_starts_only_after_its_last_stage() -> None:
     moved = phase_transitions.transition(index.target("R", "n1"), Trigger.ADMITTED, T0)
     assert "prepare stage install is not done" in str(violation(index, moved, T0))
     record(index, "n1", INSTALL, PreparationState.DONE)
+    assert CompareStaged("R", "n1") in decide(index, T0).of(CompareStaged)
+    index.record_comparison(StagedComparison("R", "n1", T0))
     assert Admit("R", "n1") in decide(index, T0).of(Admit)
     assert violation(index, moved, T0) is None
 

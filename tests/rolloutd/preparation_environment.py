@@ -7,10 +7,11 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from machines.model.decision import Prepare
+from machines.model.decision import CompareStaged, Prepare
 from machines.scheduler.decide import decide
 from rolloutd.engine.drivers.node_session import AdapterSet, PreparationAdapters
 from rolloutd.engine.preparation.preparer import Preparer
+from rolloutd.engine.preparation.staged_files import StagedComparer
 from rolloutd.errors import NodeUnreachable, NotFound
 from rolloutd.ports import (
     Checkpoint,
@@ -117,13 +118,18 @@ def preparing_adapters(inside: ControlEnvironment, fleet: Fleet, tree_failure: s
             raise NotFound(tree_failure)
         return SOURCE
 
-    ports = PreparationAdapters({"ssh": fleet.stager}, fleet, fleet, lambda source: fleet.tree)
+    ports = PreparationAdapters({"ssh": fleet.stager}, fleet, fleet, fleet.stager, lambda source: fleet.tree)
     return AdapterSet(InstallingRunner(inside, fleet), {}, {}, find_source, preparation=ports)
 
 
 async def prepare_all(inside: ControlEnvironment, fleet: Fleet, tree_failure: str = "") -> None:
     """Carry out what the core decides, until it decides nothing more."""
-    preparer = Preparer(inside.state, preparing_adapters(inside, fleet, tree_failure))
-    while wanted := decide(inside.state.index, inside.clock.now()).of(Prepare):
+    adapters = preparing_adapters(inside, fleet, tree_failure)
+    preparer, comparer = Preparer(inside.state, adapters), StagedComparer(inside.state, adapters)
+    while True:
+        wanted = decide(inside.state.index, inside.clock.now())
+        if not (wanted.of(Prepare) or wanted.of(CompareStaged)):
+            return
         async with asyncio.TaskGroup() as tasks:
-            preparer.request(tasks, wanted)
+            preparer.request(tasks, wanted.of(Prepare))
+            comparer.request(tasks, wanted.of(CompareStaged))

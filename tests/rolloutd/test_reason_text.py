@@ -253,6 +253,11 @@ EXAMPLES: dict[ReasonCode, tuple[str, dict[str, Any], str]] = {
         {"step": "verify.0.ssh", "detail": "refused"},
         "verify.0.ssh has not passed yet: refused",
     ),
+    ReasonCode.STAGED_UNKNOWN: (
+        "n1",
+        {"detail": "no answer"},
+        "the staged files on n1 cannot be compared: no answer",
+    ),
     ReasonCode.AWAITING_API: ("n1", {"detail": "429"}, "n1 waits for an answer: 429"),
     ReasonCode.INVENTORY_AWAITED: (
         "n1",

@@ -98,7 +98,7 @@ class Checker:
         self._monotonic = monotonic
         self._epoch = epoch
         self.records = RecordJudge()
-        self.preparations = PrepareJudge(self.plans, self.report_violation)
+        self.preparations = PrepareJudge(self.plans, self.report_violation, monotonic)
         self.superseded = SupersedeJudge(self.plans, self.report_violation)
         self._oracle = oracle.Oracle()
         self._labels: dict[str, dict[str, str]] = {}

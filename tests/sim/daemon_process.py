@@ -161,6 +161,7 @@ class DaemonProcess:
         world.checker.on_daemon_start(world.loop.lived_until(self.process))
         await state.record_start(DaemonStarted(snapshot.epoch, "sim", "", clock.now()), head)
         faulty_store.state = state
+        stager = SimStager(access)
         adapters = AdapterSet(
             SimRunner(access),
             {kind: SimIsolator(access, kind) for kind in ("command", "playbook")}
@@ -170,9 +171,10 @@ class DaemonProcess:
             {"kubernetes": SimProbe(access)},
             guards={"ssh": SimNodeGuard(access)},
             preparation=PreparationAdapters(
-                {"ssh": SimStager(access)},
+                {"ssh": stager},
                 SimSnapshots(access),
                 SimCheckpoints(access),
+                stager,
                 lambda source: PLAYBOOK_TREE,
             ),
         )

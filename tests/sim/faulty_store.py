@@ -16,6 +16,7 @@ from machines.model.configuration import NodeConfiguration
 from machines.model.events import Actor, Event, PhaseMoved, StepRecorded, TargetChanged
 from machines.model.limits import Limits
 from machines.model.node import Observation, SourceFreshness
+from machines.model.preparation import StagedComparison
 from machines.model.traffic import TrafficResult
 from rolloutd.audit_chain import GENESIS_HASH, ChainVerification
 from rolloutd.engine.state import State
@@ -46,6 +47,7 @@ class FaultyStore:
         self._snapshot_before: FactsSnapshot | None = None
         self._observations_before: tuple[Observation, ...] = ()
         self._traffic_before: tuple[TrafficResult, ...] = ()
+        self._comparisons_before: Sequence[StagedComparison] = ()
         self._sources_before: tuple[SourceFreshness, ...] = ()
         self._limits_before: Limits | None = None
         self._committed_at = 0.0
@@ -139,6 +141,7 @@ class FaultyStore:
             traffic=self._traffic_before,
             now=self._committed_at,
             sources=self._sources_before,
+            comparisons=self._comparisons_before,
         )
         for text in problems:
             self._world.checker.report_violation(f"violation: {text}")
@@ -170,6 +173,7 @@ class FaultyStore:
             self._snapshot_before = self.state.index.snapshot()
             self._observations_before = tuple(self.state.index.observations)
             self._traffic_before = tuple(self.state.index.traffic)
+            self._comparisons_before = self.state.index.comparisons
             self._sources_before = tuple(self.state.index.sources.values())
             self._limits_before = self.state.index.limits
             self._committed_at = at

@@ -21,7 +21,7 @@ from rolloutd.engine.drivers import guard_steps
 from rolloutd.engine.drivers.driver import Driver
 from rolloutd.engine.drivers.isolation import Isolation
 from rolloutd.engine.drivers.playbook_execution import PlaybookExecution
-from rolloutd.engine.preparation import node_stages
+from rolloutd.engine.preparation import node_stages, staged_files
 from rolloutd.engine.state import State
 from rolloutd.engine.tasks import BackgroundJobs
 from rolloutd.store.audit_checkpoint import AuditCheckpoint
@@ -74,6 +74,12 @@ MUTANTS = (
         AuditCheckpoint.find_difference,
         "self._head_difference(record) or self._rows_difference(record)",
         "self._head_difference(record)",
+    ),
+    Mutant(
+        "staged-file-trusted-for-its-checkpoint",
+        staged_files.compare_stages,
+        "staged_files.compare(host, wanted, timeout_s=timeout_s)",
+        "asyncio.sleep(0, {})",
     ),
     Mutant("done-stage-prepared-again", node_stages._is_done, "True", "by_this_rollout"),
     Mutant(

@@ -12,12 +12,14 @@ from machines.model.events import Event, GateOpened, PhaseMoved, PreparationReco
 from machines.model.plan import GateName, Plan
 from machines.model.preparation import (
     CLEANUP,
+    COMPARISON_MAX_AGE_S,
     PREPARED,
     Preparation,
     PreparationState,
     PrepareKind,
     PrepareStage,
 )
+from machines.states import Trigger
 
 if TYPE_CHECKING:
     from tests.sim.sim_node import SimNode
@@ -26,10 +28,20 @@ _Row = tuple[str, str, str]
 """Rollout, node and stage."""
 
 
+UNNOTICED_DAMAGE_S = COMPARISON_MAX_AGE_S + 120.0
+"""Time for which damage may go unnoticed: the age of a comparison, and a slow login before its answer."""
+
+
 class PrepareJudge:
     """What must hold of prepare stages."""
 
-    def __init__(self, plans: Mapping[str, Plan], report_violation: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        plans: Mapping[str, Plan],
+        report_violation: Callable[[str], None],
+        monotonic: Callable[[], float],
+    ) -> None:
+        self._monotonic = monotonic
         self.nodes: Mapping[str, SimNode] = {}
         self._plans = plans
         self._report = report_violation
@@ -40,7 +52,8 @@ class PrepareJudge:
         self._stopped: dict[str, set[str]] = {}
         """The disturbed nodes of each rollout, until people said to proceed."""
         self._installed: dict[tuple[str, str, str], frozenset[str]] = {}
-        """What was staged on a node when the latest run of an install ended, by plan, stage and node."""
+        """What was whole on a node when the latest run of an install began, by plan, stage and node."""
+        self._readable: dict[str, frozenset[str]] = {}
         self._proven: set[tuple[str, str]] = set()
         """The stages of rollouts that were done on a node."""
 
@@ -49,6 +62,7 @@ class PrepareJudge:
         if handle in self._started_runs:
             self._report(f"run {handle} began twice")
         self._started_runs.add(handle)
+        self._readable[handle] = frozenset(self.nodes[node].staged - self._damaged_files(node))
         rollout, stage = _place(handle)
         done = self.nodes[node].checkpoints.get((self._plans[rollout].name, stage))
         row = self._rows.get((rollout, node, stage))
@@ -57,9 +71,9 @@ class PrepareJudge:
             self._report(f"run {handle} repeats stage {stage}, which is done on {node}")
 
     def on_run_ended(self, handle: str, node: str) -> None:
-        """Hear that a stage's playbook ended well: it has installed what was staged then."""
+        """Hear that a stage's playbook ended well: it has installed what was whole at its begin."""
         rollout, stage = _place(handle)
-        self._installed[self._plans[rollout].name, stage, node] = frozenset(self.nodes[node].staged)
+        self._installed[self._plans[rollout].name, stage, node] = self._readable[handle]
 
     def on_node_disturbed(self, handle: str, node: str) -> None:
         """Hear that a stage's playbook changed what serves on a node."""
@@ -74,6 +88,8 @@ class PrepareJudge:
                     self._on_row(event.preparation)
                 case PhaseMoved():
                     self._stopped.get(event.rollout, set()).discard(event.node)
+                    if event.trigger is Trigger.ADMITTED:
+                        self._require_whole_files(event)
                 case VoteCast() if event.vote.gate is GateName.PROCEED:
                     self._stopped.pop(event.rollout, None)
                 case GateOpened() if event.gate is GateName.PROCEED:
@@ -114,6 +130,19 @@ class PrepareJudge:
         if not wanted <= self._installed.get((plan.name, row.stage, row.node), frozenset()):
             self._report(f"{name} is {row.state}, and was installed from other artifacts")
 
+    def _require_whole_files(self, event: PhaseMoved) -> None:
+        """A node takes a slot only with whole files; those that were damaged a moment ago nobody can know."""
+        machine = self.nodes[event.node]
+        for stage in self._plans[event.rollout].prepare:
+            wanted = {each.sha256 for each in stage.manifest if each.select is None}
+            if damaged := wanted - (machine.staged - self._damaged_files(event.node)):
+                self._report(f"{event.node} starts with damaged files: {', '.join(sorted(damaged))}")
+
+    def _damaged_files(self, node: str) -> set[str]:
+        """Return the files of a node that were damaged so long ago that a comparison finds them."""
+        known_since = self._monotonic() - UNNOTICED_DAMAGE_S
+        return {each for each, since in self.nodes[node].damaged.items() if since < known_since}
+
     def _on_begun(self, name: str, row: Preparation, stage: PrepareStage) -> None:
         running = [
             each.node
@@ -128,7 +157,8 @@ class PrepareJudge:
             self._report(f"{name} begins, and the stage was done on no node")
         if self._stopped.get(row.rollout):
             self._report(f"{name} begins, although {min(self._stopped[row.rollout])} was disturbed")
-        if row.content and self._content(row) == row.content and not stage.force:
+        is_damaged = stage.is_compared and self.nodes[row.node].was_damaged_at(self._monotonic())
+        if row.content and self._content(row) == row.content and not stage.force and not is_damaged:
             self._report(f"{name} begins, although the node has it")
 
     def _note_disturbance(self, row: Preparation) -> None:

@@ -28,6 +28,7 @@ class RandomStreams:
     artifacts: random.Random
     superseding: random.Random
     checkpoints: random.Random
+    damage: random.Random
 
     @classmethod
     def of(cls, seed: int) -> Self:

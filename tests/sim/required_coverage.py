@@ -39,6 +39,7 @@ FAULTS = (
     "ssh-refused",
     "ssh-slow",
     "ssh-timeout",
+    "staged-file-damaged",
     "started-twice",
     "stopped",
     "traffic-before",
@@ -64,5 +65,5 @@ def missing_coverage(coverage: Coverage) -> list[str]:
     wanted += [f"outcome:{way}" for way in EffectOutcome if way is not EffectOutcome.SUCCEEDS]
     wanted += [f"user:{name}" for name in USER_ACTIONS]
     wanted += ["guard:timer", "guard:confirmed", "guard:restored"]
-    wanted += ["pilot:evidence", "check-mode:compliant", "check-mode:differs"]
+    wanted += ["pilot:evidence", "check-mode:compliant", "check-mode:differs", "staged:differs"]
     return [name for name in wanted if not coverage.counts.get(name)]

@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 
 from rolloutd.ports import Checkpoint, Failed, GuardState, Ok, RunRequest, Unknown
 
+REPAIR_NOTICED_S = 300.0
+"""So long after a staged file was repaired another stage may begin because of the damage."""
+
 UNDO_REPEAT_S = 120.0
 """So long after an undo it may be repeated, because its answer was lost."""
 
@@ -67,9 +70,16 @@ class SimNode:
     is_inspected: bool = False
     undone_at: float = -UNDO_REPEAT_S
     staged: set[str] = field(default_factory=set)
+    damaged: dict[str, float] = field(default_factory=dict)
+    """The staged files that are not whole, and since when by the monotonic clock."""
+    repaired_at: float = -math.inf
     checkpoints: dict[tuple[str, str], Checkpoint] = field(default_factory=dict)
     service_starts: int = 1
     """How often its service was started: a stage that starts it again disturbs it."""
+
+    def was_damaged_at(self, now: float) -> bool:
+        """Return whether a staged file is damaged, or was until a moment ago: a stage may be on its way."""
+        return bool(self.damaged) or now < self.repaired_at + REPAIR_NOTICED_S
 
     def checks_of(self, epoch: int) -> list[str]:
         """Return its runs in check mode that a daemon of the term has begun and that have not ended."""

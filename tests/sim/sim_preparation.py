@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from rolloutd.errors import NodeUnreachable
-from rolloutd.ports import Checkpoint, Failed, Host, Staged, StagingRequest, TakeBytes, without_rollout
+from rolloutd.ports import (
+    Checkpoint,
+    Failed,
+    Host,
+    Staged,
+    StagedFile,
+    StagingRequest,
+    TakeBytes,
+    without_rollout,
+)
 from tests.sim.fault_injection import FaultyAccess
 
 
@@ -14,7 +23,7 @@ def _refuse(node: str) -> None:
 
 
 class SimStager:
-    """ports.Stager: a set of digests on each node."""
+    """ports.Stager and ports.StagedFiles: a set of digests on each node, some of them damaged."""
 
     def __init__(self, access: FaultyAccess) -> None:
         self._access = access
@@ -24,12 +33,14 @@ class SimStager:
         label = f"stage {artifact.name} on {node}"
         self._access.check_leadership(label)  # before a slow login: what is on its way then may still land
         machine = await self._access.connect(node)
-        if artifact.sha256 in machine.staged:
+        if artifact.sha256 in machine.staged and artifact.sha256 not in machine.damaged:
             return Staged(0)
         await take(artifact.size)
 
         def put() -> Staged:
             machine.staged.add(artifact.sha256)
+            if machine.damaged.pop(artifact.sha256, None) is not None:
+                machine.repaired_at = self._access.world.loop.time()
             return Staged(artifact.size)
 
         result: Staged = await self._access.run_effect(
@@ -41,12 +52,25 @@ class SimStager:
         label = f"remove from {host.name}"
         self._access.check_leadership(label)
         machine = await self._access.connect(host.name)
+
+        def drop() -> None:
+            machine.staged.difference_update(digests)
+            for digest in digests:
+                machine.damaged.pop(digest, None)
+
         await self._access.run_effect(
-            label,
-            lambda: machine.staged.difference_update(digests),
-            on_refused=lambda: _refuse(host.name),
-            already_started=True,
+            label, drop, on_refused=lambda: _refuse(host.name), already_started=True
         )
+
+    async def compare(
+        self, host: Host, files: Sequence[StagedFile], *, timeout_s: float
+    ) -> Mapping[str, str]:
+        machine = await self._access.connect(host.name)
+        differs = {file.path: file for file in files if file.sha256 in machine.damaged}
+        missing = {file.path: file for file in files if file.sha256 not in machine.staged}
+        if differs:
+            self._access.world.coverage.count("staged:differs")
+        return {**dict.fromkeys(differs, "is altered"), **dict.fromkeys(missing, "is missing")}
 
 
 class SimSnapshots:

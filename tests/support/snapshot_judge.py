@@ -11,7 +11,7 @@ from machines.invariants.violations import violation
 from machines.model.events import GateOpened, PhaseMoved
 from machines.model.limits import Limits, TeamRules
 from machines.model.node import UNLABELED, Node, Observation, SourceFreshness
-from machines.model.preparation import Preparation, PreparationState
+from machines.model.preparation import Preparation, PreparationState, StagedComparison
 from machines.model.rollout import Hold, Rollout, Target
 from machines.model.traffic import TrafficResult
 from machines.model.windows import Freeze
@@ -30,6 +30,7 @@ class SnapshotFacts:
     holds: tuple[Hold, ...] = ()
     observations: dict[str, Observation] = field(default_factory=dict)
     traffic_results: dict[tuple[str, str], TrafficResult] = field(default_factory=dict)
+    comparisons: dict[tuple[str, str], StagedComparison] = field(default_factory=dict)
     target_rows: dict[tuple[str, str], Target] = field(default_factory=dict)
     sources: Mapping[str, SourceFreshness] = field(default_factory=dict)
     preparations: dict[tuple[str, str, str], Preparation] = field(default_factory=dict)
@@ -42,6 +43,7 @@ class SnapshotFacts:
         observations: Iterable[Observation],
         traffic: Iterable[TrafficResult] = (),
         sources: Iterable[SourceFreshness] = (),
+        comparisons: Iterable[StagedComparison] = (),
     ) -> SnapshotFacts:
         return cls(
             limits=limits,
@@ -52,6 +54,7 @@ class SnapshotFacts:
             holds=snapshot.holds,
             observations={each.node: each for each in observations},
             traffic_results={(each.rollout, each.node): each for each in traffic},
+            comparisons={(each.rollout, each.node): each for each in comparisons},
             target_rows={(target.rollout, target.node): target for target in snapshot.targets},
             sources={each.source: each for each in sources},
             preparations={(each.rollout, each.node, each.stage): each for each in snapshot.preparations},
@@ -90,6 +93,9 @@ class SnapshotFacts:
     def traffic_of(self, rollout: str, node: str) -> TrafficResult | None:
         return self.traffic_results.get((rollout, node))
 
+    def staged_comparison(self, rollout: str, node: str) -> StagedComparison | None:
+        return self.comparisons.get((rollout, node))
+
     def members(self, key: str, value: str) -> Iterable[str]:
         return [node.name for node in self.nodes.values() if node.labels.get(key, UNLABELED) == value]
 
@@ -103,9 +109,10 @@ def violations(
     now: float,
     traffic: Iterable[TrafficResult] = (),
     sources: Iterable[SourceFreshness] = (),
+    comparisons: Iterable[StagedComparison] = (),
 ) -> list[str]:
     """Return what must never happen and did between two snapshots, one event or one commit apart."""
-    facts = SnapshotFacts.from_snapshot(before, limits, observations, traffic, sources)
+    facts = SnapshotFacts.from_snapshot(before, limits, observations, traffic, sources, comparisons)
     found: list[str] = []
     transitions: list[PhaseMoved] = []
     known = {rollout.id: rollout for rollout in before.rollouts}

@@ -10,6 +10,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 from weakref import WeakValueDictionary
 
@@ -58,10 +59,13 @@ class _NodeStager(ABC):
             match answer.stdout.split():
                 case ["staged"]:
                     return Staged(0, f"{_title(request.artifact)} is on {request.host.name} already")
-                case ["partial", size, digest]:
-                    return await self._bring(
+                case ["partial", size, digest, *differs]:
+                    brought = await self._bring(
                         request, int(size), digest, outside_timeout(limit, take), timeout_s
                     )
+                    if differs and isinstance(brought, Staged):
+                        return replace(brought, replaced=_replaced(request, " ".join(differs)))
+                    return brought
             return _failure(request, answer)
 
     async def remove(self, host: Host, to: str, digests: Collection[str], *, timeout_s: float) -> None:
@@ -226,14 +230,13 @@ def _failure(request: StagingRequest, answer: ShellResult) -> Failed:
         case ["altered", found]:
             problem = f"what arrived on {node} is altered"
             return Failed(_mismatch(artifact, problem, found.strip(), "retry"), evidence)
-        case ["altered-on-node", found]:
-            path = staged_file(request.to, artifact)
-            return Failed(
-                _mismatch(artifact, f"{path} on {node} was altered", found.strip(), "remove it"), evidence
-            )
         case ["failed", reason]:
             return Failed(f"{_title(artifact)}: {node} {reason.strip()}", evidence)
     return Failed(f"{_title(artifact)}: {node} gave no result, exit {answer.exit_status}", evidence)
+
+
+def _replaced(request: StagingRequest, differs: str) -> str:
+    return f"{_title(request.artifact)}: {staged_file(request.to, request.artifact)} {differs}; staged again"
 
 
 def _mismatch(artifact: ManifestEntry, problem: str, found: str, action: str) -> str:

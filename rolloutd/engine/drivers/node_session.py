@@ -23,6 +23,7 @@ from rolloutd.ports import (
     NodeSnapshots,
     PinnedSource,
     Runner,
+    StagedFiles,
     Stager,
     StepContext,
     TrafficProbe,
@@ -40,6 +41,7 @@ class PreparationAdapters:
     stagers: Mapping[str, Stager]
     snapshots: NodeSnapshots
     checkpoints: Checkpoints
+    staged_files: StagedFiles
     find_tree: Callable[[PinnedSource], Path]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from machines.model.events import Event, PreparationRecorded
@@ -44,11 +44,13 @@ class PrepareJob:
 
     def rendered(self, text: str) -> str:
         """Return a path or a URL with the node's name, address and labels."""
-        host = self.host
-        rendered = render(
-            {"text": text}, node=host.name, address=host.address, labels=host.labels, variables={}
-        )
-        return str(rendered["text"])
+        return render_for_host(text, self.host)
+
+
+def render_for_host(text: str, host: Host) -> str:
+    """Return a path or a URL of a stage with the node's name, address and labels."""
+    rendered = render({"text": text}, node=host.name, address=host.address, labels=host.labels, variables={})
+    return str(rendered["text"])
 
 
 class PrepareJournal:
@@ -84,6 +86,37 @@ class PrepareJournal:
             not_before=self._state.now() + backoff_s(row.attempt - 1),
         )
         await self.record(failed)
+
+    async def stage_again(
+        self, rollout: str, node: str, problems: Mapping[str, str], begun: Preparation | None = None
+    ) -> None:
+        """Make stages due again whose files differ on the node; `problems` says how, by stage.
+
+        `begun` is the row of the stage that was to read them: it waits for them.
+        """
+        async with self._state.exclusive_commit() as commit:
+            index, now = self._state.index, self._state.now()
+            known, found = index.preparations(rollout), index.nodes.get(node)
+            if known is None or found is None or index.rollout(rollout).closed:
+                return
+            events: list[Event] = []
+            for stage in known.compared_stages(found):
+                row = known.rows.get((node, stage.name))
+                if stage.name not in problems or row is None or not known.is_done(stage, found):
+                    continue  # it is due already
+                # At once for the first time: what differs again and again may be a disk that fails.
+                delay_s = backoff_s(row.attempt - 2) if row.attempt > 1 else 0.0
+                waiting = replace(row, state=PreparationState.WAITING, text=problems[stage.name], at=now)
+                events.append(PreparationRecorded(replace(waiting, not_before=now + delay_s)))
+            recorded = None if begun is None else known.rows.get((node, begun.stage))
+            if begun is not None and recorded is not None and recorded.state is PreparationState.RUNNING:
+                text = f"waits for {', '.join(problems)}"
+                events.append(
+                    PreparationRecorded(
+                        replace(begun, state=PreparationState.WAITING, content="", text=text, at=now)
+                    )
+                )
+            await commit(events, f"staged files differ: {'; '.join(problems.values())}")
 
     async def disturbed(self, row: Preparation, changed: Sequence[str]) -> None:
         """Record what the stage changed on a node in service; the node fails, and nothing else begins."""

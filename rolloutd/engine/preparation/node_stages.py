@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from machines.model.node import Node
 from machines.model.node_snapshot import differences
-from machines.model.preparation import Preparation, PreparationState
+from machines.model.preparation import Preparation, PreparationState, PrepareKind, PrepareStage
 from machines.model.timefmt import format_rfc3339
 from rolloutd.engine.drivers.node_session import AdapterSet, PreparationAdapters
 from rolloutd.engine.outcomes import capture_errors
@@ -16,6 +17,7 @@ from rolloutd.engine.preparation.journal import NODE_TIMEOUT_S, PrepareJob, Prep
 from rolloutd.engine.preparation.kept_artifacts import previous_generation, remembered_digests, wanted_digests
 from rolloutd.engine.preparation.rate_limit import RateLimits
 from rolloutd.engine.preparation.runs import PrepareRuns
+from rolloutd.engine.preparation.staged_files import compare_stages
 from rolloutd.engine.state import State
 from rolloutd.ports import (
     Checkpoint,
@@ -71,7 +73,17 @@ class NodeStages:
             return
         found = found or {}
         checkpoint = found.get((job.rollout.plan.name, stage.name))
-        if checkpoint is not None and _is_done(checkpoint, job, content, is_resumed=is_resumed):
+        is_done = checkpoint is not None and _is_done(checkpoint, job, content, is_resumed=is_resumed)
+        # The checkpoint says what was staged, not what is there now.
+        differing = await self._compare(job, node, is_done=is_done, is_resumed=is_resumed)
+        if isinstance(differing, Failed | Unknown):
+            await self._journal.fail(row, differing.text)
+            return
+        if differing and stage.kind is PrepareKind.INSTALL:
+            await self._journal.stage_again(row.rollout, row.node, differing, row)
+            return
+        row = replace(row, text=differing.get(stage.name, row.text if stage.is_compared else ""))
+        if checkpoint is not None and is_done and not differing:
             state = PreparationState.DONE if is_resumed else PreparationState.SKIPPED
             when = f"done by {checkpoint.rollout} at {format_rfc3339(checkpoint.at)}"
             await self._journal.record(
@@ -99,6 +111,17 @@ class NodeStages:
         result, row = acted if isinstance(acted, tuple) else (acted, row)
         await self._finish(replace(job, row=row), result)
 
+    async def _compare(
+        self, job: PrepareJob, node: Node, *, is_done: bool, is_resumed: bool
+    ) -> Mapping[str, str] | Failed | Unknown:
+        """Return how files differ that a stage has staged already, or that an install is about to read."""
+        compared: Iterable[PrepareStage] = ()
+        if is_done and job.stage.is_compared:
+            compared = (job.stage,)
+        elif not is_done and not is_resumed:
+            compared = (each for each in job.stage.reads if each.is_compared and each.applies_to(node))
+        return await compare_stages(self._ports.staged_files, job.host, node, compared)
+
     async def _act(
         self, job: PrepareJob, checkpoints: Collection[Checkpoint]
     ) -> tuple[StepResult, Preparation]:
@@ -120,7 +143,7 @@ class NodeStages:
 
     async def _stage_artifacts(self, job: PrepareJob, stager: Stager) -> tuple[StepResult, int]:
         """Bring the node's artifacts; return the result and the bytes that were sent."""
-        stage, sent = job.stage, 0
+        stage, sent, text = job.stage, 0, ""
         directory = await self._manifest_directory(job)
         to, url, take = job.rendered(stage.to), job.rendered(stage.url), self._take(job)
         for artifact in job.artifacts:
@@ -132,7 +155,8 @@ class NodeStages:
             if not isinstance(staged, Staged):
                 return staged, sent
             sent += staged.bytes
-        return Ok(), sent
+            text = text or staged.replaced
+        return Ok(text), sent
 
     async def _remove_replaced(
         self, job: PrepareJob, replaced: Checkpoint, stager: Stager, checkpoints: Collection[Checkpoint]
@@ -182,7 +206,8 @@ class NodeStages:
         if isinstance(written, Failed | Unknown):
             await self._journal.fail(ended, written.text)
             return
-        await self._journal.record(replace(ended, state=PreparationState.DONE, text=result.text))
+        done = replace(ended, state=PreparationState.DONE, text=row.text or result.text)
+        await self._journal.record(done)
 
     async def _snapshot(self, host: Host) -> Mapping[str, str] | Failed | Unknown:
         snapshots = self._ports.snapshots

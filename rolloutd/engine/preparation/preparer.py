@@ -124,9 +124,11 @@ class Preparer:
             return row
         now, key = self._state.now(), (wanted.rollout, wanted.node, wanted.stage)
         fresh = Preparation(*key, wanted.attempt, PreparationState.RUNNING, "", now, now)
-        if row is not None and row.state is PreparationState.FAILED:
+        if row is not None and row.state in (PreparationState.FAILED, PreparationState.WAITING):
             # What an earlier try may have disturbed is compared with its own snapshot.
             fresh = replace(fresh, before=row.before, handle=row.handle)
+        if row is not None and row.state is PreparationState.WAITING:
+            fresh = replace(fresh, text=row.text)
         return fresh
 
     async def _fail_unrecorded(self, wanted: Prepare, text: str) -> None:

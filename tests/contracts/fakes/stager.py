@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 
 from rolloutd.errors import NodeUnreachable
-from rolloutd.ports import Failed, Host, Staged, StagingRequest, TakeBytes, staged_file
+from rolloutd.ports import Failed, Host, Staged, StagedFile, StagingRequest, TakeBytes, staged_file
 
 CHUNK_BYTES = 1024
 
@@ -18,6 +18,8 @@ class FakeStager:
         self.files: dict[tuple[str, str], bytes] = {}
         self.partial: dict[tuple[str, str], bytes] = {}
         self.down: set[str] = set()
+        self.comparisons: list[str] = []
+        """The nodes whose files were compared, once for each command."""
 
     async def stage(self, request: StagingRequest, *, take: TakeBytes, timeout_s: float) -> Staged | Failed:
         """Bring an artifact to a node."""
@@ -26,12 +28,13 @@ class FakeStager:
             return Failed(f"{artifact.name}: for {artifact.select.canonical()}")
         source = (request.directory / artifact.path).read_bytes()
         place = (host.name, staged_file(request.to, artifact))
-        for content in (source, self.files.get(place, source)):
-            found = hashlib.sha256(content).hexdigest()
-            if found != artifact.sha256:
-                return Failed(f"{artifact.name}: sha256 {found}, the manifest has {artifact.sha256}")
+        if (found := hashlib.sha256(source).hexdigest()) != artifact.sha256:
+            return Failed(f"{artifact.name}: sha256 {found}, the manifest has {artifact.sha256}")
+        replaced = ""
         if place in self.files:
-            return Staged(0)
+            if (found := hashlib.sha256(self.files[place]).hexdigest()) == artifact.sha256:
+                return Staged(0)
+            replaced = f"{artifact.name}: {place[1]} is altered: sha256 {found}; staged again"
         start = len(self.partial.setdefault(place, b""))
         for at in range(start, len(source), CHUNK_BYTES):
             chunk = source[at : at + CHUNK_BYTES]
@@ -40,7 +43,25 @@ class FakeStager:
                 raise NodeUnreachable(f"{host.name}: the connection was lost in a transfer")
             self.partial[place] += chunk
         self.files[place] = self.partial.pop(place)
-        return Staged(len(source) - start)
+        return Staged(len(source) - start, replaced=replaced)
+
+    async def compare(
+        self, host: Host, files: Sequence[StagedFile], *, timeout_s: float
+    ) -> Mapping[str, str]:
+        """Compare files with what is there, as ports.StagedFiles does."""
+        if host.name in self.down:
+            raise NodeUnreachable(f"{host.name}: no answer")
+        self.comparisons.append(host.name)
+        found: dict[str, str] = {}
+        for file in files:
+            content = self.files.get((host.name, file.path))
+            if content is None:
+                found[file.path] = "is missing"
+            elif len(content) != file.size:
+                found[file.path] = f"has {len(content)} bytes, not {file.size}"
+            elif (digest := hashlib.sha256(content).hexdigest()) != file.sha256:
+                found[file.path] = f"is altered: sha256 {digest}, not {file.sha256}"
+        return found
 
     async def remove(self, host: Host, to: str, digests: Collection[str], *, timeout_s: float) -> None:
         """Remove the artifacts with these digests."""

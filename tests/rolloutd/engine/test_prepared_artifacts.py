@@ -11,7 +11,7 @@ import pytest
 
 from machines.facts.preparations import BUILD_NODE
 from machines.model.events import PreparationRecorded, RolloutEnded
-from machines.model.preparation import Preparation, PreparationState
+from machines.model.preparation import Preparation, PreparationState, StagedComparison
 from machines.scheduler.preparing import may_begin
 from rolloutd.control.client import ApiError
 from tests.contracts.fakes.runner import Script
@@ -161,6 +161,8 @@ async def roll_out(inside: ControlEnvironment, fleet: Fleet, **more: Any) -> str
     """Prepare and finish a rollout of the newest artifacts; return its id."""
     rollout = await inside.start(text=TWO_STAGES, **more)
     await prepare_all(inside, fleet)
+    # A node that may be current is checked first, which nothing here does.
+    inside.state.index.record_comparison(StagedComparison(rollout, "p1", inside.clock.now()))
     await inside.finish(rollout, "p1")
     await inside.commit(RolloutEnded(rollout, inside.clock.now()))
     return rollout
