@@ -13,7 +13,6 @@ import asyncio
 import gc
 import json
 import logging
-import selectors
 import statistics
 import sys
 import tempfile
@@ -50,6 +49,7 @@ from tests.contracts.fakes.observer import FakeObserver
 from tests.contracts.fakes.runner import FakeRunHost, FakeRunner, Script
 from tests.contracts.fakes.sources import FakeSourceStore, find_source
 from tests.sim.sim_clock import SimScheduler
+from tests.support.virtual_loop import VirtualLoop
 
 URL = "https://git.example/playbooks.git"
 OWNER = Identity(1001, "olga", frozenset(), admin=True, teams=frozenset({"infra"}))
@@ -138,33 +138,6 @@ class BenchInventory:
         }
         variables = {"ansible_host": f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}"}
         return DiscoveredNode(f"n{number:06}", self.source, labels=labels, connection=variables)
-
-
-class VirtualLoop(asyncio.SelectorEventLoop):
-    """A loop in which no time passes but by timers; what runs in threads elsewhere runs inline."""
-
-    def __init__(self) -> None:
-        super().__init__(_NoWait(self))
-        self.virtual_s = 0.0
-
-    def time(self) -> float:
-        return getattr(self, "virtual_s", 0.0)
-
-    def run_in_executor(self, executor: Any, func: Any, *args: Any) -> Any:  # type: ignore[override]
-        done = self.create_future()
-        done.set_result(func(*args))
-        return done
-
-
-class _NoWait(selectors.DefaultSelector):
-    def __init__(self, loop: VirtualLoop) -> None:
-        super().__init__()
-        self._loop = loop
-
-    def select(self, timeout: float | None = None) -> Any:
-        if timeout:
-            self._loop.virtual_s += timeout
-        return super().select(0)
 
 
 class VirtualWorld:

@@ -276,7 +276,7 @@ def _freeze_blocker(index: Index, target: Target, now: float) -> Reason | None:
 
 def _window_blocker(index: Index, rollout: Rollout, team: str | None, now: float) -> Reason | None:
     """Return why no work may start now: the plan's windows, tightened by the team's."""
-    groups = _window_groups(index, rollout, team)
+    groups = window_groups(index, rollout, team)
     needed_s = index.expected_s(rollout.id)
     for owner, group in groups:
         if not group:
@@ -463,7 +463,7 @@ def blocker_expires_at(index: Index, rollout: Rollout, target: Target, reason: R
             valid_at = (source.refreshed_at or 0.0) - source.stale_after_s
             return valid_at if valid_at > now else math.inf
         case ReasonCode.WINDOW_TOO_SHORT:
-            groups = _window_groups(index, rollout, index.nodes[target.node].team)
+            groups = window_groups(index, rollout, index.nodes[target.node].team)
             closings = (windows.open_until(each, now) for _, each in groups)
             return min((each for each in closings if each is not None), default=math.inf)
         # Only events lift the others, and each event marks the groups that it may concern.
@@ -471,7 +471,7 @@ def blocker_expires_at(index: Index, rollout: Rollout, target: Target, reason: R
             return math.inf
 
 
-def _window_groups(index: Index, rollout: Rollout, team: str | None) -> list[tuple[str, Sequence[Window]]]:
+def window_groups(index: Index, rollout: Rollout, team: str | None) -> list[tuple[str, Sequence[Window]]]:
     """Return the windows that apply by their owner: the plan, the team's settings, the team's own rules."""
     groups: list[tuple[str, Sequence[Window]]] = [("plan", rollout.plan.windows)]
     if team is not None:

@@ -66,8 +66,11 @@ def extend_deadlines(index: Index, silent_since: float, now: float) -> list[Dead
 def collect_soak_restarts(index: Index, rollout: Rollout, now: float, builder: DecisionBuilder) -> None:
     """Collect the nodes whose soak begins later than now: the clock was set back, so it counts from now."""
     for spec in rollout.plan.waves:
+        # In this order: the end of a wave is searched among all its targets.
+        if not spec.soak_s or not index.is_wave_over(rollout.id, spec.name):
+            continue
         end = index.wave_end(rollout.id, spec.name)
-        if spec.soak_s and end is not None and end > now and index.is_wave_over(rollout.id, spec.name):
+        if end is not None and end > now:
             for target in index.targets(rollout.id):
                 if target.wave == spec.name and target.phase is Phase.DONE and target.since > now:
                     builder.add(RestartSoak(target.rollout, target.node))

@@ -1,0 +1,192 @@
+"""The forecast: when each node of each open rollout starts and is back, and what it waits for.
+
+The scheduler is walked once with typical durations (walk.py); the draws keep its order (replay.py).  What it
+assumes is in the answer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from machines.facts.projection import Projection
+from machines.forecast.attempt import Attempt, NodeKey
+from machines.forecast.bottleneck import bottleneck_of
+from machines.forecast.model import (
+    Assumption,
+    AssumptionCode,
+    Assumptions,
+    Bottleneck,
+    GateForecast,
+    NodeForecast,
+    RandomSource,
+    RolloutForecast,
+    Spread,
+    StepDurations,
+)
+from machines.forecast.replay import Draw, Replay, replay_of
+from machines.forecast.timeline import Waits, own_bound
+from machines.forecast.walk import HORIZON_S, Walk
+from machines.model.events import StepRecord
+from machines.model.reasons import ReasonCode
+from machines.model.rollout import Rollout
+from machines.states import Phase
+
+DEFAULT_DRAWS = 200
+"""Draws of a forecast: the 90th percentile of so many is off by some 2 % of the draws."""
+
+Draws = Sequence[Draw]
+
+
+def typical(durations: Sequence[float]) -> float:
+    """Return the median of the durations: one that a step really took."""
+    return durations[0] if len(durations) == 1 else sorted(durations)[(len(durations) - 1) // 2]
+
+
+def forecast(
+    index: Projection,
+    now: float,
+    durations: StepDurations,
+    assumptions: Assumptions,
+    *,
+    draws: int,
+    random: RandomSource,
+    records: Mapping[NodeKey, Sequence[StepRecord]] | None = None,
+    explain: str = "",
+) -> dict[str, RolloutForecast]:
+    """Return a forecast for each open rollout, by its id; it changes nothing of the facts.
+
+    All open rollouts are walked together, because they share pools.  `durations` has at least one value for
+    each step; where every step has one, all draws are one.  `records` are the step records of the nodes at
+    work, oldest first: without them, what such a node did before `now` is done again.  `explain` names the
+    rollout whose bottleneck is searched, by another walk.
+    """
+    before = index.fork()
+    before.advance(now)
+    walk = Walk(before.fork(), now, durations, typical, assumptions, records or {})
+    walk.run()
+    replay = replay_of(walk, before)
+    replay.failure_rate = assumptions.failure_rate
+    is_known = not assumptions.failure_rate and all(
+        len(samples) == 1 for item in replay.items for samples in item.attempt.steps
+    )
+    # A known future needs no draw: the walk is the forecast.
+    drawn = [replay.draw(None)] if is_known else [replay.draw(random) for _ in range(draws)]
+    found = {}
+    for rollout in before.rollouts.values():
+        if not rollout.closed:
+            bottleneck = None
+            if rollout.id == explain:
+                bottleneck = bottleneck_of(before, walk, rollout.id, durations, typical, records or {})
+            found[rollout.id] = _forecast_of(before, rollout, walk, replay, drawn, draws, bottleneck)
+    return found
+
+
+def _forecast_of(
+    before: Projection,
+    rollout: Rollout,
+    walk: Walk,
+    replay: Replay,
+    drawn: Draws,
+    draws: int,
+    bottleneck: Bottleneck | None,
+) -> RolloutForecast:
+    numbers: dict[str, list[int]] = {}
+    for number, item in enumerate(replay.items):
+        if item.attempt.rollout == rollout.id and not item.attempt.stage:
+            numbers.setdefault(item.attempt.node, []).append(number)
+    nodes = []
+    total: Waits = {}
+    targets = sorted(before.targets(rollout.id), key=lambda each: each.position)
+    for target in targets:
+        if target.phase is Phase.DONE and target.node not in numbers:
+            continue
+        own = numbers.get(target.node, [])
+        node = _node_forecast(before, walk, replay, drawn, rollout.id, target.node, own)
+        nodes.append(node)
+        for code, seconds in node.waits.items():
+            total[code] = total.get(code, 0.0) + seconds
+    is_complete = all(
+        target.phase is Phase.DONE for target in walk.index.targets(rollout.id) if target.node in before.nodes
+    )
+    end = replay.ends[rollout.id]
+    ends = [max(end.at(each), before.now) if is_complete else math.inf for _, each in drawn]
+    return RolloutForecast(
+        rollout=rollout.id,
+        made_at=before.now,
+        draws=draws,
+        assumptions=_assumptions(walk, rollout, is_drawn=len(drawn) > 1),
+        ends_at=spread(ends),
+        work_s=spread([each - before.now for each in ends]),
+        nodes=tuple(nodes),
+        gates=tuple(
+            GateForecast(gate, wave, spread([asked.at(each) for _, each in drawn]))
+            for (name, gate, wave), asked in replay.gates.items()
+            if name == rollout.id
+        ),
+        waits=total,
+        bottleneck=bottleneck,
+        stays_open=rollout.plan.drift_every_s is not None,
+    )
+
+
+def _node_forecast(
+    before: Projection,
+    walk: Walk,
+    replay: Replay,
+    drawn: Draws,
+    rollout: str,
+    node: str,
+    numbers: Sequence[int],
+) -> NodeForecast:
+    never = Spread(None, None)
+    if not numbers:
+        return NodeForecast(node, never, never, walk.timeline.waits_of((rollout, node), walk.now))
+    first, last = numbers[0], numbers[-1]
+    is_done = walk.index.target(rollout, node).phase is Phase.DONE
+    return NodeForecast(
+        node,
+        spread([starts[first] for starts, _ in drawn]),
+        spread([ends[last] for _, ends in drawn]) if is_done else never,
+        _waits(before, replay.items[first].attempt),
+    )
+
+
+def _waits(before: Projection, attempt: Attempt) -> Mapping[ReasonCode, float]:
+    """Return what a node waits for: first its own hold, freeze or backoff, then what its group does."""
+    if attempt.is_running:
+        return {}
+    until, code = own_bound(before, before.target(*attempt.key), before.now)
+    group_s = sum(attempt.waits.values())
+    if code is None or not group_s:
+        return attempt.waits
+    own_s = min(until - before.now, group_s)
+    share = (group_s - own_s) / group_s
+    waits = {each: seconds * share for each, seconds in attempt.waits.items() if share}
+    waits[code] = waits.get(code, 0.0) + own_s
+    return waits
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Return the median and the 90th percentile, by nearest rank; infinity is never."""
+    ordered = sorted(values)
+    ranks = (ordered[math.ceil(len(ordered) * share) - 1] for share in (0.5, 0.9))
+    p50, p90 = (None if math.isinf(each) else each for each in ranks)
+    return Spread(p50, p90)
+
+
+def _assumptions(walk: Walk, rollout: Rollout, *, is_drawn: bool) -> tuple[Assumption, ...]:
+    assumed = walk.assumptions
+    found = [
+        Assumption(AssumptionCode.APPROVE_AFTER, {"after_s": assumed.approve_after_s}),
+        Assumption(AssumptionCode.FAILURE_RATE, {"rate": assumed.failure_rate}),
+    ]
+    if walk.unhealthy:
+        found.append(Assumption(AssumptionCode.NODES_HEALTHY, {"nodes": walk.unhealthy}))
+    if rollout.plan.traffic:
+        found.append(Assumption(AssumptionCode.TRAFFIC_IDLE))
+    if is_drawn:
+        found.append(Assumption(AssumptionCode.ORDER_OF_ONE_WALK))
+    if walk.is_cut_off:
+        found.append(Assumption(AssumptionCode.HORIZON, {"until": walk.began_at + HORIZON_S}))
+    return tuple(found)

@@ -1,0 +1,454 @@
+"""One walk of the fleet in virtual time: the scheduler and the workflow, without the engine.
+
+How it works.  The walk repeats what the daemon does: decide, apply the decision's events, ask next_action()
+for each node at work, record its result when its time is over.  Only time is not waited for: the next instant
+is that of the next result, or when the decision says that time alone may change it.  It has no rule of its
+own; what it adds are the answers of the world: how long a step takes, who votes when, and that nodes are
+healthy.
+
+A step that changes no slot, such as a check, asks for no new decision: decide() looks at facts, and none that
+it looks at has changed.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from machines.facts.dry_runs import DryRunResult
+from machines.facts.fleet_facts import IsolationProgress
+from machines.facts.node_work import NodeWork, WorkKind
+from machines.facts.preparations import BUILD_NODE
+from machines.facts.projection import Projection
+from machines.forecast.approvals import Approvals
+from machines.forecast.assumed_health import assume_healthy
+from machines.forecast.attempt import Attempt, NodeKey
+from machines.forecast.model import Assumptions, StepDurations
+from machines.forecast.timeline import Timeline
+from machines.model.actions import (
+    Action,
+    CompleteOrder,
+    NoAction,
+    StopRun,
+    Transition,
+    Wait,
+)
+from machines.model.decision import (
+    AbortIsolation,
+    CheckIfCurrent,
+    Command,
+    Decision,
+    DeferMaintenance,
+    DocumentPilot,
+    DryRun,
+    EndFreeze,
+    EndHold,
+    OpenGate,
+    Prepare,
+    ProbeTraffic,
+    Requeue,
+    RestartSoak,
+    RollBack,
+    SkipQuarantined,
+)
+from machines.model.events import (
+    ArtifactsBuilt,
+    ChangeNeeded,
+    Event,
+    NodeOrdered,
+    PhaseMoved,
+    PilotEvidenceAttached,
+    PreparationRecorded,
+    StepAction,
+    StepRecord,
+    StepRecorded,
+)
+from machines.model.plan import PILOT_WAVE, Plan
+from machines.model.preparation import Preparation, PreparationState
+from machines.model.reasons import ReasonCode
+from machines.model.rollout import FailureCode, PilotEvidence, Target
+from machines.model.step_result import Failed, Ok
+from machines.model.traffic import TrafficResult
+from machines.scheduler.decide import decide
+from machines.scheduler.decided_events import events_of
+from machines.scheduler.membership import carry_over
+from machines.scheduler.queue import SchedulingQueue
+from machines.states import IN_FLIGHT_PHASES, Outcome, Phase, Trigger
+from machines.workflow.next_action import SLOT_STEP, Situation, next_action
+from machines.workflow.phase_transitions import transition
+from machines.workflow.recording import RecordedAction, intent_of, is_isolated_after, record_of
+from machines.workflow.records import upsert
+
+HORIZON_S = 366 * 86_400.0
+"""How far ahead a walk goes: a plan that needs more than a year ends on no useful date."""
+
+MAX_IDLE_DECISIONS = 1_000
+"""Decisions in a row, each at its own instant, that change nothing: more than the days of the horizon."""
+
+CHECK_MODE_STEP = "check-mode"
+"""Under this name the durations are asked for a check whether a node needs the change."""
+
+_ASKED_AGAIN = (OpenGate, RollBack, Requeue, SkipQuarantined, EndHold, EndFreeze, RestartSoak)
+"""Commands after whose events something else may be due at the same instant."""
+
+
+@dataclass(slots=True)
+class _Lane:
+    """One node at work: its plan, its records, and what it does now."""
+
+    plan: Plan
+    records: tuple[StepRecord, ...]
+    action: Action | None = None
+    record: StepRecord | None = None
+    is_aborted: bool = False
+    is_over_budget: bool = False
+
+
+@dataclass(slots=True)
+class Walk:
+    """A walk over its own fork of the facts, which it changes.
+
+    `choose` takes one of the durations that a step may have.  `records` are those of the nodes at work at the
+    start.
+    """
+
+    index: Projection
+    now: float
+    durations: StepDurations
+    choose: Callable[[Sequence[float]], float]
+    assumptions: Assumptions = Assumptions()
+    records: Mapping[NodeKey, Sequence[StepRecord]] = field(default_factory=dict)
+    attempts: list[Attempt] = field(default_factory=list)
+    """In the order in which they began."""
+    approvals: Approvals = field(init=False)
+    timeline: Timeline = field(init=False)
+    unhealthy: int = 0
+    """How many nodes were not known to be up."""
+    began_at: float = field(init=False)
+    is_cut_off: bool = False
+    """Whether it ended at the horizon."""
+    _current: dict[NodeKey, Attempt] = field(default_factory=dict)
+    _queue: SchedulingQueue = field(default_factory=SchedulingQueue)
+    _lanes: dict[NodeKey, _Lane] = field(default_factory=dict)
+    _agenda: list[tuple[float, int, Callable[[], bool]]] = field(default_factory=list)
+    _entries: int = 0
+    _busy_until: dict[NodeKey, float] = field(default_factory=dict)
+    _requested: set[Command] = field(default_factory=set)
+    _over_budget: set[NodeKey] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.began_at = self.now
+        self.approvals = Approvals(self.assumptions.approve_after_s)
+        self.unhealthy = assume_healthy(self.index, self.now)
+        self.timeline = Timeline(self.now)
+        self.timeline.prepare(self.index)
+        for target in self.index.needing_driver():
+            if target.phase in IN_FLIGHT_PHASES:
+                attempt = self._begin_attempt(target, target.admitted_at or target.since)
+                attempt.is_running = True
+
+    def run(self) -> None:
+        """Walk until nothing more happens, or the horizon."""
+        idle, wake_at = 0, self._decide()
+        while idle < MAX_IDLE_DECISIONS:
+            now = min(
+                self._agenda[0][0] if self._agenda else math.inf,
+                math.inf if wake_at is None else wake_at,
+                due if (due := self.approvals.next_due()) is not None else math.inf,
+            )
+            if now > self.began_at + HORIZON_S:
+                self.is_cut_off = not math.isinf(now)
+                return
+            self.now = now
+            changed = wake_at is not None and self.now >= wake_at
+            idle = idle + 1 if changed else idle
+            while self._agenda and self._agenda[0][0] <= self.now:
+                is_relevant = heapq.heappop(self._agenda)[2]()
+                changed, idle = changed or is_relevant, 0
+            for event in list(self.approvals.due_events(self.index, self.now)):
+                self.index.apply(event)
+                changed, idle = True, 0
+            if changed:
+                wake_at = self._decide()
+
+    # -- decisions
+
+    def _decide(self) -> float | None:
+        """Decide and carry out, until nothing is left to do at this instant; return when to decide again."""
+        while True:
+            self.index.advance(self.now)
+            self._queue.update(self.index, self.now)
+            decision = decide(self.index, self.now, self._queue)
+            self._queue.back_off(decision.backoffs)
+            for group in events_of(self.index, decision, self.now, lambda command, target: ""):
+                for event in group.events:
+                    self._apply(event)
+            is_asked_again = self._carry_out(decision)
+            for target in self.index.needing_driver():
+                if (target.rollout, target.node) not in self._lanes:
+                    is_asked_again |= self._begin(target)
+            self.approvals.ask(self.index, self.now)
+            self.timeline.note(self.index, decision, self.now)
+            # What only starts nodes leaves less to start, so the same question again has no other answer.
+            if not is_asked_again and not any(isinstance(each, _ASKED_AGAIN) for each in decision.commands):
+                return decision.wake_at
+
+    def _apply(self, event: Event) -> None:
+        self.index.apply(event)
+        if not isinstance(event, PhaseMoved):
+            return
+        key = (event.rollout, event.node)
+        if event.trigger in (Trigger.ADMITTED, Trigger.ROLLBACK_ORDERED):
+            target = self.index.target(*key)
+            self._begin_attempt(target, self.now)
+            self.timeline.take_slots(self.index, target, self.now)
+        elif event.source in IN_FLIGHT_PHASES and event.target not in IN_FLIGHT_PHASES:
+            attempt = self._current[key]
+            attempt.ends_at, attempt.has_failed = self.now, event.target is Phase.FAILED
+            self.timeline.free_slots(self.index.target(*key), self.now)
+
+    def _begin_attempt(self, target: Target, at: float) -> Attempt:
+        key = (target.rollout, target.node)
+        attempt = self._current[key] = Attempt(
+            *key,
+            "",
+            at,
+            target.wave,
+            self.index.nodes[target.node].team,
+            tuple(pool.id for pool in self.index.pools_for(*key)),
+            is_rollback=target.rolling_back,
+            needed_s=self.index.expected_s(target.rollout),
+            waits=self.timeline.waits_of(key, self.now),
+        )
+        self.attempts.append(attempt)
+        return attempt
+
+    def _duration_s(self, key: NodeKey, step: str, action: StepAction, attempt: Attempt | None) -> float:
+        durations = self.durations(*key, step, action)
+        duration_s = self.choose(durations)
+        if attempt is not None:
+            attempt.steps.append(durations)
+            attempt.steps_s += duration_s
+        return duration_s
+
+    def _at(self, instant: float, action: Callable[[], bool]) -> None:
+        """Do this at an instant; it returns whether to decide then."""
+        self._entries += 1
+        heapq.heappush(self._agenda, (max(instant, self.now), self._entries, action))
+
+    def _carry_out(self, decision: Decision) -> bool:
+        """Carry out the commands without events; return whether their results are known at once."""
+        is_known = False
+        for command in decision.commands:
+            match command:
+                case DryRun():
+                    result = DryRunResult(command.rollout, command.node, succeeds=True, at=self.now)
+                    self.index.record_dry_run(result)
+                    is_known = True
+                case ProbeTraffic():
+                    is_known |= self._probe_traffic(command)
+                case CheckIfCurrent() if command not in self._requested:
+                    self._check_if_current(command)
+                case Prepare() if command not in self._requested:
+                    is_known |= self._prepare(command)
+                case DocumentPilot():
+                    rollout = self.index.rollout(command.rollout)
+                    since = self.index.wave_end(command.rollout, PILOT_WAVE) or self.now
+                    evidence = PilotEvidence({}, f"pilot of {rollout.digest.whole}", since, self.now)
+                    node = rollout.plan.pilot_node or ""
+                    self.index.apply(PilotEvidenceAttached(command.rollout, node, evidence))
+                    is_known = True
+                case _:
+                    pass
+        return self._pass_on_slots(decision) or is_known
+
+    def _pass_on_slots(self, decision: Decision) -> bool:
+        """Pass on which isolations give way, and which have a slot again; return whether any has ended."""
+        giving_way: tuple[AbortIsolation | DeferMaintenance, ...]
+        giving_way = (*decision.of(AbortIsolation), *decision.of(DeferMaintenance))
+        over_budget, is_relevant = set(), False
+        for each in giving_way:
+            key = (each.rollout, each.node)
+            if each.reason.code is ReasonCode.POOL_OVER_BUDGET:
+                over_budget.add(key)
+            elif key in self._lanes:
+                self._lanes[key].is_aborted = True
+        for key in over_budget ^ self._over_budget | {(each.rollout, each.node) for each in giving_way}:
+            lane = self._lanes.get(key)
+            if lane is not None:
+                changed = lane.is_over_budget is not (key in over_budget) or lane.is_aborted
+                lane.is_over_budget = key in over_budget
+                # A step that has begun goes on to its end.
+                if changed and isinstance(lane.action, Wait):
+                    is_relevant |= self._drive(key)
+        self._over_budget = over_budget
+        return is_relevant
+
+    def _probe_traffic(self, command: ProbeTraffic) -> bool:
+        key = (command.rollout, command.node)
+        if key not in self._busy_until:
+            busy_s = self.assumptions.busy_s
+            self._busy_until[key] = self.now + (0.0 if busy_s is None else busy_s(*key))
+        self.index.record_traffic(TrafficResult(*key, self.now < self._busy_until[key], self.now))
+        return True
+
+    def _check_if_current(self, command: CheckIfCurrent) -> None:
+        work = NodeWork(WorkKind.CHECK_MODE, command.node)
+        self.index.record_work(work)
+        self._requested.add(command)
+
+        def end() -> bool:
+            self.index.end_work(work)
+            self._requested.discard(command)
+            self.index.apply(ChangeNeeded(command.rollout, command.node, self.now))
+            return True
+
+        key = (command.rollout, command.node)
+        self._at(self.now + self._duration_s(key, CHECK_MODE_STEP, StepAction.CHECK, None), end)
+
+    def _prepare(self, command: Prepare) -> bool:
+        """Run a stage; return whether its node is at work now."""
+        known = self.index.preparations(command.rollout)
+        rollout, name = self.index.rollout(command.rollout), command.stage
+        if known is None:
+            return False
+        stage = next((each for each in rollout.prepare_stages if each.name == name), None)
+        node = self.index.nodes.get(command.node)
+        before = known.rows.get((command.node, name))
+        began_at = self.now
+        if before is not None and before.state is PreparationState.RUNNING:
+            row, began_at = before, before.began_at
+        else:
+            content = stage.playbook_digest if stage is not None else ""
+            if stage is not None and node is not None:
+                content = known.content(stage, node)
+            state, key = PreparationState.RUNNING, (command.rollout, command.node, name)
+            row = Preparation(*key, command.attempt, state, content, self.now, self.now)
+            self.index.apply(PreparationRecorded(row))
+        self._requested.add(command)
+
+        def end() -> bool:
+            self._requested.discard(command)
+            if command.node == BUILD_NODE and stage is not None:
+                # What a build makes is not known before: the nodes stage what the plan names.
+                self.index.apply(ArtifactsBuilt(command.rollout, name, stage.manifest, self.now))
+            done = replace(row, state=PreparationState.DONE, at=self.now)
+            self.index.apply(PreparationRecorded(done))
+            attempt.ends_at = self.now
+            return True
+
+        place = (command.rollout, command.node)
+        attempt = Attempt(*place, name, began_at, is_running=began_at < self.now)
+        self.attempts.append(attempt)
+        self._at(began_at + self._duration_s(place, name, StepAction.RUN, attempt), end)
+        return True
+
+    # -- nodes at work
+
+    def _begin(self, target: Target) -> bool:
+        """Begin to drive a node; return whether a decision follows at once."""
+        key = (target.rollout, target.node)
+        records = tuple(self.records.get(key, ()))
+        lane = self._lanes[key] = _Lane(self.index.plan_for(target), records)
+        action = self._next_action(target, lane)
+        if records and not isinstance(action, Transition | Wait | NoAction | CompleteOrder):
+            # It has begun before the walk did: only the rest of its time is left.
+            latest = records[-1]
+            began_at = latest.began_at if latest.state == "intended" else latest.at
+            return self._start(key, target, lane, action, min(began_at, self.now))
+        return self._drive(key)
+
+    def _next_action(self, target: Target, lane: _Lane) -> Action:
+        began = target.since + (target.downtime_s if target.phase is Phase.ISOLATING else 0.0)
+        return next_action(
+            Situation(
+                lane.plan,
+                target,
+                lane.records,
+                self.now,
+                max(0.0, self.now - began),
+                abort_reason="aborted" if lane.is_aborted else "",
+                over_budget="over budget" if lane.is_over_budget else "",
+                failed_before=self.index.has_failed(target.rollout, target.node, target.attempt - 1),
+            )
+        )
+
+    def _drive(self, key: NodeKey) -> bool:
+        """Take the node's steps that need no time; return whether a slot or a wave may have changed."""
+        lane, is_relevant = self._lanes[key], False
+        while True:
+            target = self.index.target(*key)
+            action = self._next_action(target, lane)
+            match action:
+                case NoAction():
+                    del self._lanes[key]
+                    return True
+                case Transition():
+                    self._transition(target, action)
+                    is_relevant |= self.index.target(*key).phase not in IN_FLIGHT_PHASES
+                case CompleteOrder():
+                    self._complete_order(target, action)
+                    is_relevant = True
+                case Wait():
+                    lane.action = action
+                    if target.phase is Phase.ISOLATING:
+                        progress = IsolationProgress(target.attempt, action.step == SLOT_STEP)
+                        self.index.record_isolation(*key, progress)
+                    self._at(action.until, partial(self._resume, key, lane, action))
+                    return is_relevant
+                case _:
+                    return self._start(key, target, lane, action, self.now) or is_relevant
+
+    def _resume(self, key: NodeKey, lane: _Lane, action: Action) -> bool:
+        # An abort has driven it on meanwhile.
+        return self._lanes.get(key) is lane and lane.action is action and self._drive(key)
+
+    def _start(self, key: NodeKey, target: Target, lane: _Lane, action: Action, began_at: float) -> bool:
+        """Begin an action that takes time."""
+        assert not isinstance(action, NoAction | Transition | CompleteOrder | Wait)
+        if isinstance(action, StopRun):
+            record = record_of(action.record, Failed(action.text, code=FailureCode.DISTURBED), self.now)
+            lane.records = upsert(lane.records, record)
+            return self._drive(key)
+        record = intent_of(action, target, began_at)
+        self._record_isolation(target, record, is_isolated_after(action, None))
+        duration_s = self._duration_s(key, record.step, record.action, self._current.get(key))
+        lane.action = action
+        self._at(began_at + duration_s, partial(self._finish, key, lane, action, record))
+        return False
+
+    def _finish(self, key: NodeKey, lane: _Lane, action: RecordedAction, record: StepRecord) -> bool:
+        if self._lanes.get(key) is not lane or lane.action is not action:
+            return False  # an abort has ended it
+        lane.records = upsert(lane.records, record_of(record, Ok(), self.now))
+        self._record_isolation(self.index.target(*key), record, is_isolated_after(action, Ok()))
+        return self._drive(key)
+
+    def _record_isolation(self, target: Target, record: StepRecord, isolated: bool | None) -> None:
+        if isolated is not None and isolated is not target.isolated:
+            self.index.apply(StepRecorded(record, isolated))
+
+    def _transition(self, target: Target, action: Transition) -> None:
+        moved = transition(
+            target,
+            action.trigger,
+            self.now,
+            outcome=action.outcome,
+            step=action.step,
+            text=action.text,
+            not_before=action.not_before,
+            code=action.code,
+        )
+        for event in (moved, *carry_over(self.index, moved)):
+            self._apply(event)
+
+    def _complete_order(self, target: Target, action: CompleteOrder) -> None:
+        assert target.order_by is not None
+        key = (target.rollout, target.node)
+        self.index.apply(NodeOrdered(*key, None, target.order_by, action.text, self.now))
+        if action.succeeded and target.phase is Phase.FAILED:
+            after = self.index.target(*key)
+            self._apply(transition(after, Trigger.SKIPPED, self.now, outcome=Outcome.SKIPPED))

@@ -1,0 +1,249 @@
+"""The forecast: what it says of waits, gates, bottlenecks, and of what never happens."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from machines.facts.projection import Projection
+from machines.forecast.forecast import forecast, typical
+from machines.forecast.model import (
+    AssumptionCode,
+    Assumptions,
+    Bottleneck,
+    BottleneckKind,
+    RolloutForecast,
+    Spread,
+)
+from machines.forecast.walk import Walk
+from machines.model.events import FreezeStarted, RolloutPaused, StepAction
+from machines.model.limits import Limits, PoolRule
+from machines.model.node import NodeHealth, Observation
+from machines.model.plan import GateName, StepDef, VoteRequirement, WaveDef
+from machines.model.reasons import ReasonCode
+from machines.model.windows import Freeze
+from machines.scheduler.decide import decide
+from tests.machines.builders import (
+    ALICE,
+    CANARY_THEN_FLEET,
+    T0,
+    admit,
+    fail,
+    index_of,
+    nodes_of,
+    submit,
+)
+
+STEP_S = 100.0
+"""Each step of these tests takes as long; an attempt has one run and one check."""
+
+
+def known(rollout: str, node: str, step: str, action: StepAction) -> Sequence[float]:
+    return (STEP_S,)
+
+
+def forecast_of(
+    index: Projection, *, at: float = T0, draws: int = 1, seed: int = 1, explain: str = "", **assumed: Any
+) -> RolloutForecast:
+    """Return the forecast of the rollout R."""
+    durations = assumed.pop("durations", known)
+    made = forecast(
+        index,
+        at,
+        durations,
+        Assumptions(**assumed),
+        draws=draws,
+        random=random.Random(seed),
+        explain=explain,
+    )
+    return made["R"]
+
+
+def starts(made: RolloutForecast) -> dict[str, float | None]:
+    """Return how long after the test's begin each node starts."""
+    return {each.node: None if each.starts_at.p50 is None else each.starts_at.p50 - T0 for each in made.nodes}
+
+
+def test_nodes_of_one_pool_follow_each_other() -> None:
+    index = index_of(nodes_of({"a": ["n1", "n2", "n3"], "b": ["n4"]}))
+    submit(index)
+    made = forecast_of(index)
+    assert starts(made) == {"n1": 0.0, "n4": 0.0, "n2": 200.0, "n3": 400.0}
+    assert made.ends_at == Spread(T0 + 600.0, T0 + 600.0)
+    assert made.work_s == Spread(600.0, 600.0)
+    waits = {each.node: dict(each.waits) for each in made.nodes}
+    assert waits["n3"] == {ReasonCode.POOL_FULL: 400.0}
+    assert made.waits == {ReasonCode.POOL_FULL: 600.0}
+
+
+def test_forecast_changes_no_fact() -> None:
+    index = index_of(nodes_of({"a": ["n1", "n2"]}))
+    submit(index)
+    before, decision = index.snapshot(), decide(index, T0)
+    forecast_of(index)
+    assert (index.snapshot(), decide(index, T0)) == (before, decision)
+
+
+def test_gate_and_soak_delay_second_wave() -> None:
+    index = index_of(nodes_of({"a": ["n1", "n2"]}))
+    gates = {GateName.START: VoteRequirement(), GateName.CONTINUE: VoteRequirement(owner=1, each_team=1)}
+    submit(index, waves=CANARY_THEN_FLEET, gates=gates)
+    made = forecast_of(index, approve_after_s=900.0)
+    # The canary's 200 s, its soak of 600 s, and the votes 900 s after it is over.
+    assert starts(made) == {"n1": 0.0, "n2": 1100.0}
+    assert [(each.gate, each.wave, each.asked_at.p50) for each in made.gates] == [
+        (GateName.CONTINUE, "canary", T0 + 200.0)
+    ]
+    assert made.nodes[1].waits == {
+        ReasonCode.EARLIER_WAVE: 200.0,
+        ReasonCode.SOAKING: 600.0,
+        ReasonCode.GATE_CONTINUE: 300.0,
+    }
+
+
+def test_gate_without_votes_never_opens() -> None:
+    index = index_of(nodes_of({"a": ["n1", "n2"]}))
+    gates = {GateName.START: VoteRequirement(), GateName.CONTINUE: VoteRequirement(owner=1)}
+    submit(index, waves=CANARY_THEN_FLEET, gates=gates)
+    made = forecast_of(index, approve_after_s=None)
+    assert starts(made) == {"n1": 0.0, "n2": None}
+    assert made.ends_at == made.work_s == Spread(None, None)
+    assert made.gates[0].asked_at.p50 == T0 + 200.0
+
+
+def test_paused_rollout_never_starts() -> None:
+    index = index_of(nodes_of({"a": ["n1"]}))
+    submit(index)
+    index.apply(RolloutPaused("R", ALICE, "wait", T0))
+    made = forecast_of(index)
+    assert starts(made) == {"n1": None}
+    assert made.ends_at == Spread(None, None)
+
+
+def test_freeze_waited_for_until_it_ends() -> None:
+    index = index_of(nodes_of({"a": ["n1"], "b": ["n2"]}))
+    submit(index)
+    index.apply(FreezeStarted(Freeze("f", "team/b", "fair", "sam", T0, T0 + 5000.0)))
+    made = forecast_of(index)
+    assert starts(made) == {"n1": 0.0, "n2": 5000.0}
+    assert made.nodes[1].waits == {ReasonCode.FREEZE: 5000.0}
+
+
+def test_failed_node_tried_again_after_votes() -> None:
+    index = index_of(nodes_of({"a": ["n1", "n2"]}))
+    submit(index, isolate=(StepDef("isolate.0.command", "command"),))
+    admit(index, "n1")
+    fail(index, "n1", at=T0 + 50.0)
+    made = forecast_of(index, at=T0 + 50.0, approve_after_s=1000.0)
+    assert starts(made) == {"n1": 1050.0, "n2": 1450.0}
+
+
+def test_node_not_known_to_be_up_named() -> None:
+    index = index_of(nodes_of({"a": ["n1", "n2"]}))
+    submit(index)
+    index.record_observations([Observation("n2", NodeHealth.DOWN, T0 + 1.0)], T0 + 1.0)
+    made = forecast_of(index, at=T0 + 1.0)
+    assumed = {each.code: each.params for each in made.assumptions}
+    assert assumed[AssumptionCode.NODES_HEALTHY] == {"nodes": 1}
+    assert starts(made) == {"n1": 1.0, "n2": 201.0}
+
+
+def test_busy_node_starts_when_it_is_idle() -> None:
+    index = index_of(nodes_of({"a": ["n1"]}))
+    submit(index, traffic=(StepDef("traffic.0.ssh", "ssh"),))
+    made = forecast_of(index, busy_s=lambda rollout, node: 40.0)
+    start = starts(made)["n1"]
+    assert start is not None
+    assert 40.0 <= start < 60.0
+    assert AssumptionCode.TRAFFIC_IDLE in {each.code for each in made.assumptions}
+
+
+def test_rollout_that_checks_drift_stays_open() -> None:
+    index = index_of(nodes_of({"a": ["n1"]}))
+    submit(index, keep=True, drift_every_s=3600.0)
+    made = forecast_of(index)
+    assert made.stays_open
+    assert made.ends_at.p50 == T0 + 200.0
+
+
+def test_bottleneck_names_pool_and_its_savings() -> None:
+    index = index_of(nodes_of({"a": ["n1", "n2", "n3", "n4"], "b": ["n5"]}))
+    submit(index)
+    made = forecast_of(index, explain="R")
+    assert made.bottleneck == Bottleneck(BottleneckKind.POOL, "team/a", 400.0)
+
+
+@pytest.mark.parametrize(("fleet", "plan", "name"), [(1, None, "fleet"), (9, 1, "R")])
+def test_bottleneck_names_limit(fleet: int, plan: int | None, name: str) -> None:
+    limits = Limits(pools={"team": PoolRule()}, max_parallel=fleet)
+    index = index_of(nodes_of({"a": ["n1"], "b": ["n2"], "c": ["n3"], "d": ["n4"]}), limits)
+    submit(index, max_parallel=plan)
+    made = forecast_of(index, explain="R")
+    assert made.bottleneck == Bottleneck(BottleneckKind.MAX_PARALLEL, name, 400.0)
+    assert set(made.waits) == {ReasonCode.MAX_PARALLEL}
+
+
+def test_same_seed_gives_same_forecast() -> None:
+    index = index_of(nodes_of({"a": ["n1", "n2", "n3"], "b": ["n4", "n5"]}))
+    submit(index, waves=CANARY_THEN_FLEET)
+    durations = lambda *step: (50.0, 100.0, 400.0)  # noqa: E731
+    first, again, other = (
+        forecast_of(index, draws=20, seed=seed, durations=durations, failure_rate=0.1) for seed in (1, 1, 2)
+    )
+    assert first == again
+    assert first != other
+
+
+def test_failures_delay_the_nodes_after_them() -> None:
+    index = index_of(nodes_of({"a": [f"n{number}" for number in range(8)]}))
+    submit(index)
+    durations = lambda *step: (90.0, 110.0)  # noqa: E731
+    sound = forecast_of(index, draws=50, durations=durations)
+    failing = forecast_of(index, draws=50, durations=durations, failure_rate=0.5, approve_after_s=3600.0)
+    assert sound.ends_at.p50 is not None
+    assert failing.ends_at.p50 is not None
+    assert failing.ends_at.p50 > sound.ends_at.p50 + 2 * 3600.0
+    never = forecast_of(index, draws=50, durations=durations, failure_rate=0.5, approve_after_s=None)
+    assert never.ends_at == Spread(None, None)
+
+
+@pytest.mark.parametrize(("teams", "max_parallel"), [(25, 64), (25, 8)])
+def test_most_nodes_come_within_p90(teams: int, max_parallel: int) -> None:
+    """The walks that are judged draw their own durations and ask the scheduler anew."""
+    nodes = nodes_of({f"t{team}": [f"n{team}-{n}" for n in range(6)] for team in range(teams)})
+    index = index_of(nodes, Limits(pools={"team": PoolRule()}, max_parallel=max_parallel))
+    submit(index, waves=(WaveDef("fleet"),))
+    sampled = random.Random(7)
+    times = tuple(sampled.lognormvariate(5.7, 0.5) for _ in range(40))
+    durations = lambda *step: times  # noqa: E731
+    made = forecast_of(index, draws=200, durations=durations)
+    within, walks = 0, 30
+    for seed in range(walks):
+        drawn = random.Random(f"walk {seed}")
+        walk = Walk(index.fork(), T0, durations, drawn.choice)
+        walk.run()
+        ends = {each.node: each.ends_at for each in walk.attempts}
+        within += sum((ends[each.node] or math.inf) <= (each.ends_at.p90 or 0.0) for each in made.nodes)
+    assert 0.85 <= within / (walks * len(made.nodes)) <= 0.95
+
+
+def test_typical_duration_is_one_that_was_seen() -> None:
+    assert [typical((5.0,)), typical((9.0, 1.0, 4.0, 7.0))] == [5.0, 4.0]
+
+
+def test_what_if_is_a_fork_that_was_changed() -> None:
+    index = index_of(nodes_of({"a": ["n1", "n2", "n3"]}))
+    plan = submit(index, max_parallel=3)
+    changed = index.fork()
+    rule = PoolRule(values={})
+    changed.update_limits(
+        replace(index.limits, pools={"team": replace(rule, default=replace(rule.default, count=2))}),
+        {"R": plan},
+    )
+    assert starts(forecast_of(changed)) == {"n1": 0.0, "n2": 0.0, "n3": 200.0}
+    assert starts(forecast_of(index)) == {"n1": 0.0, "n2": 200.0, "n3": 400.0}

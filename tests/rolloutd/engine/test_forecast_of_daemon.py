@@ -1,0 +1,233 @@
+"""The forecast beside the daemon that then walks: node by node, to the second.
+
+Both get the same durations; the daemon is the real one, in virtual time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pytest
+
+from machines.forecast.attempt import NodeKey
+from machines.forecast.forecast import forecast
+from machines.forecast.model import Assumptions, RolloutForecast
+from machines.model.events import FreezeStarted, HoldTaken, NodeOrdered, StepAction, StepRecord
+from machines.model.rollout import Hold, NodeOrder
+from machines.model.windows import Freeze
+from machines.states import Phase
+from tests.sim.plans import PREPARE
+from tests.support.timed_daemon import SUBMITTER, DurationOf, TimedDaemon, run_virtual, timed_daemon
+
+T0 = 1_800_000_000.0
+APPROVE_AFTER_S = 600.0
+
+SECOND_S = 1.0
+"""What the daemon may differ by: it pauses for 10 ms between two decisions, and these add up."""
+
+AMSTERDAM = "Europe/Amsterdam"
+
+
+def seconds_of(rollout: str, node: str, step: str, action: StepAction) -> float:
+    """Return how long a step of a node takes in these tests."""
+    least, most = (100.0, 500.0) if step.startswith("run") else (2.0, 20.0)
+    return round(random.Random(f"{node}/{step}/{action}").uniform(least, most), 1)
+
+
+def labels_of(nodes: int, teams: int) -> dict[str, dict[str, str]]:
+    return {
+        f"n{number}": {"team": f"t{number % teams}", "rack": f"r{number % 2}"}
+        for number in range(1, nodes + 1)
+    }
+
+
+def forecast_now(
+    inside: TimedDaemon, records: Mapping[NodeKey, Sequence[StepRecord]] | None = None
+) -> dict[str, RolloutForecast]:
+    """Return the forecast of all rollouts from now on, with known durations."""
+    return forecast(
+        inside.index,
+        inside.clock.now(),
+        lambda *step: (seconds_of(*step),),
+        Assumptions(approve_after_s=APPROVE_AFTER_S),
+        draws=1,
+        random=random.Random(1),
+        records=records,
+    )
+
+
+def differences(inside: TimedDaemon, made: RolloutForecast) -> list[str]:
+    """Return the nodes that began or ended at another second than was forecast."""
+    found, times = [], inside.times(made.rollout)
+    assert made.nodes, "nothing was forecast"
+    for each in made.nodes:
+        for name, said, was in zip(
+            ("starts", "ends"), (each.starts_at.p50, each.ends_at.p50), times[each.node], strict=True
+        ):
+            if said is None or abs(said - was) >= SECOND_S:
+                found.append(f"{each.node} {name} at {was}, not {said}")
+    ended_at = inside.index.rollout(made.rollout).ended_at
+    if ended_at is None or made.ends_at.p50 is None or abs(ended_at - made.ends_at.p50) >= SECOND_S:
+        found.append(f"{made.rollout} ended at {ended_at}, not {made.ends_at.p50}")
+    return found
+
+
+def check(
+    scenario: Callable[[TimedDaemon], Awaitable[dict[str, RolloutForecast]]],
+    labels: Mapping[str, Mapping[str, str]],
+    *,
+    began_at: float = T0,
+    **settings: Any,
+) -> dict[str, RolloutForecast]:
+    """Run a scenario in a daemon until its rollouts have ended, and compare each with its forecast."""
+
+    async def run() -> dict[str, RolloutForecast]:
+        async with timed_daemon(
+            labels, seconds_of, began_at=began_at, approve_after_s=APPROVE_AFTER_S, **settings
+        ) as inside:
+            made = await scenario(inside)
+            await inside.until_ended(*made)
+            assert [difference for each in made.values() for difference in differences(inside, each)] == []
+            return made
+
+    result: dict[str, RolloutForecast] = run_virtual(run)
+    return result
+
+
+def submitted(**spec: Any) -> Callable[[TimedDaemon], Awaitable[dict[str, RolloutForecast]]]:
+    """Return the scenario of one rollout, forecast when it is submitted."""
+
+    async def scenario(inside: TimedDaemon) -> dict[str, RolloutForecast]:
+        await inside.commit(inside.submit("R1", spec))
+        return forecast_now(inside)
+
+    return scenario
+
+
+@pytest.mark.parametrize("nodes", [60, pytest.param(500, marks=pytest.mark.long)])
+def test_daemon_does_what_was_forecast(nodes: int) -> None:
+    made = check(submitted(soak="30m", probation="1m"), labels_of(nodes, nodes // 20 * 3), max_parallel=20)
+    assert len(made["R1"].nodes) == nodes
+
+
+@pytest.mark.parametrize("month", [3, 10])
+def test_windows_across_daylight_saving(month: int) -> None:
+    day = datetime(2027, month, 27 if month == 3 else 30, 21, 30, tzinfo=ZoneInfo(AMSTERDAM))
+    # The hour that is lost in spring, or repeated in autumn, is inside the second window.
+    windows = [
+        {"days": "sat", "from": "22:00", "to": "22:40", "zone": AMSTERDAM},
+        {"days": "mon-sun", "from": "01:30", "to": "03:30", "zone": AMSTERDAM},
+    ]
+    made = check(submitted(soak="5m", windows=windows), labels_of(40, 2), began_at=day.timestamp())
+    changes_at = (day + timedelta(days=1)).replace(hour=1, minute=0, tzinfo=UTC).timestamp()
+    starts = [each.starts_at.p50 or 0.0 for each in made["R1"].nodes]
+    assert min(starts) < changes_at < max(starts), "the clocks change meanwhile"
+
+
+def test_freeze_and_hold_that_end_within() -> None:
+    async def scenario(inside: TimedDaemon) -> dict[str, RolloutForecast]:
+        now = inside.clock.now()
+        await inside.commit(
+            inside.submit("R1", {}),
+            FreezeStarted(Freeze("f", "team/t1", "fair", "sam", now, now + 2500.0)),
+            FreezeStarted(Freeze("g", "node/n9", "fair", "sam", now, now + 9000.0)),
+            HoldTaken(Hold("n2", "cli", "h", SUBMITTER, "repair", now, now + 2000.0)),
+        )
+        return forecast_now(inside)
+
+    check(scenario, labels_of(18, 3))
+
+
+def test_two_rollouts_share_pools_and_nodes() -> None:
+    async def scenario(inside: TimedDaemon) -> dict[str, RolloutForecast]:
+        other = {"targets": "rack=r1", "maintain": {"playbook": "other.yml"}, "max_parallel": 2}
+        await inside.commit(inside.submit("R1", {"soak": "5m"}))
+        await inside.commit(inside.submit("R2", other))
+        return forecast_now(inside)
+
+    made = check(scenario, labels_of(18, 3), max_parallel=4)
+    assert set(made) == {"R1", "R2"}
+
+
+def test_gates_that_ask_each_team() -> None:
+    need = {"owner": 1, "each_team": 1}
+    check(submitted(soak="5m", gates={"start": need, "continue": need}), labels_of(18, 3))
+
+
+def test_prepare_stages_before_the_first_node() -> None:
+    check(submitted(prepare=PREPARE), labels_of(18, 3))
+
+
+async def at_work(inside: TimedDaemon) -> dict[NodeKey, tuple[StepRecord, ...]]:
+    """Return the records of the nodes at work."""
+    return {
+        (each.rollout, each.node): tuple(await inside.state.store.load_steps(each.rollout, each.node))
+        for each in inside.index.needing_driver()
+    }
+
+
+def test_nodes_at_work_finish_what_they_began() -> None:
+    async def scenario(inside: TimedDaemon) -> dict[str, RolloutForecast]:
+        await inside.commit(inside.submit("R1", {"probation": "1m"}))
+        await inside.until(lambda: inside.index.counters("R1").done >= 6)
+        await asyncio.sleep(100.0)
+        assert {each.phase for each in inside.index.needing_driver()} & {Phase.MAINTAINING}
+        return forecast_now(inside, await at_work(inside))
+
+    check(scenario, labels_of(18, 3))
+
+
+def test_rollback_in_progress() -> None:
+    async def scenario(inside: TimedDaemon) -> dict[str, RolloutForecast]:
+        await inside.commit(inside.submit("R1", {"rollback": {"playbook": "undo.yml"}}))
+        await inside.until(lambda: inside.index.counters("R1").done >= 6)
+        done = [each for each in inside.index.targets("R1") if each.phase is Phase.DONE][:3]
+        now = inside.clock.now()
+        orders = (NodeOrdered("R1", each.node, NodeOrder.ROLLBACK, SUBMITTER, "bad", now) for each in done)
+        await inside.commit(*orders)
+        await inside.until(lambda: any(each.rolling_back for each in inside.index.needing_driver()))
+        return forecast_now(inside, await at_work(inside))
+
+    made = check(scenario, labels_of(18, 3))
+    assert sum(1 for each in made["R1"].nodes) > 12
+
+
+@pytest.mark.long
+def test_random_durations_of_most_nodes_within_p90() -> None:
+    """Fifteen daemons with durations drawn from what the forecast knows."""
+    labels, draws = labels_of(60, 12), random.Random(3)
+    runs, checks = (tuple(draws.lognormvariate(mu, 0.5) for _ in range(50)) for mu in (5.5, 2.0))
+
+    def samples(rollout: str, node: str, step: str, action: StepAction) -> Sequence[float]:
+        return runs if step.startswith("run") else checks
+
+    def drawn(seed: int) -> DurationOf:
+        return lambda *step: random.Random(f"{seed}/{step}").choice(samples(*step))
+
+    within = total = 0
+
+    async def run(seed: int) -> None:
+        nonlocal within, total
+        async with timed_daemon(labels, drawn(seed), began_at=T0) as inside:
+            await inside.commit(inside.submit("R1", {"canary": {"select": "rack=none"}}))
+            made = forecast(
+                inside.index,
+                inside.clock.now(),
+                samples,
+                Assumptions(),
+                draws=200,
+                random=random.Random(seed),
+            )["R1"]
+            await inside.until_ended("R1")
+            times = inside.times("R1")
+            total += len(made.nodes)
+            within += sum(times[each.node][1] <= (each.ends_at.p90 or 0.0) for each in made.nodes)
+
+    for seed in range(15):
+        run_virtual(lambda seed=seed: run(seed))  # type: ignore[misc]
+    assert 0.85 <= within / total <= 0.95
