@@ -40,6 +40,7 @@ from machines.model.decision import (
     AbortIsolation,
     CheckIfCurrent,
     Command,
+    CompareStaged,
     Decision,
     DeferMaintenance,
     DocumentPilot,
@@ -67,7 +68,7 @@ from machines.model.events import (
     StepRecorded,
 )
 from machines.model.plan import PILOT_WAVE, Plan
-from machines.model.preparation import Preparation, PreparationState
+from machines.model.preparation import Preparation, PreparationState, StagedComparison
 from machines.model.reasons import ReasonCode
 from machines.model.rollout import FailureCode, PilotEvidence, Target
 from machines.model.step_result import Failed, Ok
@@ -247,6 +248,10 @@ class Walk:
                 case DryRun():
                     result = DryRunResult(command.rollout, command.node, succeeds=True, at=self.now)
                     self.index.record_dry_run(result)
+                    is_known = True
+                case CompareStaged():
+                    whole = StagedComparison(command.rollout, command.node, self.now)
+                    self.index.record_comparison(whole)
                     is_known = True
                 case ProbeTraffic():
                     is_known |= self._probe_traffic(command)

@@ -40,6 +40,7 @@ from rolloutd.ports import (
     RunRequest,
     RunState,
     Staged,
+    StagedFile,
     StagingRequest,
     StepContext,
     TakeBytes,
@@ -163,7 +164,7 @@ class TimedProbe:
 
 
 class TimedStager:
-    """ports.Stager: the artifact `app` takes its time, and the others none."""
+    """ports.Stager and ports.StagedFiles: the artifact `app` takes its time, and the others none."""
 
     def __init__(self, seconds_of: Callable[[str], float]) -> None:
         self._seconds_of = seconds_of
@@ -175,6 +176,11 @@ class TimedStager:
 
     async def remove(self, host: Host, to: str, digests: Collection[str], *, timeout_s: float) -> None:
         pass
+
+    async def compare(
+        self, host: Host, files: Sequence[StagedFile], *, timeout_s: float
+    ) -> Mapping[str, str]:
+        return {}
 
 
 class _NodeFacts:
@@ -347,13 +353,14 @@ async def timed_daemon(
         probe, scheduler = TimedProbe(clock), SimScheduler(_World(clock))  # type: ignore[arg-type]
         facts = _NodeFacts()
         stager = TimedStager(lambda node: duration_of("", node, "stage", StepAction.RUN))
+        prepare = PreparationAdapters({"ssh": stager}, facts, facts, stager, lambda _: Path(directory))
         adapters = AdapterSet(
             TimedRunner(duration_of),
             {"command": TimedIsolator(duration_of)},
             {"reachable": TimedCheck(duration_of), "ssh": TimedCheck(duration_of)},
             find_source,
             {"ssh": probe},
-            preparation=PreparationAdapters({"ssh": stager}, facts, facts, lambda source: Path(directory)),
+            preparation=prepare,
         )
         inventories, observers = [_Inventory(labels)], [_Observer(clock)]
         daemon = Daemon(state, adapters, inventories=inventories, observers=observers, scheduler=scheduler)
