@@ -160,7 +160,7 @@ _FORMATTERS: dict[str, Callable[[Fields], str]] = {
         f"accepted the answer of {f['source']}: {pluralize(f['removed'], 'node')} removed,"
         f" {f['moved']} moved: {f['reason']}"
     ),
-    "IdentityPinned": _with_reason("pinned the host key and machine id"),
+    "IdentityPinned": _with_reason("accepted what the inventory reports"),
     "HostKeysStored": lambda f: _with_reason(
         f"had host keys stored: {', '.join(f['stored'])}"
         + (f", in place of {', '.join(f['replaced'])}" if f["replaced"] else "")

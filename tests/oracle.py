@@ -377,8 +377,10 @@ class Oracle:
     def on_current(self, entry: Entry) -> None:
         self._end_attempt(entry, "over")
 
-    def on_leave(self, entry: Entry) -> None:
+    def on_leave(self, entry: Entry) -> Iterator[str]:
         name, node = entry["rollout"], entry["node"]
+        if self.in_progress.get(node) == name:
+            yield f"{node} left {name} in the middle of its attempt"
         failure = self.current_failure.get((name, node), "")
         if self.failed.get(node) == name and (name, failure) in self.failed_rollbacks:
             self.left_rollbacks[name].add(failure)

@@ -18,6 +18,7 @@ from machines.invariants.preparations import admission_violation, preparation_vi
 from machines.model.events import (
     Event,
     GateOpened,
+    NodesRemoved,
     PhaseMoved,
     PreparationRecorded,
     RolloutDeleted,
@@ -49,6 +50,10 @@ def violation(facts: InvariantFacts, event: Event, now: float, earlier: Sequence
             return _step_violation(facts, event)
         case PreparationRecorded():
             return preparation_violation(facts, event.preparation, now, earlier)
+        case NodesRemoved():
+            targets = (target for name in event.names for target in facts.targets_on(name))
+            busy = next((target for target in targets if target.phase in IN_FLIGHT_PHASES), None)
+            return None if busy is None else f"{busy.node} cannot be removed: it is {busy.phase}"
         case RolloutEnded():
             unfinished = [t.node for t in facts.targets(event.rollout) if t.phase is not Phase.DONE]
             return f"{event.rollout} cannot end: {unfinished[0]} is not done" if unfinished else None

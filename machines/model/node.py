@@ -38,10 +38,15 @@ class ConflictKind(StrEnum):
     """A source has the node as planned or offline."""
     MACHINE_ID_SHARED = "machine-id-shared"
     PROVIDER_ID_SHARED = "provider-id-shared"
+    REMOVED_IN_FLIGHT = "removed-in-flight"
+    """No source reports the node, which was in flight when the last one ceased to."""
 
 
 WARNINGS = frozenset({ConflictKind.MACHINE_ID_SHARED})
 """Conflicts that are shown and quarantine no node: clones of one image share a machine id."""
+
+ACCEPTED_BY_PIN = frozenset({ConflictKind.IDENTITY_CHANGED, ConflictKind.REMOVED_IN_FLIGHT})
+"""Conflicts that an admin ends by accepting what the sources report of the node now."""
 
 
 @dataclass(frozen=True, slots=True)

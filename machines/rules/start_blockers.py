@@ -20,7 +20,7 @@ from machines.facts.dry_runs import RESULT_RETENTION_S
 from machines.facts.index import Index
 from machines.facts.node_work import NodeWork, WorkKind, conflicting_work
 from machines.model import traffic, windows
-from machines.model.node import ConflictKind, Observation
+from machines.model.node import ACCEPTED_BY_PIN, Observation
 from machines.model.plan import GateName, WaveDef
 from machines.model.reasons import Params, Reason, ReasonCode, Remedy, RemedyKind, UnavailabilityCause
 from machines.model.rollout import FailureCode, Hold, Rollout, Target
@@ -227,9 +227,8 @@ def quarantine_blocker(index: Index, target: Target) -> Reason | None:
     conflicts: tuple[Params, ...] = tuple(
         {"kind": each.kind.value, "about": each.about, "values": dict(each.values)} for each in found
     )
-    has_changed = any(each.kind is ConflictKind.IDENTITY_CHANGED for each in found)
     remedy = Remedy(RemedyKind.CHANGE_INVENTORY)
-    if has_changed:
+    if any(each.kind in ACCEPTED_BY_PIN for each in found):
         remedy = Remedy(RemedyKind.PIN_IDENTITY, {"node": target.node})
     since = min(each.since for each in found)
     return Reason(ReasonCode.QUARANTINED, target.node, {"conflicts": conflicts}, since, remedy)

@@ -57,8 +57,8 @@ def register(commands: CommandGroup) -> None:
     )
     what = (
         "a node: show what each source reports about it; conflicts: list the quarantined nodes;"
-        " accept: apply the held answer of a source; pin: trust the host key and machine id"
-        " that its sources report now"
+        " accept: apply the held answer of a source; pin: accept the host key, the machine id"
+        " or the removal that its sources report now"
     )
     parser.argument("what", metavar="NODE | conflicts | accept | pin", text=what, nargs="?")
     name = "the source to accept, or the node to pin"
@@ -146,7 +146,7 @@ def _decide(call: Invocation) -> int:
         answer = call.client.post(api_path("inventory", "accept"), body)
         return call.report(answer, f"{args.name}: its answer is in effect", args.name)
     answer = call.client.post(api_path("inventory", args.name, "pin"), {"reason": args.reason})
-    result_text = "the reported host key and machine id are pinned"
+    result_text = "what its sources report is accepted"
     return call.report(answer, f"{args.name}: {result_text}", args.name)
 
 

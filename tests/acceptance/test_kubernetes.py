@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from rolloutd.adapters.kubernetes.nodes import HOLD_ANNOTATION, ISOLATED_BY_ANNOTATION
+from rolloutd.control.client import api_path
 from tests.support.cluster_environment import (
     POOLS,
     ClusterEnvironment,
@@ -229,7 +230,7 @@ async def test_kill_between_steps_keeps_outcome(
         assert len(pods_of(made, made.nodes[1])) == 1
 
 
-async def test_joiner_enrolled_and_leaver_marked_left(
+async def test_joiner_enrolled_and_leaver_finishes_in_quarantine(
     tmp_path_factory: pytest.TempPathFactory, record_property: Callable[[str, object], None]
 ) -> None:
     async with cluster_environment(tmp_path_factory.mktemp("k"), 8) as made:
@@ -251,9 +252,25 @@ async def test_joiner_enrolled_and_leaver_marked_left(
         leaver, mate = (leaver, mate) if made.daemon.spans()[0].node == leaver else (mate, leaver)
         assert not is_in_progress(made.daemon.nodes(rollout)[mate])
         await made.sandbox.api.delete(f"/api/v1/nodes/{leaver}")
+        await made.wait_until(
+            lambda: "removed-in-flight" in conflicts_of(made, leaver),
+            "it is quarantined",
+        )
+        assert is_in_progress(made.daemon.nodes(rollout)[leaver])
+        assert not is_in_progress(made.daemon.nodes(rollout)[mate]), "its slot is taken"
+        made.daemon.resume_playbooks()
+        # The check of a node that its cluster no longer has cannot pass.
+        await made.wait_until(lambda: made.daemon.nodes(rollout)[leaver]["phase"] == "failed", "it has ended")
+        assert len([span for span in made.daemon.spans() if span.node == leaver]) == 1
+        pin = api_path("inventory", leaver, "pin")
+        await made.in_thread(made.daemon.client.post, pin, {"reason": "scrapped"})
         await made.wait_until(lambda: made.daemon.nodes(rollout)[leaver]["outcome"] == "left", "it has left")
-        await made.wait_until(lambda: is_in_progress(made.daemon.nodes(rollout)[mate]), "its slot is free")
         assert (await made.in_thread(made.daemon.status, rollout))["state"] == "running"
+
+
+def conflicts_of(made: Any, node: str) -> list[str]:
+    found = made.daemon.client.get(api_path("inventory", node))["node"]["conflicts"]
+    return [each["kind"] for each in found]
 
 
 def _team(node: JSON) -> str:

@@ -503,7 +503,10 @@ class FleetSimulator:
                 self.actual_health[node.name] = (NodeHealth.UP, False)
                 self.commit(NodesDiscovered((node,)))
             case "go" if len(known) > 2:
-                self.commit(NodesRemoved((self.rng.choice(known),)))
+                name = self.rng.choice(known)
+                # The inventory keeps a node in flight.
+                if not any(target.phase in IN_FLIGHT_PHASES for target in self.index.targets_on(name)):
+                    self.commit(NodesRemoved((name,)))
             case _:
                 node = self.index.nodes[self.rng.choice(known)]
                 changed = random_node(self.rng, node.name)

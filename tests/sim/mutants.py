@@ -16,6 +16,7 @@ from machines.scheduler import decided_events, expiry, preparing
 from machines.workflow.isolation_plan import IsolationPlan
 from rolloutd.commands import submit
 from rolloutd.engine.background.audit_monitor import AuditMonitor
+from rolloutd.engine.background.inventory_refresh import InventoryRefresher
 from rolloutd.engine.daemon import Daemon
 from rolloutd.engine.drivers import guard_steps
 from rolloutd.engine.drivers.driver import Driver
@@ -190,6 +191,12 @@ MUTANTS = (
         IsolationPlan.required_probe,
         "self._first_probe(self.records)",
         "None",
+    ),
+    Mutant(
+        "vanished-node-in-flight-abandoned",
+        InventoryRefresher._kept,
+        "not is_kept and not self._is_in_flight(node.name)",
+        "not is_kept",
     ),
     Mutant(
         "vote-counted-for-another-digest",

@@ -29,6 +29,7 @@ class RandomStreams:
     superseding: random.Random
     checkpoints: random.Random
     damage: random.Random
+    inventories: random.Random
 
     @classmethod
     def of(cls, seed: int) -> Self:

@@ -5,7 +5,7 @@ A fault that never occurs proves nothing, so its absence is a failure.
 
 from __future__ import annotations
 
-from machines.states import edges
+from machines.states import IN_FLIGHT_PHASES, Trigger, edges
 from tests.sim.fault_plan import EffectOutcome, RunFate
 from tests.sim.random_streams import Coverage
 
@@ -52,6 +52,7 @@ FAULTS = (
 USER_ACTIONS = (
     *("vote", "vote-of-old", "withdraw", "pause", "resume", "cancel", "retry", "rollback", "skip", "leave"),
     "roll_back_all",
+    "pin",
     "withdraw_rollbacks",
     *("stop", "advance", "return", "hold", "release", "freeze", "unfreeze", "submit", "team", "supersede"),
 )
@@ -59,7 +60,9 @@ USER_ACTIONS = (
 
 def missing_coverage(coverage: Coverage) -> list[str]:
     """Return what should have happened and did not."""
-    wanted = [f"edge:{edge.trigger}-{edge.source}-{edge.target}" for edge in edges()]
+    # Only the audits of earlier versions have nodes that left in flight.
+    possible = (e for e in edges() if e.trigger is not Trigger.LEFT or e.source not in IN_FLIGHT_PHASES)
+    wanted = [f"edge:{edge.trigger}-{edge.source}-{edge.target}" for edge in possible]
     wanted += [f"fault:{name}" for name in FAULTS]
     wanted += [f"fault:{fate}" for fate in RunFate if fate is not RunFate.ENDS]
     wanted += [f"outcome:{way}" for way in EffectOutcome if way is not EffectOutcome.SUCCEEDS]

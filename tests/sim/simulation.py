@@ -26,6 +26,7 @@ from tests.sim.daemon_process import DaemonProcess
 from tests.sim.fault_plan import FaultPlan, SeededFaults
 from tests.sim.fault_schedule import FaultSchedule
 from tests.sim.forger import forge_votes, settle_forgeries
+from tests.sim.inventory_faults import InventoryFaults
 from tests.sim.loop import CURRENT, SimLoop
 from tests.sim.people import SAM, SimUsers
 from tests.sim.random_streams import Coverage, RandomStreams
@@ -181,6 +182,7 @@ class Simulation:
             user, people = RandomUser(self._users), self.world.streams.people
             acting.append(self.loop.create_task(user.act_randomly(people, self._scenario.action_interval_s)))
             acting.append(self.loop.create_task(user.supersede_at_return()))
+            acting.append(self.loop.create_task(InventoryFaults(self).run()))
         if any("traffic" in spec for spec in self._scenario.specs) and self._scenario.action_interval_s:
             self.loop.create_task(self._generate_traffic())
         if any(spec.get("keep") for spec in self._scenario.specs):

@@ -278,7 +278,7 @@ async def accept_inventory(
 async def pin_identity(
     services: Services, request: Request[requests.ReasonBody]
 ) -> wire_fleet.InventoryNodeDetail:
-    """Pin the host key and machine id that a node's sources report now."""
+    """Accept what a node's sources report now: its host key and machine id, or its removal."""
     name = request.path_params["n"]
     if name not in services.state.index.nodes:
         raise rollout_commands.unknown_node(services.state, name)

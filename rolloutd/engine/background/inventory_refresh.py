@@ -16,7 +16,8 @@ from itertools import groupby
 
 from machines.facts.apply import rollout_of
 from machines.model.events import Event, NodesDiscovered, NodesRemoved
-from machines.model.node import Node, NodeKind
+from machines.model.node import Conflict as SourceConflict
+from machines.model.node import ConflictKind, Node, NodeKind
 from machines.model.rollout import Actor
 from machines.model.timefmt import format_rfc3339
 from machines.model.trust_events import IdentityPinned, InventoryAccepted
@@ -34,6 +35,9 @@ log = logging.getLogger("rolloutd.engine.background.inventory_refresh")
 
 FIRST_COMMIT_WAIT_S = 2.0
 """Wait for slower sources before the first commit: a new node is known within five seconds."""
+
+REMOVED_KEPT_S = 24 * 3600.0
+"""So long a node that was removed in flight stays in quarantine: people have a day to look at it."""
 
 NO_SOURCE_CONDITION = "inventory"
 """Key of the daemon's condition while the settings name no source."""
@@ -53,6 +57,7 @@ class InventoryRefresher:
         }
         self._is_restored = False
         self._is_membership_due = False
+        self._accepted_removals: set[str] = set()
         self._commit_lock = asyncio.Lock()
         self._report_unknown_expectations()
 
@@ -97,11 +102,18 @@ class InventoryRefresher:
         await self._commit_results()
 
     async def pin_identity(self, node: str, actor: Actor, reason: str) -> None:
-        """Pin the host key and machine id that the sources report of a node now; raises NotFound."""
+        """Accept what the sources report of a node now: its host key and machine id, or its removal.
+
+        Raises NotFound, Refused for a node that is still in flight.
+        """
         async with self._commit_lock:
             known = self._state.index.nodes.get(node)
             if known is None:
                 raise NotFound(f"{node}: no such node; list them with rolloutctl inventory")
+            if any(each.kind is ConflictKind.REMOVED_IN_FLIGHT for each in known.conflicts):
+                if self._is_in_flight(node):
+                    raise Refused("in-flight", f"{node}: still in flight; accept its removal after that")
+                self._accepted_removals.add(node)
             pinned = IdentityPinned(node, actor, reason, self._state.now())
             # A node without a pinned identity is pinned to what its sources report next.
             unpinned = NodesDiscovered((replace(known, identity={}),))
@@ -129,7 +141,10 @@ class InventoryRefresher:
             if self._unanswered() and not self._state.index.nodes:
                 log.warning("no node is known yet: an inventory source has never answered")
             try:
-                await self._commit_changes()
+                # No decision in between: a node that starts is not removed, and a target has the team and the
+                # pools of its node.
+                async with self._state.exclusive_commit() as commit:
+                    await self._commit_changes(commit)
                 for reader in self._readers.values():
                     await reader.save()
             except StoreFailed as failure:
@@ -142,7 +157,7 @@ class InventoryRefresher:
     def _unanswered(self) -> set[str]:
         return {name for name, reader in self._readers.items() if reader.nodes is None}
 
-    async def _commit_changes(self) -> None:
+    async def _commit_changes(self, commit: CommitFunction) -> None:
         if not self._readers:
             self._report_no_source()
             return
@@ -156,6 +171,11 @@ class InventoryRefresher:
             if not self._may_be_reported_later(known[name], unanswered):
                 del nodes[name], connections[name]
         self._reconcile(merged, unanswered)
+        for name, node in known.items():
+            if name in nodes or self._may_be_reported_later(node, unanswered):
+                continue
+            if (kept := self._kept(node)) is not None:
+                nodes[name], connections[name] = kept, dict(self._state.connections.get(name, {}))
         for name, node in known.items():
             if name in nodes and self._may_be_reported_later(node, unanswered):
                 # A source that has never answered may still report the node: keep everything.
@@ -177,12 +197,11 @@ class InventoryRefresher:
             events.append(NodesDiscovered(changed, stored))
         if removed:
             events.append(NodesRemoved(removed))
-        # No decision between the two commits: a target must have the team and pools of its node.
-        async with self._state.exclusive_commit() as commit:
-            await commit(events, "inventory refreshed")
-            self._state.update_connections(connections, removed)
-            self._is_membership_due = True
-            await self.commit_due_membership(commit)
+        await commit(events, "inventory refreshed")
+        self._state.update_connections(connections, removed)
+        self._accepted_removals.difference_update(removed)
+        self._is_membership_due = True
+        await self.commit_due_membership(commit)
 
     async def commit_due_membership(self, commit: CommitFunction) -> None:
         """Adapt the targets to the inventory, unless it was done; a decision must not come before.
@@ -201,6 +220,26 @@ class InventoryRefresher:
         if conflict is not None:
             raise conflict
         self._is_membership_due = False
+
+    def _kept(self, node: Node) -> Node | None:
+        """Return a node that no source reports and that stays: in flight, then quarantined for a day."""
+        now, kind = self._state.now(), ConflictKind.REMOVED_IN_FLIGHT
+        others = tuple(each for each in node.conflicts if each.kind is not kind)
+        since = next((each.since for each in node.conflicts if each.kind is kind), None)
+        is_accepted = node.name in self._accepted_removals
+        is_kept = since is not None and now - since < REMOVED_KEPT_S and not is_accepted
+        if not is_kept and not self._is_in_flight(node.name):
+            return None
+        reported = dict.fromkeys(node.sources, "")
+        removed = SourceConflict(kind, "inventory", reported, now if since is None else since)
+        return replace(node, conflicts=(*others, removed))
+
+    def _is_in_flight(self, node: str) -> bool:
+        """Return whether an attempt, an order or a prepare stage is under way on the node."""
+        index = self._state.index
+        return any(each.needs_driver for each in index.targets_on(node)) or any(
+            index.preparing_rollouts(node)
+        )
 
     def _reconcile(self, merged: MergedInventory, unanswered: Collection[str]) -> None:
         """Set each node's pinned identity and its conflicts."""

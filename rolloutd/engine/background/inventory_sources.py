@@ -35,9 +35,6 @@ log = logging.getLogger("rolloutd.engine.background.inventory_sources")
 SOURCE_TIMEOUT_S = 120.0
 """Time limit of one source: a dynamic inventory that queries a cloud takes a minute."""
 
-CONFIRM_DELAY_S = 1.0
-"""Pause before a source is queried again that no longer has a node at work: one wrong answer cancels none."""
-
 SAVE_INTERVAL_S = 60.0
 """How often an unchanged answer is stored: after a restart it is at most so much older than it was."""
 
@@ -81,9 +78,6 @@ class SourceReader:
             self._is_queued = False
             try:
                 nodes = await self._read()
-                if self._nodes_at_work() - {self._fleet_name(node.name) for node in nodes}:
-                    await self._state.clock.sleep(CONFIRM_DELAY_S)
-                    nodes = await self._read()
             except (RolloutdError, TimeoutError) as error:
                 self.set_error(str(error) or f"no answer within {SOURCE_TIMEOUT_S:.0f} s")
                 self._state.record_try(f"inventory {self.name}", self.status.error)
@@ -202,11 +196,6 @@ class SourceReader:
 
     def _changes_pool(self, before: Mapping[str, str], after: Mapping[str, str]) -> bool:
         return any(before.get(key) != after.get(key) for key in self._state.index.limits.pools)
-
-    def _nodes_at_work(self) -> set[str]:
-        """Return the nodes at work that the answer in effect has, by the fleet's names."""
-        at_work = {target.node for target in self._state.index.needing_driver() if _is_in_flight(target)}
-        return at_work and at_work & {self._fleet_name(name) for name in self._labels_in_effect()}
 
     def _is_at_work(self, name: str) -> bool:
         targets = self._state.index.targets_on(self._fleet_name(name))

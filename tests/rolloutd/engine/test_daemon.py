@@ -18,12 +18,14 @@ from machines.model.events import (
     NodeOrdered,
     RolloutCancelled,
     RolloutDeleted,
+    StepAction,
+    StepState,
 )
 from machines.model.node import NodeHealth, Observation
 from machines.model.rollout import Actor, ActorKind, Hold, NodeOrder
 from machines.model.windows import Freeze
 from machines.scheduler.decide import explain_node
-from machines.states import Outcome, Phase, Trigger
+from machines.states import Phase, Trigger
 from machines.workflow.phase_transitions import transition
 from machines.workflow.steps import NOT_ISOLATED_RETRY_S
 from rolloutd.engine.background.hold_release import RETRY_S, IsolationReleaser
@@ -211,10 +213,10 @@ async def test_an_order_to_stop_waits_for_no_decision_that_cannot_be_written(
 
 
 @pytest.mark.parametrize("moment", range(1, 60, 3))
-async def test_leaver_reported_despite_concurrent_driver_write(
+async def test_node_removed_in_flight_is_driven_to_its_end(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, moment: int
 ) -> None:
-    """A playbook fails while the inventory loses its node: whatever is written first, nothing is refused."""
+    """A playbook fails while the inventory loses its node: its log has an end, and nothing is refused."""
     async with control_environment(tmp_path, store=open_slow_store) as inside:
         rollout = await inside.start()
         await inside.isolate(rollout, "p1")
@@ -225,8 +227,9 @@ async def test_leaver_reported_despite_concurrent_driver_write(
             await loop_iterations(moment)
             hosts.removed.add("p1")
             daemon.refresh_inventory()
-            await until(inside, lambda: inside.phase(rollout, "p1") is Phase.DONE)
-        assert inside.state.index.target(rollout, "p1").outcome is Outcome.LEFT
+            await until(inside, lambda: inside.phase(rollout, "p1") is Phase.FAILED)
+        steps = await inside.state.store.load_steps(rollout, "p1")
+        assert [each.state for each in steps if each.action is StepAction.RUN] == [StepState.FAILED]
         assert "could not be written" not in caplog.text
 
 
@@ -247,23 +250,20 @@ async def test_a_look_whether_a_node_needs_the_change_outlasts_its_rollout(tmp_p
             check.let.set()
 
 
-async def test_a_node_that_left_while_it_was_isolated_outlasts_its_rollout(tmp_path: Path) -> None:
+async def test_node_removed_while_isolating_is_maintained(tmp_path: Path) -> None:
     async with control_environment(tmp_path) as inside:
         rollout = await inside.start()
         await inside.transition(rollout, "p1", Trigger.ADMITTED)
         isolator, hosts = BlockingAdapter(), FakeInventory()
         daemon = daemon_of(inside, adapters_of(inside, tmp_path, isolator), hosts)
-        now = inside.clock.now()
-        await inside.commit(FreezeStarted(Freeze("f1", "all", "because", "olga", now, None)))
         async with running(daemon):
             await isolator.begun.wait()
             hosts.removed.add("p1")
             daemon.refresh_inventory()
-            await until(inside, lambda: inside.phase(rollout, "p1") is Phase.DONE)
-            await delete(inside, rollout)
-            await loop_iterations(50)
+            await until(inside, lambda: inside.state.index.nodes["p1"].quarantined)
+            assert inside.phase(rollout, "p1") is Phase.ISOLATING
             isolator.let.set()
-            await loop_iterations(50)
+            await until(inside, lambda: inside.phase(rollout, "p1") is Phase.MAINTAINING)
         assert not inside.state.conditions
 
 

@@ -19,13 +19,12 @@ from machines.model.rollout import Actor, ActorKind
 from machines.model.selector import parse_selector
 from machines.model.trust_events import InventoryAccepted
 from machines.scheduler.decide import QUARANTINE_SKIP_S, decide, explain_node
-from machines.states import Outcome, Phase, Trigger
+from machines.states import Outcome, Trigger
 from machines.workflow.phase_transitions import transition
 from rolloutd.control.client import ApiError
 from rolloutd.engine.background.inventory_conflicts import SourceReports, reconcile
 from rolloutd.engine.background.inventory_merge import merge_inventories
 from rolloutd.engine.background.inventory_refresh import InventoryRefresher
-from rolloutd.engine.background.inventory_sources import CONFIRM_DELAY_S
 from rolloutd.engine.daemon import Daemon
 from rolloutd.engine.state import State
 from rolloutd.errors import SourceFailed
@@ -457,33 +456,6 @@ async def test_answer_that_moves_a_node_at_work_is_held_until_it_is_done(tmp_pat
 
 
 # -- joiners and leavers -----------------------------------------------------------------
-
-
-async def refresh_with_pause(inside: ControlEnvironment, refresher: InventoryRefresher) -> None:
-    """Refresh, and let the time pass after which a source is queried again."""
-    refreshing = asyncio.create_task(refresher.refresh())
-    await loop_iterations(20)
-    inside.clock.advance(CONFIRM_DELAY_S)
-    await refreshing
-
-
-async def test_leaver_in_flight_is_cancelled_once_confirmed_twice(tmp_path: Path) -> None:
-    async with control_environment(tmp_path) as inside:
-        hosts = Source("hosts", dict(ALL))
-        refresher = InventoryRefresher(inside.state, [hosts])
-        await refresher.refresh()
-        rollout = await inside.start()
-        await inside.isolate(rollout, "p1")
-        without = {name: labels for name, labels in ALL.items() if name != "p1"}
-        hosts.answers = [without]  # once only
-        await refresh_with_pause(inside, refresher)
-        assert inside.phase(rollout, "p1") is Phase.MAINTAINING
-        assert "p2" not in admitted(inside)
-        hosts.nodes = without
-        await refresh_with_pause(inside, refresher)
-        target = inside.state.index.target(rollout, "p1")
-        assert (target.phase, target.outcome) == (Phase.DONE, Outcome.LEFT)
-        assert not inside.state.index.pool("team/payments").down, "its slot is free"
 
 
 async def test_joiner_of_any_source_is_enrolled_last_within_one_refresh(tmp_path: Path) -> None:

@@ -170,5 +170,6 @@ async def test_node_that_is_gone_makes_none(tmp_path: Path) -> None:
         target = inside.state.index.target(made.rollout, "p1")
         moved = transition(target, Trigger.FAILED, inside.clock.now(), step="verify.0", text="no answer")
         assert len(verdict_events(inside.state, target, moved)) == 1
+        await inside.commit(moved)
         await inside.commit(NodesRemoved(("p1",)))
         assert verdict_events(inside.state, target, moved) == []

@@ -1,0 +1,107 @@
+"""Nodes in flight that their inventory removes, renames, duplicates or moves."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from machines.model.events import NodesRemoved, StepAction, StepRecorded
+from machines.model.node import ConflictKind
+from machines.rules.start_blockers import quarantine_blocker
+from machines.states import Outcome, Phase, Trigger
+from rolloutd.engine.background.inventory_refresh import REMOVED_KEPT_S, InventoryRefresher
+from rolloutd.engine.state import InvariantViolation
+from rolloutd.errors import Refused
+from rolloutd.reason_text import describe, lifted_by
+from tests.rolloutd.control_environment import ControlEnvironment, control_environment
+from tests.rolloutd.engine.background.test_inventory_trust import (
+    ADAM,
+    ALL,
+    Source,
+    admitted,
+    forget_as_a_restart_does,
+)
+
+WITHOUT_P1 = {name: labels for name, labels in ALL.items() if name != "p1"}
+
+
+@asynccontextmanager
+async def removed_in_flight(
+    tmp_path: Path,
+) -> AsyncIterator[tuple[ControlEnvironment, InventoryRefresher, Source, str]]:
+    """Let a source cease to report p1 while its playbook runs."""
+    async with control_environment(tmp_path) as inside:
+        hosts = Source("hosts", dict(ALL), {"p1": {"ansible_host": "10.0.0.1"}})
+        refresher = InventoryRefresher(inside.state, [hosts])
+        await refresher.refresh()
+        rollout = await inside.start()
+        await inside.isolate(rollout, "p1")
+        hosts.nodes = dict(WITHOUT_P1)
+        await refresher.refresh()
+        yield inside, refresher, hosts, rollout
+
+
+async def end_attempt(inside: ControlEnvironment, rollout: str) -> None:
+    await inside.run_playbook(rollout, "p1")
+    await inside.transition(rollout, "p1", Trigger.MAINTAINED)
+    undone = inside.step(rollout, "p1", "isolate.0.command", StepAction.REVERT)
+    await inside.commit(StepRecorded(undone, isolated=False))
+    await inside.transition(rollout, "p1", Trigger.VERIFIED, outcome=Outcome.CHANGED)
+
+
+async def test_node_removed_in_flight_finishes_in_quarantine(tmp_path: Path) -> None:
+    async with removed_in_flight(tmp_path) as (inside, refresher, hosts, rollout):
+        assert inside.phase(rollout, "p1") is Phase.MAINTAINING
+        assert "p2" not in admitted(inside), "its slot is taken"
+        assert inside.state.host("p1").address == "10.0.0.1"
+        await end_attempt(inside, rollout)
+        await refresher.refresh()
+        assert inside.state.index.target(rollout, "p1").outcome is Outcome.CHANGED
+        (conflict,) = inside.state.index.nodes["p1"].conflicts
+        assert (conflict.kind, conflict.values) == (ConflictKind.REMOVED_IN_FLIGHT, {"hosts": ""})
+        assert inside.state.index.nodes["p1"].quarantined
+        again = await inside.submit(again=True)
+        why = quarantine_blocker(inside.state.index, inside.state.index.target(again, "p1"))
+        assert why is not None
+        assert "hosts reports it no longer, since it was in flight" in describe(why)
+        assert "inventory pin p1" in lifted_by(why)
+        hosts.nodes = dict(ALL)
+        await refresher.refresh()
+        assert not inside.state.index.nodes["p1"].conflicts
+
+
+async def test_removal_of_node_in_flight_is_accepted_later(tmp_path: Path) -> None:
+    async with removed_in_flight(tmp_path) as (inside, refresher, _, rollout):
+        with pytest.raises(Refused, match="still in flight"):
+            await refresher.pin_identity("p1", ADAM, "scrapped")
+        await inside.fail(rollout, "p1")
+        await refresher.pin_identity("p1", ADAM, "scrapped")
+        target = inside.state.index.target(rollout, "p1")
+        assert ("p1" in inside.state.index.nodes, target.outcome) == (False, Outcome.LEFT)
+
+
+async def test_node_removed_in_flight_leaves_after_day(tmp_path: Path) -> None:
+    async with removed_in_flight(tmp_path) as (inside, refresher, hosts, rollout):
+        inside.clock.advance(REMOVED_KEPT_S)
+        await refresher.refresh()
+        assert "p1" in inside.state.index.nodes, "it is in flight"
+        await end_attempt(inside, rollout)
+        forget_as_a_restart_does(inside.state)
+        await InventoryRefresher(inside.state, [hosts]).refresh()
+        assert "p1" not in inside.state.index.nodes
+
+
+async def test_node_of_removed_source_finishes_its_attempt(tmp_path: Path) -> None:
+    async with removed_in_flight(tmp_path) as (inside, _, _, rollout):
+        forget_as_a_restart_does(inside.state)
+        await InventoryRefresher(inside.state, [Source("other", {"s1": ALL["s1"]})]).refresh()
+        assert inside.phase(rollout, "p1") is Phase.MAINTAINING
+
+
+async def test_removal_of_node_in_flight_is_violation(tmp_path: Path) -> None:
+    async with removed_in_flight(tmp_path) as (inside, _, _, _):
+        with pytest.raises(InvariantViolation, match="p1 cannot be removed: it is maintaining"):
+            await inside.commit(NodesRemoved(("p1",)))
