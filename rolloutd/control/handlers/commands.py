@@ -282,8 +282,11 @@ async def pin_identity(
     name = request.path_params["n"]
     if name not in services.state.index.nodes:
         raise rollout_commands.unknown_node(services.state, name)
+    before = fleet_serializers.inventory_node(services.state, name)
     await services.pin_identity(name, request.identity.actor, request.input.reason)
-    return fleet_serializers.inventory_node(services.state, name)
+    # With its removal accepted the node is gone: the caller gets it as it was.
+    is_known = name in services.state.index.nodes
+    return fleet_serializers.inventory_node(services.state, name) if is_known else before
 
 
 @routes.add("POST", "/v1/inventory/{n}/host-keys", access=rights.INVENTORY_ADMIN)
