@@ -51,8 +51,8 @@ def violation(facts: InvariantFacts, event: Event, now: float, earlier: Sequence
         case PreparationRecorded():
             return preparation_violation(facts, event.preparation, now, earlier)
         case NodesRemoved():
-            targets = (target for name in event.names for target in facts.targets_on(name))
-            busy = next((target for target in targets if target.phase in IN_FLIGHT_PHASES), None)
+            removed = (target for name in event.names for target in facts.targets_on(name))
+            busy = next((target for target in removed if target.phase in IN_FLIGHT_PHASES), None)
             return None if busy is None else f"{busy.node} cannot be removed: it is {busy.phase}"
         case RolloutEnded():
             unfinished = [t.node for t in facts.targets(event.rollout) if t.phase is not Phase.DONE]
