@@ -93,7 +93,8 @@ class AuditReport:
 
     `unreadable`: entries that this version cannot decode.  `is_complete`: no mismatch is left out.
     `compared`: False for a file of an older version, of which only the chain was verified.
-    `anchor_problem`: how it differs from what is kept outside, "" for not at all.
+    `anchor_problem`: how it differs from what is kept outside, "" for not at all.  `seq`: the last entry that
+    was read.
     """
 
     chain: ChainVerification
@@ -102,6 +103,7 @@ class AuditReport:
     is_complete: bool = True
     compared: bool = True
     anchor_problem: str = ""
+    seq: int = 0
 
     @property
     def ok(self) -> bool:
@@ -249,8 +251,11 @@ class Store(Protocol):
 
     async def latest_audit_entry(self) -> AuditEntry | None: ...
 
-    async def verify_audit(self, head: str | None = None) -> AuditReport:
-        """Verify the audit's chain, that `head` occurs in it, and that the tables follow from the audit."""
+    async def verify_audit(self, head: str | None = None, *, gently: bool = False) -> AuditReport:
+        """Verify the audit's chain, that `head` occurs in it, and that the tables follow from the audit.
+
+        `gently` leaves most of the processor to others, and takes a multiple of the time.
+        """
 
     async def verify_audit_checkpoint(self) -> AuditCheckpointReport:
         """Compare the newest entry, and the rows that decisions use, with the signed checkpoint.

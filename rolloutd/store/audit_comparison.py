@@ -1,13 +1,15 @@
 """Comparison of the tables with what the audit's entries make of them.
 
-One read transaction covers the audit and the tables, so a daemon may write meanwhile.  The replayed rows are
-in a temporary database, which compares them; memory does not grow with the audit.
+A daemon may write meanwhile: entries are only appended, so they are read in slices, and one read transaction
+covers the last slice and the tables.  The replayed rows are in a temporary database, which compares them;
+memory does not grow with the audit.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing
 from typing import Any
 
@@ -16,7 +18,7 @@ from rolloutd.audit_chain import canonical_json, verify_entries
 from rolloutd.ports import AuditReport, RowMismatch
 from rolloutd.store.audit_entries import hash_text
 from rolloutd.store.audit_replay import AuditReplay, hashed_content
-from rolloutd.store.backend import Backend, Connection
+from rolloutd.store.backend import Backend, ChainRow, Connection
 from rolloutd.store.schema import HASHED_COLUMNS, KEYS, NOT_COMPARED_COLUMNS
 
 Row = Mapping[str, Any]
@@ -25,7 +27,14 @@ MAX_MISMATCHES = 1000
 """Rows of one table that are named; a person settles them one by one or all at once."""
 
 
-def compare_with_audit(backend: Backend, head: str | None = None) -> AuditReport:
+SLICE = 5000
+"""Entries of one read transaction: a long one would keep the write-ahead log from being emptied."""
+
+GENTLE_SHARE = 0.25
+"""Share of a core that a gentle comparison takes."""
+
+
+def compare_with_audit(backend: Backend, head: str | None = None, *, gently: bool = False) -> AuditReport:
     """Verify the chain of a database and compare its tables with the audit, read-only.
 
     Raises NotFound, StoreFailed; a broken chain and a damaged database are results.
@@ -33,7 +42,7 @@ def compare_with_audit(backend: Backend, head: str | None = None) -> AuditReport
     try:
         with backend.open_comparison(_audited) as connection:
             if connection is not None:
-                return _compare(backend, connection, head)
+                return _compare(backend, connection, head, gently=gently)
     except backend.errors as error:
         chain = backend.verify_chain(head)
         if chain.ok:
@@ -42,17 +51,40 @@ def compare_with_audit(backend: Backend, head: str | None = None) -> AuditReport
     return AuditReport(backend.verify_chain(head), compared=False)
 
 
-def _compare(backend: Backend, connection: Connection, head: str | None) -> AuditReport:
-    connection.execute("BEGIN")
-    replay = AuditReplay(connection)
-    with closing(backend.read_chain(connection, "stored.audit")) as entries:
+def _compare(backend: Backend, connection: Connection, head: str | None, *, gently: bool) -> AuditReport:
+    replay, reader = AuditReplay(connection), _SliceReader(backend, connection, gently=gently)
+    with closing(reader.read()) as entries:
         chain = verify_entries(entries, head, replay.add)
     replay.finish()
     _adopt_unrecorded(connection, replay)
     by_table = [list(_table_mismatches(connection, table)) for table in KEYS]
     found = tuple(row for rows in by_table for row in rows[:MAX_MISMATCHES])
     is_complete = all(len(rows) <= MAX_MISMATCHES for rows in by_table)
-    return AuditReport(chain, found, tuple(replay.unreadable), is_complete)
+    return AuditReport(chain, found, tuple(replay.unreadable), is_complete, seq=reader.seq)
+
+
+class _SliceReader:
+    """Reads the audit, each slice in a transaction of its own; that of the last slice stays open."""
+
+    def __init__(self, backend: Backend, connection: Connection, *, gently: bool) -> None:
+        self._backend = backend
+        self._connection = connection
+        self._gently = gently
+        self.seq = 0
+
+    def read(self) -> Generator[ChainRow]:
+        while True:
+            began = time.thread_time()
+            self._connection.execute("BEGIN")
+            rows = self._backend.read_chain(self._connection, "stored.audit", self.seq, SLICE)
+            yield from rows
+            if rows:
+                self.seq = rows[-1][0]
+            if len(rows) < SLICE:
+                return
+            self._connection.execute("COMMIT")
+            if self._gently:
+                time.sleep((time.thread_time() - began) * (1 / GENTLE_SHARE - 1))
 
 
 def _audited(column: str, value: str) -> str:

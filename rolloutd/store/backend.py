@@ -5,7 +5,7 @@ The connection is that of DB-API 2.0 with the exceptions as its attributes; para
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
@@ -101,8 +101,8 @@ class Backend(Protocol):
 
     # -- the audit
 
-    def read_chain(self, connection: Connection, table: str = "audit") -> Generator[ChainRow]:
-        """Yield all audit entries in order."""
+    def read_chain(self, connection: Connection, table: str, after: int, limit: int) -> Sequence[ChainRow]:
+        """Return the first audit entries after a number."""
 
     def verify_chain(self, head: str | None = None) -> ChainVerification:
         """Check the chain, read-only; a damaged database is a result.  Raises NotFound."""

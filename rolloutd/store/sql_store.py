@@ -171,10 +171,10 @@ class SqlStore:
         finally:
             await reader.close()
 
-    async def verify_audit(self, head: str | None = None) -> AuditReport:
+    async def verify_audit(self, head: str | None = None, *, gently: bool = False) -> AuditReport:
         """Verify on a connection of its own, so that other reads need not wait."""
         try:
-            return await threads.DATABASE.run(compare_with_audit, self.backend, head)
+            return await threads.DATABASE.run(compare_with_audit, self.backend, head, gently=gently)
         except NotFound as error:
             raise StoreFailed(
                 f"{self.backend.name}: the file is gone; stop the daemon and restore a backup"

@@ -84,8 +84,10 @@ async def settle_forgeries(world: SimWorld, process: DaemonProcess) -> None:
     if not world.is_forged or state is None or daemon is None:
         return
     try:
+        report = await daemon.verify_audit()
         async with state.exclusive_commit(OLGA.actor) as commit:
-            await commit(await audit_settlement.settle(state, OLGA, ["all"], "audit", "forged"), "settle")
+            events = await audit_settlement.settle(state, OLGA, report, ["all"], "audit", "forged")
+            await commit(events, "settle")
         report = await daemon.verify_audit()
     except RolloutdError:
         return

@@ -67,9 +67,10 @@ async def audit_head(services: Services, request: Request) -> wire_fleet.AuditHe
 async def settle(services: Services, request: Request[requests.SettleBody]) -> wire_fleet.AuditVerification:
     """Restore rows from the audit, or accept them as they are stored."""
     body = request.input
-    state = services.state
-    async with state.exclusive_commit(request.identity.actor) as commit:
-        events = await audit_settlement.settle(state, request.identity, body.subjects, body.keep, body.reason)
+    state, who = services.state, request.identity
+    report = await services.verify_audit()  # before the lock: no commit waits for it
+    async with state.exclusive_commit(who.actor) as commit:
+        events = await audit_settlement.settle(state, who, report, body.subjects, body.keep, body.reason)
         await commit(events, f"{request.operation}: {body.reason}")
     return serializers.audit_report(await services.verify_audit())
 

@@ -65,7 +65,7 @@ class AuditMonitor:
         # abs(), because the clock may have been set back.
         if abs(self._state.now() - self._verified_at) < WHOLE_INTERVAL_S:
             return True
-        return await self.try_to_verify()
+        return await self.try_to_verify(gently=True)
 
     async def _compare_checkpoint(self) -> str:
         """Return why the checkpoint is not trusted, the empty string if it is."""
@@ -94,17 +94,17 @@ class AuditMonitor:
         except StoreFailed as error:
             log.warning("audit: the checkpoint is not signed: %s; the next start verifies the whole", error)
 
-    async def try_to_verify(self) -> bool:
+    async def try_to_verify(self, *, gently: bool = False) -> bool:
         """Verify and record the result; return whether the database could be read."""
         try:
-            await self.verify()
+            await self.verify(gently=gently)
         except StoreFailed as error:
             self._report_unverified(error)
             return False
         return True
 
-    async def verify(self) -> AuditReport:
-        """Verify, record the result and return it; raises StoreFailed."""
+    async def verify(self, *, gently: bool = False) -> AuditReport:
+        """Verify the whole, record the result and return it; raises StoreFailed."""
         self._requests += 1
         request = self._requests
         # One at a time, each newer than the last: an old report must not block what a settlement released.
@@ -112,7 +112,7 @@ class AuditMonitor:
             # A verification answers the requests before its start; a later one may follow a settlement.
             if self._report is None or self._answered_requests < request:
                 before_start = self._requests
-                self._report = await self._state.store.verify_audit()
+                self._report = await self._state.store.verify_audit(gently=gently)
                 self._answered_requests = before_start
                 self._record(self._report)
                 await self._sign(self._report)

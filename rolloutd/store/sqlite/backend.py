@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TypeVar, cast
@@ -26,6 +26,9 @@ T = TypeVar("T")
 
 KEY_FILE = "audit-checkpoint.key"
 """The key of the checkpoint, beside the database and never in it or in a backup."""
+
+# Bytes, so that an entry that is not UTF-8 any more counts as altered.
+_CHAIN = "SELECT seq, CAST(entry AS BLOB), CAST(hash AS BLOB) FROM {} WHERE true"
 
 _FileIdentities = tuple[tuple[int, int] | None, ...]
 """Device and inode of each of a database's files; None for a missing one."""
@@ -87,18 +90,18 @@ class SqliteBackend:
 
     # -- the audit
 
-    def read_chain(self, connection: Connection, table: str = "audit") -> Generator[ChainRow]:
-        # Bytes, so that an entry that is not UTF-8 any more counts as altered.
-        sql = f"SELECT seq, CAST(entry AS BLOB), CAST(hash AS BLOB) FROM {table} ORDER BY seq"  # noqa: S608  # our own name
-        yield from connection.execute(sql)
+    def read_chain(self, connection: Connection, table: str, after: int, limit: int) -> Sequence[ChainRow]:
+        return connection.execute(
+            f"{_CHAIN.format(table)} AND seq > ? ORDER BY seq LIMIT ?", (after, limit)
+        ).fetchall()
 
     def verify_chain(self, head: str | None = None) -> ChainVerification:
         self._require_file()
         try:
             with (
                 closing(database.open_read_only(self.path)) as connection,
-                closing(self.read_chain(connection)) as entries,
             ):
+                entries = connection.execute(f"{_CHAIN.format('audit')} ORDER BY seq")
                 return audit_chain.verify_entries(entries, head, unreadable=self.errors)
         except self.errors as error:
             return ChainVerification(False, 0, GENESIS_HASH, None, f"{self.path}: not readable: {error}")

@@ -136,8 +136,8 @@ class MemoryStore:
     async def latest_audit_entry(self) -> AuditEntry | None:
         return self.memory.entries[-1] if self.memory.entries else None
 
-    async def verify_audit(self, head: str | None = None) -> AuditReport:
-        return AuditReport(self._verify_chain(head))
+    async def verify_audit(self, head: str | None = None, *, gently: bool = False) -> AuditReport:
+        return AuditReport(self._verify_chain(head), seq=len(self.memory.entries))
 
     async def verify_audit_checkpoint(self) -> AuditCheckpointReport:
         return AuditCheckpointReport("the database has none")

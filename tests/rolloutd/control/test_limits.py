@@ -70,7 +70,7 @@ async def test_one_verification_per_user_at_once(tmp_path: Path, monkeypatch: py
     async with control_environment(tmp_path) as env:
         begun, may_end, verify = asyncio.Event(), asyncio.Event(), env.state.store.verify_audit
 
-        async def verify_slowly(head: str | None = None) -> AuditReport:
+        async def verify_slowly(head: str | None = None, *, gently: bool = False) -> AuditReport:
             begun.set()
             await may_end.wait()
             return await verify(head)

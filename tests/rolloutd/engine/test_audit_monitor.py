@@ -13,12 +13,16 @@ from typing import Any
 import pytest
 
 from machines.model.decision import Admit, CheckIfCurrent, OpenGate
+from machines.model.events import HoldReleased
 from machines.model.plan import GateName
 from machines.scheduler.decide import decide, explain_node
 from machines.states import Phase
 from rolloutd.cli.queries import format_gate
+from rolloutd.commands.audit_settlement import settle
 from rolloutd.control.client import ApiError
+from rolloutd.control.identity import Identity
 from rolloutd.engine.background.audit_monitor import CONDITION, WHOLE_INTERVAL_S, AuditMonitor
+from rolloutd.errors import Conflict
 from rolloutd.ports.store import AuditReport
 from rolloutd.reason_text import describe, lifted_by
 from rolloutd.store import open_store
@@ -27,6 +31,7 @@ from tests.rolloutd.control_environment import PLAN, ControlEnvironment, control
 from tests.rolloutd.engine.test_daemon import running, until
 from tests.rolloutd.slow_store import adapters_of, daemon_of
 
+ADAM = Identity(1003, "adam", frozenset(), admin=True)
 EVE = '{"kind":"person","name":"oscar","uid":1002}'
 
 
@@ -151,7 +156,7 @@ class HeldStore:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
-    async def verify_audit(self, head: str | None = None) -> AuditReport:
+    async def verify_audit(self, head: str | None = None, *, gently: bool = False) -> AuditReport:
         report: AuditReport = await self._inner.verify_audit(head)
         if not self.verified.is_set():
             self.verified.set()
@@ -236,10 +241,42 @@ async def test_forged_step_keeps_driver_waiting(tmp_path: Path) -> None:
             assert (await env.state.store.load_steps(rollout, "p1"))[-1].step == "isolate.0.command"
 
 
+async def test_settlement_verifies_before_the_lock(tmp_path: Path) -> None:
+    async with sqlite_environment(tmp_path) as env:
+        rollout = await env.submit()
+        forge_start(tmp_path, rollout, env.state.index.rollout(rollout).digest.whole)
+        await restart(env)
+        verify, locked = env.state.store.verify_audit, []
+
+        async def watched(head: str | None = None, *, gently: bool = False) -> AuditReport:
+            locked.append(env.state._write_lock.locked())
+            return await verify(head, gently=gently)
+
+        env.state.store.verify_audit = watched  # type: ignore[method-assign]
+        body = {"subjects": ["all"], "keep": "audit", "reason": "forged"}
+        assert (await env.request("adam", "post", "/v1/audit/settle", body))["ok"]
+        assert locked == [False, False]
+
+
+async def test_settlement_refuses_row_that_changed_since(tmp_path: Path) -> None:
+    async with sqlite_environment(tmp_path) as env:
+        await env.request("adam", "put", "/v1/holds", {"node": "p1", "reason": "disk"})
+        await env.request("adam", "put", "/v1/holds", {"node": "s1", "reason": "disk"})
+        run_sql(tmp_path, "UPDATE hold SET reason = 'forged'")
+        report = await env.state.store.verify_audit()
+        held = HoldReleased("p1", "person", "adam", ADAM.actor, env.clock.now())
+        await env.state.commit([held], cause="test")
+        async with env.state.exclusive_commit():
+            with pytest.raises(Conflict, match="hold/p1/person/adam: it changed since the verification"):
+                await settle(env.state, ADAM, report, ["all"], "audit", "forged")
+            (event,) = await settle(env.state, ADAM, report, ["hold/s1/person/adam"], "audit", "forged")
+        assert event.row["reason"] == "disk"
+
+
 class StuckStore(HeldStore):
     """A store whose whole verification does not end."""
 
-    async def verify_audit(self, head: str | None = None) -> AuditReport:
+    async def verify_audit(self, head: str | None = None, *, gently: bool = False) -> AuditReport:
         self.verified.set()
         await self.release.wait()
         report: AuditReport = await self._inner.verify_audit(head)

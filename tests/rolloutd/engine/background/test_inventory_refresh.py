@@ -352,7 +352,7 @@ async def test_altered_row_keeps_other_rollouts_membership(tmp_path: Path) -> No
                 raise Conflict(f"target {altered}/p1 is not as expected")
             return await write(events, **more)
 
-        async def verify() -> Any:
+        async def verify(**_: Any) -> Any:
             verified.append(inside.clock.now())
             return report
 
