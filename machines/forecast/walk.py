@@ -25,7 +25,7 @@ from machines.facts.preparations import BUILD_NODE
 from machines.facts.projection import Projection
 from machines.forecast.approvals import Approvals
 from machines.forecast.assumed_health import assume_healthy
-from machines.forecast.attempt import Attempt, NodeKey
+from machines.forecast.attempt import Attempt, NodeKey, kind_of
 from machines.forecast.model import Assumptions, StepDurations
 from machines.forecast.timeline import Timeline
 from machines.model.actions import (
@@ -89,6 +89,9 @@ HORIZON_S = 366 * 86_400.0
 MAX_IDLE_DECISIONS = 1_000
 """Decisions in a row, each at its own instant, that change nothing: more than the days of the horizon."""
 
+MAX_ANSWERS = 10_000
+"""Answers that nodes share: some ten for each kind of node; with durations of their own none is shared."""
+
 CHECK_MODE_STEP = "check-mode"
 """Under this name the durations are asked for a check whether a node needs the change."""
 
@@ -98,14 +101,24 @@ _ASKED_AGAIN = (OpenGate, RollBack, Requeue, SkipQuarantined, EndHold, EndFreeze
 
 @dataclass(slots=True)
 class _Lane:
-    """One node at work: its plan, its records, and what it does now."""
+    """One node at work: its plan, its records, and what it does now.
+
+    `kind` is what nodes have in common that take the same steps if each step takes as long; None for a node
+    with a past.  `passed` are the instants of this one at which something has ended, from `began_at` on.
+    """
 
     plan: Plan
     records: tuple[StepRecord, ...]
+    began_at: float
+    kind: tuple[object, ...] | None = None
+    passed: tuple[float, ...] = ()
     action: Action | None = None
-    record: StepRecord | None = None
     is_aborted: bool = False
     is_over_budget: bool = False
+
+    def pass_time(self, now: float) -> None:
+        # To the millisecond: the same durations at other instants differ by a rounding.
+        self.passed += (round(now - self.began_at, 3),)
 
 
 @dataclass(slots=True)
@@ -139,6 +152,8 @@ class Walk:
     _busy_until: dict[NodeKey, float] = field(default_factory=dict)
     _requested: set[Command] = field(default_factory=set)
     _over_budget: set[NodeKey] = field(default_factory=set)
+    _ended_records: dict[NodeKey, tuple[StepRecord, ...]] = field(default_factory=dict)
+    _answers: dict[tuple[object, ...], Action] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.began_at = self.now
@@ -356,10 +371,14 @@ class Walk:
     def _begin(self, target: Target) -> bool:
         """Begin to drive a node; return whether a decision follows at once."""
         key = (target.rollout, target.node)
-        records = tuple(self.records.get(key, ()))
-        lane = self._lanes[key] = _Lane(self.index.plan_for(target), records)
+        records = self._ended_records.get(key) or tuple(self.records.get(key, ()))
+        lane = self._lanes[key] = _Lane(self.index.plan_for(target), records, self.now)
+        attempt = self._current.get(key)
+        is_running = attempt is not None and attempt.is_running
+        if not records and not is_running:
+            lane.kind = kind_of(target, lane.plan)
         action = self._next_action(target, lane)
-        if records and not isinstance(action, Transition | Wait | NoAction | CompleteOrder):
+        if is_running and records and not isinstance(action, Transition | Wait | NoAction | CompleteOrder):
             # It has begun before the walk did: only the rest of its time is left.
             latest = records[-1]
             began_at = latest.began_at if latest.state == "intended" else latest.at
@@ -367,6 +386,19 @@ class Walk:
         return self._drive(key)
 
     def _next_action(self, target: Target, lane: _Lane) -> Action:
+        """Return the next action; nodes of one kind that have taken as long so far share the answer."""
+        if lane.kind is None or lane.is_aborted or lane.is_over_budget or target.order is not None:
+            return self._ask_next_action(target, lane)
+        key = (lane.kind, lane.passed, round(self.now - lane.began_at, 3))
+        action = self._answers.get(key)
+        if action is not None:
+            return _later(action, self.now)
+        action = self._ask_next_action(target, lane)
+        if len(self._answers) < MAX_ANSWERS:
+            self._answers[key] = _later(action, -self.now)
+        return action
+
+    def _ask_next_action(self, target: Target, lane: _Lane) -> Action:
         began = target.since + (target.downtime_s if target.phase is Phase.ISOLATING else 0.0)
         return next_action(
             Situation(
@@ -390,9 +422,11 @@ class Walk:
             match action:
                 case NoAction():
                     del self._lanes[key]
+                    self._ended_records[key] = lane.records
                     return True
                 case Transition():
                     self._transition(target, action)
+                    lane.pass_time(self.now)
                     is_relevant |= self.index.target(*key).phase not in IN_FLIGHT_PHASES
                 case CompleteOrder():
                     self._complete_order(target, action)
@@ -429,6 +463,7 @@ class Walk:
         if self._lanes.get(key) is not lane or lane.action is not action:
             return False  # an abort has ended it
         lane.records = upsert(lane.records, record_of(record, Ok(), self.now))
+        lane.pass_time(self.now)
         self._record_isolation(self.index.target(*key), record, is_isolated_after(action, Ok()))
         return self._drive(key)
 
@@ -457,3 +492,7 @@ class Walk:
         if action.succeeded and target.phase is Phase.FAILED:
             after = self.index.target(*key)
             self._apply(transition(after, Trigger.SKIPPED, self.now, outcome=Outcome.SKIPPED))
+
+
+def _later(action: Action, seconds: float) -> Action:
+    return replace(action, until=action.until + seconds) if isinstance(action, Wait) else action
