@@ -30,7 +30,6 @@ from machines.model.rollout import Actor, ActorKind, Target
 from machines.model.selector import parse_selector
 from machines.rules.waves import assign_waves
 from machines.scheduler.decide import decide
-from machines.scheduler.queue import SchedulingQueue
 from machines.states import Outcome, Phase, Trigger, next_phase
 
 NODES = 10_000
@@ -95,20 +94,19 @@ def submit(index: Projection, rollout: str, wanted: Plan) -> None:
     index.apply(GateOpened(rollout, GateName.START, "", T0))
 
 
-def apply_decision(index: Projection, queue: SchedulingQueue, now: float) -> int:
+def apply_decision(index: Projection, now: float) -> int:
     """Admit what may start; return how many did."""
-    starts = advance_and_decide(index, queue, now).of(Admit)
+    starts = advance_and_decide(index, now).of(Admit)
     for start in starts:
         move(index, index.target(start.rollout, start.node), Trigger.ADMITTED, now)
     return len(starts)
 
 
-def advance_and_decide(index: Projection, queue: SchedulingQueue, now: float) -> Decision:
+def advance_and_decide(index: Projection, now: float) -> Decision:
     """Do what the daemon does in each turn."""
     index.advance(now)
-    queue.update(index, now)
-    decision = decide(index, now, queue)
-    queue.back_off(decision.backoffs)
+    decision = decide(index, now)
+    index.record_backoffs(decision.backoffs)
     return decision
 
 
@@ -124,8 +122,8 @@ def move(index: Projection, target: Target, trigger: Trigger, now: float) -> Non
 
 def decision_times(nodes: int, pools: int, plans: int) -> tuple[Projection, list[float]]:
     """Return the times of decisions, each after one event in a fleet at work."""
-    index, queue, times, now = fleet(nodes, pools, plans), SchedulingQueue(), [], T0
-    while apply_decision(index, queue, now):
+    index, times, now = fleet(nodes, pools, plans), [], T0
+    while apply_decision(index, now):
         pass
     ways = {
         Phase.ISOLATING: Trigger.ISOLATED,
@@ -140,11 +138,11 @@ def decision_times(nodes: int, pools: int, plans: int) -> tuple[Projection, list
         turn += 7
         move(index, target, ways[target.phase], now)
         began = perf_counter()
-        decision = advance_and_decide(index, queue, now)
+        decision = advance_and_decide(index, now)
         times.append((perf_counter() - began) * 1000)
         for wanted in decision.of(Observe):
             index.record_observations([Observation(wanted.node, NodeHealth.UP, now)], now)
-        apply_decision(index, queue, now)
+        apply_decision(index, now)
     return index, times
 
 

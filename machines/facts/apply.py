@@ -6,7 +6,7 @@ that an event changes; one that is not as the event expects is an UnexpectedRow,
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any, TypeVar, assert_never
 
@@ -251,6 +251,23 @@ def rollout_of(event: events.Event) -> str | None:
         return event.preparation.rollout
     rollout: str | None = getattr(event, "rollout", None)
     return rollout
+
+
+def count_rows(committed: Iterable[events.Event]) -> int:
+    """Return about how many rows the events write."""
+    return sum(map(_rows_of, committed))
+
+
+def _rows_of(event: events.Event) -> int:
+    match event:
+        case events.RolloutOpened() | events.TargetsJoined():
+            return len(event.targets)
+        case events.NodesDiscovered():
+            return len(event.nodes)
+        case events.NodesRemoved():
+            return len(event.names)
+        case _:
+            return 1
 
 
 def new_rollout(event: events.RolloutOpened, plan: Plan) -> Rollout:

@@ -151,13 +151,12 @@ def observed_unavailability(facts: FleetFacts, node: str) -> Unavailability | No
     observation = facts.observation(node)
     if observation is None:
         return Unavailability(node, UnavailabilityCause.UNKNOWN, needs_observation=True)
-    is_up = observation.sight is NodeHealth.UP and not observation.cordoned_by_other
     # At the limit itself it is stale already: that is the instant for which a reevaluation is scheduled.
     is_stale = facts.now >= observation.at + facts.limits.observe_within_s
     # What was wrong before we released the node may have been our own doing.
-    if is_stale or (not is_up and observation.at < facts.released_at(node)):
+    if is_stale or (not observation.is_up and observation.at < facts.released_at(node)):
         return Unavailability(node, UnavailabilityCause.UNKNOWN, observation, needs_observation=True)
-    if is_up:
+    if observation.is_up:
         return None
     code = UnavailabilityCause.DOWN if observation.sight is NodeHealth.DOWN else UnavailabilityCause.UNKNOWN
     if observation.cordoned_by_other:

@@ -48,7 +48,8 @@ class RolloutCounters:
 
     `in_flight` and `failed` name the nodes of those phases, `exceptions` those that are done without the
     change, `drifted` those that lost it, `rollbacks_due` those that wait for a rollback that a person
-    ordered, or whose isolation was aborted; `durations` are the sorted seconds that changed nodes took.
+    ordered, or whose isolation was aborted; `durations` are the sorted seconds that changed nodes took;
+    `times` are the sorted instants at which the nodes of a wave entered their phases.
     """
 
     phases: Counter[Phase] = field(default_factory=Counter)
@@ -62,10 +63,12 @@ class RolloutCounters:
     drifted: set[str] = field(default_factory=set)
     rollbacks_due: set[str] = field(default_factory=set)
     durations: list[float] = field(default_factory=list)
+    times: dict[str, list[float]] = field(default_factory=dict)
 
     def copy(self) -> RolloutCounters:
         """Return counters of their own: a later change of these does not change them."""
         made = RolloutCounters(**{each.name: getattr(self, each.name).copy() for each in fields(self)})
+        made.times = {wave: times.copy() for wave, times in self.times.items()}
         made.waves = {wave: phases.copy() for wave, phases in self.waves.items()}
         made.pools = {pool: replace(counters) for pool, counters in self.pools.items()}
         return made
@@ -75,16 +78,21 @@ class RolloutCounters:
         for target in targets:
             self._adjust_counts(target, 1)
             self.durations += _duration_s(target)
-        self.durations.sort()
+            self.times.setdefault(target.wave, []).append(target.since)
+        for values in (self.durations, *self.times.values()):
+            values.sort()
 
     def adjust(self, target: Target, delta: int) -> None:
         """Count a target in (`delta` 1) or out (`delta` -1)."""
         self._adjust_counts(target, delta)
-        for duration_s in _duration_s(target):
+        times = self.times.setdefault(target.wave, [])
+        for values, value in ((times, target.since), *((self.durations, s) for s in _duration_s(target))):
             if delta > 0:
-                insort(self.durations, duration_s)
+                insort(values, value)
             else:
-                del self.durations[bisect_left(self.durations, duration_s)]
+                del values[bisect_left(values, value)]
+        if not times:
+            del self.times[target.wave]
 
     def _adjust_counts(self, target: Target, delta: int) -> None:
         self.phases[target.phase] += delta

@@ -20,7 +20,7 @@ from machines.facts.pool_index import Pool, PoolIndex
 from machines.facts.preparations import RolloutPreparations
 from machines.model.decision import DueRollbacks
 from machines.model.limits import Limits
-from machines.model.node import Node, NodeHealth, Observation, pools_of
+from machines.model.node import Node, Observation, pools_of
 from machines.model.plan import Plan
 from machines.model.rollout import Failure, Target
 from machines.model.target_plan import plan_for_target
@@ -39,7 +39,8 @@ class Index(FleetFacts):
         self._counters: dict[str, RolloutCounters] = {}
         self._pending: dict[str, dict[str, list[QueuePosition]]] = {}
         self._unresolved_failures: dict[str, tuple[Failure, ...]] = {}
-        self._wave_ends: dict[tuple[str, str], float | None] = {}
+        self.recounted_failures: dict[str, list[Failure]] = {}
+        """What machines/invariants/vote_recount.py found, until a vote, a failure or a team changes."""
         self.due_rollbacks: dict[str, DueRollbacks] = {}
         """What machines/rules/rollbacks.py found, until a fact changes that it may depend on."""
         self._needing_driver: set[tuple[str, str]] = set()
@@ -53,7 +54,7 @@ class Index(FleetFacts):
         made._pool_index = self._pool_index.fork_for(made.pending_groups)
         # Answers are written by questions, so the two sides must not share them.
         made._unresolved_failures = self._unresolved_failures.copy()
-        made._wave_ends = self._wave_ends.copy()
+        made.recounted_failures = self.recounted_failures.copy()
         made.due_rollbacks = self.due_rollbacks.copy()
         return made
 
@@ -111,13 +112,18 @@ class Index(FleetFacts):
 
     def next_change(self) -> float:
         """Return when time alone may next change a decision, other than by a soak (epoch seconds)."""
-        return self._pool_index.next_change()
+        return min(self._pool_index.next_change(), self.pending_groups.next_instant())
 
     def _is_still_due(self, node: str, at: float) -> bool:
         """Return whether a bad observation or a hold of the node still ends at the instant."""
         seen = self._observations.get(node)
         expires = seen is not None and seen.at + self.limits.observe_within_s == at
         return expires or any(hold.until == at for hold in self.holds_on(node))
+
+    def _stale_at(self, node: str) -> float | None:
+        """Return when the node's good observation expires (epoch seconds); 0 without one."""
+        seen = self._observations.get(node)
+        return None if seen is None or not seen.is_up else seen.at + self.limits.observe_within_s
 
     def plan_for(self, target: Target) -> Plan:
         """Return the plan as it applies to the node of this target, which the inventory must have."""
@@ -158,11 +164,8 @@ class Index(FleetFacts):
 
     def wave_end(self, rollout: str, wave: str) -> float | None:
         """Return when the last node of a wave entered its phase (epoch seconds), None for an empty wave."""
-        key = (rollout, wave)
-        if key not in self._wave_ends:
-            times = (t.since for t in self._targets[rollout].values() if t.wave == wave)
-            self._wave_ends[key] = max(times, default=None)
-        return self._wave_ends[key]
+        times = self._counters[rollout].times.get(wave)
+        return times[-1] if times else None
 
     def pending(self, rollout: str, wave: str) -> Sequence[QueuePosition]:
         """Return the positions of the wave's pending nodes, the next one first."""
@@ -195,9 +198,6 @@ class Index(FleetFacts):
         key, _, value = pool.partition("/")
         return self._pool_index.pools.get(pool) or Pool(key, value)
 
-    def members(self, key: str, value: str) -> Iterable[str]:
-        return self.pool(f"{key}/{value}").members
-
     def pool_ids(self) -> Iterable[str]:
         """Return the ids of all pools that have had members."""
         return self._pool_index.pools.keys()
@@ -207,7 +207,8 @@ class Index(FleetFacts):
 
     def at(self, now: float) -> Self:
         """Return the facts at an instant: these, unless time alone has changed something since."""
-        if self.now <= now and not self._pool_index.is_due(now):
+        is_due = self._pool_index.is_due(now) or self.pending_groups.is_due(now)
+        if self.now <= now and not is_due:
             return self
         # In a fork, because only the daemon may advance the facts: a question must not end a hold.
         made = self.fork()
@@ -221,7 +222,8 @@ class Index(FleetFacts):
         self.now = now
         if backwards:
             self._on_clock_set_back()
-        self._pool_index.advance(self, now, self._is_still_due)
+        self._pool_index.advance(self, now, self._is_still_due, self._stale_at)
+        self.pending_groups.end_due(now)
 
     def _on_clock_set_back(self) -> None:
         # Expired observations and holds may be valid again.  The age of an observation or a probe that
@@ -238,7 +240,6 @@ class Index(FleetFacts):
 
     def _schedule_reevaluation(self, observation: Observation) -> None:
         # A good observation that grows old makes its node worse, so that instant can start nothing.
-        is_up = observation.sight is NodeHealth.UP and not observation.cordoned_by_other
         self._pool_index.schedule_reevaluation(
-            observation.node, observation.at + self.limits.observe_within_s, improves=not is_up
+            observation.node, observation.at + self.limits.observe_within_s, improves=not observation.is_up
         )

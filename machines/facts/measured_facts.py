@@ -6,25 +6,28 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from machines.facts.dry_runs import DryRunResult
-from machines.facts.index import Index
+from machines.facts.records import Records, journaled
 from machines.model.preparation import StagedComparison
 from machines.model.traffic import TrafficResult
 
 
-class MeasuredFacts(Index):
+class MeasuredFacts(Records):
     """An index that takes measurements; each marks the groups of its node."""
 
+    @journaled
     def record_dry_run(self, result: DryRunResult) -> None:
         self.dry_run_results = self._own(self.dry_run_results)
         self.dry_run_results.record(result)
         self.pending_groups.mark_node(result.node, (result.rollout,))
 
+    @journaled
     def forget_dry_run(self, rollout: str, node: str) -> None:
         """Drop a dry-run result, because what it was about has changed."""
         self.dry_run_results = self._own(self.dry_run_results)
         self.dry_run_results.forget(rollout, node)
         self.pending_groups.mark_node(node, (rollout,))
 
+    @journaled
     def record_traffic(self, traffic: TrafficResult) -> None:
         """Record a traffic result; one of a closed rollout is ignored, unless nodes wait for a rollback."""
         rollout = self._rollouts.get(traffic.rollout)
@@ -37,6 +40,7 @@ class MeasuredFacts(Index):
         # A busy node concerns its whole group: the next one of it is tried instead.
         self.pending_groups.mark_node(traffic.node, (traffic.rollout,))
 
+    @journaled
     def record_comparison(self, comparison: StagedComparison) -> None:
         """Record that a node's staged files were compared; of a closed rollout it is ignored."""
         rollout = self._rollouts.get(comparison.rollout)

@@ -1,9 +1,13 @@
-"""Pending nodes in groups: those of one wave that share their team and all their pools.
+"""Pending nodes in groups, and the queue of the groups in which one may be able to start.
 
-Usually all nodes of a group can start or none can, so a decision examines the group and not each node.
-`take_changed()` names the groups of which a node may have become able to start: one of its pools changed, a
-node in it, its rollout, or everything.  Naming too many groups costs time; naming too few leaves a node
-waiting although it could start.  In doubt, a group is named.
+A group is the nodes of one wave that share their team and all their pools: usually all of them can start or
+none can, so a decision asks about the group.  A group is ready, or it is backed off: nothing of it can
+start until a mark or an instant makes it ready again.  A mark names a group of which a node may have become
+able to start: one of its pools changed, a node in it, its rollout, or everything.  A mark too many costs
+time; a mark too few leaves a node waiting although it could start.  In doubt, a group is marked.
+
+A backoff is a cache, never a rule: facts that are built again have all groups ready, and must give the same
+decision.  The tests compare the two after every step.
 
 The sets of groups are dicts without values: they keep their order, so that a decision does not depend on
 hashes.
@@ -11,16 +15,23 @@ hashes.
 
 from __future__ import annotations
 
+import heapq
+import math
 from bisect import bisect_left, insort
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from machines.facts.sharing import Forkable
-from machines.model.decision import QueueGroup
+from machines.model.decision import BackOff, QueueGroup
 from machines.model.rollout import Target
 
 QueuePosition = tuple[bool, int, str]
 """Order of a wave's pending nodes: those that are still isolated hold a slot already and go first, then by
 position.
+"""
+
+QueueEntry = tuple[QueuePosition, QueueGroup]
+"""A ready group and the position of its first node.  No two groups of a wave share a node, so entries have an
+order without a comparison of groups.
 """
 
 
@@ -29,7 +40,7 @@ def queue_position(target: Target) -> QueuePosition:
 
 
 class PendingGroups(Forkable):
-    """All groups of open rollouts, and which of them have changed."""
+    """All groups of open rollouts, and which of them are ready."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,31 +48,26 @@ class PendingGroups(Forkable):
         self._group_by_target: dict[tuple[str, str], QueueGroup] = {}
         self._groups_by_pool: dict[str, dict[QueueGroup, None]] = {}
         self._groups_by_rollout: dict[str, dict[QueueGroup, None]] = {}
-        self._changed: dict[QueueGroup, None] = {}
+        self._ready: dict[tuple[str, str], list[QueueEntry]] = {}
+        """By rollout and wave, in order."""
+        self._backed_off: dict[QueueGroup, float] = {}
+        """Until when; infinity for a mark alone."""
+        self._by_instant: dict[float, dict[QueueGroup, None]] = {}
+        """The groups that are ready again at an instant: one instant for all of them."""
+        self._instants: list[float] = []
+        """A heap of the keys of _by_instant; the first one has groups."""
 
     def __contains__(self, group: QueueGroup) -> bool:
         return group in self._groups
 
-    @property
-    def changed(self) -> Collection[QueueGroup]:
-        """The groups that changed since they were last taken; some of them may have no node left."""
-        return self._changed
-
-    def take_changed(self) -> Collection[QueueGroup]:
-        """Return the groups that changed since the last call."""
-        taken, self._changed = self._changed, {}
-        # The caller may keep what it has taken, so it must not be written to here.
-        self._owned_ids.discard(id(taken))
-        self._owned_ids.add(id(self._changed))
-        return taken
-
     def clear(self) -> None:
-        # Marked before they go, so that the queue of the daemon forgets them too.
-        self.mark_all()
         self._groups, self._group_by_target = {}, {}
         self._groups_by_pool, self._groups_by_rollout = {}, {}
+        self._ready, self._backed_off = {}, {}
+        self._by_instant, self._instants = {}, []
 
     def enqueue(self, target: Target, pools: tuple[str, ...]) -> None:
+        """Add a node; its group is ready."""
         group = QueueGroup(target.rollout, target.wave, target.team, pools)
         self._groups = self._own(self._groups)
         if group not in self._groups:
@@ -70,22 +76,28 @@ class PendingGroups(Forkable):
             self._groups_by_pool = self._own(self._groups_by_pool)
             for pool in pools:
                 self._own_row(self._groups_by_pool, pool, dict)[group] = None
+        else:
+            self._end_backoff(group)
+            self._remove_entry(group)
         insort(self._own_row(self._groups, group, list), queue_position(target))
+        self._add_entry(group)
         self._group_by_target = self._own(self._group_by_target)
         self._group_by_target[target.rollout, target.node] = group
-        self._mark((group,))
 
     def remove(self, target: Target) -> None:
+        """Remove a node; the rest of its group is ready, because the node may have kept it back."""
         group = self._group_by_target.get((target.rollout, target.node))
         if group is None:
             return
         self._group_by_target = self._own(self._group_by_target)
         del self._group_by_target[target.rollout, target.node]
+        self._end_backoff(group)
+        self._remove_entry(group)
         self._groups = self._own(self._groups)
         positions = self._own_row(self._groups, group)
         del positions[bisect_left(positions, queue_position(target))]
-        self._mark((group,))
         if positions:
+            self._add_entry(group)
             return
         del self._groups[group]
         self._groups_by_rollout = self._own(self._groups_by_rollout)
@@ -122,23 +134,111 @@ class PendingGroups(Forkable):
         """Return the rollouts with a node that waits for a slot of the pool."""
         return sorted({group.rollout for group in self._groups_by_pool.get(pool, ())})
 
-    # -- what changed
+    # -- the queue
+
+    def ready(self, rollout: str, wave: str) -> Sequence[QueueEntry]:
+        """Return the ready groups of a wave in the order of their first nodes."""
+        return self._ready.get((rollout, wave), ())
+
+    def back_off(self, backoffs: Iterable[BackOff]) -> None:
+        """Skip the groups in which a decision could start nothing."""
+        for each in backoffs:
+            if each.group not in self._groups or self._backed_off.get(each.group) == each.until:
+                continue
+            self._end_backoff(each.group)
+            self._remove_entry(each.group)
+            self._backed_off = self._own(self._backed_off)
+            self._backed_off[each.group] = each.until
+            if not math.isinf(each.until):
+                self._by_instant = self._own(self._by_instant)
+                if each.until not in self._by_instant:
+                    self._instants = self._own(self._instants)
+                    heapq.heappush(self._instants, each.until)
+                self._own_row(self._by_instant, each.until, dict)[each.group] = None
+
+    def is_due(self, now: float) -> bool:
+        """Return whether a backoff is over by this instant (epoch seconds)."""
+        return bool(self._instants) and self._instants[0] <= now
+
+    def end_due(self, now: float) -> None:
+        """Make the groups ready whose backoff is over by this instant (epoch seconds)."""
+        while self.is_due(now):
+            self._make_ready(tuple(self._by_instant[self._instants[0]]))
+
+    @property
+    def instants(self) -> list[float]:
+        """The instants at which backoffs end (epoch seconds); a later one may have no group left."""
+        return self._instants
+
+    def next_instant(self) -> float:
+        """Return when the next backoff is over (epoch seconds), infinity for never."""
+        return self._instants[0] if self._instants else math.inf
 
     def mark_pool(self, pool: str) -> None:
-        self._mark(self._groups_by_pool.get(pool, ()))
+        if self._backed_off:
+            self._make_ready(self._groups_by_pool.get(pool, ()))
 
     def mark_node(self, node: str, rollouts: Iterable[str]) -> None:
-        groups = (self._group_by_target.get((rollout, node)) for rollout in rollouts)
-        self._mark([group for group in groups if group is not None])
+        if self._backed_off:
+            groups = (self._group_by_target.get((rollout, node)) for rollout in rollouts)
+            self._make_ready([group for group in groups if group is not None])
 
     def mark_rollout(self, rollout: str) -> None:
-        self._mark(self.of_rollout(rollout))
+        if self._backed_off:
+            self._make_ready(self._groups_by_rollout.get(rollout, ()))
 
     def mark_all(self) -> None:
-        self._mark(self._groups)
+        self._make_ready(tuple(self._backed_off))
 
-    def _mark(self, groups: Collection[QueueGroup] | Iterable[QueueGroup]) -> None:
+    def _make_ready(self, groups: Iterable[QueueGroup]) -> None:
+        by_wave: dict[tuple[str, str], list[QueueEntry]] = {}
         for group in groups:
-            if group not in self._changed:
-                self._changed = self._own(self._changed)
-                self._changed[group] = None
+            if self._end_backoff(group):
+                entry = (self._groups[group][0], group)
+                by_wave.setdefault((group.rollout, group.wave), []).append(entry)
+        for wave, entries in by_wave.items():
+            self._ready = self._own(self._ready)
+            ready = self._own_row(self._ready, wave, list)
+            if len(entries) == 1:
+                insort(ready, entries[0])
+            else:  # one sort costs less than as many insertions as a window opening has groups
+                ready += entries
+                ready.sort()
+
+    def _end_backoff(self, group: QueueGroup) -> bool:
+        """Forget a group's backoff; return whether it had one.  The caller makes the group ready."""
+        until = self._backed_off.get(group)
+        if until is None:
+            return False
+        self._backed_off = self._own(self._backed_off)
+        del self._backed_off[group]
+        if until in self._by_instant:
+            self._by_instant = self._own(self._by_instant)
+            del self._own_row(self._by_instant, until)[group]
+            # Later empty instants stay until they are the first, so that none is pushed twice.
+            while self._instants and not self._by_instant[self._instants[0]]:
+                self._instants = self._own(self._instants)
+                del self._by_instant[heapq.heappop(self._instants)]
+        return True
+
+    def _add_entry(self, group: QueueGroup) -> None:
+        self._ready = self._own(self._ready)
+        ready = self._own_row(self._ready, (group.rollout, group.wave), list)
+        insort(ready, (self._groups[group][0], group))
+
+    def _remove_entry(self, group: QueueGroup) -> None:
+        """Remove a group from the ready ones, if it is among them."""
+        wave = (group.rollout, group.wave)
+        ready = self._ready.get(wave, ())
+        place = bisect_left(ready, self._groups[group][0], key=_position)
+        if place == len(ready) or ready[place][1] != group:
+            return
+        self._ready = self._own(self._ready)
+        if len(ready) == 1:
+            del self._ready[wave]
+        else:
+            del self._own_row(self._ready, wave)[place]
+
+
+def _position(entry: QueueEntry) -> QueuePosition:
+    return entry[0]

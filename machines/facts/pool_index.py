@@ -54,6 +54,8 @@ class PoolIndex(Forkable):
         self._unavailable: dict[str, Unavailability] = {}
         self._full_pool_ids: set[str] = set()
         self._stale_times: list[tuple[float, str]] = []
+        self._stale_at: dict[str, float] = {}
+        """The instant of each node in _stale_times: one, however often the node is observed."""
         self._improvement_times: list[tuple[float, str]] = []
 
     def fork_for(self, groups: PendingGroups) -> Self:
@@ -143,14 +145,15 @@ class PoolIndex(Forkable):
 
     # -- availability
 
-    def reevaluate(self, facts: FleetFacts, nodes: Iterable[str]) -> None:
-        """Compute again whether these nodes are down."""
+    def reevaluate(self, facts: FleetFacts, nodes: Iterable[str], *, marks: bool = True) -> None:
+        """Compute again whether these nodes are down; without `marks` only a change of that marks groups."""
         for node in nodes:
             if node not in self._pool_ids_by_node:
                 continue
             # Its group may wait for what the node's first cause hides: a hold, or a cordon by another tool,
             # on a node that we have taken out of service ourselves.
-            self._groups.mark_node(node, (target.rollout for target in facts.targets_on(node)))
+            if marks:
+                self._groups.mark_node(node, (target.rollout for target in facts.targets_on(node)))
             before, after = self._unavailable.get(node), unavailability(facts, node)
             if before == after:
                 continue
@@ -190,26 +193,47 @@ class PoolIndex(Forkable):
         # Two heaps: the daemon wakes only for improvements; a node that gets worse lets nothing start.
         if improves:
             self._improvement_times = self._own(self._improvement_times)
-        else:
-            self._stale_times = self._own(self._stale_times)
-        heapq.heappush(self._improvement_times if improves else self._stale_times, (at, node))
+            heapq.heappush(self._improvement_times, (at, node))
+        elif node not in self._stale_at or at < self._stale_at[node]:
+            self._stale_times, self._stale_at = self._own(self._stale_times), self._own(self._stale_at)
+            self._stale_at[node] = at
+            heapq.heappush(self._stale_times, (at, node))
 
     def is_due(self, now: float) -> bool:
         """Return whether time alone may have changed a node by this instant (epoch seconds)."""
         return any(queue and queue[0][0] <= now for queue in (self._stale_times, self._improvement_times))
 
-    def advance(self, facts: FleetFacts, now: float, is_current: Callable[[str, float], bool]) -> None:
-        """Reevaluate the nodes that are due, and drop what `is_current` refuses."""
+    def advance(
+        self,
+        facts: FleetFacts,
+        now: float,
+        is_current: Callable[[str, float], bool],
+        stale_at: Callable[[str], float | None],
+    ) -> None:
+        """Reevaluate the nodes that are due, and drop what `is_current` refuses.
+
+        `stale_at` is when a node's good observation expires: a later one may have come, or a bad one.
+        """
         due: dict[str, None] = {}
         if self.is_due(now):
-            self._stale_times = self._own(self._stale_times)
+            self._stale_times, self._stale_at = self._own(self._stale_times), self._own(self._stale_at)
             while self._stale_times and self._stale_times[0][0] <= now:
-                due[heapq.heappop(self._stale_times)[1]] = None
+                at, node = heapq.heappop(self._stale_times)
+                if self._stale_at.get(node) != at:
+                    continue  # an earlier instant has replaced it
+                del self._stale_at[node]
+                until = stale_at(node)
+                if until is not None and until > now:
+                    self.schedule_reevaluation(node, until, improves=False)
+                elif until is not None:
+                    due[node] = None
         # An instant that another observation or hold has replaced goes now, or it would wake the daemon.
         queue = self._improvement_times
         while queue and (queue[0][0] <= now or not is_current(queue[0][1], queue[0][0])):
             queue = self._improvement_times = self._own(queue)
-            due[heapq.heappop(queue)[1]] = None
+            at, node = heapq.heappop(queue)
+            if at <= now:
+                due[node] = None
         if due:
             self.reevaluate(facts, due)
 

@@ -10,13 +10,13 @@ The tests check it after every step of random fleets.  Three rules keep it true:
 
 - Every change of a target goes through _store_target(), which removes the old version from all counters and
   adds the new one.  No counter is changed elsewhere.
-- What cannot be updated by a difference is dropped and computed on demand (_unresolved_failures, _wave_ends,
-  due_rollbacks).
-- Whatever may allow a waiting node to start must mark its group as changed.  A forgotten mark is the worst
-  error here: the node waits although nothing blocks it, until a restart.
+- What cannot be updated by a difference is dropped and computed on demand (_unresolved_failures,
+  recounted_failures, due_rollbacks).
+- Whatever may allow a waiting node to start must mark its group, so that it is ready again.  A forgotten
+  mark is the worst error here: the node waits although nothing blocks it, until a restart.
 
-Observations, and what measured_facts.py takes, come in without an event: the store does not keep them.
-Other parts see the index only as the read-only Index.
+What comes in without an event is in records.py and measured_facts.py.  Other parts see the index only as the
+read-only Index.
 """
 
 from __future__ import annotations
@@ -31,20 +31,19 @@ from machines.facts import apply as changes
 from machines.facts.apply import rollout_of, writes
 from machines.facts.availability import target_unavailability
 from machines.facts.counters import RolloutCounters
-from machines.facts.fleet_facts import FactsSnapshot, IsolationProgress
+from machines.facts.fleet_facts import FactsSnapshot
 from machines.facts.measured_facts import MeasuredFacts
-from machines.facts.node_work import NodeWork
 from machines.facts.pending_groups import queue_position
 from machines.facts.preparations import RolloutPreparations, preparations_of
+from machines.facts.votes import looks_ahead
 from machines.model import events
 from machines.model.events import ArtifactsBuilt, RolloutOpened, TeamRulesChanged
-from machines.model.limits import DiskShortage, Limits, Refusal
-from machines.model.node import Node, Observation, SourceFreshness
+from machines.model.limits import Limits
+from machines.model.node import Node
 from machines.model.plan import Plan
 from machines.model.preparation import Preparation, PreparationState
 from machines.model.rollout import Failure, Hold, Rollout, Target
 from machines.model.rows import (
-    AuditMismatch,
     Delete,
     NodeRemoval,
     RolloutPart,
@@ -54,7 +53,7 @@ from machines.model.rows import (
     with_part,
 )
 from machines.model.windows import Freeze
-from machines.states import IN_FLIGHT_PHASES, Phase
+from machines.states import IN_FLIGHT_PHASES, Outcome, Phase
 
 PlanCompiler = Callable[[Mapping[str, Any]], Plan]
 """Makes a plan from its canonical content; the shell provides it."""
@@ -94,7 +93,7 @@ class Projection(MeasuredFacts):
         index = Projection.build(snapshot, self.limits, self._compile)
         index.record_mismatches(self.mismatches)
         index.record_disk_shortage(self.disk_shortage)
-        index.record_sources(self.sources.values())
+        index.record_sources(tuple(self.sources.values()))
         # Without them every node would be unknown, and nothing would start before all are observed again.
         index.record_observations(self.observations, self.now)
         index._recorded_work = self._recorded_work.copy()
@@ -129,75 +128,6 @@ class Projection(MeasuredFacts):
         for row in preparations:
             self._record_preparation(row)
 
-    def record_observations(self, observations: Iterable[Observation], now: float) -> None:
-        """Record observations; one that is older than the last of its node is ignored."""
-        self.advance(now)
-        for observation in observations:
-            last = self._observations.get(observation.node)
-            # A slow poll may end after a watch has reported something newer.
-            if last is not None and last.at > observation.at:
-                continue
-            self._observations = self._own(self._observations)
-            self._observations[observation.node] = observation
-            if last is None or _state_of(last) != _state_of(observation):
-                # What blocked the isolation may be gone, or be new.
-                self.dry_run_results = self._own(self.dry_run_results)
-                for target in self.targets_on(observation.node):
-                    self.dry_run_results.forget(target.rollout, observation.node)
-            is_left = bool(observation.left_isolated_by)
-            self._left_cordoned = self._own(self._left_cordoned)
-            (self._left_cordoned.add if is_left else self._left_cordoned.discard)(observation.node)
-            self._schedule_reevaluation(observation)
-            self._pool_index.reevaluate(self, (observation.node,))
-
-    def record_work(self, work: NodeWork) -> None:
-        """Record that this process begins work on a node, which no stored fact shows."""
-        self._recorded_work = self._own(self._recorded_work)
-        self._recorded_work[work.node] = (*self.recorded_work(work.node), work)
-        self._mark_targets_on(work.node)
-
-    def end_work(self, work: NodeWork) -> None:
-        """Record that work on a node has ended."""
-        self._recorded_work = self._own(self._recorded_work)
-        # By identity: two checks of one node are equal, and each ends for itself.
-        left = tuple(each for each in self.recorded_work(work.node) if each is not work)
-        if left:
-            self._recorded_work[work.node] = left
-        else:
-            self._recorded_work.pop(work.node, None)
-        self._mark_targets_on(work.node)
-
-    def record_isolation(self, rollout: str, node: str, progress: IsolationProgress) -> None:
-        """Record how far an isolation is; the last report of each node counts."""
-        self._isolations = self._own(self._isolations)
-        self._isolations[rollout, node] = progress
-
-    def record_mismatches(self, mismatches: Sequence[AuditMismatch]) -> None:
-        """Replace the rows that the audit does not account for."""
-        if tuple(mismatches) != self.mismatches:
-            self.mismatches = tuple(mismatches)
-            self.pending_groups.mark_all()
-
-    def record_refusal(self, rollout: str, refusal: Refusal) -> None:
-        """Record that a decision of a rollout was refused; a settled mismatch is a reason to forget it."""
-        self.refusals = {**self.refusals, rollout: refusal}
-
-    def record_disk_shortage(self, shortage: DiskShortage | None) -> None:
-        self.disk_shortage = shortage
-        self.pending_groups.mark_all()
-
-    def record_sources(self, sources: Iterable[SourceFreshness]) -> None:
-        """Replace what is known of the inventory sources' last answers."""
-        recorded = {each.source: each for each in sources}
-        for each in recorded.values():
-            before = self.sources.get(each.source)
-            answered = each.refreshed_at
-            # Compared with the new answer too: `now` is that of the last decision, which may be long ago.
-            if before and answered and (before.is_stale(answered) or before.is_stale(self.now)):
-                self.pending_groups.mark_all()
-                break
-        self.sources = recorded
-
     def update_limits(self, limits: Limits, plans: Mapping[str, Plan] | None = None) -> None:
         """Apply new settings; `plans` are the rollouts' plans, compiled under them."""
         self.limits = limits
@@ -210,6 +140,7 @@ class Projection(MeasuredFacts):
             self._add_pool_keys(self._rollouts[name].plan)
         # The plans may ask for other votes now, and for other rollbacks.
         self._unresolved_failures.clear()
+        self.recounted_failures.clear()
         self.due_rollbacks.clear()
         self._rebuild_pools()
         for observation in self._observations.values():
@@ -279,9 +210,12 @@ class Projection(MeasuredFacts):
         if isinstance(row, RolloutRow) and row.deleted_at is not None:
             self._delete_rollout(rollout)
             return
-        before = self._rollouts[rollout]
+        before, unresolved = self._rollouts[rollout], self._unresolved_failures.get(rollout)
         after = with_part(before, row)
         self._update_rollout(rollout, after)
+        # Votes cover what they were shown; only those that look ahead may cover a failure that comes later.
+        if isinstance(row, Failure) and unresolved is not None and not looks_ahead(before):
+            self._unresolved_failures[rollout] = (*unresolved, row)
         if isinstance(row, ArtifactsBuilt):
             # A node for which nothing was built has no stage left, and no row of its own will say so.
             self._load_rollout_preparations(rollout)
@@ -305,7 +239,7 @@ class Projection(MeasuredFacts):
         is_closing = rollout.closed and not before.closed
         self._rollouts = self._own(self._rollouts)
         self._rollouts[rollout_id] = rollout
-        self._unresolved_failures.pop(rollout_id, None)
+        self._forget_unresolved(rollout_id)
         self.due_rollbacks.pop(rollout_id, None)
         if is_closing:
             targets = self._targets[rollout_id].values()
@@ -318,6 +252,10 @@ class Projection(MeasuredFacts):
                 self, (target.node for target in targets if target_unavailability(self, target).code)
             )
 
+    def _forget_unresolved(self, rollout: str) -> None:
+        self._unresolved_failures.pop(rollout, None)
+        self.recounted_failures.pop(rollout, None)
+
     def _delete_rollout(self, rollout: str) -> None:
         removed = list(self._targets[rollout].values())
         self._own_rollout_tables()
@@ -329,11 +267,11 @@ class Projection(MeasuredFacts):
             self.pending_groups.remove(target)
             self._own_row(self._targets_by_node, target.node).pop(rollout, None)
             self._needing_driver.discard((rollout, target.node))
-            self._wave_ends.pop((rollout, target.wave), None)
             self._isolations.pop((rollout, target.node), None)
         self._in_flight -= len(self._counters[rollout].in_flight)
-        by_rollout = (self._rollouts, self._targets, self._counters, self._pending, self._unresolved_failures)
-        for table in (*by_rollout, self.due_rollbacks):
+        self._forget_unresolved(rollout)
+        by_rollout = (self._rollouts, self._targets, self._counters, self._pending, self.due_rollbacks)
+        for table in by_rollout:
             table.pop(rollout, None)
         self._pool_index.reevaluate(self, (target.node for target in removed))
 
@@ -386,9 +324,6 @@ class Projection(MeasuredFacts):
             known.place(target, self._nodes.get(row.node))
         self._mark_targets_on(on)
 
-    def _mark_targets_on(self, node: str) -> None:
-        self.pending_groups.mark_node(node, [each.rollout for each in self.targets_on(node)])
-
     def _store_target(self, target: Target) -> None:
         """Store a target and update everything that is derived from it."""
         rollout, node = target.rollout, target.node
@@ -411,8 +346,9 @@ class Projection(MeasuredFacts):
         # What was reported is of the isolation that ends with this.
         if target.phase is not Phase.ISOLATING:
             self._isolations.pop((rollout, node), None)
-        self._unresolved_failures.pop(rollout, None)
-        self._wave_ends.pop((rollout, target.wave), None)
+        # The teams that must vote are those that own a target which has not left.
+        if before is None or _voting_team(before) != _voting_team(target):
+            self._forget_unresolved(rollout)
         # What a node in flight does changes no rollback that is due; dropping them costs a sort of all.
         is_at_work = {target.phase, before and before.phase} <= IN_FLIGHT_PHASES
         if before is None or not is_at_work or before.rolling_back != target.rolling_back:
@@ -468,5 +404,5 @@ class Projection(MeasuredFacts):
                     self._enqueue(target)
 
 
-def _state_of(observation: Observation) -> tuple[object, ...]:
-    return (observation.sight, observation.cordoned_by_other, observation.why)
+def _voting_team(target: Target) -> str | None:
+    return None if target.outcome is Outcome.LEFT else target.team

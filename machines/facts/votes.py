@@ -150,6 +150,11 @@ def covered_failures(vote: Vote, failures: Iterable[Failure]) -> frozenset[str]:
     return frozenset(covered)
 
 
+def looks_ahead(rollout: Rollout) -> bool:
+    """Return whether a proceed vote may cover failures that come after it."""
+    return any(vote.nodes or vote.more for vote in valid_votes(rollout, GateName.PROCEED))
+
+
 def _resolves(rollout: Rollout, votes: list[Vote], teams: tuple[str, ...]) -> bool:
     """Return whether these votes were enough at any time; from then on they do not expire."""
     need = requirement(rollout, GateName.PROCEED)

@@ -54,6 +54,8 @@ class Timeline:
     epochs: dict[str, list[Epoch]] = field(default_factory=dict)
     blocked: dict[str, tuple[ReasonCode | None, str]] = field(default_factory=dict)
     """Why each rollout waits as a whole, and the wave whose turn it is."""
+    _states: dict[str, tuple[ReasonCode | None, str]] = field(default_factory=dict)
+    """What of `blocked` is not by time."""
     _groups: dict[QueueGroup, _GroupWaits] = field(default_factory=dict)
     _by_rollout: dict[str, list[QueueGroup]] = field(default_factory=dict)
     _by_pool: dict[str, list[QueueGroup]] = field(default_factory=dict)
@@ -113,11 +115,16 @@ class Timeline:
         progress = waves.wave_progress(index, rollout, now)
         reason = start_blockers.rollout_blocker(index, rollout, now) or progress.blocker
         state = (None if reason is None else reason.code, "" if progress.wave is None else progress.wave.name)
-        if self.blocked.get(rollout.id) == state:
+        if self._states.get(rollout.id) != state:
+            self._states[rollout.id] = state
+            if reason is None and progress.wave is not None:
+                self.epochs.setdefault(rollout.id, []).append(Epoch(progress.wave.name, now))
+        # A decision asks for the plan's window once, so no group backs off because of it.
+        closed = start_blockers.window_blocker(index, rollout, None, now) if reason is None else None
+        blocked = (state[0] if closed is None else closed.code, state[1])
+        if self.blocked.get(rollout.id) == blocked:
             return
-        self.blocked[rollout.id] = state
-        if reason is None and progress.wave is not None:
-            self.epochs.setdefault(rollout.id, []).append(Epoch(progress.wave.name, now))
+        self.blocked[rollout.id] = blocked
         for group in self._by_rollout.get(rollout.id, ()):
             self._turn(group, self._groups[group], now)
 
@@ -148,7 +155,9 @@ def own_bound(index: Index, target: Target, now: float) -> tuple[float, ReasonCo
         reason = start_blockers.node_blocker(index, rollout, target, bound)
         if reason is None or reason.code not in (ReasonCode.FREEZE, ReasonCode.BACKOFF):
             break
-        until = start_blockers.blocker_expires_at(index, rollout, target, reason, bound)
+        until = start_blockers.blocker_expires_at(
+            index, rollout, index.nodes[target.node].team, reason, bound
+        )
         if math.isinf(until):
             break
         bound, code = until, reason.code

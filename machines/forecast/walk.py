@@ -76,7 +76,6 @@ from machines.model.traffic import TrafficResult
 from machines.scheduler.decide import decide
 from machines.scheduler.decided_events import events_of
 from machines.scheduler.membership import carry_over
-from machines.scheduler.queue import SchedulingQueue
 from machines.states import IN_FLIGHT_PHASES, Outcome, Phase, Trigger
 from machines.workflow.next_action import SLOT_STEP, Situation, next_action
 from machines.workflow.phase_transitions import transition
@@ -145,7 +144,6 @@ class Walk:
     is_cut_off: bool = False
     """Whether it ended at the horizon."""
     _current: dict[NodeKey, Attempt] = field(default_factory=dict)
-    _queue: SchedulingQueue = field(default_factory=SchedulingQueue)
     _lanes: dict[NodeKey, _Lane] = field(default_factory=dict)
     _agenda: list[tuple[float, int, Callable[[], bool]]] = field(default_factory=list)
     _entries: int = 0
@@ -159,6 +157,8 @@ class Walk:
         self.began_at = self.now
         self.approvals = Approvals(self.assumptions.approve_after_s)
         self.unhealthy = assume_healthy(self.index, self.now)
+        # Each group is asked again, so that the walk learns why it waits.
+        self.index.pending_groups.mark_all()
         self.timeline = Timeline(self.now)
         self.timeline.prepare(self.index)
         for target in self.index.needing_driver():
@@ -196,9 +196,8 @@ class Walk:
         """Decide and carry out, until nothing is left to do at this instant; return when to decide again."""
         while True:
             self.index.advance(self.now)
-            self._queue.update(self.index, self.now)
-            decision = decide(self.index, self.now, self._queue)
-            self._queue.back_off(decision.backoffs)
+            decision = decide(self.index, self.now)
+            self.index.record_backoffs(decision.backoffs)
             for group in events_of(self.index, decision, self.now, lambda command, target: ""):
                 for event in group.events:
                     self._apply(event)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from machines.facts.node_work import NodeWork, WorkKind, conflicting_work
-from machines.invariants.facts import InvariantFacts
-from machines.model.events import Event, PhaseMoved
+from machines.invariants.facts import EarlierEvents, InvariantFacts
 from machines.model.plan import PILOT_WAVE, GateName
 from machines.model.preparation import (
     CLEANUP,
@@ -65,7 +62,7 @@ def work_violation(
 
 
 def preparation_violation(
-    facts: InvariantFacts, row: Preparation, now: float, earlier: Sequence[Event]
+    facts: InvariantFacts, row: Preparation, now: float, earlier: EarlierEvents
 ) -> str | None:
     """Judge a stage that is about to begin, or that disturbed its node."""
     rollout = facts.rollouts.get(row.rollout)
@@ -74,11 +71,7 @@ def preparation_violation(
         return None
     subject = f"stage {row.stage} of {node} in {row.rollout}"
     if row.state is PreparationState.DISTURBED:
-        failed = any(
-            isinstance(each, PhaseMoved) and each.node == row.node and each.target is Phase.FAILED
-            for each in earlier
-        )
-        return None if failed else f"{subject} disturbed the node, and no failure says so"
+        return None if row.node in earlier.failed else f"{subject} disturbed the node, and no failure says so"
     before = facts.preparation(row.rollout, row.node, row.stage)
     is_new = before is None or before.attempt != row.attempt
     if before is not None and row.attempt < before.attempt:

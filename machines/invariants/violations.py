@@ -8,12 +8,12 @@ of the tests.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
 from dataclasses import replace
 
 from machines.facts.node_work import WorkKind
 from machines.invariants import vote_recount
-from machines.invariants.facts import InvariantFacts
+from machines.invariants.facts import EarlierEvents, InvariantFacts
 from machines.invariants.preparations import admission_violation, preparation_violation, work_violation
 from machines.model.events import (
     Event,
@@ -36,11 +36,14 @@ from machines.model.windows import any_open
 from machines.states import IN_FLIGHT_PHASES, IllegalTransition, Outcome, Phase, Trigger, next_phase
 
 
-def violation(facts: InvariantFacts, event: Event, now: float, earlier: Sequence[Event] = ()) -> str | None:
+def violation(
+    facts: InvariantFacts, event: Event, now: float, earlier: EarlierEvents | None = None
+) -> str | None:
     """Return what must never happen and would by this event, None for nothing.
 
     `earlier` are events of the same commit that are not yet among the facts.
     """
+    earlier = EarlierEvents() if earlier is None else earlier
     match event:
         case PhaseMoved():
             return _transition_violation(facts, event, now, earlier)
@@ -55,8 +58,10 @@ def violation(facts: InvariantFacts, event: Event, now: float, earlier: Sequence
             busy = next((target for target in removed if target.phase in IN_FLIGHT_PHASES), None)
             return None if busy is None else f"{busy.node} cannot be removed: it is {busy.phase}"
         case RolloutEnded():
+            if facts.all_done(event.rollout):
+                return None
             unfinished = [t.node for t in facts.targets(event.rollout) if t.phase is not Phase.DONE]
-            return f"{event.rollout} cannot end: {unfinished[0]} is not done" if unfinished else None
+            return f"{event.rollout} cannot end: {unfinished[0]} is not done"
         case RolloutDeleted():
             # The store loads no rollout that was closed before the daemon started.
             targets = facts.targets(event.rollout) if event.rollout in facts.rollouts else ()
@@ -94,7 +99,7 @@ def _rejoin_violation(facts: InvariantFacts, event: PhaseMoved, target: Target) 
 
 
 def _transition_violation(
-    facts: InvariantFacts, event: PhaseMoved, now: float, earlier: Sequence[Event]
+    facts: InvariantFacts, event: PhaseMoved, now: float, earlier: EarlierEvents
 ) -> str | None:
     name = f"{event.node} of {event.rollout}"
     target = facts.target(event.rollout, event.node)
@@ -125,7 +130,7 @@ def _transition_violation(
 
 
 def _rollback_violation(
-    facts: InvariantFacts, target: Target, now: float, earlier: Sequence[Event]
+    facts: InvariantFacts, target: Target, now: float, earlier: EarlierEvents
 ) -> str | None:
     problem = work_violation(facts, WorkKind.ATTEMPT, target.node, now, target.rollout)
     if problem is not None:
@@ -149,7 +154,7 @@ def _rollback_violation(
 
 
 def _admission_violation(
-    facts: InvariantFacts, event: PhaseMoved, target: Target, now: float, earlier: Sequence[Event]
+    facts: InvariantFacts, event: PhaseMoved, target: Target, now: float, earlier: EarlierEvents
 ) -> str | None:
     rollout = facts.rollouts[event.rollout]
     subject = f"{event.node} of {event.rollout} cannot start"
@@ -213,13 +218,11 @@ def _time_violation(facts: InvariantFacts, rollout: Rollout, target: Target, now
     return None
 
 
-def _node_violation(
-    facts: InvariantFacts, target: Target, now: float, earlier: Sequence[Event]
-) -> str | None:
+def _node_violation(facts: InvariantFacts, target: Target, now: float, earlier: EarlierEvents) -> str | None:
     problem = work_violation(facts, WorkKind.ATTEMPT, target.node, now, target.rollout)
     if problem is not None:
         return problem
-    if target.node in _admitted_nodes(earlier):
+    if target.node in earlier.begun:
         return "it starts in another rollout at the same time"
     observation = facts.observation(target.node)
     if observation is not None and observation.cordoned_by_other:
@@ -244,15 +247,20 @@ def _traffic_violation(facts: InvariantFacts, rollout: Rollout, target: Target, 
 
 
 def _pool_violation(
-    facts: InvariantFacts, rollout: Rollout, target: Target, now: float, earlier: Sequence[Event]
+    facts: InvariantFacts, rollout: Rollout, target: Target, now: float, earlier: EarlierEvents
 ) -> str | None:
-    starting = _admitted_nodes(earlier)
     for key, value in _pools(facts, rollout, target.node):
-        members = list(facts.members(key, value))
-        down = [n for n in members if n != target.node and (n in starting or _is_down(facts, n, now))]
+        pool = facts.pool(f"{key}/{value}")
         rule = facts.limits.pools.get(key)
-        budget = 1 if rule is None else rule.budget_for(value).resolve(len(members))
+        budget = 1 if rule is None else rule.budget_for(value).resolve(len(pool.members))
         # The node itself is left out: a failed one that starts again is down already and has its slot.
+        is_counted = target.node in pool.down or target.node in pool.unknown
+        count = len(pool.down) + len(pool.unknown) - is_counted + earlier.begun_in(facts, key, value)
+        if count < budget:
+            continue
+        # Before a refusal each node is judged at `now`: observations may have come or expired since.
+        others = (n for n in sorted(pool.members) if n != target.node)
+        down = [n for n in others if n in earlier.begun or is_down(facts, n, now)]
         if len(down) >= budget:
             named, nodes = ", ".join(down[:3]), "node" if len(down) == 1 else "nodes"
             return f"pool {key}/{value} has {len(down)} {nodes} down ({named}) and a budget of {budget}"
@@ -265,11 +273,8 @@ def _pools(facts: InvariantFacts, rollout: Rollout, node: str) -> list[tuple[str
     return [(key, labels.get(key, UNLABELED)) for key in keys]
 
 
-def _admitted_nodes(events: Sequence[Event]) -> set[str]:
-    return {each.node for each in events if isinstance(each, PhaseMoved) and each.target in IN_FLIGHT_PHASES}
-
-
-def _is_down(facts: InvariantFacts, node: str, now: float) -> bool:
+def is_down(facts: InvariantFacts, node: str, now: float) -> bool:
+    """Return whether a node is down for any cause, from the raw facts."""
     for target in facts.targets_on(node):
         if target.phase in IN_FLIGHT_PHASES or target.phase is Phase.FAILED or target.isolated:
             return True
@@ -299,20 +304,21 @@ def _is_hold_active(hold: Hold, now: float) -> bool:
 def _wave_violation(facts: InvariantFacts, rollout: Rollout, target: Target, now: float) -> str | None:
     if failures := vote_recount.open_failures(facts, rollout):
         return f"the failure of {failures[0].node} is not resolved"
-    targets = list(facts.targets(rollout.id))
     for spec in rollout.plan.waves:
         if spec.name == target.wave:
             return None
-        mine = [each for each in targets if each.wave == spec.name]
-        is_begun = any(each.phase is Phase.DONE for each in mine)
-        for each in mine:
-            if each.phase is Phase.PENDING and is_begun and _is_quarantined(facts, each.node):
-                continue
-            # No failure is open here, so votes cover the failure of every failed node.
-            covered = each.phase is Phase.FAILED and each.failure is not None
-            if each.phase is not Phase.DONE and not covered:
-                return f"{each.node} of wave {spec.name} is {each.phase}"
-        if mine and spec.soak_s and now < max(each.since for each in mine) + spec.soak_s:
+        phases = facts.counters(rollout.id).waves.get(spec.name, Counter())
+        is_begun = phases[Phase.DONE] > 0
+        # No failure is open here, so votes cover the failure of every failed node.
+        for phase in IN_FLIGHT_PHASES:
+            if phases[phase]:
+                return f"a node of wave {spec.name} is {phase}"
+        # It stops at the first one that holds the wave, and only few nodes can be quarantined.
+        for _, _, node in facts.pending(rollout.id, spec.name):
+            if not is_begun or not _is_quarantined(facts, node):
+                return f"{node} of wave {spec.name} is {Phase.PENDING}"
+        end = facts.wave_end(rollout.id, spec.name)
+        if end is not None and spec.soak_s and now < end + spec.soak_s:
             return f"wave {spec.name} soaks"
         opened = {(each.gate, each.wave) for each in rollout.opened}
         if spec.gate is GateName.CONTINUE and (GateName.CONTINUE, spec.name) not in opened:
@@ -341,7 +347,7 @@ def _gate_violation(facts: InvariantFacts, event: GateOpened, now: float) -> str
         and (ttl is None or now < vote.at + ttl)
     ]
     need = rollout.plan.gates.get(event.gate, VoteRequirement(owner=1))
-    teams = vote_recount.owning_teams(facts, rollout)
+    teams = set(facts.counters(rollout.id).teams)
     if event.gate is GateName.PILOT and rollout.plan.pilot is not None:
         owner = facts.target(rollout.id, str(rollout.plan.pilot.node)).team
         teams = set() if owner is None else {owner}

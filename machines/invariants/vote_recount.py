@@ -5,18 +5,25 @@ It shares no code with facts/votes.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from machines.invariants.facts import InvariantFacts
 from machines.model.plan import ADMINS, GateName, VoteRequirement
 from machines.model.rollout import Actor, ActorKind, Failure, Rollout, Vote
-from machines.states import Outcome
 
 
 def open_failures(facts: InvariantFacts, rollout: Rollout) -> list[Failure]:
     """Return the failures that too few proceed votes cover."""
     if not rollout.failures:
         return []
+    # Each admission asks; the answer depends on the rollout's own rows and its teams, whose change drops it.
+    known = facts.recounted_failures.get(rollout.id)
+    if known is None:
+        known = facts.recounted_failures[rollout.id] = _count_open_failures(facts, rollout)
+    return known
+
+
+def _count_open_failures(facts: InvariantFacts, rollout: Rollout) -> list[Failure]:
     need = rollout.plan.gates.get(GateName.PROCEED, VoteRequirement(owner=1))
     votes = [
         vote
@@ -26,36 +33,30 @@ def open_failures(facts: InvariantFacts, rollout: Rollout) -> list[Failure]:
         and vote.withdrawn_at is None
         and vote.digest == rollout.digest.whole
     ]
-    owners = owning_teams(facts, rollout)
+    owners = facts.counters(rollout.id).teams.keys()
+    signatures = {failure.id: failure.signature for failure in rollout.failures}
+    covered = {vote.id: _covered_ids(vote, rollout.failures, signatures) for vote in votes}
     required = VoteRequirement(max(need.owner, 0 if need.each_team else 1), need.each_team, need.four_eyes)
     found = []
     for failure in rollout.failures:
-        covering = [vote for vote in votes if failure.id in _covered_ids(vote, rollout.failures)]
+        covering = [vote for vote in votes if failure.id in covered[vote.id]]
         if missing_votes(rollout, required, covering, owners):
             found.append(failure)
     return found
 
 
-def _covered_ids(vote: Vote, failures: Sequence[Failure]) -> set[str]:
-    shown = [failure for failure in failures if failure.id in vote.shown]
+def _covered_ids(vote: Vote, failures: Sequence[Failure], signatures: Mapping[str, str]) -> set[str]:
+    ids, nodes = set(vote.shown), set(vote.nodes)
+    shown = {failure.id for failure in failures if failure.id in ids}
     later = [
         f
         for f in failures
-        if f not in shown and f.at >= vote.at and (vote.until is None or f.at <= vote.until)
+        if f.id not in shown and f.at >= vote.at and (vote.until is None or f.at <= vote.until)
     ]
-    alike = {failure.signature for failure in shown}
-    named = [failure for failure in later if failure.node in vote.nodes]
-    more = [failure for failure in later if failure not in named and failure.signature in alike]
-    return {failure.id for failure in (*shown, *named, *more[: vote.more])}
-
-
-def owning_teams(facts: InvariantFacts, rollout: Rollout) -> set[str]:
-    """Return the teams that own a target which has not left."""
-    return {
-        target.team
-        for target in facts.targets(rollout.id)
-        if target.team is not None and target.outcome is not Outcome.LEFT
-    }
+    alike = {signatures[failure] for failure in shown}
+    named = {failure.id for failure in later if failure.node in nodes}
+    more = [each.id for each in later if each.id not in named and signatures[each.id] in alike]
+    return shown | named | set(more[: vote.more])
 
 
 def missing_votes(

@@ -136,6 +136,21 @@ class Observation:
     left_isolated_by: str = ""
     is_leaving: bool = False
 
+    @property
+    def is_up(self) -> bool:
+        """Whether the node was found in service, without a cordon of others."""
+        return self.sight is NodeHealth.UP and not self.cordoned_by_other
+
+    def says_the_same_as(self, other: Observation) -> bool:
+        """Return whether both differ in their instants at most."""
+        return (
+            self.sight is other.sight
+            and self.why == other.why
+            and self.cordoned_by_other == other.cordoned_by_other
+            and self.left_isolated_by == other.left_isolated_by
+            and self.is_leaving == other.is_leaving
+        )
+
 
 def pools_of(labels: Mapping[str, str], keys: tuple[str, ...]) -> tuple[str, ...]:
     """Return the pool ids `key/value` of a node under each pool key, in key order."""

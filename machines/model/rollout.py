@@ -10,11 +10,15 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import lru_cache
 from typing import Any, Final
 
 from machines.model.plan import Digest, GateName, Plan
 from machines.model.preparation import ManifestEntry, PrepareStage
 from machines.states import IN_FLIGHT_PHASES, Outcome, Phase
+
+_CACHED_MESSAGES: Final = 65_536
+"""Messages of failures whose signature is kept: those of a fleet of which each node has failed once."""
 
 
 class ActorKind(StrEnum):
@@ -112,10 +116,7 @@ class Failure:
     @property
     def signature(self) -> str:
         """What failures of one sort share: the step, and the message without node name and numbers."""
-        # The name is removed as a whole word only; a node named `a` must not remove letters of other words.
-        nameless = re.sub(rf"(?<![\w.-]){re.escape(self.node)}(?![\w-])", "", self.message)
-        text = "".join(char for char in nameless if not char.isdigit())
-        return f"{self.step}:{text.strip().lower()[:200]}"
+        return f"{self.step}:{_without_name_and_numbers(self.message, self.node)}"
 
 
 class NodeOrder(StrEnum):
@@ -324,3 +325,10 @@ class Verdict:
     step: str
     text: str
     at: float
+
+
+@lru_cache(maxsize=_CACHED_MESSAGES)
+def _without_name_and_numbers(message: str, node: str) -> str:
+    # The name is removed as a whole word only; a node named `a` must not remove letters of other words.
+    nameless = re.sub(rf"(?<![\w.-]){re.escape(node)}(?![\w-])", "", message)
+    return "".join(char for char in nameless if not char.isdigit()).strip().lower()[:200]

@@ -7,7 +7,7 @@ gates and waves have their own files.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
 from machines.facts.availability import (
@@ -148,7 +148,7 @@ def node_blocker(index: Index, rollout: Rollout, target: Target, now: float) -> 
         or _freeze_blocker(index, target, now)
         or _unprepared_blocker(index, rollout, target, now)
         # The inventory's team: the target's follows with the next refresh, if the node was done meanwhile.
-        or _window_blocker(index, rollout, index.nodes[target.node].team, now)
+        or window_blocker(index, rollout, index.nodes[target.node].team, now)
         or _condition_blocker(index, target, now)
     )
 
@@ -264,16 +264,21 @@ def _freeze_blocker(index: Index, target: Target, now: float) -> Reason | None:
     if not index.freezes:
         return None
     ids = [f"node/{target.node}", *(pool.id for pool in index.pools_for(target.rollout, target.node))]
+    # The team by the inventory, as at the windows: a target that was done may not have followed yet.
+    return freeze_blocker(index, index.nodes[target.node].team, ids, now)
+
+
+def freeze_blocker(index: Index, team: str | None, ids: Collection[str], now: float) -> Reason | None:
+    """Return the freeze of all nodes of a team and of these pools, or of the node if its id is among them."""
     for freeze in index.freezes:
-        # The team by the inventory, as at the windows: a target that was done may not have followed yet.
-        if freeze.is_active(now) and freeze.covers(index.nodes[target.node].team, ids):
+        if freeze.is_active(now) and freeze.covers(team, ids):
             params: Params = {"by": freeze.by, "until": freeze.until, "reason": freeze.reason}
             remedy = Remedy(RemedyKind.UNFREEZE, {"id": freeze.id}, who=freeze.by, until=freeze.until)
             return Reason(ReasonCode.FREEZE, freeze.scope, params, freeze.at, remedy)
     return None
 
 
-def _window_blocker(index: Index, rollout: Rollout, team: str | None, now: float) -> Reason | None:
+def window_blocker(index: Index, rollout: Rollout, team: str | None, now: float) -> Reason | None:
     """Return why no work may start now: the plan's windows, tightened by the team's."""
     groups = window_groups(index, rollout, team)
     needed_s = index.expected_s(rollout.id)
@@ -448,8 +453,8 @@ def reason_certainty(index: Index, target: Target, reason: Reason) -> int:
     return 1 if unavailable is not None and unavailable.last_seen_down else 2
 
 
-def blocker_expires_at(index: Index, rollout: Rollout, target: Target, reason: Reason, now: float) -> float:
-    """Return when time alone may lift this reason (epoch seconds); infinity when it cannot."""
+def blocker_expires_at(index: Index, rollout: Rollout, team: str | None, reason: Reason, now: float) -> float:
+    """Return when time alone may lift this reason of a team's node (epoch seconds); infinity if it cannot."""
     match reason.code:
         case ReasonCode.CANNOT_ISOLATE:
             return (reason.since or now) + RESULT_RETENTION_S
@@ -462,7 +467,7 @@ def blocker_expires_at(index: Index, rollout: Rollout, target: Target, reason: R
             valid_at = (source.refreshed_at or 0.0) - source.stale_after_s
             return valid_at if valid_at > now else math.inf
         case ReasonCode.WINDOW_TOO_SHORT:
-            groups = window_groups(index, rollout, index.nodes[target.node].team)
+            groups = window_groups(index, rollout, team)
             closings = (windows.open_until(each, now) for _, each in groups)
             return min((each for each in closings if each is not None), default=math.inf)
         # Only events lift the others, and each event marks the groups that it may concern.

@@ -11,7 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
-from heapq import heapify, heappop, heappush, nsmallest
+from heapq import heappop, heappush, nsmallest
 from typing import Final
 
 from machines.facts import dry_runs
@@ -37,11 +37,15 @@ from machines.model.preparation import COMPARISON_RETRY_S
 from machines.model.reasons import Reason
 from machines.model.rollout import Rollout, Target
 from machines.rules import pools, preparing, start_blockers
-from machines.scheduler.queue import SchedulingQueue
 
 MAX_OBSERVATIONS: Final = 256
 """Nodes to observe in one decision: what one batch of connections can carry."""
 
+
+MAX_PASSED_OVER: Final = 2048
+"""Nodes without an observation that a wave passes over in one decision when it may request no more: some
+milliseconds.  Behind them may be nodes that a watch has reported.
+"""
 
 MAX_CURRENT_CHECKS: Final = 16
 """Nodes that one decision checks for compliance: each check is a login on the node."""
@@ -72,13 +76,9 @@ class PoolRequests:
 
 @dataclass(slots=True)
 class DecisionBuilder:
-    """A decision being made; `dry_reason` is why none of it may be carried out.
-
-    `queue` has the groups that it examines, None for all.
-    """
+    """A decision being made; `dry_reason` is why none of it may be carried out."""
 
     dry_reason: Reason | None = None
-    queue: SchedulingQueue | None = None
     capacity: pools.Capacity = field(default_factory=pools.Capacity)
     commands: list[Command] = field(default_factory=list)
     nodes_to_observe: dict[str, None] = field(default_factory=dict)
@@ -111,30 +111,30 @@ class DecisionBuilder:
 
 
 def admit_wave(index: Index, rollout: Rollout, wave: WaveDef, now: float, builder: DecisionBuilder) -> None:
-    """Try the nodes of the active groups in the order of their positions.
+    """Try the nodes of the ready groups in the order of their positions.
 
     A group without a node that could start, whatever else this decision starts, backs off.
     """
-    queue: list[tuple[QueuePosition, int, QueueGroup, _GroupCursor]] = []
     groups = index.pending_groups
-    active: Iterable[QueueGroup]
-    if builder.queue is None:
-        active = (group for group in groups.of_rollout(rollout.id) if group.wave == wave.name)
-    else:
-        active = builder.queue.active(index, rollout.id, wave.name, now)
-    for number, group in enumerate(active):
-        queue.append((groups.positions(group)[0], number, group, _GroupCursor()))
-    # Across groups the order of positions holds, without a sort of all nodes of the wave.
-    heapify(queue)
+    entries = iter(groups.ready(rollout.id, wave.name))
+    entry = next(entries, None)
+    begun: list[tuple[QueuePosition, QueueGroup, _GroupCursor]] = []
     wave_admission = _WaveAdmission(index, rollout, wave, now, builder)
-    # Groups that only the capacity leaves in the heap do not back off, so the next decision tries them.
-    while queue and start_blockers.remaining_capacity(index, rollout, wave, builder.capacity):
-        position, number, group, cursor = heappop(queue)
+    # Groups that only the capacity leaves ready do not back off, so the next decision tries them.
+    while (entry or begun) and wave_admission.may_continue():
+        # Across groups the order of positions holds: the next node is of a begun group or of the next one.
+        if entry is not None and (not begun or entry[0] < begun[0][0]):
+            (position, group), cursor, entry = entry, _GroupCursor(), next(entries, None)
+            if (expires_at := wave_admission.group_blocked_until(group)) is not None:
+                builder.backoffs.append(BackOff(group, expires_at))
+                continue
+        else:
+            position, group, cursor = heappop(begun)
         if wave_admission.try_admit(index.target(rollout.id, position[2]), cursor):
             cursor.offset += 1
             positions = groups.positions(group)
             if cursor.offset < len(positions):
-                heappush(queue, (positions[cursor.offset], number, group, cursor))
+                heappush(begun, (positions[cursor.offset], group, cursor))
                 continue
         if not cursor.stays_active:
             builder.backoffs.append(BackOff(group, cursor.retry_at))
@@ -143,6 +143,8 @@ def admit_wave(index: Index, rollout: Rollout, wave: WaveDef, now: float, builde
 
 def request_peer_observations(index: Index, target: Target, builder: DecisionBuilder) -> bool:
     """Request observations of the node's unknown peers; return whether any peer needs one."""
+    if len(builder.nodes_to_observe) >= MAX_OBSERVATIONS:
+        return True  # the next decision asks
     needs_observation = False
     for pool in index.pools_for(target.rollout, target.node):
         if pool.id not in builder.unobserved_by_pool:
@@ -186,10 +188,36 @@ class _WaveAdmission:
     dry_runs_by_pool: PoolRequests = field(default_factory=lambda: PoolRequests(dry_runs.DRY_RUN_AHEAD))
     deferred: list[Target] = field(default_factory=list)
     probe_count: int = 0
+    passed_over: int = 0
+    counted_starts: int = -1
+    capacity_left: int = 0
+    window_blockers: dict[str | None, Reason | None] = field(default_factory=dict)
+    """By team, which is asked once for all its groups."""
+
+    def may_continue(self) -> bool:
+        """Return whether one more node may be tried in this decision."""
+        # Only a start changes the capacity, and asking for it costs more than to pass over a node.
+        if len(self.builder.capacity.nodes) != self.counted_starts:
+            self.counted_starts = len(self.builder.capacity.nodes)
+            self.capacity_left = self._remaining_capacity()
+        return self.passed_over < MAX_PASSED_OVER and self.capacity_left > 0
+
+    def group_blocked_until(self, group: QueueGroup) -> float | None:
+        """Return until when a freeze or a window blocks all nodes of a group; None if neither does."""
+        index, team = self.index, group.team
+        if team not in self.window_blockers:
+            self.window_blockers[team] = start_blockers.window_blocker(index, self.rollout, team, self.now)
+        blocker = (
+            start_blockers.freeze_blocker(index, team, group.pools, self.now) or self.window_blockers[team]
+        )
+        return None if blocker is None else self._expires_at(team, blocker)
 
     def try_admit(self, target: Target, cursor: _GroupCursor) -> bool:
         """Admit the node unless a rule blocks it; return whether to try the next one of its group."""
         index, builder = self.index, self.builder
+        if self._is_passed_over(target.node):
+            cursor.stays_active = True
+            return True
         if target.node in builder.capacity.nodes:
             # Another rollout starts this node in the same decision: it is free again later.
             cursor.stays_active = True
@@ -207,10 +235,7 @@ class _WaveAdmission:
             return target.isolated
         node_blocker = start_blockers.node_blocker(index, self.rollout, target, self.now)
         if node_blocker is not None and node_blocker.code not in start_blockers.NEEDS_OBSERVATION:
-            cursor.retry_at = min(
-                cursor.retry_at,
-                start_blockers.blocker_expires_at(index, self.rollout, target, node_blocker, self.now),
-            )
+            cursor.retry_at = min(cursor.retry_at, self._node_expires_at(target, node_blocker))
             return True
         if node_blocker is not None or blocked is not None:
             # Both are requested at once: one after the other would take two rounds of observations.
@@ -268,8 +293,7 @@ class _WaveAdmission:
         elif blocker.code in start_blockers.NEEDS_OBSERVATION:
             cursor.stays_active |= request_observations(index, (target.node,), builder)
         else:
-            expires_at = start_blockers.blocker_expires_at(index, self.rollout, target, blocker, self.now)
-            cursor.retry_at = min(cursor.retry_at, expires_at)
+            cursor.retry_at = min(cursor.retry_at, self._node_expires_at(target, blocker))
         return True
 
     def _request_dry_run(self, target: Target) -> bool | None:
@@ -336,6 +360,23 @@ class _WaveAdmission:
             self.builder.capacity.reserve(self.index, target)
         cursor.stays_active = True
         self.builder.add(CompareStaged(target.rollout, target.node))
+
+    def _is_passed_over(self, node: str) -> bool:
+        """Return whether the node needs an observation that this decision requests no more."""
+        if len(self.builder.nodes_to_observe) < MAX_OBSERVATIONS:
+            return False
+        seen = self.index.observation(node)
+        if seen is not None and self.index.now < seen.at + self.index.limits.observe_within_s:
+            return False
+        self.passed_over += 1
+        return True
+
+    def _node_expires_at(self, target: Target, blocker: Reason) -> float:
+        node = self.index.nodes.get(target.node)
+        return self._expires_at(None if node is None else node.team, blocker)
+
+    def _expires_at(self, team: str | None, blocker: Reason) -> float:
+        return start_blockers.blocker_expires_at(self.index, self.rollout, team, blocker, self.now)
 
     def _remaining_capacity(self) -> int:
         return start_blockers.remaining_capacity(self.index, self.rollout, self.wave, self.builder.capacity)

@@ -35,7 +35,6 @@ from machines.rules.rollbacks import due_rollbacks, rollbacks_reason
 from machines.rules.waves import WaveProgress
 from machines.scheduler import admission, expiry, isolation_aborts, preparing, rollbacks
 from machines.scheduler.admission import DecisionBuilder
-from machines.scheduler.queue import SchedulingQueue
 from machines.states import Outcome, Phase
 
 QUARANTINE_SKIP_S: Final = 24 * 3600.0
@@ -45,13 +44,10 @@ REJOIN_WAIT_S: Final = 600.0
 """So long after a node left its rollout does not end: the next two refreshes may report the node again."""
 
 
-def decide(index: Index, now: float, queue: SchedulingQueue | None = None) -> Decision:
-    """Return what to do at `now` (epoch seconds), and why the rest waits.
-
-    The queue only makes it cheaper: without one, all groups of pending nodes are examined.
-    """
+def decide(index: Index, now: float) -> Decision:
+    """Return what to do at `now` (epoch seconds), and why the rest waits."""
     index = index.at(now)
-    builder = DecisionBuilder(start_blockers.observe_only_blocker(index), queue)
+    builder = DecisionBuilder(start_blockers.observe_only_blocker(index))
     expiry.collect_expired(index, now, builder)
     # Before all admissions, so that taking back a bad change does not wait behind making new ones.
     for rollout in index.rollouts.values():
@@ -85,17 +81,13 @@ def decide(index: Index, now: float, queue: SchedulingQueue | None = None) -> De
         isolation_aborts.collect(index, now, builder)
         _observe_peers(index, now, builder)
     builder.wake_by(min((index.next_change(), *(each.until for each in builder.backoffs))))
-    if queue is not None:
-        builder.wake_by(queue.next_wakeup(now))
     builder.reasons.update(pools.full_pool_reasons(index))
     return builder.build()
 
 
-def explain_node(
-    index: Index, rollout_id: str, node: str, now: float, queue: SchedulingQueue | None = None
-) -> Reason:
+def explain_node(index: Index, rollout_id: str, node: str, now: float) -> Reason:
     """Return the reason for a node's state; raises KeyError for a node that is not a target."""
-    return explain_rollout_nodes(index, rollout_id, now, (node,), queue)[node]
+    return explain_rollout_nodes(index, rollout_id, now, (node,))[node]
 
 
 def explain_rollout_nodes(
@@ -103,7 +95,6 @@ def explain_rollout_nodes(
     rollout_id: str,
     now: float,
     nodes: Iterable[str] | None = None,
-    queue: SchedulingQueue | None = None,
 ) -> dict[str, Reason]:
     """Return the reason for the state of each node of a rollout, or of these nodes."""
     index = index.at(now)
@@ -127,7 +118,7 @@ def explain_rollout_nodes(
         reason = _pending_reason(index, rollout, target, shared, progress, now)
         if reason is None:
             # Once for all nodes, and only if one of them is free to start: a decision is the costly part.
-            decision = decision or decide(index, now, queue)
+            decision = decision or decide(index, now)
             reason = _queued_reason(index, target, decision, now)
         found[target.node] = index.dry_run_results.annotate(target, reason)
     return found
@@ -146,6 +137,8 @@ def _pending_reason(
         return reason
     wave = next(spec for spec in rollout.plan.waves if spec.name == target.wave)
     own_blocker = start_blockers.node_blocker(index, rollout, target, now)
+    if own_blocker is not None and own_blocker.code not in start_blockers.NEEDS_OBSERVATION:
+        return own_blocker  # nothing is more certain, and a pool's reason costs a look at its nodes
     if target.is_checked_first:  # checked first, without a slot
         return own_blocker or start_blockers.observe_only_blocker(index)
     reasons = (
@@ -163,9 +156,7 @@ def _pending_reason(
     )
 
 
-def rollout_reason(
-    index: Index, rollout_id: str, now: float, queue: SchedulingQueue | None = None
-) -> Reason | None:
+def rollout_reason(index: Index, rollout_id: str, now: float) -> Reason | None:
     """Return why a whole rollout waits; None while one of its nodes is in flight or may start."""
     index = index.at(now)
     rollout = index.rollout(rollout_id)
@@ -182,7 +173,7 @@ def rollout_reason(
     places = index.pending(rollout_id, progress.wave.name)
     if not places:
         return None
-    first = explain_node(index, rollout_id, places[0][2], now, queue)
+    first = explain_node(index, rollout_id, places[0][2], now)
     return None if first.code is ReasonCode.STARTING else first
 
 
@@ -259,7 +250,12 @@ def _admit_rollout(index: Index, rollout: Rollout, now: float, builder: Decision
     if progress.wave is None:
         return
     admitted_before = len(builder.capacity.nodes)
-    admission.admit_wave(index, rollout, progress.wave, now, builder)
+    closed = start_blockers.window_blocker(index, rollout, None, now)
+    if closed is None:
+        admission.admit_wave(index, rollout, progress.wave, now, builder)
+    else:
+        # Asked once for all nodes: teams can only tighten the plan's windows.
+        builder.wake_by(start_blockers.blocker_expires_at(index, rollout, None, closed, now))
     # While nodes start or are in flight, the rollout moves and has no reason.
     if admitted_before == len(builder.capacity.nodes) and not index.counters(rollout.id).in_flight:
         places = index.pending(rollout.id, progress.wave.name)

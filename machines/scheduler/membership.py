@@ -10,7 +10,7 @@ records it as done in the same commit, so no crash lies between.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Final
 
 from machines.facts.index import Index
@@ -26,19 +26,29 @@ JOIN_PERCENT: Final = 10
 """How much of the approved count may join without a vote."""
 
 
-def membership_events(index: Index, now: float) -> tuple[Event, ...]:
-    """Return the events that adapt every rollout to the inventory, in order."""
+def membership_events(index: Index, now: float, names: Collection[str] | None = None) -> tuple[Event, ...]:
+    """Return the events that adapt every rollout to the inventory, in order; `names`: only to these nodes."""
     events: list[Event] = []
     for rollout in index.rollouts.values():
-        events += _removed_targets(index, rollout, now)
+        targets = _targets(index, rollout, names)
+        events += _removed_targets(index, rollout, targets, now)
         if not rollout.closed:
-            events += _returned_targets(index, rollout, now)
-            events += _changed_targets(index, rollout, now)
-            events += _joined_targets(index, rollout, now)
+            events += _returned_targets(index, targets, now)
+            events += _changed_targets(index, targets, now)
+            events += _joined_targets(index, rollout, names, now)
     return tuple(events)
 
 
-def _removed_targets(index: Index, rollout: Rollout, now: float) -> Iterator[Event]:
+def _targets(index: Index, rollout: Rollout, names: Collection[str] | None) -> Collection[Target]:
+    if names is None:
+        return tuple(index.targets(rollout.id))
+    found = (index.get(Target, rollout.id, name) for name in names)
+    return sorted((each for each in found if each is not None), key=lambda each: each.position)
+
+
+def _removed_targets(
+    index: Index, rollout: Rollout, targets: Iterable[Target], now: float
+) -> Iterator[Event]:
     """Yield the end of every target that the inventory no longer has; its slot is freed.
 
     Its isolation stays recorded: a node that left by mistake comes back as it was.
@@ -46,24 +56,24 @@ def _removed_targets(index: Index, rollout: Rollout, now: float) -> Iterator[Eve
     # A cancelled rollout still has nodes in flight; one that has ended has none.
     if rollout.ended_at is not None:
         return
-    for target in index.targets(rollout.id):
+    for target in targets:
         if target.node in index.nodes or target.phase is Phase.DONE:
             continue
         text = "the inventory no longer has this node"
         yield transition(target, Trigger.LEFT, now, outcome=Outcome.LEFT, text=text)
 
 
-def _returned_targets(index: Index, rollout: Rollout, now: float) -> Iterator[Event]:
+def _returned_targets(index: Index, targets: Iterable[Target], now: float) -> Iterator[Event]:
     """Yield the requeue of every target that left and is back, in its wave and with the votes that it had."""
-    for target in index.targets(rollout.id):
+    for target in targets:
         if target.outcome is Outcome.LEFT and target.node in index.nodes:
             yield transition(target, Trigger.REJOINED, now, text="the inventory has this node again")
             yield from target_changes(index, target, now)
 
 
-def _changed_targets(index: Index, rollout: Rollout, now: float) -> Iterator[Event]:
+def _changed_targets(index: Index, targets: Iterable[Target], now: float) -> Iterator[Event]:
     """Yield a change for each target whose node has other pools or another team now."""
-    for target in index.targets(rollout.id):
+    for target in targets:
         # In flight too, because progress is counted by pool: the node counts where it is now.
         if target.phase is not Phase.DONE:
             yield from target_changes(index, target, now)
@@ -88,18 +98,24 @@ def target_changes(index: Index, target: Target, now: float) -> Iterator[Event]:
     yield TargetChanged(target.rollout, target.node, node.team, pools, needs_vote_of, now)
 
 
-def _joined_targets(index: Index, rollout: Rollout, now: float) -> Iterator[Event]:
+def _joined_targets(
+    index: Index, rollout: Rollout, names: Collection[str] | None, now: float
+) -> Iterator[Event]:
     if rollout.plan.enrol is EnrolPolicy.NEVER:
         return
-    present = {target.node: target for target in index.targets(rollout.id)}
+    known = index.nodes
+    nodes = known.values() if names is None else [known[name] for name in names if name in known]
     new = [
-        n for n in index.nodes.values() if n.name not in present and rollout.plan.selector.matches(n.labels)
+        node
+        for node in nodes
+        if index.get(Target, rollout.id, node.name) is None and rollout.plan.selector.matches(node.labels)
     ]
     if not new:
         return
+    present = tuple(index.targets(rollout.id))
     # One at least, or in a small rollout every joiner would have to be voted for.
-    allowance = max(1, rollout.approved_count * JOIN_PERCENT // 100) - sum(t.joined for t in present.values())
-    position = max((target.position for target in present.values()), default=-1) + 1
+    allowance = max(1, rollout.approved_count * JOIN_PERCENT // 100) - sum(t.joined for t in present)
+    position = max((target.position for target in present), default=-1) + 1
     joined = []
     for number, node in enumerate(sorted(new, key=lambda each: natural_sort_key(each.name))):
         needs_vote = rollout.plan.enrol is EnrolPolicy.ASK or number >= allowance

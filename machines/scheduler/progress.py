@@ -22,7 +22,6 @@ from machines.model.rollout import Rollout, Target
 from machines.rules import start_blockers, waves
 from machines.rules.waves import WaveProgress
 from machines.scheduler import decide
-from machines.scheduler.queue import SchedulingQueue
 from machines.states import Phase
 
 TRANSIENT_REASONS: Final = frozenset(
@@ -107,9 +106,7 @@ class RolloutProgress:
     prepare_s: float
 
 
-def rollout_progress(
-    index: Index, rollout_id: str, now: float, queue: SchedulingQueue | None = None
-) -> RolloutProgress:
+def rollout_progress(index: Index, rollout_id: str, now: float) -> RolloutProgress:
     """Return a rollout's progress; raises KeyError."""
     index = index.at(now)
     rollout, counters = index.rollout(rollout_id), index.counters(rollout_id)
@@ -118,10 +115,7 @@ def rollout_progress(
     total = counters.phases.total() - counters.left
     is_done = state is RolloutState.DONE
     work_s = None if rollout.closed else _work_s(index, rollout, wave_progress, now)
-    if is_done:
-        reason = exceptions_reason(index, rollout)
-    else:
-        reason = decide.rollout_reason(index, rollout_id, now, queue)
+    reason = exceptions_reason(index, rollout) if is_done else decide.rollout_reason(index, rollout_id, now)
     preparations = index.preparations(rollout_id)
     return RolloutProgress(
         rollout=rollout_id,

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from machines.facts.index import Index
 from machines.facts.projection import Projection
 from machines.model.events import Event, RolloutCancelled, RolloutOpened
 from machines.model.node import Node, natural_sort_key, pools_of
@@ -144,10 +145,10 @@ async def submit(
 ) -> tuple[str, bool]:
     """Open a rollout that waits at its start gate; return its id and whether it existed already."""
     resolved = await resolve_plan(state, sources, plan_file, upload, force)
-    _require_coverage(resolved)
+    draft = await compute(_covered_draft, resolved)
     # One at a time: two submits of one plan must not both find that it has no rollout.
     async with state.submit_lock:
-        known_invalid = await matching_verdicts(state, draft_of(resolved))
+        known_invalid = await matching_verdicts(state, draft)
         require_overridden(resolved.plan, known_invalid, overrides.verdicts)
         existing = await state.store.find_identical(
             resolved.digest.change, resolved.selector_digest, resolved.digest.policy
@@ -159,13 +160,16 @@ async def submit(
         changed_before = await state.store.find_nodes_with_change(resolved.digest.change)
         async with state.exclusive_commit(who.actor) as commit:
             superseded = _superseded_rollouts(state, resolved, who, again=again, supersede=supersede)
-            opened = _rollout_opened(state, resolved, rollout, who.actor, changed_before, again=again)
+            # In a thread, like the plan was resolved; the facts stay these, because the lock is held.
+            opened = await compute(
+                _rollout_opened, resolved, rollout, who.actor, state.now(), changed_before, again=again
+            )
             opened = replace(
                 opened,
                 overrides=tuple(verdict.id for verdict in known_invalid),
                 override_reason=overrides.reason if known_invalid else "",
             )
-            events = opening_events(state, opened, superseded)
+            events = await compute(opening_events, state.index.fork(), opened, superseded)
             await commit(events, f"plan {resolved.plan.name} submitted")
         return rollout, False
 
@@ -248,8 +252,8 @@ def _require_filled_places(
                     raise InvalidFile((mistake,)) from None
 
 
-def _require_coverage(resolved: ResolvedPlan) -> None:
-    """Refuse a plan that does not say how to isolate, or how to judge, one of its nodes."""
+def _covered_draft(resolved: ResolvedPlan) -> Draft:
+    """Return the draft, unless the plan does not say how to isolate, or how to judge, one of its nodes."""
     diagnostics = []
     for lacks, key, allowed in (
         (lacks_isolator, "isolate", "an isolator for each node, or `- none: {where: ...}`"),
@@ -269,6 +273,7 @@ def _require_coverage(resolved: ResolvedPlan) -> None:
             diagnostics.append(resolved.file.diagnostic(path, found=found, allowed=allowed, message=message))
     if diagnostics:
         raise InvalidFile(tuple(diagnostics))
+    return draft_of(resolved)
 
 
 def _resolve_targets(
@@ -325,7 +330,7 @@ def _superseded_rollouts(
     return live
 
 
-def opening_events(state: State, opened: RolloutOpened, superseded: Sequence[Rollout]) -> list[Event]:
+def opening_events(facts: Index, opened: RolloutOpened, superseded: Sequence[Rollout]) -> list[Event]:
     """Return the events that open a rollout in the place of the `superseded` ones.
 
     They belong in one commit: a node that is done already must not be pending in between.
@@ -334,7 +339,7 @@ def opening_events(state: State, opened: RolloutOpened, superseded: Sequence[Rol
     cancelled = [RolloutCancelled(each.id, opened.submitted_by, reason, opened.at) for each in superseded]
     if superseded:
         opened = replace(opened, supersedes=superseded[-1].id)
-    changed_in = {} if opened.again else _already_changed(state, superseded, opened.digest.change)
+    changed_in = {} if opened.again else _already_changed(facts, superseded, opened.digest.change)
     current = [
         transition(
             target,
@@ -349,13 +354,13 @@ def opening_events(state: State, opened: RolloutOpened, superseded: Sequence[Rol
     return [*cancelled, opened, *current]
 
 
-def _already_changed(state: State, superseded: Sequence[Rollout], change: str) -> dict[str, str]:
+def _already_changed(facts: Index, superseded: Sequence[Rollout], change: str) -> dict[str, str]:
     """Return the nodes that a superseded rollout brought to the same change, with that rollout."""
     return {
         target.node: rollout.id
         for rollout in superseded
         if rollout.digest.change == change
-        for target in state.index.targets(rollout.id)
+        for target in facts.targets(rollout.id)
         if target.outcome in (Outcome.CHANGED, Outcome.ALREADY_CURRENT) and target.drift is None
     }
 
@@ -371,15 +376,14 @@ def _new_rollout_id(state: State, name: str) -> str:
 
 
 def _rollout_opened(
-    state: State,
     resolved: ResolvedPlan,
     rollout: str,
     actor: Actor,
+    now: float,
     changed_before: frozenset[str],
     *,
     again: bool,
 ) -> RolloutOpened:
-    now = state.now()
     targets = tuple(
         replace(
             target,

@@ -27,6 +27,8 @@ class Draft:
 async def matching_verdicts(state: State, draft: Draft) -> tuple[Verdict, ...]:
     """Return the verdicts on what this plan would give to a class of its targets, oldest first."""
     verdicts = await state.store.load_verdicts()
+    if not verdicts:
+        return ()
     # The inventory may have lost a node since the draft was made.
     labels = [known.labels for node in draft.nodes if (known := state.index.nodes.get(node)) is not None]
     # Many verdicts share the keys of their classes, so the nodes are read once per set of keys.

@@ -21,7 +21,6 @@ from machines.model.selector import parse_selector
 from machines.model.timefmt import format_rfc3339
 from machines.scheduler import decide
 from machines.scheduler.progress import PoolProgress, RolloutProgress, rollout_progress, slot_s
-from machines.scheduler.queue import SchedulingQueue
 from machines.states import CARRIES_CHANGE, EXCEPTIONS, IN_FLIGHT_PHASES, Outcome, Phase
 from rolloutd import reason_text
 from rolloutd.control import coverage, gate_serializers, wire, wire_fleet, wire_plans
@@ -110,7 +109,7 @@ def source(pinned: Mapping[str, str]) -> wire.Source:
 def rollout(state: State, resolved: ResolvedRollout) -> wire.Rollout:
     now = state.now()
     current, index = resolved.rollout, resolved.index
-    progress = rollout_progress(index, current.id, now, state.queue)
+    progress = rollout_progress(index, current.id, now)
     known = index.nodes  # a property: reading it for each of 10,000 targets takes milliseconds
     nodes = [known[each.node] for each in index.targets(current.id) if each.node in known]
     views = list(gate_serializers.gate_views(index, current, now))
@@ -154,7 +153,7 @@ def minutes(slot_s: float, prepare_s: float) -> wire.Minutes:
 
 def rollout_line(state: State, index: Index, each: Rollout, now: float) -> wire.RolloutLine:
     """Return a rollout of the index as a list shows it."""
-    summary = _summary(each, rollout_progress(index, each.id, now, state.queue))
+    summary = _summary(each, rollout_progress(index, each.id, now))
     return {**summary, "ended_at": format_optional_timestamp(ended_at(each))}
 
 
@@ -275,9 +274,8 @@ def nodes(
     query: NodesQuery,
     seq: int,
     among: Collection[str] | None = None,
-    queue: SchedulingQueue | None = None,
 ) -> wire.Nodes:
-    """Return nodes of a rollout with their reasons; in a thread on a fork, without the loop's queue."""
+    """Return nodes of a rollout with their reasons."""
     index, rollout, now = resolved.index, resolved.rollout.id, state.now()
     # The node of `after` may not be among those that changed, but its place counts.
     wanted = None if among is None else {*among, query.after}
@@ -287,7 +285,7 @@ def nodes(
         rest = rest[rest.index(resolved.target(query.after)) + 1 :]
     rest = [target for target in rest if _is_selected(index, query, target)]
     targets, next_after = page(rest, query, lambda target: target.node)
-    blockers = decide.explain_rollout_nodes(index, rollout, now, [each.node for each in targets], queue)
+    blockers = decide.explain_rollout_nodes(index, rollout, now, [each.node for each in targets])
     live = {each.node: state.step_progress.get((each.rollout, each.node), NO_PROGRESS) for each in targets}
     reasons = (
         node_reason(index, each, blockers.get(each.node), live[each.node], state.runner_status, now)
@@ -322,7 +320,7 @@ def page(rest: Sequence[T], query: PageQuery, name_of: Callable[[T], str]) -> tu
 def blocking_reason(state: State, resolved: ResolvedRollout, target: Target) -> Reason | None:
     """Return why a node does not move; None if it moves or is done."""
     now = state.now()
-    blocker = decide.explain_node(resolved.index, resolved.rollout.id, target.node, now, state.queue)
+    blocker = decide.explain_node(resolved.index, resolved.rollout.id, target.node, now)
     live = state.step_progress.get((target.rollout, target.node), NO_PROGRESS)
     return node_reason(resolved.index, target, blocker, live, state.runner_status, now)
 

@@ -261,10 +261,9 @@ class Daemon:
             now = self._state.now()
             began = asyncio.get_running_loop().time()
             self._state.index.advance(now)
-            self._state.queue.update(self._state.index, now)
-            decision = decide(self._state.index, now, self._state.queue)
-            # Before anything is awaited: what changes after the decision activates groups again.
-            self._state.queue.back_off(decision.backoffs)
+            decision = decide(self._state.index, now)
+            # Before anything is awaited: what changes after the decision makes groups ready again.
+            self._state.index.record_backoffs(decision.backoffs)
             self._decision_duration_s = asyncio.get_running_loop().time() - began
             if now >= self._soak_note_until:
                 self._state.conditions.pop("clock", None)

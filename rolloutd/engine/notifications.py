@@ -273,7 +273,7 @@ class NotificationDispatcher:
             if rollout.closed or rollout.id in self._stalled_rollouts or now - since < self._stall_after_s:
                 continue
             self._stalled_rollouts.add(rollout.id)
-            reason = decide.rollout_reason(index, rollout.id, now, self._state.queue)
+            reason = decide.rollout_reason(index, rollout.id, now)
             in_flight = ", ".join(sorted(index.counters(rollout.id).in_flight))
             text = (
                 reason_text.describe(reason)

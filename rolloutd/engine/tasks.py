@@ -55,6 +55,17 @@ async def compute(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -
             gc.enable()
 
 
+FEW_ROWS = 200
+"""Rows over which a computation holds the loop for some milliseconds at most."""
+
+
+async def compute_over(rows: int, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Return what a computation over so many rows gives; over many it runs in a thread."""
+    if rows <= FEW_ROWS:
+        return function(*args, **kwargs)
+    return await compute(function, *args, **kwargs)
+
+
 _computations: set[object] = set()
 
 

@@ -23,7 +23,6 @@ from machines.model.plan import GateName
 from machines.model.rollout import Rollout
 from machines.rules import gates
 from machines.scheduler.progress import rollout_progress
-from machines.scheduler.queue import SchedulingQueue
 from machines.states import IN_FLIGHT_PHASES, Phase
 from rolloutd import threads
 from rolloutd.engine.state import State
@@ -170,7 +169,7 @@ class _StateCollector(Collector):
         yield from _collect_fleet(state)
         yield from _collect_runs(state.runner_status)
         index = state.index.at(now)
-        yield from _collect_rollouts(index, live, now, state.queue)
+        yield from _collect_rollouts(index, live, now)
         yield from _collect_pools(index, live)
         yield from _collect_gates(index, live, now)
 
@@ -231,9 +230,7 @@ def _collect_runs(status: RunnerStatus) -> Iterator[Metric]:
     yield _make_gauge("fork_server_memory_bytes", "Memory of these processes.", memory_bytes(status.servers))
 
 
-def _collect_rollouts(
-    index: Index, live: Sequence[Rollout], now: float, queue: SchedulingQueue
-) -> Iterator[Metric]:
+def _collect_rollouts(index: Index, live: Sequence[Rollout], now: float) -> Iterator[Metric]:
     nodes = _make_labelled_gauge("nodes", "Targets of a live rollout by phase.", "rollout", "phase")
     states = _make_labelled_gauge(
         "rollout_state", "1 for the state a live rollout is in.", "rollout", "state"
@@ -254,7 +251,7 @@ def _collect_rollouts(
         "last_progress_timestamp_seconds", "When a node of the rollout last changed its phase.", "rollout"
     )
     for rollout in live:
-        tally, current = index.counters(rollout.id), rollout_progress(index, rollout.id, now, queue)
+        tally, current = index.counters(rollout.id), rollout_progress(index, rollout.id, now)
         for phase in Phase:
             nodes.add_metric([rollout.id, phase.value], tally.phases[phase])
         states.add_metric([rollout.id, current.state.value], 1)

@@ -62,7 +62,6 @@ from machines.model.windows import Freeze
 from machines.rules.gates import voting_blocker
 from machines.scheduler.decide import decide, explain_node, explain_rollout_nodes
 from machines.scheduler.membership import membership_events
-from machines.scheduler.queue import SchedulingQueue
 from machines.states import IN_FLIGHT_PHASES, Outcome, Phase, Trigger, next_phase
 from tests.machines.builders import T0, rollout_opened
 from tests.machines.random_fleets import oracle_pools, random_limits, random_node, random_plan
@@ -97,7 +96,6 @@ class FleetSimulator:
     traffic: dict[str, bool | None] = field(default_factory=dict)
     """Nodes with client traffic (True) or unknown traffic (None); all others are idle."""
     last_id: int = 0
-    queue: SchedulingQueue = field(default_factory=SchedulingQueue)
 
     # -- making one
 
@@ -190,9 +188,8 @@ class FleetSimulator:
     def decide(self) -> Decision:
         """Decide and carry it out; what was observed is known a moment later."""
         self.index.advance(self.now)
-        self.queue.update(self.index, self.now)
-        decision = decide(self.index, self.now, self.queue)
-        self.queue.back_off(decision.backoffs)
+        decision = decide(self.index, self.now)
+        self.index.record_backoffs(decision.backoffs)
         for gate in decision.of(OpenGate):
             self.commit(GateOpened(gate.rollout, gate.gate, gate.wave, self.now))
             self.log_effect("open", rollout=gate.rollout, gate=gate.gate.value, wave=gate.wave)

@@ -13,7 +13,14 @@ from machines.scheduler.progress import rollout_progress
 from tests.machines.fleet_simulator import FleetSimulator
 from tests.machines.test_properties import EXAMPLES, SEEDS
 
-ANSWERS = {"_owned_ids", "_unresolved_failures", "_wave_ends", "due_rollbacks", "cached_reason", "_contents"}
+ANSWERS = {
+    "_owned_ids",
+    "_unresolved_failures",
+    "recounted_failures",
+    "due_rollbacks",
+    "cached_reason",
+    "_contents",
+}
 """What is kept of answers and of the sharing itself: no facts."""
 
 

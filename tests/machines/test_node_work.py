@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import pytest
 
 from machines.facts.node_work import WAITS_FOR, NodeWork, WorkKind, conflicting_work, work_on
 from machines.facts.projection import Projection
 from machines.invariants.violations import violation
-from machines.model.decision import Admit
+from machines.model.decision import Admit, BackOff
 from machines.model.events import HoldTaken, PreparationRecorded
 from machines.model.limits import Limits
 from machines.model.preparation import Preparation, PreparationState
@@ -137,13 +138,15 @@ def test_node_with_other_work_is_not_prepared(present: WorkKind) -> None:
     assert due(index) == [("n1", "install")]
 
 
-def test_end_of_work_activates_what_waited_for_it() -> None:
+def test_end_of_work_makes_what_waited_ready() -> None:
     index = fleet()
     work = NodeWork(WorkKind.CLEANING, "n1")
     index.record_work(work)
-    index.pending_groups.take_changed()
+    ready = index.pending_groups.ready("R", "fleet")
+    index.record_backoffs([BackOff(group, math.inf) for _, group in ready])
+    assert not index.pending_groups.ready("R", "fleet")
     index.end_work(work)
-    assert list(index.pending_groups.changed)
+    assert index.pending_groups.ready("R", "fleet")
     assert not list(index.recorded_work("n1"))
 
 

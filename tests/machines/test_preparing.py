@@ -9,6 +9,7 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from machines.facts.projection import Projection
+from machines.invariants.facts import EarlierEvents
 from machines.invariants.violations import violation
 from machines.model.decision import Admit, CompareStaged, Prepare
 from machines.model.events import (
@@ -205,7 +206,7 @@ def test_disturbed_node_fails_and_stops_everything_until_people_act() -> None:
         code=FailureCode.PREPARE_DISTURBED,
         suffix=".install.1",
     )
-    assert violation(index, PreparationRecorded(row), T0, [moved]) is None
+    assert violation(index, PreparationRecorded(row), T0, EarlierEvents([moved])) is None
     index.apply(moved)
     index.apply(PreparationRecorded(row))
     assert (due(index), decide(index, T0).of(Admit)) == ([], ())

@@ -100,7 +100,7 @@ def test_updated_index_equals_rebuilt_index(seed: int, steps: int) -> None:
     world = FleetSimulator.from_seed(seed)
     for _ in range(steps):
         world.step()
-        mine = decide(world.index, world.now, world.queue)
+        mine = decide(world.index, world.now)
         index = rebuilt(world.index)
         assert index.snapshot() == world.index.snapshot()
         fresh = decide(index, world.now)

@@ -11,6 +11,7 @@ from machines import states
 from machines.facts.apply import UnexpectedRow
 from machines.facts.fleet_facts import FactsSnapshot
 from machines.facts.projection import Projection
+from machines.invariants.facts import EarlierEvents
 from machines.invariants.violations import violation
 from machines.model.events import PhaseMoved
 from machines.model.limits import Limits
@@ -134,7 +135,7 @@ def test_admissions_of_one_commit_judged_together() -> None:
         for name in ("n1", "n2")
     ]
     assert [violation(index, event, T0) for event in both] == [None, None]
-    second = violation(index, both[1], T0, earlier=both[:1])
+    second = violation(index, both[1], T0, earlier=EarlierEvents(both[:1]))
     assert second is not None
     assert "budget of 1" in second
 

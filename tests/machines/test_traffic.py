@@ -21,7 +21,6 @@ from machines.model.traffic import (
     TrafficResult,
 )
 from machines.scheduler.decide import decide, explain_node, rollout_reason
-from machines.scheduler.queue import SchedulingQueue
 from machines.states import Trigger
 from machines.workflow.phase_transitions import transition as moved
 from rolloutd.reason_text import describe, lifted_by
@@ -230,11 +229,9 @@ def test_candidate_idle_long_enough_goes_before_earlier_one() -> None:
 def test_busy_nodes_not_probed_until_due() -> None:
     index = fleet(nodes=PROBE_AHEAD)
     record_probe(index, **{f"n{number}": True for number in range(1, PROBE_AHEAD + 1)})
-    queue = SchedulingQueue()
-    queue.update(index, T0)
-    queue.back_off(decide(index, T0, queue).backoffs)
-    assert list(queue.active(index, "R", "fleet", T0)) == []
-    assert decide(index, T0 + 1, queue).wake_at == T0 + DEFAULT_POLL_S
+    index.record_backoffs(decide(index, T0).backoffs)
+    assert not index.pending_groups.ready("R", "fleet")
+    assert decide(index, T0 + 1).wake_at == T0 + DEFAULT_POLL_S
     assert len(requested_probes(index, T0 + DEFAULT_POLL_S)) == PROBE_AHEAD
 
 

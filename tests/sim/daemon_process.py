@@ -18,7 +18,7 @@ from machines.model.node import NodeHealth, Observation
 from rolloutd.compile import compile_limits
 from rolloutd.engine.daemon import Daemon
 from rolloutd.engine.drivers.node_session import AdapterSet, PreparationAdapters
-from rolloutd.engine.state import ChangeNotifier, State
+from rolloutd.engine.state import LARGE_COMMIT_ROWS, ChangeNotifier, State
 from rolloutd.errors import RolloutdError
 from rolloutd.ports import PinnedSource, SourceRules
 from rolloutd.service.reload import SettingsReloader, TeamPlanCompiler
@@ -99,11 +99,12 @@ class DaemonProcess:
         state, world = self.state, self._world
         if state is None or world.is_finished:
             return
-        update_limits = state.index.update_limits
 
         def on_limits(*args: Any) -> None:
             world.checker.on_settings(settings)
-            update_limits(*args)
+            # The commit before may have replaced the facts by a fork, with this method.
+            vars(state.index).pop("update_limits")
+            state.index.update_limits(*args)
 
         state.index.update_limits = on_limits  # type: ignore[method-assign]
         try:
@@ -113,7 +114,7 @@ class DaemonProcess:
         except RolloutdError:
             return
         finally:
-            state.index.update_limits = update_limits  # type: ignore[method-assign]
+            vars(state.index).pop("update_limits", None)
         world.coverage.count("fault:settings-changed")
         state.wake_up()
 
@@ -156,6 +157,8 @@ class DaemonProcess:
             ChangeNotifier(head.seq if head else 0),
             epoch=snapshot.epoch,
             redaction_key=b"sim",
+            # As commits of hundreds of rows are made; one of a few rows is as good to interrupt.
+            large_commit_rows=world.streams.commits.choice((LARGE_COMMIT_ROWS, 2, 1)),
         )
         state.update_connections(await store.load_connections())
         world.checker.on_daemon_start(world.loop.lived_until(self.process))

@@ -61,6 +61,8 @@ class FaultyStore:
         if world.is_finished:
             raise StoreFailed("all is over")
         label = "commit " + " ".join(_label(event) for event in events)
+        if self.state is not None and self.state.index.journal is not None:
+            world.coverage.count("commit:large")
         outcome = world.fault_plan.next_outcome(label)
         for _ in range(world.streams.latency.randrange(4)):
             await asyncio.sleep(0)  # a write takes turns of the loop: others may come, and wait

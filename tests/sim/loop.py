@@ -18,6 +18,7 @@ import random
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from contextvars import Context, ContextVar, copy_context
+from functools import partial
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -204,6 +205,22 @@ class SimLoop(asyncio.AbstractEventLoop):
         handle = SimHandle(callback, args, copy_context() if context is None else context, self._now + delay)
         heapq.heappush(self._timers, (handle.due_at, next(self._serial), handle))
         return handle
+
+    def run_in_executor(self, executor: Any, func: Any, *args: Any) -> asyncio.Future[Any]:  # type: ignore[override]
+        """Run it in a later step, like a thread whose end other callbacks overtake."""
+        future = self.create_future()
+
+        def run() -> None:
+            try:
+                result = func(*args)
+            except Exception as error:
+                found: Callable[[], None] = partial(future.set_exception, error)
+            else:
+                found = partial(future.set_result, result)
+            self.call_soon(lambda: None if future.done() else found())
+
+        self.call_soon(run)
+        return future
 
     def create_future(self) -> asyncio.Future[Any]:
         return asyncio.Future(loop=self)

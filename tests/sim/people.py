@@ -138,7 +138,7 @@ class SimUsers:
                 )
                 if plan.pilot_node not in {None, *(target.node for target in opened.targets)}:
                     return False  # submit refuses a plan whose pilot has left
-                await commit(submit.opening_events(state, opened, [before]), "submit")
+                await commit(submit.opening_events(state.index, opened, [before]), "submit")
         except (StoreFailed, NotFound, KeyError):
             return False
         return True

@@ -30,6 +30,7 @@ class RandomStreams:
     checkpoints: random.Random
     damage: random.Random
     inventories: random.Random
+    commits: random.Random
 
     @classmethod
     def of(cls, seed: int) -> Self:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from machines.facts.counters import RolloutCounters
 from machines.facts.fleet_facts import FactsSnapshot
 from machines.facts.node_work import NodeWork
-from machines.invariants.violations import violation
+from machines.facts.pending_groups import QueuePosition, queue_position
+from machines.facts.pool_index import Pool
+from machines.invariants.facts import EarlierEvents
+from machines.invariants.violations import is_down, violation
 from machines.model.events import GateOpened, PhaseMoved
 from machines.model.limits import Limits, TeamRules
 from machines.model.node import UNLABELED, Node, Observation, SourceFreshness
 from machines.model.preparation import Preparation, PreparationState, StagedComparison
-from machines.model.rollout import Hold, Rollout, Target
+from machines.model.rollout import Failure, Hold, Rollout, Target
 from machines.model.traffic import TrafficResult
 from machines.model.windows import Freeze
-from machines.states import IllegalTransition, Outcome, Trigger, next_phase
+from machines.states import IllegalTransition, Outcome, Phase, Trigger, next_phase
 
 
 @dataclass(slots=True)
@@ -23,6 +27,7 @@ class SnapshotFacts:
     """The facts of a snapshot, found by scanning it: slow and simple."""
 
     limits: Limits
+    now: float
     nodes: dict[str, Node] = field(default_factory=dict)
     rollouts: dict[str, Rollout] = field(default_factory=dict)
     freezes: tuple[Freeze, ...] = ()
@@ -44,9 +49,11 @@ class SnapshotFacts:
         traffic: Iterable[TrafficResult] = (),
         sources: Iterable[SourceFreshness] = (),
         comparisons: Iterable[StagedComparison] = (),
+        now: float = 0.0,
     ) -> SnapshotFacts:
         return cls(
             limits=limits,
+            now=now,
             nodes={node.name: node for node in snapshot.nodes},
             rollouts={rollout.id: rollout for rollout in snapshot.rollouts},
             freezes=snapshot.freezes,
@@ -96,8 +103,30 @@ class SnapshotFacts:
     def staged_comparison(self, rollout: str, node: str) -> StagedComparison | None:
         return self.comparisons.get((rollout, node))
 
-    def members(self, key: str, value: str) -> Iterable[str]:
-        return [node.name for node in self.nodes.values() if node.labels.get(key, UNLABELED) == value]
+    def pool(self, pool: str) -> Pool:
+        key, _, value = pool.partition("/")
+        nodes = [node.name for node in self.nodes.values() if node.labels.get(key, UNLABELED) == value]
+        # All of them as unknown: the invariants count those like the others.
+        return Pool(key, value, members=set(nodes), unknown={n for n in nodes if is_down(self, n, self.now)})
+
+    def counters(self, rollout: str) -> RolloutCounters:
+        counters = RolloutCounters()
+        counters.add_all(self.targets(rollout))
+        return counters
+
+    def all_done(self, rollout: str) -> bool:
+        return all(target.phase is Phase.DONE for target in self.targets(rollout))
+
+    def pending(self, rollout: str, wave: str) -> Sequence[QueuePosition]:
+        targets = [each for each in self.targets(rollout) if each.wave == wave]
+        return sorted(queue_position(each) for each in targets if each.phase is Phase.PENDING)
+
+    def wave_end(self, rollout: str, wave: str) -> float | None:
+        return max((each.since for each in self.targets(rollout) if each.wave == wave), default=None)
+
+    @property
+    def recounted_failures(self) -> dict[str, list[Failure]]:
+        return {}  # nothing is kept between two questions
 
 
 def violations(
@@ -112,7 +141,7 @@ def violations(
     comparisons: Iterable[StagedComparison] = (),
 ) -> list[str]:
     """Return what must never happen and did between two snapshots, one event or one commit apart."""
-    facts = SnapshotFacts.from_snapshot(before, limits, observations, traffic, sources, comparisons)
+    facts = SnapshotFacts.from_snapshot(before, limits, observations, traffic, sources, comparisons, now)
     found: list[str] = []
     transitions: list[PhaseMoved] = []
     known = {rollout.id: rollout for rollout in before.rollouts}
@@ -135,8 +164,10 @@ def violations(
             transitions.append(transition)
     # A commit has its rollbacks first: they may obey a pool of their plan that an admission does not.
     transitions.sort(key=lambda each: each.trigger is not Trigger.ROLLBACK_ORDERED)
-    for position, transition in enumerate(transitions):
-        found += filter(None, [violation(facts, transition, now, transitions[:position])])
+    earlier = EarlierEvents()
+    for transition in transitions:
+        found += filter(None, [violation(facts, transition, now, earlier)])
+        earlier.add(transition)
     return found
 
 

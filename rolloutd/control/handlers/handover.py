@@ -131,7 +131,7 @@ async def _changed_rollouts(state: State, since: float) -> AsyncIterator[Resolve
 
 def _rollout(state: State, resolved: ResolvedRollout, since: float) -> wire_fleet.HandoverRollout:
     rollout, now = resolved.rollout, state.now()
-    progress = rollout_progress(resolved.index, rollout.id, now, state.queue)
+    progress = rollout_progress(resolved.index, rollout.id, now)
     targets = [each for each in resolved.index.targets(rollout.id) if each.since >= since]
     failed = [each.node for each in targets if each.phase is Phase.FAILED]
     views = () if rollout.closed else gate_serializers.gate_views(resolved.index, rollout, now)

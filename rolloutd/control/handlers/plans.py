@@ -82,7 +82,7 @@ async def submit_plan(
         force=ForcedStages(tuple(body.force_stages), tuple(body.force_nodes)),
     )
     resolved = await resolve_rollout(services.state, rollout)
-    current = rollout_progress(resolved.index, rollout, services.state.now(), services.state.queue)
+    current = rollout_progress(resolved.index, rollout, services.state.now())
     submission: wire_plans.Submission = {
         "rollout": rollout,
         "digest": resolved.rollout.digest.whole,

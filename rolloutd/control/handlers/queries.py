@@ -121,7 +121,7 @@ async def nodes(services: Services, request: Request[NodesQuery]) -> wire.Nodes:
         # Again: the rollout may have been deleted, or the index replaced, while the audit was read.
         resolved = await resolve_for_reading(state, resolved.rollout.id)
     if names is not None and len(names) <= FEW_NODES:
-        return serializers.nodes(state, resolved, query, seq, names, state.queue)
+        return serializers.nodes(state, resolved, query, seq, names)
     fixed = replace(resolved, index=resolved.index.fork())
     # In a thread, on a fork: ten thousand nodes take longer than the loop may pause.
     return await compute(serializers.nodes, state, fixed, query, seq, names)

@@ -58,7 +58,9 @@ class DryRunner:
             self._watches.start(tasks, job, request, name=f"blocker {result.rollout}/{result.node}")
 
     async def _dry_run(self, request: DryRun) -> None:
-        self._state.index.record_dry_run(await self._dry_run_isolators(request))
+        result = await self._dry_run_isolators(request)
+        # After the wait, which a commit may end with other facts.
+        self._state.index.record_dry_run(result)
 
     async def _dry_run_isolators(self, request: DryRun) -> DryRunResult:
         def unknown(why: str) -> DryRunResult:

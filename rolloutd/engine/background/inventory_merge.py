@@ -31,7 +31,7 @@ class MergedInventory:
     """
 
     nodes: dict[str, Node] = field(default_factory=dict)
-    connections: dict[str, dict[str, Any]] = field(default_factory=dict)
+    connections: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     canonical_names: dict[tuple[str, str], str] = field(default_factory=dict)
     rejected: dict[str, list[str]] = field(default_factory=dict)
     reports: dict[str, list[DiscoveredNode]] = field(default_factory=dict)
@@ -118,17 +118,16 @@ def _add_node(merged: MergedInventory, name: str, discovered: DiscoveredNode) ->
     merged.reports.setdefault(name, []).append(discovered)
     known = merged.nodes.get(name)
     if known is None:
-        merged.nodes[name] = Node(name, discovered.kind, (discovered.source,), dict(discovered.labels))
-        merged.connections[name] = dict(discovered.connection)
+        merged.nodes[name] = Node(name, discovered.kind, (discovered.source,), discovered.labels)
+        merged.connections[name] = discovered.connection
         return
     kind = NodeKind.KUBERNETES if NodeKind.KUBERNETES in (known.kind, discovered.kind) else known.kind
     merged.nodes[name] = Node(
         name, kind, (*known.sources, discovered.source), {**discovered.labels, **known.labels}
     )
     groups = dict.fromkeys((*_group_names(merged.connections[name]), *_group_names(discovered.connection)))
-    merged.connections[name] = {**discovered.connection, **merged.connections[name]}
-    if groups:
-        merged.connections[name] |= {GROUPS: list(groups)}
+    own = {GROUPS: list(groups)} if groups else {}
+    merged.connections[name] = {**discovered.connection, **merged.connections[name], **own}
 
 
 def _group_names(connection: Mapping[str, Any]) -> Sequence[str]:

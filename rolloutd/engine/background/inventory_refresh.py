@@ -10,25 +10,26 @@ from __future__ import annotations
 import asyncio
 import logging
 import shlex
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 
 from machines.facts.apply import rollout_of
+from machines.facts.index import Index
 from machines.model.events import Event, NodesDiscovered, NodesRemoved
 from machines.model.node import Conflict as SourceConflict
-from machines.model.node import ConflictKind, Node, NodeKind
+from machines.model.node import ConflictKind, Node
 from machines.model.rollout import Actor
 from machines.model.timefmt import format_rfc3339
 from machines.model.trust_events import IdentityPinned, InventoryAccepted
 from machines.scheduler.membership import membership_events
-from rolloutd.engine.background.inventory_conflicts import SourceReports, reconcile
-from rolloutd.engine.background.inventory_merge import MergedInventory, merge_inventories
+from rolloutd.engine.background.inventory_comparison import FleetAnswers, FleetChange, compare_fleet
+from rolloutd.engine.background.inventory_merge import MergedInventory
 from rolloutd.engine.background.inventory_sources import SourceReader
 from rolloutd.engine.state import CommitFunction, State
+from rolloutd.engine.tasks import FEW_ROWS, compute_over
 from rolloutd.errors import Conflict, NotFound, Refused, StoreFailed
-from rolloutd.ports import JSON, Inventory, SourceRules
-from rolloutd.secret_variables import storable_variables
+from rolloutd.ports import Inventory, SourceRules
 from rolloutd.text import pluralize
 
 log = logging.getLogger("rolloutd.engine.background.inventory_refresh")
@@ -58,6 +59,9 @@ class InventoryRefresher:
         self._is_restored = False
         self._is_membership_due = False
         self._accepted_removals: set[str] = set()
+        self._membership_basis: object = None
+        self._due_nodes: set[str] = set()
+        """The nodes that changed since the targets were adapted to all nodes."""
         self._commit_lock = asyncio.Lock()
         self._report_unknown_expectations()
 
@@ -138,68 +142,59 @@ class InventoryRefresher:
     async def _commit_results(self) -> None:
         """Commit the nodes that the sources have reported so far."""
         async with self._commit_lock:
-            if self._unanswered() and not self._state.index.nodes:
+            if self._has_unanswered() and not self._state.index.nodes:
                 log.warning("no node is known yet: an inventory source has never answered")
             try:
-                # No decision in between: a node that starts is not removed, and a target has the team and the
-                # pools of its node.
-                async with self._state.exclusive_commit() as commit:
-                    await self._commit_changes(commit)
+                if (change := await self._compare()) is not None:
+                    # No decision in between: a node that starts is not removed, and a target has the team and
+                    # the pools of its node.
+                    async with self._state.exclusive_commit() as commit:
+                        await self._commit_change(change, commit)
                 for reader in self._readers.values():
                     await reader.save()
             except StoreFailed as failure:
                 log.error("the inventory could not be written: %s", failure)
                 self._state.last_write_error = str(failure)
-            self._state.index.record_sources(each.status.freshness for each in self._readers.values())
+            self._state.index.record_sources([each.status.freshness for each in self._readers.values()])
             self._report_held_and_stale()
             self._state.wake_up()
 
-    def _unanswered(self) -> set[str]:
-        return {name for name, reader in self._readers.items() if reader.nodes is None}
+    def _has_unanswered(self) -> bool:
+        return any(reader.nodes is None for reader in self._readers.values())
 
-    async def _commit_changes(self, commit: CommitFunction) -> None:
+    async def _compare(self) -> FleetChange | None:
+        """Return what the sources' answers change, None without sources."""
         if not self._readers:
             self._report_no_source()
-            return
-        known, unanswered = self._state.index.nodes, self._unanswered()
-        discovered = [node for reader in self._readers.values() for node in reader.nodes or ()]
-        merged = merge_inventories(discovered, known, self._state.connections, unanswered)
-        self._report_rejected(merged)
-        nodes, connections = merged.nodes, merged.connections
-        for name in [name for name, node in nodes.items() if _has_left_cluster(known.get(name), node)]:
-            # Another source may still list the machine: remove the node now; the next refresh adds a host.
-            if not self._may_be_reported_later(known[name], unanswered):
-                del nodes[name], connections[name]
-        self._reconcile(merged, unanswered)
-        for name, node in known.items():
-            if name in nodes or self._may_be_reported_later(node, unanswered):
-                continue
-            if (kept := self._kept(node)) is not None:
-                nodes[name], connections[name] = kept, dict(self._state.connections.get(name, {}))
-        for name, node in known.items():
-            if name in nodes and self._may_be_reported_later(node, unanswered):
-                # A source that has never answered may still report the node: keep everything.
-                nodes[name] = node
-                connections[name] = dict(self._state.connections.get(name, connections[name]))
-        changed = tuple(
-            node
-            for name, node in nodes.items()
-            if known.get(name) != node or self._is_changed(name, connections[name])
+            return None
+        answers = FleetAnswers(
+            {name: reader.nodes for name, reader in self._readers.items()},
+            {name: reader.rules.expect for name, reader in self._readers.items()},
+            self._state.index.fork().nodes,
+            self._state.connections,
+            tuple(self._state.index.limits.pools),
+            self._state.now(),
         )
-        removed = tuple(
-            name
-            for name, node in known.items()
-            if name not in nodes and not self._may_be_reported_later(node, unanswered)
-        )
+        # In a thread; nodes and variables change only under the lock that is held here.
+        change = await compute_over(answers.size, compare_fleet, answers)
+        self._state.reports = change.merged.reports
+        self._report_rejected(change.merged)
+        return change
+
+    async def _commit_change(self, change: FleetChange, commit: CommitFunction) -> None:
+        known = self._state.index.nodes
+        kept = {name: node for name in change.removed if (node := self._kept(known[name])) is not None}
+        changed = (*change.changed, *(node for name, node in kept.items() if known[name] != node))
+        removed = tuple(name for name in change.removed if name not in kept)
         events: list[Event] = []
         if changed:
-            stored = {node.name: storable_variables(connections[node.name]) for node in changed}
-            events.append(NodesDiscovered(changed, stored))
+            events.append(NodesDiscovered(changed, change.stored))
         if removed:
             events.append(NodesRemoved(removed))
         await commit(events, "inventory refreshed")
-        self._state.update_connections(connections, removed)
+        self._state.update_connections(change.connections, removed)
         self._accepted_removals.difference_update(removed)
+        self._due_nodes.update(removed, (node.name for node in changed))
         self._is_membership_due = True
         await self.commit_due_membership(commit)
 
@@ -211,8 +206,13 @@ class InventoryRefresher:
         if not self._is_membership_due:
             return
         conflict: Conflict | None = None
+        index, now, basis = self._state.index, self._state.now(), _membership_basis(self._state.index)
+        if basis == self._membership_basis and len(self._due_nodes) <= FEW_ROWS:
+            found = membership_events(index, now, self._due_nodes)
+        else:
+            found = await compute_over(len(index.nodes), membership_events, index.fork(), now)
         # One commit for each rollout: an altered row must not keep the nodes of others with their old teams.
-        for _, events in groupby(membership_events(self._state.index, self._state.now()), key=rollout_of):
+        for _, events in groupby(found, key=rollout_of):
             try:
                 await commit(tuple(events), "inventory changed")
             except Conflict as error:
@@ -220,6 +220,8 @@ class InventoryRefresher:
         if conflict is not None:
             raise conflict
         self._is_membership_due = False
+        self._membership_basis = basis
+        self._due_nodes.clear()
 
     def _kept(self, node: Node) -> Node | None:
         """Return a node that no source reports and that stays: in flight, then quarantined for a day."""
@@ -240,28 +242,6 @@ class InventoryRefresher:
         return any(each.needs_driver for each in index.targets_on(node)) or any(
             index.preparing_rollouts(node)
         )
-
-    def _reconcile(self, merged: MergedInventory, unanswered: Collection[str]) -> None:
-        """Set each node's pinned identity and its conflicts."""
-        self._state.reports = merged.reports
-        reports = SourceReports(
-            merged.reports,
-            frozenset(self._readers.keys() - set(unanswered)),
-            {name: reader.rules.expect for name, reader in self._readers.items()},
-        )
-        index = self._state.index
-        found = reconcile(merged.nodes, index.nodes, reports, index.limits.pools, self._state.now())
-        for name, (identity, conflicts) in found.items():
-            if identity or conflicts:
-                node = merged.nodes[name]
-                merged.nodes[name] = replace(node, identity=identity, conflicts=conflicts)
-
-    def _is_changed(self, node: str, connection: Mapping[str, JSON]) -> bool:
-        """Return whether the stored variables change; secrets change in memory only."""
-        known = self._state.connections.get(node)
-        if known is None or known == connection:
-            return known is None
-        return storable_variables(known) != storable_variables(connection)
 
     def _report_no_source(self) -> None:
         if self._state.index.nodes:
@@ -305,17 +285,6 @@ class InventoryRefresher:
                 problem = f"inventory {name}: expect names {unknown}, which is not a source; correct it"
                 self._state.conditions[f"expect {name}"] = problem
 
-    def _may_be_reported_later(self, node: Node, unanswered: set[str]) -> bool:
-        """Return whether a source that has not answered yet may report the node.
-
-        A source that the settings no longer name may have been renamed to one that has not answered.
-        """
-        return bool(unanswered) and any(s in unanswered or s not in self._readers for s in node.sources)
-
-
-def _has_left_cluster(known: Node | None, node: Node) -> bool:
-    return known is not None and known.kind is NodeKind.KUBERNETES and node.kind is not NodeKind.KUBERNETES
-
 
 def _describe_held_answer(source: str, removed: int, known: int, moved: int) -> str:
     """Return why an answer of an inventory source waits for a person."""
@@ -337,3 +306,9 @@ def _describe_failing_source(source: str, since: float, error: str) -> str:
     """Return that an inventory source does not answer, which keeps no node yet."""
     text = f"inventory {source}: it fails since {format_rfc3339(since)}; its nodes stay as last known"
     return f"{text}: {error}"
+
+
+def _membership_basis(index: Index) -> object:
+    """Return what the targets follow besides their nodes; of equal ones only changed nodes change targets."""
+    open_rollouts = tuple(rollout.id for rollout in index.rollouts.values() if rollout.ended_at is None)
+    return (open_rollouts, index.limits)

@@ -11,9 +11,11 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from machines.facts.index import Index
 from machines.model.rollout import Target
 from machines.states import IN_FLIGHT_PHASES
 from rolloutd.engine.state import HeldAnswer, SourceState, State
+from rolloutd.engine.tasks import compute_over
 from rolloutd.errors import RolloutdError, SourceFailed
 from rolloutd.ports import (
     MAX_LABEL_LENGTH,
@@ -87,7 +89,7 @@ class SourceReader:
             self._state.record_try(f"inventory {self.name}")
             self.is_failing = False
             self.status.tried_at = self._state.now()
-            self._take(nodes)
+            await self._take(nodes)
 
     def set_error(self, error: str) -> None:
         if self.status.error != error:
@@ -109,9 +111,9 @@ class SourceReader:
         # Only an answer of this daemon: a restored one is stored already.
         if self.nodes is None or answered_at is None or not self.status.has_answered:
             return
-        stored = {node.name: _without_secrets(node) for node in self.nodes}
-        changed = tuple(node for name, node in stored.items() if self._stored.get(name) != node)
-        removed = tuple(name for name in self._stored if name not in stored)
+        stored, changed, removed = await compute_over(
+            len(self.nodes), _compare_stored, self.nodes, self._stored
+        )
         if changed or removed or not 0 <= answered_at - self._stored_at < SAVE_INTERVAL_S:
             await self._state.store.save_source_answer(SourceAnswer(self.name, answered_at, changed), removed)
             self._stored, self._stored_at = stored, answered_at
@@ -120,11 +122,10 @@ class SourceReader:
         async with asyncio.timeout(SOURCE_TIMEOUT_S):
             with adapter_errors(f"inventory {self.name}"):
                 response = list(await self._inventory.refresh())
-            valid = [validate_result(f"inventory {self.name}", each, DiscoveredNode) for each in response]
-        nodes = self._valid_nodes(valid)
+                nodes = await compute_over(len(response), self._valid_nodes, response)
         if isinstance(self._inventory, LeavesNodesOut):
             self.invalid = [*self.invalid, *self._inventory.left_out]
-        if valid and not nodes:
+        if response and not nodes:
             raise SourceFailed(f"{self.name}: no node is valid; {self.invalid[0]}")
         if not nodes:
             raise SourceFailed(f"{self.name} answered with no node at all; its nodes stay as last known")
@@ -136,11 +137,17 @@ class SourceReader:
         Who may write a node's address in a cluster or a NetBox may not run code on this machine.
         """
         valid, invalid = [], []
-        for node in nodes:
+        before = {node.name: node for node in self.nodes or ()}
+        for each in nodes:
+            node = validate_result(f"inventory {self.name}", each, DiscoveredNode)
             try:
-                valid.append(self._valid_node(node))
+                node = self._valid_node(node)
             except InvalidVariable as error:
                 invalid.append(f"{node.name[:60]}: {error}; correct it in the source")
+                continue
+            # What is as before keeps its object: it is stored once, and later comparisons end at once.
+            known = before.get(node.name)
+            valid.append(known if known is not None and known == node else node)
         self.invalid = invalid
         return valid
 
@@ -155,8 +162,9 @@ class SourceReader:
             return node
         return replace(node, connection=without_templates(node.connection))
 
-    def _take(self, nodes: Sequence[DiscoveredNode]) -> None:
-        held = self._reason_to_hold(nodes)
+    async def _take(self, nodes: Sequence[DiscoveredNode]) -> None:
+        known = max(len(nodes), len(self.nodes or self._state.index.nodes))
+        held = await compute_over(known, self._reason_to_hold, nodes, self._state.index.fork())
         if held is None:
             self._set_answer(nodes, self._state.now())
             return
@@ -172,34 +180,33 @@ class SourceReader:
         self.status.has_answered = True
         self.status.refreshed_at, self.status.nodes = at, len(nodes)
 
-    def _reason_to_hold(self, nodes: Sequence[DiscoveredNode]) -> HeldAnswer | None:
+    def _reason_to_hold(self, nodes: Sequence[DiscoveredNode], facts: Index) -> HeldAnswer | None:
         """Return what the answer would do that a person must accept, None when it may take effect."""
-        before = self._labels_in_effect()
+        before = self._labels_in_effect(facts)
         after = {node.name: node.labels for node in nodes}
         removed = tuple(sorted(name for name in before if name not in after))
+        keys = tuple(facts.limits.pools)
         moved = tuple(
             sorted(
                 name
                 for name, labels in before.items()
-                if name in after and self._is_at_work(name) and self._changes_pool(labels, after[name])
+                if (changed := after.get(name, labels)) is not labels
+                and any(labels.get(key) != changed.get(key) for key in keys)
+                and self._is_at_work(name, facts)
             )
         )
         if len(removed) <= self.rules.max_removed.resolve(len(before)) and not moved:
             return None
         return HeldAnswer(self._state.now(), len(before), removed, moved)
 
-    def _labels_in_effect(self) -> Mapping[str, Mapping[str, str]]:
+    def _labels_in_effect(self, facts: Index) -> Mapping[str, Mapping[str, str]]:
         if self.nodes is not None:
             return {node.name: node.labels for node in self.nodes}
-        known = self._state.index.nodes.values()
+        known = facts.nodes.values()
         return {node.name: node.labels for node in known if node.sources == (self.name,)}
 
-    def _changes_pool(self, before: Mapping[str, str], after: Mapping[str, str]) -> bool:
-        return any(before.get(key) != after.get(key) for key in self._state.index.limits.pools)
-
-    def _is_at_work(self, name: str) -> bool:
-        targets = self._state.index.targets_on(self._fleet_name(name))
-        return any(_is_in_flight(target) for target in targets)
+    def _is_at_work(self, name: str, facts: Index) -> bool:
+        return any(_is_in_flight(target) for target in facts.targets_on(self._fleet_name(name)))
 
     def _fleet_name(self, name: str) -> str:
         return self._state.canonical_names.get((self.name, name), name)
@@ -209,5 +216,15 @@ def _is_in_flight(target: Target) -> bool:
     return target.phase in IN_FLIGHT_PHASES
 
 
+def _compare_stored(
+    nodes: Sequence[DiscoveredNode], before: Mapping[str, DiscoveredNode]
+) -> tuple[Mapping[str, DiscoveredNode], tuple[DiscoveredNode, ...], tuple[str, ...]]:
+    """Return what of an answer is stored, what of it is new or changed, and which nodes it lacks."""
+    stored = {node.name: _without_secrets(node) for node in nodes}
+    changed = tuple(node for name, node in stored.items() if before.get(name) != node)
+    return stored, changed, tuple(name for name in before if name not in stored)
+
+
 def _without_secrets(node: DiscoveredNode) -> DiscoveredNode:
-    return replace(node, connection=storable_variables(node.connection))
+    kept = storable_variables(node.connection)
+    return node if kept is node.connection else replace(node, connection=kept)

@@ -1,0 +1,152 @@
+"""Facts that come in without an event, because the store does not keep them.
+
+Observations, work of this process, and what the daemon found out about itself; measured_facts.py has what it
+measured.  They are unknown after a start.  Each is written to a journal too, while the facts after a large
+commit are made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+
+from machines.facts.availability import observed_unavailability
+from machines.facts.fleet_facts import IsolationProgress
+from machines.facts.index import Index
+from machines.facts.node_work import NodeWork
+from machines.model.decision import BackOff
+from machines.model.limits import DiskShortage, Refusal
+from machines.model.node import Observation, SourceFreshness
+from machines.model.rows import AuditMismatch
+
+P = ParamSpec("P")
+
+R = TypeVar("R", bound="Records")
+
+Record = Callable[[Any], None]
+"""Records something in other facts."""
+
+
+def journaled(
+    method: Callable[Concatenate[R, P], None],
+) -> Callable[Concatenate[R, P], None]:
+    """Return a method that also writes its calls to the journal, if there is one."""
+
+    def record(self: R, /, *args: P.args, **kwargs: P.kwargs) -> None:
+        if self.journal is not None:
+            self.journal.append(lambda successor: method(successor, *args, **kwargs))
+        method(self, *args, **kwargs)
+
+    return record
+
+
+class Records(Index):
+    """`journal` collects what comes in, for facts that are being made from these; None without."""
+
+    journal: list[Record] | None = None
+
+    def fork(self) -> Self:
+        """Return the same facts; a later change of one does not change the other."""
+        made = super().fork()
+        made.journal = None
+        return made
+
+    @journaled
+    def record_observations(self, observations: Collection[Observation], now: float) -> None:
+        """Record observations; one that is older than the last of its node is ignored."""
+        self.advance(now)
+        self._observations = self._own(self._observations)
+        for observation in observations:
+            last = self._observations.get(observation.node)
+            # A slow poll may end after a watch has reported something newer.
+            if last is not None and last.at > observation.at:
+                continue
+            if last is None or not observation.says_the_same_as(last):
+                self._record_observation(observation, repeats=False)
+            # Most reports of a watch are the first of these, and each of them comes for all nodes at rest.
+            elif observation.is_up and self.now < last.at + self.limits.observe_within_s:
+                self._observations[observation.node] = observation
+            else:
+                self._record_observation(observation, repeats=True)
+
+    def _record_observation(self, observation: Observation, *, repeats: bool) -> None:
+        node = observation.node
+        before = observed_unavailability(self, node)
+        self._observations[node] = observation
+        after = observed_unavailability(self, node)
+        if not repeats:
+            # What blocked the isolation may be gone, or be new.
+            self.dry_run_results = self._own(self.dry_run_results)
+            for target in self.targets_on(node):
+                self.dry_run_results.forget(target.rollout, node)
+        is_left = bool(observation.left_isolated_by)
+        self._left_cordoned = self._own(self._left_cordoned)
+        (self._left_cordoned.add if is_left else self._left_cordoned.discard)(node)
+        self._schedule_reevaluation(observation)
+        judgements = [each and (each.code, each.needs_observation) for each in (before, after)]
+        # The node's first cause may be another one, which hides that the judgement has changed.
+        marks = not repeats or judgements[0] != judgements[1]
+        self._pool_index.reevaluate(self, (node,), marks=marks)
+
+    @journaled
+    def record_work(self, work: NodeWork) -> None:
+        """Record that this process begins work on a node, which no stored fact shows."""
+        self._recorded_work = self._own(self._recorded_work)
+        self._recorded_work[work.node] = (*self.recorded_work(work.node), work)
+        self._mark_targets_on(work.node)
+
+    @journaled
+    def end_work(self, work: NodeWork) -> None:
+        """Record that work on a node has ended."""
+        self._recorded_work = self._own(self._recorded_work)
+        # By identity: two checks of one node are equal, and each ends for itself.
+        left = tuple(each for each in self.recorded_work(work.node) if each is not work)
+        if left:
+            self._recorded_work[work.node] = left
+        else:
+            self._recorded_work.pop(work.node, None)
+        self._mark_targets_on(work.node)
+
+    @journaled
+    def record_isolation(self, rollout: str, node: str, progress: IsolationProgress) -> None:
+        """Record how far an isolation is; the last report of each node counts."""
+        self._isolations = self._own(self._isolations)
+        self._isolations[rollout, node] = progress
+
+    @journaled
+    def record_backoffs(self, backoffs: Collection[BackOff]) -> None:
+        """Record in which queue groups a decision could start nothing."""
+        self.pending_groups.back_off(backoffs)
+
+    @journaled
+    def record_mismatches(self, mismatches: Sequence[AuditMismatch]) -> None:
+        """Replace the rows that the audit does not account for."""
+        if tuple(mismatches) != self.mismatches:
+            self.mismatches = tuple(mismatches)
+            self.pending_groups.mark_all()
+
+    @journaled
+    def record_refusal(self, rollout: str, refusal: Refusal) -> None:
+        """Record that a decision of a rollout was refused; a settled mismatch is a reason to forget it."""
+        self.refusals = {**self.refusals, rollout: refusal}
+
+    @journaled
+    def record_disk_shortage(self, shortage: DiskShortage | None) -> None:
+        self.disk_shortage = shortage
+        self.pending_groups.mark_all()
+
+    @journaled
+    def record_sources(self, sources: Collection[SourceFreshness]) -> None:
+        """Replace what is known of the inventory sources' last answers."""
+        recorded = {each.source: each for each in sources}
+        for each in recorded.values():
+            before = self.sources.get(each.source)
+            answered = each.refreshed_at
+            # Compared with the new answer too: `now` is that of the last decision, which may be long ago.
+            if before and answered and (before.is_stale(answered) or before.is_stale(self.now)):
+                self.pending_groups.mark_all()
+                break
+        self.sources = recorded
+
+    def _mark_targets_on(self, node: str) -> None:
+        self.pending_groups.mark_node(node, [each.rollout for each in self.targets_on(node)])

@@ -1,0 +1,36 @@
+"""Commits: each event is judged after those before it, because one commit may free a slot and take it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from machines.facts.projection import Projection
+from machines.invariants.facts import EarlierEvents
+from machines.invariants.violations import violation
+from machines.model.events import Event, RolloutOpened
+
+
+def first_violation(facts: Projection, events: Sequence[Event], now: float) -> str | None:
+    """Return what must never happen and would by these events, None for nothing; changes no fact."""
+    earlier = EarlierEvents()
+    for event in events:
+        broken = violation(facts, event, now, earlier)
+        if broken is not None:
+            return broken
+        earlier.add(event)
+        if isinstance(event, RolloutOpened):  # its targets may move in the same commit
+            facts = facts.fork()
+            facts.apply(event)
+    return None
+
+
+def apply_judged(facts: Projection, events: Sequence[Event], now: float) -> str | None:
+    """Apply events until one of them would break an invariant; return why it would, None for none."""
+    earlier = EarlierEvents()
+    for event in events:
+        broken = violation(facts, event, now, earlier)
+        if broken is not None:
+            return broken
+        earlier.add(event)
+        facts.apply(event)
+    return None
