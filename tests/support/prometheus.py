@@ -1,4 +1,4 @@
-"""A real Prometheus on loopback, which scrapes metrics that a test writes.
+"""A real Prometheus on loopback, which scrapes metrics that a test writes or a function renders.
 
 It knows neither pytest nor rolloutd.
 """
@@ -12,9 +12,11 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
+from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 from tests.support.ports import free_port
 
@@ -26,24 +28,29 @@ LIMIT_S = 60.0
 _CONFIG = """\
 global: {{scrape_interval: 200ms, scrape_timeout: 200ms}}
 scrape_configs:
-- job_name: tests
+- job_name: {job}
   honor_labels: true
   static_configs: [{{targets: ["127.0.0.1:{port}"]}}]
+rule_files: {rules}
 """
 
 
 class Prometheus:
-    """One Prometheus: `start(directory)`, then `url` and `set_metric()`, then `stop()`."""
+    """One Prometheus: `start(directory)`, then `url` and `set_metric()`, then `stop()`.
 
-    def __init__(self) -> None:
+    `page` is a text of metrics besides those of the test; `rules` are files with alert rules.
+    """
+
+    def __init__(self, page: bytes = b"", rules: Sequence[Path] = (), job: str = "tests") -> None:
         self.url = ""
+        self._rules, self._job = rules, job
         self._metrics: dict[str, float] = {}
         metrics = self._metrics
 
         class Page(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 lines = [f"{series} {value}\n" for series, value in list(metrics.items())]
-                body = "".join(lines).encode()
+                body = "".join(lines).encode() + page
                 self.send_response(200)
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
@@ -61,7 +68,8 @@ class Prometheus:
         self._page_thread.start()
         directory.mkdir(parents=True, exist_ok=True)
         config = directory / "prometheus.yml"
-        config.write_text(_CONFIG.format(port=self._page.server_address[1]))
+        rules = json.dumps([str(file) for file in self._rules])
+        config.write_text(_CONFIG.format(port=self._page.server_address[1], rules=rules, job=self._job))
         until = time.monotonic() + LIMIT_S
         # Another test may take the port between our choice and the server's bind; it is chosen again.
         while not self._start_process(config, until):
@@ -87,10 +95,18 @@ class Prometheus:
             while await asyncio.to_thread(self._query, series) != value:
                 await asyncio.sleep(0.05)
 
+    def query(self, query: str) -> list[Any]:
+        """Return the result of a query; raises HTTPError if Prometheus refuses it."""
+        return list(self.get("query", query=query)["result"])
+
+    def get(self, path: str, **parameters: str) -> Any:
+        """Return the data of an answer of the API."""
+        url = f"{self.url}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
+        with urllib.request.urlopen(url) as response:
+            return json.load(response)["data"]
+
     def _query(self, query: str) -> float | None:
-        parameters = urllib.parse.urlencode({"query": query})
-        with urllib.request.urlopen(f"{self.url}/api/v1/query?{parameters}") as response:
-            result = json.load(response)["data"]["result"]
+        result = self.query(query)
         return float(result[0]["value"][1]) if result else None
 
     def _start_process(self, config: Path, until: float) -> bool:
