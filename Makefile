@@ -7,7 +7,7 @@
 SHELL := /bin/sh
 .DELETE_ON_ERROR:
 .SUFFIXES:
-.PHONY: test-failed sim sim-planted sim-coverage test-long docs help demo test test-web screenshots check bench figures lock clean
+.PHONY: packages test-failed sim sim-planted sim-coverage test-long docs help demo test test-web screenshots check bench figures lock clean
 
 export PYTHON
 # The tests start hundreds of our processes: without bytecode each compiles 230 modules in half a CPU second.
@@ -40,6 +40,8 @@ help:
 	@echo "make bench        all measurements (SUITE='scale --json': only that one)"
 	@echo "make figures      size of the code: lines, files, functions, comments"
 	@echo "make docs         rewrite the tables in docs/ from the types and the routes"
+	@echo "make packages     build the Debian package, the OCI image, wheel, sdist, SBOM and checksums in dist/"
+	@echo "                  (PACKAGES=deb: without the image)"
 	@echo "make screenshots  redraw docs/console/ (some pictures drive the demo in tmux)"
 	@echo "make lock         rewrite requirements.lock and requirements-dev.lock"
 	@echo "make clean        remove what make has made"
@@ -54,7 +56,7 @@ test: .venv-dev/installed
 # Acceptance tests over many nodes, and a daemon that is killed fifty times.
 KILLS ?= 50
 test-long: .venv-dev/installed
-	@.ci/packages --try sshd haproxy prometheus systemd faketime tmux
+	@.ci/packages --try sshd haproxy prometheus systemd faketime tmux mmdebstrap umoci crun seccomp
 	ROLLOUTD_TEST_KILLS=$(KILLS) $(DEV)/python -m pytest -n $(LONG_WORKERS) --dist worksteal --durations=15 -rP -m long $(TESTS)
 
 # Only the tests that failed in the last run, one at a time; without one it fails too.
@@ -104,6 +106,12 @@ docs: .venv-dev/installed
 # uv is itself in the lock; the files name packages, versions and hashes, but no server.
 COMPILE = $(DEV)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes \
 	--no-emit-index-url --no-emit-find-links --custom-compile-command "make lock"
+
+# Nothing is fetched but what the lock names, and for the image Debian's packages from apt's sources.
+PACKAGES ?= deb image
+packages: .venv-dev/installed
+	@.ci/packages $(if $(findstring image,$(PACKAGES)),mmdebstrap umoci)
+	@$(DEV)/python -m deploy.packages --out dist $(PACKAGES)
 
 lock: .venv-dev/installed
 	$(COMPILE) --group build pyproject.toml --output-file requirements.lock

@@ -25,23 +25,7 @@ EXIT_USAGE = 2
 
 def main(argv: list[str] | None = None) -> int:
     """Run the daemon; return 0 after a requested stop, 1 or 2 if it could not start or run."""
-    parser = argparse.ArgumentParser(
-        prog="rolloutd", description="The rolloutd daemon; control it with rolloutctl."
-    )
-    parser.add_argument("--config", type=Path, metavar="FILE", help=f"settings (default: {DEFAULT_CONFIG})")
-    parser.add_argument(
-        "--check",
-        action="store_true",
-        help="check the settings, print every mistake, and exit (0 if there is none)",
-    )
-    parser.add_argument(
-        "--log-format",
-        choices=LOG_FORMATS,
-        default="auto",
-        help="format of log lines (default: journal fields if stderr is the journal, else text)",
-    )
-    parser.add_argument("--version", action="version", version=f"rolloutd {__version__}")
-    options = parser.parse_args(argv)
+    options = parser().parse_args(argv)
     configure_logging(options.log_format)
     # Loaded here, so that --help and --version answer at once.
     from rolloutd.app import serve
@@ -62,6 +46,27 @@ def main(argv: list[str] | None = None) -> int:
         _report_exit_reason(str(error), check_only=options.check)
         return EXIT_FAILURE
     return 0
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    whole = argparse.ArgumentParser(
+        prog="rolloutd", description="The rolloutd daemon; control it with rolloutctl."
+    )
+    whole.add_argument("--config", type=Path, metavar="FILE", help=f"settings (default: {DEFAULT_CONFIG})")
+    whole.add_argument(
+        "--check",
+        action="store_true",
+        help="check the settings, print every mistake, and exit (0 if there is none)",
+    )
+    whole.add_argument(
+        "--log-format",
+        choices=LOG_FORMATS,
+        default="auto",
+        help="format of log lines (default: journal fields if stderr is the journal, else text)",
+    )
+    whole.add_argument("--version", action="version", version=f"rolloutd {__version__}")
+    return whole
 
 
 def _report_exit_reason(reason: str, *, check_only: bool) -> None:

@@ -5,6 +5,8 @@ has its own /run, /etc and /tmp (laid over the machine's), /dev, /var/lib,
 /var/log and cgroups.  It knows only the units it is given: none of the machine's are loaded,
 so nothing mounts, cleans or configures anything.  The network is the machine's.
 It needs root and util-linux, and knows neither pytest nor rolloutd.
+
+`DebianSystemd` boots a root file system of its own instead, with all units of that, and writes only there.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 SYSTEMD = Path("/lib/systemd/systemd")
@@ -86,6 +89,33 @@ exec env -i container=test PATH=/usr/sbin:/usr/bin:/sbin:/bin SYSTEMD_LOG_TARGET
     /lib/systemd/systemd --system --unit=test.target --show-status=no
 """
 
+# The same over the root file system of another Debian, which pivot_root makes the only one.
+_DEBIAN_SCRIPT = """\
+set -eu
+mount --bind "$1/root" "$1/root"
+cd "$1/root"
+mount -t proc proc proc
+mount --rbind /sys sys
+umount -R sys/fs/cgroup 2>/dev/null || true
+mount -t cgroup2 cgroup2 sys/fs/cgroup
+mount -t tmpfs -o mode=755 tmpfs dev
+mkdir dev/pts dev/shm
+for node in null zero full random urandom tty; do
+    touch dev/$node
+    mount --bind /dev/$node dev/$node
+done
+ln -s /proc/self/fd dev/fd
+ln -s pts/ptmx dev/ptmx
+mount -t devpts -o newinstance,ptmxmode=0666,mode=620 devpts dev/pts
+mount -t tmpfs -o mode=1777 tmpfs dev/shm
+mount -t tmpfs -o mode=755 tmpfs run
+pivot_root . mnt
+umount -l /mnt
+mount --make-rshared /
+exec env -i container=test PATH=/usr/sbin:/usr/bin:/sbin:/bin SYSTEMD_LOG_TARGET=journal \
+    /lib/systemd/systemd --system --unit=multi-user.target --show-status=no
+"""
+
 _CLEANUP_SCRIPT = """\
 set -eu
 mount -t cgroup2 none "$1/cgroup"
@@ -94,11 +124,18 @@ find "$1/cgroup/$2" -depth -type d -exec rmdir {} +
 
 
 class Systemd:
-    """A service manager of its own: `start()`, `ctl(...)`, `inside(...)`, `stop()`."""
+    """A service manager of its own: `start()`, `ctl(...)`, `inside(...)`, `stop()`.
 
-    def __init__(self, directory: Path) -> None:
+    `prefix` is a command that starts it, such as one that enters a network namespace.
+    """
+
+    script = _INNER_SCRIPT
+    target = "test.target"
+
+    def __init__(self, directory: Path, prefix: Sequence[str] = ()) -> None:
         """Use the directory, which must be empty, for units and everything else."""
         self.directory = directory
+        self._prefix = prefix
         self.units = directory / "units"
         self.units.mkdir()
         self.pid = 0
@@ -124,11 +161,14 @@ class Systemd:
             shutil.copy(SYSTEMD.parent / "system" / name, self.units / name)
         wants = " ".join(("systemd-journald.socket", *wanted))
         (self.units / "test.target").write_text(f"[Unit]\nWants={wants}\nAfter={wants}\n")
-        (self.directory / "inner").write_text(_INNER_SCRIPT)
+        self._boot()
+
+    def _boot(self) -> None:
+        (self.directory / "inner").write_text(self.script)
         with (self.directory / "systemd.log").open("wb") as log:
             self._outer = subprocess.Popen(
                 # Whatever ends the test ends it as well.
-                ["setpriv", "--pdeathsig", "KILL", *self._in_private_mounts(_OUTER_SCRIPT)],
+                [*self._prefix, "setpriv", "--pdeathsig", "KILL", *self._in_private_mounts(_OUTER_SCRIPT)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -181,7 +221,7 @@ class Systemd:
     def _booted(self) -> bool:
         if not self.pid:
             self.pid = self._first_process()
-        return bool(self.pid) and "test.target" in self._active()
+        return bool(self.pid) and self.target in self._active()
 
     def _first_process(self) -> int:
         """Return the pid of the namespaces' PID 1 as this machine counts; 0 while there is none."""
@@ -197,3 +237,15 @@ class Systemd:
 
     def _active(self) -> str:
         return self.ctl("list-units", "--plain", "--no-legend", "--state=active", check=False)
+
+
+class DebianSystemd(Systemd):
+    """The systemd of a root file system, which is the directory `root` below the given one."""
+
+    script = _DEBIAN_SCRIPT
+    target = "multi-user.target"
+
+    def start(self, *wanted: str) -> None:
+        """Boot it; raises RuntimeError when that fails."""
+        assert not wanted, "its own units say what starts"
+        self._boot()

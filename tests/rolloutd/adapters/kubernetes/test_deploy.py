@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import os
 import shutil
+import subprocess
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,9 @@ from typing import Any
 import pytest
 import yaml
 
+from deploy.packages import image
 from machines.model.node import NodeHealth
+from rolloutd import __version__
 from rolloutd.adapters.kubernetes.api_errors import ApiError
 from rolloutd.adapters.kubernetes.budgets import BudgetWatch
 from rolloutd.adapters.kubernetes.cluster import Cluster
@@ -28,6 +31,7 @@ from rolloutd.adapters.kubernetes.permissions import find_missing_permissions
 from rolloutd.adapters.kubernetes.pods import EvictionPolicy
 from rolloutd.adapters.kubernetes.progress import CONDITION, show_report
 from rolloutd.adapters.timers import SystemClock
+from rolloutd.cli.main import parser
 from rolloutd.ports import Ok, ProgressKind, ProgressReport
 from rolloutd.settings import load
 from tests.contracts.kubernetes.steps import host, step_context
@@ -201,6 +205,63 @@ async def test_events_outside_default_are_forbidden(
     with pytest.raises(ApiError, match="401"):
         await cluster.get("/api/v1/nodes")
     await cluster.close()
+
+
+def pod_of_manifest() -> dict[str, JSON]:
+    documents = {each["kind"]: each for each in yaml.safe_load_all(IN_CLUSTER.read_text())}
+    spec: dict[str, JSON] = documents["Deployment"]["spec"]["template"]["spec"]
+    return spec
+
+
+def test_pod_meets_restricted_standard() -> None:
+    pod = pod_of_manifest()
+    security = pod["securityContext"]
+    assert security["runAsNonRoot"] is True
+    assert security["runAsUser"] == image.USER
+    assert security["seccompProfile"] == {"type": "RuntimeDefault"}
+    for container in pod["containers"]:
+        assert container["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
+    kinds = {kind for volume in pod["volumes"] for kind in volume if kind != "name"}
+    assert kinds <= {"configMap", "emptyDir", "persistentVolumeClaim", "projected", "secret"}
+    assert not {"hostNetwork", "hostPID", "hostIPC"} & pod.keys()
+    namespace = next(each for each in yaml.safe_load_all(ROLE.read_text()) if each["kind"] == "Namespace")
+    assert namespace["metadata"]["labels"] == {"pod-security.kubernetes.io/enforce": "restricted"}
+
+
+def test_pod_has_probes_resources_and_keys(tmp_path: Path) -> None:
+    pod = pod_of_manifest()
+    (container,) = pod["containers"]
+    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+        words = container[probe]["exec"]["command"]
+        assert words[0] == "rolloutctl"
+        parser().parse_args(words[1:])
+    assert {"cpu", "memory"} == container["resources"]["requests"].keys()
+    mounted = {mount["name"]: mount for mount in container["volumeMounts"]}
+    documents = {each["kind"]: each for each in yaml.safe_load_all(IN_CLUSTER.read_text())}
+    settings = yaml.safe_load(documents["ConfigMap"]["data"]["config.yaml"])
+    assert {str(Path(settings["ssh"][key]).parent) for key in ("key_file", "known_hosts")} == {
+        mounted["ssh"]["mountPath"]
+    }
+    # ssh refuses a key that others may read.
+    (secret,) = [volume["secret"] for volume in pod["volumes"] if volume["name"] == "ssh"]
+    assert secret["defaultMode"] & 0o037 == 0
+
+
+def test_kustomization_has_the_image_of_this_version() -> None:
+    if shutil.which("kubectl") is None:
+        pytest.skip("kubectl is not installed")
+    command = ["kubectl", "kustomize", str(ROLE.parent)]
+    built = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    documents = list(yaml.safe_load_all(built))
+    shipped = [each for path in (ROLE, IN_CLUSTER) for each in yaml.safe_load_all(path.read_text())]
+    assert len(documents) == len(shipped)
+    (deployment,) = [each for each in documents if each["kind"] == "Deployment"]
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    assert container["image"] == f"registry.example/rolloutd:{__version__}"
 
 
 def test_manifest_runs_one_daemon_with_short_lived_token(tmp_path: Path) -> None:

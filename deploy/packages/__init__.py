@@ -1,0 +1,1 @@
+"""Builder of the release: wheel, sdist, Debian package, OCI image, SBOM and checksums."""
