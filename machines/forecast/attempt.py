@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from machines.forecast.timeline import Waits
-from machines.model.plan import Plan
-from machines.model.rollout import Target
 
 NodeKey = tuple[str, str]
 """Rollout and node."""
@@ -40,11 +38,3 @@ class Attempt:
     @property
     def key(self) -> NodeKey:
         return self.rollout, self.node
-
-
-def kind_of(target: Target, plan: Plan) -> tuple[object, ...]:
-    """Return what next_action() reads of a node without records, other than times."""
-    # The plan of a node is its rollout's, but for the items that do not apply to it.
-    specs = (*plan.traffic, *plan.isolate, *plan.verify, *(plan.guard.confirm if plan.guard else ()))
-    names = tuple(spec.name for spec in specs)
-    return target.rollout, target.attempt, target.rolling_back, target.isolated, names

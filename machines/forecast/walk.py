@@ -25,7 +25,8 @@ from machines.facts.preparations import BUILD_NODE
 from machines.facts.projection import Projection
 from machines.forecast.approvals import Approvals
 from machines.forecast.assumed_health import assume_healthy
-from machines.forecast.attempt import Attempt, NodeKey, kind_of
+from machines.forecast.attempt import Attempt, NodeKey
+from machines.forecast.lane import Lane, kind_of, later_by
 from machines.forecast.model import Assumptions, StepDurations
 from machines.forecast.timeline import Timeline
 from machines.model.actions import (
@@ -67,7 +68,7 @@ from machines.model.events import (
     StepRecord,
     StepRecorded,
 )
-from machines.model.plan import PILOT_WAVE, Plan
+from machines.model.plan import PILOT_WAVE
 from machines.model.preparation import Preparation, PreparationState, StagedComparison
 from machines.model.reasons import ReasonCode
 from machines.model.rollout import FailureCode, PilotEvidence, Target
@@ -80,7 +81,6 @@ from machines.states import IN_FLIGHT_PHASES, Outcome, Phase, Trigger
 from machines.workflow.next_action import SLOT_STEP, Situation, next_action
 from machines.workflow.phase_transitions import transition
 from machines.workflow.recording import RecordedAction, intent_of, is_isolated_after, record_of
-from machines.workflow.records import upsert
 
 HORIZON_S = 366 * 86_400.0
 """How far ahead a walk goes: a plan that needs more than a year ends on no useful date."""
@@ -96,28 +96,6 @@ CHECK_MODE_STEP = "check-mode"
 
 _ASKED_AGAIN = (OpenGate, RollBack, Requeue, SkipQuarantined, EndHold, EndFreeze, RestartSoak)
 """Commands after whose events something else may be due at the same instant."""
-
-
-@dataclass(slots=True)
-class _Lane:
-    """One node at work: its plan, its records, and what it does now.
-
-    `kind` is what nodes have in common that take the same steps if each step takes as long; None for a node
-    with a past.  `passed` are the instants of this one at which something has ended, from `began_at` on.
-    """
-
-    plan: Plan
-    records: tuple[StepRecord, ...]
-    began_at: float
-    kind: tuple[object, ...] | None = None
-    passed: tuple[float, ...] = ()
-    action: Action | None = None
-    is_aborted: bool = False
-    is_over_budget: bool = False
-
-    def pass_time(self, now: float) -> None:
-        # To the millisecond: the same durations at other instants differ by a rounding.
-        self.passed += (round(now - self.began_at, 3),)
 
 
 @dataclass(slots=True)
@@ -144,7 +122,7 @@ class Walk:
     is_cut_off: bool = False
     """Whether it ended at the horizon."""
     _current: dict[NodeKey, Attempt] = field(default_factory=dict)
-    _lanes: dict[NodeKey, _Lane] = field(default_factory=dict)
+    _lanes: dict[NodeKey, Lane] = field(default_factory=dict)
     _agenda: list[tuple[float, int, Callable[[], bool]]] = field(default_factory=list)
     _entries: int = 0
     _busy_until: dict[NodeKey, float] = field(default_factory=dict)
@@ -371,10 +349,10 @@ class Walk:
         """Begin to drive a node; return whether a decision follows at once."""
         key = (target.rollout, target.node)
         records = self._ended_records.get(key) or tuple(self.records.get(key, ()))
-        lane = self._lanes[key] = _Lane(self.index.plan_for(target), records, self.now)
+        lane = self._lanes[key] = Lane(self.index.plan_for(target), records, self.now)
         attempt = self._current.get(key)
         is_running = attempt is not None and attempt.is_running
-        if not records and not is_running:
+        if not records and not is_running and not target.rolling_back:
             lane.kind = kind_of(target, lane.plan)
         action = self._next_action(target, lane)
         if is_running and records and not isinstance(action, Transition | Wait | NoAction | CompleteOrder):
@@ -384,20 +362,20 @@ class Walk:
             return self._start(key, target, lane, action, min(began_at, self.now))
         return self._drive(key)
 
-    def _next_action(self, target: Target, lane: _Lane) -> Action:
+    def _next_action(self, target: Target, lane: Lane) -> Action:
         """Return the next action; nodes of one kind that have taken as long so far share the answer."""
         if lane.kind is None or lane.is_aborted or lane.is_over_budget or target.order is not None:
             return self._ask_next_action(target, lane)
         key = (lane.kind, lane.passed, round(self.now - lane.began_at, 3))
         action = self._answers.get(key)
         if action is not None:
-            return _later(action, self.now)
+            return later_by(action, self.now)
         action = self._ask_next_action(target, lane)
         if len(self._answers) < MAX_ANSWERS:
-            self._answers[key] = _later(action, -self.now)
+            self._answers[key] = later_by(action, -self.now)
         return action
 
-    def _ask_next_action(self, target: Target, lane: _Lane) -> Action:
+    def _ask_next_action(self, target: Target, lane: Lane) -> Action:
         began = target.since + (target.downtime_s if target.phase is Phase.ISOLATING else 0.0)
         return next_action(
             Situation(
@@ -425,7 +403,7 @@ class Walk:
                     return True
                 case Transition():
                     self._transition(target, action)
-                    lane.pass_time(self.now)
+                    lane.passed += ((round(self.now - lane.began_at, 3), ""),)
                     is_relevant |= self.index.target(*key).phase not in IN_FLIGHT_PHASES
                 case CompleteOrder():
                     self._complete_order(target, action)
@@ -440,16 +418,15 @@ class Walk:
                 case _:
                     return self._start(key, target, lane, action, self.now) or is_relevant
 
-    def _resume(self, key: NodeKey, lane: _Lane, action: Action) -> bool:
+    def _resume(self, key: NodeKey, lane: Lane, action: Action) -> bool:
         # An abort has driven it on meanwhile.
         return self._lanes.get(key) is lane and lane.action is action and self._drive(key)
 
-    def _start(self, key: NodeKey, target: Target, lane: _Lane, action: Action, began_at: float) -> bool:
+    def _start(self, key: NodeKey, target: Target, lane: Lane, action: Action, began_at: float) -> bool:
         """Begin an action that takes time."""
         assert not isinstance(action, NoAction | Transition | CompleteOrder | Wait)
         if isinstance(action, StopRun):
-            record = record_of(action.record, Failed(action.text, code=FailureCode.DISTURBED), self.now)
-            lane.records = upsert(lane.records, record)
+            lane.add(record_of(action.record, Failed(action.text, code=FailureCode.DISTURBED), self.now))
             return self._drive(key)
         record = intent_of(action, target, began_at)
         self._record_isolation(target, record, is_isolated_after(action, None))
@@ -458,11 +435,10 @@ class Walk:
         self._at(began_at + duration_s, partial(self._finish, key, lane, action, record))
         return False
 
-    def _finish(self, key: NodeKey, lane: _Lane, action: RecordedAction, record: StepRecord) -> bool:
+    def _finish(self, key: NodeKey, lane: Lane, action: RecordedAction, record: StepRecord) -> bool:
         if self._lanes.get(key) is not lane or lane.action is not action:
             return False  # an abort has ended it
-        lane.records = upsert(lane.records, record_of(record, Ok(), self.now))
-        lane.pass_time(self.now)
+        lane.add(record_of(record, Ok(), self.now))
         self._record_isolation(self.index.target(*key), record, is_isolated_after(action, Ok()))
         return self._drive(key)
 
@@ -491,7 +467,3 @@ class Walk:
         if action.succeeded and target.phase is Phase.FAILED:
             after = self.index.target(*key)
             self._apply(transition(after, Trigger.SKIPPED, self.now, outcome=Outcome.SKIPPED))
-
-
-def _later(action: Action, seconds: float) -> Action:
-    return replace(action, until=action.until + seconds) if isinstance(action, Wait) else action
