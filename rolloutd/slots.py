@@ -16,6 +16,7 @@ class Slots:
         self.active = 0
 
     async def acquire(self) -> None:
+        self._drop_cancelled()
         if not self._waiters and self.active < self._limit():
             self.active += 1
             return
@@ -24,9 +25,7 @@ class Slots:
         try:
             await slot
         except asyncio.CancelledError:
-            if slot.cancelled():
-                self._waiters.remove(slot)
-            else:  # the slot came together with the cancellation
+            if not slot.cancelled():  # the slot came together with the cancellation
                 self.release()
             raise
 
@@ -40,11 +39,16 @@ class Slots:
 
     def admit(self) -> None:
         """Give the free slots to those who wait; call it when the limit has grown."""
-        free = self._limit() - self.active
-        for slot in [each for each in self._waiters if not each.done()][: max(0, free)]:
-            self._waiters.remove(slot)
+        self._drop_cancelled()
+        while self._waiters and self.active < self._limit():
+            self._waiters.popleft().set_result(None)
             self.active += 1
-            slot.set_result(None)
+            self._drop_cancelled()
+
+    def _drop_cancelled(self) -> None:
+        """Drop the first ones if they gave up: a search for all of these would cost all who wait."""
+        while self._waiters and self._waiters[0].done():
+            self._waiters.popleft()
 
     async def __aenter__(self) -> None:
         await self.acquire()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hashable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hashable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar
 
@@ -53,6 +53,25 @@ async def compute(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -
         # Computations may overlap; only the last one to end turns the collection on again.
         if not _computations:
             gc.enable()
+
+
+async def for_each(items: Iterable[T], work: Callable[[T], Awaitable[object]], *, at_once: int) -> None:
+    """Do the work for each item, for so many at once; an item is taken when its turn comes.
+
+    Results are not kept.  The first error ends the rest and is raised.
+    """
+    iterator = iter(items)
+
+    async def work_off() -> None:
+        for item in iterator:
+            await work(item)
+
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(at_once):
+                tasks.create_task(work_off())
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None
 
 
 FEW_ROWS = 200

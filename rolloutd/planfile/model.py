@@ -356,7 +356,7 @@ class Spec(Params):
     )
     every: PositiveDuration = Field(
         default=ABSENT,
-        description="Interval of the drift checks after the last node; 1h with `keep`, else none.",
+        description="Interval of the drift checks of done nodes; 1h with `keep`, else none.",
     )
     isolate: list[IsolateStep] = Field(
         default=[],

@@ -63,3 +63,19 @@ async def test_cancelled_waiter_loses_no_slot() -> None:
     assert slots.active == 0
     async with slots:
         assert slots.active == 1
+
+
+async def test_cancelled_waiters_keep_no_slot_from_others() -> None:
+    slots = Slots(lambda: 1)
+    await slots.acquire()
+    waiters = [asyncio.create_task(slots.acquire()) for _ in range(4)]
+    await asyncio.sleep(0)
+    for number in (0, 2):
+        waiters[number].cancel()
+    await asyncio.sleep(0)
+    for number in (1, 3):
+        slots.release()
+        await waiters[number]
+    slots.release()
+    await slots.acquire()
+    assert slots.active == 1

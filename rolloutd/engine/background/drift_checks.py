@@ -6,7 +6,7 @@ A report is recorded when it differs from the last one; what check mode cannot s
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 
 from machines.facts.index import Index
 from machines.model.configuration import Compliance, ComplianceReport
@@ -17,13 +17,16 @@ from machines.scheduler.progress import is_at_work
 from machines.states import CARRIES_CHANGE
 from rolloutd.engine.check_mode import CheckMode
 from rolloutd.engine.state import State
-from rolloutd.engine.tasks import BackgroundJobs
+from rolloutd.engine.tasks import BackgroundJobs, for_each
 from rolloutd.errors import Conflict, RolloutdError
 from rolloutd.ports import PinnedSource
 
 MAX_TASK_CHARS = 200
 """Characters of a task's name in the record: the audit keeps it for ever."""
 
+
+AT_ONCE = 64
+"""Nodes of one rollout that are checked or wait for a run: more runs than a machine has for checks."""
 
 POLL_S = 60.0
 """Interval of looking for rollouts whose drift check is due."""
@@ -41,11 +44,16 @@ class DriftChecker:
 
     def targets(self, index: Index, rollout: str) -> list[Target]:
         """Return the nodes of a rollout that can have drifted: they have the change."""
-        return [
-            target
-            for target in index.targets(rollout)
-            if target.outcome in CARRIES_CHANGE and target.node in self._state.index.nodes
-        ]
+        return [target for target in index.targets(rollout) if self.can_drift(target)]
+
+    def due_targets(self, index: Index, rollout: str, since: float) -> Iterator[Target]:
+        """Yield those of them that have had the change since an instant (epoch seconds)."""
+        return (
+            target for target in index.targets(rollout) if target.since <= since and self.can_drift(target)
+        )
+
+    def can_drift(self, target: Target) -> bool:
+        return target.outcome in CARRIES_CHANGE and target.node in self._state.index.nodes
 
     async def check(self, plan: Plan, target: Target, actor: Actor, cause: str) -> ComplianceReport:
         """Check one node, and record drift that is new or gone."""
@@ -84,26 +92,32 @@ class DriftMonitor:
         self._jobs: BackgroundJobs[str] = BackgroundJobs("drift", state)
 
     def start_due(self, tasks: asyncio.TaskGroup) -> None:
-        """Check every rollout whose nodes are done and whose interval has passed, also over a restart."""
+        """Check the nodes that have had their change for the interval, once in each, also over a restart."""
         index, now = self._state.index, self._state.now()
         self._checked_at = {key: at for key, at in self._checked_at.items() if key in index.rollouts}
         for rollout in index.rollouts.values():
             every_s = rollout.plan.drift_every_s
-            if every_s is None or rollout.closed or not index.all_done(rollout.id):
+            if every_s is None or rollout.closed:
                 continue
-            done_at = max((target.since for target in index.targets(rollout.id)), default=now)
             # A restart forgets the last check: the next one comes early, which changes nothing on the nodes.
-            if now >= max(done_at, self._checked_at.get(rollout.id, 0.0)) + every_s:
+            if now < self._checked_at.get(rollout.id, 0.0) + every_s:
+                continue
+            if any(True for _ in self._checker.due_targets(index, rollout.id, now - every_s)):
                 self._jobs.start(tasks, self._check_rollout, rollout.id, name=f"drift {rollout.id}")
 
     async def _check_rollout(self, rollout_id: str) -> None:
-        index = self._state.index
+        index, now = self._state.index, self._state.now()
         rollout = index.rollouts.get(rollout_id)
-        if rollout is None:
+        if rollout is None or rollout.plan.drift_every_s is None:
             return
-        self._checked_at[rollout_id] = self._state.now()
-        checks = (
-            self._checker.check(rollout.plan, target, DAEMON, "drift checked on schedule")
-            for target in self._checker.targets(index, rollout_id)
-        )
-        await asyncio.gather(*checks)
+        self._checked_at[rollout_id] = now
+        due_since, plan = now - rollout.plan.drift_every_s, rollout.plan
+        names = [target.node for target in self._checker.due_targets(index, rollout_id, due_since)]
+
+        async def check(node: str) -> None:
+            # As it is when its turn comes, hours after the first one of a large fleet.
+            target = self._state.index.get(Target, rollout_id, node)
+            if target is not None and self._checker.can_drift(target):
+                await self._checker.check(plan, target, DAEMON, "drift checked on schedule")
+
+        await for_each(names, check, at_once=AT_ONCE)

@@ -27,6 +27,7 @@ class FleetAnswers:
     expectations: Expectations
     known: Mapping[str, Node]
     connections: Mapping[str, Mapping[str, JSON]]
+    reports: Mapping[str, Sequence[DiscoveredNode]]
     pool_keys: tuple[str, ...]
     now: float
 
@@ -51,10 +52,12 @@ class FleetAnswers:
 class FleetChange:
     """What differs: nodes to write with their stored variables, nodes to remove, variables in memory.
 
-    `merged` has all nodes, for what is shown of them.
+    `reports`, `canonical_names` and `rejected` are those of all nodes: see MergedInventory.
     """
 
-    merged: MergedInventory
+    reports: Mapping[str, Sequence[DiscoveredNode]]
+    canonical_names: Mapping[tuple[str, str], str]
+    rejected: Mapping[str, Sequence[str]]
     changed: list[Node] = field(default_factory=list)
     stored: dict[str, Mapping[str, JSON]] = field(default_factory=dict)
     removed: list[str] = field(default_factory=list)
@@ -80,7 +83,9 @@ def compare_fleet(answers: FleetAnswers) -> FleetChange:
             # A source that has never answered may still report the node: keep everything.
             nodes[name] = known[name]
             connections[name] = answers.connections.get(name, connections[name])
-    change = FleetChange(merged)
+    # Mostly the reports are the same, and then the loop has no others to free.
+    reports = answers.reports if merged.reports == answers.reports else merged.reports
+    change = FleetChange(reports, merged.canonical_names, merged.rejected)
     for name, node in nodes.items():
         before, connection = answers.connections.get(name), connections[name]
         if before != connection:

@@ -24,7 +24,6 @@ from machines.model.timefmt import format_rfc3339
 from machines.model.trust_events import IdentityPinned, InventoryAccepted
 from machines.scheduler.membership import membership_events
 from rolloutd.engine.background.inventory_comparison import FleetAnswers, FleetChange, compare_fleet
-from rolloutd.engine.background.inventory_merge import MergedInventory
 from rolloutd.engine.background.inventory_sources import SourceReader
 from rolloutd.engine.state import CommitFunction, State
 from rolloutd.engine.tasks import FEW_ROWS, compute_over
@@ -172,13 +171,15 @@ class InventoryRefresher:
             {name: reader.rules.expect for name, reader in self._readers.items()},
             self._state.index.fork().nodes,
             self._state.connections,
+            self._state.reports,
             tuple(self._state.index.limits.pools),
             self._state.now(),
         )
         # In a thread; nodes and variables change only under the lock that is held here.
         change = await compute_over(answers.size, compare_fleet, answers)
-        self._state.reports = change.merged.reports
-        self._report_rejected(change.merged)
+        self._state.reports = change.reports
+        self._state.canonical_names = change.canonical_names
+        self._report_rejected(change.rejected)
         return change
 
     async def _commit_change(self, change: FleetChange, commit: CommitFunction) -> None:
@@ -249,13 +250,12 @@ class InventoryRefresher:
                 "the settings name no inventory: nodes stay as last known; name one and restart the daemon"
             )
 
-    def _report_rejected(self, merged: MergedInventory) -> None:
-        """Report rejected nodes as errors of their sources, and update the canonical names."""
-        self._state.canonical_names = merged.canonical_names
+    def _report_rejected(self, rejected: Mapping[str, Sequence[str]]) -> None:
+        """Report rejected nodes as errors of their sources."""
         for name, reader in self._readers.items():
             if reader.is_failing or reader.nodes is None:
                 continue
-            if problems := [*reader.invalid, *merged.rejected.get(name, ())]:
+            if problems := [*reader.invalid, *rejected.get(name, ())]:
                 more = f" (and {len(problems) - 1} more of its nodes)" if len(problems) > 1 else ""
                 reader.set_error(problems[0] + more)
             else:

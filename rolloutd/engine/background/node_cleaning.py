@@ -22,6 +22,7 @@ from machines.rules.start_blockers import work_blocker
 from machines.states import Phase
 from rolloutd.engine.preparation.kept_artifacts import remembered_digests, wanted_digests
 from rolloutd.engine.state import State
+from rolloutd.engine.tasks import for_each
 from rolloutd.errors import RolloutdError, StoreFailed
 from rolloutd.ports import Checkpoint, Checkpoints, Host, NodeFile, NodeFiles, Stager, without_rollout
 from rolloutd.ports.guards import adapter_errors
@@ -97,8 +98,8 @@ class NodeCleaner:
             return
         due = await self._state.store.list_uncleaned_nodes(now - keep_s - GIVEN_UP_AFTER_S, now - keep_s)
         self._retries = {node: each for node, each in self._retries.items() if node in due}
-        ready = [node for node in due if self._is_ready(node, now)]
-        await asyncio.gather(*(self._clean_due_node(node) for node in ready))
+        ready = (node for node in due if self._is_ready(node, now))
+        await for_each(ready, self._clean_due_node, at_once=CONCURRENCY)
 
     def blocker(self, node: str) -> str:
         """Return why the node must not be cleaned now; empty if it may be."""

@@ -44,6 +44,22 @@ async def test_drift_is_checked_once_interval_has_passed(tmp_path: Path) -> None
         assert drifted == {"s2"}
 
 
+async def test_done_nodes_are_checked_before_the_others_are_done(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        rollout = await inside.start(text=KEEPING)
+        await inside.finish(rollout, "p1")
+        inside.run_host.scripts = {"site.yml": Script.CHANGE}
+        adapters = adapters_of(inside, tmp_path)
+        checker = DriftChecker(inside.state, adapters.source, CheckMode(inside.state, adapters.runner))
+        monitor = DriftMonitor(inside.state, checker)
+        for hours in (1.9, 0.2):
+            inside.clock.advance(hours * 3600)
+            async with asyncio.TaskGroup() as tasks:
+                monitor.start_due(tasks)
+        assert len(inside.run_host.checked_runs) == 1
+        assert inside.state.index.counters(rollout).drifted == {"p1"}
+
+
 async def test_drifted_node_is_changed_again_as_of_its_new_team(tmp_path: Path) -> None:
     async with control_environment(tmp_path) as inside:
         rollout = await finished_rollout(inside)
