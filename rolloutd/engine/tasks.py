@@ -52,6 +52,9 @@ async def compute(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -
         _computations.remove(computation)
         # Computations may overlap; only the last one to end turns the collection on again.
         if not _computations:
+            # What is left of a large one, such as the targets of a submit, has no cycles and goes by itself.
+            if gc.get_count()[0] > MANY_OBJECTS:
+                gc.freeze()
             gc.enable()
 
 
@@ -73,6 +76,9 @@ async def for_each(items: Iterable[T], work: Callable[[T], Awaitable[object]], *
     except BaseExceptionGroup as errors:
         raise errors.exceptions[0] from None
 
+
+MANY_OBJECTS = 50_000
+"""Objects left of computations that are exempt from collection: it would stop the loop to inspect them."""
 
 FEW_ROWS = 200
 """Rows over which a computation holds the loop for some milliseconds at most."""
