@@ -156,6 +156,9 @@ class PendingGroups(Forkable):
                     heapq.heappush(self._instants, each.until)
                 self._own_row(self._by_instant, each.until, dict)[each.group] = None
 
+    def is_backed_off(self, group: QueueGroup) -> bool:
+        return group in self._backed_off
+
     def is_due(self, now: float) -> bool:
         """Return whether a backoff is over by this instant (epoch seconds)."""
         return bool(self._instants) and self._instants[0] <= now

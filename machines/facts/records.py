@@ -16,7 +16,7 @@ from machines.facts.index import Index
 from machines.facts.node_work import NodeWork
 from machines.model.decision import BackOff
 from machines.model.limits import DiskShortage, Refusal
-from machines.model.node import Observation, SourceFreshness
+from machines.model.node import NodeHealth, Observation, SourceFreshness
 from machines.model.rows import AuditMismatch
 
 P = ParamSpec("P")
@@ -55,19 +55,22 @@ class Records(Index):
     def record_observations(self, observations: Collection[Observation], now: float) -> None:
         """Record observations; one that is older than the last of its node is ignored."""
         self.advance(now)
-        self._observations = self._own(self._observations)
+        known = self._observations = self._own(self._observations)
+        fresh_after, up = self.now - self.limits.observe_within_s, NodeHealth.UP
         for observation in observations:
-            last = self._observations.get(observation.node)
-            # A slow poll may end after a watch has reported something newer.
-            if last is not None and last.at > observation.at:
-                continue
-            if last is None or not observation.says_the_same_as(last):
+            last = known.get(observation.node)
+            if last is None:
                 self._record_observation(observation, repeats=False)
-            # Most reports of a watch are the first of these, and each of them comes for all nodes at rest.
-            elif observation.is_up and self.now < last.at + self.limits.observe_within_s:
-                self._observations[observation.node] = observation
+                continue
+            # A slow poll may end after a watch has reported something newer.
+            if last.at > observation.at:
+                continue
+            repeats = observation.says_the_same_as(last)
+            # Most reports of a watch: it makes one for each node at rest, every few seconds.
+            if repeats and observation.sight is up and last.at > fresh_after and not last.cordoned_by_other:
+                known[observation.node] = observation
             else:
-                self._record_observation(observation, repeats=True)
+                self._record_observation(observation, repeats=repeats)
 
     def _record_observation(self, observation: Observation, *, repeats: bool) -> None:
         node = observation.node

@@ -25,6 +25,7 @@ from machines.states import Phase as NodePhase
 from rolloutd.reason_text import describe
 from tests.machines.fleet_simulator import FleetSimulator
 from tests.oracle import check_log
+from tests.support.recount import wrong_counts
 from tests.support.snapshot_judge import violations
 
 EXAMPLES = settings(
@@ -103,6 +104,7 @@ def test_updated_index_equals_rebuilt_index(seed: int, steps: int) -> None:
         mine = decide(world.index, world.now)
         index = rebuilt(world.index)
         assert index.snapshot() == world.index.snapshot()
+        assert wrong_counts(world.index) == []
         fresh = decide(index, world.now)
         for name in COMPARED_FIELDS:
             assert getattr(mine, name) == getattr(fresh, name), name

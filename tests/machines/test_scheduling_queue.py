@@ -13,11 +13,12 @@ from machines.model.events import FreezeStarted, TeamRulesChanged
 from machines.model.limits import Limits, PoolRule, TeamRules
 from machines.model.node import Node, NodeHealth, Observation
 from machines.model.plan import WaveDef
-from machines.model.rollout import Actor, ActorKind
+from machines.model.rollout import Actor, ActorKind, Failure
 from machines.model.windows import Freeze, Window
 from machines.scheduler.admission import MAX_OBSERVATIONS, MAX_PASSED_OVER
 from machines.scheduler.decide import decide
 from tests.machines.builders import T0, admit, index_of, observed_up, submit
+from tests.support.recount import wrong_counts
 
 HOUR_S = 3600.0
 WATCH_S = 15.0
@@ -145,3 +146,15 @@ def test_full_wave_tries_no_node() -> None:
     admit(index, "n0")
     decision = decide(index, T0)
     assert (decision.of(Admit), decision.backoffs) == ((), ())
+
+
+def test_recount_reports_wrong_counts() -> None:
+    index = fleet(nodes=4)
+    submit(index)
+    assert wrong_counts(index) == []
+    index.pool("rack/r1").down.add("n1")
+    index.counters("R").failed.add("n2")
+    index.recounted_failures["R"] = [Failure("n3#1", "n3", 1, "verify", "it failed", T0)]
+    del index.pending_groups._ready["R", "fleet"][0]
+    assert [each.partition(" is ")[0] for each in wrong_counts(index)][:2] == ["failed of R", "pool rack/r1"]
+    assert len(wrong_counts(index)) == 4

@@ -30,7 +30,11 @@ from tests.sim.fault_plan import EffectOutcome
 from tests.sim.loop import SimProcess
 from tests.sim.record_judge import on_disk
 from tests.sim.world import SimWorld
+from tests.support.recount import wrong_counts
 from tests.support.snapshot_judge import violations
+
+RECOUNT_EVERY = 8
+"""Commits between two recounts of the running counts, each of which costs as much as a commit."""
 
 KILLED_WHILE_SIGNING = 0.02
 """Share of the signatures before which the power fails, and after which it does."""
@@ -51,6 +55,7 @@ class FaultyStore:
         self._sources_before: tuple[SourceFreshness, ...] = ()
         self._limits_before: Limits | None = None
         self._committed_at = 0.0
+        self._checked_commits = 0
         self._pending_batches: deque[Sequence[Event]] = deque()
 
     async def commit(
@@ -145,6 +150,9 @@ class FaultyStore:
             sources=self._sources_before,
             comparisons=self._comparisons_before,
         )
+        self._checked_commits += 1
+        if self._checked_commits % RECOUNT_EVERY == 0:
+            problems += wrong_counts(index)
         for text in problems:
             self._world.checker.report_violation(f"violation: {text}")
         self._snapshot_before = None
