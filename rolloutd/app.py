@@ -356,7 +356,7 @@ async def _load_state(
         redaction_key=load_redaction_key(settings.state_dir),
         leadership_lost=leadership.lost,
     )
-    state.update_connections(await store.load_connections())
+    await state.load_connections()
     started = DaemonStarted(snapshot.epoch, __version__, hash_settings(settings), clock.now())
     await state.record_start(started, head)
     return state

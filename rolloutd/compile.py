@@ -115,6 +115,7 @@ def compile_plan(content: Mapping[str, JSON], *, teams: Mapping[str, TeamChecks]
         prepare=_compile_prepare(spec.get("prepare")),
         prepare_windows=compile_windows((spec.get("prepare") or {}).get("windows", ())),
         prepare_cleanup=None if cleanup is None else _compile_stage("prepare-cleanup", cleanup),
+        shown_variables=tuple(spec.get("show_vars", ())),
     )
 
 

@@ -192,6 +192,7 @@ class Plan:
     With `drift_every_s` the rollout stays open and its done nodes are checked for drift that often; with
     `keep` a drifted one is changed again.  `prepare` runs on nodes in service, before their slots, inside
     `prepare_windows` if there are any; `prepare_cleanup` None removes staged artifacts.
+    `shown_variables` are globs of the plan's variables whose values everybody may see.
     """
 
     name: str
@@ -227,6 +228,7 @@ class Plan:
     prepare: tuple[PrepareStage, ...] = ()
     prepare_windows: tuple[Window, ...] = ()
     prepare_cleanup: Stage | None = None
+    shown_variables: tuple[str, ...] = ()
 
     @property
     def pilot_node(self) -> str | None:

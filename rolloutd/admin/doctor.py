@@ -31,9 +31,11 @@ from rolloutd.admin.runs import describe_runs, suggest_pipelining
 from rolloutd.admin.service_unit import describe_expected_unit
 from rolloutd.admin.systems import check_balancers, open_systems, read_sources
 from rolloutd.compile import compile_limits
+from rolloutd.configuration import load_redaction_key
 from rolloutd.control.client import ApiError, Client, DaemonUnreachable
 from rolloutd.errors import InvalidFile, RolloutdError
 from rolloutd.ports import PinnedSource, Store
+from rolloutd.sealed_variables import unseal
 from rolloutd.service.preflight import find_missing_prerequisites
 from rolloutd.service.reload import TeamPlanCompiler
 from rolloutd.settings import Settings, load
@@ -223,7 +225,8 @@ async def _check_pipelining(settings: Settings, store: Store) -> list[CheckResul
     """Suggest pipelining where the settings leave it to the users' configuration."""
     if settings.ansible.pipelining == "on":
         return []
-    connections = await store.load_connections()
+    key = load_redaction_key(settings.state_dir)
+    connections = {name: unseal(each, key) for name, each in (await store.load_connections()).items()}
     shell = SshShell(settings.ssh.known_hosts, settings.ssh.user, settings.ssh.key_file)
     try:
         suggestion = await suggest_pipelining(shell, connections)

@@ -9,7 +9,7 @@ from machines.model.events import VerdictCleared
 from machines.model.plan import Plan
 from machines.model.rollout import Verdict
 from rolloutd.commands.rollout_commands import Events, Principal
-from rolloutd.configuration import content_hash, intended_configuration
+from rolloutd.configuration import configuration_hash, earlier_configuration_hash
 from rolloutd.engine.state import State
 from rolloutd.errors import NotFound, Refused
 
@@ -84,5 +84,5 @@ def _has_same_content(state: State, draft: Draft, verdict: Verdict) -> bool:
     if node not in state.index.nodes or state.awaited_sources(node):
         return verdict.change == draft.change
     variables = state.connections.get(node, {})
-    intended = intended_configuration(draft.plan, draft.source, variables, state.redaction_key)
-    return verdict.content == content_hash(intended)
+    given = draft.plan, draft.source, variables, state.redaction_key
+    return verdict.content in (configuration_hash(*given), earlier_configuration_hash(*given))

@@ -7,7 +7,7 @@ the text of its source is for members of a team and admins.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from machines.facts.votes import was_opened
@@ -26,6 +26,7 @@ from rolloutd.engine.state import State
 from rolloutd.errors import NotFound, RolloutdError
 from rolloutd.planfile import written_content
 from rolloutd.ports import PinnedSource, SourceStore
+from rolloutd.shown_variables import hidden_plan, shown_plan
 from rolloutd.text import describe_source, pluralize
 
 NOT_A_MEMBER = "not shown: only members of a team and admins may read playbooks"
@@ -38,6 +39,7 @@ async def review(
     content, source = await state.store.load_plan(rollout.id)
     previous = await _previous_rollout(state, rollout)
     old_content, old_source = (content, source) if previous is None else await state.store.load_plan(previous)
+    key, allowed = state.redaction_key, state.settings.show_vars
     playbooks = list(dict.fromkeys(path for _, path in _run_by_rollout(resolved, content, "playbook")))
     may_read = bool(who.teams) or who.admin
     before = None if previous is None else _pinned(old_source)
@@ -58,10 +60,10 @@ async def review(
         "unseen": files.unseen,
         "file_differences": files.differences,
         "checks": list(_checks(resolved, content)),
-        "plan": plan_values(content),
+        "plan": plan_values(shown_plan(content, key, allowed)),
         "plan_differences": [
             *_source_difference(old_source, source),
-            *plan_differences(old_content, content),
+            *plan_differences(old_content, content, key, allowed),
         ],
         "overrides": [
             serializers.verdict(each)
@@ -220,15 +222,21 @@ def plan_values(content: Mapping[str, Any]) -> list[wire_plans.PlanValue]:
     ]
 
 
-def plan_differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[wire_plans.PlanDifference]:
-    """Return the values that differ; a default that is written out now is not a difference."""
-    old, new = dict(_flatten(before)), dict(_flatten(after))
+def plan_differences(
+    before: Mapping[str, Any], after: Mapping[str, Any], key: bytes, allowed: Collection[str]
+) -> list[wire_plans.PlanDifference]:
+    """Return the values that differ; a default that is written out now is not a difference.
+
+    Digests of variables are compared, so a value that only one of the two plans shows is not a difference.
+    """
+    old, new = (dict(_flatten(hidden_plan(each, key))) for each in (before, after))
+    was, becomes = (dict(_flatten(shown_plan(each, key, allowed))) for each in (before, after))
     paths = [*new, *(path for path in old if path not in new)]
     return [
         {
             "path": path.removeprefix(_PREFIX),
-            "before": format_value(path, old[path]) if path in old else None,
-            "after": format_value(path, new[path]) if path in new else None,
+            "before": format_value(path, was.get(path)) if path in old else None,
+            "after": format_value(path, becomes.get(path)) if path in new else None,
         }
         for path in paths
         if path not in old or path not in new or old[path] != new[path]

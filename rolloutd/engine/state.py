@@ -49,6 +49,7 @@ from rolloutd.ports import (
     RunState,
     Store,
 )
+from rolloutd.sealed_variables import unseal
 from rolloutd.settings import Settings
 
 log = logging.getLogger("rolloutd.engine.state")
@@ -202,7 +203,7 @@ class State:
     epoch: int = 0
     large_commit_rows: int = LARGE_COMMIT_ROWS
     redaction_key: bytes = field(default_factory=lambda: os.urandom(32))
-    """Key of the hashes that stand for secrets in configurations."""
+    """Key of the digests that stand for values of variables, and of the variables in the database."""
     wake_up_listeners: list[Callable[[], None]] = field(default_factory=list)
     commit_listeners: list[Callable[[Sequence[Event], float], None]] = field(default_factory=list)
     """Each is called with the events of a commit and the seconds that it took."""
@@ -248,6 +249,11 @@ class State:
         if lost or any(self.connections.get(name) != each for name, each in connections.items()):
             self.connections.update(connections)
             self._inventory_snapshot = None
+
+    async def load_connections(self) -> None:
+        """Take over the nodes' variables that an earlier daemon stored; raises StoreFailed."""
+        stored = await self.store.load_connections()
+        self.update_connections({name: unseal(each, self.redaction_key) for name, each in stored.items()})
 
     def inventory_snapshot(self) -> InventorySnapshot:
         """Return all nodes' variables and groups; the same object until one of them changes."""

@@ -96,6 +96,11 @@ def run_by_plan(content: Mapping[str, JSON], name: str) -> list[tuple[Path, str]
     return list(json_values_of_format(schema(), content, name))
 
 
+def variables_of_plan(content: Mapping[str, JSON]) -> list[tuple[Path, Mapping[str, JSON]]]:
+    """Return the extra variables of each run of a plan's content, with their paths."""
+    return list(json_values_of_format(schema(), content, "variables"))
+
+
 def run_by_check(kind: str, params: Mapping[str, JSON], name: str) -> list[tuple[Path, str]]:
     """Return the same of one check, such as a team's own."""
     return list(json_values_of_format(schema(), [{kind: params}], name, ("spec", "verify")))

@@ -13,6 +13,7 @@ from pydantic import (
 
 from machines.model.timefmt import format_duration
 from rolloutd.planfile.document import truncate
+from rolloutd.planfile.prepare import Variables
 from rolloutd.planfile.steps import MAX_STEPS, VerifyStep, params_model, usable_adapters
 from rolloutd.plugin import ABSENT, GUARDS, Params, Registration, duration_field, field_types
 from rolloutd.plugin.field_types import InvalidValue, Playbook, PositiveDuration, raise_invalid
@@ -33,7 +34,7 @@ class Stage(Params):
         default=ABSENT, description="Name of the stage: `configure`, of several `stage-N`."
     )
     playbook: Playbook = Field(description="Playbook, a path inside the source.")
-    vars: dict[field_types.VariableName, Any] = Field(
+    vars: Variables = Field(
         default={},
         description="Extra variables of the run; Ansible renders templates in them, rolloutd does not.",
     )
@@ -62,7 +63,7 @@ class Rollback(Params):
     """The playbook that undoes the change, run when a person or `on_failure` says so."""
 
     playbook: Playbook = Field(description="Playbook, a path inside the source.")
-    vars: dict[field_types.VariableName, Any] = Field(
+    vars: Variables = Field(
         default={}, description="Extra variables of the run; they override those of `maintain`."
     )
     timeout: PositiveDuration = duration_field("30m", "Limit of the run.")

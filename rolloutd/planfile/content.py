@@ -36,6 +36,7 @@ OPTIONAL_POLICY_KEYS = (
     "every",
     "on_failure",
     "at_most",
+    "show_vars",
 )
 """Keys that a plan has only when they are given and not false, so that other plans keep their digest."""
 
@@ -60,6 +61,7 @@ def plan_content(document: PlanDocument) -> dict[str, JSON]:
     for section, key, default in (
         (spec, "on_failure", "pause"),
         (spec, "prepare", None),
+        (spec, "show_vars", []),
         (spec["limits"], "start", None),
         (spec.get("guard", {}), "kind", DEFAULT_GUARD),
     ):

@@ -391,6 +391,12 @@ class Spec(Params):
         description="Nodes of the rollout that `on_failure` rolls back; the others wait for people. "
         "No limit if not given.",
     )
+    show_vars: list[field_types.VariableGlob] = Field(
+        default=[],
+        max_length=MAX_ITEMS,
+        description="Names of the plan's own variables, as globs, whose values everybody may see; the others"
+        " are shown as keyed digests.",
+    )
     verify: list[VerifyStep] = Field(
         min_length=1, max_length=MAX_STEPS, description="Checks that every node must pass, in order."
     )

@@ -20,7 +20,8 @@ MAX_MAY_CHANGE = 200
 DEFAULT_MANIFEST = "artifacts.yml"
 DEFAULT_CACHE = "/var/cache/rolloutd"
 
-Variables = dict[field_types.VariableName, Any]
+Variables = Annotated[dict[field_types.VariableName, Any], Field(json_schema_extra={"format": "variables"})]
+"""Extra variables of a run; people see the values of allowed names only."""
 
 
 def _require_source_path(text: str) -> str:

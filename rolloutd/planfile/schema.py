@@ -98,8 +98,8 @@ def values_of_format(schema: dict[str, JSON], root: Value, name: str) -> Iterato
 
 def json_values_of_format(
     schema: dict[str, JSON], content: JSON, name: str, at: Path = ()
-) -> Iterator[tuple[Path, str]]:
-    """Yield the texts of stored content whose schema has this `format`, each with its path.
+) -> Iterator[tuple[Path, JSON]]:
+    """Yield the values of stored content whose schema has this `format`, each with its path; no empty one.
 
     `at` is the place of the content in the schema.
     """
@@ -110,8 +110,8 @@ def json_values_of_format(
 
 def _json_values(
     schema: dict[str, JSON], node: dict[str, JSON], content: JSON, name: str, path: Path
-) -> Iterator[tuple[Path, str]]:
-    if node.get("format") == name and isinstance(content, str) and content:
+) -> Iterator[tuple[Path, JSON]]:
+    if node.get("format") == name and content:
         yield path, content
     items = content.items() if isinstance(content, Mapping) else ()
     for part, value in enumerate(content) if isinstance(content, list | tuple) else items:

@@ -488,6 +488,7 @@ Namespace = Annotated[
     ),
     with_json_schema(type="string", pattern=_NAMESPACE),
 ]
+VariableGlob = Annotated[str, Field(pattern=r"^[A-Za-z0-9_*?]{1,128}$")]
 VariableName = Annotated[
     str,
     AfterValidator(

@@ -223,7 +223,8 @@ def _in_quotes(value: object) -> str:
     text = str(value)
     if isinstance(value, _Raw) or _HARMLESS.fullmatch(text):
         return text
-    raise _NeedsPlainContext(f"{text[:100]!r} has characters that a shell interprets")
+    # Without the value: it may be a secret.
+    raise _NeedsPlainContext("a value has characters that a shell interprets")
 
 
 def _all_nodes(tree: nodes.Node) -> Iterator[tuple[nodes.Node, int]]:

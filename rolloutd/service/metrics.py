@@ -107,7 +107,7 @@ async def serve_metrics(collector: MetricsCollector, endpoint: Metrics) -> Async
     bound = None
     try:
         if endpoint.path is not None:
-            bound = await threads.ACCOUNTS.run(bind, endpoint.path)
+            bound = await threads.ACCOUNTS.run(bind, endpoint.path, endpoint.group)
             await web.SockSite(runner, bound.sock).start()
         if endpoint.listen is not None:
             await web.SockSite(runner, bind_loopback(endpoint.listen, "metrics.listen")).start()

@@ -42,11 +42,13 @@ def _check_socket(settings: Settings) -> Iterator[MissingPrerequisite]:
         require_valid_path_length(settings.socket)
     except CannotListen as error:
         yield MissingPrerequisite("socket", str(error))
-    try:
-        if settings.socket_group is not None:
-            lookup_gid(settings.socket_group)
-    except CannotListen as error:
-        yield MissingPrerequisite("socket_group", str(error))
+    groups = {"socket_group": settings.socket_group, "metrics.group": settings.metrics.group}
+    for setting, group in groups.items():
+        try:
+            if group is not None:
+                lookup_gid(group)
+        except CannotListen as error:
+            yield MissingPrerequisite(setting, str(error))
 
 
 def _check_files(settings: Settings) -> Iterator[MissingPrerequisite]:

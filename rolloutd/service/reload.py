@@ -33,6 +33,7 @@ RELOADABLE_SETTINGS = frozenset(
         "observe_within_s",
         "pools",
         "service_accounts",
+        "show_vars",
         "teams",
     }
 )

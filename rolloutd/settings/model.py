@@ -45,6 +45,7 @@ from rolloutd.plugin.field_types import (
     PositiveDuration,
     ShortName,
     TeamName,
+    VariableGlob,
     parse_loopback,
     raise_invalid,
     with_json_schema,
@@ -313,6 +314,16 @@ class Metrics(Params):
 
     listen: Loopback = Field(default=None, description="Loopback address and port, such as 127.0.0.1:9477.")
     path: OptionalPath = Field(default=None, description="Unix socket; its mode is 0660.")
+    group: ShortName | None = Field(
+        default=None,
+        description="Group that may connect to `path`, besides the daemon's user; it gives no other right.",
+    )
+
+    @model_validator(mode="after")
+    def _require_socket_for_group(self) -> Metrics:
+        if self.group is not None and self.path is None:
+            raise InvalidValue("there is no Unix socket for the group", "`path` too", at=("group",))
+        return self
 
 
 class CoreSettings(Params):
@@ -369,6 +380,12 @@ class CoreSettings(Params):
         max_length=20,
         description="Label keys that make classes of hosts: content that failed on one node of a class is not"
         " submitted to that class again. Without keys all nodes are one class.",
+    )
+    show_vars: list[VariableGlob] = Field(
+        default=[],
+        max_length=MAX_ITEMS,
+        description="Names of variables, as globs, whose values every user of the socket may see; the others"
+        " are shown as keyed digests. A plan can show its own (`spec.show_vars`).",
     )
     ssh: Ssh = Field(default=Ssh(), description="How nodes are reached unless the inventory says otherwise.")
     ansible: Ansible = Field(default=Ansible(), description="How playbooks are run.")

@@ -11,7 +11,7 @@ import yaml
 from rolloutd.store.sqlite.backup import backup
 from tests.support.daemon_environment import CHANGE_PLAYBOOK, DaemonEnvironment, plan
 
-SECRETS = ("hunter2-become", "hunter2-login", "hunter2-vault")
+SECRETS = ("hunter2-become", "hunter2-login", "hunter2-vault", "hunter2-community")
 
 RUN_FILES = {"inventory.json", "connection.json"}
 """Files of an active run that have the fleet's variables."""
@@ -24,6 +24,7 @@ def plant(made: DaemonEnvironment) -> None:
         "ansible_become_password": SECRETS[0],
         "app": {"users": [{"ansible_ssh_pass": SECRETS[1]}]},
         "vault_db": SECRETS[2],
+        "snmp": [{"community": SECRETS[3]}],
     }
     (made.directory / "hosts.yml").write_text(yaml.safe_dump(hosts))
 

@@ -28,7 +28,7 @@ from machines.model.plan import GateName
 from machines.model.rollout import Failure
 from machines.states import Outcome, Phase, Trigger, next_phase
 from rolloutd.compile import compile_limits, compile_plan
-from rolloutd.configuration import content_hash, intended_configuration
+from rolloutd.configuration import configuration_hash, intended_configuration
 from rolloutd.control.client import Client
 from rolloutd.control.identity import Account, CachedNameService
 from rolloutd.control.routes import Services
@@ -235,11 +235,11 @@ class ControlEnvironment:
     async def run_playbook(self, rollout: str, node: str) -> None:
         """Begin the run of an isolated node, which gives it its configuration."""
         found = self.state.index.rollout(rollout)
-        given = intended_configuration(
-            found.plan, found.source, self.state.connections.get(node, {}), self.state.redaction_key
-        )
+        variables = self.state.connections.get(node, {})
+        given = found.plan, found.source, variables, self.state.redaction_key
+        document = intended_configuration(*given, self.state.settings.show_vars)
         run = self.step(rollout, node, "run.configure", StepAction.RUN)
-        await self.commit(StepRecorded(run, content=content_hash(given), document=given))
+        await self.commit(StepRecorded(run, content=configuration_hash(*given), document=document))
 
     async def fail(self, rollout: str, node: str, *, isolated: bool = True) -> None:
         """Bring a node to failed: in its playbook, or before anything isolated it."""

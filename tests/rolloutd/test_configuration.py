@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from machines.model.plan import Stage
+from machines.model.plan import Plan, Stage
 from rolloutd.configuration import (
-    SECRET_PREFIX,
-    content_hash,
+    configuration_hash,
     differences,
+    earlier_configuration_hash,
     intended_configuration,
     load_redaction_key,
+    shown_document,
 )
 from rolloutd.secret_variables import storable_variables
+from rolloutd.shown_variables import DIGEST_PREFIX
 from tests.machines.builders import plan_of
 
 SOURCE = {"kind": "git", "pin": "abc123"}
@@ -32,10 +36,20 @@ INVENTORY: dict[str, Any] = {
 }
 
 
-def document(key: bytes = b"key", stages: tuple[Stage, ...] = (), **changed: Any) -> dict[str, Any]:
+KEY = b"key"
+
+PLAN = plan_of(stages=(Stage("configure", "site.yml", {"somaxconn": 4096, "tls_token": SECRET}),))
+
+
+def document(
+    key: bytes = KEY, plan: Plan = PLAN, allowed: Sequence[str] = ("*",), **changed: Any
+) -> dict[str, Any]:
     """Return the configuration of a plan that sets somaxconn."""
-    stages = stages or (Stage("configure", "site.yml", {"somaxconn": 4096, "tls_token": SECRET}),)
-    return intended_configuration(plan_of(stages=stages), SOURCE, {**INVENTORY, **changed}, key)
+    return intended_configuration(plan, SOURCE, {**INVENTORY, **changed}, key, allowed)
+
+
+def hash_of(**changed: Any) -> str:
+    return configuration_hash(PLAN, SOURCE, {**INVENTORY, **changed}, KEY)
 
 
 def test_plan_takes_precedence_over_the_inventory() -> None:
@@ -47,7 +61,7 @@ def test_plan_takes_precedence_over_the_inventory() -> None:
 
 def test_later_stage_shows_only_what_differs() -> None:
     first = Stage("a", "a.yml", {"size": 1, "color": "red"})
-    found = document(stages=(first, Stage("b", "b.yml", {"size": 2, "color": "red"})))
+    found = document(plan=plan_of(stages=(first, Stage("b", "b.yml", {"size": 2, "color": "red"}))))
     assert found["variables"]["size"] == 1
     assert found["stages"]["b"]["variables"] == {"size": 2}
 
@@ -58,23 +72,68 @@ def test_secrets_are_keyed_hashes() -> None:
     assert "rolloutd_no_log" not in text
     hidden = [found["variables"][name] for name in ("db_password", "banner", "motd", "tls_token")]
     hidden += [found["variables"]["app"]["api_key"], found["variables"]["urls"][0]]
-    assert all(each.startswith(SECRET_PREFIX) for each in hidden)
+    assert all(each.startswith(DIGEST_PREFIX) for each in hidden)
     assert found["variables"]["app"]["port"] == 80
     assert document(b"another")["variables"]["db_password"] != found["variables"]["db_password"]
 
 
 def test_equal_values_have_one_hash_and_a_changed_secret_another() -> None:
     reordered = dict(reversed(list(INVENTORY.items())))
-    assert content_hash(document()) == content_hash(document(**reordered))
-    assert content_hash(document()) != content_hash(document(db_password="other"))
+    assert hash_of() == hash_of(**reordered)
+    assert hash_of() != hash_of(db_password="other")
+    assert hash_of() != hash_of(somaxcon=129)
+
+
+def test_hash_before_the_allow_list_is_still_recognised() -> None:
+    everything = document()
+    assert everything.pop("shown", None) is None
+    text = json.dumps(everything, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    assert earlier_configuration_hash(PLAN, SOURCE, INVENTORY, KEY) == sha256(text.encode()).hexdigest()
 
 
 def test_difference_of_a_secret_shows_none() -> None:
-    found = differences(document(), document(db_password="swordfish", somaxconn=1, extra={"a": 1}))
+    changed = document(db_password="swordfish", somaxconn=1, extra={"a": 1})
+    found = differences(document(), changed, KEY, ["*"])
     assert [each.name for each in found] == ["db_password", "extra.a"]
     assert "swordfish" not in str(found)
     assert SECRET not in str(found)
     assert found[1].before is None
+
+
+def test_names_that_nobody_allows_are_digests() -> None:
+    found = document(allowed=(), psk=SECRET, dsn=[SECRET, {"inner": SECRET}], size=128, on=True)
+    assert SECRET not in json.dumps(found)
+    variables = found["variables"]
+    assert [str(variables[name])[: len(DIGEST_PREFIX)] for name in ("psk", "size", "on", "somaxconn")] == [
+        DIGEST_PREFIX
+    ] * 4
+    assert variables["dsn"][1]["inner"].startswith(DIGEST_PREFIX)
+
+
+def test_plan_shows_its_own_variables_only() -> None:
+    plan = plan_of(stages=PLAN.stages, shown_variables=("soma*", "ansible_host", "tls_token"))
+    variables = document(plan=plan, allowed=())["variables"]
+    assert variables["somaxconn"] == 4096
+    assert variables["ansible_host"].startswith(DIGEST_PREFIX)
+    assert variables["tls_token"].startswith(DIGEST_PREFIX), "its name says that it is a secret"
+
+
+def test_settings_that_show_less_hide_stored_values() -> None:
+    plan = plan_of(stages=PLAN.stages, shown_variables=("somaxconn",))
+    stored = document(plan=plan, allowed=("ansible_*",))
+    assert stored["variables"]["ansible_host"] == "10.0.0.1"
+    seen = shown_document(stored, KEY, ())
+    assert seen["variables"]["ansible_host"] == document(allowed=())["variables"]["ansible_host"]
+    assert seen["variables"]["somaxconn"] == 4096
+    assert "shown" not in seen
+
+
+def test_value_that_is_shown_on_one_side_is_no_difference() -> None:
+    hidden, shown = document(allowed=()), document()
+    assert differences(hidden, shown, KEY, ["*"]) == ()
+    (changed,) = differences(hidden, document(ansible_host="10.0.0.2"), KEY, ["*"])
+    assert (changed.name, changed.after) == ("ansible_host", "10.0.0.2")
+    assert str(changed.before).startswith(DIGEST_PREFIX)
 
 
 def test_marked_variable_is_not_stored() -> None:

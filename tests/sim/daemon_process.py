@@ -160,7 +160,7 @@ class DaemonProcess:
             # As commits of hundreds of rows are made; one of a few rows is as good to interrupt.
             large_commit_rows=world.streams.commits.choice((LARGE_COMMIT_ROWS, 2, 1)),
         )
-        state.update_connections(await store.load_connections())
+        await state.load_connections()
         world.checker.on_daemon_start(world.loop.lived_until(self.process))
         await state.record_start(DaemonStarted(snapshot.epoch, "sim", "", clock.now()), head)
         faulty_store.state = state

@@ -50,6 +50,9 @@ CONNECT_TIMEOUT_S = 5.0
 CREDENTIALS_TIMEOUT_S = 15.0
 """A kubeconfig's credential plugin may call a cloud API."""
 
+PLUGIN_PAUSES_S = (1.0, 60.0)
+"""First and longest pause after a plugin failed or gave nothing new: renewed access is found in a minute."""
+
 PLUGIN_MARGIN_S = 1.0
 """How long after that a plugin is killed: the request has failed by then, and says why."""
 
@@ -127,6 +130,10 @@ class Cluster:
         self._credentials: tuple[JSON, ...] = ()
         self._previous_api: ApiClient | None = None
         self._api_lock = asyncio.Lock()
+        self._plugin = _PluginPause()
+        # A plugin may call a cloud API: however many requests fail together, it runs once at a time.
+        self._load_lock = asyncio.Lock()
+        self._loaded: tuple[Any, tuple[JSON, ...]] | None = None
         # Watches hold no slot: they last for minutes and would starve the requests.
         self._request_slots = asyncio.Semaphore(MAX_CONCURRENT_REQUESTS)
 
@@ -306,6 +313,25 @@ class Cluster:
         return credentials != self._credentials
 
     async def _load_configuration(self) -> tuple[Any, tuple[JSON, ...]]:
+        """Return the kubeconfig's content, or the latest while a plugin rests; raises ClusterUnreachable."""
+        async with self._load_lock:
+            if self._plugin.is_paused(self.kubeconfig):
+                if self._plugin.error or self._loaded is None:
+                    raise ClusterUnreachable(self._plugin.error)
+                return self._loaded
+            try:
+                loaded = await self._read_kubeconfig()
+            except ClusterUnreachable as error:
+                self._plugin.begin(self.kubeconfig, str(error))
+                raise
+            if self._loaded is not None and self._loaded[1] == loaded[1]:
+                self._plugin.begin(self.kubeconfig, "")
+            else:
+                self._plugin.end()
+            self._loaded = loaded
+            return loaded
+
+    async def _read_kubeconfig(self) -> tuple[Any, tuple[JSON, ...]]:
         """Read the kubeconfig; return it with what identifies its credentials; raises ClusterUnreachable."""
         from kubernetes_asyncio.client import Configuration
         from kubernetes_asyncio.config.kube_config import KubeConfigLoader, KubeConfigMerger
@@ -320,7 +346,7 @@ class Cluster:
             async with asyncio.timeout(CREDENTIALS_TIMEOUT_S):
                 # Nothing is written back: kubectl shares the file.
                 document = KubeConfigMerger(str(self.kubeconfig)).config
-                _limit_plugins(document)
+                self._plugin.is_used = _limit_plugins(document)
                 loader = KubeConfigLoader(document, active_context=self.context, config_base_path=None)
                 await loader.load_and_set(configuration)
             return configuration, _credentials_of(configuration)
@@ -338,14 +364,56 @@ class Cluster:
             ) from error
 
 
-def _limit_plugins(document: Any) -> None:
-    """Let each credential plugin be killed: the library leaves one that hangs behind, with its pipes."""
+class _PluginPause:
+    """The pause after a credential plugin failed, or gave what the server has refused.
+
+    A kubeconfig that was edited ends it, and one without a plugin has none.
+    """
+
+    def __init__(self) -> None:
+        self.is_used = False
+        self.error = ""
+        self._backoff = Backoff(*PLUGIN_PAUSES_S)
+        self._ends_at = 0.0
+        self._file: tuple[int, int] | None = None
+
+    def begin(self, kubeconfig: Path, error: str) -> None:
+        """Let the plugin rest, longer each time."""
+        if self.is_used:
+            self._ends_at = asyncio.get_running_loop().time() + self._backoff.next_s()
+            self._file, self.error = _stamp_of(kubeconfig), error
+
+    def end(self) -> None:
+        self._backoff.reset()
+        self._ends_at, self.error = 0.0, ""
+
+    def is_paused(self, kubeconfig: Path) -> bool:
+        now = asyncio.get_running_loop().time()
+        return self.is_used and now < self._ends_at and _stamp_of(kubeconfig) == self._file
+
+
+def _stamp_of(kubeconfig: Path) -> tuple[int, int] | None:
+    try:
+        found = kubeconfig.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size
+
+
+def _limit_plugins(document: Any) -> bool:
+    """Return whether there is a credential plugin, and let each be killed.
+
+    The library leaves one that hangs behind, with its pipes.
+    """
+    is_used = False
     for user in document.value["users"]:
         plugin = (user.value.get("user") or {}).get("exec")
         if plugin:
             limit_s = f"{CREDENTIALS_TIMEOUT_S + PLUGIN_MARGIN_S:g}"
             plugin["args"] = ["-s", "KILL", limit_s, plugin["command"], *(plugin.get("args") or ())]
             plugin["command"] = "timeout"
+            is_used = True
+    return is_used
 
 
 def _credentials_of(configuration: Any) -> tuple[JSON, ...]:

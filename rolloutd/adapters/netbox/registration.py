@@ -106,11 +106,18 @@ class NetboxWebhookParams(Params):
         default=ABSENT, description="Loopback address and port, such as 127.0.0.1:9478; or `path`."
     )
     path: FilePath = Field(default=ABSENT, description="Unix socket for a proxy; its mode is 0660.")
+    group: ShortName = Field(
+        default=ABSENT,
+        description="Group of the proxy, which may connect to `path`; it gives no other right.",
+    )
 
     @model_validator(mode="after")
     def _require_address(self) -> Self:
-        if self.model_fields_set.isdisjoint(self.exclusive):
+        given = self.model_fields_set
+        if given.isdisjoint(self.exclusive):
             raise InvalidValue("the receiver has no address", "`listen` or `path`")
+        if "group" in given and "path" not in given:
+            raise InvalidValue("there is no Unix socket for the group", "`path` too", at=("group",))
         return self
 
 

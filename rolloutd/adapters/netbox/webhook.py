@@ -112,7 +112,7 @@ class WebhookReceiver:
         await runner.setup()
         stack.push_async_callback(runner.cleanup)
         if "path" in params:
-            bound = await threads.ACCOUNTS.run(bind, Path(params["path"]))
+            bound = await threads.ACCOUNTS.run(bind, Path(params["path"]), params.get("group"))
             stack.callback(bound.remove)
             sock, self.address = bound.sock, params["path"]
         else:

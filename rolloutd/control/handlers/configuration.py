@@ -8,7 +8,7 @@ from machines.model.configuration import ConfigurationRecord, NodeConfiguration
 from rolloutd import threads
 from rolloutd.commands import submit, verdicts
 from rolloutd.commands.rollout_commands import unknown_node
-from rolloutd.configuration import differences, intended_configuration
+from rolloutd.configuration import differences, intended_configuration, shown_document
 from rolloutd.control import requests, rights, serializers, wire_plans
 from rolloutd.control.handlers.plans import read_plan
 from rolloutd.control.routes import Request, RouteTable, Services
@@ -23,11 +23,12 @@ routes = RouteTable()
 @routes.add("GET", "/v1/nodes/{n}/configuration")
 async def node_configuration(services: Services, request: Request) -> wire_plans.NodeConfiguration:
     """Show what runs gave to a node: current, previous and invalid."""
-    stored, records = await _load(services.state, request.path_params["n"])
+    state = services.state
+    stored, records = await _load(state, request.path_params["n"])
     return {
-        "current": _record(stored, records.current),
-        "previous": _record(stored, records.previous),
-        "invalid": _record(stored, records.invalid),
+        "current": _record(state, stored, records.current),
+        "previous": _record(state, stored, records.previous),
+        "invalid": _record(state, stored, records.invalid),
     }
 
 
@@ -43,7 +44,9 @@ async def configuration_diff(
     for name, record in ((query.before, before), (query.after, after)):
         if record is None:
             raise NotFound(f"{node}: no {name} configuration; see rolloutctl config {node}")
-    found = differences(stored.documents[before.content], stored.documents[after.content])
+    documents = stored.documents[before.content], stored.documents[after.content]
+    state = services.state
+    found = differences(*documents, state.redaction_key, state.settings.show_vars)
     return {
         "node": node,
         "before": query.before,
@@ -92,15 +95,15 @@ def _group_differences(
     state: State,
 ) -> wire_plans.PlanDifferences:
     groups: dict[str, wire_plans.DifferenceGroup] = {}
-    source = draft.pinned.to_record()
+    source, key, allowed = draft.pinned.to_record(), state.redaction_key, state.settings.show_vars
     for node, connection in variables.items():
         current = stored.records.get(node, NodeConfiguration()).current
         found: tuple[wire_plans.ValueDifference, ...] = ()
         if current is not None:
-            intended = intended_configuration(draft.plan, source, connection, state.redaction_key)
+            intended = intended_configuration(draft.plan, source, connection, key, allowed)
             found = tuple(
                 {"name": d.name, "before": d.before, "after": d.after}
-                for d in differences(stored.documents[current.content], intended)
+                for d in differences(stored.documents[current.content], intended, key, allowed)
             )
         kind: wire_plans.DifferenceKind = "new" if current is None else "changed" if found else "same"
         group = groups.setdefault(
@@ -119,7 +122,7 @@ async def _load(state: State, node: str) -> tuple[NodeConfigurations, NodeConfig
 
 
 def _record(
-    stored: NodeConfigurations, record: ConfigurationRecord | None
+    state: State, stored: NodeConfigurations, record: ConfigurationRecord | None
 ) -> wire_plans.ConfigurationRecord | None:
     if record is None:
         return None
@@ -128,6 +131,8 @@ def _record(
         "change": stored.changes.get(record.rollout, ""),
         "rollout": record.rollout,
         "at": format_timestamp(record.at),
-        "values": dict(stored.documents[record.content]),
+        "values": shown_document(
+            stored.documents[record.content], state.redaction_key, state.settings.show_vars
+        ),
         "evidence": {"step": record.step, "text": record.text} if record.step else None,
     }

@@ -15,6 +15,7 @@ from rolloutd.control.resolve import MAX_CLOSED, ResolvedRollout, resolve_for_re
 from rolloutd.control.routes import Request, RouteTable, Services
 from rolloutd.control.serializers import format_timestamp
 from rolloutd.engine.tasks import compute
+from rolloutd.shown_variables import shown_plan
 
 MAX_CLOSED_SHOWN = 20
 """Latest closed rollouts that `status --all` shows in full; `rollouts` lists all."""
@@ -170,11 +171,12 @@ async def failures(services: Services, request: Request) -> wire.Failures:
 @routes.add("GET", "/v1/rollouts/{r}/plan")
 async def plan(services: Services, request: Request) -> wire_plans.PlanContent:
     """Show a rollout's plan in its canonical form."""
-    found = (await resolve_for_reading(services.state, request.path_params["r"])).rollout
-    content, source = await services.state.store.load_plan(found.id)
+    state = services.state
+    found = (await resolve_for_reading(state, request.path_params["r"])).rollout
+    content, source = await state.store.load_plan(found.id)
     digest = found.digest
     return {
-        "content": dict(content),
+        "content": shown_plan(content, state.redaction_key, state.settings.show_vars),
         "source": serializers.source(source),
         "digest": digest.whole,
         "hashes": serializers.hashes(digest),

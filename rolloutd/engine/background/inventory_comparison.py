@@ -13,6 +13,7 @@ from machines.model.node import Node, NodeKind
 from rolloutd.engine.background.inventory_conflicts import Expectations, SourceReports, reconcile
 from rolloutd.engine.background.inventory_merge import MergedInventory, merge_inventories
 from rolloutd.ports import JSON, DiscoveredNode
+from rolloutd.sealed_variables import seal
 from rolloutd.secret_variables import storable_variables
 
 
@@ -30,6 +31,7 @@ class FleetAnswers:
     reports: Mapping[str, Sequence[DiscoveredNode]]
     pool_keys: tuple[str, ...]
     now: float
+    key: bytes = field(repr=False)
 
     @property
     def size(self) -> int:
@@ -92,7 +94,7 @@ def compare_fleet(answers: FleetAnswers) -> FleetChange:
             change.connections[name] = connection
         if known.get(name) != node or _stores_other(before, connection):
             change.changed.append(node)
-            change.stored[name] = storable_variables(connection)
+            change.stored[name] = seal(connection, answers.key)
     change.removed = [name for name in known if name not in nodes and name not in may_come]
     return change
 

@@ -174,6 +174,7 @@ class InventoryRefresher:
             self._state.reports,
             tuple(self._state.index.limits.pools),
             self._state.now(),
+            self._state.redaction_key,
         )
         # In a thread; nodes and variables change only under the lock that is held here.
         change = await compute_over(answers.size, compare_fleet, answers)

@@ -30,6 +30,7 @@ from rolloutd.ports import (
     without_templates,
 )
 from rolloutd.ports.guards import adapter_errors, validate_result
+from rolloutd.sealed_variables import seal, unseal
 from rolloutd.secret_variables import storable_variables
 
 log = logging.getLogger("rolloutd.engine.background.inventory_sources")
@@ -65,8 +66,10 @@ class SourceReader:
 
     def restore(self, answer: SourceAnswer) -> None:
         """Take over the last answer of an earlier daemon."""
-        self.nodes = self._valid_nodes(answer.nodes)  # an older daemon stored them as they came
-        self._stored = {node.name: node for node in answer.nodes}
+        key = self._state.redaction_key
+        nodes = [replace(node, connection=unseal(node.connection, key)) for node in answer.nodes]
+        self.nodes = self._valid_nodes(nodes)  # an older daemon stored them as they came
+        self._stored = {node.name: node for node in nodes}
         self._stored_at = answer.answered_at
         self.status.refreshed_at, self.status.nodes = answer.answered_at, len(self.nodes)
 
@@ -112,7 +115,7 @@ class SourceReader:
         if self.nodes is None or answered_at is None or not self.status.has_answered:
             return
         stored, changed, removed = await compute_over(
-            len(self.nodes), _compare_stored, self.nodes, self._stored
+            len(self.nodes), _compare_stored, self.nodes, self._stored, self._state.redaction_key
         )
         if changed or removed or not 0 <= answered_at - self._stored_at < SAVE_INTERVAL_S:
             await self._state.store.save_source_answer(SourceAnswer(self.name, answered_at, changed), removed)
@@ -217,11 +220,15 @@ def _is_in_flight(target: Target) -> bool:
 
 
 def _compare_stored(
-    nodes: Sequence[DiscoveredNode], before: Mapping[str, DiscoveredNode]
+    nodes: Sequence[DiscoveredNode], before: Mapping[str, DiscoveredNode], key: bytes
 ) -> tuple[Mapping[str, DiscoveredNode], tuple[DiscoveredNode, ...], tuple[str, ...]]:
-    """Return what of an answer is stored, what of it is new or changed, and which nodes it lacks."""
+    """Return an answer without secrets, what of it is new or changed, sealed, and which nodes it lacks."""
     stored = {node.name: _without_secrets(node) for node in nodes}
-    changed = tuple(node for name, node in stored.items() if before.get(name) != node)
+    changed = tuple(
+        replace(node, connection=seal(node.connection, key))
+        for name, node in stored.items()
+        if before.get(name) != node
+    )
     return stored, changed, tuple(name for name in before if name not in stored)
 
 

@@ -8,20 +8,19 @@ means.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from dataclasses import replace
 
 from machines.model import actions
 from machines.model.events import StepRecord
 from machines.model.rollout import FailureCode
 from machines.states import IN_FLIGHT_PHASES
-from rolloutd.configuration import intended_configuration
+from rolloutd.configuration import Configuration, configuration_hash, intended_configuration
 from rolloutd.engine.drivers.guard_steps import GuardSteps
 from rolloutd.engine.drivers.isolation import Isolation
 from rolloutd.engine.drivers.node_session import NodeSession
 from rolloutd.engine.drivers.step_journal import StepJournal
 from rolloutd.engine.tasks import Wakeup, running_in_background
-from rolloutd.ports import JSON, Failed, Ok, RunRequest, RunState, StepResult, Unknown
+from rolloutd.ports import Failed, Ok, RunRequest, RunState, StepResult, Unknown
 
 FOLLOW_TRIES = 3
 """Tries to follow a run: a passing fault, such as no memory left, is over by then."""
@@ -86,14 +85,16 @@ class PlaybookExecution:
         await self._journal.finish(self._journal.recorded_version(record), result)
         await self._journal.update_unfinished_run()
 
-    def _configuration(self, action: actions.RunPlaybook) -> Mapping[str, JSON] | None:
+    def _configuration(self, action: actions.RunPlaybook) -> Configuration | None:
         """Return what this run gives to the node; None for a rollback and a repair."""
         session, state = self._session, self._state
         if session.target.rolling_back or action.stage not in session.plan.stages:
             return None
         source = state.index.rollout(session.rollout).source
         variables = state.connections.get(session.node, {})
-        return intended_configuration(session.plan, source, variables, state.redaction_key)
+        given = session.plan, source, variables, state.redaction_key
+        document = intended_configuration(*given, state.settings.show_vars)
+        return Configuration(configuration_hash(*given), document)
 
     async def stop(self, action: actions.StopRun) -> None:
         """Cancel a run by a user's order, and record it."""

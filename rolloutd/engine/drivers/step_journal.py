@@ -6,15 +6,14 @@ read.  It knows neither the plan nor what a step does.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from machines.model.events import StepAction, StepRecord, StepRecorded
 from machines.workflow import records
 from machines.workflow.recording import RecordedAction, intent_of, record_of
-from rolloutd.configuration import content_hash
+from rolloutd.configuration import Configuration
 from rolloutd.engine.drivers.node_session import NodeSession
-from rolloutd.ports import JSON, StepResult
+from rolloutd.ports import StepResult
 from rolloutd.redaction import redact_for_team
 
 
@@ -73,13 +72,15 @@ class StepJournal:
         record: StepRecord,
         *,
         isolated: bool | None = None,
-        configuration: Mapping[str, JSON] | None = None,
+        configuration: Configuration | None = None,
     ) -> None:
         """Write a record; `isolated` is the target's new value, None leaves it unchanged.
 
         `configuration` is what a run that begins gives to the node.
         """
-        content = "" if configuration is None else content_hash(configuration)
-        event = StepRecorded(record, isolated, content, configuration)
+        if configuration is None:
+            event = StepRecorded(record, isolated)
+        else:
+            event = StepRecorded(record, isolated, configuration.hash, configuration.document)
         await self._state.commit([event], cause=f"{record.step} {record.state}")
         self.records = records.upsert(self.records, record)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import os
 import sqlite3
 import tempfile
@@ -20,7 +19,6 @@ from pathlib import Path
 
 from rolloutd.audit_chain import ChainVerification
 from rolloutd.errors import StoreFailed
-from rolloutd.secret_variables import storable_variables
 from rolloutd.store.sqlite import commit_mark, database, lock
 from rolloutd.store.sqlite.backend import SqliteBackend
 
@@ -32,6 +30,17 @@ EPOCH_INCREMENT = 1_000_000
 
 Nodes refuse the runs of a daemon with an older epoch, so a restore must go beyond every epoch ever used.
 """
+
+_WITHOUT_PLAIN_VALUES = """
+UPDATE {table} SET connection = json_patch('{{"rolloutd_withheld": true}}', json_object(
+    'provider_id', json_extract(connection, '$.provider_id'),
+    'kubernetes_cluster', json_extract(connection, '$.kubernetes_cluster'),
+    'kubernetes_node', json_extract(connection, '$.kubernetes_node')
+)) WHERE EXISTS (SELECT 1 FROM json_each(connection) WHERE key NOT IN (
+    'rolloutd_sealed', 'rolloutd_withheld', 'provider_id', 'kubernetes_cluster', 'kubernetes_node'
+))
+"""
+"""What the migration to sealed variables does, for a copy of a database that no new daemon has opened."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,15 +153,15 @@ def _copy_database(source: sqlite3.Connection, temporary: Path) -> None:
 
 
 def _remove_secrets(temporary: Path) -> None:
-    """Remove the nodes' passwords that a database of rolloutd 0.1 has."""
+    """Remove the nodes' variables that an older database has as plain texts."""
     try:
         with closing(sqlite3.connect(temporary, isolation_level=None)) as copy:
-            connections = copy.execute("SELECT name, connection FROM node").fetchall()
-            cleaned = [(json.dumps(storable_variables(json.loads(text))), name) for name, text in connections]
             copy.execute("BEGIN")
-            copy.executemany("UPDATE node SET connection = ? WHERE name = ?", cleaned)
+            tables = copy.execute("SELECT name FROM sqlite_schema WHERE name IN ('node', 'source_node')")
+            for (table,) in tables.fetchall():
+                copy.execute(_WITHOUT_PLAIN_VALUES.format(table=table))
             copy.execute("COMMIT")
-            # Free pages of the copy still contain deleted rows with passwords; VACUUM removes these pages.
+            # Free pages of the copy still contain deleted rows with plain values; VACUUM removes these pages.
             copy.execute("VACUUM")
     except database.DATABASE_ERRORS as error:
         raise database.explain_failure(error, temporary) from error

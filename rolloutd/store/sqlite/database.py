@@ -37,8 +37,8 @@ STATEMENT_CACHE_SIZE = 256
 MIN_SQLITE_VERSION = (3, 38, 0)
 """STRICT tables need 3.37; the JSON functions are built in from 3.38 on."""
 
-SECRETS_REMOVED = 4
-"""The migration that removes passwords; the file of an older database is rewritten before."""
+SECRETS_REMOVED = 16
+"""The last migration that removes secrets; the file of an older database is rewritten before."""
 
 FILE_SUFFIXES = ("", "-wal", "-shm")
 """Suffixes of the database's files while a daemon uses it."""

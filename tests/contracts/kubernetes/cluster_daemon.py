@@ -84,8 +84,10 @@ class ClusterDaemon:
         snapshot, limits = await self._store.load_snapshot(), compile_limits(self._settings)
         index = Projection.build(snapshot, limits, self._compile)
         clock = SystemClock()
-        self.state = state = State(index, self._store, clock, self._settings, ChangeNotifier())
-        state.update_connections(await self._store.load_connections())
+        self.state = state = State(
+            index, self._store, clock, self._settings, ChangeNotifier(), redaction_key=b"test"
+        )
+        await state.load_connections()
         watch = NodeWatch(self._cluster, clock, report_interval_s=1.0)
         clusters = ClusterRegistry([self._cluster])
         isolators = {"kubernetes": KubernetesIsolator(clusters, clock, drain_pass_s=self.drain_pass_s)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import grp
 import hashlib
 import hmac
 import io
@@ -24,6 +25,7 @@ from rolloutd.adapters.netbox.webhook import WebhookReceiver
 from rolloutd.contracts import SystemClock
 from rolloutd.errors import SourceFailed
 from rolloutd.ports import DiscoveredNode
+from rolloutd.service.listen_socket import CannotListen
 from tests.contracts.netbox.backends import Server, open_fake
 from tests.support.fake_netbox import FakeNetbox, Fleet
 from tests.support.ports import free_port
@@ -257,6 +259,23 @@ async def test_unix_socket_receives(tmp_path: Path) -> None:
         assert await receiving.send(message()) == 202
         await receiving.refresh()
     assert not path.exists()
+
+
+async def test_socket_belongs_to_group_of_proxy(tmp_path: Path) -> None:
+    path = tmp_path / "hook.sock"
+    async with receive(tmp_path, Fleet.of(3), path=str(path), group="nogroup") as receiving:
+        assert await receiving.send(message()) == 202
+        assert path.stat().st_gid == grp.getgrnam("nogroup").gr_gid
+
+
+async def test_unknown_group_of_socket_is_named(tmp_path: Path) -> None:
+    secret_file = tmp_path / "webhook.secret"
+    secret_file.write_bytes(SECRET)
+    params = {"secret_file": str(secret_file), "path": str(tmp_path / "s"), "group": "no-such-group"}
+    async with open_fake(tmp_path, Fleet.of(1)) as server:
+        receiver = WebhookReceiver(server.inventory(), params, SystemClock())
+        with pytest.raises(CannotListen, match="no group 'no-such-group'"):
+            await receiver.run(lambda _: None, lambda: None)
 
 
 async def test_short_secret_is_refused(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ SECRETS = {
     "app": {"db_password": "hunter2-db", "port": 5432},
     "keys": [{"api_key": "hunter2-api"}],
 }
-PLAIN = {"ansible_host": "10.0.0.1", "ansible_private_key_file": "/etc/key", "passive": True}
+PLAIN = {"ansible_host": "10.0.0.1", "provider_id": "aws:///i-1", "community": "hunter2-snmp"}
 
 
 async def test_backup_holds_no_password(tmp_path: Path) -> None:
@@ -42,4 +42,4 @@ async def test_backup_holds_no_password(tmp_path: Path) -> None:
     assert b"hunter2" not in (tmp_path / "copy.sqlite").read_bytes()
     with closing(sqlite3.connect(tmp_path / "copy.sqlite")) as copy:
         kept = json.loads(copy.execute("SELECT connection FROM node WHERE name = 'n7'").fetchone()[0])
-    assert kept == {**PLAIN, "app": {"port": 5432}, "keys": [{}], WITHHELD: True}
+    assert kept == {"provider_id": "aws:///i-1", WITHHELD: True}

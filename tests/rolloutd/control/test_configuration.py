@@ -23,6 +23,7 @@ def plan_with(name: str, **variables: object) -> str:
     """Return the plan under another name, with variables."""
     maintain = json.dumps({"playbook": "site.yml", "vars": variables})
     text = PLAN.replace("{playbook: site.yml}", maintain).replace("name: sysctl", f"name: {name}")
+    text = text.replace("maintain:", "show_vars: [somaxconn]\n  maintain:")
     return text.replace("rollback: {playbook: undo.yml}", 'rollback: {playbook: undo.yml, vars: {a: "b"}}')
 
 

@@ -56,13 +56,29 @@ async def fail_build(inside: ControlEnvironment, rollout: str) -> None:
     await inside.commit(PreparationRecorded(row))
 
 
-async def prepare_fleet(inside: ControlEnvironment) -> dict[tuple[str, str], tuple[str, str, Any]]:
+READING = {
+    "nora": """
+        /v1/health /v1/openapi.json /v1/whoami /v1/status /v1/rollouts /v1/locks /v1/settings /v1/audit/head
+        /v1/changes /v1/nodes/{n}/configuration /v1/verdicts /v1/rollouts/{r} /v1/rollouts/{r}/nodes
+        /v1/rollouts/{r}/plan /v1/inventory /v1/rollouts/{r}/nodes/{n} /v1/rollouts/{r}/nodes/{n}/why
+        /v1/audit/verify /v1/events /v1/rollouts/{r}/nodes/{n}/log /v1/rollouts/{r}/review
+        /v1/audit /v1/rollouts/{r}/prepare /v1/rollouts/{r}/failures /v1/rollouts/{r}/comparison
+    """,
+    "paul": "/v1/nodes/{n}/checkpoints /v1/rollouts/{r}/checkpoints /v1/rollouts/{r}/artifacts",
+}
+"""Who reads which route without a query."""
+
+
+async def prepare_fleet(
+    inside: ControlEnvironment, plan: str = PLAN
+) -> dict[tuple[str, str], tuple[str, str, Any]]:
     """Return who asks what of each route, in an order in which all of them can be answered."""
-    other = await inside.start(text=PLAN.replace("name: sysctl", "name: other"))
+    file = {"file": "plan.yaml", "text": plan}
+    other = await inside.start(text=plan.replace("name: sysctl", "name: other"))
     await inside.finish(other, "p1")
     building = await inside.start(text=BUILDING)
     await fail_build(inside, building)
-    r = await inside.start()
+    r = await inside.start(text=plan)
     await inside.isolate(r, "s1")
     await inside.fail(r, "p1")
     await inside.fail(r, "s1")
@@ -70,39 +86,11 @@ async def prepare_fleet(inside: ControlEnvironment) -> dict[tuple[str, str], tup
     verdict = Verdict("v1", "change", "content", {}, r, "p1", "verify.0", "broken", inside.clock.now())
     await inside.commit(VerdictRecorded(r, "p1", verdict))
     freeze = {"reason": "party", "scope": "team/search"}
-    reading = (
-        {
-            path: ("nora", path.replace("{r}", r).replace("{n}", "p1"), None)
-            for path in (
-                *("/v1/health", "/v1/openapi.json", "/v1/whoami", "/v1/status", "/v1/rollouts", "/v1/locks"),
-                *(
-                    "/v1/settings",
-                    "/v1/audit/head",
-                    "/v1/changes",
-                    "/v1/nodes/{n}/configuration",
-                    "/v1/verdicts",
-                ),
-                *("/v1/rollouts/{r}", "/v1/rollouts/{r}/nodes", "/v1/rollouts/{r}/plan", "/v1/inventory"),
-                *("/v1/rollouts/{r}/nodes/{n}", "/v1/rollouts/{r}/nodes/{n}/why", "/v1/audit"),
-                *(
-                    "/v1/audit/verify",
-                    "/v1/events",
-                    "/v1/rollouts/{r}/nodes/{n}/log",
-                    "/v1/rollouts/{r}/review",
-                ),
-                *("/v1/rollouts/{r}/comparison", "/v1/rollouts/{r}/prepare", "/v1/rollouts/{r}/failures"),
-            )
-        }
-        | {
-            path: ("paul", path.replace("{r}", r).replace("{n}", "p1"), None)
-            for path in (
-                "/v1/nodes/{n}/checkpoints",
-                "/v1/rollouts/{r}/checkpoints",
-                "/v1/rollouts/{r}/artifacts",
-            )
-        }
-        | {"/v1/handover": ("nora", "/v1/handover?since=2027-01-01T00:00:00Z", None)}
-    )
+    reading = {
+        path: (who, path.replace("{r}", r).replace("{n}", "p1"), None)
+        for who, paths in READING.items()
+        for path in paths.split()
+    }
     claims = {
         "service": "jira",
         "rollout": r,
@@ -115,14 +103,13 @@ async def prepare_fleet(inside: ControlEnvironment) -> dict[tuple[str, str], tup
         "reason": "CHG-1",
     }
     return {("GET", path): asked for path, asked in reading.items()} | {
-        ("GET", "/v1/rollouts/{r}/comparison"): ("nora", f"/v1/rollouts/{r}/comparison", None),
         ("GET", "/v1/handover"): ("nora", "/v1/handover?since=2026-11-20T00:00:00Z", None),
         ("GET", "/v1/nodes/{n}/configuration/diff"): (
             *("nora", "/v1/nodes/p1/configuration/diff?before=current&after=invalid"),
             None,
         ),
         ("POST", "/v1/verdicts/{v}/clear"): ("adam", f"/v1/verdicts/{verdict.id}/clear", REASON),
-        ("POST", "/v1/plans/diff"): ("paul", "/v1/plans/diff", FILE),
+        ("POST", "/v1/plans/diff"): ("paul", "/v1/plans/diff", file),
         ("GET", "/v1/teams/{t}"): ("nora", "/v1/teams/payments", None),
         ("PUT", "/v1/teams/{t}"): (
             *("paul", "/v1/teams/payments"),
@@ -137,10 +124,10 @@ async def prepare_fleet(inside: ControlEnvironment) -> dict[tuple[str, str], tup
             f"/v1/rollouts/{r}/nodes/s2/advance",
             REASON,
         ),
-        ("POST", "/v1/plans/validate"): ("nora", "/v1/plans/validate", FILE),
-        ("POST", "/v1/plans/preview"): ("paul", "/v1/plans/preview", FILE),
-        ("POST", "/v1/plans/impact"): ("olga", "/v1/plans/impact", FILE),
-        ("POST", "/v1/plans/submit"): ("olga", "/v1/plans/submit", FILE),
+        ("POST", "/v1/plans/validate"): ("nora", "/v1/plans/validate", file),
+        ("POST", "/v1/plans/preview"): ("paul", "/v1/plans/preview", file),
+        ("POST", "/v1/plans/impact"): ("olga", "/v1/plans/impact", file),
+        ("POST", "/v1/plans/submit"): ("olga", "/v1/plans/submit", file),
         ("POST", "/v1/uploads"): ("paul", "/v1/uploads", archive()),
         ("POST", "/v1/rollouts/{r}/votes"): (
             *("olga", f"/v1/rollouts/{r}/votes"),

@@ -54,7 +54,7 @@ async def restart(inside: ControlEnvironment) -> None:
     """Forget what a daemon has in memory only."""
     state = inside.state
     state.update_connections({}, tuple(state.connections))
-    state.update_connections(await state.store.load_connections())
+    await state.load_connections()
     state.sources.clear()
 
 

@@ -102,6 +102,7 @@ spec:
     - ssh: {run: "true", exit: 0}
   on_failure: rollback-wave
   at_most: 5
+  show_vars: ["enable_*"]
   probation: 2m
   gates:
     start: {owner: 2, four_eyes: true}

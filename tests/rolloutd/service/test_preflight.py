@@ -112,6 +112,7 @@ def test_check_names_everything_that_is_not_there(service_manager: FakeServiceMa
     service_manager.configure(
         socket="s" * 120,
         socket_group="no-such-group-here",
+        metrics={"path": "m", "group": "no-such-group-either"},
         ssh={"key_file": "no-key", "known_hosts": "."},
         ansible={"bin": "no-such-command"},
         notify={"urls_file": "no-urls"},
@@ -126,6 +127,7 @@ def test_check_names_everything_that_is_not_there(service_manager: FakeServiceMa
     assert {line.split(": ")[0] for line in done.stderr.splitlines()} == {
         "socket",
         "socket_group",
+        "metrics.group",
         "ssh.known_hosts",
         "ssh.key_file",
         "service_accounts.itsm.key_file",

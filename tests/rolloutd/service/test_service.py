@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import grp
 import json
 import logging
 import os
@@ -277,7 +278,7 @@ def test_the_journal_is_known_by_its_stream(tmp_path: Path) -> None:
 
 def test_metrics_are_served_where_the_settings_say(service_manager: FakeServiceManager) -> None:
     """On a Unix socket: what is known of the daemon, and what its decisions take."""
-    service_manager.configure(metrics={"path": "m"})
+    service_manager.configure(metrics={"path": "m", "group": "nogroup"})
     service_manager.start()
     service_manager.wait_for_message(lambda message: "READY=1" in message)
     text = _scraped(service_manager.directory / "m")
@@ -286,7 +287,8 @@ def test_metrics_are_served_where_the_settings_say(service_manager: FakeServiceM
     assert "rolloutd_decision_seconds_count" in text
     assert "rolloutd_commit_seconds_bucket" in text
     assert "rolloutd_loop_lag_seconds_count" in text
-    assert (service_manager.directory / "m").stat().st_mode & 0o777 == 0o660
+    found = (service_manager.directory / "m").stat()
+    assert (found.st_mode & 0o777, found.st_gid) == (0o660, grp.getgrnam("nogroup").gr_gid)
     service_manager.stop()
     assert not (service_manager.directory / "m").exists()
 

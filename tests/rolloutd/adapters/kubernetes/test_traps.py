@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import ssl
 import subprocess
 from collections.abc import Awaitable
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -200,6 +202,66 @@ async def test_credential_plugin_that_hangs_is_ended(tmp_path: Path, monkeypatch
     [pid] = (tmp_path / "pids").read_text().split()
     await wait_until(lambda: not Path(f"/proc/{pid}").exists())
     await cluster.close()
+
+
+def _count_runs(directory: Path, output: str) -> dict[str, Any]:
+    """Return a credential plugin that adds a line to `runs`, reports two that run at once, and prints."""
+    script = (
+        f"echo run >> {directory}/runs; mkdir {directory}/running || echo two >> {directory}/overlaps; "
+        f"sleep 0.1; rmdir {directory}/running; {output}"
+    )
+    return {"apiVersion": "client.authentication.k8s.io/v1", "command": "sh", "args": ["-c", script]}
+
+
+def _runs(directory: Path) -> int:
+    return len((directory / "runs").read_text().splitlines())
+
+
+async def test_failing_plugin_runs_once_for_many_requests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster_module, "PLUGIN_PAUSES_S", (1000.0, 1000.0))
+    plugin = _count_runs(tmp_path, "exit 1")
+    _write_kubeconfig(tmp_path / "k", {"server": "http://127.0.0.1:9"}, {"exec": plugin})
+    cluster = Cluster("ams", tmp_path / "k")
+    answers = await asyncio.gather(*(cluster.get("/") for _ in range(20)), return_exceptions=True)
+    assert [type(answer) for answer in answers] == [ClusterUnreachable] * 20
+    assert {str(answer) for answer in answers} == {str(answers[0])}
+    assert _runs(tmp_path) == 1
+    # An edited kubeconfig is read at once.
+    _write_kubeconfig(tmp_path / "k", {"server": "http://127.0.0.1:10"}, {"exec": plugin})
+    with pytest.raises(ClusterUnreachable):
+        await cluster.get("/")
+    assert _runs(tmp_path) == 2
+    await cluster.close()
+
+
+async def test_plugin_with_refused_token_runs_seldom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster_module, "PLUGIN_PAUSES_S", (1000.0, 1000.0))
+    credential = {
+        "apiVersion": "client.authentication.k8s.io/v1",
+        "kind": "ExecCredential",
+        "status": {"token": "old"},
+    }
+
+    async def answer(request: web.BaseRequest) -> web.Response:
+        return web.json_response({"metadata": {}}, status=401)
+
+    runner = web.ServerRunner(web.Server(answer), shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    plugin = _count_runs(tmp_path, f"echo '{json.dumps(credential)}'")
+    server = {"server": f"http://127.0.0.1:{runner.addresses[0][1]}"}
+    _write_kubeconfig(tmp_path / "k", server, {"exec": plugin})
+    cluster = Cluster("ams", tmp_path / "k")
+    try:
+        answers = await asyncio.gather(*(cluster.get("/") for _ in range(20)), return_exceptions=True)
+        assert [getattr(answer, "status", answer) for answer in answers] == [401] * 20
+        assert _runs(tmp_path) == 2, "once for the client, once after the first 401"
+        assert not (tmp_path / "overlaps").exists()
+    finally:
+        await cluster.close()
+        await runner.cleanup()
 
 
 async def test_condition_is_removed_once_server_is_back(fake: FakeKubernetes, cluster: Cluster) -> None:

@@ -99,7 +99,7 @@ async def test_removed_node_is_not_in_runs_after_restart(tmp_path: Path) -> None
         await reported(inside, Source("hosts", {"p1": {}, "p2": {}}, {"p1": ["web"], "p2": ["web"]}))
         await reported(inside, Source("hosts", {"p1": {}}, {"p1": ["web"]}))
         inside.state.update_connections({}, tuple(inside.state.connections))
-        inside.state.update_connections(await inside.state.store.load_connections())
+        await inside.state.load_connections()
         snapshot = inside.state.inventory_snapshot()
         assert ("p2" in snapshot.hosts, snapshot.groups) == (False, {"web": ["p1"]})
 
@@ -140,7 +140,7 @@ async def test_groups_of_all_sources_are_joined_and_outlive_the_daemon(tmp_path:
         await reported(inside, one, two)
         assert inside.state.inventory_snapshot().groups == {"web": ["p1", "p2", "s1"], "db": ["p2"]}
         inside.state.update_connections({}, tuple(inside.state.connections))
-        inside.state.update_connections(await inside.state.store.load_connections())
+        await inside.state.load_connections()
         assert inside.state.inventory_snapshot().groups == {"web": ["p1", "p2", "s1"], "db": ["p2"]}
         two.groups = {}
         await reported(inside, one, two)

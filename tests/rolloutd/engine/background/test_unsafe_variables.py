@@ -34,6 +34,7 @@ from rolloutd.ports import (
     plain_variables,
     without_templates,
 )
+from rolloutd.sealed_variables import unseal
 from tests.contracts.fakes.sources import SOURCE
 from tests.rolloutd.control_environment import NODES, control_environment
 from tests.rolloutd.engine.background.test_inventory_trust import Source
@@ -101,8 +102,8 @@ async def test_templates_of_sources_are_never_rendered(tmp_path: Path) -> None:
         cluster = Source("cluster", dict(LABELS), {"p1": variables})
         await InventoryRefresher(inside.state, [cluster]).refresh()
         stored = await inside.state.store.load_connections()
-        for connections in (inside.state.connections, stored):
-            assert plain_variables(connections["p1"]) == variables
+        for connection in (inside.state.connections["p1"], unseal(stored["p1"], inside.state.redaction_key)):
+            assert plain_variables(connection) == variables
         hosts = {"p1": inside.state.inventory_snapshot().hosts["p1"]}
         assert inside.state.host("p1").connection == variables
     printed = play(tmp_path, hosts)
