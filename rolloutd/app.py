@@ -29,6 +29,7 @@ from rolloutd.adapters.ssh.snapshot import SshSnapshots
 from rolloutd.adapters.ssh.staged_files import SshStagedFiles
 from rolloutd.adapters.ssh.stager import SshStager, UrlStager
 from rolloutd.adapters.timers import ApschedulerScheduler, SystemClock
+from rolloutd.adapters.webhook_notifier import load_webhook
 from rolloutd.compile import compile_limits, compile_source_rules
 from rolloutd.configuration import load_redaction_key
 from rolloutd.control.routes import Services
@@ -366,10 +367,13 @@ def _load_channels(settings: Settings) -> Sequence[Notifier]:
     """Return the notification channels; raises InvalidFile."""
     if settings.notify is None:
         return ()
-    # Imported only where the settings name it: apprise loads a hundred services.
-    from rolloutd.adapters import apprise_notifier
+    channels = [load_webhook(each.url, each.key_file) for each in settings.notify.webhooks]
+    if settings.notify.urls_file is not None:
+        # Imported only where the settings name it: apprise loads a hundred services.
+        from rolloutd.adapters import apprise_notifier
 
-    return apprise_notifier.load_notifiers(settings.notify.urls_file)
+        channels += apprise_notifier.load_notifiers(settings.notify.urls_file)
+    return channels
 
 
 def _make_notifications(state: State, channels: Sequence[Notifier]) -> NotificationDispatcher:

@@ -17,7 +17,7 @@ import apprise
 
 from rolloutd import threads
 from rolloutd.errors import Diagnostic, InvalidFile, NotifyFailed
-from rolloutd.ports import Notifier
+from rolloutd.ports import Message, Notifier
 
 MAX_URLS = 50
 """Channels of one daemon; a team that needs more has a list of its own."""
@@ -38,8 +38,9 @@ class AppriseNotifier:
         # Paths of web hooks are secrets too, so only the kind is named.
         self.name = f"{url.partition(':')[0]} ({location})"
 
-    async def send(self, title: str, text: str) -> None:
+    async def send(self, message: Message) -> None:
         """Send one message; raises NotifyFailed."""
+        title, text = message.title, message.text
         try:
             delivered = await threads.NOTIFICATIONS.run(self._apprise.notify, body=text or title, title=title)
         except (OSError, TypeError, ValueError) as error:

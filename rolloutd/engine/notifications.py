@@ -13,7 +13,8 @@ import json
 import logging
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from machines.model.plan import GateName
@@ -30,7 +31,7 @@ from rolloutd.engine.state import State
 from rolloutd.engine.tasks import wait_for_first
 from rolloutd.errors import RolloutdError, StoreFailed
 from rolloutd.event_text import failed_step
-from rolloutd.ports import Notifier
+from rolloutd.ports import Message, Notification, Notifier
 from rolloutd.ports.guards import adapter_errors
 from rolloutd.vote_text import describe_missing_votes
 
@@ -81,15 +82,6 @@ SEND_TIMEOUT_S = 60.0
 AUDIT_PAGE_SIZE = 500
 
 
-@dataclass(frozen=True, slots=True)
-class Notification:
-    """A message; `adapter` is the one that it is about, which does not get it."""
-
-    title: str
-    text: str = ""
-    adapter: str = ""
-
-
 @dataclass(slots=True)
 class _Channel:
     """A notifier and its bounded queue."""
@@ -111,19 +103,20 @@ class _Channel:
         self.queue.append(notification)
         self.wakeup.set()
 
-    def flush(self) -> Notification:
+    def flush(self) -> Message:
         """Return and remove all queued notifications, as one message."""
         notifications, dropped = list(self.queue), self.dropped
         self.queue.clear()
         self.dropped = 0
         self.wakeup.clear()
-        if len(notifications) == 1 and not dropped:
-            return notifications[0]
-        lines = [f"{each.title}\n{each.text}".strip() for each in notifications[:MAX_LISTED]]
-        omitted = dropped + len(notifications[MAX_LISTED:])
+        listed, omitted = notifications[:MAX_LISTED], dropped + len(notifications[MAX_LISTED:])
+        if len(listed) == 1 and not omitted:
+            return Message(listed[0].title, listed[0].text, listed)
+        lines = [f"{each.title}\n{each.text}".strip() for each in listed]
         if omitted:
             lines.append(f"and {omitted} more: rolloutctl status")
-        return Notification(f"rolloutd: {len(notifications) + dropped} messages", "\n\n".join(lines))
+        title = f"rolloutd: {len(listed) + omitted} messages"
+        return Message(title, "\n\n".join(lines), listed, omitted)
 
 
 class NotificationDispatcher:
@@ -161,7 +154,7 @@ class NotificationDispatcher:
         """Queue the audit's latest hash, if the settings ask for it."""
         if AUDIT_HEAD in self._events:
             for channel in self._channels:
-                channel.enqueue(Notification(title, line))
+                channel.enqueue(Notification(AUDIT_HEAD, title, line, at=self._state.now()))
 
     # -- detection
 
@@ -189,7 +182,7 @@ class NotificationDispatcher:
             for channel in self._channels:
                 # A channel that fails cannot report its own failure.
                 if channel.adapter != notification.adapter:
-                    channel.enqueue(notification)
+                    channel.enqueue(replace(notification, at=self._state.now()))
 
     async def _notifications_from_audit(self) -> list[Notification]:
         notifications: list[Notification] = []
@@ -208,20 +201,21 @@ class NotificationDispatcher:
 
     def _notifications_for_entry(self, entry: Mapping[str, Any]) -> Iterator[Notification]:
         rollout, fields = entry["rollout"], entry["fields"]
+        about = partial(Notification, rollout=rollout or "", node=entry["node"] or "")
         match entry["event"]:
             case "PhaseMoved" if fields["trigger"] == Trigger.DISTURBED and DISTURBED in self._events:
                 text = f"{failed_step(fields['failure'])}\nrolloutctl status {rollout}"
-                yield Notification(f"{entry['node']} was disturbed in service by {rollout}", text)
+                yield about(DISTURBED, f"{entry['node']} was disturbed in service by {rollout}", text)
             case "PhaseMoved" if fields["target"] == "failed" and NODE_FAILED in self._events:
                 text = f"{failed_step(fields['failure'])}\nrolloutctl status {rollout}"
                 what = "the rollback of " if fields.get("rolling_back") else ""
-                yield Notification(f"{what}{entry['node']} failed in {rollout}", text)
+                yield about(NODE_FAILED, f"{what}{entry['node']} failed in {rollout}", text)
             case "RolloutEnded" if ROLLOUT_ENDED in self._events:
                 result = self._describe_result(rollout)
-                yield Notification(f"{rollout} has ended", f"{result}\nrolloutctl status {rollout}")
+                yield about(ROLLOUT_ENDED, f"{rollout} has ended", f"{result}\nrolloutctl status {rollout}")
             case "RolloutCancelled" if ROLLOUT_ENDED in self._events:
                 by = entry["actor"]["name"]
-                yield Notification(f"{rollout} was cancelled by {by}", str(fields.get("reason", "")))
+                yield about(ROLLOUT_ENDED, f"{rollout} was cancelled by {by}", str(fields.get("reason", "")))
 
     def _describe_result(self, rollout_id: str) -> str:
         rollout = self._state.index.rollouts.get(rollout_id)
@@ -244,7 +238,8 @@ class NotificationDispatcher:
                     after = f" after {wave}" if wave else ""
                     missing = describe_missing_votes(view.missing)
                     text = f"{missing}\nrolloutctl approve {rollout.id} {gate} --reason ..."
-                    yield Notification(f"{rollout.id} waits at {gate}{after}", text)
+                    title = f"{rollout.id} waits at {gate}{after}"
+                    yield Notification(GATE_WAITS, title, text, rollout.id, gate=gate.value, wave=wave)
         self._waiting_gates = waiting
 
     def _notifications_for_preparations(self) -> Iterator[Notification]:
@@ -259,7 +254,8 @@ class NotificationDispatcher:
             stopped.add(rollout.id)
             if rollout.id not in self._stopped_preparations:
                 text = f"{reason_text.describe(reason)}\nrolloutctl prepare {rollout.id}"
-                yield Notification(f"the preparation of {rollout.id} has stopped", text)
+                title = f"the preparation of {rollout.id} has stopped"
+                yield Notification(PREPARE_FAILED, title, text, rollout.id)
         self._stopped_preparations = stopped
 
     def _notifications_for_stalls(self) -> Iterator[Notification]:
@@ -283,7 +279,7 @@ class NotificationDispatcher:
                 else "no reason known"
             )
             title = f"{rollout.id} has not moved for {format_duration(now - since)}"
-            yield Notification(title, f"{text}\nrolloutctl status {rollout.id}")
+            yield Notification(NOTHING_MOVED, title, f"{text}\nrolloutctl status {rollout.id}", rollout.id)
 
     def _notifications_for_adapters(self) -> Iterator[Notification]:
         """Yield a notification for each adapter that keeps failing since the last call, or has recovered."""
@@ -292,9 +288,9 @@ class NotificationDispatcher:
         failing = {each.adapter: each for each in self._state.adapter_failures.reported()}
         for adapter in failing.keys() - self._failing_adapters:
             text = f"{failing[adapter]}\nrolloutctl doctor"
-            yield Notification(f"{adapter} keeps failing", text, adapter)
+            yield Notification(ADAPTER_FAILING, f"{adapter} keeps failing", text, adapter=adapter)
         for adapter in self._failing_adapters - failing.keys():
-            yield Notification(f"{adapter} answers again", adapter=adapter)
+            yield Notification(ADAPTER_FAILING, f"{adapter} answers again", adapter=adapter)
         self._failing_adapters = set(failing)
 
     # -- sending
@@ -305,13 +301,13 @@ class NotificationDispatcher:
             await self._send(channel, channel.flush())
             await self._state.clock.sleep(MIN_PAUSE_S)
 
-    async def _send(self, channel: _Channel, notification: Notification) -> None:
+    async def _send(self, channel: _Channel, message: Message) -> None:
         backoff_s = INITIAL_BACKOFF_S
         for number in range(1, MAX_TRIES + 1):
             try:
                 async with asyncio.timeout(SEND_TIMEOUT_S):
                     with adapter_errors(channel.adapter):
-                        await channel.notifier.send(notification.title, notification.text)
+                        await channel.notifier.send(message)
             except (RolloutdError, TimeoutError) as error:
                 log.warning("%s: try %d of %d: %s", channel.notifier.name, number, MAX_TRIES, error)
                 self._state.record_try(channel.adapter, str(error) or "no answer in time")
@@ -321,7 +317,7 @@ class NotificationDispatcher:
             if number < MAX_TRIES:
                 await self._state.clock.sleep(backoff_s)
                 backoff_s = min(backoff_s * 2, MAX_BACKOFF_S)
-        log.error("%s: given up: %s", channel.notifier.name, notification.title)
+        log.error("%s: given up: %s", channel.notifier.name, message.title)
 
 
 def _gates_of(rollout: Rollout) -> Iterator[tuple[GateName, str]]:

@@ -64,7 +64,7 @@ from rolloutd.ports.preparation import (
     without_rollout,
 )
 from rolloutd.ports.runs import RunEvent, Runner, RunnerStatus, RunRequest, RunState, wait_for_end
-from rolloutd.ports.sources import Anchor, Notifier, SourceStore, TrafficProbe
+from rolloutd.ports.sources import Anchor, Message, Notification, Notifier, SourceStore, TrafficProbe
 from rolloutd.ports.steps import (
     Check,
     IsolationStatus,
@@ -131,11 +131,13 @@ __all__ = [
     "Isolator",
     "Leadership",
     "LeavesNodesOut",
+    "Message",
     "NodeConfigurations",
     "NodeFile",
     "NodeFiles",
     "NodeGuard",
     "NodeSnapshots",
+    "Notification",
     "Notifier",
     "Observer",
     "Ok",

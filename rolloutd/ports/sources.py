@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -52,6 +53,33 @@ class Anchor(Protocol):
         """Return the last lines, at least a hundred if there are so many; raises like append()."""
 
 
+@dataclass(frozen=True, slots=True)
+class Notification:
+    """One thing that people or services are told; `event` is a name of the setting `notify.events`."""
+
+    event: str
+    title: str
+    text: str = ""
+    rollout: str = ""
+    node: str = ""
+    gate: str = ""
+    wave: str = ""
+    adapter: str = ""
+    """The adapter that it is about, which does not get it."""
+    at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """Notifications that are sent at once: as a text for people, one by one for services."""
+
+    title: str
+    text: str
+    notifications: Sequence[Notification] = ()
+    omitted: int = 0
+    """Number of notifications that are only counted."""
+
+
 class Notifier(Protocol):
     """A channel of notifications."""
 
@@ -59,5 +87,5 @@ class Notifier(Protocol):
     def name(self) -> str:
         """Its name in the log, without a password."""
 
-    async def send(self, title: str, text: str) -> None:
-        """Send one message; raises NotifyFailed."""
+    async def send(self, message: Message) -> None:
+        """Send one message, in a repetition the same; raises NotifyFailed."""

@@ -65,8 +65,14 @@ def _check_files(settings: Settings) -> Iterator[MissingPrerequisite]:
         setting, consequence = f"service_accounts.{name}.key_file", f"{name} cannot vote"
         yield from check_file(setting, account.key_file, consequence, secret=True)
     if settings.notify is not None:
-        consequence = "notifications are disabled"
-        yield from check_file("notify.urls_file", settings.notify.urls_file, consequence, secret=True)
+        files = {
+            f"notify.webhooks.{at}.key_file": each.key_file
+            for at, each in enumerate(settings.notify.webhooks)
+        }
+        if settings.notify.urls_file is not None:
+            files["notify.urls_file"] = settings.notify.urls_file
+        for setting, path in files.items():
+            yield from check_file(setting, path, "notifications are disabled", secret=True)
 
 
 def check_file(

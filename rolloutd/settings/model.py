@@ -38,6 +38,7 @@ from rolloutd.plugin import (
 from rolloutd.plugin.field_types import (
     MAX_ITEMS,
     FilePath,
+    HttpUrl,
     InvalidValue,
     LabelKey,
     NodeBudget,
@@ -272,10 +273,22 @@ class ServiceAccount(Params):
     )
 
 
+class Webhook(Params):
+    """A service that is sent signed notifications."""
+
+    url: HttpUrl = Field(description="Where they are posted.")
+    key_file: FilePath = Field(description="Secret of the signatures, in base64; only the daemon reads it.")
+
+
 class Notify(Params):
     """Who is notified, and of what."""
 
-    urls_file: FilePath = Field(description="File with one apprise URL per line; only the daemon reads it.")
+    urls_file: OptionalPath = Field(
+        default=None, description="File with one apprise URL per line; only the daemon reads it."
+    )
+    webhooks: list[Webhook] = Field(
+        default=[], max_length=MAX_ITEMS, description="Services that get each notification, signed."
+    )
     events: list[NotifyEvent] = Field(
         default=[
             "gate-waits",
@@ -292,6 +305,12 @@ class Notify(Params):
     nothing_moved: PositiveDuration = duration_field(
         "1h", "Time without progress after which a rollout causes `nothing-moved`."
     )
+
+    @model_validator(mode="after")
+    def _require_channel(self) -> Notify:
+        if self.urls_file is None and not self.webhooks:
+            raise InvalidValue("no channel is named", "`urls_file` or `webhooks`, or both")
+        return self
 
 
 class Audit(Params):

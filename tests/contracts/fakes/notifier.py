@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rolloutd.errors import NotifyFailed
+from rolloutd.ports import Message
 
 
 class FakeNotifier:
@@ -13,11 +14,13 @@ class FakeNotifier:
         self.failures = 0
         self.attempts = 0
         self.sent: list[tuple[str, str]] = []
+        self.messages: list[Message] = []
 
-    async def send(self, title: str, text: str) -> None:
+    async def send(self, message: Message) -> None:
         """Take the message, or fail."""
         self.attempts += 1
         if self.failures > 0:
             self.failures -= 1
             raise NotifyFailed("the message was not taken")
-        self.sent.append((title, text))
+        self.messages.append(message)
+        self.sent.append((message.title, message.text))

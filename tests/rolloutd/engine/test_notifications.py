@@ -49,6 +49,13 @@ async def test_gates_failures_and_ends_are_sent_once(tmp_path: Path) -> None:
         await passes(10)
         title, text = people.sent.pop()
         assert title == f"{rollout} waits at start"
+        (notification,) = people.messages[-1].notifications
+        assert (notification.event, notification.rollout, notification.gate) == (
+            "gate-waits",
+            rollout,
+            "start",
+        )
+        assert notification.at == inside.state.now()
         assert text.splitlines() == [
             "the vote of the owner, team infra, is missing",
             f"rolloutctl approve {rollout} start --reason ...",
