@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from machines.model.timefmt import format_duration
-from rolloutd.cli import exits
+from rolloutd.cli import example_plans, exits
 from rolloutd.cli.command_group import CommandGroup, Invocation, without_none
 from rolloutd.cli.configuration import print_impact, print_plan_differences, read_impact
 from rolloutd.cli.output import (
@@ -77,6 +77,7 @@ def register(commands: CommandGroup) -> None:
         dest="then_watch",
         help="then watch the rollout until it ends: exit 0 done, 1 cancelled",
     )
+    example_plans.register(group)
     summary = "print the JSON Schema of plan files, without a daemon"
     parser = group.add_command("schema", schema, summary, formats=())
     parser.argument("file", metavar="FILE", text="file to write (stdout)", nargs="?")
