@@ -68,7 +68,7 @@ def forecast(
     replay = replay_of(walk, before)
     replay.failure_rate = assumptions.failure_rate
     is_known = not assumptions.failure_rate and all(
-        len(samples) == 1 for item in replay.items for samples in item.attempt.steps
+        len(each) == 1 for item in replay.items for each, _ in item.attempt.steps
     )
     # A known future needs no draw: the walk is the forecast.
     drawn = [replay.draw(None)] if is_known else [replay.draw(random) for _ in range(draws)]

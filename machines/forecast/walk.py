@@ -223,8 +223,7 @@ class Walk:
         durations = self.durations(*key, step, action)
         duration_s = self.choose(durations)
         if attempt is not None:
-            attempt.steps.append(durations)
-            attempt.steps_s += duration_s
+            attempt.steps.append((durations, duration_s))
         return duration_s
 
     def _at(self, instant: float, action: Callable[[], bool]) -> None:
