@@ -1,4 +1,4 @@
-"""What a walk has seen of one attempt of a node, or of one prepare stage."""
+"""One attempt of a node, or one prepare stage: what a walk has seen of it, and where it is."""
 
 from __future__ import annotations
 

@@ -191,6 +191,8 @@ class State:
     canonical_names: Mapping[tuple[str, str], str] = field(default_factory=dict)
     step_progress: dict[tuple[str, str], StepProgress] = field(default_factory=dict)
     runner_status: RunnerStatus = field(default_factory=RunnerStatus)
+    forecasts: Mapping[str, Mapping[str, JSON]] = field(default_factory=dict)
+    """The latest forecast of each open rollout, as the API answers it; never stored."""
     sources: dict[str, SourceState] = field(default_factory=dict)
     reports: Mapping[str, Sequence[DiscoveredNode]] = field(default_factory=dict)
     """What each source last reported of a node, by the fleet's name."""

@@ -303,6 +303,7 @@ class ReplayedFleet:
             "reason": self.reason,
             "work": {"low_s": 1200.0, "high_s": 1500.0} if self.state != "done" else None,
             "votes_missing": 0,
+            "forecast": None,
             "eta": format_rfc3339(self.at + 1500) if self.state == "running" else None,
             "submitted_by": "bo",
             "submitted_at": format_rfc3339(self.began),

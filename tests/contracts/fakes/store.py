@@ -30,7 +30,7 @@ from machines.model.events import (
 from machines.model.node import Node
 from machines.model.plan import Plan
 from machines.model.preparation import Preparation, PreparationState
-from machines.model.rollout import Hold, Rollout, Target, Verdict
+from machines.model.rollout import Failure, Hold, Rollout, Target, Verdict
 from machines.model.rows import ConfigurationDocument, NodeConnection, UsedToken
 from machines.model.windows import Freeze
 from machines.states import IN_FLIGHT_PHASES, IllegalTransition, Outcome, Phase
@@ -42,11 +42,14 @@ from rolloutd.ports import (
     AuditEntry,
     AuditReport,
     ClosedRollout,
+    KeptForecast,
     NodeConfigurations,
     RolloutRecord,
     SourceAnswer,
+    StepDuration,
 )
 from rolloutd.store.audit_entries import add_sequence_number, draft_entries
+from rolloutd.store.queries import KEPT_FORECASTS
 from tests.contracts.fakes.memory_state import MemoryState
 
 Compile = Callable[[Mapping[str, Any]], Plan]
@@ -305,6 +308,49 @@ class MemoryStore:
             for target in self._targets(each)
             if target.outcome is Outcome.CHANGED
         }
+
+    async def load_step_durations(self, limit: int) -> Sequence[StepDuration]:
+        ended = [
+            *(
+                (each, each.step, each.action)
+                for each in self.memory.all(StepRecord)
+                if each.state is StepState.OK
+            ),
+            *(
+                (each, each.stage, StepAction.RUN)
+                for each in self.memory.all(Preparation)
+                if each.state is PreparationState.DONE
+            ),
+        ]
+        ended.sort(key=lambda item: -item[0].at)
+        return tuple(
+            StepDuration(
+                row.rollout,
+                self.memory.opened(row.rollout).name,
+                row.node,
+                name,
+                action,
+                row.at - row.began_at,
+            )
+            for row, name, action in ended[:limit]
+        )
+
+    async def count_attempts(self, plan: str) -> tuple[int, int]:
+        of_plan = {row.rollout for row in self.memory.all(RolloutOpened) if row.name == plan}
+        attempts = sum(target.attempt for target in self.memory.all(Target) if target.rollout in of_plan)
+        return attempts, sum(rollout in of_plan for rollout, _ in self.memory.rows[Failure])
+
+    async def keep_forecast(self, kept: KeptForecast) -> None:
+        forecasts = self.memory.forecasts
+        forecasts[kept.rollout, kept.made_at] = kept
+        for key in sorted(key for key in forecasts if key[0] == kept.rollout)[:-KEPT_FORECASTS]:
+            del forecasts[key]
+
+    async def load_forecasts(self, rollout: str | None = None) -> Sequence[KeptForecast]:
+        kept = [each for each in self.memory.forecasts.values() if not self.memory.is_deleted(each.rollout)]
+        return tuple(
+            sorted((each for each in kept if rollout in (None, each.rollout)), key=lambda each: -each.made_at)
+        )
 
     async def load_configurations(self, nodes: Sequence[str]) -> NodeConfigurations:
         memory = self.memory

@@ -25,7 +25,7 @@ ASKS_ITSELF = {"init", "hosts scan"}
 
 NEVER_ASKS = {
     # They read.
-    *("context list", "explain", "wait"),
+    *("context list", "explain", "wait", "forecast"),
     *("status", "nodes", "why", "watch", "logs", "handover", "compare", "changes", "config", "diff"),
     *("drift", "gates", "review", "locks", "inventory", "team show", "prepare", "checkpoints", "names"),
     *(
