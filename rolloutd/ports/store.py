@@ -230,6 +230,9 @@ class Store(Protocol):
         It omits nodes on which no rollout did anything, and those of a rollout that has not ended.
         """
 
+    async def require_term(self) -> None:
+        """Raise LeadershipLost if another daemon has begun a term: this one must act on no node any more."""
+
     async def find_changes_in_effect(self, node: str, rollouts: Sequence[str]) -> Mapping[str, bool]:
         """Return whether the node has the change of each rollout, or a later one that skipped its stages.
 

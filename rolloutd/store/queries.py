@@ -443,10 +443,13 @@ SELECT coalesce((
         SELECT 1 FROM preparation AS used
         JOIN preparation AS made ON made.node = used.node AND made.stage = used.stage
         WHERE used.rollout = latest.id AND used.node = :node AND used.state = 'skipped'
-          AND made.rollout = rollout.id AND made.state = 'done')
+          AND made.rollout = rollout.id AND made.state IN ('done', 'skipped')
+          AND made.content = used.content)
     FROM rollout AS latest JOIN target ON target.rollout = latest.id AND target.node = :node
     WHERE latest.name = rollout.name AND latest.deleted_at IS NULL
-      AND target.outcome IN ('changed', 'already-current')
+      AND (target.outcome = 'changed' OR (target.outcome = 'already-current' AND EXISTS (
+        SELECT 1 FROM preparation AS own
+        WHERE own.rollout = latest.id AND own.node = :node AND own.state IN ('done', 'skipped'))))
     ORDER BY latest.number DESC LIMIT 1), 0)
 FROM rollout WHERE rollout.id = :rollout"""
 

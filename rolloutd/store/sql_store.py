@@ -104,6 +104,9 @@ class SqlStore:
     async def keep_forecast(self, kept: KeptForecast) -> None:
         await self._require_writer().write_unaudited(partial(queries.keep_forecast, kept=kept))
 
+    async def require_term(self) -> None:
+        await self._require_writer().write_unaudited(lambda connection: None)
+
     async def remove_unused_documents(self) -> None:
         await self._require_writer().write_unaudited(queries.remove_unused_documents)
 

@@ -55,7 +55,7 @@ from machines.model.rollout import Failure, GateOpening, Hold, Interruption, Nod
 from machines.model.windows import Freeze
 from machines.states import Edge, Outcome, Phase, Trigger, edges
 from rolloutd.audit_chain import GENESIS_HASH, hash_entry
-from rolloutd.errors import Conflict, NotFound, StoreFailed
+from rolloutd.errors import Conflict, LeadershipLost, NotFound, StoreFailed
 from rolloutd.ports import KeptForecast, StepDuration, Store
 from tests.contracts.store_backends import (
     ALICE,
@@ -724,10 +724,35 @@ async def test_changes_in_effect_are_the_latest_of_a_plan(store: Store) -> None:
         Preparation(rollout, "n1", "stage", 1, state, "c", 90.0, 90.0)
         for rollout, state in (("r1", PreparationState.DONE), ("r3", PreparationState.SKIPPED))
     ]
-    await write(store, *(PreparationRecorded(row) for row in rows))
+    other = replace(rows[0], content="of an earlier release")
+    await write(store, PreparationRecorded(other), PreparationRecorded(rows[1]))
+    assert await store.find_changes_in_effect("n1", ["r1", "r3"]) == {"r1": False, "r3": True}
+    await write(store, PreparationRecorded(rows[0]))
     assert await store.find_changes_in_effect("n1", ["r1", "r3"]) == {"r1": True, "r3": True}
     await write(store, RolloutEnded("r3", 100.0), RolloutDeleted("r3", ALICE, 101.0))
     assert await store.find_changes_in_effect("n1", ["r1", "r3"]) == {"r1": True, "r3": False}
+
+
+async def test_node_found_current_has_what_earlier_rollout_staged(store: Store) -> None:
+    later = replace(rollout_opened("r3"), name="plan-r1")
+    done = {"rollout": "r3", "outcome": Outcome.ALREADY_CURRENT, "attempt": 0}
+    found = phase_moved("n1", Trigger.FOUND_CURRENT, Phase.PENDING, Phase.DONE, **done)
+    await write(store, rollout_opened("r1"), later, *moves_to_done("n1"), found)
+    assert await store.find_changes_in_effect("n1", ["r1", "r3"]) == {"r1": True, "r3": False}
+    row = Preparation("r3", "n1", "stage", 1, PreparationState.DONE, "c", 90.0, 90.0)
+    await write(store, PreparationRecorded(row))
+    assert await store.find_changes_in_effect("n1", ["r1", "r3"]) == {"r1": False, "r3": True}
+
+
+async def test_daemon_that_was_replaced_has_no_term(backend: StoreBackend) -> None:
+    first = await backend.open()
+    await first.require_term()
+    second = await backend.open()
+    with pytest.raises(LeadershipLost):
+        await first.require_term()
+    await second.require_term()
+    for store in (first, second):
+        await store.close()
 
 
 # -- restarts ---------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from machines.model.events import DaemonStarted, Event
 from machines.model.limits import Budget
 from machines.model.node import NodeHealth, Observation
 from rolloutd.compile import compile_limits
+from rolloutd.engine.background.node_cleaning import NodeCleaner
 from rolloutd.engine.daemon import Daemon
 from rolloutd.engine.drivers.node_session import AdapterSet, PreparationAdapters
 from rolloutd.engine.state import LARGE_COMMIT_ROWS, ChangeNotifier, State
@@ -39,7 +40,7 @@ from tests.sim.sim_adapters import (
 )
 from tests.sim.sim_clock import SimClock, SimScheduler
 from tests.sim.sim_guard import SimNodeGuard
-from tests.sim.sim_preparation import SimCheckpoints, SimSnapshots, SimStager
+from tests.sim.sim_preparation import SimCheckpoints, SimNodeFiles, SimSnapshots, SimStager
 from tests.sim.sim_runner import SimRunner
 from tests.sim.world import HOLD_AWARE_KIND, SimWorld
 
@@ -62,6 +63,7 @@ class DaemonProcess:
         self.state: State | None = None
         self.daemon: Daemon | None = None
         self.store: FaultyStore | None = None
+        self.cleaner: NodeCleaner | None = None
         self.exit_error: BaseException | None = None
         self.epoch = 0
         self._world = world
@@ -190,12 +192,15 @@ class DaemonProcess:
             # A fleet of ten would be held at the second leaver.
             source_rules={SimInventory.source: SourceRules(max_removed=Budget(count=None, percent=50))},
         )
+        self.cleaner = NodeCleaner(state, SimNodeFiles(access), SimCheckpoints(access), [stager])
         state.commit_listeners.append(self._hear_commit)
         self.state = state
         async with asyncio.TaskGroup() as tasks:
             watching = tasks.create_task(self._report_left_nodes(state))
+            cleaning = tasks.create_task(self._clean(self.daemon, self.cleaner))
             await self.daemon.run()
             watching.cancel()
+            cleaning.cancel()
 
     def _hear_commit(self, events: Sequence[Event], commit_s: float) -> None:
         """Raise an error, as a service that listens to commits may: what is written must not be lost."""
@@ -203,6 +208,10 @@ class DaemonProcess:
         if not world.is_finished and world.streams.listeners.random() < LISTENER_FAILS:
             world.coverage.count("fault:listener-fails")
             raise OSError("the listener's pipe is closed")
+
+    async def _clean(self, daemon: Daemon, cleaner: NodeCleaner) -> None:
+        await daemon.first_iteration_done.wait()
+        await cleaner.run()
 
     async def _report_left_nodes(self, state: State) -> None:
         """Report nodes that were left isolated, and their release, like a watch on the cluster."""

@@ -25,6 +25,7 @@ from rolloutd.engine.drivers.playbook_execution import PlaybookExecution
 from rolloutd.engine.preparation import node_stages, staged_files
 from rolloutd.engine.state import State
 from rolloutd.engine.tasks import BackgroundJobs
+from rolloutd.store import queries
 from rolloutd.store.audit_checkpoint import AuditCheckpoint
 from tests.sim.__main__ import run_many, run_one, small_names
 from tests.support.mutation import Mutant
@@ -75,6 +76,12 @@ MUTANTS = (
         AuditCheckpoint.find_difference,
         "self._head_difference(record) or self._rows_difference(record)",
         "self._head_difference(record)",
+    ),
+    Mutant(
+        "clean-forgets-what-a-later-rollout-skipped",
+        queries.find_changes_in_effect,
+        "_IN_EFFECT",
+        "_IN_EFFECT.replace('OR EXISTS', 'AND NOT EXISTS')",
     ),
     Mutant(
         "staged-file-trusted-for-its-checkpoint",

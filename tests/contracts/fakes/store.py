@@ -29,13 +29,13 @@ from machines.model.events import (
 )
 from machines.model.node import Node
 from machines.model.plan import Plan
-from machines.model.preparation import Preparation, PreparationState
+from machines.model.preparation import PREPARED, Preparation, PreparationState
 from machines.model.rollout import Failure, Hold, Rollout, Target, Verdict
 from machines.model.rows import ConfigurationDocument, NodeConnection, UsedToken
 from machines.model.windows import Freeze
 from machines.states import IN_FLIGHT_PHASES, IllegalTransition, Outcome, Phase
 from rolloutd.audit_chain import GENESIS_HASH, ChainVerification, hash_entry
-from rolloutd.errors import Conflict, NotFound, StoreFailed
+from rolloutd.errors import Conflict, LeadershipLost, NotFound, StoreFailed
 from rolloutd.ports import (
     JSON,
     AuditCheckpointReport,
@@ -258,12 +258,16 @@ class MemoryStore:
         cleaned = {each["node"]: each["at"] for each in read if each["event"] == "NodeCleaned"}
         return [node for node, at in sorted(ends.items()) if cleaned.get(node, -1.0) < at <= ended_before]
 
+    async def require_term(self) -> None:
+        if self._closed or self._epoch != self.memory.epoch:
+            raise LeadershipLost("the term has ended")
+
     async def find_changes_in_effect(self, node: str, rollouts: Sequence[str]) -> Mapping[str, bool]:
         in_effect: dict[str, str] = {}
         opened = self.memory.rows[RolloutOpened].values()
         for event in opened:
             target = self.memory.get(Target, event.rollout, node)
-            if target and target.outcome in _HAS_CHANGE and not self.memory.is_deleted(event.rollout):
+            if target and not self.memory.is_deleted(event.rollout) and self._has_content(target):
                 in_effect[event.name] = event.rollout
         names = {event.rollout: event.name for event in opened}
         return {
@@ -273,14 +277,21 @@ class MemoryStore:
             for latest in (in_effect.get(names[each]),)
         }
 
+    def _has_content(self, target: Target) -> bool:
+        """Return whether the node has what this rollout staged, if its plan stages anything."""
+        rows = self.memory.all(Preparation)
+        own = [row for row in rows if (row.rollout, row.node) == (target.rollout, target.node)]
+        is_prepared = any(row.state in PREPARED for row in own)
+        return target.outcome is Outcome.CHANGED or (
+            target.outcome is Outcome.ALREADY_CURRENT and is_prepared
+        )
+
     def _uses(self, rollout: str, earlier: str, node: str) -> bool:
         """Return whether a rollout skipped a stage on the node that an earlier one had done."""
         rows = [row for row in self.memory.all(Preparation) if row.node == node]
-        done = {row.stage for row in rows if row.rollout == earlier and row.state is PreparationState.DONE}
-        skipped = {
-            row.stage for row in rows if row.rollout == rollout and row.state is PreparationState.SKIPPED
-        }
-        return bool(done & skipped)
+        made = {(row.stage, row.content) for row in rows if row.rollout == earlier and row.state in PREPARED}
+        skipped = [row for row in rows if row.rollout == rollout and row.state is PreparationState.SKIPPED]
+        return any((row.stage, row.content) in made for row in skipped)
 
     async def find_identical(self, change: str, selector_digest: str, policy: str) -> str | None:
         for event in reversed(self.memory.rows[RolloutOpened].values()):
