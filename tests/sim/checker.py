@@ -222,6 +222,8 @@ class Checker:
                 self._on_rollout_opened(event)
             case TargetsJoined():
                 for target in event.targets:
+                    if target.node not in self.nodes:
+                        self.report_violation(f"{target.node} joins as new and is another name of a machine")
                     self.feed_oracle(
                         "join",
                         rollout=event.rollout,

@@ -15,6 +15,7 @@ from machines.rules import rollbacks
 from machines.scheduler import decided_events, expiry, preparing
 from machines.workflow.isolation_plan import IsolationPlan
 from rolloutd.commands import submit
+from rolloutd.engine.background import inventory_identity
 from rolloutd.engine.background.audit_monitor import AuditMonitor
 from rolloutd.engine.background.inventory_refresh import InventoryRefresher
 from rolloutd.engine.daemon import Daemon
@@ -198,6 +199,12 @@ MUTANTS = (
         IsolationPlan.required_probe,
         "self._first_probe(self.records)",
         "None",
+    ),
+    Mutant(
+        "renamed-node-joins-as-new",
+        inventory_identity.with_known_names,
+        "{node.id: node for node in before if node.id}",
+        "{node.id: node for node in before if node.id and node.name in objects}",
     ),
     Mutant(
         "vanished-node-in-flight-abandoned",

@@ -7,10 +7,8 @@ with the server's count; anything less fails the refresh, and the last good node
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,13 +20,8 @@ from rolloutd.ports import JSON, DiscoveredNode
 if TYPE_CHECKING:
     from rolloutd.adapters.netbox.http import TimeLimits
 
-log = logging.getLogger("rolloutd.adapters.netbox")
-
 MAX_HINTS = 100
 """Changed objects that are read one by one; if there are more, the lists are read."""
-
-MAX_SHOWN_NAMES = 5
-"""Names that a log line shows."""
 
 Hint = tuple[str, int]
 """A kind and an id of an object that may have changed."""
@@ -49,7 +42,7 @@ class NetboxInventory:
         self._filters: Mapping[str, JSON] = params["filter"]
         self._limits = limits
         self._mapper = Mapper(self.source, params["labels"], params["address"], params.get("provider_id"))
-        self.left_out: Sequence[str] = ()
+        self.left_out: Mapping[str, str] = {}
         self._is_reading = False
         self._objects: dict[Hint, NetboxObject] = {}
         self._hints: set[Hint] | None = set()
@@ -103,20 +96,9 @@ class NetboxInventory:
         finally:
             session.close()
 
-    def _to_nodes(self, objects: Any) -> Sequence[DiscoveredNode]:
-        """Return the nodes; a name that two objects have is the name of neither."""
+    def _to_nodes(self, objects: Iterable[NetboxObject]) -> Sequence[DiscoveredNode]:
         nodes, self.left_out = self._mapper.to_nodes(objects)
-        counts = Counter(node.name for node in nodes)
-        shared = sorted(name for name, count in counts.items() if count > 1)
-        if shared:
-            shown = ", ".join(shared[:MAX_SHOWN_NAMES])
-            log.warning(
-                "%s: %d names belong to several objects and are left out (%s); rename one of each",
-                self.source,
-                len(shared),
-                shown,
-            )
-        return sorted((node for node in nodes if counts[node.name] == 1), key=lambda node: node.name)
+        return sorted(nodes, key=lambda node: (node.name, node.id))
 
     async def _run_in_thread(self, read: Callable[[], Any]) -> Any:
         """Run in a daemon thread: a server that hangs must not delay the end of rolloutd."""

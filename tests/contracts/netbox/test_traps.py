@@ -207,7 +207,7 @@ async def test_long_text_leaves_out_its_node_only(server: Server) -> None:
     nodes = await inventory.refresh()
     assert name not in {node.name for node in nodes}
     assert len(nodes) == len(await server.inventory().refresh()) - 1
-    (problem,) = inventory.left_out
+    problem = inventory.left_out[name]
     assert f"custom_fields.note of {name} is not one text" in problem
 
 
@@ -289,13 +289,24 @@ def all_objects(server: Server) -> list[dict[str, Any]]:
     return fake_of(server).fleet.devices + fake_of(server).fleet.machines
 
 
-async def test_names_may_be_null_or_shared(server: Server, caplog: pytest.LogCaptureFixture) -> None:
+async def test_names_may_be_null_or_shared(server: Server) -> None:
     fleet = fake_of(server).fleet
     fleet.devices[0]["name"] = None
     fleet.devices[1]["name"] = fleet.machines[0]["name"]
-    names = {node.name for node in await server.inventory().refresh()}
-    assert len(names) == len(all_objects(server)) - 3
-    assert f"1 names belong to several objects and are left out ({fleet.machines[0]['name']})" in caplog.text
+    nodes = await server.inventory().refresh()
+    assert len(nodes) == len(all_objects(server)) - 1
+    device, machine = fleet.devices[1], fleet.machines[0]
+    assert {node.id for node in nodes if node.name == machine["name"]} == {
+        f"devices/{device['id']}",
+        f"virtual_machines/{machine['id']}",
+    }
+
+
+async def test_renamed_object_keeps_its_id(server: Server) -> None:
+    device, inventory = fake_of(server).fleet.devices[0], server.inventory()
+    before = {node.name: node.id for node in await inventory.refresh()}[device["name"]]
+    device["name"] = "renamed"
+    assert {node.name: node.id for node in await inventory.refresh()}["renamed"] == before
 
 
 # -- tokens -------------------------------------------------------------------
