@@ -58,7 +58,15 @@ WATCH_DELAY_S = 10.0
 class DaemonProcess:
     """A daemon from its start to its end."""
 
-    def __init__(self, world: SimWorld, number: int, state_dir: Path, settings: Settings) -> None:
+    def __init__(
+        self,
+        world: SimWorld,
+        number: int,
+        state_dir: Path,
+        settings: Settings,
+        *,
+        judges_whole_fleet: bool = True,
+    ) -> None:
         self.process = SimProcess(f"daemon {number}")
         self.state: State | None = None
         self.daemon: Daemon | None = None
@@ -69,6 +77,7 @@ class DaemonProcess:
         self._world = world
         self._state_dir = state_dir
         self._settings = settings
+        self._judges_whole_fleet = judges_whole_fleet
         self._compiler = TeamPlanCompiler(settings.teams)
         self._close_callbacks: list[Callable[[], None]] = []
         self.task = world.loop.start_in(self.process, self._run())
@@ -165,7 +174,7 @@ class DaemonProcess:
         await state.load_connections()
         world.checker.on_daemon_start(world.loop.lived_until(self.process))
         await state.record_start(DaemonStarted(snapshot.epoch, "sim", "", clock.now()), head)
-        faulty_store.state = state
+        faulty_store.state = state if self._judges_whole_fleet else None
         stager = SimStager(access)
         adapters = AdapterSet(
             SimRunner(access),

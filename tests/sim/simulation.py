@@ -98,7 +98,11 @@ class Simulation:
         make_fault_plan: Callable[[Coverage], FaultPlan],
         scenario: Scenario,
         state_dir: Path,
+        *,
+        judges_whole_fleet: bool = True,
+        max_steps: int = MAX_STEPS,
     ) -> None:
+        self.judges_whole_fleet, self._max_steps = judges_whole_fleet, max_steps
         self.coverage = Coverage()
         self.loop = SimLoop(streams.schedule)  # type: ignore[abstract]  # what it lacks must raise
         self._fault_plan = make_fault_plan(self.coverage)
@@ -128,14 +132,14 @@ class Simulation:
         violations = self.world.checker.violations
         with self.loop.entered(), capture_errors(LogErrorHandler(self._on_log_error)):
             script = self.loop.create_task(self._script())
-            while not script.done() and not violations and self.loop.steps < MAX_STEPS:
+            while not script.done() and not violations and self.loop.steps < self._max_steps:
                 self._on_step()
                 if not self.loop.step():
                     break
         checker = self.world.checker
         if not script.done() and not violations:
             checker.report_violation(
-                "it never came to its end" if self.loop.steps >= MAX_STEPS else "nothing stirs any more"
+                "it never came to its end" if self.loop.steps >= self._max_steps else "nothing stirs any more"
             )
         elif script.done() and script.exception() is not None:
             checker.report_violation(f"the simulation itself failed: {script.exception()!r}")
@@ -229,7 +233,15 @@ class Simulation:
     def start_daemon(self) -> None:
         """Start the daemon."""
         number = len(self._daemons) + 1
-        self._daemons.append(DaemonProcess(self.world, number, self.state_dir, self.settings))
+        self._daemons.append(
+            DaemonProcess(
+                self.world,
+                number,
+                self.state_dir,
+                self.settings,
+                judges_whole_fleet=self.judges_whole_fleet,
+            )
+        )
 
     async def _restart_daemons(self) -> None:
         """Be the service manager: start the daemon whenever there is none."""
