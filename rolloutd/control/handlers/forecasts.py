@@ -17,7 +17,7 @@ from rolloutd.control.resolve import resolve_for_reading
 from rolloutd.control.routes import Request, RouteTable, Services
 from rolloutd.control.serializers import format_timestamp
 from rolloutd.engine.tasks import compute
-from rolloutd.errors import NotFound
+from rolloutd.errors import NotFound, Refused
 from rolloutd.forecast.request import Draft, ForecastRequest, WhatIf
 from rolloutd.forecast.settings_changes import changed_limits, split_changes
 from rolloutd.ports import KeptForecast
@@ -43,6 +43,16 @@ async def forecast_rollout(
     (answer,) = await services.forecaster.ask(_request(services, request.input, rollouts=(rollout,)))
     if request.input.publish is not None:
         await services.forecaster.keep(answer, request.input.publish)
+    return cast("wire_forecasts.Forecast", answer)
+
+
+@routes.add("GET", "/v1/rollouts/{r}/forecast", is_shared=True)
+async def latest_forecast(services: Services, request: Request) -> wire_forecasts.Forecast:
+    """Show the latest forecast that the daemon has made of an open rollout."""
+    rollout = (await resolve_for_reading(services.state, request.path_params["r"])).rollout.id
+    answer = services.state.forecasts.get(rollout)
+    if answer is None:
+        raise Refused("no-forecast", f"{rollout}: no forecast yet; ask again in a minute")
     return cast("wire_forecasts.Forecast", answer)
 
 

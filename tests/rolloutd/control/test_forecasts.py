@@ -197,11 +197,14 @@ async def test_published_forecast_is_kept_and_scored(tmp_path: Path, monkeypatch
 async def test_missed_forecast_is_reported_once(tmp_path: Path) -> None:
     async with forecast_environment(tmp_path) as inside:
         rollout = await inside.submit()
+        with pytest.raises(ApiError, match="no forecast yet; ask again in a minute"):
+            await inside.request("nora", "get", f"/v1/rollouts/{rollout}/forecast")
         missed: list[forecasts.MissedForecast] = []
         forecaster = Forecaster(inside.state, missed.append)
         await forecaster._refresh()
         (kept,) = await inside.state.store.load_forecasts(rollout)
         assert (kept.occasion, inside.state.forecasts[rollout]["rollout"]) == ("gate start", rollout)
+        assert await inside.request("nora", "get", f"/v1/rollouts/{rollout}/forecast") == kept.answer
         status = await inside.request("nora", "get", f"/v1/rollouts/{rollout}")
         assert status["work"] == {"low_s": 3300.0, "high_s": 3300.0}
         assert (status["eta"], status["forecast"]["ends_at"]["p90"]) == (kept.answer["ends_at"]["p90"],) * 2

@@ -24,6 +24,7 @@ from rolloutd.control.handlers import ROUTES
 from rolloutd.control.openapi import openapi_document
 from rolloutd.store import open_store
 from tests.rolloutd.control_environment import KUBERNETES_NODES, PLAN, ControlEnvironment, control_environment
+from tests.support.replayed_fleet import forecast_of
 
 REASON = {"reason": "because"}
 HOST_KEYS = {**REASON, "stored": [f"ssh-ed25519 SHA256:{'a' * 43}"]}
@@ -86,6 +87,7 @@ async def prepare_fleet(
     n = f"/v1/rollouts/{r}/nodes/p1"
     verdict = Verdict("v1", "change", "content", {}, r, "p1", "verify.0", "broken", inside.clock.now())
     await inside.commit(VerdictRecorded(r, "p1", verdict))
+    inside.state.forecasts = {r: forecast_of(r)}
     freeze = {"reason": "party", "scope": "team/search"}
     reading = {
         path: (who, path.replace("{r}", r).replace("{n}", "p1"), None)
@@ -127,6 +129,7 @@ async def prepare_fleet(
         ("POST", "/v1/plans/validate"): ("nora", "/v1/plans/validate", file),
         ("POST", "/v1/plans/preview"): ("paul", "/v1/plans/preview", file),
         ("POST", "/v1/plans/forecast"): ("paul", "/v1/plans/forecast", {**file, "draws": 3}),
+        ("GET", "/v1/rollouts/{r}/forecast"): ("nora", f"/v1/rollouts/{r}/forecast", None),
         ("POST", "/v1/forecasts"): ("nora", "/v1/forecasts", {"draws": 3}),
         ("POST", "/v1/rollouts/{r}/forecast"): (
             *("nora", f"/v1/rollouts/{r}/forecast"),
