@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from rolloutd.ports import JSON, DiscoveredNode
 
 if TYPE_CHECKING:
     from rolloutd.adapters.netbox.http import TimeLimits
+    from rolloutd.adapters.netbox.reader import Reader
 
 MAX_HINTS = 100
 """Changed objects that are read one by one; if there are more, the lists are read."""
@@ -69,13 +70,14 @@ class NetboxInventory:
 
     async def find_missing_prerequisites(self) -> Sequence[str]:
         try:
-            await self._run_in_thread(lambda: self._read(set()))
+            problems: Sequence[str] = await self._run_in_thread(self._find_problems)
         except SourceFailed as error:
             return [str(error)]
-        return []
+        return problems
 
-    def _read(self, hints: set[Hint]) -> dict[Hint, NetboxObject]:
-        """Return the objects by kind and id; blocks."""
+    @contextmanager
+    def _open_reader(self) -> Iterator[Reader]:
+        """Yield a reader for one refresh; what is done with it blocks."""
         # Imported here: only a daemon that uses the source loads the HTTP libraries.
         from rolloutd.adapters.netbox.http import NetboxSession, TimeLimits
         from rolloutd.adapters.netbox.reader import Reader
@@ -84,7 +86,23 @@ class NetboxInventory:
             self.source, self._url, self._token_file, self._ca_file, self._limits or TimeLimits()
         )
         try:
-            reader = Reader(session, self._kinds, self._filters, self._mapper)
+            yield Reader(session, self._kinds, self._filters, self._mapper)
+        finally:
+            session.close()
+
+    def _find_problems(self) -> Sequence[str]:
+        """Return what the token lacks and what it has too much, after a whole read if it lacks nothing."""
+        with self._open_reader() as reader:
+            reader.check_token()
+            missing = reader.find_missing_rights()
+            if not missing:
+                reader.check()
+                reader.read_all()
+            return [*missing, *reader.find_excess_rights()]
+
+    def _read(self, hints: set[Hint]) -> dict[Hint, NetboxObject]:
+        """Return the objects by kind and id; blocks."""
+        with self._open_reader() as reader:
             reader.check()
             if hints and self._objects:
                 changed = reader.read_some(hints)
@@ -93,8 +111,6 @@ class NetboxInventory:
                 if not (hints - changed.keys()) & self._objects.keys():
                     return {**self._objects, **changed}
             return reader.read_all()
-        finally:
-            session.close()
 
     def _to_nodes(self, objects: Iterable[NetboxObject]) -> Sequence[DiscoveredNode]:
         nodes, self.left_out = self._mapper.to_nodes(objects)

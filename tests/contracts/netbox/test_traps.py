@@ -336,6 +336,37 @@ async def test_refusal_is_403_with_detail(server: Server, refusal: str) -> None:
     assert await server.inventory().find_missing_prerequisites() == [f"netbox/netbox: {expected}"]
 
 
+RIGHTS = {
+    "/api/dcim/devices/": "dcim.view_device",
+    "/api/virtualization/virtual-machines/": "virtualization.view_virtualmachine",
+    "/api/extras/custom-fields/": "extras.view_customfield",
+}
+
+
+@pytest.mark.parametrize("paths", [*([path] for path in RIGHTS), list(RIGHTS)])
+async def test_missing_rights_are_named(server: Server, paths: list[str]) -> None:
+    fake_of(server).tokens[V2].lacks = frozenset(paths)
+    found = await server.inventory(labels={"note": "custom_fields.note"}).find_missing_prerequisites()
+    assert found == [f"netbox/netbox: its token lacks {RIGHTS[path]}; grant this right" for path in paths]
+
+
+async def test_token_that_may_write_is_named(server: Server) -> None:
+    fake_of(server).tokens[V2].may_write = True
+    assert await server.inventory().find_missing_prerequisites() == [
+        "netbox/netbox: its token may write devices and virtual machines; give it a read-only token"
+    ]
+    assert await server.inventory().refresh()
+    assert {request.method for request in fake_of(server).requests} == {"GET", "OPTIONS"}
+
+
+async def test_server_that_refuses_options_is_no_problem(server: Server) -> None:
+    async def refuse(request: web.Request) -> web.StreamResponse | None:
+        return web.Response(status=405) if request.method == "OPTIONS" else None
+
+    fake_of(server).intercept = refuse
+    assert await server.inventory().find_missing_prerequisites() == []
+
+
 async def test_lost_right_is_refused_token(server: Server) -> None:
     inventory = server.inventory()
     whole = await inventory.refresh()
