@@ -95,6 +95,8 @@ async def _scan(options: Options, settings: Settings, defaults: ConnectionDefaul
                 _write_stderr(reading.check.line)
         merged = merge_inventories(node for reading in readings for node in reading.nodes)
         names = list(options.nodes) or sorted(merged.nodes, key=natural_sort_key)
+        if not names:
+            raise UsageError("rolloutctl hosts scan: the settings name no node; add an inventory to them")
         for name in (*names, *options.replace):
             if name not in merged.nodes:
                 advice = suggest_name(name, merged.nodes, "rolloutctl inventory lists them")
