@@ -70,7 +70,8 @@ def open_release(checkout: Path, out: Path) -> Iterator[Release]:
 
 def _files(checkout: Path) -> list[str]:
     listed = _git(checkout, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
-    return [name for name in listed.split("\0") if name and (checkout / name).is_file()]
+    # Links too, such as rolloutd/playbooks, and not what is deleted but not committed.
+    return [name for name in listed.split("\0") if name and os.path.lexists(checkout / name)]
 
 
 def _epoch(checkout: Path) -> int:

@@ -5,12 +5,19 @@ Only the nodes are not installed there: they are sshds of this machine in namesp
 
 from __future__ import annotations
 
+import gzip
+import io
 import json
 import os
 import re
 import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -20,6 +27,7 @@ from tests.support.daemon_environment import CHANGE_PLAYBOOK, plan
 from tests.support.debian_root import make_debian_root
 from tests.support.packaged_daemon import PackagedDaemon
 from tests.support.release import (
+    CHECKOUT,
     COMMIT_0_1,
     build_package_of,
     build_release,
@@ -29,6 +37,12 @@ from tests.support.release import (
 )
 
 NODES = {f"n{number}": {"team": "t1", "role": "worker"} for number in (1, 2, 3)}
+
+SETTINGS = {
+    "inventory": [{"ansible": {"path": "hosts.yml", "labels": ["team", "role"]}}],
+    "teams": {"infra": {"members": ["root"]}, "t1": {"members": ["root"]}},
+    "ssh": {"known_hosts": "known_hosts"},
+}
 
 CHANGING = ("var/lib/dpkg", "var/lib/apt", "var/cache", "var/log", "var/lib/systemd", "root", "run", "tmp")
 """What Debian itself writes while packages come and go, and our copies of the packages."""
@@ -40,22 +54,67 @@ def release(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_release(shared_directory(tmp_path_factory.getbasetemp()))
 
 
-@pytest.fixture
-def debian(tmp_path: Path) -> Iterator[PackagedDaemon]:
-    """Three nodes, and a minimal Debian that has booted beside them."""
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A minimal Debian, of which each test boots a copy."""
     if os.geteuid() != 0 or shutil.which("mmdebstrap") is None:
         left_out("only root with mmdebstrap can make a Debian (apt-get install mmdebstrap)")
+    directory = tmp_path_factory.mktemp("debian")
+    try:
+        yield make_debian_root(directory / "root")
+    finally:
+        shutil.rmtree(directory)
+
+
+@pytest.fixture
+def debian(root: Path, tmp_path: Path) -> Iterator[PackagedDaemon]:
+    """Three nodes, and a minimal Debian that has booted beside them."""
     debian = PackagedDaemon(tmp_path / "fleet", NODES)
     try:
-        root = make_debian_root(tmp_path / "root")
         debian.make_networks()
         debian.start_nodes()
         debian.boot(root)
         yield debian
     finally:
         debian.stop()
-        for place in ("root", "fleet/systemd"):
-            shutil.rmtree(tmp_path / place, ignore_errors=True)
+        shutil.rmtree(tmp_path / "fleet/systemd", ignore_errors=True)
+
+
+@pytest.mark.long
+def test_release_has_what_the_lock_names(release: Path) -> None:
+    subprocess.run(["sha256sum", "--check", "--quiet", "SHA256SUMS"], cwd=release, check=True)
+    (bill,) = release.glob("*.cdx.json")
+    listed = {
+        (each["name"].lower().replace("_", "-").replace(".", "-"), each["version"])
+        for each in json.loads(bill.read_text())["components"]
+    }
+    lock = (CHECKOUT / "requirements.lock").read_text()
+    locked = set(re.findall(r"(?m)^([\w.-]+)==([\w.]+)", lock))
+    assert listed <= locked
+    # setuptools only builds; another version of pynetbox is for other Pythons.
+    assert {name for name, _ in locked} - {name for name, _ in listed} == {"setuptools"}
+
+    (wheel,) = release.glob("*.whl")
+    names = set(zipfile.ZipFile(wheel).namelist())
+    assert {"rolloutd/playbooks/sysctl.yml", "rolloutd/examples/hello/plan.yml"} <= names
+    (package,) = release.glob("*.deb")
+    packed = subprocess.run(["dpkg-deb", "-c", package], capture_output=True, text=True, check=True).stdout
+    for path in (
+        "lib/systemd/system/rolloutd.service",
+        "usr/share/man/man1/rolloutctl.1.gz",
+        "usr/share/man/man8/rolloutd.8.gz",
+        "usr/share/bash-completion/completions/rolloutctl",
+        "usr/share/zsh/vendor-completions/_rolloutctl",
+        "usr/share/fish/vendor_completions.d/rolloutctl.fish",
+        "usr/share/doc/rolloutd/monitoring/rolloutd.rules.yml",
+    ):
+        assert f" ./{path}\n" in packed
+    page = subprocess.run(["dpkg-deb", "--fsys-tarfile", package], capture_output=True, check=True).stdout
+    with tarfile.open(fileobj=io.BytesIO(page)) as archive:
+        member = archive.extractfile("./usr/share/man/man1/rolloutctl.1.gz")
+        assert member is not None
+        assert b"rolloutctl plan submit" in gzip.decompress(member.read())
+        assert {each.mtime for each in archive} == {max(each.mtime for each in archive)}, "one time for all"
 
 
 @pytest.mark.long
@@ -70,7 +129,7 @@ def test_package_walks_fleet_and_purge_leaves_state(debian: PackagedDaemon, rele
     debian.run("systemctl is-active rolloutd.socket rolloutd.service")
     assert debian.client.get("/v1/health")["observe_only"]
 
-    write_settings(debian)
+    initialize(debian)
     debian.run("rolloutctl doctor")
     rollout = submit(debian)
     debian.run(f"rolloutctl approve {rollout} start --reason seen")
@@ -117,17 +176,30 @@ def test_upgrade_from_0_1_continues_the_rollout(
     debian.run("rolloutctl audit verify")
 
 
+def initialize(debian: PackagedDaemon) -> None:
+    """Make the settings with init, put on the nodes what it prints, and approve the host keys."""
+    (debian.etc / "hosts.yml").write_text(debian.inventory())
+    debian.write_node_places()
+    debian.run(
+        "rolloutctl init --yes --inventory /etc/rolloutd/hosts.yml --ssh-user root --observe-only off"
+        " --known-hosts /etc/rolloutd/known_hosts --team infra=root --team t1=root"
+    )
+    key = (debian.etc / "id_ed25519.pub").read_text()
+    for sshd in debian.sshds.values():
+        (sshd.directory / "authorized_keys").write_text(key)
+    # What the nodes' consoles showed is a second source.
+    shutil.copy(debian.directory / "known_hosts", debian.root / "root/console_keys")
+    debian.run("systemctl restart rolloutd.service")
+    debian.run("rolloutctl hosts scan --known console_keys --yes --reason 'compared with the consoles'")
+    debian.wait_until(debian.is_ready, "the daemon has its nodes")
+
+
 def write_settings(debian: PackagedDaemon) -> None:
     """Write settings, inventory and keys as an administrator would, and restart the daemon."""
     debian.copy_keys()
-    (debian.etc / "hosts.yml").write_text(debian.inventory())
+    (debian.etc / "hosts.yml").write_text(debian.inventory(with_keys=True))
     debian.write_node_places()
-    settings = {
-        "inventory": [{"ansible": {"path": "hosts.yml", "labels": ["team", "role"]}}],
-        "teams": {"infra": {"members": ["root"]}, "t1": {"members": ["root"]}},
-        "ssh": {"known_hosts": "known_hosts"},
-    }
-    (debian.etc / "config.yaml").write_text(yaml.safe_dump(settings))
+    (debian.etc / "config.yaml").write_text(yaml.safe_dump(SETTINGS))
     debian.run("systemctl restart rolloutd.service")
     debian.wait_until(debian.is_ready, "the daemon has its nodes")
 
@@ -182,3 +254,77 @@ def purge_leaves_only_what_it_says(debian: PackagedDaemon, before: set[str]) -> 
     assert debian.systemd.ctl("list-unit-files", "rolloutd*", "--no-legend", check=False) == ""
     for path in said:
         debian.run(f"rm -r {path}")
+
+
+@pytest.mark.long
+@pytest.mark.servers
+def test_role_installs_daemon_and_repeats_nothing(
+    debian: PackagedDaemon, release: Path, tmp_path: Path
+) -> None:
+    # Beside the package's own needs: the node needs them for Ansible.
+    debian.run("apt-get install -y -q openssh-server python3 python3-apt")
+    (package,) = release.glob("*.deb")
+    ssh = tmp_path / "ssh"
+    ssh.mkdir(mode=0o700)
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", ssh / "key"], check=True)
+    (debian.root / "root/.ssh").mkdir(mode=0o700, exist_ok=True)
+    (debian.root / "root/.ssh/authorized_keys").write_text((ssh / "key.pub").read_text())
+    host_key = (debian.root / "etc/ssh/ssh_host_ed25519_key.pub").read_text().split()[:2]
+    (ssh / "known_hosts").write_text(f"{debian.address} {' '.join(host_key)}\n")
+    for name, sshd in debian.sshds.items():
+        shutil.copy(sshd.key_file, ssh / f"{name}.key")
+    (ssh / "hosts.yml").write_text(debian.inventory(with_keys=True))
+    variables = {
+        "rolloutd_package": str(package),
+        "rolloutd_settings": SETTINGS,
+        "rolloutd_team_settings": {"test-nodes": debian.node_places()},
+        "rolloutd_files": {
+            "hosts.yml": str(ssh / "hosts.yml"),
+            "known_hosts": str(debian.directory / "known_hosts"),
+        },
+        "rolloutd_secrets": {f"{name}.key": str(ssh / f"{name}.key") for name in debian.sshds},
+        "rolloutd_users": ["alice"],
+    }
+    first = play(debian, ssh, variables)
+    assert first["failed"] == first["unreachable"] == 0
+    assert first["changed"] > 0
+    debian.wait_until(debian.is_ready, "the daemon has its nodes")
+    assert "alice" in debian.run("getent group rolloutctl")
+    again = play(debian, ssh, variables)
+    assert (again["failed"], again["changed"]) == (0, 0)
+
+    invalid = {**variables, "rolloutd_settings": {**SETTINGS, "max_parallel": "many"}}
+    assert play(debian, ssh, invalid)["failed"] == 1
+    assert yaml.safe_load((debian.etc / "config.yaml").read_text()) == SETTINGS
+    debian.run("systemctl is-active rolloutd.service")
+
+    rollout = submit(debian)
+    assert debian.finish(rollout)["done"] == len(NODES)
+
+
+def play(debian: PackagedDaemon, ssh: Path, variables: dict[str, Any]) -> dict[str, int]:
+    """Run the role over ssh on the Debian; return Ansible's counts."""
+    playbook = [{"hosts": "all", "gather_facts": False, "roles": [{"role": "rolloutd", "vars": variables}]}]
+    (ssh / "install.yml").write_text(yaml.safe_dump(playbook))
+    common = f"-o UserKnownHostsFile={ssh / 'known_hosts'} -o IdentitiesOnly=yes"
+    (ssh / "ops.ini").write_text(
+        f"{debian.address} ansible_user=root ansible_ssh_private_key_file={ssh / 'key'} "
+        f"ansible_python_interpreter=/usr/bin/python3 ansible_ssh_common_args='{common}'\n"
+    )
+    program = Path(sys.executable).parent / "ansible-playbook"
+    roles = {
+        "ANSIBLE_ROLES_PATH": str(CHECKOUT / "deploy/ansible/roles"),
+        "ANSIBLE_HOME": str(ssh / "ansible"),
+    }
+    done = subprocess.run(
+        [*debian.daemon_prefix, program, "-i", "ops.ini", "install.yml"],
+        cwd=ssh,
+        env={**os.environ, **roles},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    print(done.stdout[-6000:], done.stderr[-2000:])
+    recap = done.stdout.rpartition("PLAY RECAP")[2]
+    return {name: int(number) for name, number in re.findall(r"(\w+)=(\d+)", recap)}

@@ -21,12 +21,12 @@ def make_debian_root(directory: Path) -> Path:
         *("mmdebstrap", "--quiet", "--variant=apt", "--format=directory", "--include=systemd,systemd-sysv"),
         # Kept: the package's dependencies are installed later.  Unsafe: nobody needs it after a power cut.
         *("--skip=cleanup/apt/lists", "--dpkgopt=force-unsafe-io"),
-        # As unattended upgrades do: settings that were changed are kept without a question.
-        *("--aptopt=APT::Install-Recommends false", '--aptopt=Dpkg::Options:: "--force-confold"'),
-        *(SUITE, str(directory), "-"),
+        *("--aptopt=APT::Install-Recommends false", SUITE, str(directory), "-"),
     )
     sources = debian_sources()
     subprocess.run(command, input=sources, check=True, text=True, cwd="/", timeout=LIMIT_S)
     for name in ("resolv.conf", "hosts"):
         shutil.copy(Path("/etc") / name, directory / "etc" / name)
+    # As unattended upgrades do: settings that were changed are kept without a question.
+    (directory / "etc/apt/apt.conf.d/99keep").write_text('Dpkg::Options {"--force-confold";};\n')
     return directory

@@ -11,11 +11,12 @@ import subprocess
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 from rolloutd.control.client import Client
-from tests.support.private_nodes import PrivateNodes
+from tests.support.private_nodes import SUBNET, PrivateNodes
 from tests.support.systemd import DebianSystemd
 
 
@@ -32,6 +33,11 @@ class PackagedDaemon(PrivateNodes):
     def root(self) -> Path:
         """The Debian's file system."""
         return self.systemd.root
+
+    @property
+    def address(self) -> str:
+        """The Debian's address in the nodes' network."""
+        return f"{SUBNET}.254"
 
     @property
     def etc(self) -> Path:
@@ -90,22 +96,23 @@ class PackagedDaemon(PrivateNodes):
             os.chown(key, 0, gid)
             key.chmod(0o640)
 
-    def inventory(self) -> str:
-        """Return the Ansible inventory of the nodes, with the keys in /etc/rolloutd."""
-        hosts = {
-            name: {
-                **sshd.connection(),
-                "ansible_ssh_private_key_file": f"/etc/rolloutd/{name}.key",
-                **self.labels[name],
-            }
-            for name, sshd in self.sshds.items()
-        }
+    def inventory(self, *, with_keys: bool = False) -> str:
+        """Return the Ansible inventory of the nodes, perhaps with each node's key in /etc/rolloutd."""
+        hosts = {}
+        for name, sshd in self.sshds.items():
+            hosts[name] = {**sshd.connection(), **self.labels[name]}
+            del hosts[name]["ansible_ssh_private_key_file"]
+            if with_keys:
+                hosts[name]["ansible_ssh_private_key_file"] = f"/etc/rolloutd/{name}.key"
         return yaml.safe_dump({"all": {"hosts": hosts}})
 
     def write_node_places(self) -> None:
         """Keep what the daemon leaves on nodes out of this machine's own places."""
-        places = {"ansible": {"fence_dir": str(self.directory / "fence")}}
-        (self.etc / "config.d" / "test-nodes.yaml").write_text(yaml.safe_dump(places))
+        (self.etc / "config.d" / "test-nodes.yaml").write_text(yaml.safe_dump(self.node_places()))
+
+    def node_places(self) -> dict[str, Any]:
+        """Return the settings for that."""
+        return {"ansible": {"fence_dir": str(self.directory / "fence")}}
 
     def is_ready(self) -> bool:
         """Return whether the daemon answers and has its nodes."""
