@@ -7,22 +7,20 @@ from collections.abc import Sequence
 from machines.facts.projection import Projection
 from machines.invariants.facts import EarlierEvents
 from machines.invariants.violations import violation
-from machines.model.events import Event, RolloutOpened, TargetsJoined
+from machines.model.events import Event, RolloutOpened
 
 
 def first_violation(facts: Projection, events: Sequence[Event], now: float) -> str | None:
     """Return what must never happen and would by these events, None for nothing; changes no fact."""
-    earlier, applied = EarlierEvents(), 0
-    for number, event in enumerate(events, 1):
+    earlier = EarlierEvents()
+    for event in events:
         broken = violation(facts, event, now, earlier)
         if broken is not None:
             return broken
         earlier.add(event)
-        if isinstance(event, RolloutOpened | TargetsJoined):  # its targets may move in the same commit
+        if isinstance(event, RolloutOpened):  # its targets may move in the same commit
             facts = facts.fork()
-            for each in events[applied:number]:
-                facts.apply(each)
-            applied = number
+            facts.apply(event)
     return None
 
 

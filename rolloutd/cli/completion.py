@@ -33,7 +33,6 @@ _KINDS_BY_METAVAR: Mapping[str, str] = {
     "CONTEXT": "contexts",
     "FIELD": "fields",
     "CONDITION": "conditions",
-    "SCOPE:WHEN": "scopes",
     "FILE": "file",
     "PATH": "file",
     "DIR": "directory",

@@ -22,7 +22,6 @@ from rolloutd.cli import (
     contexts,
     exits,
     explain,
-    forecast,
     handover,
     holds,
     inventory,
@@ -50,7 +49,7 @@ from rolloutd.errors import RolloutdError
 
 _COMMANDS = {
     "plans and preparation": (plans, artifacts, explain),
-    "progress": (queries, watch, forecast, handover, configuration),
+    "progress": (queries, watch, handover, configuration),
     "votes": (voting,),
     "rollouts and nodes": (rollout_actions,),
     "fleet": (inventory, holds),

@@ -84,12 +84,10 @@ from rolloutd.ports.store import (
     AuditEntry,
     AuditReport,
     ClosedRollout,
-    KeptForecast,
     NodeConfigurations,
     RolloutRecord,
     RowMismatch,
     SourceAnswer,
-    StepDuration,
     Store,
 )
 from rolloutd.ports.types import JSON, PinnedSource
@@ -131,7 +129,6 @@ __all__ = [
     "InventorySnapshot",
     "IsolationStatus",
     "Isolator",
-    "KeptForecast",
     "Leadership",
     "LeavesNodesOut",
     "Message",
@@ -170,7 +167,6 @@ __all__ = [
     "Stager",
     "StagingRequest",
     "StepContext",
-    "StepDuration",
     "StepResult",
     "Store",
     "SupportsBlockerWatch",

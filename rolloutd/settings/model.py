@@ -89,7 +89,6 @@ NotifyEvent = Literal[
     "rollout-ended",
     "nothing-moved",
     "adapter-failing",
-    "forecast-missed",
     "audit-head",
 ]
 
@@ -299,7 +298,6 @@ class Notify(Params):
             "rollout-ended",
             "nothing-moved",
             "adapter-failing",
-            "forecast-missed",
         ],
         max_length=MAX_ITEMS,
         description="Events that cause a notification.",

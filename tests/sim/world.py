@@ -79,8 +79,7 @@ class SimWorld:
         self.source_fails = False
         for machine in self.machines.values():
             machine.up, machine.fails_checks, machine.stuck, machine.listed = True, False, False, True
-            machine.disputed = machine.has_twin = False
-            machine.listed_as, machine.has_address = "", True
+            machine.disputed = False
             machine.traffic = machine.traffic_unknown = False
             self.uncordon(machine)
 

@@ -7,9 +7,11 @@ with the server's count; anything less fails the refresh, and the last good node
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,10 +21,14 @@ from rolloutd.ports import JSON, DiscoveredNode
 
 if TYPE_CHECKING:
     from rolloutd.adapters.netbox.http import TimeLimits
-    from rolloutd.adapters.netbox.reader import Reader
+
+log = logging.getLogger("rolloutd.adapters.netbox")
 
 MAX_HINTS = 100
 """Changed objects that are read one by one; if there are more, the lists are read."""
+
+MAX_SHOWN_NAMES = 5
+"""Names that a log line shows."""
 
 Hint = tuple[str, int]
 """A kind and an id of an object that may have changed."""
@@ -43,7 +49,7 @@ class NetboxInventory:
         self._filters: Mapping[str, JSON] = params["filter"]
         self._limits = limits
         self._mapper = Mapper(self.source, params["labels"], params["address"], params.get("provider_id"))
-        self.left_out: Mapping[str, str] = {}
+        self.left_out: Sequence[str] = ()
         self._is_reading = False
         self._objects: dict[Hint, NetboxObject] = {}
         self._hints: set[Hint] | None = set()
@@ -70,14 +76,13 @@ class NetboxInventory:
 
     async def find_missing_prerequisites(self) -> Sequence[str]:
         try:
-            problems: Sequence[str] = await self._run_in_thread(self._find_problems)
+            await self._run_in_thread(lambda: self._read(set()))
         except SourceFailed as error:
             return [str(error)]
-        return problems
+        return []
 
-    @contextmanager
-    def _open_reader(self) -> Iterator[Reader]:
-        """Yield a reader for one refresh; what is done with it blocks."""
+    def _read(self, hints: set[Hint]) -> dict[Hint, NetboxObject]:
+        """Return the objects by kind and id; blocks."""
         # Imported here: only a daemon that uses the source loads the HTTP libraries.
         from rolloutd.adapters.netbox.http import NetboxSession, TimeLimits
         from rolloutd.adapters.netbox.reader import Reader
@@ -86,23 +91,7 @@ class NetboxInventory:
             self.source, self._url, self._token_file, self._ca_file, self._limits or TimeLimits()
         )
         try:
-            yield Reader(session, self._kinds, self._filters, self._mapper)
-        finally:
-            session.close()
-
-    def _find_problems(self) -> Sequence[str]:
-        """Return what the token lacks and what it has too much, after a whole read if it lacks nothing."""
-        with self._open_reader() as reader:
-            reader.check_token()
-            missing = reader.find_missing_rights()
-            if not missing:
-                reader.check()
-                reader.read_all()
-            return [*missing, *reader.find_excess_rights()]
-
-    def _read(self, hints: set[Hint]) -> dict[Hint, NetboxObject]:
-        """Return the objects by kind and id; blocks."""
-        with self._open_reader() as reader:
+            reader = Reader(session, self._kinds, self._filters, self._mapper)
             reader.check()
             if hints and self._objects:
                 changed = reader.read_some(hints)
@@ -111,10 +100,23 @@ class NetboxInventory:
                 if not (hints - changed.keys()) & self._objects.keys():
                     return {**self._objects, **changed}
             return reader.read_all()
+        finally:
+            session.close()
 
-    def _to_nodes(self, objects: Iterable[NetboxObject]) -> Sequence[DiscoveredNode]:
+    def _to_nodes(self, objects: Any) -> Sequence[DiscoveredNode]:
+        """Return the nodes; a name that two objects have is the name of neither."""
         nodes, self.left_out = self._mapper.to_nodes(objects)
-        return sorted(nodes, key=lambda node: (node.name, node.id))
+        counts = Counter(node.name for node in nodes)
+        shared = sorted(name for name, count in counts.items() if count > 1)
+        if shared:
+            shown = ", ".join(shared[:MAX_SHOWN_NAMES])
+            log.warning(
+                "%s: %d names belong to several objects and are left out (%s); rename one of each",
+                self.source,
+                len(shared),
+                shown,
+            )
+        return sorted((node for node in nodes if counts[node.name] == 1), key=lambda node: node.name)
 
     async def _run_in_thread(self, read: Callable[[], Any]) -> Any:
         """Run in a daemon thread: a server that hangs must not delay the end of rolloutd."""

@@ -7,7 +7,6 @@ from rolloutd.control.handlers import (
     changes,
     commands,
     configuration,
-    forecasts,
     handover,
     node_reports,
     plans,
@@ -30,5 +29,4 @@ ROUTES: tuple[Route, ...] = (
     *preparation.routes,
     *audit.routes,
     *handover.routes,
-    *forecasts.routes,
 )
