@@ -102,6 +102,7 @@ figures: .venv-dev/installed
 
 docs: .venv-dev/installed
 	$(DEV)/python -m tests.docs.references
+	$(DEV)/python -m tests.docs.example_previews
 
 # uv is itself in the lock; the files name packages, versions and hashes, but no server.
 COMPILE = $(DEV)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes \

@@ -40,6 +40,7 @@ from rolloutd.engine.background.node_observations import HostOnlyObserver, run_w
 from rolloutd.engine.background.retention import RetentionCleaner
 from rolloutd.engine.daemon import Daemon
 from rolloutd.engine.drivers.node_session import AdapterSet, PreparationAdapters
+from rolloutd.engine.forecasts import Forecaster
 from rolloutd.engine.notifications import NotificationDispatcher
 from rolloutd.engine.state import ChangeNotifier, State
 from rolloutd.errors import RolloutdError
@@ -202,6 +203,7 @@ async def _run_services(
     cleaner = NodeCleaner(state, files, checkpoints, stagers.values())
     notifications = _make_notifications(state, channels)
     anchor = AuditAnchor(state, list(_make_anchors(kit, settings)), notifications.announce_audit_head)
+    forecaster = Forecaster(state, notifications.announce_missed_forecast)
     services = Services(
         state,
         runner,
@@ -219,6 +221,7 @@ async def _run_services(
         daemon.pin_identity,
         checkpoints,
         cleaner,
+        forecaster,
     )
     server = ControlServer(
         services, path=settings.socket, group=settings.socket_group, inherited_socket=inherited
@@ -256,6 +259,7 @@ async def _run_services(
                 tasks.create_task(_serve_metrics(state, daemon), name="metrics"),
                 tasks.create_task(_run_later(daemon, retention.run), name="prune"),
                 tasks.create_task(_run_later(daemon, cleaner.run), name="clean"),
+                tasks.create_task(_run_later(daemon, forecaster.run), name="forecast"),
             ]
             try:
                 yield

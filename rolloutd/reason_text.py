@@ -144,6 +144,12 @@ def describe_conflict(kind: str, about: str, values: Mapping[str, str]) -> str:
             return f"its {about} says that it is not in service ({reported})"
         case ConflictKind.PROVIDER_ID_SHARED:
             return f"its provider_id {about} is also that of {reported}"
+        case ConflictKind.RENAMED:
+            return f"it has another name now ({reported})"
+        case ConflictKind.NAME_SHARED:
+            return f"several objects have its name ({reported})"
+        case ConflictKind.INVALID:
+            return f"its record is not valid ({reported})"
         case ConflictKind.REMOVED_IN_FLIGHT:
             return f"{reported} reports it no longer, since it was in flight"
         case _:

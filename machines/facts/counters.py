@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, fields, replace
 from machines.model.rollout import NodeOrder, Target
 from machines.states import CARRIES_CHANGE, EXCEPTIONS, IN_FLIGHT_PHASES, Outcome, Phase
 
-TYPICAL_PERCENTILE = 50
 """Half of the nodes are at least as quick: the lower end of an estimate."""
 
 EXPECTED_PERCENTILE = 90

@@ -1,4 +1,4 @@
-"""What a walk has seen of one attempt of a node, or of one prepare stage."""
+"""One attempt of a node, or one prepare stage: what a walk has seen of it, and where it is."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Attempt:
     """One attempt of a node, or one prepare stage of it: `stage` is "" for an attempt.
 
     `ends_at` is None as long as it has not ended.  `steps` are the durations that each of its steps may have,
-    of which `steps_s` were taken in all.  `needed_s`: the time that must be left in a window.
+    and the one that it had.  `needed_s`: the time that must be left in a window.
     """
 
     rollout: str
@@ -31,8 +31,7 @@ class Attempt:
     needed_s: float = 0.0
     ends_at: float | None = None
     has_failed: bool = False
-    steps: list[Sequence[float]] = field(default_factory=list)
-    steps_s: float = 0.0
+    steps: list[tuple[Sequence[float], float]] = field(default_factory=list)
     waits: Waits = field(default_factory=dict)
 
     @property

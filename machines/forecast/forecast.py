@@ -27,7 +27,7 @@ from machines.forecast.model import (
 from machines.forecast.replay import Draw, Replay, replay_of
 from machines.forecast.timeline import Waits, own_bound
 from machines.forecast.walk import HORIZON_S, Walk
-from machines.model.events import StepRecord
+from machines.model.events import Event, StepRecord
 from machines.model.reasons import ReasonCode
 from machines.model.rollout import Rollout
 from machines.states import Phase
@@ -53,22 +53,25 @@ def forecast(
     random: RandomSource,
     records: Mapping[NodeKey, Sequence[StepRecord]] | None = None,
     explain: str = "",
+    later: Sequence[tuple[float, Event]] = (),
+    failing: frozenset[NodeKey] = frozenset(),
 ) -> dict[str, RolloutForecast]:
     """Return a forecast for each open rollout, by its id; it changes nothing of the facts.
 
     All open rollouts are walked together, because they share pools.  `durations` has at least one value for
     each step; where every step has one, all draws are one.  `records` are the step records of the nodes at
     work, oldest first: without them, what such a node did before `now` is done again.  `explain` names the
-    rollout whose bottleneck is searched, by another walk.
+    rollout whose bottleneck is searched, by another walk.  `later` are events that happen at an instant of
+    the walk, `failing` nodes whose next run fails once.
     """
     before = index.fork()
     before.advance(now)
-    walk = Walk(before.fork(), now, durations, typical, assumptions, records or {})
+    walk = Walk(before.fork(), now, durations, typical, assumptions, records or {}, later, failing)
     walk.run()
     replay = replay_of(walk, before)
     replay.failure_rate = assumptions.failure_rate
     is_known = not assumptions.failure_rate and all(
-        len(samples) == 1 for item in replay.items for samples in item.attempt.steps
+        len(each) == 1 for item in replay.items for each, _ in item.attempt.steps
     )
     # A known future needs no draw: the walk is the forecast.
     drawn = [replay.draw(None)] if is_known else [replay.draw(random) for _ in range(draws)]

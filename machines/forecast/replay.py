@@ -89,10 +89,18 @@ class Item:
     """One attempt or prepare stage of the walk, with what its start waits for."""
 
     attempt: Attempt
+    rollout: str
+    is_running: bool
+    """Its `bound` is then its start."""
+    bound: float
+    needed_s: float
     fixed_s: float
-    """What is not drawn of its time, such as the probation."""
+    """What is not drawn of its time: steps with one duration, and waits such as the probation."""
+    drawn_s: float
+    """What the walk took for the steps that are drawn."""
+    drawn: tuple[tuple[Sequence[float], int], ...]
+    """The durations of each such step, and their number."""
     turn: int = -1
-    bound: float = 0.0
     after: tuple[int, ...] = ()
     slots: tuple[int, ...] = ()
     openings: Openings | None = None
@@ -100,20 +108,10 @@ class Item:
     """How much longer the walk waited than by these causes."""
 
     def earliest(self, turn_at: float, ends: Sequence[float], slots: Sequence[Sequence[float]]) -> float:
-        """Return when it starts: `ends` are those of the items before it, `slots` when each slot is free."""
-        start = max(self.bound, turn_at)
-        for number in self.after:
-            if ends[number] > start:
-                start = ends[number]
-        for number in self.slots:
-            if slots[number][0] > start:
-                start = slots[number][0]
-        if self.openings is None:
-            return start + self.slack_s
-        return self.in_window(self.in_window(start) + self.slack_s)
-
-    def in_window(self, at: float) -> float:
-        return at if self.openings is None else self.openings.earliest(at, self.attempt.needed_s)
+        """Return when it could start by its causes; draw() computes the same."""
+        after, free = (ends[each] for each in self.after), (slots[each][0] for each in self.slots)
+        start = max(self.bound, turn_at, *after, *free)
+        return start if self.openings is None else self.openings.earliest(start, self.needed_s)
 
 
 @dataclass(slots=True)
@@ -132,28 +130,54 @@ class Replay:
     failure_rate: float = 0.0
     approve_after_s: float | None = 0.0
 
-    def draw(self, random: RandomSource | None) -> Draw:
+    def draw(self, random: RandomSource | None) -> Draw:  # noqa: C901  # calls would double its time
         """Return one draw; without `random` the durations are those of the walk."""
         starts, ends = array("d"), array("d")
         slots = [list(each) for each in self.slots]
         turns: dict[int, float] = {-1: 0.0}
         pauses: dict[str, list[tuple[float, float]]] = defaultdict(list)
+        failure_rate, draw_number = self.failure_rate, None if random is None else random.random
         for item in self.items:
-            attempt = item.attempt
-            service_s = item.fixed_s + _steps_s(attempt, random)
-            if attempt.is_running:
-                start = attempt.starts_at
-                end = max(start + service_s, self.began_at)
+            took_s = item.fixed_s
+            if draw_number is None:
+                took_s += item.drawn_s
             else:
-                if item.turn not in turns:
-                    turns[item.turn] = self.turns[item.turn].at(ends)
-                start = item.earliest(turns[item.turn], ends, slots)
-                if self.failure_rate:
-                    start = item.in_window(_after_pauses(start, pauses[attempt.rollout]))
-                end = start + service_s
-            if self.failure_rate and random is not None and random.random() < self.failure_rate:
-                end = self._fail(end, service_s, pauses[attempt.rollout])
-            _take_slots(item, start, end, slots)
+                for durations, count in item.drawn:
+                    took_s += durations[int(draw_number() * count)]
+            if item.turn not in turns:
+                turns[item.turn] = self.turns[item.turn].at(ends)
+            start = turns[item.turn]
+            if item.bound > start:
+                start = item.bound
+            for number in item.after:
+                if ends[number] > start:
+                    start = ends[number]
+            for number in item.slots:
+                free_at = slots[number][0]
+                if free_at > start:
+                    start = free_at
+            if item.openings is not None:
+                start = item.openings.earliest(start, item.needed_s)
+            start += item.slack_s
+            if failure_rate:
+                start = _after_pauses(start, pauses[item.rollout])
+            if item.openings is not None:
+                start = item.openings.earliest(start, item.needed_s)
+            if item.is_running:
+                start = item.bound
+            end = start + took_s
+            if item.is_running and end < self.began_at:
+                end = self.began_at
+            if failure_rate and draw_number is not None and draw_number() < failure_rate:
+                end = self._fail(end, took_s, pauses[item.rollout])
+            for number in item.slots:
+                free = slots[number]
+                # The one that was free last: those free before stay for nodes that start before.
+                if len(free) == 1:
+                    free[0] = end
+                else:
+                    del free[max(0, bisect_right(free, start + TOLERANCE_S) - 1)]
+                    insort(free, end)
             starts.append(start)
             ends.append(end)
         return starts, ends
@@ -169,33 +193,18 @@ class Replay:
         slots, ends = [list(each) for each in self.slots], array("d")
         for item in self.items:
             start = item.attempt.starts_at
-            if not item.attempt.is_running:
+            if not item.is_running:
                 # Not a slot that the walk did not wait for, such as that of a node that keeps its own.
                 item.slots = tuple(each for each in item.slots if slots[each][0] <= start + TOLERANCE_S)
                 turn_at = 0.0 if item.turn < 0 else self.turns[item.turn].at(ends)
                 slack_s = start - item.earliest(turn_at, ends, slots)
                 item.slack_s = slack_s if abs(slack_s) > TOLERANCE_S else 0.0
-            end = start + item.fixed_s + item.attempt.steps_s
-            _take_slots(item, start, end, slots)
+            end = start + item.fixed_s + item.drawn_s
+            for number in item.slots:
+                free = slots[number]
+                del free[max(0, bisect_right(free, start + TOLERANCE_S) - 1)]
+                insort(free, end)
             ends.append(end)
-
-
-def _steps_s(attempt: Attempt, random: RandomSource | None) -> float:
-    if random is None:
-        return attempt.steps_s
-    took_s = 0.0
-    for durations in attempt.steps:
-        count = len(durations)
-        took_s += durations[int(random.random() * count) if count > 1 else 0]
-    return took_s
-
-
-def _take_slots(item: Item, start: float, end: float, slots: list[list[float]]) -> None:
-    for number in item.slots:
-        free = slots[number]
-        # The one that was free last: those that were free before stay for nodes that start before.
-        del free[max(0, bisect_right(free, start + TOLERANCE_S) - 1)]
-        insort(free, end)
 
 
 def _after_pauses(start: float, pauses: list[tuple[float, float]]) -> float:
@@ -257,7 +266,18 @@ class _Builder:
 
     def _item(self, number: int, attempt: Attempt, shared: frozenset[str]) -> Item:
         assert attempt.ends_at is not None
-        item = Item(attempt, attempt.ends_at - attempt.starts_at - attempt.steps_s, bound=self.before.now)
+        drawn = [(each, seconds) for each, seconds in attempt.steps if len(each) > 1]
+        drawn_s = sum(seconds for _, seconds in drawn)
+        item = Item(
+            attempt,
+            attempt.rollout,
+            attempt.is_running,
+            attempt.starts_at if attempt.is_running else self.before.now,
+            attempt.needed_s,
+            attempt.ends_at - attempt.starts_at - drawn_s,
+            drawn_s,
+            tuple((each, len(each)) for each, _ in drawn),
+        )
         if attempt.stage:
             return self._stage_item(number, attempt, item)
         names = [*attempt.pools, *self._limits(attempt)]

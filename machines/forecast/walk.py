@@ -112,6 +112,10 @@ class Walk:
     choose: Callable[[Sequence[float]], float]
     assumptions: Assumptions = Assumptions()
     records: Mapping[NodeKey, Sequence[StepRecord]] = field(default_factory=dict)
+    later: Sequence[tuple[float, Event]] = ()
+    """What else happens, and when."""
+    failing: frozenset[NodeKey] = frozenset()
+    """Nodes whose next run of a playbook fails once."""
     attempts: list[Attempt] = field(default_factory=list)
     """In the order in which they began."""
     approvals: Approvals = field(init=False)
@@ -130,6 +134,7 @@ class Walk:
     _over_budget: set[NodeKey] = field(default_factory=set)
     _ended_records: dict[NodeKey, tuple[StepRecord, ...]] = field(default_factory=dict)
     _answers: dict[tuple[object, ...], Action] = field(default_factory=dict)
+    _to_fail: set[NodeKey] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.began_at = self.now
@@ -139,6 +144,9 @@ class Walk:
         self.index.pending_groups.mark_all()
         self.timeline = Timeline(self.now)
         self.timeline.prepare(self.index)
+        self._to_fail = set(self.failing)
+        for at, event in self.later:
+            self._at(at, partial(self._happen, event))
         for target in self.index.needing_driver():
             if target.phase in IN_FLIGHT_PHASES:
                 attempt = self._begin_attempt(target, target.admitted_at or target.since)
@@ -223,8 +231,7 @@ class Walk:
         durations = self.durations(*key, step, action)
         duration_s = self.choose(durations)
         if attempt is not None:
-            attempt.steps.append(durations)
-            attempt.steps_s += duration_s
+            attempt.steps.append((durations, duration_s))
         return duration_s
 
     def _at(self, instant: float, action: Callable[[], bool]) -> None:
@@ -352,7 +359,8 @@ class Walk:
         lane = self._lanes[key] = Lane(self.index.plan_for(target), records, self.now)
         attempt = self._current.get(key)
         is_running = attempt is not None and attempt.is_running
-        if not records and not is_running and not target.rolling_back:
+        # A node that is to fail takes other steps than those of its kind.
+        if not records and not is_running and not target.rolling_back and key not in self._to_fail:
             lane.kind = kind_of(target, lane.plan)
         action = self._next_action(target, lane)
         if is_running and records and not isinstance(action, Transition | Wait | NoAction | CompleteOrder):
@@ -422,6 +430,10 @@ class Walk:
         # An abort has driven it on meanwhile.
         return self._lanes.get(key) is lane and lane.action is action and self._drive(key)
 
+    def _happen(self, event: Event) -> bool:
+        self.index.apply(event)
+        return True
+
     def _start(self, key: NodeKey, target: Target, lane: Lane, action: Action, began_at: float) -> bool:
         """Begin an action that takes time."""
         assert not isinstance(action, NoAction | Transition | CompleteOrder | Wait)
@@ -438,8 +450,12 @@ class Walk:
     def _finish(self, key: NodeKey, lane: Lane, action: RecordedAction, record: StepRecord) -> bool:
         if self._lanes.get(key) is not lane or lane.action is not action:
             return False  # an abort has ended it
-        lane.add(record_of(record, Ok(), self.now))
-        self._record_isolation(self.index.target(*key), record, is_isolated_after(action, Ok()))
+        result: Ok | Failed = Ok()
+        if key in self._to_fail and record.action is StepAction.RUN:
+            self._to_fail.discard(key)
+            result = Failed("as assumed")
+        lane.add(record_of(record, result, self.now))
+        self._record_isolation(self.index.target(*key), record, is_isolated_after(action, result))
         return self._drive(key)
 
     def _record_isolation(self, target: Target, record: StepRecord, isolated: bool | None) -> None:

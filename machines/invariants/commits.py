@@ -7,20 +7,22 @@ from collections.abc import Sequence
 from machines.facts.projection import Projection
 from machines.invariants.facts import EarlierEvents
 from machines.invariants.violations import violation
-from machines.model.events import Event, RolloutOpened
+from machines.model.events import Event, RolloutOpened, TargetsJoined
 
 
 def first_violation(facts: Projection, events: Sequence[Event], now: float) -> str | None:
     """Return what must never happen and would by these events, None for nothing; changes no fact."""
-    earlier = EarlierEvents()
-    for event in events:
+    earlier, applied = EarlierEvents(), 0
+    for number, event in enumerate(events, 1):
         broken = violation(facts, event, now, earlier)
         if broken is not None:
             return broken
         earlier.add(event)
-        if isinstance(event, RolloutOpened):  # its targets may move in the same commit
+        if isinstance(event, RolloutOpened | TargetsJoined):  # its targets may move in the same commit
             facts = facts.fork()
-            facts.apply(event)
+            for each in events[applied:number]:
+                facts.apply(each)
+            applied = number
     return None
 
 

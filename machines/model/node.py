@@ -38,6 +38,12 @@ class ConflictKind(StrEnum):
     """A source has the node as planned or offline."""
     MACHINE_ID_SHARED = "machine-id-shared"
     PROVIDER_ID_SHARED = "provider-id-shared"
+    RENAMED = "renamed"
+    """A source has another name for the object."""
+    NAME_SHARED = "name-shared"
+    """A source has several objects of the name."""
+    INVALID = "invalid"
+    """A source's record of the node is not valid; the last valid one counts."""
     REMOVED_IN_FLIGHT = "removed-in-flight"
     """No source reports the node, which was in flight when the last one ceased to."""
 
@@ -45,7 +51,9 @@ class ConflictKind(StrEnum):
 WARNINGS = frozenset({ConflictKind.MACHINE_ID_SHARED})
 """Conflicts that are shown and quarantine no node: clones of one image share a machine id."""
 
-ACCEPTED_BY_PIN = frozenset({ConflictKind.IDENTITY_CHANGED, ConflictKind.REMOVED_IN_FLIGHT})
+ACCEPTED_BY_PIN = frozenset(
+    {ConflictKind.IDENTITY_CHANGED, ConflictKind.RENAMED, ConflictKind.REMOVED_IN_FLIGHT}
+)
 """Conflicts that an admin ends by accepting what the sources report of the node now."""
 
 

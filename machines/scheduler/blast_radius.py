@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from machines.facts.counters import TYPICAL_PERCENTILE
 from machines.facts.index import Index
 from machines.facts.votes import was_opened
 from machines.model.plan import GateName, WaveDef
@@ -17,15 +15,12 @@ from machines.states import Phase
 
 @dataclass(frozen=True, slots=True)
 class BlastRadius:
-    """What starts after a gate: so many nodes of these teams, at most `at_once` of them in flight together.
+    """What starts after a gate: nodes of these waves and teams, at most `at_once` in flight together."""
 
-    `work_s` is the least and the most seconds that they take, None if a closed pool keeps some from starting.
-    """
-
+    waves: tuple[str, ...]
     nodes: int
     teams: tuple[str, ...]
     at_once: int
-    work_s: tuple[float, float] | None
 
 
 def blast_radius(index: Index, rollout: Rollout, gate: GateName, wave: str) -> BlastRadius:
@@ -37,16 +32,11 @@ def blast_radius(index: Index, rollout: Rollout, gate: GateName, wave: str) -> B
             targets[target.wave].append(target)
     limits = [_at_once(index, rollout, spec, targets[spec.name]) for spec in waves]
     pending = [target for spec in waves for target in targets[spec.name]]
-    rounds = sum(_rounds(index, targets[spec.name], limit) for spec, limit in zip(waves, limits, strict=True))
-    soak_s = sum(spec.soak_s for spec in waves[:-1] if targets[spec.name])
-    counters, expected_s = index.counters(rollout.id), rollout.plan.expected_s
-    typical_s = counters.expected_s(expected_s, TYPICAL_PERCENTILE)
-    work_s = (rounds * typical_s + soak_s, rounds * counters.expected_s(expected_s) + soak_s)
     return BlastRadius(
+        waves=tuple(spec.name for spec in waves if targets[spec.name]),
         nodes=len(pending),
         teams=tuple(sorted({target.team for target in pending if target.team is not None})),
         at_once=max(limits, default=0),
-        work_s=None if math.isinf(rounds) else work_s,
     )
 
 
@@ -77,19 +67,6 @@ def _at_once(index: Index, rollout: Rollout, spec: WaveDef, targets: Sequence[Ta
         found = index.pool(pool)
         slots[found.key] += min(count, index.budget(found))
     return min([*bounds, *slots.values()])
-
-
-def _rounds(index: Index, targets: Sequence[Target], at_once: int) -> float:
-    """Return how many rounds of nodes a wave needs: by its slowest pool or by its limits."""
-    if not targets:
-        return 0
-    if not at_once:
-        return math.inf
-    rounds: float = math.ceil(len(targets) / at_once)
-    for pool, count in _pool_counts(targets).items():
-        budget = index.budget(index.pool(pool))
-        rounds = max(rounds, math.ceil(count / budget) if budget else math.inf)
-    return rounds
 
 
 def _pool_counts(targets: Sequence[Target]) -> Counter[str]:

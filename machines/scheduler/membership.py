@@ -10,7 +10,8 @@ records it as done in the same commit, so no crash lies between.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Final
 
 from machines.facts.index import Index
@@ -121,6 +122,45 @@ def _joined_targets(
         needs_vote = rollout.plan.enrol is EnrolPolicy.ASK or number >= allowance
         joined.append(_new_target(index, rollout, node, position + number, now, needs_vote))
     yield TargetsJoined(rollout.id, tuple(joined), now)
+
+
+def renamed_targets(index: Index, old_names: Mapping[str, str], now: float) -> Iterator[Event]:
+    """Yield the targets of nodes with a new name: each in the place that it had by its old name.
+
+    `index` has the new names.  Of a node that has the change the new name has it too.
+    """
+    for rollout in index.rollouts.values():
+        places = {target.node: target for target in index.targets(rollout.id)}
+        names = {new: places[old] for new, old in old_names.items() if old in places and new not in places}
+        if rollout.closed or not names:
+            continue
+        targets = {new: _renamed_target(index, rollout, new, old) for new, old in names.items()}
+        yield TargetsJoined(rollout.id, tuple(targets.values()), now)
+        for new, old in names.items():
+            done = _END_OF_RENAMED.get(old.outcome)
+            if done is not None:
+                text = f"it was {old.outcome} as {old.node}"
+                yield transition(targets[new], done[0], now, outcome=done[1], text=text)
+
+
+_END_OF_RENAMED: Final[Mapping[Outcome | None, tuple[Trigger, Outcome]]] = {
+    Outcome.CHANGED: (Trigger.FOUND_CURRENT, Outcome.ALREADY_CURRENT),
+    Outcome.ALREADY_CURRENT: (Trigger.FOUND_CURRENT, Outcome.ALREADY_CURRENT),
+    Outcome.SKIPPED: (Trigger.SKIPPED, Outcome.SKIPPED),
+    Outcome.ROLLED_BACK: (Trigger.SKIPPED, Outcome.SKIPPED),
+}
+
+
+def _renamed_target(index: Index, rollout: Rollout, name: str, old: Target) -> Target:
+    node = index.nodes[name]
+    is_same_team = node.team == old.team
+    return replace(
+        _new_target(index, rollout, node, old.position, old.since, needs_vote=False),
+        wave=old.wave,
+        joined=old.joined,
+        needs_vote_of=old.needs_vote_of if is_same_team else _awaited_team(rollout, node.team, False),
+        maybe_current=old.maybe_current,
+    )
 
 
 def _new_target(

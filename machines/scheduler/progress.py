@@ -7,39 +7,20 @@ Nodes that left are not in the total.  `skipped` counts all nodes that are done 
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from machines.facts.counters import TYPICAL_PERCENTILE, PoolCounters, RolloutCounters, percent_done
+from machines.facts.counters import PoolCounters, percent_done
 from machines.facts.index import Index
 from machines.facts.node_work import WorkKind, conflicting_work
 from machines.model.node import natural_sort_key
-from machines.model.plan import WaveDef
-from machines.model.reasons import Params, Reason, ReasonCode, RemedyKind
+from machines.model.reasons import Params, Reason, ReasonCode
 from machines.model.rollout import Rollout, Target
 from machines.rules import start_blockers, waves
 from machines.rules.waves import WaveProgress
 from machines.scheduler import decide
 from machines.states import Phase
-
-TRANSIENT_REASONS: Final = frozenset(
-    {
-        ReasonCode.QUEUED,
-        ReasonCode.STARTING,
-        ReasonCode.MAX_PARALLEL,
-        ReasonCode.POOL_FULL,
-        ReasonCode.PEER_UNKNOWN,
-        ReasonCode.NODE_UNKNOWN,
-        ReasonCode.BACKOFF,
-    }
-)
-"""Reasons that pass soon without a user: when a node is done, or at the next observation."""
-
-USER_REMEDIES: Final = frozenset({RemedyKind.RETRY, RemedyKind.SKIP, RemedyKind.RETURN})
-"""What frees a slot only by a user's command; a person's hold ends by itself as a rule."""
-
 
 MAX_NAMED_EXCEPTIONS: Final = 20
 """Nodes that the sentence of a rollout with exceptions can name; all of them are in the list of nodes."""
@@ -80,8 +61,6 @@ class PoolProgress:
 class RolloutProgress:
     """A rollout's state and counts.
 
-    `eta_s` is in seconds from now, None while a person must act first.  `work_s` is the least and the most
-    that is left to do, also then; None if a closed pool keeps it from ending, or the rollout is closed.
     `prepared` counts the nodes without a prepare stage left, None if the plan has no stage.  `slot_s` is how
     long nodes were in a slot, `prepare_s` how long they were prepared, of all nodes together.
     """
@@ -98,8 +77,6 @@ class RolloutProgress:
     pending: int
     in_flight: tuple[Target, ...]
     pools: tuple[PoolProgress, ...]
-    eta_s: float | None
-    work_s: tuple[float, float] | None
     reason: Reason | None
     prepared: int | None
     slot_s: float
@@ -114,7 +91,6 @@ def rollout_progress(index: Index, rollout_id: str, now: float) -> RolloutProgre
     state = _state(index, rollout, wave_progress, now)
     total = counters.phases.total() - counters.left
     is_done = state is RolloutState.DONE
-    work_s = None if rollout.closed else _work_s(index, rollout, wave_progress, now)
     reason = exceptions_reason(index, rollout) if is_done else decide.rollout_reason(index, rollout_id, now)
     preparations = index.preparations(rollout_id)
     return RolloutProgress(
@@ -132,8 +108,6 @@ def rollout_progress(index: Index, rollout_id: str, now: float) -> RolloutProgre
             index.target(rollout_id, node) for node in sorted(counters.in_flight, key=natural_sort_key)
         ),
         pools=_pool_progress(index, rollout_id),
-        eta_s=0.0 if is_done else work_s[1] if work_s and _runs_alone(counters, state, reason) else None,
-        work_s=work_s,
         reason=reason,
         prepared=None if preparations is None else total - counters.skipped - preparations.unprepared,
         slot_s=_slot_s(index, rollout, now),
@@ -233,60 +207,3 @@ def _pool_progress(index: Index, rollout_id: str) -> tuple[PoolProgress, ...]:
         )
         for each, pool in found
     )
-
-
-def _runs_alone(counters: RolloutCounters, state: RolloutState, reason: Reason | None) -> bool:
-    """Return whether a node's end or an observation lifts the reason, so that no person must act."""
-    if state not in (RolloutState.RUNNING, RolloutState.SOAKING):
-        return False
-    if state is RolloutState.SOAKING or reason is None:
-        return True
-    is_freed_by_user = reason.remedy is not None and reason.remedy.kind in USER_REMEDIES
-    return reason.code in TRANSIENT_REASONS and not (
-        reason.code is ReasonCode.POOL_FULL and is_freed_by_user and not counters.in_flight
-    )
-
-
-def _work_s(
-    index: Index, rollout: Rollout, wave_progress: WaveProgress, now: float
-) -> tuple[float, float] | None:
-    """Return the least and the most seconds to the end if nothing blocks: the slowest pool, limits, soaks.
-
-    It is never 0 while something is left, and in whole seconds: each surface shows the same number.
-    """
-    counters = index.counters(rollout.id)
-    # Whichever is longer: the waves one after another, or the slowest pool, which all waves share.
-    rounds: float = sum(_rounds(index, rollout, spec) for spec in rollout.plan.waves)
-    for pool_id, each in counters.pools.items():
-        budget = index.budget(index.pool(pool_id))
-        to_do = each.total - each.done - each.failed - each.skipped
-        if to_do:  # of a closed pool, without a budget, no node ever starts
-            rounds = max(rounds, to_do / budget if budget else math.inf)
-    if math.isinf(rounds):
-        return None
-    soak_s = _remaining_soak_s(rollout, wave_progress, now)
-    typical_s = counters.expected_s(rollout.plan.expected_s, TYPICAL_PERCENTILE)
-    low_s, high_s = (math.ceil(rounds) * each + soak_s for each in (typical_s, index.expected_s(rollout.id)))
-    return max(1.0, round(low_s)), max(1.0, round(high_s))
-
-
-def _rounds(index: Index, rollout: Rollout, spec: WaveDef) -> int:
-    """Return how many rounds of nodes a wave still needs by the limits on nodes in flight."""
-    phases = index.counters(rollout.id).waves.get(spec.name)
-    if phases is None:
-        return 0
-    to_do = phases.total() - phases[Phase.DONE] - phases[Phase.FAILED]
-    limits = (index.limits.max_parallel, rollout.plan.max_parallel, spec.max_parallel)
-    return math.ceil(to_do / max(1, min(limit for limit in (*limits, to_do) if limit is not None)))
-
-
-def _remaining_soak_s(rollout: Rollout, wave_progress: WaveProgress, now: float) -> float:
-    """Return the seconds of soaking still ahead."""
-    if wave_progress.wave is None:
-        return 0.0
-    names = [spec.name for spec in rollout.plan.waves]
-    ahead = rollout.plan.waves[names.index(wave_progress.wave.name) : -1]
-    remaining_s = sum(spec.soak_s for spec in ahead)
-    if wave_progress.soak_ends_at is not None:
-        remaining_s += wave_progress.soak_ends_at - now - wave_progress.wave.soak_s
-    return max(0.0, remaining_s)

@@ -33,6 +33,7 @@ _KINDS_BY_METAVAR: Mapping[str, str] = {
     "CONTEXT": "contexts",
     "FIELD": "fields",
     "CONDITION": "conditions",
+    "SCOPE:WHEN": "scopes",
     "FILE": "file",
     "PATH": "file",
     "DIR": "directory",

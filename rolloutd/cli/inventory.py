@@ -57,8 +57,8 @@ def register(commands: CommandGroup) -> None:
     )
     what = (
         "a node: show what each source reports about it; conflicts: list the quarantined nodes;"
-        " accept: apply the held answer of a source; pin: accept the host key, the machine id"
-        " or the removal that its sources report now"
+        " accept: apply the held answer of a source; pin: accept the identity, the new name or"
+        " the removal that its sources report now"
     )
     parser.argument("what", metavar="NODE | conflicts | accept | pin", text=what, nargs="?")
     name = "the source to accept, or the node to pin"

@@ -22,6 +22,7 @@ from rolloutd.cli import (
     contexts,
     exits,
     explain,
+    forecast,
     handover,
     holds,
     inventory,
@@ -49,7 +50,7 @@ from rolloutd.errors import RolloutdError
 
 _COMMANDS = {
     "plans and preparation": (plans, artifacts, explain),
-    "progress": (queries, watch, handover, configuration),
+    "progress": (queries, watch, forecast, handover, configuration),
     "votes": (voting,),
     "rollouts and nodes": (rollout_actions,),
     "fleet": (inventory, holds),

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from machines.model.timefmt import format_duration
-from rolloutd.cli import exits
+from rolloutd.cli import example_plans, exits
 from rolloutd.cli.command_group import CommandGroup, Invocation, without_none
 from rolloutd.cli.configuration import print_impact, print_plan_differences, read_impact
 from rolloutd.cli.output import (
@@ -77,6 +77,7 @@ def register(commands: CommandGroup) -> None:
         dest="then_watch",
         help="then watch the rollout until it ends: exit 0 done, 1 cancelled",
     )
+    example_plans.register(group)
     summary = "print the JSON Schema of plan files, without a daemon"
     parser = group.add_command("schema", schema, summary, formats=())
     parser.argument("file", metavar="FILE", text="file to write (stdout)", nargs="?")
@@ -120,7 +121,7 @@ def schema(call: Invocation) -> None:
 
 def preview(call: Invocation) -> None:
     """Show what a plan would do."""
-    body = _request_body(call)
+    body = _request_body(call, call.args.file)
     answer = _post_plan(call, "preview", body)
     nodes, path = [target["node"] for target in answer["targets"]], api_path("plans", "impact")
     impact = read_impact(call, path, body, nodes) if call.args.impact else None
@@ -144,7 +145,7 @@ def submit(call: Invocation) -> int:
         raise exits.Exit(exits.USAGE, "rolloutctl plan submit: --override-verdict needs --reason; give one")
     if args.node and not args.force_stage:
         raise exits.Exit(exits.USAGE, "rolloutctl plan submit: --node needs --force-stage; give one")
-    body = _request_body(call) | {"again": args.again, "supersede": args.supersede}
+    body = _request_body(call, call.args.file) | {"again": args.again, "supersede": args.supersede}
     if args.force_stage:
         body |= {"force_stages": args.force_stage, "force_nodes": args.node}
     if args.override_verdict:
@@ -197,18 +198,23 @@ def _source_base(file: str) -> Path | None:
     return None if file == STDIN else Path(file).parent
 
 
-def _request_body(call: Invocation) -> dict[str, Any]:
+def request_about_plan(call: Invocation, file: str, action: str, body: Mapping[str, Any]) -> Any:
+    """Return the answer about a plan file, to whose request `body` is added."""
+    return _post_plan(call, action, {**_request_body(call, file), **body})
+
+
+def _request_body(call: Invocation, file: str) -> dict[str, Any]:
     """Return the request for a plan; mistakes end the command before it sends anything."""
     from rolloutd import planfile
 
-    name, text = _read_plan(call.args.file)
-    diagnostics = _find_diagnostics(name, text, _source_base(call.args.file))
+    name, text = _read_plan(file)
+    diagnostics = _find_diagnostics(name, text, _source_base(file))
     if diagnostics:
         raise _diagnostics_exit(call, name, diagnostics)
     source = planfile.read(text, name).source
     upload = None
     if "path" in source:
-        upload = _upload(call, (_source_base(call.args.file) or Path()) / source["path"])
+        upload = _upload(call, (_source_base(file) or Path()) / source["path"])
     return without_none(file=name, text=text.decode(), upload=upload)
 
 

@@ -29,6 +29,7 @@ from rolloutd.cli.output import (
     sanitize,
     short_of,
 )
+from rolloutd.control import response_text
 from rolloutd.control.client import api_path
 from rolloutd.text import format_exceptions, join_limited, pluralize
 
@@ -184,6 +185,9 @@ def print_rollout(rollout: Rollout) -> None:
     print_preparation(rollout)
     if rollout["reason"] is not None:
         print_line(colorize(format_reason(rollout["reason"]), "yellow"))
+    deadline = response_text.describe_vote_deadline(rollout)
+    if deadline:
+        print_line(sanitize(deadline))
     print_traffic_probes(rollout)
     print_gates(rollout)
     if rollout["in_flight"]:
@@ -215,11 +219,11 @@ def print_preparation(rollout: Rollout) -> None:
 
 
 def format_remaining(rollout: Rollout) -> str:
-    """Return what machines and people have left to do: `4m to 6m of work and 2 votes left`."""
+    """Return when a rollout ends, and what people have left: `ends in 4m to 6m, 2 votes left`."""
     work, votes = rollout["work"], rollout["votes_missing"]
-    parts = [f"{format_range(work['low_s'], work['high_s'])} of work"] if work else []
-    parts += [pluralize(votes, "vote")] if votes else []
-    return f"{' and '.join(parts)} left" if parts else ""
+    parts = [f"ends in {format_range(work['low_s'], work['high_s'])}"] if work else []
+    parts += [f"{pluralize(votes, 'vote')} left"] if votes else []
+    return ", ".join(parts)
 
 
 def print_traffic_probes(shown: Rollout | Preview) -> None:
@@ -355,7 +359,7 @@ STATUS_WIDE: Columns = {
     "OWNER": "owner",
     "BY": "submitted_by",
     "SUBMITTED": lambda each: format_local(each["submitted_at"]),
-    "WORK LEFT": lambda each: format_range(**each["work"]) if each["work"] else "",
+    "ENDS IN": lambda each: format_range(**each["work"]) if each["work"] else "",
     "VOTES MISSING": "votes_missing",
     "DIGEST": short_of("digest"),
 }

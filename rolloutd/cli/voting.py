@@ -142,7 +142,9 @@ def _describe_approval(call: Invocation, body: dict[str, Any]) -> str:
     name, digest = rollout["rollout"], gate["digest"][:SHORT_HASH_CHARS]
     details = f"digest {digest}; for the change and the plan: rolloutctl review {name}"
     unseen = "".join(f"\nnot shown by the review: {sanitize(each)}" for each in review["unseen"])
-    return f"{name}: {call.args.gate} starts {radius}\n{effect}\n{details}{unseen}"
+    deadline = response_text.describe_vote_deadline(rollout)
+    lines = (f"{name}: {call.args.gate} starts {radius}", deadline, effect, f"{details}{unseen}")
+    return "\n".join(line for line in lines if line)
 
 
 def withdraw_vote(call: Invocation) -> int:

@@ -29,7 +29,7 @@ from rolloutd.commands.rollout_commands import Principal, require_plan_owner
 from rolloutd.commands.verdicts import Draft, matching_verdicts, require_matching, require_overridden
 from rolloutd.compile import compile_plan
 from rolloutd.engine.state import State
-from rolloutd.engine.tasks import compute
+from rolloutd.engine.tasks import compute, free
 from rolloutd.errors import InvalidFile, Refused
 from rolloutd.planfile import PlanFile
 from rolloutd.planfile.playbooks import playbook_diagnostics
@@ -171,6 +171,9 @@ async def submit(
             )
             events = await compute(opening_events, state.index.fork(), opened, superseded)
             await commit(events, f"plan {resolved.plan.name} submitted")
+        made = [resolved, draft, opened, events]
+        del resolved, draft, opened, events
+        await free(made)
         return rollout, False
 
 

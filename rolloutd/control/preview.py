@@ -57,11 +57,16 @@ def preview(settings: Settings, draft: ResolvedPlan, actor: Actor, now: float) -
     }
 
 
+def draft_rollout(draft: ResolvedPlan, actor: Actor, now: float) -> tuple[Rollout, tuple[Target, ...]]:
+    """Return the rollout that a plan would open, and its targets."""
+    rollout = Rollout(DRAFT_ROLLOUT_ID, draft.plan, draft.digest, actor, now, len(draft.targets))
+    return rollout, tuple(replace(target, rollout=DRAFT_ROLLOUT_ID) for target in draft.targets)
+
+
 def _index_with_draft(draft: ResolvedPlan, actor: Actor, now: float) -> Index:
     index = draft.facts.fork()
     index.advance(now)
-    rollout = Rollout(DRAFT_ROLLOUT_ID, draft.plan, draft.digest, actor, now, len(draft.targets))
-    index.load_rollout(rollout, (replace(target, rollout=DRAFT_ROLLOUT_ID) for target in draft.targets))
+    index.load_rollout(*draft_rollout(draft, actor, now))
     return index
 
 

@@ -22,6 +22,7 @@ from pydantic import (
 
 from machines.states import Phase
 from rolloutd.commands.tokens import MAX_TOKEN_CHARS
+from rolloutd.forecast.request import DEFAULT_DRAWS, MAX_DRAWS
 from rolloutd.planfile.model import WindowSpec
 from rolloutd.plugin.field_types import SelectorText
 
@@ -103,6 +104,9 @@ _FIRST_INSTANT = datetime(1, 1, 2, tzinfo=UTC)
 _LAST_INSTANT = datetime(9999, 12, 30, tzinfo=UTC)
 
 Instant = Annotated[AwareDatetime, AfterValidator(_require_representable)]
+
+MAX_APPROVE_AFTER_S = 366 * 86_400.0
+"""A year: no forecast looks further."""
 
 
 class RequestBody(BaseModel):
@@ -301,6 +305,51 @@ class EmptyBody(RequestBody):
 
 class NoParams(QueryParams):
     pass
+
+
+MAX_CHANGES_TRIED = 50
+"""Changes of one what-if: a person compares no more."""
+
+WhatIfText = Annotated[
+    str, StringConstraints(min_length=1, max_length=MAX_FILE_NAME_CHARS), AfterValidator(_require_printable)
+]
+
+
+class ForecastOptions(RequestBody):
+    """What a forecast assumes, and what it tries.
+
+    `approve_after_s`: how long after it asks a gate gets its votes, or `never`.  Without `failure_rate`, it
+    is the one seen.  `sets`, `freezes`, `without`, `with_failure` and `at` are what-if.  `publish`: keep it,
+    under this name.
+    """
+
+    draws: int = Field(default=DEFAULT_DRAWS, ge=1, le=MAX_DRAWS)
+    seed: int = Field(default=1, ge=0, le=2**53)
+    approve_after_s: float | Literal["never"] = Field(default=0.0)
+    failure_rate: float | None = Field(default=None, ge=0.0, le=0.9)
+    sets: list[WhatIfText] = Field(default=[], max_length=MAX_CHANGES_TRIED)
+    freezes: list[WhatIfText] = Field(default=[], max_length=MAX_CHANGES_TRIED)
+    without: list[Name] = Field(default=[], max_length=MAX_NODES_NAMED)
+    with_failure: list[Name] = Field(default=[], max_length=MAX_CHANGES_TRIED)
+    at: Instant | None = None
+    publish: Literal["calendar"] | None = None
+
+    @model_validator(mode="after")
+    def _check_approval(self) -> Self:
+        seconds = self.approve_after_s
+        if not isinstance(seconds, str) and not 0.0 <= seconds <= MAX_APPROVE_AFTER_S:
+            raise ValueError("approve_after_s: not between 0 and a year; use never for a gate without votes")
+        return self
+
+
+class PlanForecast(PlanWithUpload, ForecastOptions):
+    """A plan file, and what its forecast assumes."""
+
+
+class ScoreQuery(QueryParams):
+    """The forecasts of one rollout; without it, of all."""
+
+    rollout: Name | None = None
 
 
 class StatusQuery(QueryParams):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from machines.model.timefmt import format_duration
 from rolloutd.text import pluralize
 
 if TYPE_CHECKING:  # the command line's start-up counts
-    from rolloutd.control.wire import ComparedNode, Comparison, Gate
+    from rolloutd.control.wire import ComparedNode, Comparison, Gate, Rollout
     from rolloutd.control.wire_fleet import HandoverRollout
     from rolloutd.control.wire_plans import ApprovalEffect, BlastRadius, GateReview, Review
 
@@ -32,12 +33,36 @@ def describe_blast_radius(radius: BlastRadius) -> str:
     parts.append(f"at most {radius['at_once']} at once")
     work = radius["work"]
     if work is None:
-        parts.append("no estimate, because a pool is closed")
+        parts.append("no forecast yet")
     else:
         low, high = (format_duration(work[key], TIME_UNITS) for key in ("low_s", "high_s"))
         parts.append(f"about {low}" if low == high else f"{low} to {high}")
     parts.append("traffic probed" if radius["traffic_probed"] else "traffic not probed")
     return ", ".join(parts)
+
+
+def describe_vote_deadline(rollout: Rollout) -> str:
+    """Return what a vote means: `a yes now: ends 14:10 to 15:02; one after 16:00 costs 22h`; "" without."""
+    forecast = rollout["forecast"]
+    if forecast is None or not any(gate["state"] == "waiting" for gate in rollout["gates"]):
+        return ""
+    ends = forecast["ends_at"]
+    if ends["p50"] is None or ends["p90"] is None:
+        return "a yes now: it does not end as it is; see rolloutctl forecast"
+    low, high = (_local(ends[side] or "") for side in ("p50", "p90"))
+    text = f"a yes now: ends {low}" if low == high else f"a yes now: ends {low} to {high}"
+    deadline = forecast["vote_deadline"]
+    if deadline is not None:
+        costs = format_duration(deadline["costs_s"], TIME_UNITS)
+        text += f"; one after {_local(deadline['yes_by'])} costs {costs}"
+    return text
+
+
+def _local(instant: str) -> str:
+    """Return an instant in local time, with its day: `Thu 14:10`, or a date if it is far off."""
+    at = datetime.fromisoformat(instant).astimezone()
+    is_near = abs(at - datetime.now(UTC)) < timedelta(days=6)
+    return at.strftime("%a %H:%M" if is_near else "%Y-%m-%d %H:%M")
 
 
 def describe_approval(effect: ApprovalEffect, owner: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 from machines.facts.votes import was_opened
@@ -18,7 +19,7 @@ from machines.scheduler.blast_radius import blast_radius
 from machines.states import CARRIES_CHANGE
 from rolloutd import planfile, threads
 from rolloutd.commands import voting
-from rolloutd.control import serializers, wire_plans
+from rolloutd.control import serializers, wire, wire_plans
 from rolloutd.control.identity import Identity
 from rolloutd.control.resolve import MAX_CLOSED, ResolvedRollout
 from rolloutd.control.source_review import SourceReview, read_source_review
@@ -95,11 +96,32 @@ def _gate_reviews(state: State, resolved: ResolvedRollout, who: Identity) -> Ite
                 "nodes": radius.nodes,
                 "teams": list(radius.teams),
                 "at_once": radius.at_once,
-                "work": radius.work_s and {"low_s": radius.work_s[0], "high_s": radius.work_s[1]},
+                "work": _work_behind(state, rollout, gate, wave, radius.waves),
                 "traffic_probed": bool(rollout.plan.traffic),
             },
             "your_approval": _approval_effect(state, rollout, gate, wave, who),
         }
+
+
+def _work_behind(
+    state: State, rollout: Rollout, gate: GateName, wave: str, waves: Sequence[str]
+) -> wire.Work | None:
+    """Return the time from the gate's votes to the end of the waves behind it, by the latest forecast."""
+    latest = state.forecasts.get(rollout.id)
+    if latest is None:
+        return None
+    ends = [each["ends_at"] for each in latest["waves"] if each["name"] in waves]
+    if not ends or any(each["p50"] is None or each["p90"] is None for each in ends):
+        return None
+    asked = (each["asked_at"]["p50"] for each in latest["gates"] if _is_gate(each, gate, wave))
+    begins = next(asked, None) or latest["made_at"]
+    # RFC 3339 in UTC: the later text is the later instant.
+    last = {side: max(each[side] for each in ends) for side in ("p50", "p90")}
+    return serializers.span(datetime.fromisoformat(begins).timestamp(), last)
+
+
+def _is_gate(shown: Mapping[str, Any], gate: GateName, wave: str) -> bool:
+    return (shown["gate"], shown["wave"]) == (gate.value, wave or None)
 
 
 def _approval_effect(

@@ -19,6 +19,7 @@ from rolloutd.control.requests import NoParams, QueryParams, RequestBody
 from rolloutd.engine.background.drift_checks import DriftChecker
 from rolloutd.engine.background.node_cleaning import NodeCleaner
 from rolloutd.engine.check_mode import CheckMode
+from rolloutd.engine.forecasts import Forecaster
 from rolloutd.engine.state import State
 from rolloutd.ports import AuditReport, Checkpoints, Runner, SourceStore
 
@@ -54,6 +55,7 @@ class Services:
     pin_identity: InventoryCommand
     checkpoints: Checkpoints
     cleaner: NodeCleaner
+    forecaster: Forecaster
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, replace
+from datetime import datetime
 from typing import Any, TypeVar, cast
 
 from machines.facts.availability import observed_unavailability
@@ -109,6 +110,7 @@ def source(pinned: Mapping[str, str]) -> wire.Source:
 def rollout(state: State, resolved: ResolvedRollout) -> wire.Rollout:
     now = state.now()
     current, index = resolved.rollout, resolved.index
+    latest = None if current.closed else state.forecasts.get(current.id)
     progress = rollout_progress(index, current.id, now)
     known = index.nodes  # a property: reading it for each of 10,000 targets takes milliseconds
     nodes = [known[each.node] for each in index.targets(current.id) if each.node in known]
@@ -127,9 +129,10 @@ def rollout(state: State, resolved: ResolvedRollout) -> wire.Rollout:
         ],
         "gates": [gate_serializers.gate(index, current, view, now) for view in views],
         "reason": reason(progress.reason),
-        "work": progress.work_s and {"low_s": progress.work_s[0], "high_s": progress.work_s[1]},
+        "work": work_left(latest, now),
         "votes_missing": 0 if current.closed else sum(map(gate_serializers.count_missing_votes, views)),
-        "eta": None if progress.eta_s is None or current.closed else format_timestamp(now + progress.eta_s),
+        "eta": None if latest is None else latest["ends_at"]["p90"],
+        "forecast": forecast_summary(latest),
         "traffic_probes": coverage.traffic_probes(current.plan),
         "not_probed": coverage.not_probed(current.plan, nodes),
         "not_isolated": coverage.not_isolated(current.plan, nodes),
@@ -145,6 +148,27 @@ def rollout(state: State, resolved: ResolvedRollout) -> wire.Rollout:
         ],
         "minutes": minutes(progress.slot_s, progress.prepare_s),
     }
+
+
+def work_left(latest: Mapping[str, Any] | None, now: float) -> wire.Work | None:
+    """Return the time from now to the end of a forecast; None without one, or where it never ends."""
+    if latest is None or latest["ends_at"]["p50"] is None or latest["ends_at"]["p90"] is None:
+        return None
+    return span(now, latest["ends_at"])
+
+
+def span(since: float, ends_at: Mapping[str, str]) -> wire.Work:
+    """Return the seconds until p50 and p90, at least one: what is left is never nothing."""
+    low, high = (datetime.fromisoformat(ends_at[side]).timestamp() - since for side in ("p50", "p90"))
+    return {"low_s": max(1.0, round(low)), "high_s": max(1.0, round(high))}
+
+
+def forecast_summary(latest: Mapping[str, Any] | None) -> wire.ForecastSummary | None:
+    """Return a forecast without its nodes."""
+    if latest is None:
+        return None
+    keys = wire.ForecastSummary.__annotations__
+    return cast("wire.ForecastSummary", {key: latest[key] for key in keys})
 
 
 def minutes(slot_s: float, prepare_s: float) -> wire.Minutes:

@@ -199,10 +199,42 @@ class Pool(TypedDict):
 
 
 class Work(TypedDict):
-    """The least and the most seconds of work that are left if nothing blocks."""
+    """The seconds until the forecast end: the median, and the 90th percentile."""
 
     low_s: float
     high_s: float
+
+
+class Instants(TypedDict):
+    """The median and the 90th percentile of an instant; null where in so many draws it never happens."""
+
+    p50: str | None
+    p90: str | None
+
+
+class Bottleneck(TypedDict):
+    """What nodes wait for longest (a pool, a limit or a window), and what one more slot there saves."""
+
+    kind: str
+    name: str
+    saves_s: float
+
+
+class VoteDeadline(TypedDict):
+    """Until when a vote at the gate that waits costs nothing, and how many seconds one costs after that."""
+
+    yes_by: str
+    costs_s: float
+
+
+class ForecastSummary(TypedDict):
+    """The latest forecast of a rollout: each gate gets its votes as soon as it asks."""
+
+    made_at: str
+    ends_at: Instants
+    waits: dict[str, float]
+    bottleneck: Bottleneck | None
+    vote_deadline: VoteDeadline | None
 
 
 class Source(TypedDict):
@@ -236,7 +268,8 @@ class Rollout(RolloutSummary):
     """A rollout as `status` shows it; `expected_s` is the usual time of one of its nodes.
 
     `skipped` nodes are done without the change, `rolled_back` is how many of these were changed before.
-    `work` is what machines have left to do, `votes_missing` what people have: votes at all gates ahead.
+    `forecast`, `work` and `eta` (its p90) are of the latest forecast, null before the first one.
+    `votes_missing` is what people have left to do: votes at all gates ahead.
     `prepared` is null if the plan has no prepare stage; `minutes` are of all nodes together.
     """
 
@@ -252,6 +285,7 @@ class Rollout(RolloutSummary):
     work: Work | None
     votes_missing: int
     eta: str | None
+    forecast: ForecastSummary | None
     traffic_probes: list[str]
     not_probed: list[str]
     not_isolated: list[str]

@@ -27,6 +27,7 @@ from machines.scheduler.progress import exceptions_reason
 from machines.states import Trigger
 from rolloutd import reason_text
 from rolloutd.audit_names import with_current_names
+from rolloutd.engine.forecasts import MissedForecast
 from rolloutd.engine.state import State
 from rolloutd.engine.tasks import wait_for_first
 from rolloutd.errors import RolloutdError, StoreFailed
@@ -44,6 +45,7 @@ PREPARE_FAILED = "prepare-failed"
 ROLLOUT_ENDED = "rollout-ended"
 NOTHING_MOVED = "nothing-moved"
 ADAPTER_FAILING = "adapter-failing"
+FORECAST_MISSED = "forecast-missed"
 AUDIT_HEAD = "audit-head"
 NOTIFY_EVENTS = (
     GATE_WAITS,
@@ -53,6 +55,7 @@ NOTIFY_EVENTS = (
     ROLLOUT_ENDED,
     NOTHING_MOVED,
     ADAPTER_FAILING,
+    FORECAST_MISSED,
 )
 """The events of a dispatcher that is given none; the audit's head is sent only where it is asked for."""
 
@@ -155,6 +158,17 @@ class NotificationDispatcher:
         if AUDIT_HEAD in self._events:
             for channel in self._channels:
                 channel.enqueue(Notification(AUDIT_HEAD, title, line, at=self._state.now()))
+
+    def announce_missed_forecast(self, missed: MissedForecast) -> None:
+        """Queue that a rollout ends later than a forecast said that people have seen."""
+        if FORECAST_MISSED in self._events:
+            promised = missed.kept.answer["ends_at"]["p90"]
+            ends = f"ends {missed.ends_at}" if missed.ends_at else "does not end as it is"
+            cause = f"; most waiting: {missed.waits_for}" if missed.waits_for else ""
+            rollout, occasion = missed.kept.rollout, missed.kept.occasion
+            text = f"{rollout} {ends}, not by {promised}, as the forecast for {occasion} said{cause}"
+            for channel in self._channels:
+                channel.enqueue(Notification(f"{rollout} is later than forecast", text))
 
     # -- detection
 

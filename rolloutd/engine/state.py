@@ -32,7 +32,7 @@ from machines.rules.start_blockers import work_blocker
 from machines.scheduler.expiry import extend_deadlines
 from machines.workflow.records import RepeatedTry
 from rolloutd.engine.adapter_failures import AdapterFailures
-from rolloutd.engine.tasks import compute
+from rolloutd.engine.tasks import compute, free
 from rolloutd.engine.transition_log import log_entries
 from rolloutd.errors import Conflict, FactsBehind, LeadershipLost, NotFound, StoreFailed
 from rolloutd.ports import (
@@ -191,6 +191,8 @@ class State:
     canonical_names: Mapping[tuple[str, str], str] = field(default_factory=dict)
     step_progress: dict[tuple[str, str], StepProgress] = field(default_factory=dict)
     runner_status: RunnerStatus = field(default_factory=RunnerStatus)
+    forecasts: Mapping[str, Mapping[str, JSON]] = field(default_factory=dict)
+    """The latest forecast of each open rollout, as the API answers it; never stored."""
     sources: dict[str, SourceState] = field(default_factory=dict)
     reports: Mapping[str, Sequence[DiscoveredNode]] = field(default_factory=dict)
     """What each source last reported of a node, by the fleet's name."""
@@ -405,9 +407,13 @@ class State:
                 successor, broken = None, first_violation(facts, events, now)
             if broken is not None:
                 raise InvariantViolation(broken)
-            return await self._write(events, actor, cause, now, successor)
+            entries = await self._write(events, actor, cause, now, successor)
         finally:
             facts.journal = None
+        replaced = [facts]
+        del facts, after, successor
+        await free(replaced)
+        return entries
 
     async def _write(
         self,

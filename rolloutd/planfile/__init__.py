@@ -22,7 +22,7 @@ from rolloutd.planfile.content import (
 )
 from rolloutd.planfile.document import JSON, Path, Value, locate, read_document
 from rolloutd.planfile.model import PlanDocument
-from rolloutd.planfile.schema import json_values_of_format, schema_of_model, values_of_format
+from rolloutd.planfile.schema import json_values_of_format, schema_at, schema_of_model, values_of_format
 from rolloutd.planfile.validation import validate_document
 
 __all__ = [
@@ -35,6 +35,7 @@ __all__ = [
     "policy_content",
     "read",
     "schema",
+    "schema_at",
     "scope_content",
     "selector_digest",
     "written_content",

@@ -84,10 +84,12 @@ from rolloutd.ports.store import (
     AuditEntry,
     AuditReport,
     ClosedRollout,
+    KeptForecast,
     NodeConfigurations,
     RolloutRecord,
     RowMismatch,
     SourceAnswer,
+    StepDuration,
     Store,
 )
 from rolloutd.ports.types import JSON, PinnedSource
@@ -129,6 +131,7 @@ __all__ = [
     "InventorySnapshot",
     "IsolationStatus",
     "Isolator",
+    "KeptForecast",
     "Leadership",
     "LeavesNodesOut",
     "Message",
@@ -167,6 +170,7 @@ __all__ = [
     "Stager",
     "StagingRequest",
     "StepContext",
+    "StepDuration",
     "StepResult",
     "Store",
     "SupportsBlockerWatch",

@@ -46,7 +46,9 @@ class DiscoveredNode:
     """One inventory source's record of a node.
 
     `connection` holds all of the node's Ansible variables (ansible_host, ...), and its groups under `GROUPS`:
-    later ones take precedence.
+    later ones take precedence.  `id` is the source's own, `SORT/VALUE`, which a rename does not change; a
+    source without ids is known by `PROVIDER_ID`, `MACHINE_ID` or the name.  `conflicts`, which an adapter
+    leaves empty, are what contradicts the source's answer before, by ConflictKind.
     """
 
     name: str
@@ -54,10 +56,15 @@ class DiscoveredNode:
     kind: NodeKind = NodeKind.HOST
     labels: Mapping[str, str] = field(default_factory=dict)
     connection: Mapping[str, JSON] = field(default_factory=dict)
+    id: str = ""
+    conflicts: Mapping[str, str] = field(default_factory=dict)
 
 
 class Inventory(Protocol):
-    """One source of nodes; its texts are no templates, unless it also has GivesTemplates."""
+    """One source of nodes; its texts are no templates, unless it also has GivesTemplates.
+
+    Several objects of one name are several nodes, each with its id.
+    """
 
     @property
     def source(self) -> str: ...
@@ -71,8 +78,8 @@ class LeavesNodesOut(Protocol):
     """Optional port of an inventory that cannot make a node of each of its records."""
 
     @property
-    def left_out(self) -> Sequence[str]:
-        """Return a sentence for each record that the last answer lacks."""
+    def left_out(self) -> Mapping[str, str]:
+        """Return a sentence for each record that the last answer lacks, by its name."""
 
 
 @runtime_checkable

@@ -13,6 +13,7 @@ from machines.model.plan import Digest
 from machines.model.preparation import Preparation
 from machines.model.rollout import Interruption, Rollout, Target, Verdict
 from machines.model.rows import AuditMismatch
+from machines.model.step_record import StepAction
 from rolloutd.audit_chain import ChainVerification
 from rolloutd.ports.nodes import DiscoveredNode
 from rolloutd.ports.types import JSON
@@ -69,6 +70,29 @@ class SourceAnswer:
     source: str
     answered_at: float
     nodes: tuple[DiscoveredNode, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StepDuration:
+    """How long a step took that succeeded; of a prepare stage, `step` is its name."""
+
+    rollout: str
+    plan: str
+    node: str
+    step: str
+    action: StepAction
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class KeptForecast:
+    """A forecast that people have seen; `answer` is its JSON, `is_missed`: its p90 was said to be over."""
+
+    rollout: str
+    made_at: float
+    occasion: str
+    answer: Mapping[str, JSON]
+    is_missed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +230,9 @@ class Store(Protocol):
         It omits nodes on which no rollout did anything, and those of a rollout that has not ended.
         """
 
+    async def require_term(self) -> None:
+        """Raise LeadershipLost if another daemon has begun a term: this one must act on no node any more."""
+
     async def find_changes_in_effect(self, node: str, rollouts: Sequence[str]) -> Mapping[str, bool]:
         """Return whether the node has the change of each rollout, or a later one that skipped its stages.
 
@@ -227,6 +254,18 @@ class Store(Protocol):
 
     async def load_steps(self, rollout: str, node: str, attempt: int | None = None) -> Sequence[StepRecord]:
         """Return the step records of a node, oldest first; of one attempt if named."""
+
+    async def load_step_durations(self, limit: int) -> Sequence[StepDuration]:
+        """Return the durations of the latest steps and prepare stages that succeeded, the latest first."""
+
+    async def count_attempts(self, plan: str) -> tuple[int, int]:
+        """Return how many attempts the rollouts of a plan had, and how many failures."""
+
+    async def keep_forecast(self, kept: KeptForecast) -> None:
+        """Keep a forecast, in place of one of the same rollout and instant; the audit has no entry of it."""
+
+    async def load_forecasts(self, rollout: str | None = None) -> Sequence[KeptForecast]:
+        """Return the kept forecasts, latest first, of rollouts that are not deleted."""
 
     async def load_configurations(self, nodes: Sequence[str]) -> NodeConfigurations:
         """Return the configuration records of these nodes, without nodes that have none."""

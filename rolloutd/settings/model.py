@@ -89,6 +89,7 @@ NotifyEvent = Literal[
     "rollout-ended",
     "nothing-moved",
     "adapter-failing",
+    "forecast-missed",
     "audit-head",
 ]
 
@@ -298,6 +299,7 @@ class Notify(Params):
             "rollout-ended",
             "nothing-moved",
             "adapter-failing",
+            "forecast-missed",
         ],
         max_length=MAX_ITEMS,
         description="Events that cause a notification.",

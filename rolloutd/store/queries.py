@@ -25,7 +25,7 @@ from machines.model.rows import (
     RolloutRow,
     with_part,
 )
-from machines.model.step_record import StepRecord
+from machines.model.step_record import StepAction, StepRecord
 from machines.model.windows import Freeze
 from rolloutd.audit_names import stored_event_names
 from rolloutd.errors import NotFound, RolloutdError, StoreFailed
@@ -34,9 +34,11 @@ from rolloutd.ports import (
     AuditEntry,
     ClosedRollout,
     DiscoveredNode,
+    KeptForecast,
     NodeConfigurations,
     RolloutRecord,
     SourceAnswer,
+    StepDuration,
 )
 from rolloutd.store.backend import Connection
 from rolloutd.store.codec import decode_actor
@@ -140,6 +142,67 @@ def load_steps(
         return StoredRows(connection).load(StepRecord, f"{where} {order}", rollout, node)
     where += f" AND ifnull(attempt, -1) = ? {order}"
     return StoredRows(connection).load(StepRecord, where, rollout, node, attempt)
+
+
+def load_step_durations(connection: Connection, limit: int) -> tuple[StepDuration, ...]:
+    """Return the durations of the latest steps and prepare stages that succeeded, the latest first."""
+    steps = (
+        "SELECT step.at, step.rollout, name, node, step, action, step.at - began_at FROM step"
+        " JOIN rollout ON rollout.id = step.rollout WHERE state = 'ok' ORDER BY step.rowid DESC LIMIT ?"
+    )
+    stages = (
+        "SELECT preparation.at, preparation.rollout, name, node, stage, 'run', preparation.at - began_at"
+        " FROM preparation JOIN rollout ON rollout.id = preparation.rollout WHERE state = 'done'"
+        " ORDER BY preparation.at DESC LIMIT ?"
+    )
+    rows = [row for sql in (steps, stages) for row in connection.execute(sql, (limit,))]
+    rows.sort(key=lambda row: -row[0])  # stable: the latest record first among equals
+    return tuple(
+        StepDuration(rollout, plan, node, step, StepAction(action), max(0.0, seconds))
+        for _, rollout, plan, node, step, action, seconds in rows[:limit]
+    )
+
+
+def count_attempts(connection: Connection, plan: str) -> tuple[int, int]:
+    """Return how many attempts the rollouts of a plan had, and how many failures."""
+    of_plan = "SELECT id FROM rollout WHERE name = ?"
+    attempts = f"SELECT ifnull(sum(attempt), 0) FROM target WHERE rollout IN ({of_plan})"  # noqa: S608  # a constant
+    failures = f"SELECT count(*) FROM failure WHERE rollout IN ({of_plan})"  # noqa: S608  # a constant
+    counted = [connection.execute(sql, (plan,)).fetchone()[0] for sql in (attempts, failures)]
+    return counted[0], counted[1]
+
+
+KEPT_FORECASTS = 20
+"""Forecasts that are kept of a rollout: one for each gate and calendar that people have seen."""
+
+
+def keep_forecast(connection: Connection, kept: KeptForecast) -> None:
+    """Keep a forecast, in place of one of the same rollout and instant, and drop the oldest ones."""
+    connection.execute(
+        "INSERT INTO forecast (rollout, made_at, occasion, answer, is_missed) VALUES (?, ?, ?, ?, ?)"
+        " ON CONFLICT (rollout, made_at) DO UPDATE SET occasion = excluded.occasion,"
+        " answer = excluded.answer, is_missed = excluded.is_missed",
+        (kept.rollout, kept.made_at, kept.occasion, json.dumps(kept.answer), kept.is_missed),
+    )
+    connection.execute(
+        "DELETE FROM forecast WHERE rollout = ?1 AND made_at NOT IN"
+        " (SELECT made_at FROM forecast WHERE rollout = ?1 ORDER BY made_at DESC LIMIT ?2)",
+        (kept.rollout, KEPT_FORECASTS),
+    )
+
+
+def load_forecasts(connection: Connection, rollout: str | None = None) -> tuple[KeptForecast, ...]:
+    """Return the kept forecasts, latest first, of rollouts that are not deleted."""
+    rows = connection.execute(
+        "SELECT forecast.rollout, made_at, occasion, answer, is_missed FROM forecast"
+        " JOIN rollout ON rollout.id = forecast.rollout"
+        " WHERE deleted_at IS NULL AND (?1 IS NULL OR forecast.rollout = ?1) ORDER BY made_at DESC",
+        (rollout,),
+    )
+    return tuple(
+        KeptForecast(name, made_at, occasion, json.loads(answer), bool(is_missed))
+        for name, made_at, occasion, answer, is_missed in rows
+    )
 
 
 def has_unfinished_run(connection: Connection, node: str) -> bool:
@@ -380,10 +443,13 @@ SELECT coalesce((
         SELECT 1 FROM preparation AS used
         JOIN preparation AS made ON made.node = used.node AND made.stage = used.stage
         WHERE used.rollout = latest.id AND used.node = :node AND used.state = 'skipped'
-          AND made.rollout = rollout.id AND made.state = 'done')
+          AND made.rollout = rollout.id AND made.state IN ('done', 'skipped')
+          AND made.content = used.content)
     FROM rollout AS latest JOIN target ON target.rollout = latest.id AND target.node = :node
     WHERE latest.name = rollout.name AND latest.deleted_at IS NULL
-      AND target.outcome IN ('changed', 'already-current')
+      AND (target.outcome = 'changed' OR (target.outcome = 'already-current' AND EXISTS (
+        SELECT 1 FROM preparation AS own
+        WHERE own.rollout = latest.id AND own.node = :node AND own.state IN ('done', 'skipped'))))
     ORDER BY latest.number DESC LIMIT 1), 0)
 FROM rollout WHERE rollout.id = :rollout"""
 

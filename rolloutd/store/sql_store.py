@@ -21,6 +21,7 @@ from rolloutd.ports import (
     AuditCheckpointReport,
     AuditEntry,
     AuditReport,
+    KeptForecast,
     SourceAnswer,
 )
 from rolloutd.store import queries
@@ -100,6 +101,12 @@ class SqlStore:
             partial(write_source_answer, answer=answer, removed=tuple(removed))
         )
 
+    async def keep_forecast(self, kept: KeptForecast) -> None:
+        await self._require_writer().write_unaudited(partial(queries.keep_forecast, kept=kept))
+
+    async def require_term(self) -> None:
+        await self._require_writer().write_unaudited(lambda connection: None)
+
     async def remove_unused_documents(self) -> None:
         await self._require_writer().write_unaudited(queries.remove_unused_documents)
 
@@ -152,6 +159,9 @@ class SqlStore:
     find_nodes_with_change = _query(queries.find_nodes_with_change)
     find_later_changes = _query(queries.find_later_changes)
     load_steps = _query(queries.load_steps)
+    load_step_durations = _query(queries.load_step_durations)
+    count_attempts = _query(queries.count_attempts)
+    load_forecasts = _query(queries.load_forecasts)
     load_configurations = _query(queries.load_configurations)
     list_expired_configurations = _query(queries.list_expired_configurations)
     load_verdicts = _query(queries.load_verdicts)

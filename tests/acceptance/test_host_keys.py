@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import pty
@@ -12,10 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from rolloutd.adapters.ssh.shell import SshShell
 from rolloutd.ports import Host
 from tests.support.daemon_environment import DaemonEnvironment, daemon_environment
+from tests.support.fake_netbox.fleet import Fleet, custom_field, device
+from tests.support.fake_netbox.server import V1, FakeNetbox
 from tests.support.forked_process import run_forked
 
 SCAN = "rolloutd.admin.host_keys.__main__"
@@ -127,6 +131,49 @@ async def test_changed_key_is_replaced_only_by_name(fleet: DaemonEnvironment) ->
     [entry] = [entry for entry in audited(fleet) if entry["replaced"]]
     assert entry["replaced"] == [f"ssh-ed25519 {old_line.split()[1]}"]
     assert await can_log_in(fleet, "n1")
+
+
+def test_key_of_another_type_is_a_changed_key(fleet: DaemonEnvironment) -> None:
+    """Else who offers no key of the stored type would be trusted as well."""
+    scan(fleet, yes=True, unconfirmed=True, reason="first")
+    trusted, sshd = fleet.directory / "trusted", fleet.sshds["n1"]
+    before = trusted.read_text()
+    sshd.stop()
+    key = sshd.directory / "host_key"
+    for path in (key, Path(f"{key}.pub")):
+        path.unlink()
+    subprocess.run(["ssh-keygen", "-q", "-t", "ecdsa", "-N", "", "-f", key], check=True)
+    sshd.start(sshd.directory)
+    done = scan(fleet, yes=True, unconfirmed=True, reason="again")
+    assert (done.returncode, trusted.read_text()) == (1, before)
+    assert states(fleet)["n1"] == ["changed"]
+    assert scan(fleet, yes=True, reason="reinstalled", replace=["n1"]).returncode == 0
+    assert states(fleet) == {"n1": ["stored"], "n2": ["stored"]}
+    assert len(trusted.read_text().splitlines()) == len(before.splitlines())
+
+
+async def test_netbox_field_confirms_a_key(fleet: DaemonEnvironment) -> None:
+    """NetBox has the public key of n1 and a wrong fingerprint of n2, each in a custom field."""
+    (first, second), directory = (device(number) for number in (1, 2)), fleet.directory
+    public = (fleet.sshds["n1"].directory / "host_key.pub").read_text()
+    first |= {"name": "n1", "custom_fields": {"ssh_host_key": public}}
+    second |= {"name": "n2", "custom_fields": {"ssh_host_key": f"SHA256:{'a' * 43} (ED25519)"}}
+    field = custom_field("ssh_host_key", "text")
+    async with FakeNetbox(Fleet([first, second], [], [field])) as netbox:
+        (directory / "token").write_text(V1)
+        labels = {"host_key": "custom_fields.ssh_host_key"}
+        source = {
+            "url": netbox.url,
+            "token_file": str(directory / "token"),
+            "labels": labels,
+            "address": "none",
+        }
+        settings = {**fleet.settings, "inventory": [*fleet.settings["inventory"], {"netbox": source}]}
+        (directory / "netbox.yaml").write_text(yaml.safe_dump(settings))
+        done = await asyncio.to_thread(scan, fleet, config=str(directory / "netbox.yaml"), json=True)
+    keys = {node["node"]: node["keys"] for node in json.loads(done.stdout)["nodes"]}
+    assert [(key["state"], key["confirmed_by"]) for key in keys["n1"]] == [("confirmed", ["inventory"])]
+    assert [key["state"] for key in keys["n2"]] == ["contradicted"]
 
 
 def test_without_daemon_keys_are_only_printed(fleet: DaemonEnvironment) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from rolloutd.control.client import api_path
 from tests.support.daemon_environment import fleet_labels, plan
 from tests.support.playbook_node import playbook_files
 from tests.support.private_nodes import PrivateNodes, private_nodes
@@ -41,8 +42,14 @@ def test_two_rollouts_are_undone_in_either_order(tmp_path: Path) -> None:
         first = roll_out(made, "first", FIRST)
         after_first = {node: state(made, node) for node in made.labels}
         second = roll_out(made, "second", SECOND)
+        assert {node: configured_by(made, node) for node in made.labels} == {"n1": second, "n2": second}
+        assert drift(made, second) == {"n1": "compliant", "n2": "compliant"}
+        made.set_sysctl("n2", "net.core.somaxconn", "4000")
+        assert drift(made, second) == {"n1": "compliant", "n2": "would-change"}
+        made.set_sysctl("n2", "net.core.somaxconn", "6000")
 
         roll_back(made, second, "n1")
+        assert configured_by(made, "n1") == first
         assert state(made, "n1") == after_first["n1"]
         roll_back(made, first, "n2")
         left = state(made, "n2")
@@ -50,8 +57,11 @@ def test_two_rollouts_are_undone_in_either_order(tmp_path: Path) -> None:
         assert left["net.ipv4.tcp_rmem"] == before["n2"]["net.ipv4.tcp_rmem"]
         assert "tcp_rmem" not in left["90-rolloutd.conf"]
 
+        assert configured_by(made, "n2") == second
+
         roll_back(made, first, "n1")
         roll_back(made, second, "n2")
+        assert {node: configured_by(made, node) for node in made.labels} == {"n1": None, "n2": None}
         assert {node: state(made, node) for node in made.labels} == before
 
 
@@ -74,6 +84,18 @@ def roll_out(made: PrivateNodes, name: str, parameters: dict[str, Any]) -> str:
     made.finish(rollout)
     assert {node["outcome"] for node in made.nodes(rollout).values()} == {"changed"}
     return rollout
+
+
+def configured_by(made: PrivateNodes, node: str) -> str | None:
+    """Return the rollout whose content the node has, as `rolloutctl config` says."""
+    current = made.client.get(api_path("nodes", node, "configuration"))["current"]
+    return None if current is None else str(current["rollout"])
+
+
+def drift(made: PrivateNodes, rollout: str) -> dict[str, str]:
+    """Return what check mode says of each node of a rollout that is done."""
+    lines = made.client.stream(api_path("rollouts", rollout, "drift"), method="POST", body={})
+    return {line["node"]: line["compliance"] for line in lines if "compliance" in line}
 
 
 def roll_back(made: PrivateNodes, rollout: str, node: str) -> None:

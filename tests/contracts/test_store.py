@@ -55,8 +55,8 @@ from machines.model.rollout import Failure, GateOpening, Hold, Interruption, Nod
 from machines.model.windows import Freeze
 from machines.states import Edge, Outcome, Phase, Trigger, edges
 from rolloutd.audit_chain import GENESIS_HASH, hash_entry
-from rolloutd.errors import Conflict, NotFound, StoreFailed
-from rolloutd.ports import Store
+from rolloutd.errors import Conflict, LeadershipLost, NotFound, StoreFailed
+from rolloutd.ports import KeptForecast, StepDuration, Store
 from tests.contracts.store_backends import (
     ALICE,
     BOB,
@@ -351,6 +351,50 @@ async def test_step_recorded_idempotently(store: Store) -> None:
     assert (await the_target(store)).isolated
     await write(store, StepRecorded(step(StepState.OK, number=2), isolated=False))
     assert not (await the_target(store)).isolated
+
+
+async def test_durations_are_of_the_latest_steps_that_succeeded(store: Store) -> None:
+    await write(store, rollout_opened(), ADMITTED)
+    records = [
+        step(StepState.OK, number=1, at=30.0, began_at=20.0),
+        step(StepState.FAILED, number=2, at=90.0, began_at=20.0),
+        step(StepState.OK, node="n2", step="run.configure", action=StepAction.RUN, at=60.0, began_at=20.0),
+    ]
+    await write(store, *map(StepRecorded, records))
+    stage = Preparation("r1", "n1", "copy", 1, PreparationState.RUNNING, "c", 40.0, 40.0)
+    await write(store, PreparationRecorded(stage))
+    await write(store, PreparationRecorded(replace(stage, state=PreparationState.DONE, at=45.0)))
+    plan = rollout_opened().name
+    expected = (
+        StepDuration("r1", plan, "n2", "run.configure", StepAction.RUN, 40.0),
+        StepDuration("r1", plan, "n1", "copy", StepAction.RUN, 5.0),
+        StepDuration("r1", plan, "n1", "isolate.0.command", StepAction.APPLY, 10.0),
+    )
+    assert tuple(await store.load_step_durations(10)) == expected
+    assert tuple(await store.load_step_durations(1)) == expected[:1]
+
+
+async def test_attempts_and_failures_of_a_plan_are_counted(store: Store) -> None:
+    plan = rollout_opened().name
+    assert await store.count_attempts(plan) == (0, 0)
+    failed = phase_moved("n1", Trigger.FAILED, Phase.ISOLATING, Phase.FAILED)
+    await write(store, rollout_opened(), ADMITTED, failed)
+    assert await store.count_attempts(plan) == (1, 1)
+    assert await store.count_attempts("other") == (0, 0)
+
+
+async def test_kept_forecasts_are_bounded_and_go_with_their_rollout(store: Store) -> None:
+    await write(store, rollout_opened())
+    kept = [KeptForecast("r1", float(at), "gate start", {"n": at}) for at in range(25)]
+    for each in kept:
+        await store.keep_forecast(each)
+    await store.keep_forecast(replace(kept[-1], is_missed=True))
+    expected = (replace(kept[-1], is_missed=True), *reversed(kept[5:-1]))
+    assert tuple(await store.load_forecasts("r1")) == tuple(await store.load_forecasts()) == expected
+    assert tuple(await store.load_forecasts("r2")) == ()
+    cancelled = RolloutCancelled("r1", ALICE, "because", 8.0)
+    await write(store, cancelled, RolloutDeleted("r1", ALICE, 9.0))
+    assert tuple(await store.load_forecasts()) == ()
 
 
 async def test_another_result_for_an_ended_step_is_a_conflict(store: Store) -> None:
@@ -680,10 +724,35 @@ async def test_changes_in_effect_are_the_latest_of_a_plan(store: Store) -> None:
         Preparation(rollout, "n1", "stage", 1, state, "c", 90.0, 90.0)
         for rollout, state in (("r1", PreparationState.DONE), ("r3", PreparationState.SKIPPED))
     ]
-    await write(store, *(PreparationRecorded(row) for row in rows))
+    other = replace(rows[0], content="of an earlier release")
+    await write(store, PreparationRecorded(other), PreparationRecorded(rows[1]))
+    assert await store.find_changes_in_effect("n1", ["r1", "r3"]) == {"r1": False, "r3": True}
+    await write(store, PreparationRecorded(rows[0]))
     assert await store.find_changes_in_effect("n1", ["r1", "r3"]) == {"r1": True, "r3": True}
     await write(store, RolloutEnded("r3", 100.0), RolloutDeleted("r3", ALICE, 101.0))
     assert await store.find_changes_in_effect("n1", ["r1", "r3"]) == {"r1": True, "r3": False}
+
+
+async def test_node_found_current_has_what_earlier_rollout_staged(store: Store) -> None:
+    later = replace(rollout_opened("r3"), name="plan-r1")
+    done = {"rollout": "r3", "outcome": Outcome.ALREADY_CURRENT, "attempt": 0}
+    found = phase_moved("n1", Trigger.FOUND_CURRENT, Phase.PENDING, Phase.DONE, **done)
+    await write(store, rollout_opened("r1"), later, *moves_to_done("n1"), found)
+    assert await store.find_changes_in_effect("n1", ["r1", "r3"]) == {"r1": True, "r3": False}
+    row = Preparation("r3", "n1", "stage", 1, PreparationState.DONE, "c", 90.0, 90.0)
+    await write(store, PreparationRecorded(row))
+    assert await store.find_changes_in_effect("n1", ["r1", "r3"]) == {"r1": False, "r3": True}
+
+
+async def test_daemon_that_was_replaced_has_no_term(backend: StoreBackend) -> None:
+    first = await backend.open()
+    await first.require_term()
+    second = await backend.open()
+    with pytest.raises(LeadershipLost):
+        await first.require_term()
+    await second.require_term()
+    for store in (first, second):
+        await store.close()
 
 
 # -- restarts ---------------------------------------------------------------------------

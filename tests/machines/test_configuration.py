@@ -125,8 +125,11 @@ def test_rollback_of_a_done_node_restores_the_previous_record(node: Node) -> Non
     assert node.contents() == ("A", None, None)
 
 
-def test_rollback_of_two_rollouts_restores_nothing_that_was_taken_off(node: Node) -> None:
-    for rollout, left in (("r2", "A"), ("r1", None)):
+@pytest.mark.parametrize("order", [(("r2", "A"), ("r1", None)), (("r1", "B"), ("r2", None))])
+def test_rollback_of_two_rollouts_restores_nothing_that_was_taken_off(
+    node: Node, order: tuple[tuple[str, str | None], ...]
+) -> None:
+    for rollout, left in order:
         node.target = replace(node.target, rollout=rollout, phase=Phase.DONE, outcome=Outcome.CHANGED)
         node.move(Trigger.ROLLBACK_ORDERED)
         node.give("")

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from machines.facts.projection import Projection
 from machines.model.events import FreezeStarted, GateOpened, NodesRemoved, RolloutCancelled, RolloutEnded
 from machines.model.plan import GateName, VoteRequirement
-from machines.model.selector import parse_selector
 from machines.model.windows import Freeze
 from machines.scheduler.decide import explain_node
 from machines.scheduler.progress import RolloutProgress, RolloutState, rollout_progress, soaking_targets
@@ -15,9 +12,7 @@ from machines.states import Outcome, Trigger
 from rolloutd.reason_text import describe, lifted_by
 from tests.machines.builders import (
     ALICE,
-    CANARY,
     CANARY_THEN_FLEET,
-    FLEET,
     T0,
     admit,
     fail,
@@ -80,7 +75,7 @@ def test_states_from_submit_to_done() -> None:
     finish(index, "n2", at=T0 + 700.0)
     index.apply(RolloutEnded("R", T0 + 701.0))
     seen = progress_of(index, T0 + 701.0)
-    assert (seen.state, seen.percent, seen.eta_s, seen.reason) == (RolloutState.DONE, 100.0, 0.0, None)
+    assert (seen.state, seen.percent, seen.reason) == (RolloutState.DONE, 100.0, None)
 
 
 def test_failure_pauses_and_cancel_is_reported() -> None:
@@ -88,7 +83,6 @@ def test_failure_pauses_and_cancel_is_reported() -> None:
     submit(index)
     fail(index, "n1")
     assert progress_of(index).state is RolloutState.PAUSED
-    assert progress_of(index).eta_s is None
     index.apply(RolloutCancelled("R", ALICE, "enough", T0))
     assert progress_of(index).state is RolloutState.CANCELLED
 
@@ -109,31 +103,6 @@ def test_pools_list_all_down_nodes() -> None:
     assert (second.pool, second.done, second.down) == ("team/b", 1, 0)
 
 
-def test_eta_follows_slowest_pool_and_past_durations() -> None:
-    index = index_of(NODES)
-    submit(index, expected_s=60.0)
-    assert progress_of(index).eta_s == 180.0
-    admit(index, "n1", at=T0)
-    for trigger in (Trigger.ISOLATED, Trigger.MAINTAINED):
-        transition(index, "n1", trigger, at=T0)
-    transition(index, "n1", Trigger.VERIFIED, Outcome.CHANGED, at=T0 + 10.0)
-    assert progress_of(index, T0 + 10.0).eta_s == 30.0
-
-
-def test_work_is_a_range_and_stays_while_people_must_act() -> None:
-    index = index_of(NODES)
-    submit(index, opened=False, gates={GateName.START: VoteRequirement(owner=1)}, expected_s=60.0)
-    seen = progress_of(index)
-    assert (seen.eta_s, seen.work_s) == (None, (180.0, 180.0))
-    index.apply(GateOpened("R", GateName.START, "", T0))
-    for node, took_s in (("n1", 10.0), ("n2", 50.0)):
-        admit(index, node, at=T0)
-        for trigger in (Trigger.ISOLATED, Trigger.MAINTAINED):
-            transition(index, node, trigger, at=T0)
-        transition(index, node, Trigger.VERIFIED, Outcome.CHANGED, at=T0 + took_s)
-    assert progress_of(index, T0 + 50.0).work_s == (30.0, 150.0)
-
-
 def test_rollout_without_remaining_nodes_counts_nothing() -> None:
     index = index_of(nodes_of({"a": ("n1",)}))
     submit(index)
@@ -142,38 +111,28 @@ def test_rollout_without_remaining_nodes_counts_nothing() -> None:
     assert (progress_of(index).total, progress_of(index).percent) == (0, 0.0)
 
 
-def test_no_eta_while_window_closed_or_frozen() -> None:
+def test_freeze_is_a_reason_of_a_running_rollout() -> None:
     index = index_of(NODES)
     submit(index)
     index.apply(FreezeStarted(Freeze("f1", "all", "month's end", "alice", T0)))
     seen = progress_of(index)
-    assert (seen.state, seen.eta_s) == (RolloutState.RUNNING, None)
+    assert seen.state is RolloutState.RUNNING
     assert seen.reason is not None
     assert (seen.reason.code, lifted_by(seen.reason)) == ("freeze", "alice: rolloutctl unfreeze --scope f1")
 
 
-def test_the_eta_counts_a_wave_whose_nodes_follow_each_other() -> None:
-    """Two canaries one by one, ten minutes of soak, then four nodes of two teams."""
-    canaries = {"n1": "true", "n4": "true"}
-    index = index_of(nodes_of({"a": ("n1", "n2", "n3"), "b": ("n4", "n5", "n6")}, canary=canaries))
-    waves = (replace(CANARY, select=parse_selector("canary=true")), *FLEET)
-    submit(index, waves=waves, max_parallel=6, expected_s=60.0)
-    assert progress_of(index).eta_s == 3 * 60.0 + 600.0
-
-
-def test_no_eta_while_only_people_can_free_slots() -> None:
+def test_slot_of_a_failed_node_is_the_reason() -> None:
     """A failed node keeps the slot that the last one waits for."""
     index = index_of(nodes_of({"a": ("n1", "n2"), "b": ("n3",)}))
     submit(index)
     vote(index, GateName.PROCEED, shown=(fail(index, "n1"),))
     admit(index, "n3")
-    assert progress_of(index).eta_s is not None
     for trigger in (Trigger.ISOLATED, Trigger.MAINTAINED):
         transition(index, "n3", trigger)
     transition(index, "n3", Trigger.VERIFIED, Outcome.CHANGED)
     seen = progress_of(index)
     assert seen.reason is not None
-    assert (seen.reason.code, seen.eta_s) == ("pool-full", None)
+    assert seen.reason.code == "pool-full"
 
 
 def test_covered_failure_keeps_rollout_open() -> None:
@@ -182,7 +141,7 @@ def test_covered_failure_keeps_rollout_open() -> None:
     vote(index, GateName.PROCEED, shown=(fail(index, "n1"),))
     finish(index, "n2")
     seen = progress_of(index)
-    assert (seen.state, seen.eta_s, seen.failed) == (RolloutState.RUNNING, None, 1)
+    assert (seen.state, seen.failed) == (RolloutState.RUNNING, 1)
     assert seen.reason is not None
     assert (seen.reason.code, lifted_by(seen.reason)) == (
         "failed",

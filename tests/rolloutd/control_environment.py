@@ -6,6 +6,7 @@ Nodes move when a test commits what a driver would have committed.
 from __future__ import annotations
 
 import asyncio
+import pickle
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -37,7 +38,9 @@ from rolloutd.engine.background.audit_monitor import AuditMonitor
 from rolloutd.engine.background.drift_checks import DriftChecker
 from rolloutd.engine.background.node_cleaning import NodeCleaner
 from rolloutd.engine.check_mode import CheckMode
+from rolloutd.engine.forecasts import Forecaster
 from rolloutd.engine.state import ChangeNotifier, State
+from rolloutd.forecast.__main__ import answer_text
 from rolloutd.ports import Checkpoints, Store
 from rolloutd.settings import Settings
 from tests.contracts.fakes.checkpoints import FakeCheckpoints
@@ -331,6 +334,9 @@ async def control_environment(
     async def do_nothing(*_: Any) -> Any:
         return ""
 
+    async def run_in_memory(content: bytes) -> bytes:
+        return (await answer_text(pickle.loads(content), opened_store)).encode()
+
     audit_monitor = AuditMonitor(state)
     services = Services(
         *(state, runner, check_mode, drift, sources, clock.now(), "0.test", refresh, observe),
@@ -341,6 +347,7 @@ async def control_environment(
         pin_identity=do_nothing,
         checkpoints=checkpoints or FakeCheckpoints(),
         cleaner=cleaner(state),
+        forecaster=Forecaster(state, run=run_in_memory if store is None else None),
     )
     path = tmp_path / "run" / "control.sock"
     server = ControlServer(services, path=path, group=group, accounts=names or people)

@@ -3,6 +3,7 @@
     python -m tests.sim                        the corpus, every small plan's every effect, 500 new seeds
     python -m tests.sim --seeds 100000         for the night
     python -m tests.sim --replay 'seed 42'     one simulation again, with its trace
+    python -m tests.sim --nodes 100000         one rollout over a large fleet, without faults
 
 A simulation that fails is told with the command that replays it; a seed that
 found something belongs into corpus.txt.
@@ -20,7 +21,7 @@ import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from tests.sim import exhaustive, required_coverage
+from tests.sim import exhaustive, large_fleet, required_coverage
 from tests.sim.fault_plan import EffectOutcome
 from tests.sim.random_streams import Coverage
 from tests.sim.simulation import SimResult, run_seed
@@ -43,6 +44,8 @@ TRACE_LINES_SHOWN = 40
 def main() -> int:
     """Run what was asked for; return 1 when anything was found."""
     options = _options()
+    if options.nodes:
+        return _run_large(options.nodes)
     if options.replay:
         return _replay(options.replay)
     began = time.perf_counter()
@@ -95,6 +98,7 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--marks", action="store_true", help="fail when some fault or edge never occurred")
     parser.add_argument("--stop", action="store_true", help="stop at the first failure")
+    parser.add_argument("--nodes", type=int, help="run one rollout over so many nodes, without faults")
     parser.add_argument("--replay", metavar="NAME", help="run one simulation again, and print its trace")
     return parser.parse_args()
 
@@ -128,6 +132,16 @@ def _run_briefly(name: str) -> SimResult:
     """Run one simulation in a worker; unread details of a passed one do not go through the pipe."""
     result = run_one(name)
     return result if result.violations else SimResult(name, [], result.coverage, [], result.steps)
+
+
+def _run_large(nodes: int) -> int:
+    gc.freeze()
+    gc.set_threshold(200_000, 20, 100)
+    run = large_fleet.run_large_fleet(nodes)
+    for text in run.result.violations:
+        print(f"!! {text}")
+    print(f"{run.done} of {nodes} nodes changed, {run.result.steps} steps, {run.seconds:.0f} s of CPU time")
+    return 1 if run.result.violations or run.done != nodes else 0
 
 
 def _replay(name: str) -> int:

@@ -44,6 +44,7 @@ from machines.model.windows import Window
 from machines.states import Outcome, Phase, Trigger
 from rolloutd.ports import GuardState
 from tests import oracle
+from tests.sim.clean_judge import CleanJudge
 from tests.sim.prepare_judge import PrepareJudge
 from tests.sim.record_judge import RecordJudge
 from tests.sim.supersede_judge import SupersedeJudge
@@ -99,6 +100,7 @@ class Checker:
         self._epoch = epoch
         self.records = RecordJudge()
         self.preparations = PrepareJudge(self.plans, self.report_violation, monotonic)
+        self.cleaning = CleanJudge(self.plans, self.report_violation)
         self.superseded = SupersedeJudge(self.plans, self.report_violation)
         self._oracle = oracle.Oracle()
         self._labels: dict[str, dict[str, str]] = {}
@@ -202,6 +204,7 @@ class Checker:
         """Hear what was committed."""
         self.records.on_commit(events)
         self.preparations.on_commit(events)
+        self.cleaning.on_commit(events)
         self.superseded.on_commit(events)
         decided = {event.rollout for event in events if _is_decided(event)}
         if len(decided) > 1:
@@ -219,6 +222,8 @@ class Checker:
                 self._on_rollout_opened(event)
             case TargetsJoined():
                 for target in event.targets:
+                    if target.node not in self.nodes:
+                        self.report_violation(f"{target.node} joins as new and is another name of a machine")
                     self.feed_oracle(
                         "join",
                         rollout=event.rollout,

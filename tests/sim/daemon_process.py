@@ -16,6 +16,7 @@ from machines.model.events import DaemonStarted, Event
 from machines.model.limits import Budget
 from machines.model.node import NodeHealth, Observation
 from rolloutd.compile import compile_limits
+from rolloutd.engine.background.node_cleaning import NodeCleaner
 from rolloutd.engine.daemon import Daemon
 from rolloutd.engine.drivers.node_session import AdapterSet, PreparationAdapters
 from rolloutd.engine.state import LARGE_COMMIT_ROWS, ChangeNotifier, State
@@ -39,7 +40,7 @@ from tests.sim.sim_adapters import (
 )
 from tests.sim.sim_clock import SimClock, SimScheduler
 from tests.sim.sim_guard import SimNodeGuard
-from tests.sim.sim_preparation import SimCheckpoints, SimSnapshots, SimStager
+from tests.sim.sim_preparation import SimCheckpoints, SimNodeFiles, SimSnapshots, SimStager
 from tests.sim.sim_runner import SimRunner
 from tests.sim.world import HOLD_AWARE_KIND, SimWorld
 
@@ -57,16 +58,26 @@ WATCH_DELAY_S = 10.0
 class DaemonProcess:
     """A daemon from its start to its end."""
 
-    def __init__(self, world: SimWorld, number: int, state_dir: Path, settings: Settings) -> None:
+    def __init__(
+        self,
+        world: SimWorld,
+        number: int,
+        state_dir: Path,
+        settings: Settings,
+        *,
+        judges_whole_fleet: bool = True,
+    ) -> None:
         self.process = SimProcess(f"daemon {number}")
         self.state: State | None = None
         self.daemon: Daemon | None = None
         self.store: FaultyStore | None = None
+        self.cleaner: NodeCleaner | None = None
         self.exit_error: BaseException | None = None
         self.epoch = 0
         self._world = world
         self._state_dir = state_dir
         self._settings = settings
+        self._judges_whole_fleet = judges_whole_fleet
         self._compiler = TeamPlanCompiler(settings.teams)
         self._close_callbacks: list[Callable[[], None]] = []
         self.task = world.loop.start_in(self.process, self._run())
@@ -163,7 +174,7 @@ class DaemonProcess:
         await state.load_connections()
         world.checker.on_daemon_start(world.loop.lived_until(self.process))
         await state.record_start(DaemonStarted(snapshot.epoch, "sim", "", clock.now()), head)
-        faulty_store.state = state
+        faulty_store.state = state if self._judges_whole_fleet else None
         stager = SimStager(access)
         adapters = AdapterSet(
             SimRunner(access),
@@ -190,12 +201,15 @@ class DaemonProcess:
             # A fleet of ten would be held at the second leaver.
             source_rules={SimInventory.source: SourceRules(max_removed=Budget(count=None, percent=50))},
         )
+        self.cleaner = NodeCleaner(state, SimNodeFiles(access), SimCheckpoints(access), [stager])
         state.commit_listeners.append(self._hear_commit)
         self.state = state
         async with asyncio.TaskGroup() as tasks:
             watching = tasks.create_task(self._report_left_nodes(state))
+            cleaning = tasks.create_task(self._clean(self.daemon, self.cleaner))
             await self.daemon.run()
             watching.cancel()
+            cleaning.cancel()
 
     def _hear_commit(self, events: Sequence[Event], commit_s: float) -> None:
         """Raise an error, as a service that listens to commits may: what is written must not be lost."""
@@ -203,6 +217,10 @@ class DaemonProcess:
         if not world.is_finished and world.streams.listeners.random() < LISTENER_FAILS:
             world.coverage.count("fault:listener-fails")
             raise OSError("the listener's pipe is closed")
+
+    async def _clean(self, daemon: Daemon, cleaner: NodeCleaner) -> None:
+        await daemon.first_iteration_done.wait()
+        await cleaner.run()
 
     async def _report_left_nodes(self, state: State) -> None:
         """Report nodes that were left isolated, and their release, like a watch on the cluster."""

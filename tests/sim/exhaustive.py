@@ -39,6 +39,7 @@ class SmallScenario:
     cordoned: bool = False
     away: bool = False
     busy: bool = False
+    releases: tuple[str, ...] = ()
 
 
 def _small_spec(**more: Any) -> dict[str, Any]:
@@ -78,6 +79,9 @@ SMALL = (
     SmallScenario("cordoned", 1, _small_spec(), {}, cordoned=True),
     SmallScenario("busy", 1, _small_spec(isolate=[plans.CORDON], traffic=[plans.JOBS]), {}, busy=True),
     SmallScenario("prepared", 1, _small_spec(prepare={"stages": plans.PREPARE["stages"][:2]}), {}),
+    SmallScenario(
+        "cleaned", 1, _small_spec(prepare={"stages": plans.PREPARE["stages"][:1]}), {}, releases=("B", "B")
+    ),
     SmallScenario("guarded", 1, _small_spec(guard=plans.GUARD), {}),
     SmallScenario("guarded and failing", 1, _small_spec(guard=plans.GUARD), {0: RunFate.FAILS}),
     SmallScenario("guarded and away", 1, _small_spec(guard=plans.GUARD), {}, away=True),
@@ -112,7 +116,9 @@ def run_scripted(small: SmallScenario, outcomes: Mapping[int, EffectOutcome]) ->
         SimNode(f"n{number}", {"team": "a", "rack": "r1"}, stuck=small.stuck)
         for number in range(1, small.nodes + 1)
     ]
-    scenario = Scenario(machines, plans.default_settings(), [dict(small.spec)], FAULT_PERIOD_S)
+    scenario = Scenario(
+        machines, plans.default_settings(), [dict(small.spec)], FAULT_PERIOD_S, releases=small.releases
+    )
     with temporary_state_dir() as state_dir:
         simulation = Simulation(
             name_of(small, outcomes),

@@ -15,6 +15,7 @@ from machines.rules import rollbacks
 from machines.scheduler import decided_events, expiry, preparing
 from machines.workflow.isolation_plan import IsolationPlan
 from rolloutd.commands import submit
+from rolloutd.engine.background import inventory_identity
 from rolloutd.engine.background.audit_monitor import AuditMonitor
 from rolloutd.engine.background.inventory_refresh import InventoryRefresher
 from rolloutd.engine.daemon import Daemon
@@ -25,6 +26,7 @@ from rolloutd.engine.drivers.playbook_execution import PlaybookExecution
 from rolloutd.engine.preparation import node_stages, staged_files
 from rolloutd.engine.state import State
 from rolloutd.engine.tasks import BackgroundJobs
+from rolloutd.store import queries
 from rolloutd.store.audit_checkpoint import AuditCheckpoint
 from tests.sim.__main__ import run_many, run_one, small_names
 from tests.support.mutation import Mutant
@@ -75,6 +77,12 @@ MUTANTS = (
         AuditCheckpoint.find_difference,
         "self._head_difference(record) or self._rows_difference(record)",
         "self._head_difference(record)",
+    ),
+    Mutant(
+        "clean-forgets-what-a-later-rollout-skipped",
+        queries.find_changes_in_effect,
+        "_IN_EFFECT",
+        "_IN_EFFECT.replace('OR EXISTS', 'AND NOT EXISTS')",
     ),
     Mutant(
         "staged-file-trusted-for-its-checkpoint",
@@ -191,6 +199,12 @@ MUTANTS = (
         IsolationPlan.required_probe,
         "self._first_probe(self.records)",
         "None",
+    ),
+    Mutant(
+        "renamed-node-joins-as-new",
+        inventory_identity.with_known_names,
+        "{node.id: node for node in before if node.id}",
+        "{node.id: node for node in before if node.id and node.name in objects}",
     ),
     Mutant(
         "vanished-node-in-flight-abandoned",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -141,6 +142,62 @@ class SimUsers:
                 await commit(submit.opening_events(state.index, opened, [before]), "submit")
         except (StoreFailed, NotFound, KeyError):
             return False
+        return True
+
+    async def submit_again(self, who: SimUser, old: str, name: str, release: str) -> bool:
+        """Let somebody submit a plan that has ended, with new artifacts or the same; say whether it was."""
+        daemon = self.current_daemon()
+        if daemon is None or daemon.state is None or daemon.store is None:
+            return False
+        state, keeper = daemon.state, daemon.store
+        task = daemon.run(self._commit_again(daemon, state, keeper, who, old, name, release))
+        await asyncio.wait({task}, timeout=ANSWER_TIMEOUT_S)
+        return task.done() and task.exception() is None and task.result()
+
+    async def _commit_again(
+        self,
+        daemon: DaemonProcess,
+        state: State,
+        keeper: FaultyStore,
+        who: SimUser,
+        old: str,
+        name: str,
+        release: str,
+    ) -> bool:
+        with suppress(NotFound):
+            await keeper.load_rollout(name)
+            return True  # the answer to an earlier try was lost
+        try:
+            content, _ = await keeper.load_plan(old)
+            content = plans.with_new_artifacts(content, release) if release else content
+            plan = daemon.compile(content)
+            self.world.checker.plans[name] = plan
+            self.world.isolators[name] = tuple(spec.kind for spec in plan.isolate)
+            async with state.exclusive_commit(who.actor) as commit:
+                index, now = state.index, state.now()
+                if any(not each.closed and each.plan.name == plan.name for each in index.rollouts.values()):
+                    return False
+                opened = plans.rollout_opened(
+                    name, content, plan, index, who.actor, now, maybe_current=plan.skip_compliant
+                )
+                if plan.pilot_node not in {None, *(target.node for target in opened.targets)}:
+                    return False  # submit refuses a plan whose pilot has left
+                await commit(submit.opening_events(state, opened, []), "submit")
+        except (StoreFailed, NotFound, KeyError):
+            return False
+        return True
+
+    async def clean(self, node: str) -> bool:
+        """Let somebody clean a node; say whether it was, as far as they know."""
+        daemon = self.current_daemon()
+        if daemon is None or daemon.cleaner is None:
+            return False
+        task = daemon.run(daemon.cleaner.clean(node, actor=OLGA.actor, cause="clean"))
+        await asyncio.wait({task}, timeout=ANSWER_TIMEOUT_S)
+        has_result = task.done() and not task.cancelled() and task.exception() is None
+        if not has_result or task.result().problem:
+            return False
+        self.world.coverage.count("user:clean")
         return True
 
     # -- small things

@@ -222,6 +222,12 @@ def random_settings(shape: random.Random, nodes: int) -> Settings:
     )
 
 
+def with_random_cleaning(cleaning: random.Random, settings: Settings) -> Settings:
+    """Return the settings, sometimes those of a daemon that soon cleans nodes by itself."""
+    keep = settings.keep.model_copy(update={"on_nodes_s": 300})
+    return settings.model_copy(update={"keep": keep}) if cleaning.random() < 0.5 else settings
+
+
 def with_random_limits(faults: random.Random, settings: Settings) -> Settings:
     """Return the settings with other limits."""
     content = settings.model_dump(include={"pools", "max_parallel"})

@@ -134,7 +134,7 @@ class PrepareJudge:
         """A node takes a slot only with whole files; those that were damaged a moment ago nobody can know."""
         machine = self.nodes[event.node]
         for stage in self._plans[event.rollout].prepare:
-            wanted = {each.sha256 for each in stage.manifest if each.select is None}
+            wanted = _artifacts(stage)
             if damaged := wanted - (machine.staged - self._damaged_files(event.node)):
                 self._report(f"{event.node} starts with damaged files: {', '.join(sorted(damaged))}")
 
@@ -157,7 +157,9 @@ class PrepareJudge:
             self._report(f"{name} begins, and the stage was done on no node")
         if self._stopped.get(row.rollout):
             self._report(f"{name} begins, although {min(self._stopped[row.rollout])} was disturbed")
-        is_damaged = stage.is_compared and self.nodes[row.node].was_damaged_at(self._monotonic())
+        machine = self.nodes[row.node]
+        is_missing = not _artifacts(stage) <= machine.staged
+        is_damaged = stage.is_compared and (is_missing or machine.was_damaged_at(self._monotonic()))
         if row.content and self._content(row) == row.content and not stage.force and not is_damaged:
             self._report(f"{name} begins, although the node has it")
 
@@ -170,6 +172,11 @@ class PrepareJudge:
         """Return the content of the stage's checkpoint on the node."""
         found = self.nodes[row.node].checkpoints.get((self._plans[row.rollout].name, row.stage))
         return "" if found is None else found.content
+
+
+def _artifacts(stage: PrepareStage) -> set[str]:
+    """Return the artifacts of all nodes; those with a selector depend on labels, which may have changed."""
+    return {each.sha256 for each in stage.manifest if each.select is None}
 
 
 def _place(handle: str) -> tuple[str, str]:

@@ -31,6 +31,7 @@ class RandomStreams:
     damage: random.Random
     inventories: random.Random
     commits: random.Random
+    cleaning: random.Random
 
     @classmethod
     def of(cls, seed: int) -> Self:

@@ -24,6 +24,12 @@ from tests.sim.people import ALL_USERS, ANSWER_TIMEOUT_S, OLGA, SAM, SimUser, Si
 MAX_SUPERSEDES = 2
 """Rollouts that take over from another one, at most: each walks the whole fleet again."""
 
+MAX_REPEATS = 3
+"""Rollouts of a plan that has ended before, at most: first another release, then the same once more."""
+
+CLEAN_INTERVAL_S = 300.0
+"""Mean time between two users who clean a node or roll out a plan again."""
+
 SUPERSEDE_DELAY_S = 900.0
 """Mean time until a user prepares to supersede a rollout: within it most walk their nodes."""
 
@@ -170,6 +176,26 @@ class RandomUser:
         for text in returns:
             del world.triggers[text]
         await self._submit_successor(old)
+
+    async def roll_out_again_and_clean(self) -> None:
+        """Roll out a plan that has ended once more, with the same artifacts or others, and clean nodes."""
+        world = self._users.world
+        cleaning, number = world.streams.cleaning, 0
+        while True:
+            await asyncio.sleep(cleaning.expovariate(1.0 / CLEAN_INTERVAL_S))
+            state = self._users.current_state()
+            if state is None:
+                continue
+            open_plans = {each.plan.name for each in state.index.rollouts.values() if not each.closed}
+            ended = [each for each in state.index.rollouts.values() if each.plan.name not in open_plans]
+            prepared = [each for each in ended if each.plan.prepare]
+            if prepared and number < MAX_REPEATS and cleaning.random() < 0.5:
+                number += 1
+                release = cleaning.choice(("", f"A{number}"))
+                if await self._users.submit_again(OLGA, prepared[-1].id, f"A{number}", release):
+                    world.coverage.count("user:submit-again")
+            else:
+                await self._users.clean(cleaning.choice(sorted(world.machines)))
 
     async def _stop(self, people: random.Random, state: State) -> None:
         await self._users.command_rollout(_stop, self._users.random_rollout(people, state))

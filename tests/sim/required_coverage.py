@@ -35,7 +35,11 @@ FAULTS = (
     "settings-changed",
     "observation-lost",
     "source-fails",
+    "name-shared",
     "node-disputed",
+    "node-renamed",
+    "pending-node-vanishes",
+    "record-invalid",
     "ssh-refused",
     "ssh-slow",
     "ssh-timeout",
@@ -55,6 +59,7 @@ USER_ACTIONS = (
     "pin",
     "withdraw_rollbacks",
     *("stop", "advance", "return", "hold", "release", "freeze", "unfreeze", "submit", "team", "supersede"),
+    *("submit-again", "clean"),
 )
 
 

@@ -24,6 +24,7 @@ from rolloutd.ports import (
     Unknown,
 )
 from tests.sim.fault_injection import FaultyAccess
+from tests.sim.sim_node import SimNode
 from tests.sim.world import HOLD_AWARE_KIND, SimWorld
 
 PLAYBOOK_TREE = Path("/tree")
@@ -194,6 +195,7 @@ class SimInventory:
     def __init__(self, access: FaultyAccess) -> None:
         self._access = access
         self.groups = {"all": sorted(access.world.machines)}
+        self._last_names: set[str] = set()
 
     async def refresh(self) -> Sequence[DiscoveredNode]:
         """Return the listed nodes."""
@@ -203,17 +205,25 @@ class SimInventory:
             raise SourceFailed("hosts: the file cannot be read")
         if self._access.is_current_leader:
             world.checker.feed_oracle("answered")
-        return [
+        for machine in world.machines.values():
+            # One that the daemon may not have as a node, as after it vanished, is a new node by another name.
+            machine.listed_as = machine.listed_as if machine.name in self._last_names else ""
+        clear = (each for each in world.listed() if each.has_address and not each.has_twin)
+        self._last_names = {machine.name for machine in clear}
+        twins = [self._object(machine, "twin") for machine in world.listed() if machine.has_twin]
+        return [*(self._object(machine, "machine") for machine in world.listed()), *twins]
+
+    def _object(self, machine: SimNode, sort: str) -> DiscoveredNode:
+        """Return what the inventory has of a machine, or of another object with its name."""
+        return DiscoveredNode(
+            machine.listed_as or machine.name,
+            self.source,
             # Of the kind to which every item of the plans applies.
-            DiscoveredNode(
-                machine.name,
-                self.source,
-                NodeKind.KUBERNETES,
-                labels=machine.labels,
-                connection={
-                    "ansible_host": machine.name,
-                    STATUS: "offline" if machine.disputed else "active",
-                },
-            )
-            for machine in world.listed()
-        ]
+            NodeKind.KUBERNETES,
+            labels=machine.labels,
+            connection={
+                "ansible_host": machine.name if machine.has_address else "no address",
+                STATUS: "offline" if machine.disputed else "active",
+            },
+            id=f"{sort}/{machine.name}",
+        )

@@ -63,6 +63,12 @@ class SimNode:
     listed: bool = True
     disputed: bool = False
     """Whether the inventory has it as offline, though it serves."""
+    listed_as: str = ""
+    """Another name that the inventory has for it."""
+    has_twin: bool = False
+    """Whether the inventory has another object of its name."""
+    has_address: bool = True
+    """Whether the inventory has a valid address of it."""
     version: str = "old"
     isolation_flags: dict[str, IsolationFlag] = field(default_factory=dict)
     runs: dict[str, SimRun] = field(default_factory=dict)

@@ -9,6 +9,7 @@ from rolloutd.ports import (
     Checkpoint,
     Failed,
     Host,
+    NodeFile,
     Staged,
     StagedFile,
     StagingRequest,
@@ -54,6 +55,7 @@ class SimStager:
         machine = await self._access.connect(host.name)
 
         def drop() -> None:
+            self._access.world.checker.cleaning.on_removed(host.name, machine.staged & set(digests))
             machine.staged.difference_update(digests)
             for digest in digests:
                 machine.damaged.pop(digest, None)
@@ -71,6 +73,17 @@ class SimStager:
         if differs:
             self._access.world.coverage.count("staged:differs")
         return {**dict.fromkeys(differs, "is altered"), **dict.fromkeys(missing, "is missing")}
+
+
+class SimNodeFiles:
+    """ports.NodeFiles: runs and guards leave no files here."""
+
+    def __init__(self, access: FaultyAccess) -> None:
+        self._access = access
+
+    async def clean(self, host: Host, *, dry_run: bool, timeout_s: float) -> Sequence[NodeFile]:
+        await self._access.connect(host.name)
+        return ()
 
 
 class SimSnapshots:

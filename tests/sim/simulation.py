@@ -28,7 +28,7 @@ from tests.sim.fault_schedule import FaultSchedule
 from tests.sim.forger import forge_votes, settle_forgeries
 from tests.sim.inventory_faults import InventoryFaults
 from tests.sim.loop import CURRENT, SimLoop
-from tests.sim.people import SAM, SimUsers
+from tests.sim.people import OLGA, SAM, SimUsers
 from tests.sim.random_streams import Coverage, RandomStreams
 from tests.sim.random_user import RandomUser
 from tests.sim.recovery_user import RecoveryUser
@@ -84,6 +84,8 @@ class Scenario:
     approve_probability: float = 0.0
     fault_probability: float = 0.0
     maybe_current: bool = False
+    releases: tuple[str, ...] = ()
+    """Artifacts that the first plan brings in further rollouts; then its nodes are cleaned."""
 
 
 class Simulation:
@@ -96,7 +98,11 @@ class Simulation:
         make_fault_plan: Callable[[Coverage], FaultPlan],
         scenario: Scenario,
         state_dir: Path,
+        *,
+        judges_whole_fleet: bool = True,
+        max_steps: int = MAX_STEPS,
     ) -> None:
+        self.judges_whole_fleet, self._max_steps = judges_whole_fleet, max_steps
         self.coverage = Coverage()
         self.loop = SimLoop(streams.schedule)  # type: ignore[abstract]  # what it lacks must raise
         self._fault_plan = make_fault_plan(self.coverage)
@@ -116,7 +122,7 @@ class Simulation:
         for machine in scenario.machines:
             self.world.machines[machine.name] = machine
         checker = self.world.checker
-        checker.nodes = checker.preparations.nodes = self.world.machines
+        checker.nodes = checker.preparations.nodes = checker.cleaning.nodes = self.world.machines
         checker.on_settings(scenario.settings)
 
     # -- the whole of it
@@ -126,14 +132,14 @@ class Simulation:
         violations = self.world.checker.violations
         with self.loop.entered(), capture_errors(LogErrorHandler(self._on_log_error)):
             script = self.loop.create_task(self._script())
-            while not script.done() and not violations and self.loop.steps < MAX_STEPS:
+            while not script.done() and not violations and self.loop.steps < self._max_steps:
                 self._on_step()
                 if not self.loop.step():
                     break
         checker = self.world.checker
         if not script.done() and not violations:
             checker.report_violation(
-                "it never came to its end" if self.loop.steps >= MAX_STEPS else "nothing stirs any more"
+                "it never came to its end" if self.loop.steps >= self._max_steps else "nothing stirs any more"
             )
         elif script.done() and script.exception() is not None:
             checker.report_violation(f"the simulation itself failed: {script.exception()!r}")
@@ -183,6 +189,8 @@ class Simulation:
             acting.append(self.loop.create_task(user.act_randomly(people, self._scenario.action_interval_s)))
             acting.append(self.loop.create_task(user.supersede_at_return()))
             acting.append(self.loop.create_task(InventoryFaults(self).run()))
+            if any("prepare" in spec for spec in self._scenario.specs):
+                acting.append(self.loop.create_task(user.roll_out_again_and_clean()))
         if any("traffic" in spec for spec in self._scenario.specs) and self._scenario.action_interval_s:
             self.loop.create_task(self._generate_traffic())
         if any(spec.get("keep") for spec in self._scenario.specs):
@@ -225,7 +233,15 @@ class Simulation:
     def start_daemon(self) -> None:
         """Start the daemon."""
         number = len(self._daemons) + 1
-        self._daemons.append(DaemonProcess(self.world, number, self.state_dir, self.settings))
+        self._daemons.append(
+            DaemonProcess(
+                self.world,
+                number,
+                self.state_dir,
+                self.settings,
+                judges_whole_fleet=self.judges_whole_fleet,
+            )
+        )
 
     async def _restart_daemons(self) -> None:
         """Be the service manager: start the daemon whenever there is none."""
@@ -300,6 +316,20 @@ class Simulation:
         keeps = any(spec.get("keep") for spec in self._scenario.specs)
         while self.loop.time() < until and (keeps or self._unfinished()):
             await asyncio.sleep(30.0)
+        await self._release_and_clean(until)
+
+    async def _release_and_clean(self, until: float) -> None:
+        """Roll out each further release of the first plan to its end, then clean all nodes."""
+        for number, release in enumerate(self._scenario.releases, 2):
+            name = f"R{number}"
+            self._contents[name] = self._contents["R1"]
+            while self.loop.time() < until and not await self._users.submit_again(OLGA, "R1", name, release):
+                await asyncio.sleep(30.0)
+            while self.loop.time() < until and self._unfinished():
+                await asyncio.sleep(30.0)
+        for node in self.world.machines if self._scenario.releases else ():
+            while self.loop.time() < until and not await self._users.clean(node):
+                await asyncio.sleep(30.0)
 
     async def _generate_traffic(self) -> None:
         """Be the clients: their traffic comes to nodes that are in service, and ends again."""
@@ -425,6 +455,9 @@ class Simulation:
             checker.report_violation(f"the audit cannot be replayed at entry {seq}")
         targets = [each for rollout in self._contents for each in await life.store.load_targets(rollout)]
         self._end = {name: machine.version for name, machine in self.world.machines.items()}
+        self._end |= {
+            f"what {m.name} has staged": " ".join(sorted(m.staged)) for m in self.world.machines.values()
+        }
         self._end |= {f"{t.node} of {t.rollout}": f"{t.phase} {t.outcome}" for t in targets}
         for rollout, acknowledged in self._users.votes.items():
             try:
@@ -446,7 +479,7 @@ def run_seed(seed: int) -> SimResult:
         machine.version = "new" if chances.compliance.random() < 0.2 else "old"
     scene = Scenario(
         machines=machines,
-        settings=plans.random_settings(shape, count),
+        settings=plans.with_random_cleaning(chances.cleaning, plans.random_settings(shape, count)),
         specs=[_random_spec(chances, count) for _ in range(shape.choice((1, 1, 2)))],
         fault_period_s=shape.choice((1800.0, 3600.0, 7200.0)),
         action_interval_s=shape.choice((60.0, 180.0, 600.0)),

@@ -50,6 +50,11 @@ def test_seeds_find_no_violation() -> None:
     assert ", 0 failed," in run_module("tests.sim", *seeds, "--jobs", "1")
 
 
+@pytest.mark.long
+def test_large_fleet_comes_to_its_end() -> None:
+    assert "500 of 500 nodes changed" in run_module("tests.sim", "--nodes", "500")
+
+
 @pytest.mark.parametrize("which", ["few", pytest.param("some", marks=pytest.mark.long)])
 def test_small_plans_survive_every_effect_outcome(which: str) -> None:
     small = ("--seeds", "0", "--small", which, "--no-corpus")

@@ -79,7 +79,8 @@ class SimWorld:
         self.source_fails = False
         for machine in self.machines.values():
             machine.up, machine.fails_checks, machine.stuck, machine.listed = True, False, False, True
-            machine.disputed = False
+            machine.disputed = machine.has_twin = False
+            machine.listed_as, machine.has_address = "", True
             machine.traffic = machine.traffic_unknown = False
             self.uncordon(machine)
 

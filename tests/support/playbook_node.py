@@ -73,7 +73,7 @@ SYSTEMCTL = """#!/bin/sh
 cd {services} || exit 1
 case $1 in
 is-active) for last; do :; done; [ -e "$last" ] && echo active || {{ echo inactive; exit 3; }} ;;
-restart | start) touch "$2"; echo "$1 $2" >> log ;;
+restart | start | reload) touch "$2"; echo "$1 $2" >> log ;;
 stop) rm -f "$2"; echo "$1 $2" >> log ;;
 *) exit 1 ;;
 esac

@@ -99,6 +99,10 @@ class PrivateNodes(DaemonEnvironment):
         found = _ip(f"netns exec {self._namespace(node)} sysctl -n {' '.join(names)}").splitlines()
         return {name: " ".join(value.split()) for name, value in zip(names, found, strict=True)}
 
+    def set_sysctl(self, node: str, name: str, value: str) -> None:
+        """Set a parameter of a node's network, as a person there would."""
+        _ip(f"netns exec {self._namespace(node)} sysctl -q -w {name}={value}")
+
     def make_sshd(self, name: str) -> Sshd:
         private = self.private(name)
         private.mkdir(parents=True)

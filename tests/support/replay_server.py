@@ -79,6 +79,8 @@ class _Handler(BaseHTTPRequestHandler):
                 self._send_json(fleet.changes)
             case ["rollouts", _, "comparison"]:
                 self._send_json(fleet.comparison)
+            case ["rollouts", _, "forecast"]:
+                self._send_json(fleet.forecast)
             case ["rollouts", _, "review"]:
                 self._send_json(fleet.review)
             case ["rollouts", _, "failures"] if fleet.failures_error is not None:

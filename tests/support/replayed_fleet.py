@@ -42,6 +42,7 @@ class ReplayedFleet:
         self.pilot_evidence: JSON | None = None
         self.review = review_of(self.id)
         self.comparison = comparison_of(self.id)
+        self.forecast = forecast_of(self.id)
         self.changes = CHANGES
         self.asked_since: list[str] = []
         self.state = "awaiting-approval"
@@ -303,6 +304,7 @@ class ReplayedFleet:
             "reason": self.reason,
             "work": {"low_s": 1200.0, "high_s": 1500.0} if self.state != "done" else None,
             "votes_missing": 0,
+            "forecast": None,
             "eta": format_rfc3339(self.at + 1500) if self.state == "running" else None,
             "submitted_by": "bo",
             "submitted_at": format_rfc3339(self.began),
@@ -643,6 +645,40 @@ def comparison_of(rollout: str) -> JSON:
         "high_s": 30.0,
         "nodes": [{**like, **slow, "extra_tasks": ["restart docker"]}, {**like, "node": "like-01"}],
         "omitted": 0,
+    }
+
+
+def forecast_of(rollout: str) -> JSON:
+    """Return a forecast with a node, a team, a gate and a bottleneck; what never happens is null."""
+    at = {"p50": "2026-11-20T14:10:00Z", "p90": "2026-11-20T15:02:00Z"}
+    never = {"p50": None, "p90": None}
+    group, waits = {"nodes": 1, "starts_at": at, "ends_at": at}, {"pool-full": 600.0}
+    return {
+        "rollout": rollout,
+        "made_at": "2026-11-20T12:00:00Z",
+        "draws": 200,
+        "seed": 1,
+        "stays_open": False,
+        "assumptions": [{"code": "approve-after", "text": "each gate gets its votes 0s after it is asked"}],
+        "ends_at": at,
+        "work_s": {"p50": 7800.0, "p90": 10920.0},
+        "nodes": [
+            {
+                "node": "slow-01",
+                "team": "media",
+                "starts_at": at,
+                "ends_at": at,
+                "waits": {"pool-full": 600.0},
+            },
+            {"node": "closed-01", "team": None, "starts_at": never, "ends_at": never, "waits": {}},
+        ],
+        "pools": [{"name": "rack/r1", **group}],
+        "teams": [{"name": "media", **group}],
+        "waves": [{"name": "fleet", **group}],
+        "gates": [{"gate": "continue", "wave": "canary", "asked_at": at}],
+        "waits": waits,
+        "bottleneck": {"kind": "pool", "name": "rack/r1", "saves_s": 3600.0},
+        "vote_deadline": None,
     }
 
 

@@ -1,4 +1,4 @@
-"""The handover and the comparison with canaries in the console."""
+"""The handover, the comparison with canaries and the forecast in the console."""
 
 from __future__ import annotations
 
@@ -55,3 +55,13 @@ async def test_comparison_marks_outliers_first(socket_dir: Path) -> None:
         slow, like = text.index("slow-01"), text.index("like-01")
         assert slow < like
         assert "slower than all canaries" in text
+
+
+async def test_forecast_shows_ends_gates_and_nodes(socket_dir: Path) -> None:
+    async with run_console(running_fleet(), socket_dir) as (_, pilot, _server):
+        await pilot.press("enter", "i")
+        text = await wait_for_text(pilot, "NODES 2", "bottleneck", "continue after canary")
+        assert "pool rack/r1: with one more there it ends 1h earlier" in text
+        assert "each gate gets its votes 0s after it is asked" in text
+        assert "closed-01" in text
+        assert "never → never" in text

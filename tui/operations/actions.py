@@ -54,7 +54,7 @@ _KEY_LABELS = {
 }
 
 
-_ALL_SCREENS = "fleet rollout nodes node gates locks audit teams handover comparison changes"
+_ALL_SCREENS = "fleet rollout nodes node gates locks audit teams handover comparison changes forecast"
 _NODE_SCREENS = "rollout node nodes"
 
 
@@ -66,7 +66,7 @@ ACTIONS: tuple[Action, ...] = (
         "enter",
         "open",
         "open what is under the cursor",
-        "fleet rollout nodes gates audit locks handover comparison",
+        "fleet rollout nodes gates audit locks handover comparison forecast",
     ),
     _move(
         "back",
@@ -83,6 +83,9 @@ ACTIONS: tuple[Action, ...] = (
     _move("changes", "m", "changes", "show which node has which change, across rollouts", "fleet"),
     _move("handover", "d", "handover", "show what changed since your last handover, and what waits", "fleet"),
     _move("compare", "c", "canaries", "compare the nodes with the canaries", "rollout gates"),
+    _move(
+        "forecast", "i", "forecast", "show when nodes are touched, gates ask and the rollout ends", "gates"
+    ),
     _move("nodes", "n", "nodes", "show all nodes of the rollout and why they wait", "fleet rollout"),
     _move(
         "find",

@@ -141,6 +141,11 @@ class GatesPage(TwoPanes):
         if selected is not None:
             self.console.open_comparison(selected.rollout.id)
 
+    def do_forecast(self) -> None:
+        selected = self.selected_gate()
+        if selected is not None:
+            self.console.open_forecast(selected.rollout.id)
+
     # -- the content
 
     def _content_items(self, pending: PendingGate) -> Iterator[Item]:

@@ -93,6 +93,11 @@ class NavigationApp(App[None]):
 
         self.push_screen(ComparisonPage(rollout))
 
+    def open_forecast(self, rollout: str) -> None:
+        from tui.screens.forecast import ForecastPage
+
+        self.push_screen(ForecastPage(rollout))
+
     def do_help(self) -> None:
         if not isinstance(self.screen, HelpPage):
             self.push_screen(HelpPage())

@@ -155,6 +155,9 @@ class RolloutPage(TwoPanes, RolloutScreen):
     def do_compare(self) -> None:
         self.console.open_comparison(self.rollout_id)
 
+    def do_forecast(self) -> None:
+        self.console.open_forecast(self.rollout_id)
+
     def do_sort(self) -> None:
         orders = list(POOL_ORDERS)
         self.pool_order = orders[(orders.index(self.pool_order) + 1) % len(orders)]

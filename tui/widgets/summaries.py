@@ -245,7 +245,7 @@ def completion_rate(rollout: RolloutState, summary: NodeSummary | None, now: flo
 
 
 def format_work_left(rollout: RolloutState) -> tuple[str, str]:
-    """Return the least and the most work left by the daemon's estimate; empty without one.
+    """Return the time to the end by the forecast, its median and its 90th percentile; empty without one.
 
     It does not count down between two responses: nothing may be done meanwhile.
     """

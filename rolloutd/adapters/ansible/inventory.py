@@ -56,7 +56,7 @@ class AnsibleInventory:
         self._labels = tuple(labels)
         self._binary = binary or str(Path(sys.executable).with_name("ansible-inventory"))
         self._timeout_s = timeout_s
-        self.left_out: Sequence[str] = ()
+        self.left_out: Mapping[str, str] = {}
 
     @property
     def source(self) -> str:
@@ -101,7 +101,7 @@ class AnsibleInventory:
         left_out = {each.name for each in invalid}
         if left_out == set(names):
             raise self._invalid_labels_error(invalid)
-        self.left_out = [str(self._invalid_labels_error([each])) for each in invalid]
+        self.left_out = {each.name: str(self._invalid_labels_error([each])) for each in invalid}
         valid = (name for name in names if name not in left_out)
         return [self._to_discovered_node(name, hosts.get(name, {}), groups.get(name, [])) for name in valid]
 

@@ -36,6 +36,9 @@ MAX_TOKEN_BYTES = 4096
 MAX_DETAIL_LENGTH = 200
 """Limit of a quoted error of the server."""
 
+WRITE_METHODS = frozenset({"POST", "PUT"})
+"""What the server lists under `actions` of an OPTIONS request, each if the token may do it."""
+
 _TOKEN = re.compile(r"[!-~]+", re.ASCII)
 _CHUNK_BYTES = 65_536
 
@@ -97,6 +100,17 @@ class NetboxSession:
         with self._translated_errors():
             response = self.http.get(self._url + path, allow_redirects=False)
         return self._read_json(response)
+
+    def may_write(self, path: str) -> bool:
+        """Return whether the token may create or change objects of a list, as far as the server says."""
+        with self._translated_errors():
+            response = self.http.options(self._url + path, allow_redirects=False)
+        try:
+            body = self._read_json(response)
+        except HttpStatus:
+            return False  # a proxy may refuse the method
+        actions = body.get("actions") if isinstance(body, dict) else None
+        return isinstance(actions, dict) and not actions.keys().isdisjoint(WRITE_METHODS)
 
     def get_page(
         self, path: str, filters: Mapping[str, JSON], limit: int, offset: int

@@ -7,11 +7,9 @@ with the server's count; anything less fails the refresh, and the last good node
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,14 +19,10 @@ from rolloutd.ports import JSON, DiscoveredNode
 
 if TYPE_CHECKING:
     from rolloutd.adapters.netbox.http import TimeLimits
-
-log = logging.getLogger("rolloutd.adapters.netbox")
+    from rolloutd.adapters.netbox.reader import Reader
 
 MAX_HINTS = 100
 """Changed objects that are read one by one; if there are more, the lists are read."""
-
-MAX_SHOWN_NAMES = 5
-"""Names that a log line shows."""
 
 Hint = tuple[str, int]
 """A kind and an id of an object that may have changed."""
@@ -49,7 +43,7 @@ class NetboxInventory:
         self._filters: Mapping[str, JSON] = params["filter"]
         self._limits = limits
         self._mapper = Mapper(self.source, params["labels"], params["address"], params.get("provider_id"))
-        self.left_out: Sequence[str] = ()
+        self.left_out: Mapping[str, str] = {}
         self._is_reading = False
         self._objects: dict[Hint, NetboxObject] = {}
         self._hints: set[Hint] | None = set()
@@ -76,13 +70,14 @@ class NetboxInventory:
 
     async def find_missing_prerequisites(self) -> Sequence[str]:
         try:
-            await self._run_in_thread(lambda: self._read(set()))
+            problems: Sequence[str] = await self._run_in_thread(self._find_problems)
         except SourceFailed as error:
             return [str(error)]
-        return []
+        return problems
 
-    def _read(self, hints: set[Hint]) -> dict[Hint, NetboxObject]:
-        """Return the objects by kind and id; blocks."""
+    @contextmanager
+    def _open_reader(self) -> Iterator[Reader]:
+        """Yield a reader for one refresh; what is done with it blocks."""
         # Imported here: only a daemon that uses the source loads the HTTP libraries.
         from rolloutd.adapters.netbox.http import NetboxSession, TimeLimits
         from rolloutd.adapters.netbox.reader import Reader
@@ -91,7 +86,23 @@ class NetboxInventory:
             self.source, self._url, self._token_file, self._ca_file, self._limits or TimeLimits()
         )
         try:
-            reader = Reader(session, self._kinds, self._filters, self._mapper)
+            yield Reader(session, self._kinds, self._filters, self._mapper)
+        finally:
+            session.close()
+
+    def _find_problems(self) -> Sequence[str]:
+        """Return what the token lacks and what it has too much, after a whole read if it lacks nothing."""
+        with self._open_reader() as reader:
+            reader.check_token()
+            missing = reader.find_missing_rights()
+            if not missing:
+                reader.check()
+                reader.read_all()
+            return [*missing, *reader.find_excess_rights()]
+
+    def _read(self, hints: set[Hint]) -> dict[Hint, NetboxObject]:
+        """Return the objects by kind and id; blocks."""
+        with self._open_reader() as reader:
             reader.check()
             if hints and self._objects:
                 changed = reader.read_some(hints)
@@ -100,23 +111,10 @@ class NetboxInventory:
                 if not (hints - changed.keys()) & self._objects.keys():
                     return {**self._objects, **changed}
             return reader.read_all()
-        finally:
-            session.close()
 
-    def _to_nodes(self, objects: Any) -> Sequence[DiscoveredNode]:
-        """Return the nodes; a name that two objects have is the name of neither."""
+    def _to_nodes(self, objects: Iterable[NetboxObject]) -> Sequence[DiscoveredNode]:
         nodes, self.left_out = self._mapper.to_nodes(objects)
-        counts = Counter(node.name for node in nodes)
-        shared = sorted(name for name, count in counts.items() if count > 1)
-        if shared:
-            shown = ", ".join(shared[:MAX_SHOWN_NAMES])
-            log.warning(
-                "%s: %d names belong to several objects and are left out (%s); rename one of each",
-                self.source,
-                len(shared),
-                shown,
-            )
-        return sorted((node for node in nodes if counts[node.name] == 1), key=lambda node: node.name)
+        return sorted(nodes, key=lambda node: (node.name, node.id))
 
     async def _run_in_thread(self, read: Callable[[], Any]) -> Any:
         """Run in a daemon thread: a server that hangs must not delay the end of rolloutd."""

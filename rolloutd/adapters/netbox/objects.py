@@ -61,16 +61,20 @@ class Mapper:
         """The fields of an object that are read, besides id, name and addresses."""
         return frozenset(path.partition(".")[0] for path in self.paths) | {STATUS}
 
-    def to_nodes(self, objects: Iterable[NetboxObject]) -> tuple[list[DiscoveredNode], list[str]]:
-        """Return the nodes of named objects, and why some are left out; raises SourceFailed if all are."""
-        nodes, left_out = [], []
+    def to_nodes(self, objects: Iterable[NetboxObject]) -> tuple[list[DiscoveredNode], dict[str, str]]:
+        """Return the nodes of named objects, and by name why some are left out.
+
+        Raises SourceFailed if all are.
+        """
+        nodes: list[DiscoveredNode] = []
+        left_out: dict[str, str] = {}
         for each in (each for each in objects if each.name):
             try:
                 nodes.append(self.to_node(each))
             except NoLabel as error:
-                left_out.append(f"{self.source}: {error}; name another field in `labels`")
+                left_out[str(each.name)] = f"{self.source}: {error}; name another field in `labels`"
         if left_out and not nodes:
-            raise SourceFailed(left_out[0])
+            raise SourceFailed(next(iter(left_out.values())))
         return nodes, left_out
 
     def to_node(self, found: NetboxObject) -> DiscoveredNode:
@@ -84,7 +88,8 @@ class Mapper:
         if provider_id:
             connection[PROVIDER_ID] = provider_id
         present = {label: text for label, text in labels.items() if text is not None}
-        return DiscoveredNode(str(found.name), self.source, labels=present, connection=connection)
+        own_id = f"{found.kind}/{found.id}"
+        return DiscoveredNode(str(found.name), self.source, labels=present, connection=connection, id=own_id)
 
     def _text(self, found: NetboxObject, path: str) -> str | None:
         value = _value_at(found, path)

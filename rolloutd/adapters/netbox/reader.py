@@ -10,7 +10,9 @@ from rolloutd.adapters.netbox.http import HttpStatus, NetboxSession
 from rolloutd.adapters.netbox.objects import Mapper, NetboxObject, from_rest, read_shape
 from rolloutd.ports import JSON
 
-NOT_FOUND = 404
+NOT_FOUND, FORBIDDEN = 404, 403
+
+VIEW_RIGHTS = {"devices": "dcim.view_device", "virtual_machines": "virtualization.view_virtualmachine"}
 
 ObjectKey = tuple[str, int]
 
@@ -30,20 +32,45 @@ class Reader:
         self._fields = mapper.fields | compared_fields(filters)
         self._custom_fields: Mapping[str, custom_fields.CustomField] = {}
 
-    def check(self) -> None:
-        """Raise SourceFailed unless the token is valid and the server knows the custom fields."""
+    def check_token(self) -> None:
+        """Raise SourceFailed unless the token is valid."""
         try:
             self._session.get("/api/authentication-check/")
         except HttpStatus as error:
             if error.status != NOT_FOUND:
                 raise
             self._session.get("/api/status/")  # before NetBox 4.5
+
+    def check(self) -> None:
+        """Raise SourceFailed unless the token is valid and the server knows the custom fields."""
+        self.check_token()
         if not custom_fields.needs_check(self._filters, self._mapper.paths):
             return
         known = custom_fields.read_custom_fields(self._session)
         custom_fields.check_filters(self._session, self._kinds, self._filters, known)
         custom_fields.check_paths(self._session, self._kinds, self._mapper.paths, known)
         self._custom_fields = known
+
+    def find_missing_rights(self) -> list[str]:
+        """Return a sentence for each right that the token lacks; raises SourceFailed for others."""
+        rights = {rest.PATHS[kind]: VIEW_RIGHTS[kind] for kind in self._kinds}
+        if custom_fields.needs_check(self._filters, self._mapper.paths):
+            rights[custom_fields.PATH] = "extras.view_customfield"
+        problems = []
+        for path, right in rights.items():
+            try:
+                rest.read_page(self._session, path, {"limit": 1, "fields": "id"})
+            except HttpStatus as error:
+                if error.status != FORBIDDEN:
+                    raise
+                problems.append(str(self._session.error(f"its token lacks {right}", "grant this right")))
+        return problems
+
+    def find_excess_rights(self) -> list[str]:
+        """Return a sentence if the token may write, which the daemon never does."""
+        kinds = [kind.replace("_", " ") for kind in self._kinds if self._session.may_write(rest.PATHS[kind])]
+        problem, remedy = f"its token may write {' and '.join(kinds)}", "give it a read-only token"
+        return [str(self._session.error(problem, remedy))] if kinds else []
 
     def read_all(self) -> dict[ObjectKey, NetboxObject]:
         """Return all objects; raises SourceFailed, also if there is none or one does not match the filter."""

@@ -23,7 +23,7 @@ from rolloutd.cli.output import Columns, print_list
 from rolloutd.control.client import ApiError, Client, DaemonUnreachable, api_path
 from rolloutd.engine.background.inventory_merge import merge_inventories
 from rolloutd.errors import RolloutdError
-from rolloutd.ports import ConnectionDefaults, Host
+from rolloutd.ports import HOST_KEY, ConnectionDefaults, Host
 from rolloutd.settings import DEFAULT_CONFIG, Settings, load
 from rolloutd.text import pluralize, suggest_name
 
@@ -95,11 +95,18 @@ async def _scan(options: Options, settings: Settings, defaults: ConnectionDefaul
                 _write_stderr(reading.check.line)
         merged = merge_inventories(node for reading in readings for node in reading.nodes)
         names = list(options.nodes) or sorted(merged.nodes, key=natural_sort_key)
+        if not names:
+            raise UsageError("rolloutctl hosts scan: the settings name no node; add an inventory to them")
         for name in (*names, *options.replace):
             if name not in merged.nodes:
                 advice = suggest_name(name, merged.nodes, "rolloutctl inventory lists them")
                 raise UsageError(f"{name}: no such node; {advice}")
-        hosts = [Host(name, connection=merged.connections[name]) for name in names]
+        # A label too, because NetBox's fields become labels.
+        labels = {name: merged.nodes[name].labels for name in names}
+        own_keys = {name: {HOST_KEY: each[HOST_KEY]} for name, each in labels.items() if HOST_KEY in each}
+        hosts = [
+            Host(name, connection={**own_keys.get(name, {}), **merged.connections[name]}) for name in names
+        ]
         assert isinstance(systems.shell, SshShell)
         return await Scanner(systems.shell, defaults, options.sources).scan(hosts)
 
@@ -227,7 +234,7 @@ def _change_of(node: ScannedNode, keys: Sequence[JudgedKey]) -> KeyChange:
         node.node,
         node.known_hosts_name,
         tuple(key.key for key in keys),
-        tuple(old for key in keys for old in key.replaces),
+        tuple(dict.fromkeys(old for key in keys for old in key.replaces)),
         tuple(dict.fromkeys(source for key in keys for source in key.confirmed_by)),
     )
 

@@ -36,7 +36,7 @@ class KeyState(StrEnum):
     CONTRADICTED = "contradicted"
     """A second source has another key of this type."""
     CHANGED = "changed"
-    """known_hosts has another key of this type."""
+    """known_hosts has another key of this type, or none of the node's keys."""
     CERTIFIED = "certified"
     """known_hosts trusts an authority for the node, so its certificate counts and not its key."""
 
@@ -110,38 +110,44 @@ class Scanner:
         port = None if name == (route.alias or route.host) else route.port
         stored, authorities = known.match(route.alias or route.host, "", port)[:2]
         evidence = self.sources.find(host.name, name, (route.host,), host.connection)
-        judged = tuple(judge(key, [*map(host_key, stored)], evidence, authorities) for key in offered)
+        judged = judge(offered, [*map(host_key, stored)], evidence, authorities)
         return ScannedNode(host.name, route.address, name, judged)
 
 
 def judge(
-    key: HostKey,
+    offered: Sequence[HostKey],
     stored: Sequence[HostKey],
     evidence: Sequence[Evidence],
     authorities: Sequence[asyncssh.SSHKey],
-) -> JudgedKey:
-    """Compare an offered key with what known_hosts and the second sources have."""
-    confirmed = tuple(dict.fromkeys(e.source for e in evidence if e.fingerprint == key.fingerprint))
-    contradicted = tuple(
-        dict.fromkeys(
+) -> tuple[JudgedKey, ...]:
+    """Compare the keys that a node offers with what known_hosts and the second sources have."""
+    # Whoever has none of the stored keys is another machine, also with a key of a type that was not stored.
+    is_other = bool(stored) and not set(offered) & set(stored)
+    offered_fingerprints = {key.fingerprint for key in offered}
+    judged = []
+    for key in offered:
+        confirmed = dict.fromkeys(e.source for e in evidence if e.fingerprint == key.fingerprint)
+        contradicted = dict.fromkeys(
             e.source
             for e in evidence
-            if e.key_type == key.key_type and e.fingerprint != key.fingerprint and e.source not in confirmed
+            if (e.key_type == key.key_type and e.fingerprint != key.fingerprint)
+            or (not e.key_type and e.fingerprint not in offered_fingerprints)
         )
-    )
-    same_type = tuple(each for each in stored if each.key_type == key.key_type)
-    if key in stored:
-        state = KeyState.STORED
-    elif same_type:
-        state = KeyState.CHANGED
-    elif contradicted:
-        state = KeyState.CONTRADICTED
-    elif authorities and not stored:
-        state = KeyState.CERTIFIED
-    else:
-        state = KeyState.CONFIRMED if confirmed else KeyState.UNCONFIRMED
-    replaces = same_type if state is KeyState.CHANGED else ()
-    return JudgedKey(key, state, confirmed, contradicted, replaces)
+        sources = tuple(source for source in contradicted if source not in confirmed)
+        replaces = tuple(each for each in stored if is_other or each.key_type == key.key_type)
+        if key in stored:
+            state = KeyState.STORED
+        elif replaces:
+            state = KeyState.CHANGED
+        elif sources:
+            state = KeyState.CONTRADICTED
+        elif authorities and not stored:
+            state = KeyState.CERTIFIED
+        else:
+            state = KeyState.CONFIRMED if confirmed else KeyState.UNCONFIRMED
+        replaced = replaces if state is KeyState.CHANGED else ()
+        judged.append(JudgedKey(key, state, tuple(confirmed), sources, replaced))
+    return tuple(judged)
 
 
 def known_hosts_path(defaults: ConnectionDefaults) -> Path:

@@ -223,7 +223,7 @@ def _preview(settings: Settings, merged: MergedInventory) -> tuple[JSON, str]:
     reported = [node for nodes in merged.reports.values() for node in nodes]
     with resources.as_file(resources.files("rolloutd") / "examples" / PREVIEWED_PLAN) as directory:
         try:
-            plan, tree = directory / "plan.yml", directory / "playbooks"
+            plan, tree = directory / "plan.yml", directory / "tree"
             return preview_offline(settings, reported, plan, tree, current_user(), time.time()), ""
         except InvalidFile as invalid:
             return None, "; ".join(str(mistake) for mistake in invalid.diagnostics)

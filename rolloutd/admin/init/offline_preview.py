@@ -17,6 +17,9 @@ from rolloutd.compile import compile_limits
 from rolloutd.control import wire_plans
 from rolloutd.control.preview import preview
 from rolloutd.engine.background.inventory_merge import merge_inventories
+from rolloutd.errors import InvalidFile
+from rolloutd.planfile.playbooks import playbook_diagnostics
+from rolloutd.planfile.prepare_source import NOT_FORCED, resolve_prepare
 from rolloutd.ports import DiscoveredNode, PinnedSource
 from rolloutd.service.reload import TeamPlanCompiler
 from rolloutd.settings import Settings
@@ -35,6 +38,9 @@ def preview_offline(
         FactsSnapshot(nodes=tuple(merged.nodes.values())), compile_limits(settings), compiler
     )
     plan = planfile.read(plan_file.read_bytes(), plan_file.name)
+    if diagnostics := playbook_diagnostics(plan, tree):
+        raise InvalidFile(diagnostics)
+    plan = resolve_prepare(plan, tree, NOT_FORCED)
     pinned = PinnedSource(TREE_KIND, tree_hash(tree))
     connections: Mapping[str, Mapping[str, JSON]] = merged.connections
     draft = resolve_by_facts(facts, settings, connections, plan, pinned)

@@ -79,19 +79,29 @@ class Setup:
         path: Path,
     ) -> Setup:
         """Read the settings file if there is one; raises InvalidFile."""
-        before = path.read_text(encoding="utf-8") if path.exists() else ""
+        try:
+            before = path.read_text(encoding="utf-8") if path.exists() else ""
+        except UnicodeDecodeError as error:
+            raise CannotEdit(f"{path}: it is not UTF-8; correct it, or move it away") from error
         setup = cls(options, machine, dialog, report, path, before, before or HEADER)
         setup.settings()
         return setup
 
     def settings(self) -> Settings:
         """Return the settings as they are now; raises InvalidFile."""
-        has_content = yaml.safe_load(self.text) is not None
-        return load(self.path, self.text.encode()) if has_content else Settings()
+        try:
+            is_empty = yaml.safe_load(self.text) is None and not self._later_files()
+        except yaml.YAMLError:
+            is_empty = False  # load() names the mistake with its line
+        return Settings() if is_empty else load(self.path, self.text.encode())
+
+    def _later_files(self) -> list[Path]:
+        """Return the files that are merged over the settings file."""
+        return sorted(self.path.parent.glob("config.d/*.yaml"))
 
     def change(self, change: Change) -> None:
         """Change the text; raises CannotEdit where another file has the last word."""
-        for file in sorted(self.path.parent.glob("config.d/*.yaml")):
+        for file in self._later_files():
             content = yaml.safe_load(file.read_text(encoding="utf-8"))
             other = content.get(change.path[0]) if isinstance(content, dict) else None
             is_mapping = isinstance(other, dict) and len(change.path) > 1 and change.path[1] not in other
@@ -110,13 +120,17 @@ class Setup:
         )
 
     def has(self, *keys: str) -> bool:
-        """Return whether the file itself has a key."""
-        content = yaml.safe_load(self.text) or {}
-        for key in keys:
-            if not isinstance(content, dict) or key not in content:
-                return False
-            content = content[key]
-        return True
+        """Return whether the file, or one that is merged over it, has a key."""
+        texts = (self.text, *(file.read_text(encoding="utf-8") for file in self._later_files()))
+        return any(_has_key(yaml.safe_load(text), keys) for text in texts)
+
+
+def _has_key(content: JSON, keys: Sequence[str]) -> bool:
+    for key in keys:
+        if not isinstance(content, dict) or key not in content:
+            return False
+        content = content[key]
+    return True
 
 
 async def propose_settings(setup: Setup) -> MergedInventory:

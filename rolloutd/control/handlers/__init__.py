@@ -7,6 +7,7 @@ from rolloutd.control.handlers import (
     changes,
     commands,
     configuration,
+    forecasts,
     handover,
     node_reports,
     plans,
@@ -29,4 +30,5 @@ ROUTES: tuple[Route, ...] = (
     *preparation.routes,
     *audit.routes,
     *handover.routes,
+    *forecasts.routes,
 )

@@ -71,6 +71,7 @@ def reconcile(
             *_missing_reports(node, reports),
             *_identity_conflicts(records, identity),
             *_status_conflicts(records),
+            *_source_conflicts(records),
             *(each[name] for each in shared if name in each),
         ]
         found[name] = identity, _with_since(conflicts, () if before is None else before.conflicts, now)
@@ -109,13 +110,21 @@ def _missing_reports(node: Node, reports: SourceReports) -> Iterator[Conflict]:
 
 
 def _pin_identity(records: Sequence[DiscoveredNode], pinned: Mapping[str, str]) -> Mapping[str, str]:
-    """Return the pinned values, and the first reported one of what is not pinned yet."""
+    """Return the pinned values, the first reported one of what is not pinned yet, and the sources' ids."""
     found = dict(pinned)
     for record in records:
+        # Those made of other values are pinned with these.
+        if record.id and record.id.partition("/")[0] not in (PROVIDER_ID, MACHINE_ID):
+            found[id_key(record.source)] = record.id
         for key in IDENTITY_KEYS:
             if value := read_text(record.connection, key):
                 found.setdefault(key, value)
     return found
+
+
+def id_key(source: str) -> str:
+    """Return the key of a node's identity that has its id in a source."""
+    return f"id in {source}"
 
 
 def _identity_conflicts(records: Sequence[DiscoveredNode], identity: Mapping[str, str]) -> Iterator[Conflict]:
@@ -132,6 +141,17 @@ def _status_conflicts(records: Sequence[DiscoveredNode]) -> Iterator[Conflict]:
     values = {source: value for source, value in status.items() if value.lower() in OUT_OF_SERVICE}
     if values:
         yield _conflict(ConflictKind.OUT_OF_SERVICE, STATUS, values)
+
+
+def _source_conflicts(records: Sequence[DiscoveredNode]) -> Iterator[Conflict]:
+    """Yield what contradicts the earlier answers of a source."""
+    for record in records:
+        for kind, detail in record.conflicts.items():
+            if kind == ConflictKind.IDENTITY_CHANGED:
+                values = {"pinned": record.id, record.source: detail}
+                yield _conflict(ConflictKind.IDENTITY_CHANGED, "id", values)
+            else:
+                yield _conflict(ConflictKind(kind), record.source, {record.source: detail})
 
 
 def _shared_addresses(by_node: Mapping[str, Sequence[DiscoveredNode]]) -> dict[str, Conflict]:

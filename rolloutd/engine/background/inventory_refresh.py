@@ -10,20 +10,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 
 from machines.facts.apply import rollout_of
 from machines.facts.index import Index
+from machines.facts.node_work import work_on
 from machines.model.events import Event, NodesDiscovered, NodesRemoved
 from machines.model.node import Conflict as SourceConflict
 from machines.model.node import ConflictKind, Node
 from machines.model.rollout import Actor
 from machines.model.timefmt import format_rfc3339
 from machines.model.trust_events import IdentityPinned, InventoryAccepted
-from machines.scheduler.membership import membership_events
+from machines.scheduler.membership import membership_events, renamed_targets
 from rolloutd.engine.background.inventory_comparison import FleetAnswers, FleetChange, compare_fleet
+from rolloutd.engine.background.inventory_identity import reported_name
 from rolloutd.engine.background.inventory_sources import SourceReader
 from rolloutd.engine.state import CommitFunction, State
 from rolloutd.engine.tasks import FEW_ROWS, compute_over
@@ -105,9 +107,9 @@ class InventoryRefresher:
         await self._commit_results()
 
     async def pin_identity(self, node: str, actor: Actor, reason: str) -> None:
-        """Accept what the sources report of a node now: its host key and machine id, or its removal.
+        """Accept what the sources report of a node now: its identity, its new name, or its removal.
 
-        Raises NotFound, Refused for a node that is still in flight.
+        Raises NotFound, Refused for a node that is still in flight or whose new name must wait.
         """
         async with self._commit_lock:
             known = self._state.index.nodes.get(node)
@@ -117,10 +119,19 @@ class InventoryRefresher:
                 if self._is_in_flight(node):
                     raise Refused("in-flight", f"{node}: still in flight; accept its removal after that")
                 self._accepted_removals.add(node)
+            if any(each.kind is ConflictKind.RENAMED for each in known.conflicts):
+                # Steps, holds and isolations are recorded by the name.
+                work = next(work_on(self._state.index, node, self._state.now()), None)
+                if work is not None:
+                    problem = f"{node}: {work.kind}; accept its new name when the node is in service and free"
+                    raise Refused("node-busy", problem)
             pinned = IdentityPinned(node, actor, reason, self._state.now())
             # A node without a pinned identity is pinned to what its sources report next.
             unpinned = NodesDiscovered((replace(known, identity={}),))
             await self._state.commit([pinned, unpinned], actor=actor, cause=f"inventory pin: {reason}")
+            for report in self._state.reports.get(node, ()):
+                if report.conflicts and report.source in self._readers:
+                    self._readers[report.source].accept_node(report.name)
         await self._commit_results()
 
     async def _restore(self) -> None:
@@ -179,7 +190,7 @@ class InventoryRefresher:
         # In a thread; nodes and variables change only under the lock that is held here.
         change = await compute_over(answers.size, compare_fleet, answers)
         self._state.reports = change.reports
-        self._state.canonical_names = change.canonical_names
+        self._set_names(change.canonical_names)
         self._report_rejected(change.rejected)
         return change
 
@@ -193,7 +204,11 @@ class InventoryRefresher:
             events.append(NodesDiscovered(changed, change.stored))
         if removed:
             events.append(NodesRemoved(removed))
+        # In the same commit: after a crash a renamed node would be a new one to its rollouts.
+        events += self._renamed_targets(change, events)
         await commit(events, "inventory refreshed")
+        for reader in self._readers.values():
+            reader.renamed = {}
         self._state.update_connections(change.connections, removed)
         self._accepted_removals.difference_update(removed)
         self._due_nodes.update(removed, (node.name for node in changed))
@@ -225,6 +240,21 @@ class InventoryRefresher:
         self._membership_basis = basis
         self._due_nodes.clear()
 
+    def _renamed_targets(self, change: FleetChange, events: Sequence[Event]) -> Iterable[Event]:
+        """Return the targets of the nodes whose new names an admin has accepted since the last commit."""
+        new, old_names = {node.name for node in change.changed} - self._state.index.nodes.keys(), {}
+        for name, reader in self._readers.items():
+            for old, own_name in reader.renamed.items():
+                fleet_name = change.canonical_names.get((name, own_name), own_name)
+                if fleet_name in new and old in change.removed:
+                    old_names[fleet_name] = old
+        if not old_names:
+            return ()
+        facts = self._state.index.fork()
+        for event in events:
+            facts.apply(event)
+        return renamed_targets(facts, old_names, self._state.now())
+
     def _kept(self, node: Node) -> Node | None:
         """Return a node that no source reports and that stays: in flight, then quarantined for a day."""
         now, kind = self._state.now(), ConflictKind.REMOVED_IN_FLIGHT
@@ -251,12 +281,24 @@ class InventoryRefresher:
                 "the settings name no inventory: nodes stay as last known; name one and restart the daemon"
             )
 
+    def _set_names(self, names: Mapping[tuple[str, str], str]) -> None:
+        """Set which names of the sources are other names of the fleet, and which the sources have now."""
+        for name, reader in self._readers.items():
+            reader.fleet_names = {own: fleet for (source, own), fleet in names.items() if source == name}
+        reported = {
+            (name, reported_name(node)): reader.fleet_names.get(node.name, node.name)
+            for name, reader in self._readers.items()
+            for node in reader.nodes or ()
+            if node.conflicts
+        }
+        self._state.canonical_names = {**names, **reported}
+
     def _report_rejected(self, rejected: Mapping[str, Sequence[str]]) -> None:
         """Report rejected nodes as errors of their sources."""
         for name, reader in self._readers.items():
             if reader.is_failing or reader.nodes is None:
                 continue
-            if problems := [*reader.invalid, *rejected.get(name, ())]:
+            if problems := [*reader.invalid.values(), *rejected.get(name, ())]:
                 more = f" (and {len(problems) - 1} more of its nodes)" if len(problems) > 1 else ""
                 reader.set_error(problems[0] + more)
             else:

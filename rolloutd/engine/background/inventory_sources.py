@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from machines.facts.index import Index
 from machines.model.rollout import Target
 from machines.states import IN_FLIGHT_PHASES
+from rolloutd.engine.background.inventory_conflicts import id_key
+from rolloutd.engine.background.inventory_identity import own_id, renames, with_known_names
 from rolloutd.engine.state import HeldAnswer, SourceState, State
 from rolloutd.engine.tasks import compute_over
 from rolloutd.errors import RolloutdError, SourceFailed
@@ -42,6 +44,14 @@ SAVE_INTERVAL_S = 60.0
 """How often an unchanged answer is stored: after a restart it is at most so much older than it was."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What the source reported: its valid nodes, and the problems of the others by name."""
+
+    nodes: Sequence[DiscoveredNode]
+    invalid: Mapping[str, str]
+
+
 class SourceReader:
     """Queries one source and holds its answers."""
 
@@ -52,13 +62,19 @@ class SourceReader:
         self.status.stale_after_s = rules.stale_after_s
         self.nodes: Sequence[DiscoveredNode] | None = None
         """The answer in effect; None while there was never one."""
-        self.invalid: Sequence[str] = ()
-        """Why nodes of the last answer are left out."""
+        self.invalid: Mapping[str, str] = {}
+        """Why nodes of the last answer are left out, by name."""
+        self.renamed: Mapping[str, str] = {}
+        """The new names that an admin has accepted and no commit has written, by the names before."""
+        self.fleet_names: Mapping[str, str] = {}
+        """The fleet's names of nodes that the source names otherwise."""
         self.is_failing = False
         self._state = state
         self._inventory = inventory
         self._gives_templates = isinstance(inventory, GivesTemplates)
-        self._held_nodes: Sequence[DiscoveredNode] | None = None
+        self._answer: _Answer | None = None
+        self._held_answer: _Answer | None = None
+        self._accepted: dict[str, frozenset[str]] = {}
         self._stored: Mapping[str, DiscoveredNode] = {}
         self._stored_at = 0.0
         self._is_queued = False
@@ -82,7 +98,7 @@ class SourceReader:
             # From here on a new call must query again: this query may already miss its change.
             self._is_queued = False
             try:
-                nodes = await self._read()
+                answer = await self._read()
             except (RolloutdError, TimeoutError) as error:
                 self.set_error(str(error) or f"no answer within {SOURCE_TIMEOUT_S:.0f} s")
                 self._state.record_try(f"inventory {self.name}", self.status.error)
@@ -92,7 +108,7 @@ class SourceReader:
             self._state.record_try(f"inventory {self.name}")
             self.is_failing = False
             self.status.tried_at = self._state.now()
-            await self._take(nodes)
+            await self._take(answer)
 
     def set_error(self, error: str) -> None:
         if self.status.error != error:
@@ -105,8 +121,19 @@ class SourceReader:
 
     def accept(self) -> None:
         """Let the held answer take effect, if there is one."""
-        if self.status.held is not None and self._held_nodes is not None:
-            self._set_answer(self._held_nodes, self.status.held.at)
+        if self.status.held is not None and self._held_answer is not None:
+            nodes = self._known_nodes(self._held_answer, self._state.index)
+            self._set_answer(self._held_answer, nodes, self.status.held.at)
+
+    def accept_node(self, name: str) -> None:
+        """Let the source's present name and id of a node count, in this answer or in the next one."""
+        known = next((node for node in self.nodes or () if node.name == name), None)
+        if known is None:
+            return
+        self._accepted[name] = frozenset(known.conflicts.values())
+        if self._answer is not None and self.status.refreshed_at is not None and self.status.held is None:
+            nodes = self._known_nodes(self._answer, self._state.index)
+            self._set_answer(self._answer, nodes, self.status.refreshed_at)
 
     async def save(self) -> None:
         """Store the answer in effect; raises StoreFailed."""
@@ -121,33 +148,36 @@ class SourceReader:
             await self._state.store.save_source_answer(SourceAnswer(self.name, answered_at, changed), removed)
             self._stored, self._stored_at = stored, answered_at
 
-    async def _read(self) -> Sequence[DiscoveredNode]:
+    async def _read(self) -> _Answer:
         async with asyncio.timeout(SOURCE_TIMEOUT_S):
             with adapter_errors(f"inventory {self.name}"):
                 response = list(await self._inventory.refresh())
                 nodes = await compute_over(len(response), self._valid_nodes, response)
         if isinstance(self._inventory, LeavesNodesOut):
-            self.invalid = [*self.invalid, *self._inventory.left_out]
+            self.invalid = {**self.invalid, **self._inventory.left_out}
         if response and not nodes:
-            raise SourceFailed(f"{self.name}: no node is valid; {self.invalid[0]}")
+            raise SourceFailed(f"{self.name}: no node is valid; {next(iter(self.invalid.values()))}")
         if not nodes:
             raise SourceFailed(f"{self.name} answered with no node at all; its nodes stay as last known")
-        return nodes
+        return _Answer(nodes, self.invalid)
 
     def _valid_nodes(self, nodes: Sequence[DiscoveredNode]) -> Sequence[DiscoveredNode]:
         """Return the valid nodes, with texts that no run renders; only Ansible's own sources give templates.
 
         Who may write a node's address in a cluster or a NetBox may not run code on this machine.
         """
-        valid, invalid = [], []
+        valid: list[DiscoveredNode] = []
+        invalid: dict[str, str] = {}
         before = {node.name: node for node in self.nodes or ()}
         for each in nodes:
             node = validate_result(f"inventory {self.name}", each, DiscoveredNode)
             try:
                 node = self._valid_node(node)
             except InvalidVariable as error:
-                invalid.append(f"{node.name[:60]}: {error}; correct it in the source")
+                invalid[node.name] = f"{node.name[:60]}: {error}; correct it in the source"
                 continue
+            # Its id too is part of what is compared.
+            node = node if node.id or not (own := own_id(node)) else replace(node, id=own)
             # What is as before keeps its object: it is stored once, and later comparisons end at once.
             known = before.get(node.name)
             valid.append(known if known is not None and known == node else node)
@@ -165,21 +195,51 @@ class SourceReader:
             return node
         return replace(node, connection=without_templates(node.connection))
 
-    async def _take(self, nodes: Sequence[DiscoveredNode]) -> None:
-        known = max(len(nodes), len(self.nodes or self._state.index.nodes))
-        held = await compute_over(known, self._reason_to_hold, nodes, self._state.index.fork())
+    async def _take(self, answer: _Answer) -> None:
+        known = max(len(answer.nodes), len(self.nodes or self._state.index.nodes))
+        nodes, held = await compute_over(known, self._judge, answer, self._state.index.fork())
         if held is None:
-            self._set_answer(nodes, self._state.now())
+            self._set_answer(answer, nodes, self._state.now())
             return
         if self.status.held is None:
             log.warning(
                 "inventory %s: an answer is held: it removes %d of %d nodes and moves %d at work",
                 *(self.name, len(held.removed), held.known, len(held.moved)),
             )
-        self.status.held, self._held_nodes = held, nodes
+        self.status.held, self._held_answer = held, answer
 
-    def _set_answer(self, nodes: Sequence[DiscoveredNode], at: float) -> None:
-        self.nodes, self.status.held, self._held_nodes = nodes, None, None
+    def _judge(self, answer: _Answer, facts: Index) -> tuple[Sequence[DiscoveredNode], HeldAnswer | None]:
+        nodes = self._known_nodes(answer, facts)
+        return nodes, self._reason_to_hold(nodes, facts)
+
+    def _known_nodes(self, answer: _Answer, facts: Index) -> Sequence[DiscoveredNode]:
+        return with_known_names(answer.nodes, self._nodes_in_effect(facts), answer.invalid, self._accepted)
+
+    def _nodes_in_effect(self, facts: Index) -> Sequence[DiscoveredNode]:
+        """Return the answer in effect, and what the fleet has besides of this source alone.
+
+        That is all of it while there is no answer, else the nodes that were removed in flight.
+        """
+        answer = self.nodes or ()
+        names = {self._fleet_name(node.name) for node in answer}
+        more = [
+            DiscoveredNode(
+                *(node.name, self.name, node.kind, node.labels),
+                self._state.connections.get(node.name, {}),
+                node.identity.get(id_key(self.name), ""),
+            )
+            for node in facts.nodes.values()
+            if node.sources == (self.name,) and node.name not in names
+        ]
+        return [*answer, *more]
+
+    def _set_answer(self, answer: _Answer, nodes: Sequence[DiscoveredNode], at: float) -> None:
+        self.renamed = {**self.renamed, **renames(self.nodes or (), nodes)}
+        # A name that another node still has is accepted once that node has its own new name.
+        doubtful = {node.name for node in nodes if node.conflicts}
+        self._accepted = {name: each for name, each in self._accepted.items() if name in doubtful}
+        self.nodes, self._answer = nodes, answer
+        self.status.held, self._held_answer = None, None
         self.status.has_answered = True
         self.status.refreshed_at, self.status.nodes = at, len(nodes)
 
@@ -212,7 +272,7 @@ class SourceReader:
         return any(_is_in_flight(target) for target in facts.targets_on(self._fleet_name(name)))
 
     def _fleet_name(self, name: str) -> str:
-        return self._state.canonical_names.get((self.name, name), name)
+        return self.fleet_names.get(name, name)
 
 
 def _is_in_flight(target: Target) -> bool:

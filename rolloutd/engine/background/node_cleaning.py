@@ -162,6 +162,10 @@ class NodeCleaner:
 
     async def _clean_host(self, host: Host, cleaned: list[NodeFile], *, dry_run: bool) -> None:
         """Clean a host; `cleaned` gets each file once it is removed, or its reason to stay is known."""
+        # Before each act: nothing is recorded before the end, so nothing else stops a replaced daemon.
+        require_term = self._state.store.require_term
+        if not dry_run:
+            await require_term()
         cleaned += await self._files.clean(host, dry_run=dry_run, timeout_s=NODE_TIMEOUT_S)
         found = await self._checkpoints.read(host, timeout_s=NODE_TIMEOUT_S)
         if found is None:
@@ -176,9 +180,11 @@ class NodeCleaner:
         # The artifacts go first: the checkpoints are what the next try finds them by.
         for to, digests in _places(found.values(), unneeded).items():
             for stager in () if dry_run else self._stagers:
+                await require_term()
                 await stager.remove(host, to, digests, timeout_s=NODE_TIMEOUT_S)
             cleaned += [NodeFile("artifact", f"{to}/{digest}") for digest in sorted(digests)]
         for rollout in () if dry_run else gone:
+            await require_term()
             await self._checkpoints.remove(host, rollout, timeout_s=NODE_TIMEOUT_S)
         for key, each in found.items():
             reason = reasons.get(each.rollout, "the artifacts before it stay for a rollback")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from machines.facts.index import Index
 from machines.model.node import Node
 from machines.model.preparation import PrepareStage
 from machines.model.rollout import Rollout
 from machines.states import Phase
+from rolloutd.engine.state import State
 from rolloutd.ports import Checkpoint
 
 
@@ -22,16 +22,21 @@ def remembered_digests(checkpoints: Iterable[Checkpoint]) -> set[str]:
     return {digest for each in checkpoints for digest in (*each.digests, *each.previous)}
 
 
-def previous_generation(
-    index: Index, node: Node, stage: PrepareStage, replaced: Checkpoint | None
+async def previous_generation(
+    state: State, node: Node, stage: PrepareStage, replaced: Checkpoint | None
 ) -> tuple[str, ...]:
     """Return the digests to keep for a rollback, once a stage replaces what a checkpoint names."""
     if replaced is None:
         return ()
-    # What was only staged is no generation: the node has what was before it.
-    on_node = (target for target in index.targets_on(node.name) if target.rollout == replaced.rollout)
-    was_used = all(target.phase is not Phase.PENDING for target in on_node)
     is_same = replaced.digests == {each.sha256 for each in stage.artifacts_for(node)}
-    if is_same or not was_used or not replaced.content:
+    if is_same or not replaced.content:
         return replaced.previous
-    return tuple(sorted(replaced.digests))
+    # What was only staged is no generation: the node has what was before it.
+    if replaced.rollout in state.index.rollouts:
+        on_node = (each for each in state.index.targets_on(node.name) if each.rollout == replaced.rollout)
+        was_used = all(target.phase is not Phase.PENDING for target in on_node)
+        return tuple(sorted(replaced.digests)) if was_used else replaced.previous
+    # After a restart a closed rollout is in the store only, which says whether the node has its change.
+    in_effect = await state.store.find_changes_in_effect(node.name, [replaced.rollout])
+    unused = () if in_effect.get(replaced.rollout, True) else replaced.previous
+    return tuple(sorted({*replaced.digests, *unused}))

@@ -84,11 +84,11 @@ class NodeStages:
             return
         row = replace(row, text=differing.get(stage.name, row.text if stage.is_compared else ""))
         if checkpoint is not None and is_done and not differing:
-            state = PreparationState.DONE if is_resumed else PreparationState.SKIPPED
+            # Its own checkpoint is of a try whose answer was lost: it did bring what is there.
+            is_own = is_resumed or checkpoint.rollout == row.rollout
+            state = PreparationState.DONE if is_own else PreparationState.SKIPPED
             when = f"done by {checkpoint.rollout} at {format_rfc3339(checkpoint.at)}"
-            await self._journal.record(
-                replace(row, state=state, text="" if is_resumed else when, before=None)
-            )
+            await self._journal.record(replace(row, state=state, text="" if is_own else when, before=None))
             return
         if row.before is None or not is_resumed:
             measured = await self._snapshot(job.host)
@@ -104,7 +104,7 @@ class NodeStages:
         # Also a row that has not changed: if another daemon has taken over, the write fails.
         if not await self._journal.begin(row):
             return
-        previous = previous_generation(self._state.index, node, stage, checkpoint)
+        previous = await previous_generation(self._state, node, stage, checkpoint)
         artifacts = stage.artifacts_for(node)
         job = replace(job, row=row, artifacts=artifacts, replaced=checkpoint, previous=previous)
         acted = await capture_errors(row.rollout, self._act(job, tuple(found.values())))

@@ -35,7 +35,7 @@ from machines.model.rows import (
 from machines.model.step_record import StepRecord
 from machines.model.windows import Freeze
 from rolloutd.errors import Conflict, TokenAlreadyUsed
-from rolloutd.ports import AuditEntry, SourceAnswer
+from rolloutd.ports import AuditEntry, KeptForecast, SourceAnswer
 
 Key = tuple[Any, ...]
 R = TypeVar("R")
@@ -73,11 +73,13 @@ class MemoryState:
     rows: dict[type[Any], dict[Key, Any]] = field(default_factory=lambda: {kind: {} for kind in _KEYS})
     rollouts: dict[str, Rollout] = field(default_factory=dict)
     answers: dict[str, SourceAnswer] = field(default_factory=dict)
+    forecasts: dict[tuple[str, float], KeptForecast] = field(default_factory=dict)
 
     def copy(self) -> MemoryState:
         """Return a copy to write on; the values in it never change."""
         rows = {kind: table.copy() for kind, table in self.rows.items()}
-        return MemoryState(self.epoch, self.entries.copy(), rows, self.rollouts.copy(), self.answers.copy())
+        own = (self.rollouts.copy(), self.answers.copy(), self.forecasts.copy())
+        return MemoryState(self.epoch, self.entries.copy(), rows, *own)
 
     def get(self, kind: type[R], *key: Any) -> R | None:
         return cast(R | None, self.rows[kind].get(key))

@@ -29,24 +29,27 @@ from machines.model.events import (
 )
 from machines.model.node import Node
 from machines.model.plan import Plan
-from machines.model.preparation import Preparation, PreparationState
-from machines.model.rollout import Hold, Rollout, Target, Verdict
+from machines.model.preparation import PREPARED, Preparation, PreparationState
+from machines.model.rollout import Failure, Hold, Rollout, Target, Verdict
 from machines.model.rows import ConfigurationDocument, NodeConnection, UsedToken
 from machines.model.windows import Freeze
 from machines.states import IN_FLIGHT_PHASES, IllegalTransition, Outcome, Phase
 from rolloutd.audit_chain import GENESIS_HASH, ChainVerification, hash_entry
-from rolloutd.errors import Conflict, NotFound, StoreFailed
+from rolloutd.errors import Conflict, LeadershipLost, NotFound, StoreFailed
 from rolloutd.ports import (
     JSON,
     AuditCheckpointReport,
     AuditEntry,
     AuditReport,
     ClosedRollout,
+    KeptForecast,
     NodeConfigurations,
     RolloutRecord,
     SourceAnswer,
+    StepDuration,
 )
 from rolloutd.store.audit_entries import add_sequence_number, draft_entries
+from rolloutd.store.queries import KEPT_FORECASTS
 from tests.contracts.fakes.memory_state import MemoryState
 
 Compile = Callable[[Mapping[str, Any]], Plan]
@@ -255,12 +258,16 @@ class MemoryStore:
         cleaned = {each["node"]: each["at"] for each in read if each["event"] == "NodeCleaned"}
         return [node for node, at in sorted(ends.items()) if cleaned.get(node, -1.0) < at <= ended_before]
 
+    async def require_term(self) -> None:
+        if self._closed or self._epoch != self.memory.epoch:
+            raise LeadershipLost("the term has ended")
+
     async def find_changes_in_effect(self, node: str, rollouts: Sequence[str]) -> Mapping[str, bool]:
         in_effect: dict[str, str] = {}
         opened = self.memory.rows[RolloutOpened].values()
         for event in opened:
             target = self.memory.get(Target, event.rollout, node)
-            if target and target.outcome in _HAS_CHANGE and not self.memory.is_deleted(event.rollout):
+            if target and not self.memory.is_deleted(event.rollout) and self._has_content(target):
                 in_effect[event.name] = event.rollout
         names = {event.rollout: event.name for event in opened}
         return {
@@ -270,14 +277,21 @@ class MemoryStore:
             for latest in (in_effect.get(names[each]),)
         }
 
+    def _has_content(self, target: Target) -> bool:
+        """Return whether the node has what this rollout staged, if its plan stages anything."""
+        rows = self.memory.all(Preparation)
+        own = [row for row in rows if (row.rollout, row.node) == (target.rollout, target.node)]
+        is_prepared = any(row.state in PREPARED for row in own)
+        return target.outcome is Outcome.CHANGED or (
+            target.outcome is Outcome.ALREADY_CURRENT and is_prepared
+        )
+
     def _uses(self, rollout: str, earlier: str, node: str) -> bool:
         """Return whether a rollout skipped a stage on the node that an earlier one had done."""
         rows = [row for row in self.memory.all(Preparation) if row.node == node]
-        done = {row.stage for row in rows if row.rollout == earlier and row.state is PreparationState.DONE}
-        skipped = {
-            row.stage for row in rows if row.rollout == rollout and row.state is PreparationState.SKIPPED
-        }
-        return bool(done & skipped)
+        made = {(row.stage, row.content) for row in rows if row.rollout == earlier and row.state in PREPARED}
+        skipped = [row for row in rows if row.rollout == rollout and row.state is PreparationState.SKIPPED]
+        return any((row.stage, row.content) in made for row in skipped)
 
     async def find_identical(self, change: str, selector_digest: str, policy: str) -> str | None:
         for event in reversed(self.memory.rows[RolloutOpened].values()):
@@ -305,6 +319,49 @@ class MemoryStore:
             for target in self._targets(each)
             if target.outcome is Outcome.CHANGED
         }
+
+    async def load_step_durations(self, limit: int) -> Sequence[StepDuration]:
+        ended = [
+            *(
+                (each, each.step, each.action)
+                for each in self.memory.all(StepRecord)
+                if each.state is StepState.OK
+            ),
+            *(
+                (each, each.stage, StepAction.RUN)
+                for each in self.memory.all(Preparation)
+                if each.state is PreparationState.DONE
+            ),
+        ]
+        ended.sort(key=lambda item: -item[0].at)
+        return tuple(
+            StepDuration(
+                row.rollout,
+                self.memory.opened(row.rollout).name,
+                row.node,
+                name,
+                action,
+                row.at - row.began_at,
+            )
+            for row, name, action in ended[:limit]
+        )
+
+    async def count_attempts(self, plan: str) -> tuple[int, int]:
+        of_plan = {row.rollout for row in self.memory.all(RolloutOpened) if row.name == plan}
+        attempts = sum(target.attempt for target in self.memory.all(Target) if target.rollout in of_plan)
+        return attempts, sum(rollout in of_plan for rollout, _ in self.memory.rows[Failure])
+
+    async def keep_forecast(self, kept: KeptForecast) -> None:
+        forecasts = self.memory.forecasts
+        forecasts[kept.rollout, kept.made_at] = kept
+        for key in sorted(key for key in forecasts if key[0] == kept.rollout)[:-KEPT_FORECASTS]:
+            del forecasts[key]
+
+    async def load_forecasts(self, rollout: str | None = None) -> Sequence[KeptForecast]:
+        kept = [each for each in self.memory.forecasts.values() if not self.memory.is_deleted(each.rollout)]
+        return tuple(
+            sorted((each for each in kept if rollout in (None, each.rollout)), key=lambda each: -each.made_at)
+        )
 
     async def load_configurations(self, nodes: Sequence[str]) -> NodeConfigurations:
         memory = self.memory

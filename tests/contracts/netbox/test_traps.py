@@ -207,7 +207,7 @@ async def test_long_text_leaves_out_its_node_only(server: Server) -> None:
     nodes = await inventory.refresh()
     assert name not in {node.name for node in nodes}
     assert len(nodes) == len(await server.inventory().refresh()) - 1
-    (problem,) = inventory.left_out
+    problem = inventory.left_out[name]
     assert f"custom_fields.note of {name} is not one text" in problem
 
 
@@ -289,13 +289,24 @@ def all_objects(server: Server) -> list[dict[str, Any]]:
     return fake_of(server).fleet.devices + fake_of(server).fleet.machines
 
 
-async def test_names_may_be_null_or_shared(server: Server, caplog: pytest.LogCaptureFixture) -> None:
+async def test_names_may_be_null_or_shared(server: Server) -> None:
     fleet = fake_of(server).fleet
     fleet.devices[0]["name"] = None
     fleet.devices[1]["name"] = fleet.machines[0]["name"]
-    names = {node.name for node in await server.inventory().refresh()}
-    assert len(names) == len(all_objects(server)) - 3
-    assert f"1 names belong to several objects and are left out ({fleet.machines[0]['name']})" in caplog.text
+    nodes = await server.inventory().refresh()
+    assert len(nodes) == len(all_objects(server)) - 1
+    device, machine = fleet.devices[1], fleet.machines[0]
+    assert {node.id for node in nodes if node.name == machine["name"]} == {
+        f"devices/{device['id']}",
+        f"virtual_machines/{machine['id']}",
+    }
+
+
+async def test_renamed_object_keeps_its_id(server: Server) -> None:
+    device, inventory = fake_of(server).fleet.devices[0], server.inventory()
+    before = {node.name: node.id for node in await inventory.refresh()}[device["name"]]
+    device["name"] = "renamed"
+    assert {node.name: node.id for node in await inventory.refresh()}["renamed"] == before
 
 
 # -- tokens -------------------------------------------------------------------
@@ -323,6 +334,37 @@ async def test_refusal_is_403_with_detail(server: Server, refusal: str) -> None:
     expected = f"it refuses the token ({refusal}); check the token and its rights"
     assert await failure(server) == expected
     assert await server.inventory().find_missing_prerequisites() == [f"netbox/netbox: {expected}"]
+
+
+RIGHTS = {
+    "/api/dcim/devices/": "dcim.view_device",
+    "/api/virtualization/virtual-machines/": "virtualization.view_virtualmachine",
+    "/api/extras/custom-fields/": "extras.view_customfield",
+}
+
+
+@pytest.mark.parametrize("paths", [*([path] for path in RIGHTS), list(RIGHTS)])
+async def test_missing_rights_are_named(server: Server, paths: list[str]) -> None:
+    fake_of(server).tokens[V2].lacks = frozenset(paths)
+    found = await server.inventory(labels={"note": "custom_fields.note"}).find_missing_prerequisites()
+    assert found == [f"netbox/netbox: its token lacks {RIGHTS[path]}; grant this right" for path in paths]
+
+
+async def test_token_that_may_write_is_named(server: Server) -> None:
+    fake_of(server).tokens[V2].may_write = True
+    assert await server.inventory().find_missing_prerequisites() == [
+        "netbox/netbox: its token may write devices and virtual machines; give it a read-only token"
+    ]
+    assert await server.inventory().refresh()
+    assert {request.method for request in fake_of(server).requests} == {"GET", "OPTIONS"}
+
+
+async def test_server_that_refuses_options_is_no_problem(server: Server) -> None:
+    async def refuse(request: web.Request) -> web.StreamResponse | None:
+        return web.Response(status=405) if request.method == "OPTIONS" else None
+
+    fake_of(server).intercept = refuse
+    assert await server.inventory().find_missing_prerequisites() == []
 
 
 async def test_lost_right_is_refused_token(server: Server) -> None:

@@ -74,6 +74,7 @@ ROLLOUT: dict[str, Any] = {
     "work": {"low_s": 240.0, "high_s": 380.0},
     "votes_missing": 2,
     "eta": None,
+    "forecast": None,
     "submitted_by": "alice",
     "submitted_at": "2026-11-20T07:00:00Z",
     "source": {"text": "commit 3f2a9c1d4b5e, tag v1.4.2 of https://git.example/x.git"},

@@ -28,6 +28,20 @@ wait {{live}} --for node/nosuch=done
 wait {{live}} --for done --timeout soon
 wait {{live}} --for done --timeout 0s
 wait {{cancelled}} --for done
+forecast nosuch
+forecast {{dir}}/nosuch.yml
+forecast {{cancelled}}
+forecast {{live}} --approve-after soon
+forecast {{live}} --failure-rate 2
+forecast {{live}} --draws 0
+forecast {{live}} --seed -1
+forecast {{live}} --set pool.rack=1
+forecast {{live}} --freeze team/nosuch:fri
+forecast {{live}} --without nosuch
+forecast {{live}} --with-failure nosuch
+forecast {{live}} --at yesterday
+forecast {{live}} --team payments
+forecast --at 2h
 explain nosuch
 explain plan.spec.nosuch
 explain plan.apiVersion.nosuch

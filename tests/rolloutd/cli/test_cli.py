@@ -109,7 +109,7 @@ def test_status_says_what_a_person_wants_to_know(
         "paused",
         "58 %",
         "7 of 12 nodes changed",
-        "4m to 6m20s of work and 2 votes left",
+        "ends in 4m to 6m20s, 2 votes left",
         "n3 failed while maintaining",
         "lifted by a proceed vote",
         "1 + 2 unobserved   1",

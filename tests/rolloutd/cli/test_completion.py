@@ -20,7 +20,7 @@ from tests.rolloutd.cli.samples import run
 FREE_TEXT = {
     *("TEXT", "TIME", "N", "K", "SEQ", "SHA256", "HASH", "HOST", "ID", "WINDOW", "NAME", "PERSON"),
     *("NODE:PHASE", "STAGE", "COMMAND", "PROGRAM", "SELECTOR", "COLUMN", "DURATION"),
-    *("NAME=ADDRESS", "VARIABLE", "KEY=NUMBER", "NAME=MEMBERS", "URL", "USER"),
+    *("NAME=ADDRESS", "VARIABLE", "KEY=NUMBER", "NAME=MEMBERS", "URL", "USER", "PATH=VALUE"),
 }
 """Values that only the user knows, or that no list has."""
 

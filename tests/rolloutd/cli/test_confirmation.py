@@ -25,10 +25,18 @@ ASKS_ITSELF = {"init", "hosts scan"}
 
 NEVER_ASKS = {
     # They read.
-    *("context list", "explain", "wait"),
+    *("context list", "explain", "wait", "forecast"),
     *("status", "nodes", "why", "watch", "logs", "handover", "compare", "changes", "config", "diff"),
     *("drift", "gates", "review", "locks", "inventory", "team show", "prepare", "checkpoints", "names"),
-    *("artifacts verify", "artifacts report", "plan validate", "plan preview", "plan schema", "report"),
+    *(
+        "artifacts verify",
+        "artifacts report",
+        "plan validate",
+        "plan preview",
+        "plan schema",
+        "plan new",
+        "report",
+    ),
     *("doctor", "backup", "serve-status", "tui", "web", "demo", "completion", "help", "artifacts manifest"),
     # Another command takes it back, or the daemon keeps what was before.
     *("plan submit", "verdicts", "reject", "withdraw", "token sign", "token use", "pause", "resume"),

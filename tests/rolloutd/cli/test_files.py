@@ -11,6 +11,7 @@ import pytest
 
 from rolloutd import audit_chain
 from rolloutd.admin.__main__ import main as admin
+from rolloutd.cli.example_plans import example_names
 from rolloutd.cli.main import main
 from rolloutd.cli.plans import format_diagnostic
 from tests.rolloutd.canned_daemon import serve_canned
@@ -33,6 +34,27 @@ def plan(tmp_path: Path) -> Path:
     (tmp_path / "tree" / "sysctl.yml").write_text("- hosts: all\n")
     (tmp_path / "plan.yml").write_text(PLAN)
     return tmp_path / "plan.yml"
+
+
+def test_each_example_is_valid_and_overwrites_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", "new"]) == 0
+    listed = [line.partition(":")[0] for line in capsys.readouterr().out.splitlines()]
+    assert listed == example_names()
+    for name in listed:
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        assert main(["plan", "new", "--like", name]) == 0
+        assert main(["plan", "validate", "plan.yml"]) == 0, capsys.readouterr()
+        Path("plan.yml").write_text("mine")
+        Path("hosts.yml").unlink(missing_ok=True)
+        assert main(["plan", "new", "--like", name]) == 1
+        assert "it exists, and nothing was written" in capsys.readouterr().err
+        assert (Path("plan.yml").read_text(), Path("hosts.yml").exists()) == ("mine", False)
+    with pytest.raises(SystemExit) as refused:
+        main(["plan", "new", "--like", "rebot"])
+    assert (refused.value.code, "did you mean 'reboot'?" in capsys.readouterr().err) == (2, True)
 
 
 def test_a_valid_plan(plan: Path, capsys: pytest.CaptureFixture[str]) -> None:

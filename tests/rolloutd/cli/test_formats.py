@@ -16,7 +16,18 @@ from tests.rolloutd.cli.populated_daemon import ANY, CHANGING, READING, populate
 from tests.rolloutd.cli.samples import run
 
 NOTHING_LISTED = {
-    *("tui", "web", "demo", "serve-status", "completion", "help", "names", "report", "plan schema"),
+    *(
+        "tui",
+        "web",
+        "demo",
+        "serve-status",
+        "completion",
+        "help",
+        "names",
+        "report",
+        "plan schema",
+        "plan new",
+    ),
     *("token sign", "token use", "context add", "context use", "context remove"),
     # Other programs, which have their own tests.
     *("doctor", "backup", "restore", "init", "hosts scan"),

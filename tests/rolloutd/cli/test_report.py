@@ -79,7 +79,7 @@ def test_page_says_what_who_why_and_how_far(daemon: CannedDaemon) -> None:
         "paused: n3 failed while maintaining",
         "58 %: 7 of 12 nodes changed",
         "6 of 12 nodes prepared.",
-        "4m to 6m20s of work and 2 votes left.",
+        "ends in 4m to 6m20s, 2 votes left.",
         "proceed after fleet is waiting: 1 vote of infra",
         "Not probed: client traffic.",
         "Source: commit 3f2a9c1d4b5e, tag v1.4.2 of https://git.example/x.git",

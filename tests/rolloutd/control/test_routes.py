@@ -24,6 +24,7 @@ from rolloutd.control.handlers import ROUTES
 from rolloutd.control.openapi import openapi_document
 from rolloutd.store import open_store
 from tests.rolloutd.control_environment import KUBERNETES_NODES, PLAN, ControlEnvironment, control_environment
+from tests.support.replayed_fleet import forecast_of
 
 REASON = {"reason": "because"}
 HOST_KEYS = {**REASON, "stored": [f"ssh-ed25519 SHA256:{'a' * 43}"]}
@@ -59,7 +60,8 @@ async def fail_build(inside: ControlEnvironment, rollout: str) -> None:
 READING = {
     "nora": """
         /v1/health /v1/openapi.json /v1/whoami /v1/status /v1/rollouts /v1/locks /v1/settings /v1/audit/head
-        /v1/changes /v1/nodes/{n}/configuration /v1/verdicts /v1/rollouts/{r} /v1/rollouts/{r}/nodes
+        /v1/changes /v1/forecasts/score /v1/nodes/{n}/configuration /v1/verdicts /v1/rollouts/{r}
+        /v1/rollouts/{r}/nodes
         /v1/rollouts/{r}/plan /v1/inventory /v1/rollouts/{r}/nodes/{n} /v1/rollouts/{r}/nodes/{n}/why
         /v1/audit/verify /v1/events /v1/rollouts/{r}/nodes/{n}/log /v1/rollouts/{r}/review
         /v1/audit /v1/rollouts/{r}/prepare /v1/rollouts/{r}/failures /v1/rollouts/{r}/comparison
@@ -85,6 +87,7 @@ async def prepare_fleet(
     n = f"/v1/rollouts/{r}/nodes/p1"
     verdict = Verdict("v1", "change", "content", {}, r, "p1", "verify.0", "broken", inside.clock.now())
     await inside.commit(VerdictRecorded(r, "p1", verdict))
+    inside.state.forecasts = {r: forecast_of(r)}
     freeze = {"reason": "party", "scope": "team/search"}
     reading = {
         path: (who, path.replace("{r}", r).replace("{n}", "p1"), None)
@@ -120,12 +123,18 @@ async def prepare_fleet(
             {"token": tokens.sign(claims, SECRET)},
         ),
         ("POST", "/v1/rollouts/{r}/nodes/{n}/advance"): (
-            "sara",
-            f"/v1/rollouts/{r}/nodes/s2/advance",
+            *("sara", f"/v1/rollouts/{r}/nodes/s2/advance"),
             REASON,
         ),
         ("POST", "/v1/plans/validate"): ("nora", "/v1/plans/validate", file),
         ("POST", "/v1/plans/preview"): ("paul", "/v1/plans/preview", file),
+        ("POST", "/v1/plans/forecast"): ("paul", "/v1/plans/forecast", {**file, "draws": 3}),
+        ("GET", "/v1/rollouts/{r}/forecast"): ("nora", f"/v1/rollouts/{r}/forecast", None),
+        ("POST", "/v1/forecasts"): ("nora", "/v1/forecasts", {"draws": 3}),
+        ("POST", "/v1/rollouts/{r}/forecast"): (
+            *("nora", f"/v1/rollouts/{r}/forecast"),
+            {"draws": 3, "sets": ["plan.soak=5m"], "publish": "calendar"},
+        ),
         ("POST", "/v1/plans/impact"): ("olga", "/v1/plans/impact", file),
         ("POST", "/v1/plans/submit"): ("olga", "/v1/plans/submit", file),
         ("POST", "/v1/uploads"): ("paul", "/v1/uploads", archive()),
@@ -151,8 +160,7 @@ async def prepare_fleet(
         ("POST", "/v1/nodes/{n}/return"): ("olga", "/v1/nodes/p1/return", {}),
         ("POST", "/v1/freezes"): ("sara", "/v1/freezes", freeze),
         ("POST", "/v1/audit/settle"): (
-            "adam",
-            "/v1/audit/settle",
+            *("adam", "/v1/audit/settle"),
             {**REASON, "subjects": ["all"], "keep": "audit"},
         ),
         ("DELETE", "/v1/freezes"): ("sara", "/v1/freezes", {"scope": "team/search"}),
@@ -162,13 +170,11 @@ async def prepare_fleet(
         ("POST", "/v1/inventory/{n}/pin"): ("adam", "/v1/inventory/p1/pin", REASON),
         ("POST", "/v1/inventory/{n}/host-keys"): ("adam", "/v1/inventory/p1/host-keys", HOST_KEYS),
         ("POST", "/v1/rollouts/{r}/rollback"): (
-            "olga",
-            f"/v1/rollouts/{r}/rollback",
+            *("olga", f"/v1/rollouts/{r}/rollback"),
             {**REASON, "withdraw": True},
         ),
         ("POST", "/v1/rollouts/{r}/nodes/{n}/rollback"): (
-            "olga",
-            f"/v1/rollouts/{r}/nodes/s1/rollback",
+            *("olga", f"/v1/rollouts/{r}/nodes/s1/rollback"),
             REASON,
         ),
     }
@@ -184,7 +190,10 @@ async def test_response_of_each_route_matches_its_model(tmp_path: Path, kind: st
     key_file.write_bytes(SECRET)
     services = {"jira": {"key_file": str(key_file), "teams": ["infra"]}}
     async with control_environment(
-        tmp_path, store=sqlite if kind == "sqlite" else None, service_accounts=services
+        tmp_path,
+        store=sqlite if kind == "sqlite" else None,
+        service_accounts=services,
+        state_dir=str(tmp_path),
     ) as inside:
         asked = await prepare_fleet(inside)
         assert set(asked) == {(route.method, route.path) for route in ROUTES}

@@ -14,6 +14,7 @@ from machines.model.events import PreparationRecorded, RolloutEnded
 from machines.model.preparation import Preparation, PreparationState, StagedComparison
 from machines.scheduler.preparing import may_begin
 from rolloutd.control.client import ApiError
+from rolloutd.ports import Checkpoint, Host
 from tests.contracts.fakes.runner import Script
 from tests.rolloutd.control_environment import NODES, PLAN, URL, ControlEnvironment, control_environment
 from tests.rolloutd.preparation_environment import Fleet, plan_with, prepare_all
@@ -188,6 +189,47 @@ async def test_rollback_fetches_nothing_and_third_generation_is_removed(tmp_path
         third = write_artifacts(inside, fleet, "3")
         await roll_out(inside, fleet)
         assert staged(fleet) == first | third
+
+
+async def test_stage_whose_checkpoint_lost_its_answer_is_done(tmp_path: Path) -> None:
+    async with control_environment(tmp_path, nodes=NODES[:1]) as inside:
+        fleet = Fleet(tree=tmp_path)
+        write_artifacts(inside, fleet, "1")
+        rollout = await inside.start(text=TWO_STAGES)
+        write = fleet.write
+
+        async def write_and_lose(host: Host, checkpoint: Checkpoint, *, timeout_s: float) -> None:
+            await write(host, checkpoint, timeout_s=timeout_s)
+            fleet.write = write  # type: ignore[method-assign]
+            raise TimeoutError("no answer")
+
+        fleet.write = write_and_lose  # type: ignore[method-assign]
+        await prepare_all(inside, fleet)
+        inside.clock.advance(600.0)
+        inside.observe_all_up()
+        await prepare_all(inside, fleet)
+        row = inside.state.index.preparation(rollout, "p1", "app")
+        assert row is not None
+        # Skipped, it would not be removed with its rollout, and cleaning would take it for an old one's.
+        assert (row.attempt, row.state) == (2, PreparationState.DONE)
+
+
+@pytest.mark.parametrize("restarted", [False, True], ids=["running", "restarted"])
+async def test_generation_that_was_only_staged_replaces_none(tmp_path: Path, restarted: bool) -> None:
+    async with control_environment(tmp_path, nodes=NODES[:1]) as inside:
+        fleet = Fleet(tree=tmp_path)
+        first = write_artifacts(inside, fleet, "1")
+        await roll_out(inside, fleet)
+        write_artifacts(inside, fleet, "2")
+        await inside.start(text=TWO_STAGES)
+        await prepare_all(inside, fleet)
+        third = write_artifacts(inside, fleet, "3")
+        await inside.start(text=TWO_STAGES, supersede=True)
+        if restarted:  # the daemon does not load the rollout that only staged its artifacts
+            await inside.restart()
+            inside.observe_all_up()
+        await prepare_all(inside, fleet)
+        assert first | third <= staged(fleet)
 
 
 async def test_cancelled_rollout_leaves_artifacts_that_nodes_run(tmp_path: Path) -> None:

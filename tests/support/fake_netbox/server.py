@@ -26,11 +26,14 @@ _NO_CHOICE = "Select a valid choice. {} is not one of the available choices."
 
 @dataclass
 class Token:
-    """A token: why it is refused, whether it may view objects, and to which site it is limited."""
+    """A token: why it is refused, what it may view and write, and to which site it is limited."""
 
     refusal: str = ""
     may_view: bool = True
     only_site: str = ""
+    may_write: bool = False
+    lacks: frozenset[str] = frozenset()
+    """Paths of lists that it may not view."""
 
 
 class FakeNetbox:
@@ -78,6 +81,16 @@ class FakeNetbox:
         refusal = self._refusal(request.headers.get("Authorization", ""))
         if refusal:
             return web.json_response({"detail": refusal}, status=403)
+        token = self._token(request)
+        if request.method == "OPTIONS":
+            # NetBox lists the methods that this token may use, each with the fields that it takes.
+            actions = {"POST": {}, "PUT": {}} if token.may_write else {}
+            return web.json_response(
+                {"name": "Device List", "parses": ["application/json"], "actions": actions}
+            )
+        if request.path in token.lacks:
+            detail = "You do not have permission to perform this action."
+            return web.json_response({"detail": detail}, status=403)
         response: web.StreamResponse = await handler(request)
         return response
 

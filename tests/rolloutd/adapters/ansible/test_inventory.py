@@ -114,7 +114,7 @@ async def test_one_invalid_label_leaves_out_its_node_only(tmp_path: Path) -> Non
     path = write(tmp_path / "hosts.yml", "all: {hosts: {n1: {team: {a: b}}, n2: {team: red}}}")
     inventory = AnsibleInventory(path, ["team"])
     assert [node.name for node in await inventory.refresh()] == ["n2"]
-    (problem,) = inventory.left_out
+    problem = inventory.left_out["n1"]
     assert "variable team of host n1 is a mapping" in problem
     write(path, "all: {hosts: {n1: {team: blue}, n2: {team: red}}}")
     assert len(await inventory.refresh()) == 2

@@ -142,11 +142,25 @@ def test_source_that_fails_is_not_written(init: Init, etc: Path) -> None:
     assert not (etc / "config.yaml").exists()
 
 
-def test_settings_with_mistakes_are_left_alone(init: Init, etc: Path) -> None:
-    (etc / "config.yaml").write_text("poools: {}\n")
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [(b"poools: {}\n", "poools"), (b"a: [\n", "config.yaml:"), (b"a: \xff\n", "not UTF-8")],
+)
+def test_settings_with_mistakes_are_left_alone(init: Init, etc: Path, text: bytes, said: str) -> None:
+    (etc / "config.yaml").write_bytes(text)
     done = init(inventory=[str(etc / "hosts.yml")], yes=True)
-    assert (done.returncode, "poools" in done.stderr) == (1, True)
-    assert (etc / "config.yaml").read_text() == "poools: {}\n"
+    assert (done.returncode, said in done.stderr, "Traceback" in done.stderr) == (1, True, False), done.stderr
+    assert (etc / "config.yaml").read_bytes() == text
+
+
+def test_keys_of_later_files_are_not_proposed(init: Init, etc: Path) -> None:
+    (etc / "config.d").mkdir()
+    later = "observe_only: false\npools: {rack: {max_unavailable: 3}}\n"
+    (etc / "config.d/infra.yaml").write_text(later)
+    answer = first(init, etc)
+    assert "observe_only" not in [choice["key"] for choice in answer["choices"]]
+    settings = load(etc / "config.yaml")
+    assert (settings.observe_only, settings.pools["rack"].max_unavailable) == (False, 3)
 
 
 @pytest.mark.long

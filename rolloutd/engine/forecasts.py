@@ -1,0 +1,232 @@
+"""Forecasts: asked of a process of their own, and kept where people have seen them.
+
+The process reads the store by itself (rolloutd/forecast).  The loop never waits for it: a status shows the
+latest forecast that has ended.
+It does not know what a forecast says but its end and its gates.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import pickle
+import sys
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import rolloutd
+from machines.facts.index import Index
+from machines.model.node import NodeHealth
+from rolloutd.engine.state import State
+from rolloutd.engine.tasks import compute
+from rolloutd.errors import Refused, RolloutdError, StoreFailed
+from rolloutd.forecast.request import ForecastRequest, TeamChecks
+from rolloutd.ports import KeptForecast
+
+log = logging.getLogger("rolloutd.engine.forecasts")
+
+TIME_LIMIT_S = 120.0
+"""Time of one forecast: 10,000 nodes take a quarter of it on an idle core, and it has the lowest priority."""
+
+MAX_WAITING = 8
+"""Questions that wait for the one process; a person asks one at a time."""
+
+FIRST_PAUSE_S = 10.0
+"""Pause between a change and the forecast that follows: what changes together is forecast together."""
+
+MIN_PAUSE_S = 60.0
+"""Pause between two forecasts of the daemon itself."""
+
+BUSY_SHARE = 0.05
+"""Share of the time in which the daemon's own forecasts may run, for fleets that take long."""
+
+MAX_AGE_S = 600.0
+"""After this time a forecast is made again although nothing has changed: waiting moves the end, too."""
+
+MAX_LOGGED_CHARS = 4_000
+"""Of what a failed process printed: the end of a traceback."""
+
+DEFAULT_SEED = 1
+
+Answer = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class MissedForecast:
+    """A kept forecast whose p90 reality has left; `ends_at` is the end as it is forecast now."""
+
+    kept: KeptForecast
+    ends_at: str | None
+    waits_for: str
+
+
+class Forecaster:
+    """Asks for forecasts, one at a time, and keeps those of open rollouts up to date."""
+
+    def __init__(
+        self,
+        state: State,
+        on_missed: Callable[[MissedForecast], None] = lambda _: None,
+        run: Callable[[bytes], Awaitable[bytes]] | None = None,
+    ) -> None:
+        """`run` answers in place of the process, for a store that no other process can open."""
+        self._state = state
+        self._run = run or _run
+        self._on_missed = on_missed
+        self._slot = asyncio.Lock()
+        self._waiting = 0
+
+    def request(self, **options: Any) -> ForecastRequest:
+        """Return a request by the present settings."""
+        state, settings = self._state, self._state.settings
+        teams = {name: TeamChecks(team.checks) for name, team in settings.teams.items()}
+        return ForecastRequest(
+            settings.store, state.index.limits, teams, tuple(settings.host_class), state.now(), **options
+        )
+
+    async def ask(self, request: ForecastRequest) -> Sequence[Answer]:
+        """Return the forecasts of a request; raises Refused, and StoreFailed where the process fails."""
+        if self._waiting >= MAX_WAITING:
+            raise Refused("too-many-forecasts", f"forecast: {MAX_WAITING} are waiting; try later")
+        self._waiting += 1
+        try:
+            async with self._slot:
+                not_up = await compute(_not_up, self._state.index.fork())
+                content = await compute(pickle.dumps, replace(request, not_up=not_up))
+                return await _read_answers(await self._run(content))
+        finally:
+            self._waiting -= 1
+
+    async def run(self) -> None:
+        """Keep the forecasts of open rollouts up to date, until cancelled."""
+        clock, seq, made_at = self._state.clock, -1, 0.0
+        with self._state.changes.subscribe() as changed:
+            while True:
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(changed.wait(), MAX_AGE_S)
+                changed.clear()
+                await clock.sleep(FIRST_PAUSE_S)
+                latest = self._state.changes.latest_seq
+                is_old = clock.now() - made_at >= MAX_AGE_S
+                if not self._has_open_rollout() or (latest == seq and not is_old):
+                    continue
+                began = asyncio.get_running_loop().time()
+                await self._refresh()
+                seq, made_at = latest, clock.now()
+                duration_s = asyncio.get_running_loop().time() - began
+                await clock.sleep(max(MIN_PAUSE_S, duration_s / BUSY_SHARE))
+
+    async def keep(self, answer: Answer, occasion: str) -> None:
+        """Keep a forecast that people see, so that it can be compared with what comes."""
+        made_at = datetime.fromisoformat(answer["made_at"]).timestamp()
+        kept = {key: value for key, value in answer.items() if key not in ("changed", "difference")}
+        await self._state.store.keep_forecast(KeptForecast(answer["rollout"], made_at, occasion, kept))
+
+    def _has_open_rollout(self) -> bool:
+        return any(not each.closed for each in self._state.index.rollouts.values())
+
+    async def _refresh(self) -> None:
+        state = self._state
+        try:
+            answers = {each["rollout"]: each for each in await self.ask(self.request(seed=DEFAULT_SEED))}
+            previous, state.forecasts = state.forecasts, answers
+            state.changes.notify_progress()  # consoles show the figures of a forecast
+            for rollout, answer in answers.items():
+                await self._keep_for_gates(rollout, answer, previous.get(rollout))
+                await self._report_missed(rollout, answer)
+        except RolloutdError as error:
+            # Nothing depends on it: a status without a forecast says so.
+            log.warning("forecast: not made: %s", error)
+
+    async def _keep_for_gates(self, rollout: str, answer: Answer, before: Answer | None) -> None:
+        """Keep the first forecast at which a gate waits: it is shown to those who vote."""
+        waiting = _waiting_gates(answer)
+        if waiting and waiting != (set() if before is None else _waiting_gates(before)):
+            await self.keep(answer, f"gate {', '.join(sorted(waiting))}")
+
+    async def _report_missed(self, rollout: str, answer: Answer) -> None:
+        """Report, once for each, the kept forecasts whose p90 is before the end as it is forecast now."""
+        for kept in await self._state.store.load_forecasts(rollout):
+            promised = kept.answer["ends_at"]["p90"]
+            if kept.is_missed or promised is None:
+                continue
+            ends_at = answer["ends_at"]["p50"]
+            if ends_at is None or _instant(ends_at) > _instant(promised):
+                await self._state.store.keep_forecast(replace(kept, is_missed=True))
+                self._on_missed(MissedForecast(kept, ends_at, next(iter(answer["waits"]), "")))
+
+
+def _instant(text: str) -> float:
+    return datetime.fromisoformat(text).timestamp()
+
+
+def _waiting_gates(answer: Answer) -> set[str]:
+    """Return the gates that ask for votes at the instant of the forecast."""
+    return {
+        gate["gate"] if gate["wave"] is None else f"{gate['gate']}/{gate['wave']}"
+        for gate in answer["gates"]
+        if gate["asked_at"]["p50"] is not None
+        and _instant(gate["asked_at"]["p50"]) <= _instant(answer["made_at"])
+    }
+
+
+def _not_up(index: Index) -> frozenset[str]:
+    """Return the nodes that are not known to be up."""
+    seen = ((node, index.observation(node)) for node in index.nodes)
+    return frozenset(node for node, found in seen if found is None or found.sight is not NodeHealth.UP)
+
+
+async def _run(content: bytes) -> bytes:
+    """Return what the process prints; raises StoreFailed if it fails or takes too long."""
+    search_path = [str(Path(rolloutd.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    process = await asyncio.create_subprocess_exec(
+        # -P: a file of the current directory must not replace a module.
+        *(sys.executable, "-P", "-m", "rolloutd.forecast"),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(search_path)},
+    )
+    try:
+        async with asyncio.timeout(TIME_LIMIT_S):
+            out, errors = await process.communicate(content)
+    except TimeoutError:
+        raise StoreFailed(f"forecast: not ready within {TIME_LIMIT_S:.0f} s; ask for fewer draws") from None
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if process.returncode:
+        text = errors.decode(errors="replace")
+        log.error("forecast: exit code %s: %s", process.returncode, text[-MAX_LOGGED_CHARS:])
+        raise StoreFailed(f"forecast: its process ended with {process.returncode}; see the daemon's log")
+    return out
+
+
+async def _read_answers(content: bytes) -> Sequence[Answer]:
+    """Read the process' lines: one for each forecast, each followed by its nodes in slices.
+
+    One at a time, because a line of ten thousand nodes would hold the loop for too long.
+    """
+    answers: list[dict[str, Any]] = []
+    for line in content.splitlines():
+        read = json.loads(line)
+        match read:
+            case {"refused": refusal}:
+                raise Refused(refusal["code"], refusal["text"])
+            case {"error": problem}:
+                raise StoreFailed(problem)
+            case {"nodes_of": "forecast", "nodes": nodes}:
+                answers[-1]["nodes"] += nodes
+            case {"nodes_of": "changed", "nodes": nodes}:
+                answers[-1]["changed"]["nodes"] += nodes
+            case _:
+                answers.append(read)
+        await asyncio.sleep(0)
+    return answers

@@ -1,0 +1,259 @@
+"""Forecasts over the API, by the real process over a real database."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from machines.states import Trigger
+from rolloutd.control.client import ApiError
+from rolloutd.engine import forecasts
+from rolloutd.engine.forecasts import Forecaster
+from rolloutd.store import open_store
+from tests.rolloutd.control_environment import PLAN, ControlEnvironment, control_environment
+
+WINDOWS = 'windows: [{days: mon-fri, from: "09:00", to: "16:00", zone: Europe/Amsterdam}]'
+WINDOWED_PLAN = PLAN.replace("  maintain:", f"  {WINDOWS}\n  maintain:").replace(
+    "playbook: site.yml}", "playbook: site.yml, expected: 20m}"
+)
+
+
+@asynccontextmanager
+async def forecast_environment(tmp_path: Path, **settings: Any) -> AsyncIterator[ControlEnvironment]:
+    directory = tmp_path / "store"
+    directory.mkdir()
+
+    async def sqlite(compile_content: Any) -> Any:
+        return await open_store(directory, compile_plan=compile_content)
+
+    async with control_environment(tmp_path, store=sqlite, state_dir=str(directory), **settings) as inside:
+        yield inside
+
+
+async def ask(inside: ControlEnvironment, rollout: str, **options: Any) -> dict[str, Any]:
+    answer: dict[str, Any] = await inside.request(
+        "nora", "post", f"/v1/rollouts/{rollout}/forecast", {"draws": 20, **options}
+    )
+    return answer
+
+
+def seconds(answer: dict[str, Any], key: str = "ends_at") -> float:
+    return datetime.fromisoformat(answer[key]["p50"]).timestamp()
+
+
+async def test_forecast_walks_the_scheduler_of_the_daemon(tmp_path: Path) -> None:
+    async with forecast_environment(tmp_path) as inside:
+        rollout = await inside.submit(text=PLAN.replace("site.yml}", "site.yml, expected: 20m}"))
+        answer = await ask(inside, rollout)
+        assert (answer["rollout"], answer["draws"], answer["seed"]) == (rollout, 20, 1)
+        # Two canaries, one at a time, and the soak; then two teams side by side.
+        assert answer["work_s"] == {"p50": 2 * 1200 + 600 + 1200, "p90": 2 * 1200 + 600 + 1200}
+        assert seconds(answer) == pytest.approx(inside.clock.now() + 4200, abs=1)
+        assert [gate["gate"] for gate in answer["gates"]] == ["start", "continue"]
+        assert {node["node"]: node["team"] for node in answer["nodes"]} == {
+            "p1": "payments",
+            "p2": "payments",
+            "s1": "search",
+            "s2": "search",
+        }
+        assert {group["name"] for group in answer["teams"]} == {"payments", "search"}
+        assert [group["nodes"] for group in answer["waves"]] == [2, 2]
+        codes = {each["code"] for each in answer["assumptions"]}
+        assert {"approve-after", "failure-rate"} <= codes
+        assert answer == await ask(inside, rollout), "the same seed gives the same forecast"
+        every = await inside.request("nora", "post", "/v1/forecasts", {"draws": 20})
+        assert every["forecasts"] == [answer]
+
+
+async def test_assumptions_move_the_end(tmp_path: Path) -> None:
+    async with forecast_environment(tmp_path) as inside:
+        rollout = await inside.submit()
+        first = await ask(inside, rollout)
+        later = await ask(inside, rollout, approve_after_s=3600.0)
+        # Votes of `continue` are cast during the soak, of which they outlast 50 minutes.
+        assert seconds(later) - seconds(first) == 3600 + 3000
+        never = await ask(inside, rollout, approve_after_s="never")
+        assert never["ends_at"] == {"p50": None, "p90": None}
+        assert never["nodes"][0]["starts_at"] == {"p50": None, "p90": None}
+        failing = await ask(inside, rollout, failure_rate=0.5, draws=50)
+        assert failing["ends_at"]["p90"] > first["ends_at"]["p90"]
+
+
+async def test_what_if_equals_the_changed_settings(tmp_path: Path) -> None:
+    async with forecast_environment(tmp_path) as inside:
+        rollout = await inside.submit(text=WINDOWED_PLAN)
+        answer = await ask(inside, rollout, sets=["pools.team.max_unavailable=2", "plan.soak=30m"])
+        assert answer["difference"]["ends_at_s"]["p50"] == seconds(answer["changed"]) - seconds(answer)
+    (tmp_path / "again").mkdir()
+    pools = {"team": {"max_unavailable": 2}, "rack": {"max_unavailable": 2}}
+    async with forecast_environment(tmp_path / "again", pools=pools) as inside:
+        rollout = await inside.submit(text=WINDOWED_PLAN.replace("soak: 10m", "soak: 30m"))
+        asked = await ask(inside, rollout)
+    different = {"rollout", "made_at", "vote_deadline"}  # the deadline is of what is, not of what if
+    assert {key: value for key, value in asked.items() if key not in different} == {
+        key: value for key, value in answer["changed"].items() if key not in different
+    }
+
+
+async def test_what_if_of_nodes_freezes_and_times(tmp_path: Path) -> None:
+    async with forecast_environment(tmp_path) as inside:
+        rollout = await inside.submit()
+        first = await ask(inside, rollout)
+        day = datetime.fromtimestamp(inside.clock.now()).astimezone()
+        frozen = await ask(inside, rollout, freezes=[f"team/search:{day:%Y-%m-%d}"])
+        assert frozen["difference"]["ends_at_s"]["p50"] > 0
+        without = await ask(inside, rollout, without=["s2"])
+        assert "s2" not in {node["node"] for node in without["changed"]["nodes"]}
+        failing = await ask(inside, rollout, with_failure=["s2"], approve_after_s=600.0)
+        assert failing["difference"]["ends_at_s"]["p50"] > 600
+        at = (day.timestamp() + 86_400) // 1
+        later = await ask(inside, rollout, at=datetime.fromtimestamp(at).astimezone().isoformat())
+        assert seconds(later["changed"]) - at == pytest.approx(first["work_s"]["p50"], abs=1)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"sets": ["pool.rack.max_unavailable=2"]}, "'pool' is unknown; did you mean pools?"),
+        ({"sets": ["pools.rak.max_unavailable=2"]}, "pools has no 'rak'; did you mean rack?"),
+        ({"sets": ["pools.rack.max_unavailabel=2"]}, "'max_unavailabel'; did you mean max_unavailable?"),
+        ({"sets": ["pools.rack.values.r9.max_unavailable=2"]}, "no pool rack/r9; did you mean"),
+        ({"sets": ["pools.rack.max_unavailable=many"]}, "see rolloutctl explain settings.pools"),
+        ({"sets": ["plan.soka=30m"]}, "soka"),
+        ({"sets": ["plan.soak=soon"]}, "this is not a duration"),
+        ({"sets": ["plan.soak"]}, "not PATH=VALUE"),
+        ({"sets": ["plan.soak=[1"]}, "the value is not YAML"),
+        ({"without": ["p11"]}, "not a node of the rollout; did you mean p1?"),
+        ({"with_failure": ["x" * 200]}, "not a node of the rollout; see rolloutctl nodes"),
+        ({"freezes": ["team/serch:fri"]}, "no scope team/serch; did you mean team/search?"),
+        ({"freezes": ["all"]}, "not SCOPE:WHEN"),
+        ({"freezes": ["all:someday"]}, "not a weekday, a date or FROM..TO"),
+        ({"freezes": ["all:2001-01-01"]}, "it is over already"),
+        ({"at": "2001-01-01T00:00:00Z"}, "the time is over"),
+    ],
+)
+async def test_what_does_not_exist_is_an_error(
+    tmp_path: Path, options: dict[str, Any], expected: str
+) -> None:
+    async with forecast_environment(tmp_path) as inside:
+        rollout = await inside.submit()
+        with pytest.raises(ApiError) as refused:
+            await ask(inside, rollout, **options)
+        assert expected in str(refused.value)
+        assert refused.value.status == 409
+
+
+async def test_plan_is_forecast_without_a_rollout(tmp_path: Path) -> None:
+    async with forecast_environment(tmp_path) as inside:
+        body = {"file": "plan.yml", "text": PLAN, "draws": 10, "sets": ["plan.soak=1h"]}
+        answer = await inside.request("olga", "post", "/v1/plans/forecast", body)
+        assert answer["difference"]["ends_at_s"]["p50"] == 3000
+        assert (await inside.request("nora", "get", "/v1/status"))["rollouts"] == []
+
+
+async def test_closed_rollout_has_nothing_ahead(tmp_path: Path) -> None:
+    async with forecast_environment(tmp_path) as inside:
+        rollout = await inside.submit()
+        await inside.request("olga", "post", f"/v1/rollouts/{rollout}/cancel", {"reason": "because"})
+        with pytest.raises(ApiError) as refused:
+            await ask(inside, rollout)
+        assert "nothing is ahead" in str(refused.value)
+
+
+async def test_durations_come_from_this_plans_history(tmp_path: Path) -> None:
+    async with forecast_environment(tmp_path) as inside:
+        rollout = await inside.start()
+        for node in ("p1", "s1"):
+            await inside.finish(rollout, node)
+        answer = await ask(inside, rollout)
+        # Nothing took any time in this test, so what is left takes none: `expected` is not used any more.
+        assert answer["work_s"]["p50"] < 900
+
+
+async def test_published_forecast_is_kept_and_scored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with forecast_environment(tmp_path) as inside:
+        rollout = await inside.start()
+        published = await ask(inside, rollout, publish="calendar")
+        (kept,) = await inside.state.store.load_forecasts(rollout)
+        assert (kept.occasion, kept.answer) == ("calendar", published)
+        before = await inside.request("nora", "get", "/v1/forecasts/score")
+        assert (before["nodes"], before["within_p90"]) == (0, None)
+        inside.clock.advance(60.0)
+        await inside.finish(rollout, "p1")
+        inside.clock.advance(100_000.0)
+        await inside.finish(rollout, "s1")
+        scored = await inside.request("nora", "get", f"/v1/forecasts/score?rollout={rollout}")
+        assert (scored["nodes"], scored["within_p90"]) == (2, 0.5)
+        (one,) = scored["forecasts"]
+        assert (one["rollout"], one["occasion"], one["missed"]) == (rollout, "calendar", False)
+
+
+async def test_missed_forecast_is_reported_once(tmp_path: Path) -> None:
+    async with forecast_environment(tmp_path) as inside:
+        rollout = await inside.submit()
+        with pytest.raises(ApiError, match="no forecast yet; ask again in a minute"):
+            await inside.request("nora", "get", f"/v1/rollouts/{rollout}/forecast")
+        missed: list[forecasts.MissedForecast] = []
+        forecaster = Forecaster(inside.state, missed.append)
+        await forecaster._refresh()
+        (kept,) = await inside.state.store.load_forecasts(rollout)
+        assert (kept.occasion, inside.state.forecasts[rollout]["rollout"]) == ("gate start", rollout)
+        assert await inside.request("nora", "get", f"/v1/rollouts/{rollout}/forecast") == kept.answer
+        status = await inside.request("nora", "get", f"/v1/rollouts/{rollout}")
+        assert status["work"] == {"low_s": 3300.0, "high_s": 3300.0}
+        assert (status["eta"], status["forecast"]["ends_at"]["p90"]) == (kept.answer["ends_at"]["p90"],) * 2
+        review = await inside.request("nora", "get", f"/v1/rollouts/{rollout}/review")
+        radii = {each["gate"]: each["blast_radius"] for each in review["gates"]}
+        # Two canaries, one after the other; behind the next gate two teams side by side.
+        assert radii["start"]["work"] == {"low_s": 1800.0, "high_s": 1800.0}
+        assert radii["continue"]["work"]["low_s"] >= 900.0
+        await forecaster._refresh()
+        assert len(await inside.state.store.load_forecasts(rollout)) == 1, "the gate waits as before"
+        inside.clock.advance(10_000.0)
+        for _ in range(2):
+            await forecaster._refresh()
+        assert [(each.kept.occasion, each.kept.rollout) for each in missed] == [("gate start", rollout)]
+
+
+async def test_failing_process_is_an_error_and_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with forecast_environment(tmp_path) as inside:
+        rollout = await inside.submit()
+        monkeypatch.setattr(forecasts, "TIME_LIMIT_S", 0.0)
+        with pytest.raises(ApiError, match="not ready within 0 s; ask for fewer draws"):
+            await ask(inside, rollout)
+        monkeypatch.setattr(forecasts, "TIME_LIMIT_S", 60.0)
+        monkeypatch.setenv("PYTHONHOME", "/nosuch")
+        with pytest.raises(ApiError, match="its process ended with"):
+            await ask(inside, rollout)
+        await Forecaster(inside.state)._refresh()  # logs, and goes on
+        assert inside.state.forecasts == {}
+
+
+async def test_calendar_has_nodes_of_a_team_and_gates(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from rolloutd.cli.calendar import render
+
+    async with forecast_environment(tmp_path) as inside:
+        rollout = await inside.submit()
+        answer: Any = await ask(inside, rollout)
+        text = render(answer, "search")
+    lines = text.split("\r\n")
+    assert (lines[0], lines[-1], lines.count("BEGIN:VEVENT")) == ("BEGIN:VCALENDAR", "END:VCALENDAR", 4)
+    assert [line for line in lines if line.startswith("SUMMARY:s")] == [
+        f"SUMMARY:{node}: {rollout}" for node in ("s1", "s2")
+    ]
+    assert max(len(line.encode()) for line in lines) <= 75
+    answer["nodes"][0] |= {"node": "ä;,\\\n" * 40, "team": "search"}
+    folded = render(answer, "search")
+    assert max(len(line.encode()) for line in folded.split("\r\n")) <= 75
+    assert json.dumps(folded.replace("\r\n ", "")).count("SUMMARY") == 5
+    assert Trigger.ADMITTED  # the phases are the core's

@@ -1,0 +1,90 @@
+"""The forecast of a rollout: when it ends, when its gates ask, and when each node is touched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rolloutd.control import wire, wire_forecasts
+from tui.formatting import formatting, lines
+from tui.formatting.lines import Line, fit
+from tui.screens.fetched import FetchedPage
+from tui.screens.page import Item, heading, note_row, static_line
+from tui.state.values import parse_timestamp
+
+NAME_WIDTH = 24
+
+
+class ForecastPage(FetchedPage):
+    """The latest forecast that the daemon has made."""
+
+    screen_name = "forecast"
+    refresh_interval_s = 10.0
+    """The daemon makes one a minute at most."""
+
+    def __init__(self, rollout: str) -> None:
+        super().__init__("rollouts", rollout, "forecast")
+        self.rollout_id = rollout
+
+    def breadcrumb(self) -> str:
+        return f"▸ {self.rollout_id} ▸ forecast"
+
+    def found_items(self, found: wire_forecasts.Forecast) -> Iterator[Item]:
+        made_at = parse_timestamp(found["made_at"]) or 0.0
+        age = formatting.format_age(made_at, self.console.now())
+        yield heading("ENDS", f"made {age}, {found['draws']} draws; p90 is what nine of ten draws keep")
+        yield _span_row("end", self.rollout_id, found["ends_at"], None)
+        bottleneck = found["bottleneck"]
+        if bottleneck is not None:
+            saved = formatting.format_duration(bottleneck["saves_s"])
+            what = "without it" if bottleneck["kind"] == "window" else "with one more there"
+            text = f"{bottleneck['kind']} {bottleneck['name']}: {what} it ends {saved} earlier"
+            yield _text_row("bottleneck", "bottleneck", text)
+        for assumption in found["assumptions"]:
+            yield _text_row(f"assumed {assumption['code']}", "assumed", assumption["text"])
+        yield heading("GATES", "when they ask for votes" if found["gates"] else "none is ahead")
+        for gate in found["gates"]:
+            name = gate["gate"] if gate["wave"] is None else f"{gate['gate']} after {gate['wave']}"
+            yield _span_row(f"gate {name}", name, None, gate["asked_at"])
+        for title, groups in (("WAVES", found["waves"]), ("TEAMS", found["teams"])):
+            yield heading(title, "the first node starts, the last one is back")
+            for group in groups:
+                yield _span_row(
+                    f"{title} {group['name']}", group["name"], group["ends_at"], group["starts_at"]
+                )
+        yield heading("NODES", str(len(found["nodes"])) if found["nodes"] else "none is ahead")
+        for node in found["nodes"]:
+            yield _span_row(node["node"], node["node"], node["ends_at"], node["starts_at"], node["waits"])
+        if not found["nodes"]:
+            yield note_row("every node is done")
+
+    def do_open(self) -> None:
+        names = {node["node"] for node in self._found["nodes"]} if self._found is not None else set()
+        if self.body.cursor_key in names:
+            self.console.open_node(self.rollout_id, self.body.cursor_key)
+
+
+def _span_row(
+    key: str,
+    name: str,
+    ends: wire.Instants | None,
+    starts: wire.Instants | None,
+    waits: dict[str, float] | None = None,
+) -> Item:
+    line: Line = [("  ", ""), (fit(lines.sanitize(name), NAME_WIDTH), "bold")]
+    if starts is not None:
+        line.append((f" {_time(starts['p50'])}", ""))
+    if ends is not None:
+        line += [(f" → {_time(ends['p50'])}", ""), (f"  p90 {_time(ends['p90'])}", "dim")]
+    code, seconds = next(iter((waits or {}).items()), ("", 0.0))
+    if code:
+        line.append((f"  {code} {formatting.format_duration(seconds)}", "dim"))
+    return key, static_line(line)
+
+
+def _text_row(key: str, title: str, text: str) -> Item:
+    return key, static_line([("  ", ""), (fit(title, 12), "dim"), (lines.sanitize(text), "")])
+
+
+def _time(instant: str | None) -> str:
+    at = parse_timestamp(instant) if instant is not None else None
+    return "never" if at is None else formatting.format_datetime(at)
