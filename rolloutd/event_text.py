@@ -169,10 +169,19 @@ _FORMATTERS: dict[str, Callable[[Fields], str]] = {
     "RequestDenied": lambda f: f"was refused {f['call']}: {f['why']}",
     "DaemonStarted": lambda f: f"rolloutd {f['version']} started (epoch {f['epoch']})",
     "RunOutputPruned": lambda f: (
-        f"removed the output of {pluralize(f['runs'], 'run')}, {format_duration(f['keep_s'])} after the end"
+        f"removed the output of {pluralize(f['runs'], 'run') if f['runs'] else 'its steps'},"
+        f" {format_duration(f['keep_s'])} after the end"
     ),
     "ConfigurationPruned": lambda f: (
         f"removed the configuration records, {format_duration(f['keep_s'])} after it left the inventory"
+    ),
+    "RecordsPruned": lambda f: (
+        (
+            f"removed the records of {pluralize(len(f['nodes']), 'node')}"
+            if f["nodes"]
+            else "removed its records"
+        )
+        + f", {format_duration(f['keep_s'])} after its end"
     ),
     "NodeCleaned": lambda f: (
         f"removed what ended rollouts had left: {_join_names(f['removed']) or 'nothing'}"

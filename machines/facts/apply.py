@@ -34,6 +34,7 @@ from machines.model.rows import (
     NodeConnection,
     NodeRemoval,
     PreparationSnapshot,
+    RolloutRecords,
     RolloutRow,
     RowReader,
     UsedToken,
@@ -140,6 +141,11 @@ def _writes(event: events.Event, rows: RowReader, at: float) -> Iterator[Write |
         case events.ConfigurationPruned():
             _expect(rows.get(Node, event.node) is None, f"the inventory has {event.node} again")
             yield Delete(NodeConfiguration(), event.node)
+        case events.RecordsPruned():
+            closed = rows.get(RolloutRow, event.rollout)
+            if closed is not None:  # removed already: the entry before was written, and its answer was lost
+                _expect(closed.closed or closed.deleted_at is not None, f"{event.rollout} is not closed")
+                yield Delete(RolloutRecords(event.rollout, event.nodes))
         case events.VerdictRecorded():
             yield Write(event.verdict)
         case events.VerdictCleared():

@@ -128,6 +128,10 @@ class Projection(MeasuredFacts):
         for row in preparations:
             self._record_preparation(row)
 
+    def forget_rollout(self, rollout: str) -> None:
+        """Drop a closed rollout, as a restart does; the store still has it."""
+        self._delete_rollout(rollout)
+
     def update_limits(self, limits: Limits, plans: Mapping[str, Plan] | None = None) -> None:
         """Apply new settings; `plans` are the rollouts' plans, compiled under them."""
         self.limits = limits

@@ -368,6 +368,19 @@ class ConfigurationPruned:
 
 
 @dataclass(frozen=True, slots=True)
+class RecordsPruned:
+    """Records of a closed rollout are removed, `keep_s` after its end, by the settings.
+
+    They are those of the `nodes`; without nodes, all that is left of the rollout.  Its audit entries stay.
+    """
+
+    rollout: str
+    nodes: tuple[str, ...]
+    keep_s: float
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
 class NodeCleaned:
     """What ended rollouts left on a node is removed; `removed` are paths, `kept` counts what stays."""
 
@@ -447,7 +460,7 @@ RecordOnlyEvent = (
 )
 """Events that change no fact: only the audit has them."""
 
-StoreEvent = VerdictRecorded | VerdictCleared | ConfigurationPruned
+StoreEvent = VerdictRecorded | VerdictCleared | ConfigurationPruned | RecordsPruned
 """Events that change only what stores keep: no decision reads it."""
 
 Event = (

@@ -93,6 +93,14 @@ class UsedToken:
     spent_at: float
 
 
+@dataclass(frozen=True, slots=True)
+class RolloutRecords:
+    """All rows of these nodes in a rollout; without nodes, all other rows of it."""
+
+    rollout: str
+    nodes: tuple[str, ...] = ()
+
+
 RolloutAddition = Vote | GateOpening | Failure | PilotEvidence | ArtifactsBuilt
 """Rows that a rollout gets after its submit, one by one."""
 
@@ -108,6 +116,7 @@ StoreRow = (
     | UsedToken
     | Verdict
     | VerdictCleared
+    | RolloutRecords
 )
 """Rows that no decision reads: stores keep them, the facts in memory do not."""
 

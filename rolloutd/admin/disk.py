@@ -8,16 +8,25 @@ from __future__ import annotations
 import os
 import pwd
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from machines.model.timefmt import format_rfc3339
 from rolloutd.errors import RolloutdError, StoreFailed
-from rolloutd.ports import AuditCheckpointReport, AuditReport
+from rolloutd.ports import AuditCheckpointReport, AuditReport, StoredVolume
 from rolloutd.reason_text import describe_differences, describe_mismatch
-from rolloutd.store import DatabaseBackend, backend_of, compare_with_audit, read_audit_checkpoint
+from rolloutd.store import (
+    DatabaseBackend,
+    backend_of,
+    compare_with_audit,
+    measure_volume,
+    read_audit_checkpoint,
+)
+from rolloutd.text import pluralize
 
 MIN_FREE_BYTES = 512 * 1024 * 1024
 """What a week of a large rollout writes, run logs included, with a reserve."""
@@ -95,20 +104,39 @@ def check_database(state_dir: Path) -> tuple[list[CheckResult], bool]:
         text = f"{found.text}, sound{old}"
     database = CheckResult("database", not found.damage, text)
     is_loadable = found.is_current and not found.damage
+    growth = []
+    if is_loadable:
+        growth = [_describe_growth(backend.read_now(partial(measure_volume, backend, now=time.time())))]
     if report is None:
         whole = f"the whole was last verified at {format_rfc3339(checkpoint.verified_at)}"
         trusted = f"entry {checkpoint.seq} and the rows that decisions use are as they were signed; {whole}"
-        return [database, CheckResult("audit", True, trusted)], is_loadable
+        return [database, *growth, CheckResult("audit", True, trusted)], is_loadable
     chain = report.chain
     what = chain.message if chain.ok else f"{chain.message}; keep a copy, and compare with a backup"
     signed = f"not trusted: {checkpoint.problem}; the next start verifies the whole audit first"
     results = [
         database,
+        *growth,
         CheckResult("audit checkpoint", True, signed),
         CheckResult("audit", chain.ok, what),
         _check_tables(report),
     ]
     return results, is_loadable
+
+
+def _describe_growth(volume: StoredVolume) -> CheckResult:
+    """Return what the database keeps, why, and how it grows."""
+    since = "" if volume.first_entry_at is None else f" since {format_rfc3339(volume.first_entry_at)}"
+    entries = "1 audit entry" if volume.entries == 1 else f"{volume.entries} audit entries"
+    closed = pluralize(volume.closed_rollouts, "closed rollout")
+    if volume.oldest_end_at is not None:
+        closed += f", the oldest ended {format_rfc3339(volume.oldest_end_at)}"
+    size, free, growth = (n / 2**20 for n in (volume.file_bytes, volume.free_bytes, volume.bytes_a_day))
+    text = (
+        f"{entries}{since} (kept for ever); {closed} (keep.records); {size:.1f} MiB, {free:.1f} of them free;"
+        f" it grows by about {volume.entries_a_day:.0f} entries and {growth:.1f} MiB a day"
+    )
+    return CheckResult("growth", True, text)
 
 
 def _read_checkpoint(backend: DatabaseBackend) -> AuditCheckpointReport:

@@ -48,6 +48,7 @@ from rolloutd.ports import (
     RunnerStatus,
     RunState,
     Store,
+    StoredVolume,
 )
 from rolloutd.sealed_variables import unseal
 from rolloutd.settings import Settings
@@ -199,6 +200,8 @@ class State:
     reasons: Mapping[str, Reason] = field(default_factory=dict)
     last_write_error: str = ""
     conditions: dict[str, str] = field(default_factory=dict)
+    stored_volume: StoredVolume = field(default_factory=StoredVolume)
+    """What the database held at the last pass of the retention."""
     job_failures: Counter[str] = field(default_factory=Counter)
     """Unexpected errors of background jobs since the start, by kind."""
     adapter_failures: AdapterFailures = field(default_factory=AdapterFailures)

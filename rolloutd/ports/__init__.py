@@ -91,6 +91,7 @@ from rolloutd.ports.store import (
     SourceAnswer,
     StepDuration,
     Store,
+    StoredVolume,
 )
 from rolloutd.ports.types import JSON, PinnedSource
 
@@ -173,6 +174,7 @@ __all__ = [
     "StepDuration",
     "StepResult",
     "Store",
+    "StoredVolume",
     "SupportsBlockerWatch",
     "SupportsDryRun",
     "SupportsHoldRelease",

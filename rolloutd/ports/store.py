@@ -64,6 +64,27 @@ class RolloutRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class StoredVolume:
+    """How much the database holds; instants are epoch seconds.
+
+    `free_bytes` are of the file, and no row needs them.  `entries_a_day` is of the last week.
+    """
+
+    entries: int = 0
+    first_entry_at: float | None = None
+    entries_a_day: float = 0.0
+    closed_rollouts: int = 0
+    oldest_end_at: float | None = None
+    file_bytes: int = 0
+    free_bytes: int = 0
+
+    @property
+    def bytes_a_day(self) -> float:
+        """Return about how many bytes the file grows by, with the rows that come with an entry."""
+        return self.entries_a_day * (self.file_bytes - self.free_bytes) / max(1, self.entries)
+
+
+@dataclass(frozen=True, slots=True)
 class SourceAnswer:
     """What an inventory source last reported, at an instant (epoch seconds); variables without secrets."""
 
@@ -278,6 +299,25 @@ class Store(Protocol):
 
     async def remove_unused_documents(self) -> None:
         """Remove the documents of configurations that no node's record and no live rollout has."""
+
+    async def list_expired_rollouts(self, ended_before: float) -> Sequence[str]:
+        """Return the closed rollouts whose records may go, oldest first.
+
+        It omits rollouts that are live, and those that some node of the inventory has its latest change from.
+        """
+
+    async def list_recorded_nodes(self, rollout: str, limit: int) -> Sequence[str]:
+        """Return the first nodes of which a rollout has a target."""
+
+    async def has_step_output(self, rollout: str) -> bool: ...
+
+    async def remove_step_output(self, rollout: str, limit: int) -> None:
+        """Remove the output of so many steps; the audit keeps its hash."""
+
+    async def release_space(self) -> bool:
+        """Give some free space of the database's file back to the disk; return whether there is more."""
+
+    async def measure(self, now: float) -> StoredVolume: ...
 
     async def load_verdicts(self) -> Sequence[Verdict]:
         """Return the verdicts that are not cleared, oldest first."""

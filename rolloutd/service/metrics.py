@@ -27,7 +27,7 @@ from machines.states import IN_FLIGHT_PHASES, Phase
 from rolloutd import threads
 from rolloutd.engine.state import State
 from rolloutd.memory import memory_bytes
-from rolloutd.ports import RunnerStatus
+from rolloutd.ports import RunnerStatus, StoredVolume
 from rolloutd.service.listen_socket import bind, bind_loopback
 from rolloutd.settings.model import Metrics
 
@@ -166,6 +166,7 @@ class _StateCollector(Collector):
         for kind, count in state.job_failures.items():
             jobs.add_metric([kind], count)
         yield jobs
+        yield from _collect_store(state.stored_volume)
         yield from _collect_fleet(state)
         yield from _collect_runs(state.runner_status)
         index = state.index.at(now)
@@ -176,6 +177,16 @@ class _StateCollector(Collector):
 
 def _make_gauge(name: str, what: str, value: float) -> GaugeMetricFamily:
     return GaugeMetricFamily(f"rolloutd_{name}", what, value=value)
+
+
+def _collect_store(volume: StoredVolume) -> Iterable[Metric]:
+    """Yield what the database held at the last pass of the retention, at most an hour ago."""
+    yield _make_gauge("database_bytes", "Size of the database's file.", volume.file_bytes)
+    yield _make_gauge("database_free_bytes", "Free space in the database's file.", volume.free_bytes)
+    yield _make_gauge("database_growth_bytes_per_day", "About how much it grows.", volume.bytes_a_day)
+    yield _make_gauge("audit_entries", "Audit entries in the database.", volume.entries)
+    yield _make_gauge("audit_entries_per_day", "Entries a day in the last week.", volume.entries_a_day)
+    yield _make_gauge("closed_rollouts", "Closed rollouts with records.", volume.closed_rollouts)
 
 
 def _make_labelled_gauge(name: str, what: str, *labels: str) -> GaugeMetricFamily:

@@ -22,6 +22,7 @@ from pydantic import (
     model_validator,
 )
 
+from machines.model.timefmt import format_duration
 from rolloutd.planfile.model import MAX_PARALLEL, WindowSpec
 from rolloutd.planfile.steps import MAX_STEPS, Step, VerifyStep, step_model
 from rolloutd.plugin import (
@@ -235,8 +236,18 @@ class Git(Params):
         return self
 
 
+CLEANING_GIVEN_UP_AFTER_S = 30 * 86_400.0  # then only a person can have a node cleaned
+
+
 class Keep(Params):
-    """How long files of ended rollouts are kept; the database is kept for ever, except for configurations."""
+    """How long what ended rollouts leave is kept on the daemon's disk and on nodes."""
+
+    records_s: PositiveDuration | None = duration_field(
+        "365d",
+        "Records of a closed rollout (targets, steps, votes), after its end, unless some node has its latest"
+        " change from it; `null` keeps them for ever. The audit stays in any case.",
+        alias="records",
+    )
 
     runs_s: PositiveDuration | None = duration_field(
         "90d",
@@ -256,6 +267,14 @@ class Keep(Params):
         " `rolloutctl clean`.",
         alias="on_nodes",
     )
+
+    @model_validator(mode="after")
+    def _require_records(self) -> Keep:
+        if self.records_s and self.records_s < (
+            needed_s := (self.on_nodes_s or 0) + CLEANING_GIVEN_UP_AFTER_S
+        ):
+            raise InvalidValue("cleaning needs them", f"{format_duration(needed_s)} or more", at=("records",))
+        return self
 
 
 class ServiceAccount(Params):

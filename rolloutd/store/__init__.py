@@ -13,7 +13,7 @@ from pathlib import Path
 from rolloutd.store.audit_checkpoint import read_audit_checkpoint
 from rolloutd.store.audit_comparison import compare_with_audit
 from rolloutd.store.queries import PlanCompiler
-from rolloutd.store.sql_store import SqlStore
+from rolloutd.store.sql_store import SqlStore, measure_volume
 from rolloutd.store.sqlite.backend import SqliteBackend as DatabaseBackend
 from rolloutd.store.sqlite.backup import backup, restore
 from rolloutd.store.sqlite.database import FILE_NAME
@@ -28,6 +28,7 @@ __all__ = [
     "backend_of",
     "backup",
     "compare_with_audit",
+    "measure_volume",
     "open_store",
     "read_audit_checkpoint",
     "restore",

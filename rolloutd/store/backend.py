@@ -99,6 +99,12 @@ class Backend(Protocol):
     def record_commit(self, epoch: int, seq: int) -> None:
         """Note the term and the last audit entry of a commit, outside the database."""
 
+    def release_space(self, connection: Connection) -> None:
+        """Give some free space of the file back to the disk, in the transaction that is open."""
+
+    def file_sizes(self, connection: Connection) -> tuple[int, int]:
+        """Return the size of the file, and how much of it is free (bytes)."""
+
     # -- the audit
 
     def read_chain(self, connection: Connection, table: str, after: int, limit: int) -> Sequence[ChainRow]:

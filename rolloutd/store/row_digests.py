@@ -16,18 +16,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from rolloutd.store.backend import Connection
-from rolloutd.store.schema import KEYS, NOT_COMPARED_COLUMNS
-
-ROLLOUT_TABLES: Final = (
-    "target",
-    "failure",
-    "pilot_evidence",
-    "preparation",
-    "built_manifest",
-    "vote",
-    "opened",
-)
-"""Tables whose rows a rollout's own sum covers."""
+from rolloutd.store.schema import KEYS, NOT_COMPARED_COLUMNS, ROLLOUT_TABLES
 
 WHOLE_TABLES: Final = tuple(name for name in KEYS if name not in (*ROLLOUT_TABLES, "step"))
 """Tables with one sum each."""

@@ -9,10 +9,10 @@ from typing import Any, TypeVar, cast
 
 from machines.model.events import MismatchSettled
 from machines.model.rollout import Verdict
-from machines.model.rows import Delete, Expected, UsedToken, Write
+from machines.model.rows import Delete, Expected, RolloutRecords, UsedToken, Write
 from rolloutd.errors import Conflict, TokenAlreadyUsed
 from rolloutd.store.backend import Connection
-from rolloutd.store.schema import HASHED_COLUMNS, KEYS, TABLES
+from rolloutd.store.schema import HASHED_COLUMNS, KEYS, ROLLOUT_TABLES, TABLES
 
 R = TypeVar("R")
 
@@ -39,6 +39,11 @@ class StoredRows:
 
 def execute_writes(connection: Connection, writes: Iterable[Write | Delete]) -> None:
     """Write rows; raises Conflict when one is not as it is expected."""
+    writes = list(writes)
+    for write in writes:
+        if isinstance(write.row, RolloutRecords):
+            _delete_records(connection, write.row)
+    writes = [each for each in writes if not isinstance(each.row, RolloutRecords)]
     # Equal statements in sequence run as one: a submit writes thousands of targets.
     for sql, group in groupby(map(_statement, writes), key=itemgetter(0)):
         rows = [(values, write) for _, values, write in group]
@@ -54,6 +59,20 @@ def execute_writes(connection: Connection, writes: Iterable[Write | Delete]) -> 
         raise (TokenAlreadyUsed if isinstance(write.row, UsedToken) else Conflict)(
             f"{row} is {found}{problem}"
         )
+
+
+def _delete_records(connection: Connection, records: RolloutRecords) -> None:
+    """Remove rows of a rollout; a table comes before those that it refers to."""
+    for node in records.nodes:
+        for table in ("step", "failure", "preparation", "target"):
+            sql = f"DELETE FROM {table} WHERE rollout = ? AND node = ?"  # noqa: S608  # names of our own schema
+            connection.execute(sql, (records.rollout, node))
+    if not records.nodes:
+        connection.execute("DELETE FROM forecast WHERE rollout = ?", (records.rollout,))
+        for table in reversed(list(KEYS)):
+            if table in ROLLOUT_TABLES or table == "step":
+                connection.execute(f"DELETE FROM {table} WHERE rollout = ?", (records.rollout,))  # noqa: S608
+        connection.execute("DELETE FROM rollout WHERE id = ?", (records.rollout,))
 
 
 def _statement(write: Write | Delete) -> tuple[str, list[Any], Write | Delete]:

@@ -280,6 +280,17 @@ KEYS: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """The compared tables and their keys; a table comes after those that it refers to."""
 
+ROLLOUT_TABLES: Final = (
+    "target",
+    "failure",
+    "pilot_evidence",
+    "preparation",
+    "built_manifest",
+    "vote",
+    "opened",
+)
+"""Tables whose rows belong to one rollout, but for the steps, which belong to its targets."""
+
 NOT_COMPARED_TABLES: Final[Mapping[str, str]] = {
     "audit": "its own hash chain covers it",
     "term": "a start and a restore raise the epoch, and the nodes' fences refuse a lower one",

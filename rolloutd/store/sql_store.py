@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -23,8 +24,9 @@ from rolloutd.ports import (
     AuditReport,
     KeptForecast,
     SourceAnswer,
+    StoredVolume,
 )
-from rolloutd.store import queries
+from rolloutd.store import queries, retention_queries
 from rolloutd.store.audit_checkpoint import AuditCheckpoint, verify_audit_checkpoint
 from rolloutd.store.audit_comparison import compare_with_audit
 from rolloutd.store.backend import Backend, Connection, Executor
@@ -44,6 +46,11 @@ def _query(
         return await self._read(function, *args, **kwargs)
 
     return read
+
+
+def measure_volume(backend: Backend, connection: Connection, now: float) -> StoredVolume:
+    file_bytes, free_bytes = backend.file_sizes(connection)
+    return replace(retention_queries.measure(connection, now), file_bytes=file_bytes, free_bytes=free_bytes)
 
 
 class SqlStore:
@@ -108,7 +115,7 @@ class SqlStore:
         await self._require_writer().write_unaudited(lambda connection: None)
 
     async def remove_unused_documents(self) -> None:
-        await self._require_writer().write_unaudited(queries.remove_unused_documents)
+        await self._require_writer().write_unaudited(retention_queries.remove_unused_documents)
 
     async def sign_audit_checkpoint(self, verified_at: float | None = None, *, anew: bool = False) -> None:
         def sign(checkpoint: AuditCheckpoint, head: AuditEntry) -> None:
@@ -121,6 +128,21 @@ class SqlStore:
 
     async def drop_audit_checkpoint(self) -> None:
         await self._require_writer().change_checkpoint(lambda checkpoint, head: checkpoint.drop())
+
+    async def remove_step_output(self, rollout: str, limit: int) -> None:
+        await self._require_writer().write_unaudited(
+            partial(retention_queries.remove_step_output, rollout=rollout, limit=limit)
+        )
+
+    async def release_space(self) -> bool:
+        before = await self._read(self.backend.file_sizes)
+        await self._require_writer().write_unaudited(self.backend.release_space)
+        after = await self._read(self.backend.file_sizes)
+        # Not less: a file of an older version that could not be rewritten.
+        return 0 < after[1] < before[1]
+
+    async def measure(self, now: float) -> StoredVolume:
+        return await self._read(lambda connection: measure_volume(self.backend, connection, now))
 
     def _require_writer(self) -> Writer:
         if self._writer is None:
@@ -150,8 +172,8 @@ class SqlStore:
     load_targets = _query(queries.load_targets)
     list_closed_rollouts = _query(queries.list_closed_rollouts)
     list_rollout_records = _query(queries.list_rollout_records)
-    list_uncleaned_nodes = _query(queries.list_uncleaned_nodes)
-    find_changes_in_effect = _query(queries.find_changes_in_effect)
+    list_uncleaned_nodes = _query(retention_queries.list_uncleaned_nodes)
+    find_changes_in_effect = _query(retention_queries.find_changes_in_effect)
     load_plan = _query(queries.load_plan)
     load_connections = _query(queries.load_connections)
     load_source_answers = _query(queries.load_source_answers)
@@ -163,7 +185,10 @@ class SqlStore:
     count_attempts = _query(queries.count_attempts)
     load_forecasts = _query(queries.load_forecasts)
     load_configurations = _query(queries.load_configurations)
-    list_expired_configurations = _query(queries.list_expired_configurations)
+    list_expired_configurations = _query(retention_queries.list_expired_configurations)
+    list_expired_rollouts = _query(retention_queries.list_expired_rollouts)
+    list_recorded_nodes = _query(retention_queries.list_recorded_nodes)
+    has_step_output = _query(retention_queries.has_step_output)
     load_verdicts = _query(queries.load_verdicts)
     has_unfinished_run = _query(queries.has_unfinished_run)
     read_audit = _query(queries.read_audit)

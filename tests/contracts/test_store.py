@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from machines.model.events import (
     NodesDiscovered,
     NodesRemoved,
     PreparationRecorded,
+    RecordsPruned,
     RequestDenied,
     RolloutCancelled,
     RolloutDeleted,
@@ -295,6 +296,77 @@ async def test_configurations_of_gone_nodes_are_pruned_with_their_documents(stor
     await write(store, *moves_to_done("n1", "r2")[2:])
     found = await store.load_configurations(("n1",))
     assert ([*found.records], dict(found.documents)) == (["n1"], {})
+
+
+async def closed_rollout(
+    store: Store, rollout: str, nodes: Sequence[str] = ("n1",), at: float = 20.0
+) -> None:
+    """Write a rollout of one plan that changes nodes, and ends."""
+    opened = replace(rollout_opened(rollout, nodes), name="plan")
+    await write(store, opened, *(move for each in nodes for move in moves_to_done(each, rollout)))
+    await write(store, RolloutEnded(rollout, at))
+
+
+async def test_rollout_of_latest_change_keeps_its_records(store: Store) -> None:
+    await write(store, NodesDiscovered((node("n1"), node("n2"))))
+    await closed_rollout(store, "r1", ("n1", "n2"))
+    await closed_rollout(store, "r2", ("n1",))
+    assert [*await store.list_expired_rollouts(30.0)] == [], "n2 has it from r1, n1 from r2"
+    await closed_rollout(store, "r3", ("n2",), at=40.0)
+    assert [*await store.list_expired_rollouts(19.0)] == []
+    assert [*await store.list_expired_rollouts(30.0)] == ["r1"]
+    await write(store, NodesRemoved(("n1",)))
+    assert [*await store.list_expired_rollouts(30.0)] == ["r1", "r2"]
+
+
+async def test_live_rollout_keeps_its_records(store: Store) -> None:
+    failed = phase_moved("n1", Trigger.FAILED, Phase.ISOLATING, Phase.FAILED)
+    await write(store, rollout_opened(nodes=("n1",)), *moves_to_done("n1")[:1], failed)
+    await write(store, RolloutCancelled("r1", ALICE, "no", 20.0))
+    assert [*await store.list_expired_rollouts(30.0)] == []
+
+
+async def test_deleted_rollout_loses_its_records(store: Store) -> None:
+    await write(store, NodesDiscovered((node("n1"),)))
+    await closed_rollout(store, "r1")
+    await write(store, RolloutDeleted("r1", ALICE, 21.0))
+    assert [*await store.list_expired_rollouts(30.0)] == ["r1"]
+
+
+async def test_removed_records_leave_other_rollouts(store: Store) -> None:
+    nodes = ("n1", "n2", "n3")
+    for rollout in ("r1", "r2"):
+        await closed_rollout(store, rollout, nodes)
+        await write(store, StepRecorded(replace(step(StepState.OK), rollout=rollout)))
+    assert [*await store.list_recorded_nodes("r1", 2)] == ["n1", "n2"]
+    await write(store, RecordsPruned("r1", ("n1", "n2"), 10.0, 60.0))
+    assert [each.node for each in await store.load_targets("r1")] == ["n3"]
+    assert [*await store.load_steps("r1", "n1")] == []
+    await write(store, RecordsPruned("r1", (), 10.0, 60.0))
+    await write(store, RecordsPruned("r1", (), 10.0, 60.0))  # the answer to the first was lost
+    assert [each.id for each in await store.list_rollout_records()] == ["r2"]
+    assert len(await store.load_targets("r2")) == 3
+    assert len(await store.load_steps("r2", "n1")) == 1
+    assert [*await store.read_audit(rollout="r1")], "its entries stay"
+    assert (await store.verify_audit()).ok
+
+
+async def test_records_of_open_rollout_cannot_be_removed(store: Store) -> None:
+    await write(store, rollout_opened())
+    with pytest.raises(Conflict):
+        await write(store, RecordsPruned("r1", ("n1",), 10.0, 60.0))
+
+
+async def test_output_of_steps_removed_in_parts(store: Store) -> None:
+    await write(store, rollout_opened())
+    for number in (1, 2, 3):
+        await write(store, StepRecorded(step(StepState.OK, number=number, output="hello")))
+    await store.remove_step_output("r1", 2)
+    assert [each.output for each in await store.load_steps("r1", "n1")] == ["", "", "hello"]
+    assert await store.has_step_output("r1")
+    await store.remove_step_output("r1", 2)
+    assert not await store.has_step_output("r1")
+    assert (await store.verify_audit()).ok
 
 
 async def test_documents_of_all_three_records_stay(store: Store) -> None:

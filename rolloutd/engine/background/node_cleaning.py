@@ -27,6 +27,7 @@ from rolloutd.errors import RolloutdError, StoreFailed
 from rolloutd.ports import Checkpoint, Checkpoints, Host, NodeFile, NodeFiles, Stager, without_rollout
 from rolloutd.ports.guards import adapter_errors
 from rolloutd.reason_text import describe
+from rolloutd.settings.model import CLEANING_GIVEN_UP_AFTER_S
 
 log = logging.getLogger("rolloutd.engine.background.node_cleaning")
 
@@ -41,9 +42,6 @@ NODE_TIMEOUT_S = 60.0
 
 MAX_BACKOFF_S = 86_400.0
 """Longest pause before a node that could not be cleaned is tried again; the first one is an interval."""
-
-GIVEN_UP_AFTER_S = 30 * 86_400.0
-"""How long a node is tried in the background: after that only a person can have it cleaned."""
 
 MAX_PATHS_RECORDED = 50
 """Paths of one node in its audit entry; a node with more has artifacts of many rollouts."""
@@ -96,7 +94,9 @@ class NodeCleaner:
         keep_s, now = self._state.settings.keep.on_nodes_s, self._state.now()
         if keep_s is None or self._state.settings.observe_only:
             return
-        due = await self._state.store.list_uncleaned_nodes(now - keep_s - GIVEN_UP_AFTER_S, now - keep_s)
+        due = await self._state.store.list_uncleaned_nodes(
+            now - keep_s - CLEANING_GIVEN_UP_AFTER_S, now - keep_s
+        )
         self._retries = {node: each for node, each in self._retries.items() if node in due}
         ready = (node for node in due if self._is_ready(node, now))
         await for_each(ready, self._clean_due_node, at_once=CONCURRENCY)

@@ -1,4 +1,4 @@
-"""Retention of run output, source trees and configurations.
+"""Retention of run output, source trees, configurations, and the records of closed rollouts.
 
 It removes a few artifacts at a time.  Only the database says which rollouts have ended.  The audit records a
 removal before it happens; if the daemon is killed meanwhile, the next pass removes the rest.
@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 
-from machines.model.events import ConfigurationPruned, RunOutputPruned
+from machines.model.events import ConfigurationPruned, RecordsPruned, RunOutputPruned
 from machines.model.timefmt import format_duration
 from rolloutd.engine.state import State
 from rolloutd.engine.tasks import Wakeup
@@ -27,6 +27,15 @@ BATCH_SIZE = 20
 
 BATCH_PAUSE_S = 1.0
 """Pause between two batches: a rollout of 10,000 nodes is removed in ten minutes."""
+
+NODES_PER_REMOVAL = 100
+"""Nodes whose records one commit removes: with their steps some thousand rows, tens of milliseconds."""
+
+OUTPUTS_PER_REMOVAL = 500
+"""Steps whose output one transaction removes: some MiB, which are overwritten."""
+
+FORGOTTEN_AFTER_S = 86_400.0
+"""How long a closed rollout stays in memory, where the status finds it at once."""
 
 DOCUMENTS_INTERVAL_S = 86_400.0
 """Interval between two removals of documents: the store compares them with all targets, while writes wait."""
@@ -66,6 +75,55 @@ class RetentionCleaner:
         await self._remove_expired_runs({each.id: each for each in rollouts})
         await self._remove_unused_trees(rollouts)
         await self._remove_expired_configurations()
+        await self._forget_closed(rollouts)
+        await self._remove_step_output(rollouts)
+        await self._remove_records()
+        while await self._state.store.release_space():
+            await self._pause_between_batches()
+        self._state.stored_volume = await self._state.store.measure(self._state.now())
+
+    async def _forget_closed(self, rollouts: Sequence[RolloutRecord]) -> None:
+        """Drop rollouts that closed long ago from memory, as a restart does; the store has them."""
+        before = self._state.now() - FORGOTTEN_AFTER_S
+        closed = {each.id for each in rollouts if each.ended_at is not None and each.ended_at <= before}
+        if not closed & self._state.index.rollouts.keys():
+            return
+        async with self._state.exclusive_commit():
+            # Again under the lock: one of them may be rolled back meanwhile.
+            closed = {each.id for each in await self._state.store.list_rollout_records() if each.ended_at}
+            for rollout in [*self._state.index.rollouts]:
+                known = self._state.index.rollouts[rollout]
+                ended_at = known.cancelled.at if known.cancelled else known.ended_at
+                if rollout in closed and ended_at is not None and ended_at <= before:
+                    self._state.index.forget_rollout(rollout)
+
+    async def _remove_step_output(self, rollouts: Sequence[RolloutRecord]) -> None:
+        """Remove the ends of outputs that the database has, when the runs' own go."""
+        keep_s, store = self._state.settings.keep.runs_s, self._state.store
+        if keep_s is None:
+            return
+        for rollout in rollouts:
+            if not _is_expired(rollout.ended_at, keep_s, self._state.now()):
+                continue
+            while await store.has_step_output(rollout.id):
+                await self._audit_removal(rollout.id, 0, keep_s)
+                await store.remove_step_output(rollout.id, OUTPUTS_PER_REMOVAL)
+                await self._pause_between_batches()
+
+    async def _remove_records(self) -> None:
+        """Remove the records of rollouts that are over for long, a part of their nodes in each commit."""
+        keep_s, state = self._state.settings.keep.records_s, self._state
+        if keep_s is None:
+            return
+        cause = f"the settings keep records of closed rollouts for {format_duration(keep_s)}"
+        for rollout in await state.store.list_expired_rollouts(state.now() - keep_s):
+            if rollout in state.index.rollouts:
+                continue  # it was closed by a clock that is ahead, or is live again
+            while nodes := tuple(await state.store.list_recorded_nodes(rollout, NODES_PER_REMOVAL)):
+                await state.commit([RecordsPruned(rollout, nodes, keep_s, state.now())], cause=cause)
+                await self._pause_between_batches()
+            # Last, so that a kill in between leaves a rollout whose removal continues.
+            await state.commit([RecordsPruned(rollout, (), keep_s, state.now())], cause=cause)
 
     async def _remove_expired_runs(self, rollouts: Mapping[str, RolloutRecord]) -> None:
         keep_s = self._state.settings.keep.runs_s
@@ -124,10 +182,13 @@ class RetentionCleaner:
         removed = 0
         for name in names:
             removed += await store.remove(name, unmodified_since=untouched_since)
-            self._removed_count += 1
-            if self._removed_count % BATCH_SIZE == 0:
-                await self._state.clock.sleep(BATCH_PAUSE_S)
+            await self._pause_between_batches()
         return removed
+
+    async def _pause_between_batches(self) -> None:
+        self._removed_count += 1
+        if self._removed_count % BATCH_SIZE == 0:
+            await self._state.clock.sleep(BATCH_PAUSE_S)
 
 
 def _is_expired(ended_at: float | None, keep_s: float, now: float) -> bool:

@@ -27,6 +27,9 @@ T = TypeVar("T")
 KEY_FILE = "audit-checkpoint.key"
 """The key of the checkpoint, beside the database and never in it or in a backup."""
 
+RELEASED_PAGES = 1000
+"""Pages (4 MiB) that one transaction gives back: some milliseconds, in which other writes wait."""
+
 # Bytes, so that an entry that is not UTF-8 any more counts as altered.
 _CHAIN = "SELECT seq, CAST(entry AS BLOB), CAST(hash AS BLOB) FROM {} WHERE true"
 
@@ -87,6 +90,17 @@ class SqliteBackend:
         if self._opened_files is None:
             self._opened_files = _identify_files(self.path)
         commit_mark.write_mark(self.path, epoch, seq)
+
+    def release_space(self, connection: Connection) -> None:
+        (free,) = connection.execute("PRAGMA freelist_count").fetchone()
+        for _ in range(min(free, RELEASED_PAGES)):
+            # One each: Python makes one step of the statement, which frees one page.
+            connection.execute("PRAGMA incremental_vacuum(1)").fetchall()
+
+    def file_sizes(self, connection: Connection) -> tuple[int, int]:
+        names = ("page_size", "page_count", "freelist_count")
+        size, pages, free = (connection.execute(f"PRAGMA {name}").fetchone()[0] for name in names)
+        return pages * size, free * size
 
     # -- the audit
 

@@ -40,6 +40,9 @@ MIN_SQLITE_VERSION = (3, 38, 0)
 SECRETS_REMOVED = 16
 """The last migration that removes secrets; the file of an older database is rewritten before."""
 
+SPACE_IS_RELEASED = 18
+"""The migration from which on a file gives free pages back; that of an older database is rewritten before."""
+
 FILE_SUFFIXES = ("", "-wal", "-shm")
 """Suffixes of the database's files while a daemon uses it."""
 
@@ -208,6 +211,8 @@ def _advise(name: str, error: Exception, path: Path) -> str:
 def _prepare(connection: sqlite3.Connection, path: Path) -> sqlite3.Connection:
     try:
         version = _read_schema_version(connection, path)
+        # Before anything is written to a new file; an older one is rewritten.
+        connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
         (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
         if mode != "wal":
             raise StoreFailed(f"{path} cannot be written safely: its file system does not carry SQLite's WAL")
@@ -218,8 +223,8 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> sqlite3.Connection:
         connection.execute(f"PRAGMA journal_size_limit = {WAL_LIMIT_BYTES}")
         # What a statement deletes or replaces is overwritten, not only marked as free.
         connection.execute("PRAGMA secure_delete = ON")
-        if 0 < version < SECRETS_REMOVED:
-            connection.execute("VACUUM")  # older versions only marked it: drop those pages
+        if 0 < version < SPACE_IS_RELEASED:
+            _rewrite(connection, is_needed=version < SECRETS_REMOVED)
         if not version:
             create_tables(connection)
         else:
@@ -231,6 +236,15 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> sqlite3.Connection:
         connection.close()
         raise
     return connection
+
+
+def _rewrite(connection: sqlite3.Connection, *, is_needed: bool) -> None:
+    """Rewrite the file, which takes as much free space as it has; it is needed to remove old passwords."""
+    try:
+        connection.execute("VACUUM")
+    except sqlite3.OperationalError:
+        if is_needed:
+            raise
 
 
 def _read_schema_version(connection: sqlite3.Connection, path: Path) -> int:

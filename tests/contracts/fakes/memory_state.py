@@ -27,6 +27,7 @@ from machines.model.rows import (
     NodeRemoval,
     PreparationSnapshot,
     RolloutPart,
+    RolloutRecords,
     RolloutRow,
     UsedToken,
     Write,
@@ -100,6 +101,9 @@ class MemoryState:
     def apply(self, write: Write | Delete, compile_plan: Callable[[Mapping[str, Any]], Plan]) -> None:
         """Write a row; raises Conflict when there is one where none is expected."""
         row = write.row
+        if isinstance(write, Delete) and isinstance(row, RolloutRecords):
+            self._delete_records(row)
+            return
         if isinstance(write, Delete):
             self.rows[type(row)].pop(_KEYS[type(row)](row, write.owner), None)
             return
@@ -118,6 +122,25 @@ class MemoryState:
             self._put(row, write)
         if isinstance(row, RolloutPart):
             self.rollouts[write.owner] = with_part(self.rollouts[write.owner], row)
+
+    def _delete_records(self, records: RolloutRecords) -> None:
+        rollout, nodes = records.rollout, records.nodes
+        for kind in (StepRecord, Preparation, PreparationSnapshot, Target):
+            table = self.rows[kind]
+            for key in [key for key in table if key[0] == rollout and (not nodes or key[1] in nodes)]:
+                del table[key]
+        for key, failure in [*self.rows[Failure].items()]:
+            if key[0] == rollout and (not nodes or failure.node in nodes):
+                del self.rows[Failure][key]
+        if rollout in self.rollouts:
+            kept = self.rollouts[rollout]
+            failures = tuple(each for each in kept.failures if nodes and each.node not in nodes)
+            self.rollouts[rollout] = replace(kept, failures=failures)
+        if not nodes:
+            self.rollouts.pop(rollout, None)
+            for kind in (RolloutOpened, RolloutRow, Vote, GateOpening, PilotEvidence, ArtifactsBuilt):
+                for key in [key for key in self.rows[kind] if key[0] == rollout]:
+                    del self.rows[kind][key]
 
     def _put(self, row: Any, write: Write) -> None:
         table, key = self.rows[type(row)], _KEYS[type(row)](row, write.owner)

@@ -47,6 +47,7 @@ from rolloutd.ports import (
     RolloutRecord,
     SourceAnswer,
     StepDuration,
+    StoredVolume,
 )
 from rolloutd.store.audit_entries import add_sequence_number, draft_entries
 from rolloutd.store.queries import KEPT_FORECASTS
@@ -138,6 +139,35 @@ class MemoryStore:
 
     async def latest_audit_entry(self) -> AuditEntry | None:
         return self.memory.entries[-1] if self.memory.entries else None
+
+    async def list_expired_rollouts(self, ended_before: float) -> Sequence[str]:
+        present = {node.name for node in self.memory.all(Node)}
+        expired = []
+        for each in await self.list_rollout_records():
+            if each.ended_at is None or each.ended_at > ended_before:
+                continue
+            mine = [t for t in self._targets(each.id) if t.node in present and t.outcome in _HAS_CHANGE]
+            if each.deleted or all(self._has_later_change(target) for target in mine):
+                expired.append(each.id)
+        return expired
+
+    async def list_recorded_nodes(self, rollout: str, limit: int) -> Sequence[str]:
+        return sorted(target.node for target in self._targets(rollout))[:limit]
+
+    async def has_step_output(self, rollout: str) -> bool:
+        return any(step.output for step in self.memory.all(StepRecord) if step.rollout == rollout)
+
+    async def remove_step_output(self, rollout: str, limit: int) -> None:
+        table = self.memory.rows[StepRecord]
+        keys = [key for key, step in table.items() if step.rollout == rollout and step.output]
+        for key in keys[:limit]:
+            table[key] = replace(table[key], output="")
+
+    async def release_space(self) -> bool:
+        return False
+
+    async def measure(self, now: float) -> StoredVolume:
+        return StoredVolume(entries=len(self.memory.entries))
 
     async def verify_audit(self, head: str | None = None, *, gently: bool = False) -> AuditReport:
         return AuditReport(self._verify_chain(head), seq=len(self.memory.entries))
@@ -414,6 +444,15 @@ class MemoryStore:
 
     async def close(self) -> None:
         self._closed = True
+
+    def _has_later_change(self, target: Target) -> bool:
+        ids, opened = list(self.memory.rollouts), self.memory.opened
+        return any(
+            self.memory.rows[Target][each, target.node].outcome in _HAS_CHANGE
+            for each in ids[ids.index(target.rollout) + 1 :]
+            if opened(each).name == opened(target.rollout).name and not self.memory.is_deleted(each)
+            if (each, target.node) in self.memory.rows[Target]
+        )
 
     def _targets(self, rollout: str) -> tuple[Target, ...]:
         mine = [target for target in self.memory.all(Target) if target.rollout == rollout]

@@ -9,7 +9,7 @@ import pytest
 from rolloutd.errors import Diagnostic, InvalidFile
 from rolloutd.plugin import Params, SettingsSection
 from rolloutd.settings import MAX_FILES, load
-from rolloutd.settings.model import _with_sections
+from rolloutd.settings.model import Settings, _with_sections
 
 FULL = """\
 state_dir: state
@@ -292,3 +292,9 @@ def test_section_cannot_replace_a_key_of_rolloutd(caplog: pytest.LogCaptureFixtu
         "mine"
     }
     assert "settings section observe_within: rolloutd has this key; rename the section" in caplog.text
+
+
+def test_records_kept_shorter_than_cleaning_refused() -> None:
+    assert Settings.model_validate({"keep": {"records": "60d"}}).keep.records_s == 60 * 86_400
+    with pytest.raises(ValueError, match="cleaning needs them"):
+        Settings.model_validate({"keep": {"records": "59d"}})

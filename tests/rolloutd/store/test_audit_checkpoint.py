@@ -14,7 +14,9 @@ from machines.model.events import (
     FreezeStarted,
     HoldTaken,
     NodesDiscovered,
+    RecordsPruned,
     RolloutCancelled,
+    RolloutEnded,
     StepRecorded,
     StepState,
 )
@@ -212,6 +214,36 @@ async def test_dropped_checkpoint_stays_away(tmp_path: Path) -> None:
     assert await problem_after(tmp_path, "") == "the database has none"
 
 
+async def test_removed_records_leave_sums(tmp_path: Path) -> None:
+    store = await opened(tmp_path)
+    await store.sign_audit_checkpoint(1.0, anew=True)
+    await write(store, rollout_opened(nodes=("n1",)), *moves_to_done("n1"))
+    await write(store, StepRecorded(step(StepState.OK, output="hello")), RolloutEnded("r1", 20.0))
+    await store.remove_step_output("r1", 9)
+    assert (await store.verify_audit_checkpoint()).problem == ""
+    for nodes in (("n1",), ()):
+        await write(store, RecordsPruned("r1", nodes, 1.0, 30.0))
+        assert (await store.verify_audit_checkpoint()).problem == ""
+    await store.sign_audit_checkpoint()
+    assert (await store.verify_audit_checkpoint()).problem == ""
+    await store.close()
+
+
+async def test_file_shrinks_when_records_are_removed(tmp_path: Path) -> None:
+    store = await opened(tmp_path)
+    nodes = [f"n{number}" for number in range(2000)]
+    await write(store, rollout_opened(nodes=nodes), RolloutCancelled("r1", ALICE, "no", 20.0))
+    before = await store.measure(30.0)
+    await write(store, RecordsPruned("r1", tuple(nodes), 1.0, 30.0), RecordsPruned("r1", (), 1.0, 30.0))
+    assert (await store.measure(30.0)).free_bytes > 0
+    while await store.release_space():
+        pass
+    after = await store.measure(30.0)
+    assert (after.free_bytes, after.entries, after.closed_rollouts) == (0, before.entries + 2, 0)
+    assert after.file_bytes < before.file_bytes
+    await store.close()
+
+
 def test_backup_has_no_key(written: Path, tmp_path: Path) -> None:
     assert (
         DatabaseBackend(tmp_path / "rolloutd.sqlite").load_signing_key()
@@ -225,6 +257,9 @@ async def test_doctor_says_what_is_signed(tmp_path: Path) -> None:
     await write(store, FreezeStarted(Freeze("f1", "all", "sale", "alice", 8.0)))
     await store.close()
     results, _ = check_database(tmp_path)
+    (kept,) = [each.text for each in results if each.subject == "growth"]
+    assert kept.startswith("1 audit entry since ")
+    assert "0 closed rollouts (keep.records)" in kept
     (found,) = [each.text for each in results if each.subject == "audit"]
     assert found.startswith("entry 1 and the rows that decisions use are as they were signed; the whole was")
     (tmp_path / KEY_FILE).unlink()

@@ -18,9 +18,10 @@ from machines.model.preparation import Preparation, PreparationState
 from machines.model.rollout import DAEMON
 from rolloutd.cli.main import main
 from rolloutd.control.client import ApiError
-from rolloutd.engine.background.node_cleaning import GIVEN_UP_AFTER_S, INTERVAL_S, NodeCleaner
+from rolloutd.engine.background.node_cleaning import INTERVAL_S, NodeCleaner
 from rolloutd.engine.state import State
 from rolloutd.ports import Checkpoint, NodeFile, StagedArtifact
+from rolloutd.settings.model import CLEANING_GIVEN_UP_AFTER_S
 from tests.contracts.fakes.checkpoints import FakeCheckpoints
 from tests.contracts.fakes.node_files import FakeNodeFiles
 from tests.contracts.fakes.stager import FakeStager
@@ -141,7 +142,7 @@ async def test_unreachable_node_is_retried_with_backoff(tmp_path: Path) -> None:
 async def test_silent_node_is_given_up_after_a_month(tmp_path: Path) -> None:
     async with fleet(tmp_path) as (inside, nodes):
         await finished(inside)
-        await nodes.pass_time(31 * DAY_S + GIVEN_UP_AFTER_S)
+        await nodes.pass_time(31 * DAY_S + CLEANING_GIVEN_UP_AFTER_S)
         assert nodes.files.calls == 0
 
 

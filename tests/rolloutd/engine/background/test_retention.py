@@ -9,16 +9,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from machines.model.events import (
     ConfigurationPruned,
     NodesRemoved,
     RolloutDeleted,
     RunOutputPruned,
     StepAction,
+    StepRecord,
     StepRecorded,
+    StepState,
 )
 from machines.model.rollout import Actor, ActorKind
+from rolloutd.engine.background import retention
 from rolloutd.engine.background.retention import BATCH_SIZE, RetentionCleaner
+from rolloutd.errors import StoreFailed
 from tests.contracts.fakes.artifacts import FakeArtifactStore
 from tests.rolloutd.control_environment import PLAN, ControlEnvironment, control_environment
 
@@ -62,6 +68,73 @@ async def ended(inside: ControlEnvironment, name: str = "sysctl") -> str:
     rollout = await inside.submit(text=PLAN.replace("name: sysctl", f"name: {name}"))
     await inside.request("olga", "post", f"/v1/rollouts/{rollout}/cancel", BECAUSE)
     return rollout
+
+
+async def test_records_removed_after_a_year(tmp_path: Path) -> None:
+    async with disk(tmp_path) as made:
+        inside = made.inside
+        rollout = await ended(inside)
+        await made.after(364)
+        assert rollout in {each.id for each in await inside.state.store.list_rollout_records()}
+        await made.after(2)
+        assert await inside.state.store.list_rollout_records() == ()
+        entries = (await inside.request("nora", "get", f"/v1/audit?rollout={rollout}&kind=RecordsPruned"))[
+            "entries"
+        ]
+        assert [len(each["entry"]["fields"]["nodes"]) for each in entries] == [4, 0]
+        assert entries[0]["entry"]["cause"] == "the settings keep records of closed rollouts for 365d"
+
+
+async def test_removal_of_records_continues_after_kill(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retention, "NODES_PER_REMOVAL", 1)
+    async with disk(tmp_path) as made:
+        inside, commits = made.inside, 0
+        rollout = await ended(inside)
+        commit = inside.state.store.commit
+
+        async def dies(*args: Any, **named: Any) -> Any:
+            nonlocal commits
+            commits += 1
+            if commits == 3:
+                raise StoreFailed("killed")
+            return await commit(*args, **named)
+
+        inside.state.store.commit = dies  # type: ignore[method-assign]
+        with pytest.raises(StoreFailed):
+            await made.after(366)
+        assert len(await inside.state.store.load_targets(rollout)) == 2
+        await made.pruning.remove_expired()
+        assert await inside.state.store.list_rollout_records() == ()
+
+
+async def test_closed_rollout_leaves_memory_after_a_day(tmp_path: Path) -> None:
+    async with disk(tmp_path) as made:
+        rollout = await ended(made.inside)
+        await made.pruning.remove_expired()
+        assert rollout in made.inside.state.index.rollouts
+        await made.after(1)
+        assert rollout not in made.inside.state.index.rollouts
+        shown = await made.inside.request("nora", "get", f"/v1/rollouts/{rollout}")
+        assert shown["state"] == "cancelled"
+
+
+async def test_output_of_steps_goes_with_that_of_runs(tmp_path: Path) -> None:
+    async with disk(tmp_path) as made:
+        inside = made.inside
+        rollout = await inside.start()
+        record = StepRecord(
+            rollout, "p1", 1, "verify.0.ssh", StepAction.CHECK, 1, StepState.OK, 1.0, 1.0, output="hello"
+        )
+        await inside.commit(StepRecorded(record))
+        await inside.request("olga", "post", f"/v1/rollouts/{rollout}/cancel", BECAUSE)
+        await made.after(89)
+        assert await inside.state.store.has_step_output(rollout)
+        await made.after(2)
+        assert not await inside.state.store.has_step_output(rollout)
+        audited = f"/v1/audit?rollout={rollout}&kind=RunOutputPruned"
+        assert len((await inside.request("nora", "get", audited))["entries"]) == 1
 
 
 async def test_runs_pruned_after_ninety_days_and_audited(tmp_path: Path) -> None:

@@ -1,0 +1,137 @@
+"""What ended rollouts left on nodes and in the database, and how much the database holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rolloutd.ports import StoredVolume
+from rolloutd.store.backend import Connection
+from rolloutd.store.queries import IS_LIVE
+
+_UNCLEANED = f"""
+WITH ended AS (
+    SELECT id, CASE WHEN {IS_LIVE} THEN NULL ELSE coalesce(cancelled_at, ended_at, deleted_at) END AS at
+    FROM rollout WHERE coalesce(cancelled_at, ended_at, deleted_at, ?1) >= ?1),
+touched AS (
+    SELECT node, max(coalesce(ended.at, ?2 + 1)) AS at
+    FROM ended JOIN target ON target.rollout = ended.id
+    WHERE attempt > 0 OR ended.at IS NULL OR EXISTS (
+        SELECT 1 FROM preparation
+        WHERE preparation.rollout = target.rollout AND preparation.node = target.node)
+    GROUP BY node)
+SELECT node FROM touched WHERE at >= ?1 AND at <= ?2 AND NOT EXISTS (
+    SELECT 1 FROM audit WHERE audit.node = touched.node AND event = 'NodeCleaned' AND audit.at >= touched.at)
+ORDER BY node"""  # noqa: S608  # a constant
+
+_IN_EFFECT = """
+SELECT coalesce((
+    SELECT latest.id = rollout.id OR EXISTS (
+        SELECT 1 FROM preparation AS used
+        JOIN preparation AS made ON made.node = used.node AND made.stage = used.stage
+        WHERE used.rollout = latest.id AND used.node = :node AND used.state = 'skipped'
+          AND made.rollout = rollout.id AND made.state IN ('done', 'skipped')
+          AND made.content = used.content)
+    FROM rollout AS latest JOIN target ON target.rollout = latest.id AND target.node = :node
+    WHERE latest.name = rollout.name AND latest.deleted_at IS NULL
+      AND (target.outcome = 'changed' OR (target.outcome = 'already-current' AND EXISTS (
+        SELECT 1 FROM preparation AS own
+        WHERE own.rollout = latest.id AND own.node = :node AND own.state IN ('done', 'skipped'))))
+    ORDER BY latest.number DESC LIMIT 1), 0)
+FROM rollout WHERE rollout.id = :rollout"""
+
+_EXPIRED_CONFIGURATIONS = f"""
+SELECT node_configuration.node FROM node_configuration JOIN node ON node.name = node_configuration.node
+WHERE gone_at <= ? AND node.name NOT IN (
+    SELECT target.node FROM target WHERE rollout IN (SELECT id FROM rollout WHERE {IS_LIVE}))
+ORDER BY node.name"""  # noqa: S608  # a constant
+
+_REMOVE_UNUSED_DOCUMENTS = f"""
+DELETE FROM configuration WHERE content NOT IN (
+    SELECT coalesce(current ->> 'content', '') FROM node_configuration
+    UNION ALL SELECT coalesce(previous ->> 'content', '') FROM node_configuration
+    UNION ALL SELECT coalesce(invalid ->> 'content', '') FROM node_configuration
+    UNION ALL SELECT content FROM target WHERE rollout IN (SELECT id FROM rollout WHERE {IS_LIVE}))"""  # noqa: S608  # a constant
+
+
+def list_uncleaned_nodes(connection: Connection, ended_after: float, ended_before: float) -> tuple[str, ...]:
+    """Return the nodes whose last rollout ended in the period, and that were not cleaned since."""
+    rows = connection.execute(_UNCLEANED, (ended_after, ended_before))
+    return tuple(node for (node,) in rows)
+
+
+def find_changes_in_effect(connection: Connection, node: str, rollouts: Sequence[str]) -> dict[str, bool]:
+    """Return for each known rollout whether its plan's latest on the node is it, or uses what it staged."""
+    found = {
+        each: connection.execute(_IN_EFFECT, {"node": node, "rollout": each}).fetchone() for each in rollouts
+    }
+    return {each: bool(row[0]) for each, row in found.items() if row is not None}
+
+
+def list_expired_configurations(connection: Connection, gone_before: float) -> tuple[str, ...]:
+    """Return the nodes with records that are gone since then, and that no live rollout has."""
+    return tuple(node for (node,) in connection.execute(_EXPIRED_CONFIGURATIONS, (gone_before,)))
+
+
+# A node's latest change of a plan stays as long as the inventory has the node: `changes`, drift, rollbacks
+# and cleaning ask for it.
+_EXPIRED_ROLLOUTS = f"""
+SELECT id FROM rollout WHERE coalesce(cancelled_at, ended_at, deleted_at) <= ? AND NOT ({IS_LIVE})
+AND (deleted_at IS NOT NULL OR NOT EXISTS (
+    SELECT 1 FROM target JOIN node ON node.name = target.node AND gone_at IS NULL
+    WHERE target.rollout = rollout.id AND outcome IN ('changed', 'already-current') AND NOT EXISTS (
+        SELECT 1 FROM target AS newer JOIN rollout AS later ON later.id = newer.rollout
+        WHERE newer.node = target.node AND later.name = rollout.name AND later.number > rollout.number
+          AND later.deleted_at IS NULL AND newer.outcome IN ('changed', 'already-current'))))
+ORDER BY number"""  # noqa: S608  # a constant
+
+
+def list_expired_rollouts(connection: Connection, ended_before: float) -> tuple[str, ...]:
+    return tuple(rollout for (rollout,) in connection.execute(_EXPIRED_ROLLOUTS, (ended_before,)))
+
+
+def list_recorded_nodes(connection: Connection, rollout: str, limit: int) -> tuple[str, ...]:
+    sql = "SELECT node FROM target WHERE rollout = ? ORDER BY node LIMIT ?"
+    return tuple(node for (node,) in connection.execute(sql, (rollout, limit)))
+
+
+def has_step_output(connection: Connection, rollout: str) -> bool:
+    sql = "SELECT 1 FROM step WHERE rollout = ? AND output != '' LIMIT 1"
+    return connection.execute(sql, (rollout,)).fetchone() is not None
+
+
+def remove_step_output(connection: Connection, rollout: str, limit: int) -> None:
+    connection.execute(
+        "UPDATE step SET output = '' WHERE rowid IN"
+        " (SELECT rowid FROM step WHERE rollout = ? AND output != '' LIMIT ?)",
+        (rollout, limit),
+    )
+
+
+WEEK_S = 7 * 86_400.0
+
+
+def measure(connection: Connection, now: float) -> StoredVolume:
+    """Return how much the tables hold, and how many entries were written a day in the last week."""
+    first = connection.execute("SELECT seq, at FROM audit ORDER BY seq LIMIT 1").fetchone()
+    last = connection.execute("SELECT seq FROM audit ORDER BY seq DESC LIMIT 1").fetchone()
+    end = "min(coalesce(cancelled_at, ended_at, deleted_at))"
+    closed = connection.execute(f"SELECT count(*), {end} FROM rollout WHERE NOT ({IS_LIVE})").fetchone()  # noqa: S608
+    if first is None:
+        return StoredVolume(closed_rollouts=closed[0])
+    since = max(now - WEEK_S, first[1])
+    days = max(1.0, (now - since) / 86_400.0)
+    entries_a_day = (last[0] - _entry_before(connection, since, first[0], last[0])) / days
+    return StoredVolume(last[0] - first[0] + 1, first[1], entries_a_day, closed[0], closed[1])
+
+
+def _entry_before(connection: Connection, at: float, low: int, high: int) -> int:
+    """Return about the last entry before an instant; a clock that was set back makes it inexact."""
+    while low < high:
+        middle = (low + high + 1) // 2
+        row = connection.execute("SELECT at FROM audit WHERE seq = ?", (middle,)).fetchone()
+        low, high = (middle, high) if row is not None and row[0] < at else (low, middle - 1)
+    return low
+
+
+def remove_unused_documents(connection: Connection) -> None:
+    connection.execute(_REMOVE_UNUSED_DOCUMENTS)
