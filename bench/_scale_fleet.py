@@ -285,13 +285,14 @@ async def measure_pauses(fleet: Fleet) -> dict[str, float]:
     (rollout,) = rollouts
     await fleet.open_start_gate(rollout)
     fleet.run_host.scripts = {"site.yml": Script.FAIL}
-    await fleet.open_window()
     expected = min(AT_WORK, nodes)
 
     def counters() -> RolloutCounters:
         return state.index.counters(rollout)
 
     async def open_window() -> None:
+        # With its refresh: what that lets start begins before it returns.
+        await fleet.open_window()
         state.wake_up()
         await fleet.until(lambda: len(counters().in_flight) + len(counters().failed) >= expected)
 
