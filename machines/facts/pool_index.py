@@ -16,7 +16,7 @@ from machines.facts.availability import Unavailability, unavailability
 from machines.facts.fleet_facts import FleetFacts
 from machines.facts.pending_groups import PendingGroups
 from machines.facts.sharing import Forkable
-from machines.model.node import UNLABELED, Node
+from machines.model.node import UNLABELED, Node, id_of_pool
 from machines.model.reasons import Reason
 
 
@@ -92,7 +92,7 @@ class PoolIndex(Forkable):
         pools = self._pools
         # Nothing shares the new tables yet, so nothing is copied before a write.
         for name, node in facts.nodes.items():
-            ids = tuple([f"{key}/{node.labels.get(key, UNLABELED)}" for key in keys])
+            ids = tuple([id_of_pool(key, node.labels.get(key, UNLABELED)) for key in keys])
             self._pool_ids_by_node[name] = ids
             for key, pool_id in zip(keys, ids, strict=True):
                 pool = pools.get(pool_id)
@@ -135,7 +135,7 @@ class PoolIndex(Forkable):
             if f"{key}/{value}" not in self._pools:
                 self._pools[f"{key}/{value}"] = Pool(key, value)
         self._pool_ids_by_node = self._own(self._pool_ids_by_node)
-        self._pool_ids_by_node[node.name] = tuple([f"{key}/{value}" for key, value in values])
+        self._pool_ids_by_node[node.name] = tuple([id_of_pool(key, value) for key, value in values])
         for pool in self._writable_pools(self._pool_ids_by_node[node.name]):
             pool.members.add(node.name)
 

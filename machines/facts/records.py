@@ -15,7 +15,7 @@ from machines.facts.fleet_facts import IsolationProgress
 from machines.facts.index import Index
 from machines.facts.node_work import NodeWork
 from machines.model.decision import BackOff
-from machines.model.limits import DiskShortage, Refusal
+from machines.model.limits import DiskShortage, Limits, Refusal
 from machines.model.node import NodeHealth, Observation, SourceFreshness
 from machines.model.rows import AuditMismatch
 
@@ -43,7 +43,9 @@ def journaled(
 class Records(Index):
     """`journal` collects what comes in, for facts that are being made from these; None without."""
 
-    journal: list[Record] | None = None
+    def __init__(self, limits: Limits) -> None:
+        super().__init__(limits)
+        self.journal: list[Record] | None = None
 
     def fork(self) -> Self:
         """Return the same facts; a later change of one does not change the other."""

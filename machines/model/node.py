@@ -15,6 +15,12 @@ UNLABELED = "none"
 """The pool value of a node that lacks the pool's label key."""
 
 _DIGITS = re.compile(r"(\d+)")
+_POOL_ID_CACHE_SIZE = 65_536
+"""Pools whose id is one object: more than the largest fleets have."""
+
+NO_IDENTITY: Mapping[str, str] = {}
+"""The pinned identity of each node without one."""
+
 _SORT_KEY_CACHE_SIZE = 65_536
 """Sort keys kept: the names of a large fleet, a few megabytes."""
 
@@ -107,8 +113,11 @@ class Node:
     identity: Mapping[str, str] = ()  # type: ignore[assignment]  # as labels
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "labels", dict(self.labels))
-        object.__setattr__(self, "identity", dict(self.identity))
+        # A dict stays the one that the source reported: each node has labels, and nobody writes to them.
+        if type(self.labels) is not dict:
+            object.__setattr__(self, "labels", dict(self.labels))
+        if type(self.identity) is not dict:
+            object.__setattr__(self, "identity", dict(self.identity) if self.identity else NO_IDENTITY)
 
     @property
     def quarantined(self) -> bool:
@@ -162,7 +171,13 @@ class Observation:
 
 def pools_of(labels: Mapping[str, str], keys: tuple[str, ...]) -> tuple[str, ...]:
     """Return the pool ids `key/value` of a node under each pool key, in key order."""
-    return tuple(f"{key}/{labels.get(key, UNLABELED)}" for key in keys)
+    return tuple([id_of_pool(key, labels.get(key, UNLABELED)) for key in keys])
+
+
+@lru_cache(maxsize=_POOL_ID_CACHE_SIZE)
+def id_of_pool(key: str, value: str) -> str:
+    """Return the id of a pool: the same object for each of its nodes, of which a fleet has many."""
+    return f"{key}/{value}"
 
 
 @lru_cache(maxsize=_SORT_KEY_CACHE_SIZE)
