@@ -184,8 +184,11 @@ class Replay:
 
     def _fail(self, failed_at: float, service_s: float, pauses: list[tuple[float, float]]) -> float:
         """Pause the rollout of a node that fails; return when its next try has ended."""
-        until = math.inf if self.approve_after_s is None else failed_at + self.approve_after_s
-        pauses.append((failed_at, until))
+        until = _after_pauses(failed_at, pauses)
+        if until == failed_at:
+            until = math.inf if self.approve_after_s is None else failed_at + self.approve_after_s
+            pauses.append((failed_at, until))
+        # A failure during a pause is settled by the same votes.
         return until + service_s
 
     def settle(self) -> None:
