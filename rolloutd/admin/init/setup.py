@@ -367,9 +367,10 @@ async def _read_nodes(setup: Setup) -> MergedInventory:
 
 async def _choose_ssh(setup: Setup, merged: MergedInventory, *, is_first: bool) -> None:
     options, directory = setup.options, setup.path.parent
-    hosts = [merged.connections[name] for name in sorted(merged.nodes, key=natural_sort_key)]
-    names = [str(host.get("ansible_host") or "") for host in hosts if host.get("ansible_host")]
-    views = [] if options.no_search else discovery.read_ssh_views(setup.machine, names)
+    ordered = sorted(merged.nodes, key=natural_sort_key)
+    hosts = [merged.connections[name] for name in ordered]
+    targets = [str(host.get("ansible_host") or name) for name, host in zip(ordered, hosts, strict=True)]
+    views = [] if options.no_search else discovery.read_ssh_views(setup.machine, targets)
     if options.known_hosts is not None:
         setup.change(Change(("ssh", "known_hosts"), setup.name_of(options.known_hosts), "As init was asked."))
     elif is_first and not setup.has("ssh", "known_hosts"):
@@ -414,9 +415,9 @@ def _note_ssh_differences(setup: Setup, views: Sequence[discovery.SshView]) -> N
             advice = f"add ansible_ssh_common_args: '-J {view.jump}' to the inventory"
             if view.jump.startswith("/") or " " in view.jump:
                 advice = "add its ProxyCommand to ansible_ssh_common_args in the inventory"
-            setup.notes.append(f"{view.host}: your ssh configuration goes through {view.jump}; {advice}")
+            setup.notes.append(f"{view.host}: your ssh goes through {view.jump}; {advice}")
         if view.hostname != view.host:
-            problem = f"your ssh configuration reaches it as {view.hostname}"
+            problem = f"your ssh reaches it as {view.hostname}"
             setup.notes.append(f"{view.host}: {problem}; set ansible_host to that in the inventory")
     keys = discovery.count_agent_keys(setup.machine)
     if keys:

@@ -247,6 +247,24 @@ async def test_every_kind_of_system_is_found(etc: Path, tmp_path_factory: pytest
         balancer.stop()
 
 
+async def test_own_ssh_configuration_is_noted(tmp_path: Path) -> None:
+    """The daemon is another user, so what only the caller's configuration says must go to the inventory."""
+    (tmp_path / "hosts.yml").write_text(
+        "all: {hosts: {n1: {team: t1}, n2: {team: t1, ansible_host: 192.0.2.2}}}\n"
+    )
+    (tmp_path / ".ssh").mkdir(mode=0o700)
+    (tmp_path / ".ssh/config").write_text("Host n1\n  HostName 192.0.2.1\n  ProxyJump gate\n  User deploy\n")
+    machine = Machine({"PATH": os.environ["PATH"]}, tmp_path, tmp_path, tmp_path)
+    options = Options(yes=True)
+    setup = Setup.start(options, machine, Dialog(options), lambda check: None, tmp_path / "config.yaml")
+    await propose_settings(setup)
+    assert setup.settings().ssh.user == "deploy"
+    assert setup.notes == [
+        "n1: your ssh goes through gate; add ansible_ssh_common_args: '-J gate' to the inventory",
+        "n1: your ssh reaches it as 192.0.2.1; set ansible_host to that in the inventory",
+    ]
+
+
 async def test_token_that_others_may_read_is_refused(etc: Path) -> None:
     async with FakeNetbox(Fleet.of(1)) as netbox:
         (etc / "token").write_text(V1)
