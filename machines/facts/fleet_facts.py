@@ -58,6 +58,8 @@ class FleetFacts(Forkable):
         self.epoch = 0
         """The daemon's term; it grows with every start."""
         self._nodes: dict[str, Node] = {}
+        self.node_changes = 0
+        """How often a node was written or removed: answers about all nodes are kept until then."""
         self._rollouts: dict[str, Rollout] = {}
         self._targets: dict[str, dict[str, Target]] = {}
         self._targets_by_node: dict[str, dict[str, Target]] = {}

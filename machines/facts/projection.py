@@ -194,6 +194,7 @@ class Projection(MeasuredFacts):
         # A node that is gone cannot be rolled back, and one that is back can.
         self.due_rollbacks.clear()
         self._nodes = self._own(self._nodes)
+        self.node_changes += 1
         if isinstance(row, Node):
             self._nodes[row.name] = row
             self._pool_index.update_node(self, row, self._pool_keys)

@@ -3,16 +3,53 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from itertools import chain
 
+from machines.facts.index import Index
 from machines.model.node import Node, natural_sort_key
 from machines.model.plan import Plan, StepDef
+from machines.model.rollout import Rollout
 from machines.model.target_plan import applicable, isolators_for, lacks_isolator
+from rolloutd.engine.state import State
+from rolloutd.engine.tasks import compute_over
 from rolloutd.plugin import PROBES, installed_adapters
 from rolloutd.text import pluralize
 
 MAX_NAMED_NODES = 3
 """Nodes named in one line; the preview and `why` show each node's own reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """What a plan leaves out on its nodes, and the facts for which that was found."""
+
+    plan: Plan
+    basis: tuple[int, int]
+    not_probed: list[str]
+    not_isolated: list[str]
+
+
+async def coverage_of(state: State, index: Index, rollout: Rollout) -> Coverage:
+    """Return what a plan leaves out; the answer is kept until a node or the number of targets changes."""
+    # A status must not cost the size of the fleet: consoles ask for it again and again.
+    total = index.counters(rollout.id).phases.total()
+    known: Coverage | None = state.coverages.get(rollout.id)
+    basis = (index.node_changes, total)
+    if known is not None and known.plan is rollout.plan and known.basis == basis:
+        return known
+    found = await compute_over(total, _find_coverage, index.fork(), rollout, basis)
+    state.coverages = {key: each for key, each in state.coverages.items() if key in state.index.rollouts}
+    if rollout.id in state.index.rollouts:
+        state.coverages[rollout.id] = found
+    return found
+
+
+def _find_coverage(index: Index, rollout: Rollout, basis: tuple[int, int]) -> Coverage:
+    known = index.nodes  # a property: reading it for each of 10,000 targets takes milliseconds
+    nodes = [known[each.node] for each in index.targets(rollout.id) if each.node in known]
+    plan = rollout.plan
+    return Coverage(plan, basis, not_probed(plan, nodes), not_isolated(plan, nodes))
 
 
 def traffic_probes(plan: Plan) -> list[str]:

@@ -15,20 +15,25 @@ from rolloutd.control import wire_fleet
 from rolloutd.control.requests import PageQuery
 from rolloutd.control.serializers import format_optional_timestamp, format_timestamp, page
 from rolloutd.engine.state import SourceState, State
-from rolloutd.engine.tasks import compute
+from rolloutd.engine.tasks import compute, compute_over
 from rolloutd.ports import HOST_KEY, MACHINE_ID, PROVIDER_ID, DiscoveredNode, Host
 from rolloutd.settings import Settings
 
 
-def locks(state: State) -> wire_fleet.Locks:
+async def locks(state: State) -> wire_fleet.Locks:
     now = state.now()
-    index = state.index.at(now)
+    # In a thread, on a fork: each node that is not observed holds a slot, in a fleet at rest all of them.
+    index = state.index.fork()
+    return await compute_over(len(index.nodes), _locks, index.at(now), now, state.changes.latest_seq)
+
+
+def _locks(index: Index, now: float, seq: int) -> wire_fleet.Locks:
     return {
         "pools": [_pool_slots(index, pool, now) for pool in sorted(index.pool_ids(), key=natural_sort_key)],
         # An expired one stays in the facts until the next decision records its end.
         "holds": [hold(each) for each in index.holds if each.until is None or now < each.until],
         "freezes": [freeze(each) for each in index.freezes if each.until is None or now < each.until],
-        "seq": state.changes.latest_seq,
+        "seq": seq,
     }
 
 

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from machines.facts.apply import count_rows
 from machines.facts.node_work import WAITS_FOR, NodeWork, WorkKind
@@ -217,6 +217,8 @@ class State:
     leadership_lost: asyncio.Event = field(default_factory=asyncio.Event)
     facts_behind: asyncio.Event = field(default_factory=asyncio.Event)
     """The store has an event that could not be applied: this process must not decide any more."""
+    coverages: dict[str, Any] = field(default_factory=dict)
+    """By rollout, what the API last found that its plan leaves out."""
     _inventory_snapshot: InventorySnapshot | None = None
     _inventory_generation: int = 0
     _write_lock: asyncio.Lock = field(default_factory=asyncio.Lock)

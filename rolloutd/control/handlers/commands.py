@@ -26,6 +26,7 @@ from rolloutd.control import (
     wire,
     wire_fleet,
 )
+from rolloutd.control.coverage import coverage_of
 from rolloutd.control.resolve import ResolvedRollout, ensure_loaded, resolve_for_deletion, resolve_rollout
 from rolloutd.control.review import unseen_by_voters
 from rolloutd.control.routes import Request, RouteTable, Services
@@ -329,7 +330,9 @@ async def _command_rollout(
 ) -> wire.Rollout:
     resolved = await resolve_live(services, request)
     await _decide_and_commit(services, request, resolved, partial(command, reason=request.input.reason))
-    return serializers.rollout(services.state, _reresolve(services.state, resolved))
+    found = _reresolve(services.state, resolved)
+    covered = await coverage_of(services.state, found.index, found.rollout)
+    return serializers.rollout(services.state, _reresolve(services.state, resolved), covered)
 
 
 async def _command_node(

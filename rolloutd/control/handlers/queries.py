@@ -9,6 +9,7 @@ from machines.model.events import StepRecord
 from rolloutd import threads
 from rolloutd.commands.rollout_commands import unknown_node
 from rolloutd.control import fleet_serializers, openapi, serializers, wire, wire_fleet, wire_plans
+from rolloutd.control.coverage import coverage_of
 from rolloutd.control.logs import may_see_output
 from rolloutd.control.requests import MAX_NODES_NAMED, NodesQuery, PageQuery, StatusQuery
 from rolloutd.control.resolve import MAX_CLOSED, ResolvedRollout, resolve_for_reading, resolve_rollout
@@ -68,17 +69,19 @@ async def status(services: Services, request: Request[StatusQuery]) -> wire.Stat
     state = services.state
     # Before the facts: what is committed while closed rollouts are loaded is not in the answer.
     seq = state.changes.latest_seq
-    shown = [
-        serializers.rollout(state, ResolvedRollout(state.index, each, live=True))
-        for each in state.index.rollouts.values()
-        if query.all or not each.closed or state.index.counters(each.id).in_flight
-    ]
+    shown = []
+    for name, each in tuple(state.index.rollouts.items()):
+        covered = await coverage_of(state, state.index, each)
+        # Again: it may have been deleted, or have changed, while its nodes were examined.
+        live = state.index.rollouts.get(name)
+        if live is not None and (query.all or not live.closed or state.index.counters(name).in_flight):
+            shown.append(serializers.rollout(state, ResolvedRollout(state.index, live, live=True), covered))
     if query.all:
-        shown += [
-            serializers.rollout(state, await resolve_rollout(state, closed.id))
-            for closed in await state.store.list_closed_rollouts(MAX_CLOSED_SHOWN)
-            if closed.id not in state.index.rollouts
-        ]
+        for closed in await state.store.list_closed_rollouts(MAX_CLOSED_SHOWN):
+            if closed.id not in state.index.rollouts:
+                resolved = await resolve_rollout(state, closed.id)
+                covered = await coverage_of(state, resolved.index, resolved.rollout)
+                shown.append(serializers.rollout(state, resolved, covered))
     return {
         "rollouts": shown,
         "trouble": "; ".join(state.problems()) or None,
@@ -104,9 +107,10 @@ async def rollouts(services: Services, request: Request) -> wire.Rollouts:
 @routes.add("GET", "/v1/rollouts/{r}", is_shared=True)
 async def rollout(services: Services, request: Request) -> wire.Rollout:
     """Show one rollout."""
-    return serializers.rollout(
-        services.state, await resolve_for_reading(services.state, request.path_params["r"])
-    )
+    state = services.state
+    resolved = await resolve_for_reading(state, request.path_params["r"])
+    covered = await coverage_of(state, resolved.index, resolved.rollout)
+    return serializers.rollout(state, await resolve_for_reading(state, resolved.rollout.id), covered)
 
 
 @routes.add("GET", "/v1/rollouts/{r}/nodes", is_shared=True)
@@ -186,7 +190,7 @@ async def plan(services: Services, request: Request) -> wire_plans.PlanContent:
 @routes.add("GET", "/v1/locks", is_shared=True)
 async def locks(services: Services, request: Request) -> wire_fleet.Locks:
     """Show every pool's slots and holders, the holds and the freezes."""
-    return fleet_serializers.locks(services.state)
+    return await fleet_serializers.locks(services.state)
 
 
 @routes.add("GET", "/v1/settings")

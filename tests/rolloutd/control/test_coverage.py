@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from machines.model.events import NodesDiscovered
 from machines.model.node import NodeKind
 from rolloutd.control.client import ApiError
+from rolloutd.control.coverage import coverage_of
 from tests.rolloutd.control_environment import NODES, PLAN, control_environment
 
 MIXED = tuple(replace(n, kind=NodeKind.KUBERNETES) if n.name in ("p1", "s1") else n for n in NODES)
@@ -59,3 +61,17 @@ async def test_node_without_check_is_refused(tmp_path: Path) -> None:
         with pytest.raises(ApiError) as refused:
             await inside.request("olga", "post", "/v1/plans/submit", file)
         assert [each["path"] for each in refused.value.body["errors"]] == ["spec.verify"]
+
+
+async def test_coverage_follows_nodes_and_targets(tmp_path: Path) -> None:
+    async with control_environment(tmp_path, nodes=MIXED) as inside:
+        text = file_with("{command: {do: x, undo: y, where: team=payments}}, {none: {where: team=search}}")
+        rollout = await inside.submit(text=text["text"].replace(TRAFFIC, ""))
+        state = inside.state
+        first = await coverage_of(state, state.index, state.index.rollout(rollout))
+        assert await coverage_of(state, state.index, state.index.rollout(rollout)) is first
+        p1 = state.index.nodes["p1"]
+        await inside.commit(NodesDiscovered((replace(p1, labels={**p1.labels, "team": "search"}),)))
+        second = await coverage_of(state, state.index, state.index.rollout(rollout))
+        assert (len(first.not_isolated), len(second.not_isolated)) == (1, 1)
+        assert first.not_isolated != second.not_isolated
