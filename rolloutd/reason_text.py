@@ -200,7 +200,10 @@ def _needs_vote(node: str, params: Params) -> str:
     team, unknown = params["team"], "" if params["known_team"] else describe_unknown_team(params["team"])
     if params["joined"]:
         detail = unknown or f"team {team} has not voted for it"
-        return f"{node} joined after the start was approved; {detail}"
+        free = params.get("free_joiners")
+        may = "no node may" if not free else f"only {pluralize(free, 'node')} may"
+        rule = "" if free is None else f" ({may} without a vote)"
+        return f"{node} joined after the start was approved{rule}; {detail}"
     return f"team {team} has not voted at {params['gate']}; its nodes wait{_detail(unknown)}"
 
 

@@ -13,7 +13,7 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import Any, Final
 
-from machines.model.plan import Digest, GateName, Plan
+from machines.model.plan import Digest, EnrolPolicy, GateName, Plan
 from machines.model.preparation import ManifestEntry, PrepareStage
 from machines.states import IN_FLIGHT_PHASES, Outcome, Phase
 
@@ -242,6 +242,10 @@ class Interruption:
     at: float
 
 
+JOIN_PERCENT: Final = 10
+"""How much of the approved count may join without a vote."""
+
+
 @dataclass(frozen=True, slots=True)
 class Rollout:
     """One digest on its way through the fleet.
@@ -277,6 +281,14 @@ class Rollout:
         if not self.built:
             return self.plan.prepare
         return tuple(stage.with_built(self.built) for stage in self.plan.prepare)
+
+    @property
+    def free_joiners(self) -> int:
+        """How many nodes may join without a vote."""
+        if self.plan.enrol is not EnrolPolicy.AUTO:
+            return 0
+        # One at least, or in a small rollout every joiner would have to be voted for.
+        return max(1, self.approved_count * JOIN_PERCENT // 100)
 
     def node_of_stage(self, node: str, stage: str) -> str:
         """Return the node on which a row's stage runs: a build's host, "" for the daemon's machine."""

@@ -190,7 +190,13 @@ def _team_vote_reason(
     remedy = Remedy(RemedyKind.APPROVE, {"rollout": target.rollout, "gate": gate.value, "team": team})
     if not known:
         remedy = Remedy(RemedyKind.ADD_TEAM, {"rollout": target.rollout, "node": target.node, "team": team})
-    params = {"team": team, "gate": gate.value, "joined": joined, "known_team": known}
+    params: Params = {
+        "team": team,
+        "gate": gate.value,
+        "joined": joined,
+        "known_team": known,
+        "free_joiners": index.rollout(target.rollout).free_joiners,
+    }
     return Reason(ReasonCode.NEEDS_VOTE, target.node, params, since, remedy)
 
 

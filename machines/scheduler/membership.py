@@ -23,9 +23,6 @@ from machines.model.rollout import Rollout, Target
 from machines.states import Outcome, Phase, Trigger
 from machines.workflow.phase_transitions import transition
 
-JOIN_PERCENT: Final = 10
-"""How much of the approved count may join without a vote."""
-
 
 def membership_events(index: Index, now: float, names: Collection[str] | None = None) -> tuple[Event, ...]:
     """Return the events that adapt every rollout to the inventory, in order; `names`: only to these nodes."""
@@ -114,13 +111,11 @@ def _joined_targets(
     if not new:
         return
     present = tuple(index.targets(rollout.id))
-    # One at least, or in a small rollout every joiner would have to be voted for.
-    allowance = max(1, rollout.approved_count * JOIN_PERCENT // 100) - sum(t.joined for t in present)
+    allowance = rollout.free_joiners - sum(t.joined for t in present)
     position = max((target.position for target in present), default=-1) + 1
     joined = []
     for number, node in enumerate(sorted(new, key=lambda each: natural_sort_key(each.name))):
-        needs_vote = rollout.plan.enrol is EnrolPolicy.ASK or number >= allowance
-        joined.append(_new_target(index, rollout, node, position + number, now, needs_vote))
+        joined.append(_new_target(index, rollout, node, position + number, now, number >= allowance))
     yield TargetsJoined(rollout.id, tuple(joined), now)
 
 

@@ -173,6 +173,7 @@ def _find_diagnostics(name: str, text: bytes, directory: Path | None) -> list[di
     from rolloutd import planfile
     from rolloutd.errors import InvalidFile, Refused
     from rolloutd.planfile.playbooks import playbook_diagnostics
+    from rolloutd.planfile.prepare_source import resolve_prepare
     from rolloutd.source_archive import EXCLUDED_NAMES, require_links_inside
 
     try:
@@ -190,6 +191,11 @@ def _find_diagnostics(name: str, text: bytes, directory: Path | None) -> list[di
         allowed = "links that stay in the directory"
         path = ("spec", "source", "path")
         mistakes = (plan.diagnostic(path, found=str(tree), allowed=allowed, message=refused.text),)
+    try:
+        if not mistakes:
+            resolve_prepare(plan, tree)
+    except InvalidFile as invalid:
+        mistakes = invalid.diagnostics
     return [asdict(mistake) for mistake in mistakes]
 
 
@@ -251,6 +257,7 @@ def print_preview(answer: Preview) -> None:
             print_list(columns, answer[key])
             print_line()
     print_traffic_probes(answer)
+    print_line(f"nodes that may join without a vote: {answer['free_joiners']}")
     print_line(f"source {sanitize(answer['source']['text'])}")
     print_line(f"digest {answer['digest']}")
     for warning in answer["warnings"]:

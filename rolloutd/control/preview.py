@@ -46,6 +46,7 @@ def preview(settings: Settings, draft: ResolvedPlan, actor: Actor, now: float) -
         "waves": _waves(draft, targets),
         "pools": _pools(index, targets),
         "prepare": _prepare_stages(index, rollout, targets),
+        "free_joiners": rollout.free_joiners,
         "gates": [_gate_preview(settings, rollout, gate, targets) for gate in _gates(rollout)],
         "traffic_probes": coverage.traffic_probes(draft.plan),
         "not_probed": coverage.not_probed(draft.plan, nodes),

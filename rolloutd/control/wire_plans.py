@@ -126,6 +126,7 @@ class Preview(TypedDict):
     waves: list[PreviewWave]
     pools: list[PreviewPool]
     prepare: list[PreviewStage]
+    free_joiners: int
     gates: list[PreviewGate]
     traffic_probes: list[str]
     not_probed: list[str]

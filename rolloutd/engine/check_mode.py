@@ -90,7 +90,13 @@ class CheckMode:
             rollout=rollout,
             step=stage.step,
         )
-        handle = await self._runner.start(request)
+        try:
+            handle = await self._runner.start(request)
+        except (RolloutdError, TimeoutError, OSError):
+            # It may have begun: once this work has ended, nothing else keeps an attempt from the node.
+            with contextlib.suppress(RolloutdError, TimeoutError, OSError):
+                await self._runner.cancel(request.run_id)
+            raise
         run = await wait_for_end(self._runner, handle)
         try:
             return await self._read_report(handle, run)

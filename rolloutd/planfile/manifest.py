@@ -8,11 +8,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from rolloutd.planfile.document import JSON, read_document
+from rolloutd.errors import Diagnostic
+from rolloutd.planfile.document import JSON, Value, locate, read_document
 from rolloutd.planfile.schema import schema_of_model
 from rolloutd.planfile.validation import validate_document
 from rolloutd.plugin import ABSENT, Params, SelectorText, field_types
@@ -122,9 +124,33 @@ class Manifest(Params):
         return artifacts
 
 
+@dataclass(frozen=True, slots=True)
+class LocatedManifest:
+    """The artifacts as records, and where each is in its file."""
+
+    records: list[dict[str, JSON]]
+    root: Value
+
+    def diagnostic(self, number: int, key: str, found: str, allowed: str, message: str) -> Diagnostic:
+        """Return a mistake at the line of one artifact."""
+        path, value, parent = locate(self.root, ("artifacts", number, key))
+        return (value or parent).location.diagnostic(path, found, allowed, message)
+
+
+def locate_manifest(text: bytes, file: str) -> LocatedManifest:
+    """Return the artifacts with their places; raises InvalidFile with every mistake."""
+    document = read_document(text, file)
+    records = _records(validate_document(Manifest, document, TITLE))
+    assert document.root is not None  # validate_document() raises where there is no document
+    return LocatedManifest(records, document.root)
+
+
 def read_manifest(text: bytes, file: str) -> list[dict[str, JSON]]:
     """Return the artifacts as records with all keys; raises InvalidFile with every mistake."""
-    manifest = validate_document(Manifest, read_document(text, file), TITLE)
+    return locate_manifest(text, file).records
+
+
+def _records(manifest: Manifest) -> list[dict[str, JSON]]:
     records = [artifact.model_dump(mode="json") for artifact in manifest.artifacts]
     for record in records:
         record.update({key: record[key] or "" for key in _TEXT_KEYS}, select=record["select"] or None)

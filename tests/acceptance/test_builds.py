@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ BUILD_HERE = """\
   gather_facts: false
   tasks:
     - name: build
-      ansible.builtin.raw: |
+      ansible.builtin.shell: |
         cd {{ rolloutd_manifest | dirname }} && echo built {{ name }} > app-{{ name }}
         {{ rolloutctl }} artifacts manifest .
 """
@@ -47,7 +48,14 @@ BUILD_THERE = """\
 """
 
 
-def test_builds_here_and_on_a_node_are_staged(tmp_path: Path) -> None:
+def test_builds_here_and_on_a_node_are_staged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # As a version switcher's: what Ansible's discovery would find first does not run.
+    stubs = tmp_path / "stubs"
+    stubs.mkdir()
+    for name in ("python3", *(f"python3.{minor}" for minor in range(8, 16))):
+        (stubs / name).write_text("#!/bin/sh\necho install me >&2; exit 1\n")
+        (stubs / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{stubs}:{os.environ['PATH']}")
     labels = {**fleet_labels(1, 1, 1), "builder1": {"team": "infra", "role": "builder"}}
     with daemon_environment(tmp_path, labels) as env:
         playbooks = {"change.yml": CHANGE_PLAYBOOK, "here.yml": BUILD_HERE, "there.yml": BUILD_THERE}

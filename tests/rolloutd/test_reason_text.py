@@ -134,8 +134,11 @@ EXAMPLES: dict[ReasonCode, tuple[str, dict[str, Any], str]] = {
     ),
     ReasonCode.NEEDS_VOTE: (
         "n1",
-        {"team": "a", "gate": "start", "joined": True, "known_team": True},
-        "n1 joined after the start was approved; team a has not voted for it",
+        {"team": "a", "gate": "start", "joined": True, "known_team": True, "free_joiners": 2},
+        (
+            "n1 joined after the start was approved (only 2 nodes may without a vote); "
+            "team a has not voted for it"
+        ),
     ),
     ReasonCode.DONE_WITH_EXCEPTIONS: (
         "R",

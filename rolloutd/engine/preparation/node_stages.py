@@ -8,7 +8,13 @@ from pathlib import Path
 
 from machines.model.node import Node
 from machines.model.node_snapshot import differences
-from machines.model.preparation import Preparation, PreparationState, PrepareKind, PrepareStage
+from machines.model.preparation import (
+    Preparation,
+    PreparationState,
+    PrepareKind,
+    PrepareStage,
+    entry_record,
+)
 from machines.model.timefmt import format_rfc3339
 from rolloutd.engine.drivers.node_session import AdapterSet, PreparationAdapters
 from rolloutd.engine.outcomes import capture_errors
@@ -32,6 +38,9 @@ from rolloutd.ports import (
     Unknown,
     staged_artifact,
 )
+
+ARTIFACTS_VARIABLE = "rolloutd_artifacts"
+"""Variable of a stage's playbook: the node's artifacts, each with `src` here and `path` on the node."""
 
 
 class NodeStages:
@@ -128,8 +137,10 @@ class NodeStages:
         """Do the stage; return its result and its row, with the bytes that were sent."""
         stage = job.stage
         if stage.playbook:
+            given = await self._given_artifacts(job) if stage.kind is PrepareKind.STAGE else {}
+            variables = {**stage.variables, **given}
             request = await self._runs.request(
-                job.row, job.host.name, stage.playbook, stage.variables, stage.timeout_s
+                job.row, job.host.name, stage.playbook, variables, stage.timeout_s
             )
             return await self._runs.run(job.row, request)
         stager = self._ports.stagers.get(stage.method)
@@ -140,6 +151,17 @@ class NodeStages:
         if isinstance(result, Ok) and job.replaced is not None:
             await self._remove_replaced(job, job.replaced, stager, checkpoints)
         return result, replace(job.row, bytes=sent)
+
+    async def _given_artifacts(self, job: PrepareJob) -> Mapping[str, object]:
+        """Return the variables of a playbook that brings the artifacts itself: what, from where, to where."""
+        directory, to = await self._manifest_directory(job), job.rendered(job.stage.to)
+        artifacts = []
+        for each in job.artifacts:
+            staged = staged_artifact(to, each)
+            source = str(directory / each.path) if each.path else ""
+            places = {"src": source, "path": staged.path, "unpacked": staged.unpacked}
+            artifacts.append({**entry_record(each), "select": "", **places})
+        return {ARTIFACTS_VARIABLE: artifacts}
 
     async def _stage_artifacts(self, job: PrepareJob, stager: Stager) -> tuple[StepResult, int]:
         """Bring the node's artifacts; return the result and the bytes that were sent."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -14,7 +15,11 @@ from rolloutd.engine.preparation.journal import LOCALHOST, run_id
 from rolloutd.engine.state import State
 from rolloutd.ports import Failed, Host, RunRequest, RunState, StepResult, Unknown, wait_for_end
 
-LOCAL_CONNECTION = {"ansible_connection": "local"}
+LOCAL_CONNECTION = {
+    "ansible_connection": "local",
+    # As for Ansible's own localhost: what discovery finds first may be a stub that does not run.
+    "ansible_python_interpreter": sys.executable,
+}
 
 
 class PrepareRuns:

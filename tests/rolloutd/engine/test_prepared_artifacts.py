@@ -109,8 +109,9 @@ async def paused_reason(inside: ControlEnvironment, rollout: str) -> str:
 
 async def test_template_without_label_is_refused_at_submit(tmp_path: Path) -> None:
     async with control_environment(tmp_path) as inside:
-        artifact = f"{{name: app, version: '1', path: app, sha256: {'ab' * 32}, size: 3}}"
-        files = {"site.yml": "- hosts: all\n", "undo.yml": "- hosts: all\n"}
+        digest = hashlib.sha256(b"app").hexdigest()
+        artifact = f"{{name: app, version: '1', path: app, sha256: {digest}, size: 3}}"
+        files = {"site.yml": "- hosts: all\n", "undo.yml": "- hosts: all\n", "app": "app"}
         inside.sources.commit(URL, {**files, "artifacts.yml": f"artifacts: [{artifact}]\n"}, ["main"])
         stage = "{stage: {to: '/srv/{{ node.labels.%s }}'}}"
         text = PLAN.replace("  soak:", f"  prepare: [{stage}]\n  soak:")
@@ -147,6 +148,7 @@ def write_artifacts(inside: ControlEnvironment, fleet: Fleet, version: str) -> s
         content = f"{name} {version}".encode()
         digest, file = hashlib.sha256(content).hexdigest(), f"{name}-{version}"
         (fleet.tree / file).write_bytes(content)
+        texts[file] = content.decode()
         entry = f'{{name: {name}, version: "1", path: {file}, sha256: "{digest}", size: {len(content)}}}'
         texts[f"{name}.yml"] = f"artifacts:\n  - {entry}\n"
         digests.add(digest)

@@ -177,3 +177,20 @@ async def test_difference_of_rollout_that_is_over_is_ignored(tmp_path: Path, obs
         async with asyncio.TaskGroup() as tasks:
             comparer.request(tasks, wanted)
         assert row_of(inside, rollout, "p1", "app").state is PreparationState.DONE
+
+
+async def test_playbook_that_stages_is_given_the_artifacts(tmp_path: Path) -> None:
+    async with control_environment(tmp_path, nodes=NODES[:1]) as inside:
+        fleet = Fleet(tree=tmp_path)
+        write_artifacts(inside, fleet, "1")
+        stage = "{stage: {manifest: a.yml, method: playbook, playbook: site.yml, vars: {mine: 1}}}"
+        await inside.start(text=plan_with().replace("prepare: []", f"prepare: [{stage}]"))
+        await prepare_all(inside, fleet)
+        (run,) = inside.run_host.runs.values()
+        (artifact,) = run.request.variables["rolloutd_artifacts"]
+        digest = artifact["sha256"]
+        assert run.request.variables["mine"] == 1
+        assert (artifact["name"], artifact["version"], artifact["size"]) == ("a", "1", 3)
+        assert artifact["src"] == f"{tmp_path}/a-1"
+        assert artifact["path"] == f"/var/cache/rolloutd/{digest}/a-1"
+        assert admitted(inside) == ["p1"]

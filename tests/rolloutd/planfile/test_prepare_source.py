@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import tracemalloc
 from collections import Counter
@@ -12,16 +13,17 @@ import pytest
 from machines.model.node import Node
 from rolloutd.compile import compile_plan
 from rolloutd.errors import InvalidFile
-from rolloutd.planfile import PlanFile, digest, playbooks, read
+from rolloutd.planfile import PlanFile, digest, playbooks, prepare_source, read
 from rolloutd.planfile.playbooks import playbook_digest
 from rolloutd.planfile.prepare_source import ForcedStages, resolve_prepare
 from tests.rolloutd.planfile.plan_samples import SMALLEST_PLAN
 
 PIN = {"kind": "tree", "pin": "00" * 32}
-MANIFEST = """\
+MANIFEST = f"""\
 artifacts:
-  - {name: app, version: "1.2", path: app.tar, sha256: "%s", size: 3, select: "arch=amd64"}
-""" % ("ab" * 32)
+  - {{name: app, version: "1.2", path: app.tar, sha256: "{hashlib.sha256(b"app").hexdigest()}", size: 3,
+     select: "arch=amd64"}}
+"""
 
 
 @pytest.fixture
@@ -33,6 +35,7 @@ def tree(tmp_path: Path) -> Path:
         "roles/web/tasks/main.yml": "- debug: {msg: hello}\n",
         "configure.yml": "- hosts: all\n  tasks: []\n",
         "artifacts.yml": MANIFEST,
+        "app.tar": "app",
     }
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -42,6 +45,43 @@ def tree(tmp_path: Path) -> Path:
 
 def plan_with(prepare: str) -> PlanFile:
     return read((SMALLEST_PLAN + f"  prepare: {prepare}\n").encode(), "plan.yaml")
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (b"ap", "app 1.2: the file has 2 bytes, not 3 (found app.tar;"),
+        (
+            b"APP",
+            f"app 1.2: the file is altered: sha256 {hashlib.sha256(b'APP').hexdigest()} (found app.tar;",
+        ),
+        (None, "app 1.2: the file cannot be read: No such file or directory (found app.tar;"),
+    ],
+    ids=["truncated", "altered", "missing"],
+)
+def test_file_that_differs_is_refused_at_its_line(tree: Path, content: bytes | None, problem: str) -> None:
+    (tree / "app.tar").unlink()
+    if content is not None:
+        (tree / "app.tar").write_bytes(content)
+    with pytest.raises(InvalidFile) as refused:
+        resolve_prepare(plan_with("[{stage: {}}]"), tree)
+    assert str(refused.value).startswith(f"artifacts.yml:2:39: artifacts[0].path: {problem}")
+    assert str(refused.value.diagnostics[-1]).startswith(
+        "plan.yaml:8:21: spec.prepare[0].stage.manifest: the manifest of stage stage has mistakes"
+    )
+    # A mirror and a user's playbook have files of their own.
+    (tree / "bring.yml").write_text("- hosts: all\n")
+    for method in ("method: url, url: https://mirror.example", "method: playbook, playbook: bring.yml"):
+        resolve_prepare(plan_with(f"[{{stage: {{{method}}}}}]"), tree)
+
+
+def test_file_beyond_the_limit_is_compared_by_size(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prepare_source, "MAX_COMPARED_BYTES", 2)
+    (tree / "app.tar").write_bytes(b"APP")
+    resolve_prepare(plan_with("[{stage: {}}]"), tree)
+    (tree / "app.tar").write_bytes(b"APPS")
+    with pytest.raises(InvalidFile, match="has 4 bytes"):
+        resolve_prepare(plan_with("[{stage: {}}]"), tree)
 
 
 @pytest.mark.parametrize("name", ["install.yml", "more.yml", "files/app.conf", "roles/web/tasks/main.yml"])
@@ -193,7 +233,9 @@ def test_manifest_of_source_is_part_of_change(tree: Path) -> None:
     assert [entry.name for entry in stage.artifacts_for(Node("n1", labels={"arch": "amd64"}))] == ["app"]
     assert stage.artifacts_for(Node("n2", labels={"arch": "arm64"})) == ()
     before = digest(plan.content, PIN, ["n1"])
-    (tree / "artifacts.yml").write_text(MANIFEST.replace("ab" * 32, "cd" * 32))
+    (tree / "app.tar").write_text("APP")
+    digests = [hashlib.sha256(content).hexdigest() for content in (b"app", b"APP")]
+    (tree / "artifacts.yml").write_text(MANIFEST.replace(*digests))
     after = digest(resolve_prepare(plan_with("[{stage: {}}]"), tree).content, PIN, ["n1"])
     assert [part for part in before if before[part] != after[part]] == ["change", "whole"]
 

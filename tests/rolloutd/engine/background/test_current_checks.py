@@ -15,6 +15,7 @@ from machines.scheduler.decide import decide, explain_node
 from machines.states import Outcome, Phase
 from rolloutd.engine.background.current_checks import CurrentChecker
 from rolloutd.engine.check_mode import CheckMode
+from rolloutd.ports import RunRequest
 from tests.contracts.fakes.isolator import FakeIsolator
 from tests.contracts.fakes.runner import FakeRunner, Script
 from tests.contracts.fakes.sources import find_source
@@ -82,6 +83,24 @@ async def test_check_mode_says_what_it_waits_for(tmp_path: Path, kind: WorkKind)
         assert report.compliance is Compliance.UNKNOWN
         assert report.problem.startswith("p1 ")
         assert not inside.run_host.runs
+
+
+async def test_check_run_whose_start_gave_no_answer_is_ended(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        inside.run_host.scripts = {"site.yml": Script.LONG}
+        runner = FakeRunner(inside.run_host)
+        start = runner.start
+
+        async def start_and_lose(request: RunRequest) -> str:
+            await start(request)
+            raise TimeoutError("no answer")
+
+        runner.start = start_and_lose  # type: ignore[method-assign]
+        stages = [Stage("configure", "site.yml")]
+        report = await CheckMode(inside.state, runner).check("p1", await find_source(""), stages)
+        assert report.compliance is Compliance.UNKNOWN
+        (run,) = inside.run_host.runs.values()
+        assert run.result is not None, "it would run beside an attempt"
 
 
 async def test_node_in_check_mode_is_not_admitted(tmp_path: Path) -> None:
