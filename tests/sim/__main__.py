@@ -24,7 +24,8 @@ from pathlib import Path
 from tests.sim import exhaustive, large_fleet, required_coverage
 from tests.sim.fault_plan import EffectOutcome
 from tests.sim.random_streams import Coverage
-from tests.sim.simulation import SimResult, run_seed
+from tests.sim.scenario import SimResult
+from tests.sim.simulation import run_seed
 
 CORPUS = Path(__file__).with_name("corpus.txt")
 

@@ -16,8 +16,9 @@ from typing import Any
 from tests.sim import plans
 from tests.sim.fault_plan import EffectOutcome, RunFate, ScriptedFaults
 from tests.sim.random_streams import RandomStreams
+from tests.sim.scenario import Scenario, SimResult
 from tests.sim.sim_node import SimNode
-from tests.sim.simulation import Scenario, SimResult, Simulation
+from tests.sim.simulation import Simulation
 from tests.sim.workspace import temporary_state_dir
 
 FAULT_PERIOD_S = 86_400.0

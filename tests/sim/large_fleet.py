@@ -18,8 +18,9 @@ from rolloutd.settings import Settings
 from tests.sim import plans
 from tests.sim.fault_plan import ScriptedFaults
 from tests.sim.random_streams import RandomStreams
+from tests.sim.scenario import Scenario, SimResult
 from tests.sim.sim_node import SimNode
-from tests.sim.simulation import Scenario, SimResult, Simulation
+from tests.sim.simulation import Simulation
 from tests.sim.workspace import temporary_state_dir
 from tests.support.recount import wrong_counts
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from machines.states import IN_FLIGHT_PHASES, Phase
 from rolloutd.engine.state import State
 from rolloutd.errors import AlreadyRunning, NotFound, StoreFailed
 from rolloutd.ports import GuardState
-from rolloutd.settings import Settings
 from rolloutd.store import DatabaseBackend
 from rolloutd.store.audit_comparison import compare_with_audit
 from rolloutd.store.sqlite import database
@@ -32,6 +30,7 @@ from tests.sim.people import OLGA, SAM, SimUsers
 from tests.sim.random_streams import Coverage, RandomStreams
 from tests.sim.random_user import RandomUser
 from tests.sim.recovery_user import RecoveryUser
+from tests.sim.scenario import Scenario, SimResult
 from tests.sim.sim_node import SimNode
 from tests.sim.workspace import LogErrorHandler, capture_errors, temporary_state_dir
 from tests.sim.world import SimWorld
@@ -56,36 +55,6 @@ TRAFFIC_INTERVAL_S = 20.0
 
 MAX_STEPS = 400_000
 """Steps after which a simulation is not getting anywhere; a long one takes some 60,000."""
-
-
-@dataclass(slots=True)
-class SimResult:
-    """The result of one simulation: its violations, if any."""
-
-    name: str
-    violations: list[str]
-    coverage: Coverage
-    trace: list[str]
-    steps: int = 0
-    effects: list[str] = field(default_factory=list)
-    end: dict[str, str] = field(default_factory=dict)
-    """What every node has in the end, and how each of its rollouts ended for it."""
-
-
-@dataclass(slots=True)
-class Scenario:
-    """What a simulation begins with."""
-
-    machines: list[SimNode]
-    settings: Settings
-    specs: list[dict[str, Any]]
-    fault_period_s: float
-    action_interval_s: float = 0.0
-    approve_probability: float = 0.0
-    fault_probability: float = 0.0
-    maybe_current: bool = False
-    releases: tuple[str, ...] = ()
-    """Artifacts that the first plan brings in further rollouts; then its nodes are cleaned."""
 
 
 class Simulation:
