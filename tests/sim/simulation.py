@@ -32,6 +32,7 @@ from tests.sim.random_user import RandomUser
 from tests.sim.recovery_user import RecoveryUser
 from tests.sim.scenario import Scenario, SimResult
 from tests.sim.sim_node import SimNode
+from tests.sim.staged_file_damage import damage_staged_files
 from tests.sim.workspace import LogErrorHandler, capture_errors, temporary_state_dir
 from tests.sim.world import SimWorld
 
@@ -46,9 +47,6 @@ RECOVERY_INTERVAL_S = 120.0
 
 DRIFT_INTERVAL_S = 900.0
 """Between two changes that somebody makes by hand, about."""
-
-DAMAGE_INTERVAL_S = 300.0
-"""Mean time between two staged files that are damaged, mostly before the slot of their node."""
 
 TRAFFIC_INTERVAL_S = 20.0
 """How often traffic comes to some node: often enough that it comes between a look and an isolation."""
@@ -165,7 +163,7 @@ class Simulation:
         if any(spec.get("keep") for spec in self._scenario.specs):
             self.loop.create_task(self._let_nodes_drift())
         if any("prepare" in spec for spec in self._scenario.specs):
-            self.loop.create_task(self._damage_staged_files())
+            self.loop.create_task(damage_staged_files(self))
         fault_period = self.loop.create_task(self._run_fault_period())
         recovery = self.loop.create_task(self._recover_periodically())
         await fault_period
@@ -331,19 +329,6 @@ class Simulation:
                 machine = compliance.choice(settled)
                 machine.version = "old"
                 self.world.record(f"{machine.name} drifts")
-
-    async def _damage_staged_files(self) -> None:
-        """Truncate staged files here and there, whatever the checkpoints of their nodes say."""
-        damage = self.world.streams.damage
-        while not self.faults_stopped:
-            await asyncio.sleep(damage.expovariate(1.0 / DAMAGE_INTERVAL_S))
-            machine = damage.choice(list(self.world.machines.values()))
-            if self.faults_stopped or not machine.staged:
-                continue
-            digest = damage.choice(sorted(machine.staged))
-            machine.damaged.setdefault(digest, self.loop.time())
-            self.world.record(f"a staged file of {machine.name} is damaged")
-            self.coverage.count("fault:staged-file-damaged")
 
     # -- peace
 
