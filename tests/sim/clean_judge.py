@@ -41,7 +41,9 @@ class CleanJudge:
                 case PhaseMoved() if event.target is Phase.DONE:
                     self._on_done(event)
                 case RolloutDeleted():
-                    self._unknown |= {key for key, each in self._in_effect.items() if each == event.rollout}
+                    # Nodes that later rollouts found to be current rely on it too.
+                    plan = self._plans[event.rollout].name
+                    self._unknown |= {key for key in self._in_effect if key[0] == plan}
                 case NodeCleaned():
                     self._require_clean(event.node)
 
@@ -51,7 +53,8 @@ class CleanJudge:
         is_staged = self._artifacts(event.rollout) <= self.nodes[event.node].staged
         if event.outcome is Outcome.CHANGED or (event.outcome is Outcome.ALREADY_CURRENT and is_staged):
             self._in_effect[key] = event.rollout
-            self._unknown.discard(key)
+            if event.outcome is Outcome.CHANGED:
+                self._unknown.discard(key)
         elif event.outcome is Outcome.ROLLED_BACK:
             self._unknown.add(key)
 
