@@ -188,7 +188,10 @@ class BudgetWatch(WatchHandler):
             async with asyncio.timeout(timeout_s):
                 await self._changed.wait()
 
-    def on_list(self, objects: Sequence[Mapping[str, JSON]]) -> None:
+    def parse(self, obj: Mapping[str, JSON]) -> Budget:
+        return parse_budget(obj)
+
+    def on_list(self, objects: Sequence[Budget]) -> None:
         self._budgets.clear()
         for requests in self._requests.values():
             requests.accepted.clear()
@@ -201,7 +204,7 @@ class BudgetWatch(WatchHandler):
         if kind == "DELETED":
             self._budgets.get(obj["metadata"]["namespace"], {}).pop(obj["metadata"]["name"], None)
         else:
-            self._store(obj)
+            self._store(parse_budget(obj))
         self._notify()
 
     def on_connected(self) -> None:
@@ -213,8 +216,7 @@ class BudgetWatch(WatchHandler):
         self.is_synced = False
         self._notify()
 
-    def _store(self, obj: Mapping[str, JSON]) -> None:
-        budget = parse_budget(obj)
+    def _store(self, budget: Budget) -> None:
         self._budgets.setdefault(budget.namespace, {})[budget.name] = budget
         if budget.id in self._requests:
             self._requests[budget.id].on_status(budget.disrupted)

@@ -21,6 +21,7 @@ import aiohttp
 import yaml
 
 from rolloutd.adapters.bounded_read import read_start
+from rolloutd.adapters.kubernetes.answer_slices import Convert, parse_answer, unchanged
 from rolloutd.adapters.kubernetes.api_errors import (
     MALFORMED,
     ApiError,
@@ -101,7 +102,7 @@ class Backoff:
 class ObjectList:
     """A complete list and its resource version."""
 
-    items: list[Mapping[str, JSON]] = field(default_factory=list)
+    items: list[Any] = field(default_factory=list)
     resource_version: str = ""
 
 
@@ -140,11 +141,13 @@ class Cluster:
     async def get(self, path: str, query: Mapping[str, str] | None = None) -> JSON:
         return await self.request("GET", path, query=query)
 
-    async def list(self, path: str, query: Mapping[str, str] | None = None) -> ObjectList:
-        """Return all objects of a list; a list that expires between two pages is read again."""
+    async def list(
+        self, path: str, query: Mapping[str, str] | None = None, convert: Convert = unchanged
+    ) -> ObjectList:
+        """Return all objects of a list, each converted; a list that expires meanwhile is read again."""
         for _ in range(MAX_FLOW_CONTROL_ATTEMPTS):
             try:
-                return await self._list(path, dict(query or {}))
+                return await self._list(path, dict(query or {}), convert)
             except ApiError as error:
                 # The server has dropped the version that the pages are of; only a new list helps.
                 if error.status != 410:
@@ -173,13 +176,14 @@ class Cluster:
         body: JSON = None,
         content_type: str = "application/json",
         tries: int = MAX_FLOW_CONTROL_ATTEMPTS,
+        convert: Convert = unchanged,
     ) -> JSON:
         """Send a request and return its JSON; only flow control and renewed credentials retry."""
         backoff = Backoff(1.0, 5.0)
         for attempt in range(1, tries + 1):
             api = await self._client()
             try:
-                answer = await self._request(method, path, query, body, content_type)
+                answer = await self._request(method, path, query, body, content_type, convert)
                 report_wait("")
                 return answer
             except ApiError as error:
@@ -196,7 +200,13 @@ class Cluster:
         raise AssertionError("unreachable")
 
     async def _request(
-        self, method: str, path: str, query: Mapping[str, str] | None, body: JSON, content_type: str
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str] | None,
+        body: JSON,
+        content_type: str,
+        convert: Convert,
     ) -> JSON:
         timeout = aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S, sock_connect=CONNECT_TIMEOUT_S)
         async with (
@@ -206,7 +216,7 @@ class Cluster:
             body = await read_start(answer.content, MAX_RESPONSE_BYTES + 1)
             if len(body) > MAX_RESPONSE_BYTES:
                 raise ValueError(f"the answer is longer than {MAX_RESPONSE_BYTES // 1024**2} MiB")
-            return check_object(json.loads(body))
+            return await parse_answer(body, convert)
 
     @asynccontextmanager
     async def watch(
@@ -226,11 +236,11 @@ class Cluster:
             if api is not None:
                 await api.close()
 
-    async def _list(self, path: str, query: dict[str, str]) -> ObjectList:
+    async def _list(self, path: str, query: dict[str, str], convert: Convert) -> ObjectList:
         page = ObjectList()
         query["limit"] = str(PAGE_SIZE)
         for _ in range(MAX_PAGES):
-            chunk = await self.get(path, query)
+            chunk = await self.request("GET", path, query=query, convert=convert)
             # The server writes null for an empty list.
             page.items += chunk.get("items") or ()
             with malformed_answers():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from machines.model.node import NodeKind
 from rolloutd.adapters.kubernetes.api_errors import ApiError, ClusterUnreachable
@@ -74,10 +75,11 @@ class KubernetesInventory:
 
     async def _list_nodes(self) -> Sequence[NodeView]:
         try:
-            page = await self._cluster.list(api_path("nodes"))
+            parse = partial(parse_node, domain=self._cluster.domain)
+            page = await self._cluster.list(api_path("nodes"), convert=parse)
         except (ClusterUnreachable, ApiError) as error:
             raise SourceFailed(f"cluster {self._cluster.name}: {error}") from error
-        return [parse_node(node, domain=self._cluster.domain) for node in page.items]
+        return page.items
 
     def _to_discovered_node(self, node: NodeView) -> DiscoveredNode:
         labels = {ours: node.labels[theirs] for ours, theirs in self._labels.items() if theirs in node.labels}

@@ -10,6 +10,7 @@ import asyncio
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rolloutd.adapters.kubernetes.api_errors import (
     ApiError,
@@ -42,8 +43,12 @@ class WatchHandler(ABC):
     """Receives what a list-and-watch loop reads."""
 
     @abstractmethod
-    def on_list(self, objects: Sequence[Mapping[str, JSON]]) -> None:
-        """Replace all objects by this list."""
+    def parse(self, obj: Mapping[str, JSON]) -> Any:
+        """Return what on_list() needs of an object."""
+
+    @abstractmethod
+    def on_list(self, objects: Sequence[Any]) -> None:
+        """Replace all objects by those of this list, which parse() returned."""
 
     @abstractmethod
     def on_event(self, kind: str, obj: Mapping[str, JSON]) -> None:
@@ -100,7 +105,7 @@ class ListWatch:
         """List if necessary, watch until the watch ends, and return whether it brought events or lasted."""
         self.has_just_listed = not self.resource_version
         if not self.resource_version:
-            page = await self._cluster.list(self._path, self._query)
+            page = await self._cluster.list(self._path, self._query, self._handler.parse)
             with malformed_answers():
                 self._handler.on_list(page.items)
             # Last: a watch that continues from a list that could not be read would vouch for half of it.

@@ -16,8 +16,7 @@ PODS_PATH = api_path("pods")
 async def list_pods_on(cluster: Cluster, node: str, *, selector: str = "", namespace: str = "") -> list[Pod]:
     """Return the pods bound to a node, of all namespaces if none is given."""
     query = _bound_to_query(node) | ({"labelSelector": selector} if selector else {})
-    page = await cluster.list(api_path("pods", namespace=namespace), query)
-    return [parse_pod(pod) for pod in page.items]
+    return (await cluster.list(api_path("pods", namespace=namespace), query, parse_pod)).items
 
 
 class NodePods(WatchHandler):
@@ -43,8 +42,11 @@ class NodePods(WatchHandler):
         self.by_uid.pop(pod.uid, None)
         self.changed.set()
 
-    def on_list(self, objects: Sequence[Mapping[str, JSON]]) -> None:
-        self.by_uid = {pod["metadata"]["uid"]: parse_pod(pod) for pod in objects}
+    def parse(self, obj: Mapping[str, JSON]) -> Pod:
+        return parse_pod(obj)
+
+    def on_list(self, objects: Sequence[Pod]) -> None:
+        self.by_uid = {pod.uid: pod for pod in objects}
         self.is_synced = True
         self.changed.set()
 

@@ -73,10 +73,8 @@ class NodeWatch(WatchHandler):
             self._is_open = False
             self.disconnect_reason = f"cluster {self.cluster.name} is not watched any more"
 
-    def on_list(self, objects: Sequence[Mapping[str, JSON]]) -> None:
-        # All before any: a node that cannot be read must not remove those after it.
-        found = [self._parse(node) for node in objects]
-        before, self.nodes = self.nodes, {each.name: each for each in found}
+    def on_list(self, objects: Sequence[NodeView]) -> None:
+        before, self.nodes = self.nodes, {each.name: each for each in objects}
         self._confirmed_at = self._clock.now()
         gone = [name for name in before if name not in self.nodes]
         self.disconnect_reason = ""
@@ -96,7 +94,7 @@ class NodeWatch(WatchHandler):
             self._report_removed([name])
             self._inventory_changed.set()
             return
-        found = self.nodes[name] = self._parse(obj)
+        found = self.nodes[name] = self.parse(obj)
         if known is None or _inventory_fields(known) != _inventory_fields(found):
             self._inventory_changed.set()
         if known != found:
@@ -141,13 +139,13 @@ class NodeWatch(WatchHandler):
         """Return whether the last watch ended longer ago than observations are refreshed."""
         return not self._is_open and self._clock.now() - self._confirmed_at > self._report_interval_s
 
-    def _parse(self, node: Mapping[str, JSON]) -> NodeView:
-        name = node["metadata"]["name"]
+    def parse(self, obj: Mapping[str, JSON]) -> NodeView:
+        name = obj["metadata"]["name"]
         domain = self.cluster.domain
-        parsed = parse_node(node, self.cluster.uncordoned_by_others.get(name), domain)
+        parsed = parse_node(obj, self.cluster.uncordoned_by_others.get(name), domain)
         # Without field managers, a later cordon under our annotation would count as ours.
         if parsed.cordon_state.cordon_owner is CordonOwner.UNCORDONED_BY_OTHER:
-            self.cluster.uncordoned_by_others[name] = find_annotation(node, ISOLATED_BY, domain) or ""
+            self.cluster.uncordoned_by_others[name] = find_annotation(obj, ISOLATED_BY, domain) or ""
         elif parsed.cordon_state.record is None:
             self.cluster.uncordoned_by_others.pop(name, None)
         return parsed

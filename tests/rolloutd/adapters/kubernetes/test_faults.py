@@ -221,6 +221,10 @@ class ListCounter:
     def __init__(self) -> None:
         self.lists = 0
 
+    def parse(self, obj: object) -> object:
+        """Return it as it is."""
+        return obj
+
     def on_list(self, objects: object) -> None:
         """Count."""
         self.lists += 1
