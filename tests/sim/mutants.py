@@ -18,6 +18,7 @@ from rolloutd.commands import submit
 from rolloutd.engine.background import inventory_identity
 from rolloutd.engine.background.audit_monitor import AuditMonitor
 from rolloutd.engine.background.inventory_refresh import InventoryRefresher
+from rolloutd.engine.background.inventory_sources import SourceReader
 from rolloutd.engine.daemon import Daemon
 from rolloutd.engine.drivers import guard_steps
 from rolloutd.engine.drivers.driver import Driver
@@ -26,6 +27,7 @@ from rolloutd.engine.drivers.playbook_execution import PlaybookExecution
 from rolloutd.engine.preparation import node_stages, staged_files
 from rolloutd.engine.state import State
 from rolloutd.engine.tasks import BackgroundJobs
+from rolloutd.plugin import templates
 from rolloutd.store import queries
 from rolloutd.store.audit_checkpoint import AuditCheckpoint
 from tests.sim.__main__ import run_many, run_one, small_names
@@ -101,7 +103,7 @@ MUTANTS = (
         "facts-after-the-listeners",
         State._write,
         """
-        await self._apply(events)
+        await self._apply(events, successor)
         for listener in self.commit_listeners:
             try:
                 listener(events, commit_s)
@@ -111,7 +113,7 @@ MUTANTS = (
         """
         for listener in self.commit_listeners:
             listener(events, commit_s)
-        await self._apply(events)
+        await self._apply(events, successor)
         """,
     ),
     Mutant("foreign-cordon-undone", Isolation.undo, "action.prior", "{'isolated': False}"),
@@ -175,6 +177,18 @@ MUTANTS = (
         "WAITS_FOR[wanted] - {WorkKind.CHECK_MODE}",
     ),
     Mutant("dead-node-stops-all-rollbacks", rollbacks._stops_rollbacks, "not is_dead", "True"),
+    Mutant(
+        "label-unquoted-in-commands",
+        templates._in_command,
+        "shlex.quote(str(value))",
+        "str(value)",
+    ),
+    Mutant(
+        "values-of-sources-rendered",
+        SourceReader._valid_node,
+        "without_templates(node.connection)",
+        "node.connection",
+    ),
     Mutant("rollback-of-oldest-first", rollbacks._in_order, "-target.since", "target.since"),
     Mutant(
         "restored-node-taken-for-confirmed",

@@ -20,7 +20,14 @@ from rolloutd.settings import Settings
 
 TEAMS = ("a", "b")
 
-COMMAND = {"command": {"do": "out", "undo": "in", "look": "is-out"}}
+COMMAND = {
+    "command": {
+        "do": "out {{ node.labels.note }}",
+        "undo": "in {{ node.labels.note }}",
+        "look": "is-out {{ node.labels.note }}",
+    }
+}
+"""The label is a text that a shell would run."""
 PLAYBOOK = {"playbook": {"file": "out.yml", "undo": "in.yml"}}
 CORDON: dict[str, Any] = {"kubernetes": {}}
 """What can be done gently: to keep new work away and drive nothing off."""

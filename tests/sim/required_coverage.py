@@ -74,5 +74,5 @@ def missing_coverage(coverage: Coverage) -> list[str]:
     wanted += [f"user:{name}" for name in USER_ACTIONS]
     wanted += ["guard:timer", "guard:confirmed", "guard:restored"]
     wanted += ["pilot:evidence", "check-mode:compliant", "check-mode:differs", "staged:differs"]
-    wanted += ["commit:large"]
+    wanted += ["commit:large", "values:shell-text", "values:templates"]
     return [name for name in wanted if not coverage.counts.get(name)]

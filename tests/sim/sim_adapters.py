@@ -23,7 +23,9 @@ from rolloutd.ports import (
     StepResult,
     Unknown,
 )
+from tests.sim import hostile_values
 from tests.sim.fault_injection import FaultyAccess
+from tests.sim.hostile_values import judge_command
 from tests.sim.sim_node import SimNode
 from tests.sim.world import HOLD_AWARE_KIND, SimWorld
 
@@ -55,6 +57,7 @@ class SimIsolator:
         machine = world.machines[node]
         if not machine.up:
             return Unknown(f"{node}: tcp connect refused")
+        self._judge(ctx, "do")
 
         def isolate() -> StepResult:
             if not ctx.cordon_only:
@@ -72,6 +75,7 @@ class SimIsolator:
         node, world = ctx.host.name, self._access.world
         if not world.machines[node].up:
             return Unknown(f"{node}: tcp connect refused")
+        self._judge(ctx, "undo")
 
         def restore() -> StepResult:
             world.restore(node, self._kind, ctx.rollout, ctx.prior, ctx.hold_reason)
@@ -81,6 +85,10 @@ class SimIsolator:
             f"undo {self._kind} {ctx.idempotency_key}", restore, on_refused=lambda: self._refused(node)
         )
         return result
+
+    def _judge(self, ctx: StepContext, key: str) -> None:
+        if self._kind == "command":
+            judge_command(self._access.world, str(ctx.params[key]))
 
     def _refused(self, node: str) -> StepResult:
         if self._access.world.streams.faults.random() < 0.7:
@@ -220,8 +228,9 @@ class SimInventory:
             self.source,
             # Of the kind to which every item of the plans applies.
             NodeKind.KUBERNETES,
-            labels=machine.labels,
+            labels={**machine.labels, **hostile_values.LABELS},
             connection={
+                **hostile_values.VARIABLES,
                 "ansible_host": machine.name if machine.has_address else "no address",
                 STATUS: "offline" if machine.disputed else "active",
             },

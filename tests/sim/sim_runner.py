@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Collection
 from rolloutd.errors import AdapterFailed, NotFound
 from rolloutd.ports import Failed, Host, Ok, RunEvent, RunnerStatus, RunRequest, RunState, Unknown
 from tests.sim.fault_injection import FaultyAccess, PlantedError
+from tests.sim.hostile_values import judge_variables
 from tests.sim.sim_node import SimRun
 
 POLL_S = 3.0
@@ -28,6 +29,7 @@ class SimRunner:
     async def start(self, request: RunRequest) -> str:
         """Start the run, or find it by its claim; without a claim it is begun under another handle."""
         world = self._access.world
+        judge_variables(world, request.host.variables)
         if "~" in request.run_id:
             raise ValueError(f"{request.run_id!r} is a handle and not a run id")
         for number in itertools.count(1):
