@@ -28,7 +28,7 @@ from rolloutd.engine.preparation import node_stages, staged_files
 from rolloutd.engine.state import State
 from rolloutd.engine.tasks import BackgroundJobs
 from rolloutd.plugin import templates
-from rolloutd.store import queries
+from rolloutd.store import retention_queries
 from rolloutd.store.audit_checkpoint import AuditCheckpoint
 from tests.sim.__main__ import run_many, run_one, small_names
 from tests.support.mutation import Mutant
@@ -82,7 +82,7 @@ MUTANTS = (
     ),
     Mutant(
         "clean-forgets-what-a-later-rollout-skipped",
-        queries.find_changes_in_effect,
+        retention_queries.find_changes_in_effect,
         "_IN_EFFECT",
         "_IN_EFFECT.replace('OR EXISTS', 'AND NOT EXISTS')",
     ),
