@@ -64,18 +64,19 @@ def build(release: Release, package: Path) -> Path:
     root, layout = release.work / "root.tar", release.work / "image"
     _install(release, package, root)
     name = f"{layout}:{release.version}"
+    created = release.run("date", "--utc", "--date", f"@{release.epoch}", "+%Y-%m-%dT%H:%M:%SZ").strip()
+    history = ("--history.created", created, "--history.created_by", "make packages")
     release.run("umoci", "init", "--layout", layout)
     release.run("umoci", "new", "--image", name)
-    release.run("umoci", "raw", "add-layer", "--no-history", "--image", name, root)
+    release.run("umoci", "raw", "add-layer", *history, "--image", name, root)
     options = [
         word
         for option, values in CONFIGURATION.items()
         for value in ([values] if isinstance(values, str) else values)
         for word in (f"--{option}", value)
     ]
-    created = release.run("date", "--utc", "--date", f"@{release.epoch}", "+%Y-%m-%dT%H:%M:%SZ").strip()
     labels = ("--config.label", f"org.opencontainers.image.version={release.version}")
-    release.run("umoci", "config", "--no-history", "--created", created, *labels, *options, "--image", name)
+    release.run("umoci", "config", *history, "--created", created, *labels, *options, "--image", name)
     release.run("umoci", "gc", "--layout", layout)
     release.set_times(layout)
     target = release.out / f"rolloutd-{release.version}.oci.tar"

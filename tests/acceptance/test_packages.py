@@ -121,6 +121,7 @@ def test_release_has_what_the_lock_names(release: Path) -> None:
 @pytest.mark.servers
 def test_package_walks_fleet_and_purge_leaves_state(debian: PackagedDaemon, release: Path) -> None:
     (package,) = release.glob("*.deb")
+    refuses_installation_by_hand(debian, package)
     before = files_of(debian)
     printed = debian.install(package)
     assert "observes and changes nothing" in printed
@@ -174,6 +175,15 @@ def test_upgrade_from_0_1_continues_the_rollout(
     assert sorted(span.node for span in debian.spans()) == sorted(NODES), "each node exactly once"
     assert audit_entries(debian)[: len(entries)] == entries, "the audit of 0.1 is there"
     debian.run("rolloutctl audit verify")
+
+
+def refuses_installation_by_hand(debian: PackagedDaemon, package: Path) -> None:
+    """Check that the package is not unpacked over files that no package owns."""
+    shutil.copy(package, debian.root / "root/by-hand.deb")
+    debian.systemd.inside("sh", "-c", "mkdir /opt/rolloutd && touch /opt/rolloutd/pyvenv.cfg")
+    printed = debian.systemd.inside("sh", "-c", "dpkg -i /root/by-hand.deb 2>&1", check=False)
+    assert "/opt/rolloutd: a pip installation, not a package; move it" in printed
+    debian.systemd.inside("rm", "-r", "/opt/rolloutd", "/root/by-hand.deb")
 
 
 def initialize(debian: PackagedDaemon) -> None:
