@@ -157,8 +157,7 @@ _FORMATTERS: dict[str, Callable[[Fields], str]] = {
     "NodesDiscovered": lambda f: f"the inventory has {_join_names(f['nodes'])}",
     "NodesRemoved": lambda f: f"the inventory no longer has {_join_names(f['names'])}",
     "InventoryAccepted": lambda f: (
-        f"accepted the answer of {f['source']}: {pluralize(f['removed'], 'node')} removed,"
-        f" {f['moved']} moved: {f['reason']}"
+        f"accepted the answer of {f['source']}: {pluralize(f['removed'], 'node')} removed: {f['reason']}"
     ),
     "IdentityPinned": _with_reason("accepted what the inventory reports"),
     "HostKeysStored": lambda f: _with_reason(

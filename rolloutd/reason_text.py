@@ -129,31 +129,26 @@ def describe_differences(rows: int, unreadable: int, *, is_complete: bool) -> st
 def describe_conflict(kind: str, about: str, values: Mapping[str, str]) -> str:
     """Return what the inventory sources contradict each other in about a node, as a clause."""
     reported = ", ".join(f"{source}: {value}" if value else source for source, value in values.items())
-    match kind:
-        case ConflictKind.NOT_REPORTED:
-            return f"{', '.join(values)} has it and {about} does not"
-        case ConflictKind.OWNERS_DIFFER:
-            return f"its owner differs ({reported})"
-        case ConflictKind.POOLS_DIFFER:
-            return f"its pool by {about} differs ({reported})"
-        case ConflictKind.IDENTITY_CHANGED:
-            return f"its {about.replace('_', ' ')} is not the pinned one ({reported})"
-        case ConflictKind.ADDRESS_SHARED:
-            return f"its address {about} is also that of {reported}"
-        case ConflictKind.OUT_OF_SERVICE:
-            return f"its {about} says that it is not in service ({reported})"
-        case ConflictKind.PROVIDER_ID_SHARED:
-            return f"its provider_id {about} is also that of {reported}"
-        case ConflictKind.RENAMED:
-            return f"it has another name now ({reported})"
-        case ConflictKind.NAME_SHARED:
-            return f"several objects have its name ({reported})"
-        case ConflictKind.INVALID:
-            return f"its record is not valid ({reported})"
-        case ConflictKind.REMOVED_IN_FLIGHT:
-            return f"{reported} reports it no longer, since it was in flight"
-        case _:
-            return f"its machine id is also that of {reported}"
+    text = _CONFLICTS[ConflictKind(kind)]
+    about = about.replace("_", " ") if kind == ConflictKind.IDENTITY_CHANGED else about
+    return text.format(about=about, reported=reported, sources=", ".join(values))
+
+
+_CONFLICTS: Final[Mapping[ConflictKind, str]] = {
+    ConflictKind.NOT_REPORTED: "{sources} has it and {about} does not",
+    ConflictKind.OWNERS_DIFFER: "its owner differs ({reported})",
+    ConflictKind.POOLS_DIFFER: "its pool by {about} differs ({reported})",
+    ConflictKind.IDENTITY_CHANGED: "its {about} is not the pinned one ({reported})",
+    ConflictKind.ADDRESS_SHARED: "its address {about} is also that of {reported}",
+    ConflictKind.OUT_OF_SERVICE: "its {about} says that it is not in service ({reported})",
+    ConflictKind.PROVIDER_ID_SHARED: "its provider_id {about} is also that of {reported}",
+    ConflictKind.MACHINE_ID_SHARED: "its machine id is also that of {reported}",
+    ConflictKind.MOVE_DEFERRED: "its {about} changes at the end of its attempt ({reported})",
+    ConflictKind.RENAMED: "it has another name now ({reported})",
+    ConflictKind.NAME_SHARED: "several objects have its name ({reported})",
+    ConflictKind.INVALID: "its record is not valid ({reported})",
+    ConflictKind.REMOVED_IN_FLIGHT: "{reported} reports it no longer, since it was in flight",
+}
 
 
 def _quarantined(node: str, params: Params) -> str:

@@ -43,6 +43,8 @@ class ConflictKind(StrEnum):
     OUT_OF_SERVICE = "out-of-service"
     """A source has the node as planned or offline."""
     MACHINE_ID_SHARED = "machine-id-shared"
+    MOVE_DEFERRED = "move-deferred"
+    """The node is in flight, and moves to the pool that its sources report at the end of its attempt."""
     PROVIDER_ID_SHARED = "provider-id-shared"
     RENAMED = "renamed"
     """A source has another name for the object."""
@@ -54,7 +56,7 @@ class ConflictKind(StrEnum):
     """No source reports the node, which was in flight when the last one ceased to."""
 
 
-WARNINGS = frozenset({ConflictKind.MACHINE_ID_SHARED})
+WARNINGS = frozenset({ConflictKind.MACHINE_ID_SHARED, ConflictKind.MOVE_DEFERRED})
 """Conflicts that are shown and quarantine no node: clones of one image share a machine id."""
 
 ACCEPTED_BY_PIN = frozenset(

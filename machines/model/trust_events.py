@@ -9,11 +9,10 @@ from machines.model.rollout import Actor
 
 @dataclass(frozen=True, slots=True)
 class InventoryAccepted:
-    """An admin accepted an answer of an inventory source that was held; the numbers are of its nodes."""
+    """An admin accepted an answer of an inventory source that was held; `removed` counts its nodes."""
 
     source: str
     removed: int
-    moved: int
     actor: Actor
     reason: str
     at: float

@@ -184,10 +184,8 @@ def _show_node(call: Invocation) -> int:
 def _source_state(source: InventorySourceStatus) -> str:
     held = source["held"]
     if held is not None:
-        names = [*held["removed"], *held["moved"]]
         removed = f"removes {len(held['removed'])} of {pluralize(held['known'], 'node')}"
-        shown = join_limited(names, MAX_NAMES_SHOWN)
-        return f"held: an answer {removed}, moves {len(held['moved'])} at work: {shown}"
+        return f"held: an answer {removed}: {join_limited(held['removed'], MAX_NAMES_SHOWN)}"
     if source["stale"]:
         return "stale: no node of it starts"
     return "failing" if source["error"] else "fresh"

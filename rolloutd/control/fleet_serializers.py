@@ -183,7 +183,6 @@ def _source(
             "at": format_timestamp(held.at),
             "known": held.known,
             "removed": list(held.removed),
-            "moved": list(held.moved),
         },
     }
 

@@ -132,12 +132,11 @@ class InventoryNodeDetail(TypedDict):
 
 
 class HeldAnswer(TypedDict):
-    """An answer of a source that waits for an admin: what it would remove and move, of `known` nodes."""
+    """An answer of a source that waits for an admin: what it would remove, of `known` nodes."""
 
     at: str
     known: int
     removed: list[str]
-    moved: list[str]
 
 
 class InventorySourceStatus(TypedDict):

@@ -212,6 +212,8 @@ class Daemon:
     # -- one iteration
 
     async def _iterate(self) -> None:
+        # Before the decision: a node whose attempt has ended is where its sources report it.
+        await self._inventory_refresher.apply_due_moves()
         try:
             decision = await self._decide()
         except StoreFailed as failure:

@@ -109,13 +109,12 @@ class StepProgress:
 class HeldAnswer:
     """What an answer that waits for a person would do to the nodes of its source, by the source's names.
 
-    `moved` are nodes at work that would change a pool; `known` counts the nodes of the answer in effect.
+    `known` counts the nodes of the answer in effect.
     """
 
     at: float
     known: int
     removed: tuple[str, ...]
-    moved: tuple[str, ...]
 
 
 @dataclass(slots=True)

@@ -60,6 +60,7 @@ class InventoryRefresher:
         self._is_restored = False
         self._is_membership_due = False
         self._accepted_removals: set[str] = set()
+        self._deferred_moves: set[str] = set()
         self._membership_basis: object = None
         self._due_nodes: set[str] = set()
         """The nodes that changed since the targets were adapted to all nodes."""
@@ -98,9 +99,7 @@ class InventoryRefresher:
             held = reader.status.held
             if held is None:
                 raise Refused("not-held", f"{source}: no answer is held; there is nothing to accept")
-            event = InventoryAccepted(
-                source, len(held.removed), len(held.moved), actor, reason, self._state.now()
-            )
+            event = InventoryAccepted(source, len(held.removed), actor, reason, self._state.now())
             # The audit first: no answer takes effect without a record of who accepted it.
             await self._state.commit([event], actor=actor, cause=f"inventory accept: {reason}")
             reader.accept()
@@ -197,7 +196,8 @@ class InventoryRefresher:
     async def _commit_change(self, change: FleetChange, commit: CommitFunction) -> None:
         known = self._state.index.nodes
         kept = {name: node for name in change.removed if (node := self._kept(known[name])) is not None}
-        changed = (*change.changed, *(node for name, node in kept.items() if known[name] != node))
+        reported = self._without_moves(change)
+        changed = (*reported, *(node for name, node in kept.items() if known[name] != node))
         removed = tuple(name for name in change.removed if name not in kept)
         events: list[Event] = []
         if changed:
@@ -239,6 +239,27 @@ class InventoryRefresher:
         self._is_membership_due = False
         self._membership_basis = basis
         self._due_nodes.clear()
+
+    async def apply_due_moves(self) -> None:
+        """Move the nodes to their new pools whose attempts have ended since their sources reported these."""
+        if any(not self._is_in_flight(name) for name in self._deferred_moves):
+            await self._commit_results()
+
+    def _without_moves(self, change: FleetChange) -> list[Node]:
+        """Return the changed nodes; one in flight stays in its pools: its peers would start meanwhile."""
+        known, changed = self._state.index.nodes, []
+        self._deferred_moves = set()
+        for node in change.changed:
+            before = known.get(node.name)
+            if before is not None and self._is_in_flight(node.name):
+                staying = _in_pools_of(node, before, tuple(self._state.index.limits.pools), self._state.now())
+                if staying is not node:
+                    self._deferred_moves.add(node.name)
+                if staying == before and node.name not in change.connections:
+                    continue
+                node = staying
+            changed.append(node)
+        return changed
 
     def _renamed_targets(self, change: FleetChange, events: Sequence[Event]) -> Iterable[Event]:
         """Return the targets of the nodes whose new names an admin has accepted since the last commit."""
@@ -311,9 +332,7 @@ class InventoryRefresher:
             status, key = reader.status, f"inventory {name}"
             if status.held is not None:
                 held = status.held
-                self._state.conditions[key] = _describe_held_answer(
-                    name, len(held.removed), held.known, len(held.moved)
-                )
+                self._state.conditions[key] = _describe_held_answer(name, len(held.removed), held.known)
             elif status.freshness.is_stale(now):
                 self._state.conditions[key] = _describe_stale_source(name, status.refreshed_at, status.error)
             elif reader.is_failing:
@@ -329,12 +348,29 @@ class InventoryRefresher:
                 self._state.conditions[f"expect {name}"] = problem
 
 
-def _describe_held_answer(source: str, removed: int, known: int, moved: int) -> str:
+def _in_pools_of(node: Node, before: Node, pool_keys: Sequence[str], now: float) -> Node:
+    """Return the node with the pools that it had before, and what its sources report of them as a warning."""
+    moved = [key for key in pool_keys if node.labels.get(key) != before.labels.get(key)]
+    if not moved:
+        return node
+    labels = {key: value for key, value in node.labels.items() if key not in moved}
+    labels |= {key: before.labels[key] for key in moved if key in before.labels}
+    kind = ConflictKind.MOVE_DEFERRED
+    since = {each.about: each.since for each in before.conflicts if each.kind is kind}
+    warnings = (
+        SourceConflict(
+            *(kind, key, {"now": before.labels.get(key, ""), "then": node.labels.get(key, "")}),
+            since.get(key, now),
+        )
+        for key in moved
+    )
+    return replace(node, labels=labels, conflicts=(*node.conflicts, *warnings))
+
+
+def _describe_held_answer(source: str, removed: int, known: int) -> str:
     """Return why an answer of an inventory source waits for a person."""
-    parts = [f"would remove {removed} of {pluralize(known, 'node')}"] if removed else []
-    parts += [f"would move {pluralize(moved, 'node')} in flight to another pool"] if moved else []
     return (
-        f"inventory {source}: its answer is held, as it {' and '.join(parts)};"
+        f"inventory {source}: its answer is held, as it would remove {removed} of {pluralize(known, 'node')};"
         f" accept it with rolloutctl inventory accept {shlex.quote(source)} --reason ..."
     )
 

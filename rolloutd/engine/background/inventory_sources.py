@@ -1,19 +1,17 @@
 """One inventory source: its schedule's rules, its last answer, and the answer that waits for a person.
 
-An answer takes effect unless it would remove too many nodes, or move a node at work to another pool.  The
-last answer in effect is stored, so that a source that fails keeps it also after a restart.
+An answer takes effect unless it would remove too many nodes.  The last answer in effect is stored, so that a
+source that fails keeps it also after a restart.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from machines.facts.index import Index
-from machines.model.rollout import Target
-from machines.states import IN_FLIGHT_PHASES
 from rolloutd.engine.background.inventory_conflicts import id_key
 from rolloutd.engine.background.inventory_identity import own_id, renames, with_known_names
 from rolloutd.engine.state import HeldAnswer, SourceState, State
@@ -203,8 +201,8 @@ class SourceReader:
             return
         if self.status.held is None:
             log.warning(
-                "inventory %s: an answer is held: it removes %d of %d nodes and moves %d at work",
-                *(self.name, len(held.removed), held.known, len(held.moved)),
+                "inventory %s: an answer is held: it removes %d of %d nodes",
+                *(self.name, len(held.removed), held.known),
             )
         self.status.held, self._held_answer = held, answer
 
@@ -245,38 +243,20 @@ class SourceReader:
 
     def _reason_to_hold(self, nodes: Sequence[DiscoveredNode], facts: Index) -> HeldAnswer | None:
         """Return what the answer would do that a person must accept, None when it may take effect."""
-        before = self._labels_in_effect(facts)
-        after = {node.name: node.labels for node in nodes}
+        before = self._names_in_effect(facts)
+        after = {node.name for node in nodes}
         removed = tuple(sorted(name for name in before if name not in after))
-        keys = tuple(facts.limits.pools)
-        moved = tuple(
-            sorted(
-                name
-                for name, labels in before.items()
-                if (changed := after.get(name, labels)) is not labels
-                and any(labels.get(key) != changed.get(key) for key in keys)
-                and self._is_at_work(name, facts)
-            )
-        )
-        if len(removed) <= self.rules.max_removed.resolve(len(before)) and not moved:
+        if len(removed) <= self.rules.max_removed.resolve(len(before)):
             return None
-        return HeldAnswer(self._state.now(), len(before), removed, moved)
+        return HeldAnswer(self._state.now(), len(before), removed)
 
-    def _labels_in_effect(self, facts: Index) -> Mapping[str, Mapping[str, str]]:
+    def _names_in_effect(self, facts: Index) -> Collection[str]:
         if self.nodes is not None:
-            return {node.name: node.labels for node in self.nodes}
-        known = facts.nodes.values()
-        return {node.name: node.labels for node in known if node.sources == (self.name,)}
-
-    def _is_at_work(self, name: str, facts: Index) -> bool:
-        return any(_is_in_flight(target) for target in facts.targets_on(self._fleet_name(name)))
+            return [node.name for node in self.nodes]
+        return [node.name for node in facts.nodes.values() if node.sources == (self.name,)]
 
     def _fleet_name(self, name: str) -> str:
         return self.fleet_names.get(name, name)
-
-
-def _is_in_flight(target: Target) -> bool:
-    return target.phase in IN_FLIGHT_PHASES
 
 
 def _compare_stored(

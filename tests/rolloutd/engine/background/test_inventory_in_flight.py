@@ -105,3 +105,32 @@ async def test_removal_of_node_in_flight_is_violation(tmp_path: Path) -> None:
     async with removed_in_flight(tmp_path) as (inside, _, _, _):
         with pytest.raises(InvariantViolation, match="p1 cannot be removed: it is maintaining"):
             await inside.commit(NodesRemoved(("p1",)))
+
+
+async def test_node_in_flight_moves_at_the_end_of_its_attempt(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        hosts = Source("hosts", dict(ALL))
+        refresher = InventoryRefresher(inside.state, [hosts])
+        await refresher.refresh()
+        rollout = await inside.start()
+        await inside.isolate(rollout, "p1")
+        moved = {"team": "payments", "rack": "r9"}
+        hosts.nodes = ALL | {"p1": moved, "p2": moved, "a0": {"team": "search", "rack": "r3"}}
+        for _ in range(2):
+            await refresher.refresh()
+            nodes = inside.state.index.nodes
+            assert inside.state.sources["hosts"].held is None
+            assert (nodes["p1"].labels["rack"], nodes["p2"].labels["rack"]) == ("r1", "r9")
+            assert "a0" in nodes, "its own part alone is deferred"
+            (warning,) = nodes["p1"].conflicts
+            assert (warning.kind, warning.is_warning) == (ConflictKind.MOVE_DEFERRED, True)
+            assert (warning.about, warning.values) == ("rack", {"now": "r1", "then": "r9"})
+        written = len(await inside.state.store.read_audit(event="NodesDiscovered"))
+        await refresher.refresh()
+        assert len(await inside.state.store.read_audit(event="NodesDiscovered")) == written
+        await refresher.apply_due_moves()
+        assert inside.state.index.nodes["p1"].labels["rack"] == "r1"
+        await end_attempt(inside, rollout)
+        await refresher.apply_due_moves()
+        assert inside.state.index.nodes["p1"].labels["rack"] == "r9"
+        assert not inside.state.index.nodes["p1"].conflicts

@@ -433,28 +433,6 @@ async def test_answer_that_returns_to_normal_is_not_held(tmp_path: Path) -> None
         assert not inside.state.problems()
 
 
-async def test_answer_that_moves_a_node_at_work_is_held_until_it_is_done(tmp_path: Path) -> None:
-    async with control_environment(tmp_path) as inside:
-        hosts = Source("hosts", dict(ALL))
-        refresher = InventoryRefresher(inside.state, [hosts])
-        await refresher.refresh()
-        rollout = await inside.start()
-        await inside.isolate(rollout, "p1")
-        hosts.nodes = ALL | {
-            "p1": {"team": "payments", "rack": "r9"},
-            "p2": {"team": "payments", "rack": "r9"},
-        }
-        await refresher.refresh()
-        held = inside.state.sources["hosts"].held
-        assert held is not None
-        assert (held.removed, held.moved) == ((), ("p1",))
-        assert inside.state.index.nodes["p2"].labels["rack"] == "r2"
-        target = inside.state.index.target(rollout, "p1")
-        await inside.commit(transition(target, Trigger.LEFT, inside.clock.now(), outcome=Outcome.LEFT))
-        await refresher.refresh()
-        assert inside.state.index.nodes["p1"].labels["rack"] == "r9"
-
-
 # -- joiners and leavers -----------------------------------------------------------------
 
 
