@@ -53,13 +53,12 @@ MAX_AUDIT_ROWS = 10_000
 
 # A closed rollout is live while one of its nodes must still be returned to service, while a prepare stage
 # of it runs, and, once cancelled, until its preparation is cleaned up (RolloutPreparations.needs_cleanup).  A
-# `left` hold has the id `rollout/node`.  The subquery reads the holds once, not once per rollout: after years
+# `left` hold has the id `rollout/node`.  Unfinished targets and holds are read once, by an index: after years
 # there are thousands.
 IS_LIVE = """
-deleted_at IS NULL AND (ended_at IS NULL AND cancelled_at IS NULL OR EXISTS (
-    SELECT 1 FROM target
-    WHERE target.rollout = rollout.id
-      AND (phase NOT IN ('pending', 'done') OR isolated OR order_kind IS NOT NULL)) OR rollout.id IN (
+deleted_at IS NULL AND (ended_at IS NULL AND cancelled_at IS NULL OR rollout.id IN (
+    SELECT target.rollout FROM target
+    WHERE phase NOT IN ('pending', 'done') OR isolated OR order_kind IS NOT NULL) OR rollout.id IN (
     SELECT substr(id, 1, length(id) - length(node) - 1) FROM hold
     WHERE source = 'left' AND substr(id, length(id) - length(node)) = '/' || node) OR EXISTS (
     SELECT 1 FROM preparation AS known
