@@ -100,7 +100,8 @@ async def test_hidden_value_is_nowhere(
     tmp_path: Path, on_disk: Any, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     caplog.set_level(logging.DEBUG, "rolloutd")
-    async with control_environment(tmp_path, store=on_disk) as inside:
+    state_dir = str(tmp_path / "state")
+    async with control_environment(tmp_path, store=on_disk, state_dir=state_dir) as inside:
         await InventoryRefresher(inside.state, [Hosts()]).refresh()
         assert inside.state.host("p1").connection["psk"] == OF_INVENTORY["psk"]
         found = await answers(inside, plan_with(OF_PLAN))
