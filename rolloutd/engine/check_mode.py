@@ -26,6 +26,10 @@ MAX_CHANGES = 50
 MAX_DIFF_CHARS = 4000
 """Characters of one task's diff: the daemon keeps the reports of whole fleets."""
 
+CANCEL_TRIES = 5
+CANCEL_RETRY_S = 5.0
+"""Tries to cancel a run that gives no answer, and the pause between two: most faults are over by then."""
+
 PREVIEW = "impact"
 """Begins the names of the runs of a preview; a rollout's id ends in a hyphen and five characters."""
 
@@ -90,19 +94,27 @@ class CheckMode:
             rollout=rollout,
             step=stage.step,
         )
+        handle = request.run_id
         try:
             handle = await self._runner.start(request)
+            run = await wait_for_end(self._runner, handle)
         except (RolloutdError, TimeoutError, OSError):
             # It may have begun: once this work has ended, nothing else keeps an attempt from the node.
-            with contextlib.suppress(RolloutdError, TimeoutError, OSError):
-                await self._runner.cancel(request.run_id)
+            await self._cancel(handle)
             raise
-        run = await wait_for_end(self._runner, handle)
         try:
             return await self._read_report(handle, run)
         finally:
             with contextlib.suppress(RolloutdError, OSError):
                 await self._runner.discard(handle)
+
+    async def _cancel(self, handle: str) -> None:
+        """End a run of which the daemon has lost sight."""
+        for _ in range(CANCEL_TRIES):
+            with contextlib.suppress(RolloutdError, TimeoutError, OSError), adapter_errors("runner"):
+                await self._runner.cancel(handle)
+                return
+            await self._state.clock.sleep(CANCEL_RETRY_S)
 
     async def _read_report(self, handle: str, run: RunState) -> tuple[list[TaskChange], str]:
         changes: list[TaskChange] = []
