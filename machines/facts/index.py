@@ -120,11 +120,6 @@ class Index(FleetFacts):
         expires = seen is not None and seen.at + self.limits.observe_within_s == at
         return expires or any(hold.until == at for hold in self.holds_on(node))
 
-    def _stale_at(self, node: str) -> float | None:
-        """Return when the node's good observation expires (epoch seconds); 0 without one."""
-        seen = self._observations.get(node)
-        return None if seen is None or not seen.is_up else seen.at + self.limits.observe_within_s
-
     def plan_for(self, target: Target) -> Plan:
         """Return the plan as it applies to the node of this target, which the inventory must have."""
         return plan_for_target(self._rollouts[target.rollout].plan, target, self._nodes[target.node])
@@ -222,7 +217,7 @@ class Index(FleetFacts):
         self.now = now
         if backwards:
             self._on_clock_set_back()
-        self._pool_index.advance(self, now, self._is_still_due, self._stale_at)
+        self._pool_index.advance(self, now, self._is_still_due, self._observations)
         self.pending_groups.end_due(now)
 
     def _on_clock_set_back(self) -> None:

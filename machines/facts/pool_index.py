@@ -16,7 +16,7 @@ from machines.facts.availability import Unavailability, unavailability
 from machines.facts.fleet_facts import FleetFacts
 from machines.facts.pending_groups import PendingGroups
 from machines.facts.sharing import Forkable
-from machines.model.node import UNLABELED, Node, id_of_pool
+from machines.model.node import UNLABELED, Node, NodeHealth, Observation, id_of_pool
 from machines.model.reasons import Reason
 
 
@@ -53,9 +53,11 @@ class PoolIndex(Forkable):
         self._pool_ids_by_node: dict[str, tuple[str, ...]] = {}
         self._unavailable: dict[str, Unavailability] = {}
         self._full_pool_ids: set[str] = set()
-        self._stale_times: list[tuple[float, str]] = []
+        self._stale_nodes: dict[float, list[str]] = {}
+        """By instant: a watch reports all its nodes at once, and so they expire together."""
+        self._stale_instants: list[float] = []
         self._stale_at: dict[str, float] = {}
-        """The instant of each node in _stale_times: one, however often the node is observed."""
+        """The instant of each node: one, however often the node is observed."""
         self._improvement_times: list[tuple[float, str]] = []
 
     def fork_for(self, groups: PendingGroups) -> Self:
@@ -195,38 +197,27 @@ class PoolIndex(Forkable):
             self._improvement_times = self._own(self._improvement_times)
             heapq.heappush(self._improvement_times, (at, node))
         elif node not in self._stale_at or at < self._stale_at[node]:
-            self._stale_times, self._stale_at = self._own(self._stale_times), self._own(self._stale_at)
+            self._stale_at = self._own(self._stale_at)
             self._stale_at[node] = at
-            heapq.heappush(self._stale_times, (at, node))
+            self._nodes_stale_at(at).append(node)
 
     def is_due(self, now: float) -> bool:
         """Return whether time alone may have changed a node by this instant (epoch seconds)."""
-        return any(queue and queue[0][0] <= now for queue in (self._stale_times, self._improvement_times))
+        if self._stale_instants and self._stale_instants[0] <= now:
+            return True
+        return bool(self._improvement_times) and self._improvement_times[0][0] <= now
 
     def advance(
         self,
         facts: FleetFacts,
         now: float,
         is_current: Callable[[str, float], bool],
-        stale_at: Callable[[str], float | None],
+        observations: Mapping[str, Observation],
     ) -> None:
-        """Reevaluate the nodes that are due, and drop what `is_current` refuses.
-
-        `stale_at` is when a node's good observation expires: a later one may have come, or a bad one.
-        """
+        """Reevaluate the nodes that are due, and drop what `is_current` refuses."""
         due: dict[str, None] = {}
-        if self.is_due(now):
-            self._stale_times, self._stale_at = self._own(self._stale_times), self._own(self._stale_at)
-            while self._stale_times and self._stale_times[0][0] <= now:
-                at, node = heapq.heappop(self._stale_times)
-                if self._stale_at.get(node) != at:
-                    continue  # an earlier instant has replaced it
-                del self._stale_at[node]
-                until = stale_at(node)
-                if until is not None and until > now:
-                    self.schedule_reevaluation(node, until, improves=False)
-                elif until is not None:
-                    due[node] = None
+        while self._stale_instants and self._stale_instants[0] <= now:
+            self._take_stale(facts, now, observations, due)
         # An instant that another observation or hold has replaced goes now, or it would wake the daemon.
         queue = self._improvement_times
         while queue and (queue[0][0] <= now or not is_current(queue[0][1], queue[0][0])):
@@ -236,6 +227,41 @@ class PoolIndex(Forkable):
                 due[node] = None
         if due:
             self.reevaluate(facts, due)
+
+    def _take_stale(
+        self, facts: FleetFacts, now: float, observations: Mapping[str, Observation], due: dict[str, None]
+    ) -> None:
+        """Add the nodes of the first instant to the due ones, but for those that were observed since."""
+        self._stale_nodes = self._own(self._stale_nodes)
+        self._stale_instants = self._own(self._stale_instants)
+        at = heapq.heappop(self._stale_instants)
+        nodes, within_s = self._stale_nodes.pop(at), facts.limits.observe_within_s
+        stale_at = self._stale_at = self._own(self._stale_at)
+        later_at, later = at, nodes
+        # Each node of a fleet at rest comes here once a minute.
+        for node in nodes:
+            if stale_at.get(node) != at:
+                continue  # an earlier instant has replaced it
+            seen = observations.get(node)
+            # A bad observation has an instant among the improvements.
+            if seen is None or seen.sight is not NodeHealth.UP or seen.cordoned_by_other:
+                del stale_at[node]
+            elif (until := seen.at + within_s) > now:
+                stale_at[node] = until
+                if until != later_at:
+                    later_at, later = until, self._nodes_stale_at(until)
+                later.append(node)
+            else:
+                del stale_at[node]
+                due[node] = None
+
+    def _nodes_stale_at(self, at: float) -> list[str]:
+        """Return the nodes of an instant, for writing."""
+        self._stale_nodes = self._own(self._stale_nodes)
+        if at not in self._stale_nodes:
+            self._stale_instants = self._own(self._stale_instants)
+            heapq.heappush(self._stale_instants, at)
+        return self._own_row(self._stale_nodes, at, list)
 
     def next_change(self) -> float:
         """Return when time alone may next bring a node up (epoch seconds); infinity for never."""
