@@ -138,6 +138,10 @@ def test_package_walks_fleet_and_purge_leaves_state(debian: PackagedDaemon, rele
     debian.run(f"rolloutctl approve {rollout} continue --reason seen")
     debian.wait_until(lambda: debian.status(rollout)["state"] == "done", "the rollout ends")
     assert sorted(span.node for span in debian.spans()) == sorted(NODES)
+    debian.run("mkdir hello && cd hello && rolloutctl plan new --like hello")
+    # A soak of a minute teaches this test nothing.
+    debian.run("sed -i 's/soak: .*/soak: 0s/' hello/plan.yml")
+    assert debian.finish(submit_plan(debian, "hello/plan.yml"))["done"] == len(NODES)
     debian.run("rolloutctl audit verify")
 
     purge_leaves_only_what_it_says(debian, before)
@@ -222,8 +226,13 @@ def submit(debian: PackagedDaemon) -> str:
     variables = {"log_file": str(debian.log_file)}
     text = yaml.safe_dump(plan("packaged", soak="0s", maintain={"playbook": "change.yml", "vars": variables}))
     (directory / "plan.yml").write_text(text)
-    debian.run("rolloutctl plan validate change/plan.yml")
-    return str(json.loads(debian.run("rolloutctl plan submit --json change/plan.yml 2>/dev/null"))["rollout"])
+    return submit_plan(debian, "change/plan.yml")
+
+
+def submit_plan(debian: PackagedDaemon, path: str) -> str:
+    """Submit a plan that is a file of the Debian; return the rollout."""
+    debian.run(f"rolloutctl plan validate {path}")
+    return str(json.loads(debian.run(f"rolloutctl plan submit --json {path} 2>/dev/null"))["rollout"])
 
 
 def gate_state(debian: PackagedDaemon, rollout: str, gate: str) -> list[str]:
