@@ -30,6 +30,7 @@ from rolloutd.control.identity import CachedNameService
 from tests.docs.reference_tables import ROLES, ROLES_BEGIN, ROLES_END, render_roles
 from tests.rolloutd.control.test_routes import BUILDING, archive, fail_build
 from tests.rolloutd.control_environment import NODES, PLAN, ControlEnvironment, control_environment
+from tests.support.replayed_fleet import forecast_of
 from tests.support.unix_users import UnixUser, can_create_users, temporary_users
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "api.md"
@@ -280,7 +281,7 @@ READING = (
     ),
     *(_N, f"{_N}/why", f"{_N}/log", "/v1/audit/head", "/v1/teams/{t}", "/v1/verdicts"),
     *("/v1/nodes/{n}/configuration", "/v1/nodes/{n}/checkpoints", f"{_R}/checkpoints", f"{_R}/artifacts"),
-    f"{_R}/prepare",
+    *(f"{_R}/prepare", f"{_R}/forecast", "/v1/forecasts/score"),
 )
 
 ASKS: dict[Key, Arrange] = {
@@ -292,6 +293,9 @@ ASKS: dict[Key, Arrange] = {
     ("POST", "/v1/plans/diff"): plain("/v1/plans/diff", FILE),
     ("POST", "/v1/plans/validate"): plain("/v1/plans/validate", FILE),
     ("POST", "/v1/plans/preview"): plain("/v1/plans/preview", FILE),
+    ("POST", "/v1/plans/forecast"): plain("/v1/plans/forecast", {**FILE, "draws": 2}),
+    ("POST", "/v1/forecasts"): plain("/v1/forecasts", {"draws": 2}),
+    ("POST", f"{_R}/forecast"): plain(f"{_R}/forecast", {"draws": 2}),
     ("POST", "/v1/plans/impact"): impact,
     ("POST", "/v1/plans/submit"): submitting,
     ("POST", "/v1/uploads"): plain("/v1/uploads", archive()),
@@ -365,6 +369,7 @@ async def scene(cast: tuple[dict[str, UnixUser], dict[str, str]]) -> Any:
             made = RoleScenario(inside, inside.server._path, persons)
             answer = await made.do("submitter", "POST", "/v1/plans/submit", FILE)
             made.rollout = answer["rollout"]
+            inside.state.forecasts = {made.rollout: forecast_of(made.rollout)}
             yield made
     finally:
         shutil.rmtree(place)

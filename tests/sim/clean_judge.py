@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from machines.model.events import Event, NodeCleaned, PhaseMoved, RolloutDeleted
 from machines.model.plan import Plan
-from machines.states import Outcome, Phase, Trigger
+from machines.states import Outcome, Phase
 
 if TYPE_CHECKING:
     from tests.sim.sim_node import SimNode
@@ -40,9 +40,6 @@ class CleanJudge:
             match event:
                 case PhaseMoved() if event.target is Phase.DONE:
                     self._on_done(event)
-                case PhaseMoved() if event.trigger is Trigger.DRIFTED:
-                    # It counts as one that only staged its files: the next release replaces them.
-                    self._unknown.add((self._plans[event.rollout].name, event.node))
                 case RolloutDeleted():
                     # Nodes that later rollouts found to be current rely on it too.
                     plan = self._plans[event.rollout].name

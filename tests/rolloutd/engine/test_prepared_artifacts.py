@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from machines.facts.preparations import BUILD_NODE
-from machines.model.events import PreparationRecorded, RolloutEnded
+from machines.model.events import DriftRecorded, PreparationRecorded, RolloutEnded
 from machines.model.preparation import Preparation, PreparationState, StagedComparison
 from machines.scheduler.preparing import may_begin
+from machines.states import Trigger
 from rolloutd.control.client import ApiError
 from rolloutd.ports import Checkpoint, Host
 from tests.contracts.fakes.runner import Script
@@ -232,6 +233,23 @@ async def test_generation_that_was_only_staged_replaces_none(tmp_path: Path, res
             inside.observe_all_up()
         await prepare_all(inside, fleet)
         assert first | third <= staged(fleet)
+
+
+async def test_drifted_node_that_waits_again_keeps_what_it_runs(tmp_path: Path) -> None:
+    async with control_environment(tmp_path, nodes=NODES[:1]) as inside:
+        fleet = Fleet(tree=tmp_path)
+        write_artifacts(inside, fleet, "1")
+        await roll_out(inside, fleet)
+        second = write_artifacts(inside, fleet, "2")
+        rollout = await inside.start(text=TWO_STAGES.replace("  maintain:", "  keep: true\n  maintain:"))
+        await prepare_all(inside, fleet)
+        await inside.finish(rollout, "p1")
+        await inside.commit(DriftRecorded(rollout, "p1", inside.clock.now(), ("set the limit",)))
+        await inside.transition(rollout, "p1", Trigger.DRIFTED)
+        third = write_artifacts(inside, fleet, "3")
+        await inside.start(text=TWO_STAGES, supersede=True)
+        await prepare_all(inside, fleet)
+        assert second | third <= staged(fleet)
 
 
 async def test_cancelled_rollout_leaves_artifacts_that_nodes_run(tmp_path: Path) -> None:
