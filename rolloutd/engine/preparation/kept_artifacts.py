@@ -31,15 +31,13 @@ async def previous_generation(
     is_same = replaced.digests == {each.sha256 for each in stage.artifacts_for(node)}
     if is_same or not replaced.content:
         return replaced.previous
-    # What was only staged is no generation: the node has what was before it.
+    # What was only staged is no generation: what was before it stays too.
     if replaced.rollout in state.index.rollouts:
-        on_node = [each for each in state.index.targets_on(node.name) if each.rollout == replaced.rollout]
-        waiting = [target for target in on_node if target.phase is Phase.PENDING]
-        if not waiting:
+        on_node = (each for each in state.index.targets_on(node.name) if each.rollout == replaced.rollout)
+        if all(target.phase is not Phase.PENDING for target in on_node):
             return tuple(sorted(replaced.digests))
-        # A node that waits again after an attempt, such as one that has drifted, may run what it has.
-        may_be_used = any(target.attempt for target in waiting)
-        return tuple(sorted({*replaced.digests, *replaced.previous})) if may_be_used else replaced.previous
+        # A node that waits may run what it has, such as one that was found current and has drifted since.
+        return tuple(sorted({*replaced.digests, *replaced.previous}))
     # After a restart a closed rollout is in the store only, which says whether the node has its change.
     in_effect = await state.store.find_changes_in_effect(node.name, [replaced.rollout])
     unused = () if in_effect.get(replaced.rollout, True) else replaced.previous

@@ -37,7 +37,7 @@ STATEMENT_CACHE_SIZE = 256
 MIN_SQLITE_VERSION = (3, 38, 0)
 """STRICT tables need 3.37; the JSON functions are built in from 3.38 on."""
 
-SECRETS_REMOVED = 16
+SECRETS_REMOVED = 17
 """The last migration that removes secrets; the file of an older database is rewritten before."""
 
 SPACE_IS_RELEASED = 18
