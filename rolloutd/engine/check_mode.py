@@ -112,7 +112,11 @@ class CheckMode:
         """End a run of which the daemon has lost sight."""
         for _ in range(CANCEL_TRIES):
             with contextlib.suppress(RolloutdError, TimeoutError, OSError), adapter_errors("runner"):
+                # A daemon that was replaced leaves the run to its successor, which may work on the node.
+                await self._state.store.require_term()
                 await self._runner.cancel(handle)
+                return
+            if self._state.leadership_lost.is_set():
                 return
             await self._state.clock.sleep(CANCEL_RETRY_S)
 
