@@ -275,9 +275,12 @@ class Projection(MeasuredFacts):
             self._isolations.pop((rollout, target.node), None)
         self._in_flight -= len(self._counters[rollout].in_flight)
         self._forget_unresolved(rollout)
+        own_keys = self._rollouts[rollout].plan.pool_keys
         by_rollout = (self._rollouts, self._targets, self._counters, self._pending, self.due_rollbacks)
         for table in by_rollout:
             table.pop(rollout, None)
+        if own_keys and self._drop_pool_keys():
+            self._rebuild_pools()
         self._pool_index.reevaluate(self, (target.node for target in removed))
 
     def _load_targets(self, rollout: str, targets: Sequence[Target]) -> None:
@@ -398,6 +401,13 @@ class Projection(MeasuredFacts):
         added = tuple(key for key in plan.pool_keys if key not in self._pool_keys)
         self._pool_keys += added
         return bool(added)
+
+    def _drop_pool_keys(self) -> bool:
+        """Drop the pool keys that no plan of a rollout names any more; return whether there was one."""
+        before, self._pool_keys = self._pool_keys, tuple(self.limits.pools)
+        for rollout in self._rollouts.values():
+            self._add_pool_keys(rollout.plan)
+        return set(before) != set(self._pool_keys)
 
     def _rebuild_pools(self) -> None:
         self.pending_groups.clear()

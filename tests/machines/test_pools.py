@@ -8,7 +8,13 @@ from machines.facts.availability import Unavailability
 from machines.facts.fleet_facts import IsolationProgress
 from machines.facts.projection import Projection
 from machines.model.decision import AbortIsolation, Admit, DeferMaintenance, Observe
-from machines.model.events import HoldReleased, HoldTaken, NodesDiscovered, RolloutCancelled
+from machines.model.events import (
+    HoldReleased,
+    HoldTaken,
+    NodesDiscovered,
+    RolloutCancelled,
+    RolloutDeleted,
+)
 from machines.model.limits import Budget, Limits, PoolRule
 from machines.model.node import Node, NodeHealth, Observation
 from machines.model.plan import Stage
@@ -174,6 +180,17 @@ def test_plan_pool_limits_plan_and_counts_all() -> None:
     decision = decide(index, T0)
     assert [(each.rollout, each.node) for each in decision.of(Admit)] == [("A", "n3"), ("B", "n1")]
     assert describe(decision.reasons["A|power/p1"]).startswith("pool power/p1 is full: n2 is isolating in B")
+
+
+def test_pools_of_a_deleted_plan_are_gone() -> None:
+    index = index_of(nodes_of({"a": ("n1",)}, power={"n1": "p1"}))
+    submit(index, "A", pool_keys=("power",))
+    submit(index, "B", pool_keys=("power",))
+    for rollout in ("A", "B"):
+        assert "power/p1" in index.pool_ids()
+        index.apply(RolloutCancelled(rollout, ALICE, "enough", T0))
+        index.apply(RolloutDeleted(rollout, ALICE, T0))
+    assert set(index.pool_ids()) == {"team/a"}
 
 
 def test_pools_follow_the_labels() -> None:
