@@ -55,7 +55,14 @@ def client(place: Path, server: Sshd) -> dict[str, str]:
     wrapper = place / "bin" / "ssh"
     wrapper.write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {place}/config "$@"\n')
     wrapper.chmod(0o755)
-    return {"PATH": f"{wrapper.parent}:/usr/bin:/bin", "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    # Not the user's alone: no connection outlives its command, so that the accounts can be removed.
+    (place / "run" / "rolloutctl").mkdir(parents=True)
+    (place / "run" / "rolloutctl").chmod(0o755)
+    return {
+        "XDG_RUNTIME_DIR": str(place / "run"),
+        "PATH": f"{wrapper.parent}:/usr/bin:/bin",
+        "PYTHONPATH": str(Path(__file__).resolve().parents[2]),
+    }
 
 
 def rolloutctl(environment: dict[str, str], host: str, *words: str) -> subprocess.CompletedProcess[str]:

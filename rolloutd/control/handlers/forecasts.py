@@ -25,7 +25,7 @@ from rolloutd.ports import KeptForecast
 routes = RouteTable()
 
 
-@routes.add("POST", "/v1/forecasts", is_heavy=True)
+@routes.add("POST", "/v1/forecasts", access=rights.ANY_TEAM_MEMBER, is_heavy=True)
 async def forecast_all(
     services: Services, request: Request[requests.ForecastOptions]
 ) -> wire_forecasts.Forecasts:
@@ -34,7 +34,7 @@ async def forecast_all(
     return {"forecasts": [cast("wire_forecasts.Forecast", each) for each in answers]}
 
 
-@routes.add("POST", "/v1/rollouts/{r}/forecast", is_heavy=True)
+@routes.add("POST", "/v1/rollouts/{r}/forecast", access=rights.ANY_TEAM_MEMBER, is_heavy=True)
 async def forecast_rollout(
     services: Services, request: Request[requests.ForecastOptions]
 ) -> wire_forecasts.Forecast:

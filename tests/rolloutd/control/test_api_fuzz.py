@@ -209,7 +209,10 @@ async def test_random_requests_change_nothing_unseen(tmp_path: Path, part: int) 
         return await open_store(tmp_path / "state", compile_plan=compiled)
 
     statuses: dict[int, int] = {}
-    async with control_environment(tmp_path, store=sqlite, service_accounts=services) as inside:
+    state_dir = str(tmp_path / "state")
+    async with control_environment(
+        tmp_path, store=sqlite, service_accounts=services, state_dir=state_dir
+    ) as inside:
         maker = RequestGenerator(random.Random(SEED + part), inside)
         connector = aiohttp.UnixConnector(path=str(tmp_path / "run" / "control.sock"))
         async with aiohttp.ClientSession(connector=connector, base_url="http://x") as session:

@@ -38,7 +38,7 @@ async def forecast_environment(tmp_path: Path, **settings: Any) -> AsyncIterator
 
 async def ask(inside: ControlEnvironment, rollout: str, **options: Any) -> dict[str, Any]:
     answer: dict[str, Any] = await inside.request(
-        "nora", "post", f"/v1/rollouts/{rollout}/forecast", {"draws": 20, **options}
+        "paul", "post", f"/v1/rollouts/{rollout}/forecast", {"draws": 20, **options}
     )
     return answer
 
@@ -67,7 +67,7 @@ async def test_forecast_walks_the_scheduler_of_the_daemon(tmp_path: Path) -> Non
         codes = {each["code"] for each in answer["assumptions"]}
         assert {"approve-after", "failure-rate"} <= codes
         assert answer == await ask(inside, rollout), "the same seed gives the same forecast"
-        every = await inside.request("nora", "post", "/v1/forecasts", {"draws": 20})
+        every = await inside.request("paul", "post", "/v1/forecasts", {"draws": 20})
         assert every["forecasts"] == [answer]
 
 

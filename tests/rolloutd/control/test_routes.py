@@ -130,9 +130,9 @@ async def prepare_fleet(
         ("POST", "/v1/plans/preview"): ("paul", "/v1/plans/preview", file),
         ("POST", "/v1/plans/forecast"): ("paul", "/v1/plans/forecast", {**file, "draws": 3}),
         ("GET", "/v1/rollouts/{r}/forecast"): ("nora", f"/v1/rollouts/{r}/forecast", None),
-        ("POST", "/v1/forecasts"): ("nora", "/v1/forecasts", {"draws": 3}),
+        ("POST", "/v1/forecasts"): ("paul", "/v1/forecasts", {"draws": 3}),
         ("POST", "/v1/rollouts/{r}/forecast"): (
-            *("nora", f"/v1/rollouts/{r}/forecast"),
+            *("paul", f"/v1/rollouts/{r}/forecast"),
             {"draws": 3, "sets": ["plan.soak=5m"], "publish": "calendar"},
         ),
         ("POST", "/v1/plans/impact"): ("olga", "/v1/plans/impact", file),
