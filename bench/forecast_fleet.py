@@ -1,8 +1,8 @@
 """How near a forecast comes: 24 real sshd nodes, three rollouts, forecast when the canaries are done.
 
 Each forecast is made at the gate after the canaries, which then gets its votes at once.  Printed are the
-distance of its p50 from the real end, as a share of the time between, and the score that the daemon gives
-itself beside the one computed here.  Prints a line for each rollout with its aim, and one of JSON.
+distance of its p50 from the real end, as a share of the time between, and the daemon's own
+score compared with the one computed here.  Prints a line for each rollout with its aim, and one of JSON.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.support.daemon_environment import CHANGE_PLAYBOOK, daemon_environment
 NODES, TEAMS, RACKS = 24, 6, 2
 ROLLOUTS = 3
 WORK_S = 8.0
-"""What a change takes beside Ansible's own second: here runs side by side share two cores."""
+"""Duration of the change without Ansible's own second; concurrent runs share two cores here."""
 
 AIM = 0.15
 

@@ -137,7 +137,7 @@ async def sign_checkpoint(state_dir: Path) -> None:
     """Sign the rows, as a daemon does once it has verified the whole audit, which takes it minutes."""
     store = await open_store(state_dir, compile_plan=TeamPlanCompiler({}))
     try:
-        await store.sign_audit_checkpoint(time.time(), anew=True)
+        await store.sign_audit_checkpoint(time.time(), all_rows=True)
     finally:
         await store.close()
 

@@ -32,9 +32,6 @@ from machines.model.reasons import ReasonCode
 from machines.model.rollout import Rollout
 from machines.states import Phase
 
-DEFAULT_DRAWS = 200
-"""Draws of a forecast: the 90th percentile of so many is off by some 2 % of the draws."""
-
 Draws = Sequence[Draw]
 
 

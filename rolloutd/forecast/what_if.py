@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, time, timedelta
+from datetime import datetime, time, timedelta
 from typing import Any
-from zoneinfo import ZoneInfo
 
 import yaml
 
@@ -168,9 +167,8 @@ def _instant(text: str) -> datetime:
     return instant if instant.tzinfo is not None else instant.astimezone()
 
 
-def _whole_day(day: datetime) -> tuple[float, float]:
-    zone = day.tzinfo or ZoneInfo("UTC")
-    begins = datetime.combine(day.date(), time(), tzinfo=None).astimezone() if day.tzinfo is None else None
-    start = begins or datetime.combine(day.date(), time(), tzinfo=zone)
-    end = datetime.combine(day.date() + timedelta(days=1), time(), tzinfo=zone)
-    return start.astimezone(UTC).timestamp(), end.astimezone(UTC).timestamp()
+def _whole_day(instant: datetime) -> tuple[float, float]:
+    """Return the local midnights around an instant; a day on which the clocks change has 23 or 25 hours."""
+    day = instant.astimezone().date()
+    begins, ends = (datetime.combine(day + timedelta(days=number), time()) for number in (0, 1))
+    return begins.astimezone().timestamp(), ends.astimezone().timestamp()

@@ -342,10 +342,12 @@ class Store(Protocol):
         Its cost does not grow with the audit.  Rows of closed rollouts are not compared.
         """
 
-    async def sign_audit_checkpoint(self, verified_at: float | None = None, *, anew: bool = False) -> None:
+    async def sign_audit_checkpoint(
+        self, verified_at: float | None = None, *, all_rows: bool = False
+    ) -> None:
         """Note in the checkpoint which rollouts are live, and when the whole audit was verified.
 
-        `anew` signs all rows as they are: only after a verification that accounts for each.
+        `all_rows` signs all rows as they are: only after a verification that accounts for each.
         """
 
     async def drop_audit_checkpoint(self) -> None:

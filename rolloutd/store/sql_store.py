@@ -117,9 +117,11 @@ class SqlStore:
     async def remove_unused_documents(self) -> None:
         await self._require_writer().write_unaudited(retention_queries.remove_unused_documents)
 
-    async def sign_audit_checkpoint(self, verified_at: float | None = None, *, anew: bool = False) -> None:
+    async def sign_audit_checkpoint(
+        self, verified_at: float | None = None, *, all_rows: bool = False
+    ) -> None:
         def sign(checkpoint: AuditCheckpoint, head: AuditEntry) -> None:
-            if anew:
+            if all_rows:
                 checkpoint.establish(head, verified_at or 0.0)
             else:
                 checkpoint.refresh(verified_at)

@@ -202,7 +202,9 @@ class FaultyStore:
             return compare_with_audit(self._inner.backend, head)
         return AuditReport(ChainVerification(True, 0, GENESIS_HASH, None, "not read"))
 
-    async def sign_audit_checkpoint(self, verified_at: float | None = None, *, anew: bool = False) -> None:
+    async def sign_audit_checkpoint(
+        self, verified_at: float | None = None, *, all_rows: bool = False
+    ) -> None:
         """Sign, and sometimes lose power right before or right after it."""
         cut = self._world.streams.checkpoints.random() if not self._world.is_finished else 1.0
         if cut < KILLED_WHILE_SIGNING:
@@ -211,7 +213,7 @@ class FaultyStore:
         batch: list[Event] = []
         self._pending_batches.append(batch)
         try:
-            await self._inner.sign_audit_checkpoint(verified_at, anew=anew)
+            await self._inner.sign_audit_checkpoint(verified_at, all_rows=all_rows)
         finally:
             self._pending_batches = deque(each for each in self._pending_batches if each is not batch)
         if KILLED_WHILE_SIGNING <= cut < 2 * KILLED_WHILE_SIGNING:

@@ -64,7 +64,7 @@ async def simulate_year(directory: Path, nodes: int, weeks: int = 52) -> list[We
         snapshot = await store.load_snapshot()
         index = Projection.build(snapshot, compile_limits(settings), plan_of)
         state = State(index, store, clock, settings, ChangeNotifier(), epoch=snapshot.epoch)
-        await store.sign_audit_checkpoint(clock.now(), anew=True)
+        await store.sign_audit_checkpoint(clock.now(), all_rows=True)
         retention = RetentionCleaner(state, FakeArtifactStore(), [])
         names = [f"n{number:06}" for number in range(nodes)]
         await _commit(state, [NodesDiscovered(tuple(map(node, names)))])

@@ -86,7 +86,7 @@ class AuditMonitor:
                 await store.sign_audit_checkpoint()
             elif report.ok:
                 self._verified_at = self._state.now()
-                await store.sign_audit_checkpoint(self._verified_at, anew=not self._is_trusted)
+                await store.sign_audit_checkpoint(self._verified_at, all_rows=not self._is_trusted)
                 self._is_trusted = True
             else:
                 self._is_trusted = False

@@ -175,7 +175,9 @@ class MemoryStore:
     async def verify_audit_checkpoint(self) -> AuditCheckpointReport:
         return AuditCheckpointReport("the database has none")
 
-    async def sign_audit_checkpoint(self, verified_at: float | None = None, *, anew: bool = False) -> None:
+    async def sign_audit_checkpoint(
+        self, verified_at: float | None = None, *, all_rows: bool = False
+    ) -> None:
         return
 
     async def drop_audit_checkpoint(self) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from machines.states import Trigger
 from rolloutd.control.client import ApiError
 from rolloutd.engine import forecasts
 from rolloutd.engine.forecasts import Forecaster
+from rolloutd.forecast import what_if
 from rolloutd.store import open_store
 from tests.rolloutd.control_environment import PLAN, ControlEnvironment, control_environment
 
@@ -257,3 +259,14 @@ async def test_calendar_has_nodes_of_a_team_and_gates(
     assert max(len(line.encode()) for line in folded.split("\r\n")) <= 75
     assert json.dumps(folded.replace("\r\n ", "")).count("SUMMARY") == 5
     assert Trigger.ADMITTED  # the phases are the core's
+
+
+def test_frozen_day_ends_at_local_midnight(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "Europe/Amsterdam")
+    time.tzset()
+    try:
+        begins, ends = what_if._span("all:2027-03-28", "2027-03-28", 0.0)  # the clocks go forward
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    assert (begins, ends - begins) == (datetime(2027, 3, 27, 23, tzinfo=UTC).timestamp(), 23 * 3600)

@@ -247,10 +247,10 @@ async def test_text_over_the_limit_is_not_cut_silently(tmp_path: Path) -> None:
 def write_tree(directory: Path, binary: bytes, link: str) -> Path:
     """Write a source whose role is a link to one of two directories, each with a binary file."""
     for version in ("v1", "v2"):
-        (directory / "shared" / version / "files").mkdir(parents=True)
-        (directory / "shared" / version / "files" / "blob").write_bytes(binary + version.encode())
+        (directory / "common" / version / "files").mkdir(parents=True)
+        (directory / "common" / version / "files" / "blob").write_bytes(binary + version.encode())
     (directory / "roles").mkdir()
-    (directory / "roles" / "base").symlink_to(f"../shared/{link}")
+    (directory / "roles" / "base").symlink_to(f"../common/{link}")
     (directory / "site.yml").write_text("- hosts: all\n  roles: [base]\n")
     return directory
 
@@ -274,7 +274,7 @@ def test_playbook_named_by_template_shows_whole_source(tmp_path: Path) -> None:
         "not shown: no such file in the source",
     ]
     shown = {each["path"] for each in review.files}
-    assert {"site.yml", "shared/v1/files/blob", "shared/v2/files/blob"} <= shown
+    assert {"site.yml", "common/v1/files/blob", "common/v2/files/blob"} <= shown
     assert review.unseen == []
 
 

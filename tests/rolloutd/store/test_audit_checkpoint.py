@@ -107,7 +107,7 @@ def test_hidden_live_rollout_noticed(forge: Callable[[str], str]) -> None:
 
 async def test_hidden_cancelled_rollout_noticed(tmp_path: Path) -> None:
     store = await opened(tmp_path)
-    await store.sign_audit_checkpoint(1.0, anew=True)
+    await store.sign_audit_checkpoint(1.0, all_rows=True)
     await write(store, rollout_opened(), *moves_to_done("n1")[:2])
     await write(store, RolloutCancelled("r1", ALICE, "no", 20.0))
     await store.close()
@@ -119,7 +119,7 @@ async def test_closed_rollout_made_live_noticed(tmp_path: Path) -> None:
     store = await opened(tmp_path)
     await write(store, rollout_opened(nodes=("n1",)), *moves_to_done("n1"))
     await write(store, RolloutCancelled("r1", ALICE, "no", 20.0))
-    await store.sign_audit_checkpoint(1.0, anew=True)
+    await store.sign_audit_checkpoint(1.0, all_rows=True)
     await write(store, NodesDiscovered((node("n1"),), {}))
     await store.close()
     assert "rows of rollout r1" in await problem_after(tmp_path, "UPDATE target SET isolated = 1")
@@ -127,7 +127,7 @@ async def test_closed_rollout_made_live_noticed(tmp_path: Path) -> None:
 
 async def test_entry_altered_at_the_end_noticed(tmp_path: Path) -> None:
     store = await opened(tmp_path)
-    await store.sign_audit_checkpoint(1.0, anew=True)
+    await store.sign_audit_checkpoint(1.0, all_rows=True)
     await write(store, FreezeStarted(Freeze("f1", "all", "sale", "alice", 8.0)))
     await store.close()
     script = "UPDATE audit SET entry = replace(entry, 'sale', 'fair')"
@@ -136,7 +136,7 @@ async def test_entry_altered_at_the_end_noticed(tmp_path: Path) -> None:
 
 async def test_audit_cut_at_the_end_noticed(tmp_path: Path) -> None:
     store = await opened(tmp_path)
-    await store.sign_audit_checkpoint(1.0, anew=True)
+    await store.sign_audit_checkpoint(1.0, all_rows=True)
     for name in ("f1", "f2"):
         await write(store, FreezeStarted(Freeze(name, "all", "sale", "alice", 8.0)))
     await store.close()
@@ -146,7 +146,7 @@ async def test_audit_cut_at_the_end_noticed(tmp_path: Path) -> None:
 
 async def test_record_of_earlier_commit_not_trusted(tmp_path: Path) -> None:
     store = await opened(tmp_path)
-    await store.sign_audit_checkpoint(1.0, anew=True)
+    await store.sign_audit_checkpoint(1.0, all_rows=True)
     await write(store, HoldTaken(Hold("n1", "person", "alice", ALICE, "disk", 7.0)))
     with closing(sqlite3.connect(tmp_path / database.FILE_NAME)) as connection:
         (old,) = connection.execute("SELECT quote(content) || ',' || quote(signature) FROM audit_checkpoint")
@@ -160,7 +160,7 @@ async def test_record_of_earlier_commit_not_trusted(tmp_path: Path) -> None:
 
 async def test_record_signed_by_another_key_refused(tmp_path: Path) -> None:
     store = await opened(tmp_path)
-    await store.sign_audit_checkpoint(1.0, anew=True)
+    await store.sign_audit_checkpoint(1.0, all_rows=True)
     await store.close()
     (tmp_path / KEY_FILE).unlink()
     assert await problem_after(tmp_path, "") == "its signature is not of this machine's key"
@@ -169,20 +169,20 @@ async def test_record_signed_by_another_key_refused(tmp_path: Path) -> None:
 
 async def test_foreign_record_not_carried_on(tmp_path: Path) -> None:
     store = await opened(tmp_path)
-    await store.sign_audit_checkpoint(1.0, anew=True)
+    await store.sign_audit_checkpoint(1.0, all_rows=True)
     await store.close()
     (tmp_path / KEY_FILE).unlink()
     store = await opened(tmp_path)
     await write(store, FreezeStarted(Freeze("f1", "all", "sale", "alice", 8.0)))
     assert (await store.verify_audit_checkpoint()).problem == "its signature is not of this machine's key"
-    await store.sign_audit_checkpoint(2.0, anew=True)
+    await store.sign_audit_checkpoint(2.0, all_rows=True)
     assert (await store.verify_audit_checkpoint()).problem == ""
     await store.close()
 
 
 async def test_refused_transaction_leaves_sums(tmp_path: Path) -> None:
     store = await opened(tmp_path)
-    await store.sign_audit_checkpoint(1.0, anew=True)
+    await store.sign_audit_checkpoint(1.0, all_rows=True)
     await write(store, rollout_opened())
     moved = phase_moved("n1", Trigger.ADMITTED, Phase.PENDING, Phase.ISOLATING)
     with pytest.raises(Conflict):
@@ -198,7 +198,7 @@ async def test_sums_of_older_rows_computed_when_needed(tmp_path: Path) -> None:
     await write(store, rollout_opened(), *moves_to_done("n1")[:1])
     await write(store, StepRecorded(step(StepState.OK, "n1")), StepRecorded(step(StepState.OK, "n2")))
     assert (await store.verify_audit_checkpoint()).problem == "the database has none"
-    await store.sign_audit_checkpoint(1.0, anew=True)
+    await store.sign_audit_checkpoint(1.0, all_rows=True)
     await write(store, StepRecorded(step(StepState.OK, "n2", number=2)), *moves_to_done("n2")[:1])
     assert (await store.verify_audit_checkpoint()).problem == ""
     await store.close()
@@ -207,7 +207,7 @@ async def test_sums_of_older_rows_computed_when_needed(tmp_path: Path) -> None:
 
 async def test_dropped_checkpoint_stays_away(tmp_path: Path) -> None:
     store = await opened(tmp_path)
-    await store.sign_audit_checkpoint(1.0, anew=True)
+    await store.sign_audit_checkpoint(1.0, all_rows=True)
     await store.drop_audit_checkpoint()
     await write(store, FreezeStarted(Freeze("f1", "all", "sale", "alice", 8.0)))
     await store.close()
@@ -216,7 +216,7 @@ async def test_dropped_checkpoint_stays_away(tmp_path: Path) -> None:
 
 async def test_removed_records_leave_sums(tmp_path: Path) -> None:
     store = await opened(tmp_path)
-    await store.sign_audit_checkpoint(1.0, anew=True)
+    await store.sign_audit_checkpoint(1.0, all_rows=True)
     await write(store, rollout_opened(nodes=("n1",)), *moves_to_done("n1"))
     await write(store, StepRecorded(step(StepState.OK, output="hello")), RolloutEnded("r1", 20.0))
     await store.remove_step_output("r1", 9)
@@ -253,7 +253,7 @@ def test_backup_has_no_key(written: Path, tmp_path: Path) -> None:
 
 async def test_doctor_says_what_is_signed(tmp_path: Path) -> None:
     store = await opened(tmp_path)
-    await store.sign_audit_checkpoint(1.0, anew=True)
+    await store.sign_audit_checkpoint(1.0, all_rows=True)
     await write(store, FreezeStarted(Freeze("f1", "all", "sale", "alice", 8.0)))
     await store.close()
     results, _ = check_database(tmp_path)

@@ -85,7 +85,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 async def write_history(state_dir: Path) -> None:
     store = await open_store(state_dir, compile_plan=plan_of, inline=True)
-    await store.sign_audit_checkpoint(1.0, anew=True)
+    await store.sign_audit_checkpoint(1.0, all_rows=True)
     nodes = [f"n{number}" for number in range(NODES_PER_ENTRY + 3)]
     joined = tuple(target(f"j{n}", 1000 + n, joined=True, since=9.0) for n in range(NODES_PER_ENTRY + 2))
     await write(
