@@ -18,6 +18,7 @@ from machines.model.node import natural_sort_key
 from machines.model.plan import PILOT_WAVE, OnFailure
 from machines.model.reasons import Params, Reason, ReasonCode, Remedy, RemedyKind
 from machines.model.rollout import UNATTENDED_RESTORE, Failure, FailureCode, Rollout, Target
+from machines.rules.node_claims import claim_blocker
 from machines.rules.waves import CANARY
 from machines.states import Outcome, Phase
 
@@ -83,10 +84,23 @@ def rollbacks_reason(index: Index, rollout: Rollout) -> Reason | None:
         return Reason(ReasonCode.ROLLING_BACK, rollout.id, {"left": left, **first}, since)
     if due.beyond_limit and cause is not None:
         limits: Params = {"at_most": rollout.plan.at_most, "left": len(due.beyond_limit), **first}
-        nodes = " ".join(each.node for each in due.beyond_limit[:3])
-        remedy = Remedy(RemedyKind.ROLL_BACK, {"rollout": rollout.id, "nodes": nodes})
+        remedy = _order_remedy(index, rollout, due.beyond_limit)
         return Reason(ReasonCode.ROLLBACK_LIMIT, rollout.id, limits, cause.at, remedy)
     return None
+
+
+def _order_remedy(index: Index, rollout: Rollout, targets: Iterable[Target]) -> Remedy | None:
+    """Return the command that rolls these nodes back; if it is refused for all, what lifts that."""
+    blockers = {each.node: order_blocker(index, each, index.now) for each in targets}
+    nodes = [node for node, blocker in blockers.items() if blocker is None]
+    if nodes:
+        return Remedy(RemedyKind.ROLL_BACK, {"rollout": rollout.id, "nodes": " ".join(nodes[:3])})
+    return next(blocker.remedy for blocker in blockers.values() if blocker is not None)
+
+
+def order_blocker(index: Index, target: Target, now: float) -> Reason | None:
+    """Return why a person may not order the node's rollback: that of a failed node starts at once."""
+    return claim_blocker(index, target, now) if target.phase is Phase.FAILED else None
 
 
 def _counts(failure: Failure) -> bool:

@@ -8,37 +8,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from typing import Final
 
-from machines.facts.availability import (
-    Unavailability,
-    failure_remedy,
-    observed_unavailability,
-    target_unavailability,
-)
+from machines.facts.availability import failure_remedy, observed_unavailability
 from machines.facts.dry_runs import RESULT_RETENTION_S
 from machines.facts.index import Index
-from machines.facts.node_work import NodeWork, WorkKind, conflicting_work
+from machines.facts.node_work import WorkKind
 from machines.model import traffic, windows
-from machines.model.node import ACCEPTED_BY_PIN, Observation
+from machines.model.node import Observation
 from machines.model.plan import GateName, WaveDef
 from machines.model.reasons import Params, Reason, ReasonCode, Remedy, RemedyKind, UnavailabilityCause
-from machines.model.rollout import FailureCode, Hold, Rollout, Target
+from machines.model.rollout import FailureCode, Rollout, Target
 from machines.model.rows import MismatchKind
 from machines.model.target_plan import lacks_check, lacks_isolator
 from machines.model.windows import Window
 from machines.rules import gates, pools, preparing
+from machines.rules.node_claims import availability_reason, quarantine_blocker, work_blocker
 from machines.rules.rollbacks import rollbacks_reason
 from machines.rules.waves import WaveProgress
 from machines.states import EXCEPTIONS, IN_FLIGHT_PHASES, Phase
-
-_WORK_CODES: Final = {
-    WorkKind.CHECKS: ReasonCode.CHECKING,
-    WorkKind.CHECK_MODE: ReasonCode.CHECK_MODE,
-    WorkKind.CLEANING: ReasonCode.CLEANING,
-    WorkKind.RELEASE: ReasonCode.RELEASING,
-}
-"""Reasons of work that no stored fact shows."""
 
 # -- the whole rollout ------------------------------------------------------------
 
@@ -219,21 +206,6 @@ def preparation_hindrance(index: Index, rollout: Rollout, target: Target, now: f
     )
 
 
-def quarantine_blocker(index: Index, target: Target) -> Reason | None:
-    """Return what the inventory sources contradict each other in about the node."""
-    if not index.is_quarantined(target.node):
-        return None
-    found = [each for each in index.nodes[target.node].conflicts if not each.is_warning]
-    conflicts: tuple[Params, ...] = tuple(
-        {"kind": each.kind.value, "about": each.about, "values": dict(each.values)} for each in found
-    )
-    remedy = Remedy(RemedyKind.CHANGE_INVENTORY)
-    if any(each.kind in ACCEPTED_BY_PIN for each in found):
-        remedy = Remedy(RemedyKind.PIN_IDENTITY, {"node": target.node})
-    since = min(each.since for each in found)
-    return Reason(ReasonCode.QUARANTINED, target.node, {"conflicts": conflicts}, since, remedy)
-
-
 def _stale_blocker(index: Index, target: Target, now: float) -> Reason | None:
     """Return which source of the node has not reported its nodes for too long."""
     for name in index.nodes[target.node].sources:
@@ -298,26 +270,6 @@ def window_blocker(index: Index, rollout: Rollout, team: str | None, now: float)
     return None
 
 
-def work_blocker(index: Index, wanted: WorkKind, node: str, now: float, rollout: str = "") -> Reason | None:
-    """Return the work on the node that the wanted work of a rollout waits for."""
-    work = conflicting_work(index, wanted, node, now, rollout)
-    return None if work is None else work_reason(index, work)
-
-
-def work_reason(index: Index, work: NodeWork) -> Reason:
-    """Return the work on a node as the reason of what waits for it."""
-    match work.cause:
-        case Hold() as hold:
-            held = Unavailability(work.node, UnavailabilityCause.HELD, hold)
-            return _availability_reason(ReasonCode.HELD, held)
-        case Target() as other:
-            return _availability_reason(ReasonCode.OTHER_ROLLOUT, target_unavailability(index, other))
-    if work.kind is WorkKind.STAGE:
-        remedy = Remedy(RemedyKind.WAIT_FOR_PREPARATION)
-        return Reason(ReasonCode.PREPARING, work.node, {"rollout": work.rollout}, remedy=remedy)
-    return Reason(_WORK_CODES[work.kind], work.node, remedy=Remedy(RemedyKind.WAIT_FOR_WORK))
-
-
 def _observation_blocker(index: Index, target: Target) -> Reason | None:
     """Return what was observed of the node that forbids its start; our own isolation does not."""
     observed = observed_unavailability(index, target.node)
@@ -329,11 +281,11 @@ def _observation_blocker(index: Index, target: Target) -> Reason | None:
         return None
     match observed.code:
         case UnavailabilityCause.DOWN:
-            return _availability_reason(ReasonCode.NODE_DOWN, observed)
+            return availability_reason(ReasonCode.NODE_DOWN, observed)
         case UnavailabilityCause.CORDONED_BY_OTHER:
-            return _availability_reason(ReasonCode.FOREIGN_CORDON, observed)
+            return availability_reason(ReasonCode.FOREIGN_CORDON, observed)
         case _:
-            return _availability_reason(ReasonCode.NODE_UNKNOWN, observed)
+            return availability_reason(ReasonCode.NODE_UNKNOWN, observed)
 
 
 def _isolation_blocker(index: Index, target: Target, now: float) -> Reason | None:
@@ -343,10 +295,6 @@ def _isolation_blocker(index: Index, target: Target, now: float) -> Reason | Non
         return None
     remedy = Remedy(RemedyKind.WAIT_FOR_BLOCKER)
     return Reason(ReasonCode.CANNOT_ISOLATE, target.node, {"detail": result.why}, result.at, remedy)
-
-
-def _availability_reason(code: ReasonCode, found: Unavailability) -> Reason:
-    return Reason(code, found.node, found.params, found.since, found.remedy)
 
 
 def traffic_blocker(index: Index, target: Target) -> Reason | None:

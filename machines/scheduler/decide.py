@@ -31,6 +31,7 @@ from machines.model.reasons import Reason, ReasonCode, Remedy, RemedyKind
 from machines.model.rollout import Rollout, Target
 from machines.rules import gates, pools, start_blockers, waves
 from machines.rules import preparing as preparing_rules
+from machines.rules.node_claims import quarantine_blocker
 from machines.rules.rollbacks import due_rollbacks, rollbacks_reason
 from machines.rules.waves import WaveProgress
 from machines.scheduler import admission, expiry, isolation_aborts, preparing, rollbacks
@@ -128,11 +129,7 @@ def _pending_reason(
     index: Index, rollout: Rollout, target: Target, shared: Reason | None, progress: WaveProgress, now: float
 ) -> Reason | None:
     """Return why a pending node may not start, None when it is queued at most."""
-    reason = (
-        shared
-        or start_blockers.quarantine_blocker(index, target)
-        or start_blockers.wave_blocker(progress, target)
-    )
+    reason = shared or quarantine_blocker(index, target) or start_blockers.wave_blocker(progress, target)
     if reason is not None:
         return reason
     wave = next(spec for spec in rollout.plan.waves if spec.name == target.wave)
@@ -188,7 +185,7 @@ def _failed_node_reason(index: Index, rollout: Rollout) -> Reason | None:
 def _quarantined_reason(index: Index, rollout: Rollout) -> Reason | None:
     """Return why a rollout whose waves are over does not end: it waits for its quarantined nodes."""
     pending = _pending_targets(index, rollout, rollout.plan.waves)
-    return next((start_blockers.quarantine_blocker(index, target) for target in pending), None)
+    return next((quarantine_blocker(index, target) for target in pending), None)
 
 
 def _pending_targets(index: Index, rollout: Rollout, specs: Iterable[WaveDef]) -> list[Target]:
@@ -273,7 +270,7 @@ def _skip_quarantined(
         return
     waves_left = rollout.plan.waves if progress.wave is None else (progress.wave,)
     for target in _pending_targets(index, rollout, waves_left):
-        reason = start_blockers.quarantine_blocker(index, target)
+        reason = quarantine_blocker(index, target)
         if reason is None or reason.since is None:
             continue
         builder.reasons.setdefault(rollout.id, reason)

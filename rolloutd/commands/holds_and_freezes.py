@@ -14,7 +14,7 @@ from machines.model.reasons import Reason, ReasonCode
 from machines.model.rollout import Hold, Target
 from machines.model.windows import Freeze
 from machines.rules import pools
-from machines.rules.start_blockers import work_reason
+from machines.rules.node_claims import work_reason
 from machines.scheduler.expiry import end_hold
 from rolloutd.commands.rollout_commands import (
     LEFT_ISOLATED_SOURCE,

@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import Protocol
 
 from machines.facts.availability import failure_remedy
-from machines.facts.node_work import WorkKind
 from machines.model.events import (
     Event,
     HoldReleased,
@@ -28,8 +27,7 @@ from machines.model.events import (
 from machines.model.preparation import Preparation, PreparationState
 from machines.model.reasons import Reason
 from machines.model.rollout import Actor, Hold, NodeOrder, Rollout, Target
-from machines.rules.rollbacks import due_rollbacks
-from machines.rules.start_blockers import quarantine_blocker, work_blocker
+from machines.rules.rollbacks import due_rollbacks, order_blocker
 from machines.states import IN_FLIGHT_PHASES, Outcome, Phase, Trigger
 from machines.workflow.phase_transitions import transition
 from rolloutd.engine.state import State
@@ -222,8 +220,9 @@ def rollback(state: State, who: Principal, rollout: Rollout, target: Target, rea
             "only failed and changed nodes can be rolled back",
         )
     _require_no_order(target)
+    if (blocker := order_blocker(state.index, target, state.now())) is not None:
+        raise occupied(blocker, str(blocker.params.get("cause", blocker.code)))
     if target.phase is Phase.FAILED:
-        _require_unclaimed(state, target)
         return (transition(target, Trigger.ROLLBACK_ORDERED, state.now(), text=reason),)
     return (rollback_order(state, who, target, reason),)
 
@@ -394,15 +393,6 @@ def _require_no_order(target: Target) -> None:
     if target.order is not None:
         by = "a person" if target.order_by is None else target.order_by.name
         raise Refused("ordered", f"{target.node}: {by} ordered its {target.order}; wait for that")
-
-
-def _require_unclaimed(state: State, target: Target) -> None:
-    """Raise Refused for a quarantined node and for one with other work: a playbook would start at once."""
-    if (quarantined := quarantine_blocker(state.index, target)) is not None:
-        raise occupied(quarantined, quarantined.code)
-    reason = work_blocker(state.index, WorkKind.ATTEMPT, target.node, state.now(), target.rollout)
-    if reason is not None:
-        raise occupied(reason, str(reason.params.get("cause", reason.code)))
 
 
 def occupied(reason: Reason, code: str) -> Refused:

@@ -28,7 +28,7 @@ from machines.model.node import SourceFreshness
 from machines.model.preparation import PreparationState
 from machines.model.reasons import Reason
 from machines.model.rollout import DAEMON
-from machines.rules.start_blockers import work_blocker
+from machines.rules.node_claims import work_blocker
 from machines.scheduler.expiry import extend_deadlines
 from machines.workflow.records import RepeatedTry
 from rolloutd.engine.adapter_failures import AdapterFailures

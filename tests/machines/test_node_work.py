@@ -15,7 +15,7 @@ from machines.model.events import HoldTaken, PreparationRecorded
 from machines.model.limits import Limits
 from machines.model.preparation import Preparation, PreparationState
 from machines.model.rollout import Hold
-from machines.rules.start_blockers import work_blocker
+from machines.rules.node_claims import work_blocker
 from machines.scheduler.decide import decide, explain_node
 from machines.scheduler.progress import is_at_work
 from machines.states import Trigger

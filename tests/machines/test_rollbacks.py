@@ -14,12 +14,14 @@ from machines.model.decision import Admit, EndRollout, Observe, Requeue, RollBac
 from machines.model.events import (
     DriftRecorded,
     NodeOrdered,
+    NodesDiscovered,
     NodesRemoved,
     RolloutCancelled,
     RolloutEnded,
     RolloutPaused,
 )
 from machines.model.limits import DiskShortage, Limits, PoolRule
+from machines.model.node import Conflict, ConflictKind
 from machines.model.plan import GateName, OnFailure, Stage, WaveDef
 from machines.model.reasons import ReasonCode, RemedyKind
 from machines.model.rollout import FailureCode, NodeOrder
@@ -206,6 +208,29 @@ def test_at_most_leaves_rest_to_people() -> None:
     )
     order(index, "n3")
     assert begun(index, T0 + 80.0) == ["n3"]
+
+
+@pytest.mark.parametrize(
+    ("on_failure", "suggested"),
+    [
+        (OnFailure.ROLLBACK_WAVE, (RemedyKind.ROLL_BACK, "n4 n3 n2")),
+        (OnFailure.ROLLBACK_NODE, (RemedyKind.PIN_IDENTITY, None)),
+    ],
+)
+def test_refused_rollback_of_quarantined_node_is_not_suggested(
+    on_failure: OnFailure, suggested: tuple[RemedyKind, str | None]
+) -> None:
+    index = fleet(on_failure, at_most=1)
+    for node in ("n5", "n6"):
+        fail(index, node, at=T0 + 5)
+    roll_back(index, "n6")
+    conflict = Conflict(ConflictKind.REMOVED_IN_FLIGHT, "hosts", {"hosts": "n5"}, T0)
+    index.apply(NodesDiscovered((replace(index.nodes["n5"], conflicts=(conflict,)),)))
+    assert "n5" in [each.node for each in due_rollbacks(index, index.rollout("R")).beyond_limit]
+    reason = rollout_reason(index, "R", T0 + 80.0)
+    assert reason is not None
+    assert reason.remedy is not None
+    assert (reason.remedy.kind, reason.remedy.args.get("nodes")) == suggested
 
 
 def test_drifted_node_beyond_at_most_is_left_to_people() -> None:

@@ -18,7 +18,7 @@ from machines.model.events import Actor, NodeCleaned
 from machines.model.reasons import Reason
 from machines.model.rollout import DAEMON
 from machines.model.timefmt import format_duration
-from machines.rules.start_blockers import work_blocker
+from machines.rules.node_claims import work_blocker
 from machines.states import Phase
 from rolloutd.engine.preparation.kept_artifacts import remembered_digests, wanted_digests
 from rolloutd.engine.state import State

@@ -23,14 +23,17 @@ def remembered_digests(checkpoints: Iterable[Checkpoint]) -> set[str]:
 
 
 async def previous_generation(
-    state: State, node: Node, stage: PrepareStage, replaced: Checkpoint | None
+    state: State, node: Node, stage: PrepareStage, rollout: str, replaced: Checkpoint | None
 ) -> tuple[str, ...]:
-    """Return the digests to keep for a rollback, once a stage replaces what a checkpoint names."""
+    """Return the digests to keep for a rollback, once a rollout's stage replaces what a checkpoint names."""
     if replaced is None:
         return ()
-    is_same = replaced.digests == {each.sha256 for each in stage.artifacts_for(node)}
-    if is_same or not replaced.content:
+    if not replaced.content:
         return replaced.previous
+    if replaced.digests == {each.sha256 for each in stage.artifacts_for(node)}:
+        # Staged again, because a file was damaged: what an earlier rollout brought stays without this one.
+        own = () if replaced.rollout == rollout else replaced.digests
+        return tuple(sorted({*own, *replaced.previous}))
     # What was only staged is no generation: what was before it stays too.
     if replaced.rollout in state.index.rollouts:
         on_node = (each for each in state.index.targets_on(node.name) if each.rollout == replaced.rollout)

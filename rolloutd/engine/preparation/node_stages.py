@@ -113,7 +113,7 @@ class NodeStages:
         # Also a row that has not changed: if another daemon has taken over, the write fails.
         if not await self._journal.begin(row):
             return
-        previous = await previous_generation(self._state, node, stage, checkpoint)
+        previous = await previous_generation(self._state, node, stage, row.rollout, checkpoint)
         artifacts = stage.artifacts_for(node)
         job = replace(job, row=row, artifacts=artifacts, replaced=checkpoint, previous=previous)
         acted = await capture_errors(row.rollout, self._act(job, tuple(found.values())))

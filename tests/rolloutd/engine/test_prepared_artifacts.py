@@ -267,6 +267,24 @@ async def test_cancelled_rollout_leaves_artifacts_that_nodes_run(tmp_path: Path)
             assert staged(fleet) == first
 
 
+async def test_restaged_artifacts_outlive_cancelled_rollout(tmp_path: Path) -> None:
+    async with control_environment(tmp_path, nodes=NODES[:1]) as inside:
+        fleet = Fleet(tree=tmp_path)
+        first = write_artifacts(inside, fleet, "1")
+        await roll_out(inside, fleet)
+        second = write_artifacts(inside, fleet, "2")
+        await roll_out(inside, fleet)
+        lost = next(key for key in fleet.stager.files if key[1].split("/")[-2] in second)
+        fleet.stager.files.pop(lost)
+        await inside.restart()  # the daemon does not load rollouts that have ended
+        inside.observe_all_up()
+        rollout = await inside.start(text=TWO_STAGES, again=True)
+        await prepare_all(inside, fleet)
+        assert lost in fleet.stager.files
+        await cancel(inside, fleet, rollout)
+        assert staged(fleet) == first | second
+
+
 async def test_cleanup_playbook_runs_on_nodes_without_the_change(tmp_path: Path) -> None:
     async with control_environment(tmp_path) as inside:
         stages = "[{install: {name: one, playbook: site.yml}}]"

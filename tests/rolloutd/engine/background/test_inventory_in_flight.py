@@ -10,7 +10,7 @@ import pytest
 
 from machines.model.events import NodesRemoved, StepAction, StepRecorded
 from machines.model.node import ConflictKind
-from machines.rules.start_blockers import quarantine_blocker
+from machines.rules.node_claims import quarantine_blocker
 from machines.states import Outcome, Phase, Trigger
 from rolloutd.engine.background.inventory_refresh import REMOVED_KEPT_S, InventoryRefresher
 from rolloutd.engine.state import InvariantViolation
