@@ -24,6 +24,7 @@ from rolloutd.adapters.sources.git import TrustedKeys
 from rolloutd.adapters.sources.tree_store import TreeStore
 from rolloutd.adapters.ssh.checkpoints import SshCheckpoints
 from rolloutd.adapters.ssh.node_files import SshNodeFiles
+from rolloutd.adapters.ssh.person_shell import shell_command
 from rolloutd.adapters.ssh.shell import SshShell
 from rolloutd.adapters.ssh.snapshot import SshSnapshots
 from rolloutd.adapters.ssh.staged_files import SshStagedFiles
@@ -222,6 +223,7 @@ async def _run_services(
         checkpoints,
         cleaner,
         forecaster,
+        partial(shell_command, on_host=settings.shell.host, on_kubernetes=settings.shell.kubernetes),
     )
     server = ControlServer(
         services, path=settings.socket, group=settings.socket_group, inherited_socket=inherited

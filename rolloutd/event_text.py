@@ -6,6 +6,7 @@ An event that this version does not know is shown by its name, because the daemo
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -165,6 +166,7 @@ _FORMATTERS: dict[str, Callable[[Fields], str]] = {
         + (f", in place of {', '.join(f['replaced'])}" if f["replaced"] else "")
         + f" (confirmed by {', '.join(f['confirmed_by']) or 'no second source'})"
     )(f),
+    "ShellOpened": lambda f: _with_reason(f"opened a shell: {shlex.join(f['command'])}")(f),
     "RequestDenied": lambda f: f"was refused {f['call']}: {f['why']}",
     "DaemonStarted": lambda f: f"rolloutd {f['version']} started (epoch {f['epoch']})",
     "RunOutputPruned": lambda f: (

@@ -17,7 +17,7 @@ from machines.model.plan import Digest, GateName
 from machines.model.preparation import ManifestEntry, Preparation
 from machines.model.rollout import Actor, Failure, Hold, NodeOrder, PilotEvidence, Target, Verdict, Vote
 from machines.model.step_record import StepAction, StepRecord, StepState
-from machines.model.trust_events import HostKeysStored, IdentityPinned, InventoryAccepted
+from machines.model.trust_events import HostKeysStored, IdentityPinned, InventoryAccepted, ShellOpened
 from machines.model.windows import Freeze
 from machines.states import Outcome, Phase, Trigger
 
@@ -457,6 +457,7 @@ RecordOnlyEvent = (
     | InventoryAccepted
     | IdentityPinned
     | HostKeysStored
+    | ShellOpened
 )
 """Events that change no fact: only the audit has them."""
 

@@ -1,4 +1,4 @@
-"""Events of what admins believe of the inventory and its nodes: only the audit has them."""
+"""Events of trust in the inventory and its nodes, and of shells there: only the audit has them."""
 
 from __future__ import annotations
 
@@ -39,6 +39,17 @@ class HostKeysStored:
     stored: tuple[str, ...]
     replaced: tuple[str, ...]
     confirmed_by: tuple[str, ...]
+    actor: Actor
+    reason: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class ShellOpened:
+    """A person was given the command that opens a shell on a node, and runs it as themselves."""
+
+    node: str
+    command: tuple[str, ...]
     actor: Actor
     reason: str
     at: float

@@ -1,8 +1,10 @@
-"""Commands for the fleet's nodes: inventory, contradictions, what an admin accepts, and cleaning."""
+"""Commands for the fleet's nodes: inventory, conflicts, what an admin accepts, cleaning, and shells."""
 
 from __future__ import annotations
 
 import contextlib
+import shlex
+import subprocess
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
         InventorySourceStatus,
         LeftFile,
         NodeReport,
+        ShellCommand,
     )
 
 
@@ -69,6 +72,11 @@ def register(commands: CommandGroup) -> None:
     parser.argument("subject", metavar="NODE | ROLLOUT", text="a node, or a rollout for all its nodes")
     parser.flag("--dry-run", text="only print what would be removed")
     parser.reason(required=False, when="without --dry-run").yes()
+    parser = commands.add_command(
+        "shell", shell, "open a shell on a node, as yourself; the audit has it"
+    ).node()
+    parser.flag("--show", text="only print the command that it runs")
+    parser.reason(required=False, when="without --show").yes()
 
 
 def inventory(call: Invocation) -> int:
@@ -278,3 +286,31 @@ def _summarize_left_files(files: Sequence[LeftFile]) -> str:
         f"{pluralize(len(removable), 'thing')} on {pluralize(len(nodes), 'node')} would be removed;"
         " --dry-run lists them"
     )
+
+
+def shell(call: Invocation) -> int:
+    """Show the command, record it in the audit, and run it as the caller; return its exit code."""
+    args, path = call.args, api_path("nodes", call.args.node, "shell")
+    if args.show:
+        answer: ShellCommand = call.get(path)
+        if not call.print_data(answer, [answer["node"]]):
+            print_line(sanitize(shlex.join(answer["command"])))
+        return exits.OK
+    if args.reason is None:
+        raise exits.Exit(exits.USAGE, "rolloutctl shell: no --reason; give one, or --show")
+    confirmed: list[ShellCommand] = []
+
+    def read_command() -> str:
+        confirmed.append(call.get(path))
+        return sanitize(shlex.join(confirmed[0]["command"]))
+
+    confirm(call, read_command, "Run it?", must_ask=True)
+    answer = call.client.post(path, {"reason": args.reason})
+    if confirmed and answer != confirmed[0]:
+        raise exits.Exit(exits.REFUSED, f"{args.node}: its command has changed; run this again")
+    print_message(sanitize(shlex.join(answer["command"])))
+    try:
+        return subprocess.run(answer["command"], check=False).returncode
+    except OSError as error:
+        problem = f"{answer['command'][0]}: {error.strerror}; install it, or set shell in the settings"
+        raise exits.Exit(exits.REFUSED, problem) from error

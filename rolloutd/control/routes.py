@@ -21,7 +21,7 @@ from rolloutd.engine.background.node_cleaning import NodeCleaner
 from rolloutd.engine.check_mode import CheckMode
 from rolloutd.engine.forecasts import Forecaster
 from rolloutd.engine.state import State
-from rolloutd.ports import AuditReport, Checkpoints, Runner, SourceStore
+from rolloutd.ports import AuditReport, Checkpoints, Host, Runner, SourceStore
 
 Input = TypeVar("Input", covariant=True, default=NoParams)
 Body = TypeVar("Body", covariant=True)
@@ -36,7 +36,8 @@ class Services:
 
     `refresh_inventory` and `prune_runs` start background work and return at once;
     `observe_nodes` returns once the nodes were observed; `verify_audit` makes the loop obey its report;
-    `compare_anchors` returns how the audit differs from what is kept outside.
+    `compare_anchors` returns how the audit differs from what is kept outside; `shell_command` returns how a
+    person gets a shell on a node, or raises NodeUnreachable.
     """
 
     state: State
@@ -56,6 +57,7 @@ class Services:
     checkpoints: Checkpoints
     cleaner: NodeCleaner
     forecaster: Forecaster
+    shell_command: Callable[[Host], Sequence[str]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -131,6 +131,13 @@ class InventoryNodeDetail(TypedDict):
     reports: list[NodeReport]
 
 
+class ShellCommand(TypedDict):
+    """The command that opens a shell on a node, word by word; the caller runs it as themselves."""
+
+    node: str
+    command: list[str]
+
+
 class HeldAnswer(TypedDict):
     """An answer of a source that waits for an admin: what it would remove, of `known` nodes."""
 

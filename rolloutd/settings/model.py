@@ -22,7 +22,6 @@ from pydantic import (
     model_validator,
 )
 
-from machines.model.timefmt import format_duration
 from rolloutd.planfile.model import MAX_PARALLEL, WindowSpec
 from rolloutd.planfile.steps import MAX_STEPS, Step, VerifyStep, step_model
 from rolloutd.plugin import (
@@ -52,6 +51,7 @@ from rolloutd.plugin.field_types import (
     raise_invalid,
     with_json_schema,
 )
+from rolloutd.settings.retention import Keep
 
 JSON = Any
 
@@ -236,45 +236,23 @@ class Git(Params):
         return self
 
 
-CLEANING_GIVEN_UP_AFTER_S = 30 * 86_400.0  # then only a person can have a node cleaned
+Command = Annotated[
+    list[Annotated[str, Field(min_length=1, max_length=1000)]], Field(min_length=1, max_length=MAX_ITEMS)
+]
 
 
-class Keep(Params):
-    """How long what ended rollouts leave is kept on the daemon's disk and on nodes."""
+class ShellCommands(Params):
+    """Commands that open a person's shell on a node; `{node}`, `{address}` and `{port}` stand for its own."""
 
-    records_s: PositiveDuration | None = duration_field(
-        "365d",
-        "Records of a closed rollout (targets, steps, votes), after its end, unless some node has its latest"
-        " change from it; `null` keeps them for ever. The audit stays in any case.",
-        alias="records",
+    host: Command | None = Field(
+        default=None,
+        description="For a plain host, word by word; `ssh` by the inventory's address, port, jump hosts and"
+        " host key alias if not given. It runs as the person, so it names no user and no key.",
     )
-
-    runs_s: PositiveDuration | None = duration_field(
-        "90d",
-        "Output of runs (`logs`), after their rollout has ended, and the configuration records of a node,"
-        " after it left the inventory; `null` keeps them for ever.",
-        alias="runs",
+    kubernetes: Command = Field(
+        default=["kubectl", "debug", "node/{node}", "-it", "--image=busybox:stable"],
+        description="For a node of a Kubernetes cluster, with the person's own kubeconfig.",
     )
-    trees_s: PositiveDuration | None = duration_field(
-        "30d",
-        "Playbook trees, after the last rollout that used them has ended, or since they were uploaded;"
-        " `null` keeps them for ever.",
-        alias="trees",
-    )
-    on_nodes_s: PositiveDuration | None = duration_field(
-        "30d",
-        "Fences, guards, checkpoints and artifacts on a node, after its last rollout has ended; `null`: until"
-        " `rolloutctl clean`.",
-        alias="on_nodes",
-    )
-
-    @model_validator(mode="after")
-    def _require_records(self) -> Keep:
-        if self.records_s and self.records_s < (
-            needed_s := (self.on_nodes_s or 0) + CLEANING_GIVEN_UP_AFTER_S
-        ):
-            raise InvalidValue("cleaning needs them", f"{format_duration(needed_s)} or more", at=("records",))
-        return self
 
 
 class ServiceAccount(Params):
@@ -428,6 +406,7 @@ class CoreSettings(Params):
         " are shown as keyed digests. A plan can show its own (`spec.show_vars`).",
     )
     ssh: Ssh = Field(default=Ssh(), description="How nodes are reached unless the inventory says otherwise.")
+    shell: ShellCommands = Field(default=ShellCommands(), description="How people get a shell on a node.")
     ansible: Ansible = Field(default=Ansible(), description="How playbooks are run.")
     git: Git = Field(default=Git(), description="Which git sources are accepted.")
     keep: Keep = Field(

@@ -230,6 +230,16 @@ async def holding(scene: RoleScenario, role: str, own: bool) -> ApiCall:
     return ApiCall("/v1/holds", {"node": node if own else "s2", "id": "maint-1", **REASON})
 
 
+def shelling(method: str) -> Arrange:
+    """Ask for a shell on a node."""
+
+    async def arrange(scene: RoleScenario, role: str, own: bool) -> ApiCall:
+        ask = await holding(scene, role, own)
+        return ApiCall(f"/v1/nodes/{ask.body['node']}/shell", REASON if method == "POST" else None)
+
+    return arrange
+
+
 async def cleaning(scene: RoleScenario, role: str, own: bool) -> ApiCall:
     ask = await holding(scene, role, own)
     return ApiCall(f"/v1/clean/{ask.body['node']}", REASON)
@@ -311,6 +321,8 @@ ASKS: dict[Key, Arrange] = {
     ("POST", f"{_R}/pause"): plain(f"{_R}/pause", REASON),
     ("POST", f"{_R}/resume"): after(paused, f"{_R}/resume", REASON),
     ("POST", f"{_R}/drift"): plain(f"{_R}/drift", {}),
+    ("GET", "/v1/nodes/{n}/shell"): shelling("GET"),
+    ("POST", "/v1/nodes/{n}/shell"): shelling("POST"),
     ("POST", "/v1/clean/{s}"): cleaning,
     ("POST", f"{_R}/retry"): retrying_build,
     ("POST", f"{_R}/cancel"): plain(f"{_R}/cancel", REASON),

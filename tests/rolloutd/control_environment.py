@@ -10,6 +10,7 @@ import pickle
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from machines.model.node import Node, NodeHealth, NodeKind, Observation
 from machines.model.plan import GateName
 from machines.model.rollout import Failure
 from machines.states import Outcome, Phase, Trigger, next_phase
+from rolloutd.adapters.ssh.person_shell import shell_command
 from rolloutd.compile import compile_limits, compile_plan
 from rolloutd.configuration import configuration_hash, intended_configuration
 from rolloutd.control.client import Client
@@ -348,6 +350,9 @@ async def control_environment(
         checkpoints=checkpoints or FakeCheckpoints(),
         cleaner=cleaner(state),
         forecaster=Forecaster(state, run=run_in_memory if store is None else None),
+        shell_command=partial(
+            shell_command, on_host=settings.shell.host, on_kubernetes=settings.shell.kubernetes
+        ),
     )
     path = tmp_path / "run" / "control.sock"
     server = ControlServer(services, path=path, group=group, accounts=names or people)

@@ -10,11 +10,12 @@ import secrets
 from collections.abc import Callable
 from datetime import datetime
 from functools import partial
+from typing import Any
 
 from machines.model.events import NodeOrdered, PhaseMoved
 from machines.model.plan import GateName
 from machines.model.rollout import Rollout
-from machines.model.trust_events import HostKeysStored
+from machines.model.trust_events import HostKeysStored, ShellOpened
 from rolloutd.commands import holds_and_freezes, rollbacks, rollout_commands, voting
 from rolloutd.commands.rollout_commands import Events
 from rolloutd.control import (
@@ -31,7 +32,7 @@ from rolloutd.control.resolve import ResolvedRollout, ensure_loaded, resolve_for
 from rolloutd.control.review import unseen_by_voters
 from rolloutd.control.routes import Request, RouteTable, Services
 from rolloutd.engine.state import State
-from rolloutd.errors import Refused
+from rolloutd.errors import NodeUnreachable, Refused
 
 NO_REASON = "no reason given"
 
@@ -309,6 +310,34 @@ async def record_host_keys(
     )
     await state.commit([event], actor=request.identity.actor, cause=f"hosts scan: {body.reason}")
     return fleet_serializers.inventory_node(state, name)
+
+
+@routes.add("GET", "/v1/nodes/{n}/shell", access=rights.NODE_TEAM)
+async def shell_command(services: Services, request: Request) -> wire_fleet.ShellCommand:
+    """Show the command that opens a shell on a node."""
+    return _shell_command(services, request)
+
+
+@routes.add("POST", "/v1/nodes/{n}/shell", access=rights.NODE_TEAM)
+async def open_shell(services: Services, request: Request[requests.ReasonBody]) -> wire_fleet.ShellCommand:
+    """Record in the audit that the caller opens a shell on a node, and return its command."""
+    state, actor, reason = services.state, request.identity.actor, request.input.reason
+    shell = _shell_command(services, request)
+    event = ShellOpened(shell["node"], tuple(shell["command"]), actor, reason, state.now())
+    await state.commit([event], actor=actor, cause=f"shell: {reason}")
+    return shell
+
+
+def _shell_command(services: Services, request: Request[Any]) -> wire_fleet.ShellCommand:
+    state, name = services.state, request.path_params["n"]
+    node = state.index.nodes.get(name)
+    if node is None:
+        raise rollout_commands.unknown_node(state, name)
+    rollout_commands.require_member(request.identity, node.team, f"open a shell on {name}")
+    try:
+        return {"node": name, "command": list(services.shell_command(state.host(name)))}
+    except NodeUnreachable as error:
+        raise Refused("no-route", str(error)) from error
 
 
 # -- what handlers share ------------------------------------------------------

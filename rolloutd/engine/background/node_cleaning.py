@@ -27,7 +27,7 @@ from rolloutd.errors import RolloutdError, StoreFailed
 from rolloutd.ports import Checkpoint, Checkpoints, Host, NodeFile, NodeFiles, Stager, without_rollout
 from rolloutd.ports.guards import adapter_errors
 from rolloutd.reason_text import describe
-from rolloutd.settings.model import CLEANING_GIVEN_UP_AFTER_S
+from rolloutd.settings.retention import CLEANING_GIVEN_UP_AFTER_S
 
 log = logging.getLogger("rolloutd.engine.background.node_cleaning")
 

@@ -158,6 +158,7 @@ READING = {
     "inventory --refresh": NODES,
     "inventory conflicts": "",
     "inventory p1": "p1",
+    "shell p1 --show": "p1",
     "team show payments": "payments",
     "prepare {prepared}": f"localhost {NODES}",
     "prepare {prepared} --node p1": "p1",

@@ -221,6 +221,9 @@ inventory conflicts extra
 inventory accept
 inventory pin
 inventory pin nosuch {REASON}
+shell nosuch --show
+shell nosuch {REASON} --yes
+shell p1
 rollouts delete nosuch --yes
 rollouts delete {{live}} --yes
 rollouts nosuch

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+
 import pytest
 
 from tests.rolloutd.canned_daemon import CannedDaemon
@@ -16,6 +18,9 @@ IRREVERSIBLE = {
     "audit": ["audit settle all --keep database --reason x"],
 }
 """Commands that lose something for ever or act on many nodes, in each form that does."""
+
+ACTS_AS_THE_USER = {"shell": ["shell n1 --reason x"]}
+"""Commands that run a program as the user, which must be seen before."""
 
 ASKS_AT_TERMINALS = {"approve"}
 """Commands that show at a terminal what they start; a script has read it before."""
@@ -47,13 +52,15 @@ NEVER_ASKS = {
 
 
 def test_each_command_is_known_to_ask_or_not() -> None:
-    known = {*IRREVERSIBLE, *ASKS_AT_TERMINALS, *ASKS_ITSELF, *NEVER_ASKS}
+    known = {*IRREVERSIBLE, *ACTS_AS_THE_USER, *ASKS_AT_TERMINALS, *ASKS_ITSELF, *NEVER_ASKS}
     assert set(leaf_parsers()) == known
     asking = {words for words, parser in leaf_parsers().items() if "--yes" in parser._option_string_actions}
-    assert asking == {*IRREVERSIBLE, *ASKS_AT_TERMINALS, *ASKS_ITSELF}
+    assert asking == {*IRREVERSIBLE, *ACTS_AS_THE_USER, *ASKS_AT_TERMINALS, *ASKS_ITSELF}
 
 
-@pytest.mark.parametrize("line", [line for lines in IRREVERSIBLE.values() for line in lines])
+@pytest.mark.parametrize(
+    "line", [line for lines in (IRREVERSIBLE | ACTS_AS_THE_USER).values() for line in lines]
+)
 def test_without_terminal_nothing_irreversible_is_sent(
     daemon: CannedDaemon, capsys: pytest.CaptureFixture[str], line: str
 ) -> None:
@@ -90,3 +97,40 @@ def test_withdrawal_of_no_rollback_exits_1(daemon: CannedDaemon, capsys: pytest.
     daemon.answer("POST", "rollouts/r/rollback", {"rollout": "r", "nodes": []})
     code, _, err = run(capsys, "rollback", "r", "--withdraw", "--reason", "x")
     assert (code, err) == (1, "r: no rollback waits here; list the nodes with rolloutctl nodes r\n")
+
+
+SHELL = {"node": "n1", "command": ["sh", "-c", "exit 7", "n1 host"]}
+
+
+def test_shell_runs_the_recorded_command_with_its_exit_code(
+    daemon: CannedDaemon, capsys: pytest.CaptureFixture[str]
+) -> None:
+    daemon.answer("POST", "nodes/n1/shell", SHELL)
+    code, _, err = run(capsys, "shell", "n1", "--reason", "disk", "--yes")
+    assert (code, err) == (7, "sh -c 'exit 7' 'n1 host'\n")
+    assert [each[-1] for each in daemon.requests] == [{"reason": "disk"}]
+
+
+def test_shell_show_records_nothing(daemon: CannedDaemon, capsys: pytest.CaptureFixture[str]) -> None:
+    daemon.answer("GET", "nodes/n1/shell", SHELL)
+    assert run(capsys, "shell", "n1", "--show") == (0, "sh -c 'exit 7' 'n1 host'\n", "")
+    code, _, err = run(capsys, "shell", "n1")
+    assert (code, err) == (2, "rolloutctl shell: no --reason; give one, or --show\n")
+
+
+def test_shell_whose_command_changed_is_not_run(
+    daemon: CannedDaemon, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon.answer("GET", "nodes/n1/shell", SHELL)
+    daemon.answer("POST", "nodes/n1/shell", {**SHELL, "command": ["sh", "-c", "exit 8"]})
+    monkeypatch.setattr("rolloutd.cli.command_group.is_terminal", lambda: True)
+    monkeypatch.setattr("sys.stdin", Answering("y\n"))
+    code, _, err = run(capsys, "shell", "n1", "--reason", "disk")
+    assert (code, err.splitlines()[-1]) == (1, "n1: its command has changed; run this again")
+
+
+class Answering(io.StringIO):
+    """A terminal at which a user has typed."""
+
+    def isatty(self) -> bool:
+        return True

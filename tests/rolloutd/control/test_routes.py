@@ -66,7 +66,9 @@ READING = {
         /v1/audit/verify /v1/events /v1/rollouts/{r}/nodes/{n}/log /v1/rollouts/{r}/review
         /v1/audit /v1/rollouts/{r}/prepare /v1/rollouts/{r}/failures /v1/rollouts/{r}/comparison
     """,
-    "paul": "/v1/nodes/{n}/checkpoints /v1/rollouts/{r}/checkpoints /v1/rollouts/{r}/artifacts",
+    "paul": """
+        /v1/nodes/{n}/shell /v1/nodes/{n}/checkpoints /v1/rollouts/{r}/checkpoints /v1/rollouts/{r}/artifacts
+    """,
 }
 """Who reads which route without a query."""
 
@@ -157,6 +159,7 @@ async def prepare_fleet(
         ("DELETE", "/v1/holds"): ("adam", "/v1/holds", {"node": "p1"}),
         ("POST", "/v1/rollouts/{r}/nodes/{n}/retry"): ("olga", f"{n}/retry", REASON),
         ("POST", "/v1/rollouts/{r}/nodes/{n}/skip"): ("olga", f"{n}/skip", {**REASON, "put_back": "leave"}),
+        ("POST", "/v1/nodes/{n}/shell"): ("paul", "/v1/nodes/p1/shell", REASON),
         ("POST", "/v1/nodes/{n}/return"): ("olga", "/v1/nodes/p1/return", {}),
         ("POST", "/v1/freezes"): ("sara", "/v1/freezes", freeze),
         ("POST", "/v1/audit/settle"): (

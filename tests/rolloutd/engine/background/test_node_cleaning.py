@@ -21,7 +21,7 @@ from rolloutd.control.client import ApiError
 from rolloutd.engine.background.node_cleaning import INTERVAL_S, NodeCleaner
 from rolloutd.engine.state import State
 from rolloutd.ports import Checkpoint, NodeFile, StagedArtifact
-from rolloutd.settings.model import CLEANING_GIVEN_UP_AFTER_S
+from rolloutd.settings.retention import CLEANING_GIVEN_UP_AFTER_S
 from tests.contracts.fakes.checkpoints import FakeCheckpoints
 from tests.contracts.fakes.node_files import FakeNodeFiles
 from tests.contracts.fakes.stager import FakeStager
