@@ -262,6 +262,9 @@ async def _run_services(
                 tasks.create_task(_run_later(daemon, retention.run), name="prune"),
                 tasks.create_task(_run_later(daemon, cleaner.run), name="clean"),
                 tasks.create_task(_run_later(daemon, forecaster.run), name="forecast"),
+                tasks.create_task(
+                    _run_later(daemon, partial(_serve_fleetlock, state, daemon)), name="fleetlock"
+                ),
             ]
             try:
                 yield
@@ -329,6 +332,14 @@ async def _serve_metrics(state: State, daemon: Daemon) -> None:
     except (RolloutdError, OSError) as error:
         state.conditions["metrics"] = f"metrics: not served: {error}"
         log.error("metrics: not served: %s", error)
+
+
+async def _serve_fleetlock(state: State, daemon: Daemon) -> None:
+    if state.settings.fleetlock is not None:
+        # Imported here: a daemon that serves none does not load it.
+        from rolloutd.fleetlock.server import run_fleetlock
+
+        await run_fleetlock(state, daemon.observe_nodes)
 
 
 @contextlib.contextmanager

@@ -27,6 +27,9 @@ from machines.rules.rollbacks import rollbacks_reason
 from machines.rules.waves import WaveProgress
 from machines.states import EXCEPTIONS, IN_FLIGHT_PHASES, Phase
 
+WindowGroups = list[tuple[str, Sequence[Window]]]
+"""Windows by their owner."""
+
 # -- the whole rollout ------------------------------------------------------------
 
 
@@ -132,7 +135,7 @@ def node_blocker(index: Index, rollout: Rollout, target: Target, now: float) -> 
     return (
         _record_blocker(index, rollout, target, now)
         or gates.missing_team_vote(index, target)
-        or _freeze_blocker(index, target, now)
+        or target_freeze_blocker(index, target, now)
         or _unprepared_blocker(index, rollout, target, now)
         # The inventory's team: the target's follows with the next refresh, if the node was done meanwhile.
         or window_blocker(index, rollout, index.nodes[target.node].team, now)
@@ -150,7 +153,7 @@ def _record_blocker(index: Index, rollout: Rollout, target: Target, now: float) 
     # First, because all rules after it read the labels of the node.
     if target.node not in index.nodes:
         return Reason(ReasonCode.NODE_GONE, target.node, remedy=Remedy(RemedyKind.CHANGE_INVENTORY))
-    if (doubt := quarantine_blocker(index, target) or _stale_blocker(index, target, now)) is not None:
+    if (doubt := quarantine_blocker(index, target) or stale_blocker(index, target, now)) is not None:
         return doubt
     # A backoff that begins later than now is from before the clock was set back: it is over.
     if target.since <= now < target.not_before:
@@ -188,7 +191,7 @@ def _condition_blocker(index: Index, target: Target, now: float) -> Reason | Non
     """Return what takes or keeps the node itself from the rollout."""
     return (
         work_blocker(index, WorkKind.ATTEMPT, target.node, now, target.rollout)
-        or _observation_blocker(index, target)
+        or observation_blocker(index, target)
         or _isolation_blocker(index, target, now)
     )
 
@@ -197,16 +200,16 @@ def preparation_hindrance(index: Index, rollout: Rollout, target: Target, now: f
     """Return why this node may not be prepared now: another user or rollout has it, or it is frozen."""
     return (
         quarantine_blocker(index, target)
-        or _stale_blocker(index, target, now)
+        or stale_blocker(index, target, now)
         or mismatch_blocker(index, f"node/{target.node}", f"team/{target.team}")
         or _coverage_blocker(index, rollout, target)
         or gates.missing_team_vote(index, target)
-        or _freeze_blocker(index, target, now)
+        or target_freeze_blocker(index, target, now)
         or work_blocker(index, WorkKind.STAGE, target.node, now, target.rollout)
     )
 
 
-def _stale_blocker(index: Index, target: Target, now: float) -> Reason | None:
+def stale_blocker(index: Index, target: Target, now: float) -> Reason | None:
     """Return which source of the node has not reported its nodes for too long."""
     for name in index.nodes[target.node].sources:
         source = index.sources.get(name)
@@ -232,7 +235,7 @@ def _coverage_blocker(index: Index, rollout: Rollout, target: Target) -> Reason 
     return None
 
 
-def _freeze_blocker(index: Index, target: Target, now: float) -> Reason | None:
+def target_freeze_blocker(index: Index, target: Target, now: float) -> Reason | None:
     if not index.freezes:
         return None
     ids = [f"node/{target.node}", *(pool.id for pool in index.pools_for(target.rollout, target.node))]
@@ -253,11 +256,17 @@ def freeze_blocker(index: Index, team: str | None, ids: Collection[str], now: fl
 def window_blocker(index: Index, rollout: Rollout, team: str | None, now: float) -> Reason | None:
     """Return why no work may start now: the plan's windows, tightened by the team's."""
     groups = window_groups(index, rollout, team)
-    needed_s = index.expected_s(rollout.id)
+    return closed_window(groups, rollout.id, team, now, index.expected_s(rollout.id))
+
+
+def closed_window(
+    groups: WindowGroups, subject: str, team: str | None, now: float, needed_s: float
+) -> Reason | None:
+    """Return which group of windows is closed, or closes before work of `needed_s` seconds ends."""
     for owner, group in groups:
         if not group:
             continue
-        subject = rollout.id if owner == "plan" or team is None else f"team/{team}"
+        subject = subject if owner == "plan" or team is None else f"team/{team}"
         params: Params = {"windows": owner, "team": None if owner == "plan" else team}
         until = windows.open_until(group, now)
         if until is None:
@@ -270,7 +279,7 @@ def window_blocker(index: Index, rollout: Rollout, team: str | None, now: float)
     return None
 
 
-def _observation_blocker(index: Index, target: Target) -> Reason | None:
+def observation_blocker(index: Index, target: Target) -> Reason | None:
     """Return what was observed of the node that forbids its start; our own isolation does not."""
     observed = observed_unavailability(index, target.node)
     is_cordoned_by_other = (
@@ -423,13 +432,16 @@ def blocker_expires_at(index: Index, rollout: Rollout, team: str | None, reason:
             return math.inf
 
 
-def window_groups(index: Index, rollout: Rollout, team: str | None) -> list[tuple[str, Sequence[Window]]]:
+def window_groups(index: Index, rollout: Rollout, team: str | None) -> WindowGroups:
     """Return the windows that apply by their owner: the plan, the team's settings, the team's own rules."""
-    groups: list[tuple[str, Sequence[Window]]] = [("plan", rollout.plan.windows)]
-    if team is not None:
-        groups.append(("team", index.limits.team_windows.get(team, ())))
-        # Each group must be open: a team can tighten the plan and the settings, and widen neither.
-        own = index.team_rules.get(team)
-        if own is not None:
-            groups.append(("team-rules", own.windows))
-    return groups
+    return [("plan", rollout.plan.windows), *team_window_groups(index, team)]
+
+
+def team_window_groups(index: Index, team: str | None) -> WindowGroups:
+    """Return a team's windows: those of the settings, and its own rules."""
+    if team is None:
+        return []
+    # Each group must be open: a team can tighten the plan and the settings, and widen neither.
+    own = index.team_rules.get(team)
+    rules = [] if own is None else [("team-rules", own.windows)]
+    return [("team", index.limits.team_windows.get(team, ())), *rules]

@@ -37,6 +37,7 @@ def register(commands: CommandGroup) -> None:
     release = commands.add_command("release", release_hold, "release a hold on a node")
     for parser in (hold, release):
         parser.node().argument("--as", dest="id", metavar="ID", text="name of the hold (your user name)")
+        parser.argument("--source", metavar="SOURCE", text="what holds the node (person)")
     hold.until("end of the hold").reason()
     freeze = commands.add_command("freeze", start_freeze, "start no node until the freeze is lifted")
     unfreeze = commands.add_command("unfreeze", lift_freeze, "lift a freeze")
@@ -81,7 +82,7 @@ def show_locks(call: Invocation) -> None:
 def take_hold(call: Invocation) -> int:
     """Take a hold: exit 0 if granted, 1 with the reason if not."""
     args = call.args
-    body = without_none(node=args.node, id=args.id, until=args.until, reason=args.reason)
+    body = without_none(node=args.node, source=args.source, id=args.id, until=args.until, reason=args.reason)
     # Asked before the hold: the rollout may finish its work on the node before the hold is granted.
     rollout = None if call.args.json else _busy_rollout(call, args.node)
     granted: Hold = call.client.put(api_path("holds"), body)
@@ -93,7 +94,8 @@ def take_hold(call: Invocation) -> int:
 
 def release_hold(call: Invocation) -> int:
     args = call.args
-    answer = call.client.delete(api_path("holds"), without_none(node=args.node, id=args.id))
+    body = without_none(node=args.node, source=args.source, id=args.id)
+    answer = call.client.delete(api_path("holds"), body)
     if answer["lifted"]:
         return call.report(answer, f"{args.node}: released", args.node)
     # The node may have a hold of another name, so "not held" would be wrong.

@@ -17,6 +17,7 @@ from machines.rules import pools
 from machines.rules.node_claims import work_reason
 from machines.scheduler.expiry import end_hold
 from rolloutd.commands.rollout_commands import (
+    FLEETLOCK_SOURCE,
     LEFT_ISOLATED_SOURCE,
     PERSON_SOURCE,
     Events,
@@ -33,6 +34,12 @@ from rolloutd.text import suggest_name
 
 MAX_HOLDS = 10_000
 """Holds at once: one for every node of the largest fleet."""
+
+RESERVED_SOURCES = {
+    LEFT_ISOLATED_SOURCE: "nodes skipped with --leave",
+    FLEETLOCK_SOURCE: "machines that reboot themselves",
+}
+"""Sources of holds that no request names, and what they are for."""
 
 MAX_NAMED_FREEZES = 5
 
@@ -66,11 +73,8 @@ def hold(
     require_member(who, _team_of(state, node), f"hold {node}")
     requested = Hold(node, source or PERSON_SOURCE, id or who.user, who.actor, reason, state.now(), until)
     _require_future(state, until)
-    if requested.source == LEFT_ISOLATED_SOURCE:
-        raise Refused(
-            "reserved",
-            f"source {LEFT_ISOLATED_SOURCE!r}: reserved for nodes skipped with --leave; use another",
-        )
+    if (use := RESERVED_SOURCES.get(requested.source)) is not None:
+        raise Refused("reserved", f"source {requested.source!r}: reserved for {use}; use another")
     existing = find_hold(state, node, requested.source, requested.id)
     expired: Events = ()
     if existing is not None:
@@ -102,7 +106,11 @@ def release(
     if existing is None:
         require_member(who, _team_of(state, node), f"release {node}")
         return ()
-    _require_hold_owner(who, existing, "release")
+    if existing.source == FLEETLOCK_SOURCE:
+        # No account owns it: a machine that does not come back is its team's.
+        require_member(who, _team_of(state, node), f"release {node}")
+    else:
+        _require_hold_owner(who, existing, "release")
     if existing.source == LEFT_ISOLATED_SOURCE and existing.id.partition("/")[0] in state.index.rollouts:
         raise Refused(
             "isolated", f"{node} was skipped and left isolated; rolloutctl return {node} releases it"
@@ -149,6 +157,14 @@ def find_hold(state: State, node: str, source: str, id: str) -> Hold | None:  # 
     return next((each for each in holds if (each.source, each.id) == (source, id)), None)
 
 
+def unobserved_peers(state: State, node: str, reason: Reason) -> tuple[str, ...]:
+    """Return the nodes whose observation may free a slot for the node that waits for this reason."""
+    if reason.code is not ReasonCode.PEER_UNKNOWN:
+        return ()
+    pools = state.index.pools_for("", node)
+    return tuple(mate for pool in pools for mate in sorted(pool.unknown) if mate != node)
+
+
 def _team_of(state: State, node: str) -> str | None:
     known = state.index.nodes.get(node)
     if known is None:
@@ -174,10 +190,7 @@ def _require_free_slot(state: State, node: str) -> None:
     reason = pools.slot_blocker(state.index, candidate, state.now())
     if reason is None:
         return
-    peers = tuple(
-        mate for pool in state.index.pools_for("", node) for mate in sorted(pool.unknown) if mate != node
-    )
-    if reason.code is ReasonCode.PEER_UNKNOWN and peers:
+    if peers := unobserved_peers(state, node, reason):
         raise SlotStateUnknown(reason, peers)
     raise Refused(reason.code, describe(reason))
 

@@ -41,6 +41,9 @@ PERSON_SOURCE = "person"
 LEFT_ISOLATED_SOURCE = "left"
 """The source of the hold on a node that was skipped and left isolated."""
 
+FLEETLOCK_SOURCE = "fleetlock"
+"""The source of the holds of machines that reboot themselves; their ids are GROUP/ID."""
+
 Events = tuple[Event, ...]
 
 

@@ -178,9 +178,9 @@ def max_connections() -> int:
 class LimitedProtocol(asyncio.Protocol):
     """Refuses connections over the quota and ends those without a request, before HTTP sees them."""
 
-    def __init__(self, protocol: asyncio.Protocol, limits: Limits) -> None:
+    def __init__(self, protocol: asyncio.Protocol, connections: Quota) -> None:
         self._protocol = protocol
-        self._limits = limits
+        self._connections = connections
         self._last_bytes: bytes | None = b""
         self._uid: int | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -192,7 +192,7 @@ class LimitedProtocol(asyncio.Protocol):
         peer = read_peer_uid(transport.get_extra_info("socket"))
         uid = -1 if peer is None else peer
         try:
-            self._limits.connections.acquire(uid)
+            self._connections.acquire(uid)
         except TooMany as exc:
             transport.write(_refusal(exc))
             transport.close()
@@ -212,7 +212,7 @@ class LimitedProtocol(asyncio.Protocol):
             return
         if self._timer is not None:
             self._timer.cancel()
-        self._limits.connections.release(self._uid)
+        self._connections.release(self._uid)
         self._uid = None
         self._protocol.connection_lost(exc)
 

@@ -152,7 +152,7 @@ class ControlServer:
         serve = self._runner.server
         assert serve is not None
         self._listener = await asyncio.get_running_loop().create_server(
-            lambda: LimitedProtocol(serve(), self._limits), sock=sock, backlog=BACKLOG
+            lambda: LimitedProtocol(serve(), self._limits.connections), sock=sock, backlog=BACKLOG
         )
 
     def _application(self) -> web.Application:

@@ -6,7 +6,6 @@ and stored; its error says what is allowed.  It knows no file, line or model.
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -38,8 +37,6 @@ MAX_PATH_BYTES, MAX_NAME_BYTES = 4095, 255
 
 MAX_ITEMS = 100
 """Items of a list, such as waves, stages, windows or inventory sources."""
-
-MAX_PORT = 65_535
 
 MAX_NODES = 10_000
 """Nodes that a budget names: the largest fleet the daemon is measured with."""
@@ -312,18 +309,6 @@ def _require_change_variable(text: str) -> str:
             "variables of the change; where a node is and how it is reached is the inventory's word",
         )
     return text
-
-
-def parse_loopback(value: object, problem: str) -> str:
-    """Return a loopback address with a port, else raise InvalidValue with the given problem."""
-    host, _, port = value.rpartition(":") if isinstance(value, str) else ("", "", "")
-    try:
-        is_loopback = ipaddress.ip_address(host.removeprefix("[").removesuffix("]")).is_loopback
-    except ValueError:
-        is_loopback = False
-    if not is_loopback or not port.isdecimal() or not 0 < int(port) <= MAX_PORT:
-        raise InvalidValue(problem, "a loopback address with a port, such as 127.0.0.1:9477 or [::1]:9477")
-    return str(value)
 
 
 def _parse_path(value: object) -> Path:

@@ -70,7 +70,7 @@ def bind(path: Path, group: str | None = None) -> ListenSocket:
         return ListenSocket(sock, path, made.st_dev, made.st_ino)
 
 
-def bind_loopback(address: str, setting: str) -> socket.socket:
+def bind_address(address: str, setting: str) -> socket.socket:
     """Listen at HOST:PORT; raises CannotListen, which names the setting."""
     host, _, port = address.rpartition(":")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET

@@ -28,8 +28,8 @@ from rolloutd import threads
 from rolloutd.engine.state import State
 from rolloutd.memory import memory_bytes
 from rolloutd.ports import RunnerStatus, StoredVolume
-from rolloutd.service.listen_socket import bind, bind_loopback
-from rolloutd.settings.model import Metrics
+from rolloutd.service.listen_socket import bind, bind_address
+from rolloutd.settings.listeners import Metrics
 
 LAG_INTERVAL_S = 1.0
 """How often the loop's lag is measured."""
@@ -110,7 +110,7 @@ async def serve_metrics(collector: MetricsCollector, endpoint: Metrics) -> Async
             bound = await threads.ACCOUNTS.run(bind, endpoint.path, endpoint.group)
             await web.SockSite(runner, bound.sock).start()
         if endpoint.listen is not None:
-            await web.SockSite(runner, bind_loopback(endpoint.listen, "metrics.listen")).start()
+            await web.SockSite(runner, bind_address(endpoint.listen, "metrics.listen")).start()
         yield tuple(str(where) for where in (endpoint.path, endpoint.listen) if where is not None)
     finally:
         if bound is not None:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import (
     AfterValidator,
     Field,
-    PlainValidator,
     PrivateAttr,
     create_model,
     field_validator,
@@ -47,10 +46,9 @@ from rolloutd.plugin.field_types import (
     ShortName,
     TeamName,
     VariableGlob,
-    parse_loopback,
     raise_invalid,
-    with_json_schema,
 )
+from rolloutd.settings.listeners import FleetLock, Metrics, NodeName
 from rolloutd.settings.retention import Keep
 
 JSON = Any
@@ -66,18 +64,7 @@ def _parse_member(text: str) -> str:
     return text
 
 
-def _parse_metrics_listener(value: object) -> str | None:
-    # Metrics have no authentication, so no other machine may read them.
-    return None if value is None else parse_loopback(value, "metrics are served on this machine alone")
-
-
 Member = Annotated[str, AfterValidator(_parse_member)]
-Loopback = Annotated[
-    str | None,
-    PlainValidator(_parse_metrics_listener),
-    with_json_schema(type=["string", "null"], minLength=1),
-]
-NodeName = Annotated[str, Field(min_length=1, max_length=253)]
 SourceName = Annotated[str, Field(min_length=1, max_length=1000)]
 LabelValue = Annotated[str, Field(max_length=253)]
 ServiceName = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[a-z0-9][a-z0-9-]*$")]
@@ -164,6 +151,11 @@ class TeamSettings(Params):
     )
     canaries: list[NodeName] = Field(
         default=[], max_length=1000, description="Nodes that go first if a plan names no canaries of its own."
+    )
+    reboot_within: PositiveDuration | None = Field(
+        default=None,
+        description="How long at most a node that reboots itself (`fleetlock`) keeps its slot; until it is"
+        " back if not given.",
     )
 
     @property
@@ -327,23 +319,6 @@ class Audit(Params):
     )
 
 
-class Metrics(Params):
-    """Where Prometheus may read metrics, on this machine alone; nowhere if both keys are absent."""
-
-    listen: Loopback = Field(default=None, description="Loopback address and port, such as 127.0.0.1:9477.")
-    path: OptionalPath = Field(default=None, description="Unix socket; its mode is 0660.")
-    group: ShortName | None = Field(
-        default=None,
-        description="Group that may connect to `path`, besides the daemon's user; it gives no other right.",
-    )
-
-    @model_validator(mode="after")
-    def _require_socket_for_group(self) -> Metrics:
-        if self.group is not None and self.path is None:
-            raise InvalidValue("there is no Unix socket for the group", "`path` too", at=("group",))
-        return self
-
-
 class CoreSettings(Params):
     """The settings of the daemon, without the sections that adapters own."""
 
@@ -420,6 +395,9 @@ class CoreSettings(Params):
         default=Audit(), description="Where the audit's latest hash is kept outside this machine."
     )
     metrics: Metrics = Field(default=Metrics(), description="Where Prometheus may read metrics.")
+    fleetlock: FleetLock | None = Field(
+        default=None, description="Where machines that reboot themselves ask for a slot (FleetLock)."
+    )
 
     _files: tuple[Path, ...] = PrivateAttr(default=())
 

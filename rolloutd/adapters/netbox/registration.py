@@ -12,11 +12,11 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, PlainValidator, model_validator
 
 from rolloutd.plugin import ABSENT, Field, FilePath, LabelKey, Params, Registration
+from rolloutd.plugin.addresses import parse_loopback
 from rolloutd.plugin.field_types import (
     MAX_ITEMS,
     InvalidValue,
     ShortName,
-    parse_loopback,
     with_json_schema,
 )
 

@@ -24,7 +24,7 @@ from rolloutd.adapters.netbox.inventory import Hint, NetboxInventory
 from rolloutd.adapters.netbox.objects import OBJECT_TYPES
 from rolloutd.errors import SourceFailed
 from rolloutd.ports import JSON, Clock, OnNodesChanged, OnObserved, OnTried, ignore_tries
-from rolloutd.service.listen_socket import bind, bind_loopback
+from rolloutd.service.listen_socket import bind, bind_address
 
 log = logging.getLogger("rolloutd.adapters.netbox")
 
@@ -116,7 +116,7 @@ class WebhookReceiver:
             stack.callback(bound.remove)
             sock, self.address = bound.sock, params["path"]
         else:
-            sock = bind_loopback(params["listen"], "webhook.listen")
+            sock = bind_address(params["listen"], "webhook.listen")
             self.address = "{}:{}".format(*sock.getsockname()[:2])
         await web.SockSite(runner, sock).start()
         log.info("%s: webhooks are received at %s", self.source, self.address)

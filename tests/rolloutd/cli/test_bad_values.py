@@ -204,11 +204,13 @@ return nosuch
 return p2
 hold nosuch {REASON}
 hold nosuch --as me {REASON}
+hold p1 --source fleetlock {REASON}
 hold p1 --until yesterday {REASON}
 hold p1 --until 2020-01-01T00:00:00Z {REASON}
 hold p1 --until 0h {REASON}
 release nosuch
 release p1 --as nosuch
+release p1 --source nosuch
 freeze --scope nosuch {REASON}
 freeze --scope team/nosuch {REASON}
 freeze --scope node/nosuch {REASON}

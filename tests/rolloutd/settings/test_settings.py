@@ -201,7 +201,7 @@ def test_sources_of_one_kind_need_different_names(tmp_path: Path) -> None:
 def test_the_nearest_key_is_named_also_within_a_team(tmp_path: Path) -> None:
     [mistake] = mistakes_of(write(tmp_path, "teams: {infra: {member: [root]}}\n"))
     assert "did you mean `members`?" in mistake.message
-    assert mistake.allowed == "one of: members, verify, windows, canaries"
+    assert mistake.allowed == "one of: members, verify, windows, canaries, reboot_within"
 
 
 def test_a_file_that_is_not_there_is_a_mistake(tmp_path: Path) -> None:

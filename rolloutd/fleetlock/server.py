@@ -1,0 +1,291 @@
+"""The FleetLock server: two calls, each answered with 200 or with a reason.
+
+200 to `pre-reboot` means that the machine may reboot now: its slot is taken.  Clients take each 2xx for that,
+so every wait is a 4xx.  A machine calls again after some minutes; nothing of a call is kept but the hold.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import secrets
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from typing import Annotated, Final
+
+from aiohttp import web
+from pydantic import BaseModel, Field, ValidationError
+
+from machines.model.reasons import ReasonCode
+from rolloutd import threads
+from rolloutd.commands.rollout_commands import Events
+from rolloutd.commands.self_reboots import (
+    Machine,
+    RebootRefused,
+    give_slot_back,
+    machine_with_slot,
+    take_slot,
+)
+from rolloutd.control.identity import Identity
+from rolloutd.control.limits import LimitedProtocol, Quota, Rank, max_connections
+from rolloutd.engine.state import State
+from rolloutd.errors import NotFound, Refused, RolloutdError
+from rolloutd.fleetlock.machine_ids import MachineIds
+from rolloutd.service.listen_socket import BACKLOG, CannotListen, bind_address
+from rolloutd.settings.listeners import GROUP_PATTERN, MAX_GROUP_CHARS, MAX_ID_CHARS, FleetLock, FleetLockTls
+
+log = logging.getLogger("rolloutd.fleetlock")
+
+PROTOCOL_HEADER = "fleet-lock-protocol"
+
+MAX_BODY_BYTES = 4096
+"""Bytes of a request's body: an id and a group have a few hundred."""
+
+BODY_TIMEOUT_S = 10.0
+"""How long a client may take to send its body."""
+
+ANSWER_TIMEOUT_S = 60.0
+"""How long a call may take; the slowest observes all nodes of a pool. Clients wait for half an hour."""
+
+HANDSHAKE_TIMEOUT_S = 10.0
+
+MAX_OBSERVING = 8
+"""Calls that observe nodes at once; after a power cut all machines come back together."""
+
+SHUTDOWN_S = 2.0
+
+KINDS: Final[Mapping[str, str]] = {
+    **dict.fromkeys(
+        (
+            ReasonCode.POOL_FULL,
+            ReasonCode.POOL_CLOSED,
+            ReasonCode.POOL_OVER_BUDGET,
+            ReasonCode.PEER_DOWN,
+            ReasonCode.PEER_UNKNOWN,
+        ),
+        "lock_held",
+    ),
+    **dict.fromkeys((ReasonCode.OUTSIDE_WINDOW, ReasonCode.WINDOW_TOO_SHORT), "outside_window"),
+    ReasonCode.FREEZE: "frozen",
+    **dict.fromkeys((ReasonCode.NODE_DOWN, ReasonCode.NODE_UNKNOWN), "not_back"),
+    **dict.fromkeys(
+        (
+            ReasonCode.HELD,
+            ReasonCode.OTHER_ROLLOUT,
+            ReasonCode.PREPARING,
+            ReasonCode.CLEANING,
+            ReasonCode.RELEASING,
+        ),
+        "node_in_use",
+    ),
+}
+"""The kind of each reason; clients count kinds in their metrics, so there are few. All others: `not_now`."""
+
+NOT_NOW = "not_now"
+
+
+class _ClientParams(BaseModel):
+    id: Annotated[str, Field(min_length=1, max_length=MAX_ID_CHARS)]
+    group: Annotated[str, Field(max_length=MAX_GROUP_CHARS, pattern=GROUP_PATTERN)]
+
+
+class _Body(BaseModel):
+    client_params: _ClientParams
+
+
+class _Failure(Exception):
+    """An answer that is no success: status, kind for machines, value for people."""
+
+    def __init__(self, status: int, kind: str, value: str) -> None:
+        super().__init__(value)
+        self.status = status
+        self.kind = kind
+
+
+class FleetLockServer:
+    """Answers the calls of machines; `observe` observes nodes now."""
+
+    def __init__(self, state: State, observe: Callable[[Sequence[str]], Awaitable[None]]) -> None:
+        self._state = state
+        self._observe = observe
+        self._ids = MachineIds(state)
+        self._observing = asyncio.Semaphore(MAX_OBSERVING)
+
+    def application(self) -> web.Application:
+        application = web.Application(client_max_size=MAX_BODY_BYTES)
+        application.router.add_route("*", "/{path:.*}", self._answer)
+        return application
+
+    async def _answer(self, request: web.Request) -> web.Response:
+        try:
+            async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                await self._serve(request)
+        except _Failure as failure:
+            log.info("%s: %s: %s", request.path, failure.kind, failure)
+            response = _json(failure.status, {"kind": failure.kind, "value": str(failure)})
+        except TimeoutError:
+            text = f"no answer within {ANSWER_TIMEOUT_S:.0f} s; ask again"
+            response = _json(503, {"kind": "unavailable", "value": text})
+        except ConnectionError:
+            response = _json(400, {"kind": "bad_request", "value": "the client has gone"})
+        except Exception as error:
+            error_id = secrets.token_hex(4)
+            log.exception("a request failed", extra={"error_id": error_id})
+            known = str(error) if isinstance(error, RolloutdError) else "internal error"
+            response = _json(503, {"kind": "unavailable", "value": f"{known} (see the log: {error_id})"})
+        else:
+            response = _json(200, {})
+        # A connection for each call: a machine calls once in some minutes.
+        response.force_close()
+        return response
+
+    async def _serve(self, request: web.Request) -> None:
+        prefix, _, call = request.path.rpartition("/v1/")
+        serve = {"pre-reboot": self._lock, "steady-state": self._unlock}.get(call)
+        # Some clients join the paths to `//v1/`; a proxy may add a prefix.
+        if serve is None or (prefix and not prefix.startswith("/")):
+            raise _Failure(404, "unknown_call", "no such call; use /v1/pre-reboot or /v1/steady-state")
+        if request.method != "POST":
+            raise _Failure(405, "bad_request", f"{request.method}: not allowed; use POST")
+        if request.headers.get(PROTOCOL_HEADER, "").strip().lower() != "true":
+            raise _Failure(400, "bad_request", f"the header {PROTOCOL_HEADER}: not true; send it")
+        params = (await _read_body(request)).client_params
+        await serve(params.group, params.id)
+
+    async def _lock(self, group: str, machine_id: str) -> None:
+        """Take the machine's slot; observe its pool first if it is unknown whether one is free."""
+        machine = await self._machine(group, machine_id)
+        try:
+            await self._commit(machine, take_slot, "pre-reboot")
+            return
+        except RebootRefused as refused:
+            if not refused.unobserved:
+                raise _wait(refused) from None
+        async with self._observing:
+            try:
+                # Another machine of the pool may have had it observed meanwhile.
+                await self._commit(machine, take_slot, "pre-reboot")
+                return
+            except RebootRefused as refused:
+                await self._observe(refused.unobserved)
+        try:
+            await self._commit(machine, take_slot, "pre-reboot")
+        except RebootRefused as refused:
+            raise _wait(refused) from None
+
+    async def _unlock(self, group: str, machine_id: str) -> None:
+        """Give the machine's slot back once the node is seen well; success for one that has none."""
+        machine = machine_with_slot(self._state, group, machine_id)
+        if machine is None:
+            return
+        # Its last observation may be from before the reboot.
+        async with self._observing:
+            await self._observe((machine.node,))
+        try:
+            await self._commit(machine, give_slot_back, "steady-state")
+        except RebootRefused as refused:
+            raise _wait(refused) from None
+
+    async def _machine(self, group: str, machine_id: str) -> Machine:
+        settings = self._state.settings.fleetlock
+        known = settings.groups.get(group) if settings is not None else None
+        if known is None:
+            raise _Failure(404, "unknown_group", f"group {group}: not in the settings; add it there")
+        try:
+            return Machine(group, machine_id, await self._ids.node(group, known, machine_id))
+        except NotFound as unknown:
+            raise _Failure(404, "unknown_node", str(unknown)) from None
+
+    async def _commit(self, machine: Machine, command: Callable[[State, Machine], Events], call: str) -> None:
+        # Judged and written under one lock: of all who ask at once, no more get a slot than there are.
+        async with self._state.exclusive_commit(machine.actor) as commit:
+            self._state.index.advance(self._state.now())
+            try:
+                events = command(self._state, machine)
+            except RebootRefused:
+                raise
+            except Refused as refused:
+                raise _wait(refused) from None
+            await commit(events, f"fleetlock: {call} of {machine.id}")
+
+
+async def run_fleetlock(state: State, observe: Callable[[Sequence[str]], Awaitable[None]]) -> None:
+    """Serve until cancelled; a failure to listen is shown in the daemon's status."""
+    settings = state.settings.fleetlock
+    assert settings is not None
+    try:
+        async with serve_fleetlock(FleetLockServer(state, observe), settings):
+            log.info("fleetlock: served at %s", settings.listen)
+            await asyncio.Event().wait()
+    except (RolloutdError, OSError) as error:
+        state.conditions["fleetlock"] = f"fleetlock: not served: {error}"
+        log.error("fleetlock: not served: %s", error)
+
+
+@contextlib.asynccontextmanager
+async def serve_fleetlock(server: FleetLockServer, settings: FleetLock) -> AsyncIterator[None]:
+    """Listen while the context is open; raises CannotListen."""
+    runner = web.AppRunner(
+        server.application(), access_log=None, handler_cancellation=True, shutdown_timeout=SHUTDOWN_S
+    )
+    # All machines are one user without an account; half of what the daemon's descriptors allow is theirs.
+    nameless = Identity(uid=-1, user="")
+    connections = Quota("connections", max_connections(), {nameless.uid: Rank.ADMIN})
+    await runner.setup()
+    listener = None
+    try:
+        context = None if settings.tls is None else await threads.FILES.run(_tls_context, settings.tls)
+        serve = runner.server
+        assert serve is not None
+        listener = await asyncio.get_running_loop().create_server(
+            lambda: LimitedProtocol(serve(), connections),
+            sock=bind_address(settings.listen, "fleetlock.listen"),
+            backlog=BACKLOG,
+            ssl=context,
+            ssl_handshake_timeout=None if context is None else HANDSHAKE_TIMEOUT_S,
+        )
+        yield
+    finally:
+        if listener is not None:
+            listener.close()
+        await runner.cleanup()
+
+
+def _tls_context(tls: FleetLockTls) -> ssl.SSLContext:
+    try:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.load_cert_chain(tls.cert, tls.key)
+        if tls.client_ca is not None:
+            context.load_verify_locations(tls.client_ca)
+            context.verify_mode = ssl.CERT_REQUIRED
+    except (OSError, ssl.SSLError) as error:
+        raise CannotListen(f"fleetlock.tls: {error}; fix the files") from error
+    return context
+
+
+async def _read_body(request: web.Request) -> _Body:
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            raw = await request.read()
+        return _Body.model_validate_json(raw)
+    except web.HTTPRequestEntityTooLarge:
+        raise _Failure(413, "bad_request", f"the body: more than {MAX_BODY_BYTES} bytes; send less") from None
+    except TimeoutError:
+        raise _Failure(408, "bad_request", f"the body: not received in {BODY_TIMEOUT_S:.0f} s") from None
+    except ValidationError as invalid:
+        first = invalid.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(each) for each in first["loc"]) or "the body"
+        raise _Failure(400, "bad_request", f"{where}: {first['msg']}; send client_params") from None
+
+
+def _wait(refused: Refused) -> _Failure:
+    return _Failure(423, KINDS.get(refused.code, NOT_NOW), refused.text)
+
+
+def _json(status: int, body: Mapping[str, str]) -> web.Response:
+    return web.Response(
+        status=status, body=json.dumps(body).encode(), content_type="application/json", charset="utf-8"
+    )
