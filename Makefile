@@ -20,6 +20,8 @@ SOURCES := $(shell find machines rolloutd playbooks tui -type f -not -name '*.py
 DEMO ?=
 # Without the tests of the documents, which `make check` runs.
 TESTS ?= tests --ignore=tests/docs
+# Only files with long tests: to collect all others would cost each worker seven CPU seconds.
+LONG_TESTS ?= $(shell grep -rlE 'mark\.long|"long"' --include='test_*.py' tests)
 # make sim SEEDS=100000 runs for a night
 SEEDS ?= 500
 # Tests mostly wait for ssh and Ansible, so more workers than there are cores; the long ones compute more.
@@ -57,7 +59,7 @@ test: .venv-dev/installed
 KILLS ?= 50
 test-long: .venv-dev/installed
 	@.ci/packages --try sshd haproxy prometheus systemd faketime tmux mmdebstrap umoci crun seccomp
-	ROLLOUTD_TEST_KILLS=$(KILLS) $(DEV)/python -m pytest -n $(LONG_WORKERS) --dist worksteal --durations=15 -rP -m long $(TESTS)
+	ROLLOUTD_TEST_KILLS=$(KILLS) $(DEV)/python -m pytest -n $(LONG_WORKERS) --dist worksteal --durations=15 -rP -m long $(LONG_TESTS)
 
 # Only the tests that failed in the last run, one at a time; without one it fails too.
 test-failed: .venv-dev/installed
