@@ -31,11 +31,13 @@ from rolloutd.adapters.ssh.staged_files import SshStagedFiles
 from rolloutd.adapters.ssh.stager import SshStager, UrlStager
 from rolloutd.adapters.timers import ApschedulerScheduler, SystemClock
 from rolloutd.adapters.webhook_notifier import load_webhook
+from rolloutd.audit_segments import SEGMENTS_DIRECTORY
 from rolloutd.compile import compile_limits, compile_source_rules
 from rolloutd.configuration import load_redaction_key
 from rolloutd.control.routes import Services
 from rolloutd.control.server import ControlServer
 from rolloutd.engine.background.audit_anchor import AuditAnchor
+from rolloutd.engine.background.audit_export import AuditExporter
 from rolloutd.engine.background.node_cleaning import NodeCleaner
 from rolloutd.engine.background.node_observations import HostOnlyObserver, run_watch
 from rolloutd.engine.background.retention import RetentionCleaner
@@ -74,7 +76,7 @@ from rolloutd.service.reload import SettingsReloader, TeamPlanCompiler, hash_set
 from rolloutd.service.service_manager import SystemdReporter
 from rolloutd.service.systemd import SystemdNotifier, inherited_socket
 from rolloutd.settings import Settings
-from rolloutd.store import StateLock, open_store
+from rolloutd.store import StateLock, backend_of, open_store
 
 log = logging.getLogger("rolloutd")
 
@@ -199,6 +201,9 @@ async def _run_services(
         state,
         runner.artifacts,
         [*sources.artifact_stores, tree_cache, DirectoryStore(settings.state_dir / "artifacts")],
+        AuditExporter(
+            state, settings.state_dir / SEGMENTS_DIRECTORY, backend_of(settings.store).load_signing_key()
+        ),
     )
     files = SshNodeFiles(shell, settings.ansible.fence_dir, settings.ssh.guard_dir)
     cleaner = NodeCleaner(state, files, checkpoints, stagers.values())
@@ -264,9 +269,6 @@ async def _run_services(
                 tasks.create_task(_run_later(daemon, forecaster.run), name="forecast"),
                 tasks.create_task(
                     _run_later(daemon, partial(_serve_fleetlock, state, daemon)), name="fleetlock"
-                ),
-                tasks.create_task(
-                    _run_later(daemon, partial(_run_operator, state, sources, kit)), name="operator"
                 ),
             ]
             try:
@@ -343,14 +345,6 @@ async def _serve_fleetlock(state: State, daemon: Daemon) -> None:
         from rolloutd.fleetlock.server import run_fleetlock
 
         await run_fleetlock(state, daemon.observe_nodes)
-
-
-async def _run_operator(state: State, sources: TreeStore, kit: AdapterContext) -> None:
-    if state.settings.operator is not None:
-        # Imported here: a daemon without objects does not load it.
-        from rolloutd.operator.runner import run_operator
-
-        await run_operator(state, sources, kit)
 
 
 @contextlib.contextmanager

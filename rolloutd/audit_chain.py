@@ -61,16 +61,20 @@ def verify_entries(
     head: str | None = None,
     visit: Callable[[str], object] | None = None,
     unreadable: tuple[type[Exception], ...] = (),
+    *,
+    start: tuple[int, str] = (0, GENESIS_HASH),
 ) -> ChainVerification:
     """Check a chain of numbers, texts and hashes; both are bytes, because damaged ones may not be text.
 
     `head` is a hash noted earlier; a chain without it is bad too: its tail was cut, or it was rewritten.
     `visit` gets the text of each good entry, also of those after a bad one: an entry is good if its hash
     follows from its text and the recorded hash before it.  The `unreadable` errors of `entries` are a result.
+    `start`: number and hash of the entry before the first one, which counts with those before it as good.
     """
-    previous, count, head_found, bad = GENESIS_HASH, 0, head in (None, GENESIS_HASH), _NO_PROBLEM
+    count, previous = start
+    head_found, bad = head in (None, GENESIS_HASH, previous), _NO_PROBLEM
     good_head = previous
-    expected = 1
+    expected = count + 1
     try:
         for seq, text, recorded_hash in entries:
             problem = _find_problem(expected, previous, seq, text, recorded_hash)

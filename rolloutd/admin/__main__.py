@@ -1,4 +1,7 @@
-"""The commands doctor, verify, chain, backup and restore; exit codes 0 (ok), 1 (problem), 2 (usage)."""
+"""The admin commands, over files: doctor, backup and restore, and what verifies the audit.
+
+Exit codes: 0 (ok), 1 (problem), 2 (usage).
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _run_doctor(config, as_json=options.json)
     try:
         if options.verb == "verify":
-            return _run_verify(options.file, options.head)
+            return _run_verify(options.file, options.head, options.segments)
+        if options.verb == "segments":
+            return _run_segments(options.segments, options.entry, options.head)
         if options.verb == "chain":
             return _run_chain(options.file, options.head, options.entry)
         settings = load(config)
@@ -43,9 +48,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="rolloutctl", allow_abbrev=False)
-    parser.add_argument("verb", choices=("doctor", "verify", "chain", "backup", "restore"))
+    parser.add_argument("verb", choices=("doctor", "verify", "chain", "segments", "backup", "restore"))
     parser.add_argument("--file", type=Path)
     parser.add_argument("--head")
+    parser.add_argument("--segments", type=Path)
     parser.add_argument("--entry", type=int, action="append", default=[])
     parser.add_argument("--config", type=Path)
     parser.add_argument("--json", action="store_true")
@@ -70,23 +76,44 @@ def _run_doctor(config: Path | None, *, as_json: bool) -> int:
     return EXIT_OK if all(finding.ok for finding in results) else EXIT_PROBLEMS
 
 
-def _run_verify(file: Path, head: str | None) -> int:
-    """Print the verification of a database file as JSON."""
-    from rolloutd.control.serializers import audit_report
+def _run_verify(file: Path, head: str | None, segments: Path | None) -> int:
+    """Print the verification of a database file, and of the segments before it, as JSON."""
+    from rolloutd.audit_segments import SEGMENTS_DIRECTORY
+    from rolloutd.control.serializers import audit_export, audit_report
+    from rolloutd.ports import AuditBase
     from rolloutd.store import DatabaseBackend, compare_with_audit
 
-    report = compare_with_audit(DatabaseBackend(file), head)
-    sys.stdout.write(json.dumps(audit_report(report)) + "\n")
+    backend = DatabaseBackend(file)
+    report = compare_with_audit(backend, head, segments=segments)
+    base = backend.read_base() if report.chain.entries else AuditBase()
+    exported = audit_export(base, segments or file.absolute().with_name(SEGMENTS_DIRECTORY))
+    sys.stdout.write(json.dumps(audit_report(report, exported)) + "\n")
     return EXIT_OK if report.ok else EXIT_PROBLEMS
 
 
 def _run_chain(file: Path, head: str | None, entries: Sequence[int]) -> int:
     """Print the verification of a file's chain alone, and the hashes of these entries, as JSON."""
+    from rolloutd.ports import AuditBase
     from rolloutd.store import DatabaseBackend
 
     backend = DatabaseBackend(file)
     verification = backend.verify_chain(head)
     hashes = backend.read_hashes(entries) if verification.ok else {}
+    base = backend.read_base() if verification.entries else AuditBase()
+    chain = {**asdict(verification), "hashes": hashes, "exported": [base.seq, base.head]}
+    sys.stdout.write(json.dumps(chain) + "\n")
+    return EXIT_OK if verification.ok else EXIT_PROBLEMS
+
+
+def _run_segments(directory: Path, entries: Sequence[int], head: str) -> int:
+    """Print the verification of segments up to an entry with this hash, and the hashes of the others."""
+    from rolloutd.audit_segments import read_segments, verify_segments
+
+    through, *numbers = entries
+    verification = verify_segments(directory, through, head)
+    wanted = frozenset(numbers)
+    found = read_segments(directory, through, head) if verification.ok and wanted else ()
+    hashes = {seq: entry_hash for seq, _text, entry_hash in found if seq in wanted}
     sys.stdout.write(json.dumps({**asdict(verification), "hashes": hashes}) + "\n")
     return EXIT_OK if verification.ok else EXIT_PROBLEMS
 

@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from machines.model.timefmt import format_rfc3339
+from rolloutd.audit_segments import SEGMENTS_DIRECTORY
 from rolloutd.errors import RolloutdError, StoreFailed
 from rolloutd.ports import AuditCheckpointReport, AuditReport, StoredVolume
 from rolloutd.reason_text import describe_differences, describe_mismatch
@@ -31,8 +32,8 @@ from rolloutd.text import pluralize
 MIN_FREE_BYTES = 512 * 1024 * 1024
 """What a week of a large rollout writes, run logs included, with a reserve."""
 
-ARTIFACT_DIRECTORIES = ("runs", "trees", "git", "artifacts")
-"""Directories next to the database that grow; the settings' `keep` limits them."""
+ARTIFACT_DIRECTORIES = ("runs", "trees", "git", "artifacts", SEGMENTS_DIRECTORY)
+"""Directories next to the database that grow; the settings' `keep` limits all but the segments."""
 
 
 OLDER_SCHEMA = "the database is older than this version"
@@ -128,13 +129,15 @@ def _describe_growth(volume: StoredVolume) -> CheckResult:
     """Return what the database keeps, why, and how it grows."""
     since = "" if volume.first_entry_at is None else f" since {format_rfc3339(volume.first_entry_at)}"
     entries = "1 audit entry" if volume.entries == 1 else f"{volume.entries} audit entries"
+    exported = f"; {volume.exported_entries} older ones in segments" if volume.exported_entries else ""
     closed = pluralize(volume.closed_rollouts, "closed rollout")
     if volume.oldest_end_at is not None:
         closed += f", the oldest ended {format_rfc3339(volume.oldest_end_at)}"
     size, free, growth = (n / 2**20 for n in (volume.file_bytes, volume.free_bytes, volume.bytes_a_day))
     text = (
-        f"{entries}{since} (kept for ever); {closed} (keep.records); {size:.1f} MiB, {free:.1f} of them free;"
-        f" it grows by about {volume.entries_a_day:.0f} entries and {growth:.1f} MiB a day"
+        f"{entries}{since} (keep.audit){exported}; {closed} (keep.records); {size:.1f} MiB,"
+        f" {free:.1f} of them free; it grows by about"
+        f" {volume.entries_a_day:.0f} entries and {growth:.1f} MiB a day"
     )
     return CheckResult("growth", True, text)
 

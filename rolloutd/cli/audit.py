@@ -33,7 +33,7 @@ from rolloutd.cli.output import (
 from rolloutd.control.client import Client, api_path
 
 if TYPE_CHECKING:
-    from rolloutd.control.wire_fleet import AuditEntry
+    from rolloutd.control.wire_audit import AuditEntry
 
 ACTIONS = ("verify", "head", "export", "settle")
 """Words after `audit` that are actions; `--rollout` selects a rollout of such a name."""
@@ -63,7 +63,8 @@ def register(commands: CommandGroup) -> None:
     parser.usage = (
         "rolloutctl audit [ROLLOUT | --rollout ROLLOUT] [--node NODE] [--actor NAME] [--kind EVENT]\n"
         "                        [--after SEQ] [--limit N | --last N] [-f] [--json]\n"
-        "       rolloutctl audit verify [--database FILE] [--head HASH] [--anchor FILE] [--json]\n"
+        "       rolloutctl audit verify [--database FILE] [--segments DIR] [--head HASH] [--anchor FILE]\n"
+        "                               [--json]\n"
         "       rolloutctl audit head [--database FILE] [--json]\n"
         "       rolloutctl audit settle SUBJECT|all --keep audit|database --reason TEXT [--yes] [--json]\n"
         "       rolloutctl audit export ROLLOUT [--output FILE]"
@@ -88,6 +89,8 @@ def register(commands: CommandGroup) -> None:
     parser.flag("-f", "--follow", text="show new entries until interrupted")
     database = "for verify and head: read this file, without a daemon"
     parser.argument("--database", metavar="FILE", text=database, type=Path)
+    segments = "for verify: directory with the segments of older entries"
+    parser.argument("--segments", metavar="DIR", text=segments, type=Path)
     anchor = "for verify: copy of the anchors' lines, which the audit must agree with"
     parser.argument("--anchor", metavar="FILE", text=anchor, type=Path)
     output = "for export: archive to write (ROLLOUT.tar.gz); - is stdout"
@@ -115,10 +118,10 @@ def audit(call: Invocation) -> int:
         return _verify_chain(call)
     if action == "head" and args.head is None:
         return _print_head(call)
-    if any(each is not None for each in (args.database, args.head, args.anchor)):
+    if any(each is not None for each in (args.database, args.head, args.anchor, args.segments)):
         raise exits.Exit(
             exits.USAGE,
-            "rolloutctl audit: --database, --head and --anchor need a verb; use rolloutctl audit verify",
+            "rolloutctl audit: --database, --segments, --head and --anchor need a verb; use audit verify",
         )
     args.rollout = args.rollout or args.target
     if args.follow:
@@ -204,17 +207,26 @@ def _format_entry(entry: dict[str, Any], *, local: bool = True) -> str:
 def _verify_chain(call: Invocation) -> int:
     if call.args.database is not None:
         arguments = ["verify", "--json", f"--file={call.args.database}"]
-        verification = run_admin_query([*arguments, *(["--head", call.args.head] if call.args.head else [])])
+        arguments += ["--head", call.args.head] if call.args.head else []
+        arguments += [f"--segments={call.args.segments}"] if call.args.segments else []
+        verification = run_admin_query(arguments)
     else:
         verification = call.get(api_path("audit", "verify"), head=call.args.head)
+        if call.args.segments is not None and verification["ok"] and verification.get("exported"):
+            segments = _read_segments(call.args.segments, verification["exported"])
+            if not segments["ok"]:
+                verification |= {key: segments[key] for key in ("ok", "first_bad", "message")}
     if call.args.anchor is not None and verification["ok"]:
-        problem = _compare_anchor(call)
+        problem = _compare_anchor(call, verification.get("exported"))
         verification = {**verification, "ok": not problem, "message": problem or verification["message"]}
     return _print_verification(call, verification)
 
 
-def _compare_anchor(call: Invocation) -> str:
-    """Return how the audit differs from a file of lines `TIME NUMBER HASH`."""
+def _compare_anchor(call: Invocation, exported: dict[str, Any] | None) -> str:
+    """Return how the audit differs from a file of lines `TIME NUMBER HASH`.
+
+    Without the segments, lines of entries in them are not compared: the hash of a later entry covers them.
+    """
     from rolloutd import audit_anchor
 
     path: Path = call.args.anchor
@@ -224,12 +236,19 @@ def _compare_anchor(call: Invocation) -> str:
         raise exits.Exit(exits.USAGE, f"{path}: {error.strerror}; name another file") from error
     if not anchored:
         raise exits.Exit(exits.USAGE, f"{path}: no line TIME NUMBER HASH; name another file")
-    numbers = sorted({each.seq for each in anchored})
+    through = 0 if exported is None else exported["through"]
+    if call.args.segments is None:
+        anchored = [each for each in anchored if each.seq > through]
+    numbers = sorted({each.seq for each in anchored if each.seq > through})
     if call.args.database is not None:
         hashes = {int(seq): text for seq, text in _read_chain(call.args, numbers)["hashes"].items()}
     else:
         pages = (call.get(api_path("audit"), after=seq - 1, limit=1)["entries"] for seq in numbers)
         hashes = {entry["seq"]: entry["hash"] for page in pages for entry in page}
+    older = [each.seq for each in anchored if each.seq <= through]
+    if older and exported is not None:
+        segments = _read_segments(call.args.segments, exported, older)
+        hashes |= {int(seq): text for seq, text in segments["hashes"].items()}
     return audit_anchor.describe_difference(anchored, hashes)
 
 
@@ -270,7 +289,7 @@ def _print_head(call: Invocation) -> int:
         verification = _read_chain(call.args)
         if not verification["ok"]:
             raise exits.Exit(exits.REFUSED, f"NOT INTACT: {verification['message']}")
-        found = {"seq": verification["entries"], "hash": verification["head"], "at": None}
+        found = {"seq": verification["entries"], "hash": verification["head"], "at": None, "exported": None}
     if not call.print_data(found, [str(found["seq"])]):
         print_line(f"{found['hash']} {found['seq']}")
     return exits.OK
@@ -282,6 +301,12 @@ def _read_chain(args: argparse.Namespace, numbers: Sequence[int] = ()) -> dict[s
     return run_admin_query(
         ["chain", f"--file={args.database}", *head, *(f"--entry={number}" for number in numbers)]
     )
+
+
+def _read_segments(directory: Path, exported: dict[str, Any], numbers: Sequence[int] = ()) -> dict[str, Any]:
+    """Return the verification of segments up to the last exported entry, and the hashes of these entries."""
+    entries = (f"--entry={number}" for number in (exported["through"], *numbers))
+    return run_admin_query(["segments", f"--segments={directory}", f"--head={exported['head']}", *entries])
 
 
 def _hash_argument(text: str) -> str:

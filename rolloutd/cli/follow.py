@@ -22,7 +22,7 @@ from rolloutd.control.client import ApiError, Client, DaemonUnreachable, StreamI
 
 if TYPE_CHECKING:
     from rolloutd.control.wire import Rollout
-    from rolloutd.control.wire_fleet import Audit, AuditEntry
+    from rolloutd.control.wire_audit import Audit, AuditEntry
 
 BATCH_WINDOW_S = 0.2
 """Events within this time become one update: faster than a person reads."""
@@ -200,6 +200,10 @@ def read_entries(
     while remaining is None or remaining > 0:
         size = PAGE_SIZE if remaining is None else min(PAGE_SIZE, remaining)
         page: Audit = client.get(api_path("audit"), {**filters, "after": after, "limit": size})
+        exported = page.get("exported")
+        if exported and after < exported["through"]:
+            where = f"{exported['directory']} (keep.audit); read them with zcat"
+            print_message(f"entries up to {exported['through']} are in {where}")
         yield from page["entries"]
         if page["next"] is None:
             return

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import datetime
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from machines.facts.availability import observed_unavailability
@@ -24,12 +25,12 @@ from machines.scheduler import decide
 from machines.scheduler.progress import PoolProgress, RolloutProgress, rollout_progress, slot_s
 from machines.states import CARRIES_CHANGE, EXCEPTIONS, IN_FLIGHT_PHASES, Outcome, Phase
 from rolloutd import reason_text
-from rolloutd.control import coverage, gate_serializers, wire, wire_fleet, wire_plans
+from rolloutd.control import coverage, gate_serializers, wire, wire_audit, wire_fleet, wire_plans
 from rolloutd.control.requests import NodesQuery, PageQuery
 from rolloutd.control.resolve import ResolvedRollout
 from rolloutd.engine.state import State, StepProgress
 from rolloutd.memory import memory_bytes
-from rolloutd.ports import AuditReport, ClosedRollout, RunnerStatus
+from rolloutd.ports import AuditBase, AuditReport, ClosedRollout, RunnerStatus
 from rolloutd.reason_text import describe_differences, describe_mismatch
 from rolloutd.text import describe_source
 
@@ -422,7 +423,13 @@ def failure(found: Failure) -> wire.Failure:
     }
 
 
-def audit_report(report: AuditReport) -> wire_fleet.AuditVerification:
+def audit_export(base: AuditBase, directory: Path) -> wire_audit.AuditExport | None:
+    return {"through": base.seq, "head": base.head, "directory": str(directory)} if base.seq else None
+
+
+def audit_report(
+    report: AuditReport, exported: wire_audit.AuditExport | None
+) -> wire_audit.AuditVerification:
     chain, rows = report.chain, report.mismatches
     message = chain.message
     if chain.ok and report.anchor_problem:
@@ -448,6 +455,7 @@ def audit_report(report: AuditReport) -> wire_fleet.AuditVerification:
         ],
         "unreadable": list(report.unreadable),
         "compared": report.compared,
+        "exported": exported,
     }
 
 

@@ -1,4 +1,4 @@
-"""Models of the API's responses about slots, nodes, changes, teams, the audit and the daemon."""
+"""Models of the API's responses about slots, nodes, changes, teams and the daemon."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any, Literal, NotRequired
 from typing_extensions import TypedDict
 
 from rolloutd.control.wire import Reason, RolloutState
+from rolloutd.control.wire_audit import AuditEntry
 
 ChangeState = Literal["done", "drifted", "in-flight", "pending", "failed", "skipped", "never"]
 
@@ -344,65 +345,6 @@ class Changes(TypedDict):
     """All changes, latest first."""
 
     changes: list[Change]
-
-
-# -- the audit -----------------------------------------------------------------
-
-
-class AuditEntry(TypedDict):
-    """One audit entry; `entry` is the hashed text, parsed: its instants are epoch seconds."""
-
-    seq: int
-    at: str
-    hash: str
-    entry: dict[str, Any]
-
-
-class Audit(TypedDict):
-    """A page of the audit; `next` is the `after` or the `before` of the next page, null at the end."""
-
-    entries: list[AuditEntry]
-    next: int | None
-
-
-class AuditMismatch(TypedDict):
-    """A row of the database that does not follow from the audit.
-
-    `kind`: extra, missing or altered; `columns`: those that differ; `scope`: what does not start until an
-    admin has settled it; `restorable`: the audit has all that the row needs.
-    """
-
-    subject: str
-    kind: str
-    scope: str
-    columns: list[str]
-    restorable: bool
-    text: str
-
-
-class AuditVerification(TypedDict):
-    """Whether the audit's hash chain is intact and the database follows from it.
-
-    `first_bad` is the first entry that breaks the chain; `unreadable` are entries of an unknown form;
-    `compared` is false for the file of an older version, of which only the chain was verified.
-    """
-
-    ok: bool
-    entries: int
-    head: str
-    first_bad: int | None
-    message: str
-    mismatches: list[AuditMismatch]
-    unreadable: list[int]
-    compared: bool
-
-
-class AuditHead(TypedDict):
-    """The latest audit entry; a copy of its hash shows later whether the tail was cut."""
-
-    seq: int
-    hash: str
-    at: str | None
 
 
 # -- the handover ---------------------------------------------------------------

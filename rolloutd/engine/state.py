@@ -276,9 +276,11 @@ class State:
 
     async def fence_token(self) -> str:
         """Return a run's fencing token: `epoch.number database-id start`; epoch and number only grow."""
-        # The hash of the first audit entry identifies the database.
-        first = await self.store.read_audit(limit=1)
-        database_id = first[0].hash[:DATABASE_ID_LENGTH] if first else "unnamed"
+        # The hash of the first audit entry identifies the database, also after it was exported.
+        origin = (await self.store.load_audit_base()).origin
+        if not origin and (first := await self.store.read_audit(limit=1)):
+            origin = first[0].hash
+        database_id = origin[:DATABASE_ID_LENGTH] or "unnamed"
         return f"{self.epoch}.{self.changes.latest_seq} {database_id} {int(self.now())}"
 
     async def has_unfinished_run(self, node: str) -> bool:

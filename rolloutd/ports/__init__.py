@@ -80,6 +80,7 @@ from rolloutd.ports.steps import (
     reported_waits,
 )
 from rolloutd.ports.store import (
+    AuditBase,
     AuditCheckpointReport,
     AuditEntry,
     AuditReport,
@@ -111,6 +112,7 @@ __all__ = [
     "Anchor",
     "Artifact",
     "ArtifactStore",
+    "AuditBase",
     "AuditCheckpointReport",
     "AuditEntry",
     "AuditReport",

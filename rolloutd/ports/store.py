@@ -14,7 +14,7 @@ from machines.model.preparation import Preparation
 from machines.model.rollout import Interruption, Rollout, Target, Verdict
 from machines.model.rows import AuditMismatch
 from machines.model.step_record import StepAction
-from rolloutd.audit_chain import ChainVerification
+from rolloutd.audit_chain import GENESIS_HASH, ChainVerification
 from rolloutd.ports.nodes import DiscoveredNode
 from rolloutd.ports.types import JSON
 
@@ -30,6 +30,19 @@ class AuditEntry:
     seq: int
     text: str
     hash: str
+
+
+@dataclass(frozen=True, slots=True)
+class AuditBase:
+    """The last audit entry that was exported, after which the database's audit begins.
+
+    `origin`: the hash of the very first entry; `made_at`: epoch seconds.  The defaults: nothing was exported.
+    """
+
+    seq: int = 0
+    head: str = GENESIS_HASH
+    origin: str = ""
+    made_at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +81,7 @@ class StoredVolume:
     """How much the database holds; instants are epoch seconds.
 
     `free_bytes` are of the file, and no row needs them.  `entries_a_day` is of the last week.
+    `exported_entries` are in segments.
     """
 
     entries: int = 0
@@ -77,6 +91,7 @@ class StoredVolume:
     oldest_end_at: float | None = None
     file_bytes: int = 0
     free_bytes: int = 0
+    exported_entries: int = 0
 
     @property
     def bytes_a_day(self) -> float:
@@ -352,6 +367,19 @@ class Store(Protocol):
 
     async def drop_audit_checkpoint(self) -> None:
         """Remove the checkpoint, because a row is in doubt: the next start verifies the whole audit."""
+
+    async def load_audit_base(self) -> AuditBase:
+        """Return the last exported entry; entries up to it may still be there, and are read no more."""
+
+    async def advance_audit_base(self, seq: int, at: float) -> None:
+        """Make an entry the base, after it and those before it were exported.
+
+        What they made of the tables is kept in their place, so that the audit is replayed from there.  At
+        least two entries must follow.
+        """
+
+    async def remove_exported_entries(self, limit: int) -> bool:
+        """Remove so many entries up to the base; return whether there is more to remove."""
 
     async def is_token_used(self, token: str) -> bool:
         """Return whether a service has used this token."""

@@ -185,6 +185,7 @@ def _collect_store(volume: StoredVolume) -> Iterable[Metric]:
     yield _make_gauge("database_free_bytes", "Free space in the database's file.", volume.free_bytes)
     yield _make_gauge("database_growth_bytes_per_day", "About how much it grows.", volume.bytes_a_day)
     yield _make_gauge("audit_entries", "Audit entries in the database.", volume.entries)
+    yield _make_gauge("audit_exported_entries", "Audit entries in segments.", volume.exported_entries)
     yield _make_gauge("audit_entries_per_day", "Entries a day in the last week.", volume.entries_a_day)
     yield _make_gauge("closed_rollouts", "Closed rollouts with records.", volume.closed_rollouts)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from machines.model.timefmt import format_duration
 from rolloutd.plugin import Params, duration_field
@@ -38,6 +38,13 @@ class Keep(Params):
         "Fences, guards, checkpoints and artifacts on a node, after its last rollout has ended; `null`: until"
         " `rolloutctl clean`.",
         alias="on_nodes",
+    )
+
+    audit_s: PositiveDuration | None = Field(
+        default=None,
+        description="Audit entries in the database. Older ones are moved to segments, files in the state"
+        " directory that are kept for ever; `null` keeps all in the database.",
+        alias="audit",
     )
 
     @model_validator(mode="after")

@@ -2,20 +2,28 @@
 
 A daemon may write meanwhile: entries are only appended, so they are read in slices, and one read transaction
 covers the last slice and the tables.  The replayed rows are in a temporary database, which compares them;
-memory does not grow with the audit.
+memory does not grow with the audit.  The replay begins at the audit's base.  That of a gentle comparison is
+in a file of its own, with the entry that it has reached, so that it resumes after a restart.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from machines.model.rows import AuditMismatch, MismatchKind
-from rolloutd.audit_chain import canonical_json, verify_entries
-from rolloutd.ports import AuditReport, RowMismatch
+from rolloutd.audit_chain import GENESIS_HASH, ChainVerification, canonical_json, verify_entries
+from rolloutd.audit_segments import InvalidSegment, read_segments
+from rolloutd.errors import StoreFailed
+from rolloutd.ports import AuditBase, AuditReport, RowMismatch
+from rolloutd.store import audit_base
+from rolloutd.store.audit_base import BaseRecord, NewBase
 from rolloutd.store.audit_entries import hash_text
 from rolloutd.store.audit_replay import AuditReplay, hashed_content
 from rolloutd.store.backend import Backend, ChainRow, Connection
@@ -26,7 +34,6 @@ Row = Mapping[str, Any]
 MAX_MISMATCHES = 1000
 """Rows of one table that are named; a person settles them one by one or all at once."""
 
-
 SLICE = 5000
 """Entries of one read transaction: a long one would keep the write-ahead log from being emptied."""
 
@@ -34,15 +41,51 @@ GENTLE_SHARE = 0.25
 """Share of a core that a gentle comparison takes."""
 
 
-def compare_with_audit(backend: Backend, head: str | None = None, *, gently: bool = False) -> AuditReport:
+class ComparisonStopped(StoreFailed):
+    """The daemon stops; the next gentle comparison continues this one."""
+
+
+class _BaseAdvanced(Exception):
+    """Entries that are still to be read may be removed now."""
+
+
+def never() -> bool:
+    return False
+
+
+def compare_with_audit(
+    backend: Backend,
+    head: str | None = None,
+    *,
+    gently: bool = False,
+    segments: Path | None = None,
+    is_stopping: Callable[[], bool] = never,
+) -> AuditReport:
     """Verify the chain of a database and compare its tables with the audit, read-only.
 
-    Raises NotFound, StoreFailed; a broken chain and a damaged database are results.
+    With a directory of segments all entries are replayed, else those after the base.  A gentle comparison
+    continues one that a stop or a kill has ended.  Raises NotFound, StoreFailed; a broken chain and a damaged
+    database are results.
     """
+    while True:
+        try:
+            return _compare_with_audit(backend, head, gently, segments, is_stopping)
+        except _BaseAdvanced:
+            continue  # it begins again at the new base
+
+
+def _compare_with_audit(
+    backend: Backend,
+    head: str | None,
+    gently: bool,
+    segments: Path | None,
+    is_stopping: Callable[[], bool],
+) -> AuditReport:
     try:
-        with backend.open_comparison(_audited) as connection:
+        with backend.open_comparison(_audited, is_resumable=gently) as connection:
             if connection is not None:
-                return _compare(backend, connection, head, gently=gently)
+                comparison = _Comparison(backend, connection, gently=gently, is_stopping=is_stopping)
+                return comparison.run(head, segments)
     except backend.errors as error:
         chain = backend.verify_chain(head)
         if chain.ok:
@@ -51,40 +94,131 @@ def compare_with_audit(backend: Backend, head: str | None = None, *, gently: boo
     return AuditReport(backend.verify_chain(head), compared=False)
 
 
-def _compare(backend: Backend, connection: Connection, head: str | None, *, gently: bool) -> AuditReport:
-    replay, reader = AuditReplay(connection), _SliceReader(backend, connection, gently=gently)
-    with closing(reader.read()) as entries:
-        chain = verify_entries(entries, head, replay.add)
-    replay.finish()
-    _adopt_unrecorded(connection, replay)
-    by_table = [list(_table_mismatches(connection, table)) for table in KEYS]
-    found = tuple(row for rows in by_table for row in rows[:MAX_MISMATCHES])
-    is_complete = all(len(rows) <= MAX_MISMATCHES for rows in by_table)
-    return AuditReport(chain, found, tuple(replay.unreadable), is_complete, seq=reader.seq)
+def make_base(backend: Backend, seq: int, at: float, *, is_stopping: Callable[[], bool] = never) -> NewBase:
+    """Return the base that entry `seq` makes, with a quarter of a core; raises StoreFailed, NotFound."""
+    try:
+        with backend.open_comparison(_audited) as connection:
+            if connection is None:
+                raise StoreFailed(f"{backend.name}: it has another schema; start the daemon once")
+            comparison = _Comparison(backend, connection, gently=True, is_stopping=is_stopping)
+            return comparison.make_base(seq, at)
+    except backend.errors as error:
+        raise backend.explain(error) from error
 
 
-class _SliceReader:
-    """Reads the audit, each slice in a transaction of its own; that of the last slice stays open."""
+class _Comparison:
+    """The replay in the tables `main`, of entries that are read in slices from the database `stored`."""
 
-    def __init__(self, backend: Backend, connection: Connection, *, gently: bool) -> None:
+    def __init__(
+        self, backend: Backend, connection: Connection, *, gently: bool, is_stopping: Callable[[], bool]
+    ) -> None:
         self._backend = backend
         self._connection = connection
         self._gently = gently
-        self.seq = 0
+        self._is_stopping = is_stopping
+        self._key = backend.load_signing_key(may_make=False)
+        self._replay = AuditReplay(connection)
+        self._seq = 0
+        """The last entry that was read."""
 
-    def read(self) -> Generator[ChainRow]:
+    def run(self, head: str | None, segments: Path | None) -> AuditReport:
+        record = audit_base.read_base(self._connection, "stored")
+        base, forgery = AuditBase(), ""
+        exported: Iterator[ChainRow] = iter(())
+        start = (0, GENESIS_HASH)
+        if record is not None:
+            base = record.base
+        if segments is not None:
+            exported, self._seq = self._read_segments(segments, base), base.seq
+        else:
+            forgery = "" if record is None else audit_base.describe_forgery(record, self._key)
+            start = self._begin(record, is_resumable=self._gently)
+        with closing(self._read(keeps_progress=self._gently)) as entries:
+            rows = itertools.chain(exported, entries)
+            chain = verify_entries(rows, head, self._replay.add, (InvalidSegment, OSError), start=start)
+        if segments is not None and not chain.ok and chain.entries < base.seq:
+            return AuditReport(chain, compared=False)
+        if forgery and chain.ok:
+            chain = replace(chain, ok=False, first_bad=1, message=forgery)
+        return self._compare_tables(chain)
+
+    def make_base(self, seq: int, at: float) -> NewBase:
+        record = audit_base.read_base(self._connection, "stored")
+        if record is not None and (forgery := audit_base.describe_forgery(record, self._key)):
+            raise StoreFailed(f"audit: {forgery}")
+        start = self._begin(record, is_resumable=False)
+        with closing(self._read(through=seq)) as entries:
+            chain = verify_entries(entries, None, self._replay.add, start=start)
+        if not chain.ok or chain.entries != seq:
+            raise StoreFailed(f"audit: entry {chain.entries + 1} is missing or altered; see audit verify")
+        origin = audit_base.origin_of(self._connection, "stored")
+        base = AuditBase(seq, chain.head, origin, at)
+        return audit_base.make_base(self._connection, self._replay, base, self._key)
+
+    def _begin(self, record: BaseRecord | None, *, is_resumable: bool) -> tuple[int, str]:
+        """Fill the tables with those of the base, or let what a comparison before has reached stay there."""
+        execute = self._connection.execute
+        if is_resumable:
+            execute("CREATE TABLE IF NOT EXISTS comparison_progress (seq, head, state)")
+            reached = execute("SELECT seq, head, state FROM comparison_progress").fetchone()
+            if reached is not None:
+                if record is not None and record.base.seq > reached[0]:
+                    raise _BaseAdvanced
+                self._seq, head, state = reached
+                self._replay.resume(json.loads(state))
+                return self._seq, head
+        if record is None:
+            return 0, GENESIS_HASH
+        execute("BEGIN")
+        audit_base.restore_tables(self._connection, record, self._replay)
+        execute("COMMIT")
+        self._seq = record.base.seq
+        return self._seq, record.base.head
+
+    def _read(self, through: int | None = None, *, keeps_progress: bool = False) -> Generator[ChainRow]:
+        """Yield the audit, each slice in a transaction of its own; that of the last slice stays open."""
+        execute, replay, began_at_seq = self._connection.execute, self._replay, self._seq
         while True:
             began = time.thread_time()
-            self._connection.execute("BEGIN")
-            rows = self._backend.read_chain(self._connection, "stored.audit", self.seq, SLICE)
+            execute("BEGIN")
+            record = audit_base.read_base(self._connection, "stored")
+            if record is not None and record.base.seq > self._seq:
+                raise _BaseAdvanced
+            limit = SLICE if through is None else min(SLICE, through - self._seq)
+            rows = self._backend.read_chain(self._connection, "stored.audit", self._seq, limit)
             yield from rows
             if rows:
-                self.seq = rows[-1][0]
+                self._seq = rows[-1][0]
             if len(rows) < SLICE:
                 return
-            self._connection.execute("COMMIT")
+            # A chain that is broken by now is read from before the break again.
+            if keeps_progress and replay.count == self._seq - began_at_seq:
+                self._keep_progress(rows[-1])
+            execute("COMMIT")
+            if self._is_stopping():
+                raise ComparisonStopped("audit: the verification was stopped; the next start continues it")
             if self._gently:
                 time.sleep((time.thread_time() - began) * (1 / GENTLE_SHARE - 1))
+
+    def _read_segments(self, directory: Path, base: AuditBase) -> Iterator[ChainRow]:
+        for seq, text, entry_hash in read_segments(directory, base.seq, base.head, self._key):
+            yield seq, text.encode(), entry_hash.encode()
+
+    def _keep_progress(self, row: ChainRow) -> None:
+        seq, _, head = row
+        self._connection.execute("DELETE FROM comparison_progress")
+        self._connection.execute(
+            "INSERT INTO comparison_progress (seq, head, state) VALUES (?, ?, ?)",
+            (seq, head.decode(), canonical_json(self._replay.state())),
+        )
+
+    def _compare_tables(self, chain: ChainVerification) -> AuditReport:
+        self._replay.finish()
+        _adopt_unrecorded(self._connection, self._replay)
+        by_table = [list(_table_mismatches(self._connection, table)) for table in KEYS]
+        mismatches = tuple(row for rows in by_table for row in rows[:MAX_MISMATCHES])
+        is_complete = all(len(rows) <= MAX_MISMATCHES for rows in by_table)
+        return AuditReport(chain, mismatches, tuple(self._replay.unreadable), is_complete, seq=self._seq)
 
 
 def _audited(column: str, value: str) -> str:

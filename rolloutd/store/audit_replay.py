@@ -47,8 +47,24 @@ class AuditReplay:
         self.without_positions: set[tuple[str, str]] = set()
         """Targets (rollout, node) whose entry is of a version that did not record their position."""
 
+        self.count = 0
+        """Entries that were added."""
+
+    def state(self) -> Any:
+        """Return what the tables do not have, as JSON: a replay that resumes with it continues this one."""
+        return {
+            "pending": self._pending,
+            "unreadable": self.unreadable,
+            "without_positions": sorted(self.without_positions),
+        }
+
+    def resume(self, state: Any) -> None:
+        self._pending, self.unreadable = state["pending"], list(state["unreadable"])
+        self.without_positions = {(rollout, node) for rollout, node in state["without_positions"]}
+
     def add(self, text: str) -> None:
         """Replay one entry; the parts of a large one are joined first."""
+        self.count += 1
         entry = with_current_names(json.loads(text))
         if self._pending is not None and _continues(self._pending, entry):
             self._pending["fields"]["targets"] += entry["fields"]["targets"]

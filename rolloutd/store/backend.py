@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 from rolloutd.audit_chain import ChainVerification
 from rolloutd.errors import StoreFailed
+from rolloutd.ports import AuditBase
 
 T = TypeVar("T")
 
@@ -113,15 +114,19 @@ class Backend(Protocol):
     def verify_chain(self, head: str | None = None) -> ChainVerification:
         """Check the chain, read-only; a damaged database is a result.  Raises NotFound."""
 
+    def read_base(self) -> AuditBase:
+        """Return the audit's base, also of a database with an older schema, which has none."""
+
     def read_hashes(self, numbers: Iterable[int]) -> dict[int, str]:
         """Return the recorded hashes of these entries, without those that are missing."""
 
     def open_comparison(
-        self, audited: Callable[[str, str], str]
+        self, audited: Callable[[str, str], str], *, is_resumable: bool = False
     ) -> AbstractContextManager[Connection | None]:
         """Open empty tables as schema `main`, and the database read-only as schema `stored`.
 
-        `audited` is made a function of SQL.  Yields None for a database with an older schema.
+        `audited` is made a function of SQL.  Yields None for a database with an older schema.  A resumable
+        comparison may be given the tables of one that a kill or ComparisonStopped has ended.
         """
 
     def examine(self) -> Examination:

@@ -296,6 +296,8 @@ NOT_COMPARED_TABLES: Final[Mapping[str, str]] = {
     "term": "a start and a restore raise the epoch, and the nodes' fences refuse a lower one",
     "meta": "not used yet",
     "audit_checkpoint": "it is signed",
+    "audit_base": "it is signed",
+    "audit_base_part": "its digest is signed",
     "forecast": "what was forecast decides nothing; the audit has none of it",
     "source": "what sources reported last; the audit has the nodes that are made of it",
     "source_node": "what sources reported last; the audit has the nodes that are made of it",

@@ -6,6 +6,7 @@ The SQL is in schema.py, rows.py, queries.py and writer.py; this file only passe
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
@@ -26,9 +27,10 @@ from rolloutd.ports import (
     SourceAnswer,
     StoredVolume,
 )
-from rolloutd.store import queries, retention_queries
+from rolloutd.store import audit_base, queries, retention_queries
+from rolloutd.store.audit_base import NewBase
 from rolloutd.store.audit_checkpoint import AuditCheckpoint, verify_audit_checkpoint
-from rolloutd.store.audit_comparison import compare_with_audit
+from rolloutd.store.audit_comparison import compare_with_audit, make_base
 from rolloutd.store.backend import Backend, Connection, Executor
 from rolloutd.store.queries import PlanCompiler
 from rolloutd.store.writer import BatchWriter, CommitCallback, Writer, write_source_answer
@@ -50,7 +52,12 @@ def _query(
 
 def measure_volume(backend: Backend, connection: Connection, now: float) -> StoredVolume:
     file_bytes, free_bytes = backend.file_sizes(connection)
-    return replace(retention_queries.measure(connection, now), file_bytes=file_bytes, free_bytes=free_bytes)
+    return replace(
+        retention_queries.measure(connection, now),
+        file_bytes=file_bytes,
+        free_bytes=free_bytes,
+        exported_entries=audit_base.load_base(connection).seq,
+    )
 
 
 class SqlStore:
@@ -64,6 +71,7 @@ class SqlStore:
         self._compile_plan = compile_plan
         self._writer = writer
         self._key = b""
+        self._is_stopping = threading.Event()
 
     @classmethod
     async def open(
@@ -146,6 +154,25 @@ class SqlStore:
     async def measure(self, now: float) -> StoredVolume:
         return await self._read(lambda connection: measure_volume(self.backend, connection, now))
 
+    async def advance_audit_base(self, seq: int, at: float) -> None:
+        work = partial(make_base, self.backend, seq, at, is_stopping=self._is_stopping.is_set)
+        await self.write_audit_base(await threads.DATABASE.run(work))
+
+    async def write_audit_base(self, new: NewBase) -> None:
+        """Write a base, each part in a transaction of its own, so that others do not wait."""
+        writer, seq = self._require_writer(), new.record.base.seq
+        for number, content in enumerate(new.parts):
+            await writer.write_unaudited(
+                partial(audit_base.write_part, seq=seq, number=number, content=content)
+            )
+        await writer.write_unaudited(partial(audit_base.write_record, record=new.record))
+
+    async def remove_exported_entries(self, limit: int) -> bool:
+        if not await self._read(audit_base.has_exported):
+            return False
+        await self._require_writer().write_unaudited(partial(audit_base.remove_exported, limit=limit))
+        return True
+
     def _require_writer(self) -> Writer:
         if self._writer is None:
             raise StoreFailed(f"{self.backend.name}: opened for reading only; write through the daemon")
@@ -153,6 +180,7 @@ class SqlStore:
 
     async def close(self) -> None:
         """Finish the queued transactions, list the live rollouts in the checkpoint, then close."""
+        self._is_stopping.set()
         if self._writer is not None:
             with suppress(StoreFailed):  # the one of the last commit stays, and is as good
                 await self.sign_audit_checkpoint()
@@ -196,6 +224,7 @@ class SqlStore:
     read_audit = _query(queries.read_audit)
     list_changed_nodes = _query(queries.list_changed_nodes)
     latest_audit_entry = _query(queries.latest_audit_entry)
+    load_audit_base = _query(audit_base.load_base)
     is_token_used = _query(queries.is_token_used)
 
     async def verify_audit_checkpoint(self) -> AuditCheckpointReport:
@@ -211,7 +240,10 @@ class SqlStore:
     async def verify_audit(self, head: str | None = None, *, gently: bool = False) -> AuditReport:
         """Verify on a connection of its own, so that other reads need not wait."""
         try:
-            return await threads.DATABASE.run(compare_with_audit, self.backend, head, gently=gently)
+            is_stopping = self._is_stopping.is_set
+            return await threads.DATABASE.run(
+                compare_with_audit, self.backend, head, gently=gently, is_stopping=is_stopping
+            )
         except NotFound as error:
             raise StoreFailed(
                 f"{self.backend.name}: the file is gone; stop the daemon and restore a backup"

@@ -57,7 +57,7 @@ from machines.model.windows import Freeze
 from machines.states import Edge, Outcome, Phase, Trigger, edges
 from rolloutd.audit_chain import GENESIS_HASH, hash_entry
 from rolloutd.errors import Conflict, LeadershipLost, NotFound, StoreFailed
-from rolloutd.ports import KeptForecast, StepDuration, Store
+from rolloutd.ports import AuditBase, KeptForecast, StepDuration, Store
 from tests.contracts.store_backends import (
     ALICE,
     BOB,
@@ -883,4 +883,36 @@ async def test_any_legal_history_is_loaded_as_the_core_sees_it(backend: StoreBac
             await store.close()
             store = await backend.open()
     assert list(await store.load_targets("r1")) == list(expected.values())
+    await store.close()
+
+
+async def test_exported_entries_are_removed_and_the_chain_continues(backend: StoreBackend) -> None:
+    store = await backend.open()
+    await write(store, rollout_opened())
+    for number in range(6):
+        await write(store, HoldTaken(Hold("n1", "test", f"h{number}", ALICE, "busy", 1.0, None)))
+    first, *_, newest = entries = await store.read_audit()
+    assert await store.load_audit_base() == AuditBase()
+    assert not await store.remove_exported_entries(1)
+    for too_new in (newest.seq - 1, newest.seq, newest.seq + 1):
+        with pytest.raises(StoreFailed):
+            await store.advance_audit_base(too_new, 9.0)
+    await store.advance_audit_base(4, 9.0)
+    base = AuditBase(4, entries[3].hash, first.hash, 9.0)
+    assert await store.load_audit_base() == base
+    assert (await store.verify_audit()).ok, "what is exported and still there is not read"
+    while await store.remove_exported_entries(2):
+        pass
+    assert await store.read_audit() == entries[4:]
+    assert (await store.verify_audit(newest.hash)).chain.entries == newest.seq
+    await write(store, HoldReleased("n1", "test", "h1", ALICE, 10.0))
+    await store.close()
+    store = await backend.open()
+    assert (await store.load_audit_base(), (await store.verify_audit()).ok) == (base, True)
+    await store.advance_audit_base(6, 11.0)
+    assert await store.load_audit_base() == AuditBase(6, entries[5].hash, first.hash, 11.0)
+    while await store.remove_exported_entries(1):
+        pass
+    assert [entry.seq for entry in await store.read_audit(limit=1)] == [7]
+    assert (await store.verify_audit()).ok
     await store.close()

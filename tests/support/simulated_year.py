@@ -12,7 +12,9 @@ from machines.facts.projection import Projection
 from machines.model.events import Event, NodesDiscovered, RolloutEnded, StepRecorded
 from machines.model.rollout import DAEMON
 from machines.model.step_record import StepAction, StepState
+from rolloutd.audit_segments import SEGMENTS_DIRECTORY
 from rolloutd.compile import compile_limits
+from rolloutd.engine.background.audit_export import AuditExporter
 from rolloutd.engine.background.retention import RetentionCleaner
 from rolloutd.engine.state import ChangeNotifier, State
 from rolloutd.settings import Settings
@@ -37,6 +39,7 @@ class Week:
 
     table_bytes: int
     audit_bytes: int
+    segment_bytes: int
     free_bytes: int
     closed_rollouts: int
     rollouts_in_memory: int
@@ -55,17 +58,21 @@ class PassingClock:
         return
 
 
-async def simulate_year(directory: Path, nodes: int, weeks: int = 52) -> list[Week]:
-    """Return what is kept after each week."""
+async def simulate_year(
+    directory: Path, nodes: int, weeks: int = 52, keep_audit: str | None = None
+) -> list[Week]:
+    """Return what is kept after each week; `keep_audit` as in the settings."""
     clock = PassingClock()
     store = await open_store(directory, compile_plan=plan_of, inline=True, now=clock.now)
     try:
-        settings = Settings.model_validate({"keep": {"records": f"{KEPT_WEEKS * 7}d", "runs": "28d"}})
+        keep = {"records": f"{KEPT_WEEKS * 7}d", "runs": "28d", "audit": keep_audit}
+        settings = Settings.model_validate({"keep": keep})
         snapshot = await store.load_snapshot()
         index = Projection.build(snapshot, compile_limits(settings), plan_of)
         state = State(index, store, clock, settings, ChangeNotifier(), epoch=snapshot.epoch)
         await store.sign_audit_checkpoint(clock.now(), all_rows=True)
-        retention = RetentionCleaner(state, FakeArtifactStore(), [])
+        audit = AuditExporter(state, directory / SEGMENTS_DIRECTORY, store.backend.load_signing_key())
+        retention = RetentionCleaner(state, FakeArtifactStore(), [], audit)
         names = [f"n{number:06}" for number in range(nodes)]
         await _commit(state, [NodesDiscovered(tuple(map(node, names)))])
         kept = []
@@ -120,9 +127,11 @@ async def _measure(state: State, store: SqlStore, path: Path) -> Week:
     with closing(sqlite3.connect(path)) as connection:
         sizes = dict(connection.execute("SELECT name, sum(pgsize) FROM dbstat GROUP BY name").fetchall())
     audit = sum(size for name, size in sizes.items() if name.startswith("audit"))
+    segments = path.with_name(SEGMENTS_DIRECTORY)
     return Week(
         sum(sizes.values()) - audit,
         audit,
+        sum(file.stat().st_size for file in segments.glob("*")),
         volume.free_bytes,
         volume.closed_rollouts,
         len(state.index.rollouts),

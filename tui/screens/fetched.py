@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from rolloutd import event_text
-from rolloutd.control import response_text, wire, wire_fleet
+from rolloutd.control import response_text, wire, wire_audit, wire_fleet
 from tui.formatting import formatting, lines
 from tui.formatting.glyphs import PHASE_GLYPHS
 from tui.formatting.lines import Line, fit
@@ -199,7 +199,7 @@ def _rollout_row(key: str, each: wire_fleet.HandoverRollout, text: str) -> Item:
     return key, draw
 
 
-def _decision_row(decided: wire_fleet.AuditEntry) -> Item:
+def _decision_row(decided: wire_audit.AuditEntry) -> Item:
     entry = decided["entry"]
     at = formatting.format_time(parse_timestamp(decided["at"]) or 0.0)
     line: Line = [

@@ -7,8 +7,9 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 
 from rolloutd.audit_chain import GENESIS_HASH
+from rolloutd.audit_segments import SEGMENTS_DIRECTORY
 from rolloutd.commands import audit_settlement
-from rolloutd.control import requests, rights, serializers, wire_fleet
+from rolloutd.control import requests, rights, serializers, wire_audit
 from rolloutd.control.requests import AuditQuery, VerifyQuery
 from rolloutd.control.resolve import resolve_in_audit
 from rolloutd.control.routes import Request, RouteTable, Services
@@ -25,12 +26,13 @@ MAX_SCANNED_ENTRIES = 50_000
 
 
 @routes.add("GET", "/v1/audit")
-async def audit(services: Services, request: Request[AuditQuery]) -> wire_fleet.Audit:
+async def audit(services: Services, request: Request[AuditQuery]) -> wire_audit.Audit:
     """Show a page of the audit."""
     query = request.input
-    entries: list[wire_fleet.AuditEntry] = []
+    entries: list[wire_audit.AuditEntry] = []
     last = query.after
     scanned = 0
+    exported = await _exported(services)
     rollout_id = None if query.rollout is None else await resolve_in_audit(services.state, query.rollout)
     async for entry in _matching_entries(services, query, rollout_id):
         last = entry.seq
@@ -40,31 +42,33 @@ async def audit(services: Services, request: Request[AuditQuery]) -> wire_fleet.
             at = format_timestamp(parsed["at"])
             entries.append({"seq": entry.seq, "at": at, "hash": entry.hash, "entry": parsed})
         if len(entries) == query.limit or scanned == MAX_SCANNED_ENTRIES:
-            return {"entries": _oldest_first(entries, query), "next": last}
-    return {"entries": _oldest_first(entries, query), "next": None}
+            return {"entries": _oldest_first(entries, query), "next": last, "exported": exported}
+    return {"entries": _oldest_first(entries, query), "next": None, "exported": exported}
 
 
 @routes.add("GET", "/v1/audit/verify", is_heavy=True)
-async def verify(services: Services, request: Request[VerifyQuery]) -> wire_fleet.AuditVerification:
+async def verify(services: Services, request: Request[VerifyQuery]) -> wire_audit.AuditVerification:
     """Verify the audit's hash chain, and that the database follows from the audit."""
     head = request.input.head
     # With a noted hash the report is also about that hash, which must not block nodes.
     verified = services.verify_audit() if head is None else services.state.store.verify_audit(head)
     report = await verified
-    return serializers.audit_report(replace(report, anchor_problem=await services.compare_anchors()))
+    report = replace(report, anchor_problem=await services.compare_anchors())
+    return serializers.audit_report(report, await _exported(services))
 
 
 @routes.add("GET", "/v1/audit/head")
-async def audit_head(services: Services, request: Request) -> wire_fleet.AuditHead:
+async def audit_head(services: Services, request: Request) -> wire_audit.AuditHead:
     """Show the latest hash of the audit, to keep elsewhere."""
     latest = await services.state.store.latest_audit_entry()
     if latest is None:
-        return {"seq": 0, "hash": GENESIS_HASH, "at": None}
-    return {"seq": latest.seq, "hash": latest.hash, "at": format_timestamp(json.loads(latest.text)["at"])}
+        return {"seq": 0, "hash": GENESIS_HASH, "at": None, "exported": None}
+    at = format_timestamp(json.loads(latest.text)["at"])
+    return {"seq": latest.seq, "hash": latest.hash, "at": at, "exported": await _exported(services)}
 
 
 @routes.add("POST", "/v1/audit/settle", access=rights.ADMIN)
-async def settle(services: Services, request: Request[requests.SettleBody]) -> wire_fleet.AuditVerification:
+async def settle(services: Services, request: Request[requests.SettleBody]) -> wire_audit.AuditVerification:
     """Restore rows from the audit, or accept them as they are stored."""
     body = request.input
     state, who = services.state, request.identity
@@ -72,7 +76,13 @@ async def settle(services: Services, request: Request[requests.SettleBody]) -> w
     async with state.exclusive_commit(who.actor) as commit:
         events = await audit_settlement.settle(state, who, report, body.subjects, body.keep, body.reason)
         await commit(events, f"{request.operation}: {body.reason}")
-    return serializers.audit_report(await services.verify_audit())
+    return serializers.audit_report(await services.verify_audit(), await _exported(services))
+
+
+async def _exported(services: Services) -> wire_audit.AuditExport | None:
+    """Return where entries are that the database no longer has."""
+    base = await services.state.store.load_audit_base()
+    return serializers.audit_export(base, services.state.settings.state_dir / SEGMENTS_DIRECTORY)
 
 
 async def _matching_entries(
@@ -98,5 +108,5 @@ async def _matching_entries(
         after, before = (page[-1].seq, None) if before is None else (after, page[0].seq)
 
 
-def _oldest_first(entries: list[wire_fleet.AuditEntry], query: AuditQuery) -> list[wire_fleet.AuditEntry]:
+def _oldest_first(entries: list[wire_audit.AuditEntry], query: AuditQuery) -> list[wire_audit.AuditEntry]:
     return entries if query.before is None else entries[::-1]

@@ -13,7 +13,7 @@ from machines.model.plan import PILOT_WAVE
 from machines.model.rollout import Target
 from machines.scheduler.progress import rollout_progress
 from machines.states import CARRIES_CHANGE, IN_FLIGHT_PHASES, Outcome, Phase
-from rolloutd.control import gate_serializers, serializers, wire, wire_fleet
+from rolloutd.control import gate_serializers, serializers, wire, wire_audit, wire_fleet
 from rolloutd.control.requests import HandoverQuery
 from rolloutd.control.resolve import ResolvedRollout, resolve_for_reading, resolve_rollout
 from rolloutd.control.routes import Request, RouteTable, Services
@@ -157,9 +157,9 @@ def _rollout(state: State, resolved: ResolvedRollout, since: float) -> wire_flee
     }
 
 
-async def _decisions(state: State, since: float) -> tuple[list[wire_fleet.AuditEntry], bool]:
+async def _decisions(state: State, since: float) -> tuple[list[wire_audit.AuditEntry], bool]:
     """Return the decisions since the instant, oldest first, and whether some were left out."""
-    found: list[wire_fleet.AuditEntry] = []
+    found: list[wire_audit.AuditEntry] = []
     omitted = False
     for kind in DECISIONS:
         page = await state.store.read_audit(event=kind, before=LATEST, limit=MAX_PER_KIND)

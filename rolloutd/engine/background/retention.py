@@ -1,4 +1,4 @@
-"""Retention of run output, source trees, configurations, and the records of closed rollouts.
+"""Retention of run output, source trees, configurations, records of closed rollouts, and the audit.
 
 It removes a few artifacts at a time.  Only the database says which rollouts have ended.  The audit records a
 removal before it happens; if the daemon is killed meanwhile, the next pass removes the rest.
@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from machines.model.events import ConfigurationPruned, RecordsPruned, RunOutputPruned
 from machines.model.timefmt import format_duration
+from rolloutd.engine.background.audit_export import AuditExporter
 from rolloutd.engine.state import State
 from rolloutd.engine.tasks import Wakeup
 from rolloutd.errors import StoreFailed
@@ -51,8 +52,11 @@ class RetentionCleaner:
     be made again.
     """
 
-    def __init__(self, state: State, runs: ArtifactStore, trees: Sequence[ArtifactStore]) -> None:
+    def __init__(
+        self, state: State, runs: ArtifactStore, trees: Sequence[ArtifactStore], audit: AuditExporter
+    ) -> None:
         self._state = state
+        self._audit = audit
         self._runs = runs
         self._trees = trees
         self._wakeup = Wakeup()
@@ -78,6 +82,7 @@ class RetentionCleaner:
         await self._forget_closed(rollouts)
         await self._remove_step_output(rollouts)
         await self._remove_records()
+        await self._audit.export_due()
         while await self._state.store.release_space():
             await self._pause_between_batches()
         self._state.stored_volume = await self._state.store.measure(self._state.now())

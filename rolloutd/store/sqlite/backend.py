@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar, cast
 
@@ -19,6 +19,9 @@ from rolloutd import audit_chain, threads
 from rolloutd.audit_chain import GENESIS_HASH, ChainVerification
 from rolloutd.errors import NotFound, StoreFailed
 from rolloutd.key_file import load_key
+from rolloutd.ports import AuditBase
+from rolloutd.store.audit_base import load_base
+from rolloutd.store.audit_comparison import ComparisonStopped
 from rolloutd.store.backend import ChainRow, Connection, Examination, Executor
 from rolloutd.store.sqlite import commit_mark, database, lock
 
@@ -26,6 +29,9 @@ T = TypeVar("T")
 
 KEY_FILE = "audit-checkpoint.key"
 """The key of the checkpoint, beside the database and never in it or in a backup."""
+
+COMPARISON_FILE = "audit-comparison.sqlite"
+"""What a verification in the background has replayed, beside the database; removed when it ends."""
 
 RELEASED_PAGES = 1000
 """Pages (4 MiB) that one transaction gives back: some milliseconds, in which other writes wait."""
@@ -112,13 +118,19 @@ class SqliteBackend:
     def verify_chain(self, head: str | None = None) -> ChainVerification:
         self._require_file()
         try:
-            with (
-                closing(database.open_read_only(self.path)) as connection,
-            ):
-                entries = connection.execute(f"{_CHAIN.format('audit')} ORDER BY seq")
-                return audit_chain.verify_entries(entries, head, unreadable=self.errors)
+            with closing(database.open_read_only(self.path)) as connection:
+                # One transaction: entries up to the base may be removed meanwhile.
+                connection.execute("BEGIN")
+                base = _read_base(connection)
+                sql = f"{_CHAIN.format('audit')} AND seq > ? ORDER BY seq"
+                entries, start = connection.execute(sql, (base.seq,)), (base.seq, base.head)
+                return audit_chain.verify_entries(entries, head, unreadable=self.errors, start=start)
         except self.errors as error:
             return ChainVerification(False, 0, GENESIS_HASH, None, f"{self.path}: not readable: {error}")
+
+    def read_base(self) -> AuditBase:
+        with closing(database.open_read_only(self.path)) as connection:
+            return _read_base(connection)
 
     def read_hashes(self, numbers: Iterable[int]) -> dict[int, str]:
         sql = "SELECT seq, hash FROM audit WHERE seq = ?"
@@ -126,16 +138,24 @@ class SqliteBackend:
             return dict(row for seq in numbers for row in connection.execute(sql, (seq,)))
 
     @contextmanager
-    def open_comparison(self, audited: Callable[[str, str], str]) -> Iterator[Connection | None]:
+    def open_comparison(
+        self, audited: Callable[[str, str], str], *, is_resumable: bool = False
+    ) -> Iterator[Connection | None]:
         self._require_file()
-        # An empty name is a private temporary file, which SQLite removes when it is closed.
-        with closing(sqlite3.connect("", uri=True, isolation_level=None)) as connection:
-            database.create_tables(connection)
+        path = self.path.with_name(COMPARISON_FILE) if is_resumable else None
+        with closing(_open_replay(path)) as connection:
             connection.execute("ATTACH ? AS stored", (database.read_only_uri(self.path),))
             # The entries of a damaged audit may make rows without their parents.
             connection.execute("PRAGMA foreign_keys = OFF")
             connection.create_function("audited", 2, audited, deterministic=True)
-            yield connection if database.has_current_schema(connection, "stored") else None
+            try:
+                yield connection if database.has_current_schema(connection, "stored") else None
+            except ComparisonStopped:
+                raise  # what it has reached stays
+            except BaseException:
+                _remove_replay(path)
+                raise
+        _remove_replay(path)
 
     def _require_file(self) -> None:
         if not self.path.is_file():
@@ -156,6 +176,38 @@ class SqliteBackend:
                 return Examination(text, damage, database.has_current_schema(connection))
         except self.errors as error:
             raise self.explain(error) from error
+
+
+def _read_base(connection: sqlite3.Connection) -> AuditBase:
+    has_bases = "SELECT 1 FROM sqlite_schema WHERE name = 'audit_base'"
+    return load_base(connection) if connection.execute(has_bases).fetchone() else AuditBase()
+
+
+def _open_replay(path: Path | None) -> sqlite3.Connection:
+    """Open the tables of a replay: empty ones, or those of a resumable replay that was ended."""
+    if path is None:
+        # An empty name is a private temporary file, which SQLite removes when it is closed.
+        connection = sqlite3.connect("", uri=True, isolation_level=None)
+        database.create_tables(connection)
+        return connection
+    with suppress(sqlite3.Error):
+        connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True, isolation_level=None)
+        with suppress(sqlite3.Error):
+            is_begun = connection.execute("SELECT seq FROM comparison_progress").fetchone()
+            if is_begun and database.has_current_schema(connection):
+                return connection
+        connection.close()
+    _remove_replay(path)
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    connection = sqlite3.connect(path.absolute().as_uri(), uri=True, isolation_level=None)
+    database.create_tables(connection)
+    return connection
+
+
+def _remove_replay(path: Path | None) -> None:
+    if path is not None:
+        for suffix in ("", "-journal"):
+            Path(f"{path}{suffix}").unlink(missing_ok=True)
 
 
 class ThreadExecutor(aiosqlite.Connection):

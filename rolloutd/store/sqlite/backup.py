@@ -19,6 +19,7 @@ from pathlib import Path
 
 from rolloutd.audit_chain import ChainVerification
 from rolloutd.errors import StoreFailed
+from rolloutd.store import audit_base
 from rolloutd.store.sqlite import commit_mark, database, lock
 from rolloutd.store.sqlite.backend import SqliteBackend
 
@@ -94,6 +95,7 @@ def restore(state_dir: Path, backup_file: Path) -> RestoreResult:
                 )
             mark = commit_mark.read_mark(target)
             epoch = _advance_epoch(temporary, _read_epoch(target), 0 if mark is None else mark[0])
+            _sign_base(temporary, SqliteBackend(target).load_signing_key())
             _change_owner(temporary, owner)
             previous = _preserve_previous(target)
             _move_into_place(temporary, target)
@@ -185,6 +187,13 @@ def _advance_epoch(temporary: Path, newest: int | None, marked: int) -> int:
         epoch = max(current + EPOCH_INCREMENT if newest is None else max(current, newest), marked)
         database.write_epoch(connection, epoch)
     return epoch
+
+
+def _sign_base(temporary: Path, key: bytes) -> None:
+    """Sign the audit's base with this machine's key: who restores a copy trusts what it holds."""
+    with closing(sqlite3.connect(temporary, isolation_level=None)) as connection:
+        if database.has_current_schema(connection):
+            audit_base.sign_again(connection, key)
 
 
 def _preserve_previous(path: Path) -> Path | None:

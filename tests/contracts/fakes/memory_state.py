@@ -36,7 +36,7 @@ from machines.model.rows import (
 from machines.model.step_record import StepRecord
 from machines.model.windows import Freeze
 from rolloutd.errors import Conflict, TokenAlreadyUsed
-from rolloutd.ports import AuditEntry, KeptForecast, SourceAnswer
+from rolloutd.ports import AuditBase, AuditEntry, KeptForecast, SourceAnswer
 
 Key = tuple[Any, ...]
 R = TypeVar("R")
@@ -75,12 +75,13 @@ class MemoryState:
     rollouts: dict[str, Rollout] = field(default_factory=dict)
     answers: dict[str, SourceAnswer] = field(default_factory=dict)
     forecasts: dict[tuple[str, float], KeptForecast] = field(default_factory=dict)
+    audit_base: AuditBase = AuditBase()  # frozen
 
     def copy(self) -> MemoryState:
         """Return a copy to write on; the values in it never change."""
         rows = {kind: table.copy() for kind, table in self.rows.items()}
         own = (self.rollouts.copy(), self.answers.copy(), self.forecasts.copy())
-        return MemoryState(self.epoch, self.entries.copy(), rows, *own)
+        return MemoryState(self.epoch, self.entries.copy(), rows, *own, self.audit_base)
 
     def get(self, kind: type[R], *key: Any) -> R | None:
         return cast(R | None, self.rows[kind].get(key))

@@ -34,10 +34,11 @@ from machines.model.rollout import Failure, Hold, Rollout, Target, Verdict
 from machines.model.rows import ConfigurationDocument, NodeConnection, UsedToken
 from machines.model.windows import Freeze
 from machines.states import IN_FLIGHT_PHASES, IllegalTransition, Outcome, Phase
-from rolloutd.audit_chain import GENESIS_HASH, ChainVerification, hash_entry
+from rolloutd.audit_chain import GENESIS_HASH, ChainVerification, hash_entry, verify_entries
 from rolloutd.errors import Conflict, LeadershipLost, NotFound, StoreFailed
 from rolloutd.ports import (
     JSON,
+    AuditBase,
     AuditCheckpointReport,
     AuditEntry,
     AuditReport,
@@ -127,14 +128,15 @@ class MemoryStore:
         wanted = {key: value for key, value in wanted.items() if value is not None}
         found = [
             entry
-            for entry in self.memory.entries[after:]
+            for entry in self.memory.entries
+            if entry.seq > after
             if before is None or entry.seq < before
             if not wanted or wanted.items() <= json.loads(entry.text).items()
         ]
         return tuple(found[:limit] if before is None else found[-limit:])
 
     async def list_changed_nodes(self, rollout: str, after: int) -> frozenset[str]:
-        entries = map(json.loads, (each.text for each in self.memory.entries[after:]))
+        entries = map(json.loads, (each.text for each in self.memory.entries if each.seq > after))
         return frozenset(each["node"] for each in entries if each["rollout"] == rollout) - {None}
 
     async def latest_audit_entry(self) -> AuditEntry | None:
@@ -170,7 +172,8 @@ class MemoryStore:
         return StoredVolume(entries=len(self.memory.entries))
 
     async def verify_audit(self, head: str | None = None, *, gently: bool = False) -> AuditReport:
-        return AuditReport(self._verify_chain(head), seq=len(self.memory.entries))
+        chain = self._verify_chain(head)
+        return AuditReport(chain, seq=chain.entries)
 
     async def verify_audit_checkpoint(self) -> AuditCheckpointReport:
         return AuditCheckpointReport("the database has none")
@@ -184,21 +187,24 @@ class MemoryStore:
         return
 
     def _verify_chain(self, head: str | None) -> ChainVerification:
-        previous, noted = GENESIS_HASH, head in (None, GENESIS_HASH)
-        for number, entry in enumerate(self.memory.entries, 1):
-            if entry.seq != number or hash_entry(previous, entry.text) != entry.hash:
-                return ChainVerification(False, number - 1, previous, number, f"entry {number} was altered")
-            previous = entry.hash
-            noted = noted or previous == head
-        count = len(self.memory.entries)
-        if not noted:
-            return ChainVerification(
-                False, count, previous, count + 1, f"none of the {count} entries has the hash"
-            )
-        entries = "1 entry" if count == 1 else f"{count} entries"
-        return ChainVerification(
-            True, count, previous, None, f"{entries}, each one hashed over the one before"
-        )
+        base, entries = self.memory.audit_base, self.memory.entries
+        rows = ((e.seq, e.text.encode(), e.hash.encode()) for e in entries if e.seq > base.seq)
+        return verify_entries(rows, head, start=(base.seq, base.head))
+
+    async def load_audit_base(self) -> AuditBase:
+        return self.memory.audit_base
+
+    async def advance_audit_base(self, seq: int, at: float) -> None:
+        exported = next((entry for entry in self.memory.entries if entry.seq == seq), None)
+        if exported is None or seq > self.memory.entries[-1].seq - 2:
+            raise StoreFailed(f"audit base: entry {seq} is not one that was exported; see audit verify")
+        origin = self.memory.audit_base.origin or self.memory.entries[0].hash
+        self.memory.audit_base = AuditBase(seq, exported.hash, origin, at)
+
+    async def remove_exported_entries(self, limit: int) -> bool:
+        left = sum(entry.seq <= self.memory.audit_base.seq for entry in self.memory.entries)
+        del self.memory.entries[: min(left, limit)]
+        return left > 0
 
     async def is_token_used(self, token: str) -> bool:
         return self.memory.get(UsedToken, token) is not None
@@ -482,12 +488,13 @@ class MemoryStore:
     def _append_entries(
         self, memory: MemoryState, events: Sequence[Event], actor: Actor, cause: str, at: float
     ) -> tuple[AuditEntry, ...]:
-        first = len(memory.entries)
+        appended: list[AuditEntry] = []
         for event in events:
             opened = memory.get(RolloutOpened, rollout_of(event))
             digest = opened.digest.whole if opened else None
             for drafted in draft_entries(event, actor=actor, cause=cause, at=at, digest=digest):
-                previous = memory.entries[-1].hash if memory.entries else GENESIS_HASH
-                text = add_sequence_number(drafted, len(memory.entries) + 1)
-                memory.entries.append(AuditEntry(len(memory.entries) + 1, text, hash_entry(previous, text)))
-        return tuple(memory.entries[first:])
+                newest = memory.entries[-1] if memory.entries else AuditEntry(0, "", GENESIS_HASH)
+                text = add_sequence_number(drafted, newest.seq + 1)
+                appended.append(AuditEntry(newest.seq + 1, text, hash_entry(newest.hash, text)))
+                memory.entries.append(appended[-1])
+        return tuple(appended)

@@ -126,6 +126,7 @@ audit settle all
 audit settle vote/v9 --keep nosuch {REASON}
 audit verify --head abc
 audit verify --database {{dir}}/nosuch
+audit verify --database {{dir}}/nosuch --segments {{dir}}/nosuch
 audit verify --anchor {{dir}}/nosuch
 audit verify --anchor {{dir}}/plan.yml
 audit head --database {{dir}}/nosuch

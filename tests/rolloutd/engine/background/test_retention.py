@@ -23,6 +23,7 @@ from machines.model.events import (
 )
 from machines.model.rollout import Actor, ActorKind
 from rolloutd.engine.background import retention
+from rolloutd.engine.background.audit_export import AuditExporter
 from rolloutd.engine.background.retention import BATCH_SIZE, RetentionCleaner
 from rolloutd.errors import StoreFailed
 from tests.contracts.fakes.artifacts import FakeArtifactStore
@@ -60,7 +61,8 @@ async def disk(tmp_path: Path, **changed: Any) -> AsyncIterator[RunStorage]:
     """Serve a house whose shelves are empty."""
     async with control_environment(tmp_path, **changed) as inside:
         runs, trees = FakeArtifactStore(), FakeArtifactStore()
-        yield RunStorage(inside, runs, trees, RetentionCleaner(inside.state, runs, [trees]))
+        audit = AuditExporter(inside.state, tmp_path / "segments", b"key")
+        yield RunStorage(inside, runs, trees, RetentionCleaner(inside.state, runs, [trees], audit))
 
 
 async def ended(inside: ControlEnvironment, name: str = "sysctl") -> str:
