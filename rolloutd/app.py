@@ -270,6 +270,9 @@ async def _run_services(
                 tasks.create_task(
                     _run_later(daemon, partial(_serve_fleetlock, state, daemon)), name="fleetlock"
                 ),
+                tasks.create_task(
+                    _run_later(daemon, partial(_run_operator, state, sources, kit)), name="operator"
+                ),
             ]
             try:
                 yield
@@ -345,6 +348,14 @@ async def _serve_fleetlock(state: State, daemon: Daemon) -> None:
         from rolloutd.fleetlock.server import run_fleetlock
 
         await run_fleetlock(state, daemon.observe_nodes)
+
+
+async def _run_operator(state: State, sources: TreeStore, kit: AdapterContext) -> None:
+    if state.settings.operator is not None:
+        # Imported here: a daemon without objects does not load it.
+        from rolloutd.operator.runner import run_operator
+
+        await run_operator(state, sources, kit)
 
 
 @contextlib.contextmanager

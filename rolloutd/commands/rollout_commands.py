@@ -116,6 +116,11 @@ def cancel(state: State, who: Principal, rollout: Rollout, reason: str, *, stop:
     return (RolloutCancelled(rollout.id, who.actor, reason, state.now()), *stops)
 
 
+def cancel_own(state: State, rollout: Rollout, reason: str) -> Events:
+    """Cancel a rollout on behalf of its submitter, whose request is withdrawn."""
+    return (RolloutCancelled(rollout.id, rollout.submitted_by, reason, state.now()),)
+
+
 def delete(state: State, who: Principal, rollout: Rollout, targets: Sequence[Target]) -> Events:
     """Delete a closed rollout; its audit entries stay.
 

@@ -11,7 +11,6 @@ import contextlib
 import json
 import logging
 import secrets
-import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Annotated, Final
 
@@ -19,7 +18,6 @@ from aiohttp import web
 from pydantic import BaseModel, Field, ValidationError
 
 from machines.model.reasons import ReasonCode
-from rolloutd import threads
 from rolloutd.commands.rollout_commands import Events
 from rolloutd.commands.self_reboots import (
     Machine,
@@ -28,13 +26,11 @@ from rolloutd.commands.self_reboots import (
     machine_with_slot,
     take_slot,
 )
-from rolloutd.control.identity import Identity
-from rolloutd.control.limits import LimitedProtocol, Quota, Rank, max_connections
+from rolloutd.control.tcp_listener import TlsFiles, serve_tcp
 from rolloutd.engine.state import State
 from rolloutd.errors import NotFound, Refused, RolloutdError
 from rolloutd.fleetlock.machine_ids import MachineIds
-from rolloutd.service.listen_socket import BACKLOG, CannotListen, bind_address
-from rolloutd.settings.listeners import GROUP_PATTERN, MAX_GROUP_CHARS, MAX_ID_CHARS, FleetLock, FleetLockTls
+from rolloutd.settings.listeners import GROUP_PATTERN, MAX_GROUP_CHARS, MAX_ID_CHARS, FleetLock
 
 log = logging.getLogger("rolloutd.fleetlock")
 
@@ -49,12 +45,8 @@ BODY_TIMEOUT_S = 10.0
 ANSWER_TIMEOUT_S = 60.0
 """How long a call may take; the slowest observes all nodes of a pool. Clients wait for half an hour."""
 
-HANDSHAKE_TIMEOUT_S = 10.0
-
 MAX_OBSERVING = 8
 """Calls that observe nodes at once; after a power cut all machines come back together."""
-
-SHUTDOWN_S = 2.0
 
 KINDS: Final[Mapping[str, str]] = {
     **dict.fromkeys(
@@ -227,43 +219,10 @@ async def run_fleetlock(state: State, observe: Callable[[Sequence[str]], Awaitab
 @contextlib.asynccontextmanager
 async def serve_fleetlock(server: FleetLockServer, settings: FleetLock) -> AsyncIterator[None]:
     """Listen while the context is open; raises CannotListen."""
-    runner = web.AppRunner(
-        server.application(), access_log=None, handler_cancellation=True, shutdown_timeout=SHUTDOWN_S
-    )
-    # All machines are one user without an account; half of what the daemon's descriptors allow is theirs.
-    nameless = Identity(uid=-1, user="")
-    connections = Quota("connections", max_connections(), {nameless.uid: Rank.ADMIN})
-    await runner.setup()
-    listener = None
-    try:
-        context = None if settings.tls is None else await threads.FILES.run(_tls_context, settings.tls)
-        serve = runner.server
-        assert serve is not None
-        listener = await asyncio.get_running_loop().create_server(
-            lambda: LimitedProtocol(serve(), connections),
-            sock=bind_address(settings.listen, "fleetlock.listen"),
-            backlog=BACKLOG,
-            ssl=context,
-            ssl_handshake_timeout=None if context is None else HANDSHAKE_TIMEOUT_S,
-        )
+    tls = settings.tls
+    files = None if tls is None else TlsFiles(tls.cert, tls.key, tls.client_ca)
+    async with serve_tcp(server.application(), settings.listen, "fleetlock", files):
         yield
-    finally:
-        if listener is not None:
-            listener.close()
-        await runner.cleanup()
-
-
-def _tls_context(tls: FleetLockTls) -> ssl.SSLContext:
-    try:
-        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
-        context.load_cert_chain(tls.cert, tls.key)
-        if tls.client_ca is not None:
-            context.load_verify_locations(tls.client_ca)
-            context.verify_mode = ssl.CERT_REQUIRED
-    except (OSError, ssl.SSLError) as error:
-        raise CannotListen(f"fleetlock.tls: {error}; fix the files") from error
-    return context
 
 
 async def _read_body(request: web.Request) -> _Body:

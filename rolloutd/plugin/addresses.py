@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ipaddress
+from typing import Annotated
 
-from rolloutd.plugin.field_types import InvalidValue
+from pydantic import PlainValidator
+
+from rolloutd.plugin.field_types import InvalidValue, with_json_schema
 
 MAX_PORT = 65_535
 
@@ -33,3 +36,7 @@ def _split_address(value: object) -> ipaddress.IPv4Address | ipaddress.IPv6Addre
         return ipaddress.ip_address(host.removeprefix("[").removesuffix("]"))
     except ValueError:
         return None
+
+
+ListenAddress = Annotated[str, PlainValidator(parse_address), with_json_schema(type="string", minLength=1)]
+"""An IP address with a port."""

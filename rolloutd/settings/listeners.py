@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field, PlainValidator, StringConstraints, model_validator
 
 from rolloutd.plugin import Params, SelectorText
-from rolloutd.plugin.addresses import parse_address, parse_loopback
+from rolloutd.plugin.addresses import ListenAddress, parse_loopback
 from rolloutd.plugin.field_types import (
     MAX_ITEMS,
     MAX_NODES,
@@ -42,7 +42,6 @@ Loopback = Annotated[
     PlainValidator(_parse_metrics_listener),
     with_json_schema(type=["string", "null"], minLength=1),
 ]
-ListenAddress = Annotated[str, PlainValidator(parse_address), with_json_schema(type="string", minLength=1)]
 NodeName = Annotated[str, Field(min_length=1, max_length=253)]
 GroupName = Annotated[str, StringConstraints(max_length=MAX_GROUP_CHARS), AfterValidator(_parse_group)]
 MachineName = Annotated[str, Field(min_length=1, max_length=MAX_ID_CHARS)]

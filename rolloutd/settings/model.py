@@ -49,6 +49,7 @@ from rolloutd.plugin.field_types import (
     raise_invalid,
 )
 from rolloutd.settings.listeners import FleetLock, Metrics, NodeName
+from rolloutd.settings.operator import Operator
 from rolloutd.settings.retention import Keep
 
 JSON = Any
@@ -397,6 +398,9 @@ class CoreSettings(Params):
     metrics: Metrics = Field(default=Metrics(), description="Where Prometheus may read metrics.")
     fleetlock: FleetLock | None = Field(
         default=None, description="Where machines that reboot themselves ask for a slot (FleetLock)."
+    )
+    operator: Operator | None = Field(
+        default=None, description="Rollouts as objects of a Kubernetes cluster."
     )
 
     _files: tuple[Path, ...] = PrivateAttr(default=())

@@ -71,6 +71,12 @@ def make_check(context: AdapterContext) -> KubernetesCheck:
     return KubernetesCheck(_watched_clusters(context).clusters)
 
 
+def find_cluster(context: AdapterContext, name: str) -> Cluster | None:
+    """Return the shared cluster of this name in the settings, None without one."""
+    watch = _watched_clusters(context).watches.get(name)
+    return None if watch is None else watch.cluster
+
+
 class WatchObserver:
     """ports.Observer that returns the watches' current state and sends no request."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from tests.support.fake_kubernetes.errors import ApiRefusal
@@ -17,6 +18,16 @@ Rules = Sequence[Mapping[str, Sequence[str]]]
 ALL_RULES: Rules = ({"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]},)
 
 
+@dataclass(frozen=True, slots=True)
+class User:
+    """Whom a token is of, for which audiences, and what they may."""
+
+    name: str
+    groups: Sequence[str] = ()
+    audiences: Sequence[str] = ("rolloutd",)
+    rules: Rules = ()
+
+
 class Access:
     """The tokens that the server knows, and their rules."""
 
@@ -24,6 +35,8 @@ class Access:
         self.tokens: dict[str, Rules] = {}
         self.service_accounts: dict[str, tuple[str, str, float]] = {}
         """Namespace, name and end of each token that a service account was given."""
+        self.users: dict[str, User] = {}
+        """The users of tokens that a TokenReview knows."""
         self._objects = objects
         self.anonymous: Rules | None = None
         """What those may who send no token at all, as kubectl where there is no TLS."""
@@ -47,6 +60,20 @@ class Access:
         token = secrets.token_urlsafe(12)
         self.service_accounts[token] = (namespace, name, time.time() + seconds)
         return {**request, "status": {"token": token, "expirationTimestamp": format_time(seconds)}}
+
+    def review_token(self, body: JSON) -> JSON:
+        """Answer a TokenReview."""
+        user = self.users.get(body["spec"]["token"])
+        audiences = [] if user is None else [a for a in body["spec"]["audiences"] if a in user.audiences]
+        if user is None or not audiences:
+            return {**body, "status": {"authenticated": False, "error": "invalid bearer token"}}
+        named = {"username": user.name, "uid": user.name, "groups": list(user.groups)}
+        return {**body, "status": {"authenticated": True, "user": named, "audiences": audiences}}
+
+    def review_subject(self, body: JSON) -> JSON:
+        """Answer a SubjectAccessReview."""
+        rules = next((user.rules for user in self.users.values() if user.name == body["spec"]["user"]), ())
+        return review(rules, body)
 
     def _bound_rules(self, namespace: str, name: str) -> Rules:
         """Return what bindings give a service account."""

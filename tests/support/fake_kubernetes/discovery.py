@@ -9,7 +9,8 @@ from tests.support.fake_kubernetes.objects import RBAC, RESOURCES
 JSON = Any
 
 VERBS = ["create", "delete", "get", "list", "patch", "update", "watch"]
-GROUPS = ("apps", "authorization.k8s.io", "policy", RBAC)
+GROUPS = ("apps", "authentication.k8s.io", "authorization.k8s.io", "policy", RBAC, "rolloutd.io")
+SHORT_NAMES = {"maintenancerollouts": ["mr"]}
 VERSION = {"major": "1", "minor": "36", "gitVersion": "v1.36.2", "platform": "linux/amd64"}
 
 
@@ -48,6 +49,7 @@ def _resources(group: str, version: str, more: list[JSON]) -> JSON:
         {
             "name": name,
             "singularName": name.removesuffix("s"),
+            "shortNames": SHORT_NAMES.get(name, []),
             "namespaced": each.namespaced,
             "kind": each.kind,
             "verbs": VERBS,

@@ -63,6 +63,7 @@ RESOURCES: dict[str, Resource] = {
     "clusterrolebindings": Resource("ClusterRoleBinding", RBAC, namespaced=False, strict=True),
     "roles": Resource("Role", RBAC, strict=True),
     "rolebindings": Resource("RoleBinding", RBAC, strict=True),
+    "maintenancerollouts": Resource("MaintenanceRollout", "rolloutd.io", generation=True),
 }
 
 

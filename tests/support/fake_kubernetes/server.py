@@ -24,7 +24,10 @@ from tests.support.fake_kubernetes.schema import validate_fields
 from tests.support.fake_kubernetes.selectors import Matches, matcher
 
 JSON = Any
-STATUS_SUBRESOURCES = ("pods", "nodes", "poddisruptionbudgets")
+STATUS_SUBRESOURCES = ("pods", "nodes", "poddisruptionbudgets", "maintenancerollouts")
+IMMUTABLE_SPECS = ("maintenancerollouts",)
+"""Resources whose definition has the rule `self == oldSelf` for the spec."""
+APPLY_PATCH = "application/apply-patch+yaml"
 REQUESTS_KEPT = 20_000
 WATCH_TIMEOUT_S = 1800.0
 
@@ -110,6 +113,10 @@ class Server:
         if not allows(rules, asked.verb, asked.group, asked.full_resource, asked.namespace):
             self.answered.append(Answered(asked, 403))
             raise ApiRefusal(403, f"{asked.full_resource} is forbidden: this user cannot {asked.verb} it")
+        if asked.resource == "tokenreviews":
+            return web.json_response(self.access.review_token(asked.body), status=201)
+        if asked.resource == "subjectaccessreviews":
+            return web.json_response(self.access.review_subject(asked.body), status=201)
         if asked.resource not in RESOURCES:
             raise ApiRefusal(404, "the server could not find the requested resource")
         self.requests.append(asked)
@@ -247,13 +254,21 @@ class Server:
         return self.objects.create(asked.resource, thing, manager=asked.manager)
 
     def _write(self, asked: ApiRequest, content_type: str) -> JSON:
+        found = self.objects.find(asked.resource, asked.namespace, asked.name)
+        if found is None and content_type == APPLY_PATCH and not asked.subresource:
+            return self._create(asked)
         before = self.objects.get(asked.resource, asked.namespace, asked.name)
+        uid = asked.body.get("metadata", {}).get("uid")
+        if uid not in (None, before["metadata"]["uid"]):
+            raise ApiRefusal(409, f"Precondition failed: UID in precondition: {uid}")
         after = asked.body if asked.verb == "update" else _patched(before, asked.body, content_type)
         wanted = asked.body.get("metadata", {}).get("resourceVersion", "")
         if asked.subresource == "status":
             after = {**before, "status": after.get("status")}
         elif asked.resource in STATUS_SUBRESOURCES and "status" in before:
             after["status"] = before["status"]
+        if asked.resource in IMMUTABLE_SPECS and after.get("spec") != before.get("spec"):
+            raise ApiRefusal(422, "spec: Invalid value: spec is immutable", reason="Invalid")
         after["metadata"] = {**after["metadata"], "resourceVersion": wanted}
         return self.objects.update(
             asked.resource, before, after, manager=asked.manager, subresource=asked.subresource
@@ -311,7 +326,8 @@ async def _parse_request(request: web.Request) -> ApiRequest:
 def _patched(before: JSON, patch: JSON, content_type: str) -> JSON:
     if content_type == "application/strategic-merge-patch+json":
         return patches.strategic(before, patch)
-    if content_type == "application/merge-patch+json":
+    # Every list that rolloutd applies is atomic, or a map of which it owns all items.
+    if content_type in ("application/merge-patch+json", APPLY_PATCH):
         return patches.merge(before, patch)
     raise ApiRefusal(415, f"the body of the request was in an unknown format: {content_type}")
 

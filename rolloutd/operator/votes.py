@@ -1,0 +1,256 @@
+"""Votes by users of the cluster, who send their own token: the cluster says who they are and what they may.
+
+The daemon has seen the proof itself, so no object that is written forges a vote.  An admin of the cluster who
+can issue tokens for others can vote as them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import pwd
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, replace
+
+from aiohttp import web
+from pydantic import ValidationError
+
+from machines.model.events import VoteCast
+from machines.model.plan import GateName
+from machines.model.rollout import Actor, ActorKind
+from rolloutd import threads
+from rolloutd.adapters.kubernetes.api_errors import ApiError, ClusterUnreachable
+from rolloutd.adapters.kubernetes.cluster import DEFAULT_DOMAIN, Cluster, api_path
+from rolloutd.commands import voting
+from rolloutd.control import responses, serializers
+from rolloutd.control.coverage import coverage_of
+from rolloutd.control.identity import Account, identify, look_up_account
+from rolloutd.control.requests import CastVote
+from rolloutd.control.resolve import ResolvedRollout, resolve_for_reading
+from rolloutd.control.review import unseen_by_voters
+from rolloutd.control.tcp_listener import NAMELESS, TlsFiles, serve_tcp
+from rolloutd.engine.state import State
+from rolloutd.errors import NotAllowed, NotFound, RolloutdError
+from rolloutd.operator.objects import RESOURCE
+from rolloutd.operator.people import ISSUER, ClusterPrincipal, rollout_of_object
+from rolloutd.ports import JSON, SourceStore
+from rolloutd.settings.operator import Operator, OperatorVotes
+
+log = logging.getLogger("rolloutd.operator")
+
+MAX_BODY_BYTES = 256 * 1024
+"""Bytes of a vote: room for the ids of a thousand failures."""
+
+MAX_TOKEN_CHARS = 16_384
+"""Characters of a token; those with many groups have some thousand."""
+
+ANSWER_TIMEOUT_S = 60.0
+"""How long a call may take: two reviews by the cluster, and the vote."""
+
+SYSTEM_PREFIX = "system:"
+"""How the names of service accounts and of the cluster's parts begin: none is a person."""
+
+
+class NotAuthenticated(RolloutdError):
+    """The cluster does not know the token."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterUserInfo:
+    """A user as the cluster authenticated them."""
+
+    name: str
+    uid: str
+    groups: tuple[str, ...]
+    extra: JSON
+
+
+class VoteServer:
+    """Answers `rolloutd` of kubectl: reads a rollout, and takes votes."""
+
+    def __init__(self, state: State, sources: SourceStore, cluster: Cluster, settings: Operator) -> None:
+        self._state = state
+        self._sources = sources
+        self._cluster = cluster
+        self._settings = settings
+
+    def application(self) -> web.Application:
+        application = web.Application(client_max_size=MAX_BODY_BYTES)
+        path = "/v1/rollouts/{namespace}/{name}"
+        application.router.add_get(path, self._handler(self._read))
+        application.router.add_post(f"{path}/votes", self._handler(self._vote))
+        return application
+
+    def _handler(
+        self, serve: Callable[[web.Request], Awaitable[JSON]]
+    ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+        async def handle(request: web.Request) -> web.StreamResponse:
+            try:
+                async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                    response = responses.json_response(await responses.encode_in_slices(await serve(request)))
+            except NotAuthenticated as error:
+                response = responses.error_response(401, "not-authenticated", str(error))
+            except (ApiError, ClusterUnreachable) as error:
+                response = responses.error_response(
+                    503, "cluster", f"the review of the token: {error}; try again"
+                )
+            except TimeoutError:
+                text = f"no answer within {ANSWER_TIMEOUT_S:.0f} s; try again"
+                response = responses.error_response(503, "too-slow", text)
+            except RolloutdError as error:
+                response = responses.from_error(error)
+            except web.HTTPException as error:
+                response = responses.from_http_error(error, request)
+            except ConnectionError:
+                response = web.Response(status=400)
+            except Exception:
+                error_id = secrets.token_hex(4)
+                log.exception("a request failed", extra={"error_id": error_id})
+                response = responses.internal_error(error_id)
+            # A connection for each call: people vote now and then.
+            response.force_close()
+            return response
+
+        return handle
+
+    async def _read(self, request: web.Request) -> JSON:
+        """Return the rollout, and the failures that a vote at `proceed` would cover."""
+        user = await self._authenticate(request)
+        await self._require(user, "get", request)
+        resolved = await self._resolve(request)
+        covered = await coverage_of(self._state, resolved.index, resolved.rollout)
+        unresolved = resolved.index.unresolved_failures(resolved.rollout.id)
+        return {
+            "rollout": serializers.rollout(self._state, resolved, covered),
+            "failures": [serializers.failure(each) for each in unresolved],
+        }
+
+    async def _vote(self, request: web.Request) -> JSON:
+        user = await self._authenticate(request)
+        await self._require(user, "approve", request)
+        who = await self._principal(user)
+        try:
+            body = CastVote.model_validate_json(await request.read())
+        except ValidationError as error:
+            raise responses.BadRequest(f"the body: {responses.describe_validation_error(error)}") from None
+        if body.digest is None:
+            raise responses.BadRequest("the body: digest is missing; send that of the rollout that you read")
+        resolved = await self._resolve(request)
+        gate = GateName(body.gate)
+        is_review_needed = body.yes and not body.unseen and gate is not GateName.PROCEED
+        unseen = await unseen_by_voters(self._state, self._sources, resolved) if is_review_needed else ()
+        ballot = voting.Ballot(
+            gate=gate,
+            yes=body.yes,
+            reason=body.reason,
+            team=body.team,
+            digest=body.digest,
+            wave=body.wave,
+            shown=None if body.shown is None else tuple(body.shown),
+            nodes=tuple(body.nodes),
+            more=body.more,
+            until=None if body.until is None else body.until.timestamp(),
+            unseen=unseen,
+        )
+        async with self._state.exclusive_commit(who.actor) as commit:
+            self._state.index.advance(self._state.now())
+            # Again under the lock: the object may have another rollout by now.
+            resolved = await self._resolve(request)
+            events = voting.vote(self._state, who, resolved.rollout, ballot)
+            named = tuple(
+                replace(each, outside=user.name) if isinstance(each, VoteCast) else each for each in events
+            )
+            await commit(named, f"vote through Kubernetes: {body.reason}")
+        return {"rollout": resolved.rollout.id, "gate": gate.value, "voter": who.user}
+
+    # -- who, and what they may
+
+    async def _authenticate(self, request: web.Request) -> ClusterUserInfo:
+        """Return whose token it is, by the cluster's TokenReview; raises NotAuthenticated."""
+        scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+        if scheme.lower() != "bearer" or not 0 < len(token) <= MAX_TOKEN_CHARS or not token.isprintable():
+            raise NotAuthenticated("the request: no bearer token; send that of your kubeconfig")
+        assert self._settings.votes is not None
+        audience = self._settings.votes.audience
+        status = (
+            await self._cluster.post(
+                api_path("tokenreviews", group="authentication.k8s.io/v1"),
+                {
+                    "apiVersion": "authentication.k8s.io/v1",
+                    "kind": "TokenReview",
+                    "spec": {"token": token, "audiences": [audience]},
+                },
+            )
+        ).get("status") or {}
+        # A server that does not know audiences names none, and then any token of the cluster would do.
+        if not status.get("authenticated") or audience not in (status.get("audiences") or ()):
+            raise NotAuthenticated(f"the token: not valid for {audience}; log in again, or name the audience")
+        user = status.get("user") or {}
+        name = str(user.get("username") or "")
+        if not name:
+            raise NotAuthenticated("the token: the cluster names no user; use another")
+        groups = tuple(str(group) for group in user.get("groups") or ())
+        return ClusterUserInfo(name, str(user.get("uid") or ""), groups, user.get("extra") or {})
+
+    async def _require(self, user: ClusterUserInfo, verb: str, request: web.Request) -> None:
+        """Raise NotAllowed unless the cluster gives the user this verb on the object."""
+        namespace, name = request.match_info["namespace"], request.match_info["name"]
+        status = (
+            await self._cluster.post(
+                api_path("subjectaccessreviews", group="authorization.k8s.io/v1"),
+                {
+                    "apiVersion": "authorization.k8s.io/v1",
+                    "kind": "SubjectAccessReview",
+                    "spec": {
+                        "user": user.name,
+                        "uid": user.uid,
+                        "groups": list(user.groups),
+                        "extra": user.extra,
+                        "resourceAttributes": {
+                            "verb": verb,
+                            "group": DEFAULT_DOMAIN,
+                            "resource": RESOURCE,
+                            "namespace": namespace,
+                            "name": name,
+                        },
+                    },
+                },
+            )
+        ).get("status") or {}
+        if not status.get("allowed") or status.get("denied"):
+            raise NotAllowed(f"{user.name} may not {verb} {namespace}/{name}; ask for a role with this verb")
+
+    async def _principal(self, user: ClusterUserInfo) -> ClusterPrincipal:
+        """Return the person of the settings who a user is; raises NotAllowed."""
+        person = None if user.name.startswith(SYSTEM_PREFIX) else self._settings.people.get(user.name)
+        if person is None:
+            raise NotAllowed(f"{user.name}: no person of the settings; an admin adds them to operator.people")
+        account = await threads.ACCOUNTS.run(_account_of, person)
+        known = identify(account, self._state.settings.teams, ())
+        name = f"{ISSUER}:{person}"
+        return ClusterPrincipal(name, Actor(ActorKind.SERVICE, name), known.teams)
+
+    async def _resolve(self, request: web.Request) -> ResolvedRollout:
+        namespace, name = request.match_info["namespace"], request.match_info["name"]
+        rollout = rollout_of_object(self._state.index.rollouts.values(), self._cluster.name, namespace, name)
+        if rollout is None:
+            raise NotFound(f"{namespace}/{name}: no open rollout; see kubectl describe mr {name}")
+        return await resolve_for_reading(self._state, rollout)
+
+
+@contextlib.asynccontextmanager
+async def serve_votes(server: VoteServer, settings: OperatorVotes) -> AsyncIterator[None]:
+    """Listen while the context is open; raises CannotListen."""
+    tls = TlsFiles(settings.tls.cert, settings.tls.key)
+    async with serve_tcp(server.application(), settings.listen, "operator.votes", tls):
+        yield
+
+
+def _account_of(person: str) -> Account:
+    """Return the account of a name; one without an account here is a member by name alone."""
+    try:
+        return look_up_account(pwd.getpwnam(person).pw_uid)
+    except KeyError:
+        return Account(NAMELESS, person, frozenset())
