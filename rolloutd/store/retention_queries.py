@@ -23,7 +23,13 @@ SELECT node FROM touched WHERE at >= ?1 AND at <= ?2 AND NOT EXISTS (
     SELECT 1 FROM audit WHERE audit.node = touched.node AND event = 'NodeCleaned' AND audit.at >= touched.at)
 ORDER BY node"""  # noqa: S608  # a constant
 
-_IN_EFFECT = """
+# The row of a node that waits again after a drift does not say that it had the change.
+_HAD_CHANGE = """
+(target.outcome = 'already-current' OR (target.phase = 'pending' AND EXISTS (
+    SELECT 1 FROM audit WHERE audit.node = :node AND audit.rollout = latest.id
+    AND event = 'PhaseMoved' AND entry ->> '$.fields.trigger' = 'drifted')))"""
+
+_IN_EFFECT = f"""
 SELECT coalesce((
     SELECT latest.id = rollout.id OR EXISTS (
         SELECT 1 FROM preparation AS used
@@ -33,11 +39,11 @@ SELECT coalesce((
           AND made.content = used.content)
     FROM rollout AS latest JOIN target ON target.rollout = latest.id AND target.node = :node
     WHERE latest.name = rollout.name AND latest.deleted_at IS NULL
-      AND (target.outcome = 'changed' OR (target.outcome = 'already-current' AND EXISTS (
+      AND (target.outcome = 'changed' OR ({_HAD_CHANGE} AND EXISTS (
         SELECT 1 FROM preparation AS own
         WHERE own.rollout = latest.id AND own.node = :node AND own.state IN ('done', 'skipped'))))
     ORDER BY latest.number DESC LIMIT 1), 0)
-FROM rollout WHERE rollout.id = :rollout"""
+FROM rollout WHERE rollout.id = :rollout"""  # noqa: S608  # a constant
 
 _EXPIRED_CONFIGURATIONS = f"""
 SELECT node_configuration.node FROM node_configuration JOIN node ON node.name = node_configuration.node

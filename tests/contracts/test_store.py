@@ -816,6 +816,17 @@ async def test_node_found_current_has_what_earlier_rollout_staged(store: Store) 
     assert await store.find_changes_in_effect("n1", ["r1", "r3"]) == {"r1": False, "r3": True}
 
 
+async def test_node_that_waits_after_drift_keeps_its_change(store: Store) -> None:
+    done = {"outcome": Outcome.ALREADY_CURRENT, "attempt": 0}
+    found = phase_moved("n1", Trigger.FOUND_CURRENT, Phase.PENDING, Phase.DONE, **done)
+    row = Preparation("r1", "n1", "stage", 1, PreparationState.DONE, "c", 90.0, 90.0)
+    await write(store, rollout_opened("r1"), PreparationRecorded(row))
+    assert await store.find_changes_in_effect("n1", ["r1"]) == {"r1": False}
+    drifted = phase_moved("n1", Trigger.DRIFTED, Phase.DONE, Phase.PENDING, attempt=0)
+    await write(store, found, DriftRecorded("r1", "n1", 95.0, ("set the limit",)), drifted)
+    assert await store.find_changes_in_effect("n1", ["r1"]) == {"r1": True}
+
+
 async def test_daemon_that_was_replaced_has_no_term(backend: StoreBackend) -> None:
     first = await backend.open()
     await first.require_term()

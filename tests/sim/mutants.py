@@ -17,12 +17,14 @@ from machines.workflow.isolation_plan import IsolationPlan
 from rolloutd.commands import submit
 from rolloutd.engine.background import inventory_identity
 from rolloutd.engine.background.audit_monitor import AuditMonitor
+from rolloutd.engine.background.dry_runner import DryRunner
 from rolloutd.engine.background.inventory_refresh import InventoryRefresher
 from rolloutd.engine.background.inventory_sources import SourceReader
 from rolloutd.engine.daemon import Daemon
 from rolloutd.engine.drivers import guard_steps
 from rolloutd.engine.drivers.driver import Driver
 from rolloutd.engine.drivers.isolation import Isolation
+from rolloutd.engine.drivers.node_session import NodeSession
 from rolloutd.engine.drivers.playbook_execution import PlaybookExecution
 from rolloutd.engine.preparation import node_stages, staged_files
 from rolloutd.engine.state import State
@@ -135,6 +137,13 @@ MUTANTS = (
         "Exception",
         "KeyError",
     ),
+    Mutant(
+        "job-needs-its-rollout",
+        NodeSession._require_rollout,
+        "self.rollout not in self.state.index.rollouts",
+        "False",
+    ),
+    Mutant("job-needs-its-isolator", DryRunner._wait_until_unblocked, "next(specs, None)", "next(specs)"),
     Mutant("lost-node-condemns-its-content", _blames_change, "self.code in BLAMES_CHANGE", "True"),
     Mutant(
         "outcome-recorded-before-the-act",

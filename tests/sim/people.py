@@ -127,8 +127,7 @@ class SimUsers:
             plan = daemon.compile(content)
             if plan.pilot_node is not None and plan.pilot_node not in state.index.nodes:
                 return False  # submit refuses a pilot that is not a target
-            self.world.checker.plans[name] = plan
-            self.world.isolators[name] = tuple(spec.kind for spec in plan.isolate)
+            self.world.on_plan(name, plan)
             async with state.exclusive_commit(who.actor) as commit:
                 before = state.index.rollout(old)
                 if before.closed:
@@ -171,8 +170,7 @@ class SimUsers:
             content, _ = await keeper.load_plan(old)
             content = plans.with_new_artifacts(content, release) if release else content
             plan = daemon.compile(content)
-            self.world.checker.plans[name] = plan
-            self.world.isolators[name] = tuple(spec.kind for spec in plan.isolate)
+            self.world.on_plan(name, plan)
             async with state.exclusive_commit(who.actor) as commit:
                 index, now = state.index, state.now()
                 if any(not each.closed and each.plan.name == plan.name for each in index.rollouts.values()):

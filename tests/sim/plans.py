@@ -145,6 +145,13 @@ def with_random_rollbacks(rollbacks: random.Random, spec: dict[str, Any]) -> dic
     return {**spec, "at_most": rollbacks.choice((1, 2))} if rollbacks.random() < 0.2 else spec
 
 
+def with_random_selection(selections: random.Random, spec: dict[str, Any]) -> dict[str, Any]:
+    """Return the spec, sometimes one whose cordon is for the nodes of one rack only."""
+    if CORDON not in spec["isolate"] or "traffic" in spec or selections.random() >= 0.5:
+        return spec
+    return {**spec, "isolate": [COMMAND, {"kubernetes": {"where": "rack=r1"}}]}
+
+
 PREPARE: dict[str, Any] = {
     "stages": [
         {"stage": {"manifest": "artifacts.yml", "max_parallel": 3}},

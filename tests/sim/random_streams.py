@@ -32,6 +32,8 @@ class RandomStreams:
     inventories: random.Random
     commits: random.Random
     cleaning: random.Random
+    selections: random.Random
+    jobs: random.Random
 
     @classmethod
     def of(cls, seed: int) -> Self:

@@ -105,8 +105,12 @@ class SimCordon(SimIsolator):
     async def dry_run(self, ctx: StepContext) -> Ok | Busy:
         """Say whether the node's work could go now."""
         machine = await self._access.connect(ctx.host.name)
-        is_stuck = machine.stuck or self._access.world.fault_plan.chance("dry-run-fails", 0.05)
-        return Busy(f"pods on {machine.name} would not go") if is_stuck else Ok("it could")
+        world = self._access.world
+        is_stuck = machine.stuck or world.fault_plan.chance("dry-run-fails", 0.05)
+        is_permanent = world.job_faults is not None and await world.job_faults.block_isolation(machine)
+        if is_stuck or is_permanent:
+            return Busy(f"pods on {machine.name} would not go", is_permanent=is_permanent)
+        return Ok("it could")
 
     async def release(self, host: Host) -> StepResult:
         """Put a kept node back in service."""
@@ -155,6 +159,9 @@ class SimCheck:
 
     async def check(self, ctx: StepContext) -> Ok | Failed | Unknown:
         """Judge once; a node with its old boot id answers, and is red all the same."""
+        faults = self._access.world.job_faults
+        if faults is not None and ctx.step.startswith("soak."):
+            await faults.during_soak_check(ctx.rollout)
         try:
             machine = await self._access.connect(ctx.host.name)
         except NodeUnreachable as error:

@@ -25,6 +25,7 @@ from tests.sim.fault_plan import FaultPlan, SeededFaults
 from tests.sim.fault_schedule import FaultSchedule
 from tests.sim.forger import forge_votes, settle_forgeries
 from tests.sim.inventory_faults import InventoryFaults
+from tests.sim.job_faults import JobFaults
 from tests.sim.loop import CURRENT, SimLoop
 from tests.sim.people import OLGA, SAM, SimUsers
 from tests.sim.random_streams import Coverage, RandomStreams
@@ -81,6 +82,7 @@ class Simulation:
         self._daemons: list[DaemonProcess] = []
         self._users = SimUsers(self.world, self.newest_daemon)
         self._recovery_user = RecoveryUser(self._users)
+        self.world.job_faults = JobFaults(streams.jobs, self._users)
         self.steps_to_crash = -1
         self.faults_stopped = False
         self._contents: dict[str, dict[str, Any]] = {}
@@ -243,7 +245,6 @@ class Simulation:
         for number, spec in enumerate(self._scenario.specs, 1):
             name = f"R{number}"
             self._contents[name] = plans.content_of(f"plan{number}", spec)
-            self.world.isolators[name] = tuple(kind for step in spec["isolate"] for kind in step)
             while not await self._try_submit(name):
                 await asyncio.sleep(10.0)
 
@@ -258,7 +259,7 @@ class Simulation:
         plan = life.compile(self._contents[name])
         if plan.pilot_node is not None and plan.pilot_node not in life.state.index.nodes:
             return False
-        self.world.checker.plans[name] = plan
+        self.world.on_plan(name, plan)
 
         def submit(state: State) -> tuple[Any, ...]:
             return (
@@ -454,6 +455,7 @@ def _random_spec(chances: RandomStreams, nodes: int) -> dict[str, Any]:
     spec = plans.with_random_compliance(chances.compliance, spec)
     spec = plans.with_random_guard(chances.guards, spec)
     spec = plans.with_random_rollbacks(chances.rollbacks, spec)
+    spec = plans.with_random_selection(chances.selections, spec)
     return plans.with_random_preparation(chances.preparation, spec)
 
 

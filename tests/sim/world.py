@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
+from machines.model.plan import Plan
 from machines.model.rollout import FailureCode
 from rolloutd.ports import Failed, GuardState, Ok, RunRequest
 from tests.sim.checker import Checker
@@ -19,6 +20,9 @@ from tests.sim.fault_plan import EffectOutcome, FaultPlan, NoFaults, RunFate
 from tests.sim.loop import SimLoop, SimProcess
 from tests.sim.random_streams import Coverage, RandomStreams
 from tests.sim.sim_node import UNDO_REPEAT_S, SimGuard, SimNode, SimRun
+
+if TYPE_CHECKING:
+    from tests.sim.job_faults import JobFaults
 
 START = 1_800_000_000.0
 """Some instant: 2027-01-15 08:00 UTC, a Friday."""
@@ -57,11 +61,17 @@ class SimWorld:
         self.taken_over_at = 0.0
         self.source_fails = False
         self.is_finished = False
+        self.job_faults: JobFaults | None = None
         self.is_forged = False
         self.old_checkpoint: tuple[str, str] | None = None
         self.trace: list[str] = []
         self.triggers: dict[str, Callable[[], object]] = {}
         self.checker = Checker(self.now, loop.time, lambda: self.epoch)
+
+    def on_plan(self, rollout: str, plan: Plan) -> None:
+        """Hear what a rollout's plan is; only isolators for every node are required of each run."""
+        self.checker.plans[rollout] = plan
+        self.isolators[rollout] = tuple(spec.kind for spec in plan.isolate if spec.where is None)
 
     # -- time and luck
 
@@ -77,6 +87,8 @@ class SimWorld:
         """Let nothing go wrong any more, and mend what is broken."""
         self.fault_plan = NoFaults()
         self.source_fails = False
+        if self.job_faults is not None:
+            self.job_faults.is_active = False
         for machine in self.machines.values():
             machine.up, machine.fails_checks, machine.stuck, machine.listed = True, False, False, True
             machine.disputed = machine.has_twin = False

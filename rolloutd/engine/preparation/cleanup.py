@@ -27,7 +27,12 @@ class Cleanup:
 
     async def remove(self, job: PrepareJob) -> None:
         """Remove from a node what a cancelled rollout brought, by its playbook or by digest."""
-        cleanup, row = job.rollout.plan.prepare_cleanup, job.row
+        cleanup, row, node = job.rollout.plan.prepare_cleanup, job.row, job.host.name
+        # A node that has drifted waits like one that only has the files, and may run them.
+        if (await self._state.store.find_changes_in_effect(node, [row.rollout]))[row.rollout]:
+            text = "nothing was removed: the node has its change, or had it"
+            await self._journal.record(replace(row, state=PreparationState.DONE, text=text))
+            return
         if cleanup is not None:
             row = replace(row, handle=row.handle or run_id(row))
         # The handle first: a daemon that is killed after the start must find the run.
@@ -35,7 +40,7 @@ class Cleanup:
         job = replace(job, row=row)
         if cleanup is not None:
             request = await self._runs.request(
-                row, job.host.name, cleanup.playbook, cleanup.variables, cleanup.timeout_s
+                row, node, cleanup.playbook, cleanup.variables, cleanup.timeout_s
             )
             result, row = await self._runs.run(row, request)
         else:

@@ -320,9 +320,16 @@ class MemoryStore:
         rows = self.memory.all(Preparation)
         own = [row for row in rows if (row.rollout, row.node) == (target.rollout, target.node)]
         is_prepared = any(row.state in PREPARED for row in own)
-        return target.outcome is Outcome.CHANGED or (
-            target.outcome is Outcome.ALREADY_CURRENT and is_prepared
-        )
+        had_change = target.outcome is Outcome.ALREADY_CURRENT or self._has_drifted(target)
+        return target.outcome is Outcome.CHANGED or (had_change and is_prepared)
+
+    def _has_drifted(self, target: Target) -> bool:
+        """Return whether the node waits again because it lost the change."""
+        entries = [json.loads(entry.text) for entry in self.memory.entries]
+        drifted = {
+            (each["rollout"], each["node"]) for each in entries if each["fields"].get("trigger") == "drifted"
+        }
+        return target.phase is Phase.PENDING and (target.rollout, target.node) in drifted
 
     def _uses(self, rollout: str, earlier: str, node: str) -> bool:
         """Return whether a rollout skipped a stage on the node that an earlier one had done."""

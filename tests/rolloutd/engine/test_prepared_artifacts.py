@@ -252,6 +252,21 @@ async def test_drifted_node_that_waits_again_keeps_what_it_runs(tmp_path: Path) 
         assert second | third <= staged(fleet)
 
 
+async def test_cancelled_rollout_leaves_artifacts_of_drifted_node(tmp_path: Path) -> None:
+    async with control_environment(tmp_path, nodes=NODES[:1]) as inside:
+        fleet = Fleet(tree=tmp_path)
+        brought = write_artifacts(inside, fleet, "1")
+        rollout = await inside.start(text=TWO_STAGES.replace("  maintain:", "  keep: true\n  maintain:"))
+        await prepare_all(inside, fleet)
+        await inside.finish(rollout, "p1")
+        await inside.commit(DriftRecorded(rollout, "p1", inside.clock.now(), ("set the limit",)))
+        await inside.transition(rollout, "p1", Trigger.DRIFTED)
+        await cancel(inside, fleet, rollout)
+        assert staged(fleet) == brought
+        rows = (await inside.request("nora", "get", f"/v1/rollouts/{rollout}/prepare"))["preparations"]
+        assert "the node has its change" in next(row["text"] for row in rows if row["stage"] == "cleanup")
+
+
 async def test_cancelled_rollout_leaves_artifacts_that_nodes_run(tmp_path: Path) -> None:
     async with control_environment(tmp_path, nodes=NODES[:1]) as inside:
         fleet = Fleet(tree=tmp_path)
