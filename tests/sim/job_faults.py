@@ -11,6 +11,7 @@ from tests.sim.people import OLGA
 
 if TYPE_CHECKING:
     from rolloutd.commands.rollout_commands import Events
+    from rolloutd.engine.daemon import Daemon
     from rolloutd.engine.state import State
     from tests.sim.people import SimUsers
     from tests.sim.sim_node import SimNode
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 DELETES_ROLLOUT = 0.01
 """Share of the soak checks under which somebody cancels and deletes the rollout."""
 
-BLOCKS_ISOLATION = 0.2
+BLOCKS_ISOLATION = 0.4
 """Share of the dry runs that find a permanent blocker; the node's rack changes meanwhile."""
 
 COMMIT_LIMIT_S = 8.0
@@ -48,7 +49,7 @@ class JobFaults:
         if daemon is None or daemon.daemon is None or daemon.state is None:
             return True
         machine.labels = {**machine.labels, "rack": "r2" if machine.labels["rack"] == "r1" else "r1"}
-        daemon.daemon.refresh_inventory()
+        daemon.run(_refresh(daemon.daemon))  # in its process, which may not be the one that asks
         loop = asyncio.get_running_loop()
         until = loop.time() + COMMIT_LIMIT_S
         while loop.time() < until:
@@ -58,6 +59,10 @@ class JobFaults:
                 return True
             await asyncio.sleep(0.5)
         return True
+
+
+async def _refresh(daemon: Daemon) -> None:
+    daemon.refresh_inventory()
 
 
 def _delete(state: State, rollout: str) -> Events:
