@@ -12,7 +12,6 @@ import gc
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, ClassVar
@@ -23,6 +22,7 @@ from textual.filter import LineFilter
 from textual.screen import Screen
 
 from rolloutd.control.client import Client, api_path
+from rolloutd.control.user_state import UserState
 from rolloutd.control.user_time import LastLook
 from tui.connection.event_stream import (
     REQUEST_TIMEOUT_S,
@@ -37,13 +37,12 @@ from tui.connection.log_stream import LogReader, OnLines
 from tui.formatting import formatting, theme
 from tui.formatting.ascii_filter import AsciiFilter
 from tui.formatting.lines import Line, fit, wrap_text
-from tui.operations import actions, operations
-from tui.operations.actions import Action
-from tui.operations.confirm import Operation, OperationRequest, Selection
-from tui.operations.dialog import Dialog, Modal, Prompt
+from tui.operations import actions
+from tui.operations.dialog import Modal, Prompt
 from tui.screens.console_context import ConsoleContext
+from tui.screens.deciding import DecidingApp
 from tui.screens.fleet import FleetPage
-from tui.screens.navigation import NavigationApp, PaletteProvider, import_pages
+from tui.screens.navigation import PaletteProvider, import_pages
 from tui.screens.page import Page, RolloutScreen
 from tui.state.fetch_queue import COST_FACTOR, Fetch, FetchQueue, KeyPriority
 from tui.state.model import Model
@@ -78,13 +77,13 @@ AWAY_S = 1_800.0
 """Without a key for so long, the user was away: the handover begins at the last key."""
 
 
-class Console(NavigationApp):
+class Console(DecidingApp):
     TITLE = "rolloutd"
     ENABLE_COMMAND_PALETTE = True
     COMMANDS: ClassVar[set[Any]] = {PaletteProvider}
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding(action.key, f"perform('{action.name}')", action.title, show=False)
-        for action in actions.ACTIONS
+        Binding(key, f"perform('{' '.join(names)}')", show=False)
+        for key, names in actions.names_by_key().items()
     ]
 
     def __init__(
@@ -107,7 +106,7 @@ class Console(NavigationApp):
         self.disconnected: Disconnected | None = None
         self.has_connected = False
         self.connection_count = 0
-        self._request_client = Client(client.path, REQUEST_TIMEOUT_S)
+        self.request_client = Client(client.path, REQUEST_TIMEOUT_S)
         self._stream_messages = MessageQueue()
         self._event_listener = EventListener(client, self._stream_messages, now)
         self._request_runner: RequestRunner | None = None
@@ -121,11 +120,12 @@ class Console(NavigationApp):
         self._drawn_at, self._needs_drawing = 0.0, False
         self._collected_at = time.monotonic()
         self._fetch_queue = FetchQueue(
-            self.model, self._request_client, self.call_daemon, now, self._keys.delay
+            self.model, self.request_client, self.call_daemon, now, self._keys.delay
         )
         for each in theme.THEMES:
             self.register_theme(each)
-        self.theme = theme.choose_theme(theme_name)
+        self._preferences = UserState("console")
+        self.theme = theme.choose_theme(theme_name or self._preferences.read().get("theme"))
         if still:
             self.animation_level = "none"
 
@@ -302,13 +302,13 @@ class Console(NavigationApp):
         return await self._request_runner.run(call)
 
     async def fetch_path(self, *parts: str, **query: Any) -> Response[Any]:
-        return await self.call_daemon(lambda: self._request_client.get(api_path(*parts), query))
+        return await self.call_daemon(lambda: self.request_client.get(api_path(*parts), query))
 
     async def fetch_log_tail(
         self, rollout: str, node: str, attempt: int, count: int
     ) -> Response[list[dict[str, Any]]]:
         path = api_path("rollouts", rollout, "nodes", node, "log")
-        stream = partial(self._request_client.stream, path, {"attempt": attempt})
+        stream = partial(self.request_client.stream, path, {"attempt": attempt})
         return await self.call_daemon(lambda: list(deque(stream(), maxlen=count)))
 
     def open_log(self, rollout: str, node: str, attempt: int | None, on_lines: OnLines) -> LogReader:
@@ -334,84 +334,21 @@ class Console(NavigationApp):
         if isinstance(self.screen, Modal):
             self.screen.take_key(event)
 
-    def action_perform(self, name: str) -> None:
-        """Run an action: an operation after its confirmation, else `do_NAME` of the page or the app."""
-        action = actions.ACTIONS_BY_NAME[name]
-        if action.operation is not None:
-            self._start_operation(action)
-            return
-        for owner in (self.screen, self):
-            method = getattr(owner, f"do_{name}", None)
-            if method is not None:
-                method()
+    def action_perform(self, names: str) -> None:
+        """Run the first of the named actions that the page has: after a confirmation, or by its `do_NAME`."""
+        for name in names.split():
+            action = actions.ACTIONS_BY_NAME[name]
+            if action.operation is not None:
+                self.start_operation(action)
                 return
-        where = ", ".join(sorted(action.screens))
-        self.show_message(f"{action.title}: not on this page{f'; it works on {where}' if where else ''}")
-
-    def _start_operation(self, action: Action) -> None:
-        page, operation = self.screen, action.operation
-        assert operation is not None
-        if not isinstance(page, Page):
-            return
-        selection = page.selection()
-        if operation is operations.UNFREEZE and selection.freeze is None:
-            self.do_locks()
-            self.show_message("unfreeze: put the cursor on the freeze to lift, then press U")
-            return
-        denied = operation.unavailable_reason(selection) or operation.permission(self.model, selection).reason
-        if denied:
-            self.show_message(f"{action.title}: {denied}", "warning")
-            return
-        if operation is operations.APPROVE and operations.has_unread_failures(selection):
-            assert selection.gate is not None
-            self.open_gate(selection.gate.key)
-            self.show_message("an approval covers the failures that are listed here: read them, then press a")
-            return
-
-        self._confirm(operation, selection)
-
-    def _confirm(self, operation: Operation, selection: Selection) -> None:
-        def submit(field_values: Mapping[str, str] | None) -> None:
-            if field_values is not None:
-                request = operation.request(selection, field_values)
-                self.run_worker(self._send_request(request), group="operations")
-
-        # The dialog opens before its review is loaded: keys typed meanwhile are the reason, not actions.
-        is_loading = operation is operations.APPROVE
-        dialog = Dialog(operation.confirmation(selection), is_loading=is_loading)
-        self.push_screen(dialog, submit)
-        if is_loading:
-            self.run_worker(self._load_review(dialog, selection), group="operations")
-
-    async def _load_review(self, dialog: Dialog, selection: Selection) -> None:
-        """Complete an approval with the gate's review, which must be new: another user's vote changes it."""
-        assert selection.rollout is not None
-        rollout = selection.rollout.id
-        response = await self.fetch_path("rollouts", rollout, "review")
-        if response.result is not None:
-            self.model.apply_review(rollout, response.result)
-        reviewed = replace(selection, review=response.result)
-        # The dialog handles its messages in order: this one after its mount, which a response may precede.
-        dialog.call_later(dialog.finish_loading, operations.APPROVE.confirmation(reviewed))
-
-    async def _send_request(self, request: OperationRequest) -> None:
-        methods = {
-            "POST": self._request_client.post,
-            "PUT": self._request_client.put,
-            "DELETE": self._request_client.delete,
-        }
-        response = await self.call_daemon(lambda: methods[request.method](request.path, dict(request.body)))
-        if response.error is not None:
-            self.show_message(f"refused: {response.error}", "error")
-        elif response.unreachable is not None:
-            is_unknown = response.unreachable.was_sent
-            effect = "The result is unknown: check before you retry" if is_unknown else "Nothing was done"
-            self.show_message(f"no response: {response.unreachable}. {effect}", "error")
-        else:
-            self.show_message(request.success_message)
-        self.model.request_fetch("status")
-        self.model.request_fetch("locks")
-        self._run_due_fetches()
+            for owner in (self.screen, self):
+                method = getattr(owner, f"do_{name}", None)
+                if method is not None:
+                    method()
+                    return
+        first = actions.ACTIONS_BY_NAME[names.split()[0]]
+        where = ", ".join(sorted(first.screens))
+        self.show_message(f"{first.title}: not on this page{f'; it works on {where}' if where else ''}")
 
     def show_message(
         self, text: str, severity: str = "information", *, timeout_s: float = MESSAGE_TIMEOUT_S
@@ -453,6 +390,7 @@ class Console(NavigationApp):
 
     def do_theme(self) -> None:
         self.theme = theme.DARK if self.theme == theme.LIGHT else theme.LIGHT
+        self._preferences.update({"theme": "light" if self.theme == theme.LIGHT else "dark"})
         # Textual redraws what it styles itself; the lines here have colours of their own.
         self.refresh(layout=True)
         self.screen.refresh(recompose=False)

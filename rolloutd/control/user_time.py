@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
-from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from machines.model.timefmt import format_rfc3339
+from rolloutd.control.user_state import UserState
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _DURATION = re.compile(r"(?:\d{1,6}[smhd])+")
@@ -67,24 +65,11 @@ class LastLook:
 
     def __init__(self, daemon: str, directory: Path | None = None) -> None:
         self._daemon = daemon
-        home = directory or Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
-        self._path = home / "rolloutd" / "last-look.json"
+        self._state = UserState("last-look", directory)
 
     def read(self, now: float) -> float:
-        at = self._read_all().get(self._daemon)
+        at = self._state.read().get(self._daemon)
         return at if isinstance(at, int | float) and at <= now else now - DEFAULT_SPAN_S
 
     def write(self, at: float) -> None:
-        looks = self._read_all() | {self._daemon: at}
-        with suppress(OSError):
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            # Replaced as a whole: two commands at once must not leave half a file.
-            staged = self._path.with_suffix(f".{os.getpid()}")
-            staged.write_text(json.dumps(looks), "utf-8")
-            staged.replace(self._path)
-
-    def _read_all(self) -> dict[str, object]:
-        with suppress(OSError, ValueError):
-            looks = json.loads(self._path.read_text("utf-8"))
-            return looks if isinstance(looks, dict) else {}
-        return {}
+        self._state.update({self._daemon: at})

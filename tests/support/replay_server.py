@@ -75,6 +75,18 @@ class _Handler(BaseHTTPRequestHandler):
             case ["handover"]:
                 fleet.asked_since.append(query["since"])
                 self._send_json(fleet.handover(query["since"]))
+            case ["nodes", _, "configuration"]:
+                self._send_json(fleet.configuration)
+            case ["nodes", name, "shell"]:
+                self._send_json({"node": name, "command": fleet.shell})
+            case ["inventory"]:
+                self._send_json(fleet.inventory)
+            case ["inventory", name]:
+                self._send_json({"node": {"node": name}, "pinned": {}, "reports": []})
+            case ["verdicts"]:
+                self._send_json({"verdicts": fleet.verdicts})
+            case ["rollouts", name, "prepare"]:
+                self._send_json({"rollout": name, "preparations": fleet.preparations})
             case ["changes"]:
                 self._send_json(fleet.changes)
             case ["rollouts", _, "comparison"]:
@@ -108,7 +120,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._send_json(fleet.error_response[1], fleet.error_response[0])
             return
         self.server.on_command(self.command, unquote(self.path), body)
-        self._send_json({})
+        *_, node, last = self.path.split("/")
+        self._send_json({"node": node, "command": fleet.shell} if last == "shell" else {})
 
     do_PUT = do_POST  # noqa: N815 - the base class names them so
     do_DELETE = do_POST  # noqa: N815

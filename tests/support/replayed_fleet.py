@@ -44,6 +44,11 @@ class ReplayedFleet:
         self.comparison = comparison_of(self.id)
         self.forecast = forecast_of(self.id)
         self.changes = CHANGES
+        self.configuration: JSON = {"current": None, "previous": None, "invalid": None}
+        self.inventory: JSON = {"nodes": [], "sources": [], "next": None}
+        self.verdicts: list[JSON] = []
+        self.preparations: list[JSON] = []
+        self.shell = ["true"]
         self.asked_since: list[str] = []
         self.state = "awaiting-approval"
         self.reason: JSON | None = None

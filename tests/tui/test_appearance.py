@@ -105,10 +105,10 @@ async def test_ascii_mode_draws_only_ascii(socket_dir: Path) -> None:
         assert "#m." in text
         for keys, seen in (
             (("n",), "b?ro-??"),
-            (("question_mark", "pagedown", "pagedown"), "DECIDE AND ACT"),
-            (("escape", "colon"), "open what is under the cursor"),
+            (("question_mark", "slash", *"approve", "enter"), "DECIDE AND ACT"),
+            (("escape", "escape", "colon"), "open what is under the cursor"),
             (("escape", "F"), "Start a freeze?"),
-            (("escape", "l"), "full line"),
+            (("escape", "w"), "full line"),
         ):
             await pilot.press(*keys)
             await wait_for_text(pilot, seen)

@@ -65,9 +65,9 @@ async def test_gate_page_shows_differences_to_previous_rollout(socket_dir: Path)
             "blob.bin is added (not shown)",
         ):
             assert line in text
-        assert "59 more lines: l shows all" in text
+        assert "59 more lines: w shows all" in text
         assert "line 98" not in text
-        await pilot.press("tab", *["down"] * 7, "l", *["space"] * 8)
+        await pilot.press("tab", *["down"] * 7, "w", *["space"] * 8)
         await wait_for_text(pilot, "line 98")
 
 

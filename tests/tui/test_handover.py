@@ -13,7 +13,7 @@ from tui.app import AWAY_S
 async def test_handover_shows_what_waits_changed_and_was_decided(socket_dir: Path) -> None:
     fleet = paused_fleet()
     async with run_console(fleet, socket_dir) as (_, pilot, _server):
-        await pilot.press("d")
+        await pilot.press("D")
         text = await wait_for_text(pilot, "WAITS 1", "CHANGED since", "DECISIONS 1")
         assert "proceed: the vote of infra is missing" in text
         assert "4 nodes changed, sea001-01 failed" in text
@@ -26,15 +26,15 @@ async def test_handover_begins_where_the_user_last_looked(socket_dir: Path) -> N
     fleet = paused_fleet()
     opened = fleet.at
     async with run_console(fleet, socket_dir) as (_, pilot, _server):
-        await pilot.press("d")
+        await pilot.press("D")
         await wait_until(pilot, lambda: len(fleet.asked_since) == 1)
         fleet.at += 60
-        await pilot.press("escape", "d")
+        await pilot.press("escape", "D")
         await wait_until(pilot, lambda: len(fleet.asked_since) == 2)
         # The user is away, and the console stays open.
         left = fleet.at
         fleet.at += 2 * AWAY_S
-        await pilot.press("escape", "d")
+        await pilot.press("escape", "D")
         await wait_until(pilot, lambda: len(fleet.asked_since) == 3)
     shown = [each.replace("+00:00", ".000Z") for each in fleet.asked_since]
     assert shown == [format_rfc3339(at) for at in (opened - DEFAULT_SPAN_S, opened, left)]
@@ -50,7 +50,7 @@ async def test_closing_the_console_is_the_last_look(socket_dir: Path) -> None:
 
 async def test_comparison_marks_outliers_first(socket_dir: Path) -> None:
     async with run_console(running_fleet(), socket_dir) as (_, pilot, _server):
-        await pilot.press("enter", "c")
+        await pilot.press("enter", "V")
         text = await wait_for_text(pilot, "NODES OF NOW 1 outlier", "1 canary took 30s")
         slow, like = text.index("slow-01"), text.index("like-01")
         assert slow < like

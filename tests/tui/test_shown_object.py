@@ -36,6 +36,15 @@ def busy_fleet() -> ReplayedFleet:
         {"id": f"freeze-{who}", "scope": "all", "by": who, "reason": f"party of {who}", **LOCKED}
         for who in ("ana", "bo")
     ]
+    text = {"kind": "owners-differ", "about": "team", "values": {}, "text": "two teams", "warning": False}
+    conflicts = [{**text, "since": LOCKED["at"]}]
+    fleet.inventory["nodes"] = [
+        {"node": node, "quarantined": True, "conflicts": conflicts} for node in ("pay000-00", "pay000-01")
+    ]
+    row = {"content": "", "bytes": 0, "text": "", "attempt": 1, "seconds": 1.0, "forced": False}
+    fleet.preparations = [
+        {**row, "node": node, "stage": "image", "state": "failed"} for node in ("pay000-00", "pay000-01")
+    ]
     fleet.unobserved = {name: f"{name} was last seen up" for name in ("pay000-00", "pay000-02")}
     return fleet
 
@@ -107,8 +116,10 @@ def check_page(app: Console, fleet: ReplayedFleet) -> set[str]:
 OPENED: dict[str, tuple[tuple[str, ...], str, set[str]]] = {
     "fleet": ((), "kernel-x7k2p", {"pause", "cancel", "approve"}),
     "rollout": (("enter",), "FAILED", {"retry", "skip", "rollback", "pause"}),
-    "nodes": (("n",), "12 nodes", {"retry", "skip", "rollback", "hold"}),
-    "node": (("n", "enter"), "ATTEMPT", {"hold"}),
+    "nodes": (("n",), "12 nodes", {"retry", "skip", "rollback", "hold", "shell"}),
+    "node": (("n", "enter"), "ATTEMPT", {"hold", "shell"}),
+    "inventory": (("6",), "CONFLICTS 2", {"hold", "shell"}),
+    "preparation": (("enter", "P"), "2 failed", {"hold", "shell"}),
     "gates": (("2",), "THE PLAN", {"approve", "reject"}),
     "locks": (("3",), "HOLDS", {"release", "unfreeze", "hold"}),
     "audit": (("4",), "entr", set()),

@@ -128,3 +128,16 @@ def progress_bar(fractions: Sequence[tuple[float, str]], width: int) -> Line:
     if left > 0:
         line.append(("─" * left, "faint"))
     return line
+
+
+def mark_matches(line: Line, wanted: str) -> Line:
+    """Return the line with each match of a text in the role `match`, case ignored."""
+    if not wanted or wanted.lower() not in line_text(line).lower():
+        return line
+    pattern = re.compile(f"({re.escape(wanted)})", re.IGNORECASE)
+    return [
+        (part, "match" if number % 2 else role)
+        for text, role in line
+        for number, part in enumerate(pattern.split(text))
+        if part
+    ]

@@ -36,6 +36,7 @@ _DARK_STYLES = {
     "live": "#93c97f",
     "brand": "bold #82aaff",
     "tab": "bold #16181d on #82aaff",
+    "match": "reverse #e5b567",
 }
 _LIGHT_STYLES = {
     "": "#2a2e38",
@@ -60,6 +61,7 @@ _LIGHT_STYLES = {
     "live": "#2f7d32",
     "brand": "bold #2757c4",
     "tab": "bold #ffffff on #2757c4",
+    "match": "reverse #8a5a00",
 }
 
 ROLE_STYLES: Mapping[str, Mapping[str, Style]] = {

@@ -20,7 +20,8 @@ CONFIRM_DIGEST_LENGTH = 4
 class Selection:
     """What an operation applies to.
 
-    `shown_failures` are the failures that were on the screen, `review` what the daemon says of the gate.
+    `shown_failures` are the failures that were on the screen, `review` what the daemon says of the gate,
+    `shell` the command that opens a shell on the node.
     """
 
     rollout: RolloutState | None = None
@@ -31,6 +32,7 @@ class Selection:
     freeze: wire_fleet.Freeze | None = None
     shown_failures: tuple[str, ...] | None = None
     review: wire_plans.Review | None = None
+    shell: wire_fleet.ShellCommand | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +50,13 @@ class InputField:
 
 @dataclass(frozen=True, slots=True)
 class OperationRequest:
-    """A request to the daemon, and the message after its success."""
+    """A request to the daemon, the message after its success, and the command that then runs here."""
 
     method: str
     path: str
     body: Mapping[str, Any]
     success_message: str
+    command: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Modal screens: the confirmation of an operation, a one-line prompt, and a text viewer.
+"""Modal screens: the confirmation of an operation, and a one-line prompt.
 
 No operation runs on a single key: the user types a reason or presses a button.
 Before an irreversible one the user types the start of the digest too.
@@ -19,7 +19,6 @@ from textual.widget import Widget
 from textual.widgets import Button, Input, Label, Static
 
 from rolloutd.control import user_time
-from tui.formatting.lines import sanitize
 from tui.operations.confirm import Confirmation, InputField
 
 T = TypeVar("T")
@@ -27,9 +26,6 @@ T = TypeVar("T")
 DIGEST_FIELD_NAME = "digest-prefix"
 
 LOADING = "loading what this starts"
-
-MAX_CHARS = 100_000
-"""Characters in the text viewer, some thousand lines; rolloutctl prints longer texts in full."""
 
 
 class Modal(ModalScreen[T]):
@@ -182,7 +178,7 @@ class Prompt(Modal[str | None]):
 
     def compose(self) -> ComposeResult:
         with Horizontal():
-            yield Label(f"/ {self._label}:", markup=False)
+            yield Label(f"{self._label}:", markup=False)
             yield Input(self._text, compact=True)
 
     def on_input_changed(self, event: Input.Changed) -> None:
@@ -191,44 +187,3 @@ class Prompt(Modal[str | None]):
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         self.dismiss(event.value.strip())
-
-
-class TextViewer(Modal[None]):
-    """A scrollable view of a text that does not fit its line."""
-
-    DEFAULT_CSS = """
-    TextViewer { align: center middle; background: $background 60%; }
-    TextViewer > VerticalScroll {
-        width: 96%; height: auto; max-height: 90%; padding: 0 2;
-        border: round $primary; background: $panel; scrollbar-size-vertical: 1;
-    }
-    TextViewer #title { text-style: bold; margin-bottom: 1; }
-    TextViewer #hint { color: $foreground 60%; margin-top: 1; }
-    """
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape,enter,l,backspace,q,ctrl+c", "dismiss(None)", show=False),
-        Binding("y", "copy", show=False),
-        Binding("j", "scroll('scroll_down')", show=False),
-        Binding("k", "scroll('scroll_up')", show=False),
-        Binding("space", "scroll('page_down')", show=False),
-    ]
-
-    def __init__(self, title: str, text: str) -> None:
-        super().__init__()
-        self._title = sanitize(title)
-        rest = "\n(cut here: rolloutctl review prints all of it)" if len(text) > MAX_CHARS else ""
-        self._text = "\n".join(sanitize(line) for line in f"{text[:MAX_CHARS]}{rest}".splitlines())
-
-    def compose(self) -> ComposeResult:
-        with VerticalScroll():
-            yield Static(self._title, id="title", markup=False)
-            yield Static(self._text, id="text", markup=False)
-            yield Static("esc back   y copy   ↑ ↓ scroll", id="hint", markup=False)
-
-    def action_copy(self) -> None:
-        self.app.copy_to_clipboard(self._text)
-        self.query_one("#hint", Static).update("copied to the terminal's clipboard")
-
-    def action_scroll(self, action: str) -> None:
-        """Scroll with the keys that move the cursor in lists."""
-        getattr(self.query_one(VerticalScroll), f"action_{action}")()

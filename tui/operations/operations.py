@@ -6,6 +6,7 @@ they say what will happen and which digest it is bound to.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from typing import Any
 
@@ -179,6 +180,32 @@ def _return_operation() -> Operation:
         return OperationRequest("POST", path, dict(field_values), f"{node} is returning to service")
 
     return Operation(unavailable_reason, _rollout_permission, confirmation, request)
+
+
+def _shell_permission(model: Model, selection: Selection) -> Permission:
+    # Outside a rollout the node's team is not known here; the daemon decides.
+    if selection.node is None:
+        return permissions.hold_and_freeze_permission(model)
+    return permissions.team_permission(model, selection.node.team)
+
+
+def _shell_operation() -> Operation:
+    def confirmation(selection: Selection) -> Confirmation:
+        shell = selection.shell
+        command = (f"It runs here, as you: {shlex.join(shell['command'])}",) if shell is not None else ()
+        recorded = "The audit records the command and your reason, and nothing of what you do there."
+        return Confirmation(
+            f"Open a shell on {selection.node_name}?", (*command, recorded), (REASON_FIELD,), "shell"
+        )
+
+    def request(selection: Selection, field_values: FieldValues) -> OperationRequest:
+        node, shell = selection.node_name, selection.shell
+        command = () if shell is None else tuple(shell["command"])
+        path = api_path("nodes", node, "shell")
+        return OperationRequest("POST", path, dict(field_values), f"the shell on {node} has ended", command)
+
+    unavailable_reason = _reason_without("node_name", "no node is selected")
+    return Operation(unavailable_reason, _shell_permission, confirmation, request)
 
 
 # -- a gate ---------------------------------------------------------------------
@@ -427,6 +454,7 @@ ROLL_BACK = _node_operation(
     "done",
 )
 RETURN = _return_operation()
+SHELL = _shell_operation()
 HOLD = _hold_operation()
 RELEASE = _release_operation()
 FREEZE = _freeze_operation()

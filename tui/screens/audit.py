@@ -72,11 +72,15 @@ class AuditPage(Page):
     def do_open(self) -> None:
         entry = self._selected_entry()
         if entry is None or not entry["rollout"]:
-            self.console.show_message("open: no rollout has this entry; l shows it in full")
+            self.console.show_message("open: no rollout has this entry; w shows it in full")
         elif entry["node"]:
             self.console.open_node(entry["rollout"], entry["node"])
         else:
             self.console.open_rollout(entry["rollout"])
+
+    def object_under_cursor(self) -> tuple[str, Any] | None:
+        entry = self._selected_entry()
+        return None if entry is None else (f"entry {entry['seq']}", dict(entry))
 
     def full_text(self) -> tuple[str, str] | None:
         """Return an entry as its sentence and as its JSON."""

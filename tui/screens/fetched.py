@@ -11,6 +11,7 @@ from rolloutd.control import response_text, wire, wire_audit, wire_fleet
 from tui.formatting import formatting, lines
 from tui.formatting.glyphs import PHASE_GLYPHS
 from tui.formatting.lines import Line, fit
+from tui.operations.confirm import Selection
 from tui.screens.page import Item, Page, heading, note_row, static_line
 from tui.state.values import parse_timestamp
 from tui.widgets import summaries
@@ -153,6 +154,64 @@ def _node_row(node: wire.ComparedNode) -> Item:
         (lines.sanitize(outlier), "warn"),
     ]
     return node["node"], static_line(line)
+
+
+PREPARATION_ROLES = {
+    "failed": "bad",
+    "disturbed": "bad",
+    "running": "run",
+    "waiting": "pending",
+    "done": "ok",
+    "skipped": "dim",
+}
+"""Roles of the states, the most urgent state first."""
+
+
+class PreparationPage(FetchedPage):
+    """The prepare stages of a rollout on each of its nodes; those that failed come first."""
+
+    screen_name = "preparation"
+    refresh_interval_s = 2.0
+    """A stage of a large artifact takes minutes."""
+
+    def __init__(self, rollout: str) -> None:
+        super().__init__("rollouts", rollout, "prepare")
+        self.rollout_id = rollout
+
+    def breadcrumb(self) -> str:
+        return f"▸ {self.rollout_id} ▸ preparation"
+
+    def selection(self) -> Selection:
+        rollout = self.console.model.rollouts.get(self.rollout_id)
+        return Selection(rollout=rollout, node_name=self.body.cursor_key.partition(":")[0])
+
+    def found_items(self, found: wire.Preparations) -> Iterator[Item]:
+        states = list(PREPARATION_ROLES)
+        rows = sorted(found["preparations"], key=lambda each: states.index(each["state"]))
+        counts = Counter(each["state"] for each in rows)
+        yield heading("PREPARATION", ", ".join(f"{number} {state}" for state, number in counts.items()))
+        for each in rows:
+            yield f"{each['node']}:{each['stage']}", static_line(_preparation_line(each))
+        if not rows:
+            yield note_row("the plan has no prepare stages")
+
+    def do_open(self) -> None:
+        if self.body.cursor_key:
+            self.console.open_node(self.rollout_id, self.body.cursor_key.partition(":")[0])
+
+
+def _preparation_line(each: wire.Preparation) -> Line:
+    role = PREPARATION_ROLES[each["state"]]
+    took = formatting.format_clock(each["seconds"]) if each["attempt"] else ""
+    again = f"attempt {each['attempt']}" if each["attempt"] > 1 else ""
+    return [
+        ("  ", ""),
+        (fit(each["node"], 20), "bold"),
+        (fit(f"{each['stage']}{' (forced)' if each['forced'] else ''}", 20), ""),
+        (fit(each["state"], 11), role),
+        (f"{took:>7}  {again}  ", "dim"),
+        (lines.sanitize(each["text"]), role if role == "bad" else "dim"),
+    ]
 
 
 class HandoverPage(FetchedPage):

@@ -93,6 +93,10 @@ class GatesPage(TwoPanes):
         gate = None if selected.gate["state"] in ("open", "in-doubt") else selected
         return Selection(rollout=selected.rollout, gate=gate, shown_failures=shown)
 
+    def object_under_cursor(self) -> tuple[str, Any] | None:
+        selected = self.selected_gate()
+        return None if selected is None else (event_text.gate_label(selected.gate), dict(selected.gate))
+
     def full_text(self) -> tuple[str, str] | None:
         """Return the whole playbook or all differences if the cursor is on their lines."""
         selected, content = self.selected_gate(), self.query_one("#content", VirtualList)
@@ -353,12 +357,12 @@ def _file_items(title: str, file: wire_plans.PlaybookText) -> Iterator[Item]:
 
 
 def _text_items(key: str, text: Sequence[str], role: Callable[[str], str]) -> Iterator[Item]:
-    """Yield the first lines of a text; `l` on one of them shows the whole text."""
+    """Yield the first lines of a text; `w` on one of them shows the whole text."""
     for number, line in enumerate(text[:MAX_TEXT_LINES]):
         yield fixed_row(f"{key}:{number}", [(f"  {lines.sanitize(line)}", role(line))])
     if len(text) > MAX_TEXT_LINES:
         rest = formatting.pluralize(len(text) - MAX_TEXT_LINES, "more line")
-        yield fixed_row(f"{key}:rest", [(f"  {rest}: l shows all", "dim")])
+        yield fixed_row(f"{key}:rest", [(f"  {rest}: w shows all", "dim")])
 
 
 def _target_items(pending: PendingGate, review: wire_plans.Review | None) -> Iterator[Item]:

@@ -51,7 +51,7 @@ class LocksPage(Page):
         elif kind == "pool" and (found := [x for x in summaries.sort_by_urgency(model) if name in x.pools]):
             self.console.open_nodes(found[0].id, pool=name)
         else:
-            self.console.show_message("open: no rollout has this row; l shows it in full")
+            self.console.show_message("open: no rollout has this row; w shows it in full")
 
     def build_items(self) -> Iterator[Item]:
         locks = self.console.model.locks

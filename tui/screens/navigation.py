@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from typing import cast
 
@@ -15,10 +15,12 @@ from textual.app import App
 from textual.command import DiscoveryHit, Hit, Hits, Provider
 
 import tui.screens
+from tui.formatting.documents import describe_node, to_yaml
 from tui.formatting.glyphs import PHASE_GLYPHS
-from tui.formatting.lines import Line, fit, justify, line_width
+from tui.formatting.lines import Line, fit, justify, line_width, sanitize
 from tui.operations import actions
-from tui.operations.dialog import TextViewer
+from tui.operations.confirm import Selection
+from tui.operations.programs import has_terminal, pager_command, run_program
 from tui.screens.console_context import ConsoleContext
 from tui.screens.page import Item, Page, heading, static_line
 
@@ -66,7 +68,88 @@ class NavigationApp(App[None]):
     def do_whole(self) -> None:
         full_text = self.screen.full_text() if isinstance(self.screen, Page) else None
         if full_text is not None:
-            self.push_screen(TextViewer(*full_text))
+            self.open_text(*full_text)
+
+    def do_yaml(self) -> None:
+        found = self.screen.object_under_cursor() if isinstance(self.screen, Page) else None
+        if found is None:
+            self.context.show_message("YAML: nothing is under the cursor")
+            return
+        title, value = found
+        if isinstance(value, tuple):
+            self._open_fetched(f"{title} YAML", self._fetch_yaml(*value))
+        else:
+            self.open_text(f"{title} YAML", to_yaml(value))
+
+    async def _fetch_yaml(self, *path: str) -> str:
+        response = await self.context.fetch_path(*path)
+        return str(response.error or response.unreachable or to_yaml(response.result))
+
+    def do_logs(self) -> None:
+        if (node := self._node_under_cursor("logs")) is not None:
+            self.open_node(*node, shows_steps=False)
+
+    def do_describe(self) -> None:
+        if (node := self._node_under_cursor("describe")) is not None:
+            self._open_fetched(f"{node[1]} description", self._fetch_description(*node))
+
+    async def _fetch_description(self, rollout: str, node: str) -> str:
+        detail = await self.context.fetch_path("rollouts", rollout, "nodes", node)
+        configuration = await self.context.fetch_path("nodes", node, "configuration")
+        if detail.result is None:
+            return str(detail.error or detail.unreachable)
+        return describe_node(rollout, detail.result, configuration.result)
+
+    def _node_under_cursor(self, action: str) -> tuple[str, str] | None:
+        """Return the rollout and the name of the selected node, or say that there is none."""
+        selection = self.screen.selection() if isinstance(self.screen, Page) else Selection()
+        name, locks = selection.node_name, self.context.model.locks
+        pools = () if locks is None else locks["pools"]
+        holders = (each for pool in pools for each in pool["holders"] if each["node"] == name)
+        rollouts = [selection.rollout.id] if selection.rollout is not None else []
+        rollouts += [each["rollout"] for each in holders if each["rollout"]]
+        if name and rollouts:
+            return rollouts[0], name
+        where = f"{name} is in no live rollout" if name else "no node is selected"
+        self.context.show_message(f"{action}: {where}")
+        return None
+
+    def do_plan(self) -> None:
+        """Show the plan in the user's pager, or on a page where no program can take the terminal."""
+        rollout = self.screen.selection().rollout if isinstance(self.screen, Page) else None
+        if rollout is None:
+            self.context.show_message("plan: no rollout is selected")
+            return
+        load = self._fetch_yaml("rollouts", rollout.id, "plan")
+        if has_terminal(self) and pager_command():
+            self.run_worker(self._page_through(load), group="pager", exclusive=True)
+        else:
+            self._open_fetched(f"{rollout.id} plan", load)
+
+    async def _page_through(self, load: Awaitable[str]) -> None:
+        text = "\n".join(sanitize(line) for line in (await load).splitlines())
+        if problem := run_program(self, pager_command(), text):
+            self.context.show_message(problem, "error")
+
+    def _open_fetched(self, title: str, load: Awaitable[str]) -> None:
+        from tui.screens.text import TextPage
+
+        page = TextPage(title)
+
+        async def show() -> None:
+            page.show_text(await load)
+
+        self.push_screen(page)
+        self.run_worker(show(), group="text")
+
+    def open_text(self, title: str, text: str) -> None:
+        from tui.screens.text import TextPage
+
+        self.push_screen(TextPage(title, text))
+
+    @property
+    def context(self) -> ConsoleContext:
+        return cast("ConsoleContext", self)
 
     def do_locks(self) -> None:
         from tui.screens.locks import LocksPage
@@ -83,6 +166,16 @@ class NavigationApp(App[None]):
 
         self._switch_to(TeamsPage)
 
+    def do_inventory(self) -> None:
+        from tui.screens.inventory import InventoryPage
+
+        self._switch_to(InventoryPage)
+
+    def do_verdicts(self) -> None:
+        from tui.screens.inventory import VerdictsPage
+
+        self._switch_to(VerdictsPage)
+
     def do_changes(self) -> None:
         from tui.screens.fetched import ChangesPage
 
@@ -93,14 +186,19 @@ class NavigationApp(App[None]):
 
         self.push_screen(ComparisonPage(rollout))
 
+    def open_preparation(self, rollout: str) -> None:
+        from tui.screens.fetched import PreparationPage
+
+        self.push_screen(PreparationPage(rollout))
+
     def open_forecast(self, rollout: str) -> None:
         from tui.screens.forecast import ForecastPage
 
         self.push_screen(ForecastPage(rollout))
 
     def do_help(self) -> None:
-        if not isinstance(self.screen, HelpPage):
-            self.push_screen(HelpPage())
+        if isinstance(self.screen, Page) and not isinstance(self.screen, HelpPage):
+            self.push_screen(HelpPage(self.screen.screen_name))
 
     def _switch_to(self, page: Callable[..., Page], *args: str) -> None:
         if type(self.screen) is not page:
@@ -123,10 +221,10 @@ class NavigationApp(App[None]):
 
         self.push_screen(NodesPage(rollout, pool=pool, reason=reason))
 
-    def open_node(self, rollout: str, node: str) -> None:
+    def open_node(self, rollout: str, node: str, *, shows_steps: bool = True) -> None:
         from tui.screens.node import NodePage
 
-        self.push_screen(NodePage(rollout, node))
+        self.push_screen(NodePage(rollout, node, shows_steps=shows_steps))
 
 
 class PaletteProvider(Provider):
@@ -168,7 +266,15 @@ class HelpPage(Page):
 
     screen_name = "help"
 
+    def __init__(self, opened_from: str = "") -> None:
+        super().__init__()
+        self._opened_from = opened_from
+
     def build_items(self) -> Iterator[Item]:
+        yield heading("ON THIS PAGE", self._opened_from)
+        for action in actions.ACTIONS:
+            if self._opened_from in action.screens:
+                yield f"here:{action.name}", _key_row(action.key_label, action.title, action.help)
         for group, title in ACTION_GROUPS:
             yield heading(title)
             if group == "move":
@@ -179,6 +285,9 @@ class HelpPage(Page):
                     is_narrow = action.operation is not None and len(action.screens) < 5
                     screens = f"on {', '.join(sorted(action.screens))}" if is_narrow else ""
                     yield action.name, _key_row(action.key_label, action.title, action.help, screens)
+        yield heading("KEYS THAT MOVED SINCE 0.1")
+        for key, title, now in actions.MOVED:
+            yield f"moved:{key}", _key_row(key, title, f"now {now}")
         yield heading("GLYPHS")
         for name, (glyph, role) in PHASE_GLYPHS.items():
             yield f"glyph:{name}", static_line([("  ", ""), (f"{glyph:<17}", role), (name, "")])

@@ -32,6 +32,7 @@ from tui.screens.page import (
     note_row,
     static_line,
 )
+from tui.screens.text import SearchablePage
 from tui.state.values import NodeState, parse_timestamp
 from tui.widgets import summaries
 from tui.widgets.virtual_list import Banner, VirtualList
@@ -53,7 +54,7 @@ STEP_GLYPHS = {
 }
 
 
-class NodePage(TwoPanes, RolloutScreen):
+class NodePage(TwoPanes, RolloutScreen, SearchablePage):
     screen_name = "node"
     initial_focus = "#log"
     panes = ("log", "steps")
@@ -64,10 +65,12 @@ class NodePage(TwoPanes, RolloutScreen):
     NodePage.-wide #steps { width: 2fr; }
     NodePage.-wide #logs { width: 3fr; }
     NodePage #log { height: 1fr; }
+    NodePage.-log-only #steps { display: none; }
     """
 
-    def __init__(self, rollout: str, node: str) -> None:
+    def __init__(self, rollout: str, node: str, *, shows_steps: bool = True) -> None:
         super().__init__(rollout)
+        self.set_class(not shows_steps, "-log-only")
         self.node_name = node
         self.detail: wire.NodeDetail | None = None
         self.log_lines: deque[dict[str, Any]] = deque(maxlen=MAX_LOG_LINES)
@@ -157,11 +160,28 @@ class NodePage(TwoPanes, RolloutScreen):
         message = "following the log" if self.is_following else "log stopped: press f to follow it again"
         self.console.show_message(message)
 
-    def do_copy(self) -> None:
-        shown = [f"{each['at']} {each['text']}" for each in self._shown_log_lines()]
-        self.app.copy_to_clipboard("\n".join(shown))
-        count = formatting.pluralize(len(shown), "line")
-        self.console.show_message(f"copied {count} to the terminal's clipboard")
+    def do_logs(self) -> None:
+        """Show the log alone, or the steps too."""
+        self.toggle_class("-log-only")
+        self.query_one("#log").focus()
+
+    def do_filter_log(self) -> None:
+        self.do_find()
+
+    @property
+    def searched(self) -> VirtualList:
+        return self.query_one("#log", VirtualList)
+
+    def whole_text(self) -> tuple[str, str]:
+        """Return the log that is kept here: of a very long one, its latest part."""
+        attempt = self.attempt or (self.detail["attempt"] if self.detail is not None else 0)
+        name = f"{self.rollout_id}-{self.node_name}-{attempt}.log"
+        return name, "".join(f"{each['at']} {each['text']}\n" for each in self._shown_log_lines())
+
+    def _go_to_match(self, direction: int, *, includes_cursor: bool = False) -> None:
+        # The end of a log that grows would move the cursor away from the match.
+        self.is_following = False
+        super()._go_to_match(direction, includes_cursor=includes_cursor)
 
     def _change_attempt(self, delta: int) -> None:
         latest = self.detail["attempt"] if self.detail is not None else 0
@@ -277,7 +297,7 @@ class NodePage(TwoPanes, RolloutScreen):
         was_last = log.rows is None or log.cursor >= len(log.rows) - 1
         shown = self._shown_log_lines()
         log.set_rows(
-            LazyRows(shown, lambda line: str(line["offset"]), lambda line, _width: log_line(line))
+            LazyRows(shown, lambda line: str(line["offset"]), lambda line, _width: self.mark(log_line(line)))
             if shown
             else item_rows([note_row(self._empty_log_text())])
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import partial, partialmethod
 from operator import attrgetter
 from typing import Any
 
@@ -22,11 +22,13 @@ MIN_NAME_WIDTH, MAX_NAME_WIDTH = 13, 40
 
 _PHASE_RANK: Mapping[str, int] = {"failed": 0, **dict.fromkeys(BUSY_PHASES, 1), "pending": 2, "done": 3}
 
+BY_NAME, BY_AGE = "by name", "latest change first"
+
 SORT_KEYS: Mapping[str, Callable[[NodeState], Any]] = {
     "plan order": lambda _: 0,
     "most urgent first": lambda node: (_PHASE_RANK.get(node.phase, 9), node.since or 0.0),
-    "latest change first": lambda node: -(node.since or 0.0),
-    "by name": lambda node: natural_sort_key(node.node),
+    BY_AGE: lambda node: -(node.since or 0.0),
+    BY_NAME: lambda node: natural_sort_key(node.node),
 }
 """Sort orders; nodes with equal keys stay in plan order."""
 
@@ -67,9 +69,14 @@ class NodesPage(RolloutScreen):
 
     def do_sort(self) -> None:
         orders = list(SORT_KEYS)
-        self.node_order = orders[(orders.index(self.node_order) + 1) % len(orders)]
+        self._sort(orders[(orders.index(self.node_order) + 1) % len(orders)])
+
+    def _sort(self, order: str) -> None:
+        self.node_order = order
         self.update_view()
         self.body.show_cursor(at_top=True)
+
+    do_sort_by_name, do_sort_by_age = partialmethod(_sort, BY_NAME), partialmethod(_sort, BY_AGE)
 
     def _filtered_nodes(self) -> list[NodeState]:
         rollout = self.rollout

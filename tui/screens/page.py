@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 from textual.app import ComposeResult
 from textual.containers import Container
@@ -32,9 +32,6 @@ from tui.widgets import summaries
 from tui.widgets.summaries import PendingGate
 from tui.widgets.virtual_list import Banner, BlankWidget, LineWidget, VirtualList
 
-NARROW_WIDTH = 110
-"""Cells below which the breadcrumb replaces the tabs."""
-
 WIDE_LAYOUT_WIDTH = 132
 """Cells from which the two panes of a page stand side by side."""
 
@@ -53,7 +50,8 @@ GATE_GLYPHS = {
 
 _COLUMN_GAP = re.compile(r" {8,}")
 
-TABS = ("fleet", "gates", "locks", "audit", "teams")
+TABS = ("fleet", "gates", "locks", "audit", "teams", "inventory", "verdicts")
+"""The pages of the digits, each the name of its action too."""
 
 Item = tuple[str, Callable[[int], Line]]
 """A row: its unique key, empty where the cursor cannot be, and a function that draws it."""
@@ -139,8 +137,8 @@ class Page(BlankWidget, Screen[None]):
 
     DEFAULT_CSS = """
     Page { layout: vertical; background: $background; }
-    Page > #top { dock: top; background: $panel; }
-    Page > #keys { dock: bottom; background: $panel; }
+    Page > #top { background: $panel; }
+    Page > #keys { background: $panel; }
     Page > #body { height: 1fr; }
     """
     screen_name = ""
@@ -155,6 +153,7 @@ class Page(BlankWidget, Screen[None]):
     def __init__(self) -> None:
         super().__init__()
         self.filter_text = ""
+        self._first_key = self._keys_shown = 0
 
     @property
     def console(self) -> ConsoleContext:
@@ -184,6 +183,31 @@ class Page(BlankWidget, Screen[None]):
     def selection(self) -> Selection:
         """Return what the next operation applies to."""
         return Selection()
+
+    def object_under_cursor(self) -> tuple[str, Any] | None:
+        """Return a title and a value, or the parts of the path from which the value is fetched."""
+        match self.selection():
+            case Selection(hold=dict() as hold):
+                return f"hold of {hold['node']}", hold
+            case Selection(freeze=dict() as freeze):
+                return f"freeze of {freeze['scope']}", freeze
+            case Selection(rollout=RolloutState() as rollout, node_name=str(node)) if node:
+                return node, ("rollouts", rollout.id, "nodes", node)
+            case Selection(node_name=str(node)) if node:
+                return node, ("inventory", node)
+            case Selection(rollout=RolloutState() as rollout):
+                return rollout.id, ("rollouts", rollout.id)
+        return None
+
+    def do_copy(self) -> None:
+        """Copy the name of what is under the cursor."""
+        selection = self.selection()
+        name = selection.node_name or (selection.rollout.id if selection.rollout is not None else "")
+        if name:
+            self.app.copy_to_clipboard(name)
+        self.console.show_message(
+            f"copied {name} to the terminal's clipboard" if name else "copy: nothing here has a name"
+        )
 
     def breadcrumb(self) -> str:
         return ""
@@ -254,15 +278,16 @@ class Page(BlankWidget, Screen[None]):
         current = self.screen_name if self.screen_name in TABS else "fleet"
         # A filter hides rows: it must be visible on every page.
         filtered: Line = [(f" /{sanitize(self.filter_text)} ", "tab")] if self.filter_text else []
-        if (crumbs or filtered) and width < NARROW_WIDTH:
-            return [
-                justify([(f" {current} ", "tab"), (f" {crumbs} ", "bold"), *filtered, *badge], status, width)
-            ]
-        line: Line = []
-        for number, name in enumerate(TABS, start=1):
-            line.append((f" {number} {name} ", "tab" if name == current else "dim"))
-            line += badge if name == "gates" else []
-        return [justify([*line, (f"  {crumbs} " if crumbs else "", "bold"), *filtered], status, width)]
+        place: Line = [(f" {crumbs} " if crumbs else "", "bold"), *filtered]
+        for has_names in (True, False):
+            tabs: Line = []
+            for number, name in enumerate(TABS, start=1):
+                text = f" {number} {name} " if has_names or name == current else f" {number}"
+                tabs.append((text, f"{'tab' if name == current else 'dim'}@{name}"))
+                tabs += badge if name == "gates" else []
+            if line_width([*tabs, *place, *status]) < width:
+                break
+        return [justify([*tabs, *place], status, width)]
 
     def _render_alerts(self, width: int) -> Sequence[Line]:
         lines = self.console.alerts(width)
@@ -270,34 +295,51 @@ class Page(BlankWidget, Screen[None]):
         return lines
 
     def _render_keys(self, width: int) -> Sequence[Line]:
+        """Return the messages, and the keys that work here; a click on a key performs its action.
+
+        Not Textual's footer: it mounts a widget for each key again when one changes, which takes 60 ms.
+        """
         selection = self.selection()
-        line: Line = [(" ", "")]
         shown = [each for each in sorted(actions.ACTIONS, key=_key_rank) if self.screen_name in each.screens]
+        keys = [self._render_key(each, selection) for each in shown if each.name != "help"]
         # A user who may only read needs the other keys first.
-        for key in sorted((self._render_key(each, selection) for each in shown), key=_is_not_permitted):
-            if line_width(line) + line_width(key) > width - 8:
+        keys = sorted(filter(None, keys), key=_is_not_permitted)
+        self._first_key %= len(keys) or 1
+        more: Line = [("… ", "dim@more_keys")]
+        help_keys: Line = [("?", "key@help"), (" keys ", "dim@help")]
+        room = width - line_width([*more, *help_keys]) - 1
+        line: Line = [(" ", "")]
+        for number, key in enumerate(keys[self._first_key :], start=1):
+            if line_width([*line, *key]) > room:
                 break
             line += key
+            self._keys_shown = number
+        cut = more if self._first_key or self._keys_shown < len(keys) else []
         # Above the key line, where a message covers nothing: a toast would hide what the page says.
         messages = self.console.message_lines(width)
-        return [*messages, justify(line, [("?", "key"), (" keys ", "dim")], width)]
+        return [*messages, justify(line, [*cut, *help_keys], width)]
+
+    def do_more_keys(self) -> None:
+        """Show the keys after those of the key line, or the first ones again."""
+        self._first_key += self._keys_shown
+        self.update_view()
 
     def _render_key(self, action: Action, selection: Selection) -> Line:
-        operation, model = action.operation, self.console.model
-        if action.name == "help" or (operation is not None and operation.unavailable_reason(selection)):
+        operation, model, name = action.operation, self.console.model, action.name
+        if operation is not None and operation.unavailable_reason(selection):
             return []
         if (
             operation is not None
             and model.current_user is not None
             and not operation.permission(model, selection).is_allowed
         ):
-            return [(f"{action.key_label} {action.title} (not permitted)  ", "faint")]
-        title = "show all" if action.name == "back" and self.filter_text else action.title
-        return [(action.key_label, "key"), (f" {title}  ", "dim")]
+            return [(f"{action.key_label} {action.title} (not permitted)  ", f"faint@{name}")]
+        title = "show all" if name == "back" and self.filter_text else action.title
+        return [(action.key_label, f"key@{name}"), (f" {title}  ", f"dim@{name}")]
 
 
 def _is_not_permitted(key: Line) -> bool:
-    return bool(key) and key[0][1] == "faint"
+    return key[0][1].startswith("faint")
 
 
 def _key_rank(action: Action) -> int:

@@ -155,6 +155,9 @@ class RolloutPage(TwoPanes, RolloutScreen):
     def do_compare(self) -> None:
         self.console.open_comparison(self.rollout_id)
 
+    def do_preparation(self) -> None:
+        self.console.open_preparation(self.rollout_id)
+
     def do_forecast(self) -> None:
         self.console.open_forecast(self.rollout_id)
 
@@ -354,7 +357,7 @@ class RolloutPage(TwoPanes, RolloutScreen):
             return
         self._request_log_tail(failed[0])
         width = lines.column_width((node.node for node in failed), MIN_NAME_WIDTH, MAX_NAME_WIDTH)
-        yield heading("FAILED", f"{len(failed)}: r retry, s skip, b roll back")
+        yield heading("FAILED", f"{len(failed)}: r retry, S skip, b roll back")
         for number, node in enumerate(failed):
             if number:
                 yield f"node:{node.node}", _failed_row(node, width)

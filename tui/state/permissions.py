@@ -42,6 +42,16 @@ def rollout_permission(model: Model, rollout: RolloutState) -> Permission:
     return _denied(f"{team_with_members(model, owner)} and admins")
 
 
+def team_permission(model: Model, team: str | None) -> Permission:
+    """Return whether the user may do what the node's team may."""
+    me = model.current_user
+    if me is None:
+        return UNKNOWN_USER
+    if me["admin"] or team in me["teams"]:
+        return ALLOWED
+    return _denied("admins" if team is None else f"{team_with_members(model, team)} and admins")
+
+
 def hold_and_freeze_permission(model: Model) -> Permission:
     me = model.current_user
     if me is None:

@@ -38,6 +38,18 @@ def _role_styles(theme: str, base: Style, *, is_stale: bool) -> Mapping[str, Sty
     return {role: base + style for role, style in styles.items()}
 
 
+def _span_style(styles: Mapping[str, Style], role: str) -> Style:
+    """Return a role's style; of `ROLE@ACTION`, a click performs the action."""
+    name, _, action = role.partition("@")
+    style = styles.get(name, styles[""])
+    return style + _click_style(action) if action else style
+
+
+@lru_cache(maxsize=64)
+def _click_style(action: str) -> Style:
+    return Style(meta={"@click": f"app.perform('{action}')"})
+
+
 class UncachedStrip(Strip):
     """A strip without a reference to itself.
 
@@ -94,7 +106,7 @@ class LineWidget(Widget):
         ground = self._base_style[1]
         styles = _role_styles(theme, ground if background is None else ground + background, is_stale=is_stale)
         segments = [
-            Segment(text, styles.get(role, styles[""]))
+            Segment(text, _span_style(styles, role))
             for text, role in fit_line([(sanitize(text), role) for text, role in line], width)
         ]
         strip = self._apply_line_filters(UncachedStrip(segments, width))
@@ -320,6 +332,11 @@ class VirtualList(LineWidget, ScrollView, can_focus=True, inherit_bindings=False
             self._set_cursor(self._nearest_selectable(row % len(self._rows), 1 if row == 0 else -1))
             # New rows can be scrolled to only after their layout.
             self.call_after_refresh(self._scroll_to_cursor)
+
+    def move_to(self, row: int) -> None:
+        """Put the cursor on a row that has a key, and scroll there."""
+        self._pins_cursor_to_top = False
+        self._set_cursor(row)
 
     def show_cursor(self, *, at_top: bool) -> None:
         """Scroll to the cursor after rows have moved, or put it on the first row."""
