@@ -27,6 +27,7 @@ from rolloutd.control.resolve import MAX_CLOSED, resolve_rollout
 from rolloutd.engine.state import State
 from rolloutd.errors import NotFound, RolloutdError, SourceFailed
 from rolloutd.operator.objects import (
+    APPLY_PATCH,
     GROUP_VERSION,
     KIND,
     MAX_ITEMS,
@@ -56,7 +57,6 @@ COALESCE_S = 1.0
 RETRY_S = 60.0
 """When an object that was refused is submitted again: the inventory or the settings may allow it by then."""
 
-APPLY_PATCH = "application/apply-patch+yaml"
 REMOVED = "its object was removed"
 
 

@@ -17,6 +17,7 @@ from rolloutd.ports import JSON
 
 GROUP_VERSION: Final = f"{DEFAULT_DOMAIN}/v1"
 KIND: Final = "MaintenanceRollout"
+APPLY_PATCH: Final = "application/apply-patch+yaml"
 RESOURCE: Final = "maintenancerollouts"
 
 MAX_ITEMS = 20

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import pwd
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from machines.model.rollout import Actor, ActorKind, Rollout
+from rolloutd import threads
+from rolloutd.control.identity import Account, identify, look_up_account
+from rolloutd.control.tcp_listener import NAMELESS
+from rolloutd.errors import NotAllowed
 from rolloutd.operator.objects import RolloutObject
+from rolloutd.settings import Settings
+from rolloutd.settings.operator import Operator
 
 ISSUER = "kubernetes"
+
+SYSTEM_PREFIX = "system:"
+"""How the names of service accounts and of the cluster's parts begin: none is a person."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +33,7 @@ class ClusterPrincipal:
 
 def submitter(cluster: str, obj: RolloutObject, teams: frozenset[str]) -> ClusterPrincipal:
     """Return who submits an object: never a person, so it takes no vote from anybody."""
-    name = f"{submitter_prefix(cluster)}{obj.namespace}/{obj.name}/{obj.uid}"
+    name = submitter_name(cluster, obj.namespace, obj.name, obj.uid)
     return ClusterPrincipal(name, Actor(ActorKind.SERVICE, name), teams)
 
 
@@ -32,6 +42,29 @@ def rollout_of_object(rollouts: Iterable[Rollout], cluster: str, namespace: str,
     prefix = f"{submitter_prefix(cluster)}{namespace}/{name}/"
     found = [each for each in rollouts if each.submitted_by.name.startswith(prefix) and not each.closed]
     return max(found, key=lambda each: each.submitted_at).id if found else None
+
+
+async def person_of(user: str, operator: Operator, settings: Settings) -> ClusterPrincipal:
+    """Return the person of the settings who a user of the cluster is; raises NotAllowed."""
+    person = None if user.startswith(SYSTEM_PREFIX) else operator.people.get(user)
+    if person is None:
+        raise NotAllowed(f"{user}: no person of the settings; an admin adds them to operator.people")
+    account = await threads.ACCOUNTS.run(_account_of, person)
+    name = f"{ISSUER}:{person}"
+    teams = identify(account, settings.teams, ()).teams
+    return ClusterPrincipal(name, Actor(ActorKind.SERVICE, name), teams)
+
+
+def _account_of(person: str) -> Account:
+    """Return the account of a name; one without an account here is a member by name alone."""
+    try:
+        return look_up_account(pwd.getpwnam(person).pw_uid)
+    except KeyError:
+        return Account(NAMELESS, person, frozenset())
+
+
+def submitter_name(cluster: str, namespace: str, name: str, uid: str) -> str:
+    return f"{submitter_prefix(cluster)}{namespace}/{name}/{uid}"
 
 
 def submitter_prefix(cluster: str) -> str:

@@ -10,6 +10,7 @@ from rolloutd.adapters.kubernetes.factory import find_cluster
 from rolloutd.engine.state import State
 from rolloutd.errors import RolloutdError
 from rolloutd.operator.controller import Controller
+from rolloutd.operator.vote_objects import VoteCounter
 from rolloutd.operator.votes import VoteServer, serve_votes
 from rolloutd.ports import AdapterContext, SourceStore
 from rolloutd.settings.operator import OperatorVotes
@@ -28,6 +29,8 @@ async def run_operator(state: State, sources: SourceStore, context: AdapterConte
         log.error("%s", problem)
         return
     running: list[Coroutine[None, None, None]] = [Controller(state, sources, cluster, settings).run()]
+    if settings.vote_objects:
+        running.append(VoteCounter(state, sources, cluster, settings).run())
     if settings.votes is not None:
         server = VoteServer(state, sources, cluster, settings)
         running.append(_serve_votes(server, settings.votes, state))

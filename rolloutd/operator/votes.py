@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import pwd
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, replace
@@ -18,23 +17,19 @@ from aiohttp import web
 from pydantic import ValidationError
 
 from machines.model.events import VoteCast
-from machines.model.plan import GateName
-from machines.model.rollout import Actor, ActorKind
-from rolloutd import threads
 from rolloutd.adapters.kubernetes.api_errors import ApiError, ClusterUnreachable
 from rolloutd.adapters.kubernetes.cluster import DEFAULT_DOMAIN, Cluster, api_path
 from rolloutd.commands import voting
 from rolloutd.control import responses, serializers
+from rolloutd.control.ballots import make_ballot
 from rolloutd.control.coverage import coverage_of
-from rolloutd.control.identity import Account, identify, look_up_account
 from rolloutd.control.requests import CastVote
 from rolloutd.control.resolve import ResolvedRollout, resolve_for_reading
-from rolloutd.control.review import unseen_by_voters
-from rolloutd.control.tcp_listener import NAMELESS, TlsFiles, serve_tcp
+from rolloutd.control.tcp_listener import TlsFiles, serve_tcp
 from rolloutd.engine.state import State
 from rolloutd.errors import NotAllowed, NotFound, RolloutdError
 from rolloutd.operator.objects import RESOURCE
-from rolloutd.operator.people import ISSUER, ClusterPrincipal, rollout_of_object
+from rolloutd.operator.people import person_of, rollout_of_object
 from rolloutd.ports import JSON, SourceStore
 from rolloutd.settings.operator import Operator, OperatorVotes
 
@@ -48,9 +43,6 @@ MAX_TOKEN_CHARS = 16_384
 
 ANSWER_TIMEOUT_S = 60.0
 """How long a call may take: two reviews by the cluster, and the vote."""
-
-SYSTEM_PREFIX = "system:"
-"""How the names of service accounts and of the cluster's parts begin: none is a person."""
 
 
 class NotAuthenticated(RolloutdError):
@@ -130,7 +122,7 @@ class VoteServer:
     async def _vote(self, request: web.Request) -> JSON:
         user = await self._authenticate(request)
         await self._require(user, "approve", request)
-        who = await self._principal(user)
+        who = await person_of(user.name, self._settings, self._state.settings)
         try:
             body = CastVote.model_validate_json(await request.read())
         except ValidationError as error:
@@ -138,22 +130,7 @@ class VoteServer:
         if body.digest is None:
             raise responses.BadRequest("the body: digest is missing; send that of the rollout that you read")
         resolved = await self._resolve(request)
-        gate = GateName(body.gate)
-        is_review_needed = body.yes and not body.unseen and gate is not GateName.PROCEED
-        unseen = await unseen_by_voters(self._state, self._sources, resolved) if is_review_needed else ()
-        ballot = voting.Ballot(
-            gate=gate,
-            yes=body.yes,
-            reason=body.reason,
-            team=body.team,
-            digest=body.digest,
-            wave=body.wave,
-            shown=None if body.shown is None else tuple(body.shown),
-            nodes=tuple(body.nodes),
-            more=body.more,
-            until=None if body.until is None else body.until.timestamp(),
-            unseen=unseen,
-        )
+        ballot = await make_ballot(self._state, self._sources, resolved, body)
         async with self._state.exclusive_commit(who.actor) as commit:
             self._state.index.advance(self._state.now())
             # Again under the lock: the object may have another rollout by now.
@@ -163,7 +140,7 @@ class VoteServer:
                 replace(each, outside=user.name) if isinstance(each, VoteCast) else each for each in events
             )
             await commit(named, f"vote through Kubernetes: {body.reason}")
-        return {"rollout": resolved.rollout.id, "gate": gate.value, "voter": who.user}
+        return {"rollout": resolved.rollout.id, "gate": body.gate, "voter": who.user}
 
     # -- who, and what they may
 
@@ -222,16 +199,6 @@ class VoteServer:
         if not status.get("allowed") or status.get("denied"):
             raise NotAllowed(f"{user.name} may not {verb} {namespace}/{name}; ask for a role with this verb")
 
-    async def _principal(self, user: ClusterUserInfo) -> ClusterPrincipal:
-        """Return the person of the settings who a user is; raises NotAllowed."""
-        person = None if user.name.startswith(SYSTEM_PREFIX) else self._settings.people.get(user.name)
-        if person is None:
-            raise NotAllowed(f"{user.name}: no person of the settings; an admin adds them to operator.people")
-        account = await threads.ACCOUNTS.run(_account_of, person)
-        known = identify(account, self._state.settings.teams, ())
-        name = f"{ISSUER}:{person}"
-        return ClusterPrincipal(name, Actor(ActorKind.SERVICE, name), known.teams)
-
     async def _resolve(self, request: web.Request) -> ResolvedRollout:
         namespace, name = request.match_info["namespace"], request.match_info["name"]
         rollout = rollout_of_object(self._state.index.rollouts.values(), self._cluster.name, namespace, name)
@@ -246,11 +213,3 @@ async def serve_votes(server: VoteServer, settings: OperatorVotes) -> AsyncItera
     tls = TlsFiles(settings.tls.cert, settings.tls.key)
     async with serve_tcp(server.application(), settings.listen, "operator.votes", tls):
         yield
-
-
-def _account_of(person: str) -> Account:
-    """Return the account of a name; one without an account here is a member by name alone."""
-    try:
-        return look_up_account(pwd.getpwnam(person).pw_uid)
-    except KeyError:
-        return Account(NAMELESS, person, frozenset())

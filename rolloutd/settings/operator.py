@@ -48,4 +48,8 @@ class Operator(Params):
         max_length=MAX_PEOPLE,
         description="The cluster's users who may vote, each with the user name of `teams` and `admins`.",
     )
+    vote_objects: bool = Field(
+        default=False,
+        description="Count MaintenanceVote objects whose voters the shipped admission policy proves.",
+    )
     votes: OperatorVotes | None = Field(default=None, description="Where they vote with their own token.")

@@ -27,9 +27,9 @@ from rolloutd.control import (
     wire,
     wire_fleet,
 )
+from rolloutd.control.ballots import make_ballot
 from rolloutd.control.coverage import coverage_of
 from rolloutd.control.resolve import ResolvedRollout, ensure_loaded, resolve_for_deletion, resolve_rollout
-from rolloutd.control.review import unseen_by_voters
 from rolloutd.control.routes import Request, RouteTable, Services
 from rolloutd.engine.state import State
 from rolloutd.errors import NodeUnreachable, Refused
@@ -50,23 +50,8 @@ routes = RouteTable()
 @routes.add("POST", f"{_ROLLOUT_PATH}/votes", access=rights.VOTER)
 async def vote(services: Services, request: Request[requests.CastVote]) -> wire.Gate:
     """Vote yes or no at a gate."""
-    body = request.input
-    has_seen_all = body.unseen or not body.yes or GateName(body.gate) is GateName.PROCEED
     resolved = await resolve_live(services, request)
-    unseen = () if has_seen_all else await unseen_by_voters(services.state, services.sources, resolved)
-    ballot = voting.Ballot(
-        gate=GateName(body.gate),
-        yes=body.yes,
-        reason=body.reason,
-        team=body.team,
-        digest=body.digest,
-        wave=body.wave,
-        shown=None if body.shown is None else tuple(body.shown),
-        nodes=tuple(body.nodes),
-        more=body.more,
-        until=_epoch_seconds(body.until),
-        unseen=unseen,
-    )
+    ballot = await make_ballot(services.state, services.sources, resolved, request.input)
     return await _change_votes(services, request, partial(voting.vote, ballot=ballot))
 
 

@@ -28,6 +28,7 @@ Key = tuple[str, str, str]
 
 
 RBAC = "rbac.authorization.k8s.io"
+ADMISSION = "admissionregistration.k8s.io"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,13 @@ RESOURCES: dict[str, Resource] = {
     "roles": Resource("Role", RBAC, strict=True),
     "rolebindings": Resource("RoleBinding", RBAC, strict=True),
     "maintenancerollouts": Resource("MaintenanceRollout", "rolloutd.io", generation=True),
+    "maintenancevotes": Resource("MaintenanceVote", "rolloutd.io", generation=True),
+    "validatingadmissionpolicies": Resource(
+        "ValidatingAdmissionPolicy", ADMISSION, namespaced=False, generation=True
+    ),
+    "validatingadmissionpolicybindings": Resource(
+        "ValidatingAdmissionPolicyBinding", ADMISSION, namespaced=False, generation=True
+    ),
 }
 
 

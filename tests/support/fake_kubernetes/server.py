@@ -24,8 +24,8 @@ from tests.support.fake_kubernetes.schema import validate_fields
 from tests.support.fake_kubernetes.selectors import Matches, matcher
 
 JSON = Any
-STATUS_SUBRESOURCES = ("pods", "nodes", "poddisruptionbudgets", "maintenancerollouts")
-IMMUTABLE_SPECS = ("maintenancerollouts",)
+STATUS_SUBRESOURCES = ("pods", "nodes", "poddisruptionbudgets", "maintenancerollouts", "maintenancevotes")
+IMMUTABLE_SPECS = ("maintenancerollouts", "maintenancevotes")
 """Resources whose definition has the rule `self == oldSelf` for the spec."""
 APPLY_PATCH = "application/apply-patch+yaml"
 REQUESTS_KEPT = 20_000
@@ -51,6 +51,7 @@ class ApiRequest:
     query: dict[str, str]
     manager: str
     body: JSON = None
+    token: str = ""
 
     @property
     def full_resource(self) -> str:
@@ -237,6 +238,8 @@ class Server:
 
     def _create(self, asked: ApiRequest) -> JSON:
         thing = asked.body
+        if asked.resource == "maintenancevotes":
+            self._admit_vote(asked)
         if RESOURCES[asked.resource].strict:
             validate_fields(RESOURCES[asked.resource].kind, thing)
         meta = thing.setdefault("metadata", {})
@@ -252,6 +255,17 @@ class Server:
         elif asked.resource in ("nodes", "namespaces"):
             thing.setdefault("spec", {})
         return self.objects.create(asked.resource, thing, manager=asked.manager)
+
+    def _admit_vote(self, asked: ApiRequest) -> None:
+        """Do what the shipped admission policy says, while it is there with its binding."""
+        kinds = ("validatingadmissionpolicies", "validatingadmissionpolicybindings")
+        if not all(list(self.objects.all(kind)) for kind in kinds):
+            return
+        user, spec = self.access.users.get(asked.token), asked.body["spec"]
+        if user is None or spec["voter"] != user.name:
+            raise ApiRefusal(422, "spec.voter must be your own user name", reason="Invalid")
+        if not allows(user.rules, "approve", "rolloutd.io", "maintenancerollouts", asked.namespace):
+            raise ApiRefusal(422, "you may not approve this rollout", reason="Invalid")
 
     def _write(self, asked: ApiRequest, content_type: str) -> JSON:
         found = self.objects.find(asked.resource, asked.namespace, asked.name)
@@ -320,6 +334,7 @@ async def _parse_request(request: web.Request) -> ApiRequest:
         query,
         query.get("fieldManager") or agent,
         body,
+        request.headers.get("Authorization", "").removeprefix("Bearer "),
     )
 
 
