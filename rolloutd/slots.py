@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable
+
+from machines.model.slot_queue import SlotQueue
 
 
 class Slots:
@@ -12,16 +13,16 @@ class Slots:
 
     def __init__(self, limit: Callable[[], int]) -> None:
         self._limit = limit
-        self._waiters: deque[asyncio.Future[None]] = deque()
-        self.active = 0
+        self._queue = SlotQueue[asyncio.Future[None]](has_given_up=lambda slot: slot.done())
+
+    @property
+    def active(self) -> int:
+        return self._queue.active
 
     async def acquire(self) -> None:
-        self._drop_cancelled()
-        if not self._waiters and self.active < self._limit():
-            self.active += 1
-            return
         slot = asyncio.get_running_loop().create_future()
-        self._waiters.append(slot)
+        if self._queue.enter(slot, self._limit()):
+            return
         try:
             await slot
         except asyncio.CancelledError:
@@ -31,24 +32,16 @@ class Slots:
 
     def take(self) -> None:
         """Take a slot at once, beyond the limit if need be."""
-        self.active += 1
+        self._queue.active += 1
 
     def release(self) -> None:
-        self.active -= 1
+        self._queue.active -= 1
         self.admit()
 
     def admit(self) -> None:
         """Give the free slots to those who wait; call it when the limit has grown."""
-        self._drop_cancelled()
-        while self._waiters and self.active < self._limit():
-            self._waiters.popleft().set_result(None)
-            self.active += 1
-            self._drop_cancelled()
-
-    def _drop_cancelled(self) -> None:
-        """Drop the first ones if they gave up: a search for all of these would cost all who wait."""
-        while self._waiters and self._waiters[0].done():
-            self._waiters.popleft()
+        for slot in self._queue.admit(self._limit()):
+            slot.set_result(None)
 
     async def __aenter__(self) -> None:
         await self.acquire()

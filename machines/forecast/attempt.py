@@ -12,11 +12,26 @@ NodeKey = tuple[str, str]
 
 
 @dataclass(slots=True)
+class WalkedStep:
+    """One step of an attempt: the durations that it may have, and the one that it had.
+
+    The duration is one of `durations`, multiplied by `stretch`.  `is_run`: it waited for a slot of the runner
+    from `asked_at` to `began_at`.
+    """
+
+    durations: Sequence[float]
+    duration_s: float
+    asked_at: float
+    began_at: float
+    is_run: bool = False
+    stretch: float = 1.0
+
+
+@dataclass(slots=True)
 class Attempt:
     """One attempt of a node, or one prepare stage of it: `stage` is "" for an attempt.
 
-    `ends_at` is None as long as it has not ended.  `steps` are the durations that each of its steps may have,
-    and the one that it had.  `needed_s`: the time that must be left in a window.
+    `ends_at` is None as long as it has not ended.  `needed_s`: the time that must be left in a window.
     """
 
     rollout: str
@@ -31,8 +46,12 @@ class Attempt:
     needed_s: float = 0.0
     ends_at: float | None = None
     has_failed: bool = False
-    steps: list[tuple[Sequence[float], float]] = field(default_factory=list)
+    steps: list[WalkedStep] = field(default_factory=list)
     waits: Waits = field(default_factory=dict)
+
+    def runner_wait_s(self, since: float) -> float:
+        """Return how long it waited for slots of the runner from an instant on."""
+        return sum(max(0.0, step.began_at - max(step.asked_at, since)) for step in self.steps if step.is_run)
 
     @property
     def key(self) -> NodeKey:

@@ -9,6 +9,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import assert_never
 
 from machines.facts.projection import Projection
 from machines.forecast.attempt import NodeKey
@@ -37,10 +38,12 @@ def bottleneck_of(
     if longest is None or not longest[0]:
         return None
     _, kind, name = longest
-    changed = before.fork()
+    changed, assumptions = before.fork(), walk.assumptions
     limits, plan = _with_one_more(changed, rollout, kind, name)
     changed.update_limits(limits, {rollout: plan})
-    again = Walk(changed, before.now, durations, choose, walk.assumptions, records)
+    if kind is BottleneckKind.RUNNER:
+        assumptions = replace(assumptions, parallel_runs=assumptions.parallel_runs + 1)
+    again = Walk(changed, before.now, durations, choose, assumptions, records)
     again.run()
     saves_s = _ends_at(walk, rollout) - _ends_at(again, rollout)
     return Bottleneck(kind, name, max(0.0, saves_s))
@@ -48,21 +51,28 @@ def bottleneck_of(
 
 def _ends_at(walk: Walk, rollout: str) -> float:
     ended_at = walk.index.rollout(rollout).ended_at
-    ends = (each.ends_at for each in walk.attempts if each.rollout == rollout and each.ends_at is not None)
+    ends = (
+        each.ends_at for each in walk.agenda.attempts if each.rollout == rollout and each.ends_at is not None
+    )
     return max(ends, default=0.0) if ended_at is None else ended_at
 
 
 def _serial_times(before: Projection, walk: Walk, rollout: str) -> list[Serial]:
     """Return how long each pool, limit and window would take alone."""
     plan = before.rollout(rollout).plan
-    own = [each for each in walk.attempts if each.rollout == rollout and not each.stage and each.ends_at]
+    own = [
+        each for each in walk.agenda.attempts if each.rollout == rollout and not each.stage and each.ends_at
+    ]
     pools = {pool for each in own for pool in each.pools}
     work_s: dict[str, float] = defaultdict(float)
-    fleet_s = rollout_s = 0.0
-    for each in walk.attempts:
-        if each.ends_at is None or each.stage:
+    fleet_s = rollout_s = runs_s = 0.0
+    for each in walk.agenda.attempts:
+        if each.ends_at is None:
             continue
-        took_s = each.ends_at - max(each.starts_at, before.now)
+        runs_s += sum(step.duration_s for step in each.steps if step.is_run)
+        if each.stage:
+            continue
+        took_s = each.ends_at - max(each.starts_at, before.now) - each.runner_wait_s(before.now)
         fleet_s += took_s
         rollout_s += took_s if each.rollout == rollout else 0.0
         for pool in each.pools:
@@ -72,6 +82,7 @@ def _serial_times(before: Projection, walk: Walk, rollout: str) -> list[Serial]:
         (work_s[pool] / budget, BottleneckKind.POOL, pool) for pool, budget in budgets.items() if budget
     ]
     found.append((fleet_s / before.limits.max_parallel, BottleneckKind.MAX_PARALLEL, "fleet"))
+    found.append((runs_s / walk.assumptions.parallel_runs, BottleneckKind.RUNNER, "runner"))
     if plan.max_parallel:
         found.append((rollout_s / plan.max_parallel, BottleneckKind.MAX_PARALLEL, rollout))
     ends_at = max((each.ends_at for each in own if each.ends_at), default=before.now)
@@ -118,3 +129,7 @@ def _with_one_more(index: Projection, rollout: str, kind: BottleneckKind, name: 
             team = name.partition("/")[2]
             index.team_rules = {key: each for key, each in index.team_rules.items() if key != team}
             return replace(limits, team_windows={**limits.team_windows, team: ()}), plan
+        case BottleneckKind.RUNNER:
+            return limits, plan
+        case _:
+            assert_never(kind)

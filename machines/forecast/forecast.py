@@ -24,11 +24,12 @@ from machines.forecast.model import (
     Spread,
     StepDurations,
 )
-from machines.forecast.replay import Draw, Replay, replay_of
+from machines.forecast.replay import Draw, Replay
+from machines.forecast.replay_builder import replay_of
 from machines.forecast.timeline import Waits, own_bound
 from machines.forecast.walk import HORIZON_S, Walk
 from machines.model.events import Event, StepRecord
-from machines.model.reasons import ReasonCode
+from machines.model.reasons import Param, ReasonCode
 from machines.model.rollout import Rollout
 from machines.states import Phase
 
@@ -66,12 +67,9 @@ def forecast(
     walk = Walk(before.fork(), now, durations, typical, assumptions, records or {}, later, failing)
     walk.run()
     replay = replay_of(walk, before)
-    replay.failure_rate = assumptions.failure_rate
-    is_known = not assumptions.failure_rate and all(
-        len(each) == 1 for item in replay.items for each, _ in item.attempt.steps
-    )
+    is_known = not assumptions.failure_rate and not any(item.drawn for item in replay.items)
     # A known future needs no draw: the walk is the forecast.
-    drawn = [replay.draw(None)] if is_known else [replay.draw(random) for _ in range(draws)]
+    drawn = [replay.walked()] if is_known else [replay.draw(random) for _ in range(draws)]
     found = {}
     for rollout in before.rollouts.values():
         if not rollout.closed:
@@ -91,18 +89,13 @@ def _forecast_of(
     draws: int,
     bottleneck: Bottleneck | None,
 ) -> RolloutForecast:
-    numbers: dict[str, list[int]] = {}
-    for number, item in enumerate(replay.items):
-        if item.attempt.rollout == rollout.id and not item.attempt.stage:
-            numbers.setdefault(item.attempt.node, []).append(number)
     nodes = []
     total: Waits = {}
     targets = sorted(before.targets(rollout.id), key=lambda each: each.position)
     for target in targets:
-        if target.phase is Phase.DONE and target.node not in numbers:
+        if target.phase is Phase.DONE and (rollout.id, target.node) not in replay.parts:
             continue
-        own = numbers.get(target.node, [])
-        node = _node_forecast(before, walk, replay, drawn, rollout.id, target.node, own)
+        node = _node_forecast(before, walk, replay, drawn, rollout.id, target.node)
         nodes.append(node)
         for code, seconds in node.waits.items():
             total[code] = total.get(code, 0.0) + seconds
@@ -137,12 +130,11 @@ def _node_forecast(
     drawn: Draws,
     rollout: str,
     node: str,
-    numbers: Sequence[int],
 ) -> NodeForecast:
     never = Spread(None, None)
-    if not numbers:
+    if (rollout, node) not in replay.parts:
         return NodeForecast(node, never, never, walk.timeline.waits_of((rollout, node), walk.now))
-    first, last = numbers[0], numbers[-1]
+    first, last = replay.parts[rollout, node]
     is_done = walk.index.target(rollout, node).phase is Phase.DONE
     return NodeForecast(
         node,
@@ -153,9 +145,16 @@ def _node_forecast(
 
 
 def _waits(before: Projection, attempt: Attempt) -> Mapping[ReasonCode, float]:
-    """Return what a node waits for: first its own hold, freeze or backoff, then what its group does."""
-    if attempt.is_running:
-        return {}
+    """Return what a node waits for: first its own hold, freeze or backoff, then what its group does.
+
+    Then the slots of the runner, for which it waits while it is in flight.
+    """
+    waits = {} if attempt.is_running else dict(_waits_to_start(before, attempt))
+    runner_s = attempt.runner_wait_s(before.now)
+    return {**waits, ReasonCode.RUNNER_FULL: runner_s} if runner_s > 0.0 else waits
+
+
+def _waits_to_start(before: Projection, attempt: Attempt) -> Mapping[ReasonCode, float]:
     until, code = own_bound(before, before.target(*attempt.key), before.now)
     group_s = sum(attempt.waits.values())
     if code is None or not group_s:
@@ -181,6 +180,9 @@ def _assumptions(walk: Walk, rollout: Rollout, *, is_drawn: bool) -> tuple[Assum
         Assumption(AssumptionCode.APPROVE_AFTER, {"after_s": assumed.approve_after_s}),
         Assumption(AssumptionCode.FAILURE_RATE, {"rate": assumed.failure_rate}),
     ]
+    if not math.isinf(assumed.parallel_runs):
+        runs: dict[str, Param] = {"runs": assumed.parallel_runs, "slowdown": assumed.slowdown}
+        found.append(Assumption(AssumptionCode.PARALLEL_RUNS, runs))
     if walk.unhealthy:
         found.append(Assumption(AssumptionCode.NODES_HEALTHY, {"nodes": walk.unhealthy}))
     if rollout.plan.traffic:

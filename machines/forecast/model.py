@@ -5,6 +5,7 @@ All instants are epoch seconds, all durations seconds.  It has no sentences: the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -37,12 +38,20 @@ class Assumptions:
 
     `approve_after_s`: how long after it is asked a gate gets its votes, None for never.  `failure_rate`: the
     share of attempts that fail; then the rollout waits for its proceed votes, and the node is tried again.
-    `busy_s` returns how long a node of a rollout that is probed stays busy.
+    `busy_s` returns how long a node of a rollout that is probed stays busy.  `parallel_runs`: how many runs
+    the runner executes at once.  `slowdown`: by what share of its time alone a run takes longer for each
+    other one at once.
     """
 
     approve_after_s: float | None = 0.0
     failure_rate: float = 0.0
     busy_s: Callable[[str, str], float] | None = None
+    parallel_runs: float = math.inf
+    slowdown: float = 0.0
+
+    def stretch(self, runs: int) -> float:
+        """Return by how much a run takes longer than alone, when so many are active with it."""
+        return 1.0 + self.slowdown * max(0, runs - 1)
 
 
 class AssumptionCode(StrEnum):
@@ -56,6 +65,8 @@ class AssumptionCode(StrEnum):
     """`nodes`: how many nodes are not known to be up, and are taken to be."""
     TRAFFIC_IDLE = "traffic-idle"
     """Nodes with traffic probes are taken to be idle after the time that they were busy."""
+    PARALLEL_RUNS = "parallel-runs"
+    """`runs`: how many the runner executes at once; `slowdown`: by what share another run delays one."""
     ORDER_OF_ONE_WALK = "order-of-one-walk"
     """All draws start nodes in the order of one walk with typical durations."""
     HORIZON = "horizon"
@@ -106,6 +117,8 @@ class BottleneckKind(StrEnum):
     """A pool, by its id; one more of its nodes may be unavailable."""
     MAX_PARALLEL = "max-parallel"
     """The rollout's or its wave's limit, by its name, or the fleet's (`fleet`); one more may be in flight."""
+    RUNNER = "runner"
+    """The runner, by the name `runner`; it executes one more run at once."""
     WINDOW = "window"
     """The windows of the plan or of a team, by `plan` or `team/NAME`; they are always open."""
 

@@ -4,7 +4,7 @@ How it works.  The walk repeats what the daemon does: decide, apply the decision
 for each node at work, record its result when its time is over.  Only time is not waited for: the next instant
 is that of the next result, or when the decision says that time alone may change it.  It has no rule of its
 own; what it adds are the answers of the world: how long a step takes, who votes when, and that nodes are
-healthy.
+healthy.  Runs wait for a slot of the runner by the queue that the runner has (SlotQueue).
 
 A step that changes no slot, such as a check, asks for no new decision: decide() looks at facts, and none that
 it looks at has changed.
@@ -12,7 +12,6 @@ it looks at has changed.
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,6 +22,7 @@ from machines.facts.fleet_facts import IsolationProgress
 from machines.facts.node_work import NodeWork, WorkKind
 from machines.facts.preparations import BUILD_NODE
 from machines.facts.projection import Projection
+from machines.forecast.agenda import Agenda
 from machines.forecast.approvals import Approvals
 from machines.forecast.assumed_health import assume_healthy
 from machines.forecast.attempt import Attempt, NodeKey
@@ -36,6 +36,7 @@ from machines.model.actions import (
     StopRun,
     Transition,
     Wait,
+    starts_run,
 )
 from machines.model.decision import (
     AbortIsolation,
@@ -69,7 +70,7 @@ from machines.model.events import (
     StepRecorded,
 )
 from machines.model.plan import PILOT_WAVE
-from machines.model.preparation import Preparation, PreparationState, StagedComparison
+from machines.model.preparation import Preparation, PreparationState, PrepareKind, StagedComparison
 from machines.model.reasons import ReasonCode
 from machines.model.rollout import FailureCode, PilotEvidence, Target
 from machines.model.step_result import Failed, Ok
@@ -116,10 +117,9 @@ class Walk:
     """What else happens, and when."""
     failing: frozenset[NodeKey] = frozenset()
     """Nodes whose next run of a playbook fails once."""
-    attempts: list[Attempt] = field(default_factory=list)
-    """In the order in which they began."""
     approvals: Approvals = field(init=False)
     timeline: Timeline = field(init=False)
+    agenda: Agenda = field(init=False)
     unhealthy: int = 0
     """How many nodes were not known to be up."""
     began_at: float = field(init=False)
@@ -127,8 +127,6 @@ class Walk:
     """Whether it ended at the horizon."""
     _current: dict[NodeKey, Attempt] = field(default_factory=dict)
     _lanes: dict[NodeKey, Lane] = field(default_factory=dict)
-    _agenda: list[tuple[float, int, Callable[[], bool]]] = field(default_factory=list)
-    _entries: int = 0
     _busy_until: dict[NodeKey, float] = field(default_factory=dict)
     _requested: set[Command] = field(default_factory=set)
     _over_budget: set[NodeKey] = field(default_factory=set)
@@ -138,6 +136,7 @@ class Walk:
 
     def __post_init__(self) -> None:
         self.began_at = self.now
+        self.agenda = Agenda(self.assumptions, self.choose)
         self.approvals = Approvals(self.assumptions.approve_after_s)
         self.unhealthy = assume_healthy(self.index, self.now)
         # Each group is asked again, so that the walk learns why it waits.
@@ -146,7 +145,7 @@ class Walk:
         self.timeline.prepare(self.index)
         self._to_fail = set(self.failing)
         for at, event in self.later:
-            self._at(at, partial(self._happen, event))
+            self.agenda.add(max(at, self.now), partial(self._happen, event))
         for target in self.index.needing_driver():
             if target.phase in IN_FLIGHT_PHASES:
                 attempt = self._begin_attempt(target, target.admitted_at or target.since)
@@ -157,7 +156,7 @@ class Walk:
         idle, wake_at = 0, self._decide()
         while idle < MAX_IDLE_DECISIONS:
             now = min(
-                self._agenda[0][0] if self._agenda else math.inf,
+                self.agenda.next_at(),
                 math.inf if wake_at is None else wake_at,
                 due if (due := self.approvals.next_due()) is not None else math.inf,
             )
@@ -167,9 +166,8 @@ class Walk:
             self.now = now
             changed = wake_at is not None and self.now >= wake_at
             idle = idle + 1 if changed else idle
-            while self._agenda and self._agenda[0][0] <= self.now:
-                is_relevant = heapq.heappop(self._agenda)[2]()
-                changed, idle = changed or is_relevant, 0
+            for happen in self.agenda.take_due(now):
+                changed, idle = happen(now) or changed, 0
             for event in list(self.approvals.due_events(self.index, self.now)):
                 self.index.apply(event)
                 changed, idle = True, 0
@@ -188,9 +186,12 @@ class Walk:
                 for event in group.events:
                     self._apply(event)
             is_asked_again = self._carry_out(decision)
-            for target in self.index.needing_driver():
-                if (target.rollout, target.node) not in self._lanes:
-                    is_asked_again |= self._begin(target)
+            new = (
+                each for each in self.index.needing_driver() if (each.rollout, each.node) not in self._lanes
+            )
+            # Runs that have begun before the walk have their slots in the order in which they asked.
+            for target in sorted(new, key=self._asked_at):
+                is_asked_again |= self._begin(target)
             self.approvals.ask(self.index, self.now)
             self.timeline.note(self.index, decision, self.now)
             # What only starts nodes leaves less to start, so the same question again has no other answer.
@@ -224,20 +225,12 @@ class Walk:
             needed_s=self.index.expected_s(target.rollout),
             waits=self.timeline.waits_of(key, self.now),
         )
-        self.attempts.append(attempt)
+        self.agenda.begin_attempt(attempt)
         return attempt
 
-    def _duration_s(self, key: NodeKey, step: str, action: StepAction, attempt: Attempt | None) -> float:
-        durations = self.durations(*key, step, action)
-        duration_s = self.choose(durations)
-        if attempt is not None:
-            attempt.steps.append((durations, duration_s))
-        return duration_s
-
-    def _at(self, instant: float, action: Callable[[], bool]) -> None:
-        """Do this at an instant; it returns whether to decide then."""
-        self._entries += 1
-        heapq.heappush(self._agenda, (max(instant, self.now), self._entries, action))
+    def _asked_at(self, target: Target) -> float:
+        records = self.records.get((target.rollout, target.node), ())
+        return records[-1].at if records and records[-1].state == "intended" else self.now
 
     def _carry_out(self, decision: Decision) -> bool:
         """Carry out the commands without events; return whether their results are known at once."""
@@ -304,14 +297,14 @@ class Walk:
         self.index.record_work(work)
         self._requested.add(command)
 
-        def end() -> bool:
+        def end(now: float) -> bool:
             self.index.end_work(work)
             self._requested.discard(command)
-            self.index.apply(ChangeNeeded(command.rollout, command.node, self.now))
+            self.index.apply(ChangeNeeded(command.rollout, command.node, now))
             return True
 
-        key = (command.rollout, command.node)
-        self._at(self.now + self._duration_s(key, CHECK_MODE_STEP, StepAction.CHECK, None), end)
+        durations = self.durations(command.rollout, command.node, CHECK_MODE_STEP, StepAction.CHECK)
+        self.agenda.queue_run(durations, None, end, at=self.now, now=self.now, is_slowed=False)
 
     def _prepare(self, command: Prepare) -> bool:
         """Run a stage; return whether its node is at work now."""
@@ -334,20 +327,24 @@ class Walk:
             self.index.apply(PreparationRecorded(row))
         self._requested.add(command)
 
-        def end() -> bool:
+        def end(now: float) -> bool:
             self._requested.discard(command)
             if command.node == BUILD_NODE and stage is not None:
                 # What a build makes is not known before: the nodes stage what the plan names.
-                self.index.apply(ArtifactsBuilt(command.rollout, name, stage.manifest, self.now))
-            done = replace(row, state=PreparationState.DONE, at=self.now)
+                self.index.apply(ArtifactsBuilt(command.rollout, name, stage.manifest, now))
+            done = replace(row, state=PreparationState.DONE, at=now)
             self.index.apply(PreparationRecorded(done))
-            attempt.ends_at = self.now
+            attempt.ends_at = now
             return True
 
         place = (command.rollout, command.node)
         attempt = Attempt(*place, name, began_at, is_running=began_at < self.now)
-        self.attempts.append(attempt)
-        self._at(began_at + self._duration_s(place, name, StepAction.RUN, attempt), end)
+        self.agenda.begin_attempt(attempt)
+        durations = self.durations(*place, name, StepAction.RUN)
+        if stage is not None and stage.kind is not PrepareKind.STAGE:
+            self.agenda.queue_run(durations, attempt, end, at=began_at, now=self.now, is_slowed=True)
+        else:
+            self.agenda.begin_step(durations, attempt, end, at=began_at, now=self.now)
         return True
 
     # -- nodes at work
@@ -421,16 +418,16 @@ class Walk:
                     if target.phase is Phase.ISOLATING:
                         progress = IsolationProgress(target.attempt, action.step == SLOT_STEP)
                         self.index.record_isolation(*key, progress)
-                    self._at(action.until, partial(self._resume, key, lane, action))
+                    self.agenda.add(max(action.until, self.now), partial(self._resume, key, lane, action))
                     return is_relevant
                 case _:
                     return self._start(key, target, lane, action, self.now) or is_relevant
 
-    def _resume(self, key: NodeKey, lane: Lane, action: Action) -> bool:
+    def _resume(self, key: NodeKey, lane: Lane, action: Action, now: float) -> bool:
         # An abort has driven it on meanwhile.
         return self._lanes.get(key) is lane and lane.action is action and self._drive(key)
 
-    def _happen(self, event: Event) -> bool:
+    def _happen(self, event: Event, now: float) -> bool:
         self.index.apply(event)
         return True
 
@@ -442,19 +439,27 @@ class Walk:
             return self._drive(key)
         record = intent_of(action, target, began_at)
         self._record_isolation(target, record, is_isolated_after(action, None))
-        duration_s = self._duration_s(key, record.step, record.action, self._current.get(key))
         lane.action = action
-        self._at(began_at + duration_s, partial(self._finish, key, lane, action, record))
+        durations = self.durations(*key, record.step, record.action)
+        end = partial(self._finish, key, lane, action, record)
+        attempt = self._current.get(key)
+        if starts_run(action):
+            is_slowed = record.action is StepAction.RUN
+            self.agenda.queue_run(durations, attempt, end, at=began_at, now=self.now, is_slowed=is_slowed)
+        else:
+            self.agenda.begin_step(durations, attempt, end, at=began_at, now=self.now)
         return False
 
-    def _finish(self, key: NodeKey, lane: Lane, action: RecordedAction, record: StepRecord) -> bool:
+    def _finish(
+        self, key: NodeKey, lane: Lane, action: RecordedAction, record: StepRecord, now: float
+    ) -> bool:
         if self._lanes.get(key) is not lane or lane.action is not action:
             return False  # an abort has ended it
         result: Ok | Failed = Ok()
         if key in self._to_fail and record.action is StepAction.RUN:
             self._to_fail.discard(key)
             result = Failed("as assumed")
-        lane.add(record_of(record, result, self.now))
+        lane.add(record_of(record, result, now))
         self._record_isolation(self.index.target(*key), record, is_isolated_after(action, result))
         return self._drive(key)
 

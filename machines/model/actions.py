@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from machines.model.events import StepAction, StepRecord
-from machines.model.plan import Stage, StepDef
+from machines.model.plan import Capability, Stage, StepDef
 from machines.model.rollout import FailureCode
 from machines.states import Outcome, Trigger
 
@@ -146,6 +146,17 @@ Action = (
     | CompleteOrder
     | NoAction
 )
+
+
+def starts_run(action: Action) -> bool:
+    """Return whether an action is a run, so that it waits for one of the runner's slots."""
+    match action:
+        case RunPlaybook():
+            return True
+        case Isolate(spec=spec) | Revert(spec=spec) | RunCheck(spec=spec):
+            return Capability.STARTS_RUN in spec.capabilities
+        case _:
+            return False
 
 
 def retry_wait(record: StepRecord, delay_s: float, now: float, *, since: float | None = None) -> Wait | None:

@@ -85,7 +85,10 @@ class Capability(StrEnum):
     JUDGES_LIVENESS = "judges-liveness"
     """A check that holds whatever change the node carries, and so after a rollback too."""
     STARTS_RUN = "starts-run"
-    """A check that is a run, named by the step's key: it outlives the daemon, and a user can stop it."""
+    """An isolator or a check that is a run, so that it waits for one of the runner's slots.
+
+    A check's run is named by the step's key: it outlives the daemon, and a user can stop it.
+    """
     STAYS_IN_SERVICE = "stays-in-service"
     """An isolator that is only the plan's word that a node needs no isolation."""
     PROGRESS_REPORTS = "progress-reports"

@@ -44,6 +44,7 @@ class StepRecord:
     `number` counts the repetitions of a step; `handle` is the runner's opaque string; `prior` is the state
     that an isolator found, or the value that a check measured; `output` is evidence for people, limited by
     the shell; `visible_to` is the team that may read it, None for everyone; `code` is the sort of a failure.
+    `waited_s`: how long its run waited for a slot of the runner after `began_at`.
     """
 
     rollout: str
@@ -62,6 +63,7 @@ class StepRecord:
     output: str = ""
     visible_to: str | None = None
     code: FailureCode = FailureCode.FAILED
+    waited_s: float = 0.0
 
     @property
     def failure_code(self) -> FailureCode:

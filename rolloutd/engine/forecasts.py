@@ -87,7 +87,14 @@ class Forecaster:
         state, settings = self._state, self._state.settings
         teams = {name: TeamChecks(team.checks) for name, team in settings.teams.items()}
         return ForecastRequest(
-            settings.store, state.index.limits, teams, tuple(settings.host_class), state.now(), **options
+            settings.store,
+            state.index.limits,
+            teams,
+            tuple(settings.host_class),
+            state.now(),
+            state.runner_status.parallel,
+            run_starts(state),
+            **options,
         )
 
     async def ask(self, request: ForecastRequest) -> Sequence[Answer]:
@@ -173,6 +180,15 @@ def _waiting_gates(answer: Answer) -> set[str]:
         for gate in answer["gates"]
         if gate["asked_at"]["p50"] is not None
         and _instant(gate["asked_at"]["p50"]) <= _instant(answer["made_at"])
+    }
+
+
+def run_starts(state: State) -> dict[tuple[str, str], float]:
+    """Return when the run of each node at work began, without those that wait for a slot of the runner."""
+    return {
+        key: progress.run.started_at
+        for key, progress in state.step_progress.items()
+        if progress.run.result is None and progress.run.started_at is not None
     }
 
 

@@ -23,7 +23,7 @@ from machines.states import IN_FLIGHT_PHASES
 from rolloutd.compile import compile_plan
 from rolloutd.errors import Refused, RolloutdError
 from rolloutd.forecast.answer import JSON, difference, forecast_answer
-from rolloutd.forecast.history import StepHistory, failure_rate
+from rolloutd.forecast.history import StepHistory, begun_at, failure_rate
 from rolloutd.forecast.request import Draft, ForecastRequest
 from rolloutd.forecast.what_if import Changed, apply_what_if
 from rolloutd.ports import Store
@@ -147,7 +147,12 @@ class _Answer:
             rate = failure_rate(
                 *await self._store.count_attempts(self._index.rollout(self._rollout).plan.name)
             )
-        self._assumptions = Assumptions(request.approve_after_s, rate)
+        self._assumptions = Assumptions(
+            request.approve_after_s,
+            rate,
+            parallel_runs=request.parallel_runs,
+            slowdown=self._history.slowdown,
+        )
         now = Changed(self._index, request.now, (), frozenset())
         before = self._walk(now)
         answer = forecast_answer(self._index, before, request.seed, self._vote_deadline(before))
@@ -200,10 +205,12 @@ class _Answer:
 
     async def _load_records(self) -> dict[tuple[str, str], Any]:
         at_work = [target for target in self._index.needing_driver() if target.phase in IN_FLIGHT_PHASES]
-        return {
-            (each.rollout, each.node): await self._store.load_steps(each.rollout, each.node, each.attempt)
-            for each in at_work
-        }
+        found = {}
+        for target in at_work:
+            key = (target.rollout, target.node)
+            records = await self._store.load_steps(*key, target.attempt)
+            found[key] = begun_at(records, self._request.run_starts.get(key))
+        return found
 
     def _walk(self, facts: Changed, draws: int | None = None) -> RolloutForecast:
         found = forecast(

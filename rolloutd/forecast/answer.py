@@ -149,6 +149,10 @@ def describe_assumption(found: Assumption) -> str:
             return f"{params['nodes']} nodes that are not known to be up are up"
         case AssumptionCode.TRAFFIC_IDLE:
             return "nodes with traffic probes are idle when their turn comes"
+        case AssumptionCode.PARALLEL_RUNS:
+            runs, slowdown = int(str(params["runs"])), 100.0 * float(str(params["slowdown"]))
+            delay = f", and each of them makes the others {slowdown:.2g} % longer" if slowdown else ""
+            return f"at most {runs} runs are executed at once{delay}"
         case AssumptionCode.ORDER_OF_ONE_WALK:
             return "all draws start the nodes in the order of one walk with median durations"
         case AssumptionCode.HORIZON:

@@ -1,15 +1,18 @@
 """How long each step has taken, and how often attempts failed: from the records that the store keeps.
 
 A step's durations are those of this rollout, else of this plan, else of this class of hosts, else of its
-plan's `expected`.
+plan's `expected`.  Runs that were active at once share this machine, so each took longer than alone: their
+durations are kept as if each had run alone, with one number for all of how much another run delays one.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from machines.facts.index import Index
-from machines.model.step_record import StepAction
+from machines.model.step_record import StepAction, StepRecord, StepState
 from rolloutd.ports import StepDuration
 
 MIN_SAMPLES = 3
@@ -21,21 +24,109 @@ MAX_SAMPLES = 200
 MIN_ATTEMPTS = 20
 """A failure rate of fewer attempts is chance."""
 
+MIN_RUNS = 10
+"""A slowdown of fewer runs is chance."""
+
+MAX_SLOWDOWN = 1.0
+"""Two runs at once take at most as long as one after the other."""
+
 Group = tuple[str, str, str, str]
 """The kind of a group, its name, the step and its action."""
 
 HostClass = Mapping[str, str]
 
 
-class StepHistory:
-    """The durations of steps, as a forecast asks for them."""
+@dataclass(frozen=True, slots=True)
+class PastRun:
+    """A run, and how many others were active meanwhile, on average."""
 
-    def __init__(self, index: Index, samples: Iterable[StepDuration], host_class: Sequence[str]) -> None:
+    seconds: float
+    others: float
+
+
+def past_runs(samples: Sequence[StepDuration]) -> Mapping[int, PastRun]:
+    """Return the runs among these durations, by their position."""
+    instants = [
+        instant
+        for position, each in enumerate(samples)
+        if each.is_run and each.seconds > 0.0
+        for instant in ((each.ended_at - each.seconds, position, 1), (each.ended_at, position, -1))
+    ]
+    runs: dict[int, PastRun] = {}
+    active, at, active_s = 0, 0.0, 0.0
+    active_before_s: dict[int, float] = {}
+    for instant, position, change in sorted(instants):
+        active_s += active * (instant - at)
+        at, active = instant, active + change
+        if change > 0:
+            active_before_s[position] = active_s
+            continue
+        seconds = samples[position].seconds
+        of_all_s = active_s - active_before_s.pop(position)
+        runs[position] = PastRun(seconds, max(0.0, of_all_s / seconds - 1.0))
+    return runs
+
+
+def slowdown(runs: Iterable[tuple[object, PastRun]]) -> float:
+    """Return by what share of its time alone a run takes longer for each other one; 0 if it may be chance.
+
+    Each run comes with its group: only runs of one playbook are compared.
+    """
+    groups: dict[object, list[PastRun]] = {}
+    for group, run in runs:
+        groups.setdefault(group, []).append(run)
+    points: list[tuple[float, float]] = []
+    others: list[float] = []
+    for members in groups.values():
+        mean_s = sum(each.seconds for each in members) / len(members)
+        mean_others = sum(each.others for each in members) / len(members)
+        if mean_s > 0.0:
+            points += [(each.others - mean_others, each.seconds / mean_s - 1.0) for each in members]
+            others += [each.others for each in members]
+    spread = sum(x * x for x, _ in points)
+    if len(points) < MIN_RUNS or not spread:
+        return 0.0
+    slope = sum(x * y for x, y in points) / spread
+    residual = sum((y - slope * x) ** 2 for x, y in points) / (len(points) - 2)
+    if slope <= 2.0 * math.sqrt(residual / spread):
+        return 0.0
+    # The slope is a share of the mean time, at the mean number of others.
+    alone = 1.0 - slope * sum(others) / len(others)
+    return min(MAX_SLOWDOWN, slope / alone) if alone > 0.0 else MAX_SLOWDOWN
+
+
+def begun_at(records: Sequence[StepRecord], started_at: float | None) -> tuple[StepRecord, ...]:
+    """Return the records of a node at work; its run began only when it got its slot of the runner."""
+    if started_at is None or not records or records[-1].state is not StepState.INTENDED:
+        return tuple(records)
+    return (*records[:-1], replace(records[-1], began_at=started_at))
+
+
+class StepHistory:
+    """The durations of steps, as a forecast asks for them; `slowdown` is for Assumptions."""
+
+    def __init__(
+        self,
+        index: Index,
+        samples: Sequence[StepDuration],
+        host_class: Sequence[str],
+    ) -> None:
         self._index = index
+        runs = past_runs(samples)
+        of_playbooks = (
+            ((samples[position].plan, samples[position].step), run)
+            for position, run in runs.items()
+            if samples[position].action is StepAction.RUN
+        )
+        self.slowdown = slowdown(of_playbooks)
         self._host_class = tuple(host_class)
         self._groups: dict[Group, list[float]] = {}
         self._known: dict[tuple[str, str, str, StepAction], Sequence[float]] = {}
-        for sample in samples:  # the latest first
+        for position, sample in enumerate(samples):  # the latest first
+            seconds, run = sample.seconds, runs.get(position)
+            if run is not None:
+                is_slowed = sample.action is StepAction.RUN
+                seconds = run.seconds / (1.0 + self.slowdown * run.others * is_slowed)
             class_name = self._class_of(sample.node)
             for kind, name in (
                 ("rollout", sample.rollout),
@@ -44,7 +135,7 @@ class StepHistory:
             ):
                 group = self._groups.setdefault((kind, name, sample.step, sample.action), [])
                 if len(group) < MAX_SAMPLES:
-                    group.append(sample.seconds)
+                    group.append(seconds)
 
     def durations(self, rollout: str, node: str, step: str, action: StepAction) -> Sequence[float]:
         """Return the durations that a step may take, all equally likely."""

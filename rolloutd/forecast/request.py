@@ -61,6 +61,8 @@ class ForecastRequest:
 
     `store`, `limits`, `teams` and `host_class` are what the settings say.  `rollouts` are those to answer
     about, empty for all that are open.  `not_up` are the nodes that are not known to be up.
+    `parallel_runs` is how many runs the runner executes at once, `run_starts` when those of nodes at work
+    began (epoch seconds, by rollout and node).
     `approve_after_s` None: no gate gets its votes.  `failure_rate` None: the rate that the plan's rollouts
     have had.
     """
@@ -70,6 +72,8 @@ class ForecastRequest:
     teams: Mapping[str, TeamChecks]
     host_class: tuple[str, ...]
     now: float
+    parallel_runs: int
+    run_starts: Mapping[tuple[str, str], float]
     rollouts: tuple[str, ...] = ()
     draft: Draft | None = None
     not_up: frozenset[str] = frozenset()

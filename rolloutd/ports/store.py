@@ -110,7 +110,10 @@ class SourceAnswer:
 
 @dataclass(frozen=True, slots=True)
 class StepDuration:
-    """How long a step took that succeeded; of a prepare stage, `step` is its name."""
+    """How long a step took that succeeded, until `ended_at`; of a prepare stage, `step` is its name.
+
+    `seconds` does not include the wait of a run for a slot of the runner.
+    """
 
     rollout: str
     plan: str
@@ -118,6 +121,8 @@ class StepDuration:
     step: str
     action: StepAction
     seconds: float
+    ended_at: float
+    is_run: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -143,7 +143,8 @@ def _opened_fields(event: RolloutOpened) -> Iterator[Mapping[str, Any]]:
 
 def _step_fields(record: StepRecord) -> Mapping[str, Any]:
     """Return the fields of a step; hashes replace its output and the state that the isolator found."""
-    rare = {} if record.code is FailureCode.FAILED else {"code": record.code}
+    rare: dict[str, Any] = {} if record.code is FailureCode.FAILED else {"code": record.code}
+    rare |= {"waited_s": record.waited_s} if record.waited_s else {}
     return {
         **rare,
         "action": record.action,

@@ -146,19 +146,20 @@ def load_steps(
 def load_step_durations(connection: Connection, limit: int) -> tuple[StepDuration, ...]:
     """Return the durations of the latest steps and prepare stages that succeeded, the latest first."""
     steps = (
-        "SELECT step.at, step.rollout, name, node, step, action, step.at - began_at FROM step"
+        "SELECT step.at, step.rollout, name, node, step, action, step.at - began_at - waited_s, handle != ''"
+        " FROM step"
         " JOIN rollout ON rollout.id = step.rollout WHERE state = 'ok' ORDER BY step.rowid DESC LIMIT ?"
     )
     stages = (
-        "SELECT preparation.at, preparation.rollout, name, node, stage, 'run', preparation.at - began_at"
-        " FROM preparation JOIN rollout ON rollout.id = preparation.rollout WHERE state = 'done'"
+        "SELECT preparation.at, preparation.rollout, name, node, stage, 'run', preparation.at - began_at,"
+        " handle != '' FROM preparation JOIN rollout ON rollout.id = preparation.rollout WHERE state = 'done'"
         " ORDER BY preparation.at DESC LIMIT ?"
     )
     rows = [row for sql in (steps, stages) for row in connection.execute(sql, (limit,))]
     rows.sort(key=lambda row: -row[0])  # stable: the latest record first among equals
     return tuple(
-        StepDuration(rollout, plan, node, step, StepAction(action), max(0.0, seconds))
-        for _, rollout, plan, node, step, action, seconds in rows[:limit]
+        StepDuration(rollout, plan, node, step, StepAction(action), max(0.0, seconds), at, bool(is_run))
+        for at, rollout, plan, node, step, action, seconds, is_run in rows[:limit]
     )
 
 

@@ -430,7 +430,16 @@ async def test_durations_are_of_the_latest_steps_that_succeeded(store: Store) ->
     records = [
         step(StepState.OK, number=1, at=30.0, began_at=20.0),
         step(StepState.FAILED, number=2, at=90.0, began_at=20.0),
-        step(StepState.OK, node="n2", step="run.configure", action=StepAction.RUN, at=60.0, began_at=20.0),
+        step(
+            StepState.OK,
+            node="n2",
+            step="run.configure",
+            action=StepAction.RUN,
+            at=60.0,
+            began_at=20.0,
+            handle="r1.n2.1.configure.1",
+            waited_s=15.0,
+        ),
     ]
     await write(store, *map(StepRecorded, records))
     stage = Preparation("r1", "n1", "copy", 1, PreparationState.RUNNING, "c", 40.0, 40.0)
@@ -438,9 +447,9 @@ async def test_durations_are_of_the_latest_steps_that_succeeded(store: Store) ->
     await write(store, PreparationRecorded(replace(stage, state=PreparationState.DONE, at=45.0)))
     plan = rollout_opened().name
     expected = (
-        StepDuration("r1", plan, "n2", "run.configure", StepAction.RUN, 40.0),
-        StepDuration("r1", plan, "n1", "copy", StepAction.RUN, 5.0),
-        StepDuration("r1", plan, "n1", "isolate.0.command", StepAction.APPLY, 10.0),
+        StepDuration("r1", plan, "n2", "run.configure", StepAction.RUN, 25.0, 60.0, True),
+        StepDuration("r1", plan, "n1", "copy", StepAction.RUN, 5.0, 45.0, False),
+        StepDuration("r1", plan, "n1", "isolate.0.command", StepAction.APPLY, 10.0, 30.0, False),
     )
     assert tuple(await store.load_step_durations(10)) == expected
     assert tuple(await store.load_step_durations(1)) == expected[:1]

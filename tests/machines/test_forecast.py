@@ -212,8 +212,36 @@ def test_failures_delay_the_nodes_after_them() -> None:
     assert never.ends_at == Spread(None, None)
 
 
-@pytest.mark.parametrize(("teams", "max_parallel"), [(25, 64), (25, 8)])
-def test_most_nodes_come_within_p90(teams: int, max_parallel: int) -> None:
+def test_bottleneck_names_runner() -> None:
+    index = index_of(nodes_of({"a": ["n1"], "b": ["n2"], "c": ["n3"], "d": ["n4"]}))
+    submit(index, verify=(StepDef("verify.0.reachable", "reachable"),))
+    made = forecast_of(index, explain="R", parallel_runs=1)
+    assert starts(made) == {"n1": 0.0, "n2": 0.0, "n3": 0.0, "n4": 0.0}
+    # One after the other, and the last check.
+    assert made.ends_at.p50 == T0 + 500.0
+    assert made.bottleneck == Bottleneck(BottleneckKind.RUNNER, "runner", 200.0)
+    assert made.waits == {ReasonCode.RUNNER_FULL: 600.0}
+
+
+def test_run_is_slower_beside_others() -> None:
+    index = index_of(nodes_of({"a": ["n1", "n2"], "b": ["n3"]}))
+    submit(index, verify=(StepDef("verify.0.reachable", "reachable"),))
+    made = forecast_of(index, slowdown=0.5, parallel_runs=4)
+    # n3 begins beside n1; n2 begins alone.
+    assert starts(made) == {"n1": 0.0, "n2": 200.0, "n3": 0.0}
+    assert {each.node: (each.ends_at.p50 or 0.0) - T0 for each in made.nodes} == {
+        "n1": 200.0,
+        "n3": 250.0,
+        "n2": 400.0,
+    }
+    assumed = {each.code: each.params for each in made.assumptions}
+    assert assumed[AssumptionCode.PARALLEL_RUNS] == {"runs": 4, "slowdown": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("teams", "max_parallel", "runs"), [(25, 64, math.inf), (25, 8, math.inf), (25, 64, 8)]
+)
+def test_most_nodes_come_within_p90(teams: int, max_parallel: int, runs: float) -> None:
     """The walks that are judged draw their own durations and ask the scheduler anew."""
     nodes = nodes_of({f"t{team}": [f"n{team}-{n}" for n in range(6)] for team in range(teams)})
     index = index_of(nodes, Limits(pools={"team": PoolRule()}, max_parallel=max_parallel))
@@ -221,13 +249,13 @@ def test_most_nodes_come_within_p90(teams: int, max_parallel: int) -> None:
     sampled = random.Random(7)
     times = tuple(sampled.lognormvariate(5.7, 0.5) for _ in range(40))
     durations = lambda *step: times  # noqa: E731
-    made = forecast_of(index, draws=200, durations=durations)
+    made = forecast_of(index, draws=200, durations=durations, parallel_runs=runs)
     within, walks = 0, 30
     for seed in range(walks):
         drawn = random.Random(f"walk {seed}")
-        walk = Walk(index.fork(), T0, durations, drawn.choice)
+        walk = Walk(index.fork(), T0, durations, drawn.choice, Assumptions(parallel_runs=runs))
         walk.run()
-        ends = {each.node: each.ends_at for each in walk.attempts}
+        ends = {each.node: each.ends_at for each in walk.agenda.attempts}
         within += sum((ends[each.node] or math.inf) <= (each.ends_at.p90 or 0.0) for each in made.nodes)
     assert 0.85 <= within / (walks * len(made.nodes)) <= 0.95
 

@@ -43,7 +43,7 @@ from rolloutd.engine.check_mode import CheckMode
 from rolloutd.engine.forecasts import Forecaster
 from rolloutd.engine.state import ChangeNotifier, State
 from rolloutd.forecast.__main__ import answer_text
-from rolloutd.ports import Checkpoints, Store
+from rolloutd.ports import Checkpoints, RunnerStatus, Store
 from rolloutd.settings import Settings
 from tests.contracts.fakes.checkpoints import FakeCheckpoints
 from tests.contracts.fakes.clock import FakeClock
@@ -317,6 +317,7 @@ async def control_environment(
     )
     index = Projection.build(await opened_store.load_snapshot(), compile_limits(settings), compile_content)
     state = State(index, opened_store, clock, settings, ChangeNotifier())
+    state.runner_status = RunnerStatus(parallel=16)
     await state.commit([NodesDiscovered(tuple(nodes))], cause="test")
     state.inventory_refreshed.set()
     run_host = FakeRunHost({"site.yml": Script.OK})

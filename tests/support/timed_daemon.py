@@ -32,6 +32,7 @@ from rolloutd.ports import (
     Busy,
     Checkpoint,
     DiscoveredNode,
+    Failed,
     Host,
     IsolationStatus,
     Ok,
@@ -47,6 +48,7 @@ from rolloutd.ports import (
 )
 from rolloutd.service.reload import TeamPlanCompiler
 from rolloutd.settings import Settings
+from rolloutd.slots import Slots
 from rolloutd.store import open_store
 from tests.contracts.fakes.sources import find_source
 from tests.sim import plans
@@ -75,24 +77,37 @@ class TimedClock:
 
 
 class TimedRunner:
-    """ports.Runner: a run ends when its time is over."""
+    """ports.Runner: a run ends when its time is over, and fails if `fails` says so of its id."""
 
-    def __init__(self, duration_of: DurationOf) -> None:
-        self.status = RunnerStatus(parallel=100_000)
-        self._duration_of = duration_of
+    def __init__(
+        self, clock: TimedClock, duration_of: DurationOf, parallel: int, fails: Callable[[str], bool]
+    ) -> None:
+        self.status = RunnerStatus(parallel=parallel)
+        self._clock, self._duration_of, self._fails = clock, duration_of, fails
+        self._began: dict[str, float] = {}
+        self._slots = Slots(lambda: self.status.parallel)
         self._ends: dict[str, asyncio.Event] = {}
 
     async def start(self, request: RunRequest) -> str:
         if request.run_id not in self._ends:
+            await self._slots.acquire()
+            self._began[request.run_id] = self._clock.now()
             ended = self._ends[request.run_id] = asyncio.Event()
             seconds = self._duration_of(request.rollout, request.node, request.step, StepAction.RUN)
-            asyncio.get_running_loop().call_later(seconds, ended.set)
+            asyncio.get_running_loop().call_later(seconds, self._end, ended)
         return request.run_id
+
+    def _end(self, ended: asyncio.Event) -> None:
+        ended.set()
+        self._slots.release()
 
     async def get_state(self, handle: str) -> RunState:
         if handle not in self._ends:
             raise NotFound(f"there is no run {handle}")
-        return RunState(Ok("changed") if self._ends[handle].is_set() else None)
+        if not self._ends[handle].is_set():
+            return RunState(None, started_at=self._began[handle])
+        result = Failed("drawn") if self._fails(handle) else Ok("changed")
+        return RunState(result, started_at=self._began[handle])
 
     async def wait_for_change(self, handle: str) -> RunState:
         await self._ends[handle].wait()
@@ -330,9 +345,14 @@ async def timed_daemon(
     *,
     began_at: float,
     approve_after_s: float = 0.0,
+    parallel_runs: int = 100_000,
+    fails: Callable[[str], bool] = lambda _: False,
     **settings: Any,
 ) -> AsyncIterator[TimedDaemon]:
-    """Run a daemon over these nodes; the inventory is known when this begins."""
+    """Run a daemon over these nodes; the inventory is known when this begins.
+
+    `fails` returns whether the run of an id fails.
+    """
     teams = {"infra", *(each["team"] for each in labels.values())}
     content = {
         "pools": {"team": {"max_unavailable": 1}},
@@ -355,7 +375,7 @@ async def timed_daemon(
         stager = TimedStager(lambda node: duration_of("", node, "stage", StepAction.RUN))
         prepare = PreparationAdapters({"ssh": stager}, facts, facts, stager, lambda _: Path(directory))
         adapters = AdapterSet(
-            TimedRunner(duration_of),
+            TimedRunner(clock, duration_of, parallel_runs, fails),
             {"command": TimedIsolator(duration_of)},
             {"reachable": TimedCheck(duration_of), "ssh": TimedCheck(duration_of)},
             find_source,

@@ -43,7 +43,11 @@ class AnsibleInventoryParams(Params):
     )
 
 
-PLAYBOOK_ISOLATOR = Registration("rolloutd.adapters.playbook_steps:PlaybookIsolator", PlaybookIsolatorParams)
+PLAYBOOK_ISOLATOR = Registration(
+    "rolloutd.adapters.playbook_steps:PlaybookIsolator",
+    PlaybookIsolatorParams,
+    frozenset({Capability.STARTS_RUN}),
+)
 PLAYBOOK_CHECK = Registration(
     "rolloutd.adapters.playbook_steps:PlaybookCheck",
     PlaybookCheckParams,

@@ -82,8 +82,15 @@ class PlaybookExecution:
             return
         if not isinstance(result, Failed):
             await self._guard.renew()  # the checks that confirm the change have the guard's whole time
-        await self._journal.finish(self._journal.recorded_version(record), result)
+        await self._journal.finish(self._with_wait(self._journal.recorded_version(record)), result)
         await self._journal.update_unfinished_run()
+
+    def _with_wait(self, record: StepRecord) -> StepRecord:
+        """Return the record with how long the run waited for its slot, as the runner knows it."""
+        started_at = self._session.progress.run.started_at
+        if started_at is None:
+            return record
+        return replace(record, waited_s=max(0.0, started_at - record.began_at))
 
     def _configuration(self, action: actions.RunPlaybook) -> Configuration | None:
         """Return what this run gives to the node; None for a rollback and a repair."""

@@ -366,30 +366,16 @@ class MemoryStore:
         }
 
     async def load_step_durations(self, limit: int) -> Sequence[StepDuration]:
-        ended = [
-            *(
-                (each, each.step, each.action)
-                for each in self.memory.all(StepRecord)
-                if each.state is StepState.OK
-            ),
-            *(
-                (each, each.stage, StepAction.RUN)
-                for each in self.memory.all(Preparation)
-                if each.state is PreparationState.DONE
-            ),
-        ]
+        steps, stages = self.memory.all(StepRecord), self.memory.all(Preparation)
+        ended: list[Any] = [(row, row.step, row.action) for row in steps if row.state is StepState.OK]
+        ended += [(row, row.stage, StepAction.RUN) for row in stages if row.state is PreparationState.DONE]
         ended.sort(key=lambda item: -item[0].at)
-        return tuple(
-            StepDuration(
-                row.rollout,
-                self.memory.opened(row.rollout).name,
-                row.node,
-                name,
-                action,
-                row.at - row.began_at,
-            )
-            for row, name, action in ended[:limit]
-        )
+        found = []
+        for row, name, action in ended[:limit]:
+            place = (row.rollout, self.memory.opened(row.rollout).name, row.node, name, action)
+            seconds = row.at - row.began_at - getattr(row, "waited_s", 0.0)
+            found.append(StepDuration(*place, seconds, row.at, row.handle != ""))
+        return tuple(found)
 
     async def count_attempts(self, plan: str) -> tuple[int, int]:
         of_plan = {row.rollout for row in self.memory.all(RolloutOpened) if row.name == plan}
@@ -404,9 +390,8 @@ class MemoryStore:
 
     async def load_forecasts(self, rollout: str | None = None) -> Sequence[KeptForecast]:
         kept = [each for each in self.memory.forecasts.values() if not self.memory.is_deleted(each.rollout)]
-        return tuple(
-            sorted((each for each in kept if rollout in (None, each.rollout)), key=lambda each: -each.made_at)
-        )
+        kept = [each for each in kept if rollout in (None, each.rollout)]
+        return tuple(sorted(kept, key=lambda each: -each.made_at))
 
     async def load_configurations(self, nodes: Sequence[str]) -> NodeConfigurations:
         memory = self.memory

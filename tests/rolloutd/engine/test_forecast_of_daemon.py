@@ -18,9 +18,12 @@ from machines.forecast.attempt import NodeKey
 from machines.forecast.forecast import forecast
 from machines.forecast.model import Assumptions, RolloutForecast
 from machines.model.events import FreezeStarted, HoldTaken, NodeOrdered, StepAction, StepRecord
+from machines.model.reasons import ReasonCode
 from machines.model.rollout import Hold, NodeOrder
 from machines.model.windows import Freeze
 from machines.states import Phase
+from rolloutd.engine.forecasts import run_starts
+from rolloutd.forecast.history import begun_at
 from tests.sim.plans import PREPARE
 from tests.support.timed_daemon import SUBMITTER, DurationOf, TimedDaemon, run_virtual, timed_daemon
 
@@ -54,7 +57,7 @@ def forecast_now(
         inside.index,
         inside.clock.now(),
         lambda *step: (seconds_of(*step),),
-        Assumptions(approve_after_s=APPROVE_AFTER_S),
+        Assumptions(APPROVE_AFTER_S, parallel_runs=inside.state.runner_status.parallel),
         draws=1,
         random=random.Random(1),
         records=records,
@@ -115,6 +118,42 @@ def test_daemon_does_what_was_forecast(nodes: int) -> None:
     assert len(made["R1"].nodes) == nodes
 
 
+@pytest.mark.parametrize("prepare", [(), PREPARE])
+def test_runs_wait_for_slot_of_runner(prepare: Any) -> None:
+    spec = {"prepare": prepare} if prepare else {}
+    made = check(submitted(**spec), labels_of(30, 10), parallel_runs=3)
+    assert made["R1"].waits[ReasonCode.RUNNER_FULL] > 1000.0
+
+
+def test_wait_of_run_is_no_part_of_its_duration() -> None:
+    async def run() -> None:
+        async with timed_daemon(labels_of(12, 6), seconds_of, began_at=T0, parallel_runs=2) as inside:
+            await inside.commit(inside.submit("R1", {"canary": {"select": "rack=none"}}))
+            await inside.until_ended("R1")
+            store = inside.state.store
+            runs = [each for each in await store.load_step_durations(1000) if each.is_run]
+            assert len(runs) == 12
+            for each in runs:
+                expected_s = seconds_of(each.rollout, each.node, each.step, each.action)
+                assert each.seconds == pytest.approx(expected_s, abs=SECOND_S)
+            waits_s = [step.waited_s for each in runs for step in await store.load_steps("R1", each.node)]
+            assert max(waits_s) > 100.0
+
+    run_virtual(run)
+
+
+def test_runs_that_wait_already_keep_their_order() -> None:
+    async def scenario(inside: TimedDaemon) -> dict[str, RolloutForecast]:
+        await inside.commit(inside.submit("R1", {}))
+        await inside.until(lambda: inside.index.counters("R1").done >= 14)
+        await asyncio.sleep(150.0)
+        phases = [each.phase for each in inside.index.needing_driver()]
+        assert phases.count(Phase.MAINTAINING) > 2
+        return forecast_now(inside, await at_work(inside))
+
+    check(scenario, labels_of(30, 10), parallel_runs=2)
+
+
 @pytest.mark.parametrize("month", [3, 10])
 def test_windows_across_daylight_saving(month: int) -> None:
     day = datetime(2027, month, 27 if month == 3 else 30, 21, 30, tzinfo=ZoneInfo(AMSTERDAM))
@@ -165,10 +204,9 @@ def test_prepare_stages_before_the_first_node() -> None:
 
 async def at_work(inside: TimedDaemon) -> dict[NodeKey, tuple[StepRecord, ...]]:
     """Return the records of the nodes at work."""
-    return {
-        (each.rollout, each.node): tuple(await inside.state.store.load_steps(each.rollout, each.node))
-        for each in inside.index.needing_driver()
-    }
+    keys = [(each.rollout, each.node) for each in inside.index.needing_driver()]
+    started_at = run_starts(inside.state)
+    return {key: begun_at(await inside.state.store.load_steps(*key), started_at.get(key)) for key in keys}
 
 
 def test_nodes_at_work_finish_what_they_began() -> None:

@@ -87,7 +87,12 @@ async def test_the_facts_are_those_that_0_1_loaded(tmp_path: Path) -> None:
     for node, steps in EXPECTED["steps"].items():
         found = [plain(asdict(step)) for step in await store.load_steps(ROLLOUT, node)]
         assert found == [
-            {**step, "action": OLD_ACTIONS.get(step["action"], step["action"]), "code": "failed"}
+            {
+                **step,
+                "action": OLD_ACTIONS.get(step["action"], step["action"]),
+                "code": "failed",
+                "waited_s": 0.0,
+            }
             for step in steps
         ]
     await store.close()

@@ -1,0 +1,98 @@
+"""What happens when in a walk: the ends of steps, and runs that wait for a slot of the runner.
+
+It does not know what a step is for.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from machines.forecast.attempt import Attempt, WalkedStep
+from machines.forecast.model import Assumptions
+from machines.model.slot_queue import SlotQueue
+
+HEAD = -1
+"""In the place of the number of a run's step: the begin of the attempt itself."""
+
+Due = Callable[[float], bool]
+"""What happens at an instant, which it gets; it returns whether to decide then."""
+
+
+@dataclass(slots=True)
+class Agenda:
+    """Entries in the order of their instants (epoch seconds).
+
+    `choose` takes one of the durations that a step may have.
+    """
+
+    assumptions: Assumptions
+    choose: Callable[[Sequence[float]], float]
+    attempts: list[Attempt] = field(default_factory=list)
+    """In the order in which they began."""
+    begun: list[tuple[Attempt, int]] = field(default_factory=list)
+    """The attempts, and the runs of each by the number of their step, in the order in which they began."""
+    most_runs: int = 0
+    """How many runs there were at once, at most."""
+    _entries: list[tuple[float, int, Due]] = field(default_factory=list)
+    _number: int = 0
+    _runs: SlotQueue[Callable[[float], None]] = field(default_factory=SlotQueue)
+
+    def next_at(self) -> float:
+        """Return the first instant at which something happens, infinity if nothing does."""
+        return self._entries[0][0] if self._entries else math.inf
+
+    def take_due(self, now: float) -> Iterator[Due]:
+        """Yield what happens until now, also what these add."""
+        while self._entries and self._entries[0][0] <= now:
+            yield heapq.heappop(self._entries)[2]
+
+    def add(self, at: float, due: Due) -> None:
+        self._number += 1
+        heapq.heappush(self._entries, (at, self._number, due))
+
+    def begin_attempt(self, attempt: Attempt) -> None:
+        self.attempts.append(attempt)
+        self.begun.append((attempt, HEAD))
+
+    def begin_step(
+        self, durations: Sequence[float], attempt: Attempt | None, end: Due, *, at: float, now: float
+    ) -> None:
+        """Begin a step at an instant, at the latest now, and let `end` happen when it is over."""
+        step = WalkedStep(durations, self.choose(durations), at, at)
+        if attempt is not None:
+            attempt.steps.append(step)
+        self.add(max(now, at + step.duration_s), end)
+
+    def queue_run(
+        self,
+        durations: Sequence[float],
+        attempt: Attempt | None,
+        end: Due,
+        *,
+        at: float,
+        now: float,
+        is_slowed: bool,
+    ) -> None:
+        """Begin a run as soon as the runner has a slot for it; other runs delay one that `is_slowed`."""
+
+        def begin(at: float, now: float = now) -> None:
+            stretch = self.assumptions.stretch(self._runs.active) if is_slowed else 1.0
+            step = WalkedStep(durations, self.choose(durations) * stretch, asked_at, at, True, stretch)
+            if attempt is not None:
+                attempt.steps.append(step)
+                self.begun.append((attempt, len(attempt.steps) - 1))
+            self.add(max(now, at + step.duration_s), end_run)
+
+        def end_run(now: float) -> bool:
+            self._runs.active -= 1
+            for begin_next in self._runs.admit(self.assumptions.parallel_runs):
+                begin_next(now)
+            return end(now)
+
+        asked_at = at
+        if self._runs.enter(begin, self.assumptions.parallel_runs):
+            begin(at)
+        self.most_runs = max(self.most_runs, self._runs.active)

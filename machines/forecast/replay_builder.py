@@ -1,0 +1,300 @@
+"""The replay of a walk: its attempts as items, and what each waited for.
+
+The causes are read from the facts before the walk and from what the walk noted; what the walk waited for
+without one of them is the item's slack.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from machines.facts.index import Index
+from machines.facts.preparations import BUILD_NODE
+from machines.forecast.agenda import HEAD
+from machines.forecast.attempt import Attempt, NodeKey, WalkedStep
+from machines.forecast.replay import TOLERANCE_S, Durations, Failure, Item, Openings, Replay, Turn
+from machines.forecast.timeline import own_bound
+from machines.forecast.walk import Walk
+from machines.rules.start_blockers import window_groups
+from machines.states import Phase
+
+
+def _runs_of(attempt: Attempt) -> list[int]:
+    """Return the numbers of an attempt's steps that are runs."""
+    return [number for number, step in enumerate(attempt.steps) if step.is_run]
+
+
+def replay_of(walk: Walk, before: Index) -> Replay:
+    """Return the replay of a walk that has ended; `before` are the facts that it began with."""
+    replay = Replay(before.now, approve_after_s=walk.assumptions.approve_after_s)
+    return _Builder(walk, before, replay).build()
+
+
+@dataclass(slots=True)
+class _Builder:
+    walk: Walk
+    before: Index
+    replay: Replay
+    _slots: dict[str, int] = field(default_factory=dict)
+    _openings: dict[tuple[str, str | None], Openings | None] = field(default_factory=dict)
+    _first_start: dict[str, float] = field(default_factory=dict)
+    _last_stage: dict[NodeKey, int] = field(default_factory=dict)
+    _stage_first: dict[tuple[str, str], int] = field(default_factory=dict)
+    _turn_of: dict[tuple[str, int], int] = field(default_factory=dict)
+    _next_epoch: dict[str, int] = field(default_factory=dict)
+    _last_part: dict[int, int] = field(default_factory=dict)
+    """The last part of each attempt, by its id() as an object."""
+    _held: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    """The slots that an attempt of several parts holds."""
+    _durations: dict[tuple[int, float], Sequence[float]] = field(default_factory=dict)
+
+    def build(self) -> Replay:
+        begun = [(attempt, run) for attempt, run in self.walk.agenda.begun if attempt.ends_at is not None]
+        for attempt, run in begun:
+            if run == HEAD and not attempt.is_running and not attempt.stage:
+                self._first_start.setdefault(attempt.node, attempt.starts_at)
+        shared = self._shared_nodes()
+        # A runner that always had a slot delays nothing.
+        has_parts = self.walk.agenda.most_runs >= self.walk.assumptions.parallel_runs
+        for attempt, run in begun:
+            if attempt.stage:
+                if run == HEAD:
+                    self._add_stage(attempt, has_runs=has_parts)
+            elif run == HEAD:
+                self._add_head(attempt, shared, is_whole=not has_parts or not _runs_of(attempt))
+            elif has_parts:
+                self._add_run(attempt, run)
+        for gate, asked_at in self.walk.approvals.asked_at.items():
+            self.replay.gates[gate] = self._turn(gate[0], asked_at)
+        for rollout in self.before.rollouts.values():
+            ended_at = self.walk.index.rollout(rollout.id).ended_at
+            if ended_at is None:
+                ends = (each.ends_at for each, _ in begun if each.rollout == rollout.id)
+                ended_at = max((each for each in ends if each is not None), default=self.before.now)
+            self.replay.ends[rollout.id] = self._turn(rollout.id, ended_at)
+        self.replay.settle()
+        self.replay.failure_rate = self.walk.assumptions.failure_rate
+        self.replay.follows_arrival = has_parts or self.replay.failure_rate > 0.0
+        if self.replay.follows_arrival:
+            self.replay.link()
+        return self.replay
+
+    def _shared_nodes(self) -> frozenset[str]:
+        """Return the nodes that are targets of two open rollouts: only one of them works on a node."""
+        counts: dict[str, int] = defaultdict(int)
+        for rollout in self.before.rollouts.values():
+            if not rollout.closed:
+                for target in self.before.targets(rollout.id):
+                    counts[target.node] += target.phase is not Phase.DONE
+        return frozenset(node for node, count in counts.items() if count > 1)
+
+    # items
+
+    def _part(self, attempt: Attempt, since: float, until: float, steps: Sequence[WalkedStep]) -> Item:
+        """Return a part of an attempt that has these steps."""
+        drawn = [each for each in steps if len(each.durations) > 1]
+        drawn_s = sum(each.duration_s for each in drawn)
+        fixed_s = until - since - drawn_s
+        durations = tuple(self._stretched(each) for each in drawn)
+        return Item(attempt, since, fixed_s, drawn_s, durations, attempt.rollout)
+
+    def _stretched(self, step: WalkedStep) -> Durations:
+        key = (id(step.durations), step.stretch)
+        if key not in self._durations:
+            stretch, durations = step.stretch, step.durations
+            self._durations[key] = durations if stretch == 1.0 else [each * stretch for each in durations]
+        return self._durations[key], len(step.durations)
+
+    def _add_item(self, item: Item) -> int:
+        number = len(self.replay.items)
+        self.replay.items.append(item)
+        return number
+
+    def _add_head(self, attempt: Attempt, shared: frozenset[str], *, is_whole: bool) -> None:
+        """Add an attempt, or what it does before its first run."""
+        assert attempt.ends_at is not None
+        steps = attempt.steps
+        first = len(steps) if is_whole else _runs_of(attempt)[0]
+        until = attempt.ends_at if is_whole else steps[first].asked_at
+        item = self._part(attempt, attempt.starts_at, until, steps[:first])
+        item.needed_s, item.is_running, item.keeps_order = attempt.needed_s, attempt.is_running, True
+        names = [*attempt.pools, *self._limits(attempt)]
+        if attempt.node in shared:
+            names.append(f"node/{attempt.node}")
+        item.slots = tuple(self._slot(name, attempt) for name in names)
+        if item.is_running:
+            item.bound = attempt.starts_at
+        else:
+            target = self.before.target(*attempt.key)
+            item.bound = own_bound(self.before, target, self.before.now)[0]
+            if attempt.key in self._last_stage:
+                item.after = (self._last_stage[attempt.key],)
+            if not attempt.is_rollback:
+                item.turn = self._turn_number(attempt)
+                item.openings = self._openings_of(attempt)
+        number = self._add_item(item)
+        self.replay.parts[attempt.key] = (self.replay.parts.get(attempt.key, (number, number))[0], number)
+        self._last_part[id(attempt)] = number
+        if is_whole:
+            item.freed = item.slots
+            item.failure = self._failure(attempt)
+        else:
+            self._held[id(attempt)] = item.slots
+
+    def _add_run(self, attempt: Attempt, run: int) -> None:
+        """Add a run of an attempt, and what comes between it and the next one or the end."""
+        assert attempt.ends_at is not None
+        steps, runs = attempt.steps, _runs_of(attempt)
+        following = next((each for each in runs if each > run), None)
+        step = steps[run]
+        run_ends_at = step.began_at + step.duration_s
+        item = self._part(attempt, step.began_at, run_ends_at, [step])
+        item.is_running = attempt.is_running and step.began_at < self.before.now
+        item.bound = step.began_at if item.is_running else 0.0
+        item.after = (self._last_part[id(attempt)],)
+        item.slots = item.freed = (self._runner_slot(),)
+        number = self._add_item(item)
+        until = attempt.ends_at if following is None else steps[following].asked_at
+        rest = self._part(attempt, run_ends_at, until, steps[run + 1 : following])
+        rest.after = (number,)
+        if following is None:
+            rest.freed = self._held[id(attempt)]
+            rest.failure = self._failure(attempt)
+        number = self._last_part[id(attempt)] = self._add_item(rest)
+        self.replay.parts[attempt.key] = (self.replay.parts[attempt.key][0], number)
+
+    def _failure(self, attempt: Attempt) -> Failure:
+        assert attempt.ends_at is not None
+        runs = _runs_of(attempt)
+        steps = attempt.steps
+        failed_at = steps[runs[-1]].began_at + steps[runs[-1]].duration_s if runs else attempt.ends_at
+        whole = self._part(attempt, attempt.starts_at, attempt.ends_at, steps)
+        waited_s = sum(each.began_at - each.asked_at for each in steps)
+        return Failure(attempt.ends_at - failed_at, whole.fixed_s - waited_s, whole.drawn)
+
+    def _add_stage(self, attempt: Attempt, *, has_runs: bool) -> None:
+        assert attempt.ends_at is not None
+        began_at = attempt.steps[0].began_at if attempt.steps else attempt.starts_at
+        item = self._part(attempt, began_at, attempt.ends_at, attempt.steps)
+        item.is_running = attempt.is_running and began_at < self.before.now
+        item.bound = began_at if item.is_running else self.before.now
+        number = self._add_item(item)
+        rollout = self.before.rollout(attempt.rollout)
+        stage = next((each for each in rollout.prepare_stages if each.name == attempt.stage), None)
+        first = self._stage_first.setdefault((attempt.rollout, attempt.stage), number)
+        build = (attempt.rollout, BUILD_NODE)
+        after = {self._last_stage.get(key, number) for key in (attempt.key, build)}
+        # An install runs on one node alone first.
+        first_end = self.replay.items[first].attempt.ends_at if first != number else None
+        if first_end is not None and attempt.starts_at >= first_end - TOLERANCE_S:
+            after.add(first)
+        item.after = tuple(sorted(after - {number}))
+        if stage is not None:
+            name = f"prepare/{attempt.rollout}/{stage.name}"
+            if name not in self._slots:
+                self._add_slots(name, [-math.inf] * stage.max_parallel)
+            item.slots = (self._slots[name],)
+        if has_runs and any(each.is_run for each in attempt.steps):
+            item.slots += (self._runner_slot(),)
+        item.freed = item.slots
+        self._last_stage[attempt.key] = number
+
+    # slots
+
+    def _limits(self, attempt: Attempt) -> list[str]:
+        plan = self.before.rollout(attempt.rollout).plan
+        names = ["fleet"]
+        if plan.max_parallel is not None:
+            names.append(f"rollout/{attempt.rollout}")
+        wave = next((each for each in plan.waves if each.name == attempt.wave), None)
+        if wave is not None and wave.max_parallel is not None and not attempt.is_rollback:
+            names.append(f"wave/{attempt.rollout}/{wave.name}")
+        return names
+
+    def _slot(self, name: str, attempt: Attempt) -> int:
+        if name in self._slots:
+            return self._slots[name]
+        plan = self.before.rollout(attempt.rollout).plan
+        match name.partition("/")[0]:
+            case "fleet" if name == "fleet":
+                return self._add_slots(name, [-math.inf] * self.before.limits.max_parallel)
+            case "rollout" if name == f"rollout/{attempt.rollout}":
+                return self._add_slots(name, [-math.inf] * (plan.max_parallel or 1))
+            case "wave" if name == f"wave/{attempt.rollout}/{attempt.wave}":
+                most = next(each.max_parallel for each in plan.waves if each.name == attempt.wave)
+                return self._add_slots(name, [-math.inf] * (most or 1))
+            case "node" if name == f"node/{attempt.node}":
+                return self._add_slots(name, [-math.inf])
+            case _:
+                return self._add_slots(name, self._pool_slots(name))
+
+    def _runner_slot(self) -> int:
+        if "runner" in self._slots:
+            return self._slots["runner"]
+        return self._add_slots("runner", [-math.inf] * int(self.walk.assumptions.parallel_runs))
+
+    def _add_slots(self, name: str, free_at: list[float]) -> int:
+        self._slots[name] = len(self.replay.slots)
+        self.replay.slots.append(sorted(free_at))
+        return self._slots[name]
+
+    def _pool_slots(self, name: str) -> list[float]:
+        """Return when each slot of a pool is free of what takes it before the walk and is not of it."""
+        pool = self.before.pool(name)
+        budget = self.before.budget(pool)
+        taken = [self._released_at(node) for node in pool.down if not self._is_running(node)]
+        # Of a pool over its budget the last ones count: a node starts once fewer are down than may be.
+        return sorted([-math.inf] * budget + taken)[-budget:] if budget else [math.inf]
+
+    def _is_running(self, node: str) -> bool:
+        return any(target.needs_driver for target in self.before.targets_on(node))
+
+    def _released_at(self, node: str) -> float:
+        if node in self._first_start:
+            return self._first_start[node]
+        untils = [math.inf if each.until is None else each.until for each in self.before.holds_on(node)]
+        is_kept = any(t.phase is Phase.FAILED or t.isolated for t in self.before.targets_on(node))
+        return math.inf if is_kept or not untils else max(untils)
+
+    # turns
+
+    def _turn_number(self, attempt: Attempt) -> int:
+        epochs = self.walk.timeline.epochs.get(attempt.rollout, [])
+        number = self._next_epoch.get(attempt.rollout, 0)
+        while number + 1 < len(epochs) and epochs[number + 1].begins_at <= attempt.starts_at + TOLERANCE_S:
+            number += 1
+        self._next_epoch[attempt.rollout] = number
+        key = (attempt.rollout, number)
+        if number >= len(epochs):
+            return -1
+        if key not in self._turn_of:
+            self._turn_of[key] = len(self.replay.turns)
+            self.replay.turns.append(self._turn(attempt.rollout, epochs[number].begins_at))
+        return self._turn_of[key]
+
+    def _turn(self, rollout: str, at: float) -> Turn:
+        """Return an instant of a rollout as so long after the attempts that had ended by then."""
+        items = self.replay.items
+        ended = [
+            number
+            for number in self._last_part.values()
+            if items[number].attempt.rollout == rollout
+            and (items[number].attempt.ends_at or math.inf) <= at + TOLERANCE_S
+        ]
+        last = max((items[number].attempt.ends_at or 0.0 for number in ended), default=None)
+        return Turn([], at) if last is None else Turn(ended, max(0.0, at - last))
+
+    # windows
+
+    def _openings_of(self, attempt: Attempt) -> Openings | None:
+        key = (attempt.rollout, attempt.team)
+        if key not in self._openings:
+            rollout = self.before.rollout(attempt.rollout)
+            groups = tuple(
+                tuple(group) for _, group in window_groups(self.before, rollout, attempt.team) if group
+            )
+            self._openings[key] = Openings(groups, self.before.now) if groups else None
+        return self._openings[key]
