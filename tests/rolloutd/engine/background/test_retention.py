@@ -22,6 +22,7 @@ from machines.model.events import (
     StepState,
 )
 from machines.model.rollout import Actor, ActorKind
+from machines.states import Phase
 from rolloutd.engine.background import retention
 from rolloutd.engine.background.audit_export import AuditExporter
 from rolloutd.engine.background.retention import BATCH_SIZE, RetentionCleaner
@@ -167,6 +168,24 @@ async def test_runs_of_a_rollout_that_needs_people_stay(tmp_path: Path) -> None:
         skip = BECAUSE | {"put_back": "leave"}
         await inside.request("olga", "post", f"/v1/rollouts/{rollout}/nodes/p1/skip", skip)
         assert await made.after(365) == runs  # it is isolated still
+
+
+async def test_old_runs_of_plan_that_keeps_go(tmp_path: Path) -> None:
+    """Its rollout stays open for years, and each drift is a run more."""
+    async with disk(tmp_path) as made:
+        inside = made.inside
+        text = PLAN.replace("  soak: 10m\n", "  canary: {select: ''}\n  keep: true\n  every: 1h\n")
+        rollout = await inside.start(text=text)
+        early = made.run(rollout)
+        await inside.finish(rollout, "p1")
+        assert await made.after(91) == [early], "the other nodes have not had their change"
+        await inside.observe([*inside.state.index.nodes])
+        for target in inside.state.index.targets(rollout):
+            if target.phase is Phase.PENDING:
+                await inside.finish(rollout, target.node)
+        late = made.run(rollout, 2)
+        assert await made.after(0) == [late]
+        assert await made.after(91) == []
 
 
 async def test_a_run_that_was_touched_lately_or_is_at_work_stays(tmp_path: Path) -> None:
