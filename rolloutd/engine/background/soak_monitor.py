@@ -30,6 +30,9 @@ from rolloutd.redaction import redact_for_team
 CHECK_INTERVAL_S = 60.0
 """Interval between the checks of a soaking canary: a failure is known within a minute."""
 
+AT_ONCE = 64
+"""Canaries that are checked at once; of a larger wave the others wait, without a connection."""
+
 MIN_FAILED_CHECKS = 2
 """Failed checks in a row that count: one lost packet is not a regression."""
 
@@ -48,7 +51,7 @@ class SoakMonitor:
         self._state = state
         self._adapters = adapters
         # No `on_done`: a check that changes something commits it, and each commit wakes the loop.
-        self._jobs: BackgroundJobs[tuple[str, str]] = BackgroundJobs("soak", state)
+        self._jobs: BackgroundJobs[tuple[str, str]] = BackgroundJobs("soak", state, concurrency=AT_ONCE)
 
     def start_checks(self, tasks: asyncio.TaskGroup) -> None:
         """Start to check every soaking canary that is not being checked."""

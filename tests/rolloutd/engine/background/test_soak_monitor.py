@@ -23,6 +23,7 @@ from machines.model.preparation import Preparation, PreparationState
 from machines.model.rollout import DAEMON
 from machines.states import Phase, Trigger
 from rolloutd.adapters.playbook_steps import PlaybookCheck
+from rolloutd.engine.background import soak_monitor
 from rolloutd.engine.background.extra_checks import RUN_INTERVAL_S, run_check
 from rolloutd.engine.background.soak_monitor import RECHECK_S, SoakMonitor
 from rolloutd.engine.drivers.node_session import AdapterSet, NodeSession
@@ -216,3 +217,29 @@ async def test_playbook_check_of_deleted_rollout_is_unknown(tmp_path: Path) -> N
         await inside.commit(RolloutDeleted(rollout, DAEMON, now))
         result = await run_check(NodeSession(inside.state, adapters, rollout, "p1"), spec)
         assert result == Unknown(f"{rollout}: the rollout was deleted")
+
+
+class CountingCheck(FakeCheck):
+    """A check that counts how many of it run at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.running = self.most = 0
+
+    async def check(self, ctx: StepContext) -> Ok:
+        self.running += 1
+        self.most = max(self.most, self.running)
+        await asyncio.sleep(0)
+        self.running -= 1
+        self.checked_nodes.append(ctx.host.name)
+        return Ok()
+
+
+async def test_canaries_of_large_wave_are_checked_in_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(soak_monitor, "AT_ONCE", 1)
+    async with soaking(tmp_path, "0s") as (inside, _, _, _):
+        check = CountingCheck()
+        await check_canaries(inside, watching(inside, check))
+        assert (sorted(check.checked_nodes), check.most) == (["p1", "s1"], 1)
