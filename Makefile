@@ -7,7 +7,7 @@
 SHELL := /bin/sh
 .DELETE_ON_ERROR:
 .SUFFIXES:
-.PHONY: packages test-failed sim sim-planted sim-coverage test-long docs help demo test test-web screenshots check bench figures lock clean
+.PHONY: packages soak test-failed sim sim-planted sim-coverage test-long docs help demo test test-web screenshots check bench figures lock clean
 
 export PYTHON
 # The tests start hundreds of our processes: without bytecode each compiles 230 modules in half a CPU second.
@@ -34,6 +34,7 @@ help:
 	@echo "make check        style, types, import contracts, documents"
 	@echo "make test         all other tests but the long ones (TESTS=tests/machines: only those)"
 	@echo "make test-long    acceptance tests over many nodes; a daemon killed KILLS=50 times"
+	@echo "make soak         three days of the daemon's life in SOAK_S=7200 seconds, with kills, drift and full disks"
 	@echo "make test-failed  the tests that failed in the last run, one at a time"
 	@echo "make test-web     the console in a headless Chromium"
 	@echo "make sim          simulate the daemon under faults: known seeds and SEEDS=500 new ones"
@@ -60,6 +61,12 @@ KILLS ?= 50
 test-long: .venv-dev/installed
 	@.ci/packages --try sshd haproxy prometheus systemd faketime tmux mmdebstrap umoci crun seccomp
 	ROLLOUTD_TEST_KILLS=$(KILLS) $(DEV)/python -m pytest -n $(LONG_WORKERS) --dist worksteal --durations=15 -rP -m long $(LONG_TESTS)
+
+# Three days of the daemon's life at 36 times the speed; SOAK_S=600 lasts ten minutes.
+SOAK_S ?= 7200
+soak: .venv-dev/installed
+	@.ci/packages sshd faketime
+	ROLLOUTD_TEST_SOAK_S=$(SOAK_S) $(DEV)/python -m pytest -n 0 -rP tests/acceptance/test_soak.py
 
 # Only the tests that failed in the last run, one at a time; without one it fails too.
 test-failed: .venv-dev/installed
