@@ -169,6 +169,7 @@ _HEALTH: Final[Mapping[str | None, str]] = {
     "down": "does not answer",
     "unknown": "could not be observed",
     "cordoned-by-other": "was taken out of service by another tool or user",
+    "locked-by-other": "is locked by another tool",
 }
 
 
@@ -348,6 +349,7 @@ SENTENCES: Final[Mapping[ReasonCode, Callable[[str, Params], str]]] = {
     ReasonCode.OTHER_ROLLOUT: _availability,
     ReasonCode.NODE_DOWN: _availability,
     ReasonCode.FOREIGN_CORDON: _availability,
+    ReasonCode.FOREIGN_LOCK: _availability,
     ReasonCode.NODE_UNKNOWN: _availability,
     ReasonCode.POOL_CLOSED: lambda pool, _: f"pool {pool} is closed: its max_unavailable is 0",
     ReasonCode.POOL_FULL: lambda pool, p: _pool_full("full", pool, p),

@@ -20,6 +20,11 @@ from machines.states import IN_FLIGHT_PHASES, Phase
 CAUSE_PRECEDENCE: Final = {code: rank for rank, code in enumerate(UnavailabilityCause)}
 """Precedence of causes: our own work first, unknown last."""
 
+TAKEN_BY_OTHERS: Final = frozenset(
+    {UnavailabilityCause.CORDONED_BY_OTHER, UnavailabilityCause.LOCKED_BY_OTHER}
+)
+"""Causes that are another tool's or user's will."""
+
 
 @dataclass(frozen=True, slots=True)
 class Unavailability:
@@ -68,7 +73,9 @@ class Unavailability:
             case Hold() as hold:
                 return common | {"by": hold.actor.name, "until": hold.until, "reason": hold.reason}
             case Observation() as seen:
-                health = "cordoned-by-other" if seen.cordoned_by_other else seen.sight.value
+                health = seen.sight.value
+                if seen.cordoned_by_other:
+                    health = "locked-by-other" if seen.is_locked else "cordoned-by-other"
                 return common | {"health": health, "detail": seen.why, "stale": self.needs_observation}
             case None:
                 return common | {"health": None, "detail": "", "stale": True}
@@ -160,7 +167,8 @@ def observed_unavailability(facts: FleetFacts, node: str) -> Unavailability | No
         return None
     code = UnavailabilityCause.DOWN if observation.sight is NodeHealth.DOWN else UnavailabilityCause.UNKNOWN
     if observation.cordoned_by_other:
-        code = UnavailabilityCause.CORDONED_BY_OTHER
+        is_locked = observation.is_locked
+        code = UnavailabilityCause.LOCKED_BY_OTHER if is_locked else UnavailabilityCause.CORDONED_BY_OTHER
     return Unavailability(node, code, observation)
 
 

@@ -145,6 +145,7 @@ class Observation:
     `cordoned_by_other`: a cordon that is not ours; it takes a slot of the pool and is never consent.
     `left_isolated_by`: the isolator that left the node out of service for a hold, and returns it after the
     hold.  `is_leaving`: the owner is removing the node from the fleet, so it is no outage of its peers.
+    `is_locked`: another tool works on the node by a lock of its own; it counts as a cordon of others.
     """
 
     node: str
@@ -154,6 +155,7 @@ class Observation:
     cordoned_by_other: bool = False
     left_isolated_by: str = ""
     is_leaving: bool = False
+    is_locked: bool = False
 
     @property
     def is_up(self) -> bool:
@@ -168,6 +170,7 @@ class Observation:
             and self.cordoned_by_other == other.cordoned_by_other
             and self.left_isolated_by == other.left_isolated_by
             and self.is_leaving == other.is_leaving
+            and self.is_locked == other.is_locked
         )
 
 

@@ -56,6 +56,7 @@ class ReasonCode(StrEnum):
     OTHER_ROLLOUT = "other-rollout"
     NODE_DOWN = "node-down"
     FOREIGN_CORDON = "foreign-cordon"
+    FOREIGN_LOCK = "foreign-lock"
     NODE_UNKNOWN = "node-unknown"
     POOL_CLOSED = "pool-closed"
     POOL_FULL = "pool-full"
@@ -111,6 +112,7 @@ class UnavailabilityCause(StrEnum):
     HELD = "held"
     DOWN = "down"
     CORDONED_BY_OTHER = "cordoned-by-other"
+    LOCKED_BY_OTHER = "locked-by-other"
     UNKNOWN = "unknown"
 
 

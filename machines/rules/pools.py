@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from machines.facts.availability import CAUSE_PRECEDENCE, Unavailability
+from machines.facts.availability import CAUSE_PRECEDENCE, TAKEN_BY_OTHERS, Unavailability
 from machines.facts.index import Index
 from machines.facts.pool_index import Pool
 from machines.model.node import natural_sort_key
@@ -111,7 +111,7 @@ def full_pool_reason(index: Index, pool: Pool, confirmed_down: int, without: str
         return over_budget_reason(index, pool, without)
     # One node that is down by itself is named by its outage, which people can repair, not as a full pool.
     first = down[0]
-    is_outage = first.code in (UnavailabilityCause.DOWN, UnavailabilityCause.CORDONED_BY_OTHER)
+    is_outage = first.code is UnavailabilityCause.DOWN or first.code in TAKEN_BY_OTHERS
     if confirmed_down == len(down) == 1 and is_outage:
         return _peer_reason(ReasonCode.PEER_DOWN, pool, first)
     return Reason(ReasonCode.POOL_FULL, pool.id, _peer_params(down), first.since, first.remedy)

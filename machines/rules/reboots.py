@@ -33,7 +33,8 @@ def reboot_blocker(index: Index, node: str, now: float) -> Reason | None:
 def return_blocker(index: Index, node: str) -> Reason | None:
     """Return why a node is not back after its reboot, None if it was freshly seen up.
 
-    A cordon that another user set keeps nothing: it takes a slot by itself.
+    A cordon or lock of others keeps nothing: it takes a slot by itself.
     """
     reason = start_blockers.observation_blocker(index, Target("", node, None, (), "", 0))
-    return None if reason is not None and reason.code is ReasonCode.FOREIGN_CORDON else reason
+    is_taken = reason is not None and reason.code in (ReasonCode.FOREIGN_CORDON, ReasonCode.FOREIGN_LOCK)
+    return None if is_taken else reason

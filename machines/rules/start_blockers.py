@@ -293,6 +293,8 @@ def observation_blocker(index: Index, target: Target) -> Reason | None:
             return availability_reason(ReasonCode.NODE_DOWN, observed)
         case UnavailabilityCause.CORDONED_BY_OTHER:
             return availability_reason(ReasonCode.FOREIGN_CORDON, observed)
+        case UnavailabilityCause.LOCKED_BY_OTHER:
+            return availability_reason(ReasonCode.FOREIGN_LOCK, observed)
         case _:
             return availability_reason(ReasonCode.NODE_UNKNOWN, observed)
 

@@ -6,7 +6,7 @@ node that is isolated already has cost most: it stays so, and waits until its po
 
 from __future__ import annotations
 
-from machines.facts.availability import active_hold, observed_unavailability
+from machines.facts.availability import TAKEN_BY_OTHERS, active_hold, observed_unavailability
 from machines.facts.index import Index
 from machines.facts.pool_index import Pool
 from machines.model.decision import AbortIsolation, DeferMaintenance
@@ -48,12 +48,14 @@ def collect(index: Index, now: float, builder: DecisionBuilder) -> None:
 
 
 def _hold_reason(index: Index, target: Target) -> Reason | None:
-    """Return the user or tool that has held or cordoned the node since its isolation began."""
+    """Return the user or tool that has held, cordoned or locked the node since its isolation began."""
     code, taken = ReasonCode.HELD, active_hold(index, target.node)
     if taken is None:
-        code, taken = ReasonCode.FOREIGN_CORDON, observed_unavailability(index, target.node)
-        if taken is None or taken.code is not UnavailabilityCause.CORDONED_BY_OTHER:
+        taken = observed_unavailability(index, target.node)
+        if taken is None or taken.code not in TAKEN_BY_OTHERS:
             return None
+        is_locked = taken.code is UnavailabilityCause.LOCKED_BY_OTHER
+        code = ReasonCode.FOREIGN_LOCK if is_locked else ReasonCode.FOREIGN_CORDON
     return Reason(code, target.node, taken.params, taken.since, taken.remedy)
 
 

@@ -109,8 +109,8 @@ class ObjectList:
 class Cluster:
     """An API server by kubeconfig and context; `name` is the cluster's name in the settings.
 
-    `domain` prefixes our annotations on its nodes.  All methods raise ClusterUnreachable if the server does
-    not answer and ApiError if it returns an error.
+    `domain` prefixes our annotations on its nodes, `lock_annotations` are those of other tools.  All methods
+    raise ClusterUnreachable if the server does not answer and ApiError if it returns an error.
     """
 
     def __init__(
@@ -120,9 +120,11 @@ class Cluster:
         context: str | None = None,
         *,
         domain: str = DEFAULT_DOMAIN,
+        lock_annotations: Sequence[str] = (),
     ) -> None:
         self.name = name
         self.domain = domain
+        self.lock_annotations = lock_annotations
         self.kubeconfig = Path(kubeconfig)
         self.context = context
         self.uncordoned_by_others: dict[str, str] = {}

@@ -14,6 +14,7 @@ from rolloutd.adapters.kubernetes.cluster import Cluster
 from rolloutd.adapters.kubernetes.cluster_registry import CLUSTER_KEY, NODE_KEY, ClusterRegistry
 from rolloutd.adapters.kubernetes.inventory import KubernetesInventory
 from rolloutd.adapters.kubernetes.isolator import KubernetesIsolator
+from rolloutd.adapters.kubernetes.lease_watch import LeaseWatch
 from rolloutd.adapters.kubernetes.node_watch import NodeWatch
 from rolloutd.adapters.kubernetes.nodes import ADAPTER_KIND
 from rolloutd.ports import JSON, AdapterContext, Clock, Host
@@ -27,10 +28,16 @@ class WatchedClusters:
         self.watches: dict[str, NodeWatch] = {}
         for source in sources:
             cluster = Cluster(
-                source["name"], source["kubeconfig"], source.get("context"), domain=source["domain"]
+                source["name"],
+                source["kubeconfig"],
+                source.get("context"),
+                domain=source["domain"],
+                lock_annotations=source["lock_annotations"],
             )
             self.clusters.add(cluster)
-            watch = self.watches[cluster.name] = NodeWatch(cluster, clock, prefix=source["prefix"])
+            leases = LeaseWatch(cluster, source["lock_leases"]) if "lock_leases" in source else None
+            watch = NodeWatch(cluster, clock, prefix=source["prefix"], leases=leases)
+            self.watches[cluster.name] = watch
             watch.is_enabled = False
 
     async def close(self) -> None:

@@ -13,6 +13,7 @@ from machines.model.node import NodeHealth, Observation
 from rolloutd.adapters.kubernetes.api_errors import ApiError, ClusterUnreachable
 from rolloutd.adapters.kubernetes.cluster import Cluster, api_path
 from rolloutd.adapters.kubernetes.cluster_registry import source_name
+from rolloutd.adapters.kubernetes.lease_watch import LeaseWatch
 from rolloutd.adapters.kubernetes.list_watch import WatchHandler, run_list_watch
 from rolloutd.adapters.kubernetes.nodes import ISOLATED_BY, CordonOwner, NodeView, find_annotation, parse_node
 from rolloutd.ports import JSON, Clock, OnNodesChanged, OnObserved, OnTried, ignore_tries
@@ -36,9 +37,11 @@ class NodeWatch(WatchHandler):
         *,
         prefix: str = "",
         report_interval_s: float = REPORT_INTERVAL_S,
+        leases: LeaseWatch | None = None,
     ) -> None:
         self.cluster = cluster
         self.prefix = prefix
+        self.leases = leases
         self.nodes: dict[str, NodeView] = {}
         self.disconnect_reason = f"cluster {cluster.name} has not answered yet"
         self.is_failing = False
@@ -66,6 +69,8 @@ class NodeWatch(WatchHandler):
                     run_list_watch(self.cluster, NODES_PATH, {}, self), name=f"watch {self.cluster.name}"
                 )
                 tasks.create_task(self._report_periodically(), name=f"beat {self.cluster.name}")
+                if self.leases is not None:
+                    tasks.create_task(self.leases.run(self._report_name), name=f"leases {self.cluster.name}")
                 tasks.create_task(
                     self._announce_changes(on_nodes_changed), name=f"changes {self.cluster.name}"
                 )
@@ -133,7 +138,8 @@ class NodeWatch(WatchHandler):
             return Observation(node, NodeHealth.UNKNOWN, now, why)
         if known is None:
             return self._removed_observation(node, now)
-        return known.to_observation(node, now)
+        holder = "" if self.leases is None else self.leases.holder_of(name, now)
+        return known.to_observation(node, now, holder)
 
     def _is_silent(self) -> bool:
         """Return whether the last watch ended longer ago than observations are refreshed."""
@@ -142,7 +148,8 @@ class NodeWatch(WatchHandler):
     def parse(self, obj: Mapping[str, JSON]) -> NodeView:
         name = obj["metadata"]["name"]
         domain = self.cluster.domain
-        parsed = parse_node(obj, self.cluster.uncordoned_by_others.get(name), domain)
+        uncordoned = self.cluster.uncordoned_by_others.get(name)
+        parsed = parse_node(obj, uncordoned, domain, self.cluster.lock_annotations)
         # Without field managers, a later cordon under our annotation would count as ours.
         if parsed.cordon_state.cordon_owner is CordonOwner.UNCORDONED_BY_OTHER:
             self.cluster.uncordoned_by_others[name] = find_annotation(obj, ISOLATED_BY, domain) or ""
@@ -154,6 +161,10 @@ class NodeWatch(WatchHandler):
         observations = [self.observe(each.name) for each in views]
         if observations:
             self._on_observed(observations)
+
+    def _report_name(self, name: str) -> None:
+        if (known := self.nodes.get(name)) is not None:
+            self._report([known])
 
     def _report_removed(self, names: Sequence[str]) -> None:
         now = self._clock.now()

@@ -7,7 +7,7 @@ what we did, and the server's field managers show whether the cordon is still ou
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -123,10 +123,15 @@ class NodeView:
     boot_id: str = ""
     machine_id: str = ""
     kubelet_version: str = ""
+    lock: str = ""
+    """By which annotation another tool has locked the node; "" for none."""
 
-    def to_observation(self, node: str, at: float) -> Observation:
-        """Return the node's observation under the fleet's name."""
+    def to_observation(self, node: str, at: float, lease_holder: str = "") -> Observation:
+        """Return the node's observation under the fleet's name; `lease_holder` has a lease of it."""
         health, why, by_other = self._health()
+        lock = self.lock or (f"{lease_holder} holds its lease" if lease_holder else "")
+        if lock and not by_other:
+            why, by_other = lock, True
         return Observation(
             node,
             health,
@@ -135,6 +140,7 @@ class NodeView:
             cordoned_by_other=by_other,
             left_isolated_by=self.left_isolated_by,
             is_leaving=self.is_being_removed,
+            is_locked=bool(lock) and why == lock,
         )
 
     def _health(self) -> tuple[NodeHealth, str, bool]:
@@ -165,7 +171,10 @@ def find_annotation(node: Mapping[str, JSON], name: str, domain: str = DEFAULT_D
 
 @malformed_answers()
 def parse_node(
-    node: Mapping[str, JSON], uncordoned_record: str | None = None, domain: str = DEFAULT_DOMAIN
+    node: Mapping[str, JSON],
+    uncordoned_record: str | None = None,
+    domain: str = DEFAULT_DOMAIN,
+    lock_annotations: Sequence[str] = (),
 ) -> NodeView:
     """Return the used fields of a node object; `uncordoned_record` as for parse_cordon_state."""
     meta, spec, status = node["metadata"], node.get("spec") or {}, node.get("status") or {}
@@ -190,7 +199,13 @@ def parse_node(
         boot_id=str(node_info.get("bootID") or ""),
         machine_id=str(node_info.get("machineID") or ""),
         kubelet_version=str(node_info.get("kubeletVersion") or ""),
+        lock=_find_lock(meta.get("annotations") or {}, lock_annotations),
     )
+
+
+def _find_lock(annotations: Mapping[str, JSON], keys: Sequence[str]) -> str:
+    found = next((key for key in keys if annotations.get(key) is not None), None)
+    return "" if found is None else f"annotated {found}: {str(annotations[found])[:MAX_REASON_LENGTH]}"
 
 
 @malformed_answers()

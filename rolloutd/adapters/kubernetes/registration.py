@@ -137,6 +137,15 @@ class KubernetesInventoryParams(Params):
     domain: Annotated[str, Field(max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")] = Field(
         default="rolloutd.io", description="Prefix of rolloutd's annotations on the cluster's nodes."
     )
+    lock_annotations: list[Annotated[str, Field(min_length=1, max_length=317)]] = Field(
+        default=["weave.works/kured-reboot-in-progress"],
+        max_length=MAX_ITEMS,
+        description="Annotations by which other tools lock a node: it takes its slots, and does not start.",
+    )
+    lock_leases: Namespace = Field(
+        default=ABSENT,
+        description="Namespace in which other tools hold a Lease `node-NAME` of a node that they work on.",
+    )
     address: Literal["InternalIP", "ExternalIP", "Hostname", "none"] = Field(
         default="InternalIP",
         description="The node's address that becomes `ansible_host` unless another source sets it.",

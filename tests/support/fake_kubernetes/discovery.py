@@ -9,7 +9,16 @@ from tests.support.fake_kubernetes.objects import ADMISSION, RBAC, RESOURCES
 JSON = Any
 
 VERBS = ["create", "delete", "get", "list", "patch", "update", "watch"]
-GROUPS = ("apps", "authentication.k8s.io", "authorization.k8s.io", "policy", RBAC, ADMISSION, "rolloutd.io")
+GROUPS = (
+    "apps",
+    "authentication.k8s.io",
+    "authorization.k8s.io",
+    "coordination.k8s.io",
+    "policy",
+    RBAC,
+    ADMISSION,
+    "rolloutd.io",
+)
 SHORT_NAMES = {"maintenancerollouts": ["mr"], "maintenancevotes": ["mv"]}
 VERSION = {"major": "1", "minor": "36", "gitVersion": "v1.36.2", "platform": "linux/amd64"}
 

@@ -64,6 +64,7 @@ RESOURCES: dict[str, Resource] = {
     "clusterrolebindings": Resource("ClusterRoleBinding", RBAC, namespaced=False, strict=True),
     "roles": Resource("Role", RBAC, strict=True),
     "rolebindings": Resource("RoleBinding", RBAC, strict=True),
+    "leases": Resource("Lease", "coordination.k8s.io"),
     "maintenancerollouts": Resource("MaintenanceRollout", "rolloutd.io", generation=True),
     "maintenancevotes": Resource("MaintenanceVote", "rolloutd.io", generation=True),
     "validatingadmissionpolicies": Resource(

@@ -1,0 +1,115 @@
+"""Locks of other tools are seen as holders: kured's annotation of a node, and leases that end by time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from machines.model.node import NodeHealth, Observation
+from machines.scheduler.decide import explain_node
+from rolloutd.adapters.kubernetes.cluster import Cluster
+from rolloutd.adapters.kubernetes.lease_watch import LeaseWatch, parse_lease
+from rolloutd.adapters.kubernetes.node_watch import NodeWatch
+from rolloutd.adapters.timers import SystemClock
+from tests.contracts.kubernetes.test_watch import WatchRecorder, watching
+from tests.machines.builders import T0, index_of, nodes_of, submit
+from tests.support.fake_kubernetes import FakeKubernetes
+
+KURED = "weave.works/kured-reboot-in-progress"
+NAMESPACE = "medik8s-leases"
+LIMIT_S = 20.0
+
+
+@dataclass
+class Locks:
+    kubernetes: FakeKubernetes
+    core: WatchRecorder
+
+    def annotate(self, value: str | None) -> None:
+        objects = self.kubernetes.objects
+
+        def change(node: Any) -> None:
+            node["metadata"]["annotations"] = {} if value is None else {KURED: value}
+
+        objects.modify("nodes", objects.get("nodes", "", "n1"), change)
+
+    def lease(self, **spec: Any) -> Any:
+        name = {"name": "node-n1", "namespace": NAMESPACE}
+        return self.kubernetes.objects.create("leases", {"metadata": name, "spec": spec})
+
+    async def until_locked(self, is_locked: bool) -> Observation:
+        async with asyncio.timeout(LIMIT_S):
+            while "n1" not in self.core.last or self.core.last["n1"].is_locked != is_locked:
+                await asyncio.sleep(0.01)
+        return self.core.last["n1"]
+
+
+@asynccontextmanager
+async def locks(tmp_path: Path) -> AsyncIterator[Locks]:
+    async with FakeKubernetes() as kubernetes:
+        kubernetes.objects.create("namespaces", {"metadata": {"name": NAMESPACE}, "spec": {}})
+        ready = {"conditions": [{"type": "Ready", "status": "True"}]}
+        kubernetes.objects.create("nodes", {"metadata": {"name": "n1"}, "spec": {}, "status": ready})
+        config = kubernetes.kubeconfig(tmp_path / "kubeconfig")
+        cluster = Cluster("prod", config, lock_annotations=[KURED])
+        watch = NodeWatch(cluster, SystemClock(), leases=LeaseWatch(cluster, NAMESPACE))
+        async with watching(watch) as core:
+            made = Locks(kubernetes, core)
+            await made.until_locked(False)
+            yield made
+        await cluster.close()
+
+
+async def test_annotation_of_kured_locks_node(tmp_path: Path) -> None:
+    async with locks(tmp_path) as made:
+        made.annotate("2026-11-26T01:00:00Z")
+        seen = await made.until_locked(True)
+        assert (seen.sight, seen.is_up, seen.cordoned_by_other) == (NodeHealth.UP, False, True)
+        assert KURED in seen.why
+        made.annotate(None)
+        assert (await made.until_locked(False)).is_up
+
+
+async def test_lease_locks_node_until_it_is_given_back(tmp_path: Path) -> None:
+    async with locks(tmp_path) as made:
+        lease = made.lease(holderIdentity="node-healthcheck")
+        assert (await made.until_locked(True)).why == "node-healthcheck holds its lease"
+        made.kubernetes.objects.remove("leases", lease)
+        await made.until_locked(False)
+
+
+@pytest.mark.parametrize(
+    ("spec", "is_held"),
+    [
+        ({"holderIdentity": "a", "leaseDurationSeconds": 3600}, True),
+        ({"holderIdentity": "a", "leaseDurationSeconds": 10}, False),
+        ({"holderIdentity": "", "leaseDurationSeconds": 3600}, False),
+        ({"leaseDurationSeconds": 3600}, False),
+    ],
+)
+def test_lease_that_is_not_renewed_ends(spec: Any, is_held: bool) -> None:
+    now = 1_800_000_000.0
+    renewed = datetime.fromtimestamp(now - 60.0, UTC).isoformat(timespec="microseconds")
+    lease = parse_lease({"metadata": {"name": "node-n1"}, "spec": {**spec, "renewTime": renewed}})
+    assert (lease is not None and now < lease.until) is is_held
+
+
+def test_lease_of_something_else_is_no_lock() -> None:
+    assert parse_lease({"metadata": {"name": "kube-scheduler"}, "spec": {"holderIdentity": "a"}}) is None
+
+
+def test_locked_node_waits_and_takes_slot() -> None:
+    index = index_of(nodes_of({"payments": ("n1", "n2")}))
+    submit(index)
+    locked = Observation("n1", NodeHealth.UP, T0, "kured has it", cordoned_by_other=True, is_locked=True)
+    index.record_observations([locked], T0)
+    assert explain_node(index, "R", "n1", T0).code == "foreign-lock"
+    peer = explain_node(index, "R", "n2", T0)
+    assert (peer.code, peer.params["cause"]) == ("peer-down", "locked-by-other")
