@@ -34,8 +34,8 @@ ACCOUNTS = ThreadPool("accounts", 4)
 COMPUTATIONS = ThreadPool("computations", 2)
 """Long computations; more threads would only share Python's one processor."""
 
-DATABASE = ThreadPool("database", 2)
-"""Connections to the store, and its comparison with the audit."""
+DATABASE = ThreadPool("database", 4)
+"""Connections to the store, and its comparisons with the audit, each of which may take minutes."""
 
 FILES = ThreadPool("files", 6)
 """Playbook trees, artifacts, keys and settings: large trees take minutes."""
