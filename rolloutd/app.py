@@ -76,7 +76,7 @@ from rolloutd.service.reload import SettingsReloader, TeamPlanCompiler, hash_set
 from rolloutd.service.service_manager import SystemdReporter
 from rolloutd.service.systemd import SystemdNotifier, inherited_socket
 from rolloutd.settings import Settings
-from rolloutd.store import StateLock, backend_of, open_store
+from rolloutd.store import backend_of, leadership_of, open_store
 
 log = logging.getLogger("rolloutd")
 
@@ -86,6 +86,9 @@ ANCHOR_AT_STOP_S = 10.0
 RENEW_S = 5.0
 """Interval of the leadership's renewals."""
 
+STANDBY_AFTER_S = 5.0
+"""How long a start may wait for leadership before it says that it is a standby."""
+
 SOCKET_CHECK_S = 10.0
 """Interval between checks that the socket's file exists: a cleanup job may remove it."""
 
@@ -93,7 +96,8 @@ SOCKET_CHECK_S = 10.0
 async def serve(settings: Settings, leadership: Leadership | None = None) -> None:
     """Run the daemon until SIGTERM or SIGINT; playbook runs continue without it.
 
-    It first waits for leadership; by default that is the lock of the state directory, which does not wait.
+    It first waits for leadership; for an SQLite file that is the lock of the state directory, which does not
+    wait.
     Raises AlreadyRunning, StoreFailed, CannotListen or another RolloutdError when it cannot start, and
     LeadershipLost when it must not continue.
     """
@@ -106,9 +110,9 @@ async def serve(settings: Settings, leadership: Leadership | None = None) -> Non
     for lack in await threads.FILES.run(find_missing_prerequisites, settings):
         log.warning("the settings name what is not there: %s", lack)
     channels = _load_channels(settings)
-    leadership = leadership or StateLock(settings.store)
+    leadership = leadership or leadership_of(settings.state_dir, settings.store.postgresql)
     service.set_status("Waiting for leadership.")
-    if not await _acquire_unless_stopped(leadership, stopping):
+    if not await _acquire_unless_stopped(leadership, stopping, service):
         await leadership.release()
         return
     try:
@@ -116,7 +120,7 @@ async def serve(settings: Settings, leadership: Leadership | None = None) -> Non
         # A new term ends that of another daemon, so begin one only if clients can reach this daemon.
         if inherited is None:
             await threads.ACCOUNTS.run(check_bindable, settings.socket, settings.socket_group)
-        store = await open_store(settings.store, compile_plan=compiler)
+        store = await open_store(settings.state_dir, settings.store.postgresql, compile_plan=compiler)
         try:
             state = await _load_state(settings, store, clock, compiler, leadership)
             service.set_status("Reading the inventory; nodes in flight continue.")
@@ -131,11 +135,23 @@ async def serve(settings: Settings, leadership: Leadership | None = None) -> Non
         await leadership.release()
 
 
-async def _acquire_unless_stopped(leadership: Leadership, stopping: asyncio.Event) -> bool:
+async def _acquire_unless_stopped(
+    leadership: Leadership, stopping: asyncio.Event, service: SystemdNotifier
+) -> bool:
     """Wait until this daemon leads; return False when a standby is stopped before."""
     acquiring, stop = asyncio.create_task(leadership.acquire()), asyncio.create_task(stopping.wait())
     try:
-        await asyncio.wait((acquiring, stop), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((acquiring, stop), timeout=STANDBY_AFTER_S, return_when=asyncio.FIRST_COMPLETED)
+        if not acquiring.done() and not stop.done():
+            # A service manager gives up what does not get ready, and ends what does not ping.
+            service.notify_ready("Standby: another daemon leads.")
+        while not acquiring.done() and not stop.done():
+            service.ping_watchdog()
+            await asyncio.wait(
+                (acquiring, stop),
+                timeout=service.watchdog_ping_interval_s,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
         if acquiring.done():
             acquiring.result()
         return acquiring.done()
@@ -202,7 +218,7 @@ async def _run_services(
         runner.artifacts,
         [*sources.artifact_stores, tree_cache, DirectoryStore(settings.state_dir / "artifacts")],
         AuditExporter(
-            state, settings.state_dir / SEGMENTS_DIRECTORY, backend_of(settings.store).load_signing_key()
+            state, settings.state_dir / SEGMENTS_DIRECTORY, backend_of(settings.state_dir).load_signing_key()
         ),
     )
     files = SshNodeFiles(shell, settings.ansible.fence_dir, settings.ssh.guard_dir)

@@ -5,15 +5,20 @@ from __future__ import annotations
 import os
 import shutil
 import tomllib
+from collections.abc import Iterator
 from importlib.metadata import distribution
 from itertools import groupby
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.support.node_python import node_python
 from tests.support.sshd import Sshd
+
+if TYPE_CHECKING:
+    from tests.support.postgresql import Postgresql
 
 Sshd.python = node_python()
 
@@ -31,6 +36,10 @@ PROGRAMS = {
     "ssh-keygen": ("/usr/bin/ssh-keygen", "openssh-client"),
     "haproxy": ("/usr/sbin/haproxy", "haproxy"),
     "prometheus": ("/usr/bin/prometheus", "prometheus"),
+    "postgresql": (
+        str(next(Path("/usr/lib/postgresql").glob("*/bin/initdb"), "/usr/lib/postgresql/initdb")),
+        "postgresql",
+    ),
 }
 """Programs that tests need, where they usually are, and their Debian packages."""
 
@@ -52,6 +61,15 @@ _left_out: dict[str, str] = {}
 
 def _missing() -> set[str]:
     return {name for name, (path, _) in PROGRAMS.items() if not (shutil.which(name) or Path(path).exists())}
+
+
+@pytest.fixture(scope="session")
+def postgresql() -> Iterator[Postgresql]:
+    """A real server for the tests of this worker."""
+    from tests.support.postgresql import running_server  # only here: it loads the store and the driver
+
+    with running_server() as server:
+        yield server
 
 
 def pytest_configure() -> None:

@@ -1,4 +1,4 @@
-"""The admin commands, over files: doctor, backup and restore, and what verifies the audit.
+"""The admin commands, over files and databases: doctor, backup, store move, what verifies the audit.
 
 Exit codes: 0 (ok), 1 (problem), 2 (usage).
 """
@@ -13,10 +13,17 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from rolloutd.errors import InvalidFile, RolloutdError
+from rolloutd.configuration import KEY_FILE as REDACTION_KEY_FILE
+from rolloutd.errors import InvalidFile, RolloutdError, StoreFailed
+from rolloutd.ports import Leadership
 from rolloutd.settings import DEFAULT_CONFIG, Settings, load
 
+VERBS = ("doctor", "verify", "chain", "backup", "restore", "prepare", "move")
+
 EXIT_OK, EXIT_PROBLEMS, EXIT_USAGE = 0, 1, 2
+
+LEAD_MARGIN_S = 5.0
+"""Beyond two leases: nobody has renewed for one of them, and a look at the counter takes time."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -31,6 +38,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _run_segments(options.segments, options.entry, options.head)
         if options.verb == "chain":
             return _run_chain(options.file, options.head, options.entry)
+        if options.verb == "prepare":
+            return _run_prepare(options)
+        if options.verb == "move":
+            return asyncio.run(_run_move(load(options.source), load(options.target), as_json=options.json))
         settings = load(config)
         return _run_backup(settings, options) if options.verb == "backup" else _run_restore(settings, options)
     except InvalidFile as invalid:
@@ -48,13 +59,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="rolloutctl", allow_abbrev=False)
-    parser.add_argument("verb", choices=("doctor", "verify", "chain", "segments", "backup", "restore"))
+    parser.add_argument("verb", choices=VERBS)
     parser.add_argument("--file", type=Path)
     parser.add_argument("--head")
     parser.add_argument("--segments", type=Path)
     parser.add_argument("--entry", type=int, action="append", default=[])
     parser.add_argument("--config", type=Path)
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--dsn")
+    parser.add_argument("--password-file", type=Path)
+    parser.add_argument("--role")
+    parser.add_argument("--from", type=Path, dest="source")
+    parser.add_argument("--to", type=Path, dest="target")
     return parser
 
 
@@ -121,7 +137,8 @@ def _run_segments(directory: Path, entries: Sequence[int], head: str) -> int:
 def _run_backup(settings: Settings, options: argparse.Namespace) -> int:
     from rolloutd.store import backup
 
-    verification = backup(settings.store, options.file)
+    _require_file(settings)
+    verification = backup(settings.state_dir, options.file)
     if options.json:
         sys.stdout.write(
             json.dumps({"file": str(options.file), "head": verification.head, "ok": verification.ok}) + "\n"
@@ -139,7 +156,8 @@ def _run_backup(settings: Settings, options: argparse.Namespace) -> int:
 def _run_restore(settings: Settings, options: argparse.Namespace) -> int:
     from rolloutd.store import restore
 
-    result = restore(settings.store, options.file)
+    _require_file(settings)
+    result = restore(settings.state_dir, options.file)
     if options.json:
         kept = None if result.previous_database is None else str(result.previous_database)
         sys.stdout.write(
@@ -156,6 +174,68 @@ def _run_restore(settings: Settings, options: argparse.Namespace) -> int:
     )
     _write_stderr("the playbooks' trees do not come with it: `rolloutctl doctor` says whether any is missing")
     return EXIT_OK
+
+
+def _run_prepare(options: argparse.Namespace) -> int:
+    from rolloutd.store import prepare_postgresql
+
+    done = prepare_postgresql(options.dsn, options.password_file, options.role)
+    sys.stdout.write(json.dumps({"done": done}) + "\n" if options.json else f"{done}\n")
+    return EXIT_OK
+
+
+async def _run_move(source: Settings, target: Settings, *, as_json: bool) -> int:
+    """Move a store between the databases of two settings files, while this process leads both."""
+    from rolloutd.store import backend_of, leadership_of, move_store
+
+    with_runs = source.state_dir.resolve() == target.state_dir.resolve()
+    if source.store == target.store and with_runs:
+        raise StoreFailed("both files name the same store; name another one with --to")
+    _require_same_key(source, target)
+    # PostgreSQL's includes the lock of its state directory, which nobody can take twice.
+    settings = [each for each in (source, target) if each.store.postgresql is not None or not with_runs]
+    leaderships = [leadership_of(each.state_dir, each.store.postgresql) for each in settings or [source]]
+    try:
+        for each, leadership in zip(settings or [source], leaderships, strict=True):
+            await _lead(each, leadership)
+        result = move_store(
+            backend_of(source.state_dir, source.store.postgresql),
+            backend_of(target.state_dir, target.store.postgresql),
+            with_runs=with_runs,
+        )
+    finally:
+        for leadership in leaderships:
+            await leadership.release()
+    if as_json:
+        sys.stdout.write(json.dumps(asdict(result)) + "\n")
+    else:
+        sys.stdout.write(f"moved {result.entries} audit entries, {result.rows} rows, head {result.head}\n")
+    if not with_runs:
+        _write_stderr(f"not in it: trees, runs and artifacts; copy them from {source.state_dir}")
+    return EXIT_OK
+
+
+async def _lead(settings: Settings, leadership: Leadership) -> None:
+    """Lead a store until the move is over; raises StoreFailed if its daemon runs."""
+    lease = settings.store.postgresql
+    try:
+        async with asyncio.timeout(None if lease is None else 2 * lease.lease_s + LEAD_MARGIN_S):
+            await leadership.acquire()
+    except TimeoutError as error:
+        raise StoreFailed("the daemon of this store runs; stop it, and each standby") from error
+
+
+def _require_same_key(source: Settings, target: Settings) -> None:
+    """Raise StoreFailed if the target's daemon could not read the variables that the source has sealed."""
+    ours, theirs = (each.state_dir / REDACTION_KEY_FILE for each in (source, target))
+    if ours.exists() and (not theirs.exists() or ours.read_bytes() != theirs.read_bytes()):
+        raise StoreFailed(f"{theirs}: it is not the key of this store; copy it: cp -p {ours} {theirs}")
+
+
+def _require_file(settings: Settings) -> None:
+    """Raise StoreFailed if the database is no file of ours."""
+    if settings.store.postgresql is not None:
+        raise StoreFailed("the database is PostgreSQL's; use pg_dump and pg_restore, see docs/postgresql.md")
 
 
 def _write_stderr(text: str) -> None:

@@ -18,12 +18,13 @@ from pathlib import Path
 from machines.model.timefmt import format_rfc3339
 from rolloutd.audit_segments import SEGMENTS_DIRECTORY
 from rolloutd.errors import RolloutdError, StoreFailed
-from rolloutd.ports import AuditCheckpointReport, AuditReport, StoredVolume
+from rolloutd.ports import AuditCheckpointReport, AuditReport, PostgresqlAddress, StoredVolume
 from rolloutd.reason_text import describe_differences, describe_mismatch
 from rolloutd.store import (
-    DatabaseBackend,
+    Backend,
     backend_of,
     compare_with_audit,
+    examine_postgresql,
     measure_volume,
     read_audit_checkpoint,
 )
@@ -81,11 +82,16 @@ def check_state_dir(path: Path) -> Iterator[CheckResult]:
     )
 
 
-def check_database(state_dir: Path) -> tuple[list[CheckResult], bool]:
+def check_database(
+    state_dir: Path, postgresql: PostgresqlAddress | None = None
+) -> tuple[list[CheckResult], bool]:
     """Check the database and its audit; return also whether this version can load it."""
-    backend = backend_of(state_dir)
+    backend = backend_of(state_dir, postgresql)
+    server: list[CheckResult] = []
     try:
         found = backend.examine()
+        if postgresql is not None:
+            server = [CheckResult(*each) for each in examine_postgresql(postgresql)]
         if not found.exists:
             return [_report_missing_database(state_dir, found.text)], False
         if found.inaccessible:
@@ -111,12 +117,13 @@ def check_database(state_dir: Path) -> tuple[list[CheckResult], bool]:
     if report is None:
         whole = f"the whole was last verified at {format_rfc3339(checkpoint.verified_at)}"
         trusted = f"entry {checkpoint.seq} and the rows that decisions use are as they were signed; {whole}"
-        return [database, *growth, CheckResult("audit", True, trusted)], is_loadable
+        return [database, *server, *growth, CheckResult("audit", True, trusted)], is_loadable
     chain = report.chain
     what = chain.message if chain.ok else f"{chain.message}; keep a copy, and compare with a backup"
     signed = f"not trusted: {checkpoint.problem}; the next start verifies the whole audit first"
     results = [
         database,
+        *server,
         *growth,
         CheckResult("audit checkpoint", True, signed),
         CheckResult("audit", chain.ok, what),
@@ -142,7 +149,7 @@ def _describe_growth(volume: StoredVolume) -> CheckResult:
     return CheckResult("growth", True, text)
 
 
-def _read_checkpoint(backend: DatabaseBackend) -> AuditCheckpointReport:
+def _read_checkpoint(backend: Backend) -> AuditCheckpointReport:
     try:
         return read_audit_checkpoint(backend)
     except StoreFailed as error:

@@ -124,7 +124,9 @@ async def run_checks(settings: Settings, report: DaemonReport) -> list[CheckResu
         *await threads.FILES.run(lambda: list(_check_prerequisites(settings))),
     ]
     if os.access(settings.state_dir, os.R_OK | os.X_OK):
-        found, is_loadable = await threads.FILES.run(check_database, settings.store)
+        found, is_loadable = await threads.FILES.run(
+            check_database, settings.state_dir, settings.store.postgresql
+        )
         results += found
         if is_loadable:
             results += await _check_content(settings)
@@ -173,7 +175,9 @@ class _CheckFailed(RolloutdError):
 async def _check_content(settings: Settings) -> list[CheckResult]:
     """Check what the database says: its facts, and what they need on this machine and the nodes."""
     compiler = TeamPlanCompiler(settings.teams)
-    store = await open_store(settings.store, compile_plan=compiler, read_only=True)
+    store = await open_store(
+        settings.state_dir, settings.store.postgresql, compile_plan=compiler, read_only=True
+    )
     try:
         return [
             await _run_check("invariants", lambda: _check_invariants(settings, store, compiler)),

@@ -1,4 +1,4 @@
-"""Commands that set up this machine: init, hosts scan.
+"""Commands that set up this machine: init, hosts scan, store prepare, store move.
 
 They need libraries that rolloutctl does not load, because its start-up counts.
 """
@@ -63,6 +63,36 @@ def register(commands: CommandGroup) -> None:
     parser.argument("--replace", metavar="NODE", text=text, action="append", default=[])
     parser.flag("--unconfirmed", text="with --yes: store keys that no second source has, too")
     parser.reason(required=False, when="with --yes").yes()
+    _register_store(commands.add_group("store", "prepare a PostgreSQL database, and move the store to it"))
+
+
+def _register_store(store: CommandGroup) -> None:
+    summary = "make or migrate the tables in PostgreSQL, and let the daemon's role use them"
+    parser = store.add_command("prepare", prepare_store, summary, formats=("json",), is_local=True)
+    text = "the database as its owner, such as 'host=db dbname=rolloutd user=rolloutd_owner'"
+    parser.argument("--dsn", metavar="OWNER_DSN", text=text, required=True)
+    parser.argument("--role", metavar="NAME", text="the daemon's role, which owns nothing", required=True)
+    parser.argument("--password-file", metavar="FILE", text="file with the owner's password")
+    summary = "move the store between the databases of two settings files; the daemons must be stopped"
+    parser = store.add_command("move", move_store, summary, formats=("json",), is_local=True)
+    parser.argument("--from", metavar="FILE", text="settings of the present store", required=True)
+    parser.argument("--to", metavar="FILE", text="settings of the store to move to", required=True)
+
+
+def prepare_store(call: Invocation) -> NoReturn:
+    """Become the program that makes the tables."""
+    _run_admin(call, "prepare", ("dsn", "role", "password_file"))
+
+
+def move_store(call: Invocation) -> NoReturn:
+    """Become the program that moves the store."""
+    _run_admin(call, "move", ("from", "to"))
+
+
+def _run_admin(call: Invocation, verb: str, names: tuple[str, ...]) -> NoReturn:
+    values = {name: getattr(call.args, name) for name in names}
+    options = [f"--{name.replace('_', '-')}={value}" for name, value in values.items() if value is not None]
+    exec_module("rolloutd.admin", [verb, *options, *(["--json"] if call.args.json else [])])
 
 
 def scan(call: Invocation) -> NoReturn:

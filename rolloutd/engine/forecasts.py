@@ -87,7 +87,8 @@ class Forecaster:
         state, settings = self._state, self._state.settings
         teams = {name: TeamChecks(team.checks) for name, team in settings.teams.items()}
         return ForecastRequest(
-            settings.store,
+            settings.state_dir,
+            settings.store.postgresql,
             state.index.limits,
             teams,
             tuple(settings.host_class),

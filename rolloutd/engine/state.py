@@ -439,6 +439,9 @@ class State:
         except LeadershipLost:
             self.leadership_lost.set()
             raise
+        except FactsBehind:
+            self.facts_behind.set()
+            raise
         self.last_write_error = ""
         commit_s = asyncio.get_running_loop().time() - began
         await self._apply(events, successor)

@@ -70,7 +70,9 @@ def main() -> int:
 
 async def _answer_from_store(request: ForecastRequest) -> str:
     try:
-        store = await open_store(request.store, compile_plan=compiler_of(request), read_only=True)
+        store = await open_store(
+            request.state_dir, request.postgresql, compile_plan=compiler_of(request), read_only=True
+        )
     except RolloutdError as error:
         return f"{json.dumps({'error': str(error)})}\n"
     try:

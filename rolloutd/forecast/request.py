@@ -9,6 +9,7 @@ from typing import Any
 
 from machines.model.limits import Limits
 from machines.model.rollout import Rollout, Target
+from rolloutd.ports import PostgresqlAddress
 
 DEFAULT_DRAWS = 200
 """Draws of a forecast: the 90th percentile of so many is off by some 2 % of the draws."""
@@ -59,15 +60,16 @@ class TeamChecks:
 class ForecastRequest:
     """One question to the forecast's process; it is pickled, because both are this program.
 
-    `store`, `limits`, `teams` and `host_class` are what the settings say.  `rollouts` are those to answer
-    about, empty for all that are open.  `not_up` are the nodes that are not known to be up.
+    The fields up to `host_class` are what the settings say.  `rollouts` are those to answer about, empty for
+    all that are open.  `not_up` are the nodes that are not known to be up.
     `parallel_runs` is how many runs the runner executes at once, `run_starts` when those of nodes at work
     began (epoch seconds, by rollout and node).
     `approve_after_s` None: no gate gets its votes.  `failure_rate` None: the rate that the plan's rollouts
     have had.
     """
 
-    store: Path
+    state_dir: Path
+    postgresql: PostgresqlAddress | None
     limits: Limits
     teams: Mapping[str, TeamChecks]
     host_class: tuple[str, ...]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from machines.facts.fleet_facts import FactsSnapshot
@@ -17,6 +18,17 @@ from machines.model.step_record import StepAction
 from rolloutd.audit_chain import GENESIS_HASH, ChainVerification
 from rolloutd.ports.nodes import DiscoveredNode
 from rolloutd.ports.types import JSON
+
+
+class PostgresqlAddress(Protocol):
+    """A database on PostgreSQL; the DSN has no password, `lease_s` is how long a silent leader leads."""
+
+    @property
+    def dsn(self) -> str: ...
+    @property
+    def password_file(self) -> Path | None: ...
+    @property
+    def lease_s(self) -> float: ...
 
 
 @dataclass(frozen=True, slots=True)

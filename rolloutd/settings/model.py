@@ -48,6 +48,7 @@ from rolloutd.plugin.field_types import (
     VariableGlob,
     raise_invalid,
 )
+from rolloutd.settings.database import StoreSettings
 from rolloutd.settings.listeners import FleetLock, Metrics, NodeName
 from rolloutd.settings.operator import Operator
 from rolloutd.settings.retention import Keep
@@ -402,6 +403,17 @@ class CoreSettings(Params):
     operator: Operator | None = Field(
         default=None, description="Rollouts as objects of a Kubernetes cluster."
     )
+    store: StoreSettings = Field(
+        default=StoreSettings(), description="Where the database is; by default a file in `state_dir`."
+    )
+
+    @model_validator(mode="after")
+    def _require_whole_audit(self) -> CoreSettings:
+        if self.store.postgresql is not None and self.keep.audit_s is not None:
+            raise InvalidValue(
+                "in PostgreSQL the daemon's role removes no entries", "`null`", at=("keep", "audit")
+            )
+        return self
 
     _files: tuple[Path, ...] = PrivateAttr(default=())
 
@@ -419,11 +431,6 @@ class CoreSettings(Params):
             taken.add((source.kind, name))
         raise_invalid(errors)
         return sources
-
-    @property
-    def store(self) -> Path:
-        """Return where the store is: the state directory."""
-        return self.state_dir
 
     @property
     def files(self) -> tuple[Path, ...]:

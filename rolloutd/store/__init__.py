@@ -7,11 +7,14 @@ Only this file chooses the backend.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from rolloutd.ports import Leadership, PostgresqlAddress
 from rolloutd.store.audit_checkpoint import read_audit_checkpoint
 from rolloutd.store.audit_comparison import compare_with_audit
+from rolloutd.store.backend import Backend
+from rolloutd.store.move import MoveResult, move_store
 from rolloutd.store.queries import PlanCompiler
 from rolloutd.store.sql_store import SqlStore, measure_volume
 from rolloutd.store.sqlite.backend import SqliteBackend as DatabaseBackend
@@ -22,25 +25,70 @@ from rolloutd.store.writer import CommitCallback
 
 __all__ = [
     "FILE_NAME",
+    "Backend",
     "DatabaseBackend",
+    "MoveResult",
     "SqlStore",
     "StateLock",
     "backend_of",
     "backup",
     "compare_with_audit",
+    "examine_postgresql",
+    "leadership_of",
     "measure_volume",
+    "move_store",
     "open_store",
+    "prepare_postgresql",
     "read_audit_checkpoint",
     "restore",
 ]
 
 
-def backend_of(state_dir: Path, *, inline: bool = False) -> DatabaseBackend:
-    return DatabaseBackend(state_dir / FILE_NAME, inline=inline)
+def backend_of(
+    state_dir: Path, postgresql: PostgresqlAddress | None = None, *, inline: bool = False
+) -> Backend:
+    """Return the database of a daemon: PostgreSQL's if there is one, else the file in the state directory."""
+    if postgresql is None:
+        return DatabaseBackend(state_dir / FILE_NAME, inline=inline)
+    # Imported only where the settings name it: the driver takes 60 ms, and a third of the memory of SQLite's.
+    from rolloutd.store.postgresql.backend import PostgresqlBackend
+
+    return PostgresqlBackend(postgresql, state_dir, inline=inline)
+
+
+def leadership_of(state_dir: Path, postgresql: PostgresqlAddress | None = None) -> Leadership:
+    """Return how the daemon of a state directory comes to lead; only with PostgreSQL does it wait."""
+    if postgresql is None:
+        return StateLock(state_dir)
+    from rolloutd.store.postgresql.lease import PostgresqlLease
+
+    return PostgresqlLease(postgresql, state_dir)
+
+
+def prepare_postgresql(dsn: str, password_file: Path | None, role: str) -> str:
+    """Make or migrate the tables as their owner for the daemon's role; return what was done.
+
+    Raises StoreFailed.
+    """
+    from rolloutd.store.postgresql.connection import Address
+    from rolloutd.store.postgresql.tables import prepare
+
+    return prepare(Address(dsn, password_file), role)
+
+
+def examine_postgresql(address: PostgresqlAddress) -> Iterator[tuple[str, bool, str]]:
+    """Yield what a database's server, role and replication are: subject, whether it is right, text.
+
+    Raises StoreFailed.
+    """
+    from rolloutd.store.postgresql.examination import examine
+
+    yield from examine(address)
 
 
 async def open_store(
     state_dir: Path,
+    postgresql: PostgresqlAddress | None = None,
     *,
     compile_plan: PlanCompiler,
     on_commit: CommitCallback | None = None,
@@ -48,12 +96,12 @@ async def open_store(
     inline: bool = False,
     now: Callable[[], float] = time.time,
 ) -> SqlStore:
-    """Open the store of a state directory, and begin a term unless `read_only`; raises StoreFailed.
+    """Open the store of a daemon, and begin a term unless `read_only`; raises StoreFailed.
 
     `compile_plan` compiles stored plans.  The event loop calls `on_commit`, which must not raise.  `inline`
     runs the SQL in the caller, for simulations.
     """
-    backend = backend_of(state_dir, inline=inline)
+    backend = backend_of(state_dir, postgresql, inline=inline)
     if read_only:
         return SqlStore(backend, await backend.open_reader(), compile_plan)
     return await SqlStore.open(backend, compile_plan, on_commit=on_commit, now=now)

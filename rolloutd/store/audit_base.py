@@ -51,9 +51,9 @@ class NewBase:
     parts: Sequence[bytes]
 
 
-def read_base(connection: Connection, schema: str = "main") -> BaseRecord | None:
+def read_base(connection: Connection, schema: str = "") -> BaseRecord | None:
     """Return the base of a database, None for one whose audit begins with the first entry."""
-    row = connection.execute(_NEWEST.format(f"{schema}.audit_base")).fetchone()
+    row = connection.execute(_NEWEST.format(f"{schema}.audit_base" if schema else "audit_base")).fetchone()
     return None if row is None else BaseRecord(AuditBase(*row[:4]), row[4], row[5])
 
 

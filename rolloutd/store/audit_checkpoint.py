@@ -54,14 +54,13 @@ class AuditCheckpoint:
 
     def begin(self, head: AuditEntry) -> None:
         """Read the record; one that is not of this head, or not of this key, is not carried on."""
-        self.digests.forget()
+        self.digests.begin()
         record, problem = self.read()
         self._record = None if problem or record is None or record.head != head.hash else record
 
     def carry_on(self, head: AuditEntry) -> None:
         """Write the record of the rows and the head that this transaction leaves."""
         if self._record is None:
-            self.digests.forget()
             return
         record = self._record
         changes, rollouts = self.digests.settle(record.generation)

@@ -1,18 +1,19 @@
 """Port of the database under the store; each database has its own folder.
 
 The connection is that of DB-API 2.0 with the exceptions as its attributes; parameters are `?` and `?1`.
+The SQL is what both databases understand: flags are numbers, and tables without a key have a `rowid`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from rolloutd.audit_chain import ChainVerification
 from rolloutd.errors import StoreFailed
-from rolloutd.ports import AuditBase
+from rolloutd.ports import AuditBase, AuditEntry
 
 T = TypeVar("T")
 
@@ -37,7 +38,47 @@ class Connection(Protocol):
     def IntegrityError(self) -> type[Exception]: ...  # noqa: N802  # DB-API's name
     def execute(self, sql: str, parameters: Any = ..., /) -> Cursor: ...
     def executemany(self, sql: str, parameters: Iterable[Any], /) -> Cursor: ...
-    def create_function(self, name: str, narg: int, func: Callable[..., Any] | None, /) -> None: ...
+
+
+RowChange = tuple[str, str, str, int, str]
+"""Table, rollout, node, +1 or -1, and text of a row that appeared or went; an update is both.
+
+Of a rollout that was inserted, the node is the rollout's id.
+"""
+
+
+Row = Sequence[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class TableRows:
+    """The rows of one table, in the order in which they were inserted."""
+
+    table: str
+    columns: Sequence[str]
+    rows: Iterator[Row]
+
+
+class RowChanges(Protocol):
+    """The rows that one connection has changed in the transaction that is open."""
+
+    def begin(self) -> None:
+        """Forget what is left of the last transaction: one has begun."""
+
+    def mark(self) -> int:
+        """Return the present position."""
+
+    def forget_since(self, mark: int) -> None:
+        """Forget the changes after a position, which were rolled back."""
+
+    def take(self) -> list[RowChange]:
+        """Return the changes, and forget them."""
+
+
+def row_text(columns: Iterable[str]) -> str:
+    """Return SQL for one text of all columns, which the database makes faster than Python does."""
+    # Numbers have the digits that this version of the database prints: another one verifies the whole.
+    return f"json_array({', '.join(columns)})"
 
 
 class Executor(Protocol):
@@ -76,6 +117,10 @@ class Backend(Protocol):
     def begin_write(self) -> str:
         """The statement that begins a transaction in which no other writer can begin a term."""
 
+    @property
+    def next_epoch(self) -> str:
+        """SQL for the epoch of the next term, from the column `epoch` of the last one."""
+
     def explain(self, error: Exception) -> StoreFailed:
         """Return an error that names the remedy."""
 
@@ -94,11 +139,23 @@ class Backend(Protocol):
     def read_now(self, work: Callable[[Connection], T]) -> T:
         """Return the result of `work` on a reading connection of its own; raises StoreFailed."""
 
-    def check_writable(self) -> None:
-        """Raise StoreFailed if the files were removed or replaced: a commit would succeed and be lost."""
+    def check_writable(self, connection: Connection) -> None:
+        """Raise StoreFailed if a commit would succeed and be lost, or if there is no database now."""
 
-    def record_commit(self, epoch: int, seq: int) -> None:
+    def is_in_doubt(self, connection: Connection) -> bool:
+        """Return whether the last COMMIT may have succeeded though it raised, or may be lost though not."""
+
+    def await_database(self, connection: Connection) -> None:
+        """Return when the database answers again; raises FactsBehind when it does not in time."""
+
+    def record_commit(self, epoch: int, head: AuditEntry) -> None:
         """Note the term and the last audit entry of a commit, outside the database."""
+
+    def append_entries(self, connection: Connection, entries: Sequence[AuditEntry]) -> None:
+        """Insert audit entries."""
+
+    def follow_rows(self, connection: Connection, columns: Mapping[str, Sequence[str]]) -> RowChanges:
+        """Report the rows of these tables that this connection changes from now on, with these columns."""
 
     def release_space(self, connection: Connection) -> None:
         """Give some free space of the file back to the disk, in the transaction that is open."""
@@ -128,6 +185,17 @@ class Backend(Protocol):
         `audited` is made a function of SQL.  Yields None for a database with an older schema.  A resumable
         comparison may be given the tables of one that a kill or ComparisonStopped has ended.
         """
+
+    # -- a move
+
+    def exported(self) -> AbstractContextManager[Iterator[TableRows]]:
+        """Read all tables as of one moment, each to its end before the next; raises StoreFailed, errors."""
+
+    def import_tables(self, found: Iterable[TableRows]) -> None:
+        """Fill an empty store, which refuses to start until write_refusal(); raises StoreFailed."""
+
+    def write_refusal(self, text: str) -> None:
+        """Let no daemon start on this store, for the reason in the text; with an empty one every daemon."""
 
     def examine(self) -> Examination:
         """Return what is wrong with the database; raises StoreFailed, OSError."""

@@ -58,8 +58,8 @@ MAX_AUDIT_ROWS = 10_000
 IS_LIVE = """
 deleted_at IS NULL AND (ended_at IS NULL AND cancelled_at IS NULL OR rollout.id IN (
     SELECT target.rollout FROM target
-    WHERE phase NOT IN ('pending', 'done') OR isolated OR order_kind IS NOT NULL) OR rollout.id IN (
-    SELECT substr(id, 1, length(id) - length(node) - 1) FROM hold
+    WHERE phase NOT IN ('pending', 'done') OR isolated != 0 OR order_kind IS NOT NULL) OR rollout.id IN (
+    SELECT CASE WHEN length(id) > length(node) THEN substr(id, 1, length(id) - length(node) - 1) END FROM hold
     WHERE source = 'left' AND substr(id, length(id) - length(node)) = '/' || node) OR EXISTS (
     SELECT 1 FROM preparation AS known
     JOIN target ON target.rollout = known.rollout AND target.node = known.node
@@ -166,7 +166,7 @@ def load_step_durations(connection: Connection, limit: int) -> tuple[StepDuratio
 def count_attempts(connection: Connection, plan: str) -> tuple[int, int]:
     """Return how many attempts the rollouts of a plan had, and how many failures."""
     of_plan = "SELECT id FROM rollout WHERE name = ?"
-    attempts = f"SELECT ifnull(sum(attempt), 0) FROM target WHERE rollout IN ({of_plan})"  # noqa: S608  # a constant
+    attempts = f"SELECT coalesce(sum(attempt), 0) FROM target WHERE rollout IN ({of_plan})"  # noqa: S608  # a constant
     failures = f"SELECT count(*) FROM failure WHERE rollout IN ({of_plan})"  # noqa: S608  # a constant
     counted = [connection.execute(sql, (plan,)).fetchone()[0] for sql in (attempts, failures)]
     return counted[0], counted[1]
@@ -196,7 +196,8 @@ def load_forecasts(connection: Connection, rollout: str | None = None) -> tuple[
     rows = connection.execute(
         "SELECT forecast.rollout, made_at, occasion, answer, is_missed FROM forecast"
         " JOIN rollout ON rollout.id = forecast.rollout"
-        " WHERE deleted_at IS NULL AND (?1 IS NULL OR forecast.rollout = ?1) ORDER BY made_at DESC",
+        " WHERE deleted_at IS NULL AND forecast.rollout = coalesce(?1, forecast.rollout)"
+        " ORDER BY made_at DESC",
         (rollout,),
     )
     return tuple(

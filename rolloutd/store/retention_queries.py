@@ -42,7 +42,7 @@ SELECT coalesce((
       AND (target.outcome = 'changed' OR ({_HAD_CHANGE} AND EXISTS (
         SELECT 1 FROM preparation AS own
         WHERE own.rollout = latest.id AND own.node = :node AND own.state IN ('done', 'skipped'))))
-    ORDER BY latest.number DESC LIMIT 1), 0)
+    ORDER BY latest.number DESC LIMIT 1), false)
 FROM rollout WHERE rollout.id = :rollout"""  # noqa: S608  # a constant
 
 _EXPIRED_CONFIGURATIONS = f"""
@@ -111,6 +111,17 @@ def remove_step_output(connection: Connection, rollout: str, limit: int) -> None
         " (SELECT rowid FROM step WHERE rollout = ? AND output != '' LIMIT ?)",
         (rollout, limit),
     )
+
+
+_UNFINISHED_RUNS = """
+SELECT target.node FROM step JOIN target ON target.rollout = step.rollout AND target.node = step.node
+WHERE step.state = 'intended' AND step.handle != '' AND phase NOT IN ('pending', 'done', 'failed')
+UNION SELECT node FROM preparation WHERE state = 'running' AND handle != '' ORDER BY 1"""
+
+
+def list_nodes_with_runs(connection: Connection) -> tuple[str, ...]:
+    """Return the nodes on which a run may be under way; a build has the node ""."""
+    return tuple(node for (node,) in connection.execute(_UNFINISHED_RUNS))
 
 
 WEEK_S = 7 * 86_400.0

@@ -4,9 +4,9 @@ The sum over the steps of a node is a column of its target, that over the rows o
 rollout, and those of the other tables are in the checkpoint.  So what is compared at a start does not grow
 with the history: the rollouts, the rows of live ones, the steps of nodes in flight, and the other tables.
 
-A sum follows each row that this connection changes, by triggers that no other connection has: a row that
-another program alters makes the sum wrong.  A sum of another generation counts as unknown; the next change
-in its scope computes it from the rows.
+A sum follows each row that this connection changes, by triggers that report to no other connection: a row
+that another program alters makes the sum wrong.  A sum of another generation counts as unknown; the next
+change in its scope computes it from the rows.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from rolloutd.store.backend import Connection
+from rolloutd.store.backend import Backend, Connection, RowChanges, row_text
 from rolloutd.store.schema import KEYS, NOT_COMPARED_COLUMNS, ROLLOUT_TABLES
 
 WHOLE_TABLES: Final = tuple(name for name in KEYS if name not in (*ROLLOUT_TABLES, "step"))
@@ -24,12 +24,10 @@ WHOLE_TABLES: Final = tuple(name for name in KEYS if name not in (*ROLLOUT_TABLE
 SUM_COLUMNS: Final[Mapping[str, str]] = {"rollout": "rows_digest", "target": "steps_digest"}
 """Columns that hold the sum of other rows, so that the sum over this row covers those too."""
 
-UNFINISHED = "(phase NOT IN ('pending', 'done') OR isolated OR order_kind IS NOT NULL)"
+UNFINISHED = "(phase NOT IN ('pending', 'done') OR isolated != 0 OR order_kind IS NOT NULL)"
 """Targets that a driver continues after a start; the condition of an index."""
 
 _MODULUS = 1 << 256
-
-_FUNCTION = "note_row"
 
 _Scope = tuple[str, str, str]
 """Table, rollout and node of a sum; the strings that it has none of are empty."""
@@ -41,49 +39,53 @@ class RowDigests:
     def __init__(self, connection: Connection, key: bytes) -> None:
         self._connection = connection
         self._key = key
-        self._columns = {table: _digested_columns(connection, table) for table in KEYS}
+        self._columns = {table: digested_columns(connection, table) for table in KEYS}
+        self._row_changes: RowChanges | None = None
         self._changes: list[tuple[_Scope, int]] = []
         self._opened: set[str] = set()
         """Rollouts that this transaction inserts: no row of theirs is older."""
 
     # -- what has changed
 
-    def follow_changes(self) -> None:
+    def follow_changes(self, backend: Backend) -> None:
         """Let each row that this connection writes change its sum."""
-        self._connection.create_function(_FUNCTION, 5, self._note)
-        for table, columns in self._columns.items():
-            for event, old, new in (("INSERT", 0, 1), ("UPDATE", 1, 1), ("DELETE", 1, 0)):
-                opened = "new.id" if (table, event) == ("rollout", "INSERT") else "''"
-                calls = [self._call(table, "old", -1, columns, opened)] * old
-                calls += [self._call(table, "new", 1, columns, opened)] * new
-                self._connection.execute(
-                    f"CREATE TEMP TRIGGER digest_{table}_{event} AFTER {event} ON main.{table}"
-                    f" BEGIN {' '.join(calls)} END"
-                )
+        self._row_changes = backend.follow_rows(self._connection, self._columns)
 
     def mark(self) -> int:
         """Return the present position in the changes, for forget_since()."""
-        return len(self._changes)
+        return 0 if self._row_changes is None else self._row_changes.mark()
 
     def forget_since(self, mark: int) -> None:
         """Forget changes that a savepoint took back."""
-        del self._changes[mark:]
+        if self._row_changes is not None:
+            self._row_changes.forget_since(mark)
 
     def settle(self, generation: str) -> tuple[dict[str, int], set[str]]:
         """Write the sums of the rows that have changed; return those of whole tables, and the rollouts."""
+        # Each writes sums, which are columns of rows that the next one counts.
         self._settle_steps(generation)
         rollouts = self._settle_rollouts(generation)
+        self._take_changes()
         totals: dict[str, int] = {}
         for (table, rollout, _), change in self._changes:
             assert not rollout, "steps and rows of rollouts are settled"
             totals[table] = totals.get(table, 0) + change
-        self.forget_since(0)
+        self._changes.clear()
         self._opened.clear()
         return totals, rollouts
 
+    def begin(self) -> None:
+        """Begin to count the changes of a transaction."""
+        if self._row_changes is not None:
+            self._row_changes.begin()
+        self._changes.clear()
+        self._opened.clear()
+
     def forget(self) -> None:
-        """Forget all changes: the transaction was rolled back, or nobody trusts the sums."""
-        self.forget_since(0)
+        """Forget all changes of the transaction: the sums over the rows count them already."""
+        if self._row_changes is not None:
+            self._row_changes.take()
+        self._changes.clear()
         self._opened.clear()
 
     # -- sums over rows
@@ -120,7 +122,7 @@ class RowDigests:
         return ""
 
     def _sum(self, table: str, where: str, values: tuple[str, ...]) -> int:
-        sql = f"SELECT {_as_text(self._columns[table])} FROM {table} WHERE {where}"  # noqa: S608  # our own names
+        sql = f"SELECT {row_text(self._columns[table])} FROM {table} WHERE {where}"  # noqa: S608  # our own names
         blake, key, prefix, decode = hashlib.blake2b, self._key, table.encode(), int.from_bytes
         return (
             sum(
@@ -130,24 +132,24 @@ class RowDigests:
             % _MODULUS
         )
 
-    # -- the triggers
+    # -- changed rows
 
-    def _call(self, table: str, row: str, sign: int, columns: list[str], opened: str) -> str:
-        rollout = f"{row}.rollout" if table in (*ROLLOUT_TABLES, "step") else "''"
-        node = f"{row}.node" if table == "step" else opened
-        text = _as_text([f"{row}.{column}" for column in columns])
-        return f"SELECT {_FUNCTION}('{table}', {rollout}, {node}, {sign}, {text});"
-
-    def _note(self, table: str, rollout: str, node: str, sign: int, text: str) -> None:
-        if table == "rollout" and node:
-            self._opened.add(node)
-            node = ""
-        digest = hashlib.blake2b(table.encode() + text.encode(), key=self._key, digest_size=32).digest()
-        self._changes.append(((table, rollout, node), sign * int.from_bytes(digest, "little")))
+    def _take_changes(self) -> None:
+        """Read the rows that have changed since the last call; those of sums themselves come later."""
+        if self._row_changes is None:
+            return
+        blake, key = hashlib.blake2b, self._key
+        for table, rollout, node, sign, text in self._row_changes.take():
+            if table == "rollout" and node:
+                self._opened.add(node)
+                node = ""  # of a new rollout, it is the rollout's own id
+            digest = blake(table.encode() + text.encode(), key=key, digest_size=32).digest()
+            self._changes.append(((table, rollout, node), sign * int.from_bytes(digest, "little")))
 
     # -- the columns with sums
 
     def _settle_steps(self, generation: str) -> None:
+        self._take_changes()
         changes, self._changes = self._changes, []
         changed: dict[tuple[str, str], int] = {}
         for (table, rollout, node), change in changes:
@@ -161,6 +163,7 @@ class RowDigests:
             self._write_steps_sum(generation, rollout, node, after)
 
     def _settle_rollouts(self, generation: str) -> set[str]:
+        self._take_changes()
         changes, self._changes = self._changes, []
         changed: dict[str, int] = {}
         for (table, rollout, _node), change in changes:
@@ -211,13 +214,8 @@ def parse(generation: str, text: str) -> int | None:
     return int(digits, 16) if before == generation and digits else None
 
 
-def _digested_columns(connection: Connection, table: str) -> list[str]:
+def digested_columns(connection: Connection, table: str) -> list[str]:
     row = connection.execute(f"SELECT * FROM {table} LIMIT 0")  # noqa: S608  # names of our own schema
     skipped = NOT_COMPARED_COLUMNS.get(table, {}).keys() - {SUM_COLUMNS.get(table, "")}
-    return [name for name, *_ in row.description if name not in skipped]
-
-
-def _as_text(columns: Iterable[str]) -> str:
-    """Return SQL for one text of all columns, which SQLite makes faster than Python does."""
-    # Numbers have the digits that this version of SQLite prints: with another one the whole is verified.
-    return f"json_array({', '.join(columns)})"
+    # PostgreSQL has the order of rows as a column, which a move may change.
+    return [name for name, *_ in row.description if name not in skipped and name != "rowid"]

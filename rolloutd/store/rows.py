@@ -95,11 +95,12 @@ def execute_rows(connection: Connection, sql: str, rows: Sequence[Sequence[Any]]
     except UnicodeEncodeError:
         # Outside text may contain a lone surrogate, which UTF-8 cannot encode: replace only that.
         return connection.executemany(
-            sql, [[_replace_surrogates(value) for value in row] for row in rows]
+            sql, [[replace_surrogates(value) for value in row] for row in rows]
         ).rowcount
 
 
-def _replace_surrogates(value: Any) -> Any:
+def replace_surrogates(value: Any) -> Any:
+    """Return a text without what UTF-8 cannot encode; other values as they are."""
     return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
 
 

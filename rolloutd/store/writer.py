@@ -70,38 +70,78 @@ class BatchWriter:
         """Begin a term, which ends that of any other daemon; `key` signs.  Raises StoreFailed."""
         self._connection = connection
         self.checkpoint = AuditCheckpoint(connection, key)
-        self.checkpoint.digests.follow_changes()
+        self.checkpoint.digests.follow_changes(backend)
         self._backend = backend
         self._refusals: tuple[type[Exception], ...] = (StoreFailed, OverflowError, *backend.errors)
-        sql = "UPDATE term SET epoch = epoch + 1, holder = ?, since = ? RETURNING epoch"
+        sql = f"UPDATE term SET epoch = {backend.next_epoch}, holder = ?, since = ? RETURNING epoch"  # noqa: S608
         try:
             # All rows are read: SQLite ends a RETURNING statement, and its lock, only after the last.
             (self.epoch,) = connection.execute(sql, (holder, since)).fetchall()[0]
         except backend.errors as error:
             raise backend.explain(error) from error
-        backend.record_commit(self.epoch, self._head().seq)
+        backend.record_commit(self.epoch, self._head())
 
     def write(self, batch: Sequence[Transaction]) -> list[TransactionResult]:
         """Write the transactions and return one result for each; database errors are results."""
         try:
-            self._backend.check_writable()
-            with self._begin_transaction():
-                head = self._head()
-                self.checkpoint.begin(head)
-                results: list[TransactionResult] = []
-                for transaction in batch:
-                    result = self._run_in_savepoint(transaction, head)
-                    if isinstance(result, tuple):
-                        head = result[-1] if result else head
-                    results.append(result)
-                self.checkpoint.carry_on(head)
-            self._backend.record_commit(self.epoch, head.seq)
+            while (results := self._try_write(batch)) is None:
+                pass  # it is not in the database; each turn takes as long as the database was away
             return results
         except StoreFailed as error:
             # One exception for each caller: a shared one would collect the tracebacks of all callers.
             return [type(error)(*error.args) for _ in batch]
         except self._backend.errors as error:
             return [self._backend.explain(error) for _ in batch]
+
+    def _try_write(self, batch: Sequence[Transaction]) -> list[TransactionResult] | None:
+        """Return the results, None if the batch must be written again; raises StoreFailed, Backend.errors."""
+        self._backend.check_writable(self._connection)
+        before = head = AuditEntry(0, "", GENESIS_HASH)
+        results: list[TransactionResult] = []
+        is_committing = False
+        try:
+            with self._begin_transaction():
+                before = head = self._head()
+                self.checkpoint.begin(head)
+                for transaction in batch:
+                    result = self._run_in_savepoint(transaction, head)
+                    if isinstance(result, tuple):
+                        head = result[-1] if result else head
+                    results.append(result)
+                self.checkpoint.carry_on(head)
+                is_committing = True
+        except self._backend.errors:
+            if not is_committing or not self._backend.is_in_doubt(self._connection):
+                raise
+        if self._backend.is_in_doubt(self._connection) and not self._is_committed(before, head):
+            return None
+        self._backend.record_commit(self.epoch, head)
+        return results
+
+    def _is_committed(self, before: AuditEntry, head: AuditEntry) -> bool:
+        """Return whether the chain ends with `head`, not with `before`, once the database answers again.
+
+        Raises FactsBehind, and LeadershipLost if it ends with another entry.
+        """
+        while True:
+            self._backend.await_database(self._connection)
+            try:
+                # It waits for what the server still does for the lost connection.  Its own commit confirms
+                # that what it read is as safe as a commit is.
+                with self._begin_transaction():
+                    found = self._head()
+            except self._backend.errors:
+                if not self._backend.is_in_doubt(self._connection):
+                    raise
+                continue
+            if found.hash == before.hash:
+                return False
+            if found.hash == head.hash:
+                return True
+            raise LeadershipLost(
+                f"{self._backend.name}: entry {found.seq} is of another daemon; this one ends,"
+                " see `rolloutctl audit`"
+            )
 
     @contextmanager
     def _begin_transaction(self) -> Iterator[None]:
@@ -155,10 +195,8 @@ class BatchWriter:
         for draft in drafts:
             text = add_sequence_number(draft, head.seq + 1)
             head = AuditEntry(head.seq + 1, text, hash_entry(head.hash, text))
-            self._connection.execute(
-                "INSERT INTO audit (seq, entry, hash) VALUES (?, ?, ?)", (head.seq, head.text, head.hash)
-            )
             entries.append(head)
+        self._backend.append_entries(self._connection, entries)
         return tuple(entries)
 
 

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+import pytest
+
 from machines.model.events import Event, PhaseMoved, RolloutOpened, StepAction, StepRecord, StepState
 from machines.model.node import Node
 from machines.model.plan import Digest, GateName, Plan
@@ -15,6 +17,7 @@ from machines.states import Outcome, Phase, Trigger
 from rolloutd.ports import AuditEntry, Store
 from rolloutd.store import open_store
 from tests.contracts.fakes.store import MemoryState, MemoryStore
+from tests.support.postgresql import Postgresql
 
 ALICE = Actor(ActorKind.PERSON, "alice", 1000)
 BOB = Actor(ActorKind.PERSON, "bob", 1001)
@@ -30,6 +33,8 @@ class StoreBackend(Protocol):
     """One kind of store, and its disk."""
 
     committed_seqs: list[int]
+    first_epoch: int
+    removes_entries: bool
 
     async def open(self) -> Store:
         """Open the store; again means after a restart."""
@@ -38,6 +43,9 @@ class StoreBackend(Protocol):
 
 class MemoryBackend:
     """The fake."""
+
+    first_epoch = 1
+    removes_entries = True
 
     def __init__(self, _: Path) -> None:
         self.committed_seqs: list[int] = []
@@ -53,6 +61,8 @@ class MemoryBackend:
 class SqliteBackend:
     """SQLite, in its own thread."""
 
+    first_epoch = 1
+    removes_entries = True
     inline = False
 
     def __init__(self, state_dir: Path) -> None:
@@ -72,6 +82,49 @@ class InlineSqliteBackend(SqliteBackend):
     """SQLite as a simulation runs it: no thread."""
 
     inline = True
+
+
+class PostgresqlBackend:
+    """A real PostgreSQL, each session in its own thread."""
+
+    first_epoch = 1 << 32  # of the first timeline
+    removes_entries = False  # the daemon's role has no right to
+    inline = False
+
+    def __init__(self, state_dir: Path, server: Postgresql) -> None:
+        self.committed_seqs: list[int] = []
+        self.state_dir = state_dir
+        state_dir.mkdir(parents=True, exist_ok=True)
+        self.server = server
+        self.database = server.emptied_database()
+
+    async def open(self) -> Store:
+        return await open_store(
+            self.state_dir,
+            self.server.address(self.database),
+            compile_plan=plan_of,
+            on_commit=self._on_commit,
+            inline=self.inline,
+        )
+
+    def _on_commit(self, entries: tuple[AuditEntry, ...]) -> None:
+        self.committed_seqs.extend(entry.seq for entry in entries)
+
+
+BACKENDS = (
+    MemoryBackend,
+    SqliteBackend,
+    InlineSqliteBackend,
+    pytest.param(PostgresqlBackend, marks=pytest.mark.servers("postgresql")),
+)
+"""Parameters of a fixture that make_backend() makes a store of."""
+
+
+def make_backend(request: pytest.FixtureRequest, state_dir: Path) -> StoreBackend:
+    kind = request.param
+    more = (request.getfixturevalue("postgresql"),) if kind is PostgresqlBackend else ()
+    backend: StoreBackend = kind(state_dir, *more)
+    return backend
 
 
 async def write(

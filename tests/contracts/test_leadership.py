@@ -1,8 +1,11 @@
-"""The contract of the Leadership port; the fake and the lock of the state directory pass it."""
+"""The contract of the Leadership port; the fake, the lock of the state directory and the lease pass it."""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -11,8 +14,11 @@ import pytest
 from rolloutd.errors import AlreadyRunning
 from rolloutd.ports import Leadership
 from rolloutd.store import StateLock
+from rolloutd.store.postgresql import lease
+from rolloutd.store.postgresql.lease import PostgresqlLease
 from rolloutd.store.sqlite import lock
 from tests.contracts.fakes.leadership import FakeLeadership, Seat
+from tests.support.postgresql import Postgresql
 
 
 class Backend(Protocol):
@@ -58,10 +64,40 @@ class RefusingLockBackend(LockBackend):
     wait = False
 
 
-@pytest.fixture(params=[FakeBackend, LockBackend, RefusingLockBackend])
+class LeaseBackend:
+    """A lease in a real PostgreSQL; each candidate is of another machine."""
+
+    def __init__(self, state_root: Path, server: Postgresql) -> None:
+        self._state_root = state_root
+        self._server = server
+        self._database = server.emptied_database()
+        self._numbers = itertools.count()
+
+    def candidate(self) -> Leadership:
+        address = self._server.address(self._database, lease_s=60.0)
+        return PostgresqlLease(address, self._state_root / str(next(self._numbers)))
+
+    async def usurp(self) -> Leadership:
+        with self._server.connect(self._database) as admin:
+            admin.execute("UPDATE rolloutd.lease SET holder = ''")
+        usurper = self.candidate()
+        await usurper.acquire()
+        return usurper
+
+
+@pytest.fixture(
+    params=[
+        FakeBackend,
+        LockBackend,
+        RefusingLockBackend,
+        pytest.param(LeaseBackend, marks=pytest.mark.servers("postgresql")),
+    ]
+)
 def backend(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Backend:
     monkeypatch.setattr(lock, "POLL_S", 0.001)
-    made: Backend = request.param(tmp_path / "state")
+    monkeypatch.setattr(lease, "POLL_S", 0.001)
+    more = (request.getfixturevalue("postgresql"),) if request.param is LeaseBackend else ()
+    made: Backend = request.param(tmp_path / "state", *more)
     return made
 
 
@@ -123,3 +159,75 @@ async def test_lock_file_removed_by_user_keeps_leadership(tmp_path: Path) -> Non
     await leader.renew()
     assert not leader.lost.is_set()
     await leader.release()
+
+
+# -- the lease ------------------------------------------------------------------
+
+
+@dataclass
+class MachineClock:
+    """A machine's clock since its boot, which a test moves."""
+
+    now: float = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def leases(
+    postgresql: Postgresql, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., PostgresqlLease]:
+    monkeypatch.setattr(lease, "POLL_S", 0.001)
+    database = postgresql.emptied_database()
+
+    def make(name: str, clock: Callable[[], float]) -> PostgresqlLease:
+        return PostgresqlLease(postgresql.address(database, lease_s=60.0), tmp_path / name, clock=clock)
+
+    return make
+
+
+@pytest.mark.servers("postgresql")
+async def test_silent_leader_is_followed_after_its_lease(leases: Callable[..., PostgresqlLease]) -> None:
+    there, here = MachineClock(5.0), MachineClock(70_000.0)
+    leader, standby = leases("a", there), leases("b", here)
+    await leader.acquire()
+    acquiring = asyncio.create_task(standby.acquire())
+    await asyncio.wait((acquiring,), timeout=0.2)
+    for _ in range(3):
+        here.now += 59
+        there.now += 50
+        await leader.renew()
+        await asyncio.wait((acquiring,), timeout=0.2)
+        assert not acquiring.done(), "the counter has changed"
+    here.now += 60
+    await acquiring
+    await leader.renew()
+    assert leader.lost.is_set()
+    await leader.release()
+    await standby.renew()
+    assert not standby.lost.is_set()
+    await standby.release()
+
+
+@pytest.mark.servers("postgresql")
+async def test_leader_past_its_deadline_has_lost_without_a_database(
+    leases: Callable[..., PostgresqlLease],
+) -> None:
+    """It must stop before the first instant at which a standby may have taken over."""
+    clock = MachineClock()
+    leader = leases("a", clock)
+    await leader.acquire()
+    clock.now += 60 * (1 - lease.MARGIN)
+    async with asyncio.timeout(30):
+        await leader.lost.wait()
+    await leader.release()
+
+
+@pytest.mark.servers("postgresql")
+async def test_second_daemon_of_one_directory_is_refused(leases: Callable[..., PostgresqlLease]) -> None:
+    first = leases("a", MachineClock())
+    await first.acquire()
+    with pytest.raises(AlreadyRunning):
+        await leases("a", MachineClock()).acquire()
+    await first.release()

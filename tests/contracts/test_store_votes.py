@@ -19,11 +19,10 @@ from rolloutd.errors import Conflict, TokenAlreadyUsed
 from rolloutd.ports import Store
 from tests.contracts.store_backends import (
     ALICE,
+    BACKENDS,
     BOB,
-    InlineSqliteBackend,
-    MemoryBackend,
-    SqliteBackend,
     StoreBackend,
+    make_backend,
     phase_moved,
     rollout_opened,
     vote,
@@ -35,11 +34,10 @@ WEEKDAYS = Window(frozenset(range(5)), 540, 960, ZoneInfo("Europe/Amsterdam"))
 NIGHTS = Window(frozenset({6}), 1320, 240, ZoneInfo("UTC"))
 
 
-@pytest.fixture(params=[MemoryBackend, SqliteBackend, InlineSqliteBackend])
+@pytest.fixture(params=BACKENDS)
 def backend(request: pytest.FixtureRequest, tmp_path: Path) -> StoreBackend:
     """Return each kind of store in turn."""
-    made: StoreBackend = request.param(tmp_path / "state")
-    return made
+    return make_backend(request, tmp_path / "state")
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TypeVar, cast
 
@@ -18,26 +18,21 @@ import aiosqlite
 from rolloutd import audit_chain, threads
 from rolloutd.audit_chain import GENESIS_HASH, ChainVerification
 from rolloutd.errors import NotFound, StoreFailed
-from rolloutd.key_file import load_key
-from rolloutd.ports import AuditBase
+from rolloutd.ports import AuditBase, AuditEntry
+from rolloutd.store import transfer
 from rolloutd.store.audit_base import load_base
-from rolloutd.store.audit_comparison import ComparisonStopped
-from rolloutd.store.backend import ChainRow, Connection, Examination, Executor
-from rolloutd.store.sqlite import commit_mark, database, lock
+from rolloutd.store.backend import ChainRow, Connection, Examination, Executor, RowChanges, TableRows
+from rolloutd.store.signing_key import load_signing_key
+from rolloutd.store.sqlite import commit_mark, copy, database, lock
+from rolloutd.store.sqlite.row_changes import SqliteRowChanges
 
 T = TypeVar("T")
-
-KEY_FILE = "audit-checkpoint.key"
-"""The key of the checkpoint, beside the database and never in it or in a backup."""
 
 COMPARISON_FILE = "audit-comparison.sqlite"
 """What a verification in the background has replayed, beside the database; removed when it ends."""
 
 RELEASED_PAGES = 1000
 """Pages (4 MiB) that one transaction gives back: some milliseconds, in which other writes wait."""
-
-# Bytes, so that an entry that is not UTF-8 any more counts as altered.
-_CHAIN = "SELECT seq, CAST(entry AS BLOB), CAST(hash AS BLOB) FROM {} WHERE true"
 
 _FileIdentities = tuple[tuple[int, int] | None, ...]
 """Device and inode of each of a database's files; None for a missing one."""
@@ -49,6 +44,7 @@ class SqliteBackend:
     errors = database.DATABASE_ERRORS
     # IMMEDIATE takes the write lock now: no other daemon can begin a term before COMMIT.
     begin_write = "BEGIN IMMEDIATE"
+    next_epoch = "epoch + 1"
 
     def __init__(self, path: Path, *, inline: bool = False) -> None:
         self.path = path
@@ -62,7 +58,16 @@ class SqliteBackend:
     async def open_writer(self) -> Executor:
         lock.prepare_directory(self.path.parent)
         commit_mark.require_newest(self.path)
-        return await self._open(database.open_writer)
+        return await self._open(self._connect_writer)
+
+    def _connect_writer(self, path: Path) -> sqlite3.Connection:
+        connection = database.open_writer(path)
+        try:
+            transfer.require_startable(connection, self.name)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
 
     async def open_reader(self) -> Executor:
         return await self._open(database.open_reader)
@@ -75,11 +80,7 @@ class SqliteBackend:
         return cast(Executor, await ThreadExecutor(lambda: connection, iter_chunk_size=1))
 
     def load_signing_key(self, *, may_make: bool = True) -> bytes:
-        path = self.path.with_name(KEY_FILE)
-        try:
-            return load_key(path) if may_make or path.exists() else b""
-        except OSError as error:
-            raise StoreFailed(f"{path}: cannot be read or made ({error}); check owner and mode") from error
+        return load_signing_key(self.path.parent, may_make=may_make)
 
     def read_now(self, work: Callable[[Connection], T]) -> T:
         try:
@@ -88,14 +89,27 @@ class SqliteBackend:
         except self.errors as error:
             raise self.explain(error) from error
 
-    def check_writable(self) -> None:
+    def check_writable(self, connection: Connection) -> None:
         if self._opened_files is not None:
             _check_files_unchanged(self.path, self._opened_files)
 
-    def record_commit(self, epoch: int, seq: int) -> None:
+    def is_in_doubt(self, connection: Connection) -> bool:
+        return False  # what COMMIT answers is so
+
+    def await_database(self, connection: Connection) -> None:
+        return
+
+    def record_commit(self, epoch: int, head: AuditEntry) -> None:
         if self._opened_files is None:
             self._opened_files = _identify_files(self.path)
-        commit_mark.write_mark(self.path, epoch, seq)
+        commit_mark.write_mark(self.path, epoch, head.seq)
+
+    def append_entries(self, connection: Connection, entries: Sequence[AuditEntry]) -> None:
+        rows = [(entry.seq, entry.text, entry.hash) for entry in entries]
+        connection.executemany("INSERT INTO audit (seq, entry, hash) VALUES (?, ?, ?)", rows)
+
+    def follow_rows(self, connection: Connection, columns: Mapping[str, Sequence[str]]) -> RowChanges:
+        return SqliteRowChanges(connection, columns)
 
     def release_space(self, connection: Connection) -> None:
         (free,) = connection.execute("PRAGMA freelist_count").fetchone()
@@ -111,9 +125,7 @@ class SqliteBackend:
     # -- the audit
 
     def read_chain(self, connection: Connection, table: str, after: int, limit: int) -> Sequence[ChainRow]:
-        return connection.execute(
-            f"{_CHAIN.format(table)} AND seq > ? ORDER BY seq LIMIT ?", (after, limit)
-        ).fetchall()
+        return copy.read_chain(connection, table, after, limit)
 
     def verify_chain(self, head: str | None = None) -> ChainVerification:
         self._require_file()
@@ -122,7 +134,7 @@ class SqliteBackend:
                 # One transaction: entries up to the base may be removed meanwhile.
                 connection.execute("BEGIN")
                 base = _read_base(connection)
-                sql = f"{_CHAIN.format('audit')} AND seq > ? ORDER BY seq"
+                sql = f"{copy.CHAIN.format('audit')} AND seq > ? ORDER BY seq"
                 entries, start = connection.execute(sql, (base.seq,)), (base.seq, base.head)
                 return audit_chain.verify_entries(entries, head, unreadable=self.errors, start=start)
         except self.errors as error:
@@ -143,19 +155,26 @@ class SqliteBackend:
     ) -> Iterator[Connection | None]:
         self._require_file()
         path = self.path.with_name(COMPARISON_FILE) if is_resumable else None
-        with closing(_open_replay(path)) as connection:
-            connection.execute("ATTACH ? AS stored", (database.read_only_uri(self.path),))
-            # The entries of a damaged audit may make rows without their parents.
-            connection.execute("PRAGMA foreign_keys = OFF")
-            connection.create_function("audited", 2, audited, deterministic=True)
-            try:
-                yield connection if database.has_current_schema(connection, "stored") else None
-            except ComparisonStopped:
-                raise  # what it has reached stays
-            except BaseException:
-                _remove_replay(path)
-                raise
-        _remove_replay(path)
+        with copy.open_comparison(self.path, audited, path) as connection:
+            yield connection if database.has_current_schema(connection, "stored") else None
+
+    @contextmanager
+    def exported(self) -> Iterator[Iterator[TableRows]]:
+        self._require_file()
+        with closing(database.open_reader(self.path)) as connection:
+            if not database.has_current_schema(connection):
+                raise StoreFailed(f"{self.path} is of an older version; start this version's daemon once")
+            connection.execute("BEGIN")
+            yield transfer.read_tables(connection, connection.execute)
+
+    def import_tables(self, found: Iterable[TableRows]) -> None:
+        copy.place_copy(self.path, found, self.load_signing_key())
+
+    def write_refusal(self, text: str) -> None:
+        with closing(database.open_writer(self.path)) as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            transfer.write_refusal(connection, text)
+            connection.execute("COMMIT")
 
     def _require_file(self) -> None:
         if not self.path.is_file():
@@ -181,33 +200,6 @@ class SqliteBackend:
 def _read_base(connection: sqlite3.Connection) -> AuditBase:
     has_bases = "SELECT 1 FROM sqlite_schema WHERE name = 'audit_base'"
     return load_base(connection) if connection.execute(has_bases).fetchone() else AuditBase()
-
-
-def _open_replay(path: Path | None) -> sqlite3.Connection:
-    """Open the tables of a replay: empty ones, or those of a resumable replay that was ended."""
-    if path is None:
-        # An empty name is a private temporary file, which SQLite removes when it is closed.
-        connection = sqlite3.connect("", uri=True, isolation_level=None)
-        database.create_tables(connection)
-        return connection
-    with suppress(sqlite3.Error):
-        connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True, isolation_level=None)
-        with suppress(sqlite3.Error):
-            is_begun = connection.execute("SELECT seq FROM comparison_progress").fetchone()
-            if is_begun and database.has_current_schema(connection):
-                return connection
-        connection.close()
-    _remove_replay(path)
-    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-    connection = sqlite3.connect(path.absolute().as_uri(), uri=True, isolation_level=None)
-    database.create_tables(connection)
-    return connection
-
-
-def _remove_replay(path: Path | None) -> None:
-    if path is not None:
-        for suffix in ("", "-journal"):
-            Path(f"{path}{suffix}").unlink(missing_ok=True)
 
 
 class ThreadExecutor(aiosqlite.Connection):

@@ -6,13 +6,7 @@ copy are checked.  Playbook trees and logs of runs are plain files and not part 
 
 from __future__ import annotations
 
-import contextlib
-import itertools
-import os
 import sqlite3
-import tempfile
-import time
-from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +14,7 @@ from pathlib import Path
 from rolloutd.audit_chain import ChainVerification
 from rolloutd.errors import StoreFailed
 from rolloutd.store import audit_base
-from rolloutd.store.sqlite import commit_mark, database, lock
+from rolloutd.store.sqlite import commit_mark, database, files, lock
 from rolloutd.store.sqlite.backend import SqliteBackend
 
 PAGES_PER_STEP = 4096
@@ -61,11 +55,11 @@ def backup(state_dir: Path, target: Path) -> ChainVerification:
     """
     _require_safe_target(state_dir, target)
     source = database.open_reader(_require_database(state_dir))
-    with closing(source), _temporary_database(target) as temporary:
+    with closing(source), files.temporary_database(target) as temporary:
         _copy_database(source, temporary)
         _remove_secrets(temporary)
         verification = SqliteBackend(temporary).verify_chain()
-        _move_into_place(temporary, target)
+        files.move_into_place(temporary, target)
     return verification
 
 
@@ -79,14 +73,14 @@ def restore(state_dir: Path, backup_file: Path) -> RestoreResult:
         raise StoreFailed(
             f"{backup_file}: {'not a file' if backup_file.exists() else 'no such file'}; name a backup"
         )
-    owner = _find_owner(state_dir)
+    owner = files.find_owner(state_dir)
     state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     state_lock = lock.StateLock(state_dir)
     state_lock.take()
     try:
         target = state_dir / database.FILE_NAME
         source = _open_backup(backup_file)
-        with closing(source), _temporary_database(target) as temporary:
+        with closing(source), files.temporary_database(target) as temporary:
             _copy_database(source, temporary)
             verification = SqliteBackend(temporary).verify_chain()
             if not verification.ok:
@@ -96,13 +90,13 @@ def restore(state_dir: Path, backup_file: Path) -> RestoreResult:
             mark = commit_mark.read_mark(target)
             epoch = _advance_epoch(temporary, _read_epoch(target), 0 if mark is None else mark[0])
             _sign_base(temporary, SqliteBackend(target).load_signing_key())
-            _change_owner(temporary, owner)
-            previous = _preserve_previous(target)
-            _move_into_place(temporary, target)
+            files.change_owner(temporary, owner)
+            previous = files.preserve_previous(target)
+            files.move_into_place(temporary, target)
         # After the rename: a mark that is newer than the database would stop the next start.
         commit_mark.write_mark(target, epoch, verification.entries)
-        _change_owner(commit_mark.mark_path(target), owner)
-        _change_owner(state_dir / lock.FILE_NAME, owner)
+        files.change_owner(commit_mark.mark_path(target), owner)
+        files.change_owner(state_dir / lock.FILE_NAME, owner)
     finally:
         state_lock.close()
     return RestoreResult(verification, previous, epoch)
@@ -194,69 +188,3 @@ def _sign_base(temporary: Path, key: bytes) -> None:
     with closing(sqlite3.connect(temporary, isolation_level=None)) as connection:
         if database.has_current_schema(connection):
             audit_base.sign_again(connection, key)
-
-
-def _preserve_previous(path: Path) -> Path | None:
-    """Hard-link the old database and its WAL under a new name, and return that name.
-
-    The old name stays until the copy replaces it: after a crash in between, a daemon must not find the path
-    empty and create an empty database.
-    """
-    if not path.exists():
-        return None
-    previous = _find_unused_path(
-        path.with_name(f"{path.name}.before-{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}")
-    )
-    for suffix in ("-wal", "-shm", ""):
-        with contextlib.suppress(FileNotFoundError):
-            Path(f"{previous}{suffix}").hardlink_to(f"{path}{suffix}")
-    _fsync(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    # Remove the WAL before the copy is renamed: SQLite would apply the old WAL to the copy.
-    for suffix in ("-wal", "-shm"):
-        Path(f"{path}{suffix}").unlink(missing_ok=True)
-    return previous
-
-
-def _find_unused_path(path: Path) -> Path:
-    alternatives = (path.with_name(f"{path.name}-{number}") for number in itertools.count(2))
-    return next(each for each in itertools.chain((path,), alternatives) if not each.exists())
-
-
-@contextlib.contextmanager
-def _temporary_database(target: Path) -> Iterator[Path]:
-    """Yield a private file next to the target; it is removed unless it was moved into place."""
-    descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.absolute().parent)
-    os.close(descriptor)
-    temporary = Path(name)
-    try:
-        yield temporary
-    finally:
-        for suffix in ("", "-journal", "-wal", "-shm"):
-            Path(f"{temporary}{suffix}").unlink(missing_ok=True)
-
-
-def _move_into_place(temporary: Path, target: Path) -> None:
-    _fsync(temporary, os.O_RDONLY)
-    temporary.rename(target)
-    _fsync(target.absolute().parent, os.O_RDONLY | os.O_DIRECTORY)
-
-
-def _fsync(path: Path, flags: int) -> None:
-    descriptor = os.open(path, flags)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _find_owner(state_dir: Path) -> tuple[int, int] | None:
-    """Return the owner of the state directory if we run as root: the restored files must belong to it."""
-    if os.geteuid() != 0 or not state_dir.exists():
-        return None
-    status = state_dir.stat()
-    return status.st_uid, status.st_gid
-
-
-def _change_owner(path: Path, owner: tuple[int, int] | None) -> None:
-    if owner is not None:
-        os.chown(path, *owner)

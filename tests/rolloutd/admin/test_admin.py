@@ -21,7 +21,7 @@ from machines.model.events import RequestDenied
 from machines.model.rollout import DAEMON
 from rolloutd.service.reload import TeamPlanCompiler
 from rolloutd.store import DatabaseBackend, StateLock, open_store
-from rolloutd.store.sqlite import backup, database
+from rolloutd.store.sqlite import backup, database, files
 from rolloutd.store.sqlite.backup import EPOCH_INCREMENT
 from tests.support.fake_kubernetes import FakeKubernetes
 from tests.support.forked_process import ADMIN, run_forked
@@ -364,7 +364,7 @@ async def test_a_restore_that_is_ended_in_its_middle_leaves_a_database(
     def end(draft: Path, target: Path) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(backup, "_move_into_place", end)
+    monkeypatch.setattr(files, "move_into_place", end)
     with pytest.raises(KeyboardInterrupt):
         backup.restore(state_root / "state", state_root / "copy.sqlite")
     assert DatabaseBackend(state_root / "state" / DATABASE).verify_chain().entries == 2

@@ -28,8 +28,8 @@ from rolloutd.errors import Conflict
 from rolloutd.store import DatabaseBackend, SqlStore, open_store
 from rolloutd.store.audit_checkpoint import verify_audit_checkpoint
 from rolloutd.store.schema import KEYS
+from rolloutd.store.signing_key import KEY_FILE
 from rolloutd.store.sqlite import database
-from rolloutd.store.sqlite.backend import KEY_FILE
 from tests.contracts.store_backends import (
     ALICE,
     moves_to_done,

@@ -44,7 +44,7 @@ from machines.model.selector import parse_selector
 from machines.model.windows import Freeze, Window
 from machines.states import Phase, Trigger
 from rolloutd.audit_chain import GENESIS_HASH, canonical_json, hash_entry
-from rolloutd.ports import AuditReport
+from rolloutd.ports import AuditReport, PostgresqlAddress
 from rolloutd.store import DatabaseBackend, audit_entries, audit_replay, open_store
 from rolloutd.store.audit_comparison import compare_with_audit
 from rolloutd.store.schema import KEYS, NOT_COMPARED_COLUMNS, NOT_COMPARED_TABLES
@@ -83,8 +83,8 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield state_dir / database.FILE_NAME
 
 
-async def write_history(state_dir: Path) -> None:
-    store = await open_store(state_dir, compile_plan=plan_of, inline=True)
+async def write_history(state_dir: Path, postgresql: PostgresqlAddress | None = None) -> None:
+    store = await open_store(state_dir, postgresql, compile_plan=plan_of, inline=True)
     await store.sign_audit_checkpoint(1.0, all_rows=True)
     nodes = [f"n{number}" for number in range(NODES_PER_ENTRY + 3)]
     joined = tuple(target(f"j{n}", 1000 + n, joined=True, since=9.0) for n in range(NODES_PER_ENTRY + 2))

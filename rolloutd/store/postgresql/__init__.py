@@ -1,0 +1,1 @@
+"""PostgreSQL: what the store needs of this database alone."""

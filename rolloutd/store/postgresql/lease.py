@@ -1,0 +1,219 @@
+"""Leadership by a lease in the database: a counter that the leader raises while it lives.
+
+Nobody trusts another machine's clock, nor the database's: a standby counts the lease on its own clock since
+it last saw the counter change, the leader since before it sent the last renewal that succeeded.  So the
+leader's deadline comes first.  The lease says who may try; only the term refuses the writes of a daemon that
+is late.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from rolloutd import threads
+from rolloutd.errors import StoreFailed
+from rolloutd.ports import PostgresqlAddress
+from rolloutd.store.postgresql import tables
+from rolloutd.store.postgresql.connection import ERRORS, PostgresqlConnection
+from rolloutd.store.sqlite.lock import StateLock, prepare_directory
+
+log = logging.getLogger("rolloutd.store.postgresql.lease")
+
+POLL_S = 1.0
+"""Interval in which a standby looks at the counter; a takeover is late by up to so much."""
+
+RENEWALS = 3
+"""Renewals in a lease: two may fail."""
+
+MARGIN = 0.1
+"""Part of the lease by which the leader's deadline is earlier than a standby's."""
+
+STATEMENT_LIMIT_MS = 2_000
+"""Longest wait for the row, which nobody holds for longer than one statement."""
+
+_FAILURES: tuple[type[Exception], ...] = (*ERRORS, StoreFailed)
+
+_LOST = ("", "08", "57", "25", "55", "53")
+"""Classes of SQLSTATE after which the database may answer again by itself; "" is a connection that failed."""
+
+
+def boot_time_s() -> float:
+    """Return seconds since the boot; unlike those of the monotonic clock, they pass in suspend."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class PostgresqlLease:
+    """The lease on one database (ports.Leadership); acquire() waits for the leader's end."""
+
+    def __init__(
+        self, address: PostgresqlAddress, state_dir: Path, *, clock: Callable[[], float] = boot_time_s
+    ) -> None:
+        self.lost = asyncio.Event()
+        self._address = address
+        self._state_dir = state_dir
+        self._lock = StateLock(state_dir)
+        self._clock = clock
+        # Of this process alone: another one under the same name must not renew it.
+        self._holder = f"pid {os.getpid()} on {os.uname().nodename} {uuid.uuid4().hex[:8]}"
+        self._session: PostgresqlConnection | None = None
+        self._session_lock = threading.Lock()
+        self._seen: tuple[Any, ...] = ()
+        self._seen_at = 0.0
+        self._deadline = 0.0
+        self._loop_seen_at = 0.0
+        self._ending = threading.Event()
+        self._renewing: threading.Thread | None = None
+        self._watch: asyncio.Task[None] | None = None
+
+    async def acquire(self) -> None:
+        prepare_directory(self._state_dir)
+        # Two daemons of one directory would share their runs and marks.
+        self._lock.take()
+        try:
+            await self._wait_for_lease()
+        except BaseException:
+            # A standby that was stopped must not have taken the lease in the end.
+            await self.release()
+            raise
+        loop = asyncio.get_running_loop()
+        self._loop_seen_at = self._clock()
+        self._renewing = threading.Thread(
+            target=self._renew_until_lost, args=(loop,), name="lease", daemon=True
+        )
+        self._renewing.start()
+        self._watch = asyncio.create_task(self._lose_at_deadline(), name="lease")
+
+    async def _wait_for_lease(self) -> None:
+        told = ""
+        while not await threads.DATABASE.run(self._try_take):
+            leader = self._seen[0] if self._seen else ""
+            if leader != told:
+                log.info("standby: %s leads", leader)
+                told = leader
+            await asyncio.sleep(POLL_S)
+
+    async def renew(self) -> None:
+        """Renew in the loop's turn too: the renewing thread stops when the loop has not for a lease."""
+        self._loop_seen_at = self._clock()
+        if not await threads.DATABASE.run(self._renew):
+            self.lost.set()
+
+    async def release(self) -> None:
+        self._ending.set()
+        if self._watch is not None:
+            self._watch.cancel()
+            await asyncio.wait((self._watch,))
+        if self._renewing is not None:
+            await threads.DATABASE.run(self._renewing.join, self._address.lease_s)
+            self._renewing = None
+        with suppress(TimeoutError):
+            async with asyncio.timeout(STATEMENT_LIMIT_MS / 1000):
+                await threads.DATABASE.run(self._give_up)
+        self._lock.close()
+
+    # -- in threads
+
+    def _try_take(self) -> bool:
+        with self._session_lock:
+            return not self._ending.is_set() and self._take_if_free()
+
+    def _take_if_free(self) -> bool:
+        sent_at = self._clock()
+        try:
+            session = self._open()
+            session.execute("BEGIN; SELECT 1 FROM lease FOR UPDATE")
+            row = session.execute("SELECT holder, counter FROM lease").fetchone() or ("", 0)
+            if row != self._seen:
+                self._seen, self._seen_at = row, self._clock()
+            free = not row[0] or self._clock() - self._seen_at >= self._address.lease_s
+            if free:
+                self._seen_at = sent_at
+                session.execute("UPDATE lease SET holder = ?, counter = counter + 1", (self._holder,))
+            session.execute("COMMIT")
+        except ERRORS as error:
+            self._close()
+            if (getattr(error, "sqlstate", None) or "")[:2] not in _LOST:
+                raise StoreFailed(f"database: {str(error).strip()}; check `store.postgresql`") from error
+            return False
+        if free:
+            self._deadline = sent_at + self._address.lease_s * (1 - MARGIN)
+        return free
+
+    def _renew_until_lost(self, loop: asyncio.AbstractEventLoop) -> None:
+        lease_s = self._address.lease_s
+        while not self._ending.wait(lease_s / RENEWALS if self._session else lease_s / RENEWALS / 10):
+            # A daemon whose loop stands still must not lead for ever.
+            if self._clock() - self._loop_seen_at >= lease_s or not self._renew():
+                break
+        if not self._ending.is_set():
+            with suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(self.lost.set)
+
+    def _renew(self) -> bool:
+        """Raise the counter; return whether this daemon may lead on, also if the database does not answer."""
+        with self._session_lock:
+            sent_at = self._clock()
+            if sent_at >= self._deadline or self._ending.is_set():
+                return False
+            try:
+                changed = self._open().execute(
+                    "UPDATE lease SET counter = counter + 1 WHERE holder = ?", (self._holder,)
+                )
+            except _FAILURES:
+                self._close()
+                return True
+            if changed.rowcount != 1:
+                return False
+            self._deadline = sent_at + self._address.lease_s * (1 - MARGIN)
+            return True
+
+    def _give_up(self) -> None:
+        with self._session_lock:
+            if self._session is not None:
+                with suppress(*_FAILURES):
+                    self._session.execute("UPDATE lease SET holder = '' WHERE holder = ?", (self._holder,))
+            self._close()
+
+    def _open(self) -> PostgresqlConnection:
+        if self._session is None or self._session.is_lost:
+            session = PostgresqlConnection(
+                self._address,
+                {
+                    "statement_timeout": STATEMENT_LIMIT_MS,
+                    "idle_in_transaction_session_timeout": STATEMENT_LIMIT_MS,
+                    # The lease is nothing that must survive: a standby that is away must not end it.
+                    "synchronous_commit": "local",
+                },
+            )
+            try:
+                tables.require_current(session, "database")
+            except BaseException:
+                session.close()
+                raise
+            self._session = session
+        return self._session
+
+    def _close(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            session.close()
+
+    # -- in the loop
+
+    async def _lose_at_deadline(self) -> None:
+        """Lose at the deadline, whatever the renewing thread waits for."""
+        while (remaining := self._deadline - self._clock()) > 0:  # noqa: ASYNC110  # a clock is no event
+            # Short: the loop's own clock stands still while the machine is suspended.
+            await asyncio.sleep(min(remaining, 1.0))
+        self.lost.set()
+        if (session := self._session) is not None:
+            session.interrupt()

@@ -1,0 +1,102 @@
+"""Daemons whose store is in a real PostgreSQL: one leads, the other takes over, `doctor` examines."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from rolloutd import app
+from rolloutd.admin.__main__ import main
+from rolloutd.admin.disk import check_database
+from rolloutd.control.client import Client
+from rolloutd.errors import InvalidFile, LeadershipLost
+from rolloutd.settings import Settings, load
+from rolloutd.store import open_store
+from rolloutd.store.postgresql import lease
+from rolloutd.store.postgresql.connection import Address
+from tests.contracts.store_backends import plan_of
+from tests.rolloutd.service.test_leadership import until
+from tests.support.postgresql import OWNER, Postgresql
+
+pytestmark = pytest.mark.servers("postgresql")
+
+
+def settings_of(root: Path, name: str, dsn: str) -> Settings:
+    root.joinpath(name).mkdir(mode=0o700)
+    file = root / f"{name}.yaml"
+    file.write_text(
+        f"state_dir: {root / name}\nsocket: {root / name}.sock\n"
+        f"store: {{postgresql: {{dsn: '{dsn}', lease: 5s}}}}\n"
+    )
+    return load(file)
+
+
+async def test_standby_serves_after_the_leader_has_lost_its_lease(
+    postgresql: Postgresql, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease, "POLL_S", 0.05)
+    monkeypatch.setattr(app, "RENEW_S", 0.1)
+    name = postgresql.emptied_database()
+    dsn = postgresql.address(name).dsn
+    first, second = (settings_of(tmp_path, each, dsn) for each in ("a", "b"))
+    leading = asyncio.create_task(app.serve(first))
+    await until(first.socket.exists)
+    epoch = (await asyncio.to_thread(Client(first.socket).get, "/v1/health"))["epoch"]
+    waiting = asyncio.create_task(app.serve(second))
+    await asyncio.wait((waiting, leading), timeout=0.5)
+    assert not second.socket.exists()
+    assert not leading.done()
+    with postgresql.connect(name) as admin:
+        admin.execute("UPDATE rolloutd.lease SET holder = ''")
+    with pytest.raises(ExceptionGroup) as ended:
+        await asyncio.wait_for(leading, 30)
+    assert ended.group_contains(LeadershipLost)
+    await until(second.socket.exists)
+    health = await asyncio.to_thread(Client(second.socket).get, "/v1/health")
+    assert health["epoch"] == epoch + 1
+    assert not health["trouble"]
+    waiting.cancel()
+    await asyncio.wait((waiting,))
+
+
+async def test_doctor_examines_server_role_and_replication(postgresql: Postgresql, tmp_path: Path) -> None:
+    name = postgresql.emptied_database()
+    await (await open_store(tmp_path, postgresql.address(name), compile_plan=plan_of)).close()
+    results, is_loadable = check_database(tmp_path, postgresql.address(name))
+    checks = {each.subject: each for each in results}
+    assert is_loadable
+    assert all(each.ok for each in results)
+    role = "fleet_daemon may append to the audit, and neither alter nor remove entries"
+    assert checks["postgresql role"].text == role
+    assert "no standby server" in checks["postgresql replication"].text
+    assert "a round trip takes" in checks["postgresql latency"].text
+    results, _ = check_database(tmp_path, Address(postgresql.dsn(name, OWNER)))
+    assert [each.subject for each in results if not each.ok] == ["postgresql role"]
+
+
+@pytest.mark.parametrize(
+    ("store", "message"),
+    [
+        ("{postgresql: {dsn: 'host=a password=x'}}", "it has a password"),
+        ("{postgresql: {dsn: 'nonsense'}}", "missing"),
+        ("{postgresql: {dsn: 'host=a', lease: 1s}}", "each pause would cost the leadership"),
+        ("{postgresql: {dsn: 'host=a'}}\nkeep: {audit: 90d}", "the daemon's role removes no entries"),
+    ],
+)
+def test_unusable_database_settings_are_refused(tmp_path: Path, store: str, message: str) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(f"state_dir: {tmp_path}\nstore: {store}\n")
+    with pytest.raises(InvalidFile, match=message) as invalid:
+        load(file)
+    assert "password=x" not in str(invalid.value)
+
+
+@pytest.mark.parametrize("verb", ["backup", "restore"])
+def test_backup_of_a_file_names_postgresqls_own(
+    postgresql: Postgresql, tmp_path: Path, capsys: pytest.CaptureFixture[str], verb: str
+) -> None:
+    settings_of(tmp_path, "a", postgresql.address("x").dsn)
+    assert main([verb, f"--config={tmp_path / 'a.yaml'}", f"--file={tmp_path / 'copy'}"]) == 1
+    assert "use pg_dump and pg_restore, see docs/postgresql.md" in capsys.readouterr().err
