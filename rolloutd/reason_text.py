@@ -428,7 +428,9 @@ SENTENCES: Final[Mapping[ReasonCode, Callable[[str, Params], str]]] = {
 }
 
 COMMANDS: Final[Mapping[RemedyKind, Callable[[Params], str]]] = {
-    RemedyKind.APPROVE: lambda a: f"approve {a['rollout']} {a['gate']} --reason ...",
+    RemedyKind.APPROVE: lambda a: (
+        f"approve {a['rollout']} {a['gate']}{' --wave ' + a['wave'] if a.get('wave') else ''} --reason ..."
+    ),
     RemedyKind.WITHDRAW: lambda a: (
         f"withdraw {a['rollout']} {a['gate']}{' --wave ' + a['wave'] if a['wave'] else ''} --reason ..."
     ),

@@ -9,10 +9,12 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+import shlex
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from typing import Any
+from urllib.parse import quote
 
 from rolloutd.audit_chain import canonical_json
 from rolloutd.planfile import variables_of_plan
@@ -21,6 +23,12 @@ from rolloutd.secret_variables import map_secrets
 
 DIGEST_PREFIX = "secret:"
 """Begins what stands for a value that is not shown."""
+
+SHORT_CHARS = 3
+"""Characters of values that occur in other words, such as a number."""
+
+CUT_MARKS = ("…", "...", "`")
+"""What stands where an adapter has cut a text, if it is not the end: a sign, or the end of quotes."""
 
 _DIGEST = re.compile(f"{DIGEST_PREFIX}[0-9a-f]{{16}}")
 
@@ -55,6 +63,72 @@ def hide(
         name: value if shows(name) else _hide_value(key, name, value, has_digests=has_digests)
         for name, value in redacted.items()
     }
+
+
+def texts_of_hidden(filled: Mapping[str, str], variables: Mapping[str, JSON]) -> dict[str, str]:
+    """Return the template for each form of a text that has a hidden variable.
+
+    `filled` maps filled templates to the templates; `variables` are the hidden ones that these name.
+    """
+    values = {
+        text: f"{{{{ vars.{name} }}}}" for name, value in variables.items() for text in _texts_in(value)
+    }
+    # As it is, in a command, in quotes of an error, and in a URL.
+    return {
+        form: template
+        for text, template in {**values, **filled}.items()
+        for form in (text, shlex.quote(text), repr(text)[1:-1], quote(text, safe=""))
+        if form
+    }
+
+
+def hide_in_text(text: str, hidden: Mapping[str, str]) -> str:
+    """Return the text with templates in place of the texts that have hidden variables."""
+    if not hidden:
+        return text
+    longest_first = sorted(hidden, key=len, reverse=True)
+    patterns = (
+        # A short value is replaced as a word only, or it would be found in other words.
+        re.escape(each) if len(each) > SHORT_CHARS else rf"(?<!\w){re.escape(each)}(?!\w)"
+        for each in longest_first
+    )
+    text = re.sub("|".join(patterns), lambda found: hidden[found.group()], text)
+    return _hide_cut_texts(text, hidden)
+
+
+def hide_values(text: str, variables: Mapping[str, JSON], allowed: Collection[str]) -> str:
+    """Return a text, such as a task's diff, without the values of variables that are not allowed."""
+    hidden = {name: value for name, value in variables.items() if not is_shown(name, allowed)}
+    return hide_in_text(text, texts_of_hidden({}, hidden)) if hidden and text else text
+
+
+def _hide_cut_texts(text: str, hidden: Mapping[str, str]) -> str:
+    """Return the text without the beginnings of hidden texts that an adapter has cut."""
+    for mark in CUT_MARKS:
+        head, *rest = text.split(mark)
+        for part in rest:
+            head = _without_beginning(head, hidden) + mark + part
+        text = head
+    return _without_beginning(text, hidden)
+
+
+def _without_beginning(head: str, hidden: Mapping[str, str]) -> str:
+    for whole, template in hidden.items():
+        for length in range(len(whole) - 1, SHORT_CHARS, -1):
+            if head.endswith(whole[:length]):
+                return head[:-length] + template
+    return head
+
+
+def _texts_in(value: JSON) -> Iterator[str]:
+    if isinstance(value, Mapping):
+        for item in value.values():
+            yield from _texts_in(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _texts_in(item)
+    elif len(str(value)) > SHORT_CHARS:
+        yield str(value)
 
 
 def shown_plan(content: Mapping[str, JSON], key: bytes, allowed: Collection[str]) -> dict[str, JSON]:

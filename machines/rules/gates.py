@@ -176,18 +176,21 @@ def missing_team_vote(index: Index, target: Target) -> Reason | None:
     if target.wave == PILOT_WAVE and not was_opened(rollout, GateName.START):
         return None
     team = target.needs_vote_of
-    if team is not None and (gate := _joiner_gate(index, rollout, team, target)) is not None:
-        return _team_vote_reason(index, target, team, gate, target.since, joined=True)
+    if team is not None and (place := _joiner_gate(index, rollout, team, target)) is not None:
+        return _team_vote_reason(index, target, team, place, target.since, joined=True)
     if target.team is None or (opened := gate_without_vote(rollout, target.team, per_team=True)) is None:
         return None
-    return _team_vote_reason(index, target, target.team, opened.gate, opened.at, joined=False)
+    place = (opened.gate, opened.wave)
+    return _team_vote_reason(index, target, target.team, place, opened.at, joined=False)
 
 
 def _team_vote_reason(
-    index: Index, target: Target, team: str, gate: GateName, since: float, *, joined: bool
+    index: Index, target: Target, team: str, place: tuple[GateName, str], since: float, *, joined: bool
 ) -> Reason:
-    known = _is_known_team(index, team)
-    remedy = Remedy(RemedyKind.APPROVE, {"rollout": target.rollout, "gate": gate.value, "team": team})
+    known, (gate, wave) = _is_known_team(index, team), place
+    # Without its wave, a vote at continue is for the first of these gates that is not open yet.
+    args = {"rollout": target.rollout, "gate": gate.value, "team": team, **({"wave": wave} if wave else {})}
+    remedy = Remedy(RemedyKind.APPROVE, args)
     if not known:
         remedy = Remedy(RemedyKind.ADD_TEAM, {"rollout": target.rollout, "node": target.node, "team": team})
     params: Params = {
@@ -200,11 +203,11 @@ def _team_vote_reason(
     return Reason(ReasonCode.NEEDS_VOTE, target.node, params, since, remedy)
 
 
-def _joiner_gate(index: Index, rollout: Rollout, team: str, target: Target) -> GateName | None:
-    """Return the gate at which the team must still vote for a node that joined it; None if it has voted."""
+def _joiner_gate(index: Index, rollout: Rollout, team: str, target: Target) -> tuple[GateName, str] | None:
+    """Return the gate and wave at which the team must still vote for a node that joined it, if it must."""
     # An opened gate that asks each team counts its people; one yes that counts nowhere must not replace them.
     if team == target.team and (opened := gate_without_vote(rollout, team)) is not None:
-        return opened.gate
+        return opened.gate, opened.wave
     # Only a node that was never admitted entered its phase by joining.  Later a retry or an aborted isolation
     # moves `since`, and the vote that admitted the node must still count.
     has_begun = target.attempt > 0 or index.has_failed(rollout.id, target.node)
@@ -219,7 +222,7 @@ def _joiner_gate(index: Index, rollout: Rollout, team: str, target: Target) -> G
         and is_eligible(rollout, vote)
         for vote in rollout.votes
     )
-    return None if has_voted else GateName.START
+    return None if has_voted else (GateName.START, "")
 
 
 # -- failures ------------------------------------------------------------------

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Sequence
+from dataclasses import replace
 
 from machines.facts.node_work import WorkKind
 from machines.model.configuration import ComplianceReport, TaskChange
-from machines.model.plan import Stage
+from machines.model.plan import Plan, Stage
 from rolloutd.engine.state import State
 from rolloutd.errors import Refused, RolloutdError, SourceFailed
 from rolloutd.ports import Failed, PinnedSource, Runner, RunRequest, RunState, Unknown, wait_for_end
 from rolloutd.ports.guards import adapter_errors
 from rolloutd.reason_text import describe
+from rolloutd.shown_variables import hide_values
 from rolloutd.slots import Slots
 
 MAX_CHANGES = 50
@@ -52,19 +53,25 @@ class CheckMode:
         self._numbers = itertools.count(1)
 
     async def check(
-        self, node: str, source: PinnedSource, stages: Sequence[Stage], *, rollout: str = ""
+        self, node: str, source: PinnedSource, plan: Plan, *, rollout: str = ""
     ) -> ComplianceReport:
-        """Return what the stages would change on the node; never raises an adapter's error."""
+        """Return what the plan's stages would change on the node; never raises an adapter's error.
+
+        Diffs have no values of the plan's variables that people may not see.
+        """
+        allowed = (*self._state.settings.show_vars, *plan.shown_variables)
         changes: list[TaskChange] = []
         problem = ""
         async with self._slots:
-            for stage in stages:
+            for stage in plan.stages:
                 try:
                     with adapter_errors("runner"):
                         found, problem_here = await self._check_stage(node, source, stage, rollout)
                 except (RolloutdError, TimeoutError) as error:
                     found, problem_here = [], str(error) or "no answer in time"
-                changes += found
+                changes += (
+                    replace(each, diff=hide_values(each.diff, stage.variables, allowed)) for each in found
+                )
                 problem = problem or problem_here
         return ComplianceReport(node, self._state.now(), tuple(changes[:MAX_CHANGES]), problem)
 

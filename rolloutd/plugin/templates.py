@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
@@ -128,6 +129,57 @@ def render(
         "vars": dict(variables),
     }
     return _render_value(value, names, commands, is_command=False)
+
+
+def variables_named_in(value: JSON) -> frozenset[str]:
+    """Return the names of the variables that the templates within a value name."""
+    return frozenset(name for text in _templates_in(value) for name in _variables_of(text))
+
+
+def rendered_texts(
+    value: Mapping[str, JSON],
+    named: Collection[str],
+    *,
+    node: str,
+    address: str,
+    labels: Mapping[str, str],
+    variables: Mapping[str, JSON],
+    commands: Collection[str] = (),
+) -> dict[str, str]:
+    """Return the templates within a value that name one of these variables, by what they are rendered to."""
+    names = {"node": {"name": node, "address": address, "labels": dict(labels)}, "vars": dict(variables)}
+    found = {}
+    for key, item in value.items():
+        for text in _templates_in(item):
+            if not _variables_of(text).isdisjoint(named):
+                with suppress(RenderFailed):  # then nothing was given to the adapter either
+                    found[_render_text(text, names, is_command=key in commands)] = text
+    return found
+
+
+def _templates_in(value: JSON) -> Iterator[str]:
+    match value:
+        case str() if "{{" in value:
+            yield value
+        case list() | tuple():
+            for item in value:
+                yield from _templates_in(item)
+        case Mapping():
+            for item in value.values():
+                yield from _templates_in(item)
+
+
+@lru_cache(maxsize=1024)
+def _variables_of(text: str) -> frozenset[str]:
+    """Return the names of the variables in a valid template."""
+    tree, names = _environment().parse(text), set()
+    for attribute in tree.find_all(nodes.Getattr):
+        if isinstance(attribute.node, nodes.Name) and attribute.node.name == "vars":
+            names.add(attribute.attr)
+    for item in tree.find_all(nodes.Getitem):
+        if isinstance(item.node, nodes.Name) and item.node.name == "vars":
+            names.add(str(getattr(item.arg, "value", "")))
+    return frozenset(names)
 
 
 def _render_value(

@@ -19,9 +19,9 @@ from machines.model.events import (
 )
 from machines.model.limits import Limits
 from machines.model.node import Node
-from machines.model.plan import EnrolPolicy, GateName, VoteRequirement
+from machines.model.plan import EnrolPolicy, GateName, VoteRequirement, WaveDef
 from machines.model.rollout import Failure, Target
-from machines.rules.gates import gate_view
+from machines.rules.gates import gate_view, missing_team_vote
 from machines.scheduler.decide import REJOIN_WAIT_S, decide, explain_node
 from machines.scheduler.membership import carry_over, membership_events
 from machines.states import Outcome, Phase, Trigger
@@ -104,6 +104,24 @@ def test_joiner_waits_for_team_vote() -> None:
     (joined,) = discover_nodes(index, *nodes_of_team("c", "n9"), at=T0 + 1.0)
     assert joined.needs_vote_of == "c"
     assert [start.node for start in decide(index, T0 + 1.0).of(Admit)] == ["n1", "n3"]
+
+
+def test_joiner_of_open_continue_gate_names_its_wave() -> None:
+    index = index_of(NODES)
+    waves = (
+        WaveDef("canary", gate=GateName.CONTINUE),
+        WaveDef("second", gate=GateName.CONTINUE),
+        WaveDef("fleet"),
+    )
+    need = {GateName.CONTINUE: VoteRequirement(owner=1, each_team=1)}
+    submit(index, gates=need, waves=waves)
+    index.apply(GateOpened("R", GateName.CONTINUE, "canary", T0))
+    (joined,) = discover_nodes(index, *nodes_of_team("c", "n9"), at=T0 + 1.0)
+    reason = missing_team_vote(index, joined)
+    assert reason is not None
+    assert reason.remedy is not None
+    assert reason.remedy.args["wave"] == "canary"
+    assert "--wave canary" in lifted_by(reason)
 
 
 def test_joiner_names_team_without_members_and_resolution() -> None:

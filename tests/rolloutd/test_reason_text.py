@@ -296,7 +296,7 @@ ARGS: dict[str, str | bool] = {
     "has_rollback": True,
 }
 COMMANDS = {
-    RemedyKind.APPROVE: "rolloutctl approve R continue --reason ...",
+    RemedyKind.APPROVE: "rolloutctl approve R continue --wave canary --reason ...",
     RemedyKind.WITHDRAW: "rolloutctl withdraw R continue --wave canary --reason ...",
     RemedyKind.RESUME: "rolloutctl resume R --reason ...",
     RemedyKind.RETRY: "rolloutctl retry R n1 --reason ...",

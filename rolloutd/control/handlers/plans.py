@@ -58,7 +58,7 @@ async def plan_impact(
     _require_owner(services, request, plan_file)
     draft = await submit.resolve_plan(services.state, services.sources, plan_file, body.upload)
     return report_lines(
-        services.check_mode.check(target.node, draft.pinned, draft.plan.stages) for target in draft.targets
+        services.check_mode.check(target.node, draft.pinned, draft.plan) for target in draft.targets
     )
 
 

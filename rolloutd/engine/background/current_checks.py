@@ -70,7 +70,7 @@ class CurrentChecker:
                 source = await self._adapters.source(session.rollout)
             except RolloutdError as error:
                 return str(error)
-            report = await self._check_mode.check(session.node, source, plan.stages, rollout=session.rollout)
+            report = await self._check_mode.check(session.node, source, plan, rollout=session.rollout)
             if report.compliance is not Compliance.COMPLIANT:
                 return describe_report(report)
         for spec in plan.verify:

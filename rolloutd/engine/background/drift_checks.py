@@ -59,7 +59,7 @@ class DriftChecker:
         """Check one node, and record drift that is new or gone."""
         try:
             source = await self._source(target.rollout)
-            report = await self._check_mode.check(target.node, source, plan.stages, rollout=target.rollout)
+            report = await self._check_mode.check(target.node, source, plan, rollout=target.rollout)
             if report.compliance is not Compliance.UNKNOWN:
                 await self._record(target, report, actor, cause)
         except RolloutdError as error:  # the source was removed, or the store cannot write

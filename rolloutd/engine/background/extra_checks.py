@@ -26,11 +26,11 @@ async def run_check(session: NodeSession, spec: StepDef) -> Ok | Failed | Unknow
     try:
         if Capability.STARTS_RUN in spec.capabilities:
             return await _run_recorded(session, spec, step)
-        return await _check(session, spec, step, 1)
+        return session.without_hidden(await _check(session, spec, step, 1))
     except StoreFailed:
         raise  # an error of the daemon's disk is not a result of the node
     except (RolloutdError, TimeoutError) as error:
-        return Unknown(str(error) or "no answer in time")
+        return session.without_hidden(Unknown(str(error) or "no answer in time"))
 
 
 async def _run_recorded(session: NodeSession, spec: StepDef, step: str) -> Ok | Failed | Unknown:
@@ -51,7 +51,7 @@ async def _run_recorded(session: NodeSession, spec: StepDef, step: str) -> Ok | 
     handle = (await session.step_context(spec, step=step, number=number)).idempotency_key
     record = journal.begin(RunCheck(spec, step, number), handle=handle)
     await journal.write(record)
-    result = await _check(session, spec, step, number)
+    result = session.without_hidden(await _check(session, spec, step, number))
     await journal.finish(record, result)
     return result
 

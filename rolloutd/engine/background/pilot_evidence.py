@@ -21,6 +21,7 @@ from rolloutd.engine.state import State
 from rolloutd.engine.tasks import BackgroundJobs
 from rolloutd.errors import NotFound, RolloutdError, StoreFailed
 from rolloutd.ports import Runner
+from rolloutd.shown_variables import hide_values
 
 log = logging.getLogger("rolloutd.engine.background.pilot_evidence")
 
@@ -72,10 +73,15 @@ async def collect_evidence(state: State, runner: Runner, target: Target) -> dict
     """Return the evidence as JSON."""
     records = await state.store.load_steps(target.rollout, target.node)
     ended = [record for record in records if record.state is not StepState.INTENDED]
+    plan = state.index.rollout(target.rollout).plan
+    variables = {name: value for stage in plan.stages for name, value in stage.variables.items()}
+    allowed = (*state.settings.show_vars, *plan.shown_variables)
     changes, logs = [], []
     for record in ended:
         if record.handle and record.visible_to is None:
             run_changes, run_log = await _read_run(runner, record)
+            for each in run_changes:
+                each["diff"] = each["diff"] and hide_values(each["diff"], variables, allowed)
             changes += run_changes
             logs.append(run_log)
     return {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,14 +13,18 @@ from machines.model.target_plan import plan_for_target
 from rolloutd.engine.outcomes import capture_errors
 from rolloutd.engine.state import State, StepProgress
 from rolloutd.errors import NotFound, SourceFailed
-from rolloutd.plugin.templates import render
+from rolloutd.plugin.templates import render, rendered_texts, variables_named_in
 from rolloutd.ports import (
+    JSON,
+    Busy,
     Check,
     Checkpoints,
     Failed,
+    IsolationStatus,
     Isolator,
     NodeGuard,
     NodeSnapshots,
+    Ok,
     PinnedSource,
     Runner,
     StagedFiles,
@@ -30,8 +34,12 @@ from rolloutd.ports import (
     Unknown,
     reported_waits,
 )
+from rolloutd.shown_variables import hide_in_text, is_shown, texts_of_hidden
 
 T = TypeVar("T")
+
+_WITH_TEXT = (Ok, Failed, Busy, Unknown, IsolationStatus)
+"""Results of adapters that people read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +114,56 @@ class NodeSession:
     async def capture_errors(self, awaitable: Awaitable[T]) -> T | Failed | Unknown:
         """Await an action and return each error as an outcome; raises only StoreFailed."""
         with reported_waits(self._show_wait):
-            return await capture_errors(self.subject, awaitable)
+            return self.without_hidden(await capture_errors(self.subject, awaitable))
+
+    def without_hidden(self, result: T) -> T:
+        """Return an adapter's result without the values of variables that people may not see.
+
+        Adapters quote the commands, URLs and queries of the plan, in which it may name its variables.
+        """
+        index = self.state.index
+        if self.rollout not in index.rollouts or self.node not in index.nodes:
+            return result  # nothing is recorded of it any more
+        if not isinstance(result, _WITH_TEXT):
+            return result
+        if not (hidden := self._hidden_texts()):
+            return result
+        shown: dict[str, Any] = {"text": hide_in_text(result.text, hidden)}
+        if isinstance(result, Ok | Failed):
+            shown["output"] = hide_in_text(result.output, hidden)
+        return replace(result, **shown)
+
+    def _hidden_texts(self) -> dict[str, str]:
+        """Return what stands for hidden variables in the plan's filled templates, and their templates."""
+        plan = self.plan
+        allowed = (*self.state.settings.show_vars, *plan.shown_variables)
+        specs = [*plan.traffic, *plan.isolate, *plan.verify, *plan.rollback_verify, *plan.fallback_verify]
+        specs += plan.guard.confirm if plan.guard is not None else ()
+        named = {
+            name
+            for spec in specs
+            for name in variables_named_in(spec.params)
+            if not is_shown(name, allowed) and name in self.variables
+        }
+        if not named:
+            return {}
+        host, filled = self.state.host(self.node), dict[str, str]()
+        for spec in specs:
+            filled |= rendered_texts(
+                spec.params,
+                named,
+                node=host.name,
+                address=host.address,
+                labels=host.labels,
+                variables=self.variables,
+                commands=spec.commands,
+            )
+        return texts_of_hidden(filled, {name: self.variables[name] for name in named})
+
+    @property
+    def variables(self) -> Mapping[str, JSON]:
+        """The variables of the plan's stages; where two set the same one, the earlier stage wins."""
+        return {k: v for stage in reversed(self.plan.stages) for k, v in stage.variables.items()}
 
     def _show_wait(self, text: str) -> None:
         progress = self.progress
@@ -135,8 +192,7 @@ class NodeSession:
         if state.awaited_sources(self.node):
             raise SourceFailed(f"{self.node}: its inventory source has not answered since the daemon started")
         host, attempt, step = state.host(self.node), self.target.attempt, step or spec.name
-        # Where two stages set the same variable, the earlier stage wins.
-        variables = {k: v for stage in reversed(self.plan.stages) for k, v in stage.variables.items()}
+        variables = self.variables
         return StepContext(
             host=host,
             rollout=self.rollout,

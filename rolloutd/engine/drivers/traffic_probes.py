@@ -46,7 +46,7 @@ class TrafficProber:
 
 async def probe_traffic(session: NodeSession, spec: StepDef, *, number: int = 1) -> Ok | Busy | Unknown:
     """Probe once; the core keeps a result that stops the node from starting."""
-    result = await _probe_once(session, spec, number)
+    result = session.without_hidden(await _probe_once(session, spec, number))
     if not isinstance(result, Ok):
         busy, count = (True, result.count) if isinstance(result, Busy) else (None, None)
         _record(session, busy, session.state.now(), result.text, count)

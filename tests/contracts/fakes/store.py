@@ -316,23 +316,16 @@ class MemoryStore:
         }
 
     def _has_content(self, target: Target) -> bool:
-        """Return whether the node has what this rollout staged, if its plan stages anything."""
-        rows = self.memory.all(Preparation)
-        own = [row for row in rows if (row.rollout, row.node) == (target.rollout, target.node)]
-        is_prepared = any(row.state in PREPARED for row in own)
-        had_change = target.outcome is Outcome.ALREADY_CURRENT or self._has_drifted(target)
-        return target.outcome is Outcome.CHANGED or (had_change and is_prepared)
-
-    def _has_drifted(self, target: Target) -> bool:
-        """Return whether the node waits again because it lost the change."""
-        entries = [json.loads(entry.text) for entry in self.memory.entries]
-        drifted = {
-            (each["rollout"], each["node"]) for each in entries if each["fields"].get("trigger") == "drifted"
-        }
-        return target.phase is Phase.PENDING and (target.rollout, target.node) in drifted
+        place, rows, outcome = (target.rollout, target.node), self.memory.all(Preparation), target.outcome
+        is_prepared = any(row.state in PREPARED and (row.rollout, row.node) == place for row in rows)
+        read = map(json.loads, (entry.text for entry in self.memory.entries))
+        moves = (each["fields"].get("trigger") for each in read if (each["rollout"], each["node"]) == place)
+        is_drifted = target.phase is Phase.PENDING and "drifted" in moves
+        return outcome is Outcome.CHANGED or (
+            is_prepared and (is_drifted or outcome is Outcome.ALREADY_CURRENT)
+        )
 
     def _uses(self, rollout: str, earlier: str, node: str) -> bool:
-        """Return whether a rollout skipped a stage on the node that an earlier one had done."""
         rows = [row for row in self.memory.all(Preparation) if row.node == node]
         made = {(row.stage, row.content) for row in rows if row.rollout == earlier and row.state in PREPARED}
         skipped = [row for row in rows if row.rollout == rollout and row.state is PreparationState.SKIPPED]

@@ -35,7 +35,7 @@ async def test_run_without_an_answer_ends_before_its_work(tmp_path: Path) -> Non
         inside.run_host.scripts = {"site.yml": Script.LONG}
         check_mode = CheckMode(inside.state, SilentRunner(inside.run_host))
         source = await adapters.source(rollout)
-        checking = asyncio.create_task(check_mode.check("p1", source, plan.stages, rollout=rollout))
+        checking = asyncio.create_task(check_mode.check("p1", source, plan, rollout=rollout))
         while not checking.done():
             inside.clock.advance(CANCEL_RETRY_S)
             await asyncio.sleep(0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -10,12 +11,11 @@ import pytest
 from machines.facts.node_work import WAITS_FOR, NodeWork, WorkKind
 from machines.model.configuration import Compliance
 from machines.model.decision import Admit, CheckIfCurrent
-from machines.model.plan import Stage
 from machines.scheduler.decide import decide, explain_node
 from machines.states import Outcome, Phase
 from rolloutd.engine.background.current_checks import CurrentChecker
 from rolloutd.engine.check_mode import CheckMode
-from rolloutd.ports import RunRequest
+from rolloutd.ports import RunEvent, RunRequest
 from tests.contracts.fakes.isolator import FakeIsolator
 from tests.contracts.fakes.runner import FakeRunner, Script
 from tests.contracts.fakes.sources import find_source
@@ -76,9 +76,10 @@ async def test_node_is_not_checked_while_it_is_cleaned(tmp_path: Path) -> None:
 )
 async def test_check_mode_says_what_it_waits_for(tmp_path: Path, kind: WorkKind) -> None:
     async with control_environment(tmp_path) as inside:
+        plan = inside.state.index.rollout(await inside.start()).plan
         inside.state.index.record_work(NodeWork(kind, "p1"))
         report = await CheckMode(inside.state, FakeRunner(inside.run_host)).check(
-            "p1", await find_source(""), [Stage("configure", "site.yml")]
+            "p1", await find_source(""), plan
         )
         assert report.compliance is Compliance.UNKNOWN
         assert report.problem.startswith("p1 ")
@@ -96,11 +97,30 @@ async def test_check_run_whose_start_gave_no_answer_is_ended(tmp_path: Path) -> 
             raise TimeoutError("no answer")
 
         runner.start = start_and_lose  # type: ignore[method-assign]
-        stages = [Stage("configure", "site.yml")]
-        report = await CheckMode(inside.state, runner).check("p1", await find_source(""), stages)
+        plan = inside.state.index.rollout(await inside.start()).plan
+        report = await CheckMode(inside.state, runner).check("p1", await find_source(""), plan)
         assert report.compliance is Compliance.UNKNOWN
         (run,) = inside.run_host.runs.values()
         assert run.result is not None, "it would run beside an attempt"
+
+
+class DiffingRunner(FakeRunner):
+    """Runs whose task shows what it would write."""
+
+    async def read_events(self, handle: str, offset: int = 0) -> AsyncIterator[RunEvent]:
+        yield RunEvent(1, 0.0, "changed", "write", {"task": "write", "diff": "-key=old7\n+key=Zq7x-9\n"})
+
+
+@pytest.mark.parametrize("shows", [False, True])
+async def test_diff_has_values_of_shown_variables_alone(tmp_path: Path, shows: bool) -> None:
+    async with control_environment(tmp_path, show_vars=["psk"] if shows else []) as inside:
+        text = PLAN.replace(
+            "{playbook: site.yml}", "{playbook: site.yml, vars: {psk: [{key: Zq7x-9}], n: 7}}"
+        )
+        plan = inside.state.index.rollout(await inside.start(text=text)).plan
+        check_mode = CheckMode(inside.state, DiffingRunner(inside.run_host))
+        report = await check_mode.check("p1", await find_source(""), plan)
+        assert report.changes[0].diff == f"-key=old7\n+key={'Zq7x-9' if shows else '{{ vars.psk }}'}\n"
 
 
 async def test_node_in_check_mode_is_not_admitted(tmp_path: Path) -> None:
@@ -109,12 +129,12 @@ async def test_node_in_check_mode_is_not_admitted(tmp_path: Path) -> None:
         inside.observe_all_up()
         inside.run_host.scripts = {"site.yml": Script.LONG}
         check = CheckMode(inside.state, FakeRunner(inside.run_host))
-        source, stages = await find_source(rollout), [Stage("configure", "site.yml")]
-        drift = asyncio.create_task(check.check("p1", source, stages, rollout=rollout))
+        source, plan = await find_source(rollout), inside.state.index.rollout(rollout).plan
+        drift = asyncio.create_task(check.check("p1", source, plan, rollout=rollout))
         async with asyncio.timeout(10):
             while not inside.run_host.runs:
                 await asyncio.sleep(0)
-        twice = await check.check("p1", source, stages, rollout=rollout)
+        twice = await check.check("p1", source, plan, rollout=rollout)
         assert "check mode" in twice.problem
         decision = decide(inside.state.index, inside.clock.now())
         assert "p1" not in [each.node for each in decision.of(Admit)]
