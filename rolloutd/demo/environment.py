@@ -183,8 +183,18 @@ def _settings(demo: DemoEnvironment) -> dict[str, Any]:
         "teams": {"infra": {"members": [user]}, **teams},
         "admins": [user],
         "ssh": {"known_hosts": str(demo.fleet_directory / "known_hosts")},
+        "shell": {"host": _shell_command(demo.fleet_directory)},
         "ansible": {"parallel": MAX_PARALLEL, "fence_dir": str(demo.directory / "fence")},
     }
+
+
+def _shell_command(fleet_directory: Path) -> list[str]:
+    """Return the command of a shell on a node: with the demo's key, because no person has one there."""
+    options = {"IdentitiesOnly": "yes", "UserKnownHostsFile": str(fleet_directory / "known_hosts")}
+    words = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
+    # The demo's nodes have no terminals; an interactive shell still has a prompt.
+    key = str(fleet_directory / "id_ed25519")
+    return ["ssh", "-T", "-i", key, *words, "-p", "{port}", "--", "{address}", "sh -i"]
 
 
 def _current_user() -> str:

@@ -285,7 +285,8 @@ class ReplayedFleet:
     def status(self) -> JSON:
         """Return how all rollouts stand."""
         with self.changed:
-            return {"rollouts": [self.rollout()], "trouble": None, "seq": self.seq}
+            rollouts = [] if self.id in self.deleted else [self.rollout()]
+            return {"rollouts": rollouts, "trouble": None, "seq": self.seq}
 
     def rollout(self) -> JSON:
         """Return how the rollout stands."""

@@ -80,6 +80,21 @@ async def test_deleted_rollout_is_called_deleted(socket_dir: Path, opened: str) 
         await wait_for_text(pilot, "kernel-gone1 was deleted; the audit keeps its entries")
 
 
+async def test_rollout_deleted_while_open_leaves_nothing_of_it(socket_dir: Path) -> None:
+    fleet = running_fleet()
+    async with run_console(fleet, socket_dir) as (app, pilot, _):
+        await pilot.press("enter")
+        await wait_for_text(pilot, "IN FLIGHT 3", "team/media")
+        fleet.deleted.add(fleet.id)
+        fleet.write("RolloutDeleted", rollout=fleet.id)
+        await wait_for_text(pilot, "was deleted; the audit keeps its entries")
+        assert "team/media" not in screen_text(app)
+        for key in ("y", "e", "l", "d", "s", "p"):
+            await pilot.press(key)
+            await pilot.pause()
+            assert type(app.screen).__name__ == "RolloutPage", key
+
+
 async def test_daemon_with_another_history_is_loaded_again(socket_dir: Path) -> None:
     fleet = running_fleet()
     async with run_console(fleet, socket_dir) as (_, pilot, server):

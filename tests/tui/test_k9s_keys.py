@@ -244,7 +244,7 @@ async def test_inventory_page_shows_held_stale_and_conflicts(socket_dir: Path) -
     async with run_console(fleet, socket_dir, size=(100, 24)) as (_, pilot, _server):
         await wait_for_text(pilot, "kernel-x7k2p")
         await pilot.press("6")
-        text = await wait_for_text(pilot, "CONFLICTS 1 of 2 nodes, 1 quarantined")
+        text = await wait_for_text(pilot, "CONFLICTS 1 of 2 nodes, 1 quarantined (✗)")
         for part in (
             "held: an answer removes 2 of 9: a1, a2",
             "fresh",

@@ -70,9 +70,11 @@ def _steps(detail: wire.NodeDetail) -> Iterator[str]:
         yield "  no step has run on it yet"
     for step in detail["steps"]:
         began, ended = parse_timestamp(step["began_at"]) or 0.0, parse_timestamp(step["at"]) or 0.0
-        label = f"{step['action']} {event_text.step_label(step['step'])}"
-        times = f"{formatting.format_datetime(began)}, {formatting.format_clock(ended - began)}"
-        yield f"  attempt {step['attempt']}: {label}: {step['state']} ({times})"
+        is_running, label = step["state"] == "intended", event_text.step_label(step["step"])
+        action = "" if label.startswith(step["action"]) else f"{step['action']} "
+        took = "" if is_running else f", {formatting.format_clock(ended - began)}"
+        state = f"{'running' if is_running else step['state']} ({formatting.format_datetime(began)}{took})"
+        yield f"  attempt {step['attempt']}: {action}{label}: {state}"
         yield from _indented(step["text"])
         hidden = "output: hidden; only the node's team may read it"
         yield from _indented(hidden if step["output"] is None else step["output"])

@@ -12,7 +12,7 @@ from tui.formatting import formatting, lines
 from tui.formatting.glyphs import PHASE_GLYPHS
 from tui.formatting.lines import Line, fit
 from tui.operations.confirm import Selection
-from tui.screens.page import Item, Page, heading, note_row, static_line
+from tui.screens.page import TABS, Item, Page, heading, note_row, static_line
 from tui.state.values import parse_timestamp
 from tui.widgets import summaries
 
@@ -54,7 +54,7 @@ class FetchedPage(Page):
         self.update_view()
 
     def breadcrumb(self) -> str:
-        return f"▸ {self.screen_name}"
+        return "" if self.screen_name in TABS else f"▸ {self.screen_name}"
 
     def build_items(self) -> Iterator[Item]:
         if self._found is None:

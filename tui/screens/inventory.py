@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from rolloutd.control import wire_fleet, wire_plans
@@ -10,8 +10,11 @@ from tui.formatting import formatting, lines
 from tui.formatting.lines import Line, fit
 from tui.operations.confirm import Selection
 from tui.screens.fetched import FetchedPage
-from tui.screens.page import Item, heading, note_row, static_line
+from tui.screens.page import Item, heading, note_row
 from tui.state.values import parse_timestamp
+
+MAX_NAME_WIDTH = 48
+"""Cells of a name, and a third of the row at most."""
 
 MAX_NAMED_NODES = 10
 """Nodes of a held answer that are named; YAML has all."""
@@ -39,21 +42,25 @@ class InventoryPage(FetchedPage):
 
     def found_items(self, found: wire_fleet.Inventory) -> Iterator[Item]:
         yield heading("SOURCES", str(len(found["sources"])))
+        names = lines.column_width((each["source"] for each in found["sources"]), 12, MAX_NAME_WIDTH)
         for source in found["sources"]:
-            yield f"source:{source['source']}", static_line(_source_line(source, self.console.now()))
+            yield f"source:{source['source']}", _source_row(source, names, self.console.now())
         conflicting = [node for node in found["nodes"] if node["conflicts"]]
         quarantined = sum(node["quarantined"] for node in conflicting)
         note = f"{len(conflicting)} of {formatting.pluralize(len(found['nodes']), 'node')}"
-        yield heading("CONFLICTS", f"{note}, {quarantined} quarantined: they do not start")
+        yield heading("CONFLICTS", f"{note}, {quarantined} quarantined (✗): they do not start")
+        names = lines.column_width((node["node"] for node in conflicting), 12, MAX_NAME_WIDTH)
         for node in conflicting:
             for number, conflict in enumerate(node["conflicts"]):
                 key = f"node:{node['node']}:{number}"
-                yield key, static_line(_conflict_line(node["node"], conflict, self.console.now()))
+                yield key, _conflict_row(node["node"], conflict, names, self.console.now())
         if not conflicting:
             yield note_row("the sources agree")
 
 
-def _source_line(source: wire_fleet.InventorySourceStatus, now: float) -> Line:
+def _source_row(
+    source: wire_fleet.InventorySourceStatus, name_width: int, now: float
+) -> Callable[[int], Line]:
     held = source["held"]
     if held is not None:
         names = formatting.join_limited(held["removed"], MAX_NAMED_NODES)
@@ -65,25 +72,32 @@ def _source_line(source: wire_fleet.InventorySourceStatus, now: float) -> Line:
     else:
         role, state = "ok", "fresh"
     age = formatting.format_age(parse_timestamp(source["refreshed_at"]), now)
-    return [
-        ("  ", ""),
-        (fit(source["source"], 28), "bold"),
-        (fit(formatting.pluralize(source["nodes"], "node"), 13), ""),
-        (fit(age, 10), "dim"),
-        (lines.sanitize(state), role),
-    ]
+    right = f" {formatting.pluralize(source['nodes'], 'node')}, {age} "
+    return _row(("  ", source["source"], state, role), name_width, right)
 
 
-def _conflict_line(node: str, conflict: wire_fleet.NodeConflict, now: float) -> Line:
-    role, effect = ("warn", "warning") if conflict["warning"] else ("bad", "quarantined")
+def _conflict_row(
+    node: str, conflict: wire_fleet.NodeConflict, name_width: int, now: float
+) -> Callable[[int], Line]:
+    mark, role = ("! ", "warn") if conflict["warning"] else ("✗ ", "bad")
     age = formatting.format_age(parse_timestamp(conflict["since"]), now)
-    return [
-        ("  ", ""),
-        (fit(node, 20), "bold"),
-        (fit(effect, 12), role),
-        (fit(age, 10), "dim"),
-        (lines.sanitize(f"{conflict['kind']}: {conflict['text']}"), ""),
-    ]
+    return _row((mark, node, f"{conflict['kind']}: {conflict['text']}", role), name_width, f" {age} ")
+
+
+def _row(parts: tuple[str, str, str, str], name_width: int, right: str) -> Callable[[int], Line]:
+    """Return a row of a mark, a name, a text and its role; the text matters more than what is right of it."""
+    mark, name, text, role = parts
+
+    def draw(width: int) -> Line:
+        left: Line = [
+            (f"  {mark}", role),
+            (fit(name, min(name_width, width // 3)), "bold"),
+            (f" {lines.sanitize(text)}", role),
+        ]
+        fits = lines.line_width(left) + len(right) <= width
+        return lines.justify(left, [(right, "dim")] if fits else [], width)
+
+    return draw
 
 
 class VerdictsPage(FetchedPage):
@@ -104,14 +118,10 @@ class VerdictsPage(FetchedPage):
     def found_items(self, found: wire_plans.Verdicts) -> Iterator[Item]:
         note = "a submit of this content is refused; rolloutctl verdicts clear ID --reason TEXT"
         yield heading("VERDICTS", note if found["verdicts"] else "none")
+        names = lines.column_width((each["id"] for each in found["verdicts"]), 12, MAX_NAME_WIDTH)
         for verdict in reversed(found["verdicts"]):
             age = formatting.format_age(parse_timestamp(verdict["at"]), self.console.now())
-            line: Line = [
-                ("  ✗ ", "bad"),
-                (fit(verdict["id"], 28), "bold"),
-                (fit(age, 10), "dim"),
-                (f"{verdict['node']} ", ""),
-                (f"({lines.sanitize(verdict['class'] or 'all nodes')}) ", "dim"),
-                (lines.sanitize(f"{verdict['step']}: {verdict['text']}"), "bad"),
-            ]
-            yield verdict["id"], static_line(line)
+            text = (
+                f"{verdict['node']} ({verdict['class'] or 'all nodes'}) {verdict['step']}: {verdict['text']}"
+            )
+            yield verdict["id"], _row(("✗ ", verdict["id"], text, "bad"), names, f" {age} ")

@@ -32,7 +32,7 @@ CURSOR_KEYS = (
     ("↑ ↓  j k", "move the cursor"),
     ("pgup pgdn space", "move by a page"),
     ("home end  g G", "move to the first or the last row"),
-    ("mouse", "click to move the cursor, double-click to open, wheel to scroll"),
+    ("mouse", "click a row, a key or a page; double-click opens"),
 )
 
 

@@ -279,11 +279,16 @@ class Page(BlankWidget, Screen[None]):
         # A filter hides rows: it must be visible on every page.
         filtered: Line = [(f" /{sanitize(self.filter_text)} ", "tab")] if self.filter_text else []
         place: Line = [(f" {crumbs} " if crumbs else "", "bold"), *filtered]
-        for has_names in (True, False):
+        # With the names of all pages, with their digits, or with the current page alone, as the width allows.
+        shown: tuple[Callable[[int, str], str], ...] = (
+            lambda number, name: f" {number} {name} ",
+            lambda number, name: f" {number} {name} " if name == current else f" {number}",
+            lambda _number, name: f" {name} " if name == current else "",
+        )
+        for text_of in shown:
             tabs: Line = []
             for number, name in enumerate(TABS, start=1):
-                text = f" {number} {name} " if has_names or name == current else f" {number}"
-                tabs.append((text, f"{'tab' if name == current else 'dim'}@{name}"))
+                tabs.append((text_of(number, name), f"{'tab' if name == current else 'dim'}@{name}"))
                 tabs += badge if name == "gates" else []
             if line_width([*tabs, *place, *status]) < width:
                 break

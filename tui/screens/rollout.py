@@ -125,8 +125,8 @@ class RolloutPage(TwoPanes, RolloutScreen):
         rollout, pools = self.rollout, self.query_one("#pools", VirtualList)
         items = [note_row(self.absence_note())] if rollout is None else list(self._items(rollout))
         self.query_one("#now", VirtualList).set_rows(item_rows(items))
+        pools.set_rows(item_rows([]) if rollout is None else self._pool_rows(rollout, pools))
         if rollout is not None:
-            pools.set_rows(self._pool_rows(rollout, pools))
             pools.limit_height(fill=self.has_class("-wide"))
 
     def do_open(self) -> None:
