@@ -4,7 +4,7 @@ Its plan keeps nodes as they should be, and they drift.  On each of three days t
 is set, its disk is filled, and its inventory cannot be read.  The playbooks' own log, /proc and the directory
 say what really happened.
 
-ROLLOUTD_TEST_SOAK_S is how long it lasts in the machine's time: 75 seconds, or two hours by `make soak`,
+ROLLOUTD_TEST_SOAK_S is how long it lasts in the machine's time: a minute, or two hours by `make soak`,
 which at 36 times the speed are 72 hours of the daemon's.
 """
 
@@ -36,12 +36,13 @@ pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a small disk"),
 ]
 
-LASTS_S = float(os.environ.get("ROLLOUTD_TEST_SOAK_S", "75"))
+LASTS_S = float(os.environ.get("ROLLOUTD_TEST_SOAK_S", "60"))
 SPEED = int(os.environ.get("ROLLOUTD_TEST_SOAK_SPEED", "36"))
 REPORT = os.environ.get("ROLLOUTD_TEST_SOAK_REPORT")
 """A file that gets each sample, one a line."""
 
-DAYS, NODES, TEAMS = 3, 4, 2
+DAYS, TEAMS = 3, 2
+NODES = 4 if LASTS_S >= 600 else 2  # a run of Ansible takes two seconds of CPU time
 DAY_S = LASTS_S / DAYS
 """A day in the machine's time; at the end of the last one, people and nodes are left alone."""
 
@@ -261,10 +262,12 @@ def test_daemon_lives_for_days(tmp_path: Path) -> None:
         made = soak.made
         rollout = submit(made, soak.conf_dir)
         wait_until_kept(soak, rollout)
+        soak.began = time.monotonic()
         for at, event in soak.events():
-            while soak.elapsed() < at:
+            soak.look(rollout)  # also if the machine is late
+            while (left := at - soak.elapsed()) > 0:
+                time.sleep(min(LOOK_S, left))
                 soak.look(rollout)
-                time.sleep(min(LOOK_S, max(0.0, at - soak.elapsed())))
             getattr(soak, event)()
         while soak.elapsed() < LASTS_S:
             soak.look(rollout)
@@ -317,8 +320,8 @@ def judge_runs(made: DaemonEnvironment) -> None:
 
 def judge_growth(samples: list[Sample]) -> None:
     """What the daemon takes after two days is what it took after one."""
-    second = [each for each in samples if DAY_S < each.at <= 2 * DAY_S]
-    last = [each for each in samples if each.at > 2.5 * DAY_S]
+    day = len(samples) // DAYS
+    second, last = samples[day : 2 * day], samples[-day // 2 :]
     assert max(e.memory_kib for e in last) <= MEMORY_GROWTH * max(e.memory_kib for e in second)
     assert min(e.descriptors for e in last) <= min(e.descriptors for e in second) + DESCRIPTOR_GROWTH
     if DAY_S * SPEED > 7 * 3600:  # `keep.runs` is less than a day
