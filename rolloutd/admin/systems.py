@@ -64,6 +64,11 @@ class SourceReading:
     rights: tuple[CheckResult, ...] = ()
 
 
+def failed_check(subject: str, problem: Exception | str) -> CheckResult:
+    """Return the result of a check that failed; the subject is not repeated in its text."""
+    return CheckResult(subject, False, str(problem).removeprefix(f"{subject}: "))
+
+
 @asynccontextmanager
 async def open_systems(
     settings: Settings, hosts: Mapping[str, Mapping[str, JSON]] | None = None
@@ -92,7 +97,7 @@ async def read_sources(systems: AdapterContext, *, nodes: bool = True) -> list[S
                 INVENTORIES, source.kind, replace(systems, params=source.params)
             )
         except RolloutdError as error:
-            readings.append(SourceReading(CheckResult(source.kind, False, str(error))))
+            readings.append(SourceReading(failed_check(source.kind, error)))
         else:
             readings.append(await _read_source(inventory, nodes=nodes))
     return readings
@@ -106,7 +111,7 @@ async def _read_source(inventory: Inventory, *, nodes: bool) -> SourceReading:
             text = pluralize(len(reported), "node") if reported else "it names no node at all"
             check = CheckResult(inventory.source, bool(reported), text)
         except RolloutdError as error:
-            check = CheckResult(inventory.source, False, str(error))
+            return SourceReading(failed_check(inventory.source, error))
     rights: tuple[CheckResult, ...] = ()
     if isinstance(inventory, SupportsPreflight):
         subject, problems = f"{inventory.source} rights", await inventory.find_missing_prerequisites()
@@ -129,7 +134,7 @@ async def check_balancers(systems: AdapterContext) -> list[CheckResult]:
         try:
             servers = await balancer.list_servers()
         except (BalancerUnreachable, HaproxyFailed) as error:
-            results.append(CheckResult(subject, False, str(error)))
+            results.append(failed_check(subject, error))
         else:
             backends = pluralize(len({backend for backend, _ in servers}), "backend")
             text = f"{pluralize(len(servers), 'server')} in {backends}, level admin"
@@ -149,7 +154,7 @@ async def _check_login(shell: Shell, host: Host, fence_dir: str) -> CheckResult:
             host, f"sh -s -- {shlex.quote(fence_dir)}", timeout_s=LOGIN_TIMEOUT_S, stdin=TEST_NODE
         )
     except (NodeUnreachable, HostKeyChanged) as error:
-        return CheckResult(subject, False, str(error))
+        return CheckResult(subject, False, str(error).removeprefix(f"{host.name}: "))
     except TimeoutError as error:
         return CheckResult(subject, False, f"{error}; log in there and look at its load")
     words = tested.stdout.split()

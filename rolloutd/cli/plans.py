@@ -272,7 +272,7 @@ def _format_stage_size(stage: PreviewStage) -> str:
 def _format_voters(gate: PreviewGate) -> str:
     voters = gate["answerable_by"]
     owner = [f"owner: {', '.join(voters['owner'])}"] if voters["owner"] else []
-    teams = [f"{team}: {', '.join(names)}" for team, names in sorted(voters["teams"].items())]
+    teams = [f"{team}: {', '.join(names) or 'no voters'}" for team, names in sorted(voters["teams"].items())]
     return "; ".join(owner + teams)
 
 

@@ -97,28 +97,15 @@ def _run_admin(call: Invocation, verb: str, names: tuple[str, ...]) -> NoReturn:
 
 def scan(call: Invocation) -> NoReturn:
     """Become the program that scans, compares and stores host keys."""
-    names = (
-        "config",
-        "nodes",
-        "known",
-        "console",
-        "sshfp",
-        "replace",
-        "unconfirmed",
-        "reason",
-        "yes",
-        "json",
-    )
-    exec_module("rolloutd.admin.host_keys", [json.dumps({name: getattr(call.args, name) for name in names})])
+    exec_module("rolloutd.admin.host_keys", [_options(call)])
 
 
 def init(call: Invocation) -> NoReturn:
     """Become the program that proposes, tests and writes the settings."""
-    options = {name: value for name, value in vars(call.args).items() if _is_option(name)}
-    exec_module("rolloutd.admin.init", [json.dumps(options)])
+    exec_module("rolloutd.admin.init", [_options(call)])
 
 
-def _is_option(name: str) -> bool:
-    names = [option for option, *_ in (*_TEXTS, *_VALUES)]
-    names += ["--observe-only", "--no-search", "--dry-run", "--yes", "--json"]
-    return f"--{name.replace('_', '-')}" in names
+def _options(call: Invocation) -> str:
+    """Return the options as the program reads them."""
+    given = vars(call.args).items()
+    return json.dumps({name: value for name, value in given if isinstance(value, str | bool | list)})

@@ -138,6 +138,14 @@ class Balancer:
                 if "node" in self._address:
                     return await self._request_over_ssh(line)
                 return await self._request_directly(line)
+        except PermissionError as error:
+            problem = f"{self._address['socket']}: permission denied"
+            remedy = "add the daemon's user to the socket's group, and restart the daemon"
+            raise BalancerUnreachable(f"haproxy {self.name}: {problem}; {remedy}") from error
+        except FileNotFoundError as error:
+            problem = f"there is no socket {self._address['socket']}"
+            remedy = "start HAProxy, or correct the settings"
+            raise BalancerUnreachable(f"haproxy {self.name}: {problem}; {remedy}") from error
         except (OSError, NodeUnreachable) as error:
             cause = str(error) or f"no answer within {REQUEST_TIMEOUT_S:.0f} s"
             raise BalancerUnreachable(

@@ -77,7 +77,9 @@ class KubernetesInventory:
         try:
             parse = partial(parse_node, domain=self._cluster.domain)
             page = await self._cluster.list(api_path("nodes"), convert=parse)
-        except (ClusterUnreachable, ApiError) as error:
+        except ClusterUnreachable as error:
+            raise SourceFailed(str(error)) from error
+        except ApiError as error:
             raise SourceFailed(f"cluster {self._cluster.name}: {error}") from error
         return page.items
 

@@ -7,7 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,14 @@ from rolloutd.admin.host_keys import known_hosts
 from rolloutd.admin.host_keys.evidence import SecondSources
 from rolloutd.admin.host_keys.known_hosts import KeyChange
 from rolloutd.admin.host_keys.scan import JudgedKey, KeyState, ScannedNode, Scanner, known_hosts_path
+from rolloutd.admin.program import (
+    EXIT_OK,
+    EXIT_REFUSED,
+    EXIT_USAGE,
+    ProgramOptions,
+    UsageError,
+    write_stderr,
+)
 from rolloutd.admin.systems import open_systems, read_sources
 from rolloutd.cli.output import Columns, print_list
 from rolloutd.control.client import ApiError, Client, DaemonUnreachable, api_path
@@ -29,21 +37,14 @@ from rolloutd.text import pluralize, suggest_name
 
 JSON = Any
 
-EXIT_OK, EXIT_REFUSED, EXIT_USAGE = 0, 1, 2
-
 FILE_MODE = 0o644
 """Host keys are public; the daemon's user must read them."""
 
 
-class UsageError(RolloutdError):
-    """The options are wrong."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options(ProgramOptions):
+    """Options of hosts scan."""
 
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """What the command line gave; rolloutctl passes it as JSON."""
-
-    config: str | None = None
     nodes: Sequence[str] = ()
     known: Sequence[str] = ()
     console: Sequence[str] = ()
@@ -51,14 +52,6 @@ class Options:
     replace: Sequence[str] = ()
     unconfirmed: bool = False
     reason: str | None = None
-    yes: bool = False
-    json: bool = False
-
-    @classmethod
-    def parse(cls, text: str) -> Options:
-        given = json.loads(text)
-        names = {each.name for each in fields(cls)}
-        return cls(**{name: value for name, value in given.items() if name in names and value is not None})
 
     @property
     def sources(self) -> SecondSources:
@@ -78,12 +71,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         scanned = asyncio.run(_scan(options, settings, defaults))
         return _Approval(options, settings, known_hosts_path(defaults), scanned).run()
     except UsageError as error:
-        _write_stderr(str(error))
+        write_stderr(str(error))
         return EXIT_USAGE
     except (RolloutdError, ApiError) as error:
-        _write_stderr(str(error))
+        write_stderr(str(error))
     except OSError as error:
-        _write_stderr(f"{error.filename}: {error.strerror}; run this as the owner of the file")
+        write_stderr(f"{error.filename}: {error.strerror}; run this as the owner of the file")
     return EXIT_REFUSED
 
 
@@ -92,7 +85,7 @@ async def _scan(options: Options, settings: Settings, defaults: ConnectionDefaul
         readings = await read_sources(systems)
         for reading in readings:
             if not reading.check.ok:
-                _write_stderr(reading.check.line)
+                write_stderr(reading.check.line)
         merged = merge_inventories(node for reading in readings for node in reading.nodes)
         names = list(options.nodes) or sorted(merged.nodes, key=natural_sort_key)
         if not names:
@@ -134,9 +127,9 @@ class _Approval:
             answer = {"known_hosts": str(self._path), "nodes": nodes, "stored": [c.node for c in stored]}
             sys.stdout.write(json.dumps(answer, indent=2) + "\n")
         if stored:
-            _write_stderr(f"{self._path}: keys of {pluralize(len(stored), 'node')} stored")
+            write_stderr(f"{self._path}: keys of {pluralize(len(stored), 'node')} stored")
         if left:
-            _write_stderr(f"{pluralize(len(left), 'node')} without a trusted key, such as {left[0].node}")
+            write_stderr(f"{pluralize(len(left), 'node')} without a trusted key, such as {left[0].node}")
         return EXIT_REFUSED if left else EXIT_OK
 
     def _print(self) -> None:
@@ -144,12 +137,12 @@ class _Approval:
         print_list(_COLUMNS, rows)
         for node in self._scanned:
             if node.problem:
-                _write_stderr(node.problem)
+                write_stderr(node.problem)
         for node, key in rows:
             if key.replaces:
                 old = ", ".join(each.fingerprint for each in key.replaces)
                 advice = "this may be an attack; if the node was reinstalled, add --replace"
-                _write_stderr(f"{node.node}: {key.key.key_type} was {old}; {advice} {node.node}")
+                write_stderr(f"{node.node}: {key.key.key_type} was {old}; {advice} {node.node}")
 
     def _approved_changes(self) -> list[KeyChange]:
         by_state = {state: self._count(state) for state in KeyState}
@@ -207,12 +200,12 @@ class _Approval:
                 audited.append(change)
         except DaemonUnreachable as error:
             lines = known_hosts.apply("", [change for change in changes if not change.replaced])
-            _write_stderr(
+            write_stderr(
                 f"{error}\nnothing was stored: start the daemon, which audits each key, or add these:"
             )
-            _write_stderr(lines.rstrip())
+            write_stderr(lines.rstrip())
         except ApiError as error:
-            _write_stderr(f"{error}; the keys of nodes from {changes[len(audited)].node} on are not stored")
+            write_stderr(f"{error}; the keys of nodes from {changes[len(audited)].node} on are not stored")
         if audited:  # exactly what has an entry
             replace_file(self._path, known_hosts.apply(before, audited), FILE_MODE)
         return audited
@@ -255,10 +248,6 @@ def _ask(prompt: str) -> str:
     sys.stderr.write(prompt)
     sys.stderr.flush()
     return sys.stdin.readline().strip()
-
-
-def _write_stderr(text: str) -> None:
-    sys.stderr.write(f"{text}\n")
 
 
 if __name__ == "__main__":

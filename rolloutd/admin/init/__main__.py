@@ -21,9 +21,10 @@ from rolloutd.admin.init import node_setup
 from rolloutd.admin.init.discovery import Machine
 from rolloutd.admin.init.node_setup import NodeSetup
 from rolloutd.admin.init.offline_preview import preview_offline
-from rolloutd.admin.init.options import Dialog, Options, UsageError
+from rolloutd.admin.init.options import Dialog, Options
 from rolloutd.admin.init.setup import DEFAULT_USER, Setup, current_user, propose_settings
-from rolloutd.admin.systems import check_logins, open_systems
+from rolloutd.admin.program import EXIT_OK, EXIT_REFUSED, EXIT_USAGE, UsageError, write_stderr
+from rolloutd.admin.systems import check_balancers, check_logins, open_systems, read_sources
 from rolloutd.cli.plans import print_preview
 from rolloutd.engine.background.inventory_merge import MergedInventory
 from rolloutd.errors import InvalidFile, RolloutdError
@@ -32,8 +33,6 @@ from rolloutd.settings import DEFAULT_CONFIG, Settings
 
 JSON = Any
 
-EXIT_OK, EXIT_REFUSED, EXIT_USAGE = 0, 1, 2
-
 NEW_FILE_MODE = 0o644
 """The settings name secrets' files and have none, so everybody may read them."""
 
@@ -41,6 +40,11 @@ PREVIEWED_PLAN = "hello"
 """The example plan that changes nothing."""
 
 PLAYBOOK_NAME = "prepare-nodes.yml"
+
+LOGINS_COME_LATER = "not tested without a key and host keys; take the steps below, then rolloutctl doctor"
+
+MAX_TARGETS = 20
+"""Nodes of the preview that are printed: one screen. --json has all."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -51,14 +55,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return asyncio.run(_run(options, path, machine))
     except UsageError as error:
-        _write_stderr(str(error))
+        write_stderr(str(error))
         return EXIT_USAGE
     except PermissionError as error:
-        _write_stderr(f"{error.filename}: {error.strerror}; run init as root, or name another --config")
+        write_stderr(f"{error.filename}: {error.strerror}; run init as root, or name another --config")
     except RolloutdError as error:
-        _write_stderr(str(error))
+        write_stderr(str(error))
     except OSError as error:
-        _write_stderr(f"{error.filename}: {error.strerror}; correct the path")
+        write_stderr(f"{error.filename}: {error.strerror}; correct the path")
     return EXIT_REFUSED
 
 
@@ -89,18 +93,23 @@ async def _run(options: Options, path: Path, machine: Machine) -> int:
     setup = Setup.start(options, machine, dialog, report.add, path)
     merged = await propose_settings(setup)
     settings = setup.settings()
-    _show(setup, report)
+    _show_what_was_seen(setup, report)
     if setup.failed:
         problems = "; ".join(f"{check.subject}: {check.text}" for check in setup.failed)
         raise RolloutdError(f"nothing was written: {problems}")
     if not settings.inventory:
-        raise UsageError("rolloutctl init: no inventory is here; name one with --inventory FILE")
+        problem = "no inventory was taken" if setup.not_taken else "no inventory is here"
+        raise UsageError(
+            f"rolloutctl init: {problem}, and nothing was written; name one with --inventory FILE"
+        )
+    _show_settings(setup, report)
     written = _write(setup, settings, dialog)
     nodes = _describe_nodes(settings, merged)
     playbook = _write_playbook(options, nodes, dialog)
+    tests_logins = _has_files_for_logins(settings)
     # All is written; from here the rights of the daemon's user count.
     switch_to_owner(settings.state_dir)
-    await _check_written(settings, merged, report)
+    await _check_written(settings, merged, report, tests_logins=tests_logins)
     report.heading("On each node that rolloutd shall reach:")
     report.lines(nodes.lines())
     report.heading(f"The same as a playbook, {playbook or PLAYBOOK_NAME}:")
@@ -109,7 +118,10 @@ async def _run(options: Options, path: Path, machine: Machine) -> int:
     report.heading(f"Preview of the plan {PREVIEWED_PLAN}, which changes nothing:")
     report.lines([problem] if problem else [])
     if preview is not None and not options.json:
-        print_preview(preview)
+        targets = preview["targets"]
+        print_preview(preview | {"targets": targets[:MAX_TARGETS]})
+        if len(targets) > MAX_TARGETS:
+            _print_line(f"shown: the first {MAX_TARGETS} of {len(targets)} nodes (--json has all)")
     following = _next_steps(settings, written=written, is_dry=options.dry_run)
     report.heading("Next:")
     report.lines(following)
@@ -131,13 +143,16 @@ async def _run(options: Options, path: Path, machine: Machine) -> int:
     return EXIT_OK
 
 
-def _show(setup: Setup, report: Report) -> None:
+def _show_what_was_seen(setup: Setup, report: Report) -> None:
     if setup.not_taken:
         report.heading("Not taken:")
         report.lines([f"{item.text}: {item.reason} ({item.option})" for item in setup.not_taken])
     if setup.notes:
         report.heading("Note:")
         report.lines(setup.notes)
+
+
+def _show_settings(setup: Setup, report: Report) -> None:
     difference = _diff(setup)
     report.heading(f"Settings {setup.path}:" if difference else f"Settings {setup.path}: nothing to change")
     if not report.as_json:
@@ -173,12 +188,28 @@ def _write(setup: Setup, settings: Settings, dialog: Dialog) -> bool:
     return True
 
 
-async def _check_written(settings: Settings, merged: MergedInventory, report: Report) -> None:
+def _has_files_for_logins(settings: Settings) -> bool:
+    """Return whether the key and the host keys exist; they may be the inventory's own."""
+    files = (settings.ssh.known_hosts, settings.ssh.key_file)
+    return all(file is None or file.exists() for file in files)
+
+
+async def _check_written(
+    settings: Settings, merged: MergedInventory, report: Report, *, tests_logins: bool
+) -> None:
     report.heading("Checks:")
     for check in await check_accounts_and_programs(settings):
         report.add(check)
     hosts = [Host(name, connection=merged.connections[name]) for name in _one_of_each_team(merged)]
     async with open_systems(settings, merged.connections) as systems:
+        for reading in await read_sources(systems, nodes=False):
+            for right in reading.rights:
+                report.add(right)
+        for check in await check_balancers(systems):
+            report.add(check)
+        if not tests_logins:  # each login would fail for the same reason
+            report.add(CheckResult("logins", False, LOGINS_COME_LATER))
+            return
         for check in await check_logins(systems.shell, hosts, settings.ansible.fence_dir):
             report.add(check)
 
@@ -248,10 +279,6 @@ def _next_steps(settings: Settings, *, written: bool, is_dry: bool) -> list[str]
 def _print_line(text: str) -> None:
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
-
-
-def _write_stderr(text: str) -> None:
-    sys.stderr.write(f"{text}\n")
 
 
 if __name__ == "__main__":

@@ -17,6 +17,8 @@ from typing import Any
 
 import yaml
 
+from rolloutd.text import join_limited
+
 JSON = Any
 
 MAX_FILE_BYTES = 1024 * 1024
@@ -27,6 +29,9 @@ PROGRAM_TIMEOUT_S = 10.0
 
 MAX_SSH_HOSTS = 20
 """Hosts whose effective ssh configuration is read: one process of 10 ms each."""
+
+MAX_NAMED = 5
+"""Hosts named in one sentence; the others are counted."""
 
 INVENTORY_NAMES = ("hosts.yml", "hosts.yaml", "hosts", "inventory.yml", "inventory.yaml", "inventory")
 
@@ -58,6 +63,7 @@ class Candidate:
     """A system that may belong into the settings.
 
     `is_personal`: it belongs to the user who runs init, and the daemon's user cannot read it.
+    `problem`: why it cannot be used at all.
     """
 
     kind: str
@@ -65,6 +71,7 @@ class Candidate:
     origin: str
     is_personal: bool = False
     name: str = ""
+    problem: str = ""
 
     @property
     def text(self) -> str:
@@ -116,12 +123,18 @@ def find_clusters(machine: Machine, directory: Path) -> list[Candidate]:
         places.append((machine.home / ".kube/config", "kubectl's default", True))
     candidates: dict[Path, Candidate] = {}
     for path, origin, is_personal in places:
+        if path in candidates or not path.exists():
+            continue
         content = _read_yaml(path)
         context = content.get("current-context") if isinstance(content, dict) else None
-        if isinstance(context, str) and context and path not in candidates:
+        if isinstance(context, str) and context:
             name = short_name(path.stem if path.suffix == ".kubeconfig" else context)
             params = {"name": name, "kubeconfig": str(path), "context": context}
             candidates[path] = Candidate("kubernetes", params, origin, is_personal, name)
+        elif not is_personal:  # a file of the user's own that names no cluster is usual
+            problem = "it is not YAML with a current-context; correct it, or move it away"
+            params, name = {"kubeconfig": str(path)}, short_name(path.stem)
+            candidates[path] = Candidate("kubernetes", params, origin, name=name, problem=problem)
     return list(candidates.values())
 
 
@@ -155,6 +168,25 @@ def find_netbox(machine: Machine, directory: Path) -> list[Candidate]:
 def read_ssh_views(machine: Machine, hosts: Sequence[str]) -> list[SshView]:
     """Return the caller's effective ssh configuration for some hosts, as ssh itself reads it."""
     return [view for host in hosts[:MAX_SSH_HOSTS] if (view := _read_ssh_view(machine, host)) is not None]
+
+
+def describe_ssh_views(views: Sequence[SshView], hosts: int) -> list[str]:
+    """Return what the daemon's user lacks of the caller's ssh configuration, each difference once."""
+    hosts_of: dict[str, list[str]] = {}
+    for view in views:
+        if view.jump:
+            advice = f"add ansible_ssh_common_args: '-J {view.jump}' to the inventory"
+            if view.jump.startswith("/") or " " in view.jump:
+                advice = "add its ProxyCommand to ansible_ssh_common_args in the inventory"
+            hosts_of.setdefault(f"your ssh goes through {view.jump}; {advice}", []).append(view.host)
+        if view.hostname != view.host:
+            advice = "set ansible_host to that in the inventory"
+            hosts_of.setdefault(f"your ssh reaches it as {view.hostname}; {advice}", []).append(view.host)
+    notes = [f"{join_limited(names, MAX_NAMED)}: {text}" for text, names in hosts_of.items()]
+    if notes and hosts > len(views):
+        advice = "compare the others with ssh -G HOST"
+        notes.append(f"ssh configuration: read for {len(views)} of {hosts} hosts; {advice}")
+    return notes
 
 
 def count_agent_keys(machine: Machine) -> int:

@@ -43,7 +43,9 @@ PLAYBOOK = """\
 
     - name: Make the user
       ansible.builtin.user:
-        name: "{{{{ rolloutd_user }}}}"   # nothing else, so a user who exists stays as it is
+        name: "{{{{ rolloutd_user }}}}"   # a user who exists stays as it is
+        password: "*"                   # no password, and not locked: sshd without PAM refuses locked users
+        update_password: on_create
       register: account
 
     - name: Make the directory of keys

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from rolloutd.errors import RolloutdError
+from rolloutd.admin.program import ProgramOptions, UsageError
 
 
-class UsageError(RolloutdError):
-    """The options contradict each other or are malformed."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options(ProgramOptions):
+    """Options of init."""
 
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """What the command line gave; rolloutctl passes it as JSON."""
-
-    config: str | None = None
     inventory: Sequence[str] = ()
     kubeconfig: Sequence[str] = ()
     haproxy: Sequence[str] = ()
@@ -38,14 +32,6 @@ class Options:
     nodes_playbook: str | None = None
     no_search: bool = False
     dry_run: bool = False
-    yes: bool = False
-    json: bool = False
-
-    @classmethod
-    def parse(cls, text: str) -> Options:
-        given = json.loads(text)
-        names = {field.name for field in fields(cls)}
-        return cls(**{name: value for name, value in given.items() if name in names and value is not None})
 
 
 def split_option(option: str, text: str) -> tuple[str, str]:

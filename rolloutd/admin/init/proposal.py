@@ -100,7 +100,7 @@ def propose_teams(
         if has_group(team):
             members, reason = [f"@{team}"], f"The group {team} of this machine votes for its nodes."
         else:
-            problem = f"This machine has no group {team}: nobody votes for its nodes."
+            problem = f"This machine has no group {team}, so its nodes have no voters."
             members, reason = [], f'{problem} Name members, such as [alice, "@{team}"].'
         changes.append(Change(("teams", team), {"members": members}, reason))
     if owner is not None and not any(change.value["members"] for change in changes):
@@ -108,6 +108,12 @@ def propose_teams(
         changes = [change for change in changes if change.path != ("teams", "infra")]
         changes.insert(0, Change(("teams", "infra"), {"members": [owner]}, reason))
     return changes
+
+
+def invalid_team_names(nodes: Iterable[Mapping[str, str]]) -> list[str]:
+    """Return the values of the label `team` that the settings cannot name."""
+    values = {labels[TEAM] for labels in nodes if labels.get(TEAM)}
+    return sorted(value for value in values if not _TEAM_NAME.fullmatch(value))
 
 
 def source_change(kind: str, params: Mapping[str, JSON], reason: str) -> Change:

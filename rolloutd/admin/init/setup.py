@@ -19,8 +19,9 @@ from machines.model.node import natural_sort_key
 from rolloutd.admin.disk import CheckResult
 from rolloutd.admin.init import discovery, proposal
 from rolloutd.admin.init.discovery import Candidate, Machine
-from rolloutd.admin.init.options import Dialog, Options, UsageError, absolute, split_option
+from rolloutd.admin.init.options import Dialog, Options, absolute, split_option
 from rolloutd.admin.init.settings_edit import APPEND, CannotEdit, Change, apply_changes
+from rolloutd.admin.program import UsageError
 from rolloutd.admin.systems import SourceReading, check_balancers, open_systems, read_sources
 from rolloutd.engine.background.inventory_merge import MergedInventory, merge_inventories
 from rolloutd.service.preflight import check_file
@@ -33,6 +34,9 @@ HEADER = """\
 # Settings of rolloutd, written by `rolloutctl init`.  docs/settings.md has every key.
 # Files in config.d/ are merged over it.  After a change: systemctl reload rolloutd.
 """
+
+MAX_SHOWN = 40
+"""Characters shown of a value that may have any length."""
 
 DEFAULT_USER = "rolloutd"
 """User on the nodes where neither inventory nor ssh configuration names one."""
@@ -181,6 +185,9 @@ async def _choose_sources(setup: Setup, *, is_first: bool) -> None:
     for candidate in (*inventories, *clusters, *netbox):
         if _is_present(setup, candidate):
             continue
+        if candidate.problem:
+            setup.not_taken.append(NotTaken(candidate.text, candidate.problem, _option_of(candidate)))
+            continue
         if candidate.is_personal:
             reason = PERSONAL_REASON
         elif candidate.kind == "ansible" and is_ambiguous:
@@ -266,11 +273,7 @@ _PATH_KEYS = frozenset({"path", "kubeconfig", "token_file"})
 def _find_open_secret(candidate: Candidate) -> CheckResult | None:
     for key in ("token_file", "kubeconfig"):
         if key in candidate.params:
-            consequence = (
-                "its secret is no longer one"
-                if key == "token_file"
-                else "its credentials are no longer secret"
-            )
+            consequence = "NetBox cannot be read" if key == "token_file" else "the cluster cannot be read"
             for missing in check_file(key, Path(candidate.params[key]), consequence, secret=True):
                 return CheckResult(f"{candidate.kind} {candidate.text}", False, missing.text)
     return None
@@ -393,7 +396,10 @@ async def _choose_ssh(setup: Setup, merged: MergedInventory, *, is_first: bool) 
         reason += "" if key.exists() else "  init makes it."
         text = setup.dialog.text("Private key of the daemon (made if it does not exist)", str(key))
         setup.change(Change(("ssh", "key_file"), setup.name_of(text), reason))
-    _note_ssh_differences(setup, views)
+    setup.notes += discovery.describe_ssh_views(views, len(targets))
+    if keys := discovery.count_agent_keys(setup.machine):
+        text = f"ssh agent: it has {pluralize(keys, 'key')}, which a service cannot use"
+        setup.notes.append(f"{text}; use them once, to run the playbook that prepares nodes")
 
 
 def _all_have(hosts: Sequence[Mapping[str, JSON]], *names: str) -> bool:
@@ -406,23 +412,6 @@ def _propose_user(views: Sequence[discovery.SshView]) -> tuple[str, str]:
     if len(named) == 1:
         return named.pop(), "Your ssh configuration logs in to these nodes as this user."
     return DEFAULT_USER, "A user of its own on the nodes; the playbook of init makes it."
-
-
-def _note_ssh_differences(setup: Setup, views: Sequence[discovery.SshView]) -> None:
-    """Note what the caller's ssh configuration says of nodes and the daemon's user does not read."""
-    for view in views:
-        if view.jump:
-            advice = f"add ansible_ssh_common_args: '-J {view.jump}' to the inventory"
-            if view.jump.startswith("/") or " " in view.jump:
-                advice = "add its ProxyCommand to ansible_ssh_common_args in the inventory"
-            setup.notes.append(f"{view.host}: your ssh goes through {view.jump}; {advice}")
-        if view.hostname != view.host:
-            problem = f"your ssh reaches it as {view.hostname}"
-            setup.notes.append(f"{view.host}: {problem}; set ansible_host to that in the inventory")
-    keys = discovery.count_agent_keys(setup.machine)
-    if keys:
-        text = f"ssh agent: it has {pluralize(keys, 'key')}, which a service cannot use"
-        setup.notes.append(f"{text}; use them once, to run the playbook that prepares nodes")
 
 
 def _choose_pools(setup: Setup, merged: MergedInventory, *, is_first: bool) -> None:
@@ -463,6 +452,10 @@ def _choose_teams(setup: Setup, merged: MergedInventory, *, is_first: bool) -> N
     if not is_first:
         return
     labels = {name: node.labels for name, node in merged.nodes.items()}
+    if invalid := proposal.invalid_team_names(labels.values()):
+        names = join_limited([repr(name[:MAX_SHOWN]) for name in invalid], proposal.MAX_NAMED)
+        advice = "use letters, digits, '-', '_' and '.' in the inventory, at most 63"
+        setup.notes.append(f"label team: {names} cannot be the name of a team; {advice}")
     has_voters = any(team.members for team in setup.settings().teams.values())
     owner = None if has_voters else current_user()
     for change in proposal.propose_teams(labels, _has_group, owner):

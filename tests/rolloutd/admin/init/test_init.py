@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import pwd
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -134,6 +135,46 @@ def test_nothing_is_written_unasked(init: Init, etc: Path) -> None:
     assert sorted(path.name for path in etc.iterdir()) == ["hosts.yml", "known_hosts"]
 
 
+def test_no_inventory_writes_and_proposes_nothing(init: Init, etc: Path) -> None:
+    for options in ({"yes": True}, {"dry_run": True}, {"yes": True, "json": True}):
+        done = init(**options)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert "no inventory is here, and nothing was written; name one with --inventory" in done.stderr
+    assert not (etc / "config.yaml").exists()
+
+
+def test_large_nested_inventory_stays_readable(init: Init, etc: Path) -> None:
+    teams = {
+        f"t{team}": {
+            "vars": {"team": f"team-{team}" if team else "Data & ML"},
+            "children": {
+                f"t{team}_r{rack}": {
+                    "vars": {"rack": f"r{rack}"},
+                    "hosts": {f"n{team}{rack}{number}": {} for number in range(5)},
+                }
+                for rack in range(5)
+            },
+        }
+        for team in range(8)
+    }
+    inventory = {"all": {"children": {"site": {"vars": {"site": "ams"}, "children": teams}}}}
+    (etc / "many.yml").write_text(yaml.safe_dump(inventory))
+    options = {"inventory": [str(etc / "many.yml")], "state_dir": str(etc / "state"), "yes": True}
+    done = init(**options, dry_run=True)
+    lines = done.stdout.splitlines()
+    assert (done.returncode, len(re.findall(r"(?m)^n\d{3}  ", done.stdout))) == (0, 20)
+    assert "shown: the first 20 of 200 nodes (--json has all)" in lines
+    assert "continue   1 of the owner, 1 of each team" in done.stdout
+    assert "team-1: no voters" in done.stdout
+    assert len([line for line in lines if line.startswith("WRONG login")]) == 1, "there is no key yet"
+    answer = json.loads(init(**options, dry_run=True, json=True).stdout)
+    assert len(answer["preview"]["targets"]) == 200
+    assert [note.partition(";")[0] for note in answer["notes"]] == [
+        "label team: 'Data & ML' cannot be the name of a team"
+    ]
+    assert len([choice for choice in answer["choices"] if choice["key"].startswith("teams.")]) == 7 + 1
+
+
 def test_source_that_fails_is_not_written(init: Init, etc: Path) -> None:
     (etc / "broken.yml").write_text("all: [")
     done = init(inventory=[str(etc / "broken.yml")], yes=True)
@@ -254,15 +295,83 @@ async def test_own_ssh_configuration_is_noted(tmp_path: Path) -> None:
     )
     (tmp_path / ".ssh").mkdir(mode=0o700)
     (tmp_path / ".ssh/config").write_text("Host n1\n  HostName 192.0.2.1\n  ProxyJump gate\n  User deploy\n")
-    machine = Machine({"PATH": os.environ["PATH"]}, tmp_path, tmp_path, tmp_path)
-    options = Options(yes=True)
-    setup = Setup.start(options, machine, Dialog(options), lambda check: None, tmp_path / "config.yaml")
-    await propose_settings(setup)
+    setup = await propose_here(tmp_path)
     assert setup.settings().ssh.user == "deploy"
     assert setup.notes == [
         "n1: your ssh goes through gate; add ansible_ssh_common_args: '-J gate' to the inventory",
         "n1: your ssh reaches it as 192.0.2.1; set ansible_host to that in the inventory",
     ]
+
+
+async def test_equal_ssh_differences_are_noted_once(tmp_path: Path) -> None:
+    hosts = {f"n{number:02}": {} for number in range(30)}
+    (tmp_path / "hosts.yml").write_text(yaml.safe_dump({"all": {"hosts": hosts}}))
+    (tmp_path / ".ssh/conf.d").mkdir(parents=True, mode=0o700)
+    (tmp_path / ".ssh/config").write_text(f"Include {tmp_path}/.ssh/conf.d/*\n")
+    (tmp_path / ".ssh/conf.d/gate").write_text("Host n*\n  ProxyJump gate\n")
+    setup = await propose_here(tmp_path)
+    advice = "add ansible_ssh_common_args: '-J gate' to the inventory"
+    assert setup.notes == [
+        f"n00, n01, n02, n03, n04 and 15 more: your ssh goes through gate; {advice}",
+        "ssh configuration: read for 20 of 30 hosts; compare the others with ssh -G HOST",
+    ]
+
+
+async def propose_here(directory: Path, **environ: str) -> Setup:
+    """Return what init proposes where only this directory is searched."""
+    machine = Machine({"PATH": os.environ["PATH"], **environ}, directory, directory, directory)
+    options = Options(yes=True)
+    setup = Setup.start(options, machine, Dialog(options), lambda check: None, directory / "config.yaml")
+    await propose_settings(setup)
+    return setup
+
+
+async def test_agent_without_keys_is_not_noted(tmp_path: Path) -> None:
+    (tmp_path / "hosts.yml").write_text("all: {hosts: {n1: {ansible_host: 192.0.2.1}}}\n")
+    socket = tmp_path / "agent"
+    with subprocess.Popen(["ssh-agent", "-D", "-a", str(socket)], stdout=subprocess.DEVNULL) as agent:
+        while not socket.exists():
+            assert agent.poll() is None
+        setup = await propose_here(tmp_path, SSH_AUTH_SOCK=str(socket))
+        agent.terminate()
+    assert setup.notes == []
+
+
+async def test_unusable_sources_are_named_and_not_taken(tmp_path: Path) -> None:
+    (tmp_path / "hosts.yml").write_text("all: {hosts: {n1: {team: web}}}\n")
+    (tmp_path / "ams.kubeconfig").write_text("bad: [")
+    (tmp_path / "lon.kubeconfig").write_text("{current-context: x, contexts: [], clusters: []}")
+    for file in tmp_path.glob("*.kubeconfig"):
+        file.chmod(0o600)
+    (tmp_path / "etc/haproxy").mkdir(parents=True)
+    socket = tmp_path / "admin.sock"
+    (tmp_path / "etc/haproxy/haproxy.cfg").write_text(f"stats socket {socket} level admin\n")
+    setup = await propose_here(tmp_path)
+    ams, lon, balancer = setup.not_taken
+    assert ams.text == str(tmp_path / "ams.kubeconfig")
+    assert ams.reason == "it is not YAML with a current-context; correct it, or move it away"
+    assert lon.reason.count("cluster lon") == 1
+    assert balancer.reason == f"there is no socket {socket}; start HAProxy, or correct the settings"
+    assert [source.kind for source in setup.settings().inventory] == ["ansible"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become the daemon's user")
+def test_socket_without_rights_is_reported_for_the_daemon(init: Init, etc: Path) -> None:
+    """Root reaches each socket; what counts are the rights of the user who owns the state."""
+    balancer = Haproxy(etc / "lb", {"n1": 9}).start()
+    (etc / "state").mkdir(mode=0o700)
+    os.chown(etc / "state", 65534, 65534)
+    try:
+        balancer.socket.chmod(0o600)
+        answer = first(init, etc, haproxy=[f"lb1={balancer.socket}"])
+    finally:
+        balancer.stop()
+    said = {check["text"] for check in answer["checks"] if check["subject"] == "haproxy lb1"}
+    remedy = "add the daemon's user to the socket's group, and restart the daemon"
+    assert said == {
+        "1 server in 1 backend, level admin",
+        f"{balancer.socket}: permission denied; {remedy}",
+    }
 
 
 async def test_token_that_others_may_read_is_refused(etc: Path) -> None:

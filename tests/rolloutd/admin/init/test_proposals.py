@@ -54,7 +54,12 @@ def test_kubeconfig_of_the_user_is_personal(machine: Machine) -> None:
     (settings_directory(machine) / "fra.kubeconfig").write_text(text)
     (settings_directory(machine) / "broken.kubeconfig").write_text("{")
     candidates = discovery.find_clusters(machine, settings_directory(machine))
-    assert [(c.name, c.is_personal) for c in candidates] == [("fra", False), ("ams-admin", True)]
+    assert [(c.name, c.is_personal) for c in candidates] == [
+        ("broken", False),
+        ("fra", False),
+        ("ams-admin", True),
+    ]
+    assert [c.name for c in candidates if c.problem] == ["broken"]
 
 
 def test_only_admin_sockets_of_haproxy_count(machine: Machine) -> None:
