@@ -59,6 +59,9 @@ STATES: Final = ("awaiting-approval", "running", "soaking", "paused", "done", "c
 
 GATES: Final = ("pilot", "start", "continue", "proceed")
 
+ROLLED_BACK: Final = "rolled-back"
+OUTCOMES: Final = ("already-current", "changed", ROLLED_BACK, "skipped")
+
 
 def register(commands: CommandGroup) -> None:
     summary = "watch a rollout until it ends: exit 0 done, 1 cancelled"
@@ -67,7 +70,7 @@ def register(commands: CommandGroup) -> None:
     parser = commands.add_command("wait", wait, summary, formats=("json",)).rollout()
     condition = (
         f"a state ({', '.join(STATES)}); gate=GATE: it asks for votes or is open; gate=GATE:open;"
-        " node/NODE=PHASE"
+        " node/NODE=PHASE; node/NODE=OUTCOME, such as rolled-back"
     )
     parser.argument(
         "--for", metavar="CONDITION", text=condition, type=_condition, required=True, dest="wanted"
@@ -130,7 +133,8 @@ class Condition:
                 return any(gate["state"] in reached for gate in gates)
             case "node":
                 path = api_path("rollouts", rollout["rollout"], "nodes", self.subject)
-                return bool(call.get(path)["phase"] == self.value)
+                node = call.get(path)
+                return self.value in (node["phase"], node["outcome"])
             case _:
                 return rollout["state"] == self.value
 
@@ -142,10 +146,10 @@ def _condition(text: str) -> Condition:
     gate, _, how = value.partition(":")
     if subject == "gate" and gate in GATES and how in ("", "open"):
         return Condition("gate", gate, how, text)
-    if subject.startswith("node/") and subject != "node/" and value in PHASES:
+    if subject.startswith("node/") and subject != "node/" and value in (*PHASES, *OUTCOMES):
         return Condition("node", subject.removeprefix("node/"), value, text)
     states, gates = ", ".join(STATES), ", ".join(GATES)
-    problem = f"'{text}' is not a condition; use {states}, gate= with {gates}, or node/NODE=PHASE"
+    problem = f"'{text}' is not a condition; use {states}, gate= with {gates}, node/NODE=PHASE or =OUTCOME"
     raise argparse.ArgumentTypeError(problem)
 
 
@@ -157,7 +161,7 @@ def _seconds(text: str) -> float:
 
 
 def wait(call: Invocation) -> int:
-    """Wait until the condition is met; a closed rollout ends the wait, because nothing changes it."""
+    """Wait until the condition is met; a closed rollout ends the wait, because only a rollback changes it."""
     args, wanted = call.args, call.args.wanted
     limit_s = float("inf") if args.timeout is None else args.timeout
     deadline = time.monotonic() + limit_s
@@ -175,7 +179,7 @@ def wait(call: Invocation) -> int:
                 last_state = rollout["state"]
                 reason = f": {format_reason(rollout['reason'])}" if rollout["reason"] else ""
                 print_message(f"{rollout['rollout']} is {last_state}{reason}")
-            is_over = last_state in CLOSED_STATES
+            is_over = last_state in CLOSED_STATES and wanted.value != ROLLED_BACK
             remaining_s = deadline - time.monotonic()
             if is_met or is_over or remaining_s <= 0:
                 break

@@ -61,18 +61,38 @@ def test_wait_ends_by_its_condition(
 
 def test_wait_looks_again_after_an_event(daemon: CannedDaemon, capsys: pytest.CaptureFixture[str]) -> None:
     answer_rollout(daemon, state="running", gates=[])
-    daemon.answer("GET", f"rollouts/{ROLLOUT['rollout']}/nodes/n7", {"phase": "verifying"})
+    daemon.answer("GET", f"rollouts/{ROLLOUT['rollout']}/nodes/n7", {"phase": "verifying", "outcome": None})
 
     class Events(list[Any]):
         """The stream's connections; the node is done when the first one is asked for."""
 
         def pop(self, index: Any = -1) -> Any:
-            daemon.answer("GET", f"rollouts/{ROLLOUT['rollout']}/nodes/n7", {"phase": "done"})
+            daemon.answer(
+                "GET", f"rollouts/{ROLLOUT['rollout']}/nodes/n7", {"phase": "done", "outcome": "changed"}
+            )
             return super().pop(index)
 
     daemon.streams["/v1/events"] = Events([[{"seq": 7, "entry": None}], []])
     code, _, err = run(capsys, "wait", "r", "--for", "node/n7=done")
     assert (code, err.count("is running")) == (0, 1)
+
+
+def test_wait_for_rollback_outlasts_the_end(daemon: CannedDaemon, capsys: pytest.CaptureFixture[str]) -> None:
+    answer_rollout(daemon, state="done", gates=[])
+    path = f"rollouts/{ROLLOUT['rollout']}/nodes/n7"
+    daemon.answer("GET", path, {"phase": "done", "outcome": "changed"})
+
+    class Events(list[Any]):
+        """The stream's connections; the node is rolled back when the first one is asked for."""
+
+        def pop(self, index: Any = -1) -> Any:
+            daemon.answer("GET", path, {"phase": "done", "outcome": "rolled-back"})
+            return super().pop(index)
+
+    daemon.streams["/v1/events"] = Events([[{"seq": 7, "entry": None}], []])
+    code, _, err = run(capsys, "wait", "r", "--for", "node/n7=rolled-back", "--timeout", "1h")
+    assert (code, err.count("is done")) == (0, 1)
+    assert run(capsys, "wait", "r", "--for", "node/n7=skipped")[0] == 1
 
 
 def test_log_has_the_lines_that_options_ask_for(
