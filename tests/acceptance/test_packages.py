@@ -1,6 +1,7 @@
-"""The Debian package on a minimal Debian: the first hour, an upgrade from 0.1 during a rollout, a purge.
+"""The Debian package on a minimal Debian: the tutorial word by word, an upgrade from 0.1, a purge.
 
-Only the nodes are not installed there: they are sshds of this machine in namespaces of their own.
+The tutorial's nodes are minimal Debians too; those of the other tests are sshds of this machine in
+namespaces of their own.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import subprocess
 import sys
 import tarfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,10 @@ import pytest
 import yaml
 
 from rolloutd import __version__
+from tests.docs.console_page import difference, read_steps
 from tests.support.daemon_environment import CHANGE_PLAYBOOK, plan
-from tests.support.debian_root import make_debian_root
+from tests.support.debian_machines import PACKAGES, DebianMachines
+from tests.support.debian_root import install_in_layer, make_debian_root
 from tests.support.packaged_daemon import PackagedDaemon
 from tests.support.release import (
     CHECKOUT,
@@ -35,6 +38,8 @@ from tests.support.release import (
     left_out,
     shared_directory,
 )
+
+TUTORIAL = CHECKOUT / "docs" / "first-rollout.md"
 
 NODES = {f"n{number}": {"team": "t1", "role": "worker"} for number in (1, 2, 3)}
 
@@ -66,18 +71,49 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         shutil.rmtree(directory)
 
 
+@pytest.fixture(scope="module")
+def server(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sequence[Path]]:
+    """The layers of a Debian with what servers have, so with most that the package needs."""
+    directory = tmp_path_factory.mktemp("server")
+    try:
+        # python3-apt: Ansible's module apt needs it on the node.
+        yield install_in_layer(root, directory, (*PACKAGES, "python3-apt"))
+    finally:
+        shutil.rmtree(directory)
+
+
 @pytest.fixture
-def debian(root: Path, tmp_path: Path) -> Iterator[PackagedDaemon]:
-    """Three nodes, and a minimal Debian that has booted beside them."""
+def debian(server: Sequence[Path], tmp_path: Path) -> Iterator[PackagedDaemon]:
+    """Three nodes, and a Debian that has booted beside them."""
     debian = PackagedDaemon(tmp_path / "fleet", NODES)
     try:
         debian.make_networks()
         debian.start_nodes()
-        debian.boot(root)
+        debian.boot(server)
         yield debian
     finally:
         debian.stop()
-        shutil.rmtree(tmp_path / "fleet/systemd", ignore_errors=True)
+        shutil.rmtree(tmp_path / "fleet", ignore_errors=True)
+
+
+@pytest.fixture
+def tutorial(root: Path, server: Sequence[Path], tmp_path: Path) -> Iterator[DebianMachines]:
+    """The machines of docs/first-rollout.md: three servers, and an empty machine that may log in there."""
+    machines = DebianMachines(tmp_path / "fleet", {f"web-{number}": {} for number in (1, 2, 3)})
+    key = tmp_path / "id_ed25519"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)
+    try:
+        machines.make_networks()
+        machines.start_machines(server, key.with_suffix(".pub").read_text())
+        machines.boot((root,))
+        ssh = machines.root / "root/.ssh"
+        ssh.mkdir(mode=0o700, exist_ok=True)
+        shutil.copy(key, ssh / key.name)
+        (ssh / "known_hosts").write_text(machines.known_hosts_lines())
+        yield machines
+    finally:
+        machines.stop()
+        shutil.rmtree(tmp_path / "fleet", ignore_errors=True)
 
 
 @pytest.mark.long
@@ -119,35 +155,27 @@ def test_release_has_what_the_lock_names(release: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.servers
-def test_package_walks_fleet_and_purge_leaves_state(debian: PackagedDaemon, release: Path) -> None:
+def test_tutorial_ends_and_purge_leaves_state(tutorial: DebianMachines, release: Path) -> None:
     (package,) = release.glob("*.deb")
-    refuses_installation_by_hand(debian, package)
-    before = files_of(debian)
-    printed = debian.install(package)
+    refuses_installation_by_hand(tutorial, package)
+    before = files_of(tutorial)
+    shutil.copy(package, tutorial.root / "root" / package.name)
+    install, *steps = read_steps(TUTORIAL.read_text())
+    printed = tutorial.follow(install.command)
+    assert difference(install, printed) == ""
     assert "observes and changes nothing" in printed
-    assert debian.run("rolloutctl --version").strip() == f"rolloutctl {__version__}"
-    debian.run("systemctl is-enabled rolloutd.socket rolloutd.service")
-    debian.run("systemctl is-active rolloutd.socket rolloutd.service")
-    assert debian.client.get("/v1/health")["observe_only"]
+    tutorial.run("systemctl is-enabled rolloutd.socket rolloutd.service")
+    tutorial.run("systemctl is-active rolloutd.socket rolloutd.service")
+    assert tutorial.client.get("/v1/health")["observe_only"]
 
-    initialize(debian)
-    debian.run("rolloutctl doctor")
-    rollout = submit(debian)
-    debian.run(f"rolloutctl approve {rollout} start --reason seen")
-    debian.wait_for_gate(rollout, "continue")
-    debian.run(f"rolloutctl approve {rollout} continue --reason seen")
-    debian.wait_until(lambda: debian.status(rollout)["state"] == "done", "the rollout ends")
-    assert sorted(span.node for span in debian.spans()) == sorted(NODES)
-    debian.run("mkdir hello && cd hello && rolloutctl plan new --like hello")
-    # A soak of a minute teaches this test nothing.
-    debian.run("sed -i 's/soak: .*/soak: 0s/' hello/plan.yml")
-    assert debian.finish(submit_plan(debian, "hello/plan.yml"))["done"] == len(NODES)
-    debian.run("rolloutctl audit verify")
-
-    purge_leaves_only_what_it_says(debian, before)
+    differences = [difference(step, tutorial.follow(step.command)) for step in steps]
+    assert "\n\n".join(filter(None, differences)) == ""
     print("\nthe first hour, in seconds:")
-    for command, seconds in debian.stopwatch:
-        print(f"{seconds:8.1f}  {command}")
+    for command, seconds in tutorial.stopwatch:
+        print(f"{seconds:8.1f}  {command.partition(chr(10))[0]}")
+    print(f"{sum(seconds for _, seconds in tutorial.stopwatch):8.1f}  all")
+    tutorial.run("rolloutctl audit verify")
+    purge_leaves_only_what_it_says(tutorial, before)
 
 
 @pytest.mark.long
@@ -188,24 +216,6 @@ def refuses_installation_by_hand(debian: PackagedDaemon, package: Path) -> None:
     printed = debian.systemd.inside("sh", "-c", "dpkg -i /root/by-hand.deb 2>&1", check=False)
     assert "/opt/rolloutd: a pip installation, not a package; move it" in printed
     debian.systemd.inside("rm", "-r", "/opt/rolloutd", "/root/by-hand.deb")
-
-
-def initialize(debian: PackagedDaemon) -> None:
-    """Make the settings with init, put on the nodes what it prints, and approve the host keys."""
-    (debian.etc / "hosts.yml").write_text(debian.inventory())
-    debian.write_node_places()
-    debian.run(
-        "rolloutctl init --yes --inventory /etc/rolloutd/hosts.yml --ssh-user root --observe-only off"
-        " --known-hosts /etc/rolloutd/known_hosts --team infra=root --team t1=root"
-    )
-    key = (debian.etc / "id_ed25519.pub").read_text()
-    for sshd in debian.sshds.values():
-        (sshd.directory / "authorized_keys").write_text(key)
-    # What the nodes' consoles showed is a second source.
-    shutil.copy(debian.directory / "known_hosts", debian.root / "root/console_keys")
-    debian.run("systemctl restart rolloutd.service")
-    debian.run("rolloutctl hosts scan --known console_keys --yes --reason 'compared with the consoles'")
-    debian.wait_until(debian.is_ready, "the daemon has its nodes")
 
 
 def write_settings(debian: PackagedDaemon) -> None:
@@ -280,8 +290,6 @@ def purge_leaves_only_what_it_says(debian: PackagedDaemon, before: set[str]) -> 
 def test_role_installs_daemon_and_repeats_nothing(
     debian: PackagedDaemon, release: Path, tmp_path: Path
 ) -> None:
-    # Beside the package's own needs: the node needs them for Ansible.
-    debian.run("apt-get install -y -q openssh-server python3 python3-apt")
     (package,) = release.glob("*.deb")
     ssh = tmp_path / "ssh"
     ssh.mkdir(mode=0o700)

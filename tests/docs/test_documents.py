@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-import shlex
 import subprocess
 from pathlib import Path
 
@@ -12,9 +11,9 @@ import pytest
 
 from machines.model.events import Event
 from machines.model.plan import GateName
+from machines.model.reasons import ReasonCode
 from machines.states import Outcome, Phase, mermaid_diagram
 from rolloutd import planfile
-from rolloutd.cli.main import parser
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = sorted(
@@ -46,38 +45,6 @@ def test_links_resolve(document: Path) -> None:
 def anchors(document: Path) -> set[str]:
     headings = re.findall(r"^#+ (.+)$", document.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
-
-
-@pytest.mark.parametrize("document", named(DOCUMENTS))
-def test_commands_exist(document: Path) -> None:
-    for line in commands_of(document, "rolloutctl"):
-        words = shlex.split(line, comments=True)[1:]
-        code = exit_code(words)
-        assert code in (None, 0), f"{document.name}: {line}"
-
-
-def exit_code(words: list[str]) -> object:
-    """Return the exit code of a command line's parsing; None if it parses."""
-    try:
-        parser().parse_args(words)
-    except SystemExit as ended:
-        return ended.code
-    return None
-
-
-@pytest.mark.parametrize("document", named(DOCUMENTS))
-def test_make_targets_exist(document: Path) -> None:
-    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    for line in commands_of(document, "make"):
-        words = [word for word in shlex.split(line, comments=True)[1:] if "=" not in word]
-        assert set(words) <= targets, f"{document.name}: {line}"
-
-
-def commands_of(document: Path, program: str) -> list[str]:
-    """Return the lines of shell blocks that call a program."""
-    blocks = [text for language, text in FENCE.findall(document.read_text()) if language == "sh"]
-    lines = [line.strip() for block in blocks for line in block.replace("\\\n", " ").splitlines()]
-    return [line for line in lines if line.split(" ")[0] == program]
 
 
 def test_make_targets_are_in_help() -> None:
@@ -143,6 +110,17 @@ def test_every_event_has_a_text() -> None:
 
     for event in Event.__args__:
         assert event.__name__ in event_text._FORMATTERS
+
+
+def test_every_reason_is_explained() -> None:
+    text = (ROOT / "docs" / "why-a-node-waits.md").read_text()
+    assert {str(code) for code in ReasonCode} - set(re.findall(r"`([a-z-]+)`", text)) == set()
+
+
+def test_index_lists_every_document() -> None:
+    index = ROOT / "docs" / "README.md"
+    linked = {(index.parent / link.partition("#")[0]).resolve() for link in LINK.findall(index.read_text())}
+    assert set((ROOT / "docs").glob("*.md")) - {index} <= linked
 
 
 def test_architecture_has_the_diagram_of_the_table() -> None:

@@ -9,7 +9,7 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ class PackagedDaemon(PrivateNodes):
         (directory / "systemd").mkdir(parents=True)
         self.systemd = DebianSystemd(directory / "systemd", self.daemon_prefix)
         self.stopwatch: list[tuple[str, float]] = []
+        self._directory = "/root"
 
     @property
     def root(self) -> Path:
@@ -44,17 +45,23 @@ class PackagedDaemon(PrivateNodes):
         """The daemon's /etc/rolloutd."""
         return self.root / "etc/rolloutd"
 
-    def boot(self, root: Path) -> None:
-        """Boot a copy of a root file system."""
-        # Not shutil.copytree, which reads devices.
-        subprocess.run(["cp", "-a", str(root), str(self.systemd.directory / "root")], check=True)
-        self.systemd.start()
+    def boot(self, layers: Sequence[Path]) -> None:
+        """Boot a root file system, the upper layer first; it stays as it is."""
+        self.systemd.boot(layers)
         self.client = Client(self.root / "run/rolloutd/control.sock")
 
-    def run(self, command: str, *, code: int = 0) -> str:
+    def follow(self, command: str) -> str:
+        """Run a command in the directory that the one before has left, as in one shell."""
+        file = self.root / "run/directory"
+        printed = self.run(command, script=f"cd {self._directory}\n{command}\npwd > /run/directory")
+        self._directory = file.read_text().strip()
+        return printed
+
+    def run(self, command: str, *, code: int = 0, script: str = "") -> str:
         """Run a command in the Debian as root would; return all its output.
 
-        apt reaches the machine's own network, everything else only the nodes.
+        apt reaches the machine's own network, everything else only the nodes.  `script` is what the shell
+        runs where it is more than the command.
         """
         began = time.monotonic()
         network = ("-n",) if not command.startswith("apt-get") else ()
@@ -67,8 +74,8 @@ class PackagedDaemon(PrivateNodes):
                 *environment,
                 "DEBIAN_FRONTEND=noninteractive",
                 "sh",
-                "-c",
-                f"cd /root && {command}",
+                "-ec",
+                script or f"cd /root && {command}",
             ],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

@@ -92,7 +92,8 @@ exec env -i container=test PATH=/usr/sbin:/usr/bin:/sbin:/bin SYSTEMD_LOG_TARGET
 # The same over the root file system of another Debian, which pivot_root makes the only one.
 _DEBIAN_SCRIPT = """\
 set -eu
-mount --bind "$1/root" "$1/root"
+mkdir "$1/root" "$1/upper" "$1/work"
+mount -t overlay overlay -o "lowerdir=$(cat "$1/layers"),upperdir=$1/upper,workdir=$1/work" "$1/root"
 cd "$1/root"
 mount -t proc proc proc
 mount --rbind /sys sys
@@ -240,12 +241,12 @@ class Systemd:
 
 
 class DebianSystemd(Systemd):
-    """The systemd of a root file system, which is the directory `root` below the given one."""
+    """The systemd of a root file system; what is written there stays in the given directory."""
 
     script = _DEBIAN_SCRIPT
     target = "multi-user.target"
 
-    def start(self, *wanted: str) -> None:
-        """Boot it; raises RuntimeError when that fails."""
-        assert not wanted, "its own units say what starts"
+    def boot(self, layers: Sequence[Path]) -> None:
+        """Boot a root file system, the upper layer first; raises RuntimeError when that fails."""
+        (self.directory / "layers").write_text(":".join(map(str, layers)))
         self._boot()
