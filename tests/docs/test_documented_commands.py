@@ -13,6 +13,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,9 @@ NOT_RUN = {
     "systemd-sysusers": "changes this machine; the package runs it in test_packages.py",
     "systemd-tmpfiles --create": "changes this machine; the package runs it in test_packages.py",
     "journalctl": "systemd's journal; tests/acceptance/test_service.py reads these fields there",
+    "export ROLLOUTD_VOTES": "a variable of kubectl rolloutd, which tests/acceptance/test_operator.py sets",
+    "createuser": "PostgreSQL's; the tests of the store make such roles in a server of their own",
+    "createdb": "PostgreSQL's; the tests of the store make databases in a server of their own",
     "kubectl": "needs a cluster; tests/contracts read the manifests, and run with $ROLLOUTD_TEST_KUBECONFIG",
     "./make-kubeconfig.sh": "needs a cluster",
     "deploy/kubernetes/make-kubeconfig.sh": "needs a cluster",
@@ -57,17 +61,24 @@ NOT_RUN = {
 }
 """Commands of other programs, by how they begin: why no test of this file runs them."""
 
+# Parsers are made once: making them costs more than parsing.
+whole_parser, leaves = cache(parser), cache(leaf_parsers)
+
 COMMANDS = [command for path in documents() for command in documented_commands(path)]
 
-READ_ONLY = {
-    leaf for leaf in leaf_parsers() if any(f"{line} ".startswith(f"{leaf} ") for line in READING)
-} - {"watch", "wait", "logs", "clean"}
+READ_ONLY = {leaf for leaf in leaves() if any(f"{line} ".startswith(f"{leaf} ") for line in READING)} - {
+    "watch",
+    "wait",
+    "logs",
+    "clean",
+    "shell",
+}
 """Commands that are run here; the others of READING wait for something, or read with one option only."""
 
 OTHER_MACHINE = ("--host", "--context", "-f", "--database", "--anchor", "--refresh")
 """Options with which a command needs more than the daemon of the test, or does not end."""
 
-CHANGING_ACTIONS = {"settle", "clear"}
+CHANGING_ACTIONS = {"settle", "clear", "pin", "accept", "delete"}
 """Actions of commands that otherwise read."""
 
 ANSWERS_NO = {"drift", "config", "compare", "diff", "artifacts report"}
@@ -92,7 +103,7 @@ def named(programs: str) -> list[object]:
 
 def leaf_of(words: tuple[str, ...]) -> str:
     """Return which command of rolloutctl this is; "" for options of rolloutctl itself."""
-    known = leaf_parsers()
+    known = leaves()
     plain = [word for word in words[1:] if not word.startswith("-")]
     return next((" ".join(plain[:n]) for n in (2, 1) if " ".join(plain[:n]) in known), "")
 
@@ -111,14 +122,14 @@ def parse(used: argparse.ArgumentParser, words: tuple[str, ...]) -> str:
 @pytest.mark.parametrize("command", named("rolloutctl"))
 def test_command_of_rolloutctl_parses(command: DocumentedCommand) -> None:
     if command.is_whole:
-        assert parse(parser(), command.words) == ""
+        assert parse(whole_parser(), command.words) == ""
         return
     assert list(unknown_words(command.words)) == []
 
 
 def unknown_words(words: tuple[str, ...]) -> Iterator[str]:
     """Yield the words of a mention, which may lack arguments, that the command does not have."""
-    below: argparse.ArgumentParser = parser()
+    below: argparse.ArgumentParser = whole_parser()
     for word in words[1:]:
         groups = [each for each in below._actions if isinstance(each, argparse._SubParsersAction)]
         if word.startswith("-"):
@@ -145,7 +156,7 @@ def test_make_target_and_variables_exist(command: DocumentedCommand) -> None:
         assert re.search(rf"\$[({{]{name}\b|^{name} \?=", text, re.MULTILINE), f"{name} is not a variable"
         match name:
             case "DEMO":
-                assert parse(parser(), ("rolloutctl", "demo", *shlex.split(value))) == ""
+                assert parse(whole_parser(), ("rolloutctl", "demo", *shlex.split(value))) == ""
             case "TESTS":
                 assert (ROOT / value).exists()
             case "SUITE":
@@ -212,7 +223,9 @@ async def test_reading_commands_succeed(tmp_path: Path, capsys: pytest.CaptureFi
 def is_run(command: DocumentedCommand) -> bool:
     if command.words[0] != "rolloutctl" or set(command.words) & {*OTHER_MACHINE, *CHANGING_ACTIONS}:
         return False
-    return leaf_of(command.words) in READ_ONLY and (command.is_whole or parse(parser(), command.words) == "")
+    return leaf_of(command.words) in READ_ONLY and (
+        command.is_whole or parse(whole_parser(), command.words) == ""
+    )
 
 
 def fill(daemon: PopulatedDaemon, command: DocumentedCommand) -> tuple[str, ...]:
@@ -229,6 +242,6 @@ def fill(daemon: PopulatedDaemon, command: DocumentedCommand) -> tuple[str, ...]
 
 def test_planted_mistakes_are_seen() -> None:
     wrong = DocumentedCommand("planted", ("rolloutctl", "nodes", "somaxconn", "--fase", "failed"), True)
-    assert "--fase" in parse(parser(), wrong.words)
+    assert "--fase" in parse(whole_parser(), wrong.words)
     assert list(unknown_words(("rolloutctl", "plan", "preview", "--impakt"))) == ["--impakt"]
     assert list(unknown_words(("rolloutctl", "lokcs"))) == ["lokcs"]
