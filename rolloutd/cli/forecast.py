@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from machines.model.timefmt import format_duration
 from rolloutd.cli import exits
 from rolloutd.cli.command_group import CommandGroup, Invocation, int_argument, time_argument, without_none
+from rolloutd.cli.forecast_figures import format_bottleneck, format_instants
 from rolloutd.cli.output import (
     AGE_UNITS,
     Columns,
@@ -24,7 +25,6 @@ from rolloutd.control.client import api_path
 from rolloutd.text import pluralize
 
 if TYPE_CHECKING:
-    from rolloutd.control.wire import Instants
     from rolloutd.control.wire_forecasts import Forecast, ForecastBody, Score, Seconds
 
 MAX_WAITS_SHOWN = 6
@@ -145,26 +145,14 @@ def _summary_lines(found: ForecastBody) -> Iterator[str]:
         causes = list(found["waits"].items())[:MAX_WAITS_SHOWN]
         shares = (f"{code} {100 * seconds / total:.0f} %" for code, seconds in causes)
         yield f"nodes wait for: {', '.join(shares)}"
-    bottleneck = found["bottleneck"]
-    if bottleneck is not None:
-        saves = format_duration(bottleneck["saves_s"], AGE_UNITS)
-        name = sanitize(f"{bottleneck['kind']} {bottleneck['name']}")
-        more = "without it" if bottleneck["kind"] == "window" else "with one more there"
-        yield f"bottleneck: {name}; {more} it ends {saves} earlier"
+    if found["bottleneck"] is not None:
+        yield format_bottleneck(found["bottleneck"])
     for assumption in found["assumptions"]:
         yield f"assumed: {sanitize(assumption['text'])}"
 
 
 def _open_note(found: ForecastBody) -> str:
     return "; it stays open after that, because its plan checks for drift" if found["stays_open"] else ""
-
-
-def format_instants(found: Instants) -> str:
-    """Return `14:10:00 (p90 15:02:11)`, or that it does not happen."""
-    if found["p50"] is None:
-        return "never, as it is"
-    p90 = "never" if found["p90"] is None else format_local(found["p90"])
-    return f"{format_local(found['p50'])} (p90 {p90})"
 
 
 def format_difference(found: Seconds) -> str:

@@ -17,6 +17,7 @@ from machines.model.timefmt import format_duration
 from rolloutd.cli import example_plans, exits
 from rolloutd.cli.command_group import CommandGroup, Invocation, without_none
 from rolloutd.cli.configuration import print_impact, print_plan_differences, read_impact
+from rolloutd.cli.forecast_figures import format_bottleneck, format_instants, format_range
 from rolloutd.cli.output import (
     FORMATS,
     UNNAMED_FORMATS,
@@ -28,12 +29,12 @@ from rolloutd.cli.output import (
 )
 from rolloutd.cli.queries import print_traffic_probes
 from rolloutd.cli.watch import watch_until_closed
-from rolloutd.control.client import ApiError, api_path
+from rolloutd.control.client import ApiError, DaemonUnreachable, api_path
 from rolloutd.errors import Diagnostic
 from rolloutd.text import format_size, pluralize
 
 if TYPE_CHECKING:
-    from rolloutd.control.wire_plans import Preview, PreviewGate, PreviewStage
+    from rolloutd.control.wire_plans import PlanDuration, Preview, PreviewGate, PreviewStage
 
 
 STDIN = "-"
@@ -95,16 +96,31 @@ def format_diagnostic(diagnostic: Mapping[str, Any]) -> str:
 
 
 def validate(call: Invocation) -> int:
-    """Check a plan file without a daemon."""
+    """Check a plan file without a daemon; one that answers also says whether it takes too long."""
     name, text = _read_plan(call.args.file)
     diagnostics = _find_diagnostics(name, text, _source_base(call.args.file))
-    if not call.print_data({"valid": not diagnostics, "errors": diagnostics}, ()):
+    warnings = [] if diagnostics else _duration_warnings(call, name, text)
+    if not call.print_data({"valid": not diagnostics, "errors": diagnostics, "warnings": warnings}, ()):
         for mistake in diagnostics:
             print_line(sanitize(format_diagnostic(mistake)))
+        for warning in warnings:
+            print_message(f"warning: {sanitize(warning)}")
         print_message(
             f"{name}: {pluralize(len(diagnostics), 'mistake')}" if diagnostics else f"{name}: valid"
         )
     return exits.REFUSED if diagnostics else exits.OK
+
+
+def _duration_warnings(call: Invocation, name: str, text: bytes) -> list[str]:
+    """Return what a daemon that answers warns of; without one the plan is checked as far as the file goes."""
+    try:
+        call.client.get(api_path("whoami"))  # without a daemon the source is not packed
+        body = _body_of_plan(call, call.args.file, name, text)
+        answer = call.client.post(api_path("plans", "preview"), body)
+    except (ApiError, DaemonUnreachable, exits.Exit):
+        return []
+    found = answer["forecast"]
+    return [found["warning"]] if found is not None and found["warning"] is not None else []
 
 
 def schema(call: Invocation) -> None:
@@ -211,12 +227,17 @@ def request_about_plan(call: Invocation, file: str, action: str, body: Mapping[s
 
 def _request_body(call: Invocation, file: str) -> dict[str, Any]:
     """Return the request for a plan; mistakes end the command before it sends anything."""
-    from rolloutd import planfile
-
     name, text = _read_plan(file)
     diagnostics = _find_diagnostics(name, text, _source_base(file))
     if diagnostics:
         raise _diagnostics_exit(call, name, diagnostics)
+    return _body_of_plan(call, file, name, text)
+
+
+def _body_of_plan(call: Invocation, file: str, name: str, text: bytes) -> dict[str, Any]:
+    """Return the request for a plan without mistakes; uploads its source."""
+    from rolloutd import planfile
+
     source = planfile.read(text, name).source
     upload = None
     if "path" in source:
@@ -258,10 +279,20 @@ def print_preview(answer: Preview) -> None:
             print_line()
     print_traffic_probes(answer)
     print_line(f"nodes that may join without a vote: {answer['free_joiners']}")
+    if answer["forecast"] is not None:
+        _print_duration(answer["forecast"])
     print_line(f"source {sanitize(answer['source']['text'])}")
     print_line(f"digest {answer['digest']}")
     for warning in answer["warnings"]:
         print_message(f"warning: {warning}")
+
+
+def _print_duration(found: PlanDuration) -> None:
+    print_line(f"takes {format_range(found['work_s'])}; ends {format_instants(found['ends_at'])}")
+    if found["bottleneck"] is not None:
+        print_line(format_bottleneck(found["bottleneck"]))
+    if found["warning"] is not None:
+        print_message(f"warning: {sanitize(found['warning'])}")
 
 
 def _format_stage_size(stage: PreviewStage) -> str:

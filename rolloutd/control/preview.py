@@ -55,6 +55,7 @@ def preview(settings: Settings, draft: ResolvedPlan, actor: Actor, now: float) -
         "digest": digest.whole,
         "hashes": serializers.hashes(digest),
         "warnings": [*_warnings(settings, draft, targets), *_unopenable_gates(settings, rollout, targets)],
+        "forecast": None,
     }
 
 

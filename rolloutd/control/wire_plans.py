@@ -6,8 +6,9 @@ from typing import Any, Literal, NotRequired
 
 from typing_extensions import TypedDict
 
-from rolloutd.control.wire import Reason, RolloutState, Source, Work
+from rolloutd.control.wire import Bottleneck, Instants, Reason, RolloutState, Source, Work
 from rolloutd.control.wire_fleet import Diagnostic
+from rolloutd.control.wire_forecasts import AssumptionText, Seconds
 
 RecordName = Literal["current", "previous", "invalid"]
 DifferenceKind = Literal["new", "same", "changed"]
@@ -119,8 +120,18 @@ class PreviewStage(TypedDict):
     seconds: float | None
 
 
+class PlanDuration(TypedDict):
+    """How long a plan takes, as `forecast` says: keys as there; `warning`: it takes longer than a month."""
+
+    ends_at: Instants
+    work_s: Seconds
+    bottleneck: Bottleneck | None
+    assumptions: list[AssumptionText]
+    warning: str | None
+
+
 class Preview(TypedDict):
-    """What a plan would do."""
+    """What a plan would do; `forecast` is null where none was ready in time."""
 
     targets: list[PreviewTarget]
     waves: list[PreviewWave]
@@ -135,6 +146,7 @@ class Preview(TypedDict):
     digest: str
     hashes: Hashes
     warnings: list[str]
+    forecast: PlanDuration | None
 
 
 # -- configurations and verdicts ----------------------------------------------

@@ -176,6 +176,8 @@ class _Answer:
 
         None if nothing waits for a vote alone, or if no delay within a week costs more than itself.
         """
+        if self._request.draft is not None:
+            return None  # people vote for what is submitted
         now = self._request.now
         is_asked = any(gate.asked_at.p50 is not None and gate.asked_at.p50 <= now for gate in before.gates)
         is_alone = not self._index.counters(self._rollout).in_flight

@@ -9,13 +9,15 @@ from rolloutd import planfile, threads
 from rolloutd.commands import rollout_commands, submit, verdicts
 from rolloutd.control import requests, rights, wire_plans
 from rolloutd.control.handlers.node_reports import report_lines
-from rolloutd.control.preview import preview
+from rolloutd.control.plan_duration import plan_duration
+from rolloutd.control.preview import draft_rollout, preview
 from rolloutd.control.resolve import resolve_for_reading, resolve_rollout
 from rolloutd.control.responses import diagnostic_body
 from rolloutd.control.review import review
 from rolloutd.control.routes import Created, Request, RouteTable, Services
 from rolloutd.engine.tasks import compute
 from rolloutd.errors import InvalidFile
+from rolloutd.forecast.request import Draft
 from rolloutd.planfile import PlanFile
 from rolloutd.planfile.prepare_source import ForcedStages
 
@@ -44,6 +46,8 @@ async def preview_plan(services: Services, request: Request[requests.PlanWithUpl
     )
     for verdict in await verdicts.matching_verdicts(services.state, submit.draft_of(draft)):
         answer["warnings"].append(f"{verdicts.describe(verdict)} (verdict {verdict.id})")
+    opened = await compute(draft_rollout, draft, request.identity.actor, services.state.now())
+    answer["forecast"] = await plan_duration(services.forecaster, Draft(*opened, plan_file.content))
     return answer
 
 

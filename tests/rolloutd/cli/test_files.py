@@ -6,6 +6,7 @@ import io
 import json
 import sqlite3
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from rolloutd import audit_chain
 from rolloutd.admin.__main__ import main as admin
 from rolloutd.cli.example_plans import example_names
 from rolloutd.cli.main import main
-from rolloutd.cli.plans import format_diagnostic
+from rolloutd.cli.plans import _print_duration, format_diagnostic
 from tests.rolloutd.canned_daemon import serve_canned
 
 PLAN = """\
@@ -57,9 +58,46 @@ def test_each_example_is_valid_and_overwrites_nothing(
     assert (refused.value.code, "did you mean 'reboot'?" in capsys.readouterr().err) == (2, True)
 
 
+def test_daemon_warns_of_a_plan_that_takes_too_long(
+    plan: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    warning = "duration: it takes 45d, longer than a month"
+    with serve_canned(tmp_path / "s") as daemon:
+        daemon.answer("GET", "whoami", {})
+        daemon.answer("POST", "uploads", {"upload": "abc"}, 201)
+        daemon.answer("POST", "plans/preview", {"forecast": {"warning": warning}})
+        words = ["--socket", str(daemon.socket), "plan", "validate", str(plan)]
+        assert main(words) == 0
+        assert capsys.readouterr().err.splitlines()[1:] == [f"warning: {warning}", f"{plan}: valid"]
+        assert main([*words, "--json"]) == 0
+        assert json.loads(capsys.readouterr().out) == {"valid": True, "errors": [], "warnings": [warning]}
+        daemon.answer("POST", "plans/preview", {"error": "no", "code": "not-allowed"}, 403)
+        assert main(words) == 0
+        assert capsys.readouterr().err.splitlines()[1:] == [f"{plan}: valid"]
+
+
+def test_preview_prints_how_long_the_plan_takes(capsys: pytest.CaptureFixture[str]) -> None:
+    duration: Any = {
+        "ends_at": {"p50": None, "p90": None},
+        "work_s": {"p50": 241_200.0, "p90": 288_000.0},
+        "bottleneck": {"kind": "pool", "name": "team/payments", "saves_s": 118_800.0},
+        "assumptions": [],
+        "warning": "duration: it is long",
+    }
+    _print_duration(duration)
+    printed = capsys.readouterr()
+    assert printed.out.splitlines() == [
+        "takes 2d19h to 3d8h; ends never, as it is",
+        "bottleneck: pool team/payments; with one more there it ends 1d9h earlier",
+    ]
+    assert printed.err.splitlines() == ["warning: duration: it is long"]
+    _print_duration({**duration, "work_s": {"p50": None, "p90": None}, "warning": None})
+    assert capsys.readouterr().out.splitlines()[0] == "takes for ever, as it is; ends never, as it is"
+
+
 def test_a_valid_plan(plan: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "validate", str(plan), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {"valid": True, "errors": []}
+    assert json.loads(capsys.readouterr().out) == {"valid": True, "errors": [], "warnings": []}
 
 
 def test_every_mistake_has_its_place(plan: Path, capsys: pytest.CaptureFixture[str]) -> None:

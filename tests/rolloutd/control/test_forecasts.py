@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from machines.states import Trigger
+from rolloutd.control import plan_duration
 from rolloutd.control.client import ApiError
 from rolloutd.engine import forecasts
 from rolloutd.engine.forecasts import Forecaster
@@ -157,6 +158,46 @@ async def test_plan_is_forecast_without_a_rollout(tmp_path: Path) -> None:
         answer = await inside.request("olga", "post", "/v1/plans/forecast", body)
         assert answer["difference"]["ends_at_s"]["p50"] == 3000
         assert (await inside.request("nora", "get", "/v1/status"))["rollouts"] == []
+
+
+async def preview_of(inside: ControlEnvironment, text: str) -> dict[str, Any]:
+    body = {"file": "plan.yml", "text": text}
+    answer: dict[str, Any] = await inside.request("olga", "post", "/v1/plans/preview", body)
+    return answer
+
+
+async def test_preview_says_how_long_the_plan_takes(tmp_path: Path) -> None:
+    text = PLAN.replace("site.yml}", "site.yml, expected: 20m}")
+    async with forecast_environment(tmp_path) as inside:
+        found = (await preview_of(inside, text))["forecast"]
+        body = {"file": "plan.yml", "text": text, "draws": plan_duration.DRAWS, "seed": 1}
+        whole = await inside.request("olga", "post", "/v1/plans/forecast", body)
+    assert found["work_s"] == {"p50": 4200.0, "p90": 4200.0}
+    # Two canaries of two teams, one after the other: one more of the wave at once saves one run.
+    assert set(found["bottleneck"]) == {"kind", "name", "saves_s"}
+    assert found["warning"] is None
+    assert {key: whole[key] for key in found if key != "warning"} == {
+        key: value for key, value in found.items() if key != "warning"
+    }
+
+
+async def test_plan_longer_than_a_month_is_warned_of(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        found = (await preview_of(inside, PLAN.replace("soak: 10m", "soak: 31d")))["forecast"]
+        assert "longer than a month" in found["warning"]
+        assert len(found["warning"].split()) <= 25
+        closed = PLAN.replace("soak: 10m", "soak: 10m\n  max_parallel: 1")
+        assert (await preview_of(inside, closed))["forecast"]["warning"] is None
+
+
+async def test_preview_waits_for_its_forecast_only_briefly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan_duration, "TIME_LIMIT_S", 0.0)
+    async with control_environment(tmp_path) as inside:
+        answer = await preview_of(inside, PLAN)
+    assert answer["forecast"] is None
+    assert len(answer["targets"]) == 4
 
 
 async def test_closed_rollout_has_nothing_ahead(tmp_path: Path) -> None:

@@ -1,0 +1,36 @@
+"""The figures of a forecast as texts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from machines.model.timefmt import format_duration
+from rolloutd.cli.output import AGE_UNITS, format_local, sanitize
+
+if TYPE_CHECKING:
+    from rolloutd.control.wire import Bottleneck, Instants
+    from rolloutd.control.wire_forecasts import Seconds
+
+
+def format_instants(found: Instants) -> str:
+    """Return `14:10:00 (p90 15:02:11)`, or that it does not happen."""
+    if found["p50"] is None:
+        return "never, as it is"
+    p90 = "never" if found["p90"] is None else format_local(found["p90"])
+    return f"{format_local(found['p50'])} (p90 {p90})"
+
+
+def format_bottleneck(found: Bottleneck) -> str:
+    """Return `bottleneck: pool team/payments; with one more there it ends 2h earlier`."""
+    saves = format_duration(found["saves_s"], AGE_UNITS)
+    more = "without it" if found["kind"] == "window" else "with one more there"
+    return f"bottleneck: {sanitize(found['kind'])} {sanitize(found['name'])}; {more} it ends {saves} earlier"
+
+
+def format_range(found: Seconds) -> str:
+    """Return `2h to 3h`, the median and the 90th percentile of a duration."""
+    p50, p90 = found["p50"], found["p90"]
+    if p50 is None:
+        return "for ever, as it is"
+    longest = "ever" if p90 is None else format_duration(p90, AGE_UNITS)
+    return f"{format_duration(p50, AGE_UNITS)} to {longest}"
