@@ -54,6 +54,7 @@ def without_templates(variables: Mapping[str, JSON]) -> dict[str, JSON]:
     """
     for name in ADDRESS_VARIABLES:
         _require_address(name, variables.get(name))
+    _require_free_names(variables)
     return {
         name: value if name == GROUPS else _marked(name, value, MAX_DEPTH)
         for name, value in variables.items()
@@ -68,6 +69,7 @@ def require_readable(variables: Mapping[str, JSON]) -> None:
     for name in ADDRESS_VARIABLES:
         if unsafe_text(variables.get(name)) is not None:
             _require_address(name, variables[name])
+    _require_free_names(variables)
     for name, value in variables.items():
         _require_readable(name, value, MAX_DEPTH)
 
@@ -128,6 +130,12 @@ def _require_readable(name: str, value: JSON, depth: int) -> None:
                 raise InvalidVariable(f"{name} has the key {key!r}, which Ansible reserves")
         for each in value.values():
             _require_readable(name, each, depth - 1)
+
+
+def _require_free_names(variables: Mapping[str, JSON]) -> None:
+    """Raise InvalidVariable for a variable's name by which Ansible would read all variables as one value."""
+    if reserved := _TYPE_KEYS & variables.keys():
+        raise InvalidVariable(f"a variable is named {min(reserved)!r}, which Ansible reserves")
 
 
 def _require_utf8(name: str, value: JSON) -> None:

@@ -199,8 +199,12 @@ UNREADABLE = {
     "key not UTF-8": {"\ud800": 1},
 }
 
+VARIABLES_OF_NODE = {problem: {"note": value} for problem, value in UNREADABLE.items()} | {
+    f"named {name}": {name: "x", "note": "{{ 1 + 1 }}"} for name in ("__ansible_unsafe", "__ansible_vault")
+}
 
-@pytest.mark.parametrize("problem", UNREADABLE)
+
+@pytest.mark.parametrize("problem", VARIABLES_OF_NODE)
 @pytest.mark.parametrize("kind", [Source, TemplateSource])
 async def test_unreadable_variable_leaves_its_node_out(
     tmp_path: Path, kind: type[Source], problem: str
@@ -208,7 +212,7 @@ async def test_unreadable_variable_leaves_its_node_out(
     """In a run Ansible would read all of the node's variables as templates, or fail for every node."""
     async with control_environment(tmp_path) as inside:
         labels: dict[str, dict[str, str]] = {"w1": {}, "w2": {}}
-        source = kind("cloud", labels, {"w1": {"note": UNREADABLE[problem]}})
+        source = kind("cloud", labels, {"w1": VARIABLES_OF_NODE[problem]})
         await InventoryRefresher(inside.state, [source]).refresh()
         assert "w1" not in inside.state.index.nodes
         assert "w2" in inside.state.index.nodes
