@@ -22,7 +22,10 @@ _SECRET_NAME = re.compile(
 _REFERENCE_NAME = re.compile(r"_(file|path)$", re.IGNORECASE)
 """Names of variables that say where a secret is, such as ansible_ssh_private_key_file."""
 
-_SECRET_TEXT = re.compile(r"PRIVATE KEY-----|(?i:https?)://[^/@\s]+@|://[^/@\s]*:[^/@\s]+@|sshpass\s+-p")
+_SECRET_TEXT = re.compile(
+    r"PRIVATE KEY-----|(?i:https?)://[^/@\s]+@|://[^/@\s]*:[^/@\s]+@|sshpass\s+-p"
+    r"|://[^\s#]*[?&;][^=&;#\s]*(?i:token|passw|secret|api_?key|access_?key|signature)[^=&;#\s]*=[^&;#\s]"
+)
 """A private key in PEM, a URL with a password or a token, a proxy command with a password."""
 
 _SECRET_TEXT_PARTS = ("PRIVATE KEY", "://", "sshpass")

@@ -72,8 +72,12 @@ _CONNECTION_VARIABLES = frozenset(
 ) | {"inventory_hostname", "inventory_hostname_short"}
 """Variables that would send a run and its fence to another machine than the one whose slot it holds."""
 
-_CREDENTIALS = re.compile(r"https?://[^/@\s]+@|[a-z+]+://[^/@\s]*:[^/@\s]+@", re.IGNORECASE)
-"""A user of http is mostly a token; a user of ssh is none, unless a password follows."""
+_CREDENTIALS = re.compile(
+    r"https?://[^/@\s]+@|[a-z+]+://[^/@\s]*:[^/@\s]+@"
+    r"|[a-z+]+://[^\s#]*[?&;][^=&;#\s]*(?:token|passw|secret|api_?key|access_?key|signature)[^=&;#\s]*=(?!\{\{)[^&;#\s]",
+    re.IGNORECASE,
+)
+"""A user of http is mostly a token; a user of ssh is none, unless a password follows; queries name theirs."""
 
 _PERCENT = re.compile(r"(100|[0-9]{1,2})%")
 _RATE = re.compile(r"(\d{1,9}) ?(KiB|MiB|GiB)/s", re.ASCII)

@@ -6,6 +6,8 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from rolloutd.plugin import field_types
+from rolloutd.ports import WITHHELD
+from rolloutd.secret_variables import storable_variables
 
 TOKEN = "ghp_16C7e42F292c6912E7"
 
@@ -25,6 +27,23 @@ def test_url_with_credentials_is_refused(url: str) -> None:
     for kind in kinds:
         with pytest.raises(ValidationError, match="does not belong in a plan"):
             TypeAdapter(kind).validate_python(url)
+
+
+QUERIES = [f"token={TOKEN}", f"a=1&private_token={TOKEN}", f"X-Amz-Signature={TOKEN}", f"apikey={TOKEN}#x"]
+
+
+@pytest.mark.parametrize("query", QUERIES)
+def test_url_with_credentials_in_query_is_refused(query: str) -> None:
+    with pytest.raises(ValidationError, match="does not belong in a plan"):
+        TypeAdapter(field_types.HttpUrl).validate_python(f"https://mirror.example/app.tar?{query}")
+    kept = storable_variables({"mirror": f"https://mirror.example/app.tar?{query}", "n": 1})
+    assert kept.keys() == {"n", WITHHELD}
+
+
+@pytest.mark.parametrize("query", ["page=1", "token={{ vars.t }}", "tokens", "q=a#token=b"])
+def test_url_without_credentials_in_query_is_accepted(query: str) -> None:
+    url = f"https://mirror.example/app.tar?{query}"
+    assert TypeAdapter(field_types.HttpUrl).validate_python(url) == url
 
 
 @pytest.mark.parametrize(
