@@ -58,6 +58,10 @@ def _to_the_end(small: Terminal, large: Terminal, stage: DemoEnvironment, rollou
         window.press("q")
     status = Client(stage.socket).get(api_path("rollouts", rollout))
     assert (status["state"], status["done"]) == ("done", 12)
+    shells = Client(stage.socket).get(api_path("audit"), {"kind": "ShellOpened"})["entries"]
+    assert [(each["entry"]["node"], each["entry"]["fields"]["reason"]) for each in shells] == [
+        (FAILING_NODE, "look at it")
+    ]
 
 
 def _both_vote_at_once(windows: tuple[Terminal, Terminal], stage: DemoEnvironment, rollout: str) -> None:

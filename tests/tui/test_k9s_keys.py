@@ -23,6 +23,7 @@ from tests.tui.harness import (
 from tui.app import Console
 from tui.operations import actions
 from tui.operations.actions import ACTIONS, MOVED
+from tui.operations.dialog import Dialog
 from tui.screens.navigation import import_pages
 from tui.screens.page import Page
 from tui.widgets.virtual_list import VirtualList
@@ -342,3 +343,41 @@ def test_every_key_has_one_action_on_each_page() -> None:
     # Key, title and text on a screen of 80 columns.
     assert all(0 < len(action.help) < 50 and 0 < len(action.title) < 12 for action in actions.ACTIONS)
     assert all(action.operation is not None for action in actions.ACTIONS if action.group == "decide")
+
+
+ASKING = {
+    "rollout": (("enter",), "FAILED 1", "p C r S b F"),
+    "node": (("enter", "enter"), "ATTEMPT 1", "R h"),
+    "gates": (("2",), "FAILURES 1: an approval", "a x W"),
+    "hold": (("3", "down"), "HOLDS 1", "H"),
+    "freeze": (("3",), "FREEZES 1", "U"),
+}
+"""How a page is opened, and the keys of the operations that apply there."""
+
+
+def test_each_operation_is_asked_for_somewhere() -> None:
+    pressed = {key for _, _, keys in ASKING.values() for key in keys.split()}
+    # A shell needs a terminal (test_programs.py); nothing is to resume while a failure pauses the rollout.
+    assert pressed == {each.key for each in ACTIONS if each.operation is not None} - {"s", "u"}
+
+
+@pytest.mark.parametrize("page", list(ASKING))
+async def test_operation_asks_before_it_sends_anything(socket_dir: Path, page: str) -> None:
+    fleet = paused_fleet()
+    fleet.vote("proceed", by="bo", uid=1002, teams=["infra"], yes=False)
+    lock = {"by": "ana", "reason": "storm", "at": AT, "until": None}
+    fleet.freezes = [{"id": "f1", "scope": "all", **lock}]
+    fleet.holds = [{"node": "pay000-02", "source": "person", "id": "ana", **lock}]
+    keys, shown, operations = ASKING[page]
+    async with run_console(fleet, socket_dir, size=(120, 40)) as (app, pilot, _):
+        await wait_for_text(pilot, "kernel-x7k2p")
+        for key in keys:
+            await pilot.press(key)
+            await pilot.pause(0.3)
+        await wait_for_text(pilot, shown)
+        for key in operations.split():
+            await pilot.press(key)
+            await wait_until(pilot, lambda: isinstance(app.screen, Dialog))
+            await pilot.press("escape")
+            await wait_until(pilot, lambda: not isinstance(app.screen, Dialog))
+    assert fleet.requests == []

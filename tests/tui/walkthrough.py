@@ -109,6 +109,7 @@ def resolve_failure(
     window.press("Enter")
     window.wait_for_text("ATTEMPT 1", "LOG", "attempt 1")
     take_screenshot("6-node")
+    look_at_node(window)
     clear_fault(demo.fleet_directory, FAILING_NODE)
     window.press("r")
     window.wait_for_text(f"Retry {FAILING_NODE}?")
@@ -124,6 +125,20 @@ def resolve_failure(
     take_screenshot("7-proceed")
     window.press("Enter")
     window.wait_for_text("no gate waits")
+
+
+def look_at_node(window: Terminal) -> None:
+    """Open a shell on the failed node, over ssh, and leave it."""
+    window.press("s")
+    window.wait_for_text(f"Open a shell on {FAILING_NODE}?", "It runs here, as you: ssh")
+    window.type("look at it")
+    window.press("Enter")
+    window.wait_for_text("job control turned off")
+    window.type('echo "this is $ROLLOUTD_NODE"; exit 3')
+    window.press("Enter")
+    window.wait_for_text(f"this is {FAILING_NODE}", "ssh: exit code 3; press Enter to return")
+    window.press("Enter")
+    window.wait_for_text(f"the shell on {FAILING_NODE} has ended")
 
 
 def render_svg(text: str, size: tuple[int, int], title: str) -> str:
