@@ -206,7 +206,10 @@ def is_request(command: DocumentedCommand) -> bool:
     return command.words[:2] == ("curl", "--unix-socket")
 
 
-async def test_reading_commands_succeed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_reading_commands_succeed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # audit export writes its archive there
     failed = []
     async with populated_daemon(tmp_path) as daemon:
         for words in sorted({fill(daemon, each) for each in COMMANDS if is_run(each)}):
