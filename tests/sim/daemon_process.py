@@ -26,6 +26,7 @@ from rolloutd.service.reload import SettingsReloader, TeamPlanCompiler
 from rolloutd.settings import Settings
 from rolloutd.store import SqlStore, StateLock, open_store
 from tests.contracts.fakes.sources import SOURCE
+from tests.sim import workspace
 from tests.sim.fault_injection import FaultyAccess
 from tests.sim.faulty_store import FaultyStore
 from tests.sim.loop import SimProcess
@@ -135,7 +136,9 @@ class DaemonProcess:
         await lock.acquire()
         self._close_callbacks.append(lock.close)
         try:
-            store = await open_store(self._state_dir, compile_plan=self.compile, inline=True, now=world.now)
+            store = await open_store(
+                self._state_dir, workspace.postgresql, compile_plan=self.compile, inline=True, now=world.now
+            )
             writer = store._writer
             assert writer is not None
             executors: tuple[Any, Any] = (store._reader, writer._executor)
@@ -251,7 +254,9 @@ class DaemonProcess:
         return self._open_read_only()
 
     async def _open_read_only(self) -> None:
-        store = await open_store(self._state_dir, compile_plan=self.compile, read_only=True, inline=True)
+        store = await open_store(
+            self._state_dir, workspace.postgresql, compile_plan=self.compile, read_only=True, inline=True
+        )
         try:
             await store.load_snapshot()
             await store.latest_audit_entry()

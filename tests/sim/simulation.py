@@ -16,10 +16,9 @@ from machines.states import IN_FLIGHT_PHASES, Phase
 from rolloutd.engine.state import State
 from rolloutd.errors import AlreadyRunning, NotFound, StoreFailed
 from rolloutd.ports import GuardState
-from rolloutd.store import DatabaseBackend
+from rolloutd.store import backend_of
 from rolloutd.store.audit_comparison import compare_with_audit
-from rolloutd.store.sqlite import database
-from tests.sim import plans, suggested_commands
+from tests.sim import plans, suggested_commands, workspace
 from tests.sim.daemon_process import DaemonProcess
 from tests.sim.fault_plan import FaultPlan, SeededFaults
 from tests.sim.fault_schedule import FaultSchedule
@@ -396,7 +395,7 @@ class Simulation:
             self.coverage.count("pilot:evidence")
         life.store.check_last_commit()
         await life.run(life.store.compare_with_disk())
-        report = compare_with_audit(DatabaseBackend(self.state_dir / database.FILE_NAME))
+        report = compare_with_audit(backend_of(self.state_dir, workspace.postgresql))
         if not report.chain.ok:
             checker.report_violation(f"the audit is broken: {report.chain.message}")
         for (rollout, node, attempt), guard in self.world.guards.items():

@@ -11,8 +11,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rolloutd.engine.state import InvariantViolation
+from rolloutd.ports import PostgresqlAddress
 from rolloutd.store.sqlite import database
 from tests.sim.fault_injection import PlantedError
+
+postgresql: PostgresqlAddress | None = None
+"""The database of the simulated daemons, if it is not a file in their state directory."""
 
 
 class LogErrorHandler(logging.Handler):
