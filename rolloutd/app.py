@@ -33,7 +33,7 @@ from rolloutd.adapters.timers import ApschedulerScheduler, SystemClock
 from rolloutd.adapters.webhook_notifier import load_webhook
 from rolloutd.audit_segments import SEGMENTS_DIRECTORY
 from rolloutd.compile import compile_limits, compile_source_rules
-from rolloutd.configuration import load_redaction_key
+from rolloutd.configuration import fingerprint, load_redaction_key
 from rolloutd.control.routes import Services
 from rolloutd.control.server import ControlServer
 from rolloutd.engine.background.audit_anchor import AuditAnchor
@@ -396,6 +396,7 @@ async def _load_state(
         snapshot = await store.load_snapshot()
         index = Projection.build(snapshot, compile_limits(settings), compiler)
     head = await store.latest_audit_entry()
+    key = load_redaction_key(settings.state_dir, settings.redaction_key_file)
     state = State(
         index,
         store,
@@ -403,9 +404,12 @@ async def _load_state(
         settings,
         ChangeNotifier(head.seq if head else 0),
         epoch=snapshot.epoch,
-        redaction_key=load_redaction_key(settings.state_dir),
+        redaction_key=key,
         leadership_lost=leadership.lost,
     )
+    if settings.store.postgresql is not None or settings.redaction_key_file is not None:
+        # Another key would seal what the next daemon cannot read, and give each configuration another hash.
+        await store.require_redaction_key(fingerprint(key))
     await state.load_connections()
     started = DaemonStarted(snapshot.epoch, __version__, hash_settings(settings), clock.now())
     await state.record_start(started, head)

@@ -7,6 +7,7 @@ shown, and keyed digests of the others, so a changed secret is another content t
 from __future__ import annotations
 
 import hashlib
+import hmac
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,8 @@ from typing import Protocol
 
 from machines.model.plan import Plan
 from rolloutd.audit_chain import canonical_json
-from rolloutd.key_file import load_key
+from rolloutd.errors import StoreFailed
+from rolloutd.key_file import KEY_BYTES, load_key
 from rolloutd.ports import GROUPS, JSON, WITHHELD, plain_value
 from rolloutd.secret_variables import SECRETS_MARK, marked_secrets
 from rolloutd.shown_variables import hide, is_shown
@@ -22,9 +24,26 @@ from rolloutd.shown_variables import hide, is_shown
 KEY_FILE = "redaction.key"
 
 
-def load_redaction_key(state_dir: Path) -> bytes:
-    """Return the key of digests and of sealed variables; it is made at the first start."""
-    return load_key(state_dir / KEY_FILE)
+def load_redaction_key(state_dir: Path, file: Path | None = None) -> bytes:
+    """Return the key of digests and of sealed variables.
+
+    That of the state directory is made at the first start; one that the settings name must be there.  Raises
+    StoreFailed.
+    """
+    if file is None:
+        return load_key(state_dir / KEY_FILE)
+    try:
+        key = file.read_bytes()
+    except OSError as error:
+        raise StoreFailed(f"redaction_key_file {file}: it cannot be read ({error}); check it") from error
+    if len(key) < KEY_BYTES:
+        raise StoreFailed(f"redaction_key_file {file}: it is too short; write {KEY_BYTES} random bytes")
+    return key
+
+
+def fingerprint(key: bytes) -> str:
+    """Return digits that say whether two keys are the same, and nothing else of them."""
+    return hmac.new(key, b"rolloutd redaction key", hashlib.sha256).hexdigest()[:16]
 
 
 @dataclass(frozen=True, slots=True)

@@ -227,7 +227,9 @@ async def _lead(settings: Settings, leadership: Leadership) -> None:
 
 def _require_same_key(source: Settings, target: Settings) -> None:
     """Raise StoreFailed if the target's daemon could not read the variables that the source has sealed."""
-    ours, theirs = (each.state_dir / REDACTION_KEY_FILE for each in (source, target))
+    ours, theirs = (
+        each.redaction_key_file or each.state_dir / REDACTION_KEY_FILE for each in (source, target)
+    )
     if ours.exists() and (not theirs.exists() or ours.read_bytes() != theirs.read_bytes()):
         raise StoreFailed(f"{theirs}: it is not the key of this store; copy it: cp -p {ours} {theirs}")
 

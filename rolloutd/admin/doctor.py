@@ -229,7 +229,7 @@ async def _check_pipelining(settings: Settings, store: Store) -> list[CheckResul
     """Suggest pipelining where the settings leave it to the users' configuration."""
     if settings.ansible.pipelining == "on":
         return []
-    key = load_redaction_key(settings.state_dir)
+    key = load_redaction_key(settings.state_dir, settings.redaction_key_file)
     connections = {name: unseal(each, key) for name, each in (await store.load_connections()).items()}
     shell = SshShell(settings.ssh.known_hosts, settings.ssh.user, settings.ssh.key_file)
     try:

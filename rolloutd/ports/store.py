@@ -286,6 +286,9 @@ class Store(Protocol):
     async def require_term(self) -> None:
         """Raise LeadershipLost if another daemon has begun a term: this one must act on no node any more."""
 
+    async def require_redaction_key(self, fingerprint: str) -> None:
+        """Note the fingerprint of the key, or raise StoreFailed if the store's rows are of another key."""
+
     async def find_changes_in_effect(self, node: str, rollouts: Sequence[str]) -> Mapping[str, bool]:
         """Return whether the node has the change of each rollout, or a later one that skipped its stages.
 

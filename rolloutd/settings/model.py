@@ -334,6 +334,11 @@ class CoreSettings(Params):
         default=None,
         description="Group that may connect, besides the daemon's user; each vote is checked all the same.",
     )
+    redaction_key_file: OptionalPath = Field(
+        default=None,
+        description="File with the key of sealed variables and of digests, 32 random bytes or more; by"
+        " default `redaction.key` in `state_dir`. Daemons of one PostgreSQL database need the same key.",
+    )
     observe_only: bool = Field(default=False, description="Decide and explain everything, do nothing.")
     inventory: list[InventorySource] = Field(
         default=[],

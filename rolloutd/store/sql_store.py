@@ -60,6 +60,21 @@ def measure_volume(backend: Backend, connection: Connection, now: float) -> Stor
     )
 
 
+REDACTION_KEY = "redaction_key"
+"""Row of `meta` with the fingerprint of the key of sealed variables and digests."""
+
+
+def _require_redaction_key(connection: Connection, fingerprint: str) -> None:
+    row = connection.execute("SELECT value FROM meta WHERE key = ?", (REDACTION_KEY,)).fetchone()
+    if row is None:
+        connection.execute("INSERT INTO meta (key, value) VALUES (?, ?)", (REDACTION_KEY, fingerprint))
+    elif row[0] != fingerprint:
+        raise StoreFailed(
+            "redaction key: it is not the key of this store; copy that of the first daemon, or name it with"
+            " `redaction_key_file`"
+        )
+
+
 class SqlStore:
     """The port Store on one database; without a writer it is read-only."""
 
@@ -121,6 +136,9 @@ class SqlStore:
 
     async def require_term(self) -> None:
         await self._require_writer().write_unaudited(lambda connection: None)
+
+    async def require_redaction_key(self, fingerprint: str) -> None:
+        await self._require_writer().write_unaudited(partial(_require_redaction_key, fingerprint=fingerprint))
 
     async def remove_unused_documents(self) -> None:
         await self._require_writer().write_unaudited(retention_queries.remove_unused_documents)

@@ -904,6 +904,18 @@ async def test_any_legal_history_is_loaded_as_the_core_sees_it(backend: StoreBac
     await store.close()
 
 
+async def test_foreign_redaction_key_is_refused(backend: StoreBackend) -> None:
+    store = await backend.open()
+    for _ in range(2):
+        await store.require_redaction_key("one")
+    await store.close()
+    store = await backend.open()
+    with pytest.raises(StoreFailed):
+        await store.require_redaction_key("two")
+    await store.require_redaction_key("one")
+    await store.close()
+
+
 async def test_exported_entries_are_removed_and_the_chain_continues(backend: StoreBackend) -> None:
     store = await backend.open()
     await write(store, rollout_opened())

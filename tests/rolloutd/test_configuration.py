@@ -8,6 +8,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from machines.model.plan import Plan, Stage
 from rolloutd.configuration import (
     configuration_hash,
@@ -17,6 +19,7 @@ from rolloutd.configuration import (
     load_redaction_key,
     shown_document,
 )
+from rolloutd.errors import StoreFailed
 from rolloutd.secret_variables import storable_variables
 from rolloutd.shown_variables import DIGEST_PREFIX
 from tests.machines.builders import plan_of
@@ -139,6 +142,17 @@ def test_value_that_is_shown_on_one_side_is_no_difference() -> None:
 def test_marked_variable_is_not_stored() -> None:
     assert SECRET not in str(storable_variables(INVENTORY))
     assert storable_variables(INVENTORY)["rolloutd_no_log"] == ["banner"]
+
+
+def test_named_key_must_be_there(tmp_path: Path) -> None:
+    named = tmp_path / "named.key"
+    with pytest.raises(StoreFailed, match="it cannot be read"):
+        load_redaction_key(tmp_path, named)
+    named.write_bytes(b"short")
+    with pytest.raises(StoreFailed, match="it is too short; write 32 random bytes"):
+        load_redaction_key(tmp_path, named)
+    named.write_bytes(b"k" * 32)
+    assert load_redaction_key(tmp_path, named) == b"k" * 32
 
 
 def test_key_is_made_once_and_private(tmp_path: Path) -> None:

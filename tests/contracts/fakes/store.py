@@ -296,6 +296,12 @@ class MemoryStore:
         cleaned = {each["node"]: each["at"] for each in read if each["event"] == "NodeCleaned"}
         return [node for node, at in sorted(ends.items()) if cleaned.get(node, -1.0) < at <= ended_before]
 
+    async def require_redaction_key(self, fingerprint: str) -> None:
+        await self.require_term()
+        if self.memory.redaction_key not in ("", fingerprint):
+            raise StoreFailed("another key")
+        self.memory.redaction_key = fingerprint
+
     async def require_term(self) -> None:
         if self._closed or self._epoch != self.memory.epoch:
             raise LeadershipLost("the term has ended")

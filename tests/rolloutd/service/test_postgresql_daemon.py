@@ -11,7 +11,7 @@ from rolloutd import app
 from rolloutd.admin.__main__ import main
 from rolloutd.admin.disk import check_database
 from rolloutd.control.client import Client
-from rolloutd.errors import InvalidFile, LeadershipLost
+from rolloutd.errors import InvalidFile, LeadershipLost, StoreFailed
 from rolloutd.settings import Settings, load
 from rolloutd.store import open_store
 from rolloutd.store.postgresql import lease
@@ -23,11 +23,13 @@ from tests.support.postgresql import OWNER, Postgresql
 pytestmark = pytest.mark.servers("postgresql")
 
 
-def settings_of(root: Path, name: str, dsn: str) -> Settings:
+def settings_of(root: Path, name: str, dsn: str, key: bytes = b"k" * 32) -> Settings:
     root.joinpath(name).mkdir(mode=0o700)
+    key_file = root / f"{key[0]}.key"
+    key_file.write_bytes(key)
     file = root / f"{name}.yaml"
     file.write_text(
-        f"state_dir: {root / name}\nsocket: {root / name}.sock\n"
+        f"state_dir: {root / name}\nsocket: {root / name}.sock\nredaction_key_file: {key_file}\n"
         f"store: {{postgresql: {{dsn: '{dsn}', lease: 5s}}}}\n"
     )
     return load(file)
@@ -59,6 +61,17 @@ async def test_standby_serves_after_the_leader_has_lost_its_lease(
     assert not health["trouble"]
     waiting.cancel()
     await asyncio.wait((waiting,))
+
+
+async def test_daemon_with_another_redaction_key_is_refused(postgresql: Postgresql, tmp_path: Path) -> None:
+    dsn = postgresql.address(postgresql.emptied_database()).dsn
+    first = settings_of(tmp_path, "a", dsn)
+    leading = asyncio.create_task(app.serve(first))
+    await until(first.socket.exists)
+    leading.cancel()
+    await asyncio.wait((leading,))
+    with pytest.raises(StoreFailed, match="redaction key: it is not the key of this store; copy that of"):
+        await app.serve(settings_of(tmp_path, "b", dsn, b"another" * 5))
 
 
 async def test_doctor_examines_server_role_and_replication(postgresql: Postgresql, tmp_path: Path) -> None:

@@ -107,7 +107,7 @@ async def test_text_of_any_characters_is_kept_and_verified(
     await here.close()
     with postgresql.connect(name) as admin:
         row = admin.execute(
-            "SELECT count(*) FROM rolloutd.audit WHERE entry OPERATOR(rolloutd.->>) '$.fields.hold.id' = 'h1'"
+            "SELECT count(*) FROM rolloutd.audit WHERE entry OPERATOR(rolloutd.->>) 'event' = 'HoldTaken'"
         ).fetchone()
     assert row == (1,)
 

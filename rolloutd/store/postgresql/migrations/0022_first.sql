@@ -5,8 +5,7 @@
 CREATE FUNCTION ifnull(bigint, bigint) RETURNS bigint LANGUAGE sql IMMUTABLE PARALLEL SAFE AS 'SELECT coalesce($1, $2)';
 -- JSON may have characters that PostgreSQL cannot have: NUL, and half a pair.
 CREATE FUNCTION member_text(text, text) RETURNS text LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
-    SELECT regexp_replace($1, '\\u(0000|d[89a-f]..)', '\ufffd', 'g')::json
-        #>> string_to_array(regexp_replace($2, '^\$\.', ''), '.')
+    SELECT regexp_replace($1, '\\u(0000|d[89a-f]..)', '\ufffd', 'g')::json ->> $2
 $$;
 CREATE OPERATOR ->> (LEFTARG = text, RIGHTARG = text, FUNCTION = member_text);
 
