@@ -36,10 +36,11 @@ from rolloutd.commands.submit import submit
 from rolloutd.commands.voting import Ballot, vote
 from rolloutd.compile import compile_limits
 from rolloutd.control.identity import Identity
+from rolloutd.engine.background.node_observations import run_watch
 from rolloutd.engine.daemon import Daemon
 from rolloutd.engine.drivers.node_session import AdapterSet
 from rolloutd.engine.state import ChangeNotifier, State
-from rolloutd.ports import DiscoveredNode
+from rolloutd.ports import DiscoveredNode, OnConfirmed, OnNodesChanged, OnObserved, OnTried, ignore_tries
 from rolloutd.service.reload import TeamPlanCompiler
 from rolloutd.settings import Settings
 from rolloutd.store import open_store
@@ -71,7 +72,10 @@ WAIT_S = 600.0
 TEN = 10
 """Nodes in which an answer of the inventory differs."""
 
-WARM_UP_S, HOUR_S = 600.0, 3600.0
+FEW_NODES = 100
+"""Nodes with which a process first does all that is measured."""
+
+WARM_UP_S, HOUR_S = 1800.0, 3600.0
 WATCH_S = 15.0
 
 PLAN = f"""\
@@ -118,15 +122,19 @@ class BenchInventory:
     source = "bench"
 
     def __init__(self, nodes: int) -> None:
-        self.nodes = [self._node(number) for number in range(nodes)]
+        self._nodes, self._relabelled = nodes, 0
 
     async def refresh(self) -> Sequence[DiscoveredNode]:
-        return list(self.nodes)
+        # Made again each time, as a source's answer is; in a thread, as a long answer is parsed.
+        return await asyncio.to_thread(self._answer)
+
+    def _answer(self) -> Sequence[DiscoveredNode]:
+        roles = ({"role": "spare"} if number < self._relabelled else {} for number in range(self._nodes))
+        return [self._node(number, **labels) for number, labels in enumerate(roles)]
 
     def relabel(self, count: int) -> None:
         """Let the next answer differ in so many nodes."""
-        for number in range(count):
-            self.nodes[number] = self._node(number, role="spare")
+        self._relabelled = count
 
     def _node(self, number: int, **labels: str) -> DiscoveredNode:
         # All are canaries, because only this wave lets many nodes fail at once.
@@ -326,11 +334,9 @@ async def _retry_all(fleet: Fleet, rollout: str, nodes: Sequence[str]) -> None:
 
 
 async def measure_idle(fleet: Fleet) -> dict[str, float]:
-    """Wait an hour of virtual time in a closed window."""
-    await fleet.settle()
-    await fleet.open_start_gate(await fleet.submit("sat", 1))
-    watching = asyncio.create_task(_report_all_up(fleet))
-    await asyncio.sleep(WARM_UP_S)
+    """Wait an hour of virtual time in a closed window, under a watch."""
+    watching = asyncio.create_task(run_watch(fleet.state, BenchWatch(fleet), lambda: None))
+    await wait_in_closed_window(fleet)
     gc.collect()
     warm_kib, cpu_s = resident_kib(), time.process_time()
     await asyncio.sleep(HOUR_S)
@@ -345,16 +351,36 @@ async def measure_idle(fleet: Fleet) -> dict[str, float]:
     }
 
 
-async def _report_all_up(fleet: Fleet) -> None:
-    """Report the same of all nodes again and again, as a watch of a cluster does."""
-    state = fleet.state
-    while True:
-        await asyncio.sleep(WATCH_S)
-        now = state.now()
-        state.index.record_observations(
-            [Observation(each, NodeHealth.UP, now) for each in state.index.nodes], now
-        )
-        state.wake_up()
+async def wait_in_closed_window(fleet: Fleet) -> dict[str, float]:
+    await fleet.settle()
+    await fleet.open_start_gate(await fleet.submit("sat", 1))
+    await asyncio.sleep(WARM_UP_S)
+    return {}
+
+
+class BenchWatch:
+    """ports.Watch under which all nodes stay up."""
+
+    source = BenchInventory.source
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self._on_confirmed: OnConfirmed = lambda: False
+
+    def confirm_to(self, on_confirmed: OnConfirmed) -> None:
+        self._on_confirmed = on_confirmed
+
+    async def run(
+        self, on_observed: OnObserved, on_nodes_changed: OnNodesChanged, on_tried: OnTried = ignore_tries
+    ) -> None:
+        state = self._fleet.state
+        has_reported = False
+        while True:
+            if not has_reported or not self._on_confirmed():
+                now, up = state.now(), NodeHealth.UP
+                on_observed([Observation(node, up, now, watch=self.source) for node in state.index.nodes])
+                has_reported = True
+            await asyncio.sleep(WATCH_S)
 
 
 EMPTY_KIB: list[float] = []
@@ -405,6 +431,9 @@ def main() -> None:
         found = {"decision": statistics.median(times)}
     elif wanted == "idle":
         with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+            # What each process takes once, such as modules and SQLite's cache, is no fleet's.
+            runner.run(with_fleet(FEW_NODES, wait_in_closed_window, virtual=True))
+            gc.collect()
             EMPTY_KIB.append(resident_kib())
             found = runner.run(with_fleet(nodes, measure_idle, virtual=True))
     else:

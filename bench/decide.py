@@ -180,7 +180,7 @@ def fork_costs(index: Projection) -> tuple[float, float]:
 def rebuild_and_decide(index: Projection) -> None:
     """Build the index anew from its snapshot and decide once."""
     fresh = Projection.build(index.snapshot(), index.limits)
-    fresh.record_observations(index.observations, index.now)
+    fresh.record_observations_of(index)
     decide(fresh, index.now)
 
 

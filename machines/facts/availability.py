@@ -155,14 +155,16 @@ def target_unavailability(facts: FleetFacts, target: Target) -> Unavailability:
 
 def observed_unavailability(facts: FleetFacts, node: str) -> Unavailability | None:
     """Return what the last observation says against the node, None when it was freshly seen up."""
-    observation = facts.observation(node)
+    observation = facts.reported_observation(node)
     if observation is None:
         return Unavailability(node, UnavailabilityCause.UNKNOWN, needs_observation=True)
+    observed_at = facts.observed_at(observation) if observation.watch else observation.at
     # At the limit itself it is stale already: that is the instant for which a reevaluation is scheduled.
-    is_stale = facts.now >= observation.at + facts.limits.observe_within_s
+    is_stale = facts.now >= observed_at + facts.limits.observe_within_s
     # What was wrong before we released the node may have been our own doing.
-    if is_stale or (not observation.is_up and observation.at < facts.released_at(node)):
-        return Unavailability(node, UnavailabilityCause.UNKNOWN, observation, needs_observation=True)
+    if is_stale or (not observation.is_up and observed_at < facts.released_at(node)):
+        last_true = facts.observation(node)
+        return Unavailability(node, UnavailabilityCause.UNKNOWN, last_true, needs_observation=True)
     if observation.is_up:
         return None
     code = UnavailabilityCause.DOWN if observation.sight is NodeHealth.DOWN else UnavailabilityCause.UNKNOWN

@@ -6,8 +6,8 @@ comparisons of staged files are unknown after a start.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast
 
 from machines.facts.node_work import NodeWork
@@ -71,6 +71,8 @@ class FleetFacts(Forkable):
         self._freezes: dict[str, Freeze] = {}
         self.team_rules: Mapping[str, TeamRules] = {}
         self._observations: dict[str, Observation] = {}
+        self._confirmed_at: dict[str, float] = {}
+        """By watch: when all that it has reported was last true, without a new report of each node."""
         self._traffic: dict[tuple[str, str], TrafficResult] = {}
         self._comparisons: dict[tuple[str, str], StagedComparison] = {}
         self._isolations: dict[tuple[str, str], IsolationProgress] = {}
@@ -103,8 +105,18 @@ class FleetFacts(Forkable):
 
     @property
     def observations(self) -> Sequence[Observation]:
-        """The last observation of each node."""
-        return tuple(self._observations.values())
+        """The last observation of each node, at the instant at which it was last true."""
+        return tuple(map(self._last_true, self._observations.values()))
+
+    @property
+    def reports(self) -> Collection[Observation]:
+        """The last observation of each node, as it was reported."""
+        return self._observations.values()
+
+    @property
+    def confirmations(self) -> Mapping[str, float]:
+        """When each watch last confirmed all its reports (epoch seconds)."""
+        return self._confirmed_at
 
     @property
     def traffic(self) -> Sequence[TrafficResult]:
@@ -192,7 +204,21 @@ class FleetFacts(Forkable):
         return known if known is not None and is_current else IsolationProgress(target.attempt)
 
     def observation(self, node: str) -> Observation | None:
+        """Return the node's last observation, at the instant at which it was last true."""
+        seen = self._observations.get(node)
+        return None if seen is None else self._last_true(seen)
+
+    def _last_true(self, seen: Observation) -> Observation:
+        at = self.observed_at(seen)
+        return seen if at == seen.at else replace(seen, at=at)
+
+    def reported_observation(self, node: str) -> Observation | None:
+        """Return the node's last observation, at the instant of its report."""
         return self._observations.get(node)
+
+    def observed_at(self, observation: Observation) -> float:
+        """Return when an observation was last true: when it was reported, or confirmed (epoch seconds)."""
+        return max(observation.at, self._confirmed_at.get(observation.watch, 0.0))
 
     def released_at(self, node: str) -> float:
         """Return when rolloutd last finished work on a node (epoch seconds), 0.0 for never."""

@@ -46,6 +46,12 @@ class Index(FleetFacts):
         self._needing_driver: set[tuple[str, str]] = set()
         self._in_flight = 0
         self._left_cordoned: set[str] = set()
+        self._covering_watches: dict[str, None] = {}
+        """The watches whose last confirmation is recent enough for all nodes that they have reported."""
+        self._watched_not_up: dict[str, dict[str, None]] = {}
+        """By watch: the nodes that it reported as not up, the only ones that a confirmation may change."""
+        self._incomplete_watches: frozenset[str] = frozenset()
+        """The watches of which a report was dropped: they must report all nodes again."""
 
     def fork(self) -> Self:
         """Return the same facts; a later change of one does not change the other."""
@@ -112,7 +118,10 @@ class Index(FleetFacts):
 
     def next_change(self) -> float:
         """Return when time alone may next change a decision, other than by a soak (epoch seconds)."""
-        return min(self._pool_index.next_change(), self.pending_groups.next_instant())
+        # Only a node that is not up may improve, by becoming unknown.
+        covering = (watch for watch in self._covering_watches if self._watched_not_up.get(watch))
+        lapses = map(self._lapses_at, covering)
+        return min((self._pool_index.next_change(), self.pending_groups.next_instant(), *lapses))
 
     def _is_still_due(self, node: str, at: float) -> bool:
         """Return whether a bad observation or a hold of the node still ends at the instant."""
@@ -184,6 +193,12 @@ class Index(FleetFacts):
         added = () if rollout_record is None else rollout_record.plan.pool_keys
         return tuple(pool for pool in found if pool.key in self.limits.pools or pool.key in added)
 
+    def pool_ids_for(self, rollout: str, node: str) -> tuple[str, ...]:
+        """Return the ids of the node's pools under this rollout."""
+        if len(self._pool_keys) == len(self.limits.pools):
+            return self._pool_index.ids_of_node(node)
+        return tuple(pool.id for pool in self.pools_for(rollout, node))
+
     def all_pools(self, node: str) -> tuple[Pool, ...]:
         """Return the node's pools under any rollout: a node that is down is down in all of them."""
         return self._pool_index.pools_of_node(node)
@@ -203,6 +218,7 @@ class Index(FleetFacts):
     def at(self, now: float) -> Self:
         """Return the facts at an instant: these, unless time alone has changed something since."""
         is_due = self._pool_index.is_due(now) or self.pending_groups.is_due(now)
+        is_due = is_due or any(self._lapses_at(watch) <= now for watch in self._covering_watches)
         if self.now <= now and not is_due:
             return self
         # In a fork, because only the daemon may advance the facts: a question must not end a hold.
@@ -217,13 +233,44 @@ class Index(FleetFacts):
         self.now = now
         if backwards:
             self._on_clock_set_back()
-        self._pool_index.advance(self, now, self._is_still_due, self._observations)
+        for watch in tuple(self._covering_watches):
+            if self._lapses_at(watch) <= now:
+                self._end_coverage(watch)
+        self._pool_index.advance(self, now, self._is_still_due, self._covering_watches)
         self.pending_groups.end_due(now)
+
+    def _lapses_at(self, watch: str) -> float:
+        """Return until when the watch's last confirmation is recent enough (epoch seconds)."""
+        return self._confirmed_at[watch] + self.limits.observe_within_s
+
+    def _nodes_of_watch(self, watch: str) -> list[str]:
+        return [node for node, seen in self._observations.items() if seen.watch == watch]
+
+    def _end_coverage(self, watch: str) -> None:
+        """Let each node of a watch count by its own report again."""
+        self._covering_watches = {each: None for each in self._covering_watches if each != watch}
+        nodes = self._nodes_of_watch(watch)
+        for node in nodes:
+            self._schedule_reevaluation(self._observations[node])
+        self._pool_index.reevaluate(self, nodes)
+
+    def _lose_report(self, seen: Observation | None) -> None:
+        """Note that a watch's report is dropped that it would otherwise only confirm."""
+        if seen is not None and seen.watch:
+            self._incomplete_watches |= {seen.watch}
+            self._watched_not_up = self._own(self._watched_not_up)
+            if seen.watch in self._watched_not_up:
+                self._own_row(self._watched_not_up, seen.watch).pop(seen.node, None)
 
     def _on_clock_set_back(self) -> None:
         # Expired observations and holds may be valid again.  The age of an observation or a probe that
         # was made later than now is unknown, so it is dropped.
+        for seen in self._observations.values():
+            if seen.at > self.now:
+                self._lose_report(seen)
         self._observations = {node: seen for node, seen in self._observations.items() if seen.at <= self.now}
+        # The next confirmation comes within seconds.
+        self._confirmed_at, self._covering_watches = {}, {}
         self._traffic = {key: found for key, found in self._traffic.items() if found.at <= self.now}
         for seen in self._observations.values():
             self._schedule_reevaluation(seen)

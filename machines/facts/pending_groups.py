@@ -66,8 +66,8 @@ class PendingGroups(Forkable):
         self._ready, self._backed_off = {}, {}
         self._by_instant, self._instants = {}, []
 
-    def enqueue(self, target: Target, pools: tuple[str, ...]) -> None:
-        """Add a node; its group is ready."""
+    def enqueue(self, target: Target, position: QueuePosition, pools: tuple[str, ...]) -> None:
+        """Add a node at its position; its group is ready."""
         group = QueueGroup(target.rollout, target.wave, target.team, pools)
         self._groups = self._own(self._groups)
         if group not in self._groups:
@@ -79,7 +79,7 @@ class PendingGroups(Forkable):
         else:
             self._end_backoff(group)
             self._remove_entry(group)
-        insort(self._own_row(self._groups, group, list), queue_position(target))
+        insort(self._own_row(self._groups, group, list), position)
         self._add_entry(group)
         self._group_by_target = self._own(self._group_by_target)
         self._group_by_target[target.rollout, target.node] = group

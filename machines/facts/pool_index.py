@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -16,7 +16,7 @@ from machines.facts.availability import Unavailability, unavailability
 from machines.facts.fleet_facts import FleetFacts
 from machines.facts.pending_groups import PendingGroups
 from machines.facts.sharing import Forkable
-from machines.model.node import UNLABELED, Node, NodeHealth, Observation, id_of_pool
+from machines.model.node import UNLABELED, Node, id_of_pool
 from machines.model.reasons import Reason
 
 
@@ -78,6 +78,9 @@ class PoolIndex(Forkable):
 
     def pools_of_node(self, node: str) -> tuple[Pool, ...]:
         return tuple([self._pools[pool] for pool in self._pool_ids_by_node.get(node, ())])
+
+    def ids_of_node(self, node: str) -> tuple[str, ...]:
+        return self._pool_ids_by_node.get(node, ())
 
     def unavailability(self, node: str) -> Unavailability | None:
         return self._unavailable.get(node)
@@ -212,12 +215,12 @@ class PoolIndex(Forkable):
         facts: FleetFacts,
         now: float,
         is_current: Callable[[str, float], bool],
-        observations: Mapping[str, Observation],
+        covering_watches: Collection[str],
     ) -> None:
         """Reevaluate the nodes that are due, and drop what `is_current` refuses."""
         due: dict[str, None] = {}
         while self._stale_instants and self._stale_instants[0] <= now:
-            self._take_stale(facts, now, observations, due)
+            self._take_stale(facts, now, covering_watches, due)
         # An instant that another observation or hold has replaced goes now, or it would wake the daemon.
         queue = self._improvement_times
         while queue and (queue[0][0] <= now or not is_current(queue[0][1], queue[0][0])):
@@ -229,9 +232,12 @@ class PoolIndex(Forkable):
             self.reevaluate(facts, due)
 
     def _take_stale(
-        self, facts: FleetFacts, now: float, observations: Mapping[str, Observation], due: dict[str, None]
+        self, facts: FleetFacts, now: float, covering_watches: Collection[str], due: dict[str, None]
     ) -> None:
-        """Add the nodes of the first instant to the due ones, but for those that were observed since."""
+        """Add the nodes of the first instant to the due ones, but for those that were observed since.
+
+        A node of a covering watch needs no instant of its own: it is reevaluated when the coverage ends.
+        """
         self._stale_nodes = self._own(self._stale_nodes)
         self._stale_instants = self._own(self._stale_instants)
         at = heapq.heappop(self._stale_instants)
@@ -242,11 +248,11 @@ class PoolIndex(Forkable):
         for node in nodes:
             if stale_at.get(node) != at:
                 continue  # an earlier instant has replaced it
-            seen = observations.get(node)
+            seen = facts.reported_observation(node)
             # A bad observation has an instant among the improvements.
-            if seen is None or seen.sight is not NodeHealth.UP or seen.cordoned_by_other:
+            if seen is None or not seen.is_up or seen.watch in covering_watches:
                 del stale_at[node]
-            elif (until := seen.at + within_s) > now:
+            elif (until := facts.observed_at(seen) + within_s) > now:
                 stale_at[node] = until
                 if until != later_at:
                     later_at, later = until, self._nodes_stale_at(until)

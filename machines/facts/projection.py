@@ -33,7 +33,7 @@ from machines.facts.availability import target_unavailability
 from machines.facts.counters import RolloutCounters
 from machines.facts.fleet_facts import FactsSnapshot
 from machines.facts.measured_facts import MeasuredFacts
-from machines.facts.pending_groups import queue_position
+from machines.facts.pending_groups import QueuePosition, queue_position
 from machines.facts.preparations import RolloutPreparations, preparations_of
 from machines.facts.votes import looks_ahead
 from machines.model import events
@@ -95,7 +95,9 @@ class Projection(MeasuredFacts):
         index.record_disk_shortage(self.disk_shortage)
         index.record_sources(tuple(self.sources.values()))
         # Without them every node would be unknown, and nothing would start before all are observed again.
-        index.record_observations(self.observations, self.now)
+        index.record_observations_of(self)
+        # A settled row may be that of a node.
+        index.node_changes = self.node_changes + 1
         index._recorded_work = self._recorded_work.copy()
         return index
 
@@ -202,7 +204,7 @@ class Projection(MeasuredFacts):
             self._pool_index.remove_node(self, row.name)
             del self._nodes[row.name]
             self._observations = self._own(self._observations)
-            self._observations.pop(row.name, None)
+            self._lose_report(self._observations.pop(row.name, None))
             self._forget_measured(lambda rollout, node: node == row.name)
         for target in self.targets_on(row.name):  # its pools and labels may have changed
             if target.phase is Phase.PENDING:
@@ -369,8 +371,9 @@ class Projection(MeasuredFacts):
             self._in_flight += 1
         if target.phase is Phase.PENDING:
             waves = self._own_row(self._pending, target.rollout)
-            insort(self._own_row(waves, target.wave, list), queue_position(target))
-            self._enqueue(target)
+            position = queue_position(target)
+            insort(self._own_row(waves, target.wave, list), position)
+            self._enqueue(target, position)
 
     def _uncount_target(self, target: Target) -> None:
         self._own_row(self._counters, target.rollout).adjust(target, -1)
@@ -381,12 +384,12 @@ class Projection(MeasuredFacts):
             del queue[bisect_left(queue, queue_position(target))]
             self.pending_groups.remove(target)
 
-    def _enqueue(self, target: Target) -> None:
+    def _enqueue(self, target: Target, position: QueuePosition | None = None) -> None:
         # Nothing of a closed rollout starts, so each decision would examine its groups in vain.
         if self._rollouts[target.rollout].closed:
             return
-        ids = tuple(pool.id for pool in self.pools_for(target.rollout, target.node))
-        self.pending_groups.enqueue(target, ids)
+        ids = self.pool_ids_for(target.rollout, target.node)
+        self.pending_groups.enqueue(target, position or queue_position(target), ids)
 
     def _add_hold(self, hold: Hold) -> None:
         key = (hold.node, hold.source, hold.id)

@@ -7,16 +7,17 @@ commit are made.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
-from machines.facts.availability import observed_unavailability
-from machines.facts.fleet_facts import IsolationProgress
+from machines.facts.availability import Unavailability, observed_unavailability
+from machines.facts.fleet_facts import FleetFacts, IsolationProgress
 from machines.facts.index import Index
 from machines.facts.node_work import NodeWork
 from machines.model.decision import BackOff
 from machines.model.limits import DiskShortage, Limits, Refusal
 from machines.model.node import NodeHealth, Observation, SourceFreshness
+from machines.model.reasons import UnavailabilityCause
 from machines.model.rows import AuditMismatch
 
 P = ParamSpec("P")
@@ -64,19 +65,60 @@ class Records(Index):
             if last is None:
                 self._record_observation(observation, repeats=False)
                 continue
+            last_at, is_same_watch = self.observed_at(last), last.watch == observation.watch
             # A slow poll may end after a watch has reported something newer.
-            if last.at > observation.at:
+            if last_at > observation.at:
                 continue
+            if not is_same_watch:
+                self._lose_report(last)
             repeats = observation.says_the_same_as(last)
-            # Most reports of a watch: it makes one for each node at rest, every few seconds.
-            if repeats and observation.sight is up and last.at > fresh_after and not last.cordoned_by_other:
+            # Most of the reports of all nodes that a watch makes.
+            is_up = observation.sight is up and not last.cordoned_by_other
+            if repeats and is_up and is_same_watch and last_at > fresh_after:
                 known[observation.node] = observation
             else:
                 self._record_observation(observation, repeats=repeats)
 
+    def record_observations_of(self, facts: FleetFacts) -> None:
+        """Record what other facts know of the nodes' health."""
+        self.record_observations(facts.reports, facts.now)
+        for watch, at in facts.confirmations.items():
+            self.record_confirmation(watch, at, facts.now)
+
+    @journaled
+    def record_confirmation(self, watch: str, at: float, now: float) -> None:
+        """Record that all that a watch has reported was true at an instant: one for all its nodes."""
+        self.advance(now)
+        # What was wrong at the end of our work is the node's own state if it is confirmed after it.
+        nodes: Iterable[str] = self._watched_not_up.get(watch, ())
+        if watch not in self._covering_watches:
+            nodes = (node for node in self._nodes_of_watch(watch) if not self._is_fresh_and_up(node))
+        before = {node: observed_unavailability(self, node) for node in nodes}
+        self._confirmed_at = {**self._confirmed_at, watch: at}
+        if self._lapses_at(watch) > self.now:
+            self._covering_watches = {**self._covering_watches, watch: None}
+        for node, judged in before.items():
+            after = observed_unavailability(self, node)
+            if _judgement(judged) != _judgement(after):
+                self._pool_index.reevaluate(self, (node,))
+
+    @journaled
+    def expect_reports(self, watch: str) -> None:
+        """Record that the watch is about to report all its nodes."""
+        self._incomplete_watches = self._incomplete_watches - {watch}
+
+    def lacks_reports(self, watch: str) -> bool:
+        """Return whether something that the watch has reported was dropped, so that it must report again."""
+        return watch in self._incomplete_watches
+
+    def _is_fresh_and_up(self, node: str) -> bool:
+        """Return whether the last report of a node alone shows that it is up."""
+        seen = self._observations[node]
+        return seen.is_up and self.now < seen.at + self.limits.observe_within_s
+
     def _record_observation(self, observation: Observation, *, repeats: bool) -> None:
         node = observation.node
-        before = observed_unavailability(self, node)
+        before, last = observed_unavailability(self, node), self._observations.get(node)
         self._observations[node] = observation
         after = observed_unavailability(self, node)
         if not repeats:
@@ -87,10 +129,15 @@ class Records(Index):
         is_left = bool(observation.left_isolated_by)
         self._left_cordoned = self._own(self._left_cordoned)
         (self._left_cordoned.add if is_left else self._left_cordoned.discard)(node)
+        if last is not None and last.watch and not last.is_up:
+            self._watched_not_up = self._own(self._watched_not_up)
+            self._own_row(self._watched_not_up, last.watch, dict).pop(node, None)
+        if observation.watch and not observation.is_up:
+            self._watched_not_up = self._own(self._watched_not_up)
+            self._own_row(self._watched_not_up, observation.watch, dict)[node] = None
         self._schedule_reevaluation(observation)
-        judgements = [each and (each.code, each.needs_observation) for each in (before, after)]
         # The node's first cause may be another one, which hides that the judgement has changed.
-        marks = not repeats or judgements[0] != judgements[1]
+        marks = not repeats or _judgement(before) != _judgement(after)
         self._pool_index.reevaluate(self, (node,), marks=marks)
 
     @journaled
@@ -155,3 +202,7 @@ class Records(Index):
 
     def _mark_targets_on(self, node: str) -> None:
         self.pending_groups.mark_node(node, [each.rollout for each in self.targets_on(node)])
+
+
+def _judgement(seen: Unavailability | None) -> tuple[UnavailabilityCause, bool] | None:
+    return None if seen is None else (seen.code, seen.needs_observation)

@@ -21,8 +21,8 @@ _POOL_ID_CACHE_SIZE = 65_536
 NO_IDENTITY: Mapping[str, str] = {}
 """The pinned identity of each node without one."""
 
-_SORT_KEY_CACHE_SIZE = 65_536
-"""Sort keys kept: the names of a large fleet, a few megabytes."""
+_SORT_KEY_CACHE_SIZE = 16_384
+"""Sort keys kept, a few megabytes: more than the nodes of which a decision or a page asks again."""
 
 
 class NodeKind(StrEnum):
@@ -146,6 +146,7 @@ class Observation:
     `left_isolated_by`: the isolator that left the node out of service for a hold, and returns it after the
     hold.  `is_leaving`: the owner is removing the node from the fleet, so it is no outage of its peers.
     `is_locked`: another tool works on the node by a lock of its own; it counts as a cordon of others.
+    `watch`: the watch that reported it, and that confirms all that it has reported at once; empty without.
     """
 
     node: str
@@ -156,6 +157,7 @@ class Observation:
     left_isolated_by: str = ""
     is_leaving: bool = False
     is_locked: bool = False
+    watch: str = ""
 
     @property
     def is_up(self) -> bool:

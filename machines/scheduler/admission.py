@@ -365,8 +365,8 @@ class _WaveAdmission:
         """Return whether the node needs an observation that this decision requests no more."""
         if len(self.builder.nodes_to_observe) < MAX_OBSERVATIONS:
             return False
-        seen = self.index.observation(node)
-        if seen is not None and self.index.now < seen.at + self.index.limits.observe_within_s:
+        index, seen = self.index, self.index.reported_observation(node)
+        if seen is not None and index.now < index.observed_at(seen) + index.limits.observe_within_s:
             return False
         self.passed_over += 1
         return True

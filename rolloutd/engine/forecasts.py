@@ -195,7 +195,7 @@ def run_starts(state: State) -> dict[tuple[str, str], float]:
 
 def _not_up(index: Index) -> frozenset[str]:
     """Return the nodes that are not known to be up."""
-    seen = ((node, index.observation(node)) for node in index.nodes)
+    seen = ((node, index.reported_observation(node)) for node in index.nodes)
     return frozenset(node for node, found in seen if found is None or found.sight is not NodeHealth.UP)
 
 

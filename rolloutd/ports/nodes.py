@@ -150,6 +150,7 @@ class ConnectionDefaults:
 OnObserved = Callable[[Sequence[Observation]], None]
 OnNodesChanged = Callable[[], None]
 OnTried = Callable[[str], None]
+OnConfirmed = Callable[[], bool]
 
 
 def ignore_tries(error: str) -> None:
@@ -171,6 +172,17 @@ class Watch(Protocol):
         `on_nodes_changed` means that nodes or labels changed: refresh the inventory.
         `on_tried` receives the error of each try to reach the source that the watch repeats itself, and the
         empty string when it is reached.
+        """
+
+
+@runtime_checkable
+class ConfirmsReports(Protocol):
+    """Optional port of a watch that says in one call that all its last reports are still true."""
+
+    def confirm_to(self, on_confirmed: OnConfirmed) -> None:
+        """Call this from now on, well before observations expire, in place of a report of all nodes.
+
+        When it returns False, all nodes must be reported again.
         """
 
 

@@ -75,6 +75,7 @@ PEOPLE: dict[Actor, tuple[str, ...]] = {
     Actor(ActorKind.PERSON, "ben", 1004): ("b", "c"),
     Actor(ActorKind.PERSON, "cleo", 1005): ("c",),
 }
+WATCH = "ams"
 FAILURE_MESSAGES = ("no route to host", "task 3 failed", "disk full")
 
 
@@ -93,6 +94,8 @@ class FleetSimulator:
     actual_health: dict[str, tuple[NodeHealth, bool]]
     has_faults: bool = True
     skips_invariants: bool = False
+    is_watched: bool = False
+    """Whether each observation is the report of a watch, which confirms it later."""
     traffic: dict[str, bool | None] = field(default_factory=dict)
     """Nodes with client traffic (True) or unknown traffic (None); all others are idle."""
     last_id: int = 0
@@ -107,6 +110,7 @@ class FleetSimulator:
         limits = random_limits(chance)
         index = Projection.build(FactsSnapshot(nodes=tuple(nodes)), limits, lambda content: content["plan"])
         world = cls(chance, index, T0, [], {node.name: (NodeHealth.UP, False) for node in nodes})
+        world.is_watched = chance.random() < 0.5
         world.log_effect("settings", pools=oracle_pools(limits), fleet=limits.max_parallel, within=60.0)
         world._log_inventory()
         for number in range(chance.randint(1, 3)):
@@ -239,7 +243,8 @@ class FleetSimulator:
         observations = []
         for node in nodes:
             sight, foreign = self.actual_health.get(node, (NodeHealth.UP, False))
-            observations.append(Observation(node, sight, self.now, "as it is", foreign))
+            watch = WATCH if self.is_watched else ""
+            observations.append(Observation(node, sight, self.now, "as it is", foreign, watch=watch))
             self.log_effect("saw", node=node, up=sight is NodeHealth.UP, foreign=foreign)
         self.index.record_observations(observations, self.now)
 
@@ -302,6 +307,23 @@ class FleetSimulator:
         """Let a watch report of some nodes."""
         known = sorted(self.index.nodes)
         self._observe(tuple(self.rng.sample(known, self.rng.randint(1, len(known)))))
+
+    def confirm_reports(self) -> None:
+        """Let a watch report the nodes that have changed, and confirm its other reports at once."""
+        if not self.is_watched:
+            return
+        if self.index.lacks_reports(WATCH):
+            self.index.expect_reports(WATCH)
+            self._observe(tuple(sorted(self.index.nodes)))
+            return
+        reported = [seen for seen in self.index.reports if seen.watch]
+        healths = {seen.node: (seen.sight, seen.cordoned_by_other) for seen in reported}
+        up = (NodeHealth.UP, False)
+        self._observe(tuple(n for n, seen in healths.items() if seen != self.actual_health.get(n, up)))
+        self.index.record_confirmation(WATCH, self.now, self.now)
+        for node in healths:
+            sight, foreign = self.actual_health.get(node, up)
+            self.log_effect("saw", node=node, up=sight is NodeHealth.UP, foreign=foreign)
 
     def change_node_health(self) -> None:
         """Take a node down, bring it up, or add a foreign cordon."""
@@ -625,6 +647,8 @@ class FleetSimulator:
             self.approve_all_gates(rollout.id)
         if self.rng.random() < 0.4:
             self.random_event()
+        if self.rng.random() < 0.5:
+            self.confirm_reports()
 
 
 _RANDOM_EVENTS: tuple[Callable[[FleetSimulator], None], ...] = (

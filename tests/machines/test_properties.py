@@ -52,7 +52,7 @@ ROUNDS_TO_END = 400
 def rebuilt(index: Projection) -> Projection:
     """Return an index built afresh from what the other one knows."""
     fresh = Projection.build(index.snapshot(), index.limits)
-    fresh.record_observations(index.observations, index.now)
+    fresh.record_observations_of(index)
     for told in index.traffic:
         fresh.record_traffic(told)
     return fresh

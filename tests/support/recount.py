@@ -12,7 +12,7 @@ from machines.invariants import vote_recount
 def wrong_counts(index: Projection) -> list[str]:
     """Return which running counts are not those of an index that is built again from the same facts."""
     fresh = Projection.build(index.snapshot(), index.limits)
-    fresh.record_observations(index.observations, index.now)
+    fresh.record_observations_of(index)
     kept, counted = dict(_counts(index)), dict(_counts(fresh))
     wrong = [
         f"{name} is {kept.get(name)}, not {counted.get(name)}"

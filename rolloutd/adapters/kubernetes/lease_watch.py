@@ -63,6 +63,10 @@ class LeaseWatch(WatchHandler):
         lease = self._leases.get(node)
         return lease.holder if lease is not None and now < lease.until else ""
 
+    def ending_nodes(self) -> list[str]:
+        """Return the nodes with a lease that ends unless it is renewed."""
+        return [node for node, lease in self._leases.items() if lease.until != NO_END]
+
     def parse(self, obj: Mapping[str, JSON]) -> NodeLease | None:
         return parse_lease(obj)
 

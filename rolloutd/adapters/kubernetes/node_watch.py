@@ -1,7 +1,8 @@
 """Watch of one cluster's nodes that reports observations.
 
-A state stays valid while the watch is open and the server answers a periodic request, so the watch reports it
-again well before it is too old for a decision.  While the cluster is unreachable, its nodes are unknown.
+A state stays valid while the watch is open and the server answers a periodic request, so the watch confirms
+all states at once, well before they are too old for a decision.  While the cluster is unreachable, its nodes
+are unknown.
 """
 
 from __future__ import annotations
@@ -16,10 +17,13 @@ from rolloutd.adapters.kubernetes.cluster_registry import source_name
 from rolloutd.adapters.kubernetes.lease_watch import LeaseWatch
 from rolloutd.adapters.kubernetes.list_watch import WatchHandler, run_list_watch
 from rolloutd.adapters.kubernetes.nodes import ISOLATED_BY, CordonOwner, NodeView, find_annotation, parse_node
-from rolloutd.ports import JSON, Clock, OnNodesChanged, OnObserved, OnTried, ignore_tries
+from rolloutd.ports import JSON, Clock, OnConfirmed, OnNodesChanged, OnObserved, OnTried, ignore_tries
 
 REPORT_INTERVAL_S = 15.0
-"""Interval of reports of all nodes: four within the minute for which an observation is valid."""
+"""Interval of confirmations: four within the minute for which an observation is valid."""
+
+REPORTED_AT_ONCE = 200
+"""Nodes of one report among all nodes: some milliseconds, between which the loop does other work."""
 
 DEBOUNCE_S = 0.3
 """A burst of changes (a node pool that grows) is announced once."""
@@ -54,10 +58,14 @@ class NodeWatch(WatchHandler):
         self._inventory_changed = asyncio.Event()
         self._on_observed: OnObserved = lambda observations: None
         self._on_tried: OnTried = ignore_tries
+        self._on_confirmed: OnConfirmed = lambda: False
 
     @property
     def source(self) -> str:
         return source_name(self.cluster)
+
+    def confirm_to(self, on_confirmed: OnConfirmed) -> None:
+        self._on_confirmed = on_confirmed
 
     async def run(
         self, on_observed: OnObserved, on_nodes_changed: OnNodesChanged, on_tried: OnTried = ignore_tries
@@ -131,15 +139,15 @@ class NodeWatch(WatchHandler):
         now, node = self._clock.now(), fleet_name or self.prefix + name
         known = self.nodes.get(name)
         if self.disconnect_reason:
-            return Observation(node, NodeHealth.UNKNOWN, now, self.disconnect_reason)
+            return Observation(node, NodeHealth.UNKNOWN, now, self.disconnect_reason, watch=self.source)
         # A server may accept the next watch and stay silent: no failure ends that state for minutes.
         if self._is_silent():
             why = f"cluster {self.cluster.name} has not answered since its watch ended"
-            return Observation(node, NodeHealth.UNKNOWN, now, why)
+            return Observation(node, NodeHealth.UNKNOWN, now, why, watch=self.source)
         if known is None:
             return self._removed_observation(node, now)
         holder = "" if self.leases is None else self.leases.holder_of(name, now)
-        return known.to_observation(node, now, holder)
+        return known.to_observation(node, now, self.source, holder)
 
     def _is_silent(self) -> bool:
         """Return whether the last watch ended longer ago than observations are refreshed."""
@@ -173,19 +181,32 @@ class NodeWatch(WatchHandler):
 
     def _removed_observation(self, node: str, now: float) -> Observation:
         # Not an outage: a deleted node leaves the fleet with the next refresh, and no peer must yield to it.
-        return Observation(node, NodeHealth.UNKNOWN, now, f"it is no longer in cluster {self.cluster.name}")
+        why = f"it is no longer in cluster {self.cluster.name}"
+        return Observation(node, NodeHealth.UNKNOWN, now, why, watch=self.source)
 
     async def _report_periodically(self) -> None:
-        """Ping the server and report all nodes again."""
+        """Ping the server and confirm all reports, or report all nodes again."""
         while True:
             await asyncio.sleep(self._report_interval_s)
             # An open connection proves nothing: behind a dead load balancer it stays open.
             failure = await self._ping() if self._is_open else ""
             # The watch may have ended during the ping, and the ping's answer does not replace it.
+            is_news = self._is_open and failure != self.disconnect_reason
             if self._is_open:
                 self.disconnect_reason = failure
-            if self._is_open or self.disconnect_reason:
-                self._report(self.nodes.values())
+            # A lease ends by time alone, so what was reported of its node may be true no longer.
+            for name in () if self.leases is None else self.leases.ending_nodes():
+                self._report_name(name)
+            if (self._is_open or self.disconnect_reason) and (is_news or not self._on_confirmed()):
+                await self._report_all()
+
+    async def _report_all(self) -> None:
+        """Report all nodes, while events of single nodes may come in between."""
+        names = tuple(self.nodes)
+        for start in range(0, len(names), REPORTED_AT_ONCE):
+            slice_ = names[start : start + REPORTED_AT_ONCE]
+            self._report([self.nodes[name] for name in slice_ if name in self.nodes])
+            await asyncio.sleep(0)
 
     async def _ping(self) -> str:
         """Return why the server does not answer; empty if it does."""

@@ -126,8 +126,11 @@ class NodeView:
     lock: str = ""
     """By which annotation another tool has locked the node; "" for none."""
 
-    def to_observation(self, node: str, at: float, lease_holder: str = "") -> Observation:
-        """Return the node's observation under the fleet's name; `lease_holder` has a lease of it."""
+    def to_observation(self, node: str, at: float, watch: str, lease_holder: str = "") -> Observation:
+        """Return the observation that the watch makes of the node, by the fleet's name.
+
+        `lease_holder` has a lease of it.
+        """
         health, why, by_other = self._health()
         lock = self.lock or (f"{lease_holder} holds its lease" if lease_holder else "")
         if lock and not by_other:
@@ -141,6 +144,7 @@ class NodeView:
             left_isolated_by=self.left_isolated_by,
             is_leaving=self.is_being_removed,
             is_locked=bool(lock) and why == lock,
+            watch=watch,
         )
 
     def _health(self) -> tuple[NodeHealth, str, bool]:

@@ -17,7 +17,7 @@ from machines.model.node import NodeHealth, NodeKind, Observation
 from rolloutd.engine.state import State
 from rolloutd.engine.tasks import BackgroundJobs
 from rolloutd.errors import RolloutdError
-from rolloutd.ports import Host, Observer, Watch
+from rolloutd.ports import ConfirmsReports, Host, Observer, Watch
 from rolloutd.ports.guards import adapter_errors, validate_result
 
 log = logging.getLogger("rolloutd.engine.background.node_observations")
@@ -105,17 +105,37 @@ def _pick_worse(known: Observation, new: Observation) -> Observation:
 async def run_watch(state: State, watch: Watch, on_inventory_changed: Callable[[], None]) -> None:
     """Run the watch until cancelled, and restart it when it breaks."""
 
+    source, reported_names = watch.source, state.canonical_names
+
     def record(observations: Sequence[Observation]) -> None:
         # The watch uses its source's names, the index the fleet's; an empty name is a rejected node.
-        named = [
-            (state.canonical_names.get((watch.source, each.node), each.node), each) for each in observations
-        ]
+        named = [(state.canonical_names.get((source, each.node), each.node), each) for each in observations]
         state.index.record_observations(
-            [replace(each, node=name) for name, each in named if name], state.now()
+            [
+                each if (name, source) == (each.node, each.watch) else replace(each, node=name, watch=source)
+                for name, each in named
+                if name
+            ],
+            state.now(),
         )
         state.wake_up()
 
-    name = f"watch {watch.source}"
+    def confirm() -> bool:
+        nonlocal reported_names
+        index = state.index
+        # What was reported under another name, or is dropped, cannot be confirmed.
+        if reported_names != state.canonical_names or index.lacks_reports(source):
+            reported_names = state.canonical_names
+            index.expect_reports(source)
+            return False
+        now = state.now()
+        index.record_confirmation(source, now, now)
+        state.wake_up()
+        return True
+
+    if isinstance(watch, ConfirmsReports):
+        watch.confirm_to(confirm)
+    name = f"watch {source}"
     while True:
         try:
             with adapter_errors(name):

@@ -118,7 +118,7 @@ class Isolation:
 
     def recheck(self) -> None:
         """Inspect soon, if the node's observation has changed."""
-        observation = self._state.index.observation(self._session.node)
+        observation = self._state.index.reported_observation(self._session.node)
         observed = (
             None
             if observation is None

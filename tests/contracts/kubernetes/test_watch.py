@@ -51,6 +51,34 @@ async def watching(watch: NodeWatch) -> AsyncIterator[WatchRecorder]:
         await asyncio.gather(task, return_exceptions=True)
 
 
+async def test_unchanged_nodes_are_confirmed(sandbox: ClusterSandbox, cluster: Cluster, clock: Clock) -> None:
+    node = await sandbox.node("a")
+    watch, is_enough, confirmations = NodeWatch(cluster, clock, report_interval_s=0.05), True, 0
+
+    def on_confirmed() -> bool:
+        nonlocal confirmations
+        confirmations += 1
+        return is_enough
+
+    watch.confirm_to(on_confirmed)
+    async with watching(watch) as core:
+
+        async def confirmed_twice() -> bool:
+            return node in core.last and confirmations >= 2
+
+        await sandbox.wait_until(confirmed_twice)
+        seen, confirmations = core.last[node], 0
+        await sandbox.wait_until(confirmed_twice)
+        assert core.last[node] is seen
+        is_enough = False
+
+        async def reported_again() -> bool:
+            return core.last[node] is not seen
+
+        await sandbox.wait_until(reported_again)
+        assert core.last[node].watch == watch.source
+
+
 async def test_what_happens_to_a_node_is_seen(
     sandbox: ClusterSandbox, cluster: Cluster, clock: Clock
 ) -> None:

@@ -317,7 +317,7 @@ def test_node_that_an_autoscaler_removes_is_leaving(taint: str, is_leaving: bool
         "spec": {"taints": [{"key": taint, "effect": "NoSchedule"}]},
         "status": {"conditions": [ready]},
     }
-    seen = parse_node(node).to_observation("n1", 0.0)
+    seen = parse_node(node).to_observation("n1", 0.0, "ams")
     assert (seen.is_leaving, seen.cordoned_by_other) == (is_leaving, is_leaving)
 
 
