@@ -82,7 +82,7 @@ def _with_ids(reported: Sequence[DiscoveredNode]) -> list[DiscoveredNode]:
     """Return the nodes with ids; an id that several nodes have is the id of none."""
     nodes = [node if node.id or not (own := own_id(node)) else replace(node, id=own) for node in reported]
     counts = Counter(node.id for node in nodes)
-    return [node if counts[node.id] == 1 else replace(node, id="") for node in nodes]
+    return [node if not node.id or counts[node.id] == 1 else replace(node, id="") for node in nodes]
 
 
 def own_id(node: DiscoveredNode) -> str:

@@ -34,7 +34,9 @@ class MergedInventory:
     connections: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     canonical_names: dict[tuple[str, str], str] = field(default_factory=dict)
     rejected: dict[str, list[str]] = field(default_factory=dict)
-    reports: dict[str, list[DiscoveredNode]] = field(default_factory=dict)
+    reports: dict[str, tuple[DiscoveredNode, ...]] = field(default_factory=dict)
+    sources: dict[str, tuple[str]] = field(default_factory=dict)
+    """One object for all nodes that only this source reports."""
 
 
 def merge_inventories(
@@ -115,10 +117,11 @@ def _assign_clusters(
 
 
 def _add_node(merged: MergedInventory, name: str, discovered: DiscoveredNode) -> None:
-    merged.reports.setdefault(name, []).append(discovered)
+    merged.reports[name] = (*merged.reports.get(name, ()), discovered)
     known = merged.nodes.get(name)
     if known is None:
-        merged.nodes[name] = Node(name, discovered.kind, (discovered.source,), discovered.labels)
+        sources = merged.sources.setdefault(discovered.source, (discovered.source,))
+        merged.nodes[name] = Node(name, discovered.kind, sources, discovered.labels)
         merged.connections[name] = discovered.connection
         return
     kind = NodeKind.KUBERNETES if NodeKind.KUBERNETES in (known.kind, discovered.kind) else known.kind

@@ -62,6 +62,10 @@ class InventoryRefresher:
         self._accepted_removals: set[str] = set()
         self._deferred_moves: set[str] = set()
         self._membership_basis: object = None
+        self._unchanged: FleetChange | None = None
+        """The result of the last comparison, if it changed nothing of the fleet."""
+        self._compared: tuple[object, ...] = ()
+        """What that comparison was of."""
         self._due_nodes: set[str] = set()
         """The nodes that changed since the targets were adapted to all nodes."""
         self._commit_lock = asyncio.Lock()
@@ -176,6 +180,10 @@ class InventoryRefresher:
         if not self._readers:
             self._report_no_source()
             return None
+        basis = self._comparison_basis()
+        if self._unchanged is not None and basis == self._compared:
+            self._report_rejected(self._unchanged.rejected)
+            return self._unchanged
         answers = FleetAnswers(
             {name: reader.nodes for name, reader in self._readers.items()},
             {name: reader.rules.expect for name, reader in self._readers.items()},
@@ -188,10 +196,18 @@ class InventoryRefresher:
         )
         # In a thread; nodes and variables change only under the lock that is held here.
         change = await compute_over(answers.size, compare_fleet, answers)
+        # What differs and was not written, such as the move of a node in flight, is found again next time.
+        is_empty = not (change.changed or change.removed or change.connections)
+        self._unchanged, self._compared = (change if is_empty else None), basis
         self._state.reports = change.reports
         self._set_names(change.canonical_names)
         self._report_rejected(change.rejected)
         return change
+
+    def _comparison_basis(self) -> tuple[object, ...]:
+        """Return what a comparison depends on; what the fleet has changes with its count of changes."""
+        answers = tuple(_Same(reader.nodes) for reader in self._readers.values())
+        return (*answers, self._state.index.node_changes, tuple(self._state.index.limits.pools))
 
     async def _commit_change(self, change: FleetChange, commit: CommitFunction) -> None:
         known = self._state.index.nodes
@@ -365,6 +381,19 @@ def _in_pools_of(node: Node, before: Node, pool_keys: Sequence[str], now: float)
         for key in moved
     )
     return replace(node, labels=labels, conflicts=(*node.conflicts, *warnings))
+
+
+class _Same:
+    """A value that equals only itself; it keeps the value, so that no other one takes its place."""
+
+    def __init__(self, value: object) -> None:
+        self._value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self._value is other._value
+
+    def __hash__(self) -> int:
+        return id(self._value)
 
 
 def _describe_held_answer(source: str, removed: int, known: int) -> str:

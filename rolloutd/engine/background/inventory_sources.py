@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import operator
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -71,9 +73,13 @@ class SourceReader:
         self._inventory = inventory
         self._gives_templates = isinstance(inventory, GivesTemplates)
         self._answer: _Answer | None = None
+        self._node_changes = -1
+        """The fleet's count of changes when the answer took effect."""
         self._held_answer: _Answer | None = None
         self._accepted: dict[str, frozenset[str]] = {}
         self._stored: Mapping[str, DiscoveredNode] = {}
+        self._stored_nodes: Sequence[DiscoveredNode] | None = None
+        """The answer that the store has, once it was compared with what is stored."""
         self._stored_at = 0.0
         self._is_queued = False
         self._lock = asyncio.Lock()
@@ -137,14 +143,22 @@ class SourceReader:
         """Store the answer in effect; raises StoreFailed."""
         answered_at = self.status.refreshed_at
         # Only an answer of this daemon: a restored one is stored already.
-        if self.nodes is None or answered_at is None or not self.status.has_answered:
+        nodes = self.nodes
+        if nodes is None or answered_at is None or not self.status.has_answered:
             return
-        stored, changed, removed = await compute_over(
-            len(self.nodes), _compare_stored, self.nodes, self._stored, self._state.redaction_key
-        )
+        stored = self._stored
+        changed: Sequence[DiscoveredNode] = ()
+        removed: Sequence[str] = ()
+        if nodes is not self._stored_nodes:
+            stored, changed, removed = await compute_over(
+                len(nodes), _compare_stored, nodes, self._stored, self._state.redaction_key
+            )
         if changed or removed or not 0 <= answered_at - self._stored_at < SAVE_INTERVAL_S:
-            await self._state.store.save_source_answer(SourceAnswer(self.name, answered_at, changed), removed)
+            await self._state.store.save_source_answer(
+                SourceAnswer(self.name, answered_at, tuple(changed)), removed
+            )
             self._stored, self._stored_at = stored, answered_at
+        self._stored_nodes = nodes
 
     async def _read(self) -> _Answer:
         async with asyncio.timeout(SOURCE_TIMEOUT_S):
@@ -178,7 +192,7 @@ class SourceReader:
             node = node if node.id or not (own := own_id(node)) else replace(node, id=own)
             # What is as before keeps its object: it is stored once, and later comparisons end at once.
             known = before.get(node.name)
-            valid.append(known if known is not None and known == node else node)
+            valid.append(known if known is not None and known == node else _compact(node))
         self.invalid = invalid
         return valid
 
@@ -194,10 +208,15 @@ class SourceReader:
         return replace(node, connection=without_templates(node.connection))
 
     async def _take(self, answer: _Answer) -> None:
+        if self._is_repeated(answer):
+            self.status.refreshed_at = self._state.now()
+            return
+        node_changes = self._state.index.node_changes
         known = max(len(answer.nodes), len(self.nodes or self._state.index.nodes))
         nodes, held = await compute_over(known, self._judge, answer, self._state.index.fork())
         if held is None:
             self._set_answer(answer, nodes, self._state.now())
+            self._node_changes = node_changes
             return
         if self.status.held is None:
             log.warning(
@@ -205,6 +224,15 @@ class SourceReader:
                 *(self.name, len(held.removed), held.known),
             )
         self.status.held, self._held_answer = held, answer
+
+    def _is_repeated(self, answer: _Answer) -> bool:
+        """Return whether an answer is the one in effect, over the same fleet: then it has the same nodes."""
+        last = self._answer
+        if last is None or self.status.held is not None or not self.status.has_answered or self._accepted:
+            return False
+        is_same_fleet = self._node_changes == self._state.index.node_changes
+        # _valid_nodes() keeps the object of each node that is as before.
+        return is_same_fleet and answer.invalid == last.invalid and _are_same(answer.nodes, last.nodes)
 
     def _judge(self, answer: _Answer, facts: Index) -> tuple[Sequence[DiscoveredNode], HeldAnswer | None]:
         nodes = self._known_nodes(answer, facts)
@@ -257,6 +285,16 @@ class SourceReader:
 
     def _fleet_name(self, name: str) -> str:
         return self.fleet_names.get(name, name)
+
+
+def _compact(node: DiscoveredNode) -> DiscoveredNode:
+    """Return the node with labels whose texts it shares with others; a fleet has few different ones."""
+    labels = {sys.intern(str(key)): sys.intern(str(value)) for key, value in node.labels.items()}
+    return replace(node, labels=labels)
+
+
+def _are_same(nodes: Sequence[DiscoveredNode], others: Sequence[DiscoveredNode]) -> bool:
+    return len(nodes) == len(others) and all(map(operator.is_, nodes, others))
 
 
 def _compare_stored(

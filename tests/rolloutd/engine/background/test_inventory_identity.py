@@ -88,6 +88,12 @@ def test_node_keeps_name_by_its_id(case: str) -> None:
     assert shown(nodes) == expected
 
 
+def test_repeated_answer_keeps_its_objects() -> None:
+    answer = [*nodes_of({"1": "a"}), DiscoveredNode("b", "netbox"), DiscoveredNode("c", "netbox")]
+    first = with_known_names(answer, [], {})
+    assert all(any(node is each for each in answer) for node in with_known_names(answer, first, {}))
+
+
 def test_accepted_rename_takes_new_name() -> None:
     before = with_known_names(nodes_of({"1": "a"}), [], {})
     doubted = with_known_names(nodes_of({"1": "x"}), before, {})
