@@ -411,14 +411,16 @@ async def measure_transitions(fleet: Fleet) -> dict[str, float]:
         (Trigger.MAINTAINED, Phase.MAINTAINING, Phase.VERIFYING, None),
         (Trigger.VERIFIED, Phase.VERIFYING, Phase.DONE, Outcome.CHANGED),
     )
-    began, count = time.process_time(), 0
+    times = []
     for node in names:
+        began = time.process_time()
         for trigger, source, target, outcome in edges:
             event = PhaseMoved(rollout, node, trigger, source, target, 1, now, outcome, isolated=False)
             async with state.exclusive_commit() as commit:
                 await commit([event], "bench", now)
-            count += 1
-    return {"transition": (time.process_time() - began) / count * 1000}
+        times.append((time.process_time() - began) / len(edges))
+    # The median, because a checkpoint of SQLite or a collection of cycles falls on a few of them.
+    return {"transition": statistics.median(times) * 1000}
 
 
 def main() -> None:
