@@ -34,10 +34,39 @@ _TYPE_NAMES = {
 }
 
 
-def render_reference(schema: Schema) -> str:
-    """Return the tables of all mappings of a file, from the outermost in."""
-    tables = [_table(schema, path, node) for path, node in _mappings(schema, "", schema)]
-    return "\n".join([BEGIN, "", *tables, END])
+def render_reference(schema: Schema, other: Schema | None = None, other_document: str = "") -> str:
+    """Return the tables of all mappings of a file, from the outermost in, each table once.
+
+    A table that `other_document` has of `other` is a link there.
+    """
+    paths_of, elsewhere = _tables(schema), _tables(other) if other is not None else {}
+    sections, links = list[str](), list[str]()
+    for table, paths in paths_of.items():
+        named = ", ".join(f"`{path}`" for path in paths)
+        if table in elsewhere:
+            first = elsewhere[table][0]
+            links.append(f"- {named}: [`{first}`]({other_document}#{_anchor(first)})")
+            continue
+        also = f"The same keys: {', '.join(f'`{path}`' for path in paths[1:])}.\n" if paths[1:] else ""
+        heading = f"### `{paths[0]}`" if paths[0] else "### The file"
+        sections.append("\n".join([heading, "", table, *([also] if also else [])]))
+    if links:
+        sections += ["### Keys of the plan file\n", *links, ""]
+    return "\n".join([BEGIN, "", *sections, END])
+
+
+def _tables(schema: Schema) -> dict[str, list[str]]:
+    """Return the tables of a file, each with the paths of the mappings that have these keys."""
+    found: dict[str, list[str]] = {}
+    for path, node in _mappings(schema, "", schema):
+        paths = found.setdefault(_table(schema, node), [])
+        if path not in paths:
+            paths.append(path)
+    return found
+
+
+def _anchor(path: str) -> str:
+    return "".join(each for each in path.lower() if each.isalnum() or each in "-_")
 
 
 def render_roles(routes: Sequence[Route]) -> str:
@@ -67,9 +96,9 @@ def _mappings(schema: Schema, path: str, node: Schema) -> Iterator[tuple[str, Sc
             yield from _mappings(schema, path, choice)
 
 
-def _table(schema: Schema, path: str, node: Schema) -> str:
+def _table(schema: Schema, node: Schema) -> str:
     required = set(node.get("required", ()))
-    lines = [f"### `{path}`" if path else "### The file", "", node.get("description", ""), ""]
+    lines = [node.get("description", ""), ""]
     lines += ["| key | what it is | default | meaning |", "|---|---|---|---|"]
     for key, child in node["properties"].items():
         said = resolve_reference(schema, child)

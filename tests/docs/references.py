@@ -22,7 +22,9 @@ DOCS = Path(__file__).parents[2] / "docs"
 def main() -> None:
     """Rewrite the tables."""
     replace_table("plan-file.md", BEGIN, END, render_reference(planfile.schema()))
-    replace_table("settings.md", BEGIN, END, render_reference(settings.schema()))
+    replace_table(
+        "settings.md", BEGIN, END, render_reference(settings.schema(), planfile.schema(), "plan-file.md")
+    )
     replace_table("artifacts.md", BEGIN, END, render_reference(manifest.schema()))
     replace_table("api.md", ROLES_BEGIN, ROLES_END, render_roles(ROUTES))
 
