@@ -14,6 +14,7 @@ from rolloutd import event_text
 from rolloutd.control import response_text, user_time, wire
 from rolloutd.control.client import api_path
 from tui.formatting import formatting
+from tui.formatting.lines import sanitize
 from tui.operations.confirm import (
     CONFIRM_DIGEST_LENGTH,
     REASON_FIELD,
@@ -192,7 +193,9 @@ def _shell_permission(model: Model, selection: Selection) -> Permission:
 def _shell_operation() -> Operation:
     def confirmation(selection: Selection) -> Confirmation:
         shell = selection.shell
-        command = (f"It runs here, as you: {shlex.join(shell['command'])}",) if shell is not None else ()
+        command = (
+            (f"It runs here, as you: {sanitize(shlex.join(shell['command']))}",) if shell is not None else ()
+        )
         recorded = "The audit records the command and your reason, and nothing of what you do there."
         return Confirmation(
             f"Open a shell on {selection.node_name}?", (*command, recorded), (REASON_FIELD,), "shell"
