@@ -291,7 +291,7 @@ def _quiet_key_cpu(screen: ConsoleScreen) -> float:
     """Return the console's CPU seconds for a key while no event comes."""
     before, _ = _cpu_s(screen.process.pid)
     for _ in range(QUIET_KEYS // 2):
-        screen.press(b"?", b"DECIDE AND ACT")
+        screen.press(b"?", b"ON THIS PAGE")
         screen.press(b"\x7f", b"digest")
     return (_cpu_s(screen.process.pid)[0] - before) / QUIET_KEYS
 
@@ -350,7 +350,7 @@ def _keys(screen: ConsoleScreen, seconds: float, memory: list[float]) -> list[fl
     start = time.monotonic()
     until = start + seconds - LIMIT_S / 10
     while (began := time.monotonic()) < until:
-        took.append(screen.press(b"?", b"DECIDE AND ACT"))
+        took.append(screen.press(b"?", b"ON THIS PAGE"))
         took.append(screen.press(b"\x7f", b"digest"))
         os.write(screen._fd, b"\t\x1b[6~")
         if time.monotonic() >= start + len(memory) * seconds / 4:
