@@ -112,8 +112,8 @@ class VerdictsPage(FetchedPage):
 
     def object_under_cursor(self) -> tuple[str, Any] | None:
         verdicts = self._found["verdicts"] if self._found is not None else ()
-        found = next((each for each in verdicts if each["id"] == self.body.cursor_key), None)
-        return None if found is None else (f"verdict {found['id']}", found)
+        verdict = next((each for each in verdicts if each["id"] == self.body.cursor_key), None)
+        return None if verdict is None else (f"verdict {verdict['id']}", verdict)
 
     def found_items(self, found: wire_plans.Verdicts) -> Iterator[Item]:
         note = "a submit of this content is refused; rolloutctl verdicts clear ID --reason TEXT"

@@ -71,11 +71,11 @@ class NavigationApp(App[None]):
             self.open_text(*full_text)
 
     def do_yaml(self) -> None:
-        found = self.screen.object_under_cursor() if isinstance(self.screen, Page) else None
-        if found is None:
+        shown = self.screen.object_under_cursor() if isinstance(self.screen, Page) else None
+        if shown is None:
             self.context.show_message("YAML: nothing is under the cursor")
             return
-        title, value = found
+        title, value = shown
         if isinstance(value, tuple):
             self._open_fetched(f"{title} YAML", self._fetch_yaml(*value))
         else:
