@@ -155,6 +155,10 @@ _FORMATTERS: dict[str, Callable[[Fields], str]] = {
     "FreezeLifted": lambda f: (
         _with_reason(f"lifted the freeze of {f['scope']}")(f) if f.get("scope") else "lifted a freeze"
     ),
+    "TrainStored": lambda f: _with_reason(f"train {f['train']['name']}: {', '.join(f['train']['rollouts'])}")(
+        f
+    ),
+    "TrainRemoved": lambda f: _with_reason(f"removed train {f['train']}")(f),
     "NodesDiscovered": lambda f: f"the inventory has {_join_names(f['nodes'])}",
     "NodesRemoved": lambda f: f"the inventory no longer has {_join_names(f['names'])}",
     "InventoryAccepted": lambda f: (

@@ -347,6 +347,9 @@ SENTENCES: Final[Mapping[ReasonCode, Callable[[str, Params], str]]] = {
     ),
     ReasonCode.HELD: _availability,
     ReasonCode.OTHER_ROLLOUT: _availability,
+    ReasonCode.TRAIN: lambda node, p: (
+        f"{node} waits for {p['rollout']}, which comes before in train {p['train']}"
+    ),
     ReasonCode.NODE_DOWN: _availability,
     ReasonCode.FOREIGN_CORDON: _availability,
     ReasonCode.FOREIGN_LOCK: _availability,

@@ -82,7 +82,9 @@ class Oracle:
         self.open_gates: dict[str, dict[tuple[str, str], float]] = defaultdict(dict)
         self.failures: dict[str, list[Entry]] = defaultdict(list)
         self.stop_reasons: dict[str, set[str]] = defaultdict(set)
-        self.in_progress: dict[str, str] = {}
+        self.in_progress: dict[str, list[str]] = {}
+        self.trains: dict[str, list[str]] = {}
+        self.ever_together: set[tuple[str, str]] = set()
         self.failed: dict[str, str] = {}
         self.target_states: dict[tuple[str, str], tuple[str, float]] = {}
         self.current_failure: dict[tuple[str, str], str] = {}
@@ -135,6 +137,13 @@ class Oracle:
 
     def on_unfreeze(self, entry: Entry) -> None:
         self.freezes.pop(entry["id"], None)
+
+    def on_train(self, entry: Entry) -> None:
+        self.trains[entry["name"]] = entry["rollouts"] if entry["approved"] else []
+        self.ever_together |= {(one, two) for one in entry["rollouts"] for two in entry["rollouts"]}
+
+    def on_untrain(self, entry: Entry) -> None:
+        self.trains.pop(entry["name"], None)
 
     def on_team(self, entry: Entry) -> None:
         self.team_windows[entry["team"]] = entry["windows"]
@@ -226,11 +235,15 @@ class Oracle:
             age = abs(now - self.answered_at)
             if age >= STALE_AFTER_S + ANSWER_DELAY_S:
                 yield f"{node} began in {name} by an inventory that is {age:.0f} s old"
-        if node in self.in_progress:
-            yield f"{node} is already worked on in {self.in_progress[node]}"
+        for other in self.in_progress.get(node, []):
+            # Whoever failed in a shared outage begins again in it.
+            if not self._is_after(other, name) and self.isolated_by.get(node) is None:
+                yield f"{node} is already worked on in {other}"
+            if not self._are_together(other, name):
+                yield f"{node} is already worked on in {other}, of another train"
         self.failed.pop(node, None)
         (self.started_isolated.add if node in self.isolated_by else self.started_isolated.discard)(node)
-        self.in_progress[node] = name
+        self.in_progress.setdefault(node, []).append(name)
         self.target_states[name, node] = ("working", now)
 
     def _rollback_violations(self, name: str, node: str, now: float) -> Iterator[str]:
@@ -294,7 +307,7 @@ class Oracle:
 
     def on_maintain(self, entry: Entry) -> Iterator[str]:
         node = entry["node"]
-        if self.isolated_by.get(node) != entry["rollout"]:
+        if not self._are_together(self.isolated_by.get(node), entry["rollout"]):
             yield f"a playbook runs on {node}, which is in service"
         if node in self.running_playbooks:
             yield f"two playbooks run on {node}"
@@ -305,7 +318,7 @@ class Oracle:
 
     def on_back(self, entry: Entry) -> Iterator[str]:
         node = entry["node"]
-        if self.isolated_by.pop(node, None) != entry["rollout"]:
+        if not self._are_together(self.isolated_by.pop(node, None), entry["rollout"]):
             yield f"{node} was un-isolated by {entry['rollout']}, which had not isolated it"
 
     def on_put_back(self, entry: Entry) -> Iterator[str]:
@@ -315,7 +328,8 @@ class Oracle:
             yield f"{node} was returned to service although it failed before and has passed no check since"
         is_ordered = self.begun_rollbacks.pop((name, node), None)
         self._end_attempt(entry, "waiting" if is_ordered is None else "over")
-        self.isolated_by.pop(node, None)
+        if not self._has_others(name, node):
+            self.isolated_by.pop(node, None)
         if is_ordered is None:
             return
         # The rollback of a changed node: it still has the change, and begins again for the same cause only.
@@ -326,7 +340,7 @@ class Oracle:
             self.rollback_orders.add((name, node))
 
     def on_done(self, entry: Entry) -> Iterator[str]:
-        if entry["node"] in self.isolated_by:
+        if entry["node"] in self.isolated_by and not self._has_others(entry["rollout"], entry["node"]):
             yield f"{entry['node']} is done but still out of service"
         self._end_attempt(entry, "over")
         if entry.get("changed", True):
@@ -379,7 +393,7 @@ class Oracle:
 
     def on_leave(self, entry: Entry) -> Iterator[str]:
         name, node = entry["rollout"], entry["node"]
-        if self.in_progress.get(node) == name:
+        if name in self.in_progress.get(node, []):
             yield f"{node} left {name} in the middle of its attempt"
         failure = self.current_failure.get((name, node), "")
         if self.failed.get(node) == name and (name, failure) in self.failed_rollbacks:
@@ -388,11 +402,14 @@ class Oracle:
 
     def _end_attempt(self, entry: Entry, state: str) -> None:
         name, node = entry["rollout"], entry["node"]
-        if self.in_progress.get(node) == name:
-            del self.in_progress[node]
+        if name in self.in_progress.get(node, []):
+            self.in_progress[node].remove(name)
+            if not self.in_progress[node]:
+                del self.in_progress[node]
         if self.failed.get(node) == name:
             del self.failed[node]
-        self.running_playbooks.pop(node, None)
+        if self.running_playbooks.get(node) == name:
+            del self.running_playbooks[node]
         self.begun_rollbacks.pop((name, node), None)
         self.target_states[name, node] = (state, entry["at"])
 
@@ -421,7 +438,7 @@ class Oracle:
             yield f"{who} while it is failed in {self.failed[node]}"
         if self._is_held(node, now):
             yield f"{who} while it is held"
-        if self.isolated_by.get(node) != name and not self._is_up(node, now):
+        if not self._are_together(self.isolated_by.get(node), name) and not self._is_up(node, now):
             yield f"{who} {NOT_SEEN_UP}"
 
     def _wave_violations(self, plan: Entry, node: str, now: float) -> Iterator[str]:
@@ -475,11 +492,28 @@ class Oracle:
             budget = self._budget(key, value, len(members))
             if len(down) >= budget:
                 yield f"while {', '.join(down)} of pool {pool} (budget {budget}) were down"
-        if len(self.in_progress) >= self.settings["fleet"]:
+        if node not in self.in_progress and len(self.in_progress) >= self.settings["fleet"]:
             yield f"while {len(self.in_progress)} nodes of the fleet were at work"
-        mine = sum(name == plan["rollout"] for name in self.in_progress.values())
+        mine = sum(plan["rollout"] in names for names in self.in_progress.values())
         if plan["most"] is not None and mine >= plan["most"]:
             yield f"while {mine} nodes of its rollout were at work"
+
+    def _is_after(self, first: str, second: str) -> bool:
+        """Return whether an approved train has the second one after the first."""
+        orders = (order for order in self.trains.values() if first in order and second in order)
+        return any(order.index(first) < order.index(second) for order in orders)
+
+    def _are_together(self, one: str | None, two: str) -> bool:
+        return one == two or (one or "", two) in self.ever_together
+
+    def _has_others(self, name: str, node: str) -> bool:
+        """Return whether another rollout of a train keeps the node out of service."""
+        others = [*self.in_progress.get(node, []), self.failed.get(node, name)]
+        waiting = (
+            at for (other, where), (at, _) in self.target_states.items() if where == node and other != name
+        )
+        retried = any(how == "waiting" for how in waiting) and bool(self.ever_together)
+        return retried or any(other != name and self._are_together(other, name) for other in others)
 
     def _pools(self, plan: Entry, node: str) -> list[str]:
         keys = dict.fromkeys([*self.settings["pools"], *plan["keys"]])

@@ -41,6 +41,8 @@ from machines.model.rows import (
     Write,
 )
 from machines.model.step_record import StepRecord, StepState
+from machines.model.train import Train
+from machines.model.train_events import TrainRemoved, TrainStored
 from machines.model.windows import Freeze
 from machines.states import NEW_ATTEMPT, RESETS_BACKOFF, IllegalTransition, Phase, Trigger, next_phase
 
@@ -136,6 +138,10 @@ def _writes(event: events.Event, rows: RowReader, at: float) -> Iterator[Write |
             yield Write(event.freeze)
         case events.FreezeLifted():
             yield Delete(_require(rows, Freeze, event.freeze))
+        case TrainStored(train=train):
+            yield Write(train, Expected.ANY)
+        case TrainRemoved():
+            yield Delete(_require(rows, Train, event.train))
         case events.TeamRulesChanged():
             yield Write(event, Expected.ANY)
         case events.ConfigurationPruned():

@@ -15,12 +15,14 @@ from machines.facts.preparations import RolloutPreparations
 from machines.facts.sharing import Forkable
 from machines.model.limits import DiskShortage, Limits, Refusal, TeamRules
 from machines.model.node import Node, Observation, SourceFreshness
+from machines.model.outage import OutageProgress
 from machines.model.preparation import Preparation, StagedComparison
 from machines.model.rollout import Hold, Rollout, Target, Verdict
 from machines.model.rows import AuditMismatch, find_part
 from machines.model.traffic import TrafficResult
+from machines.model.train import Train
 from machines.model.windows import Freeze
-from machines.states import IN_FLIGHT_PHASES
+from machines.states import IN_FLIGHT_PHASES, Phase
 
 R = TypeVar("R")
 
@@ -34,6 +36,7 @@ class FactsSnapshot:
     targets: tuple[Target, ...] = ()
     holds: tuple[Hold, ...] = ()
     freezes: tuple[Freeze, ...] = ()
+    trains: tuple[Train, ...] = ()
     team_rules: tuple[TeamRules, ...] = ()
     preparations: tuple[Preparation, ...] = ()
     epoch: int = 0
@@ -69,6 +72,7 @@ class FleetFacts(Forkable):
         self._holds: dict[tuple[str, str, str], Hold] = {}
         self._holds_by_node: dict[str, dict[tuple[str, str, str], Hold]] = {}
         self._freezes: dict[str, Freeze] = {}
+        self._trains: dict[str, Train] = {}
         self.team_rules: Mapping[str, TeamRules] = {}
         self._observations: dict[str, Observation] = {}
         self._confirmed_at: dict[str, float] = {}
@@ -76,6 +80,8 @@ class FleetFacts(Forkable):
         self._traffic: dict[tuple[str, str], TrafficResult] = {}
         self._comparisons: dict[tuple[str, str], StagedComparison] = {}
         self._isolations: dict[tuple[str, str], IsolationProgress] = {}
+        self._outages: dict[tuple[str, str], OutageProgress] = {}
+        self._train_waits: dict[tuple[str, str], float] = {}
         self.mismatches: tuple[AuditMismatch, ...] = ()
         self.refusals: Mapping[str, Refusal] = {}
         """The rows that the audit did not account for at its last comparison."""
@@ -104,6 +110,15 @@ class FleetFacts(Forkable):
         return tuple(self._freezes.values())
 
     @property
+    def trains(self) -> Sequence[Train]:
+        return tuple(self._trains.values())
+
+    def train_of(self, rollout: str) -> Train | None:
+        """Return the approved train that a rollout is in."""
+        trains = self._trains.values()
+        return next((each for each in trains if rollout in each.rollouts and each.is_approved), None)
+
+    @property
     def observations(self) -> Sequence[Observation]:
         """The last observation of each node, at the instant at which it was last true."""
         return tuple(map(self._last_true, self._observations.values()))
@@ -127,6 +142,11 @@ class FleetFacts(Forkable):
     def comparisons(self) -> Sequence[StagedComparison]:
         """The last comparison of staged files of each node in each open rollout."""
         return tuple(self._comparisons.values())
+
+    @property
+    def outages(self) -> Mapping[tuple[str, str], OutageProgress]:
+        """How far each verifying attempt of a train is in the node's outage, as last reported."""
+        return dict(self._outages)
 
     def is_quarantined(self, node: str) -> bool:
         known = self._nodes.get(node)
@@ -185,6 +205,8 @@ class FleetFacts(Forkable):
             row = self._holds.get(key)
         elif kind is Freeze:
             row = self._freezes.get(*key)
+        elif kind is Train:
+            row = self._trains.get(*key)
         elif key[0] in self._rollouts:
             row = find_part(self._rollouts[key[0]], kind, *key[1:])
         return cast(R | None, row)
@@ -202,6 +224,16 @@ class FleetFacts(Forkable):
         known = self._isolations.get((target.rollout, target.node))
         is_current = known is not None and known.attempt == target.attempt
         return known if known is not None and is_current else IsolationProgress(target.attempt)
+
+    def outage_progress(self, target: Target) -> OutageProgress:
+        """Return how far the target's attempt is in the node's outage, as its driver has reported."""
+        known = self._outages.get((target.rollout, target.node))
+        is_current = target.phase is Phase.VERIFYING and known is not None and known.attempt == target.attempt
+        return known if known is not None and is_current else OutageProgress(target.attempt)
+
+    def train_wait(self, target: Target) -> float | None:
+        """Return since when a pending node waits for another rollout of its train (epoch seconds)."""
+        return self._train_waits.get((target.rollout, target.node))
 
     def observation(self, node: str) -> Observation | None:
         """Return the node's last observation, at the instant at which it was last true."""
@@ -240,6 +272,7 @@ class FleetFacts(Forkable):
             targets=tuple(t for targets in self._targets.values() for t in targets.values()),
             holds=tuple(self._holds.values()),
             freezes=tuple(self._freezes.values()),
+            trains=tuple(self._trains.values()),
             team_rules=tuple(self.team_rules.values()),
             preparations=tuple(row for each in self._preparations.values() for row in each.rows.values()),
             epoch=self.epoch,

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Protocol
 
+from machines.facts.outages import OutageFacts, may_share_outage
 from machines.model.rollout import Hold, Target
 from machines.states import IN_FLIGHT_PHASES, Phase
 
@@ -63,10 +64,9 @@ class NodeWork:
     cause: Target | Hold | None = None
 
 
-class WorkFacts(Protocol):
+class WorkFacts(OutageFacts, Protocol):
     """The facts of one node that say who works on it."""
 
-    def targets_on(self, node: str) -> Iterable[Target]: ...
     def holds_on(self, node: str) -> Iterable[Hold]: ...
     def preparing_rollouts(self, node: str) -> Iterable[str]: ...
     def recorded_work(self, node: str) -> Iterable[NodeWork]:
@@ -91,11 +91,15 @@ def conflicts(
 ) -> Iterator[NodeWork]:
     """Yield the work on the node that the wanted work of a rollout waits for; without any it may begin.
 
-    The rollout's own target on the node is no obstacle to it.
+    The rollout's own target on the node is no obstacle to it, nor an attempt that shares its outage.
     """
     own = next((each for each in facts.targets_on(node) if each.rollout == rollout), None)
     for work in work_on(facts, node, now):
-        if work.kind in WAITS_FOR[wanted] and not _may_share(own, work.cause):
+        if work.kind not in WAITS_FOR[wanted] or _may_share(own, work.cause):
+            continue
+        other = work.cause if wanted is WorkKind.ATTEMPT and isinstance(work.cause, Target) else None
+        # The attempts of a train take turns in one outage.
+        if own is None or other is None or not may_share_outage(facts, own, other):
             yield work
 
 

@@ -52,6 +52,7 @@ from machines.model.rows import (
     StoreRow,
     with_part,
 )
+from machines.model.train import Train
 from machines.model.windows import Freeze
 from machines.states import IN_FLIGHT_PHASES, Outcome, Phase
 
@@ -83,6 +84,7 @@ class Projection(MeasuredFacts):
         for hold in snapshot.holds:
             index._add_hold(hold)
         index._freezes = {freeze.id: freeze for freeze in snapshot.freezes}
+        index._trains = {train.name: train for train in snapshot.trains}
         index.team_rules = {each.team: each for each in snapshot.team_rules}
         # Last, because whether a node is down follows from all of the above.
         index._rebuild_pools()
@@ -172,6 +174,9 @@ class Projection(MeasuredFacts):
             case Freeze():
                 self._freezes = {**self._freezes, row.id: row}
                 self.pending_groups.mark_all()
+            case Train():
+                self._trains = {**self._trains, row.name: row}
+                self.pending_groups.mark_all()
             case TeamRulesChanged(rules=rules):
                 self.team_rules = {**self.team_rules, rules.team: rules}
                 self.pending_groups.mark_all()
@@ -180,10 +185,13 @@ class Projection(MeasuredFacts):
             case _:
                 assert_never(row)
 
-    def _delete(self, row: Hold | Freeze | StoreRow) -> None:
+    def _delete(self, row: Hold | Freeze | Train | StoreRow) -> None:
         if isinstance(row, Freeze):
             self._freezes = self._own(self._freezes)
             del self._freezes[row.id]
+            self.pending_groups.mark_all()
+        elif isinstance(row, Train):
+            self._trains = {name: each for name, each in self._trains.items() if name != row.name}
             self.pending_groups.mark_all()
         elif isinstance(row, Hold):
             key = (row.node, row.source, row.id)
@@ -229,6 +237,7 @@ class Projection(MeasuredFacts):
         # A failure lets no node start, and an amendment marks the groups of its targets alone.
         if not isinstance(row, Failure) and after.amendments == before.amendments:
             self.pending_groups.mark_rollout(rollout)
+        self._mark_train(rollout)
 
     def _add_rollout(self, rollout: Rollout) -> None:
         self._own_rollout_tables()
@@ -274,8 +283,9 @@ class Projection(MeasuredFacts):
             self.pending_groups.remove(target)
             self._own_row(self._targets_by_node, target.node).pop(rollout, None)
             self._needing_driver.discard((rollout, target.node))
-            self._isolations.pop((rollout, target.node), None)
-        self._in_flight -= len(self._counters[rollout].in_flight)
+            for measured in (self._isolations, self._outages, self._train_waits):
+                measured.pop((rollout, target.node), None)
+            self._in_flight -= target.phase in IN_FLIGHT_PHASES and not self._shares_outage(target)
         self._forget_unresolved(rollout)
         own_keys = self._rollouts[rollout].plan.pool_keys
         by_rollout = (self._rollouts, self._targets, self._counters, self._pending, self.due_rollbacks)
@@ -293,7 +303,7 @@ class Projection(MeasuredFacts):
             self._targets[rollout][target.node] = target
             self._own_row(self._targets_by_node, target.node, dict)[rollout] = target
             if target.phase in IN_FLIGHT_PHASES:
-                self._in_flight += 1
+                self._in_flight += not self._shares_outage(target)
             elif target.phase is Phase.PENDING:
                 self._pending[rollout].setdefault(target.wave, []).append(queue_position(target))
             if target.needs_driver:
@@ -356,6 +366,11 @@ class Projection(MeasuredFacts):
         # What was reported is of the isolation that ends with this.
         if target.phase is not Phase.ISOLATING:
             self._isolations.pop((rollout, node), None)
+        if target.phase is not Phase.VERIFYING:
+            self._outages.pop((rollout, node), None)
+        if target.phase is not Phase.PENDING:
+            self._train_waits.pop((rollout, node), None)
+        self._mark_train(rollout)
         # The teams that must vote are those that own a target which has not left.
         if before is None or _voting_team(before) != _voting_team(target):
             self._forget_unresolved(rollout)
@@ -368,7 +383,7 @@ class Projection(MeasuredFacts):
     def _count_target(self, target: Target) -> None:
         self._own_row(self._counters, target.rollout).adjust(target, 1)
         if target.phase in IN_FLIGHT_PHASES:
-            self._in_flight += 1
+            self._in_flight += not self._shares_outage(target)
         if target.phase is Phase.PENDING:
             waves = self._own_row(self._pending, target.rollout)
             position = queue_position(target)
@@ -378,11 +393,23 @@ class Projection(MeasuredFacts):
     def _uncount_target(self, target: Target) -> None:
         self._own_row(self._counters, target.rollout).adjust(target, -1)
         if target.phase in IN_FLIGHT_PHASES:
-            self._in_flight -= 1
+            self._in_flight -= not self._shares_outage(target)
         if target.phase is Phase.PENDING:
             queue = self._own_row(self._own_row(self._pending, target.rollout), target.wave)
             del queue[bisect_left(queue, queue_position(target))]
             self.pending_groups.remove(target)
+
+    def _shares_outage(self, target: Target) -> bool:
+        """Return whether another target of the node is in flight too: the node counts once."""
+        others = self.targets_on(target.node)
+        return any(t.rollout != target.rollout and t.phase in IN_FLIGHT_PHASES for t in others)
+
+    def _mark_train(self, rollout: str) -> None:
+        """Mark the other rollouts of a train: their nodes may have waited for this one."""
+        train = self.train_of(rollout) if self._trains else None
+        for other in () if train is None else train.rollouts:
+            if other != rollout:
+                self.pending_groups.mark_rollout(other)
 
     def _enqueue(self, target: Target, position: QueuePosition | None = None) -> None:
         # Nothing of a closed rollout starts, so each decision would examine its groups in vain.

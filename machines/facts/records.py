@@ -17,6 +17,7 @@ from machines.facts.node_work import NodeWork
 from machines.model.decision import BackOff
 from machines.model.limits import DiskShortage, Limits, Refusal
 from machines.model.node import NodeHealth, Observation, SourceFreshness
+from machines.model.outage import OutageProgress
 from machines.model.reasons import UnavailabilityCause
 from machines.model.rows import AuditMismatch
 
@@ -164,6 +165,19 @@ class Records(Index):
         """Record how far an isolation is; the last report of each node counts."""
         self._isolations = self._own(self._isolations)
         self._isolations[rollout, node] = progress
+
+    @journaled
+    def record_outage(self, rollout: str, node: str, progress: OutageProgress) -> None:
+        """Record how far an attempt is in the node's outage; another of its train may join now."""
+        self._outages = self._own(self._outages)
+        self._outages[rollout, node] = progress
+        self._mark_targets_on(node)
+
+    @journaled
+    def record_train_wait(self, rollout: str, node: str, at: float) -> None:
+        """Record since when a pending node waits for its train; the first report counts."""
+        self._train_waits = self._own(self._train_waits)
+        self._train_waits.setdefault((rollout, node), at)
 
     @journaled
     def record_backoffs(self, backoffs: Collection[BackOff]) -> None:

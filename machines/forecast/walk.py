@@ -40,6 +40,7 @@ from machines.model.actions import (
 )
 from machines.model.decision import (
     AbortIsolation,
+    AwaitTurn,
     CheckIfCurrent,
     Command,
     CompareStaged,
@@ -79,9 +80,10 @@ from machines.scheduler.decide import decide
 from machines.scheduler.decided_events import events_of
 from machines.scheduler.membership import carry_over
 from machines.states import IN_FLIGHT_PHASES, Outcome, Phase, Trigger
-from machines.workflow.next_action import SLOT_STEP, Situation, next_action
+from machines.workflow.next_action import SLOT_STEP, next_action
 from machines.workflow.phase_transitions import transition
 from machines.workflow.recording import RecordedAction, intent_of, is_isolated_after, record_of
+from machines.workflow.situation import Situation
 
 HORIZON_S = 366 * 86_400.0
 """How far ahead a walk goes: a plan that needs more than a year ends on no useful date."""
@@ -245,6 +247,8 @@ class Walk:
                     whole = StagedComparison(command.rollout, command.node, self.now)
                     self.index.record_comparison(whole)
                     is_known = True
+                case AwaitTurn():
+                    self.index.record_train_wait(command.rollout, command.node, self.now)
                 case ProbeTraffic():
                     is_known |= self._probe_traffic(command)
                 case CheckIfCurrent() if command not in self._requested:

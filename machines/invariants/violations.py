@@ -227,9 +227,34 @@ def _node_violation(facts: InvariantFacts, target: Target, now: float, earlier: 
     observation = facts.observation(target.node)
     if observation is not None and observation.cordoned_by_other:
         return "it has a cordon that is not ours"
-    if not target.isolated and not _is_up(facts, target.node, now):
+    if (problem := _outage_violation(facts, target)) is not None:
+        return problem
+    is_isolated = any(each.isolated for each in facts.targets_on(target.node))
+    if not is_isolated and not _is_up(facts, target.node, now):
         return "no fresh observation says that it is up"
     return None
+
+
+def _outage_violation(facts: InvariantFacts, target: Target) -> str | None:
+    """Return why a node must not begin beside those in flight on it: only a train's changes take turns."""
+    for other in _others_in_flight(facts, target):
+        state = f"{other.rollout} is {other.phase}"
+        if other.phase is not Phase.VERIFYING or not facts.outage_progress(other).has_passed:
+            return f"{state} and has not passed its checks"
+        if target.isolated:
+            continue  # it begins again in the outage in which it failed
+        train = facts.train_of(target.rollout)
+        order = () if train is None else train.rollouts
+        if other.rollout not in order or order.index(other.rollout) > order.index(target.rollout):
+            return f"{state} and not before it in a train"
+        if set(order) - set(train.approvals if train else ()):
+            return "its train is not approved"
+    return None
+
+
+def _others_in_flight(facts: InvariantFacts, target: Target) -> list[Target]:
+    others = (each for each in facts.targets_on(target.node) if each.rollout != target.rollout)
+    return [each for each in others if each.phase in IN_FLIGHT_PHASES]
 
 
 def _traffic_violation(facts: InvariantFacts, rollout: Rollout, target: Target, now: float) -> str | None:
@@ -385,6 +410,11 @@ def _step_violation(facts: InvariantFacts, event: StepRecorded) -> str | None:
     wrong = (record.action is StepAction.RUN and not _may_run(facts, target)) or (
         record.action is StepAction.APPLY and target.phase not in IN_FLIGHT_PHASES
     )
+    if record.action is StepAction.REVERT and target.phase is Phase.VERIFYING:
+        for other in _others_in_flight(facts, target):
+            if not facts.outage_progress(other).has_passed:
+                step = f"{record.node} of {record.rollout} cannot return"
+                return f"{step}: {other.rollout} is {other.phase} and has not passed its checks"
     if wrong or (target.phase in IN_FLIGHT_PHASES and record.attempt != target.attempt):
         step = f"{record.action} {record.step} of attempt {record.attempt}"
         state = f"{target.phase} in attempt {target.attempt}"

@@ -25,6 +25,10 @@ class Admit(_OfTarget):
     """Start this node."""
 
 
+class AwaitTurn(_OfTarget):
+    """Note since when this node waits for an earlier rollout of its train."""
+
+
 class CheckIfCurrent(_OfTarget):
     """Check before admission whether this node needs the change."""
 
@@ -122,6 +126,7 @@ class EndFreeze:
 
 Command = (
     Admit
+    | AwaitTurn
     | CheckIfCurrent
     | Prepare
     | Requeue

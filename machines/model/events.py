@@ -17,6 +17,7 @@ from machines.model.plan import Digest, GateName
 from machines.model.preparation import ManifestEntry, Preparation
 from machines.model.rollout import Actor, Failure, Hold, NodeOrder, PilotEvidence, Target, Verdict, Vote
 from machines.model.step_record import StepAction, StepRecord, StepState
+from machines.model.train_events import TrainRemoved, TrainStored
 from machines.model.trust_events import HostKeysStored, IdentityPinned, InventoryAccepted, ShellOpened
 from machines.model.windows import Freeze
 from machines.states import Outcome, Phase, Trigger
@@ -485,6 +486,8 @@ Event = (
     | HoldReleased
     | FreezeStarted
     | FreezeLifted
+    | TrainStored
+    | TrainRemoved
     | TeamRulesChanged
     | StoreEvent
     | DaemonStarted

@@ -54,6 +54,7 @@ class ReasonCode(StrEnum):
     WINDOW_TOO_SHORT = "window-too-short"
     HELD = "held"
     OTHER_ROLLOUT = "other-rollout"
+    TRAIN = "train"
     NODE_DOWN = "node-down"
     FOREIGN_CORDON = "foreign-cordon"
     FOREIGN_LOCK = "foreign-lock"

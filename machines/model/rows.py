@@ -32,6 +32,7 @@ from machines.model.rollout import (
     Vote,
 )
 from machines.model.step_record import StepRecord
+from machines.model.train import Train
 from machines.model.windows import Freeze
 
 
@@ -129,6 +130,7 @@ Row = (
     | NodeRemoval
     | Hold
     | Freeze
+    | Train
     | TeamRulesChanged
     | StoreRow
 )
@@ -157,7 +159,7 @@ class Write:
 class Delete:
     """A row that is removed, if it is there; `owner` as for Write."""
 
-    row: Hold | Freeze | StoreRow
+    row: Hold | Freeze | Train | StoreRow
     owner: str = ""
 
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
+from typing import Final
 
 from machines.facts.availability import failure_remedy, observed_unavailability
 from machines.facts.dry_runs import RESULT_RETENTION_S
 from machines.facts.index import Index
 from machines.facts.node_work import WorkKind
+from machines.facts.outages import is_isolated
 from machines.model import traffic, windows
 from machines.model.node import Observation
 from machines.model.plan import GateName, WaveDef
@@ -29,6 +31,8 @@ from machines.states import EXCEPTIONS, IN_FLIGHT_PHASES, Phase
 
 WindowGroups = list[tuple[str, Sequence[Window]]]
 """Windows by their owner."""
+TRAIN_RECHECK_S: Final = 60.0
+"""Interval after which a node asks again whether it waits for its train: time may close the other rollout."""
 
 # -- the whole rollout ------------------------------------------------------------
 
@@ -286,7 +290,7 @@ def observation_blocker(index: Index, target: Target) -> Reason | None:
         observed is not None and isinstance(observed.cause, Observation) and observed.cause.cordoned_by_other
     )
     # A node that we isolated is seen as down because of us.  A cordon by another tool is theirs in any case.
-    if observed is None or (target.isolated and not is_cordoned_by_other):
+    if observed is None or (is_isolated(index, target.node) and not is_cordoned_by_other):
         return None
     match observed.code:
         case UnavailabilityCause.DOWN:
@@ -344,15 +348,18 @@ def state_reason(index: Index, target: Target) -> Reason:
 
 
 def capacity_blocker(
-    index: Index, rollout: Rollout, wave: WaveDef, capacity: pools.Capacity
+    index: Index, rollout: Rollout, wave: WaveDef, capacity: pools.Capacity, *, joins: bool = False
 ) -> Reason | None:
-    """Return what allows no more nodes in flight: the disk, or a limit of the fleet, rollout or wave."""
+    """Return what allows no more nodes in flight: the disk, or a limit of the fleet, rollout or wave.
+
+    `joins`: the node is in flight in another rollout, and the fleet's limit counts it already.
+    """
     if (shortage := index.disk_shortage) is not None:
         sizes: Params = {"free_bytes": shortage.free_bytes, "needed_bytes": shortage.needed_bytes}
         remedy = Remedy(RemedyKind.FREE_DISK)
         return Reason(ReasonCode.DISK_FULL, "rolloutd", sizes, shortage.since, remedy)
     for scope, limit, in_flight in _parallelism_limits(index, rollout, wave, capacity):
-        if limit is not None and in_flight >= limit:
+        if limit is not None and in_flight >= limit and not (joins and scope == "fleet"):
             params: Params = {
                 "scope": scope,
                 "wave": wave.name,
@@ -417,6 +424,9 @@ def blocker_expires_at(index: Index, rollout: Rollout, team: str | None, reason:
     match reason.code:
         case ReasonCode.CANNOT_ISOLATE:
             return (reason.since or now) + RESULT_RETENTION_S
+        case ReasonCode.TRAIN:
+            until = None if reason.remedy is None else reason.remedy.until
+            return min(now + TRAIN_RECHECK_S, math.inf if until is None else until)
         case ReasonCode.BACKOFF | ReasonCode.FREEZE | ReasonCode.OUTSIDE_WINDOW:
             until = None if reason.remedy is None else reason.remedy.until
             return math.inf if until is None else until

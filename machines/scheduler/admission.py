@@ -21,6 +21,7 @@ from machines.facts.pending_groups import QueuePosition
 from machines.model import traffic
 from machines.model.decision import (
     Admit,
+    AwaitTurn,
     BackOff,
     CheckIfCurrent,
     Command,
@@ -36,7 +37,7 @@ from machines.model.plan import WaveDef
 from machines.model.preparation import COMPARISON_RETRY_S
 from machines.model.reasons import Reason
 from machines.model.rollout import Rollout, Target
-from machines.rules import pools, preparing, start_blockers
+from machines.rules import pools, preparing, start_blockers, trains
 
 MAX_OBSERVATIONS: Final = 256
 """Nodes to observe in one decision: what one batch of connections can carry."""
@@ -120,11 +121,14 @@ def admit_wave(index: Index, rollout: Rollout, wave: WaveDef, now: float, builde
 
     A group without a node that could start, whatever else this decision starts, backs off.
     """
+    wave_admission = _WaveAdmission(index, rollout, wave, now, builder)
+    # First, because the nodes are out of service for them already.
+    for target in trains.joinable(index, rollout, wave.name):
+        wave_admission.admit_joiner(target)
     groups = index.pending_groups
     entries = iter(groups.ready(rollout.id, wave.name))
     entry = next(entries, None)
     begun: list[tuple[QueuePosition, QueueGroup, _GroupCursor]] = []
-    wave_admission = _WaveAdmission(index, rollout, wave, now, builder)
     # Groups that only the capacity leaves ready do not back off, so the next decision tries them.
     while (entry or begun) and wave_admission.may_continue():
         # Across groups the order of positions holds: the next node is of a begun group or of the next one.
@@ -241,6 +245,9 @@ class _WaveAdmission:
             # come first and have slots of their own, say nothing about it.
             return target.isolated
         node_blocker = start_blockers.node_blocker(index, self.rollout, target, self.now)
+        if node_blocker is None and (turn := trains.turn_blocker(index, target, self.now)) is not None:
+            self._await_turn(target, turn, cursor)
+            return True
         if node_blocker is not None and node_blocker.code not in start_blockers.NEEDS_OBSERVATION:
             cursor.retry_at = min(cursor.retry_at, self._node_expires_at(target, node_blocker))
             return True
@@ -360,6 +367,34 @@ class _WaveAdmission:
         builder.wake_by(self.now + self.rollout.plan.poll_s)
         return True
 
+    def admit_joiner(self, target: Target) -> None:
+        """Admit a node that is isolated by its train already; what its rules need to know is requested."""
+        index, builder, cursor = self.index, self.builder, _GroupCursor()
+        if target.node in builder.capacity.nodes:
+            return
+        blocker = trains.join_blocker(index, target, self.now)
+        if blocker is not None:
+            if blocker.code in start_blockers.NEEDS_OBSERVATION:
+                request_observations(index, (target.node,), builder)
+                request_peer_observations(index, target, builder)
+            return
+        if index.plan_for(target).traffic:
+            result = index.traffic_of(target.rollout, target.node)
+            if result is None or not result.is_idle(self.now, self.rollout.plan.idle_for_s):
+                self._request_probe(target, result, cursor)
+                return
+        if preparing.needs_comparison(index, target, self.now):
+            self._request_comparison(target, cursor)
+            return
+        builder.add(Admit(target.rollout, target.node))
+        builder.capacity.reserve(index, target)
+
+    def _await_turn(self, target: Target, reason: Reason, cursor: _GroupCursor) -> None:
+        """Note since when a node waits for another rollout of its train, and ask again in a while."""
+        if reason.since is None:
+            self.builder.add(AwaitTurn(target.rollout, target.node))
+        cursor.retry_at = min(cursor.retry_at, self._node_expires_at(target, reason))
+
     def _request_comparison(self, target: Target, cursor: _GroupCursor) -> None:
         """Compare the staged files of a node that could start; without an answer it yields to the others."""
         last = self.index.staged_comparison(target.rollout, target.node)
@@ -393,7 +428,8 @@ class _WaveAdmission:
         return start_blockers.blocker_expires_at(self.index, self.rollout, team, blocker, self.now)
 
     def _remaining_capacity(self) -> int:
-        return start_blockers.remaining_capacity(self.index, self.rollout, self.wave, self.builder.capacity)
+        left = start_blockers.remaining_capacity(self.index, self.rollout, self.wave, self.builder.capacity)
+        return max(0, left - trains.reserved_places(self.index, self.rollout))
 
     def _pool_ids(self, target: Target) -> list[str]:
         return [pool.id for pool in self.index.all_pools(target.node)]

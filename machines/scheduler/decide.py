@@ -29,7 +29,7 @@ from machines.model.node import natural_sort_key
 from machines.model.plan import WaveDef
 from machines.model.reasons import Reason, ReasonCode, Remedy, RemedyKind
 from machines.model.rollout import Rollout, Target
-from machines.rules import gates, pools, start_blockers, waves
+from machines.rules import gates, pools, start_blockers, trains, waves
 from machines.rules import preparing as preparing_rules
 from machines.rules.node_claims import quarantine_blocker
 from machines.rules.rollbacks import due_rollbacks, rollbacks_reason
@@ -145,6 +145,7 @@ def _pending_reason(
         start_blockers.traffic_blocker(index, target),
         preparing_rules.comparison_blocker(index, target),
         start_blockers.observe_only_blocker(index),
+        trains.turn_blocker(index, target, now),
     )
     # All of them are asked: what is certain is shown before what an observation may lift.
     blockers = [reason for reason in reasons if reason is not None]

@@ -83,6 +83,10 @@ def _is_abortable(index: Index, target: Target) -> bool:
     """
     # A rollback that gives way would leave a change in service that was found to be bad.
     isolating = target.phase is Phase.ISOLATING and not target.rolling_back
+    # A node that its train isolates stays down without this attempt.
+    others = (each for each in index.targets_on(target.node) if each.rollout != target.rollout)
+    if isolating and any(each.isolated for each in others):
+        return False
     return isolating and not index.has_failed(target.rollout, target.node)
 
 

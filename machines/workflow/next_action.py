@@ -36,8 +36,9 @@ from machines.model.actions import (
     Wait,
 )
 from machines.model.events import StepAction, StepRecord, StepState
-from machines.model.plan import OnUnknownPolicy, Plan, Stage, StepDef
-from machines.model.rollout import FailureCode, NodeOrder, Target
+from machines.model.outage import OutageProgress
+from machines.model.plan import OnUnknownPolicy, Stage, StepDef
+from machines.model.rollout import FailureCode, NodeOrder
 from machines.states import IN_FLIGHT_PHASES, Outcome, Phase, Trigger
 from machines.workflow.guard import end_guard_before, may_be_armed, stop_unguarded_run
 from machines.workflow.isolation_plan import IsolationPlan
@@ -47,6 +48,8 @@ from machines.workflow.records import (
     in_service_since,
     isolated_in_earlier_attempt,
 )
+from machines.workflow.shared_verification import SharedVerification
+from machines.workflow.situation import Situation
 from machines.workflow.steps import (
     CLEAN_UP,
     RULES,
@@ -72,44 +75,32 @@ SLOT_STEP = "slot"
 """Step of an isolated node that waits until its pools have a slot for it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Situation:
-    """All that the next action of one node follows from.
-
-    `plan` is the plan as it applies to this node (plan_for_target).  `records` are the node's step records in
-    this rollout, oldest first.  `elapsed_s` is the time in its phase during which a daemon was running.
-    `has_unfinished_run`: processes of an older run may still be on the node.  `abort_reason`: why its
-    isolation should be aborted, "" for no reason.  `over_budget`: why its pools have no slot for it; "" when
-    they have.  `failed_before`: its attempt before this one failed.
-    """
-
-    plan: Plan
-    target: Target
-    records: Sequence[StepRecord]
-    now: float
-    elapsed_s: float
-    has_unfinished_run: bool = False
-    abort_reason: str = ""
-    over_budget: str = ""
-    failed_before: bool = False
-
-
 def next_action(situation: Situation) -> Action:
     """Return what comes next for one node."""
     plan, target, records, now = situation.plan, situation.target, situation.records, situation.now
-    isolation_plan = IsolationPlan.from_records(plan, target, records, now)
-    reconciler = _Reconciler(situation, isolation_plan, compile_steps(plan, target))
+    reconciler = _reconciler(situation)
     if target.order is NodeOrder.RETURN and target.phase not in IN_FLIGHT_PHASES:
         return reconciler.reconcile_return()
     is_stopped = target.order is NodeOrder.STOP
     action = next_stop_action(target, records) if is_stopped else reconciler.reconcile_phase()
-    attempt_records = reconciler._attempt_records
+    attempt_records = reconciler.attempt_records
     is_guarded = plan.guard is not None and may_be_armed(attempt_records)
     action = clean_up_before_failure(
         action, attempt_records, has_unfinished_run=situation.has_unfinished_run, is_guarded=is_guarded
     )
     # A stopped node too must not keep a half-made change under an armed guard.
     return end_guard_before(action, plan.guard, attempt_records, now, elapsed_s=situation.elapsed_s)
+
+
+def outage_progress(situation: Situation, action: Action | None = None) -> OutageProgress:
+    """Return how far a verifying attempt is in the node's outage; `action` is its next one."""
+    return _reconciler(situation)._shared.progress(action)
+
+
+def _reconciler(situation: Situation) -> _Reconciler:
+    plan, target, records = situation.plan, situation.target, situation.records
+    isolation_plan = IsolationPlan.from_records(plan, target, records, situation.now)
+    return _Reconciler(situation, isolation_plan, compile_steps(plan, target))
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +116,7 @@ class _Reconciler:
             case Phase.MAINTAINING:
                 # The guard goes first: no further step may run on a node that has restored itself.
                 return (
-                    stop_unguarded_run(self._attempt_records)
+                    stop_unguarded_run(self.attempt_records)
                     or self._walk_phase()
                     or Transition(Trigger.MAINTAINED)
                 )
@@ -134,7 +125,7 @@ class _Reconciler:
                 # A node that failed in service goes out of service before anything else is tried.
                 return (
                     self._reisolate_failed_in_service()
-                    or self._walk_phase()
+                    or (self._shared.walk() if self.situation.outage.is_shared else self._walk_phase())
                     or Transition(Trigger.VERIFIED, outcome)
                 )
             case Phase.PENDING | Phase.DONE | Phase.FAILED:
@@ -143,36 +134,40 @@ class _Reconciler:
     def reconcile_return(self) -> Action:
         """Return a node to service by a person's order, then check that it is alive."""
         returned = CompleteOrder(succeeded=True, text="returned")
-        return self._walk(Purpose.RETURN, Purpose.CONFIRM_RETURN) or returned
+        return self.walk(Purpose.RETURN, Purpose.CONFIRM_RETURN) or returned
+
+    @property
+    def _shared(self) -> SharedVerification:
+        return SharedVerification(self.situation, self)
 
     # the walk
 
     def _walk_phase(self) -> Action | None:
-        return self._walk(
+        return self.walk(
             *(purpose for purpose, rule in RULES.items() if rule.phase is self.situation.target.phase)
         )
 
-    def _walk(self, *purposes: Purpose) -> Action | None:
+    def walk(self, *purposes: Purpose) -> Action | None:
         """Return what the first unfinished step of these purposes needs, None when all are done."""
-        actions = (self._next_of(step) for step in self.steps if step.purpose in purposes)
+        actions = (self.next_of(step) for step in self.steps if step.purpose in purposes)
         return next((action for action in actions if action is not None), None)
 
-    def _next_of(self, step: Step) -> Action | None:
+    def next_of(self, step: Step) -> Action | None:
         """Return what one step needs now, None when it is done or not needed."""
         match step.purpose:
             case Purpose.BASELINE if self._has_begun_before():
                 return None
             case Purpose.CORDON if not self.isolation_plan.is_cordon_due():
                 return None
-            case Purpose.RETURN if step.id not in self._active_isolations():
+            case Purpose.RETURN if step.id not in self.active():
                 return None
             case Purpose.WATCH:
                 return self._watch(step)
-        latest = self._latest(step)
+        latest = self.latest(step)
         # Processes that a run left could change the node during the next run, or in service.
         if self.situation.has_unfinished_run and needs_clean_node(step, latest):
-            return self._next_of(CLEAN_UP)
-        match self._next_try(step, latest):
+            return self.next_of(CLEAN_UP)
+        match self.try_of(step, latest):
             case StepState.OK:
                 return None
             case StepState():
@@ -181,12 +176,12 @@ class _Reconciler:
             case Wait() as wait:
                 return wait
             case number:
-                return self._required_before(step) or self._start(step, number)
+                return self._required_before(step) or self.start(step, number)
 
-    def _next_try(self, step: Step, latest: StepRecord | None) -> int | Wait | StepState:
+    def try_of(self, step: Step, latest: StepRecord | None) -> int | Wait | StepState:
         first = 1
         if step.purpose is Purpose.RETURN:
-            applied = self._latest(step, StepAction.APPLY)
+            applied = self.latest(step, StepAction.APPLY)
             first = 1 if applied is None else applied.number
             # A REVERT starts at the number of its APPLY, so a lower one belongs to an earlier APPLY.
             latest = None if latest is None or latest.number < first else latest
@@ -195,7 +190,7 @@ class _Reconciler:
         if step.purpose is Purpose.MAINTAIN and answer is StepState.FAILED:
             limit_s, elapsed_s = self.situation.plan.start_timeout_s, self.situation.elapsed_s
             again = next_start(
-                step, self._attempt_records, self.situation.now, elapsed_s=elapsed_s, limit_s=limit_s
+                step, self.attempt_records, self.situation.now, elapsed_s=elapsed_s, limit_s=limit_s
             )
             return again or answer
         # The record of a cordon says OK too; the full isolation is then still to be done.
@@ -209,23 +204,23 @@ class _Reconciler:
             case Purpose.ISOLATE, StepDef() as spec if self.situation.target.phase is Phase.ISOLATING:
                 return self.isolation_plan.required_probe(spec)
             case Purpose.MAINTAIN | Purpose.REPAIR, _:
-                run_record = self._latest(step)
+                run_record = self.latest(step)
                 is_started = run_record is not None and run_record.state is StepState.INTENDED
                 return self._ensure_isolated(run_record if is_started else None)
             case _:
                 return None
 
-    def _start(self, step: Step, number: int) -> Action:
+    def start(self, step: Step, number: int) -> Action:
         """Return the action of this try of a step."""
         match step.rule.action, step.spec:
             case StepAction.APPLY, StepDef() as spec:
                 isolate = self._apply_isolator(spec, number)
                 return replace(isolate, cordon_only=True) if step.purpose is Purpose.CORDON else isolate
             case StepAction.REVERT, StepDef() as spec:
-                active = self._active_isolations()
+                active = self.active()
                 return Revert(spec, number, active[step.id], is_last=len(active) == 1)
             case StepAction.RUN, Stage() as stage:
-                latest = self._latest(step)
+                latest = self.latest(step)
                 is_started = latest is not None and latest.state is StepState.INTENDED
                 return RunPlaybook(stage, number, is_started)
             case (StepAction.ARM | StepAction.DISARM) as action, StepDef() as spec:
@@ -242,7 +237,7 @@ class _Reconciler:
                 return self._resolve_unknown_run(step, stage, latest)
             case Purpose.BASELINE, _:
                 return None  # what fails before need not pass after
-            case Purpose.VERIFY | Purpose.VERIFY_IN_SERVICE | Purpose.PROBATION, _ if self._is_excused(
+            case Purpose.VERIFY | Purpose.VERIFY_IN_SERVICE | Purpose.PROBATION, _ if self.excuses(
                 step, latest
             ):
                 return None
@@ -263,7 +258,7 @@ class _Reconciler:
                 return Transition(Trigger.FAILED, step=step.id, text=latest.text, code=code)
             case _:
                 code = latest.failure_code
-                if code is FailureCode.UNREACHABLE and has_begun_run(self._attempt_records):
+                if code is FailureCode.UNREACHABLE and has_begun_run(self.attempt_records):
                     code = FailureCode.LOST
                 return Transition(Trigger.FAILED, step=step.id, text=latest.text, code=code)
 
@@ -271,14 +266,14 @@ class _Reconciler:
 
     def _reconcile_isolating(self) -> Action:
         # An abort that has begun is finished, also by a daemon that does not know its reason.
-        abort_begun = any(r.action is StepAction.REVERT for r in self._attempt_records)
+        abort_begun = any(r.action is StepAction.REVERT for r in self.attempt_records)
         step = None if abort_begun else self._walk_phase()
         reason = self._abort_reason(is_complete=step is None and not abort_begun)
         if reason or abort_begun:
             if self._had_failed() and not abort_begun:
                 # It has passed no check since: only a person may return it to service.
                 return Transition(Trigger.FAILED, step="isolate", text=reason)
-            return self._walk(Purpose.RETURN) or Transition(
+            return self.walk(Purpose.RETURN) or Transition(
                 Trigger.ISOLATION_ABORTED,
                 outcome=Outcome.CHANGED if self.situation.target.rolling_back else None,
                 text=reason or RESUMED_ABORT_REASON,
@@ -317,12 +312,15 @@ class _Reconciler:
                 f"no slot within {self.situation.plan.isolate_timeout_s:.0f} s: {self.situation.over_budget}"
             )
         unfinished = (StepState.BUSY, StepState.UNKNOWN)
-        answers = [f": {r.text}" for r in self._attempt_records if r.state in unfinished]
+        answers = [f": {r.text}" for r in self.attempt_records if r.state in unfinished]
         return f"not isolated within {self.situation.plan.isolate_timeout_s:.0f} s" + "".join(answers[-1:])
 
     def _apply_isolator(self, spec: StepDef, number: int) -> Isolate:
         for _, prior in active_isolations([spec], self.situation.records):
             return Isolate(spec, number, is_prior_known=True, prior=prior)
+        # To join: the node is isolated by us already, so what it was before another attempt knows.
+        if spec.name in self.situation.outage.held:
+            return Isolate(spec, number, is_prior_known=True, prior=self.situation.outage.held[spec.name])
         return Isolate(spec, number)
 
     # maintaining
@@ -333,9 +331,9 @@ class _Reconciler:
         `run_record` is the run that is in progress, None before a run.
         """
         for step in self.steps:
-            isolator_records = [r for r in self._attempt_records if r.step == step.id]
+            isolator_records = [r for r in self.attempt_records if r.step == step.id]
             if step.purpose is Purpose.ISOLATE and isolator_records:
-                next_step = self._next_of(step)
+                next_step = self.next_of(step)
                 if next_step is not None:
                     times = (
                         self.situation.now,
@@ -353,7 +351,7 @@ class _Reconciler:
             return Transition(Trigger.FAILED, step=stage.step, text=latest.text, code=FailureCode.UNKNOWN)
         # Checks during a run would judge a node that still changes.
         if self.situation.has_unfinished_run:
-            return self._next_of(CLEAN_UP)
+            return self.next_of(CLEAN_UP)
         # The checks judge the whole change, so they can speak for the last stage only.
         if (
             stage.on_unknown is OnUnknownPolicy.VERIFY
@@ -366,15 +364,15 @@ class _Reconciler:
         if latest.number > 1:
             text = f"{latest.text}; the rerun ended the same way"
             return Transition(Trigger.FAILED, step=stage.step, text=text, code=FailureCode.UNKNOWN)
-        return self._required_before(step) or self._start(step, latest.number + 1)
+        return self._required_before(step) or self.start(step, latest.number + 1)
 
     def _judge_run(self, run: int) -> Action | bool:
         """Return the next check of a run whose result is unknown, or whether all checks passed."""
         # By the number of the run: a rerun is judged by checks of its own, not by those of the first.
         for step in judging_steps(self.situation.plan, run):
-            match self._next_try(step, self._latest(step)):
+            match self.try_of(step, self.latest(step)):
                 case int() as number:
-                    return self._start(step, number)
+                    return self.start(step, number)
                 case state if state is not StepState.OK:
                     return False
         return True
@@ -384,9 +382,9 @@ class _Reconciler:
     def _repair(self, step: Step, spec: StepDef, failed: StepRecord) -> Action:
         """Return the run that repairs the node, the check after it, or the failure."""
         repair = repair_step(self.situation.plan, spec)
-        latest = self._latest(repair)
+        latest = self.latest(repair)
         if latest is None or latest.state is StepState.INTENDED:
-            action = self._next_of(repair)
+            action = self.next_of(repair)
             assert action is not None
             return action
         if latest.state is not StepState.OK:
@@ -394,7 +392,7 @@ class _Reconciler:
             return Transition(Trigger.FAILED, step=step.id, text=text, code=failed.code)
         # Only a check that failed before the repair is repeated; one after it has judged the repair.
         if self.situation.records.index(failed) < self.situation.records.index(latest):
-            return self._start(step, failed.number + 1)
+            return self.start(step, failed.number + 1)
         text = f"{failed.text}; its repair did not help"
         return Transition(Trigger.FAILED, step=step.id, text=text, code=failed.code)
 
@@ -421,10 +419,10 @@ class _Reconciler:
         """Isolate a node again whose check failed in service, then fail it; None when no check failed."""
         for step in self.steps:
             if step.rule.in_service and step.rule.phase is Phase.VERIFYING:
-                latest = self._latest(step)
-                answer = self._next_try(step, latest)
+                latest = self.latest(step)
+                answer = self.try_of(step, latest)
                 is_final = latest is not None and answer is latest.state and answer is not StepState.OK
-                if latest is not None and is_final and not self._is_excused(step, latest):
+                if latest is not None and is_final and not self.excuses(step, latest):
                     return self._reisolate(
                         latest, self.situation.records[self.situation.records.index(latest) :]
                     )
@@ -439,7 +437,7 @@ class _Reconciler:
             # Among the records after the failed check: the isolation before the change proves nothing now.
             latest = latest_record(step, later, self.situation.target.attempt)
             if latest is None or latest.state is StepState.INTENDED:
-                applied = self._latest(step, StepAction.APPLY)
+                applied = self.latest(step, StepAction.APPLY)
                 number = latest.number if latest else 1 if applied is None else applied.number + 1
                 return replace(self._apply_isolator(step.spec, number), cordon_only=True)
             if latest.state is not StepState.OK:
@@ -447,25 +445,25 @@ class _Reconciler:
         code = failed_check.failure_code
         return Transition(Trigger.FAILED, step=failed_check.step, text=text, code=code)
 
-    def _is_excused(self, step: Step, latest: StepRecord) -> bool:
+    def excuses(self, step: Step, latest: StepRecord) -> bool:
         return isinstance(step.spec, StepDef) and is_excused(step.spec, latest.state, self.situation.records)
 
     # the records
 
     @property
-    def _attempt_records(self) -> Sequence[StepRecord]:
+    def attempt_records(self) -> Sequence[StepRecord]:
         return [
             record for record in self.situation.records if record.attempt == self.situation.target.attempt
         ]
 
-    def _active_isolations(self) -> Mapping[str, Any]:
+    def active(self) -> Mapping[str, Any]:
         """Return the isolators that are in effect, each with the state that it found."""
         return {
             spec.name: prior
             for spec, prior in active_isolations(self.situation.plan.isolate, self.situation.records)
         }
 
-    def _latest(self, step: Step, *actions: StepAction) -> StepRecord | None:
+    def latest(self, step: Step, *actions: StepAction) -> StepRecord | None:
         return latest_record(step, self.situation.records, self.situation.target.attempt, *actions)
 
     def _is_ordered_after(self, record: StepRecord) -> bool:

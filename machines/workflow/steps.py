@@ -57,6 +57,8 @@ class Purpose(StrEnum):
     MAINTAIN = "maintain"
     JUDGE_RUN = "judge-run"
     """Find out whether a run whose result is unknown made its change."""
+    JUDGE_OTHER = "judge-other"
+    """Check again after a change of another rollout that shares the outage."""
     CONFIRM = "confirm"
     """Find out whether the node can be reached after the change, from here and from the node itself."""
     DISARM_GUARD = "disarm-guard"
@@ -124,6 +126,7 @@ RULES: Mapping[Purpose, Rule] = {
     Purpose.ARM_GUARD: Rule(StepAction.ARM, Phase.MAINTAINING, _LOST_GUARD),
     Purpose.MAINTAIN: Rule(StepAction.RUN, Phase.MAINTAINING),
     Purpose.JUDGE_RUN: Rule(StepAction.CHECK),
+    Purpose.JUDGE_OTHER: Rule(StepAction.CHECK, retries=_LOST_CHECK),
     Purpose.CONFIRM: Rule(StepAction.CHECK, Phase.MAINTAINING, _LOST_CHECK),
     Purpose.DISARM_GUARD: Rule(StepAction.DISARM, Phase.MAINTAINING, _LOST_GUARD),
     Purpose.VERIFY: Rule(StepAction.CHECK, Phase.VERIFYING, _LOST_CHECK),
@@ -187,6 +190,12 @@ def judging_steps(plan: Plan, run: int) -> list[Step]:
     """Return the checks that find out whether this run, whose result is unknown, made its change."""
     isolated = (spec for spec in plan.verify if not spec.in_service)
     return _rows(Purpose.JUDGE_RUN, isolated, f"probe.{run}.")
+
+
+def steps_after(plan: Plan, change: str) -> list[Step]:
+    """Return the checks that this change passes, again after the change of another rollout."""
+    isolated = (spec for spec in plan.verify if not spec.in_service)
+    return _rows(Purpose.JUDGE_OTHER, isolated, f"after.{change}.")
 
 
 def repair_step(plan: Plan, spec: StepDef) -> Step:

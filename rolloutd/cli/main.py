@@ -31,6 +31,7 @@ from rolloutd.cli import (
     queries,
     rollout_actions,
     setup,
+    trains,
     voting,
     watch,
 )
@@ -52,7 +53,7 @@ _COMMANDS = {
     "plans and preparation": (plans, artifacts, explain),
     "progress": (queries, watch, forecast, handover, configuration),
     "votes": (voting,),
-    "rollouts and nodes": (rollout_actions,),
+    "rollouts and nodes": (rollout_actions, trains),
     "fleet": (inventory, holds),
     "audit": (audit,),
     "this machine": (setup, local, contexts, completion),

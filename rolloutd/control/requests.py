@@ -299,6 +299,17 @@ class LiftFreeze(RequestBody):
     reason: Reason | None = None
 
 
+MAX_TRAIN_WAIT_S = 7 * 86_400.0
+"""A week: a node that waits longer for its turn is better changed alone."""
+
+
+class AddToTrain(ReasonBody):
+    """Rollouts to add at the end of a train; `wait_s`: how long a node waits for its turn."""
+
+    rollouts: Names = Field(min_length=1, max_length=10)
+    wait_s: Annotated[float, Field(ge=0, le=MAX_TRAIN_WAIT_S)] | None = None
+
+
 class EmptyBody(RequestBody):
     pass
 

@@ -145,4 +145,7 @@ VERDICT_ADMIN = Access("admins", admin_to("clear a verdict"), team="no", owner="
 INVENTORY_ADMIN = Access(
     "admins", admin_to("decide what is believed of the inventory"), team="no", owner="no"
 )
+TRAIN_OWNER = Access(
+    "members of the teams that own a rollout of the train, and admins", team_member, team="own", owner="own"
+)
 OWN_TEAM = Access("members of the team, and admins", own_team, team="own", owner="own")

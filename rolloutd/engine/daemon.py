@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 
 from machines.facts.apply import rollout_of
 from machines.model.decision import (
     AbortIsolation,
+    AwaitTurn,
     CheckIfCurrent,
     CompareStaged,
     Decision,
@@ -224,6 +226,8 @@ class Daemon:
             return
         self._state.reasons = decision.reasons
         self._make_room(decision)
+        for waiting in decision.of(AwaitTurn):
+            self._state.index.record_train_wait(waiting.rollout, waiting.node, self._state.now())
         self._observer.request_observations(self._tasks, [each.node for each in decision.of(Observe)])
         self._dry_runner.request_dry_runs(self._tasks, decision.of(DryRun))
         self._dry_runner.watch_blockers(self._tasks)
@@ -348,6 +352,7 @@ class Daemon:
             self._drivers[key] = driver
             self._tasks.create_task(self._run_driver(key, driver), name=f"drive {key[0]}/{key[1]}")
         self._keep_connections()
+        drivers_of = Counter(node for _, node in self._drivers)
         for key, driver in self._drivers.items():
             if key[0] not in self._state.index.rollouts:
                 driver.wake_up()  # the rollout was deleted while the node's last step ends
@@ -356,8 +361,8 @@ class Daemon:
             target = self._state.index.target(*key)
             if target.order is NodeOrder.STOP:
                 driver.stop_current_action()
-            elif target.phase not in IN_FLIGHT_PHASES:
-                driver.wake_up()
+            elif target.phase not in IN_FLIGHT_PHASES or drivers_of[target.node] > 1:
+                driver.wake_up()  # of several on one node, each may wait for another
 
     def _keep_connections(self) -> None:
         """Let the runs of each node in work share a connection, until its driver has ended."""

@@ -26,6 +26,7 @@ from machines.model.rows import (
     with_part,
 )
 from machines.model.step_record import StepAction, StepRecord
+from machines.model.train import Train
 from machines.model.windows import Freeze
 from rolloutd.audit_names import stored_event_names
 from rolloutd.errors import NotFound, RolloutdError, StoreFailed
@@ -99,6 +100,7 @@ def load_snapshot(connection: Connection, compile_plan: PlanCompiler) -> FactsSn
             targets=tuple(target for rollout in rollouts for target in load_targets(connection, rollout.id)),
             holds=rows.load(Hold, "true ORDER BY at, node, source, id"),
             freezes=rows.load(Freeze, "true ORDER BY at, id"),
+            trains=rows.load(Train, "true ORDER BY at, name"),
             team_rules=rows.load(TeamRules, "true ORDER BY team"),
             preparations=tuple(
                 row for rollout in rollouts for row in load_preparations(connection, rollout.id)

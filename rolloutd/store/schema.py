@@ -40,6 +40,7 @@ from machines.model.rows import (
     UsedToken,
 )
 from machines.model.step_record import StepRecord
+from machines.model.train import Train
 from machines.model.windows import Freeze, Window
 from rolloutd.audit_chain import canonical_json
 from rolloutd.errors import StoreFailed
@@ -239,6 +240,7 @@ TABLES: Final[Mapping[type[Any], Table[Any]]] = {
         Table(NodeRemoval, "node", "name"),
         Table(Hold, "hold", "node source id"),
         Table(Freeze, "freeze", "id"),
+        Table(Train, "train", "name"),
         Table(
             TeamRulesChanged,
             "team_rules",
@@ -272,6 +274,7 @@ KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "opened": ("rollout", "gate", "wave"),
     "hold": ("node", "source", "id"),
     "freeze": ("id",),
+    "train": ("name",),
     "team_rules": ("team",),
     "spent_token": ("id",),
     "node": ("name",),

@@ -10,7 +10,8 @@ from machines.model.events import StepAction, StepRecord, StepState
 from machines.model.plan import StepDef
 from machines.model.rollout import Target
 from machines.states import Outcome, Phase, Trigger
-from machines.workflow.next_action import Situation, next_action
+from machines.workflow.next_action import next_action
+from machines.workflow.situation import Situation
 from tests.machines.builders import T0, plan_of
 
 HEALTH = StepDef("verify.0.http", "http", baseline=True)

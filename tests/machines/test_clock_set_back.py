@@ -9,7 +9,8 @@ from machines.model.events import StepAction, StepRecord, StepState
 from machines.model.plan import Capability, StepDef
 from machines.model.rollout import NodeOrder, Target
 from machines.states import Phase
-from machines.workflow.next_action import Situation, next_action
+from machines.workflow.next_action import next_action
+from machines.workflow.situation import Situation
 from machines.workflow.stopping import REISOLATE_TIMEOUT_S
 from tests.machines.builders import CORDONS, T0, plan_of
 

@@ -11,7 +11,8 @@ from machines.model.actions import FAILED_RUN_TIMEOUT_S, Action, CleanUpStaleRun
 from machines.model.events import StepAction, StepRecord, StepState
 from machines.model.rollout import FailureCode, Target
 from machines.states import Phase, Trigger
-from machines.workflow.next_action import Situation, next_action
+from machines.workflow.next_action import next_action
+from machines.workflow.situation import Situation
 from machines.workflow.steps import CLEAN_UP
 from tests.machines.builders import T0, plan_of
 

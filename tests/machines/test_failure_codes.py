@@ -11,8 +11,9 @@ from machines.model.events import StepAction, StepRecord, StepState
 from machines.model.plan import OnUnknownPolicy, Stage
 from machines.model.rollout import FailureCode, Target
 from machines.states import Phase, Trigger
-from machines.workflow.next_action import Situation, next_action
+from machines.workflow.next_action import next_action
 from machines.workflow.phase_transitions import transition
+from machines.workflow.situation import Situation
 from tests.machines.builders import T0, plan_of
 
 PLAN = plan_of(stages=(Stage("configure", "sysctl.yml", on_unknown=OnUnknownPolicy.PAUSE),))

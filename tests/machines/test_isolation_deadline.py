@@ -15,8 +15,9 @@ from machines.model.rollout import Target
 from machines.model.selector import parse_selector
 from machines.model.target_plan import plan_for_target
 from machines.states import Phase, Trigger
-from machines.workflow.next_action import SLOT_STEP, Situation, next_action
+from machines.workflow.next_action import SLOT_STEP, next_action
 from machines.workflow.phase_transitions import transition
+from machines.workflow.situation import Situation
 from tests.machines.builders import T0, plan_of
 
 DRAIN = StepDef("isolate.0.kubernetes", "kubernetes", drain_timeout_s=600.0)

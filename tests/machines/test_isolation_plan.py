@@ -13,8 +13,9 @@ from machines.model.plan import Plan, StepDef
 from machines.model.rollout import Target
 from machines.states import Outcome, Phase, Trigger
 from machines.workflow.isolation_plan import PROBE_MAX_AGE_S, REPROBE_S
-from machines.workflow.next_action import RESUMED_ABORT_REASON, Situation, next_action
+from machines.workflow.next_action import RESUMED_ABORT_REASON, next_action
 from machines.workflow.phase_transitions import transition
+from machines.workflow.situation import Situation
 from machines.workflow.steps import UNKNOWN_RETRY_S, backoff_s
 from tests.machines.builders import CORDONS, T0, plan_of
 

@@ -11,7 +11,8 @@ from machines.model.events import StepAction, StepRecord, StepState
 from machines.model.plan import Capability, Plan, Stage, StepDef
 from machines.model.rollout import NodeOrder, Target
 from machines.states import Phase
-from machines.workflow.next_action import Situation, next_action
+from machines.workflow.next_action import next_action
+from machines.workflow.situation import Situation
 from machines.workflow.steps import (
     NOT_ISOLATED_RETRY_S,
     RULES,

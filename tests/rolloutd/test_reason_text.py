@@ -169,6 +169,11 @@ EXAMPLES: dict[ReasonCode, tuple[str, dict[str, Any], str]] = {
     ),
     ReasonCode.HELD: ("n1", HELD, "n1 is held by alice since 2027-01-15T08:00:00Z: disk"),
     ReasonCode.OTHER_ROLLOUT: ("n4", IN_FLIGHT, "n4 is isolating in R since 2027-01-15T08:00:00Z"),
+    ReasonCode.TRAIN: (
+        "n4",
+        {"rollout": "R", "train": "t"},
+        "n4 waits for R, which comes before in train t",
+    ),
     ReasonCode.NODE_DOWN: ("n2", DOWN, "n2 does not answer: no route"),
     ReasonCode.FOREIGN_CORDON: (
         "n2",

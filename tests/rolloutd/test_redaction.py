@@ -9,7 +9,8 @@ import pytest
 
 from machines.model.actions import RunCheck
 from machines.model.plan import StepDef
-from machines.workflow.next_action import Situation, next_action
+from machines.workflow.next_action import next_action
+from machines.workflow.situation import Situation
 from rolloutd.engine.drivers.node_session import NodeSession
 from rolloutd.engine.drivers.step_journal import StepJournal
 from rolloutd.ports import Failed, Ok, Unknown

@@ -53,6 +53,7 @@ def main() -> int:
     first = options.first if options.first is not None else secrets.randbelow(SEED_LIMIT)
     known = [] if options.no_corpus else corpus()
     names = [*known, *small_names(options.small), *(f"seed {first + n}" for n in range(options.seeds))]
+    names += [f"train {first + n}" for n in range(options.trains)]
     coverage, failed = Coverage(), []
     for verdict in run_many(names, options.jobs):
         coverage.merge(verdict.coverage)
@@ -62,6 +63,8 @@ def main() -> int:
                 _print_result(verdict)
             if options.stop:
                 break
+    if options.trains:
+        print(f"{coverage.counts.get('train:joined', 0)} attempts have joined the outage of another")
     took_s = time.perf_counter() - began
     missing = [] if failed or not options.marks else required_coverage.missing_coverage(coverage)
     for name in missing:
@@ -79,8 +82,8 @@ def corpus() -> list[str]:
 def run_one(name: str) -> SimResult:
     """Run one simulation by its name: `seed 42`, or `small one 3:cut-after`."""
     kind, _, rest = name.partition(" ")
-    if kind == "seed":
-        return run_seed(int(rest))
+    if kind in ("seed", "train"):
+        return run_seed(int(rest), is_train=kind == "train")
     plan, _, listed = rest.rpartition(" ")
     outcomes = dict(each.split(":") for each in listed.split(",")) if ":" in listed else {}
     return exhaustive.run_scripted(
@@ -91,6 +94,7 @@ def run_one(name: str) -> SimResult:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.sim", description="Simulate the daemon.")
     parser.add_argument("--seeds", type=int, default=500, help="new seeds to run (default: 500)")
+    parser.add_argument("--trains", type=int, default=0, help="new seeds with trains to run (default: 0)")
     parser.add_argument("--first", type=int, help="first of the new seeds (default: drawn)")
     parser.add_argument("--no-corpus", action="store_true", help="leave the corpus out")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="simulations at once")

@@ -40,11 +40,13 @@ from machines.model.events import (
 )
 from machines.model.plan import GateName, Plan
 from machines.model.rollout import FailureCode, NodeOrder
+from machines.model.train_events import TrainRemoved, TrainStored
 from machines.model.windows import Window
 from machines.states import Outcome, Phase, Trigger
 from rolloutd.ports import GuardState
 from tests import oracle
 from tests.sim.clean_judge import CleanJudge
+from tests.sim.outage_judge import OutageJudge
 from tests.sim.prepare_judge import PrepareJudge
 from tests.sim.record_judge import RecordJudge
 from tests.sim.supersede_judge import SupersedeJudge
@@ -102,6 +104,7 @@ class Checker:
         self.preparations = PrepareJudge(self.plans, self.report_violation, monotonic)
         self.cleaning = CleanJudge(self.plans, self.report_violation)
         self.superseded = SupersedeJudge(self.plans, self.report_violation)
+        self.outages = OutageJudge(self.plans, self.report_violation)
         self._oracle = oracle.Oracle()
         self._labels: dict[str, dict[str, str]] = {}
         self._disputed: set[str] = set()
@@ -157,6 +160,7 @@ class Checker:
         for kind in missing_isolators:
             self.report_violation(f"run {handle} begins although {node} is not isolated by {kind}")
         self.feed_oracle("maintain", rollout=rollout, node=node)
+        self.outages.on_run_started(rollout, node)
 
     def on_run_ended(self, node: str, rollout: str) -> None:
         """Hear that a playbook has no process left on a node."""
@@ -173,7 +177,7 @@ class Checker:
 
     def is_in_progress(self, rollout: str, node: str) -> bool:
         """Say whether a rollout is at work on a node."""
-        return self._oracle.in_progress.get(node) == rollout
+        return rollout in self._oracle.in_progress.get(node, [])
 
     def may_be_isolated(self, node: str) -> bool:
         """Say whether some rollout's records have the node isolated."""
@@ -206,6 +210,7 @@ class Checker:
         self.preparations.on_commit(events)
         self.cleaning.on_commit(events)
         self.superseded.on_commit(events)
+        self.outages.on_commit(events)
         decided = {event.rollout for event in events if _is_decided(event)}
         if len(decided) > 1:
             self.report_violation(f"one refused row would stop {' and '.join(sorted(decided))}")
@@ -247,6 +252,11 @@ class Checker:
             case NodeOrdered() if event.order in (None, NodeOrder.ROLLBACK):
                 is_ordered = event.order is not None
                 self.feed_oracle("order", rollout=event.rollout, node=event.node, ordered=is_ordered)
+            case TrainStored(train=train):
+                approved = set(train.rollouts) <= set(train.approvals)
+                self.feed_oracle("train", name=train.name, rollouts=list(train.rollouts), approved=approved)
+            case TrainRemoved():
+                self.feed_oracle("untrain", name=event.train)
             case HoldTaken():
                 hold = event.hold
                 self.feed_oracle("hold", node=hold.node, id=f"{hold.source}/{hold.id}", until=hold.until)
@@ -350,6 +360,8 @@ class Checker:
             event.outcome is Outcome.CHANGED
             and event.trigger is Trigger.VERIFIED
             and machine.version != "new"
+            # There is one version for all rollouts: another one of the train may have taken it back.
+            and not self.outages.was_shared(event.node)
         ):
             self.report_violation(f"{event.node} is said to be changed and is not")
         # A node that a superseded rollout finished is taken over without a check, and may have drifted since.
@@ -358,7 +370,9 @@ class Checker:
             self.report_violation(f"{event.node} is said to need nothing and is not current")
         if event.trigger is Trigger.ADMITTED and (checks := machine.checks_of(self._epoch())):
             self.report_violation(f"{event.node} is admitted while {', '.join(checks)} runs")
-        if event.trigger is Trigger.VERIFIED and event.rollout in machine.isolating_rollouts:
+        is_isolated = event.rollout in machine.isolating_rollouts
+        is_left = self.outages.is_held_by_others(event.rollout, event.node)
+        if event.trigger is Trigger.VERIFIED and is_isolated and not is_left:
             self.report_violation(f"{event.node} is said to be done and is still isolated")
         if event.trigger is Trigger.ISOLATION_ABORTED and event.text.startswith(ISOLATION_TIMED_OUT):
             undo_began_at = self._undo_began_at.get((event.rollout, event.node, event.attempt), event.at)

@@ -41,6 +41,8 @@ class SmallScenario:
     away: bool = False
     busy: bool = False
     releases: tuple[str, ...] = ()
+    rollouts: int = 1
+    """Of this plan; several are in one train."""
 
 
 def _small_spec(**more: Any) -> dict[str, Any]:
@@ -97,6 +99,10 @@ SMALL = (
         ),
         {1: RunFate.FAILS},
     ),
+    SmallScenario("train", 1, _small_spec(isolate=[plans.CORDON], probation="30s"), {}, rollouts=2),
+    SmallScenario(
+        "train and failing", 1, _small_spec(isolate=[plans.CORDON]), {1: RunFate.FAILS}, rollouts=2
+    ),
     SmallScenario("stuck", 1, _small_spec(limits={"isolate": "2m"}), {}, stuck=True),
 )
 """Each on its own: what fails in one place only must not hide behind another."""
@@ -118,7 +124,12 @@ def run_scripted(small: SmallScenario, outcomes: Mapping[int, EffectOutcome]) ->
         for number in range(1, small.nodes + 1)
     ]
     scenario = Scenario(
-        machines, plans.default_settings(), [dict(small.spec)], FAULT_PERIOD_S, releases=small.releases
+        machines,
+        plans.default_settings(),
+        [dict(small.spec) for _ in range(small.rollouts)],
+        FAULT_PERIOD_S,
+        releases=small.releases,
+        is_train=small.rollouts > 1,
     )
     with temporary_state_dir() as state_dir:
         simulation = Simulation(
@@ -145,6 +156,9 @@ def run_scripted(small: SmallScenario, outcomes: Mapping[int, EffectOutcome]) ->
         if small.stuck:
             simulation.loop.call_from_world(600.0, lambda: setattr(machines[0], "stuck", False))
         result = simulation.run()
+    joined = result.coverage.counts.get("train:joined", 0)
+    if small.rollouts > 1 and not outcomes and joined < small.nodes * (small.rollouts - 1):
+        result.violations.append(f"only {joined} attempts have joined the outage of another")
     is_killed_only = outcomes and set(outcomes.values()) <= set(PAIRED_OUTCOMES)
     if is_killed_only and not result.violations:
         result.violations += [

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from machines.facts.fleet_facts import FactsSnapshot
@@ -16,6 +16,7 @@ from machines.model.configuration import NodeConfiguration
 from machines.model.events import Actor, Event, PhaseMoved, StepRecorded, TargetChanged
 from machines.model.limits import Limits
 from machines.model.node import Observation, SourceFreshness
+from machines.model.outage import OutageProgress
 from machines.model.preparation import StagedComparison
 from machines.model.traffic import TrafficResult
 from rolloutd.audit_chain import GENESIS_HASH, ChainVerification
@@ -52,6 +53,7 @@ class FaultyStore:
         self._observations_before: tuple[Observation, ...] = ()
         self._traffic_before: tuple[TrafficResult, ...] = ()
         self._comparisons_before: Sequence[StagedComparison] = ()
+        self._outages_before: Mapping[tuple[str, str], OutageProgress] = {}
         self._sources_before: tuple[SourceFreshness, ...] = ()
         self._limits_before: Limits | None = None
         self._committed_at = 0.0
@@ -149,6 +151,7 @@ class FaultyStore:
             now=self._committed_at,
             sources=self._sources_before,
             comparisons=self._comparisons_before,
+            outages=self._outages_before,
         )
         self._checked_commits += 1
         if self._checked_commits % RECOUNT_EVERY == 0:
@@ -184,6 +187,7 @@ class FaultyStore:
             self._observations_before = tuple(self.state.index.observations)
             self._traffic_before = tuple(self.state.index.traffic)
             self._comparisons_before = self.state.index.comparisons
+            self._outages_before = self.state.index.outages
             self._sources_before = tuple(self.state.index.sources.values())
             self._limits_before = self.state.index.limits
             self._committed_at = at

@@ -8,12 +8,13 @@ from __future__ import annotations
 import sys
 from itertools import zip_longest
 
-from machines.facts import availability, node_work, votes
+from machines.facts import availability, node_work, outages, votes
 from machines.model.preparation import PrepareStage
 from machines.model.rollout import Failure
-from machines.rules import rollbacks
+from machines.rules import pools, rollbacks
 from machines.scheduler import decided_events, expiry, preparing
 from machines.workflow.isolation_plan import IsolationPlan
+from machines.workflow.outage import Outage
 from rolloutd.commands import submit
 from rolloutd.engine.background import inventory_identity
 from rolloutd.engine.background.audit_monitor import AuditMonitor
@@ -36,6 +37,7 @@ from tests.sim.__main__ import run_many, run_one, small_names
 from tests.support.mutation import Mutant
 
 _blames_change = Failure.blames_change.fget
+_is_shared = Outage.is_shared.fget
 
 MUTANT_SEEDS = 400
 """Seeds within which every bug is found; most are found within twenty."""
@@ -149,16 +151,17 @@ MUTANTS = (
         "outcome-recorded-before-the-act",
         Isolation.undo,
         """
-        result = await self._session.capture_errors(
-            self._session.adapters.isolators[spec.kind].return_to_service(ctx)
-        )
+        if spec.name in self._others.held():
+            result = Ok(SHARED_TEXT)
+        else:
+            isolator = self._session.adapters.isolators[spec.kind]
+            result = await self._session.capture_errors(isolator.return_to_service(ctx))
         await self._journal.finish(record, result, isolated=is_isolated_after(action, result))
         """,
         """
         await self._journal.finish(record, Ok("undone"), isolated=False if action.is_last else None)
-        await self._session.capture_errors(
-            self._session.adapters.isolators[spec.kind].return_to_service(ctx)
-        )
+        isolator = self._session.adapters.isolators[spec.kind]
+        await self._session.capture_errors(isolator.return_to_service(ctx))
         """,
     ),
     Mutant(
@@ -197,6 +200,30 @@ MUTANTS = (
         SourceReader._valid_node,
         "without_templates(node.connection)",
         "node.connection",
+    ),
+    Mutant(
+        "node-returned-between-two-changes",
+        _is_shared,
+        "self.peers or self.joiner",
+        "self.joiner",
+    ),
+    Mutant(
+        "next-change-begun-before-checks-passed",
+        outages.may_share_outage,
+        "not (progress.has_passed and progress.waits)",
+        "False",
+    ),
+    Mutant(
+        "slot-of-shared-outage-counted-twice",
+        pools.pool_without_slot,
+        "len(pool.down) + reserved_count - (node in pool.down)",
+        "len(pool.down) + reserved_count",
+    ),
+    Mutant(
+        "slot-given-up-by-the-first-change",
+        availability.unavailability,
+        "facts.targets_on(node)",
+        "tuple(facts.targets_on(node))[:1]",
     ),
     Mutant("rollback-of-oldest-first", rollbacks._in_order, "-target.since", "target.since"),
     Mutant(
@@ -258,7 +285,9 @@ def is_detected(name: str) -> bool:
     (mutant,) = (each for each in MUTANTS if each.name == name)
     seeds = (f"seed {seed}" for seed in range(MUTANT_SEEDS))
     # By turns: either kind finds some bugs at once, and others late or never.
-    names = [name for pair in zip_longest(small_names("some"), seeds) for name in pair if name is not None]
+    trains = (f"train {seed}" for seed in range(MUTANT_SEEDS))
+    turns = zip_longest(small_names("some"), seeds, trains)
+    names = [name for turn in turns for name in turn if name is not None]
     with mutant.applied():
         result = next((each for each in run_many(names) if each.violations), None)
     if result is None:

@@ -17,7 +17,7 @@ from typing import Any
 from machines.model.events import VoteCast
 from machines.model.plan import GateName
 from machines.model.rollout import Actor, ActorKind, Rollout
-from rolloutd.commands import rollout_commands, submit, voting
+from rolloutd.commands import rollout_commands, submit, trains, voting
 from rolloutd.commands.rollout_commands import Events
 from rolloutd.commands.voting import Ballot
 from rolloutd.engine.state import InvariantViolation, State
@@ -95,6 +95,17 @@ class SimUsers:
             if isinstance(event, VoteCast):
                 self.votes.setdefault(event.rollout, []).append(event.vote.id)
         return bool(events)
+
+    async def make_train(self, names: Sequence[str]) -> bool:
+        """Let an admin put the open rollouts of these names in one train; say whether there is one."""
+        daemon = self.current_daemon()
+        if daemon is not None and daemon.state is not None and daemon.state.index.trains:
+            return True  # the answer was lost
+        return await self.run_command(OLGA, "train", lambda now: _train_of(now, names))
+
+    async def remove_train(self) -> bool:
+        """Let an admin remove the train."""
+        return await self.run_command(OLGA, "untrain", lambda now: trains.remove(now, OLGA, "t", "tests"))
 
     async def vote(self, who: SimUser, rollout: str, ballot: Ballot) -> None:
         """Let somebody vote."""
@@ -245,3 +256,8 @@ def with_failures(state: State, rollout: str, ballot: Ballot) -> Ballot:
         if not ballot.nodes or each.node in ballot.nodes
     )
     return replace(ballot, shown=shown)
+
+
+def _train_of(state: State, names: Sequence[str]) -> Events:
+    rollouts = [state.index.rollouts[name] for name in names if name in state.index.rollouts]
+    return trains.add(state, OLGA, "t", [each for each in rollouts if not each.closed], "tests")

@@ -34,6 +34,7 @@ class RandomStreams:
     cleaning: random.Random
     selections: random.Random
     jobs: random.Random
+    trains: random.Random
 
     @classmethod
     def of(cls, seed: int) -> Self:

@@ -36,5 +36,7 @@ class Scenario:
     approve_probability: float = 0.0
     fault_probability: float = 0.0
     maybe_current: bool = False
+    is_train: bool = False
+    """Whether all rollouts are in one train, which people remove and make again."""
     releases: tuple[str, ...] = ()
     """Artifacts that the first plan brings in further rollouts; then its nodes are cleaned."""

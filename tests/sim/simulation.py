@@ -27,6 +27,7 @@ from tests.sim.inventory_faults import InventoryFaults
 from tests.sim.job_faults import JobFaults
 from tests.sim.loop import CURRENT, SimLoop
 from tests.sim.people import OLGA, SAM, SimUsers
+from tests.sim.random_specs import random_specs
 from tests.sim.random_streams import Coverage, RandomStreams
 from tests.sim.random_user import RandomUser
 from tests.sim.recovery_user import RecoveryUser
@@ -47,6 +48,9 @@ RECOVERY_INTERVAL_S = 120.0
 
 DRIFT_INTERVAL_S = 900.0
 """Between two changes that somebody makes by hand, about."""
+
+TRAIN_INTERVAL_S = 3600.0
+"""How often people change a train, about: most outages are over by then."""
 
 TRAFFIC_INTERVAL_S = 20.0
 """How often traffic comes to some node: often enough that it comes between a look and an isolation."""
@@ -91,6 +95,7 @@ class Simulation:
             self.world.machines[machine.name] = machine
         checker = self.world.checker
         checker.nodes = checker.preparations.nodes = checker.cleaning.nodes = self.world.machines
+        checker.outages.on_joined = lambda: self.coverage.count("train:joined")
         checker.on_settings(scenario.settings)
 
     # -- the whole of it
@@ -157,6 +162,8 @@ class Simulation:
             acting.append(self.loop.create_task(user.act_randomly(people, self._scenario.action_interval_s)))
             acting.append(self.loop.create_task(user.supersede_at_return()))
             acting.append(self.loop.create_task(InventoryFaults(self).run()))
+            if self._scenario.is_train:
+                acting.append(self.loop.create_task(self._change_train()))
             if any("prepare" in spec for spec in self._scenario.specs):
                 acting.append(self.loop.create_task(user.roll_out_again_and_clean()))
         if any("traffic" in spec for spec in self._scenario.specs) and self._scenario.action_interval_s:
@@ -246,6 +253,8 @@ class Simulation:
             self._contents[name] = plans.content_of(f"plan{number}", spec)
             while not await self._try_submit(name):
                 await asyncio.sleep(10.0)
+        while self._scenario.is_train and not await self._users.make_train(list(self._contents)):
+            await asyncio.sleep(10.0)
 
     async def _try_submit(self, name: str) -> bool:
         life = self.newest_daemon()
@@ -297,6 +306,17 @@ class Simulation:
         for node in self.world.machines if self._scenario.releases else ():
             while self.loop.time() < until and not await self._users.clean(node):
                 await asyncio.sleep(30.0)
+
+    async def _change_train(self) -> None:
+        """Let people remove the train, and make it again in some other order."""
+        trains = self.world.streams.trains
+        while True:
+            await asyncio.sleep(trains.expovariate(1.0 / TRAIN_INTERVAL_S))
+            if await self._users.remove_train():
+                await asyncio.sleep(trains.expovariate(1.0 / TRAIN_INTERVAL_S))
+            names = list(self._contents)
+            trains.shuffle(names)
+            await self._users.make_train(names)
 
     async def _generate_traffic(self) -> None:
         """Be the clients: their traffic comes to nodes that are in service, and ends again."""
@@ -423,8 +443,8 @@ class Simulation:
                     checker.report_violation(f"vote {vote} was acknowledged and lost")
 
 
-def run_seed(seed: int) -> SimResult:
-    """Run the simulation of a seed."""
+def run_seed(seed: int, *, is_train: bool = False) -> SimResult:
+    """Run the simulation of a seed; `is_train`: over several rollouts in one train."""
     chances = RandomStreams.of(seed)
     shape = chances.shape
     count = shape.randint(2, 6)
@@ -434,28 +454,22 @@ def run_seed(seed: int) -> SimResult:
     scene = Scenario(
         machines=machines,
         settings=plans.with_random_cleaning(chances.cleaning, plans.random_settings(shape, count)),
-        specs=[_random_spec(chances, count) for _ in range(shape.choice((1, 1, 2)))],
+        specs=random_specs(chances, count, is_train=is_train),
         fault_period_s=shape.choice((1800.0, 3600.0, 7200.0)),
         action_interval_s=shape.choice((60.0, 180.0, 600.0)),
-        approve_probability=shape.choice((0.3, 0.7, 1.0)),
+        approve_probability=max(shape.choice((0.3, 0.7, 1.0)), is_train),
         fault_probability=shape.choice((0.1, 0.3, 0.6)),
-        maybe_current=shape.random() < 0.3,
+        maybe_current=shape.random() < 0.3 and not is_train,
+        is_train=is_train,
     )
     with temporary_state_dir() as state_dir:
         return Simulation(
-            f"seed {seed}", chances, lambda marks: SeededFaults(chances.faults, marks), scene, state_dir
+            f"{'train' if is_train else 'seed'} {seed}",
+            chances,
+            lambda marks: SeededFaults(chances.faults, marks),
+            scene,
+            state_dir,
         ).run()
-
-
-def _random_spec(chances: RandomStreams, nodes: int) -> dict[str, Any]:
-    spec = plans.with_random_probes(chances.traffic, plans.random_spec(chances.shape))
-    spec = plans.with_random_pilot(chances.pilots, spec, nodes)
-    spec = plans.with_random_check_options(chances.checks, spec)
-    spec = plans.with_random_compliance(chances.compliance, spec)
-    spec = plans.with_random_guard(chances.guards, spec)
-    spec = plans.with_random_rollbacks(chances.rollbacks, spec)
-    spec = plans.with_random_selection(chances.selections, spec)
-    return plans.with_random_preparation(chances.preparation, spec)
 
 
 def _leaves(error: BaseException | None) -> Iterator[BaseException]:

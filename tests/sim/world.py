@@ -170,6 +170,7 @@ class SimWorld:
         machine.is_inspected = False
         if had:
             self.checker.feed_oracle("back", rollout=rollout, node=node)
+            self.checker.outages.on_back(node)
 
     def return_left_node(self, node: str) -> None:
         """Put a node in service that was left out of it for whoever held it."""

@@ -15,9 +15,11 @@ from machines.invariants.violations import is_down, violation
 from machines.model.events import GateOpened, PhaseMoved
 from machines.model.limits import Limits, TeamRules
 from machines.model.node import UNLABELED, Node, Observation, SourceFreshness
+from machines.model.outage import OutageProgress
 from machines.model.preparation import Preparation, PreparationState, StagedComparison
 from machines.model.rollout import Failure, Hold, Rollout, Target
 from machines.model.traffic import TrafficResult
+from machines.model.train import Train
 from machines.model.windows import Freeze
 from machines.states import IllegalTransition, Outcome, Phase, Trigger, next_phase
 
@@ -39,6 +41,8 @@ class SnapshotFacts:
     target_rows: dict[tuple[str, str], Target] = field(default_factory=dict)
     sources: Mapping[str, SourceFreshness] = field(default_factory=dict)
     preparations: dict[tuple[str, str, str], Preparation] = field(default_factory=dict)
+    trains: tuple[Train, ...] = ()
+    outages: Mapping[tuple[str, str], OutageProgress] = field(default_factory=dict)
 
     @classmethod
     def from_snapshot(
@@ -50,6 +54,7 @@ class SnapshotFacts:
         sources: Iterable[SourceFreshness] = (),
         comparisons: Iterable[StagedComparison] = (),
         now: float = 0.0,
+        outages: Mapping[tuple[str, str], OutageProgress] | None = None,
     ) -> SnapshotFacts:
         return cls(
             limits=limits,
@@ -65,6 +70,8 @@ class SnapshotFacts:
             target_rows={(target.rollout, target.node): target for target in snapshot.targets},
             sources={each.source: each for each in sources},
             preparations={(each.rollout, each.node, each.stage): each for each in snapshot.preparations},
+            trains=snapshot.trains,
+            outages=outages or {},
         )
 
     def targets(self, rollout: str) -> Iterable[Target]:
@@ -93,6 +100,15 @@ class SnapshotFacts:
 
     def recorded_work(self, node: str) -> Iterable[NodeWork]:
         return ()  # a snapshot has what is stored
+
+    def train_of(self, rollout: str) -> Train | None:
+        approved = (each for each in self.trains if set(each.rollouts) <= set(each.approvals))
+        return next((each for each in approved if rollout in each.rollouts), None)
+
+    def outage_progress(self, target: Target) -> OutageProgress:
+        progress = self.outages.get((target.rollout, target.node))
+        is_current = progress is not None and progress.attempt == target.attempt
+        return progress if progress is not None and is_current else OutageProgress(target.attempt)
 
     def observation(self, node: str) -> Observation | None:
         return self.observations.get(node)
@@ -139,9 +155,11 @@ def violations(
     traffic: Iterable[TrafficResult] = (),
     sources: Iterable[SourceFreshness] = (),
     comparisons: Iterable[StagedComparison] = (),
+    outages: Mapping[tuple[str, str], OutageProgress] | None = None,
 ) -> list[str]:
     """Return what must never happen and did between two snapshots, one event or one commit apart."""
-    facts = SnapshotFacts.from_snapshot(before, limits, observations, traffic, sources, comparisons, now)
+    measured = observations, traffic, sources, comparisons
+    facts = SnapshotFacts.from_snapshot(before, limits, *measured, now, outages)
     found: list[str] = []
     transitions: list[PhaseMoved] = []
     known = {rollout.id: rollout for rollout in before.rollouts}

@@ -15,6 +15,7 @@ from rolloutd.control.handlers import (
     queries,
     streams,
     teams,
+    trains,
 )
 from rolloutd.control.routes import Route
 
@@ -25,6 +26,7 @@ ROUTES: tuple[Route, ...] = (
     *commands.routes,
     *node_reports.routes,
     *teams.routes,
+    *trains.routes,
     *changes.routes,
     *configuration.routes,
     *preparation.routes,

@@ -16,19 +16,24 @@ from machines.facts.fleet_facts import IsolationProgress
 from machines.model import actions
 from machines.model.events import Event, HoldReleased, NodeOrdered, PhaseMoved
 from machines.model.node import NodeHealth, NodeKind
+from machines.model.outage import OutageProgress
 from machines.model.plan import Capability
 from machines.model.reasons import Reason, ReasonCode
 from machines.model.rollout import BLAMES_CHANGE, FailureCode, NodeOrder, Target
 from machines.model.target_plan import lacks_isolator
+from machines.rules.trains import next_joiner
 from machines.scheduler.membership import carry_over
 from machines.states import IN_FLIGHT_PHASES, Outcome, Phase, Trigger
-from machines.workflow.next_action import SLOT_STEP, Situation, next_action
+from machines.workflow.next_action import SLOT_STEP, next_action, outage_progress
+from machines.workflow.outage import Outage, outage_peers
 from machines.workflow.phase_transitions import transition
 from machines.workflow.records import active_isolations, repeated_try
+from machines.workflow.situation import Situation
 from machines.workflow.steps import baseline_record
 from rolloutd.engine.drivers.guard_steps import GuardSteps
 from rolloutd.engine.drivers.isolation import Isolation
 from rolloutd.engine.drivers.node_session import AdapterSet, NodeSession
+from rolloutd.engine.drivers.other_attempts import OtherAttempts
 from rolloutd.engine.drivers.playbook_execution import PlaybookExecution
 from rolloutd.engine.drivers.step_journal import StepJournal
 from rolloutd.engine.outcomes import verdict_events
@@ -80,7 +85,8 @@ class Driver:
         self._over_budget: Reason | None = None
         self._wakeup = Wakeup()
         self._journal = StepJournal(session)
-        self._isolation = Isolation(session, self._journal)
+        self._others = OtherAttempts(session)
+        self._isolation = Isolation(session, self._journal, self._others)
         self._guard = GuardSteps(session, self._journal)
         self._execution = PlaybookExecution(
             session, self._journal, self._isolation, self._guard, self._wakeup
@@ -88,6 +94,7 @@ class Driver:
         self._current_action = CancellableTask()
         self._stopping = False
         self._clock_set_back = (0.0, 0.0)
+        self._published_outage: OutageProgress | None = None
 
     # -- requests of the daemon
 
@@ -138,6 +145,7 @@ class Driver:
         before = self._session.target
         try:
             await self._journal.load()
+            await self._others.load()
             action = self._next_action()
             if isinstance(action, actions.NoAction):
                 return False
@@ -197,11 +205,48 @@ class Driver:
             abort_reason,
             over_budget,
             self._state.index.has_failed(self.rollout, self.node, target.attempt - 1),
+            self._outage(target),
         )
+        if target.phase is Phase.VERIFYING:
+            situation = self._with_joiner(situation)
         action = next_action(situation)
+        if target.phase is Phase.VERIFYING:
+            self._publish_outage(situation, action)
         if target.phase is Phase.ISOLATING:
             self._publish_isolation(target, action, now + node_plan.isolate_timeout_s - elapsed_s)
         return action
+
+    def _outage(self, target: Target) -> Outage:
+        """Return the others that share the node's outage."""
+        index = self._state.index
+        others = [each for each in index.targets_on(self.node) if each.rollout != self.rollout]
+        progress = {each.rollout: index.outage_progress(each) for each in others}
+        return Outage(outage_peers(target, others, progress), held=self._others.held())
+
+    def _with_joiner(self, situation: Situation) -> Situation:
+        """Return the situation with the rollout that may join, while the node may wait for it."""
+        index, target, train = self._state.index, situation.target, self._state.index.train_of(self.rollout)
+        if train is None or not target.isolated:
+            return situation
+        progress = outage_progress(situation)
+        latest = max((record.at for record in situation.records), default=situation.now)
+        if not progress.has_passed or not latest <= situation.now < latest + train.wait_s:
+            return situation
+        # The question is whether another one may join while this one waits; nothing is awaited in between.
+        index.record_outage(self.rollout, self.node, replace(progress, waits=True))
+        joiner = next_joiner(index, target, situation.now)
+        return replace(situation, outage=replace(situation.outage, joiner=joiner))
+
+    def _publish_outage(self, situation: Situation, action: actions.Action) -> None:
+        """Publish how far this attempt is, for the others of its train."""
+        index = self._state.index
+        if not situation.outage.is_shared and index.train_of(self.rollout) is None:
+            return
+        progress = outage_progress(situation, action)
+        if progress != self._published_outage:
+            self._published_outage = progress
+            self._state.wake_up()
+        index.record_outage(self.rollout, self.node, progress)
 
     def _publish_isolation(self, target: Target, action: actions.Action, deadline: float) -> None:
         """Publish how far the isolation is and when it is aborted."""

@@ -18,6 +18,7 @@ from machines.states import Phase
 from machines.workflow import records
 from machines.workflow.recording import is_isolated_after
 from rolloutd.engine.drivers.node_session import NodeSession
+from rolloutd.engine.drivers.other_attempts import OtherAttempts
 from rolloutd.engine.drivers.step_journal import StepJournal
 from rolloutd.engine.drivers.traffic_probes import probe_traffic
 from rolloutd.engine.tasks import Wakeup
@@ -29,10 +30,15 @@ RECHECK_INTERVAL_S = 15.0
 """Interval between inspections while a playbook runs; an observation that changes inspects at once."""
 
 
+SHARED_TEXT = "left to the other rollouts that hold this isolation"
+"""Result of a return to service that only the last holder carries out."""
+
+
 class Isolation:
     """The isolation of one node in one rollout."""
 
-    def __init__(self, session: NodeSession, journal: StepJournal) -> None:
+    def __init__(self, session: NodeSession, journal: StepJournal, others: OtherAttempts) -> None:
+        self._others = others
         self._session = session
         self._state = session.state
         self._journal = journal
@@ -58,11 +64,10 @@ class Isolation:
         record = replace(record, prior=prior)
         await self._journal.write(record, isolated=is_isolated_after(action, None))
         # Skip only an isolation of our own: if another party isolated the node, we must still apply ours.
-        if (
-            status.is_isolated
-            and action.is_prior_known
-            and records.completed_since_revert(spec.name, self._journal.records)
-        ):
+        is_done = spec.name in self._others.held() or records.completed_since_revert(
+            spec.name, self._journal.records
+        )
+        if status.is_isolated and action.is_prior_known and is_done:
             result: StepResult = Ok(status.text or "still isolated")
         else:
             result = await self._session.capture_errors(isolator.isolate(replace(ctx, prior=prior)))
@@ -83,9 +88,14 @@ class Isolation:
         record = self._journal.begin(action)
         ctx = await self._session.step_context(spec, number=action.number, prior=action.prior)
         await self._journal.write(record)
-        result = await self._session.capture_errors(
-            self._session.adapters.isolators[spec.kind].return_to_service(ctx)
-        )
+        # After the intent is written: of two attempts that leave at once, the later one sees the other leave.
+        await self._others.load(again=True)
+        result: StepResult
+        if spec.name in self._others.held():
+            result = Ok(SHARED_TEXT)
+        else:
+            isolator = self._session.adapters.isolators[spec.kind]
+            result = await self._session.capture_errors(isolator.return_to_service(ctx))
         await self._journal.finish(record, result, isolated=is_isolated_after(action, result))
 
     async def ensure_isolated(self, plan: Plan, *, run_in_progress: bool) -> bool:

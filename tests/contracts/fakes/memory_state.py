@@ -34,6 +34,7 @@ from machines.model.rows import (
     with_part,
 )
 from machines.model.step_record import StepRecord
+from machines.model.train import Train
 from machines.model.windows import Freeze
 from rolloutd.errors import Conflict, TokenAlreadyUsed
 from rolloutd.ports import AuditBase, AuditEntry, KeptForecast, SourceAnswer
@@ -59,6 +60,7 @@ _KEYS: Mapping[type[Any], Callable[[Any, str], Key]] = {
     PreparationSnapshot: lambda row, _: (row.rollout, row.node, row.stage),
     Hold: lambda row, _: (row.node, row.source, row.id),
     Freeze: lambda row, _: (row.id,),
+    Train: lambda row, _: (row.name,),
     TeamRulesChanged: lambda row, _: (row.rules.team,),
     UsedToken: lambda row, _: (row.id,),
     Verdict: lambda row, _: (row.id,),

@@ -32,6 +32,7 @@ from machines.model.plan import Plan
 from machines.model.preparation import PREPARED, Preparation, PreparationState
 from machines.model.rollout import Failure, Hold, Rollout, Target, Verdict
 from machines.model.rows import ConfigurationDocument, NodeConnection, UsedToken
+from machines.model.train import Train
 from machines.model.windows import Freeze
 from machines.states import IN_FLIGHT_PHASES, IllegalTransition, Outcome, Phase
 from rolloutd.audit_chain import GENESIS_HASH, ChainVerification, hash_entry, verify_entries
@@ -107,6 +108,7 @@ class MemoryStore:
             targets=tuple(target for name in live for target in self._targets(name)),
             holds=tuple(memory.all(Hold)),
             freezes=tuple(memory.all(Freeze)),
+            trains=tuple(memory.all(Train)),
             team_rules=tuple(
                 sorted((row.rules for row in memory.all(TeamRulesChanged)), key=lambda each: each.team)
             ),

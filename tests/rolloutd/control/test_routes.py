@@ -23,6 +23,7 @@ from rolloutd.control.client import ApiError
 from rolloutd.control.handlers import ROUTES
 from rolloutd.control.openapi import openapi_document
 from rolloutd.store import open_store
+from tests.rolloutd.control.test_trains import train_requests
 from tests.rolloutd.control_environment import KUBERNETES_NODES, PLAN, ControlEnvironment, control_environment
 from tests.support.replayed_fleet import forecast_of
 
@@ -162,6 +163,7 @@ async def prepare_fleet(
         ("POST", "/v1/nodes/{n}/shell"): ("paul", "/v1/nodes/p1/shell", REASON),
         ("POST", "/v1/nodes/{n}/return"): ("olga", "/v1/nodes/p1/return", {}),
         ("POST", "/v1/freezes"): ("sara", "/v1/freezes", freeze),
+        **train_requests(r, building),
         ("POST", "/v1/audit/settle"): (
             *("adam", "/v1/audit/settle"),
             {**REASON, "subjects": ["all"], "keep": "audit"},

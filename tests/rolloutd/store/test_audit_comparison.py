@@ -41,6 +41,8 @@ from machines.model.preparation import ArtifactKind, ManifestEntry, Preparation,
 from machines.model.rollout import Actor, ActorKind, Hold, NodeOrder, PilotEvidence, Verdict
 from machines.model.rows import MismatchKind
 from machines.model.selector import parse_selector
+from machines.model.train import Train
+from machines.model.train_events import TrainStored
 from machines.model.windows import Freeze, Window
 from machines.states import Phase, Trigger
 from rolloutd.audit_chain import GENESIS_HASH, canonical_json, hash_entry
@@ -121,6 +123,8 @@ async def write_history(state_dir: Path, postgresql: PostgresqlAddress | None = 
     await write(store, RolloutPaused("r1", ALICE, "lunch", 12.0))
     await write(store, HoldTaken(Hold("n2", "person", "alice", ALICE, "new disk", 7.0, until=99.0)))
     await write(store, FreezeStarted(Freeze("f1", "team/payments", "sale", "alice", 8.0)))
+    train = Train("t1", ("r1", "r2"), 60.0, ALICE, 8.0, {"r1": "alice"})
+    await write(store, TrainStored(train, ALICE, "kernel week", 8.0))
     await write(store, TeamRulesChanged(TeamRules("payments", WINDOWS, ("n2",)), ALICE, "nights", 8.0))
     await store.close()
 

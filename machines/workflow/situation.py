@@ -1,0 +1,34 @@
+"""What the next action of one node follows from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from machines.model.events import StepRecord
+from machines.model.plan import Plan
+from machines.model.rollout import Target
+from machines.workflow.outage import Outage
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """All that the next action of one node follows from.
+
+    `plan` is the plan as it applies to this node (plan_for_target).  `records` are the node's step records in
+    this rollout, oldest first.  `elapsed_s` is the time in its phase during which a daemon was running.
+    `has_unfinished_run`: processes of an older run may still be on the node.  `abort_reason`: why its
+    isolation should be aborted, "" for no reason.  `over_budget`: why its pools have no slot for it; "" when
+    they have.  `failed_before`: its attempt before this one failed.  `outage`: the others that share it.
+    """
+
+    plan: Plan
+    target: Target
+    records: Sequence[StepRecord]
+    now: float
+    elapsed_s: float
+    has_unfinished_run: bool = False
+    abort_reason: str = ""
+    over_budget: str = ""
+    failed_before: bool = False
+    outage: Outage = field(default_factory=Outage)

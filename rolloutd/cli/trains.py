@@ -1,0 +1,92 @@
+"""Commands for trains: rollouts that share the outage of a node."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from rolloutd.cli import exits
+from rolloutd.cli.command_group import CommandGroup, Invocation, without_none
+from rolloutd.cli.output import Columns, print_line, print_list, sanitize
+from rolloutd.control.client import api_path
+from rolloutd.control.user_time import parse_duration
+from rolloutd.text import pluralize
+
+if TYPE_CHECKING:
+    from rolloutd.control.wire_trains import Train
+
+
+def register(commands: CommandGroup) -> None:
+    group = commands.add_group("train", "let several rollouts share one outage of each node")
+    name = "the train's name"
+    rollouts = "rollout id, its prefix, or its plan's name; the order in which a node gets the changes"
+    add = group.add_command("add", add_to_train, "make a train of rollouts, or add rollouts at its end")
+    add.argument("name", metavar="NAME", text=name)
+    add.argument("rollouts", metavar="ROLLOUT", text=rollouts, nargs="+")
+    wait = "how long a node waits for its turn, such as 30m (1h)"
+    add.argument("--wait", metavar="DURATION", text=wait, type=_duration_argument).reason()
+    approve = group.add_command("approve", approve_train, "approve a train for the rollouts that you own")
+    approve.argument("name", metavar="NAME", text=name).reason()
+    show = group.add_command("show", show_train, "show a train, or list all")
+    show.argument("name", metavar="NAME", text=name, nargs="?").watch()
+    remove = group.add_command("remove", remove_train, "remove a train; what is shared already is finished")
+    remove.argument("name", metavar="NAME", text=name).reason()
+
+
+def add_to_train(call: Invocation) -> int:
+    args = call.args
+    body = without_none(rollouts=args.rollouts, wait_s=args.wait, reason=args.reason)
+    train: Train = call.client.put(api_path("trains", args.name), body)
+    return call.report(train, f"train {train['name']}: {_describe(train)}", train["name"])
+
+
+def approve_train(call: Invocation) -> int:
+    train: Train = call.client.post(
+        api_path("trains", call.args.name, "approve"), {"reason": call.args.reason}
+    )
+    return call.report(train, f"train {train['name']}: {_describe(train)}", train["name"])
+
+
+def remove_train(call: Invocation) -> int:
+    train: Train = call.client.delete(api_path("trains", call.args.name), {"reason": call.args.reason})
+    return call.report(train, f"train {train['name']}: removed", train["name"])
+
+
+def show_train(call: Invocation) -> int:
+    if call.args.name is None:
+        answer = call.get(api_path("trains"))
+        if not call.print_data(answer, [each["name"] for each in answer["trains"]]):
+            print_list(TRAIN_COLUMNS, answer["trains"])
+        return exits.OK
+    train: Train = call.get(api_path("trains", call.args.name))
+    if call.print_data(train, [train["name"]]):
+        return exits.OK
+    print_line(sanitize(f"train {train['name']}: {_describe(train)}"))
+    for number, rollout in enumerate(train["rollouts"], 1):
+        waits = " (waits for the approval of its owners)" if rollout in train["missing"] else ""
+        print_line(sanitize(f"  {number}. {rollout}{waits}"))
+    saved = pluralize(train["outages_saved"], "outage")
+    print_line(f"  {pluralize(train['nodes_shared'], 'node')} shared, {saved} saved so far")
+    return exits.OK
+
+
+TRAIN_COLUMNS: Columns = {
+    "TRAIN": "name",
+    "STATE": "state",
+    "ROLLOUTS": lambda train: ", ".join(train["rollouts"]),
+    "SHARED": "nodes_shared",
+    "SAVED": "outages_saved",
+}
+
+
+def _describe(train: Train) -> str:
+    if train["missing"]:
+        return f"waits for the approval of the owners of {', '.join(train['missing'])}"
+    return train["state"]
+
+
+def _duration_argument(text: str) -> float:
+    try:
+        return float(parse_duration(text))
+    except ValueError as wrong:
+        raise argparse.ArgumentTypeError(str(wrong)) from None

@@ -1,0 +1,80 @@
+"""Handlers of trains: rollouts that share the outage of a node."""
+
+from __future__ import annotations
+
+from machines.model.train import Train
+from machines.scheduler.train_savings import outages_saved, shared_nodes
+from rolloutd.commands import trains
+from rolloutd.control import requests, rights, wire_trains
+from rolloutd.control.resolve import resolve_rollout
+from rolloutd.control.routes import Request, RouteTable, Services
+from rolloutd.control.serializers import format_timestamp
+from rolloutd.engine.state import State
+from rolloutd.errors import Refused
+
+routes = RouteTable()
+
+
+@routes.add("GET", "/v1/trains")
+async def list_trains(services: Services, request: Request) -> wire_trains.Trains:
+    """List the trains."""
+    return {"trains": [train_response(services.state, each) for each in services.state.index.trains]}
+
+
+@routes.add("GET", "/v1/trains/{t}")
+async def show_train(services: Services, request: Request) -> wire_trains.Train:
+    """Show a train, its order and the outages that it saves."""
+    return train_response(services.state, trains.require_train(services.state, request.path_params["t"]))
+
+
+@routes.add("PUT", "/v1/trains/{t}", access=rights.TRAIN_OWNER)
+async def add_to_train(services: Services, request: Request[requests.AddToTrain]) -> wire_trains.Train:
+    """Make a train, or add rollouts at its end; it is approved for those that the caller owns."""
+    state, body, name = services.state, request.input, request.path_params["t"]
+    resolved = [await resolve_rollout(state, each) for each in body.rollouts]
+    closed = next((each.rollout.id for each in resolved if not each.live), None)
+    if closed is not None:
+        raise Refused("closed", f"{closed}: the rollout is closed; submit its plan again")
+    async with state.exclusive_commit(request.identity.actor) as commit:
+        live = [state.index.rollouts.get(each.rollout.id, each.rollout) for each in resolved]
+        await commit(
+            trains.add(state, request.identity, name, live, body.reason, body.wait_s), f"train: {body.reason}"
+        )
+    return train_response(state, trains.require_train(state, name))
+
+
+@routes.add("POST", "/v1/trains/{t}/approve", access=rights.TRAIN_OWNER)
+async def approve_train(services: Services, request: Request[requests.ReasonBody]) -> wire_trains.Train:
+    """Approve a train for the rollouts that the caller owns."""
+    state, name, reason = services.state, request.path_params["t"], request.input.reason
+    async with state.exclusive_commit(request.identity.actor) as commit:
+        await commit(trains.approve(state, request.identity, name, reason), f"train: {reason}")
+    return train_response(state, trains.require_train(state, name))
+
+
+@routes.add("DELETE", "/v1/trains/{t}", access=rights.TRAIN_OWNER)
+async def remove_train(services: Services, request: Request[requests.ReasonBody]) -> wire_trains.Train:
+    """Remove a train: what its rollouts share already, they finish together."""
+    state, name, reason = services.state, request.path_params["t"], request.input.reason
+    async with state.exclusive_commit(request.identity.actor) as commit:
+        removed = trains.require_train(state, name)
+        await commit(trains.remove(state, request.identity, name, reason), f"train: {reason}")
+    return train_response(state, removed)
+
+
+def train_response(state: State, train: Train) -> wire_trains.Train:
+    """Return a train as the API shows it."""
+    index = state.index
+    is_open = any(each in index.rollouts and not index.rollouts[each].closed for each in train.rollouts)
+    return {
+        "name": train.name,
+        "rollouts": list(train.rollouts),
+        "approved": train.is_approved,
+        "missing": [each for each in train.rollouts if each not in train.approvals],
+        "nodes_shared": len(shared_nodes(index, train)),
+        "outages_saved": outages_saved(index, train),
+        "state": "ended" if not is_open else "active" if train.is_approved else "waiting",
+        "wait_s": train.wait_s,
+        "by": train.by.name,
+        "at": format_timestamp(train.at),
+    }

@@ -1,0 +1,30 @@
+"""Models of the API's responses about trains."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from typing_extensions import TypedDict
+
+
+class Train(TypedDict):
+    """Rollouts that share the outage of a node, in the order of their changes.
+
+    `missing` are those whose owners have not approved it; `outages_saved` counts the attempts that have
+    joined the outage of another.
+    """
+
+    name: str
+    rollouts: list[str]
+    approved: bool
+    missing: list[str]
+    nodes_shared: int
+    outages_saved: int
+    state: Literal["waiting", "active", "ended"]
+    wait_s: float
+    by: str
+    at: str
+
+
+class Trains(TypedDict):
+    trains: list[Train]
