@@ -239,7 +239,7 @@ web --port 99999
 demo --nodes 0
 """
 
-ADMIN_COMMANDS = {"backup", "restore", "init", "hosts scan"}
+ADMIN_COMMANDS = {"backup", "restore", "init", "hosts scan", "store prepare", "store move"}
 """Commands that become another program, which has tests of its own."""
 
 UNTRIED = {

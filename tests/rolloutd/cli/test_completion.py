@@ -21,6 +21,7 @@ FREE_TEXT = {
     *("TEXT", "TIME", "N", "K", "SEQ", "SHA256", "HASH", "HOST", "ID", "WINDOW", "NAME", "PERSON"),
     *("NODE:PHASE", "STAGE", "COMMAND", "PROGRAM", "SELECTOR", "COLUMN", "DURATION"),
     *("NAME=ADDRESS", "VARIABLE", "KEY=NUMBER", "NAME=MEMBERS", "URL", "USER", "PATH=VALUE"),
+    "OWNER_DSN",
 }
 """Values that only the user knows, or that no list has."""
 

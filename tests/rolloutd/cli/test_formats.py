@@ -30,7 +30,7 @@ NOTHING_LISTED = {
     ),
     *("token sign", "token use", "context add", "context use", "context remove"),
     # Other programs, which have their own tests.
-    *("doctor", "backup", "restore", "init", "hosts scan"),
+    *("doctor", "backup", "restore", "init", "hosts scan", "store prepare", "store move"),
 }
 """Commands that are not run here: they list nothing, or become another program."""
 
