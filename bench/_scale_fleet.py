@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,9 @@ from rolloutd.control.identity import Identity
 from rolloutd.engine.background.node_observations import run_watch
 from rolloutd.engine.daemon import Daemon
 from rolloutd.engine.drivers.node_session import AdapterSet
+from rolloutd.engine.forecasts import Forecaster
 from rolloutd.engine.state import ChangeNotifier, State
+from rolloutd.errors import StoreFailed
 from rolloutd.ports import DiscoveredNode, OnConfirmed, OnNodesChanged, OnObserved, OnTried, ignore_tries
 from rolloutd.service.reload import TeamPlanCompiler
 from rolloutd.settings import Settings
@@ -233,14 +235,15 @@ async def with_fleet(
     nodes: int, measure: Callable[[Fleet], Awaitable[dict[str, float]]], *, virtual: bool = False
 ) -> dict[str, float]:
     """Run a daemon over so many nodes, and return what `measure` finds."""
-    settings = Settings.model_validate(
-        {
-            "teams": {"infra": {"members": ["olga"]}},
-            "pools": {key: {"max_unavailable": "100%"} for key in ("team", "rack")},
-            "max_parallel": AT_WORK,
-        }
-    )
     with tempfile.TemporaryDirectory(prefix="rolloutd-scale-") as directory:
+        settings = Settings.model_validate(
+            {
+                "state_dir": str(Path(directory, "state")),
+                "teams": {"infra": {"members": ["olga"]}},
+                "pools": {key: {"max_unavailable": "100%"} for key in ("team", "rack")},
+                "max_parallel": AT_WORK,
+            }
+        )
         clock, compiler = BenchClock(), TeamPlanCompiler(settings.teams)
         store = await open_store(
             Path(directory, "state"), compile_plan=compiler, inline=virtual, now=clock.now
@@ -291,6 +294,10 @@ async def measure_pauses(fleet: Fleet) -> dict[str, float]:
     rollouts: list[str] = []
     await pause_of("supersede", _then_settle(fleet, _keep(rollouts, fleet.submit("sat", 2, supersede=True))))
     (rollout,) = rollouts
+    answered: list[str] = []
+    await pause_of("forecast", _forecast(state, rollout, answered))
+    if not answered:  # too late, so nothing was read in the loop
+        del figures["loop pause forecast"]
     await fleet.open_start_gate(rollout)
     fleet.run_host.scripts = {"site.yml": Script.FAIL}
     expected = min(AT_WORK, nodes)
@@ -309,6 +316,14 @@ async def measure_pauses(fleet: Fleet) -> dict[str, float]:
     await pause_of("retry", _retry_all(fleet, rollout, sorted(counters().failed)))
     assert tasks <= asyncio.all_tasks(), "the daemon has ended"
     return figures
+
+
+async def _forecast(state: State, rollout: str, answered: list[str]) -> None:
+    """Ask the forecast's process, and note the rollout if it answers within its limit."""
+    forecaster = Forecaster(state)
+    with suppress(StoreFailed):
+        await forecaster.ask(forecaster.request(rollouts=(rollout,)))
+        answered.append(rollout)
 
 
 async def _keep(found: list[str], work: Awaitable[str]) -> None:

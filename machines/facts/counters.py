@@ -13,8 +13,6 @@ from dataclasses import dataclass, field, fields, replace
 from machines.model.rollout import NodeOrder, Target
 from machines.states import CARRIES_CHANGE, EXCEPTIONS, IN_FLIGHT_PHASES, Outcome, Phase
 
-"""Half of the nodes are at least as quick: the lower end of an estimate."""
-
 EXPECTED_PERCENTILE = 90
 """Most nodes must fit the rest of a window, and one slow node must not close it for all."""
 
@@ -137,12 +135,12 @@ class RolloutCounters:
         """Targets that carry the change."""
         return sum(self.outcomes[outcome] for outcome in CARRIES_CHANGE)
 
-    def expected_s(self, default: float, percentile: int = EXPECTED_PERCENTILE) -> float:
+    def expected_s(self, default: float) -> float:
         """Return how long a node takes (seconds): a percentile of those that are done."""
         if not self.durations:
             return default
         # The nearest rank, a time that a node really took: with few nodes an interpolation promises too much.
-        return self.durations[-(-len(self.durations) * percentile // 100) - 1]
+        return self.durations[-(-len(self.durations) * EXPECTED_PERCENTILE // 100) - 1]
 
     def _adjust_pools(self, target: Target, delta: int) -> None:
         for pool in target.pools:

@@ -43,7 +43,8 @@ def bottleneck_of(
     changed.update_limits(limits, {rollout: plan})
     if kind is BottleneckKind.RUNNER:
         assumptions = replace(assumptions, parallel_runs=assumptions.parallel_runs + 1)
-    again = Walk(changed, before.now, durations, choose, assumptions, records)
+    happens = (walk.later, walk.failing)
+    again = Walk(changed, before.now, durations, choose, assumptions, records, *happens)
     again.run()
     saves_s = _ends_at(walk, rollout) - _ends_at(again, rollout)
     return Bottleneck(kind, name, max(0.0, saves_s))

@@ -40,7 +40,7 @@ def register(commands: CommandGroup) -> None:
     parser.argument("subject", metavar="ROLLOUT | FILE", text=subject, nargs="?")
     parser.flag("--nodes", text="list every node, also where there are many")
     approve = "when each gate gets its votes after it asks: a duration, or never (0s)"
-    parser.argument("--approve-after", metavar="DURATION", text=approve, type=_approval)
+    parser.argument("--approve-after", "--approve", metavar="DURATION", text=approve, type=_approval)
     rate = "share of attempts that fail, such as 0.05 (the one seen)"
     parser.argument("--failure-rate", metavar="N", text=rate, type=_rate)
     parser.argument("--draws", metavar="N", text="number of draws (200)", type=int_argument(1, 2000))

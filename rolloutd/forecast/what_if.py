@@ -64,7 +64,10 @@ def apply_what_if(
     later = []
     for number, text in enumerate(what_if.freezes):
         freeze = _freeze(text, number, at, changed)
-        later.append((freeze.at, FreezeStarted(freeze)))
+        if freeze.at <= at:
+            changed.apply(FreezeStarted(freeze))
+        else:
+            later.append((freeze.at, FreezeStarted(freeze)))
     return Changed(changed, at, later, frozenset((rollout, node) for node in what_if.failing))
 
 

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from machines.model.events import FreezeStarted
+from machines.model.windows import Freeze
 from machines.states import Trigger
 from rolloutd.control import plan_duration
 from rolloutd.control.client import ApiError
@@ -102,6 +104,74 @@ async def test_what_if_equals_the_changed_settings(tmp_path: Path) -> None:
     assert {key: value for key, value in asked.items() if key not in different} == {
         key: value for key, value in answer["changed"].items() if key not in different
     }
+
+
+@pytest.mark.parametrize(
+    ("sets", "settings", "spec"),
+    [
+        (["max_parallel=1"], {"max_parallel": 1}, ""),
+        (["plan.max_parallel=1"], {}, "max_parallel: 1"),
+        (["plan.probation=7m"], {}, "probation: 7m"),
+        ([f"plan.{WINDOWS.replace(': ', '=', 1)}"], {}, WINDOWS),
+    ],
+)
+async def test_what_if_equals_asking_again(
+    tmp_path: Path, sets: list[str], settings: dict[str, Any], spec: str
+) -> None:
+    text = PLAN.replace("site.yml}", "site.yml, expected: 20m}")
+    async with control_environment(tmp_path / "one") as inside:
+        changed = (await ask(inside, await inside.submit(text=text), sets=sets))["changed"]
+    async with control_environment(tmp_path / "two", **settings) as inside:
+        text = text.replace("  maintain:", f"  {spec}\n  maintain:")
+        again = await ask(inside, await inside.submit(text=text))
+    assert comparable(again) == comparable(changed)
+
+
+def comparable(answer: dict[str, Any]) -> Any:
+    """Return an answer without what differs between two rollouts, and between what is and what would be."""
+    parts = {key: value for key, value in answer.items() if key not in ("made_at", "vote_deadline")}
+    return json.loads(json.dumps(parts).replace(answer["rollout"], "R"))
+
+
+async def test_what_if_freeze_equals_the_freeze(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        rollout, now = await inside.submit(), inside.clock.now()
+        begins, ends = (datetime.fromtimestamp(at).astimezone() for at in (now, now + 18_000.0))
+        span = f"team/search:{begins.isoformat()}..{ends.isoformat()}"
+        changed = (await ask(inside, rollout, freezes=[span]))["changed"]
+        freeze = Freeze("f", "team/search", "fair", "sam", now, ends.timestamp())
+        await inside.state.commit([FreezeStarted(freeze)], cause="test")
+        assert comparable(await ask(inside, rollout)) == comparable(changed)
+    assert changed["waits"]["freeze"] > 0.0
+
+
+async def test_paused_rollout_never_ends_as_it_is(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        rollout = await inside.submit()
+        await inside.request("olga", "post", f"/v1/rollouts/{rollout}/pause", {"reason": "because"})
+        answer = await ask(inside, rollout)
+        assert answer["ends_at"] == answer["work_s"] == {"p50": None, "p90": None}
+        assert {each["starts_at"]["p50"] for each in answer["nodes"]} == {None}
+
+
+async def test_plan_with_mistakes_is_not_forecast(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        body = {"file": "plan.yml", "text": PLAN.replace("soak: 10m", "soak: soon"), "draws": 1}
+        with pytest.raises(ApiError) as refused:
+            await inside.request("olga", "post", "/v1/plans/forecast", body)
+        assert (refused.value.status, refused.value.body["errors"][0]["path"]) == (422, "spec.soak")
+
+
+async def test_one_draw_has_one_figure_and_seeds_differ(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        rollout = await inside.submit()
+        one, again, other = [
+            await ask(inside, rollout, draws=1, failure_rate=0.6, approve_after_s=600.0, seed=seed)
+            for seed in (4, 4, 5)
+        ]
+        assert all(each["ends_at"]["p50"] == each["ends_at"]["p90"] for each in (one, other))
+        assert one == again
+        assert {**other, "seed": 4} != one
 
 
 async def test_what_if_of_nodes_freezes_and_times(tmp_path: Path) -> None:
