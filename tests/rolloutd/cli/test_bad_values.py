@@ -32,6 +32,7 @@ forecast nosuch
 forecast {{dir}}/nosuch.yml
 forecast {{cancelled}}
 forecast {{live}} --approve-after soon
+forecast {{live}} --approve soon
 forecast {{live}} --failure-rate 2
 forecast {{live}} --draws 0
 forecast {{live}} --seed -1
