@@ -65,6 +65,16 @@ class Postgresql:
             "--no-sync",
         )  # fmt: skip
 
+    def copy_of(self, primary: Postgresql) -> None:
+        """Become a standby server of a running one."""
+        self.directory.chmod(0o755)
+        _give_away(self.directory)
+        source = f"host={primary.directory} user=postgres"
+        self.run("pg_basebackup", "-D", self.data, "-d", source, "-R", "-X", "stream", "--checkpoint=fast")
+
+    def promote(self) -> None:
+        self.run("pg_ctl", "promote", "-D", self.data, "-w")
+
     def start(self) -> None:
         options = {
             "listen_addresses": "",

@@ -18,7 +18,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from rolloutd import audit_chain, threads
 from rolloutd.audit_chain import GENESIS_HASH, ChainVerification
-from rolloutd.errors import FactsBehind, StoreFailed
+from rolloutd.errors import FactsBehind, LeadershipLost, StoreFailed
 from rolloutd.key_file import load_key
 from rolloutd.ports import AuditBase, AuditEntry, PostgresqlAddress
 from rolloutd.store import transfer
@@ -47,6 +47,8 @@ RUNS_OWNER_KEY = "runs_owner"
 
 RETRY_S = 0.2
 """Pause between two tries to reach the database again."""
+
+_FAILURES: tuple[type[Exception], ...] = (*ERRORS, StoreFailed)
 
 READ_LIMIT_S = 90.0
 """Longest read: more than the server's own limit for a statement."""
@@ -191,27 +193,29 @@ class PostgresqlBackend:
         if self._away_since is None:
             self._away_since = time.clock_gettime(time.CLOCK_BOOTTIME)
         session.is_sync_wait_cancelled = False
-        while True:
-            error: Exception | None = None
-            if not session.is_lost:
-                return None
-            with suppress(StoreFailed):
-                try:
-                    return self._reconnect(session)
-                except self.errors as caught:
-                    error = caught
-            if time.clock_gettime(time.CLOCK_BOOTTIME) - self._away_since > self._address.lease_s:
-                raise FactsBehind(
-                    f"{self.name}: it went away during a commit, and for longer than the lease; the daemon"
-                    " ends, its next start reads what was written"
-                ) from error
+        while session.is_lost:
+            try:
+                self._reconnect(session)
+                continue
+            except LeadershipLost:
+                raise  # a server that lacks what was acknowledged never has it again
+            except _FAILURES as error:
+                if time.clock_gettime(time.CLOCK_BOOTTIME) - self._away_since > self._address.lease_s:
+                    raise FactsBehind(
+                        f"{self.name}: it went away during a commit, and for longer than the lease; the"
+                        " daemon ends, its next start reads what was written"
+                    ) from error
             time.sleep(RETRY_S)
 
     def _reconnect(self, session: PostgresqlConnection) -> None:
         session.reconnect()
-        self._require_usable(session)
-        # Before anything is written: a promoted standby may lack what was acknowledged.
-        self._mark.require_newest(session, self.name)
+        try:
+            self._require_usable(session)
+            # Before anything is written: a promoted standby server may lack what was acknowledged.
+            self._mark.require_newest(session, self.name)
+        except BaseException:
+            session.close()  # else the next commit would find a session, and write
+            raise
 
     def record_commit(self, epoch: int, head: AuditEntry) -> None:
         self._away_since = None
