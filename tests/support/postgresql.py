@@ -84,7 +84,8 @@ class Postgresql:
         arguments = [argument for name, value in options.items() for argument in ("-c", f"{name}={value}")]
         with (self.directory / "log").open("ab") as log:
             self._server = subprocess.Popen(
-                [self.programs / "postgres", "-D", self.data, *arguments],
+                # It ends with this process, however that ends.
+                ["setpriv", "--pdeathsig", "QUIT", self.programs / "postgres", "-D", self.data, *arguments],
                 stdout=log,
                 stderr=log,
                 stdin=subprocess.DEVNULL,
