@@ -204,6 +204,11 @@ rollback {{live}} --wave nosuch --withdraw {REASON}
 rollback {{live}} {REASON}
 return nosuch
 return p2
+train add t nosuch {REASON}
+train add t sysctl --wait never {REASON}
+train approve nosuch {REASON}
+train show nosuch
+train remove nosuch {REASON}
 hold nosuch {REASON}
 hold nosuch --as me {REASON}
 hold p1 --source fleetlock {REASON}

@@ -18,7 +18,21 @@ from tests.rolloutd.cli.command_lines import leaf_parsers
 from tests.rolloutd.cli.samples import run
 
 FREE_TEXT = {
-    *("TEXT", "TIME", "N", "K", "SEQ", "SHA256", "HASH", "HOST", "ID", "WINDOW", "NAME", "PERSON"),
+    *(
+        "TEXT",
+        "TIME",
+        "N",
+        "K",
+        "SEQ",
+        "SHA256",
+        "HASH",
+        "HOST",
+        "ID",
+        "WINDOW",
+        "NAME",
+        "PERSON",
+        "DURATION",
+    ),
     *("NODE:PHASE", "STAGE", "COMMAND", "PROGRAM", "SELECTOR", "COLUMN", "DURATION"),
     *("NAME=ADDRESS", "VARIABLE", "KEY=NUMBER", "NAME=MEMBERS", "URL", "USER", "PATH=VALUE"),
     "OWNER_DSN",
