@@ -115,7 +115,7 @@ class Node:
     identity: Mapping[str, str] = ()  # type: ignore[assignment]  # as labels
 
     def __post_init__(self) -> None:
-        # A dict stays the one that the source reported: each node has labels, and nobody writes to them.
+        # A dict stays the one that the source reported: each node has labels, and no code writes to them.
         if type(self.labels) is not dict:
             object.__setattr__(self, "labels", dict(self.labels))
         if type(self.identity) is not dict:

@@ -1,6 +1,6 @@
 """Slots that at most so many hold at once; those who wait get theirs in order.
 
-It does not know what a slot is, and how those who wait are told.
+It does not know what a slot is, nor how those who wait learn of theirs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Who has a node: what keeps every playbook of ours from it, whoever asks for it."""
+"""Who has a node: what keeps every playbook of ours from it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """What the attempts that share the outage of a node ask of each other.
 
 A train's changes take turns on a node: each attempt isolates, changes and checks it, and then waits.  After
-each later change the earlier ones check again, so that the change that broke something is named, whoever's
-check shows it.  The last one to join returns first, and the first one last; then each checks in service.
+each later change the earlier ones check again, so that the change that broke something is named, by any
+check.  The last one to join returns first, and the first one last; then each checks in service.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ class SharedVerification:
         """Return why this attempt keeps its isolation, None when it may undo it."""
         outage = self.situation.outage
         if outage.is_kept_down:
-            # What only this attempt isolates would be in service beside a failed change.
+            # What only this attempt isolates would be in service while a failed change is there.
             is_covered = all(name in outage.held for name in self.walker.active())
             return None if is_covered else wait
         if outage.is_at_work():

@@ -93,12 +93,12 @@ class PostgresqlLease:
         self._watch = asyncio.create_task(self._lose_at_deadline(), name="lease")
 
     async def _wait_for_lease(self) -> None:
-        told = ""
+        reported = ""
         while not await threads.DATABASE.run(self._try_take):
             leader = self._seen[0] if self._seen else ""
-            if leader != told:
+            if leader != reported:
                 log.info("standby: %s leads", leader)
-                told = leader
+                reported = leader
             await asyncio.sleep(POLL_S)
 
     async def renew(self) -> None:
