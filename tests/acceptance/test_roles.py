@@ -251,6 +251,25 @@ async def releasing(scene: RoleScenario, role: str, own: bool) -> ApiCall:
     return ApiCall("/v1/holds", {"node": ask.body["node"], "id": "maint-1"})
 
 
+def in_train(method: str, path: str) -> Arrange:
+    """Ask about a train of a rollout of one's own team, or of another's."""
+
+    async def arrange(scene: RoleScenario, role: str, own: bool) -> ApiCall:
+        team = "payments" if (role == "team") is own and role in MINE else "infra"
+        rollouts = []
+        for minutes in (11, 12):
+            text = FILE["text"].replace("owner: infra", f"owner: {team}").replace("10m", f"{minutes}m")
+            text = text.replace("name: ", f"name: {team}-{minutes}-", 1)
+            answer = await scene.do("admin", "POST", "/v1/plans/submit", {**FILE, "text": text})
+            rollouts.append(answer["rollout"])
+        body = {**REASON, "rollouts": rollouts}
+        if method != "PUT":
+            await scene.do("admin", "PUT", "/v1/trains/night", body)
+        return ApiCall(path.replace("{t}", "night"), {"PUT": body, "GET": None}.get(method, REASON))
+
+    return arrange
+
+
 async def freezing(scene: RoleScenario, role: str, own: bool) -> ApiCall:
     team, _ = MINE.get(role, ("payments", ""))
     return ApiCall("/v1/freezes", {"scope": f"team/{team if own else 'search'}", **REASON})
@@ -336,6 +355,16 @@ ASKS: dict[Key, Arrange] = {
     ("PUT", "/v1/teams/{t}"): ruling,
     ("PUT", "/v1/holds"): holding,
     ("DELETE", "/v1/holds"): releasing,
+    **{
+        (method, path): in_train(method, path)
+        for method, path in (
+            ("GET", "/v1/trains"),
+            ("GET", "/v1/trains/{t}"),
+            ("PUT", "/v1/trains/{t}"),
+            ("POST", "/v1/trains/{t}/approve"),
+            ("DELETE", "/v1/trains/{t}"),
+        )
+    },
     ("POST", "/v1/freezes"): freezing,
     ("DELETE", "/v1/freezes"): thawing,
     ("POST", "/v1/audit/settle"): plain("/v1/audit/settle", {**REASON, "subjects": ["all"], "keep": "audit"}),

@@ -33,6 +33,7 @@ def test_canary_bad_ten_minutes_into_soak_pauses_rollout() -> None:
             "soak", RandomStreams.of(0), lambda marks: ScriptedFaults({}, marks, {}), scenario, state_dir
         )
         loop, world = simulation.loop, simulation.world
+        world.job_faults = None  # no user deletes this rollout
 
         def begin_soak() -> None:
             seen.setdefault("soak", loop.time())

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
@@ -13,6 +15,7 @@ from rolloutd.admin.__main__ import main
 from rolloutd.errors import NotFound, StoreFailed
 from rolloutd.store import SqlStore, backend_of, move_store, open_store
 from rolloutd.store.backend import Backend
+from rolloutd.store.transfer import TABLES
 from tests.contracts.store_backends import moves_to_done, plan_of, rollout_opened, write
 from tests.rolloutd.store.test_audit_comparison import write_history
 from tests.support.postgresql import Postgresql
@@ -77,6 +80,17 @@ async def answers(stores: Stores, *, is_postgresql: bool) -> list[Any]:
 
 async def fill(stores: Stores, *, is_postgresql: bool = False) -> None:
     await write_history(stores.state_dir, stores.address if is_postgresql else None)
+
+
+STAY: Final = {"audit_checkpoint", "meta", "sqlite_sequence", "sqlite_stat1"}
+"""Tables of one machine or one database."""
+
+
+async def test_each_table_is_moved_or_stays(stores: Stores) -> None:
+    await fill(stores)
+    with closing(sqlite3.connect(stores.state_dir / "rolloutd.sqlite")) as database:
+        names = {row[0] for row in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    assert names - STAY == set(TABLES)
 
 
 async def test_store_moved_there_and_back_answers_the_same(stores: Stores) -> None:
