@@ -18,7 +18,7 @@ from rolloutd.errors import InvalidFile, RolloutdError, StoreFailed
 from rolloutd.ports import Leadership
 from rolloutd.settings import DEFAULT_CONFIG, Settings, load
 
-VERBS = ("doctor", "verify", "chain", "backup", "restore", "prepare", "move")
+VERBS = ("doctor", "verify", "chain", "segments", "backup", "restore", "prepare", "move")
 
 EXIT_OK, EXIT_PROBLEMS, EXIT_USAGE = 0, 1, 2
 

@@ -210,7 +210,7 @@ def test_rollout_waits_for_balancer_that_does_not_answer(tmp_path_factory: pytes
             wait_until(lambda: balancer.admin_states()["web-01"] == DRAINING)
             balancer.hide_socket()
             daemon.wait_until(
-                lambda: "No such file" in fleet.reason_of(rollout, "web-01"), "it waits to drain"
+                lambda: "there is no socket" in fleet.reason_of(rollout, "web-01"), "it waits to drain"
             )
             assert balancer.admin_states() == {"web-01": DRAINING, "web-02": READY, "web-03": READY}
             assert daemon.nodes(rollout)["web-01"]["phase"] == "isolating"
@@ -220,7 +220,7 @@ def test_rollout_waits_for_balancer_that_does_not_answer(tmp_path_factory: pytes
             balancer.hide_socket()
             daemon.resume_playbooks()
             daemon.wait_until(
-                lambda: "No such file" in fleet.reason_of(rollout, "web-01"), "it waits to return"
+                lambda: "there is no socket" in fleet.reason_of(rollout, "web-01"), "it waits to return"
             )
             assert balancer.admin_states() == {"web-01": MAINT, "web-02": READY, "web-03": READY}
             assert daemon.nodes(rollout)["web-01"]["phase"] == "verifying"

@@ -185,6 +185,11 @@ READING = {
 """Commands that read, each with the names that it lists."""
 
 CHANGING = {
+    "train add night {live} {waiting} --reason x": "night",
+    "train approve night --reason x": "night",
+    "train show": "night",
+    "train show night": "night",
+    "train remove night --reason x": "night",
     "plan submit {dir}/plan.yml": ANY,
     "approve {live} proceed --reason x": "{live}/proceed",
     "approve {waiting} start --reason x": "{waiting}/start",

@@ -74,7 +74,7 @@ async def test_unreachable_balancer_changes_nothing(tmp_path: Path) -> None:
         for status in (await isolator.inspect(ctx), await isolator.isolate(ctx)):
             assert isinstance(status, Busy)
             assert "haproxy lb2: " in status.text
-            assert "No such file" in status.text
+            assert "there is no socket" in status.text
         assert server.admin_states() == [READY, READY]
 
 

@@ -15,6 +15,7 @@ from rolloutd.adapters.ssh.shell import ShellResult
 from rolloutd.engine.background.extra_checks import run_check
 from rolloutd.engine.drivers.isolation import Isolation
 from rolloutd.engine.drivers.node_session import AdapterSet, NodeSession
+from rolloutd.engine.drivers.other_attempts import OtherAttempts
 from rolloutd.engine.drivers.step_journal import StepJournal
 from rolloutd.engine.drivers.traffic_probes import probe_traffic
 from rolloutd.ports import Busy, Failed, Host, IsolationStatus, Ok, StepResult, Unknown
@@ -69,7 +70,7 @@ def texts(result: StepResult | IsolationStatus) -> str:
 
 async def results(session: NodeSession) -> list[StepResult | IsolationStatus]:
     """Return what each command of the plan gives: isolator, check and probe, as the daemon records it."""
-    plan, isolation = session.node_plan(), Isolation(session, StepJournal(session))
+    plan, isolation = session.node_plan(), Isolation(session, StepJournal(session), OtherAttempts(session))
     (isolator,) = plan.isolate
     context = await session.step_context(isolator)
     given: list[StepResult | IsolationStatus] = [
