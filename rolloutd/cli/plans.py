@@ -115,7 +115,7 @@ def _duration_warnings(call: Invocation, name: str, text: bytes) -> list[str]:
     """Return what a daemon that answers warns of; without one the plan is checked as far as the file goes."""
     try:
         call.client.get(api_path("whoami"))  # without a daemon the source is not packed
-        body = _body_of_plan(call, call.args.file, name, text)
+        body = _body_of_plan(call, call.args.file, name, text, announce=False)
         answer = call.client.post(api_path("plans", "preview"), body)
     except (ApiError, DaemonUnreachable, exits.Exit):
         return []
@@ -234,14 +234,16 @@ def _request_body(call: Invocation, file: str) -> dict[str, Any]:
     return _body_of_plan(call, file, name, text)
 
 
-def _body_of_plan(call: Invocation, file: str, name: str, text: bytes) -> dict[str, Any]:
+def _body_of_plan(
+    call: Invocation, file: str, name: str, text: bytes, *, announce: bool = True
+) -> dict[str, Any]:
     """Return the request for a plan without mistakes; uploads its source."""
     from rolloutd import planfile
 
     source = planfile.read(text, name).source
     upload = None
     if "path" in source:
-        upload = _upload(call, (_source_base(file) or Path()) / source["path"])
+        upload = _upload(call, (_source_base(file) or Path()) / source["path"], announce=announce)
     return without_none(file=name, text=text.decode(), upload=upload)
 
 
@@ -263,11 +265,12 @@ def _diagnostics_exit(call: Invocation, name: str, diagnostics: Sequence[Mapping
     return exits.Exit(exits.REFUSED, f"{text}\n{name}: {pluralize(len(diagnostics), 'mistake')}")
 
 
-def _upload(call: Invocation, directory: Path) -> str:
+def _upload(call: Invocation, directory: Path, *, announce: bool) -> str:
     from rolloutd.source_archive import pack_tree
 
     archive = pack_tree(directory)
-    print_message(f"packed {directory}: {pluralize(len(archive), 'byte')}")
+    if announce:
+        print_message(f"packed {directory}: {pluralize(len(archive), 'byte')}")
     answer: dict[str, str] = call.client.upload(api_path("uploads"), archive)
     return answer["upload"]
 
