@@ -198,11 +198,7 @@ def carry_over(index: Index, event: PhaseMoved) -> list[PhaseMoved]:
     change = index.rollout(event.rollout).digest.change
     found = []
     for rollout in index.rollouts.values():
-        if (
-            rollout.closed
-            or rollout.digest.change != change
-            or event.rollout not in _predecessors(index, rollout)
-        ):
+        if rollout.closed or rollout.digest.change != change or not _succeeds(index, rollout, event.rollout):
             continue
         for target in index.targets_on(event.node):
             # A pilot shows the new plan: it is not taken over.
@@ -221,9 +217,16 @@ def carry_over(index: Index, event: PhaseMoved) -> list[PhaseMoved]:
     return found
 
 
-def _predecessors(index: Index, rollout: Rollout) -> Iterator[str]:
-    """Yield the rollouts that this one supersedes, directly or not, the latest first."""
-    current: Rollout | None = rollout
-    while current is not None and current.supersedes is not None:
-        yield current.supersedes
-        current = index.rollouts.get(current.supersedes)
+def _succeeds(index: Index, rollout: Rollout, earlier: str) -> bool:
+    """Return whether this rollout supersedes the earlier one, directly or not."""
+    before, current = index.rollout(earlier), rollout
+    while current.supersedes is not None:
+        if current.supersedes == earlier:
+            return True
+        between = index.rollouts.get(current.supersedes)
+        if between is None:
+            # A closed rollout without work is not loaded at a start; those of one plan follow each other.
+            is_older = before.submitted_at < rollout.submitted_at
+            return before.plan.name == rollout.plan.name and before.cancelled is not None and is_older
+        current = between
+    return False

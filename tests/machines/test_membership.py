@@ -14,6 +14,7 @@ from machines.model.events import (
     NodesDiscovered,
     NodesRemoved,
     PhaseMoved,
+    RolloutCancelled,
     TargetChanged,
     TargetsJoined,
 )
@@ -299,3 +300,18 @@ def test_carry_over_leaves_out_aborted_rollback() -> None:
         )
     )
     assert [carry_over(index, aborted), len(carry_over(index, passed))] == [[], 1]
+
+
+def test_carry_over_reaches_successor_of_rollout_that_is_not_loaded() -> None:
+    index = index_of(NODES)
+    submit(index)
+    finish(index, "n1", at=T0 + 1.0)
+    opened = rollout_opened("R3", plan_of(), index, T0 + 2.0)
+    index.apply(replace(opened, digest=index.rollout("R").digest, supersedes="R2"))
+    passed = PhaseMoved(
+        "R", "n1", Trigger.VERIFIED, Phase.VERIFYING, Phase.DONE, 2, T0 + 3.0, Outcome.CHANGED
+    )
+    assert carry_over(index, passed) == [], "a rollout of the plan that was not cancelled is no predecessor"
+    index.apply(RolloutCancelled("R", ALICE, "superseded", T0 + 2.0))
+    (found,) = carry_over(index, passed)
+    assert (found.rollout, found.outcome) == ("R3", Outcome.ALREADY_CURRENT)
