@@ -26,7 +26,7 @@ LONG_TESTS ?= $(shell grep -rlE 'mark\.long|"long"' --include='test_*.py' tests)
 SEEDS ?= 500
 # Tests mostly wait for ssh and Ansible, so more workers than there are cores; the long ones compute more.
 WORKERS ?= $(shell expr $$(nproc) + 3)
-LONG_WORKERS ?= $(shell expr $$(nproc) + 1)
+LONG_WORKERS ?= $(shell expr $$(nproc) + 2)
 
 help:
 	@echo "make demo         run the demo: a small fleet and a real daemon in a temporary directory"
