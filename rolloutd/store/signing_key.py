@@ -1,4 +1,4 @@
-"""The key that signs the checkpoint, beside the state and never in a database or a backup."""
+"""The key that signs the checkpoint, in the state directory and never in a database or a backup."""
 
 from __future__ import annotations
 

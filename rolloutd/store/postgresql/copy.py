@@ -46,7 +46,7 @@ def exported(connect: Callable[[], PostgresqlConnection]) -> Iterator[Iterator[T
 def write_tables(connection: PostgresqlConnection, tables: Iterable[TableRows]) -> None:
     """Fill the tables, in the transaction that is open; raises StoreFailed, psycopg.Error.
 
-    What an unfinished move left is replaced; of the audit, where nobody may do that, the rest is appended.
+    What an unfinished move left is replaced; of the audit, where no one may do that, the rest is appended.
     """
     last = connection.execute("SELECT seq, hash FROM audit ORDER BY seq DESC LIMIT 1").fetchone() or (0, "")
     if last[0] and read_refusal(connection) != UNFINISHED:

@@ -1,6 +1,6 @@
 """Leadership by a lease in the database: a counter that the leader raises while it lives.
 
-Nobody trusts another machine's clock, nor the database's: a standby counts the lease on its own clock since
+None trusts another machine's clock, nor the database's: a standby counts the lease on its own clock since
 it last saw the counter change, the leader since before it sent the last renewal that succeeded.  So the
 leader's deadline comes first.  The lease says who may try; only the term refuses the writes of a daemon that
 is late.
@@ -38,7 +38,7 @@ MARGIN = 0.1
 """Part of the lease by which the leader's deadline is earlier than a standby's."""
 
 STATEMENT_LIMIT_MS = 2_000
-"""Longest wait for the row, which nobody holds for longer than one statement."""
+"""Longest wait for the row, which no daemon holds for longer than one statement."""
 
 _FAILURES: tuple[type[Exception], ...] = (*ERRORS, StoreFailed)
 

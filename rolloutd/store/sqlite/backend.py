@@ -29,7 +29,7 @@ from rolloutd.store.sqlite.row_changes import SqliteRowChanges
 T = TypeVar("T")
 
 COMPARISON_FILE = "audit-comparison.sqlite"
-"""What a verification in the background has replayed, beside the database; removed when it ends."""
+"""What a verification in the background has replayed, next to the database; removed when it ends."""
 
 RELEASED_PAGES = 1000
 """Pages (4 MiB) that one transaction gives back: some milliseconds, in which other writes wait."""

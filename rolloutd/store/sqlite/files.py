@@ -1,4 +1,4 @@
-"""A database file that replaces another: written beside it, moved into its place, the old one kept."""
+"""A database file that replaces another: written next to it, moved into its place, the old one kept."""
 
 from __future__ import annotations
 
