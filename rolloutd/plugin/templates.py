@@ -40,10 +40,25 @@ _HARMLESS = re.compile(r"[A-Za-z0-9_@%+=:,./-]*")
 """Texts that mean the same to a shell within quotes and without."""
 
 _PLAIN_CONTEXT = re.compile(
-    r"""(?:[^'"\\`$\#<]|'[^']*'|"(?:[^"\\`$]|\\.|\$(?=\w)|\$\{\w+\})*"|\\.|\$(?!['"])|(?<=[^\s;|&()])\#|<(?!<))*""",
+    r"""(?:[^'"\\`$\#<(\[]|'[^']*'|"(?:[^"\\`$]|\\.|\$(?=\w)|\$\{\w+\})*"|\\.|\$(?!['"\[])"""
+    r"""|(?<=[^\s;|&()])\#|<(?!<)"""
+    # A shell computes what is within (( )), [[ ]] or an index, and runs the commands in a quoted value there.
+    r"""|\((?!\()|\(\([^()$`'"\\<\#]*\)\)"""
+    r"""|(?<!\w)\[(?!\[)|\[\[[^][$`'"\\<\#]*\]\]|(?<=\w)\[[^][$`'"\\<\#]*\])*""",
     re.DOTALL,
 )
-"""A part of a command after which a shell is within no quotes, comment or here-document."""
+"""A part of a command after which a shell is within no quotes, comment, computation or here-document."""
+
+_READ_AGAIN = re.compile(
+    r"(?:^|[\s;|&({])(?:(?:eval|let|ssh|trap|watch)\s[^;|&\n]*|[\w/]*(?:sh|su|runuser)\s[^;|&\n]*-[a-z]*c\s+)$"
+)
+"""An end of a part of a command after which a word, also a quoted one, is read as a command once more."""
+
+_WORD_BEGINS = re.compile(r"""(?:.*[\s;|&(`]|)['"]?""", re.DOTALL)
+"""A part of a command after which a word begins."""
+
+_AFTER_OPTIONS = re.compile(r"(?:^|\s)--\s[^;|&\n]*$")
+"""An end of a part of a command after which a word is no option."""
 
 _NEVER_MATCHES = "\x01never"
 """Part of the delimiters of statements and comments, which disables both: no file may contain it."""
@@ -86,8 +101,8 @@ class _Raw(str):
     __slots__ = ()
 
 
-class _NeedsPlainContext(ValueError):
-    """A value that only a place without quotes can take safely."""
+class _Unquotable(ValueError):
+    """A value that its place in a command cannot take safely; the text ends with what to do."""
 
 
 class RenderFailed(RolloutdError):
@@ -210,10 +225,8 @@ def _render_text(text: str, names: Mapping[str, JSON], *, is_command: bool) -> s
             rendered += part[: MAX_RENDERED_CHARS + 1]
             if len(rendered) > MAX_RENDERED_CHARS:
                 raise RenderFailed(f"cannot fill {text[:100]!r} for node {node}: it grows too long")
-    except _NeedsPlainContext as error:
-        raise RenderFailed(
-            f"cannot fill {text!r} for node {node}: {error}; take the template out of the quotes"
-        ) from None
+    except _Unquotable as error:
+        raise RenderFailed(f"cannot fill {text!r} for node {node}: {error}") from None
     except (TemplateError, ArithmeticError, LookupError, TypeError, ValueError) as error:
         raise RenderFailed(
             f"cannot fill {text!r} for node {node}: {error}; "
@@ -236,9 +249,24 @@ def _compile_template(text: str, *, is_command: bool) -> Template:
             if isinstance(part, nodes.TemplateData):
                 before += part.data
             elif is_command:
-                name = "_in_command" if _PLAIN_CONTEXT.fullmatch(before) else "_in_quotes"
-                output.nodes[number] = nodes.Filter(part, name, [], [], None, None, lineno=part.lineno)
+                for name in _filters_of_place(part, before):
+                    part = nodes.Filter(part, name, [], [], None, None, lineno=part.lineno)
+                output.nodes[number] = part
     return environment.from_string(tree)
+
+
+def _filters_of_place(part: nodes.Expr, before: str) -> Iterator[str]:
+    """Yield the filters of a value in a command, which begins with the text before it."""
+    if _names_node(part) and _WORD_BEGINS.fullmatch(before) and not _AFTER_OPTIONS.search(before):
+        yield "_no_option"
+    is_plain = _PLAIN_CONTEXT.fullmatch(before) and not _READ_AGAIN.search(before)
+    yield "_in_command" if is_plain else "_in_quotes"
+
+
+def _names_node(part: nodes.Node) -> bool:
+    """Return whether a value may be of the inventory."""
+    own = [part] if isinstance(part, nodes.Name) else []
+    return any(name.name == "node" for name in (*own, *part.find_all(nodes.Name)))
 
 
 @lru_cache(maxsize=1)
@@ -261,6 +289,7 @@ def _environment() -> SandboxedEnvironment:
         "_same": str,
         "_in_command": _in_command,
         "_in_quotes": _in_quotes,
+        "_no_option": _no_option,
     }
     return environment
 
@@ -276,7 +305,15 @@ def _in_quotes(value: object) -> str:
     if isinstance(value, _Raw) or _HARMLESS.fullmatch(text):
         return text
     # Without the value: it may be a secret.
-    raise _NeedsPlainContext("a value has characters that a shell interprets")
+    raise _Unquotable(
+        "a value has characters that a shell interprets there; take it out of the quotes or inner command"
+    )
+
+
+def _no_option(value: object) -> object:
+    if str(value).startswith("-"):
+        raise _Unquotable("a command takes the value for an option; put -- before it")
+    return value
 
 
 def _all_nodes(tree: nodes.Node) -> Iterator[tuple[nodes.Node, int]]:
@@ -296,7 +333,7 @@ def _check_node(node: nodes.Node) -> None:
             raise TemplateInvalid(
                 f"unknown filter '{node.name}'", "the filters " + ", ".join(sorted(_ALLOWED_FILTERS))
             )
-        case nodes.Filter(name="raw") if any(name.name == "node" for name in node.find_all(nodes.Name)):
+        case nodes.Filter(name="raw") if _names_node(node):
             raise TemplateInvalid("'raw' is not allowed for what the inventory gives", "it without | raw")
         case nodes.Test() if node.name not in _ALLOWED_TESTS:
             raise TemplateInvalid(

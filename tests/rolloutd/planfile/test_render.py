@@ -115,6 +115,7 @@ HOSTILE = (
     "a b",
     "*",
     "",
+    "a[$(touch canary)]",
 )
 PLACES = (
     "echo {{ X }}",
@@ -136,6 +137,20 @@ PLACES = (
     "echo 'a'{{ X }}\"b\"",
     "echo {{ 'a' ~ X }}",
     "echo {{ X | lower }}",
+    "echo $(( {{ X }} + 1 ))",
+    "echo $[ {{ X }} ]",
+    "(( {{ X }} > 0 ))",
+    "[[ {{ X }} -gt 0 ]]",
+    "a[{{ X }}]=1",
+    "echo ${a[{{ X }}]}",
+    "let n={{ X }}",
+    "su -c {{ X }} nobody",
+    "eval echo {{ X }}",
+    "true && eval echo a {{ X }}",
+    "sh -c {{ X }}",
+    "bash -ec {{ X }}",
+    "sh -c 'echo \"{{ X }}\"'",
+    "trap {{ X }} EXIT",
 )
 
 
@@ -158,9 +173,62 @@ def run_with_label(directory: Path, place: str, value: str) -> bool:
     return True
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "curl {{ X }}",
+        'curl "{{ X }}"',
+        "curl '{{ X }}'",
+        "true; {{ X }}",
+        "x $({{ X }})",
+        "x {{ X | lower }}",
+    ],
+)
+def test_value_of_inventory_is_no_option(text: str) -> None:
+    def fill(value: str, place: str) -> None:
+        params = {"run": text.replace("X", place)}
+        names = {"labels": {"evil": value}, "variables": {"evil": value}}
+        render(params, node="n1", address="", commands=("run",), **names)
+
+    with pytest.raises(RenderFailed, match="an option; put -- before it"):
+        fill("-o/etc/cron.d/x", "node.labels.evil")
+    fill("o-x", "node.labels.evil")
+    fill("-sS", "vars.evil")
+
+
+def test_value_behind_two_dashes_may_begin_with_one() -> None:
+    params = {"run": ["grep -e x -- {{ node.labels.evil }}", "grep --x={{ node.labels.evil }}"]}
+    found = render(params, node="n1", address="", labels={"evil": "-1"}, variables={}, commands=("run",))
+    assert found == {"run": ["grep -e x -- -1", "grep --x=-1"]}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[[ -f x ]] && echo {{ X }}",
+        "(( 1 + 1 )) ; echo {{ X }}",
+        "ls x[0-9] {{ X }}",
+        "eval x; echo {{ X }}",
+        "sh -c 'echo \"$1\"' _ {{ X }}",
+        "grep -c {{ X }} file",
+        "[ {{ X }} = y ]",
+    ],
+)
+def test_quotable_value_is_not_refused(text: str) -> None:
+    params = {"run": text.replace("X", "node.labels.evil")}
+    render(params, node="n1", address="", labels={"evil": "a b"}, variables={}, commands=("run",))
+
+
+def test_value_of_arithmetic_may_be_a_number() -> None:
+    params = {"run": "echo $(( {{ node.labels.n }} + 1 ))"}
+    assert render(params, node="n1", address="", labels={"n": "41"}, variables={}, commands=("run",)) == {
+        "run": "echo $(( 41 + 1 ))"
+    }
+
+
 def test_value_that_quotes_cannot_hold_is_refused() -> None:
     labels, params = {"evil": "$(touch canary)"}, {"run": 'echo "{{ node.labels.evil }}"'}
-    with pytest.raises(RenderFailed, match="has characters that a shell interprets; take the template out"):
+    with pytest.raises(RenderFailed, match="has characters that a shell interprets there; take it out"):
         render(params, node="n1", address="", labels=labels, variables={}, commands=("run",))
 
 
