@@ -7,7 +7,7 @@
 SHELL := /bin/sh
 .DELETE_ON_ERROR:
 .SUFFIXES:
-.PHONY: packages soak test-failed sim sim-planted sim-coverage test-long docs help demo test test-web screenshots check bench figures lock clean
+.PHONY: packages soak trains test-failed sim sim-planted sim-coverage test-long docs help demo test test-web screenshots check bench figures lock clean
 
 export PYTHON
 # The tests start hundreds of our processes: without bytecode each compiles 230 modules in half a CPU second.
@@ -40,6 +40,7 @@ help:
 	@echo "make sim          simulate the daemon under faults: known seeds and SEEDS=500 new ones"
 	@echo "make sim-planted  prove that the simulation finds the known bugs (tests/sim/mutants.py)"
 	@echo "make sim-coverage coverage of the loop, the drivers and the store by the simulation"
+	@echo "make trains       three changes on 24 nodes in one outage of each, with 20 kills of the daemon"
 	@echo "make bench        all measurements (SUITE='scale --json': only that one)"
 	@echo "make figures      size of the code: lines, files, functions, comments"
 	@echo "make docs         rewrite the tables in docs/ from the types and the routes"
@@ -67,6 +68,11 @@ SOAK_S ?= 7200
 soak: .venv-dev/installed
 	@.ci/packages sshd faketime
 	ROLLOUTD_TEST_SOAK_S=$(SOAK_S) $(DEV)/python -m pytest -n 0 -rP tests/acceptance/test_soak.py
+
+# Three changes on 24 nodes in one outage of each, with a daemon that is killed twenty times.
+trains: .venv-dev/installed
+	@.ci/packages sshd haproxy
+	ROLLOUTD_TEST_TRAIN_NODES=24 ROLLOUTD_TEST_TRAIN_KILLS=20 $(DEV)/python -m pytest -n 0 -rP tests/acceptance/test_trains.py
 
 # Only the tests that failed in the last run, one at a time; without one it fails too.
 test-failed: .venv-dev/installed

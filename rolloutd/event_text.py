@@ -61,7 +61,10 @@ def _describe_phase_move(fields: Fields) -> str:
     is_rollback = fields.get("rolling_back") and fields.get("outcome") != "rolled-back"
     outcome = f" ({fields['outcome']})" if fields.get("outcome") else " (rollback)" if is_rollback else ""
     attempt = f", attempt {fields['attempt']}" if fields.get("attempt", 0) > 1 else ""
-    return f"{fields['source']} \u2192 {fields['target']}{outcome}{attempt}{': ' + what if what else ''}"
+    joins = ", in the outage of its train" if fields.get("joins_outage") else ""
+    return (
+        f"{fields['source']} \u2192 {fields['target']}{outcome}{attempt}{joins}{': ' + what if what else ''}"
+    )
 
 
 def _describe_step(fields: Fields) -> str:

@@ -417,6 +417,9 @@ def _apply_transition(target: Target, event: events.PhaseMoved) -> Target:
         drift=None,
         # The new attempt has given the node nothing yet: its failure must not blame earlier content.
         content="" if event.trigger in NEW_ATTEMPT else target.content,
+        # An isolation that is aborted has changed nothing: the next attempt may need an outage of its own.
+        joined_outage=event.joins_outage
+        or (target.joined_outage and event.trigger is not Trigger.ISOLATION_ABORTED),
     )
 
 

@@ -83,7 +83,7 @@ class TargetChanged:
 
 @dataclass(frozen=True, slots=True)
 class PhaseMoved:
-    """A node took an edge of the table."""
+    """A node took an edge of the table; `joins_outage`: it begins in the outage of another rollout."""
 
     rollout: str
     node: str
@@ -98,6 +98,7 @@ class PhaseMoved:
     not_before: float = 0.0
     isolated: bool | None = None
     text: str = ""
+    joins_outage: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -145,6 +145,7 @@ class Target:
     admission whether it needs the change.  `attempt` counts from 1; 0 means never admitted.  `admitted_at`:
     when its latest attempt began.  `downtime_s`: time without a daemon that this phase's deadline leaves out.
     `content`: hash of the configuration that a run of its latest attempt gave it, "" before the run.
+    `joined_outage`: it got the change in the outage of another rollout, so that it needed none of its own.
     """
 
     rollout: str
@@ -173,6 +174,7 @@ class Target:
     downtime_s: float = 0.0
     drift: Drift | None = None
     content: str = ""
+    joined_outage: bool = False
 
     @property
     def is_checked_first(self) -> bool:

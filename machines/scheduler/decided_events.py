@@ -13,6 +13,7 @@ from itertools import groupby
 
 from machines.facts.apply import rollout_of
 from machines.facts.index import Index
+from machines.facts.outages import is_isolated
 from machines.model.decision import (
     Admit,
     Command,
@@ -83,7 +84,9 @@ def _decided(index: Index, decision: Decision, now: float, text_of: TextOf) -> I
         # In the same commit: the next decision could start a node by its old team, without a vote of the new.
         yield from target_changes(index, target, now)
     for start in decision.of(Admit):
-        yield transition(index.target(start.rollout, start.node), Trigger.ADMITTED, now)
+        target = index.target(start.rollout, start.node)
+        joins = not target.isolated and is_isolated(index, start.node)
+        yield transition(target, Trigger.ADMITTED, now, joins_outage=joins)
     for skip in decision.of(SkipQuarantined):
         target = index.target(skip.rollout, skip.node)
         text = text_of(skip, target)

@@ -3,36 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
+from itertools import chain
+from typing import NamedTuple
 
-from machines.facts.index import Index
 from machines.model.rollout import Target
-from machines.model.train import Train
-from machines.states import IN_FLIGHT_PHASES, Outcome
+from machines.states import Outcome
 
 
-def shared_nodes(index: Index, train: Train) -> set[str]:
-    """Return the nodes that are targets of two or more of the train's rollouts."""
-    counts = Counter(
-        target.node
-        for rollout in train.rollouts
-        if rollout in index.rollouts
-        for target in index.targets(rollout)
-        if target.outcome is not Outcome.LEFT
-    )
-    return {node for node, count in counts.items() if count > 1}
+class TrainSavings(NamedTuple):
+    """How many nodes are targets of two rollouts or more, and how many attempts needed no outage."""
+
+    nodes_shared: int
+    outages_saved: int
 
 
-def outages_saved(index: Index, train: Train) -> int:
-    """Return how many attempts have joined the outage of another rollout of the train."""
+def train_savings(targets_by_rollout: Iterable[Iterable[Target]]) -> TrainSavings:
+    """Return what rollouts with these targets share and have saved."""
+    rollouts_on: Counter[str] = Counter()
     saved = 0
-    for node in shared_nodes(index, train):
-        begun = [t for t in index.targets_on(node) if t.rollout in train.rollouts and t.attempt]
-        saved += sum(any(_was_joined(earlier, later) for earlier in begun) for later in begun)
-    return saved
-
-
-def _was_joined(earlier: Target, later: Target) -> bool:
-    """Return whether the later target began while the earlier one was in flight."""
-    if earlier is later or not earlier.admitted_at < later.admitted_at:
-        return False
-    return earlier.phase in IN_FLIGHT_PHASES or later.admitted_at <= earlier.since
+    for target in chain.from_iterable(targets_by_rollout):
+        rollouts_on[target.node] += target.outcome is not Outcome.LEFT
+        saved += target.joined_outage
+    return TrainSavings(sum(count > 1 for count in rollouts_on.values()), saved)

@@ -18,6 +18,7 @@ def transition(
     not_before: float = 0.0,
     code: FailureCode = FailureCode.FAILED,
     suffix: str = "",
+    joins_outage: bool = False,
 ) -> PhaseMoved:
     """Return the event of a target that takes an edge; `step` is the step that failed.
 
@@ -51,4 +52,5 @@ def transition(
         rolling_back=trigger is Trigger.ROLLBACK_ORDERED or (target.rolling_back and keeps_rolling_back),
         not_before=not_before,
         text=text,
+        joins_outage=joins_outage,
     )

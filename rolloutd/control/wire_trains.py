@@ -10,8 +10,8 @@ from typing_extensions import TypedDict
 class Train(TypedDict):
     """Rollouts that share the outage of a node, in the order of their changes.
 
-    `missing` are those whose owners have not approved it; `outages_saved` counts the attempts that have
-    joined the outage of another.
+    `missing` are those whose owners have not approved it; `outages_saved` counts the nodes that got a
+    change in the outage of another.
     """
 
     name: str

@@ -14,34 +14,14 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 from machines.model.events import (
     DeadlineExtended,
     Event,
-    FreezeLifted,
-    FreezeStarted,
     GateOpened,
-    HoldReleased,
-    HoldTaken,
-    NodeOrdered,
-    NodesDiscovered,
-    NodesRemoved,
     PhaseMoved,
-    PilotEvidenceAttached,
-    RolloutCancelled,
     RolloutEnded,
-    RolloutOpened,
-    RolloutPaused,
-    RolloutResumed,
-    SoakRestarted,
     StepAction,
     StepRecorded,
-    TargetChanged,
     TargetsJoined,
-    TeamRulesChanged,
-    VoteCast,
-    VoteWithdrawn,
 )
-from machines.model.plan import GateName, Plan
-from machines.model.rollout import FailureCode, NodeOrder
-from machines.model.train_events import TrainRemoved, TrainStored
-from machines.model.windows import Window
+from machines.model.rollout import FailureCode
 from machines.states import Outcome, Phase, Trigger
 from rolloutd.ports import GuardState
 from tests import oracle
@@ -50,26 +30,10 @@ from tests.sim.outage_judge import OutageJudge
 from tests.sim.prepare_judge import PrepareJudge
 from tests.sim.record_judge import RecordJudge
 from tests.sim.supersede_judge import SupersedeJudge
+from tests.support.oracle_feed import EFFECT_KINDS, OracleFeed
 
 if TYPE_CHECKING:
-    from rolloutd.settings import Settings
     from tests.sim.sim_node import SimGuard, SimNode
-
-_EFFECT_KINDS = {
-    Trigger.ADMITTED: "begin",
-    Trigger.FOUND_CURRENT: "current",
-    Trigger.SKIPPED: "skip",
-    Trigger.LEFT: "leave",
-    Trigger.ISOLATION_ABORTED: "put-back",
-    Trigger.VERIFIED: "done",
-    Trigger.FAILED: "fail",
-    Trigger.DISTURBED: "redden",
-    Trigger.RETRIED: "retry",
-    Trigger.ROLLBACK_ORDERED: "begin",
-    Trigger.SOAK_CHECK_FAILED: "redden",
-    Trigger.REJOINED: "rejoin",
-    Trigger.DRIFTED: "drift",
-}
 
 ISOLATION_TIMED_OUT = "not isolated within"
 """How a put-back begins whose reason is that the isolation took too long."""
@@ -84,20 +48,18 @@ UNHEALTHY_GRACE_S = 300.0
 """A soaking node that turns red was unwell at some time so shortly before."""
 
 
-class Checker:
+class Checker(OracleFeed):
     """Gets every event and collects violations."""
 
     def __init__(
         self, now: Callable[[], float], monotonic: Callable[[], float], epoch: Callable[[], int]
     ) -> None:
-        self.violations: list[str] = []
+        super().__init__(now)
         self.nodes: Mapping[str, SimNode] = {}
-        self.plans: dict[str, Plan] = {}
         self.guards: Mapping[tuple[str, str, int], SimGuard] = {}
         self.unhealthy_until: dict[str, float] = {}
         """Until when, by the monotonic clock, a node was unwell."""
         self.uncertain_runs: set[str] = set()
-        self._now = now
         self._monotonic = monotonic
         self._epoch = epoch
         self.records = RecordJudge()
@@ -105,9 +67,6 @@ class Checker:
         self.cleaning = CleanJudge(self.plans, self.report_violation)
         self.superseded = SupersedeJudge(self.plans, self.report_violation)
         self.outages = OutageJudge(self.plans, self.report_violation)
-        self._oracle = oracle.Oracle()
-        self._labels: dict[str, dict[str, str]] = {}
-        self._disputed: set[str] = set()
         self._started_runs: dict[str, str] = {}
         self._succeeded_runs: set[str] = set()
         self._maybe_isolated: set[tuple[str, str]] = set()
@@ -124,13 +83,9 @@ class Checker:
         self._absences: list[tuple[float, float]] = []
         """When no daemon lived, by the monotonic clock."""
 
-    def report_violation(self, text: str) -> None:
-        """Record one violation."""
-        self.violations.append(text)
-
     def feed_oracle(self, kind: str, **fields: Any) -> None:
         """Pass one entry to the oracle."""
-        for text in self._oracle.check_entry({"kind": kind, "at": self._now(), **fields}):
+        for text in self.oracle.check_entry({"kind": kind, "at": self._now(), **fields}):
             # One that we may have isolated has its slot already.
             if (
                 text.endswith(oracle.NOT_SEEN_UP)
@@ -177,7 +132,7 @@ class Checker:
 
     def is_in_progress(self, rollout: str, node: str) -> bool:
         """Say whether a rollout is at work on a node."""
-        return rollout in self._oracle.in_progress.get(node, [])
+        return rollout in self.oracle.in_progress.get(node, [])
 
     def may_be_isolated(self, node: str) -> bool:
         """Say whether some rollout's records have the node isolated."""
@@ -194,16 +149,6 @@ class Checker:
 
     # -- what was committed
 
-    def on_settings(self, settings: Settings) -> None:
-        """Hear the limits that every plan obeys from now on."""
-        rules = settings.pools
-        pools = {
-            key: {"": rule.max_unavailable} | {v: r.max_unavailable for v, r in rule.values.items()}
-            for key, rule in rules.items()
-        }
-        fleet, within_s = settings.max_parallel, settings.observe_within_s
-        self.feed_oracle("settings", pools=pools, fleet=fleet, within=within_s)
-
     def on_commit(self, events: Sequence[Event]) -> None:
         """Hear what was committed."""
         self.records.on_commit(events)
@@ -215,64 +160,19 @@ class Checker:
         if len(decided) > 1:
             self.report_violation(f"one refused row would stop {' and '.join(sorted(decided))}")
         for event in events:
-            self._on_event(event)
+            self.on_event(event)
 
-    def _on_event(self, event: Event) -> None:  # noqa: C901  # one line per kind of event
+    def on_event(self, event: Event) -> None:
+        """Hear one committed event."""
+        if isinstance(event, PhaseMoved):
+            self._on_transition(event)
+            return
+        super().on_event(event)
         match event:
-            case PhaseMoved():
-                self._on_transition(event)
-            case NodesDiscovered() | NodesRemoved():
-                self._on_inventory(event)
-            case RolloutOpened():
-                self._on_rollout_opened(event)
             case TargetsJoined():
                 for target in event.targets:
                     if target.node not in self.nodes:
                         self.report_violation(f"{target.node} joins as new and is another name of a machine")
-                    self.feed_oracle(
-                        "join",
-                        rollout=event.rollout,
-                        node=target.node,
-                        wave=target.wave,
-                        team=target.team,
-                    )
-            case TargetChanged():
-                self.feed_oracle("amend", rollout=event.rollout, node=event.node, team=event.team)
-            case VoteCast() | VoteWithdrawn() | GateOpened():
-                self._on_vote(event)
-            case PilotEvidenceAttached():
-                shown = {"digest": event.evidence.digest, "since": event.evidence.pilot_since}
-                self.feed_oracle("evidence", rollout=event.rollout, node=event.node, **shown)
-            case RolloutPaused():
-                self.feed_oracle("pause", rollout=event.rollout)
-            case RolloutResumed():
-                self.feed_oracle("resume", rollout=event.rollout)
-            case RolloutCancelled():
-                self.feed_oracle("cancel", rollout=event.rollout)
-            case NodeOrdered() if event.order in (None, NodeOrder.ROLLBACK):
-                is_ordered = event.order is not None
-                self.feed_oracle("order", rollout=event.rollout, node=event.node, ordered=is_ordered)
-            case TrainStored(train=train):
-                approved = set(train.rollouts) <= set(train.approvals)
-                self.feed_oracle("train", name=train.name, rollouts=list(train.rollouts), approved=approved)
-            case TrainRemoved():
-                self.feed_oracle("untrain", name=event.train)
-            case HoldTaken():
-                hold = event.hold
-                self.feed_oracle("hold", node=hold.node, id=f"{hold.source}/{hold.id}", until=hold.until)
-            case HoldReleased():
-                self.feed_oracle("release", node=event.node, id=f"{event.source}/{event.id}")
-            case FreezeStarted():
-                freeze = event.freeze
-                self.feed_oracle("freeze", id=freeze.id, scope=freeze.scope, until=freeze.until)
-            case SoakRestarted():
-                self.feed_oracle("soak-restart", rollout=event.rollout, node=event.node, at=event.at)
-            case FreezeLifted():
-                self.feed_oracle("unfreeze", id=event.freeze)
-            case TeamRulesChanged():
-                self.feed_oracle(
-                    "team", team=event.rules.team, windows=_windows_in_seconds(event.rules.windows)
-                )
             case DeadlineExtended():
                 self._on_deadline_extended(event)
             case StepRecorded(record=record, isolated=isolated):
@@ -288,25 +188,16 @@ class Checker:
 
     def _on_transition(self, event: PhaseMoved) -> None:
         self._compare_with_guard(event)
-        kind = _EFFECT_KINDS.get(event.trigger)
-        if kind is None:
-            return
-        fields: dict[str, Any] = {"rollout": event.rollout, "node": event.node, "at": event.at}
+        attempt = event.rollout, event.node, event.attempt
         if event.target is Phase.ISOLATING:
-            self._admitted_at[event.rollout, event.node, event.attempt] = event.at
-            self._isolated_from[event.rollout, event.node, event.attempt] = self._monotonic()
-            self._step_times.setdefault((event.rollout, event.node, event.attempt), []).append(event.at)
-        if event.failure is not None:
-            failure = event.failure
-            fields |= {"failure": failure.id, "signature": failure.signature, "code": failure.code.value}
-            fields["rolling_back"] = event.rolling_back
-        if event.trigger is Trigger.VERIFIED:
-            fields["changed"] = event.outcome is Outcome.CHANGED
-        if event.target is Phase.ISOLATING and event.rolling_back:
-            fields["rollback"] = True
-            self._rollback_attempts.add((event.rollout, event.node, event.attempt))
-        self.feed_oracle(kind, **fields)
-        self._compare_with_world(event)
+            self._admitted_at[attempt] = event.at
+            self._isolated_from[attempt] = self._monotonic()
+            self._step_times.setdefault(attempt, []).append(event.at)
+            if event.rolling_back:
+                self._rollback_attempts.add(attempt)
+        super().on_event(event)
+        if event.trigger in EFFECT_KINDS:
+            self._compare_with_world(event)
 
     def _compare_with_guard(self, event: PhaseMoved) -> None:
         """Judge the end of a guarded change: it stays if it was confirmed, and is gone if it was restored."""
@@ -391,85 +282,9 @@ class Checker:
             ):
                 self.report_violation(f"{event.node} was said to turn red and was well")
 
-    def _on_inventory(self, event: NodesDiscovered | NodesRemoved) -> None:
-        if isinstance(event, NodesDiscovered):
-            self._labels |= {node.name: dict(node.labels) for node in event.nodes}
-            for node in event.nodes:
-                is_disputed = any(not each.is_warning for each in node.conflicts)
-                (self._disputed.add if is_disputed else self._disputed.discard)(node.name)
-        else:
-            for name in event.names:
-                self._labels.pop(name, None)
-                self._disputed.discard(name)
-        self.feed_oracle("inventory", labels=dict(self._labels), disputed=sorted(self._disputed))
-
-    def _on_vote(self, event: VoteCast | VoteWithdrawn | GateOpened) -> None:
-        match event:
-            case VoteCast():
-                vote = event.vote
-                self.feed_oracle(
-                    "vote",
-                    rollout=event.rollout,
-                    at=vote.at,
-                    id=vote.id,
-                    gate=vote.gate.value,
-                    wave=vote.wave,
-                    digest=vote.digest,
-                    uid=vote.actor.uid,
-                    yes=vote.yes,
-                    teams=list(vote.teams),
-                    shown=list(vote.shown),
-                    nodes=list(vote.nodes),
-                    more=vote.more,
-                    until=vote.until,
-                )
-            case VoteWithdrawn():
-                self.feed_oracle("withdraw", rollout=event.rollout, id=event.vote)
-            case GateOpened():
-                self.feed_oracle(
-                    "open", at=event.at, rollout=event.rollout, gate=event.gate.value, wave=event.wave
-                )
-
-    def _on_rollout_opened(self, event: RolloutOpened) -> None:
-        plan = self.plans[event.rollout]
-        gates = {
-            gate.value: {
-                "owner": need.owner,
-                "each": need.each_team,
-                "eyes": need.four_eyes,
-                "per_team": need.per_team,
-            }
-            for gate, need in plan.gates.items()
-        }
-        waves = [{"name": w.name, "soak": w.soak_s, "gate": w.gate is GateName.CONTINUE} for w in plan.waves]
-        self.feed_oracle(
-            "plan",
-            rollout=event.rollout,
-            digest=event.digest.whole,
-            by=event.submitted_by.uid,
-            owner=plan.owner,
-            keys=list(plan.pool_keys),
-            most=plan.max_parallel,
-            waves=waves,
-            gates=gates,
-            windows=_windows_in_seconds(plan.windows),
-            ttl=plan.vote_ttl_s,
-            targets={target.node: {"wave": target.wave, "team": target.team} for target in event.targets},
-            probed=bool(plan.traffic),
-            pilot=plan.pilot_node,
-            keep=plan.keep,
-            on_failure=plan.on_failure.value,
-            at_most=plan.at_most,
-        )
-
 
 def _is_decided(event: Event) -> TypeGuard[PhaseMoved | GateOpened | RolloutEnded]:
     """Return whether the event is a decision of the loop about one rollout."""
     if isinstance(event, PhaseMoved):
         return event.trigger in (Trigger.ADMITTED, Trigger.ROLLBACK_ORDERED, Trigger.DRIFTED)
     return isinstance(event, GateOpened | RolloutEnded)
-
-
-def _windows_in_seconds(windows: Sequence[Window]) -> list[list[int]]:
-    """Return when windows of every day open and close, as the oracle is told it."""
-    return [[each.start_minute * 60, each.end_minute * 60] for each in windows]

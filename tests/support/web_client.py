@@ -29,8 +29,9 @@ WHOLE = b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nokay"
 class WebClient:
     """Requests from a thread of its own while the context is open; `failures` are (instant, text)."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, *, fast: int = FAST_CONNECTIONS, slow: int = SLOW_CONNECTIONS) -> None:
         self._port = port
+        self._paths = ["/"] * fast + ["/slow"] * slow
         self._stopping = False
         self._thread = Thread(target=lambda: asyncio.run(self._run()), name="web client")
         self.answered = {"/": 0, "/slow": 0}
@@ -54,9 +55,8 @@ class WebClient:
         self._thread.join()
 
     async def _run(self) -> None:
-        paths = ["/"] * FAST_CONNECTIONS + ["/slow"] * SLOW_CONNECTIONS
         async with asyncio.TaskGroup() as tasks:
-            for path in paths:
+            for path in self._paths:
                 tasks.create_task(self._request_repeatedly(path))
 
     async def _request_repeatedly(self, path: str) -> None:

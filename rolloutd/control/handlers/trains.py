@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from machines.model.train import Train
-from machines.scheduler.train_savings import outages_saved, shared_nodes
+from machines.scheduler.train_savings import train_savings
 from rolloutd.commands import trains
 from rolloutd.control import requests, rights, wire_trains
 from rolloutd.control.resolve import resolve_rollout
@@ -18,13 +18,15 @@ routes = RouteTable()
 @routes.add("GET", "/v1/trains")
 async def list_trains(services: Services, request: Request) -> wire_trains.Trains:
     """List the trains."""
-    return {"trains": [train_response(services.state, each) for each in services.state.index.trains]}
+    return {"trains": [await train_response(services.state, each) for each in services.state.index.trains]}
 
 
 @routes.add("GET", "/v1/trains/{t}")
 async def show_train(services: Services, request: Request) -> wire_trains.Train:
     """Show a train, its order and the outages that it saves."""
-    return train_response(services.state, trains.require_train(services.state, request.path_params["t"]))
+    return await train_response(
+        services.state, trains.require_train(services.state, request.path_params["t"])
+    )
 
 
 @routes.add("PUT", "/v1/trains/{t}", access=rights.TRAIN_OWNER)
@@ -40,7 +42,7 @@ async def add_to_train(services: Services, request: Request[requests.AddToTrain]
         await commit(
             trains.add(state, request.identity, name, live, body.reason, body.wait_s), f"train: {body.reason}"
         )
-    return train_response(state, trains.require_train(state, name))
+    return await train_response(state, trains.require_train(state, name))
 
 
 @routes.add("POST", "/v1/trains/{t}/approve", access=rights.TRAIN_OWNER)
@@ -49,7 +51,7 @@ async def approve_train(services: Services, request: Request[requests.ReasonBody
     state, name, reason = services.state, request.path_params["t"], request.input.reason
     async with state.exclusive_commit(request.identity.actor) as commit:
         await commit(trains.approve(state, request.identity, name, reason), f"train: {reason}")
-    return train_response(state, trains.require_train(state, name))
+    return await train_response(state, trains.require_train(state, name))
 
 
 @routes.add("DELETE", "/v1/trains/{t}", access=rights.TRAIN_OWNER)
@@ -59,20 +61,27 @@ async def remove_train(services: Services, request: Request[requests.ReasonBody]
     async with state.exclusive_commit(request.identity.actor) as commit:
         removed = trains.require_train(state, name)
         await commit(trains.remove(state, request.identity, name, reason), f"train: {reason}")
-    return train_response(state, removed)
+    return await train_response(state, removed)
 
 
-def train_response(state: State, train: Train) -> wire_trains.Train:
+async def train_response(state: State, train: Train) -> wire_trains.Train:
     """Return a train as the API shows it."""
     index = state.index
+    # Rollouts that ended before the daemon's start are in the store alone.
+    savings = train_savings(
+        [
+            index.targets(each) if each in index.rollouts else await state.store.load_targets(each)
+            for each in train.rollouts
+        ]
+    )
     is_open = any(each in index.rollouts and not index.rollouts[each].closed for each in train.rollouts)
     return {
         "name": train.name,
         "rollouts": list(train.rollouts),
         "approved": train.is_approved,
         "missing": [each for each in train.rollouts if each not in train.approvals],
-        "nodes_shared": len(shared_nodes(index, train)),
-        "outages_saved": outages_saved(index, train),
+        "nodes_shared": savings.nodes_shared,
+        "outages_saved": savings.outages_saved,
         "state": "ended" if not is_open else "active" if train.is_approved else "waiting",
         "wait_s": train.wait_s,
         "by": train.by.name,

@@ -1,0 +1,2 @@
+-- Whether a node got the change in the outage of another rollout of its train.
+ALTER TABLE target ADD COLUMN joined_outage bigint NOT NULL DEFAULT 0;
