@@ -100,6 +100,9 @@ def test_killed_daemon_isolates_each_node_once(tmp_path_factory: pytest.TempPath
         assert set(fleet.balancer.admin_states().values()) == {READY}
         daemon.wait_until(lambda: daemon.run_processes() == [], "no process is left")
         daemon.kill_daemon()
+        daemon.start_daemon()
+        assert train_of(fleet) == train
+        daemon.kill_daemon()
         assert judge_audit(directory / "state", settings.load(directory / "config.yaml")) == []
         assert "InvariantViolation" not in (directory / "daemon.log").read_text()
 

@@ -125,6 +125,7 @@ async def test_train_isolates_node_once(tmp_path: Path) -> None:
             targets = [inside.env.state.index.target(r, node) for r in inside.rollouts]
             assert [t.outcome for t in targets] == [Outcome.CHANGED] * 3
             assert not any(t.isolated for t in targets)
+            assert [t.joined_outage for t in targets] == [False, True, True]
             assert await inside.runs(node) == inside.rollouts
             assert inside.isolator.actions.count((node, "do")) == 1
             assert inside.outages(node) == 1

@@ -74,6 +74,7 @@ async def test_the_facts_are_those_that_0_1_loaded(tmp_path: Path) -> None:
         assert target.pop("downtime_s") == 0.0
         assert target.pop("drift") is None
         assert target.pop("content") == ""
+        assert target.pop("joined_outage") is False
     assert targets == expected["targets"]
     assert max(target["put_backs"] for target in targets) == 1
     for rollout, old in zip(facts.rollouts, expected["rollouts"], strict=True):
