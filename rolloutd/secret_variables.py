@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import Any
 
 from rolloutd.ports import JSON, WITHHELD
+from rolloutd.secret_urls import has_secret
 
 _SECRET_NAME = re.compile(
     r"pass(word|wd|phrase)?(_|$)|passw|pwd|(^|_)pw(_|$)|secret|token|credential|(^|_)vault(_|$)"
@@ -22,11 +23,8 @@ _SECRET_NAME = re.compile(
 _REFERENCE_NAME = re.compile(r"_(file|path)$", re.IGNORECASE)
 """Names of variables that say where a secret is, such as ansible_ssh_private_key_file."""
 
-_SECRET_TEXT = re.compile(
-    r"PRIVATE KEY-----|(?i:https?)://[^/@\s]+@|://[^/@\s]*:[^/@\s]+@|sshpass\s+-p"
-    r"|://[^\s#]*[?&;][^=&;#\s]*(?i:token|passw|secret|api_?key|access_?key|signature)[^=&;#\s]*=[^&;#\s]"
-)
-"""A private key in PEM, a URL with a password or a token, a proxy command with a password."""
+_SECRET_TEXT = re.compile(r"PRIVATE KEY-----|sshpass\s+-p")
+"""A private key in PEM, a proxy command with a password."""
 
 _SECRET_TEXT_PARTS = ("PRIVATE KEY", "://", "sshpass")
 """A text without one of these does not match; a fleet has a million texts, and this test is fast."""
@@ -97,8 +95,6 @@ def _is_secret_name(name: str) -> bool:
 
 
 def _is_secret_text(value: Any) -> bool:
-    return (
-        isinstance(value, str)
-        and any(part in value for part in _SECRET_TEXT_PARTS)
-        and bool(_SECRET_TEXT.search(value))
-    )
+    if not isinstance(value, str) or not any(part in value for part in _SECRET_TEXT_PARTS):
+        return False
+    return bool(_SECRET_TEXT.search(value)) or has_secret(value)

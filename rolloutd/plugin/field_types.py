@@ -20,6 +20,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, Wit
 from machines.model import selector
 from machines.model.windows import DAYS, MINUTES_PER_DAY
 from rolloutd.patterns import InvalidPattern, compile_pattern
+from rolloutd.secret_urls import has_secret, without_secret
 
 MAX_DURATION_S = 366 * 86_400
 """One year: users forget about longer waits."""
@@ -71,13 +72,6 @@ _CONNECTION_VARIABLES = frozenset(
     )
 ) | {"inventory_hostname", "inventory_hostname_short"}
 """Variables that would send a run and its fence to another machine than the one whose slot it holds."""
-
-_CREDENTIALS = re.compile(
-    r"https?://[^/@\s]+@|[a-z+]+://[^/@\s]*:[^/@\s]+@"
-    r"|[a-z+]+://[^\s#]*[?&;][^=&;#\s]*(?:token|passw|secret|api_?key|access_?key|signature)[^=&;#\s]*=(?!\{\{)[^&;#\s]",
-    re.IGNORECASE,
-)
-"""A user of http is mostly a token; a user of ssh is none, unless a password follows; queries name theirs."""
 
 _PERCENT = re.compile(r"(100|[0-9]{1,2})%")
 _RATE = re.compile(r"(\d{1,9}) ?(KiB|MiB|GiB)/s", re.ASCII)
@@ -276,12 +270,16 @@ def _require_playbook_path(text: str) -> str:
     return check_template(text)
 
 
+def _require_no_secret(text: str, allowed: str) -> None:
+    if has_secret(text):
+        problem = "a password or token does not belong in a plan, which many may read"
+        raise InvalidValue(problem, allowed, found=without_secret(text))
+
+
 def _require_git_url(text: str) -> str:
-    if _CREDENTIALS.match(text):
-        raise InvalidValue(
-            "a password or token does not belong in a plan, which many may read",
-            "a URL without one: git asks the credential helper, or the key, of the daemon's user",
-        )
+    _require_no_secret(
+        text, "a URL without one: git asks the credential helper, or the key, of the daemon's user"
+    )
     if not _GIT_URL.fullmatch(text):
         raise InvalidValue(
             "this is not the URL of a git server",
@@ -291,9 +289,7 @@ def _require_git_url(text: str) -> str:
 
 
 def _require_http_url(text: str) -> str:
-    if _CREDENTIALS.match(text):
-        problem = "a password or token does not belong in a plan, which many may read"
-        raise InvalidValue(problem, "a URL without one")
+    _require_no_secret(text, "a URL without one")
     if not re.match(r"https?://[^\s/]", text):
         raise InvalidValue("this is not a URL", "https://host/path, or http://{{ node.address }}:8080/path")
     return check_template(text)

@@ -21,6 +21,7 @@ from rolloutd import threads
 from rolloutd.adapters.sources.git_command import MAX_PACK_BYTES, run_git
 from rolloutd.errors import Refused, SourceFailed
 from rolloutd.ports import Artifact
+from rolloutd.secret_urls import without_secret
 
 MAX_TREE_BYTES = 256 * 1024 * 1024
 """Limit of one commit's files: the daemon's disk holds one tree per pin."""
@@ -194,7 +195,7 @@ class GitCache:
         elif is_commit or _ABBREVIATED_COMMIT.fullmatch(ref):
             commit = Commit(await remote.fetch_commit(ref), COMMIT, cache)
         else:
-            raise SourceFailed(f"{redact_url(url)} has no branch and no tag {ref!r}")
+            raise SourceFailed(f"{without_secret(url)} has no branch and no tag {ref!r}")
         await self._verify(remote, commit.id, name or ref)
         return commit
 
@@ -215,7 +216,7 @@ class GitCache:
         except SourceFailed as error:
             failures.append(str(error))
             raise SourceFailed(
-                f"{redact_url(remote.url)}: {name} ({commit[:12]}) has no trusted signature: "
+                f"{without_secret(remote.url)}: {name} ({commit[:12]}) has no trusted signature: "
                 f"{'; '.join(failures)}; sign the tag or the commit with a key of the settings (git)"
             ) from None
 
@@ -282,15 +283,10 @@ class _Remote:
         try:
             return await run_git(self.cache, command, *arguments, environment=self.environment)
         except SourceFailed as error:
-            text = str(error).replace(self.url, redact_url(self.url))
+            text = str(error).replace(self.url, without_secret(self.url))
             if await threads.FILES.run(_remove_partial_packs, self.cache) >= MAX_PACK_BYTES:
                 text = f"the transfer exceeds {MAX_PACK_BYTES // 1024**2} MiB; remove large files from it"
-            raise SourceFailed(f"{redact_url(self.url)}: {text}") from None
-
-
-def redact_url(url: str) -> str:
-    """Return the URL without its password or token."""
-    return re.sub(r"(?<=://)[^/@\s]+@", "", url)
+            raise SourceFailed(f"{without_secret(self.url)}: {text}") from None
 
 
 def _prepare_mirror(mirror: Path) -> None:

@@ -12,10 +12,11 @@ from pathlib import Path
 
 from rolloutd import threads
 from rolloutd.adapters.directory_store import DirectoryStore
-from rolloutd.adapters.sources.git import COMMIT, GitCache, TrustedKeys, redact_url
+from rolloutd.adapters.sources.git import COMMIT, GitCache, TrustedKeys
 from rolloutd.adapters.sources.upload import read_archive, write_entries
 from rolloutd.errors import NotFound, StoreFailed
 from rolloutd.ports import ArtifactStore, PinnedSource
+from rolloutd.secret_urls import without_secret
 from rolloutd.source_archive import hash_entries, require_links_inside
 from rolloutd.text import format_size
 
@@ -83,13 +84,13 @@ class TreeStore:
     async def _pin_git(self, url: str, ref: str) -> PinnedSource:
         # The tree of a named commit needs no fetch, unless its signature must be verified.
         if _PIN_PATTERNS[GIT_KIND].fullmatch(ref) and not self._is_verified:
-            pinned = PinnedSource(GIT_KIND, ref, redact_url(url), ref, COMMIT)
+            pinned = PinnedSource(GIT_KIND, ref, without_secret(url), ref, COMMIT)
             if await self._is_stored(pinned):
                 self._git.validate(url, ref)
                 return pinned
         await threads.FILES.run(self._require_free_space)
         async with self._git.fetch(url, ref) as commit:
-            pinned = PinnedSource(GIT_KIND, commit.id, redact_url(url), ref, commit.ref_kind)
+            pinned = PinnedSource(GIT_KIND, commit.id, without_secret(url), ref, commit.ref_kind)
             if not await self._is_stored(pinned):
                 await self._store(pinned, commit.export_to)
         return pinned
