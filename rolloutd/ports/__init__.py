@@ -15,6 +15,7 @@ from rolloutd.ports.host_variables import (
     plain_value,
     plain_variables,
     require_readable,
+    require_typed,
     unsafe_text,
     without_templates,
 )
@@ -199,6 +200,7 @@ __all__ = [
     "report_wait",
     "reported_waits",
     "require_readable",
+    "require_typed",
     "staged_artifact",
     "staged_directory",
     "staged_file",

@@ -27,6 +27,12 @@ IMPLICIT_GROUPS = frozenset({"all", "ungrouped"})
 
 ADDRESS_VARIABLES = ("ansible_host", "ansible_ssh_host")
 
+_PORTS = frozenset({"ansible_port", "ansible_ssh_port"})
+_USERS = frozenset({"ansible_user", "ansible_ssh_user"})
+
+_USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@\\-]{0,127}\$?")
+"""A user of Linux, of a domain, or of a Windows domain."""
+
 _RESERVED_PREFIX = "__ansible_"
 """Keys that Ansible's decoder reads as types, such as a vaulted value."""
 
@@ -47,13 +53,25 @@ class InvalidVariable(ValueError):
     """A variable of a source that cannot reach Ansible; the text names the variable."""
 
 
-def without_templates(variables: Mapping[str, JSON]) -> dict[str, JSON]:
-    """Return the variables with each text marked as no template; raises InvalidVariable.
+def require_typed(variables: Mapping[str, JSON]) -> None:
+    """Raise InvalidVariable for what a source that is not Ansible's own may not say of a connection.
 
-    An address must be an IP address or a host name: ssh takes one that begins with `-` for an option.
+    ssh takes an address that begins with `-` for an option, and other variables of Ansible name programs that
+    it starts here.
     """
     for name in ADDRESS_VARIABLES:
         _require_address(name, variables.get(name))
+    for name, value in variables.items():
+        if name in _PORTS and not _is_port(plain_value(value)):
+            raise InvalidVariable(f"{name} {str(plain_value(value))[:60]!r} is not a port")
+        if name in _USERS and not _USER.fullmatch(str(plain_value(value))):
+            raise InvalidVariable(f"{name} {str(plain_value(value))[:60]!r} is not the name of a user")
+        if name.startswith("ansible_") and name not in {*ADDRESS_VARIABLES, *_PORTS, *_USERS}:
+            raise InvalidVariable(f"{name[:60]} is for Ansible's own inventories")
+
+
+def without_templates(variables: Mapping[str, JSON]) -> dict[str, JSON]:
+    """Return the variables with each text marked as no template; raises InvalidVariable."""
     _require_free_names(variables)
     return {
         name: value if name == GROUPS else _marked(name, value, MAX_DEPTH)
@@ -144,6 +162,10 @@ def _require_utf8(name: str, value: JSON) -> None:
         "".join(text for text in texts if isinstance(text, str)).encode()
     except UnicodeEncodeError:
         raise InvalidVariable(f"{name[:60]!r} has a text that is not UTF-8") from None
+
+
+def _is_port(value: JSON) -> bool:
+    return re.fullmatch(r"[0-9]{1,5}", str(value)) is not None and 0 < int(str(value)) < 65536
 
 
 def _require_address(name: str, value: JSON) -> None:

@@ -32,6 +32,7 @@ from rolloutd.ports import (
     InvalidVariable,
     plain_value,
     require_readable,
+    require_typed,
     unsafe_text,
     without_templates,
 )
@@ -72,6 +73,9 @@ def _check_trust(nodes: Sequence[DiscoveredNode]) -> None:
 
 def _check_nothing_rendered(nodes: Sequence[DiscoveredNode]) -> None:
     """Require that a run renders nothing of another source, and sees its texts as they are."""
+    for node in nodes:
+        with contextlib.suppress(InvalidVariable):
+            require_typed(node.connection)
     connections = _valid(nodes, lambda node: replace(node, connection=without_templates(node.connection)))
     for name, found, templar in _read(connections):
         for key in found.keys() & connections[name].keys():

@@ -29,6 +29,7 @@ from rolloutd.ports import (
     SourceAnswer,
     SourceRules,
     require_readable,
+    require_typed,
     without_templates,
 )
 from rolloutd.ports.guards import adapter_errors, validate_result
@@ -205,6 +206,7 @@ class SourceReader:
         if self._gives_templates:
             require_readable(node.connection)
             return node
+        require_typed(node.connection)
         return replace(node, connection=without_templates(node.connection))
 
     async def _take(self, answer: _Answer) -> None:

@@ -153,6 +153,37 @@ async def test_node_with_invalid_address_is_left_out(tmp_path: Path, address: An
         assert problem_of(inside.state, "cluster") == ""
 
 
+CONNECTION_VARIABLES = {
+    "ansible_connection": "local",
+    "ansible_ssh_common_args": "-o ProxyCommand='touch canary'",
+    "ansible_ssh_executable": "/tmp/x",
+    "ansible_python_interpreter": "/tmp/x",
+    "ansible_become_exe": "/tmp/x",
+    "ansible_shell_executable": "/tmp/x",
+    "ansible_facts": {"python": "x"},
+    "ansible_user": "-oProxyCommand=x",
+    "ansible_ssh_user": "root\n",
+    "ansible_port": "22 -oProxyCommand=x",
+    "ansible_ssh_port": 70000,
+}
+
+
+@pytest.mark.parametrize("name", CONNECTION_VARIABLES)
+async def test_other_source_names_no_program_of_a_connection(tmp_path: Path, name: str) -> None:
+    async with control_environment(tmp_path) as inside:
+        labels: dict[str, dict[str, str]] = {"w1": {}, "w2": {}}
+        typed = {"ansible_host": "::1", "ansible_port": "22", "ansible_user": "CORP\\ops", "rack": "a"}
+        cloud = Source("cloud", labels, {"w1": {name: CONNECTION_VARIABLES[name]}, "w2": typed})
+        refresher = InventoryRefresher(inside.state, [cloud])
+        await refresher.refresh()
+        assert "w1" not in inside.state.index.nodes
+        assert inside.state.host("w2").connection == typed
+        assert f"w1: {name}" in problem_of(inside.state, "cloud")
+        own = TemplateSource("cloud", labels, cloud.variables)
+        await InventoryRefresher(inside.state, [own]).refresh()
+        assert inside.state.host("w1").connection == {name: CONNECTION_VARIABLES[name]}
+
+
 async def test_answer_stored_before_an_upgrade_is_text(tmp_path: Path) -> None:
     async with control_environment(tmp_path) as inside:
         hosts = {name: {PROVIDER_ID: "{{ 6 * 7 }}"} for name in LABELS}
