@@ -274,11 +274,22 @@ MUTANTS = (
 
 FOUND_AT: Final = {
     "dead-node-stops-all-rollbacks": "seed 69",
-    "downtime-counts-against-the-isolation": "seed 63",
     "job-needs-its-isolator": "seed 60",
     "job-error-ends-the-daemon": "seed 14",
     "decision-of-all-rollouts-in-one-commit": "seed 11",
     "carry-over-judged-before-the-lock": "seed 9",
+    "vote-counted-for-another-digest": "train 18",
+    "slot-of-shared-outage-counted-twice": "small train quiet",
+    "checkpoint-trusted-without-its-digest": "train 16",
+    "clean-forgets-what-a-later-rollout-skipped": "small cleaned quiet",
+    "forged-rows-not-blocked": "seed 9",
+    "restored-node-taken-for-confirmed": "train 6",
+    "rollback-of-oldest-first": "small rolled back quiet",
+    "foreign-cordon-undone": "small cordoned quiet",
+    "processes-left-on-the-node-forgotten": "small signals ignored quiet",
+    "next-change-begun-before-checks-passed": "train 4",
+    "lost-node-condemns-its-content": "small losing its node quiet",
+    "successor-opened-before-its-done-nodes": "seed 3",
 }
 """Where bugs were found late: tried first, which spares the hundred simulations before."""
 
