@@ -187,6 +187,9 @@ def _assumptions(walk: Walk, rollout: Rollout, *, is_drawn: bool) -> tuple[Assum
         found.append(Assumption(AssumptionCode.NODES_HEALTHY, {"nodes": walk.unhealthy}))
     if rollout.plan.traffic:
         found.append(Assumption(AssumptionCode.TRAFFIC_IDLE))
+    if is_drawn and assumed.common_deviation.share:
+        share: dict[str, Param] = {"share": assumed.common_deviation.share}
+        found.append(Assumption(AssumptionCode.COMMON_DEVIATION, share))
     if is_drawn:
         found.append(Assumption(AssumptionCode.ORDER_OF_ONE_WALK))
     if walk.is_cut_off:

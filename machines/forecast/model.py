@@ -24,6 +24,17 @@ class RandomSource(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Deviation:
+    """By how much something may be longer or shorter than expected, as a share of it.
+
+    `share`: the standard deviation, by the t-distribution with so many degrees of freedom.
+    """
+
+    share: float = 0.0
+    freedom: int = 1
+
+
 StepDurations = Callable[[str, str, str, StepAction], Sequence[float]]
 """Returns the durations, all equally likely, of a step: of a rollout, a node, a step and its action.
 
@@ -40,7 +51,9 @@ class Assumptions:
     share of attempts that fail; then the rollout waits for its proceed votes, and the node is tried again.
     `busy_s` returns how long a node of a rollout that is probed stays busy.  `parallel_runs`: how many runs
     the runner executes at once.  `slowdown`: by what share of its time alone a run takes longer for each
-    other one at once.
+    other one at once.  `common_deviation`: how much longer or shorter all steps together may take than those
+    that their durations are from.  `are_samples`: the durations are samples, so their mean is as uncertain
+    as their number says; else they are the whole truth.
     """
 
     approve_after_s: float | None = 0.0
@@ -48,6 +61,8 @@ class Assumptions:
     busy_s: Callable[[str, str], float] | None = None
     parallel_runs: float = math.inf
     slowdown: float = 0.0
+    common_deviation: Deviation = Deviation()
+    are_samples: bool = False
 
     def stretch(self, runs: int) -> float:
         """Return by how much a run takes longer than alone, when so many are active with it."""
@@ -67,6 +82,8 @@ class AssumptionCode(StrEnum):
     """Nodes with traffic probes are taken to be idle after the time that they were busy."""
     PARALLEL_RUNS = "parallel-runs"
     """`runs`: how many the runner executes at once; `slowdown`: by what share another run delays one."""
+    COMMON_DEVIATION = "common-deviation"
+    """`share`: by how much all steps together may differ from those before, as a standard deviation."""
     ORDER_OF_ONE_WALK = "order-of-one-walk"
     """All draws start nodes in the order of one walk with typical durations."""
     HORIZON = "horizon"

@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from machines.forecast.attempt import Attempt, NodeKey
+from machines.forecast.distributions import Distributions
 from machines.forecast.model import RandomSource
 from machines.forecast.walk import HORIZON_S
 from machines.model import windows
@@ -39,8 +40,8 @@ TOLERANCE_S = 1e-3
 MAX_TRIES = 10
 """Tries of a node that fails again and again: people would not try it more often."""
 
-Durations: TypeAlias = "tuple[Sequence[float], int]"
-"""The durations of a step, all equally likely, and their number."""
+Durations: TypeAlias = "tuple[int, int]"
+"""The durations of a step: the number of their distribution, and how many there are."""
 
 Draw: TypeAlias = "tuple[array[float], array[float]]"
 """The start and the end of each item."""
@@ -140,9 +141,9 @@ class Failure:
     fixed_s: float
     drawn: tuple[Durations, ...]
 
-    def draw_s(self, draw_number: Callable[[], float]) -> float:
+    def draw_s(self, durations: Sequence[Sequence[float]], draw_number: Callable[[], float]) -> float:
         """Return how long the next try takes."""
-        drawn = (durations[int(draw_number() * count)] for durations, count in self.drawn)
+        drawn = (durations[number][int(draw_number() * count)] for number, count in self.drawn)
         return sum(drawn, self.fixed_s)
 
 
@@ -151,6 +152,7 @@ class Replay:
     """The parts of a walk's attempts in their order, and the slots and turns that they wait for."""
 
     began_at: float
+    distributions: Distributions
     items: list[Item] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
     slots: list[list[float]] = field(default_factory=list)
@@ -178,16 +180,20 @@ class Replay:
     def draw(self, random: RandomSource) -> Draw:
         """Return one draw."""
         draw_number = random.random
+        durations = self.distributions.draw(draw_number)
         times_s = []
         for item in self.items:
             took_s = item.fixed_s
-            for durations, count in item.drawn:
-                took_s += durations[int(draw_number() * count)]
+            for number, count in item.drawn:
+                took_s += durations[number][int(draw_number() * count)]
             times_s.append(took_s)
-        return self._place(times_s, draw_number)
+        return self._place(times_s, durations, draw_number)
 
     def _place(  # noqa: C901  # calls would double its time
-        self, times_s: Sequence[float], draw_number: Callable[[], float]
+        self,
+        times_s: Sequence[float],
+        durations: Sequence[Sequence[float]],
+        draw_number: Callable[[], float],
     ) -> Draw:
         """Return when each item starts and ends."""
         starts, ends = (array("d", bytes(8 * len(times_s))) for _ in range(2))
@@ -223,7 +229,8 @@ class Replay:
             if item.is_running and end < self.began_at:
                 end = self.began_at
             if failure_rate and item.failure is not None and draw_number() < failure_rate:
-                end = self._fail(end, item.failure, pauses[item.rollout], draw_number)
+                pauses_of_rollout = pauses[item.rollout]
+                end = self._fail(end, item.failure, pauses_of_rollout, durations, draw_number)
             is_whole = item.freed is item.slots
             for number in item.slots:
                 free = slots[number]
@@ -268,6 +275,7 @@ class Replay:
         end: float,
         failure: Failure,
         pauses: list[tuple[float, float]],
+        durations: Sequence[Sequence[float]],
         draw_number: Callable[[], float],
     ) -> float:
         """Pause the rollout of a node that fails; return when a next try has ended well."""
@@ -278,7 +286,7 @@ class Replay:
             if until == failed_at:
                 until = math.inf if self.approve_after_s is None else failed_at + self.approve_after_s
                 pauses.append((failed_at, until))
-            end = until + failure.draw_s(draw_number)
+            end = until + failure.draw_s(durations, draw_number)
             if draw_number() >= self.failure_rate:
                 break
         return end

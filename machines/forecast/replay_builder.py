@@ -15,7 +15,8 @@ from machines.facts.index import Index
 from machines.facts.preparations import BUILD_NODE
 from machines.forecast.agenda import HEAD
 from machines.forecast.attempt import Attempt, NodeKey, WalkedStep
-from machines.forecast.replay import TOLERANCE_S, Durations, Failure, Item, Openings, Replay, Turn
+from machines.forecast.distributions import Distributions
+from machines.forecast.replay import TOLERANCE_S, Failure, Item, Openings, Replay, Turn
 from machines.forecast.timeline import own_bound
 from machines.forecast.walk import Walk
 from machines.rules.start_blockers import window_groups
@@ -29,7 +30,9 @@ def _runs_of(attempt: Attempt) -> list[int]:
 
 def replay_of(walk: Walk, before: Index) -> Replay:
     """Return the replay of a walk that has ended; `before` are the facts that it began with."""
-    replay = Replay(before.now, approve_after_s=walk.assumptions.approve_after_s)
+    assumed = walk.assumptions
+    distributions = Distributions(assumed.common_deviation, assumed.are_samples)
+    replay = Replay(before.now, distributions, approve_after_s=assumed.approve_after_s)
     return _Builder(walk, before, replay).build()
 
 
@@ -49,7 +52,6 @@ class _Builder:
     """The last part of each attempt, by its id() as an object."""
     _held: dict[int, tuple[int, ...]] = field(default_factory=dict)
     """The slots that an attempt of several parts holds."""
-    _durations: dict[tuple[int, float], Sequence[float]] = field(default_factory=dict)
 
     def build(self) -> Replay:
         begun = [(attempt, run) for attempt, run in self.walk.agenda.begun if attempt.ends_at is not None]
@@ -98,15 +100,9 @@ class _Builder:
         drawn = [each for each in steps if len(each.durations) > 1]
         drawn_s = sum(each.duration_s for each in drawn)
         fixed_s = until - since - drawn_s
-        durations = tuple(self._stretched(each) for each in drawn)
+        number_of = self.replay.distributions.number_of
+        durations = tuple((number_of(each.durations, each.stretch), len(each.durations)) for each in drawn)
         return Item(attempt, since, fixed_s, drawn_s, durations, attempt.rollout)
-
-    def _stretched(self, step: WalkedStep) -> Durations:
-        key = (id(step.durations), step.stretch)
-        if key not in self._durations:
-            stretch, durations = step.stretch, step.durations
-            self._durations[key] = durations if stretch == 1.0 else [each * stretch for each in durations]
-        return self._durations[key], len(step.durations)
 
     def _add_item(self, item: Item) -> int:
         number = len(self.replay.items)

@@ -154,6 +154,8 @@ class _Answer:
             rate,
             parallel_runs=request.parallel_runs,
             slowdown=self._history.slowdown,
+            common_deviation=self._history.common_deviation(self._rollout),
+            are_samples=True,
         )
         now = Changed(self._index, request.now, (), frozenset())
         before = self._walk(now)

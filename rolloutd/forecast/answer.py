@@ -153,6 +153,9 @@ def describe_assumption(found: Assumption) -> str:
             runs, slowdown = int(str(params["runs"])), 100.0 * float(str(params["slowdown"]))
             delay = f", and each of them makes the others {slowdown:.2g} % longer" if slowdown else ""
             return f"at most {runs} runs are executed at once{delay}"
+        case AssumptionCode.COMMON_DEVIATION:
+            share = 100.0 * float(str(params["share"]))
+            return f"all steps together take {share:.2g} % longer or less than those before"
         case AssumptionCode.ORDER_OF_ONE_WALK:
             return "all draws start the nodes in the order of one walk with median durations"
         case AssumptionCode.HORIZON:

@@ -3,6 +3,8 @@
 A step's durations are those of this rollout, else of this plan, else of this class of hosts, else of its
 plan's `expected`.  Runs that were active at once share this machine, so each took longer than alone: their
 durations are kept as if each had run alone, with one number for all of how much another run delays one.
+What remains between one time and the next, such as other load, makes all runs of a time longer or shorter
+together; how much, the history says too.
 """
 
 from __future__ import annotations
@@ -10,8 +12,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean, variance
 
 from machines.facts.index import Index
+from machines.forecast.model import Deviation
 from machines.model.step_record import StepAction, StepRecord, StepState
 from rolloutd.ports import StepDuration
 
@@ -29,6 +33,18 @@ MIN_RUNS = 10
 
 MAX_SLOWDOWN = 1.0
 """Two runs at once take at most as long as one after the other."""
+
+MIN_RUNS_OF_TIME = 3
+"""Fewer runs say too little of a time's mean."""
+
+ASSUMED_DEVIATION = 0.05
+"""How much all runs of a time differ together before the history says so, as a share of their time."""
+
+ASSUMED_TIMES = 2
+"""How many comparisons of two times the assumed deviation counts as."""
+
+BEGINNING = 1 / 3
+"""The share of a rollout's runs that its rest is compared with: what was known after its first waves."""
 
 Group = tuple[str, str, str, str]
 """The kind of a group, its name, the step and its action."""
@@ -95,6 +111,33 @@ def slowdown(runs: Iterable[tuple[object, PastRun]]) -> float:
     return min(MAX_SLOWDOWN, slope / alone) if alone > 0.0 else MAX_SLOWDOWN
 
 
+def common_deviation(rollouts: Iterable[Mapping[str, Sequence[float]]], *, is_within: bool) -> Deviation:
+    """Return by how much all runs of a time are longer or shorter together.
+
+    `rollouts` are, for each playbook, the durations of its runs alone by rollout, in the order of time.
+    Compared is what a forecast had with what then came: `is_within`, a rollout's beginning and its rest; else
+    the rollouts before one and that one.
+    """
+    squares, count = ASSUMED_TIMES * ASSUMED_DEVIATION**2, ASSUMED_TIMES
+    for of_playbook in rollouts:
+        before: list[float] = []
+        for seconds in of_playbook.values():
+            first = round(len(seconds) * BEGINNING) if is_within else 0
+            pair = (seconds[:first], seconds[first:]) if is_within else (before[-MAX_SAMPLES:], seconds)
+            if min(map(len, pair)) >= MIN_RUNS_OF_TIME:
+                squares += _excess(*pair)
+                count += 1
+            before += seconds
+    return Deviation(math.sqrt(max(0.0, squares / count)), count)
+
+
+def _excess(before: Sequence[float], after: Sequence[float]) -> float:
+    """Return the squared distance of two means, as a share, beyond what the spread of their runs explains."""
+    distance = math.log(fmean(after) / fmean(before))
+    chance = sum(variance(each) / fmean(each) ** 2 / len(each) for each in (before, after))
+    return distance**2 - chance
+
+
 def begun_at(records: Sequence[StepRecord], started_at: float | None) -> tuple[StepRecord, ...]:
     """Return the records of a node at work; its run began only when it got its slot of the runner."""
     if started_at is None or not records or records[-1].state is not StepState.INTENDED:
@@ -122,11 +165,14 @@ class StepHistory:
         self._host_class = tuple(host_class)
         self._groups: dict[Group, list[float]] = {}
         self._known: dict[tuple[str, str, str, StepAction], Sequence[float]] = {}
+        self._alone: dict[str, dict[str, list[float]]] = {}
+        """The durations of runs alone by playbook and rollout, the latest first."""
         for position, sample in enumerate(samples):  # the latest first
             seconds, run = sample.seconds, runs.get(position)
-            if run is not None:
-                is_slowed = sample.action is StepAction.RUN
-                seconds = run.seconds / (1.0 + self.slowdown * run.others * is_slowed)
+            if run is not None and sample.action is StepAction.RUN:
+                seconds = run.seconds / (1.0 + self.slowdown * run.others)
+                of_playbook = self._alone.setdefault(f"{sample.plan}/{sample.step}", {})
+                of_playbook.setdefault(sample.rollout, []).append(seconds)
             class_name = self._class_of(sample.node)
             for kind, name in (
                 ("rollout", sample.rollout),
@@ -145,6 +191,15 @@ class StepHistory:
             self._known[key] = self._find(rollout, class_name, step, action)
         return self._known[key]
 
+    def common_deviation(self, rollout: str) -> Deviation:
+        """Return by how much the steps of a rollout may be longer or shorter together than those before."""
+        has_own = any(len(of.get(rollout, ())) >= MIN_SAMPLES for of in self._alone.values())
+        in_order = [
+            {name: runs[::-1] for name, runs in reversed(of_playbook.items())}
+            for of_playbook in self._alone.values()
+        ]
+        return common_deviation(in_order, is_within=has_own)
+
     def _find(self, rollout: str, class_name: str, step: str, action: StepAction) -> Sequence[float]:
         plan = self._index.rollout(rollout).plan
         names = (("rollout", rollout), ("plan", plan.name), ("class", class_name))
@@ -152,7 +207,8 @@ class StepHistory:
         enough = next((group for group in groups if len(group) >= MIN_SAMPLES), None)
         some = enough or next((group for group in groups if group), None)
         if some:
-            return sorted(some)
+            # One sample is not a known duration: as two equal ones it is drawn.
+            return sorted(some) if len(some) > 1 else [*some, *some]
         # `expected` is of the whole node; what is not known of other steps is within it.
         is_run = action is StepAction.RUN and step.startswith("run.")
         stages = max(1, len(plan.stages))

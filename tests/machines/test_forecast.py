@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from machines.forecast.model import (
     Assumptions,
     Bottleneck,
     BottleneckKind,
+    Deviation,
     RolloutForecast,
     Spread,
 )
@@ -258,6 +260,55 @@ def test_most_nodes_come_within_p90(teams: int, max_parallel: int, runs: float) 
         ends = {each.node: each.ends_at for each in walk.agenda.attempts}
         within += sum((ends[each.node] or math.inf) <= (each.ends_at.p90 or 0.0) for each in made.nodes)
     assert 0.85 <= within / (walks * len(made.nodes)) <= 0.95
+
+
+def small_fleet() -> Projection:
+    nodes = nodes_of({f"t{team}": [f"n{team}-{n}" for n in range(4)] for team in range(3)})
+    index = index_of(nodes, Limits(pools={"team": PoolRule()}, max_parallel=8))
+    submit(index, waves=(WaveDef("fleet"),))
+    return index
+
+
+def share_within_p90(made: RolloutForecast, index: Projection, seconds: Callable[[], float]) -> float:
+    """Return the share of nodes that come by their p90, where each step takes so long."""
+    walk = Walk(index.fork(), T0, lambda *step: (seconds(),), lambda drawn: drawn[0])
+    walk.run()
+    ends = {each.node: each.ends_at or math.inf for each in walk.agenda.attempts}
+    return sum(ends[each.node] <= (each.ends_at.p90 or 0.0) for each in made.nodes) / len(made.nodes)
+
+
+def test_most_nodes_within_p90_by_common_deviation() -> None:
+    index, times = small_fleet(), (90.0, 100.0, 110.0)
+    durations = lambda *step: times  # noqa: E731
+    deviation = Deviation(0.2, 50)
+    made = forecast_of(index, draws=200, durations=durations, common_deviation=deviation)
+    assert {each.code: each.params for each in made.assumptions}[AssumptionCode.COMMON_DEVIATION] == {
+        "share": 0.2
+    }
+    within = []
+    for seed in range(100):
+        drawn = random.Random(f"world {seed}")
+        factor = math.exp(drawn.gauss(0.0, 0.2))
+        within.append(share_within_p90(made, index, lambda: drawn.choice(times) * factor))  # noqa: B023
+    assert 0.85 <= sum(within) / len(within) <= 0.95
+
+
+def test_most_nodes_within_p90_by_few_samples() -> None:
+    index, within = small_fleet(), []
+    for seed in range(100):
+        drawn = random.Random(f"world {seed}")
+        seconds = partial(drawn.lognormvariate, 5.0, 0.15)
+        samples = tuple(seconds() for _ in range(4))
+        durations = lambda *step: samples  # noqa: B023, E731
+        made = forecast_of(index, draws=50, durations=durations, are_samples=True)
+        within.append(share_within_p90(made, index, seconds))
+    assert 0.85 <= sum(within) / len(within) <= 0.95
+
+
+def test_known_durations_have_no_deviation() -> None:
+    index = small_fleet()
+    made = forecast_of(index, draws=50, common_deviation=Deviation(0.2), are_samples=True)
+    assert made == replace(forecast_of(index), draws=50)
 
 
 def test_typical_duration_is_one_that_was_seen() -> None:

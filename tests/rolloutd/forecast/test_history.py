@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 
 import pytest
 
 from machines.model.step_record import StepAction, StepRecord, StepState
-from rolloutd.forecast.history import PastRun, StepHistory, begun_at, past_runs, slowdown
+from rolloutd.forecast.history import (
+    ASSUMED_DEVIATION,
+    PastRun,
+    StepHistory,
+    begun_at,
+    common_deviation,
+    past_runs,
+    slowdown,
+)
 from rolloutd.ports import StepDuration
 from tests.machines.builders import index_of, nodes_of, submit
 
@@ -62,6 +71,44 @@ def test_slowdown_by_chance_is_none(seed: int) -> None:
     drawn = random.Random(seed)
     runs = [PastRun(drawn.uniform(50.0, 150.0), float(drawn.randrange(6))) for _ in range(40)]
     assert slowdown(("playbook", run) for run in runs) < 0.05
+
+
+def seconds_of(rollouts: int, deviation: float, seed: int = 1) -> dict[str, list[float]]:
+    """Return durations of rollouts that are longer or shorter as a whole."""
+    drawn, durations = random.Random(seed), {}
+    for number in range(rollouts):
+        mean_s = 100.0 * math.exp(drawn.gauss(0.0, deviation))
+        durations[f"R{number}"] = [drawn.gauss(mean_s, 10.0) for _ in range(12)]
+    return durations
+
+
+def test_deviation_is_assumed_without_history() -> None:
+    for history in ([], [{"R": [100.0, 90.0]}]):
+        assert common_deviation(history, is_within=False).share == ASSUMED_DEVIATION
+        assert common_deviation(history, is_within=True).share == ASSUMED_DEVIATION
+
+
+def test_deviation_is_of_rollouts_that_follow_each_other() -> None:
+    history = [seconds_of(200, 0.2)]
+    assert common_deviation(history, is_within=False).share == pytest.approx(0.2, abs=0.03)
+    assert common_deviation(history, is_within=True).share < 0.02
+
+
+def test_deviation_by_chance_is_none() -> None:
+    assert common_deviation([seconds_of(200, 0.0)], is_within=False).share < 0.02
+
+
+def test_deviation_within_is_of_beginning_and_rest() -> None:
+    slower = {f"R{number}": [100.0] * 4 + [120.0] * 8 for number in range(50)}
+    assert common_deviation([slower], is_within=True).share == pytest.approx(math.log(1.2), abs=0.01)
+    assert common_deviation([slower], is_within=False).share < 0.02
+
+
+def test_one_sample_is_drawn() -> None:
+    assert history([run_of("n1", 0.0, 10.0)]).durations("R", "n1", "run.configure", StepAction.RUN) == [
+        10.0,
+        10.0,
+    ]
 
 
 def history(samples: Sequence[StepDuration]) -> StepHistory:
