@@ -22,7 +22,7 @@ def format_instants(found: Instants) -> str:
 
 def format_bottleneck(found: Bottleneck) -> str:
     """Return `bottleneck: pool team/payments; with one more there it ends 2h earlier`."""
-    saves = format_duration(found["saves_s"], AGE_UNITS)
+    saves = format_duration(found["saves_s"], AGE_UNITS) if found["saves_s"] >= 1 else "no"
     more = "without it" if found["kind"] == "window" else "with one more there"
     return f"bottleneck: {sanitize(found['kind'])} {sanitize(found['name'])}; {more} it ends {saves} earlier"
 

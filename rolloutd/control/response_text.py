@@ -116,7 +116,8 @@ def describe_canaries(found: Comparison) -> str:
     """Return the canaries' number and times: `2 canaries took 30s to 34s`."""
     if found["low_s"] is None or found["high_s"] is None:
         return f"no node of wave {found['canary_wave']} is changed yet, so there is nothing to compare with"
-    low, high = (format_duration(seconds, TIME_UNITS) for seconds in (found["low_s"], found["high_s"]))
+    # Rounded down, as the clock of each node is.
+    low, high = (format_duration(int(seconds), TIME_UNITS) for seconds in (found["low_s"], found["high_s"]))
     times = low if low == high else f"{low} to {high}"
     count = len(found["canaries"])
     return f"{pluralize(count, 'canary', 'canaries')} took {times}"

@@ -88,7 +88,7 @@ async def test_drawing_leaves_no_garbage_cycles(socket_dir: Path) -> None:
 @pytest.mark.parametrize("size", [(80, 24), (200, 50), (40, 10)])
 async def test_every_page_fits_every_size(socket_dir: Path, size: tuple[int, int]) -> None:
     async with run_console(paused_fleet(), socket_dir, size=size) as (app, pilot, _):
-        await wait_for_text(pilot, "kernel")
+        await wait_for_text(pilot, "paused")
         for keys in (("enter",), ("n",), ("enter",), ("2",), ("3",), ("4",), ("5",), ("question_mark",)):
             await pilot.press(*keys)
             await pilot.pause()

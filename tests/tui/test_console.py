@@ -299,7 +299,7 @@ async def test_unobserved_node_does_not_count_as_down(socket_dir: Path) -> None:
     async with run_console(fleet, socket_dir) as (_, pilot, _server):
         await pilot.press("3")
         text = await wait_for_text(
-            pilot, "SLOTS TAKEN in 3 of 4 pools", "pay000-00, pay000-02  unobserved: last seen up"
+            pilot, "SLOTS TAKEN in 3 of 4 pools", "unobserved: last seen up  pay000-00, pay000-02"
         )
         row = next(line for line in text.splitlines() if "team/payments" in line)
         assert "1/1 down of 3 nodes" in row
@@ -434,7 +434,7 @@ async def test_cause_of_a_failure_is_visible_on_a_small_screen(socket_dir: Path)
         await pilot.press("enter")
         await wait_for_text(pilot, "FAILED 1", "ENOENT", "IN FLIGHT 2")
         app.open_node(fleet.id, "sea001-01")
-        shown = await wait_for_text(pilot, "FAILED attempt 1", "ENOENT", "11 tasks, 3 changed")
+        shown = await wait_for_text(pilot, "ATTEMPT 1", "ENOENT", "11 tasks, 3 changed")
         step = next(line for line in shown.splitlines() if "11 tasks, 3 changed" in line)
         assert re.search(r"\d:\d\d \d\d:\d\d:\d\d$", step.rstrip())
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from string import ascii_lowercase
 from typing import Any
 
 import pytest
 import yaml
+from textual.binding import Binding
 from textual.pilot import Pilot
 
-from tests.support.replayed_fleet import ReplayedFleet
+from tests.support.replayed_fleet import MEMBERS, ReplayedFleet
 from tests.tui.harness import (
     list_text,
     paused_fleet,
@@ -29,6 +31,11 @@ from tui.screens.page import Page
 from tui.widgets.virtual_list import VirtualList
 
 AT = "2026-11-20T18:45:00.000Z"
+LIST_KEYS = {
+    key for binding in VirtualList.BINDINGS if isinstance(binding, Binding) for key in binding.key.split(",")
+}
+"""Keys that move the cursor in a list."""
+
 TASKS = ("Gather facts", "Restart nginx", "Write values", "restart NGINX again", "End")
 CONFIGURATION = {
     "content": "c" * 64,
@@ -324,6 +331,61 @@ async def test_nodes_are_sorted_by_shift_letters(socket_dir: Path) -> None:
         await wait_for_text(pilot, "12 nodes, latest change first")
         await pilot.press("N")
         await wait_for_text(pilot, "12 nodes, by name")
+
+
+ALL_PAGES: dict[str, tuple[str, ...]] = {
+    "fleet": (),
+    "rollout": ("enter",),
+    "nodes": ("n",),
+    "node": ("enter", "enter"),
+    "preparation": ("enter", "P"),
+    "comparison": ("enter", "V"),
+    "forecast": ("2", "i"),
+    "gates": ("2",),
+    "locks": ("3",),
+    "audit": ("4",),
+    "teams": ("5",),
+    "inventory": ("6",),
+    "verdicts": ("7",),
+    "changes": ("m",),
+    "handover": ("D",),
+    "text": ("4", "w"),
+    "help": ("question_mark",),
+}
+"""The keys that open each page."""
+
+LEAVING = {"escape", "backspace", "q", "ctrl+c"}
+
+
+def test_each_page_is_opened_by_keys() -> None:
+    import_pages()
+    assert set(ALL_PAGES) == {page.screen_name for page in all_subclasses(Page) if page.screen_name}
+
+
+@pytest.mark.parametrize("page", ["fleet", "rollout", "nodes", "node", "gates", "locks"])
+async def test_no_single_key_changes_anything(socket_dir: Path, page: str) -> None:
+    """Each bound key of the console, on the pages with operations, with an admin who may do all."""
+    fleet = logging_fleet()
+    fleet.whoami |= {"admin": True, "teams": list(MEMBERS), "owner_of": list(MEMBERS)}
+    lock = {"by": "ana", "reason": "storm", "at": AT, "until": None}
+    fleet.freezes = [{"id": "f1", "scope": "all", **lock}]
+    fleet.holds = [{"node": "pay000-02", "source": "person", "id": "ana", **lock}]
+    keys = sorted({*actions.names_by_key(), *LIST_KEYS, *map(str.upper, ascii_lowercase)} - LEAVING)
+    async with run_console(fleet, socket_dir, size=(132, 40)) as (app, pilot, _):
+        await wait_for_text(pilot, "kernel-x7k2p")
+        opened = app.screen
+        for key in keys:
+            if opened not in app.screen_stack or opened.screen_name != page:  # type: ignore[attr-defined]
+                app.do_fleet()
+                await pilot.press(*ALL_PAGES[page])
+                opened = app.screen
+                assert opened.screen_name == page, key  # type: ignore[attr-defined]
+            await pilot.press(key)
+            while not isinstance(app.screen, Page):
+                await pilot.press("escape")
+            while opened in app.screen_stack and app.screen is not opened:
+                app.pop_screen()
+    assert fleet.requests == []
 
 
 def all_subclasses(base: type[Page]) -> set[type[Page]]:

@@ -8,7 +8,7 @@ from typing import Any
 from rolloutd import event_text
 from rolloutd.control import wire, wire_plans
 from tui.formatting import formatting
-from tui.formatting.lines import sanitize
+from tui.formatting.lines import UNCUT_WIDTH, sanitize
 from tui.state.values import parse_timestamp
 
 RECORDS = ("current", "previous", "invalid")
@@ -17,7 +17,8 @@ RECORDS = ("current", "previous", "invalid")
 def to_yaml(value: Any) -> str:
     import yaml  # the console's start-up counts
 
-    text: str = yaml.safe_dump(value, sort_keys=False, allow_unicode=True)
+    # The page wraps its lines.
+    text: str = yaml.safe_dump(value, sort_keys=False, allow_unicode=True, width=UNCUT_WIDTH)
     return text
 
 
@@ -52,7 +53,8 @@ def _reasons(detail: wire.NodeDetail) -> Iterator[str]:
         yield f"  failed in {event_text.step_label(failure['step'])} of attempt {failure['attempt']}:"
         yield from _indented(failure["message"])
     if reason is not None:
-        yield f"  {reason['text']}"
+        if failure is None:
+            yield f"  {reason['text']}"
         yield from _optional("since", _time(reason["since"]) if reason["since"] else "")
         yield from _optional("ended by", reason["lifted_by"] or "")
     if failure is None and reason is None:

@@ -16,6 +16,14 @@ Span = tuple[str, str]
 
 Line = list[Span]
 
+UNCUT_WIDTH = 4_000
+"""Cells of a row that is drawn in full: no line exceeds them."""
+
+MIN_COLUMN_WIDTH, MAX_WORD_WIDTH = 12, 24
+"""Cells that a column keeps on a narrow screen, and cells of a name in a text that does not fit."""
+
+_LONG_WORD = re.compile(rf"[^\s,;:()\"]{{{MAX_WORD_WIDTH + 1},}}")
+
 _CONTROL = re.compile(
     "[\\x00-\\x1f\\x7f-\\x9f\\xad\\u0600-\\u0605\\u061c\\u06dd\\u070f\\u180e\\u200b-\\u200f\\u2028-\\u202e"
     "\\u2060-\\u206f\\ud800-\\udfff\\ufeff\\ufff9-\\ufffb\\U000e0000-\\U000e007f]"
@@ -52,6 +60,37 @@ def fit(text: str, width: int, *, align_right: bool = False) -> str:
     if width <= 1:
         return set_cell_size(text, max(width, 0))
     return set_cell_size(text, width - 1) + "…"
+
+
+def fit_name(name: str, width: int, *, pad: bool = True) -> str:
+    """Return a name in `width` cells: a long one loses its domain, then its middle, for its end names it."""
+    host, _, domain = name.partition(".")
+    if domain and "/" not in name and cell_len(name) > width:
+        # `n17.prod.example.net`: the domain is most often that of all nodes.
+        name = f"{host}…" if cell_len(host) < width else host
+    if cell_len(name) <= width or width < 3:
+        fitted = fit(name, width)
+    else:
+        end = name[len(name) - (width - 1) // 2 :]
+        while cell_len(end) > (width - 1) // 2:
+            end = end[1:]
+        fitted = fit(name, width - cell_len(end)) + end
+    return fitted if pad else fitted.rstrip()
+
+
+def column(text: str, width: int, row_width: int) -> str:
+    """Return a name and a blank in `width` cells, at most a third of the row; never cut in UNCUT_WIDTH."""
+    text = sanitize(text)
+    if row_width >= UNCUT_WIDTH:
+        return f"{text:<{width - 1}} "
+    return fit_name(text, min(width, max(MIN_COLUMN_WIDTH, row_width // 3)) - 1) + " "
+
+
+def shorten(text: str, width: int) -> str:
+    """Return a text whose long names have lost their middle if it does not fit otherwise."""
+    if cell_len(text) <= width:
+        return text
+    return _LONG_WORD.sub(lambda found: fit_name(found[0], MAX_WORD_WIDTH, pad=False), text)
 
 
 def fit_line(line: Line, width: int) -> Line:

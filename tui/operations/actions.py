@@ -111,7 +111,7 @@ ACTIONS: tuple[Action, ...] = (
     ),
     _move("plan", "e", "plan", "open the plan in a pager", "fleet rollout gates"),
     _move("preparation", "P", "preparation", "show the prepare stages of each node", "rollout"),
-    _move("changes", "m", "changes", "show which node has which change, across rollouts", "fleet"),
+    _move("changes", "m", "changes", "show which node has which change", "fleet"),
     _move("handover", "D", "handover", "show what changed since your last handover", "fleet"),
     _move("compare", "V", "canaries", "compare the nodes with the canaries", "rollout gates"),
     _move("forecast", "i", "forecast", "show when nodes start, gates ask and all ends", "gates"),
@@ -142,7 +142,8 @@ ACTIONS: tuple[Action, ...] = (
         "w",
         "full line",
         "show a cut line in full",
-        "nodes node audit gates locks inventory verdicts preparation",
+        "nodes node audit gates locks inventory verdicts preparation"
+        " teams changes forecast handover comparison",
     ),
     _move("next_pane", "tab", "other pane", "focus the other pane", "rollout node gates"),
     _move("follow", "f", "follow", "follow the end of the log, or stop", "node"),
@@ -219,7 +220,7 @@ MOVED: Sequence[tuple[str, str, str]] = (
     ("e", "return", "R"),
     ("c", "canaries", "V"),
     ("w", "withdraw", "W"),
-    ("/", "filter a log", "&"),
+    ("/", "filter log", "&"),
 )
 """What a key did in 0.1, and the key that does it now."""
 

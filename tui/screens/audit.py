@@ -11,7 +11,7 @@ from textual.widget import Widget
 
 from rolloutd import event_text
 from tui.formatting import formatting, lines
-from tui.formatting.lines import Line, fit
+from tui.formatting.lines import Line, column, fit_name, shorten
 from tui.screens.page import LazyRows, Page
 from tui.widgets.virtual_list import Banner, VirtualList
 
@@ -23,6 +23,10 @@ MAX_ENTRIES = 20_000
 
 PREFETCH_ROWS = 20
 """Rows before the last one at which the page fetches earlier entries."""
+
+
+MAX_RESULT_LINES = 4
+"""Lines for the result of the check on a narrow screen."""
 
 
 class AuditPage(Page):
@@ -130,7 +134,13 @@ class AuditPage(Page):
     def _render_head(self, width: int) -> Sequence[Line]:
         rows = self.body.rows
         shown = formatting.pluralize(0 if rows is None else len(rows), "entry", "entries")
-        return [[(f" {shown}, the latest first   ", "head"), *self.verify_result]]
+        head: Line = [(f" {shown}, the latest first   ", "head"), *self.verify_result]
+        if lines.line_width(head) <= width or not self.verify_result:
+            return [head]
+        # The result of the check in full: what is not intact must not be cut.
+        role = self.verify_result[0][1]
+        result = lines.wrap_text(lines.line_text(self.verify_result), width - 2, MAX_RESULT_LINES)
+        return [head[:1], *([(f" {line}", role)] for line in result)]
 
 
 def _search_text(entry: Mapping[str, Any]) -> str:
@@ -141,11 +151,15 @@ def _search_text(entry: Mapping[str, Any]) -> str:
 def _entry_line(entry: Mapping[str, Any], width: int) -> Line:
     wide = width >= 110
     at = formatting.format_datetime(entry["at"]) if wide else formatting.format_time(entry["at"])
-    return [
+    line: Line = [
         (f"{entry['seq']:>7} ", "faint"),
         (f"{at}  ", "dim"),
-        (fit(event_text.actor_name(entry), 10) + " ", "accent"),
-        (fit(entry["rollout"] or "", 24) + " " if wide else "", "dim"),
-        (f"{entry['node']}: " if entry["node"] else "", "bold"),
-        (lines.sanitize(event_text.describe_event(entry)), formatting.entry_role(entry)),
+        (column(event_text.actor_name(entry), 11, width), "accent"),
+        (column(entry["rollout"] or "", 25, width) if wide else "", "dim"),
     ]
+    node, what = entry["node"] or "", lines.sanitize(event_text.describe_event(entry))
+    room = width - lines.line_width(line)
+    if node and len(node) + 2 + len(what) > room:
+        node = fit_name(node, lines.MAX_WORD_WIDTH, pad=False)
+    line.append((f"{node}: " if node else "", "bold"))
+    return [*line, (shorten(what, room - len(node) - 2), formatting.entry_role(entry))]

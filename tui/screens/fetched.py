@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from rolloutd import event_text
 from rolloutd.control import response_text, wire, wire_audit, wire_fleet
 from tui.formatting import formatting, lines
 from tui.formatting.glyphs import PHASE_GLYPHS
-from tui.formatting.lines import Line, fit
+from tui.formatting.lines import Line, column, fit, shorten
 from tui.operations.confirm import Selection
 from tui.screens.page import TABS, Item, Page, heading, note_row, static_line
 from tui.state.values import parse_timestamp
@@ -22,7 +23,7 @@ SHORT_HASH = 12
 ROLES = {"drifted": "warn", "failed": "bad", "never": "dim", "done": "ok"}
 
 MIN_NAME_WIDTH, MAX_NAME_WIDTH = 12, 40
-"""Bounds for the column of rollout names."""
+"""Bounds for the columns of names."""
 
 
 class FetchedPage(Page):
@@ -93,18 +94,17 @@ def _change_items(change: wire_fleet.Change) -> Iterator[Item]:
     yield f"{key} counts", static_line(counted)
     for group in change["groups"]:
         done = f"{group['done']}/{group['total']}"
-        row: Line = [
-            ("  ", ""),
-            (fit(group["group"], 32), "bold"),
-            (f"{formatting.format_percent(group['percent'])}  ", ""),
-            (done, "dim"),
-        ]
-        yield f"{key} {group['group']}", static_line(row)
+        figures: Line = [(f"{formatting.format_percent(group['percent'])}  ", ""), (done, "dim")]
+        yield f"{key} {group['group']}", partial(_change_row, group["group"], "bold", figures)
     for state in ("drifted", "failed", "never"):
         names = [node["node"] for node in change["nodes"] if node["state"] == state]
         if names:
             text = f"{formatting.pluralize(len(names), 'node')}: {', '.join(names)}"
-            yield f"{key} {state}", static_line([("  ", ""), (fit(state, 32), ROLES[state]), (text, "")])
+            yield f"{key} {state}", partial(_change_row, state, ROLES[state], [(text, "")])
+
+
+def _change_row(name: str, role: str, rest: Line, width: int) -> Line:
+    return [("  ", ""), (column(name, 33, width), role), *rest]
 
 
 class ComparisonPage(FetchedPage):
@@ -124,14 +124,18 @@ class ComparisonPage(FetchedPage):
     def found_items(self, found: wire.Comparison) -> Iterator[Item]:
         outliers = sum(bool(response_text.describe_outlier(each)) for each in found["nodes"])
         count = formatting.pluralize(outliers, "outlier") if found["canaries"] else ""
-        yield heading("NODES OF NOW", count)
+        yield heading("IN FLIGHT AND CHANGED", count)
+        names = _name_width([*found["nodes"], *found["canaries"]])
         for each in found["nodes"]:
-            yield _node_row(each)
+            yield _node_row(each, names)
         if not found["nodes"]:
             yield note_row("no other node is in flight or changed")
-        yield heading("CANARIES", response_text.describe_canaries(found))
+        is_empty = not found["canaries"]
+        yield heading("CANARIES", "" if is_empty else response_text.describe_canaries(found))
+        if is_empty:
+            yield note_row(response_text.describe_canaries(found))
         for each in found["canaries"]:
-            yield _node_row(each)
+            yield _node_row(each, names)
         if found["omitted"]:
             yield note_row(f"{formatting.pluralize(found['omitted'], 'more node')} not compared")
 
@@ -140,20 +144,22 @@ class ComparisonPage(FetchedPage):
             self.console.open_node(self.rollout_id, self.body.cursor_key)
 
 
-def _node_row(node: wire.ComparedNode) -> Item:
+def _name_width(rows: Sequence[wire.ComparedNode] | Sequence[wire.Preparation]) -> int:
+    return lines.column_width((each["node"] for each in rows), MIN_NAME_WIDTH, MAX_NAME_WIDTH) + 2
+
+
+def _node_row(node: wire.ComparedNode, name_width: int) -> Item:
     glyph, role = PHASE_GLYPHS.get(node["phase"], ("?", "warn"))
     outlier = response_text.describe_outlier(node)
     tasks = node["changed_tasks"]
     changed = "no log" if tasks is None else f"{len(tasks)} changed"
-    line: Line = [
-        (f" {'!' if outlier else ' '} ", "warn"),
-        (f"{glyph} ", role),
-        (fit(node["node"], 16), "bold"),
+    rest: Line = [
         (f"{formatting.format_clock(node['seconds']):>8}  ", "warn" if node["time"] != "usual" else ""),
         (fit(changed, 12), "dim"),
         (lines.sanitize(outlier), "warn"),
     ]
-    return node["node"], static_line(line)
+    mark: Line = [(f" {'!' if outlier else ' '} ", "warn"), (f"{glyph} ", role)]
+    return node["node"], lambda width: [*mark, (column(node["node"], name_width, width), "bold"), *rest]
 
 
 PREPARATION_ROLES = {
@@ -190,8 +196,9 @@ class PreparationPage(FetchedPage):
         rows = sorted(found["preparations"], key=lambda each: states.index(each["state"]))
         counts = Counter(each["state"] for each in rows)
         yield heading("PREPARATION", ", ".join(f"{number} {state}" for state, number in counts.items()))
+        names = _name_width(rows)
         for each in rows:
-            yield f"{each['node']}:{each['stage']}", static_line(_preparation_line(each))
+            yield f"{each['node']}:{each['stage']}", partial(_preparation_line, each, names)
         if not rows:
             yield note_row("the plan has no prepare stages")
 
@@ -200,14 +207,14 @@ class PreparationPage(FetchedPage):
             self.console.open_node(self.rollout_id, self.body.cursor_key.partition(":")[0])
 
 
-def _preparation_line(each: wire.Preparation) -> Line:
+def _preparation_line(each: wire.Preparation, name_width: int, width: int) -> Line:
     role = PREPARATION_ROLES[each["state"]]
     took = formatting.format_clock(each["seconds"]) if each["attempt"] else ""
     again = f"attempt {each['attempt']}" if each["attempt"] > 1 else ""
     return [
         ("  ", ""),
-        (fit(each["node"], 20), "bold"),
-        (fit(f"{each['stage']}{' (forced)' if each['forced'] else ''}", 20), ""),
+        (column(each["node"], name_width, width), "bold"),
+        (column(f"{each['stage']}{' (forced)' if each['forced'] else ''}", 20, width), ""),
         (fit(each["state"], 11), role),
         (f"{took:>7}  {again}  ", "dim"),
         (lines.sanitize(each["text"]), role if role == "bad" else "dim"),
@@ -252,8 +259,9 @@ def _rollout_row(key: str, each: wire_fleet.HandoverRollout, text: str) -> Item:
     percent = formatting.format_percent(each["percent"])
 
     def draw(width: int) -> Line:
-        name = fit(each["rollout"], min(MAX_NAME_WIDTH, max(MIN_NAME_WIDTH, width // 3)))
-        return [(f"  {glyph} ", role), (name, "bold"), (f" {percent}  ", "dim"), (lines.sanitize(text), "")]
+        name = column(each["rollout"], MAX_NAME_WIDTH, width)
+        line: Line = [(f"  {glyph} ", role), (name, "bold"), (f"{percent}  ", "dim")]
+        return [*line, (shorten(lines.sanitize(text), width - lines.line_width(line)), "")]
 
     return key, draw
 
@@ -261,9 +269,10 @@ def _rollout_row(key: str, each: wire_fleet.HandoverRollout, text: str) -> Item:
 def _decision_row(decided: wire_audit.AuditEntry) -> Item:
     entry = decided["entry"]
     at = formatting.format_time(parse_timestamp(decided["at"]) or 0.0)
-    line: Line = [
-        (f"  {at}  ", "dim"),
-        (fit(event_text.actor_name(entry), 12), "bold"),
-        (lines.sanitize(event_text.describe_entry(entry)), formatting.entry_role(entry)),
-    ]
-    return f"entry:{entry['rollout'] or ''}", static_line(line)
+    what, role = lines.sanitize(event_text.describe_entry(entry)), formatting.entry_role(entry)
+
+    def draw(width: int) -> Line:
+        line: Line = [(f"  {at}  ", "dim"), (column(event_text.actor_name(entry), 12, width), "bold")]
+        return [*line, (shorten(what, width - lines.line_width(line)), role)]
+
+    return f"entry:{entry['rollout'] or ''}", draw

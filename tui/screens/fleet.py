@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from rolloutd.control import wire
 from rolloutd.text import format_exceptions
 from tui.formatting import formatting, lines
-from tui.formatting.lines import Line, fit
+from tui.formatting.lines import Line, column, fit
 from tui.operations.confirm import Selection
 from tui.screens.page import GATE_GLYPHS, Item, Page, find_pending_gate, heading, note_row, static_line
 from tui.state.values import RolloutState, parse_timestamp
@@ -83,7 +83,7 @@ class FleetPage(Page):
             )
             left: Line = [
                 (f"{glyph} ", role),
-                (fit(rollout.id, name_width) + " ", "bold"),
+                (column(rollout.id, name_width + 1, width), "bold"),
                 (fit(state, 18 if wide else 9) + " ", role),
             ]
             room = max(6, width - lines.line_width(left) - len(tail))
@@ -140,7 +140,13 @@ def wave_line(segments: Sequence[WaveSegment]) -> Line:
 
 def _status_row(text: str, missing: str) -> Callable[[int], Line]:
     right: Line = [(f"  {missing} ", "accent")] if missing else []
-    return lambda width: lines.justify([("  ", ""), (lines.sanitize(text), "dim")], right, width)
+    text = lines.sanitize(text)
+
+    def draw(width: int) -> Line:
+        shown = lines.shorten(text, width - lines.line_width(right) - 3)
+        return lines.justify([("  ", ""), (shown, "dim")], right, width)
+
+    return draw
 
 
 def _closed_row(each: wire.RolloutLine, now: float) -> Callable[[int], Line]:
@@ -153,9 +159,9 @@ def _closed_row(each: wire.RolloutLine, now: float) -> Callable[[int], Line]:
     def draw(width: int) -> Line:
         left: Line = [
             (f"{glyph} ", role),
-            (fit(each["rollout"], min(MAX_NAME_WIDTH, max(MIN_NAME_WIDTH, width // 3))), ""),
+            (column(each["rollout"], MAX_NAME_WIDTH, width), ""),
             (
-                f" {state}  {percent}  by {each['submitted_by']}",
+                f"{state}  {percent}  by {each['submitted_by']}",
                 role if exceptions else "dim",
             ),
         ]

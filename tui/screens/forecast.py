@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 from rolloutd.control import wire, wire_forecasts
 from tui.formatting import formatting, lines
-from tui.formatting.lines import Line, fit
+from tui.formatting.lines import Line, column, fit
 from tui.screens.fetched import FetchedPage
 from tui.screens.page import Item, heading, note_row, static_line
 from tui.state.values import parse_timestamp
 
-NAME_WIDTH = 24
+NAME_WIDTH = 28
 
 
 class ForecastPage(FetchedPage):
@@ -31,11 +31,12 @@ class ForecastPage(FetchedPage):
     def found_items(self, found: wire_forecasts.Forecast) -> Iterator[Item]:
         made_at = parse_timestamp(found["made_at"]) or 0.0
         age = formatting.format_age(made_at, self.console.now())
-        yield heading("ENDS", f"made {age}, {found['draws']} draws; p90 is what nine of ten draws keep")
-        yield _span_row("end", self.rollout_id, found["ends_at"], None)
+        yield heading("ENDS", f"made {age}, {found['draws']} draws; p90: nine of ten draws are not later")
+        yield self._span_row("end", self.rollout_id, found["ends_at"], None)
         bottleneck = found["bottleneck"]
         if bottleneck is not None:
-            saved = formatting.format_duration(bottleneck["saves_s"])
+            saves_s = bottleneck["saves_s"]
+            saved = formatting.format_duration(saves_s) if saves_s >= 1 else "no"
             what = "without it" if bottleneck["kind"] == "window" else "with one more there"
             text = f"{bottleneck['kind']} {bottleneck['name']}: {what} it ends {saved} earlier"
             yield _text_row("bottleneck", "bottleneck", text)
@@ -44,16 +45,18 @@ class ForecastPage(FetchedPage):
         yield heading("GATES", "when they ask for votes" if found["gates"] else "none is ahead")
         for gate in found["gates"]:
             name = gate["gate"] if gate["wave"] is None else f"{gate['gate']} after {gate['wave']}"
-            yield _span_row(f"gate {name}", name, None, gate["asked_at"])
+            yield self._span_row(f"gate {name}", name, None, gate["asked_at"])
         for title, groups in (("WAVES", found["waves"]), ("TEAMS", found["teams"])):
             yield heading(title, "the first node starts, the last one is back")
             for group in groups:
-                yield _span_row(
+                yield self._span_row(
                     f"{title} {group['name']}", group["name"], group["ends_at"], group["starts_at"]
                 )
         yield heading("NODES", str(len(found["nodes"])) if found["nodes"] else "none is ahead")
         for node in found["nodes"]:
-            yield _span_row(node["node"], node["node"], node["ends_at"], node["starts_at"], node["waits"])
+            yield self._span_row(
+                node["node"], node["node"], node["ends_at"], node["starts_at"], node["waits"]
+            )
         if not found["nodes"]:
             yield note_row("every node is done")
 
@@ -62,29 +65,36 @@ class ForecastPage(FetchedPage):
         if self.body.cursor_key in names:
             self.console.open_node(self.rollout_id, self.body.cursor_key)
 
+    def _span_row(
+        self,
+        key: str,
+        name: str,
+        ends: wire.Instants | None,
+        starts: wire.Instants | None,
+        waits: dict[str, float] | None = None,
+    ) -> Item:
+        line: Line = []
+        if starts is not None:
+            line.append((self._time(starts["p50"]), ""))
+        if ends is not None:
+            line += [(f" → {self._time(ends['p50'])}", ""), (f"  p90 {self._time(ends['p90'])}", "dim")]
+        first = starts or ends
+        if first is None or first["p50"] is None:
+            # A node in quarantine, or one that a gate without voters holds.
+            line = [("never, as things are", "warn")]
+        code, seconds = next(iter((waits or {}).items()), ("", 0.0))
+        if code:
+            line.append((f"  {code} {formatting.format_duration(seconds)}", "dim"))
+        return key, lambda width: [("  ", ""), (column(name, NAME_WIDTH, width), "bold"), *line]
 
-def _span_row(
-    key: str,
-    name: str,
-    ends: wire.Instants | None,
-    starts: wire.Instants | None,
-    waits: dict[str, float] | None = None,
-) -> Item:
-    line: Line = [("  ", ""), (fit(lines.sanitize(name), NAME_WIDTH), "bold")]
-    if starts is not None:
-        line.append((f" {_time(starts['p50'])}", ""))
-    if ends is not None:
-        line += [(f" → {_time(ends['p50'])}", ""), (f"  p90 {_time(ends['p90'])}", "dim")]
-    code, seconds = next(iter((waits or {}).items()), ("", 0.0))
-    if code:
-        line.append((f"  {code} {formatting.format_duration(seconds)}", "dim"))
-    return key, static_line(line)
+    def _time(self, instant: str | None) -> str:
+        """Return an instant, with its date unless it is today."""
+        at = parse_timestamp(instant) if instant is not None else None
+        if at is None:
+            return "never"
+        today = formatting.format_datetime(self.console.now())[:10]
+        return formatting.format_datetime(at).removeprefix(f"{today} ")
 
 
 def _text_row(key: str, title: str, text: str) -> Item:
     return key, static_line([("  ", ""), (fit(title, 12), "dim"), (lines.sanitize(text), "")])
-
-
-def _time(instant: str | None) -> str:
-    at = parse_timestamp(instant) if instant is not None else None
-    return "never" if at is None else formatting.format_datetime(at)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,7 +12,7 @@ from rolloutd import event_text
 from rolloutd.control import response_text, wire, wire_plans
 from tui.formatting import formatting, lines
 from tui.formatting.glyphs import node_glyph, node_strip
-from tui.formatting.lines import Line, fit
+from tui.formatting.lines import Line, column, fit, fit_name
 from tui.operations.confirm import Selection
 from tui.screens.page import (
     Item,
@@ -36,6 +36,9 @@ MAX_TEXT_LINES = 40
 
 MAX_NODES = 200
 """Canaries listed."""
+
+MAX_NAME_WIDTH = 40
+"""Cells of the column of node names."""
 
 FAILURES_RETRY_S = 5.0
 """Between two requests for the failures while the daemon does not answer them."""
@@ -232,7 +235,7 @@ class GatesPage(TwoPanes):
                 f"need:{label}",
                 [
                     ("  ✓ " if enough else "  ○ ", "ok" if enough else "accent"),
-                    (fit(label, 22), "" if enough else "bold"),
+                    (fit_name(label, 21) + " ", "" if enough else "bold"),
                     (f"{count['have']} of {count['want']}  ", "ok" if enough else "accent"),
                     (members, "dim"),
                 ],
@@ -251,11 +254,12 @@ class GatesPage(TwoPanes):
         total = len(listed["failures"]) + listed["omitted"]
         covers = "these" if not listed["omitted"] else "the first of them; the others need another vote"
         yield heading("FAILURES", f"{total:,}: an approval covers {covers}")
+        name_width = _name_width(each["node"] for each in listed["failures"])
         for each in listed["failures"]:
             node, text = (rollout.nodes or {}).get(each["node"]), event_text.failed_step(each)
             if node is not None:
                 note = "" if node.phase == "failed" else f"{node.phase} again; "
-                yield fixed_row(f"node:{each['node']}", _node_line(node, f"{note}{text}"))
+                yield f"node:{each['node']}", partial(_node_line, node, f"{note}{text}", name_width)
             else:
                 unknown = f"  {each['node']}: {lines.sanitize(text)}"
                 yield fixed_row(f"node:{each['node']}", [(unknown, "bad")])
@@ -299,21 +303,27 @@ class GatesPage(TwoPanes):
         done = sum(each.phase == "done" for each in nodes)
         yield heading(f"RESULTS OF WAVE {pending.gate['wave']}", f"{done} of {len(nodes)} done")
         yield "", lambda width: [("  ", ""), *node_strip(nodes, width - 4)]
+        name_width = _name_width(node.node for node in nodes[:MAX_NODES])
         for node in nodes[:MAX_NODES]:
-            yield fixed_row(f"node:{node.node}", _node_line(node, node.outcome or node.failure or node.phase))
+            text = node.outcome or node.failure or node.phase
+            yield f"node:{node.node}", partial(_node_line, node, text, name_width)
 
 
 def fixed_row(key: str, line: Line) -> Item:
     return key, static_line(line)
 
 
-def _node_line(node: NodeState, text: str) -> Line:
+def _name_width(names: Iterable[str]) -> int:
+    return lines.column_width(names, lines.MIN_COLUMN_WIDTH, MAX_NAME_WIDTH)
+
+
+def _node_line(node: NodeState, text: str, name_width: int, width: int) -> Line:
     glyph, role = node_glyph(node)
     return [
         (f"  {glyph} ", role),
-        (fit(node.node, 16), "bold"),
-        (fit(node.team or "", 12), "dim"),
-        (lines.sanitize(text), role),
+        (column(node.node, name_width + 1, width), "bold"),
+        (column(node.team or "", 12, width), "dim"),
+        (lines.shorten(lines.sanitize(text), width - name_width - 20), role),
     ]
 
 
@@ -374,7 +384,7 @@ def _target_items(pending: PendingGate, review: wire_plans.Review | None) -> Ite
         yield fixed_row("blast-radius", [("  this gate starts: ", "dim"), (radius, "bold")])
     for pool in rollout.pools.values():
         nodes = f"{formatting.pluralize(pool.total, 'node'):<12}"
-        line: Line = [("  ", ""), (fit(pool.pool, 24), ""), (nodes, "")]
+        line: Line = [("  ", ""), (fit_name(pool.pool, 23) + " ", ""), (nodes, "")]
         yield fixed_row(f"pool:{pool.pool}", [*line, (f"{pool.max_unavailable} at a time", "dim")])
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from rolloutd.control import wire_fleet, wire_plans
 from tui.formatting import formatting, lines
-from tui.formatting.lines import Line, fit
+from tui.formatting.lines import Line, column
 from tui.operations.confirm import Selection
 from tui.screens.fetched import FetchedPage
 from tui.screens.page import Item, heading, note_row
@@ -89,11 +89,8 @@ def _row(parts: tuple[str, str, str, str], name_width: int, right: str) -> Calla
     mark, name, text, role = parts
 
     def draw(width: int) -> Line:
-        left: Line = [
-            (f"  {mark}", role),
-            (fit(name, min(name_width, width // 3)), "bold"),
-            (f" {lines.sanitize(text)}", role),
-        ]
+        left: Line = [(f"  {mark}", role), (column(name, name_width + 1, width), "bold")]
+        left.append((lines.shorten(lines.sanitize(text), width - lines.line_width(left)), role))
         fits = lines.line_width(left) + len(right) <= width
         return lines.justify(left, [(right, "dim")] if fits else [], width)
 
@@ -116,8 +113,12 @@ class VerdictsPage(FetchedPage):
         return None if verdict is None else (f"verdict {verdict['id']}", verdict)
 
     def found_items(self, found: wire_plans.Verdicts) -> Iterator[Item]:
-        note = "a submit of this content is refused; rolloutctl verdicts clear ID --reason TEXT"
-        yield heading("VERDICTS", note if found["verdicts"] else "none")
+        yield heading("VERDICTS", str(len(found["verdicts"])) if found["verdicts"] else "none")
+        if found["verdicts"]:
+            yield note_row("a submit of this content is refused until")
+            yield note_row("rolloutctl verdicts clear ID --reason TEXT")
+        else:
+            yield note_row("no content failed by its own fault, so none is refused")
         names = lines.column_width((each["id"] for each in found["verdicts"]), 12, MAX_NAME_WIDTH)
         for verdict in reversed(found["verdicts"]):
             age = formatting.format_age(parse_timestamp(verdict["at"]), self.console.now())

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from rolloutd.control import wire_fleet
 from tui.formatting import formatting, lines
-from tui.formatting.lines import Line, fit, justify
+from tui.formatting.lines import Line, Span, column, fit, fit_name, justify
 from tui.operations.confirm import Selection
 from tui.screens.page import Item, Page, heading, note_row
 from tui.state.values import parse_timestamp
@@ -64,15 +64,14 @@ class LocksPage(Page):
         now = self.console.now()
         yield heading("FREEZES", str(len(locks["freezes"])))
         for freeze in locks["freezes"]:
-            left: Line = [("  ‖ ", "bad"), (freeze["scope"], "bold"), (f" by {freeze['by']}: ", "")]
-            yield f"freeze:{freeze['id']}", _lock_row(left, freeze, now)
+            row = _lock_row(("‖", "bad"), freeze["scope"], f"by {freeze['by']}", freeze, now)
+            yield f"freeze:{freeze['id']}", row
         if not locks["freezes"]:
             yield note_row("no freeze")
         yield heading("HOLDS", str(len(locks["holds"])))
         for hold in locks["holds"]:
-            who = f" {hold['source']}/{hold['id']} by {hold['by']}: "
-            left = [("  ● ", "warn"), (hold["node"], "bold"), (who, "dim")]
-            yield f"hold:{_hold_key(hold)}", _lock_row(left, hold, now)
+            who = f"{hold['source']}/{hold['id']} by {hold['by']}"
+            yield f"hold:{_hold_key(hold)}", _lock_row(("●", "warn"), hold["node"], who, hold, now)
         if not locks["holds"]:
             yield note_row("no hold")
         used = [pool for pool in locks["pools"] if summaries.confirmed_holders(pool)]
@@ -95,13 +94,22 @@ def _hold_key(hold: wire_fleet.Hold) -> str:
     return f"{hold['node']}/{hold['source']}/{hold['id']}"
 
 
-def _lock_row(left: Line, lock: wire_fleet.Freeze | wire_fleet.Hold, now: float) -> Callable[[int], Line]:
+def _lock_row(
+    mark: Span, name: str, who: str, lock: wire_fleet.Freeze | wire_fleet.Hold, now: float
+) -> Callable[[int], Line]:
     until, age = parse_timestamp(lock["until"]), formatting.format_age(parse_timestamp(lock["at"]), now)
     rest = "until lifted"
     if until is not None:
         rest = f"{formatting.format_duration(until - now)} left" if until > now else "expired"
-    line = [*left, (lines.sanitize(lock["reason"]), "")]
-    return lambda width: justify(line, [(f" {rest}, {age} ", "dim")], width)
+    right: Line = [(f" {rest}, {age} ", "dim")]
+    text = lines.sanitize(f" {who}: {lock['reason']}")
+
+    def draw(width: int) -> Line:
+        room = width - lines.line_width(right) - len("  ● ")
+        short = name if len(name) + len(text) <= room else fit_name(name, lines.MAX_WORD_WIDTH, pad=False)
+        return justify([("  ", ""), mark, (" ", ""), (short, "bold"), (text, "")], right, width)
+
+    return draw
 
 
 def _pool_row(pool: wire_fleet.PoolSlots) -> Item:
@@ -115,9 +123,7 @@ def _pool_row(pool: wire_fleet.PoolSlots) -> Item:
         role, note = "bad", "over budget"
     elif 0 < down == budget:
         role, note = "warn", "full"
-    left: Line = [
-        ("  ", ""),
-        (fit(pool["pool"], 26), ""),
+    counts: Line = [
         (fit(f"{down}/{budget}", 5, align_right=True), role),
         (" down of ", "dim"),
         (fit(formatting.pluralize(pool["members"], "node"), 12), "dim"),
@@ -127,7 +133,9 @@ def _pool_row(pool: wire_fleet.PoolSlots) -> Item:
     right: Line = [(f"{note} ", role)] if note else []
     right += [(f" {unobserved} unobserved ", "dim")] if unobserved else []
     # On a narrow screen the marks are cut: they only repeat the figure.
-    return f"pool:{pool['pool']}", lambda width: justify(left, right, width)
+    return f"pool:{pool['pool']}", lambda width: justify(
+        [("  ", ""), (column(pool["pool"], 26, width), ""), *counts], right, width
+    )
 
 
 def _group_holders(holders: Sequence[wire_fleet.SlotHolder]) -> list[list[wire_fleet.SlotHolder]]:
@@ -141,8 +149,17 @@ def _group_holders(holders: Sequence[wire_fleet.SlotHolder]) -> list[list[wire_f
 
 def _holder_row(holders: Sequence[wire_fleet.SlotHolder], now: float) -> Callable[[int], Line]:
     holder = holders[0]
-    names = formatting.join_first([each["node"] for each in holders], MAX_NAMED_NODES)
-    state = f"unobserved: {holder['state']}" if holder["unobserved"] else holder["state"]
+    state = lines.sanitize(f"unobserved: {holder['state']}" if holder["unobserved"] else holder["state"])
     age = formatting.format_age(parse_timestamp(holder["since"]), now)
-    line: Line = [(f"      {names}  ", "bold"), (lines.sanitize(state), "")]
-    return lambda width: justify(line, [(f" {age} ", "dim")], width)
+
+    def draw(width: int) -> Line:
+        names = formatting.join_first([each["node"] for each in holders], MAX_NAMED_NODES)
+        if len(names) + len(state) + len(age) + len("         ") > width:
+            short = [fit_name(each["node"], lines.MAX_WORD_WIDTH, pad=False) for each in holders]
+            names = formatting.join_first(short, MAX_NAMED_NODES)
+        # Of several nodes the state comes first: their names may not fit.
+        shown: Line = [(names, "bold"), (state, "")]
+        first, second = shown if len(holders) == 1 else reversed(shown)
+        return justify([("      ", ""), first, ("  ", ""), second], [(f" {age} ", "dim")], width)
+
+    return draw

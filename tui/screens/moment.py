@@ -13,7 +13,7 @@ from rolloutd.control import user_time
 from rolloutd.text import format_exceptions
 from tui.formatting import formatting, lines
 from tui.formatting.glyphs import phase_glyph
-from tui.formatting.lines import Line, fit
+from tui.formatting.lines import Line, fit_name
 from tui.screens.page import Item, heading, note_row, static_line
 from tui.state.history import History, PastPhase
 from tui.state.values import BUSY_PHASES, NodeState, RolloutState, parse_timestamp
@@ -89,7 +89,12 @@ def _node_row(node: NodeState, phase: PastPhase, at: float, width: int) -> Calla
     glyph, role = phase_glyph(phase.phase, phase.outcome)
     took = "" if phase.since is None else f"for {formatting.format_clock(at - phase.since)}"
     return static_line(
-        [(f" {glyph} ", role), (fit(node.node, width), "bold"), (f" {phase.phase:<12}", role), (took, "")]
+        [
+            (f" {glyph} ", role),
+            (fit_name(node.node, width), "bold"),
+            (f" {phase.phase:<12}", role),
+            (took, ""),
+        ]
     )
 
 

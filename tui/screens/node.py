@@ -19,7 +19,7 @@ from rolloutd.control import wire
 from tui.connection.log_stream import LogReader
 from tui.formatting import formatting, lines
 from tui.formatting.glyphs import log_line, node_glyph
-from tui.formatting.lines import Line, fit, justify
+from tui.formatting.lines import Line, fit, fit_name, justify
 from tui.operations.confirm import Selection
 from tui.screens.page import (
     Item,
@@ -42,8 +42,11 @@ MAX_LOG_LINES = 20_000
 
 MAX_NAMED_HOLDERS = 3
 
-MAX_REASON_LINES = 3
-"""Lines for the reason why the node waits, or for its failure."""
+MIN_NAME_WIDTH = 12
+"""Cells of the node's name before its state."""
+
+MAX_REASON_LINES = 5
+"""Lines for the reason why the node waits and what ends it, or for its failure."""
 
 STEP_GLYPHS = {
     "ok": ("✓", "ok"),
@@ -219,13 +222,14 @@ class NodePage(TwoPanes, RolloutScreen, SearchablePage):
             return [[(f" {self._node_absence_note()}", "dim")], []]
         glyph, role = node_glyph(node)
         state = f"{node.phase} ({node.outcome})" if node.outcome else node.phase
-        first: Line = [
-            (f" {glyph} ", role),
-            (node.node, "bold"),
+        state_spans: Line = [
             (f"  {state}", role),
             (f" {formatting.format_age(node.since, self.console.now())}", "dim"),
             ("  out of service" if node.isolated else "", "warn"),
         ]
+        room = max(MIN_NAME_WIDTH, width - lines.line_width(state_spans) - 3)
+        name = node.node if len(node.node) <= room else fit_name(node.node, room, pad=False)
+        first: Line = [(f" {glyph} ", role), (name, "bold"), *state_spans]
         attempt = f"  attempt {node.attempt}" if node.attempt else ""
         team = f" team {node.team or '-'}"
         for right in (f"{team}  wave {node.wave}{attempt} ", f"{team}{attempt} ", f"{attempt} ", ""):
@@ -249,12 +253,15 @@ class NodePage(TwoPanes, RolloutScreen, SearchablePage):
             share = "" if percent is None else f" {formatting.format_percent(percent).lstrip()}"
             return [[(step, "run"), (share, ""), (f"  {lines.sanitize(work['task'] or '')}", "dim")]]
         if node.failure:
-            return [[(text, "bad")] for text in lines.wrap_text(node.failure, width, MAX_REASON_LINES)]
+            failure = None if self.detail is None else self.detail["failure"]
+            text = node.failure if failure is None else event_text.failed_step(failure)
+            return [[(line, "bad")] for line in lines.wrap_text(text, width, MAX_REASON_LINES)]
         reason = node.reason or (self.detail["reason"] if self.detail is not None else None)
         if node.phase in ("pending", "failed") and reason is not None:
-            remedy = f"  (ended by {lines.sanitize(reason['lifted_by'])})" if reason["lifted_by"] else ""
-            *above, last = lines.wrap_text(reason["text"], width, MAX_REASON_LINES)
-            return [*([(text, "warn")] for text in above), [(last, "warn"), (remedy, "dim")]]
+            why = lines.wrap_text(reason["text"], width, MAX_REASON_LINES)
+            remedy = f"ended by {reason['lifted_by']}" if reason["lifted_by"] else ""
+            ends = lines.wrap_text(remedy, width, MAX_REASON_LINES) if remedy else []
+            return [*([(text, "warn")] for text in why), *([(text, "dim")] for text in ends)]
         return [[("in pools " + ", ".join(node.pools), "dim")]]
 
     def _step_items(self) -> Iterator[Item]:
@@ -262,13 +269,6 @@ class NodePage(TwoPanes, RolloutScreen, SearchablePage):
         if detail is None:
             yield note_row("loading" if self.node is not None else self._node_absence_note())
             return
-        failure = detail["failure"]
-        if failure is not None:
-            yield heading("FAILED", f"attempt {failure['attempt']}")
-            text = f"{event_text.step_label(failure['step'])}: {failure['message']}"
-            width = max(20, self.query_one("#steps").size.width - 6)
-            for line in lines.wrap_text(text, width, 4):
-                yield "", static_line([("  ", ""), (line, "bad")])
         yield from self._holder_items()
         for attempt in sorted({step["attempt"] for step in detail["steps"]}, reverse=True):
             yield heading(f"ATTEMPT {attempt}")

@@ -11,14 +11,17 @@ from textual.widget import Widget
 
 from tui.formatting import formatting, lines
 from tui.formatting.glyphs import node_glyph
-from tui.formatting.lines import Line, fit
+from tui.formatting.lines import Line, column, fit
 from tui.operations.confirm import Selection
 from tui.screens.page import LazyRows, RolloutScreen
 from tui.state.values import BUSY_PHASES, NodeState, natural_sort_key
 from tui.widgets.virtual_list import Banner, VirtualList
 
-MIN_NAME_WIDTH, MAX_NAME_WIDTH = 13, 40
-"""Bounds for the column of node names, which takes a third of the width at most."""
+MIN_NAME_WIDTH, MAX_NAME_WIDTH = 13, 64
+"""Bounds for the column of node names."""
+
+MAX_STATE_WIDTH = 16
+"""Cells of the longest outcome, and of an attempt."""
 
 _PHASE_RANK: Mapping[str, int] = {"failed": 0, **dict.fromkeys(BUSY_PHASES, 1), "pending": 2, "done": 3}
 
@@ -59,7 +62,8 @@ class NodesPage(RolloutScreen):
     def update_body(self) -> None:
         nodes = self._filtered_nodes()
         name_width = lines.column_width((node.node for node in nodes), MIN_NAME_WIDTH, MAX_NAME_WIDTH)
-        draw = partial(_node_line, now=self.console.now(), name_width=name_width)
+        states = lines.column_width(map(_state_text, nodes), 8, MAX_STATE_WIDTH)
+        draw = partial(_node_line, now=self.console.now(), name_width=name_width, state_width=states)
         self.body.set_rows(LazyRows(nodes, attrgetter("node"), draw))
         self.query_one("#head", Banner).update_lines()
 
@@ -115,18 +119,22 @@ def _search_text(node: NodeState) -> str:
     return f"{node.node} {node.team} {node.phase} {node.outcome} {node.wave} {pools}"
 
 
-def _node_line(node: NodeState, width: int, *, now: float, name_width: int) -> Line:
+def _state_text(node: NodeState) -> str:
+    return (node.outcome or node.phase) + (f" #{node.attempt}" if node.attempt > 1 else "")
+
+
+def _node_line(node: NodeState, width: int, *, now: float, name_width: int, state_width: int) -> Line:
     glyph, role = node_glyph(node)
     next_up = "next" if node.phase == "pending" else ""
     why = node.failure or (node.reason["text"] if node.reason is not None else next_up)
-    attempt = f" #{node.attempt}" if node.attempt > 1 else ""
     line: Line = [
         (f" {glyph} ", role),
-        (fit(node.node, min(name_width, width // 3)) + " ", "bold"),
-        (fit(node.team or "-", 12), ""),
-        (fit(node.wave, 10 if width >= 110 else 8), "dim"),
-        (fit((node.outcome or node.phase) + attempt, 16), role),
-        (lines.sanitize(why), "bad" if node.phase == "failed" else "dim"),
+        (column(node.node, name_width + 1, width), "bold"),
+        (column(node.team or "-", 16 if width >= 110 else 12, width), ""),
+        (column(node.wave, 10 if width >= 110 else 8, width), "dim"),
+        (fit(_state_text(node), state_width) + " ", role),
     ]
+    room = width - lines.line_width(line)
+    line.append((lines.shorten(lines.sanitize(why), room), "bad" if node.phase == "failed" else "dim"))
     age = "" if node.phase == "pending" else formatting.format_age(node.since, now)
     return lines.justify(line, [(f" {age} ", "dim")] if age else [], width)

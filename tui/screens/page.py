@@ -21,7 +21,16 @@ from textual.widget import Widget
 from rolloutd import event_text
 from rolloutd.control import wire
 from tui.formatting import formatting
-from tui.formatting.lines import Line, justify, line_text, line_width, sanitize, wrap_text
+from tui.formatting.lines import (
+    UNCUT_WIDTH,
+    Line,
+    fit_name,
+    justify,
+    line_text,
+    line_width,
+    sanitize,
+    wrap_text,
+)
 from tui.operations import actions
 from tui.operations.actions import Action
 from tui.operations.confirm import Selection
@@ -35,11 +44,11 @@ from tui.widgets.virtual_list import Banner, BlankWidget, LineWidget, VirtualLis
 WIDE_LAYOUT_WIDTH = 132
 """Cells from which the two panes of a page stand side by side."""
 
+MIN_ID_WIDTH = 12
+"""Cells of a rollout's id after its gate."""
+
 MAX_VOTES_SHOWN = 3
 """Votes shown with their gate; the gate's own page lists all."""
-
-UNCUT_WIDTH = 4_000
-"""Cells that no line exceeds."""
 
 GATE_GLYPHS = {
     "open": ("✓", "ok"),
@@ -275,7 +284,9 @@ class Page(BlankWidget, Screen[None]):
         my_gates = sum(each.needs_my_vote for each in pending)
         crumbs, status = self.breadcrumb(), self.console.status_line(width)
         badge: Line = [(f" {my_gates} for you ", "mine")] if my_gates else []
-        current = self.screen_name if self.screen_name in TABS else "fleet"
+        # A text or a node keeps the page of the digits that it was opened from.
+        below = (each.screen_name for each in reversed(self.app.screen_stack) if isinstance(each, Page))
+        current = next((name for name in below if name in TABS), "fleet")
         # A filter hides rows: it must be visible on every page.
         filtered: Line = [(f" /{sanitize(self.filter_text)} ", "tab")] if self.filter_text else []
         place: Line = [(f" {crumbs} " if crumbs else "", "bold"), *filtered]
@@ -437,8 +448,11 @@ def gate_lines(page: Page, pending: PendingGate, width: int) -> list[Line]:
     mark, role = GATE_GLYPHS[gate["state"]]
     glyph: Line = [(f"{mark} ", role)]
     badge: Line = [(" yours ", "mine")] if pending.needs_my_vote else []
-    title: Line = [(event_text.gate_label(gate), "bold"), (f" of {pending.rollout.id} ", "")]
+    label = event_text.gate_label(gate)
     digest = formatting.short_digest(pending.rollout.status["digest"])
+    room = width - line_width([(label, ""), (digest, ""), *badge]) - len("◆  of     ")
+    rollout = fit_name(pending.rollout.id, max(MIN_ID_WIDTH, room), pad=False)
+    title: Line = [(label, "bold"), (f" of {rollout} ", "")]
     if gate["state"] == "open":
         missing = "open"
     elif gate["state"] in ("rejected", "in-doubt"):

@@ -11,7 +11,7 @@ from functools import lru_cache, partial
 
 from tui.formatting import formatting, lines
 from tui.formatting.glyphs import legend, node_strip
-from tui.formatting.lines import Line, fit, fit_line, justify
+from tui.formatting.lines import Line, fit, fit_line, fit_name, justify
 from tui.screens.page import Item, heading, item_rows, static_line
 from tui.state.history import History
 from tui.state.values import NodeState, PoolState
@@ -60,7 +60,7 @@ def strip_rows(pools: Sequence[PoolState], order: str, *, nodes_known: bool) -> 
 
 
 def _strip_line(pool: PoolState, width: int, *, nodes_known: bool) -> Line:
-    name = fit(pool.pool, min(MAX_NAME_WIDTH, max(10, width // 4)))
+    name = fit_name(pool.pool, min(MAX_NAME_WIDTH, max(10, width // 4)))
     room = width - lines.line_width([(name, "")]) - SIDE_WIDTH - 1
     cells = node_strip(pool.nodes, room) if nodes_known else [("·" * min(room, pool.total), "faint")]
     side = _side(pool, (pool.used, pool.failed, pool.done))
@@ -118,11 +118,11 @@ class TimelineRows:
             in_flight, failed, done = timeline.past_pool(self.history, pool, self.moment)
             counts = (in_flight + failed, failed, done)
         bar = self.bars.pool_bar(self.history, pool, self.scale, self.moment)
-        return justify([(fit(pool.pool, width) + " ", "bold"), *bar], _side(pool, counts), room)
+        return justify([(fit_name(pool.pool, width) + " ", "bold"), *bar], _side(pool, counts), room)
 
     def _node_line(self, pool: PoolState, node: NodeState, width: int, room: int) -> Line:
         bar = self.bars.node_bar(self.history, pool, node, self.scale, self.moment)
-        return fit_line([(fit(f"  {node.node}", width) + " ", "dim"), *bar], room)
+        return fit_line([("  " + fit_name(node.node, width - 2) + " ", "dim"), *bar], room)
 
 
 def name_width(pools: Sequence[PoolState]) -> int:

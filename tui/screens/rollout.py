@@ -13,7 +13,7 @@ from rolloutd import event_text
 from rolloutd.control import wire
 from tui.formatting import formatting, lines
 from tui.formatting.glyphs import PHASE_GLYPHS, log_line
-from tui.formatting.lines import Line, fit, justify
+from tui.formatting.lines import Line, column, fit_name, justify
 from tui.operations.confirm import Selection
 from tui.screens.fleet import progress_line, wave_line
 from tui.screens.moment import moment_items, parse_moment
@@ -287,6 +287,7 @@ class RolloutPage(TwoPanes, RolloutScreen):
             return [[], [], []]
         glyph, role = summaries.state_glyph(rollout.state, rollout.status["skipped"])
         sentence, missing_votes = summaries.describe_status_with_state(model, rollout, now)
+        sentence = lines.shorten(sentence, 2 * width - 12)
         head: list[Line] = [
             [(f"   {text}", "") if number else (f" {glyph} {text}", role)]
             for number, text in enumerate(lines.wrap_text(sentence, width - 4, 2))
@@ -430,8 +431,8 @@ def in_flight_row(
     def draw(width: int) -> Line:
         left: Line = [
             (f" {glyph} ", role),
-            (fit(work["node"], min(name_width, max(MIN_NAME_WIDTH, width // 4))), "bold"),
-            (f" {work['phase']:<12}", role),
+            (column(work["node"], name_width + 1, width), "bold"),
+            (f"{work['phase']:<12}", role),
         ]
         if work["percent"] is not None:
             if width >= 76:
@@ -446,8 +447,8 @@ def in_flight_row(
 def _failed_row(node: NodeState, name_width: int) -> Callable[[int], Line]:
     return lambda width: [
         (" ✗ ", "bad"),
-        (fit(node.node, min(name_width, max(MIN_NAME_WIDTH, width // 3))), "bold"),
-        (f" {lines.sanitize(_failure_text(node))}", "bad"),
+        (column(node.node, name_width + 1, width), "bold"),
+        (lines.shorten(lines.sanitize(_failure_text(node)), width - name_width - 4), "bad"),
     ]
 
 
@@ -458,20 +459,18 @@ def _failure_text(node: NodeState) -> str:
 def _failure_lines(node: NodeState, name_width: int, width: int) -> Iterator[Line]:
     """Yield the failure of the first failed node in full: its cause is at the end of its message."""
     indent = name_width + 4
-    for number, text in enumerate(
-        lines.wrap_text(_failure_text(node), max(20, width - indent), MAX_FAILURE_LINES)
-    ):
-        name: Line = (
-            [(" " * indent, "")] if number else [(" ✗ ", "bad"), (fit(node.node, name_width) + " ", "bold")]
-        )
-        yield [*name, (text, "bad")]
+    text = lines.shorten(_failure_text(node), width - indent)
+    name: Line = [(" ✗ ", "bad"), (fit_name(node.node, name_width) + " ", "bold")]
+    for line in lines.wrap_text(text, max(20, width - indent), MAX_FAILURE_LINES):
+        yield [*name, (line, "bad")]
+        name = [(" " * indent, "")]
 
 
 def _group_items(group: WaitingGroup, text: str, width: int) -> Iterator[Item]:
     """Yield a reason in full with the nodes that wait for it: neither says much without the other."""
-    names = formatting.join_first(group.nodes, MAX_NAMED_NODES)
     count, room = f"{len(group.nodes):>5} ", width - 6
-    *above, last = lines.wrap_text(text, room, MAX_REASON_LINES)
+    names = lines.shorten(formatting.join_first(group.nodes, MAX_NAMED_NODES), room)
+    *above, last = lines.wrap_text(lines.shorten(text, MAX_REASON_LINES * (room - 4)), room, MAX_REASON_LINES)
     rows: list[Line] = [[(line, "")] for line in above]
     if len(last) + 2 + min(len(names), MIN_NAMES_WIDTH) <= room:
         rows.append([(last, ""), (f"  {names}", "dim")])

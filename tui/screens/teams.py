@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from rolloutd.control import wire_fleet
 from tui.formatting import formatting, lines
-from tui.formatting.lines import fit
-from tui.screens.page import Item, Page, heading, note_row, static_line
+from tui.formatting.lines import column
+from tui.screens.page import Item, Page, heading, note_row
 from tui.state.values import parse_timestamp
 
 
@@ -45,18 +45,16 @@ class TeamsPage(Page):
 
 
 def _field_row(key: str, name: str, text: str) -> Item:
-    return key, static_line([("  ", ""), (fit(name, 20), "bold"), (lines.sanitize(text), "")])
+    return key, lambda width: [("  ", ""), (column(name, 20, width), "bold"), (lines.sanitize(text), "")]
 
 
 def _team_row(team: wire_fleet.TeamSummary, *, is_mine: bool) -> Item:
     counts = (("check", team["checks"]), ("window", team["windows"]))
     own = ", ".join(formatting.pluralize(number, noun) for noun, number in counts if number)
     members = ", ".join(team["members"]) or "no members: cannot vote"
-    return f"team:{team['team']}", static_line(
-        [
-            ("● " if is_mine else "  ", "ok"),
-            (fit(team["team"], 20), "bold"),
-            (fit(members, 32), ""),
-            (f"  {own}", "dim"),
-        ]
-    )
+    return f"team:{team['team']}", lambda width: [
+        ("● " if is_mine else "  ", "ok"),
+        (column(team["team"], 20, width), "bold"),
+        (column(members, 34, width) if own else members, ""),
+        (own, "dim"),
+    ]

@@ -11,8 +11,8 @@ from pathlib import Path
 from rich.cells import cell_len, chop_cells
 
 from tui.formatting import formatting
-from tui.formatting.lines import Line, line_text, mark_matches, sanitize
-from tui.screens.page import UNCUT_WIDTH, LazyRows, Page
+from tui.formatting.lines import UNCUT_WIDTH, Line, line_text, mark_matches, sanitize
+from tui.screens.page import LazyRows, Page
 from tui.widgets.virtual_list import VirtualList
 
 CUT = "(no more: rolloutctl prints all of it)"
@@ -136,4 +136,8 @@ def _wrap(line: str, width: int) -> Iterable[str]:
         return (line,)
     if not line.isascii():
         return chop_cells(line, width)
-    return textwrap.wrap(line, width, drop_whitespace=False, replace_whitespace=False)
+    # The rest of a line stands under its beginning and right of it, so that YAML and lists keep their form.
+    indent = " " * min(len(line) - len(line.lstrip(" -")) + 2, width // 2)
+    return textwrap.wrap(
+        line, width, subsequent_indent=indent, replace_whitespace=False, break_on_hyphens=False
+    )
