@@ -68,11 +68,16 @@ def merge_inventories(
             merged.canonical_names[node.source, node.name] = name
         named.append((name, node))
     clusters = _assign_clusters(named, known_nodes, unanswered_sources)
+    foreign_groups = _groups_without_host(found)
     for name, node in named:
         cluster = clusters.get(name, node.source)
         if name in IMPLICIT_GROUPS:
             merged.canonical_names[node.source, node.name] = ""
             problem = f"{name} is the name of a group that Ansible makes; rename the node in the source"
+            merged.rejected.setdefault(node.source, []).append(problem)
+        elif name in foreign_groups:
+            merged.canonical_names[node.source, node.name] = ""
+            problem = f"{name} is the name of a group of {foreign_groups[name]}; rename the node in the source"
             merged.rejected.setdefault(node.source, []).append(problem)
         elif not _is_valid_name(name):
             merged.canonical_names[node.source, node.name] = ""
@@ -87,6 +92,22 @@ def merge_inventories(
         else:
             _add_node(merged, name, node)
     return merged
+
+
+def _groups_without_host(found: Iterable[DiscoveredNode]) -> dict[str, str]:
+    """Return the sources of the groups that have no host of their name in their source.
+
+    A host of another source with such a name would take the group's place in playbooks: they would skip the
+    group's nodes.
+    """
+    groups: dict[str, set[str]] = {}
+    for node in found:
+        if names := _group_names(node.connection):
+            groups.setdefault(node.source, set()).update(names)
+    hosts = {(node.source, node.name) for node in found} if groups else set()
+    return {
+        name: source for source, names in groups.items() for name in names if (source, name) not in hosts
+    }
 
 
 def _is_valid_name(name: str) -> bool:

@@ -111,6 +111,16 @@ async def test_node_named_as_implicit_group_is_left_out(tmp_path: Path, name: st
         assert f"{name} is the name of a group" in inside.state.sources["hosts"].error
 
 
+async def test_node_named_as_group_of_another_source_is_left_out(tmp_path: Path) -> None:
+    """In a run it would take the group's place, and plays of the group would skip its nodes."""
+    async with control_environment(tmp_path) as inside:
+        hosts = Source("hosts", {"p1": {}, "p2": {}, "db": {}}, {"p1": ["web"], "p2": ["web", "db"]})
+        devices = Source("netbox", {"web": {}, "db": {}, "s1": {}})
+        assert sorted(await reported(inside, devices, hosts)) == ["db", "p1", "p2", "s1"]
+        error = inside.state.sources["netbox"].error
+        assert error == "web is the name of a group of hosts; rename the node in the source"
+
+
 async def test_node_with_long_label_is_left_out(tmp_path: Path) -> None:
     async with control_environment(tmp_path) as inside:
         labels = {"w1": {"team": "x" * 254}, "w2": {"team": "x" * 253}}
