@@ -47,6 +47,17 @@ async def test_sysctl_names_what_is_missing(node: Node) -> None:
     assert "name the parameters to set" in await node.fail("sysctl.yml")
 
 
+async def test_sysctl_takes_no_pattern_and_no_option(node: Node) -> None:
+    """A pattern has several values, which no undo could restore."""
+    for name in ("net.ipv4.conf.*.rp_filter", "-a"):
+        reason = await node.fail(
+            "sysctl.yml",
+            sysctl_settings={"vm.swappiness": 1, name: 1},
+            sysctl_file=str(node.directory / "x.conf"),
+        )
+        assert "name the parameters to set" in reason
+
+
 class Parameters:
     """Two plans on one node, of which one parameter is of both."""
 
