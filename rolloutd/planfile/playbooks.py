@@ -1,9 +1,9 @@
 """Checks of the playbooks that a plan names, and digests of playbooks with what they import.
 
 Variables can change the rest, so only these are mistakes: a missing file, invalid YAML, not a list of plays.
-A digest counts every file that a text in the playbook names, and every role; where a path is a template, a
-file cannot be read, or it is too much work, it counts the whole source.  Files below the given
-directory are read, nothing is run.
+A digest counts every file that a text in the playbook names, every role, and what Ansible reads unasked;
+where a path is a template, a file cannot be read, or it is too much work, it counts the whole source.  Files
+below the given directory are read, nothing is run.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -131,24 +132,44 @@ MAX_WORK = 200_000
 _LOOKUP_WORK = 5
 """Work of a name that is searched for, of a place where it is found, and of a directory entry."""
 
-_YAML = frozenset({".yml", ".yaml"})
-_IMPORTS = frozenset(
+_YAML = frozenset({".yml", ".yaml", ".json"})
+_YAML_IMPORTS = frozenset(
     {
         *("import_playbook", "import_tasks", "include_tasks", "include", "import_role", "include_role"),
-        *("include_vars", "vars_files", "roles", "src", "script"),
+        *("include_vars", "vars_files", "roles"),
     }
 )
+"""Keys whose values name files that Ansible reads as YAML, whatever their names end with, or roles."""
+
+_IMPORTS = _YAML_IMPORTS | {"src", "script"}
 """Keys whose values name files or roles; a template in one of them can name any file."""
 
-_LOOKUP = re.compile(r"\b(?:lookup|query|q)\s*\(")
-"""A lookup may read any file."""
+_ANY_FILE = re.compile(r"\b(?:(?:lookup|query|q)\s*\(|playbook_dir\b|role_path\b|inventory_dir\b)")
+"""A lookup may read any file, and a path may begin with these variables."""
+
+_TEMPLATE_IMPORT = re.compile(rb"\{%[-+]?\s*(?:include|import|extends|from)\b|\b(?:lookup|query|q)\s*\(")
+"""A template that may read any other file."""
+
+_CONFIG_PATH = re.compile(
+    rb"(?im)^[ \t]*(?!(?:control|log|retry_files_save)_path)"
+    rb"[a-z_]*(?:_plugins|_paths?|library|module_utils|_file|executable|script)[ \t]*="
+)
+"""A setting of ansible.cfg that may name files of the source."""
+
+_WORDS = re.compile(r"'[^'\n]*'|\"[^\"\n]*\"|[^\s='\"]+")
+
+MAX_WORDS = 50
+"""Words of a text that may name a file, such as `sh files/x.sh` and `src=x dest=/y`."""
 
 _LOOPS = ("with_file", "with_first_found", "with_lines")
 """Beginnings of the names of loops over files."""
 
 _ALWAYS = (
-    *("ansible.cfg", "requirements.yml", "collections", "group_vars", "host_vars", "library"),
-    *("module_utils", "action_plugins", "filter_plugins", "lookup_plugins", "test_plugins", "vars_plugins"),
+    *("ansible.cfg", "requirements.yml", "collections", "group_vars", "host_vars", "library", "module_utils"),
+    *("doc_fragments", "action_plugins", "become_plugins", "cache_plugins", "callback_plugins"),
+    *("cliconf_plugins", "connection_plugins", "filter_plugins", "httpapi_plugins", "inventory_plugins"),
+    *("lookup_plugins", "netconf_plugins", "shell_plugins", "strategy_plugins", "terminal_plugins"),
+    *("test_plugins", "vars_plugins"),
 )
 """What Ansible reads without being asked, next to the playbook and at the top of the source."""
 
@@ -203,7 +224,9 @@ class _Closure:
         self._root = tree
         self._found: set[Path] = set()
         self._unread: list[Path] = []
-        self._followed: set[tuple[Path, bool, str]] = set()
+        self._read: set[Path] = set()
+        self._templates: set[Path] = set()
+        self._followed: set[tuple[Path, str, str]] = set()
         self._places = cache(self._existing_places)
         self._work = 0
 
@@ -212,14 +235,14 @@ class _Closure:
             for name in _ALWAYS:
                 self._add_all(place / name)
             config = place / "ansible.cfg"
-            if config.is_file() and b"roles_path" in config.read_bytes():
+            if config.is_file() and _CONFIG_PATH.search(config.read_bytes()):
                 raise _AnyFile
-        self._add(playbook)
+        self._add(playbook, "import_playbook")
         # A list, not recursion: files that import each other in a chain would exceed Python's limit.
         while self._unread:
             path = self._unread.pop()
             for key, text in _texts(_load(path, self._spend), self._spend):
-                self._follow(path.parent, key in _IMPORTS, text)
+                self._follow(path.parent, key, text)
         return self._found
 
     def _spend(self, work: int) -> None:
@@ -228,23 +251,43 @@ class _Closure:
         if self._work > MAX_WORK:
             raise _AnyFile
 
-    def _add(self, path: Path) -> None:
-        if path in self._found or not self._is_inside(path):
+    def _add(self, path: Path, key: str = "") -> None:
+        """Add a file that a value of a key names, and read it if it may name others."""
+        if not self._is_inside(path):
             return
         self._found.add(path)
         if len(self._found) > MAX_FILES:
             raise _AnyFile
-        if path.suffix in _YAML:
+        if (key in _YAML_IMPORTS or path.suffix in _YAML) and path not in self._read:
+            self._read.add(path)
             self._unread.append(path)
+        is_template = key == "src" or path.suffix == ".j2" or path.parent.name == "templates"
+        if is_template and path not in self._templates:
+            self._templates.add(path)
+            self._require_no_import(path)
 
-    def _follow(self, directory: Path, is_import: bool, text: str) -> None:
-        if (directory, is_import, text) in self._followed:
-            return
-        self._followed.add((directory, is_import, text))
-        if (is_import and "{{" in text) or _LOOKUP.search(text) or _has_templated_src(text):
+    def _require_no_import(self, template: Path) -> None:
+        text = _read_start(template)
+        self._spend(len(text) // 256)
+        # A larger one is no template but an archive.
+        if len(text) <= MAX_PLAYBOOK_BYTES and _TEMPLATE_IMPORT.search(text):
             raise _AnyFile
-        name = text.strip().partition(" ")[0]
-        if not name or len(name) > 512 or "\0" in name or "\n" in name:
+
+    def _follow(self, directory: Path, key: str, text: str) -> None:
+        if (directory, key, text) in self._followed:
+            return
+        self._followed.add((directory, key, text))
+        if (key in _IMPORTS and "{{" in text) or _ANY_FILE.search(text) or _has_templated_src(text):
+            raise _AnyFile
+        whole = text.strip()
+        self._follow_name(directory, key, whole)
+        for number, word in enumerate(islice(_WORDS.finditer(whole), MAX_WORDS)):
+            name = word[0].strip("'\"")
+            if name != whole and (number == 0 or "." in name or "/" in name):  # few further words name files
+                self._follow_name(directory, key, name)
+
+    def _follow_name(self, directory: Path, key: str, name: str) -> None:
+        if not name.strip("./") or len(name) > 512 or "\0" in name or "\n" in name:
             return
         work = _LOOKUP_WORK + len(name) // 8  # the kernel walks each part of a long name
         self._spend(work)
@@ -252,7 +295,7 @@ class _Closure:
             # Most texts name no file, and a Path costs more than this call.
             if os.path.exists(os.path.join(place, name)):  # noqa: PTH110, PTH118
                 self._spend(work)
-                self._add_all(place / name)
+                self._add_all(place / name, key)
 
     def _existing_places(self, directory: Path) -> list[Path]:
         """Return the directories in which Ansible searches for a name that a file of this directory has."""
@@ -260,14 +303,14 @@ class _Closure:
         places = {base / place for base in bases for place in (*_PLACES, "roles")}
         return [place for place in places if os.path.isdir(place)]  # noqa: PTH112  # a link to itself is none
 
-    def _add_all(self, path: Path) -> None:
+    def _add_all(self, path: Path, key: str = "") -> None:
         if not self._is_inside(path) or path.resolve() == self._tree:
             return
         if path.is_dir():
             for file in _files_below(path, self._spend):
                 self._add(file)
         elif path.is_file():
-            self._add(path)
+            self._add(path, key)
 
     def _is_inside(self, path: Path) -> bool:
         # A name may have `..`; no link of a stored tree leads out of it.

@@ -77,7 +77,9 @@ def merge_inventories(
             merged.rejected.setdefault(node.source, []).append(problem)
         elif name in foreign_groups:
             merged.canonical_names[node.source, node.name] = ""
-            problem = f"{name} is the name of a group of {foreign_groups[name]}; rename the node in the source"
+            problem = (
+                f"{name} is the name of a group of {foreign_groups[name]}; rename the node in the source"
+            )
             merged.rejected.setdefault(node.source, []).append(problem)
         elif not _is_valid_name(name):
             merged.canonical_names[node.source, node.name] = ""
@@ -105,9 +107,7 @@ def _groups_without_host(found: Iterable[DiscoveredNode]) -> dict[str, str]:
         if names := _group_names(node.connection):
             groups.setdefault(node.source, set()).update(names)
     hosts = {(node.source, node.name) for node in found} if groups else set()
-    return {
-        name: source for source, names in groups.items() for name in names if (source, name) not in hosts
-    }
+    return {name: source for source, names in groups.items() for name in names if (source, name) not in hosts}
 
 
 def _is_valid_name(name: str) -> bool:

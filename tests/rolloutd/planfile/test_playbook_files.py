@@ -1,0 +1,114 @@
+"""Files of a source that a run reads: voters are shown each of them, however a playbook names it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from ansible.plugins.loader import get_all_plugin_loaders
+
+from rolloutd.planfile.playbooks import playbook_files
+
+PLAY = "- hosts: all\n  tasks:\n"
+PING = f"{PLAY}  - ping:\n"
+
+
+def task(text: str, more: str = "") -> str:
+    return f"{PLAY}  - {text}\n{more}"
+
+
+LOCAL = "    delegate_to: localhost\n"
+
+SOURCES = {
+    "copy with src=": {"site.yml": task("copy: src=a.conf dest=/etc/a"), "files/a.conf": ""},
+    "name with a space": {"site.yml": task("copy: {src: 'a b', dest: /x}"), "files/a b": ""},
+    "name in quotes": {"site.yml": task("copy: src='a b.conf' dest=/x"), "files/a b.conf": ""},
+    "tasks without a suffix": {
+        "site.yml": task("include_tasks: more"),
+        "more": "- include_tasks: b.yml\n",
+        "b.yml": "- ping:\n",
+    },
+    "tasks of another suffix": {
+        "site.yml": task("import_tasks: {file: more.txt}"),
+        "more.txt": "- script: z.sh\n",
+        "files/z.sh": "",
+    },
+    "tasks with file=": {"site.yml": task("include_tasks: file=b.yml"), "b.yml": "- ping:\n"},
+    "variables in JSON": {
+        "site.yml": "- hosts: all\n  vars_files: [v.json]\n  tasks: []\n",
+        "v.json": """{"x": "{{ lookup('file', 'z') }}"}""",
+        "z": "",
+    },
+    "path of the playbook": {
+        "site.yml": task("command: '{{ playbook_dir }}/x.sh'", LOCAL),
+        "x.sh": "",
+    },
+    "argument of a command": {"site.yml": task("command: sh scripts/x.sh", LOCAL), "scripts/x.sh": ""},
+    "line of a script": {"site.yml": task("shell: |", f"      set -e\n      ./x.sh\n{LOCAL}"), "x.sh": ""},
+    "template of a template": {
+        "site.yml": task("template: {src: a.j2, dest: /x}"),
+        "templates/a.j2": "{%- include 'b.j2' %}",
+        "templates/b.j2": "",
+    },
+    "template of another suffix": {
+        "site.yml": task("template: {src: ../x/a.txt, dest: /x}"),
+        "x/a.txt": "{% from 'b' import c %}",
+        "templates/b": "",
+    },
+    "template that is also a list of tasks": {
+        "site.yml": task("template: {src: ../x, dest: /x}", "  - include_tasks: x\n"),
+        "x": "- include_tasks: b.yml\n",
+        "b.yml": "- ping:\n",
+    },
+    "modules of the configuration": {
+        "site.yml": PING,
+        "ansible.cfg": "[defaults]\nlibrary = ./mods\n",
+        "mods/x.py": "",
+    },
+    "password script of the configuration": {
+        "site.yml": PING,
+        "ansible.cfg": "[defaults]\nvault_password_file = ./v.sh\n",
+        "v.sh": "",
+    },
+    "plugin of a role": {
+        "site.yml": "- hosts: all\n  roles: [r]\n",
+        "roles/r/meta/main.yml": "dependencies: [s]\n",
+        "roles/s/connection_plugins/x.py": "",
+    },
+}
+
+
+def write(tree: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        (tree / name).write_text(text)
+
+
+@pytest.mark.parametrize("case", SOURCES)
+def test_file_that_runs_is_named(tmp_path: Path, case: str) -> None:
+    write(tmp_path, SOURCES[case])
+    assert playbook_files(tmp_path, ["site.yml"]) == SOURCES[case].keys()
+
+
+def test_playbook_without_a_suffix_is_followed(tmp_path: Path) -> None:
+    write(tmp_path, {"site": task("include_tasks: b.yml"), "b.yml": "- ping:\n"})
+    assert playbook_files(tmp_path, ["site"]) == {"site", "b.yml"}
+
+
+def test_plugins_of_every_kind_are_named(tmp_path: Path) -> None:
+    """Ansible reads them unasked, next to a playbook."""
+    kinds = {loader.subdir for _, loader in get_all_plugin_loaders() if loader.subdir}
+    assert {"library", "connection_plugins", "callback_plugins"} <= kinds
+    files = {f"plays/{kind}/x.py": "" for kind in kinds} | {"plays/site.yml": PING}
+    write(tmp_path, files)
+    assert playbook_files(tmp_path, ["plays/site.yml"]) == files.keys()
+
+
+def test_text_without_a_name_names_no_directory(tmp_path: Path) -> None:
+    write(tmp_path, {"site.yml": task("shell: cd . ; ls ./ .. /"), "tasks/x": "", "files/y": ""})
+    assert playbook_files(tmp_path, ["site.yml"]) == {"site.yml"}
+
+
+def test_harmless_configuration_names_no_other_file(tmp_path: Path) -> None:
+    write(tmp_path, {"site.yml": PING, "ansible.cfg": "[defaults]\nlog_path = /x\nforks = 1\n", "README": ""})
+    assert playbook_files(tmp_path, ["site.yml"]) == {"site.yml", "ansible.cfg"}
