@@ -165,7 +165,8 @@ def test_references_have_each_table_once() -> None:
 
 
 def test_the_examples_of_the_documents_are_good() -> None:
-    examples = re.findall(r"```yaml\n(apiVersion.*?)```", (DOCS / "plan-file.md").read_text(), re.DOTALL)
+    pages = "".join((DOCS / name).read_text() for name in ("plan-file.md", "how-a-plan-works.md"))
+    examples = re.findall(r"```yaml\n(apiVersion.*?)```", pages, re.DOTALL)
     assert len(examples) == 2
     assert [diagnostics_of(example) for example in examples] == [(), ()]
 
