@@ -48,6 +48,9 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     show = commands.add_parser("show", help="show a rollout, its gates and its failures")
     show.set_defaults(run=_show)
+    why = commands.add_parser("why", help="explain why a node waits, in the namespace's rollouts")
+    why.set_defaults(run=_why)
+    why.add_argument("node", metavar="NODE", help="name of the node")
     votes = []
     for name, summary in (("approve", "vote yes at a gate"), ("reject", "vote no at a gate")):
         vote = commands.add_parser(name, help=summary)
@@ -55,6 +58,7 @@ def _parser() -> argparse.ArgumentParser:
         votes.append(vote)
     for each in (show, *votes):
         each.add_argument("name", metavar="NAME", help="name of the MaintenanceRollout")
+    for each in (show, why, *votes):
         each.add_argument("-n", "--namespace", help="its namespace (that of the kubeconfig's context)")
         each.add_argument("--kubeconfig", help="kubeconfig (as kubectl)")
         each.add_argument("--context", help="its context (the current one)")
@@ -70,7 +74,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _show(args: argparse.Namespace) -> int:
-    answer = _Daemon(args).ask("GET", "")
+    daemon = _Daemon(args)
+    answer = daemon.ask("GET", daemon.rollout_path(args.name))
     rollout = answer["rollout"]
     done = f"{rollout['done']} of {rollout['total']} nodes done"
     lines = [f"{rollout['rollout']}: {rollout['state']}, {done}", f"digest {rollout['digest']}"]
@@ -84,9 +89,26 @@ def _show(args: argparse.Namespace) -> int:
     return 0
 
 
+def _why(args: argparse.Namespace) -> int:
+    daemon = _Daemon(args)
+    answer = daemon.ask("GET", f"namespaces/{daemon.namespace}/nodes/{quote(args.node, safe='')}/why")
+    for each in answer["rollouts"]:
+        reason = each["reason"]
+        lines = [f"{each['object']}: {each['node']} is {each['phase']}"]
+        if reason is not None:
+            lines[0] += f": {reason['text']} ({reason['code']})"
+            lines += [f"lifted by {reason['lifted_by']}"] if reason["lifted_by"] else []
+        elif each["phase"] != "done" and not each["trouble"]:
+            lines[0] += "; nothing blocks it"
+        lines += [f"the daemon has trouble: {each['trouble']}"] if each["trouble"] else []
+        print_lines(sanitize(line) for line in lines)
+    return 0
+
+
 def _vote(args: argparse.Namespace) -> int:
     daemon = _Daemon(args)
-    answer = daemon.ask("GET", "")
+    path = daemon.rollout_path(args.name)
+    answer = daemon.ask("GET", path)
     gates = [gate for gate in answer["rollout"]["gates"] if gate["gate"] == args.gate]
     if not gates:
         raise Failed(f"{args.name}: no gate {args.gate}; show it with kubectl rolloutd show {args.name}")
@@ -102,7 +124,7 @@ def _vote(args: argparse.Namespace) -> int:
         # The vote covers what was printed, and nothing that fails meanwhile.
         _print_failures(answer["failures"])
         body["shown"] = [each["id"] for each in answer["failures"]]
-    voted = daemon.ask("POST", "/votes", body)
+    voted = daemon.ask("POST", f"{path}/votes", body)
     answered = f"{'yes' if args.yes else 'no'} at {voted['gate']}"
     print_line(sanitize(f"{voted['rollout']}: {answered} as {voted['voter']}"))
     return 0
@@ -114,21 +136,24 @@ def _print_failures(failures: Sequence[dict[str, Any]]) -> None:
 
 
 class _Daemon:
-    """The daemon, asked about one object with the kubeconfig's token."""
+    """The daemon, asked with the kubeconfig's token about a namespace."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         server = args.server or os.environ.get(SERVER_VARIABLE)
         if not server:
             raise Failed(f"--server: not given; name HOST:PORT, or set ${SERVER_VARIABLE}")
         token, namespace = asyncio.run(_credentials(args.kubeconfig, args.context))
-        within = quote(args.namespace or namespace, safe="")
-        self._url = f"https://{server}/v1/rollouts/{within}/{quote(args.name, safe='')}"
+        self.namespace = quote(args.namespace or namespace, safe="")
+        self._url = f"https://{server}/v1/"
         self._token = token
         ca_file = args.ca_file or os.environ.get(CA_VARIABLE)
         try:
             self._tls = ssl.create_default_context(cafile=ca_file)
         except OSError as error:
             raise Failed(f"{ca_file}: {error.strerror or error}; name the authority's file") from None
+
+    def rollout_path(self, name: str) -> str:
+        return f"rollouts/{self.namespace}/{quote(name, safe='')}"
 
     def ask(self, method: str, path: str, body: Any = None) -> Any:
         headers = {"Authorization": f"Bearer {self._token}", "Content-Type": "application/json"}

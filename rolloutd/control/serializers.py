@@ -340,6 +340,16 @@ def page(rest: Sequence[T], query: PageQuery, name_of: Callable[[T], str]) -> tu
     return rest[: query.limit], name_of(rest[query.limit - 1])
 
 
+def why(state: State, resolved: ResolvedRollout, target: Target) -> wire.NodeReason:
+    """Return why a node does not move."""
+    return {
+        "node": target.node,
+        "phase": target.phase.value,
+        "reason": reason(blocking_reason(state, resolved, target)),
+        "trouble": "; ".join(state.problems()) or None,
+    }
+
+
 def blocking_reason(state: State, resolved: ResolvedRollout, target: Target) -> Reason | None:
     """Return why a node does not move; None if it moves or is done."""
     now = state.now()

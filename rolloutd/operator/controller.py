@@ -20,6 +20,7 @@ from rolloutd import planfile, threads
 from rolloutd.adapters.kubernetes.api_errors import ApiError, ClusterUnreachable
 from rolloutd.adapters.kubernetes.cluster import FIELD_MANAGER, Cluster, api_path
 from rolloutd.adapters.kubernetes.list_watch import WatchHandler, run_list_watch
+from rolloutd.adapters.kubernetes.object_events import ObjectEvent, write_event
 from rolloutd.commands import rollout_commands, submit
 from rolloutd.control import serializers
 from rolloutd.control.coverage import coverage_of
@@ -37,6 +38,7 @@ from rolloutd.operator.objects import (
     parse_object,
     refusal_of,
     status_of,
+    transitions,
 )
 from rolloutd.operator.people import submitter, submitter_prefix
 from rolloutd.planfile.document import MAX_BYTES
@@ -262,13 +264,24 @@ class Controller:
             await self.cluster.request(
                 "PATCH", obj.status_path, query=query, body=body, content_type=APPLY_PATCH
             )
+            await self._write_events(obj, wanted)
         except ApiError as error:
             # Gone, or made again under its name: the watch says which.
             if error.status not in (404, 409):
-                log.warning("%s/%s: status not written: %s", obj.namespace, obj.name, error)
+                log.warning("%s/%s: status or events not written: %s", obj.namespace, obj.name, error)
         except ClusterUnreachable as error:
-            log.warning("%s/%s: status not written: %s", obj.namespace, obj.name, error)
+            log.warning("%s/%s: status or events not written: %s", obj.namespace, obj.name, error)
         return known.write_at
+
+    async def _write_events(self, obj: RolloutObject, wanted: Mapping[str, JSON]) -> None:
+        """Write what is new in a status as events; they are for people, so a failure changes nothing."""
+        metadata = {"name": obj.name, "namespace": obj.namespace, "uid": obj.uid}
+        subject = {"apiVersion": GROUP_VERSION, "kind": KIND, **metadata}
+        at = self.state.now()
+        for each in transitions(obj.status, wanted):
+            key = f"{each.reason}/{each.message}"
+            event = ObjectEvent(key, each.reason, each.message, at, is_warning=each.is_warning)
+            await write_event(self.cluster, subject, event)
 
     async def _status(self, known: _Known) -> dict[str, JSON]:
         state, now = self.state, format_rfc3339(self.state.now())

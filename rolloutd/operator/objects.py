@@ -29,6 +29,9 @@ MAX_TEXT_CHARS = 250
 MAX_DIAGNOSTICS_CHARS = 8_000
 """Characters of a plan's mistakes; most plans have fewer than ten."""
 
+MAX_TRANSITIONS = 5
+"""Events of one status: with a status at most every five seconds, people can still read them."""
+
 RUNNING_STATES = frozenset({"awaiting-approval", "running", "soaking"})
 
 
@@ -104,6 +107,63 @@ def status_of(
     return status
 
 
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """What changed between two statuses, for an event."""
+
+    reason: str
+    message: str
+    is_warning: bool = False
+
+
+def transitions(before: Mapping[str, JSON], after: Mapping[str, JSON]) -> list[Transition]:
+    """Return what changed from a status to the next one, at most MAX_TRANSITIONS."""
+    previous = {kind: each.get("status") for kind, each in _conditions_by_type(before).items()}
+    conditions = _conditions_by_type(after)
+    if conditions["Accepted"]["status"] != "True":
+        # The other conditions only repeat it.
+        conditions = {"Accepted": conditions["Accepted"]}
+    changes = [_transition_of(each, previous.get(kind)) for kind, each in conditions.items()]
+    asked = {(gate.get("gate"), gate.get("wave")) for gate in _mappings(before.get("gates"))}
+    for gate in after.get("gates", ()):
+        if (gate["gate"], gate.get("wave")) not in asked:
+            where = f"{gate['gate']} after wave {gate['wave']}" if gate.get("wave") else gate["gate"]
+            changes.append(Transition("AwaitingApproval", f"gate {where}: {gate['missing']}"))
+    shown = {each.get("node") for each in _mappings(before.get("attention"))}
+    changes.extend(
+        Transition("NodeFailed", f"{failed['node']}: {failed['reason']}", is_warning=True)
+        for failed in after.get("attention", ())
+        if failed["node"] not in shown
+    )
+    return [each for each in changes if each is not None][:MAX_TRANSITIONS]
+
+
+def _transition_of(condition: Mapping[str, JSON], previous: JSON) -> Transition | None:
+    """Return what a condition's change means to people, None if it is the same or says nothing."""
+    if condition["status"] == previous:
+        return None
+    match condition["type"], condition["status"]:
+        case "Accepted", "True":
+            return Transition("Submitted", condition["message"])
+        case "Ready", "True":
+            return Transition("Done", condition["message"])
+        case ("Accepted", "False") | ("Stalled", "True"):
+            return Transition(condition["reason"], condition["message"], is_warning=True)
+        case "Stalled", "False" if previous == "True":
+            return Transition("Resumed", condition["message"])
+        case _:
+            return None
+
+
+def _conditions_by_type(status: Mapping[str, JSON]) -> dict[str, Mapping[str, JSON]]:
+    """Return the conditions of a status that a person may have edited."""
+    return {each["type"]: each for each in _mappings(status.get("conditions")) if "type" in each}
+
+
+def _mappings(found: JSON) -> list[Mapping[str, JSON]]:
+    return [each for each in found or () if isinstance(each, Mapping)] if isinstance(found, list) else []
+
+
 def _rollout_fields(rollout: wire.Rollout, failures: Sequence[wire.Failure]) -> dict[str, Any]:
     waiting = [gate for gate in rollout["gates"] if gate["state"] == "waiting"]
     is_open = rollout["state"] in RUNNING_STATES or rollout["state"] == "paused"
@@ -169,10 +229,7 @@ def _condition(kind: str, status: str, reason: str, message: str) -> dict[str, s
 
 def _with_transition(obj: RolloutObject, condition: dict[str, str], now: str) -> dict[str, Any]:
     """Keep the instant of a condition whose status is the same."""
-    before = {
-        each.get("type"): each for each in obj.status.get("conditions") or () if isinstance(each, Mapping)
-    }
-    same = before.get(condition["type"], {})
+    same = _conditions_by_type(obj.status).get(condition["type"], {})
     kept = same.get("lastTransitionTime") if same.get("status") == condition["status"] else None
     return {**condition, "observedGeneration": obj.generation, "lastTransitionTime": kept or now}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pwd
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from machines.model.rollout import Actor, ActorKind, Rollout
@@ -39,9 +39,18 @@ def submitter(cluster: str, obj: RolloutObject, teams: frozenset[str]) -> Cluste
 
 def rollout_of_object(rollouts: Iterable[Rollout], cluster: str, namespace: str, name: str) -> str | None:
     """Return the open rollout that the object of this name submitted last, None without one."""
-    prefix = f"{submitter_prefix(cluster)}{namespace}/{name}/"
-    found = [each for each in rollouts if each.submitted_by.name.startswith(prefix) and not each.closed]
+    found = [each for of, each in objects_of_namespace(rollouts, cluster, namespace) if of == name]
     return max(found, key=lambda each: each.submitted_at).id if found else None
+
+
+def objects_of_namespace(
+    rollouts: Iterable[Rollout], cluster: str, namespace: str
+) -> Iterator[tuple[str, Rollout]]:
+    """Yield the open rollouts of a namespace's objects, each with its object's name."""
+    prefix = f"{submitter_prefix(cluster)}{namespace}/"
+    for each in rollouts:
+        if each.submitted_by.name.startswith(prefix) and not each.closed:
+            yield each.submitted_by.name.removeprefix(prefix).partition("/")[0], each
 
 
 async def person_of(user: str, operator: Operator, settings: Settings) -> ClusterPrincipal:

@@ -1,4 +1,4 @@
-"""Votes by users of the cluster, who send their own token: the cluster says who they are and what they may.
+"""Votes and questions of users of the cluster, who send their own token: the cluster says who they are.
 
 The daemon has seen the proof itself, so no object that is written forges a vote.  An admin of the cluster who
 can issue tokens for others can vote as them.
@@ -29,7 +29,7 @@ from rolloutd.control.tcp_listener import TlsFiles, serve_tcp
 from rolloutd.engine.state import State
 from rolloutd.errors import NotAllowed, NotFound, RolloutdError
 from rolloutd.operator.objects import RESOURCE
-from rolloutd.operator.people import person_of, rollout_of_object
+from rolloutd.operator.people import objects_of_namespace, person_of, rollout_of_object
 from rolloutd.ports import JSON, SourceStore
 from rolloutd.settings.operator import Operator, OperatorVotes
 
@@ -73,6 +73,7 @@ class VoteServer:
         path = "/v1/rollouts/{namespace}/{name}"
         application.router.add_get(path, self._handler(self._read))
         application.router.add_post(f"{path}/votes", self._handler(self._vote))
+        application.router.add_get("/v1/namespaces/{namespace}/nodes/{node}/why", self._handler(self._why))
         return application
 
     def _handler(
@@ -118,6 +119,23 @@ class VoteServer:
             "rollout": serializers.rollout(self._state, resolved, covered),
             "failures": [serializers.failure(each) for each in unresolved],
         }
+
+    async def _why(self, request: web.Request) -> JSON:
+        """Return why a node does not move, in each open rollout that an object of the namespace has."""
+        user = await self._authenticate(request)
+        await self._require(user, "list", request)
+        namespace, node = request.match_info["namespace"], request.match_info["node"]
+        index = self._state.index
+        listed = objects_of_namespace(index.rollouts.values(), self._cluster.name, namespace)
+        objects = {rollout.id: name for name, rollout in listed}
+        found = []
+        for target in [each for each in index.targets_on(node) if each.rollout in objects]:
+            resolved = await resolve_for_reading(self._state, target.rollout)
+            answer = serializers.why(self._state, resolved, target)
+            found.append({"object": objects[target.rollout], "rollout": target.rollout, **answer})
+        if not found:
+            raise NotFound(f"{node}: in no open rollout of namespace {namespace}; name another namespace")
+        return {"rollouts": found}
 
     async def _vote(self, request: web.Request) -> JSON:
         user = await self._authenticate(request)
@@ -173,7 +191,7 @@ class VoteServer:
 
     async def _require(self, user: ClusterUserInfo, verb: str, request: web.Request) -> None:
         """Raise NotAllowed unless the cluster gives the user this verb on the object."""
-        namespace, name = request.match_info["namespace"], request.match_info["name"]
+        namespace, name = request.match_info["namespace"], request.match_info.get("name", "")
         status = (
             await self._cluster.post(
                 api_path("subjectaccessreviews", group="authorization.k8s.io/v1"),
@@ -197,7 +215,9 @@ class VoteServer:
             )
         ).get("status") or {}
         if not status.get("allowed") or status.get("denied"):
-            raise NotAllowed(f"{user.name} may not {verb} {namespace}/{name}; ask for a role with this verb")
+            raise NotAllowed(
+                f"{user.name} may not {verb} {namespace}/{name or RESOURCE}; ask for a role with this verb"
+            )
 
     async def _resolve(self, request: web.Request) -> ResolvedRollout:
         namespace, name = request.match_info["namespace"], request.match_info["name"]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from rolloutd.adapters.kubernetes.api_errors import ApiError, ClusterUnreachable
 from rolloutd.adapters.kubernetes.cluster import Cluster, api_path
-from rolloutd.adapters.kubernetes.progress import EVENTS_NAMESPACE
+from rolloutd.adapters.kubernetes.object_events import NODES_NAMESPACE
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +34,8 @@ REQUIRED_PERMISSIONS = (
     Permission("watch", "nodes", "to see at once when a node changes"),
     Permission("patch", "nodes", "to cordon and uncordon"),
     Permission("patch", "nodes", "to show the condition of a node in maintenance", subresource="status"),
-    Permission("create", "events", "to show a node's progress to kubectl", namespace=EVENTS_NAMESPACE),
-    Permission("patch", "events", "to count an event that repeats", namespace=EVENTS_NAMESPACE),
+    Permission("create", "events", "to show a node's progress to kubectl", namespace=NODES_NAMESPACE),
+    Permission("patch", "events", "to count an event that repeats", namespace=NODES_NAMESPACE),
     Permission("list", "pods", "to know which pods are on a node"),
     Permission("watch", "pods", "to see when the last pod has left a node"),
     Permission("create", "pods", "to drain", subresource="eviction"),

@@ -1,32 +1,25 @@
 """Progress that kubectl shows: Events about a node, and its condition MaintenanceInProgress.
 
 Both are for people.  Nothing reads them back but the write of the next one, and a write that fails changes
-nothing else.  An Event has the name of its node, attempt and kind, so a repetition raises its count, also
-after a restart.
+nothing else.
 """
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Callable, Mapping
 
 from machines.model.timefmt import format_rfc3339
 from rolloutd.adapters.kubernetes.api_errors import ApiError, ClusterUnreachable
-from rolloutd.adapters.kubernetes.cluster import FIELD_MANAGER, Cluster, api_path, retry_transient
+from rolloutd.adapters.kubernetes.cluster import Cluster, retry_transient
 from rolloutd.adapters.kubernetes.cordon import Patch, patch_node, read_node
 from rolloutd.adapters.kubernetes.nodes import CordonOwner, IsolationRecord, parse_cordon_state
+from rolloutd.adapters.kubernetes.object_events import MAX_MESSAGE_LENGTH, ObjectEvent, write_event
 from rolloutd.ports import JSON, Ok, ProgressKind, ProgressReport
 
 log = logging.getLogger("rolloutd.adapters.kubernetes.progress")
 
 CONDITION = "MaintenanceInProgress"
-
-EVENTS_NAMESPACE = "default"
-"""The only namespace in which the API server accepts events about an object without a namespace."""
-
-MAX_MESSAGE_LENGTH = 1000
-"""The API server refuses events with longer messages than 1,024 bytes."""
 
 CLEAR_RETRY_S = 30.0
 """Limit of the retries of removing the condition: an election of etcd's leader takes seconds."""
@@ -58,7 +51,7 @@ CONDITION_REASONS = {
 async def show_report(cluster: Cluster, name: str, report: ProgressReport) -> None:
     """Write the report as an Event, and into the node's condition; raises ClusterUnreachable and ApiError."""
     try:
-        await _write_event(cluster, await read_node(cluster, name), report)
+        await write_event(cluster, _subject(await read_node(cluster, name)), _event_of(report))
     except (ApiError, ClusterUnreachable):
         # Without the right to write events the condition must still be right.
         await _show_in_condition(cluster, name, report)
@@ -150,49 +143,16 @@ def _patch(node: Mapping[str, JSON], condition: dict[str, JSON]) -> Patch:
     return {"metadata": meta, "status": {"conditions": [condition]}}, "changed the condition"
 
 
-async def _write_event(cluster: Cluster, node: Mapping[str, JSON], report: ProgressReport) -> None:
-    event = _event(node, report)
-    path = api_path("events", namespace=EVENTS_NAMESPACE)
-    try:
-        await cluster.post(path, event)
-    except ApiError as error:
-        # 409: an event of this name exists, so it is a repetition.
-        if error.status != 409:
-            raise
-        await _repeat_event(cluster, event)
-
-
-async def _repeat_event(cluster: Cluster, event: Mapping[str, JSON]) -> None:
-    """Raise the count of an event that exists; the answer to a first patch has the present count."""
-    path = api_path("events", event["metadata"]["name"], namespace=EVENTS_NAMESPACE)
-    present = await cluster.patch(
-        path, {"message": event["message"], "lastTimestamp": event["lastTimestamp"]}
+def _event_of(report: ProgressReport) -> ObjectEvent:
+    return ObjectEvent(
+        f"{report.rollout}/{report.attempt}/{report.kind}",
+        REASONS[report.kind],
+        report.text,
+        report.at,
+        is_warning=report.kind in WARNINGS,
     )
-    await cluster.patch(path, {"count": int(present.get("count") or 1) + 1})
 
 
-def _event(node: Mapping[str, JSON], report: ProgressReport) -> dict[str, JSON]:
-    name, at = node["metadata"]["name"], format_rfc3339(report.at)
-    key = f"{node['metadata']['uid']}/{report.rollout}/{report.attempt}/{report.kind}"
-    return {
-        "apiVersion": "v1",
-        "kind": "Event",
-        "metadata": {
-            "name": f"{name}.{hashlib.sha256(key.encode()).hexdigest()[:16]}",
-            "namespace": EVENTS_NAMESPACE,
-        },
-        "involvedObject": {
-            "apiVersion": "v1",
-            "kind": "Node",
-            "name": name,
-            "uid": node["metadata"]["uid"],
-        },
-        "type": "Warning" if report.kind in WARNINGS else "Normal",
-        "reason": REASONS[report.kind],
-        "message": report.text[:MAX_MESSAGE_LENGTH],
-        "source": {"component": FIELD_MANAGER},
-        "reportingComponent": FIELD_MANAGER,
-        "firstTimestamp": at,
-        "lastTimestamp": at,
-        "count": 1,
-    }
+def _subject(node: Mapping[str, JSON]) -> dict[str, str]:
+    meta = node["metadata"]
+    return {"apiVersion": "v1", "kind": "Node", "name": meta["name"], "uid": meta["uid"]}

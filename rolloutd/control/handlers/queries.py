@@ -151,14 +151,7 @@ async def node(services: Services, request: Request) -> wire.NodeDetail:
 async def why(services: Services, request: Request) -> wire.NodeReason:
     """Explain why a node does not move."""
     resolved = await resolve_for_reading(services.state, request.path_params["r"])
-    target = resolved.target(request.path_params["n"])
-    blocker = serializers.blocking_reason(services.state, resolved, target)
-    return {
-        "node": target.node,
-        "phase": target.phase.value,
-        "reason": serializers.reason(blocker),
-        "trouble": "; ".join(services.state.problems()) or None,
-    }
+    return serializers.why(services.state, resolved, resolved.target(request.path_params["n"]))
 
 
 @routes.add("GET", "/v1/rollouts/{r}/failures", is_shared=True)

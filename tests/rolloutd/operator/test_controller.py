@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -10,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
+import pytest
 import yaml
 
 from machines.model.events import GateOpened
 from machines.model.plan import GateName
 from machines.states import Phase
 from rolloutd.adapters.kubernetes.cluster import Cluster, api_path
+from rolloutd.adapters.kubernetes.object_events import MAX_MESSAGE_LENGTH
 from rolloutd.operator.controller import RETRY_S, STATUS_INTERVAL_S, Controller, NamespaceWatch
 from rolloutd.operator.objects import GROUP_VERSION, RESOURCE
 from tests.rolloutd.control_environment import PLAN, URL, ControlEnvironment, control_environment
@@ -62,6 +65,11 @@ class Fleet:
         await self.inside.vote("olga", rollout, "start")
         await self.inside.commit(GateOpened(rollout, GateName.START, "", self.inside.clock.now()))
         return rollout
+
+    def events(self, namespace: str = "ops") -> list[tuple[str, str, str, int]]:
+        """Return type, reason, message and count of each event of a namespace, oldest first."""
+        listed = self.kubernetes.objects.all("events", namespace)
+        return [(each["type"], each["reason"], each["message"], each["count"]) for each in listed]
 
     def rollouts(self) -> list[str]:
         return [each.id for each in self.inside.state.index.rollouts.values() if not each.closed]
@@ -328,3 +336,111 @@ async def test_path_outside_of_tree_is_refused(tmp_path: Path) -> None:
         seen.apply(plan=None, source={"git": url, "ref": "main", "path": "../../secret.yml"})  # type: ignore[arg-type]
         await seen.act()
         assert "outside of the tree" in seen.condition("Accepted")["message"]
+
+
+async def test_transitions_are_events_once(tmp_path: Path) -> None:
+    async with fleet(tmp_path) as seen:
+        seen.apply()
+        await seen.act()
+        rollout = await seen.open_start()
+        await seen.act()
+        await seen.inside.fail(rollout, "p1")
+        await seen.act()
+        seen.restart()
+        await seen.act()
+        events = seen.events()
+        assert [each[:2] for each in events] == [
+            ("Normal", "Submitted"),
+            ("Normal", "AwaitingApproval"),
+            ("Warning", "Paused"),
+            ("Normal", "AwaitingApproval"),
+            ("Warning", "NodeFailed"),
+        ]
+        assert events[-1][2].startswith("p1: ")
+        assert {each[3] for each in events} == {1}
+        assert all(len(each[2]) <= MAX_MESSAGE_LENGTH for each in events)
+
+
+async def test_repeated_transition_raises_count(tmp_path: Path) -> None:
+    async with fleet(tmp_path) as seen:
+        seen.apply()
+        await seen.act()
+        rollout = await seen.open_start()
+        for _ in range(3):
+            await seen.inside.request("olga", "post", f"/v1/rollouts/{rollout}/pause", {"reason": "look"})
+            await seen.act()
+            await seen.inside.request("olga", "post", f"/v1/rollouts/{rollout}/resume", {"reason": "go"})
+            await seen.act()
+        counts = {each[1]: each[3] for each in seen.events()}
+        assert (counts["Paused"], counts["Resumed"]) == (3, 3)
+
+
+def shipped_rules() -> list[Any]:
+    """Return the rules of the shipped Role."""
+    documents = yaml.safe_load_all((DEPLOY / "rbac.yaml").read_text())
+    rules: list[Any] = next(each["rules"] for each in documents if each["kind"] == "Role")
+    return rules
+
+
+@pytest.mark.parametrize("has_events", [True, False])
+async def test_shipped_role_suffices_and_events_may_lack(tmp_path: Path, has_events: bool) -> None:
+    rules = [each for each in shipped_rules() if has_events or each["resources"] != ["events"]]
+    async with fleet(tmp_path) as seen:
+        token = seen.kubernetes.token(rules)
+        cluster = Cluster("prod", seen.kubernetes.kubeconfig(tmp_path / "of-daemon", token=token))
+        seen.controller.cluster = seen.cluster = cluster
+        try:
+            seen.apply()
+            await seen.act()
+            assert seen.status()["state"] == "awaiting-approval"
+            assert bool(seen.events()) == has_events
+        finally:
+            await cluster.close()
+
+
+async def test_hundred_rollouts_write_at_most_once_in_interval(tmp_path: Path) -> None:
+    rounds = 3
+    async with fleet(tmp_path) as seen:
+        names = [f"change-{number}" for number in range(100)]
+        for name in names:
+            seen.apply(name, plan=PLAN.replace("name: sysctl", f"name: {name}"))
+        await seen.act()
+        assert len(seen.rollouts()) == len(names)
+        for _ in range(rounds):
+            for rollout in seen.rollouts():
+                await seen.inside.request("olga", "post", f"/v1/rollouts/{rollout}/pause", {"reason": "x"})
+            await seen.act(STATUS_INTERVAL_S / 2)
+            for rollout in seen.rollouts():
+                await seen.inside.request("olga", "post", f"/v1/rollouts/{rollout}/resume", {"reason": "y"})
+            await seen.act(STATUS_INTERVAL_S / 2)
+        writes = Counter(
+            each.name
+            for each in seen.kubernetes.server.requests
+            if each.full_resource == f"{RESOURCE}/status"
+        )
+        assert len(writes) == len(names)
+        assert max(writes.values()) <= 1 + rounds
+
+
+async def test_objects_of_an_hour_without_daemon_are_taken_up(tmp_path: Path) -> None:
+    async with fleet(tmp_path) as seen:
+        seen.apply("before", plan=PLAN.replace("name: sysctl", "name: before"))
+        await seen.act()
+        [first] = seen.rollouts()
+        # Nothing waits for the daemon: no finalizer holds an object, no webhook refuses one.
+        seen.remove("before")
+        seen.apply("away", plan=PLAN.replace("name: sysctl", "name: away"))
+        seen.inside.clock.advance(3600.0)
+        seen.restart()
+        await seen.act(3600.0)
+        assert seen.inside.state.index.rollouts[first].closed
+        assert seen.status("away")["rollout"] in seen.rollouts()
+
+
+async def test_plan_of_900_kib_becomes_rollout(tmp_path: Path) -> None:
+    notes = "\n".join(f"# {number} {'x' * 990}" for number in range(900))
+    async with fleet(tmp_path) as seen:
+        seen.apply(plan=f"{PLAN}\n{notes}\n")
+        await seen.act()
+        assert len(seen.rollouts()) == 1
+        validate_status(seen.status())

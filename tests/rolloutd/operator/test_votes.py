@@ -204,3 +204,25 @@ async def test_kubectl_plugin_sends_failures_that_it_printed(
         assert await asyncio.to_thread(kubectl_rolloutd, words) == 0
         assert "failed: p1: run.configure: broken" in capsys.readouterr().out
         assert votes_of(people)[-1].shown == ("p1#1",)
+
+
+async def test_kubectl_plugin_explains_nodes_of_namespace_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with voters(tmp_path) as people:
+        reader = people.user("oidc:rita@corp", {**READ, "verbs": ["list"]})
+        stranger = people.user("oidc:max@corp")
+        server = ("--ca-file", f"{tmp_path}/ca.pem", "--server", people.base.removeprefix("https://"))
+
+        async def why(token: str, node: str, namespace: str = "ops") -> int:
+            kubeconfig = people.seen.kubernetes.kubeconfig(tmp_path / "of-someone", token=token)
+            words = ("why", node, "-n", namespace, "--kubeconfig", str(kubeconfig), *server)
+            return await asyncio.to_thread(kubectl_rolloutd, words)
+
+        assert await why(reader, "p1") == 0
+        assert "kernel: p1 is pending: " in capsys.readouterr().out
+        assert await why(stranger, "p1") == 1
+        assert "may not list ops/maintenancerollouts" in capsys.readouterr().err
+        assert await why(reader, "p1", "others") == 1
+        assert "in no open rollout of namespace others" in capsys.readouterr().err
+        assert await why(reader, "no-such-node") == 1
