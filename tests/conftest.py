@@ -35,6 +35,7 @@ PROGRAMS = {
     "ssh": ("/usr/bin/ssh", "openssh-client"),
     "ssh-keygen": ("/usr/bin/ssh-keygen", "openssh-client"),
     "haproxy": ("/usr/sbin/haproxy", "haproxy"),
+    "lua5.1": ("/usr/bin/lua5.1", "lua5.1"),
     "prometheus": ("/usr/bin/prometheus", "prometheus"),
     "postgresql": (
         str(next(Path("/usr/lib/postgresql").glob("*/bin/initdb"), "/usr/lib/postgresql/initdb")),

@@ -20,6 +20,7 @@ import pytest
 import yaml
 
 from tests.rolloutd.fleetlock.test_fleetlock import make_certificates
+from tests.rolloutd.operator.test_health import argocd, kstatus
 from tests.support.cluster_environment import (
     WORK_PLAYBOOK,
     ClusterEnvironment,
@@ -31,9 +32,12 @@ from tests.support.fake_kubernetes.access import ALL_RULES, User
 from tests.support.git_repository import Repository
 from tests.support.ports import free_port
 
-pytestmark = [pytest.mark.servers("kubectl"), pytest.mark.long]
+pytestmark = [pytest.mark.servers("kubectl", "lua5.1"), pytest.mark.long]
 
 NODES = 8
+NOTES = "".join(f"# {number} {'x' * 1_015}\n" for number in range(900))
+"""Comments of 900 KiB: etcd takes the plan, and client-side apply would not."""
+
 MANIFESTS = Path(__file__).parents[2] / "deploy/kubernetes/operator"
 PLAN_NAME, OBJECT, NAMESPACE = "kernel", "kernel-1", "ops"
 PEOPLE = {"oidc:olga@corp": "olga", "oidc:oscar@corp": "oscar"}
@@ -113,6 +117,9 @@ async def test_rollout_from_kubectl_apply_to_done(tmp_path: Path) -> None:
         vote = ("rolloutd", "approve", OBJECT)
         submitter = await kubectl(ours, *vote, "start", *voting, "--reason", "mine", is_refused=True)
         assert "not valid for rolloutd" in submitter
+        reader = login(env, tmp_path, next(iter(PEOPLE)))
+        why = await kubectl(reader, "rolloutd", "why", env.nodes[0], *voting)
+        assert f"{OBJECT}: {env.nodes[0]} is pending: " in why
         for user in PEOPLE:
             person = login(env, tmp_path, user)
             await kubectl(person, *vote, "start", *voting, "--reason", "read the diff")
@@ -127,6 +134,10 @@ async def test_rollout_from_kubectl_apply_to_done(tmp_path: Path) -> None:
         assert sorted(span.node for span in env.daemon.spans()) == sorted(env.nodes)
         for node in env.nodes:
             await assert_restored(env, node)
+        thing = fake.objects.get("maintenancerollouts", NAMESPACE, OBJECT)
+        assert (kstatus(thing), argocd(thing)) == ("Current", "Healthy")
+        described = await kubectl(ours, "describe", "mr", OBJECT, "-n", NAMESPACE)
+        assert [word in described for word in ("Submitted", "AwaitingApproval", "Done")] == [True] * 3
         listed = await kubectl(ours, "get", "mr", "-n", NAMESPACE, "-o", "json")
         assert json.loads(listed)["items"][0]["status"]["rollout"] == status["rollout"]
         rollouts = await env.in_thread(env.daemon.client.get, "/v1/rollouts")
@@ -148,7 +159,7 @@ def manifest(env: ClusterEnvironment, url: str) -> str:
             "apiVersion": "rolloutd.io/v1",
             "kind": "MaintenanceRollout",
             "metadata": {"name": OBJECT, "namespace": NAMESPACE},
-            "spec": {"plan": yaml.safe_dump(change)},
+            "spec": {"plan": yaml.safe_dump(change) + NOTES},
         }
     )
 

@@ -33,13 +33,17 @@ ADMISSION = "admissionregistration.k8s.io"
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """What the server knows of one kind; `strict`: it judges every field."""
+    """What the server knows of one kind; `strict`: it judges every field.
+
+    `default_status` is what the schema gives to an object without a status.
+    """
 
     kind: str
     group: str = ""
     namespaced: bool = True
     generation: bool = False
     strict: bool = False
+    default_status: JSON = None
 
     @property
     def version(self) -> str:
@@ -65,7 +69,9 @@ RESOURCES: dict[str, Resource] = {
     "roles": Resource("Role", RBAC, strict=True),
     "rolebindings": Resource("RoleBinding", RBAC, strict=True),
     "leases": Resource("Lease", "coordination.k8s.io"),
-    "maintenancerollouts": Resource("MaintenanceRollout", "rolloutd.io", generation=True),
+    "maintenancerollouts": Resource(
+        "MaintenanceRollout", "rolloutd.io", generation=True, default_status={"observedGeneration": -1}
+    ),
     "maintenancevotes": Resource("MaintenanceVote", "rolloutd.io", generation=True),
     "validatingadmissionpolicies": Resource(
         "ValidatingAdmissionPolicy", ADMISSION, namespaced=False, generation=True
@@ -145,6 +151,8 @@ class Objects:
         meta |= {"uid": str(uuid.uuid4()), "creationTimestamp": format_time()}
         if kind.generation:
             meta["generation"] = 1
+        if kind.default_status is not None:
+            thing.setdefault("status", copy.deepcopy(kind.default_status))
         thing |= {"apiVersion": kind.version, "kind": kind.kind}
         patches.record_manager(None, thing, manager, "", format_time())
         return self._put(resource, None, thing)
