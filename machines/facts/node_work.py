@@ -1,7 +1,7 @@
 """Who works on a node: every kind of work, and which of them waits for which.
 
 Attempts, holds and stages follow from what is stored.  Other work is known to this process only, which
-records it before it begins: after a crash nobody does it any more.
+records it before it begins: after a crash no process does it any more.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Votes: which of them count, for whom, and which failures they settle.
+"""Votes: which of them count, for which teams, and which failures they settle.
 
 Votes are bound to the digest; a proceed vote is also bound to the failures that it was shown.  A gate counts
 people, not votes: a person who votes twice, or through a service, counts once.  This file knows a rollout and
@@ -69,7 +69,7 @@ def voters_by_team(rollout: Rollout, votes: Iterable[Vote]) -> dict[str, set[int
 
 
 def admins_voted(rollout: Rollout, need: VoteRequirement, voters: Mapping[str, set[int | str]]) -> int:
-    """Return how many people said yes as admins, besides those whom the owner's votes need."""
+    """Return how many people said yes as admins, other than those that the owner's votes need."""
     admins, owners = voters.get(ADMINS, set()), voters.get(rollout.plan.owner, set())
     return min(len(admins), max(0, len(admins | owners) - need.owner))
 

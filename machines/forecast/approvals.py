@@ -1,6 +1,6 @@
 """Votes that a forecast assumes: when each gate is asked, and the votes that open it.
 
-The voters are nobody's: each has one vote, for one team.
+The voters are invented: each has one vote, for one team.
 """
 
 from __future__ import annotations

@@ -282,7 +282,7 @@ class Walk:
             if lane is not None:
                 changed = lane.is_over_budget is not (key in over_budget) or lane.is_aborted
                 lane.is_over_budget = key in over_budget
-                # A step that has begun goes on to its end.
+                # A step that has begun continues to its end.
                 if changed and isinstance(lane.action, Wait):
                     is_relevant |= self._drive(key)
         self._over_budget = over_budget

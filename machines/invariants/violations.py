@@ -236,7 +236,7 @@ def _node_violation(facts: InvariantFacts, target: Target, now: float, earlier: 
 
 
 def _outage_violation(facts: InvariantFacts, target: Target) -> str | None:
-    """Return why a node must not begin beside those in flight on it: only a train's changes take turns."""
+    """Return why a node must not begin while another rollout works on it, unless both share a train."""
     for other in _others_in_flight(facts, target):
         state = f"{other.rollout} is {other.phase}"
         if other.phase is not Phase.VERIFYING or not facts.outage_progress(other).has_passed:

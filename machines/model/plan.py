@@ -195,7 +195,7 @@ class Plan:
     With `drift_every_s` the rollout stays open and its done nodes are checked for drift that often; with
     `keep` a drifted one is changed again.  `prepare` runs on nodes in service, before their slots, inside
     `prepare_windows` if there are any; `prepare_cleanup` None removes staged artifacts.
-    `shown_variables` are globs of the plan's variables whose values everybody may see.
+    `shown_variables` are globs of the plan's variables whose values all users may see.
     """
 
     name: str

@@ -197,7 +197,7 @@ class Preparation:
 
 @dataclass(frozen=True, slots=True)
 class StagedComparison:
-    """The staged files on a node were compared at `at`, and are whole; `problem` is why nobody knows."""
+    """The staged files on a node were compared at `at`, and are whole; `problem` is why that is unknown."""
 
     rollout: str
     node: str

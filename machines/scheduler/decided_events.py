@@ -1,7 +1,7 @@
 """A decision as events: what its commands change, in the order and the groups in which it is committed.
 
-It writes no sentence: whoever commits the events gives the text of a command.  What a command asks of the
-shell alone, such as an observation or a probe, has no event.
+It writes no sentence: the caller that commits the events gives the text of a command.  What a command asks
+of the shell alone, such as an observation or a probe, has no event.
 """
 
 from __future__ import annotations

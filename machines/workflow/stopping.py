@@ -47,8 +47,8 @@ def clean_up_before_failure(
 ) -> Action:
     """Return the action; before a failure, the end of what the failed run left on the node.
 
-    Nobody may look at a failed node for days, and its run's processes would go on changing it.  `records` are
-    those of the attempt.  `is_guarded`: a guard may restore the node, and nothing may change it after that.
+    Users may leave a failed node for days, while processes of its run would change it.  `records` are those
+    of the attempt.  `is_guarded`: a guard may restore the node, and nothing may change it after that.
     """
     if not isinstance(action, Transition) or action.trigger is not Trigger.FAILED:
         return action

@@ -69,7 +69,7 @@ def package_commands(manager: str, programs: dict[str, str]) -> dict[str, list[s
 
 
 def package_names(packages: list[str], manager: str = "") -> list[str]:
-    """Return the names; refuses rpm's `name-version`, whose name nobody can tell from a version."""
+    """Return the names; refuses rpm's `name-version`, whose name and version cannot be separated."""
     for package in packages:
         if manager in RPM and "=" not in package and re.search(r"-\d[^-]*-\d[^-]*$|-\d+[.]\d[^-]*$", package):
             raise AnsibleFilterError(

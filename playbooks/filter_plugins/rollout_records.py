@@ -81,7 +81,7 @@ def _without(records: dict[str, Any], rollout: str) -> tuple[list[Layer], dict[s
             heir = next((other for other in newer if name in other["items"]), None)
             if heir is None:
                 restored[name] = item["before"]
-            # What the heir found may be of somebody else, who came between the two.
+            # What the heir found may be the work of a third, which came between the two.
             elif "after" not in item or heir["items"][name]["before"] == item["after"]:
                 heir["items"][name] = {**heir["items"][name], "before": item["before"]}
     return newer, restored

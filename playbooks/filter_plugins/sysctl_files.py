@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 BLOCK = "(?m)^# rolloutd: {rollout}\n(?:(?!# rolloutd: ).*\n)*# rolloutd: {rollout} ends\n"
-"""Never over the begin of another block: somebody may have removed a line."""
+"""Never over the begin of another block: a user may have removed a line."""
 
 
 def with_blocks(text: str, rollout: str, layers: list[dict[str, Any]]) -> str:

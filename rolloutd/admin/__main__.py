@@ -23,7 +23,7 @@ VERBS = ("doctor", "verify", "chain", "segments", "backup", "restore", "prepare"
 EXIT_OK, EXIT_PROBLEMS, EXIT_USAGE = 0, 1, 2
 
 LEAD_MARGIN_S = 5.0
-"""Beyond two leases: nobody has renewed for one of them, and a look at the counter takes time."""
+"""Beyond two leases: no leader has renewed it for one of them, and a look at the counter takes time."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -192,7 +192,7 @@ async def _run_move(source: Settings, target: Settings, *, as_json: bool) -> int
     if source.store == target.store and with_runs:
         raise StoreFailed("both files name the same store; name another one with --to")
     _require_same_key(source, target)
-    # PostgreSQL's includes the lock of its state directory, which nobody can take twice.
+    # PostgreSQL's includes the lock of its state directory, which no second process can take.
     settings = [each for each in (source, target) if each.store.postgresql is not None or not with_runs]
     leaderships = [leadership_of(each.state_dir, each.store.postgresql) for each in settings or [source]]
     try:

@@ -301,7 +301,7 @@ async def _check_ssh(settings: Settings) -> str:
 
 
 async def _check_certificate(certificate: Path) -> str:
-    """Return until when the user certificate beside the key is valid; raises _CheckFailed if it is not."""
+    """Return until when the user certificate next to the key is valid; raises _CheckFailed if it is not."""
     text = await _query_version(["ssh-keygen", "-L", "-f", str(certificate)], "renew the certificate")
     valid = re.search(r"Valid: from (\S+) to (\S+)", text)
     if valid is None:

@@ -52,7 +52,9 @@ def register(commands: CommandGroup) -> None:
         ("--with-failure", "NODE", "what if: this node's run fails once"),
     ):
         parser.argument(option, metavar=metavar, text=f"{text} (repeatable)", action="append", default=[])
-    parser.argument("--at", metavar="TIME", text="what if: it goes on only then", type=time_argument)
+    parser.argument(
+        "--at", metavar="TIME", text="what if: it continues only at that time", type=time_argument
+    )
     parser.flag("--ics", text="print an iCalendar, and keep the forecast to compare it with what comes")
     parser.argument("--team", metavar="TEAM", text="with --ics: only this team's nodes")
     parser.flag("--score", text="show how good the forecasts were that people have seen")

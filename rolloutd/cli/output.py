@@ -219,7 +219,7 @@ def print_csv(columns: Columns, items: Iterable[Any]) -> None:
 
 
 def _csv_cell(text: str) -> str:
-    # Names and reasons come from outside: `=cmd()` in a cell is a formula for whoever opens the file.
+    # Names and reasons come from outside: `=cmd()` in a cell is a formula in a spreadsheet.
     shown = sanitize(text)
     return f"'{shown}" if shown.startswith(("=", "+", "-", "@")) else shown
 

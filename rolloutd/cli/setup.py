@@ -53,7 +53,7 @@ def register(commands: CommandGroup) -> None:
     parser.flag("--dry-run", text="write nothing")
     parser.flag("--yes", text="ask nothing: take what is proposed, and write")
     hosts = commands.add_group("hosts", "compare and store the host keys of nodes")
-    summary = "collect host keys, show them beside second sources, and store what you approve"
+    summary = "collect host keys, compare them with second sources, and store what you approve"
     parser = hosts.add_command("scan", scan, summary, formats=("json",), is_local=True)
     parser.argument("nodes", metavar="NODE", text="only these nodes (all)", nargs="*")
     parser.argument("--config", metavar="FILE", text="the settings file (/etc/rolloutd/config.yaml)")

@@ -65,7 +65,7 @@ def open_tunnel(host: str, remote_socket: str) -> Iterator[Path]:
 def _shared_directory(host: str, remote_socket: str) -> Path | None:
     """Return the directory of a connection that the user's commands share.
 
-    None if no directory is the user's alone: whoever reaches the socket in it acts as the user's account.
+    None if no directory is the user's alone: a process that reaches the socket acts as the user's account.
     """
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     top = (

@@ -404,7 +404,7 @@ def _require_no_order(target: Target) -> None:
 
 
 def occupied(reason: Reason, code: str) -> Refused:
-    """Return the refusal for a node that somebody else has: why, and what ends it."""
+    """Return the refusal for a node that another user or rollout has: why, and what ends it."""
     return Refused(code, f"{describe(reason)}; lifted by {lifted_by(reason)}")
 
 

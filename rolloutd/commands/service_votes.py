@@ -32,7 +32,7 @@ MAX_KEY_BYTES = 65_536
 
 @dataclass(frozen=True, slots=True)
 class ServiceVoter:
-    """The person for whom a service votes (a Principal)."""
+    """The person that a service votes for (a Principal)."""
 
     user: str
     actor: Actor
@@ -72,7 +72,7 @@ def require_valid_claims(claims: Claims, rollout: Rollout, now: float) -> None:
 def service_voter(
     account: ServiceAccount, claims: Claims, presenter: Principal, submitter: Actor
 ) -> ServiceVoter:
-    """Return the person for whom the service votes; raises NotAllowed unless the settings allow them.
+    """Return the person that the service votes for; raises NotAllowed unless the settings allow them.
 
     Four eyes compare names, so without `people` both names must be plain: a trailing dot, a plus
     address or a Cyrillic letter would make the submitter look like another person.

@@ -262,7 +262,7 @@ def _covered_failures(state: State, rollout: Rollout, ballot: Ballot) -> tuple[s
                 f"{rollout.id}: no node {node}; list them with rolloutctl nodes {rollout.id}"
             ) from None
     if ballot.shown is None:
-        # A node may fail between the voter's reading and the vote: no vote covers what nobody has read.
+        # A node may fail between reading and vote: no vote covers what its voter has not read.
         if ballot.yes:
             raise FailuresNotShown(
                 "no-failures-shown",

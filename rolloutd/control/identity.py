@@ -115,7 +115,7 @@ class CachedNameService:
         running = self._running.get(uid)
         if running is None:
             running = self._running[uid] = asyncio.create_task(self._look_up_and_cache(uid))
-        # Not the lookup itself: it goes on, and a caller that comes again must not add another.
+        # Not the lookup itself: it continues, and a caller that comes again must not add another.
         await asyncio.wait((running,), timeout=LOOKUP_TIMEOUT_S)
         if not running.done():
             raise AccountUnknown(

@@ -1,6 +1,6 @@
 """The review of a rollout: what a voter reads before approving, and what the approval means.
 
-It decides nothing, reads stored trees only, and follows no link out of them.  Everybody may read the plan;
+It decides nothing, reads stored trees only, and follows no link out of them.  All users may read the plan;
 the text of its source is for members of a team and admins.
 """
 

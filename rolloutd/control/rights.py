@@ -106,7 +106,7 @@ class Access:
     admin: Cell = "yes"
 
 
-EVERYBODY = Access("everybody who can open the socket", any_user, others="yes")
+EVERYBODY = Access("every user who can open the socket", any_user, others="yes")
 TOKEN_BEARER = Access(
     "any caller with a token that a service of the settings signed",
     any_user,

@@ -106,7 +106,7 @@ class ScoreFigures(TypedDict):
 
 
 class RolloutScore(ScoreFigures):
-    """How good a kept forecast was; `missed`: people were told that its p90 is over."""
+    """How good a kept forecast was; `missed`: the daemon has reported that its p90 is over."""
 
     rollout: str
     made_at: str

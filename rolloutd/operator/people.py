@@ -32,7 +32,7 @@ class ClusterPrincipal:
 
 
 def submitter(cluster: str, obj: RolloutObject, teams: frozenset[str]) -> ClusterPrincipal:
-    """Return who submits an object: never a person, so it takes no vote from anybody."""
+    """Return who submits an object: never a person, so it takes no person's vote away."""
     name = submitter_name(cluster, obj.namespace, obj.name, obj.uid)
     return ClusterPrincipal(name, Actor(ActorKind.SERVICE, name), teams)
 

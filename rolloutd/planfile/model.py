@@ -394,7 +394,7 @@ class Spec(Params):
     show_vars: list[field_types.VariableGlob] = Field(
         default=[],
         max_length=MAX_ITEMS,
-        description="Names of the plan's own variables, as globs, whose values everybody may see; the others"
+        description="Names of the plan's own variables, as globs, whose values all users may see; the others"
         " are shown as keyed digests.",
     )
     verify: list[VerifyStep] = Field(

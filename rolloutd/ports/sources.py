@@ -55,7 +55,7 @@ class Anchor(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Notification:
-    """One thing that people or services are told; `event` is a name of the setting `notify.events`."""
+    """One notification to people or services; `event` is a name of the setting `notify.events`."""
 
     event: str
     title: str

@@ -60,7 +60,7 @@ _on_wait: ContextVar[Callable[[str], None]] = ContextVar("on_wait", default=lamb
 
 
 def report_wait(text: str) -> None:
-    """Say what a step waits for within its call, such as an API that is too busy; empty when it goes on."""
+    """Say what a step waits for within its call, such as an API that is too busy; empty when it continues."""
     _on_wait.get()(text)
 
 

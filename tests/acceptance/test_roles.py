@@ -375,7 +375,7 @@ ASKS: dict[Key, Arrange] = {
 def cast() -> Iterator[tuple[dict[str, UnixUser], dict[str, str]]]:
     """Make one user per role; all but `nobody` are in the socket's group."""
     groups: dict[str, list[str]] = {role: ["socket"] for role in ROLES}
-    groups["nobody"] = []
+    groups["outsider"] = []
     groups["team"].append("pay")
     groups["admin"].append("wheel")
     with temporary_users(groups) as made:
@@ -453,7 +453,7 @@ async def judge(made: RoleScenario, key: Key, role: str, cell: str, *, own: bool
         return
     assert made.inside.state.index.snapshot() == before, "a refusal changes nothing"
     entries = [json.loads(entry.text) for entry in await made.inside.state.store.read_audit(after=seq)]
-    if role == "nobody":
+    if role == "outsider":
         assert (status, told) == (0, "PermissionError")
         assert entries == []
         return

@@ -22,7 +22,7 @@ END = "<!-- reference: end -->"
 ROLES_BEGIN = "<!-- roles: begin -->"
 ROLES_END = "<!-- roles: end -->"
 
-ROLES = ("nobody", "reader", "team", "owner", "submitter", "admin", "service")
+ROLES = ("outsider", "reader", "team", "owner", "submitter", "admin", "service")
 
 _TYPE_NAMES = {
     "object": "mapping",

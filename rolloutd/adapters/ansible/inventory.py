@@ -184,7 +184,7 @@ def _validate_label(name: str, label: str, value: Any) -> _InvalidLabel | None:
             return None
         case {"__ansible_vault": _}:
             remedy = (
-                f"everybody reads labels: write {label} in plain text, or take it from the settings' labels"
+                f"all users read labels: write {label} in plain text, or take it from the settings' labels"
             )
             return _InvalidLabel(name, label, "a vaulted value", remedy)
         case _:

@@ -298,7 +298,7 @@ class AnsibleRunner:
             try:
                 return await asyncio.shield(preparing)
             except asyncio.CancelledError:
-                # The thread goes on, so only at its end can its files be removed.
+                # The thread continues, so only at its end can its files be removed.
                 preparing.add_done_callback(partial(_abandon, directory))
                 raise
             except OSError as error:

@@ -1,4 +1,4 @@
-"""Long answers in slices: the loop turns between them, and other work of the daemon goes on.
+"""Long answers in slices: the loop turns between them, and other work of the daemon continues.
 
 A thread would not help: Python's parser holds the interpreter until a text ends.
 """
@@ -93,7 +93,7 @@ class _Reader:
     def expect_end(self) -> None:
         self.is_at("")
         if self.position != len(self._text):
-            raise ValueError("the answer goes on after its end")
+            raise ValueError("the answer continues after its end")
 
     def read_value(self) -> JSON:
         self.is_at("")

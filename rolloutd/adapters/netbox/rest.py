@@ -87,7 +87,7 @@ def _read_pages(
         if records and [each["id"] for each in page.records[:1]] != [records[-1]["id"]]:
             return page.count, records, True
         new = page.records[seen:]
-        # An answer with objects that came before could go on for ever.
+        # An answer with objects that came before would never end.
         if not known.isdisjoint(record["id"] for record in new):
             return page.count, records, True
         records += new

@@ -4,7 +4,7 @@
 #
 # Each guard is a directory NODE_DIR/TOKEN.  Its state is the name of one file there, and changes by rename(2)
 # only: armed -> confirmed, or armed -> restoring -> restored.  So exactly one of `confirmed` and `restored`
-# happens, whoever asks first.  A restore that was interrupted is continued by the next one.
+# happens, whichever request is first.  A restore that was interrupted is continued by the next one.
 
 LC_ALL=C
 PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin

@@ -112,7 +112,7 @@ stamp() { TZ=UTC stat -c '%d %i %s %y %z' -- "$1" 2>/dev/null; }
 is_own_directory() { [ -d "$1" ] && [ ! -h "$1" ] && [ -O "$1" ]; }
 
 # Returns whether the file is the one that was whole before: a change of its content changes its ctime, which
-# nobody can set back as they can its mtime.
+# no program can set back as they can its mtime.
 is_remembered() {
     is_own_directory "${memory%/*}" && [ -f "$memory" ] && [ -O "$memory" ] && [ -n "$stamp" ] &&
         [ "$(cat "$memory" 2>/dev/null)" = "$stamp" ]

@@ -1,4 +1,4 @@
-"""The command hosts scan: show the keys beside second sources, and store what is approved."""
+"""The command hosts scan: compare the keys with second sources, and store what is approved."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ def judge(
     authorities: Sequence[asyncssh.SSHKey],
 ) -> tuple[JudgedKey, ...]:
     """Compare the keys that a node offers with what known_hosts and the second sources have."""
-    # Whoever has none of the stored keys is another machine, also with a key of a type that was not stored.
+    # With none of the stored keys it is another machine, also with a key of a type that was not stored.
     is_other = bool(stored) and not set(offered) & set(stored)
     offered_fingerprints = {key.fingerprint for key in offered}
     judged = []

@@ -34,7 +34,7 @@ from rolloutd.settings import DEFAULT_CONFIG, Settings
 JSON = Any
 
 NEW_FILE_MODE = 0o644
-"""The settings name secrets' files and have none, so everybody may read them."""
+"""The settings name secrets' files and contain no secret, so all users may read them."""
 
 PREVIEWED_PLAN = "hello"
 """The example plan that changes nothing."""

@@ -115,7 +115,7 @@ def find_inventories(machine: Machine, directory: Path) -> list[Candidate]:
 
 
 def find_clusters(machine: Machine, directory: Path) -> list[Candidate]:
-    """Return clusters of kubeconfigs; those beside the settings are the daemon's, others the caller's."""
+    """Return clusters of kubeconfigs: the daemon's in the directory of the settings, others the caller's."""
     places = [(path, f"a file in {directory}", False) for path in sorted(directory.glob("*.kubeconfig"))]
     named = [part for part in machine.environ.get("KUBECONFIG", "").split(":") if part]
     places += [(machine.path(part), "$KUBECONFIG", True) for part in named]

@@ -130,9 +130,9 @@ class NodeSetup:
 
 def read_public_key(key_file: Path) -> str:
     """Return the public half of a private key; raises KeyUnusable."""
-    beside = Path(f"{key_file}.pub")
-    if beside.is_file():
-        return beside.read_text(errors="replace").strip()
+    public_key = Path(f"{key_file}.pub")
+    if public_key.is_file():
+        return public_key.read_text(errors="replace").strip()
     # An empty passphrase: a key with one cannot be used by a daemon, and must not ask here.
     return _run_keygen(["-y", "-P", "", "-f", str(key_file)], key_file)
 

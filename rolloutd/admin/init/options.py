@@ -48,7 +48,7 @@ def absolute(text: str) -> str:
 
 
 class Dialog:
-    """Questions to the user; where nobody can or shall be asked, the proposals are the answers."""
+    """Questions to the user; without a terminal or with --yes the proposals are the answers."""
 
     def __init__(self, options: Options) -> None:
         is_terminal = sys.stdin.isatty() and sys.stderr.isatty()

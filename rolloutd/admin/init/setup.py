@@ -117,7 +117,7 @@ class Setup:
             self.changes.append(change)
 
     def name_of(self, path: str) -> str:
-        """Return a path as the settings have it: relative where it is beside them."""
+        """Return a path as the settings have it: relative where it is in their directory."""
         whole = Path(absolute(path))
         return (
             str(whole.relative_to(self.path.parent)) if whole.is_relative_to(self.path.parent) else str(whole)

@@ -59,7 +59,7 @@ async def configuration_diff(
 async def plan_diff(
     services: Services, request: Request[requests.PlanWithUpload]
 ) -> wire_plans.PlanDifferences:
-    """Show what a plan would change for whom, grouped by equal differences."""
+    """Show what a plan would change on which nodes, grouped by equal differences."""
     body = request.input
     state = services.state
     draft = await submit.resolve_plan(state, services.sources, await read_plan(body), body.upload)

@@ -106,7 +106,7 @@ def _new_node(
         # Which of them is the node, nothing shows: later the one that keeps the name is.
         return _with_conflict(last or replace(node, id=""), ConflictKind.NAME_SHARED, _ids(objects))
     if last is not None and _is_other_object(last.id, node.id):
-        # What is under way on the node must go on there, not on the machine that has its name now.
+        # What is under way on the node must continue there, not on the machine that has its name now.
         return replace(last, conflicts={ConflictKind.IDENTITY_CHANGED.value: node.id})
     return node
 
