@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from machines.facts import votes
 from machines.model.events import RolloutCancelled, VoteCast, VoteWithdrawn
@@ -27,7 +27,10 @@ MAX_VOTES_KEPT = 5_000
 
 @dataclass(frozen=True, slots=True)
 class Ballot:
-    """A vote to cast; None selects the default.  `unseen`: what runs and its voter could not read."""
+    """A vote to cast; None selects the default.
+
+    `unseen`: what runs and its voter could not read.  It has no default, so no way to vote can forget it.
+    """
 
     gate: GateName
     yes: bool
@@ -39,7 +42,7 @@ class Ballot:
     nodes: tuple[str, ...] = ()
     more: int = 0
     until: float | None = None
-    unseen: tuple[str, ...] = ()
+    unseen: tuple[str, ...] = field(kw_only=True)
 
 
 def vote(state: State, who: Principal, rollout: Rollout, ballot: Ballot) -> Events:
@@ -109,7 +112,7 @@ def approval_effect(
     """Return the effect of the caller's approval without a vote; raises what vote() raises."""
     unresolved = state.index.unresolved_failures(rollout.id) if gate is GateName.PROCEED else ()
     shown = tuple(failure.id for failure in unresolved) if gate is GateName.PROCEED else None
-    ballot = Ballot(gate, yes=True, reason="", wave=wave or None, shown=shown)
+    ballot = Ballot(gate, yes=True, reason="", wave=wave or None, shown=shown, unseen=())
     cast, now = _new_vote(state, who, rollout, ballot), state.now()
     before = gates.gate_view(state.index, rollout, gate, wave, now)
     after = gates.gate_view(state.index, replace(rollout, votes=(*rollout.votes, cast)), gate, wave, now)

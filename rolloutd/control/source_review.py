@@ -159,6 +159,8 @@ def _read_text(tree: Path, path: str) -> tuple[str | None, str]:
         text = content.decode()
     except UnicodeDecodeError:
         return None, f"not text ({described})"
+    if "\0" in text:
+        return None, f"not text ({described})"
     if text.startswith(VAULT_HEADER):
         return None, f"encrypted ({described})"
     if len(text) > MAX_TEXT_CHARS:

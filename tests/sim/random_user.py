@@ -68,7 +68,7 @@ class RandomUser:
     async def _vote(self, people: random.Random, state: State) -> None:
         rollout, who = self._users.random_rollout(people, state), people.choice(ALL_USERS)
         ballot = Ballot(
-            people.choice(gates_of(state.index.rollout(rollout))), people.random() < 0.93, "tests"
+            people.choice(gates_of(state.index.rollout(rollout))), people.random() < 0.93, "tests", unseen=()
         )
         if people.random() < 0.1:
             ballot = replace(ballot, digest="of another plan")
@@ -114,7 +114,9 @@ class RandomUser:
         (gate, wave), who = people.choice(waiting), people.choice((SAM, OLGA))
         cast = ballots.valid_votes(rollout, gate, wave)
         if not any(vote.actor.uid == who.uid for vote in cast):
-            await self._users.vote(who, rollout.id, Ballot(gate, False, "tests", wave=wave or None))
+            await self._users.vote(
+                who, rollout.id, Ballot(gate, False, "tests", wave=wave or None, unseen=())
+            )
             await asyncio.sleep(people.expovariate(1.0 / WITHDRAW_DELAY_S))
         await self._withdraw_vote(who, rollout.id, gate, wave or None)
 

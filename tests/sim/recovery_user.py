@@ -132,7 +132,7 @@ class RecoveryUser:
                         now, who, now.index.rollout(name), gate, "tidy", team=None, wave=wave_or_none
                     ),
                 )
-            await self._users.vote(who, name, Ballot(gate, True, "tidy", wave=wave_or_none))
+            await self._users.vote(who, name, Ballot(gate, True, "tidy", wave=wave_or_none, unseen=()))
 
     async def _retry_or_skip(self, target: Target) -> None:
         """Try two attempts of a failed node again, and after that leave it out."""

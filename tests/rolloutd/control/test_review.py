@@ -265,6 +265,12 @@ def test_bytes_behind_link_are_compared(tmp_path: Path, binary: bytes, link: str
     assert [each.partition(":")[0] for each in review.unseen] == ["roles/base/files/blob"] * is_unseen
 
 
+def test_program_of_ascii_bytes_is_not_shown_as_text(tmp_path: Path) -> None:
+    tree = write_tree(tmp_path / "tree", b"MZ\0\0", "v1")
+    (unseen,) = read_source_review(tree, None, ["site.yml"]).unseen
+    assert unseen.startswith("roles/base/files/blob: not shown: not text (6 bytes, sha256 ")
+
+
 def test_playbook_named_by_template_shows_whole_source(tmp_path: Path) -> None:
     tree = write_tree(tmp_path / "tree", b"text", "v1")
     review = read_source_review(tree, None, ["{{ node.labels.os }}.yml", "missing.yml"])
