@@ -93,7 +93,7 @@ class BalancedServer:
 
 @asynccontextmanager
 async def balanced_server(
-    directory: Path, *names: str, level: str = "admin"
+    directory: Path, *names: str, level: str = "admin", more: str = ""
 ) -> AsyncIterator[BalancedServer]:
     """Run the server behind a balancer of each name, `lb1` alone by default."""
     balancers: dict[str, Haproxy] = {}
@@ -106,7 +106,8 @@ async def balanced_server(
     async with serve_connections(serve) as port:
         try:
             for name in names or ("lb1",):
-                balancers[name] = Haproxy(directory / name, {"n1": port, "n2": port}, level=level).start()
+                servers = {"n1": port, "n2": port}
+                balancers[name] = Haproxy(directory / name, servers, level=level, more=more).start()
             server = BalancedServer(balancers)
             yield server
         finally:

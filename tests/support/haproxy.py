@@ -47,12 +47,15 @@ backend web
 
 
 class Haproxy:
-    """One HAProxy with a frontend and a backend `web`; `servers` are ports by name."""
+    """One HAProxy with a frontend and a backend `web`; `servers` are ports by name, `more` ends its file."""
 
-    def __init__(self, directory: Path, servers: Mapping[str, int], *, level: str = "admin") -> None:
+    def __init__(
+        self, directory: Path, servers: Mapping[str, int], *, level: str = "admin", more: str = ""
+    ) -> None:
         self.directory = directory
         self.servers = servers
         self.level = level
+        self.more = more
         self.port = 0
         self.admin_port = 0
         self._process: subprocess.Popen[bytes] | None = None
@@ -101,9 +104,10 @@ class Haproxy:
         return {row["srv_name"]: (int(row["srv_admin_state"]), int(row["srv_uweight"])) for row in rows}
 
     def statistics(self) -> dict[str, dict[str, str]]:
-        """Return the statistics of each server."""
+        """Return the statistics of each server of `web`."""
         answer = self.command("show stat -1 4 -1").removeprefix("# ")
-        return {row["svname"]: row for row in csv.DictReader(answer.strip().splitlines())}
+        rows = csv.DictReader(answer.strip().splitlines())
+        return {row["svname"]: row for row in rows if row["pxname"] == "web"}
 
     @property
     def log_file(self) -> Path:
@@ -115,11 +119,10 @@ class Haproxy:
             f"  server {name} 127.0.0.1:{number} weight 40" for name, number in self.servers.items()
         )
         config = self.directory / "haproxy.cfg"
-        config.write_text(
-            _CONFIG.format(
-                dir=self.directory, level=self.level, port=port, admin_port=admin_port, servers=servers
-            )
+        text = _CONFIG.format(
+            dir=self.directory, level=self.level, port=port, admin_port=admin_port, servers=servers
         )
+        config.write_text(text + self.more)
         with self.log_file.open("ab") as log:
             process = subprocess.Popen(
                 [HAPROXY, "-db", "-f", str(config)],

@@ -88,16 +88,22 @@ class Balancer:
             raise HaproxyFailed(
                 f"haproxy {self.name}: there is no server {backend}/{server}; correct the plan"
             )
-        # By both ids: the statistics of a whole backend may exceed what a node's shell returns, and a name
-        # means a frontend of the same name first.
-        stats = await self._table(f"show stat {row['be_id']} 4 {row['srv_id']}", ",", "pxname")
-        if len(stats) != 1:
-            raise BalancerUnreachable(f"haproxy {self.name}: no statistics of {backend}/{server} this time")
+        stats = await self._statistics(row, backend, server)
         return ServerState(
             _admin_state(int(row["srv_admin_state"])),
             int(row["srv_uweight"]),
-            int(stats[0]["scur"]) + int(stats[0]["qcur"]),
+            int(stats["scur"]) + int(stats["qcur"]),
         )
+
+    async def _statistics(self, ids: Mapping[str, str], backend: str, server: str) -> Mapping[str, str]:
+        # By both ids: the statistics of a whole backend may exceed what a node's shell returns, and a name
+        # means a frontend of the same name first.  A backend that is named as this id is answered for it;
+        # then all servers are read.
+        for chosen in (f"{ids['be_id']} 4 {ids['srv_id']}", "-1 4 -1"):
+            for row in await self._table(f"show stat {chosen}", ",", "pxname"):
+                if (row["pxname"], row["svname"]) == (backend, server):
+                    return row
+        raise BalancerUnreachable(f"haproxy {self.name}: no statistics of {backend}/{server} this time")
 
     async def list_servers(self) -> list[tuple[str, str]]:
         """Return backend and name of every server; raises HaproxyFailed if the socket cannot change them."""

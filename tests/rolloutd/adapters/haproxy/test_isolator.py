@@ -177,3 +177,23 @@ async def test_probe_counts_sessions_of_all_balancers(tmp_path: Path) -> None:
         assert await probe.probe(ctx) == Busy("n1 is busy: 2 sessions of web/n1 (lb1 1, lb2 1)", count=2)
         assert isinstance(await probe.probe(replace(ctx, params={**ctx.params, "max": 2})), Ok)
         await server.answer_requests()
+
+
+async def test_backend_named_as_an_id_is_not_taken_for_another(tmp_path: Path) -> None:
+    """`show stat` takes a number for a name before it takes it for an id; `web` has the id 3."""
+    more = "".join(f"backend {number}\n  server n1 127.0.0.1:9 weight 7\n" for number in range(2, 7))
+    async with balanced_server(tmp_path, more=more) as server:
+        ids = {
+            line.split()[0]
+            for line in server.balancers["lb1"].command("show servers state web").splitlines()[2:]
+            if line
+        }
+        assert ids <= set("23456"), "the names are ids"
+        probe = HaproxyTrafficProbe(server.context)
+        ctx = step_context(server.host, server.params, server.clock)
+        assert isinstance(await probe.probe(ctx), Ok)
+        await server.start_request()
+        assert await probe.probe(ctx) == Busy("n1 is busy: 1 session of web/n1 (lb1 1)", count=1)
+        other = replace(ctx, params={**ctx.params, "backend": "4"})
+        assert isinstance(await probe.probe(other), Ok)
+        await server.answer_requests()
