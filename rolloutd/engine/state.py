@@ -14,7 +14,7 @@ import logging
 import os
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -32,7 +32,8 @@ from machines.rules.node_claims import work_blocker
 from machines.scheduler.expiry import extend_deadlines
 from machines.workflow.records import RepeatedTry
 from rolloutd.engine.adapter_failures import AdapterFailures
-from rolloutd.engine.tasks import compute, free
+from rolloutd.engine.commit_lock import CommitLock, nodes_of_steps
+from rolloutd.engine.tasks import compute, free, wait_until_done
 from rolloutd.engine.transition_log import log_entries
 from rolloutd.errors import Conflict, FactsBehind, LeadershipLost, NotFound, StoreFailed
 from rolloutd.ports import (
@@ -218,9 +219,13 @@ class State:
     """The store has an event that could not be applied: this process must not decide any more."""
     coverages: dict[str, Any] = field(default_factory=dict)
     """By rollout, what the API last found that its plan leaves out."""
+    names_in_order: Sequence[str] = ()
+    """The names of all nodes in natural order, as the API last listed them."""
+    change_matrix: Any = None
+    """What the API last found of changes and nodes."""
     _inventory_snapshot: InventorySnapshot | None = None
     _inventory_generation: int = 0
-    _write_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _write_lock: CommitLock = field(default_factory=CommitLock)
 
     def now(self) -> float:
         """Return the wall clock, epoch seconds."""
@@ -338,8 +343,20 @@ class State:
 
         Raises InvariantViolation, Conflict or StoreFailed; in each case nothing has changed.
         """
-        async with self._write_lock:
-            return await self._commit(events, actor, cause)
+        return await self.commit_decided(lambda: events, actor=actor, cause=cause)
+
+    async def commit_decided(
+        self, decide: Callable[[], Sequence[Event]], *, actor: Actor = DAEMON, cause: str
+    ) -> tuple[AuditEntry, ...]:
+        """Commit what `decide` returns under the lock; raises as commit().  `decide` is called repeatedly."""
+        nodes = nodes_of_steps(decide())
+        async with self._write_lock.held(nodes):
+            events = decide()
+            if nodes_of_steps(events) == nodes:
+                return await self._commit(events, actor, cause)
+        # An earlier commit has made it concern more than its node.
+        async with self._write_lock.held():
+            return await self._commit(decide(), actor, cause)
 
     @asynccontextmanager
     async def exclusive_commit(self, actor: Actor = DAEMON) -> AsyncIterator[CommitFunction]:
@@ -347,7 +364,7 @@ class State:
 
         Yields a function that commits on behalf of the actor.
         """
-        async with self._write_lock:
+        async with self._write_lock.held():
             yield lambda events, cause, at=None: self._commit(events, actor, cause, at)
 
     @asynccontextmanager
@@ -355,7 +372,7 @@ class State:
         """Do work on a node in the body that no stored fact shows, or yield the work that it waits for."""
         work = NodeWork(kind, node, rollout)
         # Under the lock: a start that is being written is not in the facts yet.
-        async with self._write_lock:
+        async with self._write_lock.held():
             obstacle = work_blocker(self.index, kind, node, self.now())
             if obstacle is None:
                 self.index.record_work(work)
@@ -394,7 +411,7 @@ class State:
         except asyncio.CancelledError:
             # The write continues, so the lock must stay held until it ends.  Its result or error must not
             # replace the cancellation: a cancelled task would continue.
-            await _wait_for_write(writing)
+            await wait_until_done(writing)
             raise
 
     async def _write_large(
@@ -478,12 +495,3 @@ class State:
             raise FactsBehind(
                 f"facts: a written event was not applied: {error!r}; the daemon ends"
             ) from error
-
-
-async def _wait_for_write(writing: asyncio.Task[tuple[AuditEntry, ...]]) -> None:
-    """Wait for the end of a write, however often the wait is cancelled."""
-    while not writing.done():
-        with suppress(asyncio.CancelledError):
-            await asyncio.wait((writing,))
-    if not writing.cancelled():
-        writing.exception()  # retrieved, else asyncio logs it as never retrieved

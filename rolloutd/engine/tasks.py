@@ -9,7 +9,7 @@ import asyncio
 import gc
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hashable, Iterable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar
 
 from rolloutd import threads
@@ -209,6 +209,15 @@ class CancellableTask:
         finally:
             self._task, self._is_cancelled = None, False
         return True
+
+
+async def wait_until_done(task: asyncio.Task[Any]) -> None:
+    """Wait for the end of a task, however often the wait is cancelled."""
+    while not task.done():
+        with suppress(asyncio.CancelledError):
+            await asyncio.wait((task,))
+    if not task.cancelled():
+        task.exception()  # retrieved, else asyncio logs it as never retrieved
 
 
 @asynccontextmanager

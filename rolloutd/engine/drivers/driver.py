@@ -9,6 +9,7 @@ It knows ports, never an adapter.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 
 from machines.facts.dry_runs import DryRunResult
@@ -400,16 +401,18 @@ class Driver:
             not_before=action.not_before,
             code=self._failure_code(action),
         )
+
+        # Under the lock: a submit that is being written opens the rollout that takes the node over.
         # One commit: after a crash between two, the node would have moved without its verdict.
-        async with self._state.exclusive_commit() as commit:
-            # Under the lock: a submit that is being written opens the rollout that takes the node over.
-            events = [
+        def decide() -> Sequence[Event]:
+            return (
                 *self._complete_stop_order(moved),
                 moved,
                 *verdict_events(self._state, self._session.target, moved),
                 *carry_over(self._state.index, moved),
-            ]
-            await commit(events, action.text or action.trigger.value)
+            )
+
+        await self._state.commit_decided(decide, cause=action.text or action.trigger.value)
 
     def _failure_code(self, action: actions.Transition) -> FailureCode:
         """Return the code of a failure; a node that its cluster reports as not ready has another cause."""

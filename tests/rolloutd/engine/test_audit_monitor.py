@@ -249,7 +249,7 @@ async def test_settlement_verifies_before_the_lock(tmp_path: Path) -> None:
         verify, locked = env.state.store.verify_audit, []
 
         async def watched(head: str | None = None, *, gently: bool = False) -> AuditReport:
-            locked.append(env.state._write_lock.locked())
+            locked.append(env.state._write_lock._is_exclusive)
             return await verify(head, gently=gently)
 
         env.state.store.verify_audit = watched  # type: ignore[method-assign]
