@@ -1,6 +1,6 @@
 """One fleet of `bench scale`: a daemon in this process, and what each thing that happens to it costs.
 
-    python -m bench._scale_fleet pauses|idle|transitions|decision NODES
+    python -m bench._scale_fleet pauses|idle|transitions|decision
 
 The loop, the drivers and the store are real; nodes, playbooks and the inventory answer at once from memory.
 A pause is the CPU time that the loop's thread needs for one callback, so other load does not change it.
@@ -192,7 +192,7 @@ class Fleet:
         directory: Path,
     ) -> None:
         self.state, self.clock, self.daemon = state, clock, daemon
-        self.inventory, self.run_host = inventory, run_host
+        self.inventory, self.run_host, self.directory = inventory, run_host, directory
         self.running: asyncio.Task[None]
         self.sources = FakeSourceStore(directory / "trees")
         self.sources.commit(URL, {"site.yml": "- hosts: all\n"}, ["main"])

@@ -53,6 +53,9 @@ REPEATS = {"pauses": 3, "transitions": 3}
 to make a longest pause wrong.
 """
 
+CLIENT_PARTS = frozenset({"pages"})
+"""Parts with the API's server and clients."""
+
 LIMITS: dict[str, tuple[str, float]] = {
     "start decision": ("s", 3.0),
     "start decision ratio": ("", 1.2),
@@ -68,6 +71,11 @@ LIMITS: dict[str, tuple[str, float]] = {
     "memory growth": ("MiB/h", 1.0),
     "memory per node": ("KiB", 4.0),
     "transitions ratio": ("", 1.1),
+    "first page status": ("ms", 100.0),
+    "first page nodes": ("ms", 100.0),
+    "first page changes": ("ms", 100.0),
+    "first page inventory": ("ms", 100.0),
+    "loop pause pages": ("ms", 20.0),
 }
 """Unit and limit of each figure, in the order in which they are shown."""
 
@@ -113,7 +121,7 @@ def measure(sizes: tuple[int, ...]) -> list[Figure]:
 
 def measure_size(nodes: int) -> dict[str, float]:
     values: dict[str, float] = {}
-    for part in ("decision", "transitions", "idle", "pauses"):
+    for part in ("decision", "transitions", "idle", "pauses", "pages"):
         runs = [found for _ in range(REPEATS.get(part, 1)) if (found := measure_part(part, nodes))]
         names = {name: None for found in runs for name in found}
         values |= {name: statistics.median(found[name] for found in runs) for name in names}
@@ -126,7 +134,8 @@ def measure_size(nodes: int) -> dict[str, float]:
 
 def measure_part(part: str, nodes: int) -> dict[str, float]:
     """Return the figures of one part, none if it could not be measured."""
-    command = [sys.executable, "-m", "bench._scale_fleet", part, str(nodes)]
+    program = "bench._scale_clients" if part in CLIENT_PARTS else "bench._scale_fleet"
+    command = [sys.executable, "-m", program, part, str(nodes)]
     try:
         done = subprocess.run(command, capture_output=True, check=True, timeout=FLEET_LIMIT_S, text=True)
         figures: dict[str, float] = json.loads(done.stdout)

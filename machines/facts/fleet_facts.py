@@ -172,6 +172,10 @@ class FleetFacts(Forkable):
         """Return the targets of a rollout, in the order in which they joined."""
         return self._targets[rollout].values()
 
+    def targets_by_node(self, rollout: str) -> Mapping[str, Target]:
+        """Return the targets of a rollout by their nodes."""
+        return self._targets[rollout]
+
     def targets_on(self, node: str) -> Iterable[Target]:
         return self._targets_by_node.get(node, {}).values()
 

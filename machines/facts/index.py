@@ -204,6 +204,11 @@ class Index(FleetFacts):
         """Return the node's pools under any rollout: a node that is down is down in all of them."""
         return self._pool_index.pools_of_node(node)
 
+    @property
+    def pool_keys(self) -> tuple[str, ...]:
+        """The label keys that make pools: those of the settings and those of open rollouts' plans."""
+        return self._pool_keys
+
     def pool(self, pool: str) -> Pool:
         """Return a pool by its id; a pool without members is empty."""
         key, _, value = pool.partition("/")

@@ -27,7 +27,7 @@ from rolloutd.text import join_limited, pluralize
 
 if TYPE_CHECKING:
     from rolloutd.control.wire import Node
-    from rolloutd.control.wire_fleet import Change, Changes
+    from rolloutd.control.wire_fleet import Change, Changes, ChangeState
     from rolloutd.control.wire_plans import (
         ConfigurationRecord,
         Impact,
@@ -41,12 +41,12 @@ RECORDS = ("current", "previous", "invalid")
 MAX_NODES_NAMED = 5
 """Nodes of a group that are named; the others are counted."""
 
-STATES = ("done", "drifted", "in-flight", "pending", "failed", "skipped", "never")
+STATES: tuple[ChangeState, ...] = ("done", "drifted", "in-flight", "pending", "failed", "skipped", "never")
 
 
-def _count_nodes(state: str, change: Change) -> str:
+def _count_nodes(state: ChangeState, change: Change) -> str:
     """Return how many nodes have a change in this state; an empty cell for none."""
-    return str(sum(node["state"] == state for node in change["nodes"]) or "")
+    return str(change["counts"].get(state, ""))
 
 
 RECORD_COLUMNS: Columns = {
@@ -159,7 +159,9 @@ def _format_value(value: Any) -> str:
 
 def changes(call: Invocation) -> None:
     """Print the changes; those of one plan with their groups and nodes."""
-    answer: Changes = call.get(api_path("changes"), plan=call.args.plan)
+    # A table of all changes shows no node.
+    limit = 1 if call.args.plan is None and call.args.json is False else None
+    answer: Changes = call.get(api_path("changes"), plan=call.args.plan, limit=limit)
     if call.args.plan is not None and not answer["changes"]:
         problem = "no rollout of this plan; list the plans with rolloutctl changes"
         raise exits.Exit(exits.REFUSED, f"{call.args.plan}: {problem}")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_right, insort
+from collections.abc import Sequence
 
 from machines.facts.availability import Unavailability
 from machines.facts.index import Index
@@ -18,6 +19,9 @@ from rolloutd.engine.state import SourceState, State
 from rolloutd.engine.tasks import compute, compute_over
 from rolloutd.ports import HOST_KEY, MACHINE_ID, PROVIDER_ID, DiscoveredNode, Host
 from rolloutd.settings import Settings
+
+MAX_INSERTED = 1_000
+"""New names that are inserted one by one; more of them are sorted with all others."""
 
 
 async def locks(state: State) -> wire_fleet.Locks:
@@ -117,7 +121,7 @@ def settings(current: Settings) -> wire_fleet.SettingsSummary:
 async def inventory(state: State, query: PageQuery) -> wire_fleet.Inventory:
     # In a thread, on a fork: ten thousand nodes take longer than the loop may pause.
     index, now = state.index.fork(), state.now()
-    shown, next_after = await compute(_inventory_page, index, query)
+    shown, next_after = await compute(_inventory_page, state, index, query)
     return {
         "nodes": shown,
         "sources": [_source(each, index.sources.get(each.source), now) for each in state.sources.values()],
@@ -125,13 +129,33 @@ async def inventory(state: State, query: PageQuery) -> wire_fleet.Inventory:
     }
 
 
-def _inventory_page(index: Index, query: PageQuery) -> tuple[list[wire_fleet.InventoryNode], str | None]:
-    names = sorted(index.nodes, key=natural_sort_key)
+def _inventory_page(
+    state: State, index: Index, query: PageQuery
+) -> tuple[list[wire_fleet.InventoryNode], str | None]:
+    shown, next_after = page_of_names(names_in_order(state, index), query)
+    return [_inventory_node(index, index.nodes[name]) for name in shown], next_after
+
+
+def names_in_order(state: State, index: Index) -> Sequence[str]:
+    """Return the names of all nodes in natural order; the last answer is kept and changed by what differs."""
+    nodes = index.nodes
+    names = list(filter(nodes.__contains__, state.names_in_order))
+    added = nodes.keys() - set(names) if len(names) < len(nodes) else set()
+    if len(added) > MAX_INSERTED:
+        names = sorted(nodes, key=natural_sort_key)
+    else:
+        for name in added:
+            insort(names, name, key=natural_sort_key)
+    state.names_in_order = names
+    return names
+
+
+def page_of_names(names: Sequence[str], query: PageQuery) -> tuple[Sequence[str], str | None]:
+    """Return the first names after `after` up to the limit, and the last of them if more follow."""
     if query.after is not None:
         begin = natural_sort_key(query.after)
         names = names[bisect_right(names, begin, key=natural_sort_key) :]
-    shown, next_after = page(names, query, str)
-    return [_inventory_node(index, index.nodes[name]) for name in shown], next_after
+    return page(names, query, str)
 
 
 def inventory_node(state: State, name: str) -> wire_fleet.InventoryNodeDetail:

@@ -388,7 +388,7 @@ class NodesQuery(PageQuery):
     pool: Name | None = None
 
 
-class ChangesQuery(QueryParams):
+class ChangesQuery(PageQuery):
     """Changes of all plans, or of one."""
 
     plan: Name | None = None

@@ -6,9 +6,12 @@ status reads running counts, so it costs the same for ten nodes as for ten thous
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import datetime
+from itertools import islice
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -300,14 +303,22 @@ def nodes(
 ) -> wire.Nodes:
     """Return nodes of a rollout with their reasons."""
     index, rollout, now = resolved.index, resolved.rollout.id, state.now()
-    # The node of `after` may not be among those that changed, but its place counts.
-    wanted = None if among is None else {*among, query.after}
-    found = (each for each in index.targets(rollout) if wanted is None or each.node in wanted)
-    rest = sorted(found, key=lambda target: target.position)
+    # Almost in order already, so that sorting 100,000 targets takes some milliseconds.
+    in_order = sorted(index.targets(rollout), key=attrgetter("position"))
+    begin = 0
     if query.after is not None:
-        rest = rest[rest.index(resolved.target(query.after)) + 1 :]
-    rest = [target for target in rest if _is_selected(index, query, target)]
-    targets, next_after = page(rest, query, lambda target: target.node)
+        after = resolved.target(query.after)
+        # Two targets may have one position.
+        first = bisect_left(in_order, after.position, key=attrgetter("position"))
+        begin = in_order.index(after, first) + 1
+    selected = (
+        each
+        for each in islice(in_order, begin, None)
+        if (among is None or each.node in among) and _is_selected(index, query, each)
+    )
+    # One more than the page has: it says whether another page follows.
+    some = list(islice(selected, None if query.limit is None else query.limit + 1))
+    targets, next_after = page(some, query, lambda target: target.node)
     blockers = decide.explain_rollout_nodes(index, rollout, now, [each.node for each in targets])
     live = {each.node: state.step_progress.get((each.rollout, each.node), NO_PROGRESS) for each in targets}
     reasons = (

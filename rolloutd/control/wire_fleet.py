@@ -330,21 +330,26 @@ class GroupChange(TypedDict):
 
 
 class Change(TypedDict):
-    """A plan's name and the hash of what it does; `rollouts` are those that bring it, latest first."""
+    """A plan's name and the hash of what it does; `rollouts` are those that bring it, latest first.
+
+    `counts` and `groups` are over all nodes, `nodes` and `never` over those of the page.
+    """
 
     plan: str
     change: str
     rollouts: list[str]
     percent: float
+    counts: dict[ChangeState, int]
     nodes: list[NodeChange]
     groups: list[GroupChange]
     never: list[str]
 
 
 class Changes(TypedDict):
-    """All changes, latest first."""
+    """All changes, latest first; `next` is the last node of the page, if more follow."""
 
     changes: list[Change]
+    next: str | None
 
 
 # -- the handover ---------------------------------------------------------------

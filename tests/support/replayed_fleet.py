@@ -625,6 +625,7 @@ CHANGES: JSON = {
             "change": "0123456789abcdef",
             "rollouts": ["limits-abcde"],
             "percent": 33.33,
+            "counts": {"done": 1, "drifted": 1, "never": 1},
             "nodes": [
                 {"node": "n1", "state": "done"},
                 {"node": "n2", "state": "drifted"},
@@ -633,7 +634,8 @@ CHANGES: JSON = {
             "groups": [{"group": "team/a", "total": 3, "done": 1, "percent": 33.33}],
             "never": ["n3"],
         }
-    ]
+    ],
+    "next": None,
 }
 """The matrix of one change: a node that has it, one that drifted, one that never had it."""
 

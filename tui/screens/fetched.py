@@ -87,9 +87,8 @@ class ChangesPage(FetchedPage):
 def _change_items(change: wire_fleet.Change) -> Iterator[Item]:
     key = f"{change['plan']} {change['change'][:SHORT_HASH]}"
     yield heading(key, formatting.format_percent(change["percent"]).lstrip())
-    counts = Counter(node["state"] for node in change["nodes"])
     counted: Line = [("  ", "")]
-    for state, number in counts.items():
+    for state, number in change["counts"].items():
         counted.append((f"{number} {state}  ", ROLES.get(state, "")))
     yield f"{key} counts", static_line(counted)
     for group in change["groups"]:

@@ -58,6 +58,7 @@ def test_changes_of_a_plan_list_groups_and_nodes(
         "change": "0123456789abcdef",
         "rollouts": ["limits-abcde"],
         "percent": 50.0,
+        "counts": {"done": 1, "never": 1},
         "nodes": [{"node": "n1", "state": "done"}, {"node": "n2", "state": "never"}],
         "groups": [{"group": "team/a", "total": 2, "done": 1, "percent": 50.0}],
         "never": ["n2"],
