@@ -34,7 +34,7 @@ from tests.support.ports import free_port
 
 pytestmark = [pytest.mark.servers("kubectl", "lua5.1"), pytest.mark.long]
 
-NODES = 8
+NODES = int(os.environ.get("ROLLOUTD_TEST_OPERATOR_NODES", "8"))
 NOTES = "".join(f"# {number} {'x' * 1_015}\n" for number in range(900))
 """Comments of 900 KiB: etcd takes the plan, and client-side apply would not."""
 

@@ -67,8 +67,9 @@ class Fleet:
         return rollout
 
     def events(self, namespace: str = "ops") -> list[tuple[str, str, str, int]]:
-        """Return type, reason, message and count of each event of a namespace, oldest first."""
-        listed = self.kubernetes.objects.all("events", namespace)
+        """Return type, reason, message and count of each event of a namespace, by their version."""
+        listed = list(self.kubernetes.objects.all("events", namespace))
+        listed.sort(key=lambda each: int(each["metadata"]["resourceVersion"]))
         return [(each["type"], each["reason"], each["message"], each["count"]) for each in listed]
 
     def rollouts(self) -> list[str]:

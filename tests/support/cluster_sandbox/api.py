@@ -24,10 +24,14 @@ class ApiError(Exception):
 
 
 class KubernetesApi:
-    """An API server as somebody sees it; `person` is the field manager of their writes."""
+    """An API server as one user sees it.
 
-    def __init__(self, kubeconfig: Path, person: str = "kubectl") -> None:
+    `person` is the field manager of their writes, `user` whom they impersonate.
+    """
+
+    def __init__(self, kubeconfig: Path, person: str = "kubectl", user: str = "") -> None:
         self.person = person
+        self.user = user
         self._kubeconfig = kubeconfig
         self._client: ApiClient | None = None
 
@@ -65,6 +69,11 @@ class KubernetesApi:
         """Merge."""
         return await self._ask("PATCH", path, {"fieldManager": self.person}, body, STRATEGIC)
 
+    async def apply(self, path: str, body: JSON) -> JSON:
+        """Apply server-side."""
+        query = {"fieldManager": self.person, "force": "true"}
+        return await self._ask("PATCH", path, query, body, "application/apply-patch+yaml")
+
     async def delete(self, path: str, **options: JSON) -> None:
         """Delete; what is gone already is fine."""
         try:
@@ -95,6 +104,8 @@ class KubernetesApi:
     ) -> aiohttp.ClientResponse:
         assert self._client is not None, "open() first"
         headers = {"Content-Type": kind, "Accept": "application/json", "User-Agent": self.person}
+        if self.user:
+            headers["Impersonate-User"] = self.user
         await self._client.update_params_for_auth(headers, [], ["BearerToken"])
         return await self._client.rest_client.request(
             method,

@@ -48,10 +48,15 @@ class Access:
         token = (header or "").removeprefix("Bearer ")
         namespace, name, until = self.service_accounts.get(token, ("", "", 0.0))
         if time.time() < until:
-            return self._bound_rules(namespace, name)
+            return self._bound_rules("ServiceAccount", namespace, name)
         if token not in self.tokens:
             raise ApiRefusal(401, "Unauthorized")
         return self.tokens[token]
+
+    def rules_of_user(self, name: str) -> Rules:
+        """Return what a user may: by a token that a TokenReview knows, else by bindings."""
+        known = next((user.rules for user in self.users.values() if user.name == name), None)
+        return self._bound_rules("User", "", name) if known is None else known
 
     def issue_token(self, namespace: str, name: str, request: JSON) -> JSON:
         """Answer a TokenRequest for a service account."""
@@ -72,19 +77,20 @@ class Access:
 
     def review_subject(self, body: JSON) -> JSON:
         """Answer a SubjectAccessReview."""
-        rules = next((user.rules for user in self.users.values() if user.name == body["spec"]["user"]), ())
-        return review(rules, body)
+        return review(self.rules_of_user(body["spec"]["user"]), body)
 
-    def _bound_rules(self, namespace: str, name: str) -> Rules:
-        """Return what bindings give a service account."""
+    def _bound_rules(self, kind: str, namespace: str, name: str) -> Rules:
+        """Return what bindings give a subject: a service account, or a user without a namespace."""
         found: list[Mapping[str, Sequence[str]]] = []
         for binding in (*self._objects.all("clusterrolebindings"), *self._objects.all("rolebindings")):
-            subjects = [(each["kind"], each["namespace"], each["name"]) for each in binding["subjects"]]
-            if ("ServiceAccount", namespace, name) not in subjects:
+            subjects = [
+                (each["kind"], each.get("namespace", ""), each["name"]) for each in binding["subjects"]
+            ]
+            if (kind, namespace, name) not in subjects:
                 continue
             within, ref = binding["metadata"].get("namespace", ""), binding["roleRef"]
-            kind, place = ("roles", within) if ref["kind"] == "Role" else ("clusterroles", "")
-            rules = self._objects.get(kind, place, ref["name"])["rules"]
+            resource, place = ("roles", within) if ref["kind"] == "Role" else ("clusterroles", "")
+            rules = self._objects.get(resource, place, ref["name"])["rules"]
             found += [{**rule, "namespaces": [within]} if within else rule for rule in rules]
         return found
 

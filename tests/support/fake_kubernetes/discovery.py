@@ -10,6 +10,7 @@ JSON = Any
 
 VERBS = ["create", "delete", "get", "list", "patch", "update", "watch"]
 GROUPS = (
+    "apiextensions.k8s.io",
     "apps",
     "authentication.k8s.io",
     "authorization.k8s.io",

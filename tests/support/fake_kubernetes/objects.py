@@ -69,6 +69,10 @@ RESOURCES: dict[str, Resource] = {
     "roles": Resource("Role", RBAC, strict=True),
     "rolebindings": Resource("RoleBinding", RBAC, strict=True),
     "leases": Resource("Lease", "coordination.k8s.io"),
+    # What is defined here does nothing: the fake serves our two kinds in any case.
+    "customresourcedefinitions": Resource(
+        "CustomResourceDefinition", "apiextensions.k8s.io", namespaced=False, generation=True
+    ),
     "maintenancerollouts": Resource(
         "MaintenanceRollout", "rolloutd.io", generation=True, default_status={"observedGeneration": -1}
     ),

@@ -52,6 +52,7 @@ class ApiRequest:
     manager: str
     body: JSON = None
     token: str = ""
+    impersonated: str = ""
 
     @property
     def full_resource(self) -> str:
@@ -94,6 +95,11 @@ class Server:
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         try:
             rules = self.access.rules_for(request.headers.get("Authorization"))
+            impersonated = request.headers.get("Impersonate-User")
+            if impersonated is not None:
+                if not allows(rules, "impersonate", "", "users"):
+                    raise ApiRefusal(403, "users is forbidden: this user cannot impersonate")
+                rules = self.access.rules_of_user(impersonated)
             if self.throttled > 0:
                 self.throttled -= 1
                 text = "Too many requests, please try again later.\n"
@@ -240,6 +246,10 @@ class Server:
         thing = asked.body
         if asked.resource == "maintenancevotes":
             self._admit_vote(asked)
+        if asked.resource == "maintenancerollouts":
+            spec = thing.get("spec") or {}
+            if ("plan" in spec) == ("source" in spec):
+                raise ApiRefusal(422, "spec: Invalid value: give either plan or source", reason="Invalid")
         if RESOURCES[asked.resource].strict:
             validate_fields(RESOURCES[asked.resource].kind, thing)
         meta = thing.setdefault("metadata", {})
@@ -261,10 +271,12 @@ class Server:
         kinds = ("validatingadmissionpolicies", "validatingadmissionpolicybindings")
         if not all(list(self.objects.all(kind)) for kind in kinds):
             return
-        user, spec = self.access.users.get(asked.token), asked.body["spec"]
-        if user is None or spec["voter"] != user.name:
+        known = self.access.users.get(asked.token)
+        name = asked.impersonated or (known.name if known is not None else "")
+        if not name or asked.body["spec"]["voter"] != name:
             raise ApiRefusal(422, "spec.voter must be your own user name", reason="Invalid")
-        if not allows(user.rules, "approve", "rolloutd.io", "maintenancerollouts", asked.namespace):
+        rules = self.access.rules_of_user(name)
+        if not allows(rules, "approve", "rolloutd.io", "maintenancerollouts", asked.namespace):
             raise ApiRefusal(422, "you may not approve this rollout", reason="Invalid")
 
     def _write(self, asked: ApiRequest, content_type: str) -> JSON:
@@ -335,6 +347,7 @@ async def _parse_request(request: web.Request) -> ApiRequest:
         query.get("fieldManager") or agent,
         body,
         request.headers.get("Authorization", "").removeprefix("Bearer "),
+        request.headers.get("Impersonate-User", ""),
     )
 
 
