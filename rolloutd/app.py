@@ -16,6 +16,7 @@ from typing import Any
 from machines.facts.projection import Projection
 from machines.model.events import DaemonStarted
 from rolloutd import __version__, threads
+from rolloutd.adapters.ansible.machine import load_machine
 from rolloutd.adapters.ansible.runner import AnsibleRunner
 from rolloutd.adapters.ansible.tree_cache import TreeCache
 from rolloutd.adapters.directory_store import DirectoryStore
@@ -183,7 +184,7 @@ async def _run_services(
     tree_cache = TreeCache(settings.state_dir / "ansible", settings.ansible.bin)
     sources = _make_sources(settings, tree_cache)
     shell = SshShell(settings.ssh.known_hosts, settings.ssh.user, settings.ssh.key_file)
-    runner = _make_runner(state, shell, sources, tree_cache)
+    runner = await _make_runner(state, shell, sources, tree_cache)
     await runner.artifacts.abandon_unbegun()
     scheduler = ApschedulerScheduler()
     kit = AdapterContext(shell, clock, runner, state.inventory_snapshot, settings)
@@ -313,8 +314,11 @@ def _make_sources(settings: Settings, tree_cache: TreeCache) -> TreeStore:
     return TreeStore(settings.state_dir, trusted_keys=keys, prepare=tree_cache.prepare)
 
 
-def _make_runner(state: State, shell: SshShell, sources: TreeStore, tree_cache: TreeCache) -> AnsibleRunner:
+async def _make_runner(
+    state: State, shell: SshShell, sources: TreeStore, tree_cache: TreeCache
+) -> AnsibleRunner:
     settings = state.settings
+    machine = await threads.FILES.run(load_machine, settings.state_dir)
     return AnsibleRunner(
         settings.state_dir / "runs",
         shell,
@@ -329,6 +333,10 @@ def _make_runner(state: State, shell: SshShell, sources: TreeStore, tree_cache: 
         user=settings.ssh.user,
         key_file=settings.ssh.key_file,
         tree_cache=tree_cache,
+        machine=machine,
+        inherited_nodes=await state.store.take_over_runs(machine),
+        # With a file, only this state directory's daemons act on the nodes.
+        marks=await state.database_id() if settings.store.postgresql is not None else "",
     )
 
 

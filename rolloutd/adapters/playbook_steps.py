@@ -34,7 +34,9 @@ class _PlaybookAdapter:
         self._runner = context.runner
         self._clock = context.clock
 
-    async def _run(self, ctx: StepContext, playbook: str, run_id: str) -> Ok | Failed | Unknown:
+    async def _run(
+        self, ctx: StepContext, playbook: str, run_id: str, fencing_token: str = ""
+    ) -> Ok | Failed | Unknown:
         """Run a playbook on the node, or wait for the run that an earlier daemon started."""
         if not playbook or ctx.source is None:
             return Failed(f"{ctx.step}: the playbook or the plan's source is missing; submit the plan again")
@@ -46,6 +48,7 @@ class _PlaybookAdapter:
                 playbook=playbook,
                 variables=ctx.variables,
                 timeout_s=ctx.remaining_s(self._clock.now(), least=MIN_TIMEOUT_S),
+                fencing_token=fencing_token,
                 rollout=ctx.rollout,
                 attempt=ctx.attempt,
                 step=ctx.step,
@@ -66,16 +69,19 @@ class PlaybookIsolator(_PlaybookAdapter):
 
     async def isolate(self, ctx: StepContext) -> StepResult:
         # "do" and "undo" name the runs: a run of rolloutd 0.1 is found again under its name.
-        return await self._run(ctx, str(ctx.params.get("file") or ""), run_name(ctx, "do"))
+        playbook, name = str(ctx.params.get("file") or ""), run_name(ctx, "do")
+        return await self._run(ctx, playbook, name, ctx.fencing_token)
 
     async def return_to_service(self, ctx: StepContext) -> StepResult:
-        return await self._run(ctx, str(ctx.params.get("undo") or ""), run_name(ctx, "undo"))
+        playbook, name = str(ctx.params.get("undo") or ""), run_name(ctx, "undo")
+        return await self._run(ctx, playbook, name, ctx.fencing_token)
 
 
 class PlaybookCheck(_PlaybookAdapter):
     """ports.Check with the parameter `file`; the playbook's failed task is the failure.
 
-    The run has the step's key as its name, so that the driver can record and stop it.
+    The run has the step's key as its name, so that the driver can record and stop it.  It asks no fence: it
+    changes nothing, and a newer run must not make it a failure.
     """
 
     async def check(self, ctx: StepContext) -> Ok | Failed | Unknown:

@@ -279,14 +279,17 @@ class State:
             self._inventory_snapshot = snapshot
         return self._inventory_snapshot
 
-    async def fence_token(self) -> str:
-        """Return a run's fencing token: `epoch.number database-id start`; epoch and number only grow."""
+    async def database_id(self) -> str:
+        """Return what distinguishes this database from others."""
         # The hash of the first audit entry identifies the database, also after it was exported.
         origin = (await self.store.load_audit_base()).origin
         if not origin and (first := await self.store.read_audit(limit=1)):
             origin = first[0].hash
-        database_id = origin[:DATABASE_ID_LENGTH] or "unnamed"
-        return f"{self.epoch}.{self.changes.latest_seq} {database_id} {int(self.now())}"
+        return origin[:DATABASE_ID_LENGTH] or "unnamed"
+
+    async def fence_token(self) -> str:
+        """Return a run's fencing token: `epoch.number database-id start`; epoch and number only grow."""
+        return f"{self.epoch}.{self.changes.latest_seq} {await self.database_id()} {int(self.now())}"
 
     async def has_unfinished_run(self, node: str) -> bool:
         """Return whether a run may have left processes on the node; a lost build counts for its host."""

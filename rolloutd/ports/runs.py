@@ -16,10 +16,11 @@ from rolloutd.ports.types import JSON, PinnedSource
 class RunRequest:
     """One playbook run on one host.
 
-    `run_id` is unique, a valid file name, and the same when the step is repeated after a restart; no part
-    reads it.  `playbook` is a path in `source`.  `rollout` is empty for a run of a preview, `attempt` 0 for a
-    run outside of an attempt.  The run enforces `timeout_s` itself, from its own start.  `fencing_token` is
-    `epoch.number OWNER SECOND` and grows with every run: a host that has seen a greater one refuses the run.
+    `run_id` is unique, a valid file name, and the same when the step is repeated after a restart; only the
+    runner reads it.  `playbook` is a path in `source`.  `rollout` is empty for a run of a preview, `attempt`
+    0 for a run outside of an attempt.  The run enforces `timeout_s` itself, from its own start.
+    `fencing_token` is `epoch.number OWNER SECOND` and grows with every run: a host that has seen a greater
+    one refuses the run, and each of its later commands.
     With `check_only` the run changes nothing: its `changed` events are what it would change, `unchecked` ones
     what it cannot say.
     """
@@ -84,6 +85,12 @@ class Runner(Protocol):
     def status(self) -> RunnerStatus:
         """The status, always the same object: it changes with the runs."""
 
+    def run_id_here(self, name: str) -> str:
+        """Return the id of a run that begins on this machine, which its handles name too."""
+
+    def is_elsewhere(self, handle: str) -> bool:
+        """Return whether the handle, or the id, names another machine: the run cannot be found here."""
+
     async def start(self, request: RunRequest) -> str:
         """Start the run and return its handle; a claimed run is not started again.
 
@@ -115,9 +122,12 @@ class Runner(Protocol):
         The connections outlive the daemon with the runs, so a new daemon also ends what it does not need.
         """
 
-    async def clean_up_stale_runs(self, host: Host, *, timeout_s: float) -> Ok | Failed | Unknown:
+    async def clean_up_stale_runs(
+        self, host: Host, *, timeout_s: float, fencing_token: str = ""
+    ) -> Ok | Failed | Unknown:
         """End what earlier runs left on the host, after a grace period.
 
+        From then on the host refuses each command of a run with an older token, also of another machine.
         Ok only if everything that a run can leave was inspected and has ended.
         """
 

@@ -24,7 +24,8 @@ class StepContext:
     node, attempt, step) and the same after a restart.  `cordon_only` asks an isolator to keep new work away
     without evicting running work; inspect() reports the node as not isolated while some is left.
     `hold_reason` asks for a return that leaves the node out of service.  Of a check, `is_baseline`: it
-    measures the node before the change; `baseline` is the value that it measured then.
+    measures the node before the change; `baseline` is the value that it measured then.  `fencing_token` is
+    that of a run that the step starts (ports.RunRequest).
     """
 
     host: Host
@@ -41,6 +42,7 @@ class StepContext:
     hold_reason: str = ""
     is_baseline: bool = False
     baseline: JSON = None
+    fencing_token: str = ""
 
     def remaining_s(self, now: float, *, least: float = 1.0, most: float = math.inf) -> float:
         """Return the time until the deadline; `least` of it, because a step that has begun is tried once."""

@@ -289,6 +289,9 @@ class Store(Protocol):
     async def require_redaction_key(self, fingerprint: str) -> None:
         """Note the fingerprint of the key, or raise StoreFailed if the store's rows are of another key."""
 
+    async def take_over_runs(self, machine: str) -> frozenset[str]:
+        """Note that this machine begins runs; return the nodes on which other machines' may be under way."""
+
     async def find_changes_in_effect(self, node: str, rollouts: Sequence[str]) -> Mapping[str, bool]:
         """Return whether the node has the change of each rollout, or a later one that skipped its stages.
 

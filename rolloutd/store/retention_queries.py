@@ -125,6 +125,28 @@ def list_nodes_with_runs(connection: Connection) -> tuple[str, ...]:
     return tuple(node for (node,) in connection.execute(_UNFINISHED_RUNS))
 
 
+MACHINES_KEY = "machines"
+"""Row of `meta` with the machines whose runs may be under way, separated by blanks."""
+
+_NODES_IN_STEPS = """
+SELECT node FROM step WHERE state = 'intended'
+UNION SELECT node FROM preparation WHERE state = 'running' AND handle != '' AND node != ''"""
+
+
+def take_over_runs(connection: Connection, machine: str) -> frozenset[str]:
+    """Note that this machine begins runs; return the nodes on which other machines' may be under way."""
+    row = connection.execute("SELECT value FROM meta WHERE key = ?", (MACHINES_KEY,)).fetchone()
+    others = [] if row is None else [name for name in row[0].split() if name != machine]
+    nodes = frozenset(node for (node,) in connection.execute(_NODES_IN_STEPS))
+    # Until no step is under way, each of them may have begun it, also one that led before the last.
+    machines = " ".join([*others, machine] if nodes else [machine])
+    connection.execute(
+        "INSERT INTO meta (key, value) VALUES (?1, ?2) ON CONFLICT (key) DO UPDATE SET value = ?2",
+        (MACHINES_KEY, machines),
+    )
+    return nodes if others else frozenset()
+
+
 WEEK_S = 7 * 86_400.0
 
 

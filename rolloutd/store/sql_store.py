@@ -140,6 +140,13 @@ class SqlStore:
     async def require_redaction_key(self, fingerprint: str) -> None:
         await self._require_writer().write_unaudited(partial(_require_redaction_key, fingerprint=fingerprint))
 
+    async def take_over_runs(self, machine: str) -> frozenset[str]:
+        nodes: list[frozenset[str]] = []
+        await self._require_writer().write_unaudited(
+            lambda connection: nodes.append(retention_queries.take_over_runs(connection, machine))
+        )
+        return nodes[-1]  # a write whose connection was lost is repeated
+
     async def remove_unused_documents(self) -> None:
         await self._require_writer().write_unaudited(retention_queries.remove_unused_documents)
 

@@ -212,12 +212,12 @@ class AnsibleBackend:
         self.shell = SshShell(known_hosts=self.node.known_hosts)
         self._runners: list[AnsibleRunner] = []
 
-    def runner(self, **settings: Any) -> AnsibleRunner:
+    def runner(self, runs_dir: Path | None = None, **settings: Any) -> AnsibleRunner:
         """See World."""
         settings = {"known_hosts": self.node.known_hosts, **self.settings, **settings}
         fence_dir = str(self.directory / "fence")
         runner = AnsibleRunner(
-            self.runs_dir, self.shell, tree_of, self.inventory, fence_dir=fence_dir, **settings
+            runs_dir or self.runs_dir, self.shell, tree_of, self.inventory, fence_dir=fence_dir, **settings
         )
         self._runners.append(runner)
         return runner

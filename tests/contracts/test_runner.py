@@ -81,6 +81,16 @@ async def test_fence_rejects_older_run(backend: RunnerBackend) -> None:
     assert backend.started_runs() == ["r1", "r4"]
 
 
+async def test_equal_token_of_another_run_is_refused(backend: RunnerBackend) -> None:
+    """Two daemons that believe in one term, as on two primaries of a database, may have equal tokens."""
+    runner = backend.runner()
+    for run, passes in (("r1", True), ("r2", False)):
+        request = backend.request("ok.yml", run, fence="3.10 aaaa 1000")
+        state = await ended(runner, await runner.start(request))
+        assert isinstance(state.result, Ok if passes else Failed), (run, state.result)
+    assert backend.started_runs() == ["r1"]
+
+
 async def test_daemon_without_state_passes_fence_later(backend: RunnerBackend) -> None:
     """Numbers of two databases say nothing of each other; there a run is refused that began long before."""
     runner = backend.runner()

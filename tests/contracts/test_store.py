@@ -916,6 +916,22 @@ async def test_foreign_redaction_key_is_refused(backend: StoreBackend) -> None:
     await store.close()
 
 
+async def test_nodes_with_steps_of_another_machine_are_told(backend: StoreBackend) -> None:
+    store = await backend.open()
+    assert await store.take_over_runs("a") == frozenset()
+    run = step(StepState.INTENDED, step="maintain", action=StepAction.RUN, handle="r1.n1.1.maintain.1@a")
+    await write(store, NodesDiscovered((node("n1"),)), rollout_opened(), *moves_to_done("n1")[:2])
+    await write(store, StepRecorded(run, isolated=True))
+    assert await store.take_over_runs("a") == frozenset()
+    for machine in ("b", "c", "a"):  # also the first one: what b and c began may be under way
+        assert await store.take_over_runs(machine) == {"n1"}
+    await write(store, StepRecorded(replace(run, state=StepState.OK), isolated=True))
+    assert await store.take_over_runs("b") == frozenset()
+    await write(store, StepRecorded(replace(run, number=2), isolated=True))
+    assert await store.take_over_runs("b") == frozenset()
+    await store.close()
+
+
 async def test_exported_entries_are_removed_and_the_chain_continues(backend: StoreBackend) -> None:
     store = await backend.open()
     await write(store, rollout_opened())

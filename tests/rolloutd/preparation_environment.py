@@ -95,11 +95,13 @@ class InstallingRunner(FakeRunner):
             self._fleet.state[node].update(self._fleet.disturb)
         return await super().start(request)
 
-    async def clean_up_stale_runs(self, host: Host, *, timeout_s: float) -> Ok | Unknown:
+    async def clean_up_stale_runs(
+        self, host: Host, *, timeout_s: float, fencing_token: str = ""
+    ) -> Ok | Failed | Unknown:
         self._fleet.cleaned.append(host.name)
         if self._fleet.during_clean_up is not None:
             await self._fleet.during_clean_up()
-        return await super().clean_up_stale_runs(host, timeout_s=timeout_s)
+        return await super().clean_up_stale_runs(host, timeout_s=timeout_s, fencing_token=fencing_token)
 
     async def wait_for_change(self, handle: str) -> RunState:
         await asyncio.sleep(0)

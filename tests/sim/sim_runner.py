@@ -26,6 +26,12 @@ class SimRunner:
         self._access = access
         self.status = RunnerStatus(parallel=16)
 
+    def run_id_here(self, name: str) -> str:
+        return name
+
+    def is_elsewhere(self, handle: str) -> bool:
+        return False
+
     async def start(self, request: RunRequest) -> str:
         """Start the run, or find it by its claim; without a claim it is begun under another handle."""
         world = self._access.world
@@ -96,7 +102,9 @@ class SimRunner:
         if handle in world.machines[run.request.node].runs and run.ignored_signals:
             raise AdapterFailed(f"{run.request.node}: processes of {handle} do not end")
 
-    async def clean_up_stale_runs(self, host: Host, *, timeout_s: float) -> Ok | Failed | Unknown:
+    async def clean_up_stale_runs(
+        self, host: Host, *, timeout_s: float, fencing_token: str = ""
+    ) -> Ok | Failed | Unknown:
         """End what older runs left on the node."""
         world = self._access.world
         self._access.check_leadership(f"clear {host.name}")

@@ -88,6 +88,12 @@ class TimedRunner:
         self._slots = Slots(lambda: self.status.parallel)
         self._ends: dict[str, asyncio.Event] = {}
 
+    def run_id_here(self, name: str) -> str:
+        return name
+
+    def is_elsewhere(self, handle: str) -> bool:
+        return False
+
     async def start(self, request: RunRequest) -> str:
         if request.run_id not in self._ends:
             await self._slots.acquire()
@@ -126,7 +132,7 @@ class TimedRunner:
     async def keep_connections(self, nodes: Collection[str]) -> None:
         pass
 
-    async def clean_up_stale_runs(self, host: Host, *, timeout_s: float) -> Ok:
+    async def clean_up_stale_runs(self, host: Host, *, timeout_s: float, fencing_token: str = "") -> Ok:
         return Ok()
 
     async def close(self) -> None:

@@ -82,8 +82,10 @@ SSH_WRAPPER_TEMPLATE = """\
 # does, and lets the command die of it.  A raw command is the login shell's own
 # and stays in its language.  Where a command becomes another user, sudo drops the
 # environment and root may use control groups, so it is marked there again.
+# Each command first asks the node's fence whether the run was superseded.
 # Calls with -O or -V have no remote command.
-tidy='{enter}; trap : HUP; "$@"; status=$?; {tidy}; exit $status'
+raw='{fence}; {enter_parent}; :'
+tidy='{fence}; {enter}; trap : HUP; "$@"; status=$?; {tidy}; exit $status'
 for argument do
     case $argument in -O | -V) exec {ssh} "$@" ;; esac
 done
@@ -99,7 +101,7 @@ for argument do
         esac
         case $argument in
         /*" -c "*) argument="/bin/sh -c '$tidy' {mark} $argument" ;;
-        *) argument=": {mark}; /bin/sh -c '{enter_parent}'; export {exported}; trap : HUP; $argument" ;;
+        *) argument=": {mark}; /bin/sh -c '$raw' || exit 4; export {exported}; trap : HUP; $argument" ;;
         esac
     fi
     set -- "$@" "$argument"
@@ -225,8 +227,13 @@ def remote_tmp_base(config: TreeConfig, host: Mapping[str, Any]) -> str:
     return str(host.get("ansible_remote_tmp") or config.get("defaults", "remote_tmp") or DEFAULT_REMOTE_TMP)
 
 
-def render_ssh_wrapper(marker: str, remote_tmp: str, config: TreeConfig, host: Mapping[str, Any]) -> str:
-    """Return the run's ssh wrapper, which puts `marker` on the command lines on the node."""
+def render_ssh_wrapper(
+    marker: str, remote_tmp: str, config: TreeConfig, host: Mapping[str, Any], fence: str = ":"
+) -> str:
+    """Return the run's ssh wrapper, which puts `marker` on the command lines on the node.
+
+    `fence` is run before each command there, and may end it.
+    """
     executable = host.get("ansible_ssh_executable") or config.get("ssh_connection", "ssh_executable") or "ssh"
     # Only the last command of a task finds the directory empty, so the others start no rmdir.
     cleanup = (
@@ -240,6 +247,7 @@ def render_ssh_wrapper(marker: str, remote_tmp: str, config: TreeConfig, host: M
     return SSH_WRAPPER_TEMPLATE.format(
         ssh=shlex.quote(str(executable)),
         mark=marker,
+        fence=fence,
         exported=f"{MARK_VARIABLE}={marker}",
         tidy=cleanup,
         enter=f"export {MARK_VARIABLE}={marker}; {enter}",

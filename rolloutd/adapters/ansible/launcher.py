@@ -126,11 +126,13 @@ class Launcher:
         given = run.host.variables.get("ansible_remote_tmp")
         own = {"ansible_remote_tmp": marked_as(given, remote_tmp), **_name_rollout(request)}
         directory.write(directory.variables_file, {**request.variables, **own})
-        script = environment.render_ssh_wrapper(marker, remote_tmp, config, run.variables)
-        directory.write(directory.ssh_wrapper_file, script, mode=0o700)
+        refuse = ":"
         if request.fencing_token:
-            play = fence.build_play(request.fencing_token, self.fence_dir, request.node)
-            directory.write(directory.fence_file, play)
+            token = f"{request.fencing_token} {directory.path.name}"
+            directory.write(directory.fence_file, fence.build_play(token, self.fence_dir, request.node))
+            refuse = fence.refuse_command(token, self.fence_dir, request.node)
+        script = environment.render_ssh_wrapper(marker, remote_tmp, config, run.variables, refuse)
+        directory.write(directory.ssh_wrapper_file, script, mode=0o700)
         local_tmp = sockets / "tmp"
         local_tmp.mkdir(mode=0o700)
         # On a file system mounted noexec the wrapper cannot run, and Ansible uses plain ssh.

@@ -13,7 +13,6 @@ import logging
 import math
 import shutil
 import sys
-import time
 from collections.abc import AsyncIterator, Callable, Collection
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -23,7 +22,6 @@ from weakref import WeakValueDictionary
 from machines.model.rollout import FailureCode
 from rolloutd import threads
 from rolloutd.adapters.ansible import (
-    environment,
     launcher,
     processes,
     progress,
@@ -37,6 +35,7 @@ from rolloutd.adapters.ansible.interpreter import InterpreterCache
 from rolloutd.adapters.ansible.inventory_cache import InventoryCache
 from rolloutd.adapters.ansible.launcher import Launcher, LocalRun
 from rolloutd.adapters.ansible.node_connections import NodeConnections
+from rolloutd.adapters.ansible.older_runs import OlderRuns
 from rolloutd.adapters.ansible.run_directory import RunDirectory
 from rolloutd.adapters.ansible.run_slots import RunSlots
 from rolloutd.adapters.ansible.tree_cache import TreeCache
@@ -107,11 +106,16 @@ class AnsibleRunner:
         tree_cache: TreeCache | None = None,
         warm: bool = True,
         pipelining: bool = False,
+        machine: str = "",
+        inherited_nodes: Collection[str] = (),
+        marks: str = "",
     ) -> None:
         """`runs_dir` holds all runs and is created if missing; `shell` runs commands on nodes.
 
         `find_tree` returns the directory of a source or raises NotFound.  A node keeps the latest fencing
-        token in `fence_dir`, or in the user's home.
+        token in `fence_dir`, or in the user's home.  `machine` names this one in handles.  On the
+        `inherited_nodes` runs of another machine may be under way.  Daemons with the same `marks` end each
+        other's leftovers; the path of `runs_dir` always is one, and without `marks` the only one.
         """
         runs_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._runs_dir = runs_dir.resolve()
@@ -132,9 +136,13 @@ class AnsibleRunner:
         self._run_slots = RunSlots(parallel)
         self._fork_servers = ForkServers(self._launcher.binary, self.status.servers, enabled=warm)
         self._interpreters = InterpreterCache(shell)
-        self._markers = stale_processes.RunMarkers(self._runs_dir)
+        markers = stale_processes.RunMarkers(str(self._runs_dir))
+        self._markers = stale_processes.RunMarkers(marks) if marks else markers
+        self._machine = machine
+        self._older_runs = OlderRuns(
+            self._runs_dir, shell, fence_dir, {self._markers, markers}, set(inherited_nodes)
+        )
         self._tracked: dict[str, _TrackedRun] = {}
-        self._remote_tmp_dirs = {environment.DEFAULT_REMOTE_TMP}
         self._start_locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._node_locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
@@ -143,6 +151,13 @@ class AnsibleRunner:
     @property
     def status(self) -> RunnerStatus:
         return self._run_slots.status
+
+    def run_id_here(self, name: str) -> str:
+        return stale_processes.run_id_on(self._machine, name)
+
+    def is_elsewhere(self, handle: str) -> bool:
+        machine = stale_processes.machine_of(handle)
+        return bool(machine) and machine != self._machine
 
     async def start(self, request: RunRequest) -> str:
         """Wait in the queue, then start; raises ValueError for an invalid run id."""
@@ -201,7 +216,7 @@ class AnsibleRunner:
             directory.record_cancelled(float(directory.read_metadata().get("began_at") or 0.0))
         left: Ok | Failed | Unknown = Ok()
         if host is not None:
-            left = await self._end_stale_processes(host, CANCEL_ON_NODE_TIMEOUT_S, grace_share=0.0)
+            left = await self._older_runs.end(host, timeout_s=CANCEL_ON_NODE_TIMEOUT_S, grace_share=0.0)
         await self.get_state(handle)
         if not isinstance(left, Ok):
             raise AdapterFailed(left.text)
@@ -210,8 +225,11 @@ class AnsibleRunner:
         self._tracked.pop(handle, None)
         await self.artifacts.remove(handle, unmodified_since=math.inf)
 
-    async def clean_up_stale_runs(self, host: Host, *, timeout_s: float) -> Ok | Failed | Unknown:
-        return await self._end_stale_processes(host, timeout_s, stale_processes.GRACE_SHARE)
+    async def clean_up_stale_runs(
+        self, host: Host, *, timeout_s: float, fencing_token: str = ""
+    ) -> Ok | Failed | Unknown:
+        token = f"{fencing_token} {self._machine or 'clean-up'}" if fencing_token else ""
+        return await self._older_runs.end(host, timeout_s=timeout_s, token=token)
 
     async def keep_connections(self, nodes: Collection[str]) -> None:
         await threads.RUNS.run(self._connections.keep, nodes)
@@ -245,6 +263,8 @@ class AnsibleRunner:
 
     async def _launch(self, handle: str, directory: RunDirectory, request: RunRequest) -> None:
         run = LocalRun.resolve(request, self._find_tree(request.source), self._inventory())
+        if request.fencing_token:
+            await self._older_runs.end_inherited(run.host, f"{request.fencing_token} {handle}")
         refusal = launcher.validate_playbook(run.tree, request.playbook)
         if refusal is None:
             python = await self._interpreters.resolve(run.host, run.tree, run.tree / request.playbook)
@@ -256,7 +276,9 @@ class AnsibleRunner:
         tracked = _TrackedRun(directory, has_slot=True)
         try:
             await self._prepare_when_possible(directory, run, python if isinstance(python, str) else None)
-            self._remote_tmp_dirs.add(str(directory.read_metadata()["remote_tmp"]).rpartition("/")[0])
+            self._older_runs.remote_tmp_dirs.add(
+                str(directory.read_metadata()["remote_tmp"]).rpartition("/")[0]
+            )
             async with self._node_lock(request.node):
                 pid = await self._start_wrapper(directory, run)
             with contextlib.suppress(ProcessLookupError):  # a fork that is over is not our child
@@ -319,7 +341,10 @@ class AnsibleRunner:
         if run is None:
             directory = RunDirectory(self._runs_dir / handle)
             if Path(handle).name != handle or not directory.path.is_dir():
-                raise NotFound(f"there is no run {handle} in {self._runs_dir}")
+                where = (
+                    "it began on another machine" if self.is_elsewhere(handle) else "its directory is gone"
+                )
+                raise NotFound(f"there is no run {handle} in {self._runs_dir}: {where}")
             run = self._tracked[handle] = _TrackedRun(directory)
         if run.progress is None:
             run.progress = progress.Progress(str(run.directory.read_metadata().get("node", "")))
@@ -425,34 +450,6 @@ class AnsibleRunner:
             left += await processes.kill_run_processes(facts["run"], directory.path, shared)
         await threads.PROCESSES.run(wrapper.remove_tree, facts["sockets"])
         return left
-
-    async def _end_stale_processes(
-        self, host: Host, timeout_s: float, grace_share: float
-    ) -> Ok | Failed | Unknown:
-        remote_tmp = host.connection.get("ansible_remote_tmp")
-        return await stale_processes.end_stale_processes(
-            self._shell,
-            host,
-            self._markers.node_token(host.name),
-            timeout_s=timeout_s,
-            grace_share=grace_share,
-            remote_tmp_dirs=tuple(
-                sorted(self._remote_tmp_dirs | ({str(remote_tmp)} if remote_tmp else set()))
-            ),
-            oldest_run_age_s=await threads.RUNS.run(self._oldest_run_age_s, host.name),
-        )
-
-    def _oldest_run_age_s(self, node: str) -> float:
-        """Return the age of the node's oldest stored run that did not succeed."""
-        now = oldest = time.time()
-        for path in self._runs_dir.iterdir():
-            directory = RunDirectory(path)
-            metadata = directory.read_metadata()
-            if metadata.get("node") == node and metadata.get("began_at"):
-                status = directory.read_status()
-                if status is None or status.ended != "exit" or status.code != 0:
-                    oldest = min(oldest, metadata["began_at"])
-        return now - oldest
 
 
 def _has_outcome(directory: RunDirectory) -> bool:

@@ -20,8 +20,8 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
-from pathlib import Path
 
 from rolloutd.adapters.ssh.shell_adapter import run_as_root
 from rolloutd.errors import NodeUnreachable
@@ -38,6 +38,11 @@ ANSWER_MARGIN_S = 30.0
 """Extra time for the node to start the script and answer."""
 
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@=-]*")
+
+MACHINE_DIGITS = 12
+"""Hexadecimal digits that name a machine, or rather its state directory."""
+
+_MACHINE = re.compile(rf"@[0-9a-f]{{{MACHINE_DIGITS}}}$")
 
 MAX_RUN_NAME = 200
 """Length of a run's name: with the marks around it, it names directories, whose names have 255 bytes."""
@@ -68,7 +73,7 @@ own=$$
 marked() {
     set -- /proc/[0-9]*/environ /proc/[0-9]*/cmdline /proc/[0-9]*/cgroup
     # The brackets keep grep's own command line from matching.
-    grep -ls "[r]olloutd-run-$token-" "$@" 2>/dev/null | while read -r file; do
+    grep -lsE "[r]olloutd-run-(${token% *}|${token#* })-" "$@" 2>/dev/null | while read -r file; do
         pid=${file#/proc/}
         echo "${pid%%/*}"
     done | sort -u | tr '\n' ' '
@@ -223,25 +228,29 @@ if [ -n "$hidden" ]; then
 fi
 for base do
     case $base in '~/'*) base=$home/${base#??} ;; esac
-    for path in "$base/rolloutd-run-$token-"*; do
-        [ -d "$path" ] && rm -rf -- "$path"
+    for one in $token; do
+        for path in "$base/rolloutd-run-$one-"*; do
+            [ -d "$path" ] && rm -rf -- "$path"
+        done
     done
 done
 # Only empty groups can be removed: one of a daemon that stays is left.
-for mount in /sys/fs/cgroup /sys/fs/cgroup/unified; do rmdir "$mount/rolloutd-run-$token-"*; done 2>/dev/null
+for mount in /sys/fs/cgroup /sys/fs/cgroup/unified; do
+    for one in $token; do rmdir "$mount/rolloutd-run-$one-"*; done
+done 2>/dev/null
 echo "clear $ended"
 """
 
 
 @dataclass(frozen=True, slots=True)
 class RunMarkers:
-    """The marks of one daemon's runs; `runs_dir` distinguishes them from another daemon's."""
+    """The marks of runs; `owner` distinguishes those of daemons that do not share a store."""
 
-    runs_dir: Path
+    owner: str
 
     def node_token(self, node: str) -> str:
         """Return the part of the marks that all runs on the node share."""
-        return hashlib.sha256(f"{self.runs_dir}\0{node}".encode()).hexdigest()[:16]
+        return hashlib.sha256(f"{self.owner}\0{node}".encode()).hexdigest()[:16]
 
     def run_marker(self, node: str, run_id: str) -> str:
         """Return the mark of one run on the node; it contains the run's id."""
@@ -257,27 +266,39 @@ def run_name(run_id: str) -> str:
         raise ValueError(f"{run_id!r} is not a run id; use letters, digits and ._:@=-")
     if len(run_id) <= MAX_RUN_NAME:
         return run_id
-    digest = hashlib.sha256(run_id.encode()).hexdigest()[:16]
-    return f"{run_id[: MAX_RUN_NAME - 17]}-{digest}"
+    machine = _MACHINE.search(run_id)
+    end = f"-{hashlib.sha256(run_id.encode()).hexdigest()[:16]}{machine[0] if machine else ''}"
+    return f"{run_id[: MAX_RUN_NAME - len(end)]}{end}"
+
+
+def run_id_on(machine: str, name: str) -> str:
+    """Return the id of a run that names the machine on which it begins."""
+    return f"{name}@{machine}" if machine else name
+
+
+def machine_of(handle: str) -> str:
+    """Return the machine that a handle names; empty for one of an older version."""
+    machine = _MACHINE.search(handle.partition("~")[0])
+    return machine[0][1:] if machine else ""
 
 
 async def end_stale_processes(
     shell: Shell,
     host: Host,
-    token: str,
+    tokens: Collection[str],
     *,
     timeout_s: float,
     grace_share: float = GRACE_SHARE,
     remote_tmp_dirs: tuple[str, ...],
     oldest_run_age_s: float = 0.0,
 ) -> Ok | Failed | Unknown:
-    """End all processes of marked runs on the node, and remove their files.
+    """End all processes of runs on the node with a mark of these one or two tokens, and remove their files.
 
     Unknown if the login may not inspect a process that may be a run's.  Failed if processes remain, or
     if the node gave no result.
     """
     numbers = (timeout_s * grace_share, max(1.0, timeout_s * TERM_SHARE), oldest_run_age_s)
-    arguments = [token, *(str(int(number)) for number in numbers), *remote_tmp_dirs]
+    arguments = [" ".join(tokens), *(str(int(number)) for number in numbers), *remote_tmp_dirs]
     try:
         answer = await run_as_root(shell, host, SCRIPT, *arguments, timeout_s=timeout_s + ANSWER_MARGIN_S)
     except TimeoutError:

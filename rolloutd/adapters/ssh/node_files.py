@@ -14,7 +14,7 @@ FENCE_SCRIPT = r"""
 dry_run=$1 fence=$2 home_fence=${4:-/}/.rolloutd-fence/$3
 for file in "$fence" "$home_fence"; do
     [ -f "$file" ] || continue
-    [ -n "$dry_run" ] || rm -f -- "$file" || exit 1
+    [ -n "$dry_run" ] || rm -f -- "$file" "$file.lock" || exit 1
     echo "fence $file"
 done
 [ -n "$dry_run" ] || rmdir -- "${home_fence%/*}" 2> /dev/null || :

@@ -62,9 +62,11 @@ async def _clean_up_stale_runs(session: NodeSession, journal: StepJournal) -> Ok
     earlier = [r.number for r in journal.records if r.action is StepAction.CLEAN_UP]
     record = journal.begin(CleanUpStaleRuns(1 + max(earlier, default=0)))
     await journal.write(record)
-    host = session.state.host(session.node)
+    host, token = session.state.host(session.node), await session.state.fence_token()
     with adapter_errors("runner"):
-        result = await session.adapters.runner.clean_up_stale_runs(host, timeout_s=STALE_RUN_TIMEOUT_S)
+        result = await session.adapters.runner.clean_up_stale_runs(
+            host, timeout_s=STALE_RUN_TIMEOUT_S, fencing_token=token
+        )
     await journal.finish(record, result)
     return result
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from machines.model.plan import Plan, StepDef
+from machines.model.plan import Capability, Plan, StepDef
 from machines.model.rollout import Target
 from machines.model.target_plan import plan_for_target
 from rolloutd.engine.outcomes import capture_errors
@@ -215,6 +215,7 @@ class NodeSession:
             is_baseline=is_baseline,
             baseline=baseline,
             hold_reason=describe_holds(state, self.node),
+            fencing_token=await state.fence_token() if Capability.STARTS_RUN in spec.capabilities else "",
         )
 
     def _require_rollout(self) -> None:

@@ -28,6 +28,12 @@ FOLLOW_TRIES = 3
 FOLLOW_RETRY_S = 5.0
 """Pause between two such tries; the run continues meanwhile."""
 
+ELSEWHERE_RETRY_S = 15.0
+"""Pause before a node is tried again on which a run of another machine may be under way."""
+
+ELSEWHERE_MARGIN_S = 300.0
+"""Time after its own limit in which a run of another machine has ended: its wait for a slot, and its end."""
+
 
 class PlaybookExecution:
     """The runs of one node in one rollout."""
@@ -51,20 +57,32 @@ class PlaybookExecution:
     async def clean_up_stale_runs(self, action: actions.CleanUpStaleRuns) -> None:
         """End all processes that older runs left on the node."""
         record = self._journal.begin(action)
-        host = self._state.host(self._session.node)
         await self._journal.write(record)
-        result = await self._session.capture_errors(
-            self._runner.clean_up_stale_runs(host, timeout_s=action.timeout_s)
-        )
+        result = await self._end_runs_on_node(action.timeout_s)
         await self._journal.finish(record, result)
         if isinstance(result, Ok):
             self._journal.has_unfinished_run = False
+
+    async def _end_runs_on_node(self, timeout_s: float) -> StepResult:
+        """Let the node refuse every command of the runs before, then end what they left there."""
+
+        async def end() -> StepResult:
+            host, token = self._state.host(self._session.node), await self._state.fence_token()
+            return await self._runner.clean_up_stale_runs(host, timeout_s=timeout_s, fencing_token=token)
+
+        return await self._session.capture_errors(end())
 
     async def run(self, action: actions.RunPlaybook) -> None:
         """Start or find the run of a stage, and follow it to its end."""
         stage, session = action.stage, self._session
         run = f"{session.rollout}.{session.node}.{session.target.attempt}.{stage.name}.{action.number}"
-        record = self._journal.begin(action, handle=run)
+        record = self._journal.begin(action, handle=self._runner.run_id_here(run))
+        if action.is_started:
+            handle = self._journal.recorded_version(record).handle
+            if self._runner.is_elsewhere(handle):
+                await self._supersede(action, replace(record, handle=handle))
+                return
+            record = replace(record, handle=handle.partition("~")[0])
         run_in_progress = action.is_started and await self._was_started(
             self._journal.recorded_version(record).handle
         )
@@ -83,6 +101,29 @@ class PlaybookExecution:
         if not isinstance(result, Failed):
             await self._guard.renew()  # the checks that confirm the change have the guard's whole time
         await self._journal.finish(self._with_wait(self._journal.recorded_version(record)), result)
+        await self._journal.update_unfinished_run()
+
+    async def _supersede(self, action: actions.RunPlaybook, record: StepRecord) -> None:
+        """End a run that another machine began, and record that its outcome is unknown.
+
+        No second run may start beside it.  A node that does not answer is tried until the run must have
+        passed its own limit; what runs next on the node cleans up first all the same.
+        """
+        record = self._journal.recorded_version(record)
+        self._journal.has_unfinished_run = True
+        until = record.began_at + action.stage.timeout_s + ELSEWHERE_MARGIN_S
+        while True:
+            # If another daemon has taken over, this write fails: the run is that daemon's to end.
+            await self._journal.write(record)
+            ended = await self._end_runs_on_node(actions.STALE_RUN_TIMEOUT_S)
+            if isinstance(ended, Ok) or self._state.now() >= until:
+                break
+            await self._wakeup.wait_for(self._state.clock.sleep(ELSEWHERE_RETRY_S))
+            if self._session.target.phase not in IN_FLIGHT_PHASES:
+                return
+        text = f"the run on {record.node} was begun by another machine, which no longer leads"
+        left = "" if isinstance(ended, Ok) else f"; something of it may be left: {ended.text}"
+        await self._journal.finish(record, Unknown(f"{text}; its commands are refused from now on{left}"))
         await self._journal.update_unfinished_run()
 
     def _with_wait(self, record: StepRecord) -> StepRecord:
@@ -105,7 +146,13 @@ class PlaybookExecution:
 
     async def stop(self, action: actions.StopRun) -> None:
         """Cancel a run by a user's order, and record it."""
-        failure = await self._session.capture_errors(self._runner.cancel(action.record.handle))
+        handle = action.record.handle
+        failure: StepResult | None
+        if self._runner.is_elsewhere(handle):
+            ended = await self._end_runs_on_node(actions.FAILED_RUN_TIMEOUT_S)
+            failure = None if isinstance(ended, Ok) else ended
+        else:
+            failure = await self._session.capture_errors(self._runner.cancel(handle))
         text = action.text if failure is None else f"{action.text}; the run may continue: {failure.text}"
         await self._journal.finish(action.record, Failed(text, code=FailureCode.DISTURBED))
         # A cancelled run may have left processes, which the next run must not meet.

@@ -10,7 +10,7 @@ from machines.model.events import ArtifactsBuilt, PreparationRecorded
 from machines.model.preparation import PreparationState, entry_of_record
 from rolloutd import threads
 from rolloutd.engine.outcomes import capture_errors
-from rolloutd.engine.preparation.journal import PrepareJob, PrepareJournal, run_id
+from rolloutd.engine.preparation.journal import PrepareJob, PrepareJournal
 from rolloutd.engine.preparation.runs import PrepareRuns
 from rolloutd.engine.state import State
 from rolloutd.errors import AdapterFailed, NotFound
@@ -41,7 +41,7 @@ class Builder:
         await threads.FILES.run(directory.mkdir, parents=True, exist_ok=True)
         if not job.row.content:  # a new try: the manifest of an earlier one is not its result
             path.unlink(missing_ok=True)
-        row = replace(job.row, handle=job.row.handle or run_id(job.row), content=job.stage.playbook_digest)
+        row = replace(job.row, handle=self._runs.handle_of(job.row), content=job.stage.playbook_digest)
         if not await self._journal.begin(row):
             return
         variables = {**job.stage.variables, MANIFEST_VARIABLE: str(path)}

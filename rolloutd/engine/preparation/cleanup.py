@@ -7,7 +7,7 @@ from dataclasses import replace
 from machines.model.preparation import PreparationState
 from rolloutd.engine.drivers.node_session import AdapterSet
 from rolloutd.engine.outcomes import capture_errors
-from rolloutd.engine.preparation.journal import NODE_TIMEOUT_S, PrepareJob, PrepareJournal, run_id
+from rolloutd.engine.preparation.journal import NODE_TIMEOUT_S, PrepareJob, PrepareJournal
 from rolloutd.engine.preparation.kept_artifacts import remembered_digests, wanted_digests
 from rolloutd.engine.preparation.runs import PrepareRuns
 from rolloutd.engine.state import State
@@ -34,7 +34,7 @@ class Cleanup:
             await self._journal.record(replace(row, state=PreparationState.DONE, text=text))
             return
         if cleanup is not None:
-            row = replace(row, handle=row.handle or run_id(row))
+            row = replace(row, handle=self._runs.handle_of(row))
         # The handle first: a daemon that is killed after the start must find the run.
         await self._journal.record(row)
         job = replace(job, row=row)

@@ -19,7 +19,7 @@ from machines.model.timefmt import format_rfc3339
 from rolloutd.engine.drivers.node_session import AdapterSet, PreparationAdapters
 from rolloutd.engine.outcomes import capture_errors
 from rolloutd.engine.preparation.builds import built_directory
-from rolloutd.engine.preparation.journal import NODE_TIMEOUT_S, PrepareJob, PrepareJournal, run_id
+from rolloutd.engine.preparation.journal import NODE_TIMEOUT_S, PrepareJob, PrepareJournal
 from rolloutd.engine.preparation.kept_artifacts import previous_generation, remembered_digests, wanted_digests
 from rolloutd.engine.preparation.rate_limit import RateLimits
 from rolloutd.engine.preparation.runs import PrepareRuns
@@ -109,7 +109,7 @@ class NodeStages:
                 return
             row = replace(row, before=measured)
         if stage.playbook:
-            row = replace(row, handle=row.handle or run_id(row))
+            row = replace(row, handle=self._runs.handle_of(row))
         # Also a row that has not changed: if another daemon has taken over, the write fails.
         if not await self._journal.begin(row):
             return

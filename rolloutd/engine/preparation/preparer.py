@@ -156,8 +156,9 @@ class Preparer:
         """End the processes of a run that was lost; return why some may be left."""
         if host.name == LOCALHOST:
             return None
+        token = await self._state.fence_token()
         result = await capture_errors(
             row.rollout,
-            self._adapters.runner.clean_up_stale_runs(host, timeout_s=NODE_TIMEOUT_S),
+            self._adapters.runner.clean_up_stale_runs(host, timeout_s=NODE_TIMEOUT_S, fencing_token=token),
         )
         return None if isinstance(result, Ok) else result

@@ -29,12 +29,18 @@ class PrepareRuns:
         self._state = state
         self._adapters = adapters
 
+    def handle_of(self, row: Preparation) -> str:
+        """Return the handle of the row's run, or the id with which it begins on this machine."""
+        return row.handle or self._adapters.runner.run_id_here(run_id(row))
+
     async def request(
         self, row: Preparation, node: str, playbook: str, variables: Mapping[str, object], timeout_s: float
     ) -> RunRequest:
         is_local = node == LOCALHOST
         return RunRequest(
-            run_id=run_id(row),  # not its handle: start() returns that of the run that has begun
+            run_id=self.handle_of(row).partition("~")[
+                0
+            ],  # start() returns the handle of the run that has begun
             host=Host(node, connection=LOCAL_CONNECTION) if is_local else self._state.host(node),
             source=await self._adapters.source(row.rollout),
             playbook=playbook,
@@ -52,6 +58,9 @@ class PrepareRuns:
         The row that is returned has the handle of a run that may have left processes on the node, else none.
         """
         runner = self._adapters.runner
+        if runner.is_elsewhere(row.handle):
+            # The row keeps the handle: the next try first ends what the run left on the node.
+            return Unknown("another machine, which no longer leads, began this run; it is repeated"), row
         started = await capture_errors(row.rollout, runner.start(request))
         if isinstance(started, str):
             if started != row.handle:

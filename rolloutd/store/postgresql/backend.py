@@ -19,7 +19,6 @@ from psycopg.conninfo import conninfo_to_dict
 from rolloutd import audit_chain, threads
 from rolloutd.audit_chain import GENESIS_HASH, ChainVerification
 from rolloutd.errors import FactsBehind, LeadershipLost, StoreFailed
-from rolloutd.key_file import load_key
 from rolloutd.ports import AuditBase, AuditEntry, PostgresqlAddress
 from rolloutd.store import transfer
 from rolloutd.store.audit_base import load_base, sign_again
@@ -33,17 +32,10 @@ from rolloutd.store.postgresql.connection import (
     PostgresqlConnection,
     stream,
 )
-from rolloutd.store.retention_queries import list_nodes_with_runs
 from rolloutd.store.signing_key import load_signing_key
 from rolloutd.store.sqlite import copy as sqlite
 
 T = TypeVar("T")
-
-RUNS_OWNER_FILE = "runs-owner"
-"""File of a state directory whose digits name the directory: runs are followed only where they began."""
-
-RUNS_OWNER_KEY = "runs_owner"
-"""Row of `meta` with the digits of the directory whose daemon led last."""
 
 RETRY_S = 0.2
 """Pause between two tries to reach the database again."""
@@ -122,25 +114,10 @@ class PostgresqlBackend:
         try:
             self._require_usable(connection)
             self._mark.require_newest(connection, self.name)
-            self._own_runs(connection)
         except BaseException:
             connection.close()
             raise
         return connection
-
-    def _own_runs(self, connection: PostgresqlConnection) -> None:
-        """Raise StoreFailed if runs are under way that only another state directory's daemon can follow."""
-        owner = load_key(self._state_dir / RUNS_OWNER_FILE).hex()
-        row = connection.execute("SELECT value FROM meta WHERE key = ?", (RUNS_OWNER_KEY,)).fetchone()
-        if row is not None and row[0] != owner and (nodes := list_nodes_with_runs(connection)):
-            raise StoreFailed(
-                f"{self.name}: runs of the daemon that led last are unfinished ({', '.join(nodes[:3])});"
-                " start it, with its state directory, until they have ended"
-            )
-        connection.execute(
-            "INSERT INTO meta (key, value) VALUES (?1, ?2) ON CONFLICT (key) DO UPDATE SET value = ?2",
-            (RUNS_OWNER_KEY, owner),
-        )
 
     def connect_reader(self) -> PostgresqlConnection:
         """Open a session whose transactions only read, each one moment; raises StoreFailed, errors."""

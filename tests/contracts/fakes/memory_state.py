@@ -79,12 +79,14 @@ class MemoryState:
     forecasts: dict[tuple[str, float], KeptForecast] = field(default_factory=dict)
     audit_base: AuditBase = AuditBase()  # frozen
     redaction_key: str = ""
+    machines: set[str] = field(default_factory=set)
 
     def copy(self) -> MemoryState:
         """Return a copy to write on; the values in it never change."""
         rows = {kind: table.copy() for kind, table in self.rows.items()}
         own = (self.rollouts.copy(), self.answers.copy(), self.forecasts.copy())
-        return MemoryState(self.epoch, self.entries.copy(), rows, *own, self.audit_base, self.redaction_key)
+        shared = (self.audit_base, self.redaction_key, self.machines)
+        return MemoryState(self.epoch, self.entries.copy(), rows, *own, *shared)
 
     def get(self, kind: type[R], *key: Any) -> R | None:
         return cast(R | None, self.rows[kind].get(key))

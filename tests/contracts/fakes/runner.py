@@ -103,8 +103,8 @@ class FakeRun:
             self.changed.set()
 
 
-Fence = tuple[tuple[int, ...], str, int]
-"""What a node remembers of the newest run: its numbers, whose they are, the second it began."""
+Fence = tuple[tuple[int, ...], str, int, str]
+"""What a node remembers of the newest run: its numbers, whose they are, the second it began, its holder."""
 
 
 @dataclass(slots=True)
@@ -121,19 +121,21 @@ class FakeRunHost:
     connected_nodes: frozenset[str] = frozenset()
     """Nodes whose runs share a connection."""
 
-    def fence_allows(self, request: RunRequest) -> bool:
+    def fence_allows(self, node: str, fencing_token: str, holder: str) -> bool:
         """Say whether the node's fence lets a run through, and remember the newest."""
-        if not request.fencing_token:
+        if not fencing_token:
             return True
-        number, *named = request.fencing_token.split()
+        number, *named = fencing_token.split()
         token = tuple(int(part) for part in number.split("."))
         owner, at = (named[0], int(named[1])) if named else ("", 0)
-        known, known_owner, known_at = self.fences.get(request.node, ((0, 0), "", 0))
-        is_other_daemon = bool(owner and known_owner and owner != known_owner)
-        if known_at > at + CLOCK_SLACK_S if is_other_daemon else token < known:
-            return False
-        self.fences[request.node] = (token, owner, at)
-        return True
+        known, known_owner, known_at, known_holder = self.fences.get(node, ((0, 0), "", 0, ""))
+        if owner and known_owner and owner != known_owner:
+            is_newer = known_at > at + CLOCK_SLACK_S
+        else:
+            is_newer = token < known or (token == known and known_holder not in ("", holder))
+        if not is_newer:
+            self.fences[node] = (token, owner, at, holder)
+        return not is_newer
 
     def kill(self, run: str) -> None:
         """End a run's processes on this machine without a word; its work on the node goes on."""
@@ -146,11 +148,18 @@ class FakeRunHost:
 
 
 class FakeRunner:
-    """ports.Runner over a FakeWorld; the handle is the run's id."""
+    """ports.Runner over a FakeRunHost; the handle is the run's id, and ends with its machine's name."""
 
-    def __init__(self, world: FakeRunHost) -> None:
+    def __init__(self, world: FakeRunHost, machine: str = "") -> None:
         self._world = world
+        self._machine = machine
         self.status = RunnerStatus(parallel=16)
+
+    def run_id_here(self, name: str) -> str:
+        return f"{name}@{self._machine}" if self._machine else name
+
+    def is_elsewhere(self, handle: str) -> bool:
+        return handle.partition("@")[2] not in ("", self._machine)
 
     async def start(self, request: RunRequest) -> str:
         """Begin the run unless it has begun."""
@@ -159,7 +168,7 @@ class FakeRunner:
         now = asyncio.get_running_loop().time()
         run = self._world.runs[request.run_id] = FakeRun(request, now + request.timeout_s)
         script = self._world.scripts.get(request.playbook, Script.MISSING)
-        if not self._world.fence_allows(request):
+        if not self._world.fence_allows(request.node, request.fencing_token, request.run_id):
             run.end(Failed(f"a newer run has been on this node: {request.run_id} is refused"))
         elif script is Script.LONG:
             run.on_node = True
@@ -227,8 +236,12 @@ class FakeRunner:
         if run is not None and run.result is not None:
             del self._world.runs[handle]
 
-    async def clean_up_stale_runs(self, host: Host, *, timeout_s: float) -> Ok | Failed | Unknown:
+    async def clean_up_stale_runs(
+        self, host: Host, *, timeout_s: float, fencing_token: str = ""
+    ) -> Ok | Failed | Unknown:
         """End what older runs left on the node."""
+        if not self._world.fence_allows(host.name, fencing_token, self._machine):
+            return Failed(f"a newer run has been on {host.name}")
         for run in self._world.runs.values():
             if run.request.node == host.name:
                 run.on_node = False

@@ -304,6 +304,13 @@ class MemoryStore:
             raise StoreFailed("another key")
         self.memory.redaction_key = fingerprint
 
+    async def take_over_runs(self, machine: str) -> frozenset[str]:
+        await self.require_term()
+        others = self.memory.machines - {machine}
+        nodes = {each.node for each in self.memory.all(StepRecord) if each.state is StepState.INTENDED}
+        self.memory.machines = (others if nodes else set()) | {machine}
+        return frozenset(nodes if others else ())
+
     async def require_term(self) -> None:
         if self._closed or self._epoch != self.memory.epoch:
             raise LeadershipLost("the term has ended")

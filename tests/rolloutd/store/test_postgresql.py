@@ -14,7 +14,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from machines.model.events import HoldTaken, NodesDiscovered, StepAction, StepRecorded, StepState, VoteCast
+from machines.model.events import HoldTaken, NodesDiscovered, VoteCast
 from machines.model.rollout import Actor, ActorKind, Hold
 from rolloutd.errors import FactsBehind, LeadershipLost, StoreFailed
 from rolloutd.ports import AuditEntry, Store
@@ -29,7 +29,6 @@ from tests.contracts.store_backends import (
     node,
     plan_of,
     rollout_opened,
-    step,
     vote,
     write,
 )
@@ -414,24 +413,6 @@ def _cancel_waiting_commits(admin: psycopg.Connection[Any]) -> list[Any]:
     """Cancel what waits for a standby, and return when each of these statements began."""
     sql = "SELECT query_start, pg_cancel_backend(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
     return [began for began, _ in admin.execute(sql)]
-
-
-async def test_daemon_of_another_directory_begins_no_run_twice(
-    postgresql: Postgresql, name: str, tmp_path: Path
-) -> None:
-    address = postgresql.address(name)
-    store = await opened(address, tmp_path / "first")
-    run = step(StepState.INTENDED, step="maintain", action=StepAction.RUN, handle="r1.n1.1.maintain.1")
-    await write(store, rollout_opened(), *moves_to_done("n1")[:2], StepRecorded(run, isolated=True))
-    await store.close()
-    with pytest.raises(
-        StoreFailed, match=r"runs of the daemon that led last are unfinished \(n1\); start it"
-    ):
-        await opened(address, tmp_path / "second")
-    store = await opened(address, tmp_path / "first")
-    await write(store, StepRecorded(replace(run, state=StepState.OK), isolated=True))
-    await store.close()
-    await (await opened(address, tmp_path / "second")).close()
 
 
 # -- the mark -------------------------------------------------------------------

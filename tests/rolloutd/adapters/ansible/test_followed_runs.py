@@ -78,7 +78,7 @@ async def test_run_with_long_names_is_started_and_found(tmp_path: Path) -> None:
     handle = await runner.start(request)
     assert await runner.start(request) == handle
     assert handle != await runner.start(replace(request, run_id=f"{run_id}2"))
-    assert len(stale_processes.RunMarkers(tmp_path).run_marker("n1", f"{handle}~16")) < 255
+    assert len(stale_processes.RunMarkers(str(tmp_path)).run_marker("n1", f"{handle}~16")) < 255
     assert (await runner.get_state(run_id)).result == (await runner.get_state(handle)).result
     slightly_too_long = run_id[: stale_processes.MAX_RUN_NAME + 1]
     await runner.start(replace(request, run_id=slightly_too_long))

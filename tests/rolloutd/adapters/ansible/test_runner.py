@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 
 from machines.model.rollout import FailureCode
-from rolloutd.adapters.ansible import stale_processes, wrapper
+from rolloutd.adapters.ansible import older_runs, stale_processes, wrapper
 from rolloutd.adapters.ansible.run_directory import RunDirectory
 from rolloutd.adapters.ansible.runner import AnsibleRunner
-from rolloutd.ports import Failed, Host, Ok, RunState, ShellResult, Unknown
+from rolloutd.ports import Failed, Host, Ok, RunState, ShellResult, Unknown, wait_for_end
 from tests.contracts.runner_backends import AnsibleBackend, wait_until
 
 pytestmark = pytest.mark.servers
@@ -433,7 +433,7 @@ async def test_clear_follows_what_outlives_its_marked_parents(real: AnsibleBacke
 
 async def test_clear_looks_again_for_a_command_that_was_on_its_way(real: AnsibleBackend) -> None:
     """The node starts it between two looks; between them the test holds clear's own sleep."""
-    mark = stale_processes.RunMarkers(real.runs_dir).run_marker("n0", "r1")
+    mark = stale_processes.RunMarkers(str(real.runs_dir)).run_marker("n0", "r1")
     runner = real.runner()
     async with asyncio.TaskGroup() as group:
         clearing = group.create_task(runner.clean_up_stale_runs(real.host(), timeout_s=2.0))
@@ -456,3 +456,35 @@ async def test_clear_says_when_a_node_cannot_be_asked(real: AnsibleBackend) -> N
     cleared = await runner.clean_up_stale_runs(real.host(), timeout_s=2.0)
     assert isinstance(cleared, Failed)
     assert cleared.text.startswith("n0 could not be asked")
+
+
+TWO_COMMANDS = """
+- hosts: all
+  gather_facts: false
+  tasks:
+    - ansible.builtin.raw: "echo first >> {{ rolloutd_test_log }}; sleep 8642"
+      ignore_errors: true
+    - ansible.builtin.raw: "echo second >> {{ rolloutd_test_log }}"
+      ignore_errors: true
+    - ansible.builtin.command: "touch {{ rolloutd_test_log }}.third"
+"""
+
+
+async def test_superseded_run_of_another_machine_acts_no_more(
+    real: AnsibleBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(older_runs, "INHERITED_TIMEOUT_S", 2.0)
+    (real.tree / "two.yml").write_text(TWO_COMMANDS)
+    there = real.runner(tmp_path / "there", machine="a" * 12, marks="db")
+    here = real.runner(tmp_path / "here", machine="b" * 12, marks="db", inherited_nodes=["n0"])
+    run = there.run_id_here("r1")
+    handle = await there.start(real.request("two.yml", run, fence="3.10 db 1000"))
+    assert (there.is_elsewhere(handle), here.is_elsewhere(handle)) == (False, True)
+    await wait_until(lambda: real.started_runs() == ["first"])
+    # The first run of this machine on the node ends what the other one began.
+    mine = await here.start(real.request("ok.yml", here.run_id_here("r1"), fence="4.1 db 1001"))
+    state = await wait_for_end(there, handle)
+    assert isinstance(state.result, Failed)
+    assert isinstance((await wait_for_end(here, mine)).result, Ok)
+    assert real.started_runs() == ["first", mine]
+    assert not (real.directory / "starts.third").exists()

@@ -76,7 +76,7 @@ async def test_escaped_processes_of_a_killed_run_are_ended(real: AnsibleBackend)
     cleared = await runner.clean_up_stale_runs(real.host(), timeout_s=2.0)
     assert isinstance(cleared, Ok), cleared
     assert left() == set()
-    token = stale_processes.RunMarkers(real.runs_dir).node_token("n0")
+    token = stale_processes.RunMarkers(str(real.runs_dir)).node_token("n0")
     assert not [*Path("/sys/fs/cgroup").glob(f"rolloutd-run-{token}-*")]
     assert not [*Path("/sys/fs/cgroup/unified").glob(f"rolloutd-run-{token}-*")]
 

@@ -10,16 +10,26 @@ from typing import Any
 
 import pytest
 
-from machines.model.events import Event, NodesRemoved, StepRecorded
+from machines.model.events import (
+    Event,
+    NodeOrdered,
+    NodesRemoved,
+    StepAction,
+    StepRecord,
+    StepRecorded,
+    StepState,
+)
+from machines.model.rollout import NodeOrder
 from machines.states import Outcome, Phase, Trigger
 from rolloutd.engine.drivers.driver import STORE_RETRY_S, Driver
 from rolloutd.engine.drivers.node_session import AdapterSet
-from rolloutd.engine.drivers.playbook_execution import FOLLOW_RETRY_S
-from rolloutd.errors import AdapterFailed, LeadershipLost
-from rolloutd.ports import Busy, IsolationStatus, RunRequest, StepContext
+from rolloutd.engine.drivers.playbook_execution import ELSEWHERE_RETRY_S, FOLLOW_RETRY_S
+from rolloutd.errors import AdapterFailed, LeadershipLost, NodeUnreachable
+from rolloutd.ports import Busy, Failed, Host, IsolationStatus, Ok, RunRequest, StepContext, Unknown
 from tests.contracts.fakes.isolator import FakeIsolator
-from tests.contracts.fakes.runner import FakeRunner
+from tests.contracts.fakes.runner import FakeRunner, Script
 from tests.contracts.fakes.sources import find_source
+from tests.contracts.store_backends import ALICE
 from tests.rolloutd.control_environment import PLAN, ControlEnvironment, control_environment
 
 
@@ -185,3 +195,99 @@ async def test_a_node_that_leaves_in_the_middle_of_a_step_is_no_surprise(
                 await asyncio.sleep(0)
         assert not inside.state.conditions
         assert "unexpected" not in caplog.text
+
+
+# -- a run that another machine began -------------------------------------------------
+
+
+class OtherMachine(FakeRunner):
+    """The runner of the machine that leads now; the node does not answer the first `silent` times."""
+
+    def __init__(self, inside: ControlEnvironment, silent: int = 0) -> None:
+        super().__init__(inside.run_host, machine="b" * 12)
+        self.asked: list[str] = []
+        self.silent = silent
+
+    async def start(self, request: RunRequest) -> str:
+        self.asked.append(request.run_id)
+        return await super().start(request)
+
+    async def clean_up_stale_runs(
+        self, host: Host, *, timeout_s: float, fencing_token: str = ""
+    ) -> Ok | Failed | Unknown:
+        self.silent -= 1
+        if self.silent >= 0:
+            raise NodeUnreachable(f"{host.name}: connection refused")
+        assert fencing_token, "an older run must not go on"
+        return await super().clean_up_stale_runs(host, timeout_s=timeout_s, fencing_token=fencing_token)
+
+
+@asynccontextmanager
+async def taken_over(
+    tmp_path: Path, silent: int = 0
+) -> AsyncIterator[tuple[ControlEnvironment, OtherMachine, str]]:
+    """A node on which the run of another machine is under way, and the driver of a machine that took over."""
+    async with control_environment(tmp_path) as inside:
+        inside.run_host.scripts = {"site.yml": Script.LONG}
+        rollout = await inside.start()
+        await inside.isolate(rollout, "p1")
+        isolator = FakeIsolator()
+        isolator.isolated.add("p1")
+        there = FakeRunner(inside.run_host, machine="a" * 12)
+        async with run_driver(inside, rollout, there, {"command": isolator}):
+            while not inside.run_host.has_work("p1"):
+                await asyncio.sleep(0)
+        here = OtherMachine(inside, silent)
+        async with run_driver(inside, rollout, here, {"command": isolator}):
+            yield inside, here, rollout
+
+
+async def runs_of(inside: ControlEnvironment, rollout: str) -> list[StepRecord]:
+    steps = await inside.state.store.load_steps(rollout, "p1")
+    return [each for each in steps if each.action is StepAction.RUN]
+
+
+async def test_run_of_another_machine_ends_as_unknown(tmp_path: Path) -> None:
+    async with taken_over(tmp_path) as (inside, here, rollout):
+        await later(inside, 0)
+        (run,) = await runs_of(inside, rollout)
+        assert run.state is StepState.UNKNOWN
+        assert run.text.startswith("the run on p1 was begun by another machine")
+        assert not inside.run_host.has_work("p1")
+        assert not here.asked
+
+
+async def test_run_of_another_machine_on_a_silent_node_is_awaited(tmp_path: Path) -> None:
+    async with taken_over(tmp_path, silent=3) as (inside, here, rollout):
+        await later(inside, 0)
+        for left in (1, 0, -1):
+            assert [run.state for run in await runs_of(inside, rollout)] == [StepState.INTENDED]
+            await later(inside, ELSEWHERE_RETRY_S)
+            assert max(here.silent, -1) == left
+        (run,) = await runs_of(inside, rollout)
+        assert run.state is StepState.UNKNOWN
+        assert not inside.run_host.has_work("p1")
+        assert not here.asked
+
+
+async def test_node_silent_beyond_the_runs_limit_is_unknown_and_unclean(tmp_path: Path) -> None:
+    async with taken_over(tmp_path, silent=10**6) as (inside, here, rollout):
+        await later(inside, 0)
+        assert [run.state for run in await runs_of(inside, rollout)] == [StepState.INTENDED]
+        await later(inside, 2 * 86_400.0)
+        (run,) = await runs_of(inside, rollout)
+        assert run.state is StepState.UNKNOWN
+        assert "something of it may be left" in run.text
+        assert await inside.state.has_unfinished_run("p1"), "the next run cleans up first"
+        assert not here.asked
+
+
+async def test_stopped_run_of_another_machine_is_ended_on_the_node(tmp_path: Path) -> None:
+    async with taken_over(tmp_path, silent=1) as (inside, here, rollout):
+        await later(inside, 0)
+        now = inside.clock.now()
+        await inside.commit(NodeOrdered(rollout, "p1", NodeOrder.STOP, ALICE, "stop it", now))
+        await later(inside, ELSEWHERE_RETRY_S)
+        assert not inside.run_host.has_work("p1")
+        assert inside.phase(rollout, "p1") is Phase.FAILED
+        assert not here.asked
