@@ -13,10 +13,12 @@ from typing import Any, TypeVar, cast
 from machines.facts.node_work import NodeWork
 from machines.facts.preparations import RolloutPreparations
 from machines.facts.sharing import Forkable
+from machines.model.causes import Causes
 from machines.model.limits import DiskShortage, Limits, Refusal, TeamRules
 from machines.model.node import Node, Observation, SourceFreshness
 from machines.model.outage import OutageProgress
 from machines.model.preparation import Preparation, StagedComparison
+from machines.model.reasons import Reason
 from machines.model.rollout import Hold, Rollout, Target, Verdict
 from machines.model.rows import AuditMismatch, find_part
 from machines.model.traffic import TrafficResult
@@ -80,6 +82,8 @@ class FleetFacts(Forkable):
         self._traffic: dict[tuple[str, str], TrafficResult] = {}
         self._comparisons: dict[tuple[str, str], StagedComparison] = {}
         self._isolations: dict[tuple[str, str], IsolationProgress] = {}
+        self._aborts: dict[tuple[str, str], Causes] = {}
+        self._over_budget: Mapping[tuple[str, str], Reason] = {}
         self._outages: dict[tuple[str, str], OutageProgress] = {}
         self._train_waits: dict[tuple[str, str], float] = {}
         self.mismatches: tuple[AuditMismatch, ...] = ()
@@ -142,6 +146,11 @@ class FleetFacts(Forkable):
     def comparisons(self) -> Sequence[StagedComparison]:
         """The last comparison of staged files of each node in each open rollout."""
         return tuple(self._comparisons.values())
+
+    @property
+    def over_budget_targets(self) -> Collection[tuple[str, str]]:
+        """The (rollout, node) of isolating nodes whose pools had no slot for them by the latest decision."""
+        return self._over_budget.keys()
 
     @property
     def outages(self) -> Mapping[tuple[str, str], OutageProgress]:
@@ -228,6 +237,14 @@ class FleetFacts(Forkable):
         known = self._isolations.get((target.rollout, target.node))
         is_current = known is not None and known.attempt == target.attempt
         return known if known is not None and is_current else IsolationProgress(target.attempt)
+
+    def abort_causes(self, rollout: str, node: str) -> Causes:
+        """Return why the isolation of a node is to be aborted; empty if it is not."""
+        return self._aborts.get((rollout, node), ())
+
+    def over_budget_reason(self, rollout: str, node: str) -> Reason | None:
+        """Return why the pools of an isolating node have no slot for it; None if they have."""
+        return self._over_budget.get((rollout, node))
 
     def outage_progress(self, target: Target) -> OutageProgress:
         """Return how far the target's attempt is in the node's outage, as its driver has reported."""

@@ -80,6 +80,7 @@ class Index(FleetFacts):
         self._counters, self._pending = self._own(self._counters), self._own(self._pending)
         self._needing_driver, self._isolations = self._own(self._needing_driver), self._own(self._isolations)
         self._outages, self._train_waits = self._own(self._outages), self._own(self._train_waits)
+        self._aborts = self._own(self._aborts)
 
     def needing_driver(self) -> list[Target]:
         """Return every target in flight or with a person's order."""

@@ -25,7 +25,7 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
-from typing import Any, assert_never
+from typing import Any, Self, assert_never
 
 from machines.facts import apply as changes
 from machines.facts.apply import rollout_of, writes
@@ -71,7 +71,7 @@ class Projection(MeasuredFacts):
         snapshot: FactsSnapshot,
         limits: Limits,
         compile: PlanCompiler | None = None,  # noqa: A002  # what it does, in the word of the plan file
-    ) -> Projection:
+    ) -> Self:
         """Return the index of a snapshot; `compile` makes the plans of later submits."""
         index = cls(limits, compile)
         index.epoch = snapshot.epoch
@@ -90,9 +90,9 @@ class Projection(MeasuredFacts):
         index._rebuild_pools()
         return index
 
-    def rebuilt(self, snapshot: FactsSnapshot) -> Projection:
+    def rebuilt(self, snapshot: FactsSnapshot) -> Self:
         """Return a new index of these stored facts, with the observations of this one."""
-        index = Projection.build(snapshot, self.limits, self._compile)
+        index = type(self).build(snapshot, self.limits, self._compile)
         index.record_mismatches(self.mismatches)
         index.record_disk_shortage(self.disk_shortage)
         index.record_sources(tuple(self.sources.values()))
@@ -283,7 +283,7 @@ class Projection(MeasuredFacts):
             self.pending_groups.remove(target)
             self._own_row(self._targets_by_node, target.node).pop(rollout, None)
             self._needing_driver.discard((rollout, target.node))
-            for measured in (self._isolations, self._outages, self._train_waits):
+            for measured in (self._isolations, self._aborts, self._outages, self._train_waits):
                 measured.pop((rollout, target.node), None)
             self._in_flight -= target.phase in IN_FLIGHT_PHASES and not self._shares_outage(target)
         self._forget_unresolved(rollout)
@@ -366,6 +366,7 @@ class Projection(MeasuredFacts):
         # What was reported is of the isolation that ends with this.
         if target.phase is not Phase.ISOLATING:
             self._isolations.pop((rollout, node), None)
+            self._aborts.pop((rollout, node), None)
         if target.phase is not Phase.VERIFYING:
             self._outages.pop((rollout, node), None)
         if target.phase is not Phase.PENDING:

@@ -7,18 +7,19 @@ commit are made.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from machines.facts.availability import Unavailability, observed_unavailability
 from machines.facts.fleet_facts import FleetFacts, IsolationProgress
 from machines.facts.index import Index
 from machines.facts.node_work import NodeWork
+from machines.model.causes import Causes
 from machines.model.decision import BackOff
 from machines.model.limits import DiskShortage, Limits, Refusal
 from machines.model.node import NodeHealth, Observation, SourceFreshness
 from machines.model.outage import OutageProgress
-from machines.model.reasons import UnavailabilityCause
+from machines.model.reasons import Reason, UnavailabilityCause
 from machines.model.rows import AuditMismatch
 
 P = ParamSpec("P")
@@ -165,6 +166,17 @@ class Records(Index):
         """Record how far an isolation is; the last report of each node counts."""
         self._isolations = self._own(self._isolations)
         self._isolations[rollout, node] = progress
+
+    @journaled
+    def record_abort(self, rollout: str, node: str, causes: Causes) -> None:
+        """Record why the isolation of a node is to be aborted; later causes may follow from the first."""
+        self._aborts = self._own(self._aborts)
+        self._aborts.setdefault((rollout, node), causes)
+
+    @journaled
+    def record_over_budget(self, reasons: Mapping[tuple[str, str], Reason]) -> None:
+        """Replace the isolating nodes whose pools have no slot for them."""
+        self._over_budget = reasons
 
     @journaled
     def record_outage(self, rollout: str, node: str, progress: OutageProgress) -> None:

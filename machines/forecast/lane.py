@@ -25,8 +25,6 @@ class Lane:
     kind: tuple[object, ...] | None = None
     passed: tuple[tuple[float, str], ...] = ()
     action: Action | None = None
-    is_aborted: bool = False
-    is_over_budget: bool = False
 
     def add(self, record: StepRecord) -> None:
         """Add a record that has ended."""

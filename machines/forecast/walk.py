@@ -39,13 +39,11 @@ from machines.model.actions import (
     starts_run,
 )
 from machines.model.decision import (
-    AbortIsolation,
     AwaitTurn,
     CheckIfCurrent,
     Command,
     CompareStaged,
     Decision,
-    DeferMaintenance,
     DocumentPilot,
     DryRun,
     EndFreeze,
@@ -72,12 +70,12 @@ from machines.model.events import (
 )
 from machines.model.plan import PILOT_WAVE
 from machines.model.preparation import Preparation, PreparationState, PrepareKind, StagedComparison
-from machines.model.reasons import ReasonCode
 from machines.model.rollout import FailureCode, PilotEvidence, Target
 from machines.model.step_result import Failed, Ok
 from machines.model.traffic import TrafficResult
 from machines.scheduler.decide import decide
 from machines.scheduler.decided_events import events_of
+from machines.scheduler.isolation_aborts import record_giving_way
 from machines.scheduler.membership import carry_over
 from machines.states import IN_FLIGHT_PHASES, Outcome, Phase, Trigger
 from machines.workflow.next_action import SLOT_STEP, next_action
@@ -131,7 +129,6 @@ class Walk:
     _lanes: dict[NodeKey, Lane] = field(default_factory=dict)
     _busy_until: dict[NodeKey, float] = field(default_factory=dict)
     _requested: set[Command] = field(default_factory=set)
-    _over_budget: set[NodeKey] = field(default_factory=set)
     _ended_records: dict[NodeKey, tuple[StepRecord, ...]] = field(default_factory=dict)
     _answers: dict[tuple[object, ...], Action] = field(default_factory=dict)
     _to_fail: set[NodeKey] = field(default_factory=set)
@@ -258,7 +255,7 @@ class Walk:
                 case DocumentPilot():
                     rollout = self.index.rollout(command.rollout)
                     since = self.index.wave_end(command.rollout, PILOT_WAVE) or self.now
-                    evidence = PilotEvidence({}, f"pilot of {rollout.digest.whole}", since, self.now)
+                    evidence = PilotEvidence({}, f"pilot.{rollout.digest.whole}", since, self.now)
                     node = rollout.plan.pilot_node or ""
                     self.index.apply(PilotEvidenceAttached(command.rollout, node, evidence))
                     is_known = True
@@ -268,24 +265,11 @@ class Walk:
 
     def _pass_on_slots(self, decision: Decision) -> bool:
         """Pass on which isolations give way, and which have a slot again; return whether any has ended."""
-        giving_way: tuple[AbortIsolation | DeferMaintenance, ...]
-        giving_way = (*decision.of(AbortIsolation), *decision.of(DeferMaintenance))
-        over_budget, is_relevant = set(), False
-        for each in giving_way:
-            key = (each.rollout, each.node)
-            if each.reason.code is ReasonCode.POOL_OVER_BUDGET:
-                over_budget.add(key)
-            elif key in self._lanes:
-                self._lanes[key].is_aborted = True
-        for key in over_budget ^ self._over_budget | {(each.rollout, each.node) for each in giving_way}:
-            lane = self._lanes.get(key)
-            if lane is not None:
-                changed = lane.is_over_budget is not (key in over_budget) or lane.is_aborted
-                lane.is_over_budget = key in over_budget
-                # A step that has begun continues to its end.
-                if changed and isinstance(lane.action, Wait):
-                    is_relevant |= self._drive(key)
-        self._over_budget = over_budget
+        is_relevant = False
+        for key in sorted(record_giving_way(self.index, decision)):
+            # A step that has begun continues to its end.
+            if key in self._lanes and isinstance(self._lanes[key].action, Wait):
+                is_relevant |= self._drive(key)
         return is_relevant
 
     def _probe_traffic(self, command: ProbeTraffic) -> bool:
@@ -373,15 +357,17 @@ class Walk:
 
     def _next_action(self, target: Target, lane: Lane) -> Action:
         """Return the next action; nodes of one kind that have taken as long so far share the answer."""
-        if lane.kind is None or lane.is_aborted or lane.is_over_budget or target.order is not None:
+        key = (target.rollout, target.node)
+        gives_way = self.index.abort_causes(*key) or self.index.over_budget_reason(*key)
+        if lane.kind is None or gives_way or target.order is not None:
             return self._ask_next_action(target, lane)
-        key = (lane.kind, lane.passed, round(self.now - lane.began_at, 3))
-        action = self._answers.get(key)
+        question = (lane.kind, lane.passed, round(self.now - lane.began_at, 3))
+        action = self._answers.get(question)
         if action is not None:
             return later_by(action, self.now)
         action = self._ask_next_action(target, lane)
         if len(self._answers) < MAX_ANSWERS:
-            self._answers[key] = later_by(action, -self.now)
+            self._answers[question] = later_by(action, -self.now)
         return action
 
     def _ask_next_action(self, target: Target, lane: Lane) -> Action:
@@ -393,8 +379,8 @@ class Walk:
                 lane.records,
                 self.now,
                 max(0.0, self.now - began),
-                abort_reason="aborted" if lane.is_aborted else "",
-                over_budget="over budget" if lane.is_over_budget else "",
+                abort=self.index.abort_causes(target.rollout, target.node),
+                over_budget=self.index.over_budget_reason(target.rollout, target.node),
                 failed_before=self.index.has_failed(target.rollout, target.node, target.attempt - 1),
             )
         )
@@ -439,7 +425,7 @@ class Walk:
         """Begin an action that takes time."""
         assert not isinstance(action, NoAction | Transition | CompleteOrder | Wait)
         if isinstance(action, StopRun):
-            lane.add(record_of(action.record, Failed(action.text, code=FailureCode.DISTURBED), self.now))
+            lane.add(record_of(action.record, Failed("", code=FailureCode.DISTURBED), self.now))
             return self._drive(key)
         record = intent_of(action, target, began_at)
         self._record_isolation(target, record, is_isolated_after(action, None))
@@ -462,7 +448,7 @@ class Walk:
         result: Ok | Failed = Ok()
         if key in self._to_fail and record.action is StepAction.RUN:
             self._to_fail.discard(key)
-            result = Failed("as assumed")
+            result = Failed("")
         lane.add(record_of(record, result, now))
         self._record_isolation(self.index.target(*key), record, is_isolated_after(action, result))
         return self._drive(key)
@@ -478,17 +464,16 @@ class Walk:
             self.now,
             outcome=action.outcome,
             step=action.step,
-            text=action.text,
             not_before=action.not_before,
             code=action.code,
         )
-        for event in (moved, *carry_over(self.index, moved)):
+        for event in (moved, *carry_over(self.index, moved, lambda causes: "")):
             self._apply(event)
 
     def _complete_order(self, target: Target, action: CompleteOrder) -> None:
         assert target.order_by is not None
         key = (target.rollout, target.node)
-        self.index.apply(NodeOrdered(*key, None, target.order_by, action.text, self.now))
+        self.index.apply(NodeOrdered(*key, None, target.order_by, "", self.now))
         if action.succeeded and target.phase is Phase.FAILED:
             after = self.index.target(*key)
             self._apply(transition(after, Trigger.SKIPPED, self.now, outcome=Outcome.SKIPPED))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from machines.model.causes import Causes
 from machines.model.events import StepAction, StepRecord
 from machines.model.plan import Capability, Stage, StepDef
 from machines.model.rollout import FailureCode
@@ -36,12 +37,16 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class Revert:
-    """Restore the state that the isolator found; `is_last`: no other isolator is in effect."""
+    """Restore the state that the isolator found; `is_last`: no other isolator is in effect.
+
+    `causes`: why the isolation is aborted, if it is.
+    """
 
     spec: StepDef
     number: int
     prior: Any
     is_last: bool
+    causes: Causes = ()
 
 
 STALE_RUN_TIMEOUT_S = 120.0
@@ -101,12 +106,12 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """Take an edge; `step`, `text` and `code` say where, why and how a failure happened."""
+    """Take an edge; `step`, `causes` and `code` say where, why and how a failure happened."""
 
     trigger: Trigger
     outcome: Outcome | None = None
     step: str = ""
-    text: str = ""
+    causes: Causes = ()
     not_before: float = 0.0
     code: FailureCode = FailureCode.FAILED
 
@@ -116,7 +121,7 @@ class StopRun:
     """Stop the run of this record; the node fails next."""
 
     record: StepRecord
-    text: str
+    causes: Causes
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +129,7 @@ class CompleteOrder:
     """Report the result of a person's order."""
 
     succeeded: bool
-    text: str
+    causes: Causes
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,31 +171,3 @@ def retry_wait(record: StepRecord, delay_s: float, now: float, *, since: float |
     """
     until = (record.at if since is None else since) + delay_s
     return Wait(until, record.step) if record.at <= now < until else None
-
-
-_GUARD_STEPS = {
-    StepAction.ARM: "arming the guard",
-    StepAction.DISARM: "disarming the guard",
-    StepAction.RESTORE: "restoring by the guard",
-}
-
-
-def step_name(action: Action) -> str | None:
-    """Return the step that people see during this action; None when the action takes no time."""
-    match action:
-        case Isolate() | Probe():
-            return action.spec.name
-        case Revert():
-            return f"revert {action.spec.name}"
-        case CleanUpStaleRuns():
-            return "waiting for an older run to end"
-        case StopRun():
-            return f"stopping {action.record.step}"
-        case RunPlaybook():
-            return action.stage.step
-        case UseGuard():
-            return _GUARD_STEPS[action.action]
-        case RunCheck() | Wait():
-            return action.step
-        case Transition() | CompleteOrder() | NoAction():
-            return None

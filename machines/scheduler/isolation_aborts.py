@@ -9,7 +9,9 @@ from __future__ import annotations
 from machines.facts.availability import TAKEN_BY_OTHERS, active_hold, observed_unavailability
 from machines.facts.index import Index
 from machines.facts.pool_index import Pool
-from machines.model.decision import AbortIsolation, DeferMaintenance
+from machines.facts.records import Records
+from machines.model.causes import Cause, CauseCode
+from machines.model.decision import AbortIsolation, Decision, DeferMaintenance
 from machines.model.node import Observation, natural_sort_key
 from machines.model.reasons import Reason, ReasonCode, UnavailabilityCause
 from machines.model.rollout import Target
@@ -45,6 +47,26 @@ def collect(index: Index, now: float, builder: DecisionBuilder) -> None:
     commands: list[AbortIsolation | DeferMaintenance] = [*aborts.values(), *deferrals.values()]
     for command in commands:
         builder.add(command)
+
+
+def record_giving_way(facts: Records, decision: Decision) -> set[tuple[str, str]]:
+    """Record which isolations give way by a decision; return the (rollout, node) for which that is new.
+
+    The details of a reason change with each decision: only a slot that comes or goes is new.
+    """
+    over_budget, changed = dict[tuple[str, str], Reason](), set[tuple[str, str]]()
+    for each in decision.commands:
+        if not isinstance(each, AbortIsolation | DeferMaintenance):
+            continue
+        key = (each.rollout, each.node)
+        if each.reason.code is ReasonCode.POOL_OVER_BUDGET:
+            over_budget[key] = each.reason
+        elif not facts.abort_causes(*key):
+            facts.record_abort(*key, (Cause(CauseCode.REASON, reason=each.reason),))
+            changed.add(key)
+    changed |= set(facts.over_budget_targets) ^ over_budget.keys()
+    facts.record_over_budget(over_budget)
+    return changed
 
 
 def _hold_reason(index: Index, target: Target) -> Reason | None:

@@ -16,6 +16,7 @@ from typing import Final
 
 from machines.facts.index import Index
 from machines.facts.votes import gate_without_vote
+from machines.model.causes import Cause, CauseCode, Describe
 from machines.model.events import Event, PhaseMoved, TargetChanged, TargetsJoined
 from machines.model.node import Node, natural_sort_key
 from machines.model.plan import PILOT_WAVE, EnrolPolicy
@@ -24,14 +25,16 @@ from machines.states import Outcome, Phase, Trigger
 from machines.workflow.phase_transitions import transition
 
 
-def membership_events(index: Index, now: float, names: Collection[str] | None = None) -> tuple[Event, ...]:
+def membership_events(
+    index: Index, now: float, describe: Describe, names: Collection[str] | None = None
+) -> tuple[Event, ...]:
     """Return the events that adapt every rollout to the inventory, in order; `names`: only to these nodes."""
     events: list[Event] = []
     for rollout in index.rollouts.values():
         targets = _targets(index, rollout, names)
-        events += _removed_targets(index, rollout, targets, now)
+        events += _removed_targets(index, rollout, targets, now, describe)
         if not rollout.closed:
-            events += _returned_targets(index, targets, now)
+            events += _returned_targets(index, targets, now, describe)
             events += _changed_targets(index, targets, now)
             events += _joined_targets(index, rollout, names, now)
     return tuple(events)
@@ -45,7 +48,7 @@ def _targets(index: Index, rollout: Rollout, names: Collection[str] | None) -> C
 
 
 def _removed_targets(
-    index: Index, rollout: Rollout, targets: Iterable[Target], now: float
+    index: Index, rollout: Rollout, targets: Iterable[Target], now: float, describe: Describe
 ) -> Iterator[Event]:
     """Yield the end of every target that the inventory no longer has; its slot is freed.
 
@@ -57,15 +60,18 @@ def _removed_targets(
     for target in targets:
         if target.node in index.nodes or target.phase is Phase.DONE:
             continue
-        text = "the inventory no longer has this node"
+        text = describe((Cause(CauseCode.NODE_GONE),))
         yield transition(target, Trigger.LEFT, now, outcome=Outcome.LEFT, text=text)
 
 
-def _returned_targets(index: Index, targets: Iterable[Target], now: float) -> Iterator[Event]:
+def _returned_targets(
+    index: Index, targets: Iterable[Target], now: float, describe: Describe
+) -> Iterator[Event]:
     """Yield the requeue of every target that left and is back, in its wave and with the votes that it had."""
     for target in targets:
         if target.outcome is Outcome.LEFT and target.node in index.nodes:
-            yield transition(target, Trigger.REJOINED, now, text="the inventory has this node again")
+            text = describe((Cause(CauseCode.NODE_BACK),))
+            yield transition(target, Trigger.REJOINED, now, text=text)
             yield from target_changes(index, target, now)
 
 
@@ -119,7 +125,9 @@ def _joined_targets(
     yield TargetsJoined(rollout.id, tuple(joined), now)
 
 
-def renamed_targets(index: Index, old_names: Mapping[str, str], now: float) -> Iterator[Event]:
+def renamed_targets(
+    index: Index, old_names: Mapping[str, str], now: float, describe: Describe
+) -> Iterator[Event]:
     """Yield the targets of nodes with a new name: each in the place that it had by its old name.
 
     `index` has the new names.  Of a node that has the change the new name has it too.
@@ -134,7 +142,8 @@ def renamed_targets(index: Index, old_names: Mapping[str, str], now: float) -> I
         for new, old in names.items():
             done = _END_OF_RENAMED.get(old.outcome)
             if done is not None:
-                text = f"it was {old.outcome} as {old.node}"
+                was = {"outcome": None if old.outcome is None else old.outcome.value, "name": old.node}
+                text = describe((Cause(CauseCode.RENAMED, was),))
                 yield transition(targets[new], done[0], now, outcome=done[1], text=text)
 
 
@@ -189,7 +198,7 @@ def _awaited_team(rollout: Rollout, team: str | None, needs_vote: bool) -> str |
 # -- superseded rollouts ----------------------------------------------------------
 
 
-def carry_over(index: Index, event: PhaseMoved) -> list[PhaseMoved]:
+def carry_over(index: Index, event: PhaseMoved, describe: Describe) -> list[PhaseMoved]:
     """Return the node's transitions in rollouts that supersede the one in which it is now done."""
     # Only a node that has just passed: one whose rollback was aborted is changed too, but will lose it.
     if event.trigger is not Trigger.VERIFIED or event.outcome is not Outcome.CHANGED:
@@ -204,7 +213,7 @@ def carry_over(index: Index, event: PhaseMoved) -> list[PhaseMoved]:
             # A pilot shows the new plan: it is not taken over.
             is_pilot = target.wave == PILOT_WAVE
             if target.rollout == rollout.id and target.phase is Phase.PENDING and not is_pilot:
-                text = f"done in {event.rollout} with the same change"
+                text = describe((Cause(CauseCode.DONE_BEFORE, {"rollout": event.rollout}),))
                 found.append(
                     transition(
                         target,

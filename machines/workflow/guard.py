@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from machines.model.actions import Action, StopRun, Transition, UseGuard, Wait
+from machines.model.causes import Cause, CauseCode, said
 from machines.model.events import StepAction, StepRecord, StepState
 from machines.model.plan import Guard
 from machines.model.rollout import BLAMES_CHANGE, UNATTENDED_RESTORE, FailureCode
@@ -43,13 +44,14 @@ def stop_unguarded_run(records: Sequence[StepRecord]) -> Action | None:
     ended = [record for record in records if record.action is StepAction.DISARM]
     if not ended or ended[-1].state is not StepState.FAILED:
         return None
+    causes = said(ended[-1].text)
     running = [record for record in records if record.handle and record.state is StepState.INTENDED]
     if running:
-        return StopRun(running[-1], f"{ended[-1].text}; its playbook was stopped")
+        return StopRun(running[-1], (*causes, Cause(CauseCode.RUN_STOPPED)))
     runs = [record for record in records if record.action is StepAction.RUN]
     has_begun = any(record.code is not FailureCode.NEVER_STARTED for record in runs)
     code = FailureCode.FAILED if has_begun else FailureCode.NEVER_STARTED
-    return Transition(Trigger.FAILED, step=ended[-1].step, text=ended[-1].text, code=code)
+    return Transition(Trigger.FAILED, step=ended[-1].step, causes=causes, code=code)
 
 
 def end_guard_before(
@@ -96,7 +98,7 @@ def _restored_failure(
     failed: Transition, restore: StepRecord, records: Sequence[StepRecord], now: float, elapsed_s: float
 ) -> Transition:
     """Return the failure with what the guard did; the last restore is final, or its answer overdue."""
-    failed = replace(failed, text=f"{failed.text}; {restore.text}" if restore.text else failed.text)
+    failed = replace(failed, causes=(*failed.causes, *said(restore.text)))
     # Without a value nothing had been armed.
     is_restored = restore.state is StepState.OK and restore.prior is not None
     # A change that cuts its node off looks like a node that is lost, until it has restored itself.

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from machines.model.actions import Action, Probe, retry_wait
+from machines.model.causes import Causes, said
 from machines.model.events import StepAction, StepRecord, StepState
 from machines.model.plan import Capability, Plan, StepDef
 from machines.model.rollout import Target
@@ -64,15 +65,15 @@ class IsolationPlan:
         """Return whether this APPLY came before the probe, and so evicted nothing."""
         return bool(self.probes) and not self._was_idle_before(self.records.index(record))
 
-    def traffic_found(self) -> str:
-        """Return the traffic for which the isolation is aborted, "" for none."""
+    def traffic_found(self) -> Causes:
+        """Return the traffic for which the isolation is aborted, nothing for none."""
         if self.must_stay_isolated:
-            return ""
+            return ()
         for probe in self.probes:
             results = self._probe_records(probe)
             if results and (results[-1].state is StepState.BUSY or _are_retries_exhausted(results)):
-                return results[-1].text
-        return ""
+                return said(results[-1].text)
+        return ()
 
     def final_probe(self) -> Action | None:
         """Return the probe that must run between the last isolator and the playbook, None when none must."""

@@ -35,6 +35,7 @@ from machines.model.actions import (
     UseGuard,
     Wait,
 )
+from machines.model.causes import Cause, CauseCode, Causes, said
 from machines.model.events import StepAction, StepRecord, StepState
 from machines.model.outage import OutageProgress
 from machines.model.plan import OnUnknownPolicy, Stage, StepDef
@@ -67,9 +68,6 @@ from machines.workflow.steps import (
     stages_for,
 )
 from machines.workflow.stopping import clean_up_before_failure, next_stop_action, on_isolation_lost
-
-RESUMED_ABORT_REASON = "the daemon stopped while the isolation was being aborted; the reason was not recorded"
-"""Reason of an abort that an earlier daemon process began."""
 
 SLOT_STEP = "slot"
 """Step of an isolated node that waits until its pools have a slot for it."""
@@ -133,7 +131,7 @@ class _Reconciler:
 
     def reconcile_return(self) -> Action:
         """Return a node to service by a person's order, then check that it is alive."""
-        returned = CompleteOrder(succeeded=True, text="returned")
+        returned = CompleteOrder(succeeded=True, causes=(Cause(CauseCode.RETURNED),))
         return self.walk(Purpose.RETURN, Purpose.CONFIRM_RETURN) or returned
 
     @property
@@ -244,23 +242,25 @@ class _Reconciler:
             case Purpose.VERIFY, StepDef() as spec if spec.repair and latest.state is StepState.FAILED:
                 return self._repair(step, spec, latest)
             case Purpose.RETURN | Purpose.CLEAN_UP, _ if self.situation.target.order is NodeOrder.RETURN:
-                return CompleteOrder(succeeded=False, text=f"{step.id} could not be reverted: {latest.text}")
+                params = {"step": step.id, "text": latest.text}
+                return CompleteOrder(succeeded=False, causes=(Cause(CauseCode.NOT_REVERTED, params),))
             case Purpose.RETURN | Purpose.CLEAN_UP, _:
                 # What keeps the node out of service is not the change that passed its checks.
-                text, code = f"could not be returned to service: {latest.text}", FailureCode.UNKNOWN
-                return Transition(Trigger.FAILED, step=step.id, text=text, code=code)
+                causes = (Cause(CauseCode.NOT_RETURNED, {"text": latest.text}),)
+                return Transition(Trigger.FAILED, step=step.id, causes=causes, code=FailureCode.UNKNOWN)
             case Purpose.CONFIRM_RETURN, StepDef() as spec:
-                return CompleteOrder(succeeded=False, text=f"{spec.name}: {latest.text}")
+                params = {"check": spec.name, "text": latest.text}
+                return CompleteOrder(succeeded=False, causes=(Cause(CauseCode.CHECK_FAILED, params),))
             case Purpose.ARM_GUARD, _:
                 # Nothing was done to the node yet.
                 is_silent = latest.state is StepState.UNKNOWN
                 code = FailureCode.UNREACHABLE if is_silent else FailureCode.NEVER_STARTED
-                return Transition(Trigger.FAILED, step=step.id, text=latest.text, code=code)
+                return Transition(Trigger.FAILED, step=step.id, causes=said(latest.text), code=code)
             case _:
                 code = latest.failure_code
                 if code is FailureCode.UNREACHABLE and has_begun_run(self.attempt_records):
                     code = FailureCode.LOST
-                return Transition(Trigger.FAILED, step=step.id, text=latest.text, code=code)
+                return Transition(Trigger.FAILED, step=step.id, causes=said(latest.text), code=code)
 
     # isolating
 
@@ -268,21 +268,24 @@ class _Reconciler:
         # An abort that has begun is finished, also by a daemon that does not know its reason.
         abort_begun = any(r.action is StepAction.REVERT for r in self.attempt_records)
         step = None if abort_begun else self._walk_phase()
-        reason = self._abort_reason(is_complete=step is None and not abort_begun)
-        if reason or abort_begun:
+        causes = self._abort_causes(is_complete=step is None and not abort_begun)
+        if causes or abort_begun:
             if self._had_failed() and not abort_begun:
                 # It has passed no check since: only a person may return it to service.
-                return Transition(Trigger.FAILED, step="isolate", text=reason)
-            return self.walk(Purpose.RETURN) or Transition(
+                return Transition(Trigger.FAILED, step="isolate", causes=causes)
+            step = self.walk(Purpose.RETURN)
+            if isinstance(step, Revert):
+                return replace(step, causes=causes)
+            return step or Transition(
                 Trigger.ISOLATION_ABORTED,
                 outcome=Outcome.CHANGED if self.situation.target.rolling_back else None,
-                text=reason or RESUMED_ABORT_REASON,
+                causes=causes or (Cause(CauseCode.ABORT_CONTINUED),),
                 not_before=self.situation.now + backoff_s(self.situation.target.aborted_isolations),
             )
         deadline = self.situation.now + max(
             0.0, self.situation.plan.isolate_timeout_s - self.situation.elapsed_s
         )
-        if step is None and self.situation.over_budget:
+        if step is None and self.situation.over_budget is not None:
             return Wait(deadline, SLOT_STEP)
         action = step or self.isolation_plan.final_probe() or Transition(Trigger.ISOLATED)
         # The wait ends at the isolation deadline, because the slot then belongs to another node.
@@ -295,25 +298,27 @@ class _Reconciler:
             self.situation.plan.isolate, self.situation.target, self.situation.records
         )
 
-    def _abort_reason(self, *, is_complete: bool) -> str:
-        """Return why the isolation is aborted, "" for no reason; complete means that all isolators did it."""
-        reason = self.situation.abort_reason or self.isolation_plan.traffic_found()
+    def _abort_causes(self, *, is_complete: bool) -> Causes:
+        """Return why the isolation is aborted, if it is; complete means that all isolators did it."""
+        over_budget = self.situation.over_budget
+        causes = self.situation.abort or self.isolation_plan.traffic_found()
         if not is_complete:
-            return reason or self.situation.over_budget or self._timeout_reason()
+            gives_way = () if over_budget is None else (Cause(CauseCode.REASON, reason=over_budget),)
+            return causes or gives_way or self._timeout()
         # What is isolated already is finished, past the deadline too, unless it would wait still longer.
-        must_wait = self.situation.over_budget or isinstance(self.isolation_plan.final_probe(), Wait)
-        return reason or (self._timeout_reason() if must_wait else "")
+        must_wait = over_budget is not None or isinstance(self.isolation_plan.final_probe(), Wait)
+        return causes or (self._timeout() if must_wait else ())
 
-    def _timeout_reason(self) -> str:
-        if self.situation.elapsed_s < self.situation.plan.isolate_timeout_s:
-            return ""
-        if self.situation.over_budget:
-            return (
-                f"no slot within {self.situation.plan.isolate_timeout_s:.0f} s: {self.situation.over_budget}"
-            )
+    def _timeout(self) -> Causes:
+        limit_s = self.situation.plan.isolate_timeout_s
+        if self.situation.elapsed_s < limit_s:
+            return ()
+        if self.situation.over_budget is not None:
+            return (Cause(CauseCode.NO_SLOT, {"limit_s": limit_s}, self.situation.over_budget),)
         unfinished = (StepState.BUSY, StepState.UNKNOWN)
-        answers = [f": {r.text}" for r in self.attempt_records if r.state in unfinished]
-        return f"not isolated within {self.situation.plan.isolate_timeout_s:.0f} s" + "".join(answers[-1:])
+        answers = [record.text for record in self.attempt_records if record.state in unfinished]
+        answer = {"text": answers[-1]} if answers else {}
+        return (Cause(CauseCode.NOT_ISOLATED, {"limit_s": limit_s, **answer}),)
 
     def _apply_isolator(self, spec: StepDef, number: int) -> Isolate:
         for _, prior in active_isolations([spec], self.situation.records):
@@ -348,7 +353,9 @@ class _Reconciler:
     def _resolve_unknown_run(self, step: Step, stage: Stage, latest: StepRecord) -> Action | None:
         """Decide about a run whose result is unknown, by the stage's `on_unknown`."""
         if stage.on_unknown is OnUnknownPolicy.PAUSE:
-            return Transition(Trigger.FAILED, step=stage.step, text=latest.text, code=FailureCode.UNKNOWN)
+            return Transition(
+                Trigger.FAILED, step=stage.step, causes=said(latest.text), code=FailureCode.UNKNOWN
+            )
         # Checks during a run would judge a node that still changes.
         if self.situation.has_unfinished_run:
             return self.next_of(CLEAN_UP)
@@ -362,8 +369,8 @@ class _Reconciler:
                 return None if judged is True else judged
         # Twice without a result: a third run would most likely end so too, so people inspect the node.
         if latest.number > 1:
-            text = f"{latest.text}; the rerun ended the same way"
-            return Transition(Trigger.FAILED, step=stage.step, text=text, code=FailureCode.UNKNOWN)
+            causes = (*said(latest.text), Cause(CauseCode.RERUN_ENDED_ALIKE))
+            return Transition(Trigger.FAILED, step=stage.step, causes=causes, code=FailureCode.UNKNOWN)
         return self._required_before(step) or self.start(step, latest.number + 1)
 
     def _judge_run(self, run: int) -> Action | bool:
@@ -388,13 +395,13 @@ class _Reconciler:
             assert action is not None
             return action
         if latest.state is not StepState.OK:
-            text = f"{failed.text}; and its repair failed: {latest.text}"
-            return Transition(Trigger.FAILED, step=step.id, text=text, code=failed.code)
+            causes = (*said(failed.text), Cause(CauseCode.REPAIR_FAILED, {"text": latest.text}))
+            return Transition(Trigger.FAILED, step=step.id, causes=causes, code=failed.code)
         # Only a check that failed before the repair is repeated; one after it has judged the repair.
         if self.situation.records.index(failed) < self.situation.records.index(latest):
             return self.start(step, failed.number + 1)
-        text = f"{failed.text}; its repair did not help"
-        return Transition(Trigger.FAILED, step=step.id, text=text, code=failed.code)
+        causes = (*said(failed.text), Cause(CauseCode.REPAIR_USELESS))
+        return Transition(Trigger.FAILED, step=step.id, causes=causes, code=failed.code)
 
     def _has_begun_before(self) -> bool:
         """Return whether an earlier attempt changed or isolated the node, so that its baseline stays."""
@@ -430,7 +437,7 @@ class _Reconciler:
 
     # Cordon only: a failed check is no reason to evict the work that runs there.
     def _reisolate(self, failed_check: StepRecord, later: Sequence[StepRecord]) -> Action:
-        text = failed_check.text
+        causes = said(failed_check.text)
         for step in self.steps:
             if step.purpose is not Purpose.ISOLATE or not isinstance(step.spec, StepDef):
                 continue
@@ -441,9 +448,9 @@ class _Reconciler:
                 number = latest.number if latest else 1 if applied is None else applied.number + 1
                 return replace(self._apply_isolator(step.spec, number), cordon_only=True)
             if latest.state is not StepState.OK:
-                text += f"; and it could not be isolated again: {latest.text}"
+                causes += (Cause(CauseCode.NOT_ISOLATED_AGAIN, {"text": latest.text}),)
         code = failed_check.failure_code
-        return Transition(Trigger.FAILED, step=failed_check.step, text=text, code=code)
+        return Transition(Trigger.FAILED, step=failed_check.step, causes=causes, code=code)
 
     def excuses(self, step: Step, latest: StepRecord) -> bool:
         return isinstance(step.spec, StepDef) and is_excused(step.spec, latest.state, self.situation.records)

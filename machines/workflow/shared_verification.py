@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from machines.model.actions import Action, Transition, Wait
+from machines.model.causes import said
 from machines.model.events import StepRecord, StepState
 from machines.model.outage import OutageProgress
 from machines.states import Trigger
@@ -69,7 +70,7 @@ class SharedVerification:
             return wait
         accusation = outage.accusation(self.situation.target)
         if accusation:
-            return Transition(Trigger.FAILED, step=OUTAGE_STEP, text=accusation)
+            return Transition(Trigger.FAILED, step=OUTAGE_STEP, causes=said(accusation))
         is_last = not any(peer.is_later and peer.target.isolated for peer in outage.peers)
         return None if is_last and accusation is not None and not outage.joiner else wait
 
@@ -93,7 +94,7 @@ class SharedVerification:
             # The change that broke it is settled; what is left of it is this attempt's own failure.
             verdict = self._judge_after(f"{key}.settled")
             if isinstance(verdict, str) and verdict:
-                return Transition(Trigger.FAILED, step=OUTAGE_STEP, text=verdict)
+                return Transition(Trigger.FAILED, step=OUTAGE_STEP, causes=said(verdict))
             if not isinstance(verdict, str):
                 return verdict
         return None

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from machines.model.causes import Causes
 from machines.model.events import StepRecord
 from machines.model.plan import Plan
+from machines.model.reasons import Reason
 from machines.model.rollout import Target
 from machines.workflow.outage import Outage
 
@@ -17,9 +19,9 @@ class Situation:
 
     `plan` is the plan as it applies to this node (plan_for_target).  `records` are the node's step records in
     this rollout, oldest first.  `elapsed_s` is the time in its phase during which a daemon was running.
-    `has_unfinished_run`: processes of an older run may still be on the node.  `abort_reason`: why its
-    isolation should be aborted, "" for no reason.  `over_budget`: why its pools have no slot for it; "" when
-    they have.  `failed_before`: its attempt before this one failed.  `outage`: the others that share it.
+    `has_unfinished_run`: processes of an older run may still be on the node.  `abort`: why its
+    isolation should be aborted, empty if it should not.  `over_budget`: why its pools have no slot for it;
+    None when they have.  `failed_before`: its attempt before this one failed.  `outage`: those that share it.
     """
 
     plan: Plan
@@ -28,7 +30,7 @@ class Situation:
     now: float
     elapsed_s: float
     has_unfinished_run: bool = False
-    abort_reason: str = ""
-    over_budget: str = ""
+    abort: Causes = ()
+    over_budget: Reason | None = None
     failed_before: bool = False
     outage: Outage = field(default_factory=Outage)

@@ -16,6 +16,7 @@ from machines.model.actions import (
     StopRun,
     Transition,
 )
+from machines.model.causes import Cause, CauseCode
 from machines.model.events import StepAction, StepRecord, StepState
 from machines.model.rollout import FailureCode, Target
 from machines.states import IN_FLIGHT_PHASES, Trigger
@@ -30,16 +31,16 @@ def next_stop_action(target: Target, records: Sequence[StepRecord]) -> Action:
     The node then fails where it is, isolated or not, so that people can inspect it and decide.
     """
     if target.phase not in IN_FLIGHT_PHASES:
-        return CompleteOrder(succeeded=False, text="there was nothing left to stop")
-    requester = "a person" if target.order_by is None else target.order_by.name
-    text = f"stopped while {target.phase} by order of {requester}"
+        return CompleteOrder(succeeded=False, causes=(Cause(CauseCode.NOTHING_TO_STOP),))
+    requester = "" if target.order_by is None else target.order_by.name
+    causes = (Cause(CauseCode.STOPPED, {"phase": target.phase.value, "by": requester}),)
     running = [r for r in records if r.handle and r.state is StepState.INTENDED]
     if running:
-        return StopRun(running[-1], text)
+        return StopRun(running[-1], causes)
     # The failure names the step that was stopped, because people judge by it what the node has.
     steps = [r.step for r in records if r.attempt == target.attempt]
     step = steps[-1] if steps else str(target.phase)
-    return Transition(Trigger.FAILED, step=step, text=text, code=FailureCode.DISTURBED)
+    return Transition(Trigger.FAILED, step=step, causes=causes, code=FailureCode.DISTURBED)
 
 
 def clean_up_before_failure(
@@ -67,7 +68,8 @@ def clean_up_before_failure(
         number = clean_ups[-1].number if clean_ups else max(before, default=0) + 1
         return CleanUpStaleRuns(number, FAILED_RUN_TIMEOUT_S)
     if has_failed and tried and tried[-1].state is not StepState.OK:
-        return replace(action, text=f"{action.text}; processes of its run may be left: {tried[-1].text}")
+        left = Cause(CauseCode.PROCESSES_LEFT, {"text": tried[-1].text})
+        return replace(action, causes=(*action.causes, left))
     return action
 
 
@@ -100,8 +102,8 @@ def on_isolation_lost(
     timeout_s = REISOLATE_TIMEOUT_S if is_urgent else isolate_timeout_s
     if not isinstance(next_step, Transition) and min(now - lost_at, elapsed_s) < timeout_s:
         return next_step
-    text = f"{target.node} lost its isolation and could not be isolated again: {latest.text}"
+    lost = Cause(CauseCode.ISOLATION_LOST, {"node": target.node, "text": latest.text})
     if run_record is not None:
-        return StopRun(run_record, f"{text}; its playbook was stopped")
-    text = f"{text}; no playbook was started"
-    return Transition(Trigger.FAILED, step=latest.step, text=text, code=FailureCode.NEVER_STARTED)
+        return StopRun(run_record, (lost, Cause(CauseCode.RUN_STOPPED)))
+    causes = (lost, Cause(CauseCode.RUN_NOT_STARTED))
+    return Transition(Trigger.FAILED, step=latest.step, causes=causes, code=FailureCode.NEVER_STARTED)

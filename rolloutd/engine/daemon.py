@@ -15,12 +15,10 @@ from functools import partial
 
 from machines.facts.apply import rollout_of
 from machines.model.decision import (
-    AbortIsolation,
     AwaitTurn,
     CheckIfCurrent,
     CompareStaged,
     Decision,
-    DeferMaintenance,
     DocumentPilot,
     DryRun,
     Observe,
@@ -28,11 +26,11 @@ from machines.model.decision import (
     ProbeTraffic,
 )
 from machines.model.limits import Refusal
-from machines.model.reasons import Reason, ReasonCode
 from machines.model.rollout import NodeOrder
 from machines.model.timefmt import format_rfc3339
 from machines.scheduler.decide import decide
 from machines.scheduler.decided_events import EventGroup, GroupKind, events_of
+from machines.scheduler.isolation_aborts import record_giving_way
 from machines.states import IN_FLIGHT_PHASES
 from rolloutd.decision_text import CLOCK_SET_BACK, TIME_IS_OVER, describe_command
 from rolloutd.engine.background.audit_monitor import INTERVAL_S, RETRY_S, AuditMonitor
@@ -55,7 +53,6 @@ from rolloutd.engine.state import CommitFunction, InvariantViolation, State
 from rolloutd.errors import Conflict, FactsBehind, LeadershipLost, RolloutdError, StoreFailed
 from rolloutd.ports import AuditReport, Inventory, Observer, Scheduler, SourceRules
 from rolloutd.ports.guards import adapter_errors
-from rolloutd.reason_text import describe
 
 log = logging.getLogger("rolloutd.engine.daemon")
 
@@ -246,19 +243,10 @@ class Daemon:
         self.first_iteration_done.set()
 
     def _make_room(self, decision: Decision) -> None:
-        """Pass on which isolations must give way, and which have a slot again."""
-        over_budget: dict[tuple[str, str], Reason] = {}
-        giving_way: list[AbortIsolation | DeferMaintenance] = [
-            *decision.of(AbortIsolation),
-            *decision.of(DeferMaintenance),
-        ]
-        for each in giving_way:
-            if each.reason.code is ReasonCode.POOL_OVER_BUDGET:
-                over_budget[each.rollout, each.node] = each.reason
-            elif (driver := self._drivers.get((each.rollout, each.node))) is not None:
-                driver.abort_isolation(describe(each.reason))
-        for key, driver in self._drivers.items():
-            driver.set_over_budget(over_budget.get(key))
+        """Record which isolations must give way, and which have a slot again."""
+        for key in record_giving_way(self._state.index, decision):
+            if key in self._drivers:
+                self._drivers[key].wake_up()
 
     async def _decide(self) -> Decision:
         """Decide and commit the decision; no other commit can happen in between."""

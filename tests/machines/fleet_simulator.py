@@ -63,6 +63,7 @@ from machines.rules.gates import voting_blocker
 from machines.scheduler.decide import decide, explain_node, explain_rollout_nodes
 from machines.scheduler.membership import membership_events
 from machines.states import IN_FLIGHT_PHASES, Outcome, Phase, Trigger, next_phase
+from rolloutd.cause_text import describe_causes
 from tests.machines.builders import T0, rollout_opened
 from tests.machines.random_fleets import oracle_pools, random_limits, random_node, random_plan
 
@@ -535,7 +536,7 @@ class FleetSimulator:
 
     def apply_amendments(self) -> None:
         """Follow the inventory with amendments."""
-        for event in membership_events(self.index, self.now):
+        for event in membership_events(self.index, self.now, describe_causes):
             self.commit(event)
             self._log_amendment(event)
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from machines.model.actions import Action, CleanUpStaleRuns, Isolate, RunCheck, RunPlaybook, Transition
+from machines.model.causes import Cause, CauseCode, said
 from machines.model.events import StepAction, StepRecord, StepState
 from machines.model.plan import StepDef
 from machines.model.rollout import Target
@@ -74,7 +75,7 @@ def test_check_that_failed_before_need_not_pass_after() -> None:
 def test_check_that_passed_before_and_fails_after_fails_node() -> None:
     failed = (HEALTH.name, StepAction.CHECK, StepState.FAILED)
     answer = after(VERIFYING, BASELINE_OK, ISOLATED, RAN, failed)
-    assert answer == Transition(Trigger.FAILED, step=HEALTH.name, text="red")
+    assert answer == Transition(Trigger.FAILED, step=HEALTH.name, causes=said("red"))
 
 
 def test_unknown_before_excuses_nothing() -> None:
@@ -109,7 +110,8 @@ def test_repair_runs_once_then_check_again() -> None:
     again = after(VERIFYING, ISOLATED, RAN, CHECK_FAILED, repaired, plan=REPAIRING)
     assert again == RunCheck(REPAIRED, REPAIRED.name, 2)
     failed = after(VERIFYING, ISOLATED, RAN, CHECK_FAILED, repaired, CHECK_FAILED, plan=REPAIRING)
-    assert failed == Transition(Trigger.FAILED, step=REPAIRED.name, text="red; its repair did not help")
+    causes = (*said("red"), Cause(CauseCode.REPAIR_USELESS))
+    assert failed == Transition(Trigger.FAILED, step=REPAIRED.name, causes=causes)
 
 
 def test_begun_repair_is_found_again_after_restart() -> None:
@@ -122,7 +124,8 @@ def test_begun_repair_is_found_again_after_restart() -> None:
 def test_failed_repair_fails_node_with_both_texts() -> None:
     broken = (REPAIR, StepAction.RUN, StepState.FAILED)
     failed = after(VERIFYING, ISOLATED, RAN, CHECK_FAILED, broken, plan=REPAIRING)
-    assert failed == Transition(Trigger.FAILED, step=REPAIRED.name, text="red; and its repair failed: red")
+    causes = (*said("red"), Cause(CauseCode.REPAIR_FAILED, {"text": "red"}))
+    assert failed == Transition(Trigger.FAILED, step=REPAIRED.name, causes=causes)
 
 
 def test_repair_waits_for_stale_runs_and_isolation() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from machines.model.actions import CompleteOrder, Isolate, Probe, Revert, RunCheck, StopRun
+from machines.model.causes import Cause, CauseCode
 from machines.model.events import StepAction, StepRecord, StepState
 from machines.model.plan import Capability, StepDef
 from machines.model.rollout import NodeOrder, Target
@@ -72,11 +73,12 @@ def test_attempts_after_clock_set_back_are_bounded() -> None:
     assert decided_action(target, now_s, DONE, before) == Revert(CORDON, 2, None, is_last=True)
     since = (CORDON.name, StepAction.REVERT, 2, StepState.FAILED, now_s)
     told = decided_action(target, now_s + 1.0, DONE, before, since)
-    assert told == CompleteOrder(succeeded=False, text=f"{CORDON.name} could not be reverted: why")
+    not_reverted = Cause(CauseCode.NOT_REVERTED, {"step": CORDON.name, "text": "why"})
+    assert told == CompleteOrder(succeeded=False, causes=(not_reverted,))
     back = (CORDON.name, StepAction.REVERT, 2, StepState.OK, now_s)
     green = ("return.verify.0.reachable", StepAction.CHECK, 1, StepState.OK, now_s + 1.0)
     assert decided_action(target, now_s + 2.0, DONE, before, back, green) == CompleteOrder(
-        succeeded=True, text="returned"
+        succeeded=True, causes=(Cause(CauseCode.RETURNED),)
     )
 
 

@@ -8,12 +8,14 @@ from dataclasses import replace
 import pytest
 
 from machines.model.actions import FAILED_RUN_TIMEOUT_S, Action, CleanUpStaleRuns, Transition
+from machines.model.causes import said
 from machines.model.events import StepAction, StepRecord, StepState
 from machines.model.rollout import FailureCode, Target
 from machines.states import Phase, Trigger
 from machines.workflow.next_action import next_action
 from machines.workflow.situation import Situation
 from machines.workflow.steps import CLEAN_UP
+from rolloutd.cause_text import describe_causes
 from tests.machines.builders import T0, plan_of
 
 PLAN = plan_of(isolate=())
@@ -43,7 +45,7 @@ def test_failed_run_is_cleaned_up_before_failure() -> None:
     begun = replace(CLEANED, state=StepState.INTENDED)
     assert after(RUN, begun) == CleanUpStaleRuns(1, FAILED_RUN_TIMEOUT_S)
     failed = after(RUN, CLEANED, unfinished=False)
-    assert failed == Transition(Trigger.FAILED, step=RUN.step, text=RUN.text)
+    assert failed == Transition(Trigger.FAILED, step=RUN.step, causes=said(RUN.text))
 
 
 def test_earlier_clean_up_is_not_the_runs() -> None:
@@ -55,7 +57,9 @@ def test_failure_names_what_may_be_left(state: StepState) -> None:
     left = replace(CLEANED, state=state, text="n1 does not answer")
     failed = after(RUN, left)
     assert isinstance(failed, Transition)
-    assert failed.text == f"{RUN.text}; processes of its run may be left: n1 does not answer"
+    assert (
+        describe_causes(failed.causes) == f"{RUN.text}; processes of its run may be left: n1 does not answer"
+    )
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from machines.model.actions import (
     UseGuard,
     Wait,
 )
+from machines.model.causes import Cause, CauseCode, said
 from machines.model.events import StepAction, StepRecord, StepState
 from machines.model.plan import Guard, StepDef
 from machines.model.rollout import BLAMES_CHANGE, Failure, FailureCode, NodeOrder, Target
@@ -25,6 +26,7 @@ from machines.workflow.guard import ANSWER_S
 from machines.workflow.next_action import next_action
 from machines.workflow.situation import Situation
 from machines.workflow.steps import UNKNOWN_MAX_TRIES, UNKNOWN_RETRY_S
+from rolloutd.cause_text import describe_causes
 from tests.machines.builders import T0, plan_of
 
 GUARD = StepDef("guard", "guard")
@@ -105,7 +107,7 @@ def test_failed_run_is_restored_then_fails() -> None:
     assert after(ARMED, RUN_FAILED) == RESTORE
     failed = failure(ARMED, RUN_FAILED, RESTORED)
     assert (failed.step, failed.code) == ("run.configure", FailureCode.RESTORED_ITSELF)
-    assert failed.text == "run failed; restore ok"
+    assert describe_causes(failed.causes) == "run failed; restore ok"
 
 
 def test_run_is_cleaned_up_before_restore() -> None:
@@ -136,7 +138,7 @@ def test_node_that_restored_itself_is_not_confirmed() -> None:
 
 def test_run_of_restored_node_is_stopped() -> None:
     action = after(ARMED, RUNNING, GUARD_ENDED)
-    assert action == StopRun(RUNNING, "disarm failed; its playbook was stopped")
+    assert action == StopRun(RUNNING, (*said("disarm failed"), Cause(CauseCode.RUN_STOPPED)))
     assert after(ARMED, GUARD_ENDED) == RESTORE
 
 
@@ -177,7 +179,7 @@ def test_restore_while_daemon_was_down_does_not_blame_change(
     )
     assert isinstance(failed, Transition)
     assert failed.code is FailureCode.RESTORED_ITSELF
-    assert Failure("n1#1", "n1", 1, failed.step, failed.text, T0, failed.code).blames_change is is_blamed
+    assert Failure("n1#1", "n1", 1, failed.step, "", T0, failed.code).blames_change is is_blamed
 
 
 def test_silent_node_is_asked_until_its_restore_is_overdue() -> None:
@@ -193,7 +195,7 @@ def test_silent_node_is_asked_until_its_restore_is_overdue() -> None:
     assert restarted == UseGuard(GUARD, 2, StepAction.RESTORE)
     overdue = failure(ARMED, RUN_FAILED, silent, at=late)
     assert overdue.code is FailureCode.FAILED
-    assert overdue.text == "run failed; restore unknown"
+    assert describe_causes(overdue.causes) == "run failed; restore unknown"
 
 
 def test_rollback_is_guarded_too() -> None:

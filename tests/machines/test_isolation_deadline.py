@@ -11,6 +11,7 @@ from machines.model.actions import Action, Isolate, Transition, Wait
 from machines.model.events import DeadlineExtended, StepAction, StepRecord, StepState
 from machines.model.node import Node
 from machines.model.plan import StepDef
+from machines.model.reasons import Reason, ReasonCode
 from machines.model.rollout import Target
 from machines.model.selector import parse_selector
 from machines.model.target_plan import plan_for_target
@@ -23,10 +24,10 @@ from tests.machines.builders import T0, plan_of
 DRAIN = StepDef("isolate.0.kubernetes", "kubernetes", drain_timeout_s=600.0)
 PLAN = plan_of(isolate=(DRAIN,), isolate_timeout_s=600.0)
 ISOLATING = Target("R", "n1", "t1", (), "fleet", 1, phase=Phase.ISOLATING, attempt=1, since=T0)
-FULL = "pool team/a is over its budget of 1"
+FULL = Reason(ReasonCode.POOL_OVER_BUDGET, "team/a")
 
 
-def decided_action(state: StepState, after_s: float, *, over_budget: str = "") -> Action:
+def decided_action(state: StepState, after_s: float, *, over_budget: Reason | None = None) -> Action:
     """Return what comes next when the isolator has answered, so long after the phase began."""
     drained = StepRecord("R", "n1", 1, DRAIN.name, StepAction.APPLY, 1, state, at=T0 + 1.0, began_at=T0)
     return next_action(

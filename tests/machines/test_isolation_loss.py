@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from machines.model.actions import Isolate, RunPlaybook, StopRun, Transition, Wait
+from machines.model.causes import said
 from machines.model.events import StepAction, StepRecord, StepState
 from machines.model.plan import Capability, StepDef
 from machines.model.rollout import Target
@@ -14,6 +15,7 @@ from machines.workflow.records import repeated_try
 from machines.workflow.situation import Situation
 from machines.workflow.steps import NOT_ISOLATED_RETRY_S
 from machines.workflow.stopping import REISOLATE_TIMEOUT_S
+from rolloutd.cause_text import describe_causes
 from tests.machines.builders import CORDONS, T0, plan_of
 
 CORDON = StepDef("isolate.0.kubernetes", "kubernetes", capabilities=CORDONS)
@@ -57,7 +59,10 @@ def test_before_run_waits_for_isolation_timeout() -> None:
     late = on_loss(603.0, NOT_INSPECTED, (CORDON.name, StepAction.INSPECT, 3, StepState.BUSY, 590.0))
     assert isinstance(late, Transition)
     assert late.trigger is Trigger.FAILED
-    assert late.text == "n1 lost its isolation and could not be isolated again: why; no playbook was started"
+    assert (
+        describe_causes(late.causes)
+        == "n1 lost its isolation and could not be isolated again: why; no playbook was started"
+    )
 
 
 def test_failed_in_service_without_isolation_fails() -> None:
@@ -75,7 +80,7 @@ def test_failed_in_service_without_isolation_fails() -> None:
         failed = next_action(Situation(plan, target, told, T0 + 5.0, elapsed_s=5.0, has_unfinished_run=False))
         assert isinstance(failed, Transition)
         assert (failed.trigger, failed.step) == (Trigger.FAILED, check.name)
-        assert failed.text == "why; and it could not be isolated again: why"
+        assert describe_causes(failed.causes) == "why; and it could not be isolated again: why"
 
 
 def test_wait_reason_is_last_isolator_message() -> None:
@@ -125,7 +130,8 @@ def test_during_run_isolation_restored_or_run_stopped() -> None:
     assert isinstance(ended, StopRun)
     assert ended.record.step == "run.configure"
     assert (
-        ended.text == "n1 lost its isolation and could not be isolated again: why; its playbook was stopped"
+        describe_causes(ended.causes)
+        == "n1 lost its isolation and could not be isolated again: why; its playbook was stopped"
     )
 
 
@@ -141,4 +147,4 @@ def test_unknown_isolation_does_not_end_run() -> None:
 
 def test_failed_run_fails_node() -> None:
     over = on_loss(50.0, ("run.configure", StepAction.RUN, 1, StepState.FAILED, 45.0), NOT_REISOLATED)
-    assert over == Transition(Trigger.FAILED, step="run.configure", text="why")
+    assert over == Transition(Trigger.FAILED, step="run.configure", causes=said("why"))

@@ -8,15 +8,17 @@ import pytest
 
 from machines.facts.apply import apply_to_target
 from machines.model.actions import Action, Isolate, Probe, Revert, Transition, Wait
+from machines.model.causes import Cause, CauseCode, said
 from machines.model.events import StepAction, StepRecord, StepState
 from machines.model.plan import Plan, StepDef
 from machines.model.rollout import Target
 from machines.states import Outcome, Phase, Trigger
 from machines.workflow.isolation_plan import PROBE_MAX_AGE_S, REPROBE_S
-from machines.workflow.next_action import RESUMED_ABORT_REASON, next_action
+from machines.workflow.next_action import next_action
 from machines.workflow.phase_transitions import transition
 from machines.workflow.situation import Situation
 from machines.workflow.steps import UNKNOWN_RETRY_S, backoff_s
+from rolloutd.cause_text import describe_causes
 from tests.machines.builders import CORDONS, T0, plan_of
 
 CORDON = StepDef("isolate.0.kubernetes", "kubernetes", capabilities=CORDONS)
@@ -67,7 +69,7 @@ def test_traffic_after_isolation_aborts_before_playbook() -> None:
     assert decided_action(4.0, CORDONED_ONLY, IDLE, drained, found) == Revert(CORDON, 2, None, True)
     back = decided_action(5.0, CORDONED_ONLY, IDLE, drained, found, (CORDON, UNDO, 2, OK, 5.0))
     assert isinstance(back, Transition)
-    assert (back.trigger, back.text) == (Trigger.ISOLATION_ABORTED, BUSY)
+    assert (back.trigger, describe_causes(back.causes)) == (Trigger.ISOLATION_ABORTED, BUSY)
 
 
 def test_traffic_found_aborts_isolation_with_reason() -> None:
@@ -75,7 +77,9 @@ def test_traffic_found_aborts_isolation_with_reason() -> None:
     assert decided_action(2.0, CORDONED_ONLY, found) == Revert(CORDON, 1, None, True)
     undone: Step = (CORDON, UNDO, 1, OK, 3.0)
     back = decided_action(3.0, CORDONED_ONLY, found, undone)
-    assert back == Transition(Trigger.ISOLATION_ABORTED, text=BUSY, not_before=T0 + 3.0 + backoff_s(0))
+    assert back == Transition(
+        Trigger.ISOLATION_ABORTED, causes=said(BUSY), not_before=T0 + 3.0 + backoff_s(0)
+    )
 
 
 def test_restarted_daemon_continues_with_cordon() -> None:
@@ -142,7 +146,7 @@ def test_without_isolator_playbook_probed_first() -> None:
     assert moved.trigger is Trigger.ISOLATED
     busy = decided_action(2.0, (JOBS, LOOK, 1, StepState.BUSY, 2.0), plan=bare)
     assert isinstance(busy, Transition)
-    assert (busy.trigger, busy.text) == (Trigger.ISOLATION_ABORTED, BUSY)
+    assert (busy.trigger, busy.causes) == (Trigger.ISOLATION_ABORTED, said(BUSY))
 
 
 def test_every_probe_must_report_idle() -> None:
@@ -165,7 +169,7 @@ def test_failed_node_with_traffic_stays_isolated() -> None:
     )
     assert isinstance(late, Transition)
     assert late.trigger is Trigger.FAILED
-    assert BUSY in late.text
+    assert BUSY in describe_causes(late.causes)
 
 
 @pytest.mark.parametrize("target", [replace(ISOLATING, rolling_back=True), ISOLATING])
@@ -182,10 +186,10 @@ def test_resumed_abort_has_no_invented_reason() -> None:
     assert decided_action(3.0, CORDONED_ONLY, undoing) == Revert(CORDON, 1, None, True)
     back = decided_action(3.0, CORDONED_ONLY, (CORDON, UNDO, 1, OK, 3.0))
     assert isinstance(back, Transition)
-    assert (back.trigger, back.text) == (Trigger.ISOLATION_ABORTED, RESUMED_ABORT_REASON)
+    assert (back.trigger, back.causes) == (Trigger.ISOLATION_ABORTED, (Cause(CauseCode.ABORT_CONTINUED),))
     late = decided_action(601.0, CORDONED_ONLY, (CORDON, UNDO, 1, OK, 600.5))
     assert isinstance(late, Transition)
-    assert late.text == "not isolated within 600 s"
+    assert describe_causes(late.causes) == "not isolated within 600 s"
 
 
 def test_late_isolation_names_its_last_answer_also_a_lost_one() -> None:
@@ -194,7 +198,7 @@ def test_late_isolation_names_its_last_answer_also_a_lost_one() -> None:
         assert decided_action(601.0, lost) == Revert(CORDON, 1, None, True)
         late = decided_action(602.0, lost, (CORDON, UNDO, 1, OK, 601.5))
         assert isinstance(late, Transition)
-        assert late.text == f"not isolated within 600 s: {answer}"
+        assert describe_causes(late.causes) == f"not isolated within 600 s: {answer}"
 
 
 def test_aborted_rollback_probed_as_usual() -> None:
@@ -229,4 +233,4 @@ def test_aborted_rollback_returns_changed_node_only(failed_before: bool) -> None
     assert isinstance(late, Transition)
     aborted = (Trigger.FAILED, None) if failed_before else (Trigger.ISOLATION_ABORTED, Outcome.CHANGED)
     assert (late.trigger, late.outcome) == aborted
-    assert late.text == "not isolated within 600 s"
+    assert describe_causes(late.causes) == "not isolated within 600 s"

@@ -27,6 +27,7 @@ from machines.scheduler.decide import REJOIN_WAIT_S, decide, explain_node
 from machines.scheduler.membership import carry_over, membership_events
 from machines.states import Outcome, Phase, Trigger
 from machines.workflow import phase_transitions
+from rolloutd.cause_text import describe_causes
 from rolloutd.reason_text import describe, describe_missing_votes, lifted_by
 from tests.machines.builders import (
     ALICE,
@@ -54,7 +55,7 @@ def discover_nodes(index: Projection, *nodes: Node, at: float = T0) -> list[Targ
     index.apply(NodesDiscovered(nodes))
     index.record_observations(observed_up(nodes, at), at)
     joined: list[Target] = []
-    for event in membership_events(index, at):
+    for event in membership_events(index, at, describe_causes):
         index.apply(event)
         if isinstance(event, TargetsJoined):
             joined += event.targets
@@ -73,7 +74,7 @@ def test_joiner_goes_last_and_keeps_votes() -> None:
     assert (joined.wave, joined.position, joined.joined, joined.needs_vote_of) == ("fleet", 3, True, None)
     assert index.rollout("R").digest == digest
     assert index.rollout("R").amendments == 1
-    assert membership_events(index, T0) == ()
+    assert membership_events(index, T0, describe_causes) == ()
 
 
 def test_many_joiners_each_wait_for_own_team() -> None:
@@ -155,7 +156,7 @@ def test_left_node_done_and_slot_freed() -> None:
     submit(index)
     admit(index, "n1")
     index.apply(NodesRemoved(("n1",)))
-    (left,) = membership_events(index, T0)
+    (left,) = membership_events(index, T0, describe_causes)
     assert isinstance(left, PhaseMoved)
     assert (left.target, left.outcome) == (Phase.DONE, Outcome.LEFT)
     index.apply(left)
@@ -166,7 +167,7 @@ def test_left_node_done_and_slot_freed() -> None:
 def leave(index: Projection, node: str, at: float = T0) -> None:
     """Let the inventory lose a node."""
     index.apply(NodesRemoved((node,)))
-    for event in membership_events(index, at):
+    for event in membership_events(index, at, describe_causes):
         index.apply(event)
     assert index.target("R", node).outcome is Outcome.LEFT
 
@@ -177,9 +178,9 @@ def test_node_that_left_rejoins_in_its_wave(keep: bool) -> None:
     submit(index, waves=CANARY_THEN_FLEET, keep=keep)
     before = index.target("R", "n1")
     leave(index, "n1")
-    assert membership_events(index, T0) == ()
+    assert membership_events(index, T0, describe_causes) == ()
     index.apply(NodesDiscovered(NODES[:1]))
-    (moved,) = membership_events(index, T0 + 5.0)
+    (moved,) = membership_events(index, T0 + 5.0, describe_causes)
     assert violation(index, moved, T0 + 5.0) is None
     index.apply(moved)
     rejoined = index.target("R", "n1")
@@ -193,7 +194,7 @@ def test_rejoined_node_of_other_team_waits_for_vote() -> None:
     submit(index, gates={GateName.START: VoteRequirement(owner=1, each_team=1)})
     leave(index, "n1")
     index.apply(NodesDiscovered((replace(NODES[0], labels={"team": "c"}),)))
-    for event in membership_events(index, T0):
+    for event in membership_events(index, T0, describe_causes):
         index.apply(event)
     assert (index.target("R", "n1").team, index.target("R", "n1").needs_vote_of) == ("c", "c")
 
@@ -228,7 +229,7 @@ def test_changed_team_updates_target() -> None:
     index = index_of(NODES)
     submit(index)
     index.apply(NodesDiscovered((Node("n2", labels={"team": "b"}),)))
-    (changed,) = membership_events(index, T0)
+    (changed,) = membership_events(index, T0, describe_causes)
     assert changed == TargetChanged("R", "n2", "b", ("team/b",), None, T0)
     index.apply(changed)
     admit(index, "n3")
@@ -299,7 +300,10 @@ def test_carry_over_leaves_out_aborted_rollback() -> None:
             (Trigger.VERIFIED, Phase.VERIFYING),
         )
     )
-    assert [carry_over(index, aborted), len(carry_over(index, passed))] == [[], 1]
+    assert [carry_over(index, aborted, describe_causes), len(carry_over(index, passed, describe_causes))] == [
+        [],
+        1,
+    ]
 
 
 def test_carry_over_reaches_successor_of_rollout_that_is_not_loaded() -> None:
@@ -311,7 +315,9 @@ def test_carry_over_reaches_successor_of_rollout_that_is_not_loaded() -> None:
     passed = PhaseMoved(
         "R", "n1", Trigger.VERIFIED, Phase.VERIFYING, Phase.DONE, 2, T0 + 3.0, Outcome.CHANGED
     )
-    assert carry_over(index, passed) == [], "a rollout of the plan that was not cancelled is no predecessor"
+    assert carry_over(index, passed, describe_causes) == [], (
+        "a rollout of the plan that was not cancelled is no predecessor"
+    )
     index.apply(RolloutCancelled("R", ALICE, "superseded", T0 + 2.0))
-    (found,) = carry_over(index, passed)
+    (found,) = carry_over(index, passed, describe_causes)
     assert (found.rollout, found.outcome) == ("R3", Outcome.ALREADY_CURRENT)

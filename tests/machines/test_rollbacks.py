@@ -32,6 +32,7 @@ from machines.scheduler.membership import membership_events
 from machines.scheduler.rollbacks import admit_rollbacks
 from machines.states import Outcome, Phase, Trigger
 from machines.workflow.phase_transitions import transition as moved
+from rolloutd.cause_text import describe_causes
 from tests.machines.builders import (
     ALICE,
     T0,
@@ -246,7 +247,7 @@ def test_node_that_leaves_in_rollback_counts_to_at_most() -> None:
     fail(index, "n5", at=T0 + 5)
     index.apply(moved(index.target("R", "n5"), Trigger.ROLLBACK_ORDERED, T0 + 61.0))
     index.apply(NodesRemoved(("n5",)))
-    index.apply(membership_events(index, T0 + 62.0)[0])
+    index.apply(membership_events(index, T0 + 62.0, describe_causes)[0])
     assert begun(index, T0 + 80.0) == []
     reason = rollout_reason(index, "R", T0 + 80.0)
     assert reason is not None
@@ -259,7 +260,7 @@ def test_failed_rollback_stops_automatic_ones_after_its_node_left() -> None:
     index.apply(moved(index.target("R", "n5"), Trigger.ROLLBACK_ORDERED, T0 + 61.0))
     index.apply(moved(index.target("R", "n5"), Trigger.FAILED, T0 + 62.0, step="run.rollback", text="exit 2"))
     index.apply(NodesRemoved(("n5",)))
-    index.apply(membership_events(index, T0 + 63.0)[0])
+    index.apply(membership_events(index, T0 + 63.0, describe_causes)[0])
     assert begun(index, T0 + 80.0) == []
     reason = rollout_reason(index, "R", T0 + 80.0)
     assert reason is not None
@@ -303,7 +304,7 @@ def test_rollback_that_never_reached_its_node_stops_no_other() -> None:
     assert begun(index, T0 + 70.0) == ["n4", "n3", "n2", "n1"]
     assert explain_node(index, "R", "n1", T0 + 70.0).code is ReasonCode.ROLLBACK_QUEUED
     index.apply(NodesRemoved(("n5",)))
-    index.apply(membership_events(index, T0 + 71.0)[0])
+    index.apply(membership_events(index, T0 + 71.0, describe_causes)[0])
     assert begun(index, T0 + 80.0) == ["n4", "n3", "n2", "n1"], "its node was replaced"
 
 

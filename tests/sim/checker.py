@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeGuard
 
+from machines.model.causes import Cause, CauseCode
 from machines.model.events import (
     DeadlineExtended,
     Event,
@@ -23,6 +24,7 @@ from machines.model.events import (
 )
 from machines.model.rollout import FailureCode
 from machines.states import Outcome, Phase, Trigger
+from rolloutd.cause_text import describe_causes
 from rolloutd.ports import GuardState
 from tests import oracle
 from tests.sim.clean_judge import CleanJudge
@@ -30,6 +32,7 @@ from tests.sim.outage_judge import OutageJudge
 from tests.sim.prepare_judge import PrepareJudge
 from tests.sim.record_judge import RecordJudge
 from tests.sim.supersede_judge import SupersedeJudge
+from tests.sim.work_judge import WorkJudge
 from tests.support.oracle_feed import EFFECT_KINDS, OracleFeed
 
 if TYPE_CHECKING:
@@ -43,6 +46,9 @@ ROUNDING_S = 0.001
 
 JUMP_S = 1.0
 """The wall clock was set if it and the monotonic clock differ by more."""
+
+ABORT_CONTINUED = describe_causes((Cause(CauseCode.ABORT_CONTINUED),))
+"""What is said of an abort that another process has begun."""
 
 UNHEALTHY_GRACE_S = 300.0
 """A soaking node that turns red was unwell at some time so shortly before."""
@@ -67,6 +73,7 @@ class Checker(OracleFeed):
         self.cleaning = CleanJudge(self.plans, self.report_violation)
         self.superseded = SupersedeJudge(self.plans, self.report_violation)
         self.outages = OutageJudge(self.plans, self.report_violation)
+        self.work = WorkJudge(now, self.report_violation)
         self._started_runs: dict[str, str] = {}
         self._succeeded_runs: set[str] = set()
         self._maybe_isolated: set[tuple[str, str]] = set()
@@ -80,6 +87,8 @@ class Checker(OracleFeed):
         self._isolated_from: dict[tuple[str, str, int], float] = {}
         self._isolated_until: dict[tuple[str, str, int], float] = {}
         """When an isolation began and when its undo did, by the monotonic clock."""
+        self._last_start = 0.0
+        """When the latest daemon started, by the monotonic clock."""
         self._absences: list[tuple[float, float]] = []
         """When no daemon lived, by the monotonic clock."""
 
@@ -156,6 +165,7 @@ class Checker(OracleFeed):
         self.cleaning.on_commit(events)
         self.superseded.on_commit(events)
         self.outages.on_commit(events)
+        self.work.on_commit(events)
         decided = {event.rollout for event in events if _is_decided(event)}
         if len(decided) > 1:
             self.report_violation(f"one refused row would stop {' and '.join(sorted(decided))}")
@@ -231,6 +241,7 @@ class Checker(OracleFeed):
 
     def on_daemon_start(self, lived_until: float | None) -> None:
         """Take note that no daemon lived from an instant until now."""
+        self._last_start = self._monotonic()
         if lived_until is not None:
             self._absences.append((lived_until, self._monotonic()))
 
@@ -265,6 +276,10 @@ class Checker(OracleFeed):
         is_left = self.outages.is_held_by_others(event.rollout, event.node)
         if event.trigger is Trigger.VERIFIED and is_isolated and not is_left:
             self.report_violation(f"{event.node} is said to be done and is still isolated")
+        if event.trigger is Trigger.ISOLATION_ABORTED and event.text == ABORT_CONTINUED:
+            began = self._isolated_until.get((event.rollout, event.node, event.attempt), 0.0)
+            if self._last_start < began:
+                self.report_violation(f"{event.node}: the daemon that put it back has forgotten why")
         if event.trigger is Trigger.ISOLATION_ABORTED and event.text.startswith(ISOLATION_TIMED_OUT):
             undo_began_at = self._undo_began_at.get((event.rollout, event.node, event.attempt), event.at)
             attempt = (event.rollout, event.node, event.attempt)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
+from machines.facts.node_work import NodeWork
 from machines.facts.projection import Projection
 from machines.model.events import DaemonStarted, Event
 from machines.model.limits import Budget
@@ -54,6 +55,17 @@ LISTENER_FAILS = 0.005
 
 WATCH_DELAY_S = 10.0
 """Mean delay until a watch reports that a node was left isolated."""
+
+
+class JudgedFacts(Projection):
+    """Facts whose work is judged when it begins."""
+
+    on_work: Callable[[], None] = staticmethod(lambda: None)
+
+    def record_work(self, work: NodeWork) -> None:
+        """Record work, and judge it."""
+        super().record_work(work)
+        self.on_work()
 
 
 class DaemonProcess:
@@ -161,7 +173,8 @@ class DaemonProcess:
         world.checker.guards = world.guards
         clock = SimClock(world)
         world.checker.on_settings(self._settings)
-        index = Projection.build(snapshot, compile_limits(self._settings), self.compile)
+        index = JudgedFacts.build(snapshot, compile_limits(self._settings), self.compile)
+        index.on_work = world.checker.work.look
         head = await store.latest_audit_entry()
         state = State(
             index,

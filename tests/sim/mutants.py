@@ -43,23 +43,23 @@ _is_shared = Outage.is_shared.fget
 MUTANT_SEEDS = 400
 """Seeds within which every bug is found; most are found within twenty."""
 
+
+def _open_cell(wanted: str, present: str) -> Mutant:
+    """Return the bug that work of one kind does not wait for that of another."""
+    return Mutant(
+        f"{wanted}-begun-beside-{present}",
+        node_work.conflicts,
+        "work.kind not in WAITS_FOR[wanted]",
+        f"work.kind not in WAITS_FOR[wanted] or (wanted, work.kind) == ({wanted!r}, {present!r})",
+    )
+
+
 MUTANTS = (
     Mutant(
         "carry-over-judged-before-the-lock",
         Driver._transition,
-        """
-        async with self._state.exclusive_commit() as commit:
-            events = [
-                *self._complete_stop_order(moved),
-                moved,
-                *verdict_events(self._state, self._session.target, moved),
-                *carry_over(self._state.index, moved),
-            ]
-            await commit(events, action.text or action.trigger.value)
-        """,
-        """
-        await self._state.commit([moved, *carry_over(self._state.index, moved)], cause="before the lock")
-        """,
+        "await self._state.commit_decided(decide, cause=text or action.trigger.value)",
+        "await self._state.commit(decide(), cause='before the lock')",
     ),
     Mutant(
         "deadline-extended-by-more-than-downtime",
@@ -189,6 +189,8 @@ MUTANTS = (
         "WAITS_FOR[wanted]",
         "WAITS_FOR[wanted] - {WorkKind.CHECK_MODE}",
     ),
+    _open_cell("cleaning", "check-mode"),
+    _open_cell("cleaning", "hold"),
     Mutant("dead-node-stops-all-rollbacks", rollbacks._stops_rollbacks, "not is_dead", "True"),
     Mutant(
         "label-unquoted-in-commands",
@@ -274,6 +276,8 @@ MUTANTS = (
 
 FOUND_AT: Final = {
     "dead-node-stops-all-rollbacks": "seed 69",
+    "cleaning-begun-beside-check-mode": "seed 60",
+    "cleaning-begun-beside-hold": "seed 5",
     "job-needs-its-isolator": "seed 60",
     "job-error-ends-the-daemon": "seed 14",
     "decision-of-all-rollouts-in-one-commit": "seed 11",

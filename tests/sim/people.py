@@ -22,6 +22,7 @@ from rolloutd.commands.rollout_commands import Events
 from rolloutd.commands.voting import Ballot
 from rolloutd.engine.state import InvariantViolation, State
 from rolloutd.errors import NotFound, RolloutdError, StoreFailed
+from tests.contracts.fakes.sources import SOURCE
 from tests.sim import plans
 from tests.sim.daemon_process import DaemonProcess
 from tests.sim.faulty_store import FaultyStore
@@ -208,6 +209,17 @@ class SimUsers:
             return False
         self.world.coverage.count("user:clean")
         return True
+
+    def preview_impact(self, node: str) -> None:
+        """Let somebody ask what a plan would change on a node; nobody waits for the answer."""
+        daemon = self.current_daemon()
+        if daemon is None or daemon.daemon is None or daemon.state is None:
+            return
+        rollouts = daemon.state.index.rollouts
+        if rollouts and node in daemon.state.index.nodes:
+            plan = next(iter(rollouts.values())).plan
+            daemon.run(daemon.daemon.check_mode.check(node, SOURCE, plan))
+            self.world.coverage.count("user:preview-impact")
 
     # -- small things
 

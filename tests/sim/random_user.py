@@ -30,6 +30,11 @@ MAX_REPEATS = 3
 CLEAN_INTERVAL_S = 300.0
 """Mean time between two users who clean a node or roll out a plan again."""
 
+PREVIEW_PROBABILITY = 0.3
+"""How often somebody asks in the same moment what a plan would change on that node, which keeps it from being
+cleaned.
+"""
+
 SUPERSEDE_DELAY_S = 900.0
 """Mean time until a user prepares to supersede a rollout: within it most walk their nodes."""
 
@@ -197,7 +202,10 @@ class RandomUser:
                 if await self._users.submit_again(OLGA, prepared[-1].id, f"A{number}", release):
                     world.coverage.count("user:submit-again")
             else:
-                await self._users.clean(cleaning.choice(sorted(world.machines)))
+                node = cleaning.choice(sorted(world.machines))
+                if cleaning.random() < PREVIEW_PROBABILITY:
+                    self._users.preview_impact(node)
+                await self._users.clean(node)
 
     async def _stop(self, people: random.Random, state: State) -> None:
         await self._users.command_rollout(_stop, self._users.random_rollout(people, state))

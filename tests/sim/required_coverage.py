@@ -61,7 +61,7 @@ USER_ACTIONS = (
     "pin",
     "withdraw_rollbacks",
     *("stop", "advance", "return", "hold", "release", "freeze", "unfreeze", "submit", "team", "supersede"),
-    *("submit-again", "clean"),
+    *("submit-again", "clean", "preview-impact"),
 )
 
 

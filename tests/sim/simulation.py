@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from machines.facts.index import Index
 from machines.states import IN_FLIGHT_PHASES, Phase
 from rolloutd.engine.state import State
 from rolloutd.errors import AlreadyRunning, NotFound, StoreFailed
@@ -95,6 +96,8 @@ class Simulation:
             self.world.machines[machine.name] = machine
         checker = self.world.checker
         checker.nodes = checker.preparations.nodes = checker.cleaning.nodes = self.world.machines
+        if judges_whole_fleet:
+            checker.work.current_facts = self._current_facts
         checker.outages.on_joined = lambda: self.coverage.count("train:joined")
         checker.on_settings(scenario.settings)
 
@@ -204,6 +207,13 @@ class Simulation:
     def newest_daemon(self) -> DaemonProcess | None:
         """Return the daemon that answers people now."""
         return next((life for life in reversed(self._daemons) if life.alive), None)
+
+    def _current_facts(self) -> Index | None:
+        """Return the facts of the daemon that has the term; one that was deposed knows old ones."""
+        life = self.newest_daemon()
+        if life is None or life.state is None or life.epoch != self.world.epoch:
+            return None
+        return life.state.index
 
     def start_daemon(self) -> None:
         """Start the daemon."""

@@ -24,6 +24,7 @@ from machines.model.rollout import Actor
 from machines.model.timefmt import format_rfc3339
 from machines.model.trust_events import IdentityPinned, InventoryAccepted
 from machines.scheduler.membership import membership_events, renamed_targets
+from rolloutd.cause_text import describe_causes
 from rolloutd.engine.background.inventory_comparison import FleetAnswers, FleetChange, compare_fleet
 from rolloutd.engine.background.inventory_identity import reported_name
 from rolloutd.engine.background.inventory_sources import SourceReader
@@ -241,9 +242,11 @@ class InventoryRefresher:
         conflict: Conflict | None = None
         index, now, basis = self._state.index, self._state.now(), _membership_basis(self._state.index)
         if basis == self._membership_basis and len(self._due_nodes) <= FEW_ROWS:
-            found = membership_events(index, now, self._due_nodes)
+            found = membership_events(index, now, describe_causes, self._due_nodes)
         else:
-            found = await compute_over(len(index.nodes), membership_events, index.fork(), now)
+            found = await compute_over(
+                len(index.nodes), membership_events, index.fork(), now, describe_causes
+            )
         # One commit for each rollout: an altered row must not keep the nodes of others with their old teams.
         for _, events in groupby(found, key=rollout_of):
             try:
@@ -290,7 +293,7 @@ class InventoryRefresher:
         facts = self._state.index.fork()
         for event in events:
             facts.apply(event)
-        return renamed_targets(facts, old_names, self._state.now())
+        return renamed_targets(facts, old_names, self._state.now(), describe_causes)
 
     def _kept(self, node: Node) -> Node | None:
         """Return a node that no source reports and that stays: in flight, then quarantined for a day."""

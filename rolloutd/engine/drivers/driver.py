@@ -15,6 +15,7 @@ from dataclasses import replace
 from machines.facts.dry_runs import DryRunResult
 from machines.facts.fleet_facts import IsolationProgress
 from machines.model import actions
+from machines.model.causes import Cause, CauseCode, said
 from machines.model.events import Event, HoldReleased, NodeOrdered, PhaseMoved
 from machines.model.node import NodeHealth, NodeKind
 from machines.model.outage import OutageProgress
@@ -31,6 +32,7 @@ from machines.workflow.phase_transitions import transition
 from machines.workflow.records import active_isolations, repeated_try
 from machines.workflow.situation import Situation
 from machines.workflow.steps import baseline_record
+from rolloutd.cause_text import describe_action, describe_causes
 from rolloutd.engine.drivers.guard_steps import GuardSteps
 from rolloutd.engine.drivers.isolation import Isolation
 from rolloutd.engine.drivers.node_session import AdapterSet, NodeSession
@@ -42,7 +44,6 @@ from rolloutd.engine.state import NO_RUN, InvariantViolation, State
 from rolloutd.engine.tasks import CancellableTask, Wakeup
 from rolloutd.errors import NotFound, StoreFailed
 from rolloutd.ports import Busy, Check, Ok, StepContext, StepResult
-from rolloutd.reason_text import describe
 from rolloutd.redaction import redact_for_team
 
 log = logging.getLogger("rolloutd.engine.drivers.driver")
@@ -82,8 +83,6 @@ class Driver:
         self._started_at = daemon_started_at
         self._awaited_s = 0.0
         self._moved = (0, 0)
-        self._abort_reason = ""
-        self._over_budget: Reason | None = None
         self._wakeup = Wakeup()
         self._journal = StepJournal(session)
         self._others = OtherAttempts(session)
@@ -99,23 +98,8 @@ class Driver:
 
     # -- requests of the daemon
 
-    def abort_isolation(self, reason: str) -> None:
-        """Abort the isolation, if the node is still isolating."""
-        # The first reason is the cause; later ones may only follow from it.
-        if not self._abort_reason:
-            self._abort_reason = reason
-            self._wakeup.trigger()
-
-    def set_over_budget(self, reason: Reason | None) -> None:
-        """Set why the node's pools have no slot for it; None when they have."""
-        # The details of the reason change with each decision; only a slot that comes or goes matters.
-        changed = (reason is None) != (self._over_budget is None)
-        self._over_budget = reason
-        if changed:
-            self._wakeup.trigger()
-
     def wake_up(self) -> None:
-        """Decide again: the target has changed."""
+        """Decide again: what is known of the target has changed."""
         self._wakeup.trigger()
 
     def recheck_isolation(self) -> None:
@@ -190,12 +174,11 @@ class Driver:
             return self._next_action_if_removed(target, now)
         plan = self._session.plan
         in_effect = {spec.name for spec, _ in active_isolations(plan.isolate, self._journal.records)}
-        abort_reason = self._abort_reason
+        abort = self._state.index.abort_causes(self.rollout, self.node)
         if not in_effect and lacks_isolator(plan, self._state.index.nodes[self.node]):
-            abort_reason = describe(Reason(ReasonCode.NO_ISOLATOR, self.node))
+            abort = (Cause(CauseCode.REASON, reason=Reason(ReasonCode.NO_ISOLATOR, self.node)),)
         node_plan = self._session.node_plan(in_effect)
         elapsed_s = self._elapsed_s(target, now)
-        over_budget = "" if self._over_budget is None else describe(self._over_budget)
         situation = Situation(
             node_plan,
             target,
@@ -203,8 +186,8 @@ class Driver:
             now,
             elapsed_s,
             self._journal.has_unfinished_run,
-            abort_reason,
-            over_budget,
+            abort,
+            self._state.index.over_budget_reason(self.rollout, self.node),
             self._state.index.has_failed(self.rollout, self.node, target.attempt - 1),
             self._outage(target),
         )
@@ -213,6 +196,9 @@ class Driver:
         action = next_action(situation)
         if target.phase is Phase.VERIFYING:
             self._publish_outage(situation, action)
+        if isinstance(action, actions.Revert) and action.causes:
+            # What caused the abort may be over before it has ended.
+            self._state.index.record_abort(self.rollout, self.node, action.causes)
         if target.phase is Phase.ISOLATING:
             self._publish_isolation(target, action, now + node_plan.isolate_timeout_s - elapsed_s)
         return action
@@ -253,7 +239,8 @@ class Driver:
         """Publish how far the isolation is and when it is aborted."""
         waits = isinstance(action, actions.Wait) and action.step == SLOT_STEP
         self._session.progress.isolation_deadline = deadline
-        self._session.progress.awaited_slot = self._over_budget if waits else None
+        awaited = self._state.index.over_budget_reason(self.rollout, self.node)
+        self._session.progress.awaited_slot = awaited if waits else None
         moved = self._moved[1] if self._moved[0] == target.attempt else 0
         found = IsolationProgress(target.attempt, waits, moved)
         if found != self._state.index.isolation_progress(target):
@@ -282,7 +269,9 @@ class Driver:
         if target.phase in IN_FLIGHT_PHASES:
             return actions.Wait(now + REMOVED_NODE_RETRY_S, text)
         return (
-            actions.NoAction() if target.order is None else actions.CompleteOrder(succeeded=False, text=text)
+            actions.NoAction()
+            if target.order is None
+            else actions.CompleteOrder(succeeded=False, causes=said(text))
         )
 
     async def _execute(self, action: actions.Action) -> None:
@@ -342,7 +331,7 @@ class Driver:
                 step=action.spec.name,
             )
         )
-        self.abort_isolation(result.text)
+        self._state.index.record_abort(self.rollout, self.node, said(result.text))
 
     # -- checks
 
@@ -391,13 +380,14 @@ class Driver:
     # -- transitions
 
     async def _transition(self, action: actions.Transition) -> None:
+        text = describe_causes(action.causes)
         moved = transition(
             self._session.target,
             action.trigger,
             self._state.now(),
             outcome=action.outcome,
             step=action.step,
-            text=action.text,
+            text=text,
             not_before=action.not_before,
             code=self._failure_code(action),
         )
@@ -409,10 +399,10 @@ class Driver:
                 *self._complete_stop_order(moved),
                 moved,
                 *verdict_events(self._state, self._session.target, moved),
-                *carry_over(self._state.index, moved),
+                *carry_over(self._state.index, moved, describe_causes),
             )
 
-        await self._state.commit_decided(decide, cause=action.text or action.trigger.value)
+        await self._state.commit_decided(decide, cause=text or action.trigger.value)
 
     def _failure_code(self, action: actions.Transition) -> FailureCode:
         """Return the code of a failure; a node that its cluster reports as not ready has another cause."""
@@ -433,26 +423,26 @@ class Driver:
 
     async def _complete_order(self, action: actions.CompleteOrder) -> None:
         target = self._session.target
-        now = self._state.now()
+        now, text = self._state.now(), describe_causes(action.causes)
         by = target.order_by
         assert by is not None
-        events: list[Event] = [NodeOrdered(self.rollout, self.node, None, by, action.text, now)]
+        events: list[Event] = [NodeOrdered(self.rollout, self.node, None, by, text, now)]
         if action.succeeded and target.phase is Phase.FAILED:
-            text = f"{action.text} by {by.name}"
-            events.append(transition(target, Trigger.SKIPPED, now, outcome=Outcome.SKIPPED, text=text))
+            skipped = f"{text} by {by.name}"
+            events.append(transition(target, Trigger.SKIPPED, now, outcome=Outcome.SKIPPED, text=skipped))
         if action.succeeded:
             events += [
                 HoldReleased(hold.node, hold.source, hold.id, by, now)
                 for hold in self._state.index.holds
                 if hold.node == self.node and hold.source == "left" and hold.id.startswith(f"{self.rollout}/")
             ]
-        await self._state.commit(events, actor=by, cause=f"{target.order}: {action.text}")
+        await self._state.commit(events, actor=by, cause=f"{target.order}: {text}")
 
     # -- progress
 
     def _publish_step(self, action: actions.Action) -> None:
         """Publish the node's current step to subscribers."""
-        progress, step = self._session.progress, actions.step_name(action)
+        progress, step = self._session.progress, describe_action(action)
         reaches_node = step is not None and not isinstance(action, actions.StopRun | actions.Wait)
         progress.awaited_sources = self._state.awaited_sources(self.node) if reaches_node else ()
         if step is None:

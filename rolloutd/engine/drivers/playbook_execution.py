@@ -14,6 +14,7 @@ from machines.model import actions
 from machines.model.events import StepRecord
 from machines.model.rollout import FailureCode
 from machines.states import IN_FLIGHT_PHASES
+from rolloutd.cause_text import describe_causes
 from rolloutd.configuration import Configuration, configuration_hash, intended_configuration
 from rolloutd.engine.drivers.guard_steps import GuardSteps
 from rolloutd.engine.drivers.isolation import Isolation
@@ -153,7 +154,8 @@ class PlaybookExecution:
             failure = None if isinstance(ended, Ok) else ended
         else:
             failure = await self._session.capture_errors(self._runner.cancel(handle))
-        text = action.text if failure is None else f"{action.text}; the run may continue: {failure.text}"
+        text = describe_causes(action.causes)
+        text += "" if failure is None else f"; the run may continue: {failure.text}"
         await self._journal.finish(action.record, Failed(text, code=FailureCode.DISTURBED))
         # A cancelled run may have left processes, which the next run must not meet.
         self._journal.has_unfinished_run = True

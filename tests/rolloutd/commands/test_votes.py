@@ -15,6 +15,7 @@ from machines.model.node import Node, NodeHealth, Observation
 from machines.scheduler.decide import decide
 from machines.scheduler.membership import membership_events
 from machines.states import Phase
+from rolloutd.cause_text import describe_causes
 from rolloutd.control.client import ApiError
 from rolloutd.control.identity import Account
 from rolloutd.event_text import describe_event
@@ -163,7 +164,7 @@ async def amended(inside: ControlEnvironment, *nodes: Node, gone: tuple[str, ...
         await inside.commit(NodesDiscovered(nodes))
     if gone:
         await inside.commit(NodesRemoved(gone))
-    await inside.commit(*membership_events(inside.state.index, inside.clock.now()))
+    await inside.commit(*membership_events(inside.state.index, inside.clock.now(), describe_causes))
     now = inside.clock.now()
     seen = [Observation(name, NodeHealth.UP, now) for name in inside.state.index.nodes]
     inside.state.index.record_observations(seen, now)

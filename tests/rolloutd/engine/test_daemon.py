@@ -136,6 +136,19 @@ class BlockingAdapter(FakeCheck, FakeIsolator):
         await self.let.wait()
 
 
+class BlockingReturn(BlockingAdapter):
+    """An isolator that isolates at once, and returns a node when it is let."""
+
+    async def isolate(self, ctx: StepContext) -> StepResult:
+        """Isolate the node."""
+        return await FakeIsolator.isolate(self, ctx)
+
+    async def return_to_service(self, ctx: StepContext) -> StepResult:
+        """Return the node to service, later."""
+        await self._wait()
+        return await super().return_to_service(ctx)
+
+
 # -- what takes time ---------------------------------------------------------------
 
 
@@ -386,6 +399,23 @@ async def test_isolated_node_outlasts_outage_of_peer(tmp_path: Path, peer_recove
                 observe(inside, "p2", NodeHealth.DOWN)
                 await until(inside, lambda: inside.phase(rollout, "p1") is Phase.PENDING)
                 assert isolator.actions == [("p1", "do"), ("p1", "undo")]
+
+
+async def test_abort_keeps_cause_that_is_over(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        rollout = await inside.start()
+        await inside.transition(rollout, "p1", Trigger.ADMITTED)
+        isolator = BlockingReturn()
+        isolator.results["p1", "do"] = Busy("a pod is held by its budget")
+        async with running(daemon_of(inside, adapters_of(inside, tmp_path, isolator))):
+            await until(inside, lambda: isolator.actions)
+            observe(inside, "p2", NodeHealth.DOWN)
+            await isolator.begun.wait()
+            observe(inside, "p2", NodeHealth.UP)
+            await until(inside, lambda: not inside.state.index.over_budget_targets)
+            isolator.let.set()
+            await until(inside, lambda: inside.phase(rollout, "p1") is Phase.PENDING)
+            assert "is over its budget" in inside.state.index.target(rollout, "p1").last_text
 
 
 def observe(inside: ControlEnvironment, node: str, health: NodeHealth) -> None:

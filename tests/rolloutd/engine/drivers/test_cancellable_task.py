@@ -7,10 +7,12 @@ import asyncio
 import pytest
 
 from machines.model.actions import CompleteOrder, StopRun, Transition
+from machines.model.causes import Cause, CauseCode
 from machines.model.events import StepAction, StepRecord, StepState
 from machines.model.rollout import Actor, ActorKind, NodeOrder, Target
 from machines.states import Outcome, Phase
 from machines.workflow.stopping import next_stop_action
+from rolloutd.cause_text import describe_causes
 from rolloutd.engine.tasks import CancellableTask
 
 OLGA = Actor(ActorKind.PERSON, "olga", 1001)
@@ -89,7 +91,7 @@ def run(state: StepState, attempt: int = 2) -> StepRecord:
 def test_a_run_is_ended_before_its_node_fails() -> None:
     intended = run(StepState.INTENDED)
     action = next_stop_action(target(Phase.MAINTAINING), [run(StepState.OK, 1), intended])
-    assert action == StopRun(intended, "stopped while maintaining by order of olga")
+    assert action == StopRun(intended, (Cause(CauseCode.STOPPED, {"phase": "maintaining", "by": "olga"}),))
     action = next_stop_action(target(Phase.MAINTAINING), [run(StepState.FAILED)])
     assert isinstance(action, Transition)
     assert (action.trigger, action.step) == ("failed", "run.configure")
@@ -98,7 +100,10 @@ def test_a_run_is_ended_before_its_node_fails() -> None:
 def test_a_node_with_nothing_done_fails_where_it_stands() -> None:
     action = next_stop_action(target(Phase.ISOLATING), [])
     assert isinstance(action, Transition)
-    assert (action.step, action.text) == ("isolating", "stopped while isolating by order of olga")
+    assert (action.step, describe_causes(action.causes)) == (
+        "isolating",
+        "stopped while isolating by order of olga",
+    )
 
 
 def test_an_order_that_came_too_late_is_over() -> None:
