@@ -30,8 +30,13 @@ ADDRESS_VARIABLES = ("ansible_host", "ansible_ssh_host")
 _PORTS = frozenset({"ansible_port", "ansible_ssh_port"})
 _USERS = frozenset({"ansible_user", "ansible_ssh_user"})
 
+_IDS = frozenset({"provider_id", "machine_id", "host_key"})
+"""Variables that say which machine a node is; see ports/nodes.py."""
+
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@\\-]{0,127}\$?")
 """A user of Linux, of a domain, or of a Windows domain."""
+
+_CONTROL = re.compile("[\\x00-\\x1f\\x7f-\\x9f\\u2028-\\u202e\\u2066-\\u2069]")
 
 _RESERVED_PREFIX = "__ansible_"
 """Keys that Ansible's decoder reads as types, such as a vaulted value."""
@@ -66,8 +71,25 @@ def require_typed(variables: Mapping[str, JSON]) -> None:
             raise InvalidVariable(f"{name} {str(plain_value(value))[:60]!r} is not a port")
         if name in _USERS and not _USER.fullmatch(str(plain_value(value))):
             raise InvalidVariable(f"{name} {str(plain_value(value))[:60]!r} is not the name of a user")
+        if name in _IDS:
+            require_plain_text(name, str(plain_value(value)))
         if name.startswith("ansible_") and name not in {*ADDRESS_VARIABLES, *_PORTS, *_USERS}:
             raise InvalidVariable(f"{name[:60]} is for Ansible's own inventories")
+
+
+def require_utf8(name: str, value: JSON) -> None:
+    """Raise InvalidVariable for a text, or a key, that nothing can write."""
+    texts = (name, *value) if isinstance(value, Mapping) else (name, value)
+    try:
+        "".join(text for text in texts if isinstance(text, str)).encode()
+    except UnicodeEncodeError:
+        raise InvalidVariable(f"{name[:60]!r} has a text that is not UTF-8") from None
+
+
+def require_plain_text(name: str, text: str) -> None:
+    """Raise InvalidVariable for a text with characters that control a terminal or its writing direction."""
+    if found := _CONTROL.search(text):
+        raise InvalidVariable(f"{name} has the control character {found[0]!r}")
 
 
 def without_templates(variables: Mapping[str, JSON]) -> dict[str, JSON]:
@@ -118,7 +140,7 @@ def marked_as(given: JSON, text: str) -> JSON:
 
 
 def _marked(name: str, value: JSON, depth: int) -> JSON:
-    _require_utf8(name, value)
+    require_utf8(name, value)
     if depth == 0:
         raise InvalidVariable(f"{name} is nested deeper than {MAX_DEPTH} levels")
     if isinstance(value, str):
@@ -128,7 +150,7 @@ def _marked(name: str, value: JSON, depth: int) -> JSON:
     if not isinstance(value, Mapping):
         return value
     if (text := unsafe_text(value)) is not None:
-        _require_utf8(name, text)
+        require_utf8(name, text)
         return value
     if reserved := [key for key in value if str(key).startswith(_RESERVED_PREFIX)]:
         raise InvalidVariable(f"{name} has the key {str(reserved[0])[:60]!r}, which Ansible reserves")
@@ -136,7 +158,7 @@ def _marked(name: str, value: JSON, depth: int) -> JSON:
 
 
 def _require_readable(name: str, value: JSON, depth: int) -> None:
-    _require_utf8(name, value)
+    require_utf8(name, value)
     if depth == 0:
         raise InvalidVariable(f"{name} is nested deeper than {MAX_DEPTH} levels")
     if isinstance(value, list):
@@ -154,14 +176,6 @@ def _require_free_names(variables: Mapping[str, JSON]) -> None:
     """Raise InvalidVariable for a variable's name by which Ansible would read all variables as one value."""
     if reserved := _TYPE_KEYS & variables.keys():
         raise InvalidVariable(f"a variable is named {min(reserved)!r}, which Ansible reserves")
-
-
-def _require_utf8(name: str, value: JSON) -> None:
-    texts = (name, *value) if isinstance(value, Mapping) else (name, value)
-    try:
-        "".join(text for text in texts if isinstance(text, str)).encode()
-    except UnicodeEncodeError:
-        raise InvalidVariable(f"{name[:60]!r} has a text that is not UTF-8") from None
 
 
 def _is_port(value: JSON) -> bool:

@@ -28,8 +28,10 @@ from rolloutd.ports import (
     LeavesNodesOut,
     SourceAnswer,
     SourceRules,
+    require_plain_text,
     require_readable,
     require_typed,
+    require_utf8,
     without_templates,
 )
 from rolloutd.ports.guards import adapter_errors, validate_result
@@ -203,9 +205,15 @@ class SourceReader:
                 raise InvalidVariable(
                     f"label {label} has {len(text)} characters, more than {MAX_LABEL_LENGTH}"
                 )
+            # A lone half of a pair, as JSON may have it, could be written neither to a log nor to a metric.
+            require_utf8(f"label {label}", text)
+        require_utf8("id", node.id)
         if self._gives_templates:
             require_readable(node.connection)
             return node
+        for label, text in node.labels.items():
+            require_plain_text(f"label {label[:60]!r}", f"{label}={text}")
+        require_plain_text("id", node.id)
         require_typed(node.connection)
         return replace(node, connection=without_templates(node.connection))
 

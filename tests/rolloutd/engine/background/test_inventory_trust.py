@@ -50,6 +50,7 @@ class Source:
     answers: list[dict[str, dict[str, str]]] = field(default_factory=list)
     """Answers that come first, each once."""
     calls: int = 0
+    ids: dict[str, str] = field(default_factory=dict)
 
     async def refresh(self) -> Sequence[DiscoveredNode]:
         self.calls += 1
@@ -57,7 +58,12 @@ class Source:
         if nodes is None:
             raise SourceFailed(f"{self.source} is silent")
         return [
-            DiscoveredNode(name, self.source, labels=labels, connection=self.variables.get(name, {}))
+            DiscoveredNode(
+                *(name, self.source),
+                labels=labels,
+                connection=self.variables.get(name, {}),
+                id=self.ids.get(name, ""),
+            )
             for name, labels in nodes.items()
         ]
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from machines.model.node import Node
 from rolloutd.adapters.ansible.environment import (
@@ -24,6 +25,7 @@ from rolloutd.adapters.ansible.launcher import LocalRun
 from rolloutd.engine.background.inventory_refresh import InventoryRefresher
 from rolloutd.engine.state import State
 from rolloutd.ports import (
+    HOST_KEY,
     MACHINE_ID,
     PROVIDER_ID,
     ConnectionDefaults,
@@ -35,6 +37,7 @@ from rolloutd.ports import (
     without_templates,
 )
 from rolloutd.sealed_variables import unseal
+from rolloutd.service.metrics import MetricsCollector
 from tests.contracts.fakes.sources import SOURCE
 from tests.rolloutd.control_environment import NODES, control_environment
 from tests.rolloutd.engine.background.test_inventory_trust import Source
@@ -182,6 +185,35 @@ async def test_other_source_names_no_program_of_a_connection(tmp_path: Path, nam
         own = TemplateSource("cloud", labels, cloud.variables)
         await InventoryRefresher(inside.state, [own]).refresh()
         assert inside.state.host("w1").connection == {name: CONNECTION_VARIABLES[name]}
+
+
+CONTROLS = ["a\0", "a\nb", "\x1b[2J", "a\u202eb", "a\x9b"]
+
+
+@pytest.mark.parametrize("place", ["label", "key", "id", PROVIDER_ID, MACHINE_ID, HOST_KEY])
+@pytest.mark.parametrize("text", [*CONTROLS, "a\ud800"])
+async def test_text_of_other_source_has_no_control_character(tmp_path: Path, place: str, text: str) -> None:
+    async with control_environment(tmp_path) as inside:
+        labels = {"label": {"rack": text}, "key": {text: "r1"}}.get(place, {})
+        variables = {"w1": {place: text}} if place in (PROVIDER_ID, MACHINE_ID, HOST_KEY) else {}
+        ids = {"w1": text} if place == "id" else {}
+        cloud = Source("cloud", {"w1": labels, "w2": {"rack": "Größe 1"}}, variables, ids=ids)
+        await InventoryRefresher(inside.state, [cloud]).refresh()
+        assert "w1" not in inside.state.index.nodes
+        assert "w2" in inside.state.index.nodes
+        assert problem_of(inside.state, "cloud").startswith("w1: ")
+        problem_of(inside.state, "cloud").encode()
+
+
+async def test_label_that_is_not_utf8_spoils_no_metric(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        labels = {**LABELS, "w1": {"team": "payments", "rack": "a\ud800"}, "w2": {"rack": 'a\n"} 1'}}
+        await InventoryRefresher(inside.state, [TemplateSource("hosts", labels)]).refresh()
+        assert "w1" not in inside.state.index.nodes
+        await inside.start()
+        text = (await MetricsCollector(inside.state, "1").render()).decode()
+        pools = {s.labels.get("pool") for each in text_string_to_metric_families(text) for s in each.samples}
+        assert "rack/r1" in pools
 
 
 async def test_answer_stored_before_an_upgrade_is_text(tmp_path: Path) -> None:
