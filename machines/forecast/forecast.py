@@ -133,7 +133,9 @@ def _node_forecast(
 ) -> NodeForecast:
     never = Spread(None, None)
     if (rollout, node) not in replay.parts:
-        return NodeForecast(node, never, never, walk.timeline.waits_of((rollout, node), walk.now))
+        target = walk.index.target(rollout, node)
+        waits = walk.timeline.final_waits(walk.index, target, walk.now, walk.began_at + HORIZON_S)
+        return NodeForecast(node, never, never, waits)
     first, last = replay.parts[rollout, node]
     is_done = walk.index.target(rollout, node).phase is Phase.DONE
     return NodeForecast(

@@ -111,7 +111,7 @@ class NodeForecast:
     """When a node's attempt begins and when it is back in service for good.
 
     `starts_at` of a node that has begun is the instant at which it did.  `waits`: how long it waits for what
-    before it starts, by the walk with typical durations.
+    before it starts, by the walk with typical durations; of one that never starts, until the horizon.
     """
 
     node: str

@@ -111,6 +111,15 @@ class Timeline:
         self._groups[group].add_up(now)
         return dict(self._groups[group].totals)
 
+    def final_waits(self, index: Index, target: Target, now: float, horizon_at: float) -> Waits:
+        """Return what a node waits for that has not started when the walk ends, until the horizon."""
+        waits = self.waits_of((target.rollout, target.node), now)
+        code, wave = self.blocked.get(target.rollout, (None, target.wave))
+        if code is None:
+            code = _own_code(index, target, now) if wave == target.wave else ReasonCode.EARLIER_WAVE
+        waits[code] = waits.get(code, 0.0) + horizon_at - now
+        return waits
+
     def _note_rollout(self, index: Index, rollout: Rollout, now: float) -> None:
         progress = waves.wave_progress(index, rollout, now)
         reason = start_blockers.rollout_blocker(index, rollout, now) or progress.blocker

@@ -6,6 +6,9 @@ from collections.abc import Iterator
 from datetime import datetime
 from typing import TYPE_CHECKING
 
+from rolloutd.cli import exits
+from rolloutd.text import suggest_name
+
 if TYPE_CHECKING:
     from rolloutd.control.wire import Instants
     from rolloutd.control.wire_forecasts import Forecast
@@ -15,16 +18,26 @@ MAX_LINE_BYTES = 75
 
 
 def render(found: Forecast, team: str | None = None) -> str:
-    """Return a calendar of the nodes, or of one team's; a node lasts from its p50 start to its p90 end."""
+    """Return a calendar of the nodes, or of one team's; a node lasts from its p50 start to its p90 end.
+
+    Raises exits.Exit where it would have no event: a calendar without one is not valid.
+    """
+    teams = [each["name"] for each in found["teams"]]
+    if team is not None and team not in teams:
+        action = suggest_name(team, teams, "see rolloutctl forecast")
+        raise exits.Exit(exits.REFUSED, f"--team {team}: no node of the team is ahead; {action}")
+    events = list(_events(found, team))
+    if not events:
+        raise exits.Exit(exits.REFUSED, f"{found['rollout']}: nothing ahead has a date; see its forecast")
     lines = [
         "BEGIN:VCALENDAR",
         "VERSION:2.0",
         "PRODID:-//rolloutd//forecast//EN",
         "CALSCALE:GREGORIAN",
-        *_events(found, team),
+        *events,
         "END:VCALENDAR",
     ]
-    return "\r\n".join(part for line in lines for part in _folded(line))
+    return "".join(f"{part}\r\n" for line in lines for part in _folded(line))
 
 
 def _events(found: Forecast, team: str | None) -> Iterator[str]:
@@ -55,7 +68,8 @@ def _event(
     yield f"UID:{_text(uid)}@rolloutd"
     yield f"DTSTAMP:{_utc(stamp)}"
     yield f"DTSTART:{_utc(starts['p50'])}"
-    yield f"DTEND:{_utc(ends)}"
+    if _utc(ends) > _utc(starts["p50"]):  # an event without an end lasts no time; an end must be later
+        yield f"DTEND:{_utc(ends)}"
     yield f"SUMMARY:{_text(summary)}"
     yield f"DESCRIPTION:{_text(text)}"
     yield "TRANSP:TRANSPARENT"

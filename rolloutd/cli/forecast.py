@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -87,7 +88,7 @@ def forecast(call: Invocation) -> int:
     if args.ics:
         from rolloutd.cli.calendar import render
 
-        print_line(render(answer, args.team))
+        sys.stdout.write(render(answer, args.team))
         return exits.OK
     if not call.print_data(answer, [node["node"] for node in answer["nodes"]]):
         _print_forecast(call, answer)

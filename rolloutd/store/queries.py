@@ -178,13 +178,17 @@ KEPT_FORECASTS = 20
 """Forecasts that are kept of a rollout: one for each gate and calendar that people have seen."""
 
 
+NODES_PER_LINE = 200
+"""Nodes of a forecast that are encoded at once: a millisecond."""
+
+
 def keep_forecast(connection: Connection, kept: KeptForecast) -> None:
     """Keep a forecast, in place of one of the same rollout and instant, and drop the oldest ones."""
     connection.execute(
         "INSERT INTO forecast (rollout, made_at, occasion, answer, is_missed) VALUES (?, ?, ?, ?, ?)"
         " ON CONFLICT (rollout, made_at) DO UPDATE SET occasion = excluded.occasion,"
         " answer = excluded.answer, is_missed = excluded.is_missed",
-        (kept.rollout, kept.made_at, kept.occasion, json.dumps(kept.answer), kept.is_missed),
+        (kept.rollout, kept.made_at, kept.occasion, _forecast_text(kept.answer), kept.is_missed),
     )
     connection.execute(
         "DELETE FROM forecast WHERE rollout = ?1 AND made_at NOT IN"
@@ -203,9 +207,28 @@ def load_forecasts(connection: Connection, rollout: str | None = None) -> tuple[
         (rollout,),
     )
     return tuple(
-        KeptForecast(name, made_at, occasion, json.loads(answer), bool(is_missed))
+        KeptForecast(name, made_at, occasion, _read_forecast(answer), bool(is_missed))
         for name, made_at, occasion, answer, is_missed in rows
     )
+
+
+def _forecast_text(answer: Mapping[str, Any]) -> str:
+    """Return a forecast as lines of JSON: the answer without its nodes, then these in slices.
+
+    One text of ten thousand nodes is one call that lets no other thread run, so it would stop the daemon's
+    loop for a tenth of a second.
+    """
+    nodes = answer["nodes"]
+    slices = (nodes[first : first + NODES_PER_LINE] for first in range(0, len(nodes), NODES_PER_LINE))
+    return "\n".join(map(json.dumps, ({**answer, "nodes": []}, *slices)))
+
+
+def _read_forecast(text: str) -> dict[str, Any]:
+    first, *slices = text.split("\n")
+    answer: dict[str, Any] = json.loads(first)
+    for line in slices:
+        answer["nodes"] += json.loads(line)
+    return answer
 
 
 def has_unfinished_run(connection: Connection, node: str) -> bool:

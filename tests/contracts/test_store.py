@@ -464,7 +464,8 @@ async def test_attempts_and_failures_of_a_plan_are_counted(store: Store) -> None
 
 async def test_kept_forecasts_are_bounded_and_go_with_their_rollout(store: Store) -> None:
     await write(store, rollout_opened())
-    kept = [KeptForecast("r1", float(at), "gate start", {"n": at}) for at in range(25)]
+    nodes = [{"node": f"n{number}"} for number in range(401)]
+    kept = [KeptForecast("r1", float(at), "gate start", {"nodes": nodes[at:]}) for at in range(25)]
     for each in kept:
         await store.keep_forecast(each)
     await store.keep_forecast(replace(kept[-1], is_missed=True))

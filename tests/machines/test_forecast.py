@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 
@@ -22,13 +23,14 @@ from machines.forecast.model import (
     RolloutForecast,
     Spread,
 )
-from machines.forecast.walk import Walk
-from machines.model.events import FreezeStarted, RolloutPaused, StepAction
-from machines.model.limits import Limits, PoolRule
+from machines.forecast.walk import HORIZON_S, Walk
+from machines.model.events import FreezeStarted, HoldTaken, RolloutPaused, StepAction, TeamRulesChanged
+from machines.model.limits import Limits, PoolRule, TeamRules
 from machines.model.node import NodeHealth, Observation
 from machines.model.plan import GateName, StepDef, VoteRequirement, WaveDef
 from machines.model.reasons import ReasonCode
-from machines.model.windows import Freeze
+from machines.model.rollout import Hold
+from machines.model.windows import Freeze, Window
 from machines.scheduler.decide import decide
 from tests.machines.builders import (
     ALICE,
@@ -125,6 +127,51 @@ def test_paused_rollout_never_starts() -> None:
     made = forecast_of(index)
     assert starts(made) == {"n1": None}
     assert made.ends_at == Spread(None, None)
+    assert made.nodes[0].waits == {ReasonCode.PAUSED: HORIZON_S}
+
+
+def test_reason_is_given_where_nothing_ever_starts() -> None:
+    index = index_of(nodes_of({"a": ["n1", "n2"], "b": ["n3"]}))
+    submit(index)
+    index.apply(FreezeStarted(Freeze("f", "team/a", "fair", "sam", T0, math.inf)))
+    index.apply(HoldTaken(Hold("n3", "cli", "h", ALICE, "repair", T0, None)))
+    made = forecast_of(index)
+    assert {each.node: (each.starts_at.p50, each.waits) for each in made.nodes} == {
+        "n1": (None, {ReasonCode.FREEZE: HORIZON_S}),
+        "n2": (None, {ReasonCode.FREEZE: HORIZON_S}),
+        "n3": (None, {ReasonCode.HELD: HORIZON_S}),
+    }
+
+
+def test_failure_without_votes_is_waited_for() -> None:
+    index = index_of(nodes_of({"a": ["n1", "n2"]}))
+    submit(index, isolate=(StepDef("isolate.0.command", "command"),))
+    admit(index, "n1")
+    fail(index, "n1", at=T0)
+    made = forecast_of(index, approve_after_s=None)
+    assert [each.waits for each in made.nodes] == [{ReasonCode.NODE_FAILED: HORIZON_S}] * 2
+
+
+@pytest.mark.parametrize("weekday", [5, 6])
+def test_windows_that_never_open_together_are_never(weekday: int) -> None:
+    def window(day: int, zone: str) -> Window:
+        return Window(frozenset({day}), 120, 240, ZoneInfo(zone))
+
+    index = index_of(nodes_of({f"t{team}": [f"n{team}-{n}" for n in range(20)] for team in range(20)}))
+    submit(index, windows=(window(weekday, "Australia/Lord_Howe"),))
+    for team in range(20):
+        rules = TeamRules(f"t{team}", (window((weekday + 2) % 7, "America/New_York"),))
+        index.apply(TeamRulesChanged(rules, ALICE, "because", T0))
+    made = forecast_of(index, draws=200, durations=lambda *step: (90.0, 110.0))
+    assert made.ends_at == Spread(None, None)
+    assert dict(made.waits) == {ReasonCode.OUTSIDE_WINDOW: 400 * HORIZON_S}
+
+
+def test_rollout_without_nodes_ends_at_once() -> None:
+    index = index_of(nodes_of({"a": []}))
+    submit(index)
+    made = forecast_of(index, explain="R", durations=lambda *step: (90.0, 110.0))
+    assert (made.nodes, made.ends_at, made.bottleneck) == ((), Spread(T0, T0), None)
 
 
 def test_freeze_waited_for_until_it_ends() -> None:

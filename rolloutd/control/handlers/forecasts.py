@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from datetime import datetime
 from typing import cast
 
@@ -16,7 +16,7 @@ from rolloutd.control.preview import DRAFT_ROLLOUT_ID, draft_rollout
 from rolloutd.control.resolve import resolve_for_reading
 from rolloutd.control.routes import Request, RouteTable, Services
 from rolloutd.control.serializers import format_timestamp
-from rolloutd.engine.tasks import compute
+from rolloutd.engine.tasks import compute, compute_over
 from rolloutd.errors import NotFound, Refused
 from rolloutd.forecast.request import Draft, ForecastRequest, WhatIf
 from rolloutd.forecast.settings_changes import changed_limits, split_changes
@@ -83,7 +83,7 @@ async def score(services: Services, request: Request[requests.ScoreQuery]) -> wi
     for kept in await state.store.load_forecasts(rollout):
         if kept.rollout not in targets:
             targets[kept.rollout] = await _targets(services, kept.rollout)
-        errors = list(_errors(kept, targets[kept.rollout]))
+        errors = await compute_over(len(kept.answer["nodes"]), _errors, kept, targets[kept.rollout])
         every += errors
         scores.append(
             {
@@ -137,8 +137,9 @@ async def _targets(services: Services, rollout: str) -> Mapping[str, Target]:
         return {}
 
 
-def _errors(kept: KeptForecast, targets: Mapping[str, Target]) -> Iterable[tuple[float, bool]]:
-    """Yield, of each forecast node that is back, its distance from p50 in seconds and if it came by p90."""
+def _errors(kept: KeptForecast, targets: Mapping[str, Target]) -> list[tuple[float, bool]]:
+    """Return, of each forecast node that is back, its distance from p50 in seconds and if it came by p90."""
+    errors = []
     for node in kept.answer["nodes"]:
         target = targets.get(node["node"])
         if target is None or target.phase is not Phase.DONE or target.outcome not in CARRIES_CHANGE:
@@ -148,7 +149,8 @@ def _errors(kept: KeptForecast, targets: Mapping[str, Target]) -> Iterable[tuple
         p90 = node["ends_at"]["p90"]
         # Instants in answers are whole seconds.
         is_within = p90 is None or target.since < _instant(p90) + 1.0
-        yield abs(target.since - _instant(node["ends_at"]["p50"])), is_within
+        errors.append((abs(target.since - _instant(node["ends_at"]["p50"])), is_within))
+    return errors
 
 
 def _instant(text: str) -> float:

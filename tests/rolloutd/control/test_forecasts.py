@@ -15,6 +15,7 @@ import pytest
 from machines.model.events import FreezeStarted
 from machines.model.windows import Freeze
 from machines.states import Trigger
+from rolloutd.cli import exits
 from rolloutd.control import plan_duration
 from rolloutd.control.client import ApiError
 from rolloutd.engine import forecasts
@@ -360,7 +361,10 @@ async def test_calendar_has_nodes_of_a_team_and_gates(
         answer: Any = await ask(inside, rollout)
         text = render(answer, "search")
     lines = text.split("\r\n")
-    assert (lines[0], lines[-1], lines.count("BEGIN:VEVENT")) == ("BEGIN:VCALENDAR", "END:VCALENDAR", 4)
+    ends = (lines[0], *lines[-2:], lines.count("BEGIN:VEVENT"))
+    assert ends == ("BEGIN:VCALENDAR", "END:VCALENDAR", "", 4)
+    # A gate is asked at an instant, and an end must be later than the start.
+    assert sum(line.startswith("DTEND:") for line in lines) == 2
     assert [line for line in lines if line.startswith("SUMMARY:s")] == [
         f"SUMMARY:{node}: {rollout}" for node in ("s1", "s2")
     ]
@@ -370,6 +374,10 @@ async def test_calendar_has_nodes_of_a_team_and_gates(
     assert max(len(line.encode()) for line in folded.split("\r\n")) <= 75
     assert json.dumps(folded.replace("\r\n ", "")).count("SUMMARY") == 5
     assert Trigger.ADMITTED  # the phases are the core's
+    with pytest.raises(exits.Exit, match=r"no node of the team is ahead; did you mean search\?"):
+        render(answer, "serch")
+    with pytest.raises(exits.Exit, match="nothing ahead has a date"):
+        render({**answer, "nodes": [], "gates": []})
 
 
 def test_frozen_day_ends_at_local_midnight(monkeypatch: pytest.MonkeyPatch) -> None:
