@@ -26,6 +26,20 @@ def join_limited(names: Sequence[str], limit: int) -> str:
     return ", ".join(names[:limit]) + (f" and {more} more" if more > 0 else "")
 
 
+def shorten_name(name: str, width: int) -> str:
+    """Return a name in at most `width` characters: a long one loses its domain, then its middle.
+
+    The ends stay, because names of one rack or cluster begin alike.
+    """
+    host, _, domain = name.partition(".")
+    if len(name) > width and domain and "/" not in name:
+        name = f"{host}…" if len(host) < width else host
+    if len(name) <= width:
+        return name
+    end = (width - 1) // 2
+    return f"{name[: width - 1 - end]}…{name[len(name) - end :]}"[:width]
+
+
 def format_exceptions(skipped: int, rolled_back: int) -> str:
     """Return `2 skipped, 1 rolled back` for nodes without the change; "" for none.
 

@@ -100,10 +100,13 @@ class Invocation:
                 near = suggest_name(args.sort_by.upper(), every, f"use one of {', '.join(every)}")
                 problem = f"no column '{args.sort_by}'; {near}"
                 raise exits.Exit(exits.USAGE, f"rolloutctl {args.command} --sort-by: {problem}") from None
+        rows = list(items)
         if args.is_csv:
-            print_csv(every, items)
+            print_csv(every, rows)
+        elif rows:
+            print_list(every if args.wide else columns, rows)
         else:
-            print_list(every if args.wide else columns, items)
+            print_message(f"rolloutctl {args.command}: nothing to list")
 
     def _print_filtered(self, value: Any, print_text: Callable[[str], None]) -> None:
         """Print each result of --jq: a text as it is, anything else as a line of JSON."""
@@ -186,7 +189,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print the problem and exit 2."""
-        text = _suggest_command(message) or _suggest_option(self, message) or message
+        text = _suggest_jq(message) or _suggest_command(message) or _suggest_option(self, message) or message
         self.exit(exits.USAGE, f"{self.prog}: {text}\nsee {self.prog} --help\n")
 
 
@@ -214,7 +217,17 @@ class _JqFilter(argparse.Action):
         except ValueError as wrong:
             lines = str(wrong).splitlines() or ["it is not a jq program"]
             parser.error(f"argument --jq: {lines[0].removeprefix('jq: error: ')}")
-        namespace.json = "jq"
+
+
+def settle_format(args: argparse.Namespace) -> None:
+    """Let --jq read the JSON wherever it stands on the command line; raises Exit with another format."""
+    if getattr(args, "jq", None) is None:
+        return
+    form = "wide" if args.wide else "csv" if args.is_csv else args.json
+    if isinstance(form, str) and form != "json":
+        problem = f"--jq reads the JSON; leave out -o {form}, or --jq"
+        raise exits.Exit(exits.USAGE, f"rolloutctl {args.command}: {problem}")
+    args.json = "jq"
 
 
 class GroupedHelpFormatter(argparse.RawDescriptionHelpFormatter):
@@ -306,7 +319,7 @@ def shared_options() -> Parser:
     shared.argument("--host", metavar="HOST", text=host, default=absent)
     context = "the daemon of this context; rolloutctl context lists them (the current one)"
     shared.argument("--context", metavar="CONTEXT", text=context, default=absent)
-    color = "colour the output (auto: on a terminal, unless $NO_COLOR is set)"
+    color = "colour the output (auto: on a terminal; $NO_COLOR, $CLICOLOR and $CLICOLOR_FORCE count)"
     shared.add_argument("--color", choices=tuple(COLOR_CHOICES), help=color, default=absent)
     return shared
 
@@ -381,6 +394,14 @@ def _non_blank(text: str) -> str:
 
 def _as_sentence(summary: str) -> str:
     return summary[0].upper() + summary[1:] + "."
+
+
+def _suggest_jq(message: str) -> str:
+    """Return what takes the place of kubectl's templates."""
+    template = re.match(r"argument -o: invalid choice: ['\"](jsonpath|go-template|custom-columns)\b", message)
+    if template is None:
+        return ""
+    return f"-o {template[1]} is unknown; use --jq PROGRAM, such as --jq '.[].node'"
 
 
 def _suggest_command(message: str) -> str:

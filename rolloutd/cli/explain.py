@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rolloutd.cli import exits
@@ -14,6 +15,9 @@ Schema = Mapping[str, Any]
 
 ITEMS = "[]"
 """Mark of a field that holds a list; a path leads through it without naming an item."""
+
+_INDEX = re.compile(r"\[\d*\]")
+"""The item of a list in a path, as documents and errors write it: `verify[]`, `maintain[0]`."""
 
 MAX_DEPTH = 12
 """Levels of --recursive: no file nests deeper, and a schema that contains itself ends."""
@@ -36,11 +40,14 @@ def register(commands: CommandGroup) -> None:
 def explain(call: Invocation) -> None:
     """Print what a field is for, its type, its default and the fields below it."""
     path = str(call.args.field)
-    kind, *keys = path.split(".")
-    root = _schema_of(kind)
+    kind, *keys = _INDEX.sub("", path).split(".")
+    root = _schema_of(kind, path)
     field: Schema = root
     for depth, key in enumerate(keys):
         below = _properties(root, field)
+        if key not in below and _is_name_of_map(root, field, key, keys[depth + 1 :]):
+            field = _values_of_map(root, field) or field
+            continue
         if key not in below:
             parent = ".".join([kind, *keys[:depth]])
             fields = join_limited(list(below), MAX_FIELDS_NAMED)
@@ -69,7 +76,7 @@ def explain(call: Invocation) -> None:
 def field_names() -> Iterator[str]:
     """Yield the path of each field, for completion."""
     for kind in ("plan", "settings"):
-        root = _schema_of(kind)
+        root = _schema_of(kind, kind)
         yield from (kind, *_paths_below(root, root, kind, 1))
 
 
@@ -80,7 +87,23 @@ def _paths_below(root: Schema, field: Schema, path: str, level: int) -> Iterator
             yield from _paths_below(root, each, f"{path}.{name}", level + 1)
 
 
-def _schema_of(kind: str) -> Schema:
+def _is_name_of_map(root: Schema, field: Schema, key: str, rest: Sequence[str]) -> bool:
+    """Return whether a part of a path names an entry of a map, as in settings.teams.NAME.windows."""
+    values = _values_of_map(root, field)
+    if values is None:
+        return False
+    return key == "NAME" or (bool(rest) and rest[0] in _properties(root, values))
+
+
+def _values_of_map(root: Schema, field: Schema) -> Schema | None:
+    """Return the schema of a map's values; None for what is not a map."""
+    target = _resolve(root, field)
+    patterns: Mapping[str, Schema] = target.get("patternProperties", {})
+    found = target.get("additionalProperties") or next(iter(patterns.values()), None)
+    return found if isinstance(found, dict) and "properties" not in target else None
+
+
+def _schema_of(kind: str, path: str) -> Schema:
     if kind == "plan":
         from rolloutd import planfile
 
@@ -89,7 +112,8 @@ def _schema_of(kind: str) -> Schema:
         from rolloutd import settings
 
         return settings.schema()
-    raise exits.Exit(exits.USAGE, f"explain: '{kind}' is unknown; begin with plan or settings")
+    whole = f", as in plan.{path}" if kind in ("spec", "metadata") else ""
+    raise exits.Exit(exits.USAGE, f"explain: '{kind}' is unknown; begin with plan or settings{whole}")
 
 
 def _describe(root: Schema, path: str, field: Schema) -> dict[str, Any]:
@@ -147,10 +171,8 @@ def _holder(root: Schema, field: Schema) -> Schema:
     field = _resolve(root, field)
     if field.get("type") == "array":
         return _holder(root, field.get("items", {}))
-    values = field.get("additionalProperties")
-    if "properties" not in field and isinstance(values, dict):
-        return _holder(root, values)
-    return field
+    values = _values_of_map(root, field)
+    return field if values is None else _holder(root, values)
 
 
 def _properties(root: Schema, field: Schema) -> Mapping[str, Schema]:
@@ -167,12 +189,9 @@ def _type_name(root: Schema, field: Schema) -> str:
     kind = resolved.get("type")
     if kind == "array":
         return f"{ITEMS}{_type_name(root, resolved.get('items', {}))}"
-    if (
-        kind == "object"
-        and "properties" not in resolved
-        and isinstance(resolved.get("additionalProperties"), dict)
-    ):
-        return f"map of {_type_name(root, resolved['additionalProperties'])}"
+    values = _values_of_map(root, resolved)
+    if values is not None:
+        return f"map of {_type_name(root, values)}"
     alternatives = (*resolved.get("anyOf", ()), *resolved.get("oneOf", ()))
     if kind is None and alternatives:
         return " or ".join(dict.fromkeys(_type_name(root, each) for each in alternatives))

@@ -42,6 +42,7 @@ from rolloutd.cli.command_group import (
     Handler,
     Invocation,
     Parser,
+    settle_format,
     shared_options,
 )
 from rolloutd.cli.output import OutputStyle, print_message, set_style
@@ -156,6 +157,7 @@ def _run(args: argparse.Namespace) -> int:
 
 def _dispatch(args: argparse.Namespace) -> int:
     handler: Handler = args.handler
+    settle_format(args)
     color = COLOR_CHOICES[getattr(args, "color", "auto")]
     set_style(OutputStyle(color, has_headings=not args.no_headers))
     if args.is_local:

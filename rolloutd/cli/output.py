@@ -1,7 +1,7 @@
 """Output of commands: data on stdout, messages on stderr.
 
-Tables look like kubectl's.  Colour appears only on a terminal, and not if
-NO_COLOR is set.  It imports no terminal library: loading one takes longer than
+Tables look like kubectl's.  Colour appears only on a terminal, unless NO_COLOR,
+CLICOLOR or CLICOLOR_FORCE say otherwise.  It imports no terminal library: loading one takes longer than
 most commands.
 """
 
@@ -19,6 +19,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from machines.model.timefmt import format_duration
+from rolloutd.text import shorten_name
 
 FORMATS = ("json", "yaml", "name", "wide")
 """Values of `-o`; `wide` is a table with further columns, where there are some."""
@@ -33,6 +34,11 @@ COLUMN_GAP = "   "
 
 MIN_LAST_COLUMN_CHARS = 24
 """The last column, which has the reasons, is wrapped to no less: narrower lines are not read as sentences."""
+
+UNIT_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
+UNIT = r"(\d{1,9})(ms|[smhd])"
+DURATION = rf"(?:{UNIT})+"
+"""Ages and times of cells, such as `1m8s`."""
 
 MAX_SORTED_DIGITS = 300
 """Digits of a number in a name that sorting reads: int() refuses thousands."""
@@ -204,7 +210,11 @@ def _fit_widths(widths: Sequence[int], total: int) -> list[int]:
 
 
 def _cut(text: str, width: int) -> str:
-    return text if len(text) <= width else f"{text[: width - 1]}\N{HORIZONTAL ELLIPSIS}"
+    if len(text) <= width:
+        return text
+    # A list of names keeps its beginning, one name its ends.
+    is_name = not set(text) & {" ", ",", "="}
+    return shorten_name(text, width) if is_name else f"{text[: width - 1]}\N{HORIZONTAL ELLIPSIS}"
 
 
 def print_csv(columns: Columns, items: Iterable[Any]) -> None:
@@ -236,6 +246,10 @@ def sort_items(columns: Columns, items: Iterable[Any], heading: str) -> list[Any
         if isinstance(value, int | float):
             return (False, float(value), [])
         text = _cell(item, source)
+        if text == "-":  # an age of nothing
+            return (True, 0.0, [])
+        if re.fullmatch(DURATION, text):
+            return (False, sum(int(number) * UNIT_S[unit] for number, unit in re.findall(UNIT, text)), [])
         parts = re.split(r"(\d+)", text)
         # Of "n10": ("n", 10), so that n2 is before it; digits beyond int()'s limit compare as text.
         numbers = [int(digits[:MAX_SORTED_DIGITS]) for digits in parts[1::2]]
@@ -247,11 +261,18 @@ def sort_items(columns: Columns, items: Iterable[Any], heading: str) -> list[Any
 def colorize(text: str, colour: str | None = None) -> str:
     """Return the text in a colour, by default that of the state it names."""
     name = colour or _STATE_COLORS.get(text.strip())
-    wants_color = _style.color
-    if wants_color is None:
-        is_plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
-        wants_color = sys.stdout.isatty() and not is_plain
-    return f"\x1b[{_COLORS[name]}m{text}\x1b[0m" if name is not None and wants_color else text
+    return f"\x1b[{_COLORS[name]}m{text}\x1b[0m" if name is not None and _wants_color() else text
+
+
+def _wants_color() -> bool:
+    if _style.color is not None:
+        return _style.color
+    if os.environ.get("NO_COLOR"):
+        return False
+    if os.environ.get("CLICOLOR_FORCE", "0") != "0":
+        return True
+    is_plain = os.environ.get("CLICOLOR") == "0" or os.environ.get("TERM") == "dumb"
+    return sys.stdout.isatty() and not is_plain
 
 
 def sanitize(text: str) -> str:

@@ -60,8 +60,8 @@ def register(commands: CommandGroup) -> None:
     parser.argument("rollout", metavar="ROLLOUT", text=deleted, nargs="?").watch().yes()
     parser = commands.add_command("nodes", nodes, "list the nodes of a rollout", is_list=True)
     parser.rollout().watch()
-    selector = "only nodes whose labels match, such as team=payments,rack!=r1"
-    parser.argument("-l", "--selector", metavar="SELECTOR", text=selector)
+    selector = "only nodes whose labels match, such as team=payments,rack!=r1 (repeatable: all must match)"
+    parser.argument("-l", "--selector", metavar="SELECTOR", text=selector, action="append")
     phase = f"only nodes in this phase: {', '.join(PHASES)} (repeatable)"
     parser.add_argument("--phase", metavar="PHASE", help=phase, action="append", choices=PHASES)
     parser.argument("--pool", metavar="POOL", text="only nodes of this pool, such as rack/r1")
@@ -121,7 +121,8 @@ def nodes(call: Invocation) -> None:
     """List a rollout's nodes, or those that the options select."""
     args = call.args
     phases = None if args.phase is None else ",".join(args.phase)
-    query = {"selector": args.selector, "phase": phases, "pool": args.pool}
+    selector = None if args.selector is None else ",".join(filter(None, args.selector))
+    query = {"selector": selector, "phase": phases, "pool": args.pool}
     found = call.get(api_path("rollouts", args.rollout, "nodes"), **query)["nodes"]
     if not call.print_data(found, [node["node"] for node in found]):
         call.print_items(NODE_COLUMNS, found, NODE_WIDE)

@@ -81,7 +81,7 @@ def register(commands: CommandGroup) -> None:
     parser.rollout().node(optional=True)
     parser.flag("-f", "--follow", text="follow the log until the run has ended")
     parser.flag("--failed", text="logs of the failed nodes, in place of NODE")
-    parser.argument("--tail", metavar="N", text="only the last N lines (all)", type=int_argument(0))
+    parser.argument("--tail", metavar="N", text="only the last N lines (-1: all)", type=_line_count)
     since = "only lines after this: RFC 3339, or a duration before now, such as 10m (all)"
     parser.argument("--since", metavar="TIME", text=since, type=past_time_argument)
     attempt = "number of the attempt (the latest)"
@@ -241,6 +241,11 @@ def _show_log(call: Invocation, node: str) -> None:
         print_message(f"{node} has no lines since then")
     elif not args.follow and not _report_if_pending(call, node):
         print_message(f"{node} has no log")
+
+
+def _line_count(text: str) -> int | None:
+    """Return how many lines --tail keeps; None for all, which kubectl writes as -1."""
+    return None if text == "-1" else int_argument(0)(text)
 
 
 def _wanted_lines(call: Invocation, node: str) -> Iterator[Line]:

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Sequence
 
 from rich.cells import cell_len, set_cell_size
 
+from rolloutd.text import shorten_name
+
 Span = tuple[str, str]
 """Text and its role."""
 
@@ -63,19 +65,11 @@ def fit(text: str, width: int, *, align_right: bool = False) -> str:
 
 
 def fit_name(name: str, width: int, *, pad: bool = True) -> str:
-    """Return a name in `width` cells: a long one loses its domain, then its middle, for its end names it."""
-    host, _, domain = name.partition(".")
-    if domain and "/" not in name and cell_len(name) > width:
-        # `n17.prod.example.net`: the domain is most often that of all nodes.
-        name = f"{host}…" if cell_len(host) < width else host
-    if cell_len(name) <= width or width < 3:
-        fitted = fit(name, width)
-    else:
-        end = name[len(name) - (width - 1) // 2 :]
-        while cell_len(end) > (width - 1) // 2:
-            end = end[1:]
-        fitted = fit(name, width - cell_len(end)) + end
-    return fitted if pad else fitted.rstrip()
+    """Return a name in `width` cells: a long one loses its domain, then its middle."""
+    # A letter may have two cells, so a name of wide letters has fewer of them.
+    names = (shorten_name(name, characters) for characters in range(width, 0, -1))
+    shown = next((each for each in names if cell_len(each) <= width), "")
+    return fit(shown, width) if pad else shown
 
 
 def column(text: str, width: int, row_width: int) -> str:

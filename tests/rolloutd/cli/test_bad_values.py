@@ -66,7 +66,7 @@ logs nosuch p1
 logs {{live}}
 logs {{live}} p1 --failed
 logs {{live}} --failed --follow
-logs {{live}} p1 --tail -1
+logs {{live}} p1 --tail -2
 logs {{live}} p1 --since yesterday
 logs {{live}} nosuch
 logs {{live}} p1 --attempt 99

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import sys
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -54,6 +55,103 @@ def test_rows_are_sorted_by_a_column(daemon: CannedDaemon, capsys: pytest.Captur
     out = run(capsys, "nodes", "r", "--sort-by", "REASON", "--no-headers")[1]
     assert columns_of(out)[:2] == ["n1", "n10"]
     assert run(capsys, "nodes", "r", "--sort-by", "isolated")[0] == 0
+
+
+def test_durations_are_sorted_by_their_length(
+    daemon: CannedDaemon, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = datetime.now(UTC)
+    ages = {"n1": 65, "n2": 28, "n3": 7_300, "n4": 49}
+    nodes = [
+        {**node(name), "since": (now - timedelta(seconds=age)).isoformat()} for name, age in ages.items()
+    ]
+    daemon.answer("GET", "rollouts/r/nodes", {"nodes": [*nodes, node("n5")]})
+    out = run(capsys, "nodes", "r", "--sort-by", "since", "--no-headers")[1]
+    assert columns_of(out) == ["n2", "n4", "n1", "n3", "n5"]
+
+
+def test_list_of_nothing_says_so_outside_of_the_data(
+    daemon: CannedDaemon, capsys: pytest.CaptureFixture[str]
+) -> None:
+    daemon.answer("GET", "rollouts/r/nodes", {"nodes": []})
+    assert run(capsys, "nodes", "r", "--pool", "nosuch") == (0, "", "rolloutctl nodes: nothing to list\n")
+    assert run(capsys, "nodes", "r", "-o", "csv")[2] == ""
+
+
+def test_repeated_selectors_must_all_match(daemon: CannedDaemon, capsys: pytest.CaptureFixture[str]) -> None:
+    daemon.answer("GET", "rollouts/r/nodes", {"nodes": []})
+    run(capsys, "nodes", "r", "-l", "team in (a,b)", "-l", "!canary")
+    assert daemon.requests[-1][2] == {"selector": "team in (a,b),!canary"}
+
+
+@pytest.mark.parametrize("words", [["-o", "json"], ["--json"]])
+def test_jq_reads_the_json_in_any_order(
+    daemon: CannedDaemon, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    daemon.answer("GET", "rollouts/r/nodes", {"nodes": [node("n1")]})
+    assert run(capsys, "nodes", "r", "--jq", ".[].node", *words)[1] == "n1\n"
+    assert run(capsys, "nodes", "r", *words, "--jq", ".[].node")[1] == "n1\n"
+
+
+@pytest.mark.parametrize("form", ["yaml", "name", "wide", "csv"])
+def test_jq_with_another_format_is_refused(
+    daemon: CannedDaemon, capsys: pytest.CaptureFixture[str], form: str
+) -> None:
+    daemon.answer("GET", "rollouts/r/nodes", {"nodes": [node("n1")]})
+    for words in (["--jq", ".", "-o", form], ["-o", form, "--jq", "."]):
+        code, out, err = run(capsys, "nodes", "r", *words)
+        assert (code, out, err) == (
+            2,
+            "",
+            f"rolloutctl nodes: --jq reads the JSON; leave out -o {form}, or --jq\n",
+        )
+
+
+@pytest.mark.parametrize(
+    "form", ["jsonpath={.items[*].node}", "jsonpath={range .items[*]}{'x'}{end}", "go-template={{.}}"]
+)
+def test_template_of_kubectl_names_jq(capsys: pytest.CaptureFixture[str], form: str) -> None:
+    code, _, err = run(capsys, "nodes", "r", "-o", form)
+    name, remedy = form.partition("=")[0], "use --jq PROGRAM, such as --jq '.[].node'"
+    assert (code, err.splitlines()[0]) == (2, f"rolloutctl nodes: -o {name} is unknown; {remedy}")
+
+
+@pytest.mark.parametrize(
+    ("environment", "is_terminal", "is_colored"),
+    [
+        ({"CLICOLOR": "0"}, True, False),
+        ({"CLICOLOR": "1"}, True, True),
+        ({"CLICOLOR_FORCE": "1"}, False, True),
+        ({"CLICOLOR_FORCE": "0"}, False, False),
+        ({"CLICOLOR_FORCE": "1", "NO_COLOR": "1"}, True, False),
+        ({"NO_COLOR": ""}, True, True),
+    ],
+)
+def test_color_follows_the_usual_variables(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    environment: dict[str, str],
+    *,
+    is_terminal: bool,
+    is_colored: bool,
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal)
+    for name in ("NO_COLOR", "CLICOLOR", "CLICOLOR_FORCE", "TERM"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    print_table(("STATE", "X"), [("failed", "")])
+    assert ("\x1b[31mfailed" in capsys.readouterr().out) is is_colored
+
+
+def test_cut_names_still_differ(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "48")
+    names = [f"compute-rack-042-unit-17-n{number}.prod.example.net" for number in (1, 2)]
+    print_table(("NODE", "REASON"), [(name, LONG) for name in names])
+    out = capsys.readouterr().out
+    assert "-17-n1" in out
+    assert "-17-n2" in out
 
 
 def test_unknown_column_is_an_error_with_the_nearest(

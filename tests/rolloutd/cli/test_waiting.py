@@ -124,6 +124,12 @@ def test_followed_tail_goes_on_where_it_ended(
     assert [json.loads(line)["text"] for line in out.splitlines()] == ["line 6"]
 
 
+def test_tail_of_minus_one_is_all(daemon: CannedDaemon, capsys: pytest.CaptureFixture[str]) -> None:
+    daemon.streams["/v1/rollouts/r/nodes/n1/log"] = [LINES]
+    assert run(capsys, "logs", "r", "n1", "--tail", "-1")[1].count("line") == len(LINES)
+    assert run(capsys, "logs", "r", "n1", "--tail", "-2")[0] == 2
+
+
 def test_logs_of_failed_nodes_are_shown(daemon: CannedDaemon, capsys: pytest.CaptureFixture[str]) -> None:
     daemon.answer("GET", "rollouts/r/nodes", {"nodes": [{"node": "n1"}, {"node": "n2"}]})
     for name in ("n1", "n2"):
