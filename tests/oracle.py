@@ -72,6 +72,8 @@ class Oracle:
     def __init__(self) -> None:
         self.settings: Entry = {}
         self.labels: dict[str, dict[str, str]] = {}
+        self._members: dict[tuple[str, str], list[str]] = {}
+        self._waves: dict[tuple[str, str], list[str]] = {}
         self.disputed: set[str] = set()
         self.answered_at: float | None = None
         self.observations: dict[str, Entry] = {}
@@ -114,6 +116,7 @@ class Oracle:
 
     def on_inventory(self, entry: Entry) -> None:
         self.labels = entry["labels"]
+        self._members.clear()
         self.disputed = set(entry.get("disputed", ()))
         self.observations = {node: seen for node, seen in self.observations.items() if node in self.labels}
 
@@ -152,12 +155,14 @@ class Oracle:
 
     def on_plan(self, entry: Entry) -> None:
         self.plans[entry["rollout"]] = entry
+        self._waves.clear()
         for node in entry["targets"]:
             self.target_states[entry["rollout"], node] = ("waiting", entry["at"])
 
     def on_join(self, entry: Entry) -> None:
         target = {"wave": entry["wave"], "team": entry["team"]}
         self.plans[entry["rollout"]]["targets"][entry["node"]] = target
+        self._waves.clear()
         self.target_states[entry["rollout"], entry["node"]] = ("waiting", entry["at"])
 
     def on_soak_restart(self, entry: Entry) -> Iterator[str]:
@@ -448,9 +453,7 @@ class Oracle:
             if wave["name"] == plan["targets"][node]["wave"]:
                 return
             ends = []
-            for other, target in plan["targets"].items():
-                if target["wave"] != wave["name"]:
-                    continue
+            for other in self._in_wave(plan, wave["name"]):
                 how, since = self.target_states[name, other]
                 covered = how == "failed" and self.current_failure[name, other] not in open_failures
                 if how == "waiting" and other in self.disputed and self._has_ended(plan, wave["name"]):
@@ -466,11 +469,7 @@ class Oracle:
     def _has_ended(self, plan: Entry, wave: str) -> bool:
         """Say whether any node of the wave is over: then one that is disputed holds no other."""
         ends = ("over", "left")
-        return any(
-            self.target_states[plan["rollout"], node][0] in ends
-            for node, target in plan["targets"].items()
-            if target["wave"] == wave
-        )
+        return any(self.target_states[plan["rollout"], node][0] in ends for node in self._in_wave(plan, wave))
 
     def _calendar_violations(self, plan: Entry, node: str, now: float) -> Iterator[str]:
         clock = now % DAY_S
@@ -487,7 +486,7 @@ class Oracle:
     def _capacity_violations(self, plan: Entry, node: str, now: float) -> Iterator[str]:
         for pool in self._pools(plan, node):
             key, value = pool.split("/", 1)
-            members = [each for each, labels in self.labels.items() if labels.get(key, "none") == value]
+            members = self._members_of(key, value)
             down = [each for each in members if each != node and self._is_down(each, now)]
             budget = self._budget(key, value, len(members))
             if len(down) >= budget:
@@ -514,6 +513,20 @@ class Oracle:
         )
         retried = any(how == "waiting" for how in waiting) and bool(self.ever_together)
         return retried or any(other != name and self._are_together(other, name) for other in others)
+
+    def _in_wave(self, plan: Entry, wave: str) -> list[str]:
+        if (plan["rollout"], wave) not in self._waves:
+            names = [node for node, target in plan["targets"].items() if target["wave"] == wave]
+            self._waves[plan["rollout"], wave] = names
+        return self._waves[plan["rollout"], wave]
+
+    def _members_of(self, key: str, value: str) -> list[str]:
+        """Return the nodes with a label; all of a label are sought at once, for fleets of 100,000."""
+        if not any(known == key for known, _ in self._members):
+            self._members[key, ""] = []
+            for node, labels in self.labels.items():
+                self._members.setdefault((key, labels.get(key, "none")), []).append(node)
+        return self._members.get((key, value), [])
 
     def _pools(self, plan: Entry, node: str) -> list[str]:
         keys = dict.fromkeys([*self.settings["pools"], *plan["keys"]])

@@ -74,7 +74,7 @@ class Checker(OracleFeed):
         self.superseded = SupersedeJudge(self.plans, self.report_violation)
         self.outages = OutageJudge(self.plans, self.report_violation)
         self.work = WorkJudge(now, self.report_violation)
-        self._started_runs: dict[str, str] = {}
+        self._started_runs: dict[str, list[str]] = {}
         self._succeeded_runs: set[str] = set()
         self._maybe_isolated: set[tuple[str, str]] = set()
         self._rollback_attempts: set[tuple[str, str, int]] = set()
@@ -115,12 +115,13 @@ class Checker(OracleFeed):
     ) -> None:
         """Hear that a playbook begins on a node."""
         slot = handle.partition("~")[0].rpartition(".")[0]
-        if handle in self._started_runs:
+        earlier_runs = self._started_runs.setdefault(slot, [])
+        if handle in earlier_runs:
             self.report_violation(f"run {handle} began twice")
-        for earlier, other_slot in self._started_runs.items():
-            if other_slot == slot and earlier in self._succeeded_runs and earlier not in self.uncertain_runs:
+        for earlier in earlier_runs:
+            if earlier in self._succeeded_runs and earlier not in self.uncertain_runs:
                 self.report_violation(f"run {handle} repeats {earlier}, which had ended well")
-        self._started_runs[handle] = slot
+        earlier_runs.append(handle)
         for kind in missing_isolators:
             self.report_violation(f"run {handle} begins although {node} is not isolated by {kind}")
         self.feed_oracle("maintain", rollout=rollout, node=node)

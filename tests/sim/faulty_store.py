@@ -73,6 +73,8 @@ class FaultyStore:
         outcome = world.fault_plan.next_outcome(label)
         for _ in range(world.streams.latency.randrange(4)):
             await asyncio.sleep(0)  # a write takes turns of the loop: others may come, and wait
+        if world.commit_s:
+            await asyncio.sleep(world.commit_s)
         self.check_last_commit()
         if outcome is EffectOutcome.CUT_BEFORE:
             await world.cut_power(self._process)

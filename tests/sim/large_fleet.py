@@ -32,6 +32,12 @@ PARALLEL = 1000
 
 CANARIES = 10
 
+COMMIT_S = 1.0
+"""A slow disk: the steps that end meanwhile are written together, as on a busy machine."""
+
+TRACE_LINES = 10_000
+"""The last lines of the trace that are kept: a node writes some sixty."""
+
 RECOUNTS = 4
 """How often the counts are counted again: as often as a quarter of the nodes is done."""
 
@@ -54,6 +60,7 @@ class LargeSimulation(Simulation):
     done = 0
 
     async def _script(self) -> None:
+        self.world.commit_s = COMMIT_S
         self.start_daemon()
         while not await self._try_submit_all():
             await asyncio.sleep(10.0)
@@ -66,6 +73,7 @@ class LargeSimulation(Simulation):
                 error = self._daemons[-1].task.exception() if self._daemons[-1].task.done() else None
                 self.world.checker.report_violation(f"the daemon has ended: {error!r}")
                 return
+            del self.world.trace[:-TRACE_LINES]
             index = life.state.index
             counters = index.counters("R1")
             self.done = counters.outcomes[Outcome.CHANGED]
