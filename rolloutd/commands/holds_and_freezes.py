@@ -64,7 +64,7 @@ def hold(
     source: str | None = None,
     id: str | None = None,  # noqa: A002  # the API's word
     until: float | None = None,
-) -> tuple[Hold, Events]:
+) -> Events:
     """Take the node's slots, or renew the hold with the same (source, id).
 
     A renewed hold keeps its owner and its start, and gets the end and reason of this
@@ -82,7 +82,7 @@ def hold(
             # No slot is judged: the hold has it already.
             _require_hold_owner(who, existing, "hold again")
             renewed = replace(existing, until=until, reason=reason)
-            return renewed, () if renewed == existing else (HoldTaken(renewed),)
+            return () if renewed == existing else (HoldTaken(renewed),)
         expired = (end_hold(existing, state.now(), TIME_IS_OVER),)
     if len(state.index.holds) >= MAX_HOLDS:
         raise Refused("too-many-holds", f"holds: the maximum of {MAX_HOLDS} is reached; release some")
@@ -90,7 +90,7 @@ def hold(
         state, requested, is_own=requested.source == PERSON_SOURCE and requested.id == who.user
     )
     _require_free_slot(state, node)
-    return requested, (*expired, HoldTaken(requested))
+    return (*expired, HoldTaken(requested))
 
 
 def release(

@@ -116,8 +116,10 @@ def cancel(state: State, who: Principal, rollout: Rollout, reason: str, *, stop:
     return (RolloutCancelled(rollout.id, who.actor, reason, state.now()), *stops)
 
 
-def cancel_own(state: State, rollout: Rollout, reason: str) -> Events:
+def cancel_own(state: State, who: Principal, rollout: Rollout, reason: str) -> Events:
     """Cancel a rollout on behalf of its submitter, whose request is withdrawn."""
+    if rollout.closed:
+        return ()
     return (RolloutCancelled(rollout.id, rollout.submitted_by, reason, state.now()),)
 
 
@@ -286,18 +288,23 @@ def skip(
             )
 
 
-def return_node(state: State, who: Principal, node: str, reason: str) -> tuple[Target, Events]:
-    """Return the isolated target and the order to return it; no order if there is one already.
-
-    Raises NotFound for an unknown node, Refused if it cannot be returned.
-    """
+def isolated_target(state: State, node: str) -> Target:
+    """Return the target whose rollout has isolated the node; raises NotFound, Refused if there is none."""
     targets = tuple(state.index.targets_on(node))
     if not targets and node not in state.index.nodes:
         raise unknown_node(state, node)
     isolated = [target for target in targets if target.isolated or _is_left_isolated(state, target)]
     if not isolated:
         raise Refused("not-isolated", f"{node}: not isolated by rolloutd; nothing to return")
-    target = isolated[0]
+    return isolated[0]
+
+
+def return_node(state: State, who: Principal, node: str, reason: str) -> Events:
+    """Return the order to return an isolated node; none if there is one already.
+
+    Raises NotFound for an unknown node, Refused if it cannot be returned.
+    """
+    target = isolated_target(state, node)
     rollout = state.index.rollout(target.rollout)
     require_plan_owner(who, rollout, f"return {node} of")
     if target.phase in IN_FLIGHT_PHASES:
@@ -311,11 +318,11 @@ def return_node(state: State, who: Principal, node: str, reason: str) -> tuple[T
             f"{node} waits for a retry in {rollout.id}; rolloutctl skip {rollout.id} {node} --return",
         )
     if target.order is not None:
-        return target, ()
+        return ()
     if node not in state.index.nodes:
         raise Refused("node-gone", f"{node}: not in the inventory; add it again, or delete {rollout.id}")
     _require_not_observe_only(state)
-    return target, (_return_order(state, who, target, reason),)
+    return (_return_order(state, who, target, reason),)
 
 
 # -- what commands share ------------------------------------------------------

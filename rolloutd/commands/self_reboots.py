@@ -25,7 +25,7 @@ REASON: Final = "reboots itself"
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Who asks: a node of the inventory, by its group and its id there."""
+    """Who asks (a Principal): a node of the inventory, by its group and its id there."""
 
     group: str
     id: str
@@ -34,6 +34,18 @@ class Machine:
     @property
     def hold_id(self) -> str:
         return f"{self.group}/{self.id}"
+
+    @property
+    def user(self) -> str:
+        return self.actor.name
+
+    @property
+    def admin(self) -> bool:
+        return False
+
+    @property
+    def teams(self) -> frozenset[str]:
+        return frozenset()
 
     @property
     def actor(self) -> Actor:

@@ -9,10 +9,9 @@ from __future__ import annotations
 import re
 import stat
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
-from machines.model.events import VoteCast, VoteWithdrawn
 from machines.model.plan import GateName
 from machines.model.rollout import Actor, ActorKind, Rollout
 from rolloutd import threads
@@ -98,36 +97,27 @@ def service_voter(
 def vote_events(
     state: State, voter: ServiceVoter, rollout: Rollout, claims: Claims, unseen: tuple[str, ...]
 ) -> Events:
-    """Return the events of the token's vote, bound to the token; raises as voting does.
+    """Return the events of the token's vote; raises as voting does.
 
     `unseen`: what runs and the review does not show.
     """
     gate = GateName(claims.gate)
     if claims.answer == "withdraw":
-        voting_events = voting.withdraw(
-            state, voter, rollout, gate, claims.reason, team=claims.team, wave=claims.wave
-        )
-    else:
-        ballot = voting.Ballot(
-            gate=gate,
-            yes=claims.answer == "yes",
-            reason=claims.reason,
-            team=claims.team,
-            digest=claims.digest,
-            wave=claims.wave,
-            shown=claims.shown,
-            nodes=claims.nodes,
-            more=claims.more,
-            until=claims.until,
-            unseen=() if claims.unseen or gate is GateName.PROCEED else unseen,
-        )
-        voting_events = voting.vote(state, voter, rollout, ballot)
-    return tuple(
-        replace(each, token=claims.id, outside=claims.outside)
-        if isinstance(each, VoteCast | VoteWithdrawn)
-        else each
-        for each in voting_events
+        return voting.withdraw(state, voter, rollout, gate, claims.reason, team=claims.team, wave=claims.wave)
+    ballot = voting.Ballot(
+        gate=gate,
+        yes=claims.answer == "yes",
+        reason=claims.reason,
+        team=claims.team,
+        digest=claims.digest,
+        wave=claims.wave,
+        shown=claims.shown,
+        nodes=claims.nodes,
+        more=claims.more,
+        until=claims.until,
+        unseen=() if claims.unseen or gate is GateName.PROCEED else unseen,
     )
+    return voting.vote(state, voter, rollout, ballot)
 
 
 def _read_key(path: Path) -> bytes:

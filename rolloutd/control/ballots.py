@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from machines.model.plan import GateName
+from rolloutd.commands.resolve import ResolvedRollout
 from rolloutd.commands.voting import Ballot
 from rolloutd.control.requests import CastVote
-from rolloutd.control.resolve import ResolvedRollout
 from rolloutd.control.review import unseen_by_voters
 from rolloutd.engine.state import State
 from rolloutd.ports import SourceStore

@@ -19,9 +19,9 @@ from machines.scheduler.blast_radius import blast_radius
 from machines.states import CARRIES_CHANGE
 from rolloutd import planfile, threads
 from rolloutd.commands import voting
+from rolloutd.commands.resolve import MAX_CLOSED, ResolvedRollout
 from rolloutd.control import serializers, wire, wire_plans
 from rolloutd.control.identity import Identity
-from rolloutd.control.resolve import MAX_CLOSED, ResolvedRollout
 from rolloutd.control.source_review import SourceReview, read_source_review
 from rolloutd.engine.state import State
 from rolloutd.errors import NotFound, RolloutdError

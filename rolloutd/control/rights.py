@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rolloutd.commands import rollout_commands
+from rolloutd.commands.resolve import resolve_rollout
 from rolloutd.control.identity import Identity
-from rolloutd.control.resolve import resolve_rollout
 from rolloutd.engine.state import State
 from rolloutd.errors import NotAllowed
 

@@ -18,6 +18,7 @@ from aiohttp import web
 from pydantic import BaseModel, Field, ValidationError
 
 from machines.model.reasons import ReasonCode
+from rolloutd.commands.execution import Command, execute
 from rolloutd.commands.rollout_commands import Events
 from rolloutd.commands.self_reboots import (
     Machine,
@@ -190,17 +191,14 @@ class FleetLockServer:
         except NotFound as unknown:
             raise _Failure(404, "unknown_node", str(unknown)) from None
 
-    async def _commit(self, machine: Machine, command: Callable[[State, Machine], Events], call: str) -> None:
+    async def _commit(self, machine: Machine, decide: Callable[[State, Machine], Events], call: str) -> None:
         # Judged and written under one lock: of all who ask at once, no more get a slot than there are.
-        async with self._state.exclusive_commit(machine.actor) as commit:
-            self._state.index.advance(self._state.now())
-            try:
-                events = command(self._state, machine)
-            except RebootRefused:
-                raise
-            except Refused as refused:
-                raise _wait(refused) from None
-            await commit(events, f"fleetlock: {call} of {machine.id}")
+        try:
+            await execute(self._state, machine, Command(f"fleetlock: {call} of {machine.id}", decide))
+        except RebootRefused:
+            raise
+        except Refused as refused:
+            raise _wait(refused) from None
 
 
 async def run_fleetlock(state: State, observe: Callable[[Sequence[str]], Awaitable[None]]) -> None:

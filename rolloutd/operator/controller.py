@@ -22,9 +22,10 @@ from rolloutd.adapters.kubernetes.cluster import FIELD_MANAGER, Cluster, api_pat
 from rolloutd.adapters.kubernetes.list_watch import WatchHandler, run_list_watch
 from rolloutd.adapters.kubernetes.object_events import ObjectEvent, write_event
 from rolloutd.commands import rollout_commands, submit
+from rolloutd.commands.execution import Command, execute
+from rolloutd.commands.resolve import MAX_CLOSED, resolve_rollout
 from rolloutd.control import serializers
 from rolloutd.control.coverage import coverage_of
-from rolloutd.control.resolve import MAX_CLOSED, resolve_rollout
 from rolloutd.engine.state import State
 from rolloutd.errors import NotFound, RolloutdError, SourceFailed
 from rolloutd.operator.objects import (
@@ -40,7 +41,7 @@ from rolloutd.operator.objects import (
     status_of,
     transitions,
 )
-from rolloutd.operator.people import submitter, submitter_prefix
+from rolloutd.operator.people import ClusterPrincipal, submitter, submitter_prefix
 from rolloutd.planfile.document import MAX_BYTES
 from rolloutd.ports import JSON, SourceStore
 from rolloutd.settings.operator import Operator
@@ -238,12 +239,11 @@ class Controller:
                 await self._cancel(each)
 
     async def _cancel(self, rollout: Rollout) -> None:
-        async with self.state.exclusive_commit(rollout.submitted_by) as commit:
-            live = self.state.index.rollouts.get(rollout.id)
-            if live is None or live.closed:
-                return
-            events = rollout_commands.cancel_own(self.state, live, REMOVED)
-            await commit(events, f"cancel: {REMOVED}")
+        cancel = partial(rollout_commands.cancel_own, reason=REMOVED)
+        command = Command(f"cancel: {REMOVED}", cancel, rollout.id)
+        who = ClusterPrincipal(rollout.submitted_by.name, rollout.submitted_by, frozenset())
+        if not (await execute(self.state, who, command)).events:
+            return
         log.info("%s: cancelled, because %s", rollout.id, REMOVED)
 
     # -- status

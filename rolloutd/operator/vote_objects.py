@@ -10,13 +10,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final
 
 from pydantic import ValidationError
 
-from machines.model.events import VoteCast
 from rolloutd.adapters.kubernetes.api_errors import (
     ApiError,
     ClusterUnreachable,
@@ -26,9 +25,11 @@ from rolloutd.adapters.kubernetes.api_errors import (
 from rolloutd.adapters.kubernetes.cluster import DEFAULT_DOMAIN, FIELD_MANAGER, Cluster, api_path
 from rolloutd.adapters.kubernetes.list_watch import WatchHandler, run_list_watch
 from rolloutd.commands import voting
+from rolloutd.commands.execution import Command, execute
+from rolloutd.commands.resolve import resolve_for_reading
+from rolloutd.commands.rollout_commands import Events, Principal
 from rolloutd.control.ballots import make_ballot
 from rolloutd.control.requests import CastVote
-from rolloutd.control.resolve import resolve_for_reading
 from rolloutd.control.responses import describe_validation_error
 from rolloutd.engine.state import State
 from rolloutd.errors import NotAllowed, NotFound, Refused, RolloutdError, StoreFailed
@@ -225,14 +226,13 @@ class VoteCounter:
         who = await person_of(voter, self.settings, self.state.settings)
         resolved = await resolve_for_reading(self.state, self._rollout_of(vote))
         ballot = await make_ballot(self.state, self.sources, resolved, body)
-        async with self.state.exclusive_commit(who.actor) as commit:
-            self.state.index.advance(self.state.now())
-            events = voting.vote(self.state, who, self.state.index.rollout(self._rollout_of(vote)), ballot)
-            named = tuple(
-                replace(each, token=vote.token, outside=voter) if isinstance(each, VoteCast) else each
-                for each in events
-            )
-            await commit(named, f"vote {vote.namespace}/{vote.name}: {body.reason}")
+
+        def decide(state: State, who: Principal) -> Events:
+            # Again under the lock: the object may have another rollout by now.
+            return voting.vote(state, who, state.index.rollout(self._rollout_of(vote)), ballot)
+
+        cause = f"vote {vote.namespace}/{vote.name}: {body.reason}"
+        await execute(self.state, who, Command(cause, decide, token=vote.token, outside=voter))
 
     def _rollout_of(self, vote: VoteObject) -> str:
         """Return the open rollout of the object that the vote names; raises NotFound."""

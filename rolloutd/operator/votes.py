@@ -11,20 +11,21 @@ import contextlib
 import logging
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from aiohttp import web
 from pydantic import ValidationError
 
-from machines.model.events import VoteCast
 from rolloutd.adapters.kubernetes.api_errors import ApiError, ClusterUnreachable
 from rolloutd.adapters.kubernetes.cluster import DEFAULT_DOMAIN, Cluster, api_path
 from rolloutd.commands import voting
+from rolloutd.commands.execution import Command, execute
+from rolloutd.commands.resolve import ResolvedRollout, resolve_for_reading
+from rolloutd.commands.rollout_commands import Events, Principal
 from rolloutd.control import responses, serializers
 from rolloutd.control.ballots import make_ballot
 from rolloutd.control.coverage import coverage_of
 from rolloutd.control.requests import CastVote
-from rolloutd.control.resolve import ResolvedRollout, resolve_for_reading
 from rolloutd.control.tcp_listener import TlsFiles, serve_tcp
 from rolloutd.engine.state import State
 from rolloutd.errors import NotAllowed, NotFound, RolloutdError
@@ -149,15 +150,13 @@ class VoteServer:
             raise responses.BadRequest("the body: digest is missing; send that of the rollout that you read")
         resolved = await self._resolve(request)
         ballot = await make_ballot(self._state, self._sources, resolved, body)
-        async with self._state.exclusive_commit(who.actor) as commit:
-            self._state.index.advance(self._state.now())
+
+        async def decide(state: State, who: Principal) -> Events:
             # Again under the lock: the object may have another rollout by now.
-            resolved = await self._resolve(request)
-            events = voting.vote(self._state, who, resolved.rollout, ballot)
-            named = tuple(
-                replace(each, outside=user.name) if isinstance(each, VoteCast) else each for each in events
-            )
-            await commit(named, f"vote through Kubernetes: {body.reason}")
+            return voting.vote(state, who, (await self._resolve(request)).rollout, ballot)
+
+        command = Command(f"vote through Kubernetes: {body.reason}", decide, outside=user.name)
+        await execute(self._state, who, command)
         return {"rollout": resolved.rollout.id, "gate": body.gate, "voter": who.user}
 
     # -- who, and what they may

@@ -66,7 +66,9 @@ def test_cordon_probe_drain_then_isolated() -> None:
 def test_traffic_after_isolation_aborts_before_playbook() -> None:
     drained: Step = (CORDON, DO, 2, OK, 3.0)
     found: Step = (JOBS, LOOK, 2, StepState.BUSY, 4.0)
-    assert decided_action(4.0, CORDONED_ONLY, IDLE, drained, found) == Revert(CORDON, 2, None, True)
+    assert decided_action(4.0, CORDONED_ONLY, IDLE, drained, found) == Revert(
+        CORDON, 2, None, True, said(BUSY)
+    )
     back = decided_action(5.0, CORDONED_ONLY, IDLE, drained, found, (CORDON, UNDO, 2, OK, 5.0))
     assert isinstance(back, Transition)
     assert (back.trigger, describe_causes(back.causes)) == (Trigger.ISOLATION_ABORTED, BUSY)
@@ -74,7 +76,7 @@ def test_traffic_after_isolation_aborts_before_playbook() -> None:
 
 def test_traffic_found_aborts_isolation_with_reason() -> None:
     found: Step = (JOBS, LOOK, 1, StepState.BUSY, 2.0)
-    assert decided_action(2.0, CORDONED_ONLY, found) == Revert(CORDON, 1, None, True)
+    assert decided_action(2.0, CORDONED_ONLY, found) == Revert(CORDON, 1, None, True, said(BUSY))
     undone: Step = (CORDON, UNDO, 1, OK, 3.0)
     back = decided_action(3.0, CORDONED_ONLY, found, undone)
     assert back == Transition(
@@ -90,7 +92,7 @@ def test_restarted_daemon_continues_with_cordon() -> None:
     assert decided_action(4.0, CORDONED_ONLY, IDLE, killed) == Isolate(CORDON, 2, is_prior_known=True)
     found: Step = (JOBS, LOOK, 1, StepState.BUSY, 2.0)
     undoing: Step = (CORDON, UNDO, 1, INTENDED, 3.0)
-    assert decided_action(900.0, CORDONED_ONLY, found, undoing) == Revert(CORDON, 1, None, True)
+    assert decided_action(900.0, CORDONED_ONLY, found, undoing) == Revert(CORDON, 1, None, True, said(BUSY))
 
 
 def test_probe_result_valid_for_next_step_only() -> None:
@@ -110,10 +112,12 @@ def test_unknown_probe_repeated_then_busy() -> None:
     looks: list[Step] = [(JOBS, LOOK, number, StepState.UNKNOWN, number * 10.0) for number in (1, 2, 3)]
     assert decided_action(10.0, CORDONED_ONLY, *looks[:1]) == Wait(T0 + 10.0 + UNKNOWN_RETRY_S, JOBS.name)
     assert decided_action(20.0, CORDONED_ONLY, *looks[:1]) == Probe(JOBS, 2)
-    assert decided_action(30.0, CORDONED_ONLY, *looks) == Revert(CORDON, 1, None, True)
+    assert decided_action(30.0, CORDONED_ONLY, *looks) == Revert(CORDON, 1, None, True, said("why"))
     # An error of a probe is no better than its silence.
     failed: Step = (JOBS, LOOK, 3, StepState.FAILED, 30.0)
-    assert decided_action(30.0, CORDONED_ONLY, *looks[:2], failed) == Revert(CORDON, 1, None, True)
+    assert decided_action(30.0, CORDONED_ONLY, *looks[:2], failed) == Revert(
+        CORDON, 1, None, True, said("why")
+    )
 
 
 def test_isolator_without_cordon_probed_first() -> None:
@@ -195,7 +199,9 @@ def test_resumed_abort_has_no_invented_reason() -> None:
 def test_late_isolation_names_its_last_answer_also_a_lost_one() -> None:
     for state, answer in ((StepState.BUSY, BUSY), (StepState.UNKNOWN, "why")):
         lost: Step = (CORDON, DO, 1, state, 600.0)
-        assert decided_action(601.0, lost) == Revert(CORDON, 1, None, True)
+        back = decided_action(601.0, lost)
+        assert isinstance(back, Revert)
+        assert describe_causes(back.causes) == f"not isolated within 600 s: {answer}"
         late = decided_action(602.0, lost, (CORDON, UNDO, 1, OK, 601.5))
         assert isinstance(late, Transition)
         assert describe_causes(late.causes) == f"not isolated within 600 s: {answer}"

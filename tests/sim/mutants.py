@@ -191,6 +191,8 @@ MUTANTS = (
     ),
     _open_cell("cleaning", "check-mode"),
     _open_cell("cleaning", "hold"),
+    _open_cell("stage", "hold"),
+    _open_cell("attempt", "check-mode"),
     Mutant("dead-node-stops-all-rollbacks", rollbacks._stops_rollbacks, "not is_dead", "True"),
     Mutant(
         "label-unquoted-in-commands",
@@ -278,6 +280,8 @@ FOUND_AT: Final = {
     "dead-node-stops-all-rollbacks": "seed 69",
     "cleaning-begun-beside-check-mode": "seed 60",
     "cleaning-begun-beside-hold": "seed 5",
+    "stage-begun-beside-hold": "train 7",
+    "attempt-begun-beside-check-mode": "seed 1",
     "job-needs-its-isolator": "seed 60",
     "job-error-ends-the-daemon": "seed 14",
     "decision-of-all-rollouts-in-one-commit": "seed 11",

@@ -244,7 +244,7 @@ class SimUsers:
     async def return_node(self, node: str) -> None:
         """Ask for a node to be returned."""
         await self.run_command(
-            OLGA, "return", lambda now: rollout_commands.return_node(now, OLGA, node, "tests")[1]
+            OLGA, "return", lambda now: rollout_commands.return_node(now, OLGA, node, "tests")
         )
 
     def current_state(self) -> State | None:

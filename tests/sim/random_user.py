@@ -260,7 +260,7 @@ class RandomUser:
         node = people.choice(sorted(at_work or self._users.world.machines))
         until = None if people.random() < 0.5 else state.now() + 300.0
         await self._users.run_command(
-            OLGA, "hold", lambda now: holds_and_freezes.hold(now, OLGA, node, "tests", until=until)[1]
+            OLGA, "hold", lambda now: holds_and_freezes.hold(now, OLGA, node, "tests", until=until)
         )
 
     async def _release(self, people: random.Random, state: State) -> None:

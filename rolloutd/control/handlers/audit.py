@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from functools import partial
 
 from rolloutd.audit_chain import GENESIS_HASH
 from rolloutd.audit_segments import SEGMENTS_DIRECTORY
 from rolloutd.commands import audit_settlement
+from rolloutd.commands.execution import Command, execute
+from rolloutd.commands.resolve import resolve_in_audit
 from rolloutd.control import requests, rights, serializers, wire_audit
 from rolloutd.control.requests import AuditQuery, VerifyQuery
-from rolloutd.control.resolve import resolve_in_audit
 from rolloutd.control.routes import Request, RouteTable, Services
 from rolloutd.control.serializers import format_timestamp
 from rolloutd.ports import AuditEntry
@@ -73,9 +75,10 @@ async def settle(services: Services, request: Request[requests.SettleBody]) -> w
     body = request.input
     state, who = services.state, request.identity
     report = await services.verify_audit()  # before the lock: no commit waits for it
-    async with state.exclusive_commit(who.actor) as commit:
-        events = await audit_settlement.settle(state, who, report, body.subjects, body.keep, body.reason)
-        await commit(events, f"{request.operation}: {body.reason}")
+    decide = partial(
+        audit_settlement.settle, report=report, subjects=body.subjects, keep=body.keep, reason=body.reason
+    )
+    await execute(state, who, Command(f"{request.operation}: {body.reason}", decide))
     return serializers.audit_report(await services.verify_audit(), await _exported(services))
 
 

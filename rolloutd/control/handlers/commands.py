@@ -1,23 +1,20 @@
-"""Handlers of commands: each is decided and written under one lock.
-
-No event is written between the decision and the commit, so a command is judged
-by the facts that it changes.  The rules of the commands are in rolloutd.commands.
-"""
+"""Handlers of commands: they translate a request into a command, and what was done into a response."""
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
 from datetime import datetime
 from functools import partial
 from typing import Any
 
 from machines.model.events import NodeOrdered, PhaseMoved
 from machines.model.plan import GateName
-from machines.model.rollout import Rollout
+from machines.model.rollout import Rollout, Target
 from machines.model.trust_events import HostKeysStored, ShellOpened
 from rolloutd.commands import holds_and_freezes, rollbacks, rollout_commands, voting
-from rolloutd.commands.rollout_commands import Events
+from rolloutd.commands.execution import Command, Decide, Executed, current, execute, resolve_live
+from rolloutd.commands.resolve import ResolvedRollout, ensure_loaded, resolve_for_deletion, resolve_rollout
+from rolloutd.commands.rollout_commands import PERSON_SOURCE, Events, Principal
 from rolloutd.control import (
     fleet_serializers,
     gate_serializers,
@@ -29,7 +26,6 @@ from rolloutd.control import (
 )
 from rolloutd.control.ballots import make_ballot
 from rolloutd.control.coverage import coverage_of
-from rolloutd.control.resolve import ResolvedRollout, ensure_loaded, resolve_for_deletion, resolve_rollout
 from rolloutd.control.routes import Request, RouteTable, Services
 from rolloutd.engine.state import State
 from rolloutd.errors import NodeUnreachable, Refused
@@ -37,9 +33,6 @@ from rolloutd.errors import NodeUnreachable, Refused
 NO_REASON = "no reason given"
 
 _ROLLOUT_PATH, _NODE_PATH = "/v1/rollouts/{r}", "/v1/rollouts/{r}/nodes/{n}"
-
-Command = Callable[..., Events]
-"""Decides a command: takes state, caller, rollout and, for a node, the target; returns events."""
 
 routes = RouteTable()
 
@@ -50,7 +43,7 @@ routes = RouteTable()
 @routes.add("POST", f"{_ROLLOUT_PATH}/votes", access=rights.VOTER)
 async def vote(services: Services, request: Request[requests.CastVote]) -> wire.Gate:
     """Vote yes or no at a gate."""
-    resolved = await resolve_live(services, request)
+    resolved = await resolve_live(services.state, request.path_params["r"])
     ballot = await make_ballot(services.state, services.sources, resolved, request.input)
     return await _change_votes(services, request, partial(voting.vote, ballot=ballot))
 
@@ -95,13 +88,15 @@ async def cancel(services: Services, request: Request[requests.ReasonNowBody]) -
 @routes.add("DELETE", _ROLLOUT_PATH, access=rights.PLAN_OWNER)
 async def delete(services: Services, request: Request) -> wire.DeleteResponse:
     """Delete a closed rollout and the output of its runs; its audit stays."""
-    state = services.state
-    rollout_id = (await resolve_for_deletion(state, request.path_params["r"])).rollout.id
-    async with state.exclusive_commit(request.identity.actor) as commit:
-        # Again under the lock: a rollback may have been ordered meanwhile, or the rollout deleted.
+    rollout_id = (await resolve_for_deletion(services.state, request.path_params["r"])).rollout.id
+
+    async def decide(state: State, who: Principal) -> Events:
+        # Under the lock: a rollback may have been ordered meanwhile, or the rollout deleted.
         resolved = await resolve_rollout(state, rollout_id)
         targets = tuple(resolved.index.targets(rollout_id))
-        await commit(rollout_commands.delete(state, request.identity, resolved.rollout, targets), "delete")
+        return rollout_commands.delete(state, who, resolved.rollout, targets)
+
+    await execute(services.state, request.identity, Command("delete", decide))
     # In the background: the output of thousands of runs takes longer than a request may.
     services.prune_runs()
     return {"rollout": rollout_id}
@@ -125,37 +120,36 @@ async def retry(services: Services, request: Request[requests.ReasonBody]) -> wi
 @routes.add("POST", f"{_NODE_PATH}/rollback", access=rights.PLAN_OWNER)
 async def rollback(services: Services, request: Request[requests.ReasonBody]) -> wire.Node:
     """Run the rollback playbook on a failed node, or order that of a changed one."""
-    state, who, node = services.state, request.identity, request.path_params["n"]
-    resolved = await resolve_live(services, request)
-    async with state.exclusive_commit(who.actor) as commit:
-        rollout, target = current_rollout(state, resolved), resolved.target(node)
+
+    async def decide(state: State, who: Principal, rollout: Rollout, target: Target, reason: str) -> Events:
         later = await state.store.find_later_changes(rollout.id)
-        events = rollbacks.roll_back_nodes(state, who, rollout, [target], request.input.reason, later)
-        await commit(events, f"{request.operation}: {request.input.reason}")
-    return serializers.node(state, _reresolve(state, resolved), resolved.target(node))
+        return rollbacks.roll_back_nodes(state, who, rollout, [target], reason, later)
+
+    return await _command_node(services, request, decide)
 
 
 @routes.add("POST", f"{_ROLLOUT_PATH}/rollback", access=rights.PLAN_OWNER)
 async def roll_back(services: Services, request: Request[requests.RollBack]) -> wire.RollbackResponse:
     """Order the rollback of nodes, of a wave or of a whole rollout, also of one that has ended."""
     body = request.input
-    state, who = services.state, request.identity
-    resolved = await resolve_rollout(state, request.path_params["r"])
-    targets = [resolved.target(node) for node in dict.fromkeys(body.nodes)]
-    async with state.exclusive_commit(who.actor) as commit:
+    resolved = await resolve_rollout(services.state, request.path_params["r"])
+    nodes = [resolved.target(node).node for node in dict.fromkeys(body.nodes)]
+
+    async def decide(state: State, who: Principal) -> Events:
         await ensure_loaded(state, resolved.rollout.id)
-        rollout = current_rollout(state, resolved)
+        rollout = current(state, resolved).rollout
         later = await state.store.find_later_changes(rollout.id)
         if body.withdraw:
-            events = rollbacks.withdraw(state, who, rollout, body.nodes, body.wave, body.reason)
-        elif targets:
-            targets = [state.index.target(rollout.id, target.node) for target in targets]
-            events = rollbacks.roll_back_nodes(state, who, rollout, targets, body.reason, later)
-        else:
-            events = rollbacks.roll_back_wave(state, who, rollout, body.wave, body.reason, later)
-        await commit(events, f"{request.operation}: {body.reason}")
+            return rollbacks.withdraw(state, who, rollout, body.nodes, body.wave, body.reason)
+        if nodes:
+            targets = [state.index.target(rollout.id, node) for node in nodes]
+            return rollbacks.roll_back_nodes(state, who, rollout, targets, body.reason, later)
+        return rollbacks.roll_back_wave(state, who, rollout, body.wave, body.reason, later)
+
+    command = Command(f"{request.operation}: {body.reason}", decide)
+    events = (await execute(services.state, request.identity, command)).events
     moved = (each for each in events if isinstance(each, NodeOrdered | PhaseMoved))
-    return {"rollout": rollout.id, "nodes": [each.node for each in moved]}
+    return {"rollout": resolved.rollout.id, "nodes": [each.node for each in moved]}
 
 
 @routes.add("POST", f"{_NODE_PATH}/skip", access=rights.PLAN_OWNER)
@@ -170,9 +164,9 @@ async def return_node(services: Services, request: Request[requests.OptionalReas
     """Return a node to service that was left isolated."""
     state, node = services.state, request.path_params["n"]
     reason = request.input.reason or NO_REASON
-    async with state.exclusive_commit(request.identity.actor) as commit:
-        target, events = rollout_commands.return_node(state, request.identity, node, reason)
-        await commit(events, f"return: {reason}")
+    target = rollout_commands.isolated_target(state, node)
+    decide = partial(rollout_commands.return_node, node=node, reason=reason)
+    await execute(state, request.identity, Command(f"return: {reason}", decide))
     rollout = ResolvedRollout(state.index, state.index.rollout(target.rollout), live=True)
     return serializers.node(state, rollout, rollout.target(node))
 
@@ -192,18 +186,19 @@ async def hold(services: Services, request: Request[requests.TakeHold]) -> wire_
 
 
 async def _take_hold(services: Services, request: Request[requests.TakeHold]) -> wire_fleet.Hold:
-    body = request.input
-    async with services.state.exclusive_commit(request.identity.actor) as commit:
-        granted, events = holds_and_freezes.hold(
-            services.state,
-            request.identity,
-            body.node,
-            body.reason,
-            source=body.source,
-            id=body.id,
-            until=_epoch_seconds(body.until),
-        )
-        await commit(events, f"hold: {body.reason}")
+    body, state = request.input, services.state
+    source, name = body.source or PERSON_SOURCE, body.id or request.identity.user
+    decide = partial(
+        holds_and_freezes.hold,
+        node=body.node,
+        reason=body.reason,
+        source=source,
+        id=name,
+        until=_epoch_seconds(body.until),
+    )
+    await execute(state, request.identity, Command(f"hold: {body.reason}", decide))
+    granted = holds_and_freezes.find_hold(state, body.node, source, name)
+    assert granted is not None
     return fleet_serializers.hold(granted)
 
 
@@ -211,24 +206,23 @@ async def _take_hold(services: Services, request: Request[requests.TakeHold]) ->
 async def release(services: Services, request: Request[requests.ReleaseHold]) -> wire_fleet.ReleaseResponse:
     """Release a hold on a node."""
     body = request.input
-    async with services.state.exclusive_commit(request.identity.actor) as commit:
-        events = holds_and_freezes.release(
-            services.state, request.identity, body.node, source=body.source, id=body.id
-        )
-        await commit(events, "release")
-    return {"lifted": len(events)}
+    decide = partial(holds_and_freezes.release, node=body.node, source=body.source, id=body.id)
+    done = await execute(services.state, request.identity, Command("release", decide))
+    return {"lifted": len(done.events)}
 
 
 @routes.add("POST", "/v1/freezes", access=rights.FREEZE_SCOPE)
 async def freeze(services: Services, request: Request[requests.StartFreeze]) -> wire_fleet.Freeze:
     """Start no node in a scope until the freeze is lifted."""
-    body = request.input
-    freeze_id = f"freeze-{secrets.token_hex(4)}"
-    async with services.state.exclusive_commit(request.identity.actor) as commit:
-        events = holds_and_freezes.freeze(
-            services.state, request.identity, body.scope, body.reason, _epoch_seconds(body.until), freeze_id
-        )
-        await commit(events, f"freeze: {body.reason}")
+    body, freeze_id = request.input, f"freeze-{secrets.token_hex(4)}"
+    decide = partial(
+        holds_and_freezes.freeze,
+        scope=body.scope,
+        reason=body.reason,
+        until=_epoch_seconds(body.until),
+        freeze_id=freeze_id,
+    )
+    await execute(services.state, request.identity, Command(f"freeze: {body.reason}", decide))
     return fleet_serializers.freeze(
         next(each for each in services.state.index.freezes if each.id == freeze_id)
     )
@@ -238,10 +232,9 @@ async def freeze(services: Services, request: Request[requests.StartFreeze]) -> 
 async def unfreeze(services: Services, request: Request[requests.LiftFreeze]) -> wire_fleet.ReleaseResponse:
     """Lift the only freeze of a scope, or one by its id."""
     body = request.input
-    async with services.state.exclusive_commit(request.identity.actor) as commit:
-        events = holds_and_freezes.unfreeze(services.state, request.identity, body.scope, body.reason or "")
-        await commit(events, f"unfreeze: {body.reason or NO_REASON}")
-    return {"lifted": len(events)}
+    decide = partial(holds_and_freezes.unfreeze, scope=body.scope, reason=body.reason or "")
+    command = Command(f"unfreeze: {body.reason or NO_REASON}", decide)
+    return {"lifted": len((await execute(services.state, request.identity, command)).events)}
 
 
 @routes.add("POST", "/v1/inventory/refresh", access=rights.ANY_TEAM_MEMBER)
@@ -284,16 +277,12 @@ async def record_host_keys(
     state, body, name = services.state, request.input, request.path_params["n"]
     if name not in state.index.nodes:
         raise rollout_commands.unknown_node(state, name)
-    event = HostKeysStored(
-        name,
-        tuple(body.stored),
-        tuple(body.replaced),
-        tuple(body.confirmed_by),
-        request.identity.actor,
-        body.reason,
-        state.now(),
-    )
-    await state.commit([event], actor=request.identity.actor, cause=f"hosts scan: {body.reason}")
+    keys = tuple(body.stored), tuple(body.replaced), tuple(body.confirmed_by)
+
+    def decide(state: State, who: Principal) -> Events:
+        return (HostKeysStored(name, *keys, who.actor, body.reason, state.now()),)
+
+    await execute(state, request.identity, Command(f"hosts scan: {body.reason}", decide))
     return fleet_serializers.inventory_node(state, name)
 
 
@@ -306,10 +295,12 @@ async def shell_command(services: Services, request: Request) -> wire_fleet.Shel
 @routes.add("POST", "/v1/nodes/{n}/shell", access=rights.NODE_TEAM)
 async def open_shell(services: Services, request: Request[requests.ReasonBody]) -> wire_fleet.ShellCommand:
     """Record in the audit that the caller opens a shell on a node, and return its command."""
-    state, actor, reason = services.state, request.identity.actor, request.input.reason
-    shell = _shell_command(services, request)
-    event = ShellOpened(shell["node"], tuple(shell["command"]), actor, reason, state.now())
-    await state.commit([event], actor=actor, cause=f"shell: {reason}")
+    shell, reason = _shell_command(services, request), request.input.reason
+
+    def decide(state: State, who: Principal) -> Events:
+        return (ShellOpened(shell["node"], tuple(shell["command"]), who.actor, reason, state.now()),)
+
+    await execute(services.state, request.identity, Command(f"shell: {reason}", decide))
     return shell
 
 
@@ -329,73 +320,44 @@ def _shell_command(services: Services, request: Request[Any]) -> wire_fleet.Shel
 
 
 async def _change_votes(
-    services: Services, request: Request[requests.WithdrawVote], command: Command
+    services: Services, request: Request[requests.WithdrawVote], decide: Decide
 ) -> wire.Gate:
     name = GateName(request.input.gate)
-    resolved = await resolve_live(services, request)
+    resolved = await resolve_live(services.state, request.path_params["r"])
     # Resolved before the vote, which may open the gate: without a name the next gate would answer.
     wave = voting.resolve_wave(services.state, resolved.rollout, name, request.input.wave)
-    await _decide_and_commit(services, request, resolved, command)
+    await _execute(services, request, decide)
     return gate_response(services, resolved, name, wave)
 
 
 async def _command_rollout(
-    services: Services, request: Request[requests.ReasonBody], command: Command
+    services: Services, request: Request[requests.ReasonBody], decide: Decide
 ) -> wire.Rollout:
-    resolved = await resolve_live(services, request)
-    await _decide_and_commit(services, request, resolved, partial(command, reason=request.input.reason))
-    found = _reresolve(services.state, resolved)
-    covered = await coverage_of(services.state, found.index, found.rollout)
-    return serializers.rollout(services.state, _reresolve(services.state, resolved), covered)
+    done = await _execute(services, request, partial(decide, reason=request.input.reason))
+    covered = await coverage_of(services.state, done.rollout.index, done.rollout.rollout)
+    return serializers.rollout(services.state, current(services.state, done.rollout), covered)
 
 
 async def _command_node(
-    services: Services, request: Request[requests.ReasonBody], command: Command
+    services: Services, request: Request[requests.ReasonBody], decide: Decide
 ) -> wire.Node:
-    resolved = await resolve_live(services, request)
-    await _decide_and_commit(services, request, resolved, partial(command, reason=request.input.reason))
-    target = resolved.target(request.path_params["n"])
-    return serializers.node(services.state, _reresolve(services.state, resolved), target)
+    done = await _execute(services, request, partial(decide, reason=request.input.reason))
+    target = done.rollout.target(request.path_params["n"])
+    return serializers.node(services.state, done.rollout, target)
 
 
-async def _decide_and_commit(
-    services: Services,
-    request: Request[requests.ReasonBody],
-    resolved: ResolvedRollout,
-    command: Command,
-) -> None:
-    """Decide by facts that nothing else can change meanwhile, and write."""
-    state, node = services.state, request.path_params.get("n")
-    async with state.exclusive_commit(request.identity.actor) as commit:
-        target = () if node is None else (resolved.target(node),)
-        events = command(state, request.identity, current_rollout(state, resolved), *target)
-        await commit(events, f"{request.operation}: {request.input.reason}")
-
-
-async def resolve_live(services: Services, request: Request[object]) -> ResolvedRollout:
-    """Return the rollout of the path; raises Refused if it is closed."""
-    resolved = await resolve_rollout(services.state, request.path_params["r"])
-    if not resolved.live:
-        raise Refused("closed", f"{resolved.rollout.id}: the rollout is closed; submit its plan again")
-    return resolved
-
-
-def current_rollout(state: State, resolved: ResolvedRollout) -> Rollout:
-    """Return the rollout as it is now; others may have changed it since it was resolved."""
-    return state.index.rollouts.get(resolved.rollout.id, resolved.rollout)
-
-
-def _reresolve(state: State, resolved: ResolvedRollout) -> ResolvedRollout:
-    return ResolvedRollout(state.index, current_rollout(state, resolved), live=True)
+async def _execute(services: Services, request: Request[requests.ReasonBody], decide: Decide) -> Executed:
+    """Execute a command on the rollout of the path, or on its node."""
+    path, cause = request.path_params, f"{request.operation}: {request.input.reason}"
+    return await execute(
+        services.state, request.identity, Command(cause, decide, path["r"], path.get("n", ""))
+    )
 
 
 def gate_response(services: Services, resolved: ResolvedRollout, name: GateName, wave: str) -> wire.Gate:
     """Return the current state of a gate."""
-    index, now, rollout = (
-        services.state.index,
-        services.state.now(),
-        current_rollout(services.state, resolved),
-    )
+    index, now = services.state.index, services.state.now()
+    rollout = current(services.state, resolved).rollout
     return gate_serializers.gate(
         index, rollout, gate_serializers.gate_view(index, rollout, name, wave, now), now
     )

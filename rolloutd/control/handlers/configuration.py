@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 from machines.model.configuration import ConfigurationRecord, NodeConfiguration
 from rolloutd import threads
 from rolloutd.commands import submit, verdicts
+from rolloutd.commands.execution import Command, execute
 from rolloutd.commands.rollout_commands import unknown_node
 from rolloutd.configuration import differences, intended_configuration, shown_document
 from rolloutd.control import requests, rights, serializers, wire_plans
@@ -83,8 +85,8 @@ async def clear_verdict(
 ) -> wire_plans.ClearedVerdict:
     """Clear a verdict, so that its content may be submitted again."""
     state, verdict, reason = services.state, request.path_params["v"], request.input.reason
-    events = await verdicts.clear(state, request.identity, verdict, reason)
-    await state.commit(events, actor=request.identity.actor, cause=f"verdict cleared: {reason}")
+    decide = partial(verdicts.clear, verdict=verdict, reason=reason)
+    await execute(state, request.identity, Command(f"verdict cleared: {reason}", decide))
     return {"id": verdict}
 
 

@@ -10,10 +10,10 @@ from typing import cast
 from machines.model.rollout import Target
 from machines.states import CARRIES_CHANGE, Phase
 from rolloutd.commands import submit
+from rolloutd.commands.resolve import resolve_for_reading
 from rolloutd.control import requests, rights, wire_forecasts
 from rolloutd.control.handlers.plans import read_plan
 from rolloutd.control.preview import DRAFT_ROLLOUT_ID, draft_rollout
-from rolloutd.control.resolve import resolve_for_reading
 from rolloutd.control.routes import Request, RouteTable, Services
 from rolloutd.control.serializers import format_timestamp
 from rolloutd.engine.tasks import compute, compute_over

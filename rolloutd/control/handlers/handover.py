@@ -13,9 +13,9 @@ from machines.model.plan import PILOT_WAVE
 from machines.model.rollout import Target
 from machines.scheduler.progress import rollout_progress
 from machines.states import CARRIES_CHANGE, IN_FLIGHT_PHASES, Outcome, Phase
+from rolloutd.commands.resolve import ResolvedRollout, resolve_for_reading, resolve_rollout
 from rolloutd.control import gate_serializers, serializers, wire, wire_audit, wire_fleet
 from rolloutd.control.requests import HandoverQuery
-from rolloutd.control.resolve import ResolvedRollout, resolve_for_reading, resolve_rollout
 from rolloutd.control.routes import Request, RouteTable, Services
 from rolloutd.control.serializers import format_timestamp
 from rolloutd.engine.state import State

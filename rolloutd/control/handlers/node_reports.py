@@ -10,9 +10,9 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
 from typing import Any, TypeVar, cast
 
 from machines.model.configuration import ComplianceReport
+from rolloutd.commands.resolve import resolve_rollout
 from rolloutd.control import requests, rights, wire_fleet, wire_plans
 from rolloutd.control.handlers.streams import HEARTBEAT_S
-from rolloutd.control.resolve import resolve_rollout
 from rolloutd.control.routes import Request, RouteTable, Services
 from rolloutd.engine.background.node_cleaning import CleanReport
 from rolloutd.errors import NotFound, Refused

@@ -7,11 +7,11 @@ from collections.abc import AsyncGenerator
 from machines.scheduler.progress import rollout_progress
 from rolloutd import planfile, threads
 from rolloutd.commands import rollout_commands, submit, verdicts
+from rolloutd.commands.resolve import resolve_for_reading, resolve_rollout
 from rolloutd.control import requests, rights, wire_plans
 from rolloutd.control.handlers.node_reports import report_lines
 from rolloutd.control.plan_duration import plan_duration
 from rolloutd.control.preview import draft_rollout, preview
-from rolloutd.control.resolve import resolve_for_reading, resolve_rollout
 from rolloutd.control.responses import diagnostic_body
 from rolloutd.control.review import review
 from rolloutd.control.routes import Created, Request, RouteTable, Services

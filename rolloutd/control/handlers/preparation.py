@@ -10,9 +10,9 @@ from machines.model.node import Node
 from machines.model.preparation import CLEANUP, PREPARED, Preparation, PreparationState, PrepareKind
 from machines.model.rollout import Rollout
 from machines.states import Outcome, Phase
+from rolloutd.commands.resolve import ResolvedRollout, resolve_for_reading
 from rolloutd.commands.rollout_commands import unknown_node
 from rolloutd.control import requests, rights, wire, wire_fleet
-from rolloutd.control.resolve import ResolvedRollout, resolve_for_reading
 from rolloutd.control.routes import Request, RouteTable, Services
 from rolloutd.control.serializers import format_timestamp
 from rolloutd.errors import RolloutdError

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 from machines.model.events import StepRecord
 from rolloutd import threads
+from rolloutd.commands.resolve import MAX_CLOSED, ResolvedRollout, resolve_for_reading, resolve_rollout
 from rolloutd.commands.rollout_commands import unknown_node
 from rolloutd.control import fleet_serializers, openapi, serializers, wire, wire_fleet, wire_plans
 from rolloutd.control.coverage import coverage_of
 from rolloutd.control.logs import may_see_output
 from rolloutd.control.requests import MAX_NODES_NAMED, NodesQuery, PageQuery, StatusQuery
-from rolloutd.control.resolve import MAX_CLOSED, ResolvedRollout, resolve_for_reading, resolve_rollout
 from rolloutd.control.routes import Request, RouteTable, Services
 from rolloutd.control.serializers import format_timestamp
 from rolloutd.engine.tasks import compute

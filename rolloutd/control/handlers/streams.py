@@ -14,9 +14,9 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from machines.facts.preparations import BUILD_NODE
 from machines.model.preparation import Preparation, PreparationState, PrepareKind
 from machines.states import Phase
+from rolloutd.commands.resolve import ResolvedRollout, resolve_for_reading, resolve_in_audit
 from rolloutd.control import logs, serializers, wire
 from rolloutd.control.requests import EventsQuery, LogQuery
-from rolloutd.control.resolve import ResolvedRollout, resolve_for_reading, resolve_in_audit
 from rolloutd.control.routes import Request, RouteTable, Services
 from rolloutd.errors import NotFound
 from rolloutd.text import pluralize

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from machines.model.limits import TeamRules
 from machines.model.plan import GateName
 from rolloutd.commands import service_votes, team_rules, voting
+from rolloutd.commands.execution import Command, execute, resolve_live
 from rolloutd.control import fleet_serializers, requests, rights, wire, wire_fleet
-from rolloutd.control.handlers.commands import current_rollout, gate_response, resolve_live
+from rolloutd.control.handlers.commands import gate_response
 from rolloutd.control.review import unseen_by_voters
 from rolloutd.control.routes import Request, RouteTable, Services
 from rolloutd.errors import NotAllowed, Refused, TokenAlreadyUsed
@@ -26,11 +29,10 @@ async def set_team(services: Services, request: Request[requests.SetTeamRules]) 
     body = request.input
     name = request.path_params["t"]
     windows = None if body.windows is None else tuple(each.window() for each in body.windows)
-    async with services.state.exclusive_commit(request.identity.actor) as commit:
-        events = team_rules.set_team_rules(
-            services.state, request.identity, name, windows, body.canaries, body.reason
-        )
-        await commit(events, f"team: {body.reason}")
+    decide = partial(
+        team_rules.set_team_rules, team=name, windows=windows, canaries=body.canaries, reason=body.reason
+    )
+    await execute(services.state, request.identity, Command(f"team: {body.reason}", decide))
     return _team_response(services, team_rules.get_team_rules(services.state, name))
 
 
@@ -40,7 +42,7 @@ async def vote_by_token(services: Services, request: Request[requests.TokenVote]
     state = services.state
     accounts = state.settings.service_accounts
     claims = await service_votes.verify_token(accounts, request.input.token)
-    resolved = await resolve_live(services, request)
+    resolved = await resolve_live(state, request.path_params["r"])
     service_votes.require_valid_claims(claims, resolved.rollout, state.now())
     voter = service_votes.service_voter(
         accounts[claims.service], claims, request.identity, resolved.rollout.submitted_by
@@ -48,10 +50,15 @@ async def vote_by_token(services: Services, request: Request[requests.TokenVote]
     gate = GateName(claims.gate)
     wave = voting.resolve_wave(state, resolved.rollout, gate, claims.wave)
     unseen = await unseen_by_voters(state, services.sources, resolved)
+    command = Command(
+        f"{claims.answer} by token: {claims.reason}",
+        partial(service_votes.vote_events, claims=claims, unseen=unseen),
+        resolved.rollout.id,
+        token=claims.id,
+        outside=claims.outside,
+    )
     try:
-        async with state.exclusive_commit(voter.actor) as commit:
-            events = service_votes.vote_events(state, voter, current_rollout(state, resolved), claims, unseen)
-            await commit(events, f"{claims.answer} by token: {claims.reason}")
+        await execute(state, voter, command)
     except (TokenAlreadyUsed, Refused) as refused:
         # The first use of a token often causes the refusal of the second; only the store knows for certain.
         if await state.store.is_token_used(claims.id):

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from machines.model.train import Train
 from machines.scheduler.train_savings import train_savings
 from rolloutd.commands import trains
+from rolloutd.commands.execution import Command, current, execute, resolve_live
+from rolloutd.commands.rollout_commands import Events, Principal
 from rolloutd.control import requests, rights, wire_trains
-from rolloutd.control.resolve import resolve_rollout
 from rolloutd.control.routes import Request, RouteTable, Services
 from rolloutd.control.serializers import format_timestamp
 from rolloutd.engine.state import State
-from rolloutd.errors import Refused
 
 routes = RouteTable()
 
@@ -33,15 +35,13 @@ async def show_train(services: Services, request: Request) -> wire_trains.Train:
 async def add_to_train(services: Services, request: Request[requests.AddToTrain]) -> wire_trains.Train:
     """Make a train, or add rollouts at its end; it is approved for those that the caller owns."""
     state, body, name = services.state, request.input, request.path_params["t"]
-    resolved = [await resolve_rollout(state, each) for each in body.rollouts]
-    closed = next((each.rollout.id for each in resolved if not each.live), None)
-    if closed is not None:
-        raise Refused("closed", f"{closed}: the rollout is closed; submit its plan again")
-    async with state.exclusive_commit(request.identity.actor) as commit:
-        live = [state.index.rollouts.get(each.rollout.id, each.rollout) for each in resolved]
-        await commit(
-            trains.add(state, request.identity, name, live, body.reason, body.wait_s), f"train: {body.reason}"
-        )
+    resolved = [await resolve_live(state, each) for each in body.rollouts]
+
+    def decide(state: State, who: Principal) -> Events:
+        rollouts = [current(state, each).rollout for each in resolved]
+        return trains.add(state, who, name, rollouts, body.reason, body.wait_s)
+
+    await execute(state, request.identity, Command(f"train: {body.reason}", decide))
     return await train_response(state, trains.require_train(state, name))
 
 
@@ -49,8 +49,8 @@ async def add_to_train(services: Services, request: Request[requests.AddToTrain]
 async def approve_train(services: Services, request: Request[requests.ReasonBody]) -> wire_trains.Train:
     """Approve a train for the rollouts that the caller owns."""
     state, name, reason = services.state, request.path_params["t"], request.input.reason
-    async with state.exclusive_commit(request.identity.actor) as commit:
-        await commit(trains.approve(state, request.identity, name, reason), f"train: {reason}")
+    decide = partial(trains.approve, name=name, reason=reason)
+    await execute(state, request.identity, Command(f"train: {reason}", decide))
     return await train_response(state, trains.require_train(state, name))
 
 
@@ -58,9 +58,9 @@ async def approve_train(services: Services, request: Request[requests.ReasonBody
 async def remove_train(services: Services, request: Request[requests.ReasonBody]) -> wire_trains.Train:
     """Remove a train: what its rollouts share already, they finish together."""
     state, name, reason = services.state, request.path_params["t"], request.input.reason
-    async with state.exclusive_commit(request.identity.actor) as commit:
-        removed = trains.require_train(state, name)
-        await commit(trains.remove(state, request.identity, name, reason), f"train: {reason}")
+    removed = trains.require_train(state, name)
+    decide = partial(trains.remove, name=name, reason=reason)
+    await execute(state, request.identity, Command(f"train: {reason}", decide))
     return await train_response(state, removed)
 
 

@@ -21,8 +21,8 @@ from rolloutd.adapters.kubernetes.inventory import KubernetesInventory
 from rolloutd.adapters.kubernetes.isolator import KubernetesIsolator
 from rolloutd.adapters.kubernetes.node_watch import NodeWatch
 from rolloutd.adapters.timers import ApschedulerScheduler, SystemClock
+from rolloutd.commands.resolve import resolve_rollout
 from rolloutd.compile import compile_limits, compile_plan
-from rolloutd.control.resolve import resolve_rollout
 from rolloutd.control.serializers import blocking_reason
 from rolloutd.engine.background.node_observations import run_watch
 from rolloutd.engine.daemon import Daemon

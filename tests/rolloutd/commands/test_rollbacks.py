@@ -14,8 +14,8 @@ from machines.model.events import RolloutDeleted
 from machines.scheduler.decide import decide
 from machines.states import Phase, Trigger
 from rolloutd.commands import rollbacks
+from rolloutd.commands.resolve import ensure_loaded
 from rolloutd.compile import compile_limits
-from rolloutd.control.resolve import ensure_loaded
 from rolloutd.store import open_store
 from tests.rolloutd.commands.test_commands import REASON, assert_refused, steer
 from tests.rolloutd.control_environment import PLAN, ControlEnvironment, control_environment
@@ -118,7 +118,7 @@ async def test_command_on_deleted_rollout_is_refused(tmp_path: Path, is_rollback
             # It resolves the rollout, then waits for the lock of commits.
             command = order(inside, rollout, all=True) if is_rollback else delete(inside, rollout)
             ordered = asyncio.create_task(command)
-            while not state._write_lock._waiters:
+            while not state._write_lock._waiting:
                 await asyncio.sleep(0.01)
             await commit([RolloutDeleted(rollout, actor, state.now())], "delete")
         assert await assert_refused(ordered) == (404, "not-found")
@@ -138,7 +138,7 @@ async def test_rollout_with_rollback_ordered_meanwhile_is_not_deleted(tmp_path: 
         await inside.restart()
         async with state.exclusive_commit(actor) as commit:
             deleting = asyncio.create_task(delete(inside, rollout))
-            while not state._write_lock._waiters:
+            while not state._write_lock._waiting:
                 await asyncio.sleep(0.01)
             await ensure_loaded(state, rollout)
             events = rollbacks.roll_back_wave(state, OLGA, state.index.rollout(rollout), None, "bad", {})

@@ -11,7 +11,7 @@ import pytest
 
 from machines.model.reasons import ReasonCode
 from machines.states import Phase, Trigger
-from rolloutd.control.resolve import resolve_rollout
+from rolloutd.commands.resolve import resolve_rollout
 from rolloutd.control.serializers import blocking_reason
 from rolloutd.engine.background.inventory_refresh import InventoryRefresher
 from rolloutd.engine.drivers.driver import INVENTORY_RETRY_S, Driver
