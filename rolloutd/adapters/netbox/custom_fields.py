@@ -77,7 +77,7 @@ def check_filters(
         if lookup and custom.is_loose_text:
             problem = f"{match[1]} has filter logic loose, so NetBox ignores {name}"
             raise session.error(problem, "set it to exact in NetBox, or correct `filter`")
-        if custom.type == "boolean" and value not in _BOOLEANS:
+        if custom.type == "boolean" and not (isinstance(value, str) and value in _BOOLEANS):
             raise session.error(
                 f"{name} is true or false, and NetBox ignores {str(value)[:30]!r}", "correct `filter`"
             )

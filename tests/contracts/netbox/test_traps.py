@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from rolloutd.adapters.netbox.registration import NetboxInventoryParams
 from rolloutd.errors import SourceFailed
 from tests.contracts.netbox.backends import SHORT, Server, answer_always, failure, fake_of, open_fake
 from tests.support.fake_netbox import FakeNetbox, Fleet
-from tests.support.fake_netbox.fleet import device
+from tests.support.fake_netbox.fleet import custom_field, device
 from tests.support.fake_netbox.server import V1, V2
 
 DEVICES = "/api/dcim/devices/"
@@ -89,6 +89,47 @@ def test_filter_of_devices_alone_returns_every_machine() -> None:
 async def test_unknown_cf_filter_returns_everything(server: Server, name: str, problem: str) -> None:
     assert await failure(server, filter={name: "1"}) == problem
     assert DEVICES not in fake_of(server).paths
+
+
+@pytest.mark.parametrize("value", [["true"], [1], "maybe", 0])
+async def test_boolean_field_takes_one_boolean(server: Server, value: object) -> None:
+    text = await failure(server, filter={"cf_frozen": value})
+    assert text.startswith("cf_frozen is true or false, and NetBox ignores ")
+
+
+TYPES = (
+    *("text", "longtext", "integer", "decimal", "boolean", "date", "datetime", "url", "json"),
+    *("select", "multiselect", "object", "multiobject", "a type of a later version"),
+)
+LOOKUPS = ("", "__n", "__lt", "__lte", "__gt", "__gte", "__ic", "__ie", "__isw")
+
+
+@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("logic", ["disabled", "loose", "exact"])
+async def test_filter_of_any_field_is_refused_or_applied(server: Server, kind: str, logic: str) -> None:
+    """What the server would ignore makes every object a node."""
+    fake = fake_of(server)
+    fake.fleet.custom_fields.append(custom_field("x", kind, filter_logic=logic))
+    values: dict[str, tuple[Any, Any, Any]] = {  # of two objects, and a filter of the second
+        "boolean": (False, True, True),
+        "integer": (5, 7, 7),
+        "decimal": (5.5, 7.5, "7.5"),
+        "object": ({"id": 5}, {"id": 7}, 7),
+        "multiobject": ([{"id": 5}], [{"id": 7}], 7),
+        "multiselect": (["a"], ["b"], "b"),
+    }
+    one, other, wanted = values.get(kind, ("2026-01-05", "2026-01-07", "2026-01-07"))
+    for number, each in enumerate(fake.fleet.devices):
+        each["custom_fields"]["x"] = (one, other, None)[number % 3]
+    applied = []
+    for lookup in LOOKUPS:
+        chosen = {"objects": ["devices"], "filter": {f"cf_x{lookup}": wanted}}
+        with suppress(SourceFailed):
+            nodes = await server.inventory(**chosen).refresh()
+            assert len(nodes) < len(fake.fleet.devices), lookup
+            applied.append(lookup)
+    has_filters = logic != "disabled" and kind in TYPES[:-1] and kind != "json"
+    assert ("" in applied) == has_filters
 
 
 COMPARED: dict[str, Any] = {

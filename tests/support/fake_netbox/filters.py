@@ -12,7 +12,11 @@ NESTED = ("site", "tenant", "role", "platform", "device_type", "cluster", "manuf
 _NEGATION = ("n",)
 _ORDER = ("n", "lt", "lte", "gt", "gte")
 _TEXT = ("n", "ic", "ie", "isw")
-_LOOKUPS = {"integer": _ORDER, "decimal": _ORDER, "date": _ORDER, "object": _NEGATION, "select": _TEXT}
+_LOOKUPS = {
+    **dict.fromkeys(("integer", "decimal", "date", "datetime"), _ORDER),
+    "object": _NEGATION,
+    "select": _TEXT,
+}
 """Lookups of custom fields by type, besides the plain one; a text has them only if its logic is exact."""
 
 _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
