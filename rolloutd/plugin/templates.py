@@ -1,7 +1,7 @@
 """Rendering of `{{ ... }}` templates in the parameters of a step.
 
 In a shell command every value is quoted, so that a label cannot become a command; `| raw` leaves it as it is
-and is refused for what inventories give.
+and is refused for what inventories give.  In other texts, such as a query, what they give has no quotes.
 
 Statements and comments are disabled, so `${#x}` and `{%` in a shell command
 stay as they are.  The names are `node.name`, `node.address`, `node.labels.X`
@@ -53,6 +53,8 @@ _READ_AGAIN = re.compile(
     r"(?:^|[\s;|&({])(?:(?:eval|let|ssh|trap|watch)\s[^;|&\n]*|[\w/]*(?:sh|su|runuser)\s[^;|&\n]*-[a-z]*c\s+)$"
 )
 """An end of a part of a command after which a word, also a quoted one, is read as a command once more."""
+
+_QUOTES = re.compile(r"['\"`\\\x00-\x1f\x7f]")
 
 _WORD_BEGINS = re.compile(r"""(?:.*[\s;|&(`]|)['"]?""", re.DOTALL)
 """A part of a command after which a word begins."""
@@ -248,15 +250,19 @@ def _compile_template(text: str, *, is_command: bool) -> Template:
         for number, part in enumerate(output.nodes):
             if isinstance(part, nodes.TemplateData):
                 before += part.data
-            elif is_command:
-                for name in _filters_of_place(part, before):
+            else:
+                for name in _filters_of_place(part, before, is_command=is_command):
                     part = nodes.Filter(part, name, [], [], None, None, lineno=part.lineno)
                 output.nodes[number] = part
     return environment.from_string(tree)
 
 
-def _filters_of_place(part: nodes.Expr, before: str) -> Iterator[str]:
-    """Yield the filters of a value in a command, which begins with the text before it."""
+def _filters_of_place(part: nodes.Expr, before: str, *, is_command: bool) -> Iterator[str]:
+    """Yield the filters of a value in a text, which begins with the text before it."""
+    if not is_command:
+        if _names_node(part):
+            yield "_no_quotes"
+        return
     if _names_node(part) and _WORD_BEGINS.fullmatch(before) and not _AFTER_OPTIONS.search(before):
         yield "_no_option"
     is_plain = _PLAIN_CONTEXT.fullmatch(before) and not _READ_AGAIN.search(before)
@@ -290,6 +296,7 @@ def _environment() -> SandboxedEnvironment:
         "_in_command": _in_command,
         "_in_quotes": _in_quotes,
         "_no_option": _no_option,
+        "_no_quotes": _no_quotes,
     }
     return environment
 
@@ -313,6 +320,13 @@ def _in_quotes(value: object) -> str:
 def _no_option(value: object) -> object:
     if str(value).startswith("-"):
         raise _Unquotable("a command takes the value for an option; put -- before it")
+    return value
+
+
+def _no_quotes(value: object) -> object:
+    # It would end the string of a query that it stands in.
+    if _QUOTES.search(str(value)):
+        raise _Unquotable("a value of the inventory has quotes, backslashes or control characters")
     return value
 
 
