@@ -348,7 +348,7 @@ SENTENCES: Final[Mapping[ReasonCode, Callable[[str, Params], str]]] = {
     ReasonCode.HELD: _availability,
     ReasonCode.OTHER_ROLLOUT: _availability,
     ReasonCode.TRAIN: lambda node, p: (
-        f"{node} waits for {p['rollout']}, which comes before in train {p['train']}"
+        f"{node} {'stays isolated' if p.get('shares') else 'waits'} for {p['rollout']} of its train"
     ),
     ReasonCode.NODE_DOWN: _availability,
     ReasonCode.FOREIGN_CORDON: _availability,

@@ -195,7 +195,8 @@ class Plan:
     With `drift_every_s` the rollout stays open and its done nodes are checked for drift that often; with
     `keep` a drifted one is changed again.  `prepare` runs on nodes in service, before their slots, inside
     `prepare_windows` if there are any; `prepare_cleanup` None removes staged artifacts.
-    `shown_variables` are globs of the plan's variables whose values all users may see.
+    `shown_variables` are globs of the plan's variables whose values all users may see.  `joins_train`: at its
+    submission the rollout joins the train of the live rollouts that say so too and share nodes with it.
     """
 
     name: str
@@ -228,6 +229,7 @@ class Plan:
     skip_compliant: bool = False
     keep: bool = False
     drift_every_s: float | None = None
+    joins_train: bool = False
     prepare: tuple[PrepareStage, ...] = ()
     prepare_windows: tuple[Window, ...] = ()
     prepare_cleanup: Stage | None = None

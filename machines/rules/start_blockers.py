@@ -19,7 +19,7 @@ from machines.model import traffic, windows
 from machines.model.node import Observation
 from machines.model.plan import GateName, WaveDef
 from machines.model.reasons import Params, Reason, ReasonCode, Remedy, RemedyKind, UnavailabilityCause
-from machines.model.rollout import FailureCode, Rollout, Target
+from machines.model.rollout import FailureCode, NodeOrder, Rollout, Target
 from machines.model.rows import MismatchKind
 from machines.model.target_plan import lacks_check, lacks_isolator
 from machines.model.windows import Window
@@ -149,7 +149,24 @@ def node_blocker(index: Index, rollout: Rollout, target: Target, now: float) -> 
 
 def rollback_blocker(index: Index, rollout: Rollout, target: Target, now: float) -> Reason | None:
     """Return why this node may not be rolled back now; votes, freezes and windows do not keep a change."""
-    return _record_blocker(index, rollout, target, now) or _condition_blocker(index, target, now)
+    return (
+        _record_blocker(index, rollout, target, now)
+        or _condition_blocker(index, target, now)
+        or _later_change_blocker(index, target)
+    )
+
+
+def _later_change_blocker(index: Index, target: Target) -> Reason | None:
+    """Return the later change of the same train that people roll back on the node too: it is undone first."""
+    ordered = (each for each in index.targets_on(target.node) if each.order is NodeOrder.ROLLBACK)
+    later = (each for each in ordered if each.joined_outage and each.admitted_at > target.admitted_at)
+    # One that has an isolation of its own aborted waits, and is no reason to wait for it.
+    first = next((each for each in later if not each.aborted_isolations), None)
+    if first is None:
+        return None
+    remedy = Remedy(RemedyKind.WAIT_FOR_ROLLOUT, {"node": target.node, "rollout": first.rollout})
+    params: Params = {"rollout": first.rollout}
+    return Reason(ReasonCode.TRAIN, target.node, params, target.ordered_at or None, remedy)
 
 
 def _record_blocker(index: Index, rollout: Rollout, target: Target, now: float) -> Reason | None:

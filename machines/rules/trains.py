@@ -7,7 +7,8 @@ turn on a node, and the node stays isolated for a rollout that may join.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Final
 
 from machines.facts.index import Index
 from machines.facts.outages import in_flight_on, is_isolated
@@ -17,7 +18,15 @@ from machines.model.reasons import Params, Reason, ReasonCode, Remedy, RemedyKin
 from machines.model.rollout import Rollout, Target
 from machines.model.train import Train
 from machines.rules import pools, preparing, start_blockers, waves
-from machines.states import Phase
+from machines.states import IN_FLIGHT_PHASES, Phase
+
+LIFTED_BY_TIME: Final = frozenset(
+    {ReasonCode.BACKOFF, ReasonCode.FREEZE, ReasonCode.OUTSIDE_WINDOW, ReasonCode.SOAKING}
+)
+"""Reasons that end at the instant of their remedy, if they have one."""
+
+MAX_WAITS_IN_A_ROW: Final = 4
+"""Reasons that end one after the other: one of each."""
 
 
 def turn_blocker(index: Index, target: Target, now: float) -> Reason | None:
@@ -30,11 +39,11 @@ def turn_blocker(index: Index, target: Target, now: float) -> Reason | None:
     # A wait that begins later than now is from before the clock was set back.
     if since is not None and not since <= now < since + train.wait_s:
         return None
+    until = (now if since is None else since) + train.wait_s
     for other in _others_on(index, train, target.node):
         is_earlier = train.precedes(other.rollout, target.rollout)
-        if is_earlier and other.phase is Phase.PENDING and _may_start_soon(index, other, now):
+        if is_earlier and other.phase is Phase.PENDING and _may_start_by(index, other, now, until):
             params: Params = {"rollout": other.rollout, "train": train.name}
-            until = (now if since is None else since) + train.wait_s
             remedy = Remedy(
                 RemedyKind.WAIT_FOR_ROLLOUT, {"node": target.node, "rollout": other.rollout}, until=until
             )
@@ -43,15 +52,43 @@ def turn_blocker(index: Index, target: Target, now: float) -> Reason | None:
 
 
 def next_joiner(index: Index, target: Target, now: float) -> str:
-    """Return the rollout that may join this node's outage, or is observed for it first; "" for none."""
+    """Return the rollout that this node stays isolated for; "" for none.
+
+    It may join the outage now, once it is observed, or when time alone lets it within the train's wait.
+    """
     train = index.train_of(target.rollout)
     if train is None:
         return ""
     for other in _others_on(index, train, target.node):
         is_later = other.phase is Phase.PENDING and train.precedes(target.rollout, other.rollout)
-        if is_later and not other.is_checked_first and _is_passing(join_blocker(index, other, now)):
+        if is_later and not other.is_checked_first and _may_join_by(index, other, now, target, train):
             return other.rollout
     return ""
+
+
+def _may_join_by(index: Index, other: Target, now: float, target: Target, train: Train) -> bool:
+    """Return whether the other rollout may join the outage of a node that has waited since its checks."""
+    # A verification of the future is from before the clock was set back.
+    until = min(target.since, now) + train.wait_s
+    return _passes_by(lambda at: join_blocker(index, other, at), now, until)
+
+
+def outage_reason(index: Index, target: Target, now: float) -> Reason | None:
+    """Return for which other rollout a node in flight stays in its outage; None when it does not wait."""
+    if target.phase is not Phase.VERIFYING or not index.outage_progress(target).waits:
+        return None
+    train = index.train_of(target.rollout)
+    others = [other for other in index.targets_on(target.node) if other.rollout != target.rollout]
+    at_work = [other for other in others if other.phase in IN_FLIGHT_PHASES]
+    first = [other.rollout for other in at_work if not index.outage_progress(other).waits]
+    joiner = next_joiner(index, target, now)
+    failed = [other.rollout for other in others if other.phase is Phase.FAILED and other.isolated]
+    rollout = next(iter((*first, *([joiner] if joiner else ()), *failed)), None)
+    if rollout is None:
+        return None
+    params: Params = {"rollout": rollout, "train": "" if train is None else train.name, "shares": True}
+    remedy = Remedy(RemedyKind.WAIT_FOR_ROLLOUT, {"node": target.node, "rollout": rollout})
+    return Reason(ReasonCode.TRAIN, target.node, params, remedy=remedy)
 
 
 def join_blocker(index: Index, target: Target, now: float) -> Reason | None:
@@ -94,20 +131,32 @@ def _nodes_in_flight(index: Index, train: Train, rollout: str) -> set[str]:
     return {node for node in mine if index.target(rollout, node).phase is Phase.PENDING}
 
 
-def _may_start_soon(index: Index, target: Target, now: float) -> bool:
-    """Return whether a pending node may start now, or when its rollout has room for it."""
+def _may_start_by(index: Index, target: Target, now: float, until: float) -> bool:
+    """Return whether a pending node may start by an instant, when its rollout has room for it."""
     rollout = index.rollout(target.rollout)
-    blocker = (
-        start_blockers.rollout_blocker(index, rollout, now)
-        or start_blockers.wave_blocker(waves.wave_progress(index, rollout, now), target)
-        or start_blockers.node_blocker(index, rollout, target, now)
-    )
-    return _is_passing(blocker)
+
+    def blocker(at: float) -> Reason | None:
+        return (
+            start_blockers.rollout_blocker(index, rollout, at)
+            or start_blockers.wave_blocker(waves.wave_progress(index, rollout, at), target)
+            or start_blockers.node_blocker(index, rollout, target, at)
+        )
+
+    return _passes_by(blocker, now, until)
 
 
-def _is_passing(blocker: Reason | None) -> bool:
-    """Return whether nothing blocks, or only what an observation may lift within seconds."""
-    return blocker is None or blocker.code in start_blockers.NEEDS_OBSERVATION
+def _passes_by(blocker_at: Callable[[float], Reason | None], now: float, until: float) -> bool:
+    """Return whether nothing blocks now, or only what an observation or time alone lifts by an instant."""
+    at = now
+    for _ in range(MAX_WAITS_IN_A_ROW):
+        blocker = blocker_at(at)
+        if blocker is None or blocker.code in start_blockers.NEEDS_OBSERVATION:
+            return True
+        ends_at = None if blocker.remedy is None else blocker.remedy.until
+        if blocker.code not in LIFTED_BY_TIME or ends_at is None or not at < ends_at < until:
+            return False
+        at = ends_at
+    return False
 
 
 def _others_on(index: Index, train: Train, node: str) -> Iterator[Target]:

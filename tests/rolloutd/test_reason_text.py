@@ -172,7 +172,7 @@ EXAMPLES: dict[ReasonCode, tuple[str, dict[str, Any], str]] = {
     ReasonCode.TRAIN: (
         "n4",
         {"rollout": "R", "train": "t"},
-        "n4 waits for R, which comes before in train t",
+        "n4 waits for R of its train",
     ),
     ReasonCode.NODE_DOWN: ("n2", DOWN, "n2 does not answer: no route"),
     ReasonCode.FOREIGN_CORDON: (

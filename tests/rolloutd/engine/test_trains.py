@@ -5,20 +5,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from machines.model.events import RolloutPaused, StepAction, StepRecord
-from machines.model.rollout import Actor, ActorKind
+from machines.model.events import NodeOrdered, RolloutCancelled, RolloutPaused, StepRecord
+from machines.model.rollout import Actor, ActorKind, NodeOrder
 from machines.model.train import Train
-from machines.model.train_events import TrainStored
+from machines.model.train_events import TrainRemoved, TrainStored
 from machines.states import Outcome, Phase
-from rolloutd.engine.daemon import Daemon
-from rolloutd.ports import Failed, Ok, StepContext
+from rolloutd.ports import Failed, GuardState, Ok, StepContext
 from tests.contracts.fakes.check import FakeCheck
 from tests.contracts.fakes.clock import FakeScheduler
 from tests.contracts.fakes.isolator import FakeIsolator
-from tests.rolloutd.control_environment import PLAN, ControlEnvironment, control_environment
+from tests.contracts.fakes.node_guard import FakeNodeGuard
+from tests.rolloutd.control_environment import NODES, PLAN, ControlEnvironment, control_environment
 from tests.rolloutd.slow_store import adapters_of, daemon_of, open_slow_store
 
 OLGA = Actor(ActorKind.PERSON, "olga", 1001)
@@ -55,9 +55,16 @@ class TrainEnvironment:
     env: ControlEnvironment
     isolator: FakeIsolator
     checks: ChecksByRollout
+    guard: FakeNodeGuard
     rollouts: list[str]
-    daemon: Daemon
     alarm: FakeScheduler
+
+    def train_stored(self, members: int) -> TrainStored:
+        """Return the event of a train of the first rollouts."""
+        names, now = tuple(self.rollouts[:members]), self.env.clock.now()
+        return TrainStored(
+            Train("t", names, 3600.0, OLGA, now, dict.fromkeys(names, "olga")), OLGA, "week", now
+        )
 
     async def until(self, holds: Callable[[], bool], ticks: int = 6000) -> None:
         """Let time pass until it is so."""
@@ -80,13 +87,17 @@ class TrainEnvironment:
         """Return what was recorded."""
         return await self.env.state.store.load_steps(rollout, node)
 
-    async def runs(self, node: str) -> list[str]:
+    async def runs(self, node: str, step: str = "run.configure") -> list[str]:
         """Return the rollouts whose playbook ran on a node, in order."""
         found = []
         for rollout in self.rollouts:
             records = await self.records(rollout, node)
-            found += [(each.began_at, rollout) for each in records if each.action is StepAction.RUN]
+            found += [(each.began_at, rollout) for each in records if each.step == step]
         return [rollout for _, rollout in sorted(found)]
+
+    async def until_phase(self, rollout: str, node: str, *phases: Phase) -> None:
+        """Let time pass until a node is in one of these phases."""
+        await self.until(lambda: self.env.phase(rollout, node) in phases)
 
     def outages(self, node: str) -> int:
         """Return how often a node was returned to service."""
@@ -95,26 +106,25 @@ class TrainEnvironment:
 
 @asynccontextmanager
 async def train_environment(
-    tmp_path: Path, size: int = 2, text: str = ONE_WAVE, *, starts: bool = True
+    tmp_path: Path, size: int = 2, text: str = ONE_WAVE, *, members: int | None = None
 ) -> AsyncIterator[TrainEnvironment]:
-    """Run a daemon over a train of rollouts of the same nodes."""
+    """Run a daemon over rollouts of the same nodes, in a train of all or of the first `members`."""
     async with control_environment(tmp_path, store=open_slow_store) as env:
         isolator, checks, alarm = FakeIsolator(), ChecksByRollout(), FakeScheduler(env.clock)
         rollouts = []
         for number in range(size):
             plan = text.replace("name: sysctl", f"name: change{number}")
             rollouts.append(await env.start(text=plan))
-        train = Train("t", tuple(rollouts), 3600.0, OLGA, env.clock.now(), dict.fromkeys(rollouts, "olga"))
-        await env.commit(TrainStored(train, OLGA, "kernel week", env.clock.now()))
-        daemon = daemon_of(env, adapters_of(env, tmp_path, isolator, checks), alarm=alarm)
-        inside = TrainEnvironment(env, isolator, checks, rollouts, daemon, alarm)
-        task = asyncio.create_task(daemon.run()) if starts else None
+        guard = FakeNodeGuard(env.clock)
+        adapters = replace(adapters_of(env, tmp_path, isolator, checks), guards={"ssh": guard})
+        inside = TrainEnvironment(env, isolator, checks, guard, rollouts, alarm)
+        await env.commit(inside.train_stored(size if members is None else members))
+        task = asyncio.create_task(daemon_of(env, adapters, alarm=alarm).run())
         try:
             yield inside
         finally:
-            if task is not None:
-                task.cancel()
-                await asyncio.wait({task})
+            task.cancel()
+            await asyncio.wait({task})
 
 
 async def test_train_isolates_node_once(tmp_path: Path) -> None:
@@ -130,6 +140,8 @@ async def test_train_isolates_node_once(tmp_path: Path) -> None:
             assert inside.isolator.actions.count((node, "do")) == 1
             assert inside.outages(node) == 1
         assert not inside.isolator.isolated
+        shown = [await inside.env.request("nora", "get", f"/v1/rollouts/{r}") for r in inside.rollouts]
+        assert [each["train"]["outages_saved"] for each in shown] == [0, 4, 4]
 
 
 async def test_culprit_in_middle_pauses_alone(tmp_path: Path) -> None:
@@ -178,6 +190,86 @@ async def test_first_that_fails_lets_no_other_begin(tmp_path: Path) -> None:
         await inside.until(lambda: index.target(second, "s1").phase is Phase.DONE)
         assert index.target(second, "p1").attempt == 0
         assert await inside.runs("p1") == [first]
+
+
+async def test_cancelled_member_finishes_node_in_its_outage(tmp_path: Path) -> None:
+    async with train_environment(tmp_path, 3) as inside:
+        first, second, third = inside.rollouts
+        await inside.until_phase(second, "p1", Phase.MAINTAINING, Phase.VERIFYING)
+        await inside.env.commit(RolloutCancelled(second, OLGA, "no", inside.env.clock.now()))
+        index = inside.env.state.index
+        await inside.until(
+            lambda: all(t.phase is Phase.DONE for r in (first, third) for t in index.targets(r))
+        )
+        assert index.target(second, "p1").outcome is Outcome.CHANGED
+        assert await inside.runs("p1") == [first, second, third]
+        assert inside.outages("p1") == 1
+        assert await inside.runs("p2") == [first, third]
+        assert not inside.isolator.isolated
+
+
+async def test_superseded_member_runs_once_on_node(tmp_path: Path) -> None:
+    async with train_environment(tmp_path, 2) as inside:
+        first, second = inside.rollouts
+        await inside.until_phase(second, "p1", Phase.MAINTAINING, Phase.VERIFYING)
+        newer = ONE_WAVE.replace("name: sysctl", "name: change1").replace("spec:", "spec:\n  max_parallel: 9")
+        third = await inside.env.start(text=newer, supersede=True)
+        inside.rollouts.append(third)
+        index = inside.env.state.index
+        await inside.until(
+            lambda: all(t.phase is Phase.DONE for r in (first, third) for t in index.targets(r))
+        )
+        assert await inside.runs("p1") == [first, second]
+        assert inside.outages("p1") == 1
+        assert index.target(third, "p1").outcome is Outcome.ALREADY_CURRENT
+        assert not inside.isolator.isolated
+
+
+async def test_rollout_added_in_middle_joins_outage(tmp_path: Path) -> None:
+    async with train_environment(tmp_path, 3, members=2) as inside:
+        await inside.until_phase(inside.rollouts[0], "p1", Phase.MAINTAINING)
+        await inside.env.commit(inside.train_stored(3))
+        await inside.until(inside.all_done)
+        assert await inside.runs("p1") == inside.rollouts
+        assert inside.outages("p1") == 1
+
+
+async def test_train_removed_in_middle_ends_outage_together(tmp_path: Path) -> None:
+    async with train_environment(tmp_path, 2) as inside:
+        await inside.until_phase(inside.rollouts[1], "p1", Phase.MAINTAINING)
+        await inside.env.commit(TrainRemoved("t", OLGA, "no", inside.env.clock.now()))
+        await inside.until(inside.all_done)
+        assert await inside.runs("p1") == inside.rollouts
+        assert inside.outages("p1") == 1
+        assert inside.outages("p2") == 2
+        assert not inside.isolator.isolated
+
+
+async def test_guard_is_confirmed_before_next_change(tmp_path: Path) -> None:
+    guarded = ONE_WAVE.replace("spec:", "spec:\n  guard: {paths: [/etc/net], after: 30s}")
+    async with train_environment(tmp_path, 2, guarded) as inside:
+        await inside.until(inside.all_done)
+        # A guard that is armed while another one is makes that one restore the node.
+        assert {each.phase for r in inside.rollouts for each in inside.env.state.index.targets(r)} == {
+            Phase.DONE
+        }
+        assert set(inside.guard.outcomes) == {GuardState.CONFIRMED}
+        assert len(inside.guard.outcomes) == 2 * len(NODES)
+
+
+async def test_changes_are_rolled_back_in_reverse_order(tmp_path: Path) -> None:
+    async with train_environment(tmp_path, 3, ONE_WAVE.replace("undo.yml", "site.yml")) as inside:
+        await inside.until(inside.all_done)
+        now = inside.env.clock.now()
+        await inside.env.commit(
+            *(NodeOrdered(r, "p1", NodeOrder.ROLLBACK, OLGA, "as it was", now) for r in inside.rollouts)
+        )
+        index = inside.env.state.index
+        await inside.until(
+            lambda: all(t.outcome is Outcome.ROLLED_BACK for t in index.targets_on("p1")), 12_000
+        )
+        assert await inside.runs("p1", "run.rollback") == inside.rollouts[::-1]
+        assert not inside.isolator.isolated
 
 
 async def test_paused_rollout_does_not_join(tmp_path: Path) -> None:
