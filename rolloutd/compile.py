@@ -110,6 +110,7 @@ def compile_plan(content: Mapping[str, JSON], *, teams: Mapping[str, TeamChecks]
         guard=_compile_guard(spec.get("guard")),
         skip_compliant=bool(spec.get("skip_compliant", False)),
         keep=bool(spec.get("keep", False)),
+        joins_train=bool(spec.get("train", False)),
         drift_every_s=_compile_drift_interval(spec),
         vote_ttl_s=_seconds(spec["limits"]["votes"]),
         prepare=_compile_prepare(spec.get("prepare")),

@@ -45,7 +45,8 @@ class RolloutCounters:
 
     `in_flight` and `failed` name the nodes of those phases, `exceptions` those that are done without the
     change, `drifted` those that lost it, `rollbacks_due` those that wait for a rollback that a person
-    ordered, or whose isolation was aborted; `durations` are the sorted seconds that changed nodes took;
+    ordered, or whose isolation was aborted, `joined_outages` those that got the change in the outage of
+    another rollout; `durations` are the sorted seconds that changed nodes took;
     `times` are the sorted instants at which the nodes of a wave entered their phases.
     """
 
@@ -59,6 +60,7 @@ class RolloutCounters:
     exceptions: set[str] = field(default_factory=set)
     drifted: set[str] = field(default_factory=set)
     rollbacks_due: set[str] = field(default_factory=set)
+    joined_outages: set[str] = field(default_factory=set)
     durations: list[float] = field(default_factory=list)
     times: dict[str, list[float]] = field(default_factory=dict)
 
@@ -108,6 +110,7 @@ class RolloutCounters:
         for nodes, has_node in (
             (self.drifted, target.drift is not None),
             (self.rollbacks_due, target.order is NodeOrder.ROLLBACK and not is_in_flight),
+            (self.joined_outages, target.joined_outage),
             (self.in_flight, is_in_flight),
             (self.failed, target.phase is Phase.FAILED),
             (self.exceptions, target.outcome in EXCEPTIONS),

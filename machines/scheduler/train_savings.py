@@ -1,4 +1,4 @@
-"""What a train saves: the nodes that its rollouts share, and the outages that they have shared."""
+"""What a train saves: the nodes that rollouts share, and the outages that they have shared."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import Iterable
 from itertools import chain
 from typing import NamedTuple
 
+from machines.facts.index import Index
 from machines.model.rollout import Target
-from machines.states import Outcome
+from machines.states import Outcome, Phase
 
 
 class TrainSavings(NamedTuple):
@@ -26,3 +27,14 @@ def train_savings(targets_by_rollout: Iterable[Iterable[Target]]) -> TrainSaving
         rollouts_on[target.node] += target.outcome is not Outcome.LEFT
         saved += target.joined_outage
     return TrainSavings(sum(count > 1 for count in rollouts_on.values()), saved)
+
+
+def shareable_nodes(index: Index, nodes: Iterable[str]) -> dict[str, int]:
+    """Return how many of these nodes each open rollout has still to change, by id, in order of submission."""
+    counts = Counter(
+        target.rollout
+        for node in nodes
+        for target in index.targets_on(node)
+        if target.phase is not Phase.DONE and not index.rollout(target.rollout).closed
+    )
+    return {rollout: counts[rollout] for rollout in index.rollouts if counts[rollout]}

@@ -97,7 +97,7 @@ class Invocation:
             try:
                 items = sort_items(every, items, args.sort_by)
             except KeyError:
-                near = suggest_name(args.sort_by.upper(), every, f"use one of {', '.join(every)}")
+                near = suggest_name(args.sort_by.upper(), every, f"use {', '.join(every)}")
                 problem = f"no column '{args.sort_by}'; {near}"
                 raise exits.Exit(exits.USAGE, f"rolloutctl {args.command} --sort-by: {problem}") from None
         rows = list(items)

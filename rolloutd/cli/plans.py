@@ -34,7 +34,7 @@ from rolloutd.errors import Diagnostic
 from rolloutd.text import format_size, pluralize
 
 if TYPE_CHECKING:
-    from rolloutd.control.wire_plans import PlanDuration, Preview, PreviewGate, PreviewStage
+    from rolloutd.control.wire_plans import PlanDuration, Preview, PreviewGate, PreviewStage, PreviewTrain
 
 
 STDIN = "-"
@@ -286,6 +286,8 @@ def print_preview(answer: Preview) -> None:
         _print_duration(answer["forecast"])
     print_line(f"source {sanitize(answer['source']['text'])}")
     print_line(f"digest {answer['digest']}")
+    for train in answer["trains"]:
+        print_line(sanitize(_format_train(train)))
     for warning in answer["warnings"]:
         print_message(f"warning: {warning}")
 
@@ -296,6 +298,17 @@ def _print_duration(found: PlanDuration) -> None:
         print_line(format_bottleneck(found["bottleneck"]))
     if found["warning"] is not None:
         print_message(f"warning: {sanitize(found['warning'])}")
+
+
+def _format_train(train: PreviewTrain) -> str:
+    nodes, other = pluralize(train["nodes_shared"], "node"), train["rollout"]
+    if train["problem"] is not None:
+        return f"{nodes} shared with {other}, which cannot be in one train: {train['problem']}"
+    outages = pluralize(train["nodes_shared"], "outage")
+    if train["joins"]:
+        return f"train with {other}: {nodes} shared, {outages} to save"
+    how = "`train: true` in both plans, or rolloutctl train add,"
+    return f"{nodes} shared with {other}; {how} saves up to {outages}"
 
 
 def _format_stage_size(stage: PreviewStage) -> str:

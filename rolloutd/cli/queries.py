@@ -155,11 +155,13 @@ def _why_rollout(call: Invocation) -> int:
         if node["phase"] in ("pending", "failed") and node["reason"] is not None:
             waiting.setdefault(format_reason(node["reason"]), []).append(node["node"])
     groups = [{"reason": text, "nodes": names} for text, names in waiting.items()]
-    answer = {"rollout": rollout["rollout"], "state": rollout["state"], "reason": rollout["reason"]}
+    answer = {key: rollout[key] for key in ("rollout", "state", "reason", "train")}
     if call.print_data({**answer, "waiting": groups}, [rollout["rollout"]]):
         return exits.OK
     reason_text = "" if rollout["reason"] is None else f": {format_reason(rollout['reason'])}"
     print_line(f"{rollout['rollout']} is {rollout['state']}{reason_text}")
+    if train := response_text.describe_train(rollout):
+        print_line(sanitize(train))
     for text, names in waiting.items():
         shown = sanitize(join_limited(names, MAX_NAMES_SHOWN))
         print_line(f"  {pluralize(len(names), 'node')} ({shown}): {text}")
@@ -184,6 +186,8 @@ def print_rollout(rollout: Rollout) -> None:
         f"{progress_bar(rollout['percent'])} {format_percent(rollout['percent'])}   {_format_counts(rollout)}"
     )
     print_preparation(rollout)
+    if train := response_text.describe_train(rollout):
+        print_line(sanitize(train))
     if rollout["reason"] is not None:
         print_line(colorize(format_reason(rollout["reason"]), "yellow"))
     deadline = response_text.describe_vote_deadline(rollout)
@@ -362,6 +366,7 @@ STATUS_WIDE: Columns = {
     "SUBMITTED": lambda each: format_local(each["submitted_at"]),
     "ENDS IN": lambda each: format_range(**each["work"]) if each["work"] else "",
     "VOTES MISSING": "votes_missing",
+    "TRAIN": lambda each: each["train"] and each["train"]["name"],
     "DIGEST": short_of("digest"),
 }
 ROLLOUT_COLUMNS: Columns = {

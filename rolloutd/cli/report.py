@@ -21,6 +21,7 @@ from rolloutd.cli.follow import read_entries
 from rolloutd.cli.output import format_local, print_message
 from rolloutd.cli.queries import format_gate, format_remaining
 from rolloutd.control.client import ApiError, Client, DaemonUnreachable, api_path
+from rolloutd.control.response_text import describe_train
 
 if TYPE_CHECKING:
     from rolloutd.control.wire import Node, Rollout
@@ -87,6 +88,7 @@ def render_rollout(client: Client, name: str, *, refresh_s: int = 0) -> str:
         timeline=Timeline.from_entries(entries, nodes),
         head=client.get(api_path("audit", "head")),
         remaining=format_remaining(rollout),
+        train=describe_train(rollout),
         waiting=[format_gate(gate) for gate in rollout["gates"] if gate["state"] == "waiting"],
         phase_words=PHASE_WORDS,
         failed_while=FAILED_WHILE,

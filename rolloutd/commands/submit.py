@@ -25,7 +25,8 @@ from machines.rules.waves import assign_waves
 from machines.states import Outcome, Trigger
 from machines.workflow.phase_transitions import transition
 from rolloutd import planfile, threads
-from rolloutd.commands.rollout_commands import Principal, require_plan_owner
+from rolloutd.commands import trains
+from rolloutd.commands.rollout_commands import Events, Principal, require_plan_owner
 from rolloutd.commands.verdicts import Draft, matching_verdicts, require_matching, require_overridden
 from rolloutd.compile import compile_plan
 from rolloutd.engine.state import State
@@ -170,6 +171,8 @@ async def submit(
                 override_reason=overrides.reason if known_invalid else "",
             )
             events = await compute(opening_events, state.index.fork(), opened, superseded)
+            if resolved.plan.joins_train:
+                events += await compute(_train_events, state.index.fork(), who, resolved, opened, superseded)
             await commit(events, f"plan {resolved.plan.name} submitted")
         made = [resolved, draft, opened, events]
         del resolved, draft, opened, events
@@ -355,6 +358,19 @@ def opening_events(facts: Index, opened: RolloutOpened, superseded: Sequence[Rol
         if target.node in changed_in and target.wave != PILOT_WAVE
     ]
     return [*cancelled, opened, *current]
+
+
+def _train_events(
+    facts: Index,
+    who: Principal,
+    resolved: ResolvedPlan,
+    opened: RolloutOpened,
+    superseded: Sequence[Rollout],
+) -> Events:
+    """Return the events by which the rollout joins a train."""
+    nodes = [target.node for target in opened.targets]
+    rollout = Rollout(opened.rollout, resolved.plan, resolved.digest, who.actor, opened.at, len(nodes))
+    return trains.join(facts, who, rollout, nodes, {each.id for each in superseded})
 
 
 def _already_changed(facts: Index, superseded: Sequence[Rollout], change: str) -> dict[str, str]:

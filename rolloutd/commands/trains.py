@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import combinations
 
+from machines.facts.index import Index
+from machines.model.plan import Plan
 from machines.model.rollout import Rollout
 from machines.model.train import Train
 from machines.model.train_events import TrainRemoved, TrainStored
+from machines.scheduler.train_savings import shareable_nodes
 from machines.workflow.outage import is_same_isolator
 from rolloutd.commands.rollout_commands import Events, Principal, require_team_member
 from rolloutd.engine.state import State
@@ -19,7 +22,7 @@ DEFAULT_WAIT_S = 3600.0
 """How long a node waits for its turn in a train: an hour covers most changes of one node."""
 
 MAX_ROLLOUTS = 10
-"""Rollouts of one train: more changes in one outage than people review together."""
+"""Open rollouts of one train: more changes in one outage than people review together."""
 
 MAX_TRAINS = 100
 """Trains at once, because each start of a node asks them."""
@@ -37,40 +40,62 @@ def add(
 
     Raises NotAllowed for a caller who owns none of them, Refused for rollouts that cannot be together.
     """
-    known = find_train(state, name)
+    known = find_train(state.index, name)
     before = () if known is None else known.rollouts
-    names = tuple(dict.fromkeys((*before, *(each.id for each in rollouts))))
-    members = [state.index.rollouts[each] for each in names if each in state.index.rollouts]
-    own = {each.id: who.user for each in members if _owns(who, each)}
-    if not own:
+    order = tuple(dict.fromkeys((*before, *(each.id for each in rollouts))))
+    members = _open_members(state.index, order)
+    if not any(_owns(who, each) for each in members):
         raise NotAllowed(f"{who.user} may not make train {name}; ask an owner of its rollouts or an admin")
-    _require_fit(state, name, names, rollouts)
-    if known is None and len(state.index.trains) >= MAX_TRAINS:
-        raise Refused("too-many-trains", f"trains: the maximum of {MAX_TRAINS} is reached; remove one")
-    _require_same_isolators(members)
-    # What is approved is the order: another one needs the approval of all again.
-    kept = {} if known is None or known.rollouts != names else dict(known.approvals)
-    wait = wait_s if wait_s is not None else DEFAULT_WAIT_S if known is None else known.wait_s
-    now = state.now()
-    by, at = (who.actor, now) if known is None else (known.by, known.at)
-    train = Train(name, names, wait, by, at, {**kept, **own})
-    return () if train == known else (TrainStored(train, who.actor, reason, now),)
+    _require_fit(state.index, name, members, rollouts)
+    removed = () if known is not None else _make_room(state.index, who, state.now())
+    train = _ordered(who, state.now(), known, name, order, members, wait_s)
+    return () if train == known else (*removed, TrainStored(train, who.actor, reason, state.now()))
+
+
+def join(index: Index, who: Principal, opened: Rollout, nodes: Iterable[str], replaced: set[str]) -> Events:
+    """Return the events by which a rollout that is opened now joins a train, because its plan says so.
+
+    Its place is after the rollouts that it replaces, else the last one.  It stays alone where it cannot be
+    in the train, which preview says.
+    """
+    partners = [each for each in train_partners(index, opened.plan, nodes) if each.id not in replaced]
+    trains = {rollout: train for train in index.trains for rollout in train.rollouts}
+    known = next((trains[each] for each in (*replaced, *(p.id for p in partners)) if each in trains), None)
+    before = () if known is None else known.rollouts
+    order = [*before, *(each.id for each in partners if each.id not in trains)]
+    place = max((number for number, each in enumerate(order, 1) if each in replaced), default=len(order))
+    order.insert(place, opened.id)
+    members = [*(each for each in _open_members(index, order) if each.id not in replaced), opened]
+    name = f"train-{opened.id.rpartition('-')[2]}" if known is None else known.name
+    try:
+        _require_fit(index, name, members, [opened])
+        removed = () if known is not None else _make_room(index, who, opened.submitted_at)
+    except Refused:
+        return ()
+    train = _ordered(who, opened.submitted_at, known, name, tuple(order), members, None)
+    reason = f"plan {opened.plan.name} says train"
+    return (*removed, TrainStored(train, who.actor, reason, opened.submitted_at))
+
+
+def train_partners(index: Index, plan: Plan, nodes: Iterable[str]) -> list[Rollout]:
+    """Return the open rollouts that share a node with a plan, if it and theirs say `train`, in order."""
+    shared = shareable_nodes(index, nodes) if plan.joins_train else {}
+    return [index.rollout(each) for each in shared if index.rollout(each).plan.joins_train]
 
 
 def approve(state: State, who: Principal, name: str, reason: str) -> Events:
     """Approve a train for those of its rollouts that the caller owns."""
-    train = require_train(state, name)
-    members = (state.index.rollouts[each] for each in train.rollouts if each in state.index.rollouts)
-    own = {each.id: who.user for each in members if _owns(who, each)}
-    if not own:
+    train = require_train(state.index, name)
+    members = _open_members(state.index, train.rollouts)
+    if not any(_owns(who, each) for each in members):
         raise NotAllowed(f"{who.user} may not approve train {name}; ask an owner of its rollouts or an admin")
-    approved = replace(train, approvals={**own, **train.approvals})
+    approved = replace(train, approvals={**_approvals(who, train.rollouts, members), **train.approvals})
     return () if approved == train else (TrainStored(approved, who.actor, reason, state.now()),)
 
 
 def remove(state: State, who: Principal, name: str, reason: str) -> Events:
     """Remove a train: its rollouts finish what they share, and start no further node together."""
-    train = require_train(state, name)
+    train = require_train(state.index, name)
     members = [state.index.rollouts[each] for each in train.rollouts if each in state.index.rollouts]
     if members and not any(_owns(who, each) for each in members):
         raise NotAllowed(f"{who.user} may not remove train {name}; ask an owner of its rollouts or an admin")
@@ -78,42 +103,79 @@ def remove(state: State, who: Principal, name: str, reason: str) -> Events:
     return (TrainRemoved(name, who.actor, reason, state.now()),)
 
 
-def find_train(state: State, name: str) -> Train | None:
-    return next((each for each in state.index.trains if each.name == name), None)
+def find_train(index: Index, name: str) -> Train | None:
+    return next((each for each in index.trains if each.name == name), None)
 
 
-def require_train(state: State, name: str) -> Train:
+def require_train(index: Index, name: str) -> Train:
     """Return a train by its name; raises NotFound."""
-    train = find_train(state, name)
+    train = find_train(index, name)
     if train is None:
-        names = (each.name for each in state.index.trains)
+        names = (each.name for each in index.trains)
         raise NotFound(f"{name}: no such train; {suggest_name(name, names, 'make it with train add')}")
     return train
+
+
+def isolator_conflict(one: Rollout, other: Rollout) -> str | None:
+    """Return which isolator keeps two rollouts from one train: each would undo that of the other."""
+    for spec in one.plan.isolate:
+        differ = [each for each in other.plan.isolate if each.kind == spec.kind]
+        if differ and not any(is_same_isolator(spec, each) for each in differ):
+            return f"{other.id}: its isolator {spec.kind} has other parameters than that of {one.id}"
+    return None
+
+
+def _ordered(
+    who: Principal,
+    now: float,
+    known: Train | None,
+    name: str,
+    order: tuple[str, ...],
+    members: Sequence[Rollout],
+    wait_s: float | None,
+) -> Train:
+    """Return the train with this order, approved for the open members that the caller owns."""
+    # What is approved is the order: another one needs the approval of all again.
+    kept = {} if known is None or known.rollouts != order else dict(known.approvals)
+    wait = wait_s if wait_s is not None else DEFAULT_WAIT_S if known is None else known.wait_s
+    by, at = (who.actor, now) if known is None else (known.by, known.at)
+    return Train(name, order, wait, by, at, {**kept, **_approvals(who, order, members)})
+
+
+def _approvals(who: Principal, order: Sequence[str], members: Sequence[Rollout]) -> dict[str, str]:
+    """Return what the caller approves: what the caller owns, and what is closed, which begins nothing."""
+    others = {each.id for each in members if not _owns(who, each)}
+    return {each: who.user for each in order if each not in others}
 
 
 def _owns(who: Principal, rollout: Rollout) -> bool:
     return who.admin or rollout.plan.owner in who.teams
 
 
-def _require_fit(state: State, name: str, names: Sequence[str], added: Sequence[Rollout]) -> None:
-    if not 2 <= len(names) <= MAX_ROLLOUTS:
-        raise Refused("train-size", f"train {name}: {len(names)} rollouts; give 2 to {MAX_ROLLOUTS}")
+def _open_members(index: Index, order: Iterable[str]) -> list[Rollout]:
+    found = (index.rollouts.get(each) for each in order)
+    return [each for each in found if each is not None and not each.closed]
+
+
+def _require_fit(index: Index, name: str, members: Sequence[Rollout], added: Sequence[Rollout]) -> None:
     for rollout in added:
         if rollout.closed:
             raise Refused("closed", f"{rollout.id}: the rollout is closed; submit its plan again")
-        other = next((t for t in state.index.trains if rollout.id in t.rollouts and t.name != name), None)
-        if other is not None:
-            raise Refused("in-train", f"{rollout.id}: it is in train {other.name}; remove that train first")
-
-
-def _require_same_isolators(members: Sequence[Rollout]) -> None:
-    """Refuse two rollouts that isolate by one kind with different parameters: each would undo the other's."""
+        train = next((t for t in index.trains if rollout.id in t.rollouts and t.name != name), None)
+        if train is not None:
+            raise Refused("in-train", f"{rollout.id}: it is in train {train.name}; remove that train first")
+    if not 2 <= len(members) <= MAX_ROLLOUTS:
+        raise Refused("train-size", f"train {name}: {len(members)} rollouts; give 2 to {MAX_ROLLOUTS}")
     for one, other in combinations(members, 2):
-        for spec in one.plan.isolate:
-            differ = [each for each in other.plan.isolate if each.kind == spec.kind]
-            if differ and not any(is_same_isolator(spec, each) for each in differ):
-                raise Refused(
-                    "isolators",
-                    f"{other.id}: its isolator {spec.kind} has other parameters than that of {one.id};"
-                    " make them equal in both plans",
-                )
+        if (conflict := isolator_conflict(one, other)) is not None:
+            raise Refused("isolators", f"{conflict}; make them equal in both plans")
+
+
+def _make_room(index: Index, who: Principal, now: float) -> Events:
+    """Return the removal of the oldest ended train if there is no room for another one; raises Refused."""
+    if len(index.trains) < MAX_TRAINS:
+        return ()
+    ended = next((each for each in index.trains if not _open_members(index, each.rollouts)), None)
+    if ended is None:
+        raise Refused("too-many-trains", f"trains: the maximum of {MAX_TRAINS} is reached; remove one")
+    return (TrainRemoved(ended.name, who.actor, "it has ended; another train is made", now),)

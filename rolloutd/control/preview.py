@@ -16,10 +16,15 @@ from machines.model.preparation import PrepareKind, total_bytes
 from machines.model.reasons import Reason
 from machines.model.rollout import Actor, Rollout, Target
 from machines.rules import pools, start_blockers
+from machines.scheduler.train_savings import shareable_nodes
+from rolloutd.commands import trains
 from rolloutd.commands.submit import ResolvedPlan
 from rolloutd.control import coverage, serializers, wire_plans
 from rolloutd.settings import Settings
 from rolloutd.text import pluralize
+
+OFFERED_OVERLAP = 0.1
+"""Share of nodes in common above which a train is offered: fewer outages are not worth the approval."""
 
 DRAFT_ROLLOUT_ID = "(preview)"
 """The preview's rollout id; no plan's name can contain parentheses."""
@@ -55,6 +60,7 @@ def preview(settings: Settings, draft: ResolvedPlan, actor: Actor, now: float) -
         "digest": digest.whole,
         "hashes": serializers.hashes(digest),
         "warnings": [*_warnings(settings, draft, targets), *_unopenable_gates(settings, rollout, targets)],
+        "trains": _trains(draft, rollout),
         "forecast": None,
     }
 
@@ -134,6 +140,27 @@ def _prepare_stages(index: Index, rollout: Rollout, targets: list[Target]) -> li
                 else None,
             }
         )
+    return found
+
+
+def _trains(draft: ResolvedPlan, rollout: Rollout) -> list[wire_plans.PreviewTrain]:
+    """Return the open rollouts with which a train is worth while, or made by the submit."""
+    facts, found = draft.facts, list[wire_plans.PreviewTrain]()
+    for other_id, shared in shareable_nodes(facts, (target.node for target in draft.targets)).items():
+        other = facts.rollout(other_id)
+        joins = draft.plan.joins_train and other.plan.joins_train
+        # Of the smaller one: a small rollout inside a large one saves all its outages.
+        smaller = min(len(draft.targets), facts.counters(other_id).phases.total())
+        if joins or shared > smaller * OFFERED_OVERLAP:
+            problem = trains.isolator_conflict(other, rollout)
+            found.append(
+                {
+                    "rollout": other_id,
+                    "nodes_shared": shared,
+                    "joins": joins and problem is None,
+                    "problem": problem,
+                }
+            )
     return found
 
 

@@ -41,6 +41,16 @@ def describe_blast_radius(radius: BlastRadius) -> str:
     return ", ".join(parts)
 
 
+def describe_train(rollout: Rollout) -> str:
+    """Return a rollout's place in its train: `train t (active): 2 of 3, 4 outages saved`; "" without one."""
+    train = rollout["train"]
+    if train is None:
+        return ""
+    place = train["rollouts"].index(rollout["rollout"]) + 1
+    saved = pluralize(train["outages_saved"], "outage")
+    return f"train {train['name']} ({train['state']}): {place} of {len(train['rollouts'])}, {saved} saved"
+
+
 def describe_vote_deadline(rollout: Rollout) -> str:
     """Return what a vote means: `a yes now: ends 14:10 to 15:02; one after 16:00 costs 22h`; "" without."""
     forecast = rollout["forecast"]

@@ -24,6 +24,7 @@ from machines.model.reasons import Param, Reason, ReasonCode, Remedy, RemedyKind
 from machines.model.rollout import Failure, Rollout, Target, Verdict
 from machines.model.selector import parse_selector
 from machines.model.timefmt import format_rfc3339
+from machines.rules import trains
 from machines.scheduler import decide
 from machines.scheduler.progress import PoolProgress, RolloutProgress, rollout_progress, slot_s
 from machines.states import CARRIES_CHANGE, EXCEPTIONS, IN_FLIGHT_PHASES, Outcome, Phase
@@ -31,6 +32,7 @@ from rolloutd import reason_text
 from rolloutd.commands.resolve import ResolvedRollout
 from rolloutd.control import coverage, gate_serializers, wire, wire_audit, wire_fleet, wire_plans
 from rolloutd.control.requests import NodesQuery, PageQuery
+from rolloutd.control.train_serializers import rollout_train
 from rolloutd.engine.state import State, StepProgress
 from rolloutd.memory import memory_bytes
 from rolloutd.ports import AuditBase, AuditReport, ClosedRollout, RunnerStatus
@@ -149,6 +151,7 @@ def rollout(state: State, resolved: ResolvedRollout, covered: coverage.Coverage)
             if stage.force
         ],
         "minutes": minutes(progress.slot_s, progress.prepare_s),
+        "train": rollout_train(index, current.id),
     }
 
 
@@ -392,7 +395,8 @@ def node_reason(
     if target.phase in (Phase.PENDING, Phase.FAILED) or target.drift is not None or awaits_rollback:
         found = blocker
     else:
-        found = _in_flight_reason(index, target, live, runner) if target.phase in IN_FLIGHT_PHASES else None
+        is_in_flight = target.phase in IN_FLIGHT_PHASES
+        found = _in_flight_reason(index, target, live, runner, now) if is_in_flight else None
     if found is None or found.remedy is None or found.remedy.until is None or found.remedy.until > now:
         return found
     # The instant has passed, and what was due then is under way.
@@ -400,7 +404,7 @@ def node_reason(
 
 
 def _in_flight_reason(
-    index: Index, target: Target, live: StepProgress, runner: RunnerStatus
+    index: Index, target: Target, live: StepProgress, runner: RunnerStatus, now: float
 ) -> Reason | None:
     if live.awaited_sources:
         awaited, answer = {"sources": live.awaited_sources}, Remedy(RemedyKind.WAIT_FOR_INVENTORY)
@@ -409,6 +413,8 @@ def _in_flight_reason(
         runs = {"active": runner.active, "parallel": runner.parallel}
         end_of_run = Remedy(RemedyKind.WAIT_FOR_RUN)
         return Reason(ReasonCode.RUNNER_FULL, target.node, runs, runner.waiting[target.node], end_of_run)
+    if (shared := trains.outage_reason(index, target, now)) is not None:
+        return shared
     params: dict[str, Param]
     isolation = Remedy(RemedyKind.WAIT_FOR_ISOLATION, until=live.isolation_deadline)
     if live.awaited_slot is not None:

@@ -10,6 +10,8 @@ from typing import Any, Literal, NotRequired
 
 from typing_extensions import TypedDict
 
+from rolloutd.control.wire_trains import RolloutTrain
+
 RolloutState = Literal["awaiting-approval", "running", "soaking", "paused", "done", "cancelled"]
 GateState = Literal["not-asked", "waiting", "open", "rejected", "in-doubt"]
 
@@ -269,8 +271,7 @@ class Rollout(RolloutSummary):
 
     `skipped` nodes are done without the change, `rolled_back` is how many of these were changed before.
     `forecast`, `work` and `eta` (its p90) are of the latest forecast, null before the first one.
-    `votes_missing` is what people have left to do: votes at all gates ahead.
-    `prepared` is null if the plan has no prepare stage; `minutes` are of all nodes together.
+    `votes_missing` counts votes at all gates ahead, `minutes` are of all nodes; `prepared` may be null.
     """
 
     source: Source
@@ -294,6 +295,7 @@ class Rollout(RolloutSummary):
     prepared: Prepared | None
     forced_stages: list[ForcedStage]
     minutes: Minutes
+    train: RolloutTrain | None
 
 
 class Status(TypedDict):

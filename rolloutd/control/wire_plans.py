@@ -130,8 +130,23 @@ class PlanDuration(TypedDict):
     warning: str | None
 
 
+class PreviewTrain(TypedDict):
+    """An open rollout that is to change the same nodes: a train with it saves that many outages.
+
+    `joins`: the submit makes that train, because both plans say `train`.  `problem` is why it cannot.
+    """
+
+    rollout: str
+    nodes_shared: int
+    joins: bool
+    problem: str | None
+
+
 class Preview(TypedDict):
-    """What a plan would do; `forecast` is null where none was ready in time."""
+    """What a plan would do; `forecast` is null where none was ready in time.
+
+    `trains` are the open rollouts with more than a tenth of their nodes, or of the plan's, in common.
+    """
 
     targets: list[PreviewTarget]
     waves: list[PreviewWave]
@@ -146,6 +161,7 @@ class Preview(TypedDict):
     digest: str
     hashes: Hashes
     warnings: list[str]
+    trains: list[PreviewTrain]
     forecast: PlanDuration | None
 
 

@@ -6,6 +6,8 @@ from typing import Literal
 
 from typing_extensions import TypedDict
 
+TrainState = Literal["waiting", "active", "ended"]
+
 
 class Train(TypedDict):
     """Rollouts that share the outage of a node, in the order of their changes.
@@ -20,7 +22,7 @@ class Train(TypedDict):
     missing: list[str]
     nodes_shared: int
     outages_saved: int
-    state: Literal["waiting", "active", "ended"]
+    state: TrainState
     wait_s: float
     by: str
     at: str
@@ -28,3 +30,12 @@ class Train(TypedDict):
 
 class Trains(TypedDict):
     trains: list[Train]
+
+
+class RolloutTrain(TypedDict):
+    """The train of a rollout; `rollouts` in order, `outages_saved` of this rollout alone."""
+
+    name: str
+    rollouts: list[str]
+    state: TrainState
+    outages_saved: int

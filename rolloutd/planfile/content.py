@@ -34,6 +34,7 @@ OPTIONAL_POLICY_KEYS = (
     "skip_compliant",
     "keep",
     "every",
+    "train",
     "on_failure",
     "at_most",
     "show_vars",

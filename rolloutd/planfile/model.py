@@ -358,6 +358,11 @@ class Spec(Params):
         default=ABSENT,
         description="Interval of the drift checks of done nodes; 1h with `keep`, else none.",
     )
+    train: bool = Field(
+        default=False,
+        description="Share the outage of a node with the live rollouts whose plans say so too: they form a"
+        " train in the order of their submission.",
+    )
     isolate: list[IsolateStep] = Field(
         default=[],
         max_length=MAX_STEPS,

@@ -321,6 +321,7 @@ class ReplayedFleet:
             "expected_s": 240.0,
             "prepared": None,
             "forced_stages": [],
+            "train": None,
             "minutes": {"slot": 0.0, "prepare": 0.0},
         }
 

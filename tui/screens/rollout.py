@@ -10,7 +10,7 @@ from textual.geometry import Size
 from textual.widget import Widget
 
 from rolloutd import event_text
-from rolloutd.control import wire
+from rolloutd.control import response_text, wire
 from tui.formatting import formatting, lines
 from tui.formatting.glyphs import PHASE_GLYPHS, log_line
 from tui.formatting.lines import Line, column, fit_name, justify
@@ -333,6 +333,8 @@ class RolloutPage(TwoPanes, RolloutScreen):
             for number, line in enumerate(gate_lines(self, pending, max(20, pane.width - 2))):
                 yield "" if number else f"gate:{pending.key}", static_line(line)
         in_flight = sorted(rollout.in_flight.values(), key=_started_at)
+        if train := response_text.describe_train(rollout.status):
+            yield note_row(train)
         yield heading("IN FLIGHT", str(len(in_flight)))
         # Leave a third of the pane for the reasons why the other nodes wait.
         shown = in_flight[: max(MIN_IN_FLIGHT, pane.height * 2 // 3)]

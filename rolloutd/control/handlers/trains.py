@@ -9,7 +9,7 @@ from machines.scheduler.train_savings import train_savings
 from rolloutd.commands import trains
 from rolloutd.commands.execution import Command, current, execute, resolve_live
 from rolloutd.commands.rollout_commands import Events, Principal
-from rolloutd.control import requests, rights, wire_trains
+from rolloutd.control import requests, rights, train_serializers, wire_trains
 from rolloutd.control.routes import Request, RouteTable, Services
 from rolloutd.control.serializers import format_timestamp
 from rolloutd.engine.state import State
@@ -27,7 +27,7 @@ async def list_trains(services: Services, request: Request) -> wire_trains.Train
 async def show_train(services: Services, request: Request) -> wire_trains.Train:
     """Show a train, its order and the outages that it saves."""
     return await train_response(
-        services.state, trains.require_train(services.state, request.path_params["t"])
+        services.state, trains.require_train(services.state.index, request.path_params["t"])
     )
 
 
@@ -42,7 +42,7 @@ async def add_to_train(services: Services, request: Request[requests.AddToTrain]
         return trains.add(state, who, name, rollouts, body.reason, body.wait_s)
 
     await execute(state, request.identity, Command(f"train: {body.reason}", decide))
-    return await train_response(state, trains.require_train(state, name))
+    return await train_response(state, trains.require_train(state.index, name))
 
 
 @routes.add("POST", "/v1/trains/{t}/approve", access=rights.TRAIN_OWNER)
@@ -51,14 +51,14 @@ async def approve_train(services: Services, request: Request[requests.ReasonBody
     state, name, reason = services.state, request.path_params["t"], request.input.reason
     decide = partial(trains.approve, name=name, reason=reason)
     await execute(state, request.identity, Command(f"train: {reason}", decide))
-    return await train_response(state, trains.require_train(state, name))
+    return await train_response(state, trains.require_train(state.index, name))
 
 
 @routes.add("DELETE", "/v1/trains/{t}", access=rights.TRAIN_OWNER)
 async def remove_train(services: Services, request: Request[requests.ReasonBody]) -> wire_trains.Train:
     """Remove a train: what its rollouts share already, they finish together."""
     state, name, reason = services.state, request.path_params["t"], request.input.reason
-    removed = trains.require_train(state, name)
+    removed = trains.require_train(state.index, name)
     decide = partial(trains.remove, name=name, reason=reason)
     await execute(state, request.identity, Command(f"train: {reason}", decide))
     return await train_response(state, removed)
@@ -74,7 +74,6 @@ async def train_response(state: State, train: Train) -> wire_trains.Train:
             for each in train.rollouts
         ]
     )
-    is_open = any(each in index.rollouts and not index.rollouts[each].closed for each in train.rollouts)
     return {
         "name": train.name,
         "rollouts": list(train.rollouts),
@@ -82,7 +81,7 @@ async def train_response(state: State, train: Train) -> wire_trains.Train:
         "missing": [each for each in train.rollouts if each not in train.approvals],
         "nodes_shared": savings.nodes_shared,
         "outages_saved": savings.outages_saved,
-        "state": "ended" if not is_open else "active" if train.is_approved else "waiting",
+        "state": train_serializers.train_state(index, train),
         "wait_s": train.wait_s,
         "by": train.by.name,
         "at": format_timestamp(train.at),

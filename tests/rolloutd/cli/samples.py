@@ -83,6 +83,7 @@ ROLLOUT: dict[str, Any] = {
     "not_isolated": [],
     "prepared": None,
     "forced_stages": [],
+    "train": None,
     "minutes": {"slot": 0.0, "prepare": 0.0},
 }
 

@@ -45,7 +45,14 @@ ENTRIES = [
 def daemon(tmp_path: Path) -> Iterator[CannedDaemon]:
     with serve_canned(tmp_path / "s") as daemon:
         node = {"node": "n1", "team": "web", "phase": "failed", "outcome": None, "reason": None}
-        daemon.answer("GET", f"rollouts/{ROLLOUT_ID}", {**ROLLOUT, "prepared": {"done": 6, "total": 12}})
+        train = {
+            "name": "week",
+            "rollouts": ["kernel-x", ROLLOUT_ID],
+            "state": "active",
+            "outages_saved": 5,
+        }
+        shown = {**ROLLOUT, "prepared": {"done": 6, "total": 12}, "train": train}
+        daemon.answer("GET", f"rollouts/{ROLLOUT_ID}", shown)
         daemon.answer("GET", f"rollouts/{ROLLOUT_ID}/nodes", {"nodes": [{**node, "since": None}]})
         source = {"kind": "git", "pin": "abc"}
         daemon.answer("GET", f"rollouts/{ROLLOUT_ID}/plan", {"source": source, "content": {}, "digest": "d"})
@@ -79,6 +86,7 @@ def test_page_says_what_who_why_and_how_far(daemon: CannedDaemon) -> None:
         "paused: n3 failed while maintaining",
         "58 %: 7 of 12 nodes changed",
         "6 of 12 nodes prepared.",
+        "in one outage with the other rollouts of train week (active): 2 of 2, 5 outages saved.",
         "ends in 4m to 6m20s, 2 votes left.",
         "proceed after fleet is waiting: 1 vote of infra",
         "Not probed: client traffic.",

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from rolloutd.commands import trains
 from rolloutd.control.client import ApiError
+from rolloutd.control.response_text import describe_train
 from tests.rolloutd.control_environment import PLAN, ControlEnvironment, control_environment
 
 PAYMENTS_PLAN = PLAN.replace("name: sysctl, owner: infra", "name: driver, owner: payments")
@@ -87,6 +89,92 @@ async def test_longer_train_asks_for_approval_again(env: ControlEnvironment) -> 
     train = await add(env, "olga", rollouts=["third"])
     assert len(train["rollouts"]) == 3
     assert len(train["missing"]) == 1
+
+
+def plan_of(name: str, owner: str = "infra", *, joins: bool = True) -> str:
+    """Return a plan that says whether its rollout joins a train."""
+    spec = "spec:\n  train: true" if joins else "spec:"
+    return PLAN.replace("name: sysctl, owner: infra", f"name: {name}, owner: {owner}").replace("spec:", spec)
+
+
+async def test_plans_that_say_train_form_one(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as env:
+        kernel = await env.submit("olga", text=plan_of("kernel"))
+        assert not env.state.index.trains
+        alone = await env.submit("olga", text=plan_of("alone", joins=False))
+        driver = await env.submit("oscar", text=plan_of("driver"))
+        (train,) = (await env.request("nora", "get", "/v1/trains"))["trains"]
+        assert (train["rollouts"], train["approved"], train["state"]) == ([kernel, driver], True, "active")
+        assert (train["nodes_shared"], train["outages_saved"], train["missing"]) == (4, 0, [])
+        certs = await env.submit("paul", text=plan_of("certs", "payments"))
+        grown = await env.request("nora", "get", f"/v1/trains/{train['name']}")
+        assert grown["rollouts"] == [kernel, driver, certs]
+        assert (grown["approved"], grown["missing"]) == (False, [kernel, driver])
+        assert env.state.index.train_of(alone) is None
+        approved = await env.request(
+            "olga", "post", f"/v1/trains/{train['name']}/approve", {"reason": "fine"}
+        )
+        assert (approved["approved"], approved["state"]) == (True, "active")
+
+
+async def test_status_shows_train_of_rollout(env: ControlEnvironment) -> None:
+    assert (await env.request("nora", "get", "/v1/rollouts/sysctl"))["train"] is None
+    train = await add(env, "olga")
+    shown = await env.request("nora", "get", f"/v1/rollouts/{train['rollouts'][1]}")
+    expected = {"name": "t", "rollouts": train["rollouts"], "state": "waiting", "outages_saved": 0}
+    assert shown["train"] == expected
+    assert describe_train(shown) == "train t (waiting): 2 of 2, 0 outages saved"
+
+
+async def test_plan_of_other_isolator_stays_alone(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as env:
+        kernel = await env.submit("olga", text=plan_of("kernel"))
+        other = plan_of("driver").replace('do: "true"', 'do: "false"')
+        previewed = await preview(env, other)
+        assert [(each["rollout"], each["joins"]) for each in previewed] == [(kernel, False)]
+        assert "isolator command has other parameters" in previewed[0]["problem"]
+        await env.submit("olga", text=other)
+        assert not env.state.index.trains
+
+
+async def test_superseding_plan_takes_place_in_train(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as env:
+        kernel = await env.submit("olga", text=plan_of("kernel"))
+        driver = await env.submit("olga", text=plan_of("driver"))
+        newer = plan_of("kernel").replace("soak: 10m", "soak: 20m")
+        again = await env.submit("olga", text=newer, supersede=True)
+        (train,) = env.state.index.trains
+        assert train.rollouts == (kernel, again, driver)
+        assert train.is_approved
+
+
+async def test_preview_offers_train_for_shared_nodes(env: ControlEnvironment) -> None:
+    offered = await preview(env, plan_of("third", joins=False))
+    found = [(each["rollout"].rpartition("-")[0], each["nodes_shared"], each["joins"]) for each in offered]
+    assert found == [("sysctl", 4, False), ("driver", 4, False)]
+
+
+async def test_ended_train_makes_room_for_another(
+    env: ControlEnvironment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trains, "MAX_TRAINS", 1)
+    await add(env, "adam")
+    await env.submit("olga", text=PLAN.replace("name: sysctl", "name: third"))
+    await env.submit("olga", text=PLAN.replace("name: sysctl", "name: fourth"))
+    more = {"rollouts": ["third", "fourth"], "reason": "next week"}
+    with pytest.raises(ApiError, match="the maximum of 1 is reached"):
+        await env.request("adam", "put", "/v1/trains/next", more)
+    for name in ("sysctl", "driver"):
+        await env.request("adam", "post", f"/v1/rollouts/{name}/cancel", {"reason": "no"})
+    assert (await env.request("nora", "get", "/v1/trains/t"))["state"] == "ended"
+    await env.request("adam", "put", "/v1/trains/next", more)
+    assert [each.name for each in env.state.index.trains] == ["next"]
+
+
+async def preview(env: ControlEnvironment, text: str) -> Any:
+    """Return what the preview of a plan says of trains."""
+    body = {"file": "plan.yml", "text": text}
+    return (await env.request("olga", "post", "/v1/plans/preview", body))["trains"]
 
 
 async def test_removed_train_is_gone(env: ControlEnvironment) -> None:

@@ -64,6 +64,7 @@ spec:
   skip_compliant: true
   keep: true
   every: 2h
+  train: true
   poll: 20s
   isolate:
     - command: {do: drain, undo: undrain, look: is-drained, timeout: 1m}

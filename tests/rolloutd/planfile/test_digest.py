@@ -135,12 +135,15 @@ def test_list_of_prepare_stages_is_the_section_without_options() -> None:
     assert names == ["stage", "install-1", "install-2"]
 
 
-def test_absent_and_false_skip_compliant_are_one_digest() -> None:
+@pytest.mark.parametrize("key", ["skip_compliant", "train"])
+def test_absent_and_false_are_one_digest(key: str) -> None:
     spec = "  targets:"
-    written = SMALLEST_PLAN.replace(spec, f"  skip_compliant: false\n{spec}", 1)
-    skipping = SMALLEST_PLAN.replace(spec, f"  skip_compliant: true\n{spec}", 1)
-    assert parts(content_of(written)) == parts(content_of(SMALLEST_PLAN))
-    assert parts(content_of(skipping)) != parts(content_of(SMALLEST_PLAN))
+    absent, written, given = (
+        parts(content_of(SMALLEST_PLAN.replace(spec, f"{line}{spec}", 1)))
+        for line in ("", f"  {key}: false\n", f"  {key}: true\n")
+    )
+    assert written == absent
+    assert {part for part in given if given[part] != absent[part]} == {"policy", "whole"}
 
 
 def test_idle_for_of_zero_stays_in_digest() -> None:
