@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rolloutd.secret_urls import has_secret, without_secret
+
 
 class RolloutdError(Exception):
     """The root of all errors that rolloutd raises on purpose."""
@@ -17,7 +19,8 @@ class RolloutdError(Exception):
 class Diagnostic:
     """One mistake in a plan or settings file.
 
-    `line` and `column` count from 1; `path` is dotted (`spec.maintain.timeout`).
+    `line` and `column` count from 1; `path` is dotted (`spec.maintain.timeout`).  `found` loses the secrets
+    of a URL: many may read a condition of the daemon.
     """
 
     file: str
@@ -27,6 +30,10 @@ class Diagnostic:
     found: str
     allowed: str
     message: str
+
+    def __post_init__(self) -> None:
+        if has_secret(self.found):
+            object.__setattr__(self, "found", without_secret(self.found))
 
     def __str__(self) -> str:
         where = f"{self.file}:{self.line}:{self.column}: {self.path}"

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
+import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from rolloutd import planfile
@@ -11,6 +15,7 @@ from rolloutd.plugin import field_types
 from rolloutd.ports import WITHHELD
 from rolloutd.secret_urls import has_secret, without_secret
 from rolloutd.secret_variables import storable_variables
+from rolloutd.settings import load
 from tests.rolloutd.control_environment import PLAN, URL
 
 TOKEN = "16C7e42F292c6912E7"
@@ -105,4 +110,23 @@ def test_diagnostic_does_not_repeat_the_secret(kind: str) -> None:
     with pytest.raises(InvalidFile) as invalid:
         planfile.read(text.encode(), "plan.yaml")
     assert "does not belong in a plan" in str(invalid.value.diagnostics)
+    assert TOKEN not in str(invalid.value) + str(invalid.value.diagnostics)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"prometheus": {"main": {"url": "URL"}}},
+        {"inventory": {"sources": [{"netbox": {"url": "URL", "token_file": "/t"}}]}},
+        {"inventories": "URL"},
+        {"socket": {"url": "URL"}},
+    ],
+    ids=str,
+)
+def test_mistake_in_settings_shows_no_secret(tmp_path: Path, settings: dict[str, Any]) -> None:
+    """A reload shows it to all users, as a condition of the daemon."""
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(settings).replace("URL", f"https://ops:{TOKEN}@host.example/x"))
+    with pytest.raises(InvalidFile) as invalid:
+        load(path)
     assert TOKEN not in str(invalid.value) + str(invalid.value.diagnostics)
