@@ -24,6 +24,7 @@ from rolloutd.ports import (
     Check,
     Clock,
     Failed,
+    GivesTemplates,
     GuardReport,
     GuardState,
     Host,
@@ -39,6 +40,10 @@ from rolloutd.ports import (
     TrafficProbe,
     Unknown,
     Watch,
+    require_plain_text,
+    require_readable,
+    require_typed,
+    without_templates,
 )
 
 MANY_NODES = 200
@@ -293,6 +298,18 @@ class InventoryContract(_Contract[InventoryBackend]):
         assert {node.source for node in nodes} == {backend.inventory.source}
         texts = [text for node in nodes for label in node.labels.items() for text in label]
         assert all(isinstance(text, str) for text in texts)
+
+    @scenario
+    async def test_daemon_takes_every_node(self, backend: InventoryBackend) -> None:
+        """The rules of docs/plugins.md: text alone, and of Ansible's variables address, port and user."""
+        for node in await backend.inventory.refresh():
+            if isinstance(backend.inventory, GivesTemplates):
+                require_readable(node.connection)
+            else:
+                require_typed(node.connection)
+                without_templates(node.connection)
+            for key, text in node.labels.items():
+                require_plain_text(f"label {key!r}", f"{key}={text}")
 
     @scenario
     async def test_repeated_refresh_returns_the_same(self, backend: InventoryBackend) -> None:

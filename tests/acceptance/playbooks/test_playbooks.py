@@ -65,6 +65,15 @@ def test_check_mode_skips_no_command(path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_every_playbook_is_killed_checked_and_undone(name: str) -> None:
+    text = (Path(__file__).parent / f"test_{name.replace('-', '_')}.py").read_text()
+    for end in ("", "-undo"):
+        assert f'play_killed("{name}{end}.yml"' in text
+        assert f'check("{name}{end}.yml"' in text
+    assert f'play("{name}-verify.yml"' in text
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_every_undo_takes_its_own_record(name: str) -> None:
     for end, change in (("", "record_items(rollout"), ("-undo", "without_rollout(rollout)")):
         tasks = [task for task, _ in tasks_of(PLAYBOOKS / f"{name}{end}.yml")]

@@ -71,6 +71,21 @@ def test_undo_in_any_order_leaves_other_rollouts() -> None:
         assert node.records == {"layers": [], "dropped": []}
 
 
+@pytest.mark.parametrize("order", [["r1", "r2"], ["r2", "r1"]])
+def test_two_rollouts_of_equal_values_are_undone_alone(order: list[str]) -> None:
+    node = Values()
+    for rollout in ("r1", "r2"):
+        node.run(rollout, a=2)
+    for rollout, value in zip([order[0], *order], [2, 2, 1], strict=True):
+        node.undo(rollout)
+        assert node.values["a"] == value
+
+
+def test_parameter_has_one_name() -> None:
+    names = ["net/ipv4/conf/eth0.1/rp_filter", "net.ipv4.conf.eth0/1.rp_filter"]
+    assert {next(iter(SYSCTL.by_sysctl_name({name: 1}))) for name in names} == {names[1]}
+
+
 def test_retry_keeps_what_first_attempt_found() -> None:
     node = Values()
     node.run("r1", a=2)

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+import rolloutd.adapters as adapters_package
 from machines.model.node import Node
 from rolloutd.adapters.ansible.environment import (
     RunPaths,
@@ -154,6 +155,12 @@ async def test_node_with_invalid_address_is_left_out(tmp_path: Path, address: An
         await refresher.refresh()
         assert inside.state.host("w1").address == "w1.example.com"
         assert problem_of(inside.state, "cluster") == ""
+
+
+def test_only_inventory_of_ansible_gives_templates() -> None:
+    adapters = Path(adapters_package.__file__).parent
+    giving = [path for path in adapters.rglob("*.py") if "gives_templates" in path.read_text()]
+    assert [str(path.relative_to(adapters)) for path in giving] == ["ansible/inventory.py"]
 
 
 CONNECTION_VARIABLES = {
