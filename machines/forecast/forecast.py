@@ -188,7 +188,12 @@ def _assumptions(walk: Walk, rollout: Rollout, *, is_drawn: bool) -> tuple[Assum
     if walk.unhealthy:
         found.append(Assumption(AssumptionCode.NODES_HEALTHY, {"nodes": walk.unhealthy}))
     if rollout.plan.traffic:
-        found.append(Assumption(AssumptionCode.TRAFFIC_IDLE))
+        nodes = [target.node for target in walk.index.targets(rollout.id)]
+        is_known = assumed.busy_s is not None and any(
+            assumed.busy_s(rollout.id, node) is not None for node in nodes
+        )
+        history = Assumption(AssumptionCode.TRAFFIC_HISTORY, {"nodes": assumed.busy_nodes})
+        found.append(history if is_known else Assumption(AssumptionCode.TRAFFIC_IDLE))
     if is_drawn and assumed.common_deviation.share:
         share: dict[str, Param] = {"share": assumed.common_deviation.share}
         found.append(Assumption(AssumptionCode.COMMON_DEVIATION, share))

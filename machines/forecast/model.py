@@ -49,7 +49,8 @@ class Assumptions:
 
     `approve_after_s`: how long after it is asked a gate gets its votes, None for never.  `failure_rate`: the
     share of attempts that fail; then the rollout waits for its proceed votes, and the node is tried again.
-    `busy_s` returns how long a node of a rollout that is probed stays busy.  `parallel_runs`: how many runs
+    `busy_s` returns how long a node of a rollout that is probed stays busy, None if nothing is known of it;
+    `busy_nodes` is of how many nodes that is known.  `parallel_runs`: how many runs
     the runner executes at once.  `slowdown`: by what share of its time alone a run takes longer for each
     other one at once.  `common_deviation`: how much longer or shorter all steps together may take than those
     that their durations are from.  `are_samples`: the durations are samples, so their mean is as uncertain
@@ -58,7 +59,8 @@ class Assumptions:
 
     approve_after_s: float | None = 0.0
     failure_rate: float = 0.0
-    busy_s: Callable[[str, str], float] | None = None
+    busy_s: Callable[[str, str], float | None] | None = None
+    busy_nodes: int = 0
     parallel_runs: float = math.inf
     slowdown: float = 0.0
     common_deviation: Deviation = Deviation()
@@ -79,7 +81,9 @@ class AssumptionCode(StrEnum):
     NODES_HEALTHY = "nodes-healthy"
     """`nodes`: how many nodes are not known to be up, and are taken to be."""
     TRAFFIC_IDLE = "traffic-idle"
-    """Nodes with traffic probes are taken to be idle after the time that they were busy."""
+    """Nodes with traffic probes are taken to be idle, because nothing is known of how long they are busy."""
+    TRAFFIC_HISTORY = "traffic-history"
+    """`nodes`: how many nodes are known that were probed; each node is busy for as long as one of them."""
     PARALLEL_RUNS = "parallel-runs"
     """`runs`: how many the runner executes at once; `slowdown`: by what share another run delays one."""
     COMMON_DEVIATION = "common-deviation"

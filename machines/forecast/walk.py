@@ -276,7 +276,7 @@ class Walk:
         key = (command.rollout, command.node)
         if key not in self._busy_until:
             busy_s = self.assumptions.busy_s
-            self._busy_until[key] = self.now + (0.0 if busy_s is None else busy_s(*key))
+            self._busy_until[key] = self.now + ((busy_s(*key) if busy_s is not None else None) or 0.0)
         self.index.record_traffic(TrafficResult(*key, self.now < self._busy_until[key], self.now))
         return True
 

@@ -99,6 +99,7 @@ class PhaseMoved:
     isolated: bool | None = None
     text: str = ""
     joins_outage: bool = False
+    busy_s: float | None = None  # how long traffic kept it from its admission; None without probes
 
 
 @dataclass(frozen=True, slots=True)

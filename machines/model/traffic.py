@@ -31,7 +31,8 @@ class TrafficResult:
     """The result of a plan's traffic probes on a node at an instant (epoch seconds).
 
     `busy` None: unknown.  `count`: how much traffic, if the probe has a number.  `since`: when the result was
-    first the same without a break; 0.0 before it is recorded.  `poll_s` is the plan's.
+    first the same without a break; 0.0 before it is recorded.  `poll_s` is the plan's.  `busy_s`: how long
+    the node was not known to be idle, from its first probe on.
     """
 
     rollout: str
@@ -42,6 +43,7 @@ class TrafficResult:
     since: float = 0.0
     count: int | None = None
     poll_s: float = DEFAULT_POLL_S
+    busy_s: float = 0.0
 
     def reprobe_at(self, *, is_contested: bool) -> float:
         """Return when to probe again (epoch seconds).
@@ -66,7 +68,12 @@ class TrafficResult:
         # What happened on the node between two distant probes is unknown, so idle does not reach over it.
         if last is not None and self.busy is False:
             same &= self.at - last.at <= max(IDLE_MAX_AGE_S, 2 * self.poll_s)
-        return replace(self, since=last.since if last is not None and same else self.since or self.at)
+        busy_s = 0.0 if last is None else last.busy_s
+        if last is not None and last.busy is not False:
+            # Between distant probes the node may have been idle, but nothing asked for it.
+            busy_s += min(max(0.0, self.at - last.at), REPROBE_MAX_S)
+        since = last.since if last is not None and same else self.since or self.at
+        return replace(self, since=since, busy_s=busy_s)
 
     def is_idle(self, now: float, idle_for_s: float = 0.0) -> bool:
         """Return whether the node is known to be idle at `now`, and to have been so for `idle_for_s`."""

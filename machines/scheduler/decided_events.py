@@ -86,7 +86,9 @@ def _decided(index: Index, decision: Decision, now: float, text_of: TextOf) -> I
     for start in decision.of(Admit):
         target = index.target(start.rollout, start.node)
         joins = not target.isolated and is_isolated(index, start.node)
-        yield transition(target, Trigger.ADMITTED, now, joins_outage=joins)
+        traffic = index.traffic_of(start.rollout, start.node) if index.plan_for(target).traffic else None
+        busy_s = None if traffic is None else round(traffic.busy_s, 1)
+        yield transition(target, Trigger.ADMITTED, now, joins_outage=joins, busy_s=busy_s)
     for skip in decision.of(SkipQuarantined):
         target = index.target(skip.rollout, skip.node)
         text = text_of(skip, target)

@@ -19,6 +19,7 @@ def transition(
     code: FailureCode = FailureCode.FAILED,
     suffix: str = "",
     joins_outage: bool = False,
+    busy_s: float | None = None,
 ) -> PhaseMoved:
     """Return the event of a target that takes an edge; `step` is the step that failed.
 
@@ -53,4 +54,5 @@ def transition(
         not_before=not_before,
         text=text,
         joins_outage=joins_outage,
+        busy_s=busy_s,
     )

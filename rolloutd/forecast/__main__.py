@@ -142,7 +142,8 @@ class _Answer:
     async def make(self) -> JSON:
         request = self._request
         samples = await self._store.load_step_durations(MAX_SAMPLES)
-        self._history = StepHistory(self._index, samples, request.host_class)
+        busy_times = await self._store.load_busy_times(MAX_SAMPLES)
+        self._history = StepHistory(self._index, samples, request.host_class, busy_times)
         self._records = await self._load_records()
         rate = request.failure_rate
         if rate is None:
@@ -152,6 +153,8 @@ class _Answer:
         self._assumptions = Assumptions(
             request.approve_after_s,
             rate,
+            self._history.busy_s,
+            self._history.busy_nodes,
             parallel_runs=request.parallel_runs,
             slowdown=self._history.slowdown,
             common_deviation=self._history.common_deviation(self._rollout),

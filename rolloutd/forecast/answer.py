@@ -149,6 +149,8 @@ def describe_assumption(found: Assumption) -> str:
             return f"{params['nodes']} nodes that are not known to be up are up"
         case AssumptionCode.TRAFFIC_IDLE:
             return "nodes with traffic probes are idle when their turn comes"
+        case AssumptionCode.TRAFFIC_HISTORY:
+            return f"traffic keeps each node from starting as long as one of {params['nodes']} nodes before"
         case AssumptionCode.PARALLEL_RUNS:
             runs, slowdown = int(str(params["runs"])), 100.0 * float(str(params["slowdown"]))
             delay = f", and each of them makes the others {slowdown:.2g} % longer" if slowdown else ""

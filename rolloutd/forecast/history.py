@@ -12,12 +12,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from random import Random
 from statistics import fmean, variance
 
 from machines.facts.index import Index
 from machines.forecast.model import Deviation
 from machines.model.step_record import StepAction, StepRecord, StepState
-from rolloutd.ports import StepDuration
+from rolloutd.ports import BusyTime, StepDuration
 
 MIN_SAMPLES = 3
 """Fewer durations say too little: the next wider group is asked."""
@@ -153,6 +154,7 @@ class StepHistory:
         index: Index,
         samples: Sequence[StepDuration],
         host_class: Sequence[str],
+        busy_times: Sequence[BusyTime] = (),
     ) -> None:
         self._index = index
         runs = past_runs(samples)
@@ -163,6 +165,16 @@ class StepHistory:
         )
         self.slowdown = slowdown(of_playbooks)
         self._host_class = tuple(host_class)
+        self._busy: dict[tuple[str, str], list[float]] = {}
+        self.busy_nodes = len({each.node for each in busy_times})
+        for each in busy_times:  # the latest first
+            for key in (
+                ("rollout", each.rollout),
+                ("plan", each.plan),
+                ("class", self._class_of(each.node)),
+            ):
+                if len(of_group := self._busy.setdefault(key, [])) < MAX_SAMPLES:
+                    of_group.append(each.seconds)
         self._groups: dict[Group, list[float]] = {}
         self._known: dict[tuple[str, str, str, StepAction], Sequence[float]] = {}
         self._alone: dict[str, dict[str, list[float]]] = {}
@@ -199,6 +211,17 @@ class StepHistory:
             for of_playbook in self._alone.values()
         ]
         return common_deviation(in_order, is_within=has_own)
+
+    def busy_s(self, rollout: str, node: str) -> float | None:
+        """Return how long a node is busy: as long as one of those before, which its name decides."""
+        seconds = self._busy_seconds(rollout, node)
+        return Random(f"{rollout}/{node}").choice(seconds) if seconds else None  # noqa: S311  # no secret
+
+    def _busy_seconds(self, rollout: str, node: str) -> Sequence[float]:
+        plan = self._index.rollout(rollout).plan.name
+        names = (("rollout", rollout), ("plan", plan), ("class", self._class_of(node)))
+        groups = [self._busy.get(key, ()) for key in names]
+        return next((group for group in groups if len(group) >= MIN_SAMPLES), ())
 
     def _find(self, rollout: str, class_name: str, step: str, action: StepAction) -> Sequence[float]:
         plan = self._index.rollout(rollout).plan

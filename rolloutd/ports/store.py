@@ -138,6 +138,16 @@ class StepDuration:
 
 
 @dataclass(frozen=True, slots=True)
+class BusyTime:
+    """How long traffic kept a node from being admitted, 0.0 if it was idle when it was first probed."""
+
+    rollout: str
+    plan: str
+    node: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class KeptForecast:
     """A forecast that people have seen; `answer` is its JSON, `is_missed`: its p90 was said to be over."""
 
@@ -316,6 +326,12 @@ class Store(Protocol):
 
     async def load_step_durations(self, limit: int) -> Sequence[StepDuration]:
         """Return the durations of the latest steps and prepare stages that succeeded, the latest first."""
+
+    async def load_busy_times(self, limit: int) -> Sequence[BusyTime]:
+        """Return how long traffic kept nodes from starting, the latest first; of so many changes of phase.
+
+        Entries of the audit that are exported are not asked.
+        """
 
     async def count_attempts(self, plan: str) -> tuple[int, int]:
         """Return how many attempts the rollouts of a plan had, and how many failures."""

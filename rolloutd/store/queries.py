@@ -33,6 +33,7 @@ from rolloutd.errors import NotFound, RolloutdError, StoreFailed
 from rolloutd.ports import (
     JSON,
     AuditEntry,
+    BusyTime,
     ClosedRollout,
     DiscoveredNode,
     KeptForecast,
@@ -162,6 +163,19 @@ def load_step_durations(connection: Connection, limit: int) -> tuple[StepDuratio
     return tuple(
         StepDuration(rollout, plan, node, step, StepAction(action), max(0.0, seconds), at, bool(is_run))
         for at, rollout, plan, node, step, action, seconds, is_run in rows[:limit]
+    )
+
+
+def load_busy_times(connection: Connection, limit: int) -> tuple[BusyTime, ...]:
+    names = dict(connection.execute("SELECT id, name FROM rollout").fetchall())
+    moves = connection.execute(
+        "SELECT entry FROM audit WHERE event = 'PhaseMoved' ORDER BY seq DESC LIMIT ?", (limit,)
+    )
+    admitted = (json.loads(entry) for (entry,) in moves if '"trigger":"admitted"' in entry)
+    return tuple(
+        BusyTime(entry["rollout"], names[entry["rollout"]], entry["node"], busy_s)
+        for entry in admitted
+        if (busy_s := entry["fields"].get("busy_s")) is not None and entry["rollout"] in names
     )
 
 

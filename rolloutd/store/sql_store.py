@@ -237,6 +237,7 @@ class SqlStore:
     find_later_changes = _query(queries.find_later_changes)
     load_steps = _query(queries.load_steps)
     load_step_durations = _query(queries.load_step_durations)
+    load_busy_times = _query(queries.load_busy_times)
     count_attempts = _query(queries.count_attempts)
     load_forecasts = _query(queries.load_forecasts)
     load_configurations = _query(queries.load_configurations)

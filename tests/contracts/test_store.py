@@ -57,7 +57,7 @@ from machines.model.windows import Freeze
 from machines.states import Edge, Outcome, Phase, Trigger, edges
 from rolloutd.audit_chain import GENESIS_HASH, hash_entry
 from rolloutd.errors import Conflict, LeadershipLost, NotFound, StoreFailed
-from rolloutd.ports import AuditBase, KeptForecast, StepDuration, Store
+from rolloutd.ports import AuditBase, BusyTime, KeptForecast, StepDuration, Store
 from tests.contracts.store_backends import (
     ALICE,
     BACKENDS,
@@ -451,6 +451,15 @@ async def test_durations_are_of_the_latest_steps_that_succeeded(store: Store) ->
     )
     assert tuple(await store.load_step_durations(10)) == expected
     assert tuple(await store.load_step_durations(1)) == expected[:1]
+
+
+async def test_busy_times_are_those_of_admissions_with_probes(store: Store) -> None:
+    await write(store, rollout_opened(), replace(ADMITTED, busy_s=75.5))
+    aborted = phase_moved("n1", Trigger.ISOLATION_ABORTED, Phase.ISOLATING, Phase.PENDING)
+    await write(store, aborted, replace(ADMITTED, attempt=2))
+    expected = (BusyTime("r1", rollout_opened().name, "n1", 75.5),)
+    assert tuple(await store.load_busy_times(10)) == expected
+    assert tuple(await store.load_busy_times(2)) == ()
 
 
 async def test_attempts_and_failures_of_a_plan_are_counted(store: Store) -> None:

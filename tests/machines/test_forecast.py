@@ -205,11 +205,16 @@ def test_node_not_known_to_be_up_named() -> None:
 def test_busy_node_starts_when_it_is_idle() -> None:
     index = index_of(nodes_of({"a": ["n1"]}))
     submit(index, traffic=(StepDef("traffic.0.ssh", "ssh"),))
-    made = forecast_of(index, busy_s=lambda rollout, node: 40.0)
+    made = forecast_of(index, busy_s=lambda rollout, node: 40.0, busy_nodes=3)
     start = starts(made)["n1"]
     assert start is not None
     assert 40.0 <= start < 60.0
-    assert AssumptionCode.TRAFFIC_IDLE in {each.code for each in made.assumptions}
+    assumed = {each.code: each.params for each in made.assumptions}
+    assert assumed[AssumptionCode.TRAFFIC_HISTORY] == {"nodes": 3}
+    assert AssumptionCode.TRAFFIC_IDLE not in assumed
+    unknown = forecast_of(index, busy_s=lambda rollout, node: None)
+    assert starts(unknown) == {"n1": 0.0}
+    assert AssumptionCode.TRAFFIC_IDLE in {each.code for each in unknown.assumptions}
 
 
 def test_rollout_that_checks_drift_stays_open() -> None:

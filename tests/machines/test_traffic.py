@@ -10,7 +10,7 @@ import pytest
 from machines.facts.projection import Projection
 from machines.invariants.violations import violation
 from machines.model.decision import Admit, CheckIfCurrent, DryRun, ProbeTraffic
-from machines.model.events import RolloutCancelled
+from machines.model.events import PhaseMoved, RolloutCancelled
 from machines.model.limits import Budget, Limits, PoolRule
 from machines.model.plan import DEFAULT_POLL_S, StepDef, WaveDef
 from machines.model.traffic import (
@@ -21,6 +21,7 @@ from machines.model.traffic import (
     TrafficResult,
 )
 from machines.scheduler.decide import decide, explain_node, rollout_reason
+from machines.scheduler.decided_events import events_of
 from machines.states import Trigger
 from machines.workflow.phase_transitions import transition as moved
 from rolloutd.reason_text import describe, lifted_by
@@ -304,3 +305,32 @@ def test_invariants_reject_start_without_fresh_probe(
     index.advance(T0)
     found = violation(index, moved(index.target("R", "n1"), Trigger.ADMITTED, T0), T0)
     assert found is None if words is None else words in str(found)
+
+
+def test_admission_says_how_long_traffic_kept_the_node() -> None:
+    index = fleet(nodes=2)
+    for at, busy in ((T0, True), (T0 + 20.0, None), (T0 + 30.0, False), (T0 + 40.0, False)):
+        record_probe(index, at, n1=busy)
+    record_probe(index, T0 + 40.0, n2=False)
+    index.advance(T0 + 40.0)
+    (group,) = events_of(index, decide(index, T0 + 40.0), T0 + 40.0, lambda command, target: "")
+    (event,) = group.events
+    assert isinstance(event, PhaseMoved)
+    assert (event.node, event.trigger, event.busy_s) == ("n1", Trigger.ADMITTED, 30.0)
+
+
+def test_admission_without_probes_has_no_busy_time() -> None:
+    index = fleet(nodes=1, traffic=())
+    (group,) = events_of(index, decide(index, T0), T0, lambda command, target: "")
+    (event,) = group.events
+    assert isinstance(event, PhaseMoved)
+    assert (event.trigger, event.busy_s) == (Trigger.ADMITTED, None)
+
+
+def test_distant_probes_do_not_count_as_busy_in_between() -> None:
+    index = fleet(nodes=1)
+    record_probe(index, T0, n1=True)
+    record_probe(index, T0 + 9000.0, n1=False)
+    result = index.traffic_of("R", "n1")
+    assert result is not None
+    assert result.busy_s == REPROBE_MAX_S

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar, cast
 
@@ -17,7 +18,7 @@ from machines.model.events import (
 )
 from machines.model.node import Node
 from machines.model.plan import Plan
-from machines.model.preparation import Preparation
+from machines.model.preparation import Preparation, PreparationState
 from machines.model.rollout import Failure, GateOpening, Hold, PilotEvidence, Rollout, Target, Verdict, Vote
 from machines.model.rows import (
     ConfigurationDocument,
@@ -33,11 +34,11 @@ from machines.model.rows import (
     Write,
     with_part,
 )
-from machines.model.step_record import StepRecord
+from machines.model.step_record import StepAction, StepRecord, StepState
 from machines.model.train import Train
 from machines.model.windows import Freeze
 from rolloutd.errors import Conflict, TokenAlreadyUsed
-from rolloutd.ports import AuditBase, AuditEntry, KeptForecast, SourceAnswer
+from rolloutd.ports import AuditBase, AuditEntry, BusyTime, KeptForecast, SourceAnswer, StepDuration
 
 Key = tuple[Any, ...]
 R = TypeVar("R")
@@ -103,6 +104,26 @@ class MemoryState:
 
     def opened(self, rollout: str) -> RolloutOpened:
         return cast(RolloutOpened, self.rows[RolloutOpened][rollout,])
+
+    def step_durations(self) -> Sequence[StepDuration]:
+        """Return the durations of the steps and prepare stages that succeeded, the latest first."""
+        steps, stages = self.all(StepRecord), self.all(Preparation)
+        ended: list[Any] = [(row, row.step, row.action) for row in steps if row.state is StepState.OK]
+        ended += [(row, row.stage, StepAction.RUN) for row in stages if row.state is PreparationState.DONE]
+        ended.sort(key=lambda item: -item[0].at)
+        found = []
+        for row, name, action in ended:
+            place = (row.rollout, self.opened(row.rollout).name, row.node, name, action)
+            seconds = row.at - row.began_at - getattr(row, "waited_s", 0.0)
+            found.append(StepDuration(*place, seconds, row.at, row.handle != ""))
+        return found
+
+    def busy_times(self, limit: int) -> Iterable[BusyTime]:
+        """Yield how long traffic kept nodes from starting, by so many of the latest changes of phase."""
+        entries = (json.loads(entry.text) for entry in reversed(self.entries))
+        for move in [entry for entry in entries if entry["event"] == "PhaseMoved"][:limit]:
+            if (busy_s := move["fields"]["busy_s"]) is not None:
+                yield BusyTime(move["rollout"], self.opened(move["rollout"]).name, move["node"], busy_s)
 
     def apply(self, write: Write | Delete, compile_plan: Callable[[Mapping[str, Any]], Plan]) -> None:
         """Write a row; raises Conflict when there is one where none is expected."""

@@ -43,6 +43,7 @@ from rolloutd.ports import (
     AuditCheckpointReport,
     AuditEntry,
     AuditReport,
+    BusyTime,
     ClosedRollout,
     KeptForecast,
     NodeConfigurations,
@@ -374,16 +375,10 @@ class MemoryStore:
         }
 
     async def load_step_durations(self, limit: int) -> Sequence[StepDuration]:
-        steps, stages = self.memory.all(StepRecord), self.memory.all(Preparation)
-        ended: list[Any] = [(row, row.step, row.action) for row in steps if row.state is StepState.OK]
-        ended += [(row, row.stage, StepAction.RUN) for row in stages if row.state is PreparationState.DONE]
-        ended.sort(key=lambda item: -item[0].at)
-        found = []
-        for row, name, action in ended[:limit]:
-            place = (row.rollout, self.memory.opened(row.rollout).name, row.node, name, action)
-            seconds = row.at - row.began_at - getattr(row, "waited_s", 0.0)
-            found.append(StepDuration(*place, seconds, row.at, row.handle != ""))
-        return tuple(found)
+        return tuple(self.memory.step_durations()[:limit])
+
+    async def load_busy_times(self, limit: int) -> Sequence[BusyTime]:
+        return tuple(self.memory.busy_times(limit))
 
     async def count_attempts(self, plan: str) -> tuple[int, int]:
         of_plan = {row.rollout for row in self.memory.all(RolloutOpened) if row.name == plan}

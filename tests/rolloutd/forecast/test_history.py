@@ -18,7 +18,7 @@ from rolloutd.forecast.history import (
     past_runs,
     slowdown,
 )
-from rolloutd.ports import StepDuration
+from rolloutd.ports import BusyTime, StepDuration
 from tests.machines.builders import index_of, nodes_of, submit
 
 
@@ -122,6 +122,17 @@ def test_durations_are_those_of_runs_alone() -> None:
     found = history(samples)
     assert found.slowdown == pytest.approx(0.1)
     assert found.durations("R", "n1", "run.configure", StepAction.RUN) == pytest.approx([10.0] * 12)
+
+
+def test_busy_time_is_one_of_those_before() -> None:
+    index = index_of(nodes_of({"a": [f"n{number}" for number in range(20)]}))
+    submit(index, name="plan")
+    seconds = {"n1": 0.0, "n2": 90.0, "n3": 5.0}
+    earlier = [BusyTime("R0", "plan", *each) for each in seconds.items()]
+    found = StepHistory(index, [], (), earlier)
+    assert {found.busy_s("R", f"n{number}") for number in range(20)} == {0.0, 90.0, 5.0}
+    assert found.busy_nodes == 3
+    assert StepHistory(index, [], (), earlier[:2]).busy_s("R", "n1") is None
 
 
 def test_run_at_work_began_when_it_got_its_slot() -> None:
