@@ -68,6 +68,12 @@ _CONNECTION_VARIABLES = frozenset(
         "connection",
         "remote_tmp",
         "ssh_executable",
+        "ssh_args",
+        "ssh_common_args",
+        "ssh_extra_args",
+        "paramiko_proxy_command",
+        "host_key_checking",
+        "ssh_host_key_checking",
         "limit",
     )
 ) | {"inventory_hostname", "inventory_hostname_short"}

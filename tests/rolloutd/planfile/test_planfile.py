@@ -237,6 +237,10 @@ def mistake_in(old: str, new: str, sample: str = DESIGN_PLAN) -> tuple[str, int,
             14,
             "the inventory's word",
         ),
+        *(
+            ("vars: {somaxconn", f"vars: {{{name}", f"spec.maintain.vars.{name}", 14, "the inventory's word")
+            for name in ("ansible_ssh_common_args", "ansible_ssh_args", "ansible_host_key_checking")
+        ),
         ("https://git.ex", "https://ops:geheim@git.ex", "spec.source.git", 5, "credential helper"),
         ("name: somaxconn-2026-11", "name: So maxconn", "metadata.name", 3, "small letters"),
     ],
