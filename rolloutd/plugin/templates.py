@@ -1,7 +1,7 @@
 """Rendering of `{{ ... }}` templates in the parameters of a step.
 
 In a shell command every value is quoted, so that a label cannot become a command; `| raw` leaves it as it is
-and is refused for what inventories give.  In other texts, such as a query, what they give has no quotes.
+and is refused for what inventories give.  In other texts, such as a query or a path, it stays in its place.
 
 Statements and comments are disabled, so `${#x}` and `{%` in a shell command
 stay as they are.  The names are `node.name`, `node.address`, `node.labels.X`
@@ -54,7 +54,8 @@ _READ_AGAIN = re.compile(
 )
 """An end of a part of a command after which a word, also a quoted one, is read as a command once more."""
 
-_QUOTES = re.compile(r"['\"`\\\x00-\x1f\x7f]")
+_LEAVES_ITS_PLACE = re.compile(r"['\"`\\\x00-\x1f\x7f]|(?:^|/)\.\.(?:/|$)")
+"""What ends a string of a query, or leads out of a directory."""
 
 _WORD_BEGINS = re.compile(r"""(?:.*[\s;|&(`]|)['"]?""", re.DOTALL)
 """A part of a command after which a word begins."""
@@ -261,7 +262,7 @@ def _filters_of_place(part: nodes.Expr, before: str, *, is_command: bool) -> Ite
     """Yield the filters of a value in a text, which begins with the text before it."""
     if not is_command:
         if _names_node(part):
-            yield "_no_quotes"
+            yield "_in_place"
         return
     if _names_node(part) and _WORD_BEGINS.fullmatch(before) and not _AFTER_OPTIONS.search(before):
         yield "_no_option"
@@ -296,7 +297,7 @@ def _environment() -> SandboxedEnvironment:
         "_in_command": _in_command,
         "_in_quotes": _in_quotes,
         "_no_option": _no_option,
-        "_no_quotes": _no_quotes,
+        "_in_place": _in_place,
     }
     return environment
 
@@ -323,10 +324,9 @@ def _no_option(value: object) -> object:
     return value
 
 
-def _no_quotes(value: object) -> object:
-    # It would end the string of a query that it stands in.
-    if _QUOTES.search(str(value)):
-        raise _Unquotable("a value of the inventory has quotes, backslashes or control characters")
+def _in_place(value: object) -> object:
+    if _LEAVES_ITS_PLACE.search(str(value)):
+        raise _Unquotable("a value of the inventory has quotes, backslashes, control characters or `..`")
     return value
 
 

@@ -225,6 +225,14 @@ def test_value_of_arithmetic_may_be_a_number() -> None:
     }
 
 
+def test_value_of_inventory_leads_out_of_no_directory() -> None:
+    for value in ("..", "../../etc", "a/../..", "a/.."):
+        with pytest.raises(RenderFailed, match=r"control characters or `\.\.`"):
+            render("/var/cache/{{ node.labels.x }}", node="n", address="", labels={"x": value}, variables={})
+    for value in ("a..b", "v1.2..", "a/b"):
+        render("/var/cache/{{ node.labels.x }}", node="n", address="", labels={"x": value}, variables={})
+
+
 @pytest.mark.parametrize("value", ['x"} or vector(0) #', "x'", "x\\", "a`b", "a\nb"])
 def test_value_of_inventory_ends_no_string_of_a_query(value: str) -> None:
     for text, labels, variables in (
