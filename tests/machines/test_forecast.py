@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
+import os
 import random
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -251,6 +255,38 @@ def test_same_seed_gives_same_forecast() -> None:
     )
     assert first == again
     assert first != other
+
+
+def forecast_text() -> str:
+    """Return a forecast of nodes with failures, traffic and runs that wait, as text."""
+    index = small_fleet()
+    submit(index, "S", waves=CANARY_THEN_FLEET, traffic=(StepDef("traffic.0.ssh", "ssh"),))
+    durations = lambda rollout, node, step, action: (50.0, 100.0, 400.0 + len(step))  # noqa: E731
+    assumed = Assumptions(
+        600.0,
+        0.1,
+        lambda rollout, node: 40.0,
+        parallel_runs=2,
+        common_deviation=Deviation(0.1, 3),
+        are_samples=True,
+    )
+    return repr(forecast(index, T0, durations, assumed, draws=20, random=random.Random(1), explain="S"))
+
+
+@pytest.mark.long
+def test_same_seed_gives_same_forecast_in_any_process() -> None:
+    code = "from tests.machines.test_forecast import forecast_text; print(forecast_text())"
+    texts = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            cwd=Path(__file__).parents[2],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(texts) == 1
 
 
 def test_failures_delay_the_nodes_after_them() -> None:

@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -221,6 +221,38 @@ async def test_what_does_not_exist_is_an_error(
             await ask(inside, rollout, **options)
         assert expected in str(refused.value)
         assert refused.value.status == 409
+
+
+@pytest.mark.parametrize("scope", ["all", "node/s2", "rack/r1"])
+async def test_freeze_of_each_scope_delays_its_nodes(tmp_path: Path, scope: str) -> None:
+    async with forecast_environment(tmp_path) as inside:
+        rollout = await inside.submit()
+        day = datetime.fromtimestamp(inside.clock.now()).astimezone()
+        answer = await ask(inside, rollout, draws=1, freezes=[f"{scope}:{day:%Y-%m-%d}"])
+        until = day.replace(hour=0, minute=0, second=0, microsecond=0) + timedelta(days=1)
+        frozen = {
+            node["node"]
+            for node in answer["changed"]["nodes"]
+            if datetime.fromisoformat(node["starts_at"]["p50"]) >= until
+        }
+        assert frozen
+        if scope.startswith("node/"):
+            assert frozen == {"s2"}
+        if scope == "all":
+            assert frozen == {node["node"] for node in answer["nodes"]}
+        assert answer["difference"]["ends_at_s"]["p50"] > 0
+
+
+async def test_what_ifs_add_up(tmp_path: Path) -> None:
+    async with forecast_environment(tmp_path) as inside:
+        rollout = await inside.submit()
+        soak, without = {"sets": ["plan.soak=1h"]}, {"without": ["s2"]}
+        both = await ask(inside, rollout, **soak, **without)
+        alone = await ask(inside, rollout, **soak)
+        assert both["difference"]["ends_at_s"]["p50"] >= 3000 - 900
+        assert "s2" not in {node["node"] for node in both["changed"]["nodes"]}
+        assert seconds(both["changed"]) <= seconds(alone["changed"])
+        assert both["assumptions"] == alone["assumptions"]
 
 
 async def test_plan_is_forecast_without_a_rollout(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import asyncio
 import os
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -155,16 +155,29 @@ def test_runs_that_wait_already_keep_their_order() -> None:
     check(scenario, labels_of(30, 10), parallel_runs=2)
 
 
-@pytest.mark.parametrize("month", [3, 10])
-def test_windows_across_daylight_saving(month: int) -> None:
-    day = datetime(2027, month, 27 if month == 3 else 30, 21, 30, tzinfo=ZoneInfo(AMSTERDAM))
-    # The hour that is lost in spring, or repeated in autumn, is inside the second window.
+@pytest.mark.parametrize(
+    ("zone", "month", "day"),
+    [
+        (AMSTERDAM, 3, 28),
+        (AMSTERDAM, 10, 31),
+        ("America/New_York", 3, 14),
+        ("America/New_York", 11, 7),
+        ("Australia/Lord_Howe", 4, 4),  # by half an hour
+        ("Australia/Lord_Howe", 10, 3),
+    ],
+)
+def test_windows_across_daylight_saving(zone: str, month: int, day: int) -> None:
+    sunday = datetime(2027, month, day, tzinfo=ZoneInfo(zone))
+    # What is lost in spring, or repeated in autumn, is inside the second window.
     windows = [
-        {"days": "sat", "from": "22:00", "to": "22:40", "zone": AMSTERDAM},
-        {"days": "mon-sun", "from": "01:30", "to": "03:30", "zone": AMSTERDAM},
+        {"days": "sat", "from": "22:00", "to": "22:40", "zone": zone},
+        {"days": "mon-sun", "from": "01:30", "to": "03:30", "zone": zone},
     ]
-    made = check(submitted(soak="5m", windows=windows), labels_of(40, 2), began_at=day.timestamp())
-    changes_at = (day + timedelta(days=1)).replace(hour=1, minute=0, tzinfo=UTC).timestamp()
+    began_at = (sunday - timedelta(hours=2, minutes=30)).timestamp()
+    made = check(submitted(soak="5m", windows=windows), labels_of(40, 2), began_at=began_at)
+    before = sunday.utcoffset()
+    minutes = (sunday.timestamp() + 60.0 * minute for minute in range(240))
+    changes_at = next(at for at in minutes if datetime.fromtimestamp(at, sunday.tzinfo).utcoffset() != before)
     starts = [each.starts_at.p50 or 0.0 for each in made["R1"].nodes]
     assert min(starts) < changes_at < max(starts), "the clocks change meanwhile"
 
