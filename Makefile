@@ -7,7 +7,7 @@
 SHELL := /bin/sh
 .DELETE_ON_ERROR:
 .SUFFIXES:
-.PHONY: packages soak trains test-failed sim sim-planted sim-coverage test-long docs help demo test test-web screenshots check bench figures lock clean
+.PHONY: packages soak trains test-failed sim sim-planted sim-coverage test-long docs help demo test test-web screenshots check bench figures touches lock clean
 
 export PYTHON
 # The tests start hundreds of our processes: without bytecode each compiles 230 modules in half a CPU second.
@@ -43,6 +43,7 @@ help:
 	@echo "make trains       three changes on 24 nodes in one outage of each, with 20 kills of the daemon"
 	@echo "make bench        all measurements (SUITE='scale --json': only that one)"
 	@echo "make figures      size of the code: lines, files, functions, comments"
+	@echo "make touches      which files an isolator, an event, a front end and other new parts touch"
 	@echo "make docs         rewrite the tables in docs/ from the types and the routes"
 	@echo "make packages     build the Debian package, the OCI image, wheel, sdist, SBOM and checksums in dist/"
 	@echo "                  (PACKAGES=deb: without the image)"
@@ -114,6 +115,9 @@ bench: .venv-dev/installed
 
 figures: .venv-dev/installed
 	@$(DEV)/python -m tests.docs.figures
+
+touches: .venv-dev/installed
+	@$(DEV)/python -m tests.docs.touches
 
 docs: .venv-dev/installed
 	$(DEV)/python -m tests.docs.references
