@@ -90,7 +90,7 @@ def _writes(event: events.Event, rows: RowReader, at: float) -> Iterator[Write |
             yield from _token_writes(event.token, event.at)
             cast = _require(rows, Vote, event.rollout, event.vote)
             _expect(cast.withdrawn_at is None, f"vote {event.vote} was withdrawn already")
-            yield Write(event, cast, event.rollout)
+            yield Write(event, Expected.PRESENT, event.rollout)
         case events.GateOpened():
             _require(rows, RolloutRow, event.rollout)
             yield Write(GateOpening(event.gate, event.wave, event.at), owner=event.rollout)
@@ -105,7 +105,7 @@ def _writes(event: events.Event, rows: RowReader, at: float) -> Iterator[Write |
             | events.RolloutDeleted()
         ):
             rollout = _require(rows, RolloutRow, event.rollout)
-            yield Write(_apply_to_rollout(rollout, event), rollout, event.rollout)
+            yield Write(_apply_to_rollout(rollout, event), Expected.PRESENT, event.rollout)
         case events.RolloutOpened():
             # The submit itself is the row of the rollout; a RolloutRow has what changes of it later.
             yield Write(event)
@@ -124,11 +124,12 @@ def _writes(event: events.Event, rows: RowReader, at: float) -> Iterator[Write |
                 # The event has whole nodes, merged from all sources, so it replaces what was known.
                 yield Write(node, Expected.ANY)
                 if node.name in event.connections:
-                    yield Write(NodeConnection(node.name, event.connections[node.name]), node)
+                    connection = NodeConnection(node.name, event.connections[node.name])
+                    yield Write(connection, Expected.PRESENT)
         case events.NodesRemoved():
             # A node that is gone already is no conflict: the inventory says what is, not what changed.
             known = filter(None, (rows.get(Node, name) for name in event.names))
-            yield from (Write(NodeRemoval(node.name, at), node) for node in known)
+            yield from (Write(NodeRemoval(node.name, at), Expected.PRESENT) for node in known)
         case events.HoldTaken():
             # Its owner may take a hold again, to change its end or its reason.
             yield Write(event.hold, Expected.ANY)
@@ -155,7 +156,8 @@ def _writes(event: events.Event, rows: RowReader, at: float) -> Iterator[Write |
         case events.VerdictRecorded():
             yield Write(event.verdict)
         case events.VerdictCleared():
-            yield Write(event, _require(rows, Verdict, event.verdict))
+            _require(rows, Verdict, event.verdict)
+            yield Write(event, Expected.PRESENT)
         case _ if isinstance(event, events.RecordOnlyEvent | events.DaemonStarted | events.MismatchSettled):
             # The epoch is of the store's term, and a settled mismatch is a row in the store's own terms.
             return
@@ -169,21 +171,22 @@ def _transition_writes(event: events.PhaseMoved, rows: RowReader) -> Iterator[Wr
     # The failure goes first, because the row of the target refers to it.
     if event.failure is not None:
         yield Write(event.failure, owner=event.rollout)
-    yield Write(after, target)
+    yield Write(after, Expected.PRESENT)
     records = rows.get(NodeConfiguration, event.node)
     before = records or NodeConfiguration()
     if (changed := before.after(target, event)) != before:
-        yield Write(changed, Expected.ABSENT if records is None else records, event.node)
+        yield Write(changed, _expected(records), event.node)
     # What has passed here disproves the verdict, so no person needs to clear it.
     if event.trigger is Trigger.VERIFIED:
         for verdict in rows.verdicts_on(event.node):
             if verdict.content == target.content:
-                yield Write(events.VerdictCleared(verdict.id, DAEMON, PASSED, event.at), verdict)
+                cleared = events.VerdictCleared(verdict.id, DAEMON, PASSED, event.at)
+                yield Write(cleared, Expected.PRESENT)
 
 
 def _target_write(rollout: str, node: str, event: events.TargetEvent, rows: RowReader) -> Write:
     target = _require(rows, Target, rollout, node)
-    return Write(apply_to_target(target, event), target)
+    return Write(apply_to_target(target, event), Expected.PRESENT)
 
 
 def _step_writes(event: events.StepRecorded, rows: RowReader) -> Iterator[Write]:
@@ -191,7 +194,7 @@ def _step_writes(event: events.StepRecorded, rows: RowReader) -> Iterator[Write]
     place = (record.rollout, record.node)
     before = rows.get(StepRecord, *place, record.attempt, record.step, record.action, record.number)
     # That the step has a target is a reference between rows, which stores check without reading the target.
-    yield Write(record) if before is None else Write(_repeated_step(before, record), before)
+    yield Write(record if before is None else _repeated_step(before, record), _expected(before))
     if event.isolated is not None or event.content:
         yield _target_write(*place, event, rows)
     if event.document is not None:
@@ -223,13 +226,17 @@ def _preparation_writes(row: Preparation, rows: RowReader) -> Iterator[Write | D
         before is None or row.attempt >= before.attempt,
         f"stage {row.stage} of {row.node} in {row.rollout} has a later attempt than {row.attempt}",
     )
-    yield Write(row, Expected.ABSENT if before is None else before)
+    yield Write(row, _expected(before))
     key = (row.rollout, row.node, row.stage)
     if row.before is not None:
         yield Write(PreparationSnapshot(*key, row.before), Expected.ANY)
     # The comparison is over, also with a disturbance; the snapshot is large, so it is not kept.
     elif before is not None:
         yield Delete(PreparationSnapshot(*key))
+
+
+def _expected(before: object | None) -> Expected:
+    return Expected.ABSENT if before is None else Expected.PRESENT
 
 
 def _token_writes(token: str, at: float) -> Iterator[Write]:
@@ -239,7 +246,7 @@ def _token_writes(token: str, at: float) -> Iterator[Write]:
 
 def _amendment(rollout: str, rows: RowReader) -> Write:
     row = _require(rows, RolloutRow, rollout)
-    return Write(replace(row, amendments=row.amendments + 1), row, rollout)
+    return Write(replace(row, amendments=row.amendments + 1), Expected.PRESENT, rollout)
 
 
 def _require(rows: RowReader, kind: type[RowKind], *key: Any) -> RowKind:

@@ -137,21 +137,22 @@ Row = (
 
 
 class Expected(Enum):
-    """What must be there before a write, if not a known row."""
+    """Whether a row must be there before a write; what is in it was read in the same transaction."""
 
     ABSENT = "absent"
+    PRESENT = "present"
     ANY = "any"
 
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """A row that is written; `expected` is the row that it changes.
+    """A row that is written.
 
     `owner` is the rollout of its part, or the node of its configurations: not all of these rows name it.
     """
 
     row: Row
-    expected: Row | Expected = Expected.ABSENT
+    expected: Expected = Expected.ABSENT
     owner: str = ""
 
 

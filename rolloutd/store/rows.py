@@ -81,9 +81,13 @@ def _statement(write: Write | Delete) -> tuple[str, list[Any], Write | Delete]:
     if isinstance(write, Delete):
         return table.delete, table.key_of(write.row, write.owner), write
     values = table.encode(write.row, write.owner)
-    if isinstance(write.expected, Expected):
-        return table.insert if write.expected is Expected.ABSENT else table.upsert, values, write
-    return table.update, values, write
+    match write.expected:
+        case Expected.ABSENT:
+            return table.insert, values, write
+        case Expected.PRESENT:
+            return table.update, values, write
+        case Expected.ANY:
+            return table.upsert, values, write
 
 
 def execute_rows(connection: Connection, sql: str, rows: Sequence[Sequence[Any]]) -> int:
