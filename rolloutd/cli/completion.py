@@ -31,6 +31,7 @@ _KINDS_BY_METAVAR: Mapping[str, str] = {
     "EVENT": "events",
     "POOL": "pools",
     "CONTEXT": "contexts",
+    "TRAIN": "trains",
     "FIELD": "fields",
     "CONDITION": "conditions",
     "SCOPE:WHEN": "scopes",
@@ -49,6 +50,21 @@ _PREAMBLES = {
     "fish": ("function {function}; string split ' ' '{verbs}'; rolloutctl names {kinds} 2>/dev/null; end\n"),
 }
 """A function for an argument's verbs and kinds of names: shells ask the daemon when they complete."""
+
+_BASH_POSTAMBLE = r"""
+_rolloutctl_whole_words() {
+  local line=${COMP_LINE:0:COMP_POINT} IFS=$' \t\n' word prefix
+  read -ra COMP_WORDS <<< "$line"
+  [[ $line == *[[:space:]] ]] && COMP_WORDS+=('')
+  COMP_CWORD=$(( ${#COMP_WORDS[@]} - 1 ))
+  _shtab_rolloutctl
+  word=${COMP_WORDS[COMP_CWORD]}
+  prefix=${word%"${word##*[=:]}"}
+  COMPREPLY=("${COMPREPLY[@]#"$prefix"}")
+}
+complete -o filenames -F _rolloutctl_whole_words rolloutctl
+"""
+"""Bash breaks words at `=` and `:`, as in `--for gate=start`, and replaces only what follows them."""
 
 _PLAIN_WORD = re.compile(r"[\w.:/@%+=,-]+")
 """Names that a shell reads as they are: bash expands the words that it completes with."""
@@ -75,7 +91,8 @@ def completion(root_parser: argparse.ArgumentParser, call: Invocation) -> None:
         _PREAMBLES[shell].format(function=function, verbs=verbs, kinds=kinds)
         for function, (verbs, kinds) in functions.items()
     )
-    print_line(shtab.complete(root_parser, shell, preamble=preamble))
+    postamble = _BASH_POSTAMBLE if shell == "bash" else ""
+    print_line(shtab.complete(root_parser, shell, preamble=preamble) + postamble)
 
 
 def completes(metavar: str) -> bool:
@@ -175,6 +192,7 @@ _READERS: Mapping[str, Callable[[Invocation], Iterable[str | None]]] = {
     "labels": _labels,
     "events": _events,
     "pools": _pools,
+    "trains": lambda call: (each["name"] for each in call.get(api_path("trains"))["trains"]),
     "contexts": lambda _: context_names(),
     "fields": lambda _: field_names(),
     "conditions": _conditions,

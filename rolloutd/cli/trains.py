@@ -21,16 +21,16 @@ def register(commands: CommandGroup) -> None:
     name = "the train's name"
     rollouts = "rollout id, its prefix, or its plan's name; the order in which a node gets the changes"
     add = group.add_command("add", add_to_train, "make a train of rollouts, or add rollouts at its end")
-    add.argument("name", metavar="NAME", text=name)
+    add.argument("name", metavar="TRAIN", text=name)
     add.argument("rollouts", metavar="ROLLOUT", text=rollouts, nargs="+")
     wait = "how long a node waits for its turn, such as 30m (1h)"
     add.argument("--wait", metavar="DURATION", text=wait, type=_duration_argument).reason()
     approve = group.add_command("approve", approve_train, "approve a train for the rollouts that you own")
-    approve.argument("name", metavar="NAME", text=name).reason()
+    approve.argument("name", metavar="TRAIN", text=name).reason()
     show = group.add_command("show", show_train, "show a train, or list all")
-    show.argument("name", metavar="NAME", text=name, nargs="?").watch()
+    show.argument("name", metavar="TRAIN", text=name, nargs="?").watch()
     remove = group.add_command("remove", remove_train, "remove a train; what is shared already is finished")
-    remove.argument("name", metavar="NAME", text=name).reason()
+    remove.argument("name", metavar="TRAIN", text=name).reason()
 
 
 def add_to_train(call: Invocation) -> int:

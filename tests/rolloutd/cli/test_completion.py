@@ -40,6 +40,30 @@ FREE_TEXT = {
 """Values that only the user knows, or that no list has."""
 
 
+def complete_by_bash_words(line: str, words: Sequence[str]) -> list[str]:
+    """Return what bash offers at the end of a line that it has split into words."""
+    script = f"""
+        PATH={Path(sys.executable).parent}:$PATH
+        eval "$(rolloutctl completion bash)"
+        COMP_LINE='{line}' COMP_POINT={len(line)} COMP_WORDS=({" ".join(map(repr, words))})
+        COMP_CWORD=$(( ${{#COMP_WORDS[@]}} - 1 ))
+        found=$(complete -p rolloutctl) found=${{found##*-F }}
+        "${{found%% *}}"
+        echo "${{COMPREPLY[@]}}"
+    """
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True)
+    assert not done.stderr
+    return done.stdout.split()
+
+
+def test_bash_completes_after_its_word_breaks(daemon: CannedDaemon) -> None:
+    daemon.answer("GET", "inventory", {"nodes": [{"node": "n1"}], "sources": [], "next": None})
+    line = "rolloutctl wait r --for gate=s"
+    assert complete_by_bash_words(line, [*line.split()[:-1], "gate", "=", "s"]) == ["start"]
+    line = "rolloutctl wait r --for node/n1="
+    assert complete_by_bash_words(line, [*line.split()[:-1], "node/n1", "="]) == ["done"]
+
+
 def complete_in_bash(lines: Sequence[str], directory: Path) -> dict[str, list[str]]:
     """Return what bash offers for the last word of each line; a space at the end begins a word."""
     script = f"""
