@@ -317,7 +317,7 @@ def shared_options() -> Parser:
     shared.argument("--socket", metavar="PATH", text=socket, default=absent)
     host = "ssh destination: use that machine's daemon, as your account there (default: $ROLLOUTD_HOST)"
     shared.argument("--host", metavar="HOST", text=host, default=absent)
-    context = "the daemon of this context; rolloutctl context lists them (the current one)"
+    context = "the daemon of this context; rolloutctl context list shows them (the one in use)"
     shared.argument("--context", metavar="CONTEXT", text=context, default=absent)
     color = "colour the output (auto: on a terminal; $NO_COLOR, $CLICOLOR and $CLICOLOR_FORCE count)"
     shared.add_argument("--color", choices=tuple(COLOR_CHOICES), help=color, default=absent)

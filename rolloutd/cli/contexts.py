@@ -109,6 +109,10 @@ def add(call: Invocation) -> None:
         raise exits.Exit(exits.USAGE, f"rolloutctl context add: '{args.host}' is not a host; name one")
     entry = {"host": args.host, **({"socket": args.socket} if getattr(args, "socket", None) else {})}
     _write({**stored, "contexts": {**stored["contexts"], args.name: entry}})
+    before = stored["contexts"].get(args.name)
+    if before is not None:
+        print_message(f"{args.name}: {before['host']} is replaced by {args.host}")
+        return
     print_message(
         f"{args.name}: added; use it with rolloutctl context use {args.name}, or --context {args.name}"
     )

@@ -117,6 +117,20 @@ def test_certified_node_needs_no_stored_key(node: Sshd, tmp_path: Path) -> None:
     assert (done.returncode, [key["state"] for key in scanned["keys"]]) == (0, ["certified"])
 
 
+def test_line_of_an_authority_alone_certifies_nothing(tmp_path: Path, authority: Authority) -> None:
+    """A node that the line covers, and that has no certificate: no login would work."""
+    plain = Sshd().start(tmp_path / "plain")
+    try:
+        (tmp_path / "known_hosts").write_text(f"@cert-authority 127.0.0.1,[127.0.0.1]:* {authority.public}")
+        write_settings(plain, tmp_path)
+        options = {"config": str(tmp_path / "config.yaml"), "json": True}
+        done = run_forked("rolloutd.admin.host_keys.__main__", [json.dumps(options)], timeout_s=LIMIT_S)
+        [scanned] = json.loads(done.stdout)["nodes"]
+        assert (done.returncode, [key["state"] for key in scanned["keys"]]) == (1, ["unconfirmed"])
+    finally:
+        plain.stop()
+
+
 def doctor(node: Sshd, directory: Path) -> str:
     """Return what the doctor says of ssh."""
     write_settings(node, directory)

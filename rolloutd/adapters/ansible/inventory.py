@@ -26,6 +26,8 @@ MAX_OUTPUT_BYTES = 256 * 1024 * 1024
 REFRESH_TIMEOUT_S = 120.0
 """A dynamic inventory reads a cloud page by page; a slower one is broken."""
 
+VAULT_REMEDY = "name vault_password_file in the ansible.cfg of the daemon's user"
+
 MAX_ERROR_LENGTH = 2000
 """Limit of ansible-inventory's output that an error quotes."""
 
@@ -122,8 +124,9 @@ class AnsibleInventory:
             raise self._source_error(f"{self._binary}: {error.strerror}", "install ansible-core") from error
         if ended.status != 0:
             message = _last_error(ended.stderr.decode(errors="replace"))
+            remedy = VAULT_REMEDY if "vault secrets" in message else "correct the source"
             raise self._source_error(
-                f"ansible-inventory ended with {ended.status}: {message}", "correct the source"
+                f"ansible-inventory ended with {ended.status}: {message.rstrip('.')}", remedy
             )
         return ended.stdout
 

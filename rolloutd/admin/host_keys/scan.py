@@ -14,13 +14,18 @@ import asyncssh
 from rolloutd.adapters.ssh.route import read_route
 from rolloutd.adapters.ssh.shell import SshShell, read_known_hosts
 from rolloutd.admin.host_keys.evidence import Evidence, HostKey, SecondSources, host_key
-from rolloutd.errors import HostKeyChanged, NodeUnreachable
+from rolloutd.errors import HostKeyChanged, NodeUnreachable, RolloutdError
 from rolloutd.ports import ConnectionDefaults, Host
 
 JSON = Any
 
 MAX_PARALLEL = 32
 """Nodes at once: a scan of 1,000 nodes of which a tenth is dead takes a minute."""
+
+CERTIFICATE_TIMEOUT_S = 10.0
+"""Limit of the login that verifies a certificate, as that of a connection."""
+
+_NO_COMMON_KEY = (asyncssh.KeyExchangeFailed, asyncssh.ConnectionLost, ConnectionError)
 
 MAX_KEY_CHARS = 4096
 """Characters of a key: RSA with 16,384 bits has 2,800."""
@@ -109,9 +114,23 @@ class Scanner:
         known = read_known_hosts(route.known_hosts)
         port = None if name == (route.alias or route.host) else route.port
         stored, authorities = known.match(route.alias or route.host, "", port)[:2]
+        if authorities and not stored and not await self._has_certificate(host):
+            authorities = []
         evidence = self.sources.find(host.name, name, (route.host,), host.connection)
         judged = judge(offered, [*map(host_key, stored)], evidence, authorities)
         return ScannedNode(host.name, route.address, name, judged)
+
+    async def _has_certificate(self, host: Host) -> bool:
+        """Return whether ssh trusts the node: an authority's line also covers nodes without a certificate."""
+        try:
+            async with self.slots:
+                await self.shell.run(host, "true", timeout_s=CERTIFICATE_TIMEOUT_S)
+        except HostKeyChanged:
+            return False
+        except RolloutdError as error:
+            # A server without a trusted type of key ends the connection; the login itself may not work yet.
+            return not isinstance(error.__cause__, _NO_COMMON_KEY)
+        return True
 
 
 def judge(

@@ -48,6 +48,12 @@ def test_contexts_are_added_used_and_removed(capsys: pytest.CaptureFixture[str],
     assert [path.name for path in directory.iterdir()] == ["contexts.json"]
 
 
+def test_replaced_context_names_the_host_before(capsys: pytest.CaptureFixture[str]) -> None:
+    run(capsys, "context", "add", "prod", "--host", "ops1")
+    assert run(capsys, "context", "add", "prod", "--host", "ops2")[2] == "prod: ops1 is replaced by ops2\n"
+    assert chosen(context="prod").host == "ops2"
+
+
 def test_options_come_before_environment_and_context(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

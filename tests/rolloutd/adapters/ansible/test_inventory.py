@@ -98,6 +98,15 @@ async def test_a_bad_source_is_refused_and_says_why(
     assert str(path) in str(caught.value)
 
 
+async def test_vaulted_inventory_without_password_names_the_setting(tmp_path: Path) -> None:
+    (tmp_path / "hosts.yml").write_text("all: {hosts: {n1: {}}}\n")
+    (tmp_path / "host_vars").mkdir()
+    (tmp_path / "host_vars" / "n1.yml").write_text("$ANSIBLE_VAULT;1.1;AES256\n36313233\n")
+    source = AnsibleInventory(tmp_path / "hosts.yml", ["team"])
+    with pytest.raises(SourceFailed, match="; name vault_password_file in"):
+        await source.refresh()
+
+
 async def test_the_first_mistakes_are_named_and_the_rest_is_counted(tmp_path: Path) -> None:
     hosts = "\n".join(f"    n{number}: {{team: [a], rack: {{b: c}}, row: r}}" for number in range(1, 5))
     path = write(tmp_path / "hosts.yml", f"all:\n  hosts:\n{hosts}\n")
