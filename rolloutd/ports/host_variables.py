@@ -36,6 +36,9 @@ _IDS = frozenset({"provider_id", "machine_id", "host_key"})
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@\\-]{0,127}\$?")
 """A user of Linux, of a domain, or of a Windows domain."""
 
+_GROUP = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
+"""A name of a group, which ansible-core before 2.19 would render as it does other texts."""
+
 _CONTROL = re.compile("[\\x00-\\x1f\\x7f-\\x9f\\u2028-\\u202e\\u2066-\\u2069]")
 
 _RESERVED_PREFIX = "__ansible_"
@@ -66,6 +69,9 @@ def require_typed(variables: Mapping[str, JSON]) -> None:
     """
     for name in ADDRESS_VARIABLES:
         _require_address(name, variables.get(name))
+    groups = variables.get(GROUPS, [])
+    if not (isinstance(groups, list | tuple) and all(_GROUP.fullmatch(str(group)) for group in groups)):
+        raise InvalidVariable(f"{GROUPS} {str(groups)[:60]!r} are not names of groups")
     for name, value in variables.items():
         if name in _PORTS and not _is_port(plain_value(value)):
             raise InvalidVariable(f"{name} {str(plain_value(value))[:60]!r} is not a port")

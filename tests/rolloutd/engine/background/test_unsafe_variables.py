@@ -26,6 +26,7 @@ from rolloutd.adapters.ansible.launcher import LocalRun
 from rolloutd.engine.background.inventory_refresh import InventoryRefresher
 from rolloutd.engine.state import State
 from rolloutd.ports import (
+    GROUPS,
     HOST_KEY,
     MACHINE_ID,
     PROVIDER_ID,
@@ -210,6 +211,18 @@ async def test_text_of_other_source_has_no_control_character(tmp_path: Path, pla
         assert "w2" in inside.state.index.nodes
         assert problem_of(inside.state, "cloud").startswith("w1: ")
         problem_of(inside.state, "cloud").encode()
+
+
+@pytest.mark.parametrize(
+    "groups", [["{{ lookup('pipe', 'id') }}"], ["web:!db"], ["a b"], [""], "web", [["web"]]]
+)
+async def test_other_source_names_groups_by_their_grammar(tmp_path: Path, groups: Any) -> None:
+    async with control_environment(tmp_path) as inside:
+        variables = {"w1": {GROUPS: groups}, "w2": {GROUPS: ["web", "db-1"]}}
+        cloud = Source("cloud", {"w1": {}, "w2": {}}, variables)
+        await InventoryRefresher(inside.state, [cloud]).refresh()
+        assert "w1" not in inside.state.index.nodes
+        assert inside.state.inventory_snapshot().groups == {"web": ["w2"], "db-1": ["w2"]}
 
 
 async def test_label_that_is_not_utf8_spoils_no_metric(tmp_path: Path) -> None:
