@@ -123,10 +123,16 @@ def extra_fields(record: logging.LogRecord) -> dict[str, Any]:
 
 
 class TextFormatter(logging.Formatter):
-    """One line for people, without the fields: the message names those that matter."""
+    """Text for people, without the fields: the message names those that matter.
+
+    Further lines are indented, and control characters replaced: a name of an inventory or the output of a
+    node must not look like an entry of the log.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
-        return f"{record.levelname} {record.name}: {_format_message(record)}"
+        lines = _format_message(record).split("\n")
+        shown = ("".join(c if c.isprintable() else "\ufffd" for c in line) for line in lines)
+        return f"{record.levelname} {record.name}: " + "\n  ".join(shown)
 
 
 class JsonFormatter(logging.Formatter):

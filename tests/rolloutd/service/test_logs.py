@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from rolloutd.service.logs import MAX_REPEATS, REPEAT_WINDOW_S, RepeatFilter
+from rolloutd.service.logs import MAX_REPEATS, REPEAT_WINDOW_S, RepeatFilter, TextFormatter
 
 
 def record(message: str, at: float, level: int = logging.ERROR, line: int = 1) -> logging.LogRecord:
@@ -27,3 +27,8 @@ def test_different_lines_and_news_are_all_written() -> None:
     assert all(merging.filter(record("a", 1.0, line=number)) for number in range(100))
     assert all(merging.filter(record("moved", 1.0, logging.INFO)) for _ in range(100))
     assert all(merging.filter(record("rare", 1000.0 * number)) for number in range(100))
+
+
+def test_text_of_others_looks_like_no_entry() -> None:
+    text = TextFormatter().format(record("node a\nINFO rolloutd: all is well\r\x1b[2J\u202e", 1.0))
+    assert text == "ERROR asyncio: node a\n  INFO rolloutd: all is well\ufffd\ufffd[2J\ufffd"
