@@ -147,6 +147,19 @@ async def test_forecast_shows_no_date_of_today(socket_dir: Path) -> None:
         assert "…" not in text.split("WAVES")[1], "an instant is not cut"
 
 
+async def test_failure_of_a_stage_is_readable_at_80_columns(socket_dir: Path) -> None:
+    fleet = long_fleet()
+    row = {"content": "", "bytes": 0, "attempt": 3, "seconds": 65.0, "forced": False}
+    text = "the disk is full: 12 MiB are free, 5 GiB are needed"
+    fleet.preparations = [
+        {**row, "node": f"{PREFIX}n2{DOMAIN}", "stage": "kernel-image", "state": "failed", "text": text}
+    ]
+    async with run_console(fleet, socket_dir) as (app, pilot, _):
+        await wait_for_text(pilot, "1 vote missing")
+        app.open_preparation(fleet.id)
+        await wait_for_text(pilot, "kernel-image", "attempt 3", text)
+
+
 async def test_comparison_without_canaries_says_why(socket_dir: Path) -> None:
     fleet = long_fleet()
     empty = {"canaries": [], "low_s": None, "high_s": None, "nodes": []}

@@ -161,6 +161,9 @@ def _node_row(node: wire.ComparedNode, name_width: int) -> Item:
     return node["node"], lambda width: [*mark, (column(node["node"], name_width, width), "bold"), *rest]
 
 
+MIN_WIDTH_OF_TEXT = 110
+"""Cells of a row that has a stage's failure after its figures; below it stands in a row of its own."""
+
 PREPARATION_ROLES = {
     "failed": "bad",
     "disturbed": "bad",
@@ -196,8 +199,13 @@ class PreparationPage(FetchedPage):
         counts = Counter(each["state"] for each in rows)
         yield heading("PREPARATION", ", ".join(f"{number} {state}" for state, number in counts.items()))
         names = _name_width(rows)
+        is_wide = self.body.size.width >= MIN_WIDTH_OF_TEXT
         for each in rows:
-            yield f"{each['node']}:{each['stage']}", partial(_preparation_line, each, names)
+            text: Line = [(lines.sanitize(each["text"]), "bad" if _needs_people(each) else "dim")]
+            after = text if is_wide or not _needs_people(each) else []
+            yield f"{each['node']}:{each['stage']}", partial(_preparation_line, each, names, after)
+            if not after and each["text"]:
+                yield "", static_line([("      ", ""), *text])
         if not rows:
             yield note_row("the plan has no prepare stages")
 
@@ -206,7 +214,11 @@ class PreparationPage(FetchedPage):
             self.console.open_node(self.rollout_id, self.body.cursor_key.partition(":")[0])
 
 
-def _preparation_line(each: wire.Preparation, name_width: int, width: int) -> Line:
+def _needs_people(each: wire.Preparation) -> bool:
+    return PREPARATION_ROLES[each["state"]] == "bad"
+
+
+def _preparation_line(each: wire.Preparation, name_width: int, text: Line, width: int) -> Line:
     role = PREPARATION_ROLES[each["state"]]
     took = formatting.format_clock(each["seconds"]) if each["attempt"] else ""
     again = f"attempt {each['attempt']}" if each["attempt"] > 1 else ""
@@ -216,7 +228,7 @@ def _preparation_line(each: wire.Preparation, name_width: int, width: int) -> Li
         (column(f"{each['stage']}{' (forced)' if each['forced'] else ''}", 20, width), ""),
         (fit(each["state"], 11), role),
         (f"{took:>7}  {again}  ", "dim"),
-        (lines.sanitize(each["text"]), role if role == "bad" else "dim"),
+        *text,
     ]
 
 
