@@ -76,9 +76,9 @@ def propose_pools(nodes: Mapping[str, Mapping[str, str]]) -> list[Change]:
     """Return the pools of nodes with these labels: teams, and what fails together."""
     teams = _members(nodes, TEAM)
     unowned = len(nodes) - sum(teams.values())
-    reason = f"At most one node of each team is down at once; {_describe(TEAM, teams)}."
+    reason = f"How many nodes of each team may be down at once; init proposed one; {_describe(TEAM, teams)}."
     if unowned:
-        problem = "share the pool team/none, so one of them is down at once"
+        problem = "share the pool team/none"
         reason += f" {pluralize(unowned, 'node')} without the label team {problem}."
     changes = [Change(("pools", TEAM), {"max_unavailable": 1}, reason)]
     for key in FAILURE_DOMAINS:
@@ -100,7 +100,8 @@ def propose_teams(
         if has_group(team):
             members, reason = [f"@{team}"], f"The group {team} of this machine votes for its nodes."
         else:
-            problem = f"This machine has no group {team}, so its nodes have no voters."
+            # It must stay true after a user or a later init has named members.
+            problem = f"When init made this team, the machine had no group {team} to vote for its nodes."
             members, reason = [], f'{problem} Name members, such as [alice, "@{team}"].'
         changes.append(Change(("teams", team), {"members": members}, reason))
     if owner is not None and not any(change.value["members"] for change in changes):

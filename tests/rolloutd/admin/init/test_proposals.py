@@ -115,6 +115,14 @@ def test_pools_are_teams_and_failure_domains() -> None:
     assert "1 node without the label team share the pool team/none" in changes[0].reason
 
 
+def test_reasons_stay_true_after_a_change() -> None:
+    """A later run changes values and keeps comments, so no comment may repeat a value as present."""
+    nodes = {"n1": {"team": "web", "rack": "r1"}, "n2": {"rack": "r2"}}
+    pools, teams = proposal.propose_pools(nodes), proposal.propose_teams(nodes, lambda _: False, None)
+    reasons = [change.reason for change in (*pools, *teams)]
+    assert not any("is down at once" in reason or "have no voters" in reason for reason in reasons)
+
+
 def test_teams_without_voters_get_an_owner() -> None:
     alone = proposal.propose_teams(NODES, lambda name: False, "alice")
     assert [(c.path[1], c.value["members"]) for c in alone] == [("infra", ["alice"]), ("db", []), ("web", [])]
