@@ -29,11 +29,11 @@ from tests.support.web_client import WebClient
 
 pytestmark = [pytest.mark.servers("haproxy"), pytest.mark.long]
 
-NODES = int(os.environ.get("ROLLOUTD_TEST_TRAIN_NODES", "6"))
+NODES = int(os.environ.get("ROLLOUTD_TEST_TRAIN_NODES", "4"))
 KILLS = int(os.environ.get("ROLLOUTD_TEST_TRAIN_KILLS", "3"))
 SEED = int(os.environ.get("ROLLOUTD_TEST_SEED", "1"))
 
-TEAMS = 3
+TEAMS = min(3, NODES // 2)
 LONGEST_LIFE_S = 5.0
 WORK_PER_KILL_S = 0.1  # of each change: the rounds of nodes then last longer than all lives and restarts
 
