@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from machines.model.node import Node
 from machines.model.preparation import PrepareStage
 from machines.model.rollout import Rollout
-from machines.states import Phase
+from machines.states import CARRIES_CHANGE
 from rolloutd.engine.state import State
 from rolloutd.ports import Checkpoint
 
@@ -37,9 +37,10 @@ async def previous_generation(
     # What was only staged is no generation: what was before it stays too.
     if replaced.rollout in state.index.rollouts:
         on_node = (each for each in state.index.targets_on(node.name) if each.rollout == replaced.rollout)
-        if all(target.phase is not Phase.PENDING for target in on_node):
+        if all(target.outcome in CARRIES_CHANGE for target in on_node):
             return tuple(sorted(replaced.digests))
         # A node that waits may run what it has, such as one that was found current and has drifted since.
+        # One that failed, left or was skipped may run what it had before.
         return tuple(sorted({*replaced.digests, *replaced.previous}))
     # After a restart a closed rollout is in the store only, which says whether the node has its change.
     in_effect = await state.store.find_changes_in_effect(node.name, [replaced.rollout])
