@@ -74,9 +74,6 @@ WAIT_S = 600.0
 TEN = 10
 """Nodes in which an answer of the inventory differs."""
 
-FEW_NODES = 100
-"""Nodes with which a process first does all that is measured."""
-
 WARM_UP_S, HOUR_S = 1800.0, 3600.0
 WATCH_S = 15.0
 
@@ -204,7 +201,7 @@ class Fleet:
 
     async def open_start_gate(self, rollout: str) -> None:
         found = self.state.index.rollout(rollout)
-        ballot = Ballot(GateName.START, yes=True, reason="bench")
+        ballot = Ballot(GateName.START, yes=True, reason="bench", unseen=())
         await self.state.commit(vote(self.state, OWNER, found, ballot), actor=OWNER.actor, cause="bench")
         await self.until(lambda: bool(self.state.index.rollout(rollout).opened))
 
@@ -358,11 +355,10 @@ async def measure_idle(fleet: Fleet) -> dict[str, float]:
     cpu_s = time.process_time() - cpu_s
     gc.collect()
     watching.cancel()
-    nodes = len(fleet.state.index.nodes)
     return {
         "idle cpu": cpu_s / HOUR_S * 100,
         "memory growth": max(0.0, (resident_kib() - warm_kib) / 1024),
-        "memory per node": (warm_kib - EMPTY_KIB[0]) / nodes,
+        "resident": warm_kib,
     }
 
 
@@ -396,10 +392,6 @@ class BenchWatch:
                 on_observed([Observation(node, up, now, watch=self.source) for node in state.index.nodes])
                 has_reported = True
             await asyncio.sleep(WATCH_S)
-
-
-EMPTY_KIB: list[float] = []
-"""What this process takes before it has a node."""
 
 
 def resident_kib() -> float:
@@ -448,10 +440,6 @@ def main() -> None:
         found = {"decision": statistics.median(times)}
     elif wanted == "idle":
         with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-            # What each process takes once, such as modules and SQLite's cache, is no fleet's.
-            runner.run(with_fleet(FEW_NODES, wait_in_closed_window, virtual=True))
-            gc.collect()
-            EMPTY_KIB.append(resident_kib())
             found = runner.run(with_fleet(nodes, measure_idle, virtual=True))
     else:
         measure = {"pauses": measure_pauses, "transitions": measure_transitions}[wanted]

@@ -4,8 +4,9 @@
 
 Each fleet is a process of its own; `--quick` takes 1,000 and 3,000 nodes.  Times are CPU times of one
 process, so that other load does not change them.  A start that takes longer than START_LIMIT_S counts as that
-long.  The slope is the exponent of the cost: 0 for one that the fleet's size does not change,
-1 for one that grows with it.  `--json` prints a list of {figure, nodes, value, unit, limit}.
+long.  Memory per node is the growth of the resident memory from the next smaller fleet; that of the smallest
+fleet is the growth to the next one.  The slope is the exponent of the cost: 0 for one that the fleet's size
+does not change, 1 for one that grows with it.  `--json` prints a list of {figure, nodes, value, unit, limit}.
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from bench import recovery
@@ -48,9 +51,9 @@ STARTS = 3
 START_LIMIT_S = 60.0
 FLEET_LIMIT_S = 1500.0
 
-REPEATS = {"pauses": 3, "transitions": 3}
+REPEATS = {"pauses": 3}
 """How often a part is measured, each time in a new process; the median is shown.  One slow callback is enough
-to make a longest pause wrong.
+to make a longest pause wrong; the other parts show medians of their own.
 """
 
 CLIENT_PARTS = frozenset({"pages"})
@@ -111,6 +114,12 @@ def measure(sizes: tuple[int, ...]) -> list[Figure]:
         transition = values.pop("transition", None)
         if transition is not None and first:
             values["transitions ratio"] = transition / first
+    resident = {nodes: values.pop("resident") for nodes, values in by_size.items() if "resident" in values}
+    for small, large in pairwise(sorted(resident)):
+        # From one size to the next: a process has caches of its own, which are as large for a thousand nodes.
+        growth = (resident[large] - resident[small]) / (large - small)
+        by_size[large]["memory per node"] = growth
+        by_size[small].setdefault("memory per node", growth)
     return [
         Figure(name, nodes, round(values[name], 3), unit, limit)
         for name, (unit, limit) in LIMITS.items()
@@ -126,8 +135,8 @@ def measure_size(nodes: int) -> dict[str, float]:
         names = {name: None for found in runs for name in found}
         values |= {name: statistics.median(found[name] for found in runs) for name in names}
     entries = nodes * ENTRIES_PER_NODE
-    values["start decision"] = start_cpu_s(nodes, entries)
-    few = values["start decision"] if entries == FEW_ENTRIES else start_cpu_s(nodes, FEW_ENTRIES)
+    few, *more = start_cpu_s(nodes, sorted({FEW_ENTRIES, entries}))
+    values["start decision"] = more[0] if more else few
     values["start decision ratio"] = values["start decision"] / few
     return values
 
@@ -150,15 +159,18 @@ def measure_part(part: str, nodes: int) -> dict[str, float]:
 # -- the start ---------------------------------------------------------------------
 
 
-def start_cpu_s(nodes: int, entries: int) -> float:
-    """Return the CPU time of a start until its first decision, after a clean stop."""
+def start_cpu_s(nodes: int, entries: Iterable[int]) -> list[float]:
+    """Return the CPU times of a start until its first decision, after a clean stop, with so many entries."""
+    found = []
     with tempfile.TemporaryDirectory(prefix="rolloutd-scale-") as directory:
         config = Path(directory) / "config.yaml"
         asyncio.run(recovery.prepare(Path(directory), config, nodes - BUSY, BUSY))
-        append_entries(Path(directory) / "state" / database.FILE_NAME, entries)
-        asyncio.run(sign_checkpoint(Path(directory) / "state"))
-        start(config)  # it stops cleanly, so that the next one is a usual start
-        return statistics.median(start(config) for _ in range(STARTS))
+        for count in entries:
+            append_entries(Path(directory) / "state" / database.FILE_NAME, count)
+            asyncio.run(sign_checkpoint(Path(directory) / "state"))
+            start(config)  # it stops cleanly, so that the next one is a usual start
+            found.append(statistics.median(start(config) for _ in range(STARTS)))
+    return found
 
 
 async def sign_checkpoint(state_dir: Path) -> None:
