@@ -42,7 +42,15 @@ from rolloutd.engine.drivers.node_session import AdapterSet
 from rolloutd.engine.forecasts import Forecaster
 from rolloutd.engine.state import ChangeNotifier, State
 from rolloutd.errors import StoreFailed
-from rolloutd.ports import DiscoveredNode, OnConfirmed, OnNodesChanged, OnObserved, OnTried, ignore_tries
+from rolloutd.ports import (
+    DiscoveredNode,
+    Failed,
+    OnConfirmed,
+    OnNodesChanged,
+    OnObserved,
+    OnTried,
+    ignore_tries,
+)
 from rolloutd.service.reload import TeamPlanCompiler
 from rolloutd.settings import Settings
 from rolloutd.store import open_store
@@ -296,7 +304,8 @@ async def measure_pauses(fleet: Fleet) -> dict[str, float]:
     if not answered:  # too late, so nothing was read in the loop
         del figures["loop pause forecast"]
     await fleet.open_start_gate(rollout)
-    fleet.run_host.scripts = {"site.yml": Script.FAIL}
+    # A failure stops all further starts, so none comes before all nodes are in work.
+    fleet.run_host.scripts = {"site.yml": Script.LONG}
     expected = min(AT_WORK, nodes)
 
     def counters() -> RolloutCounters:
@@ -306,10 +315,16 @@ async def measure_pauses(fleet: Fleet) -> dict[str, float]:
         # With its refresh: what that lets start begins before it returns.
         await fleet.open_window()
         state.wake_up()
-        await fleet.until(lambda: len(counters().in_flight) + len(counters().failed) >= expected)
+        await fleet.until(lambda: len(counters().in_flight) >= expected)
+
+    async def fail_all() -> None:
+        fleet.run_host.scripts = {"site.yml": Script.FAIL}
+        for run in fleet.run_host.runs.values():
+            run.end(Failed("bench"))
+        await fleet.until(lambda: len(counters().failed) >= expected)
 
     await pause_of("window", open_window())
-    await pause_of("failures", fleet.until(lambda: len(counters().failed) >= expected))
+    await pause_of("failures", fail_all())
     await pause_of("retry", _retry_all(fleet, rollout, sorted(counters().failed)))
     assert tasks <= asyncio.all_tasks(), "the daemon has ended"
     return figures
