@@ -7,7 +7,7 @@ argument, because every user of the machine can list arguments.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,7 +30,7 @@ from rolloutd.control.client import api_path
 from rolloutd.text import pluralize
 
 if TYPE_CHECKING:
-    from rolloutd.control.wire import Failure, Failures, Gate, Rollout
+    from rolloutd.control.wire import Failures, Gate, Rollout
     from rolloutd.control.wire_plans import Review
 
 
@@ -103,27 +103,22 @@ def vote(call: Invocation) -> int:
     if yes:
         body |= without_none(nodes=args.node, more=args.more, until=args.until, unseen=args.unseen or None)
         if args.gate == "proceed":
-            body["shown"] = _show_failures(call)
+            body["shown"] = _show_failures(call, args.node)
         confirm(call, lambda: _describe_approval(call, body), f"approve {args.gate}?")
     return _report(call, call.client.post(api_path("rollouts", args.rollout, "votes"), body))
 
 
-def _show_failures(call: Invocation) -> list[str]:
+def _show_failures(call: Invocation, chosen: Collection[str] = ()) -> list[str]:
     """Print the failures that the approval covers, also for scripts; return their ids for the vote."""
-    failures, omitted = _unresolved_failures(call)
-    nodes = call.args.node or {each["node"] for each in failures}
+    found: Failures = call.get(api_path("rollouts", call.args.rollout, "failures"))
+    failures, omitted = found["failures"], found["omitted"]
+    nodes = chosen or {each["node"] for each in failures}
     covered = [each for each in failures if each["node"] in nodes]
     for each in covered:
         print_message(f"covers {each['id']}: {each['node']} failed in {event_text.failed_step(each)}")
     if omitted:
         print_message(f"covers no more: {pluralize(omitted, 'failure')} need another vote")
     return [each["id"] for each in covered]
-
-
-def _unresolved_failures(call: Invocation) -> tuple[list[Failure], int]:
-    """Return the failures that one vote at proceed can name, and the number of the others."""
-    found: Failures = call.get(api_path("rollouts", call.args.rollout, "failures"))
-    return found["failures"], found["omitted"]
 
 
 def _describe_approval(call: Invocation, body: dict[str, Any]) -> str:
@@ -174,7 +169,7 @@ def sign_token(call: Invocation) -> None:
         **without_none(team=args.team, wave=args.wave, unseen=args.unseen or None),
     }
     if args.gate == "proceed":
-        payload["shown"] = [each["id"] for each in _unresolved_failures(call)[0]]
+        payload["shown"] = _show_failures(call)
     try:
         print_line(tokens.sign(payload, args.key_file.read_bytes()))
     except tokens.InvalidToken as bad:

@@ -227,6 +227,20 @@ def test_approve_proceed_sends_the_printed_failures(
     assert "7 failures need another vote" in err
 
 
+def test_token_at_proceed_prints_what_it_covers(
+    daemon: CannedDaemon, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    key = tmp_path / "key"
+    key.write_bytes(b"k" * 64)
+    daemon.answer("GET", "rollouts/r", ROLLOUT)
+    daemon.answer("GET", "rollouts/r/failures", {"failures": [failure_of("n3")], "omitted": 7})
+    words = ("token", "sign", "r", "proceed", "--service", "s", "--key-file", str(key), "--for", "ann")
+    code, out, err = run(capsys, *words, "--reason", "fixed")
+    assert (code, len(out.splitlines())) == (0, 1)
+    assert "covers n3#1: n3 failed in verify.0: no answer" in err
+    assert "7 failures need another vote" in err
+
+
 def test_unread_failures_send_no_vote(daemon: CannedDaemon, capsys: pytest.CaptureFixture[str]) -> None:
     daemon.refuse("GET", "rollouts/r/failures", 503, "the store cannot read")
     code, _, err = run(capsys, "approve", "r", "proceed", "--reason", "fixed", "--yes")
