@@ -211,14 +211,15 @@ class SimUsers:
         return True
 
     def preview_impact(self, node: str) -> None:
-        """Let somebody ask what a plan would change on a node; nobody waits for the answer."""
+        """Let two people ask at once what a plan would change on a node; nobody waits for the answers."""
         daemon = self.current_daemon()
         if daemon is None or daemon.daemon is None or daemon.state is None:
             return
         rollouts = daemon.state.index.rollouts
         if rollouts and node in daemon.state.index.nodes:
             plan = next(iter(rollouts.values())).plan
-            daemon.run(daemon.daemon.check_mode.check(node, SOURCE, plan))
+            for _ in range(2):
+                daemon.run(daemon.daemon.check_mode.check(node, SOURCE, plan))
             self.world.coverage.count("user:preview-impact")
 
     # -- small things
