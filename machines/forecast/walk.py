@@ -181,7 +181,7 @@ class Walk:
             self.index.advance(self.now)
             decision = decide(self.index, self.now)
             self.index.record_backoffs(decision.backoffs)
-            for group in events_of(self.index, decision, self.now, lambda command, target: ""):
+            for group in events_of(self.index, decision, self.now, lambda causes: ""):
                 for event in group.events:
                     self._apply(event)
             is_asked_again = self._carry_out(decision)

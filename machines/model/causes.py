@@ -38,6 +38,12 @@ class CauseCode(StrEnum):
     RETURNED = "returned"
     NOT_REVERTED = "not-reverted"
     CHECK_FAILED = "check-failed"
+    # A decision.
+    TIME_IS_OVER = "time-is-over"
+    CLOCK_SET_BACK = "clock-set-back"
+    QUARANTINED = "quarantined"
+    DRIFTED = "drifted"
+    ORDERED = "ordered"
     # Membership.
     NODE_GONE = "node-gone"
     NODE_BACK = "node-back"

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from machines.facts.node_work import WorkKind, conflicts
+from machines.model.causes import Cause, CauseCode
 from machines.model.events import FreezeLifted, FreezeStarted, HoldReleased, HoldTaken
 from machines.model.reasons import Reason, ReasonCode
 from machines.model.rollout import Hold, Target
@@ -16,6 +17,7 @@ from machines.model.windows import Freeze
 from machines.rules import pools
 from machines.rules.node_claims import work_reason
 from machines.scheduler.expiry import end_hold
+from rolloutd.cause_text import describe_causes
 from rolloutd.commands.rollout_commands import (
     FLEETLOCK_SOURCE,
     LEFT_ISOLATED_SOURCE,
@@ -26,7 +28,6 @@ from rolloutd.commands.rollout_commands import (
     require_member,
     unknown_node,
 )
-from rolloutd.decision_text import TIME_IS_OVER
 from rolloutd.engine.state import State
 from rolloutd.errors import DeadlineInPast, NotAllowed, NotFound, Refused
 from rolloutd.reason_text import describe
@@ -83,7 +84,7 @@ def hold(
             _require_hold_owner(who, existing, "hold again")
             renewed = replace(existing, until=until, reason=reason)
             return () if renewed == existing else (HoldTaken(renewed),)
-        expired = (end_hold(existing, state.now(), TIME_IS_OVER),)
+        expired = (end_hold(existing, state.now(), describe_causes((Cause(CauseCode.TIME_IS_OVER),))),)
     if len(state.index.holds) >= MAX_HOLDS:
         raise Refused("too-many-holds", f"holds: the maximum of {MAX_HOLDS} is reached; release some")
     _require_unclaimed(

@@ -8,14 +8,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from machines.model.causes import Cause, CauseCode
 from machines.model.events import HoldReleased, HoldTaken
 from machines.model.reasons import Reason
 from machines.model.rollout import Actor, ActorKind, Hold
 from machines.rules.reboots import reboot_blocker, return_blocker
 from machines.scheduler.expiry import end_hold
+from rolloutd.cause_text import describe_causes
 from rolloutd.commands.holds_and_freezes import MAX_HOLDS, find_hold, unobserved_peers
 from rolloutd.commands.rollout_commands import FLEETLOCK_SOURCE, Events
-from rolloutd.decision_text import TIME_IS_OVER
 from rolloutd.engine.state import State
 from rolloutd.errors import Refused
 from rolloutd.reason_text import describe
@@ -67,7 +68,7 @@ def take_slot(state: State, machine: Machine) -> Events:
     if (hold := find_hold(state, node, FLEETLOCK_SOURCE, machine.hold_id)) is not None:
         if hold.until is None or now < hold.until:
             return ()
-        expired = (end_hold(hold, now, TIME_IS_OVER),)
+        expired = (end_hold(hold, now, describe_causes((Cause(CauseCode.TIME_IS_OVER),))),)
     if len(index.holds) >= MAX_HOLDS:
         raise Refused("too-many-holds", f"holds: the maximum of {MAX_HOLDS} is reached; release some")
     if (reason := reboot_blocker(index, node, now)) is not None:

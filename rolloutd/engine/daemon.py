@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 
 from machines.facts.apply import rollout_of
+from machines.model.causes import Cause, CauseCode
 from machines.model.decision import (
     AwaitTurn,
     CheckIfCurrent,
@@ -32,7 +33,7 @@ from machines.scheduler.decide import decide
 from machines.scheduler.decided_events import EventGroup, GroupKind, events_of
 from machines.scheduler.isolation_aborts import record_giving_way
 from machines.states import IN_FLIGHT_PHASES
-from rolloutd.decision_text import CLOCK_SET_BACK, TIME_IS_OVER, describe_command
+from rolloutd.cause_text import describe_causes
 from rolloutd.engine.background.audit_monitor import INTERVAL_S, RETRY_S, AuditMonitor
 from rolloutd.engine.background.current_checks import CurrentChecker
 from rolloutd.engine.background.drift_checks import POLL_S, DriftChecker, DriftMonitor
@@ -261,7 +262,7 @@ class Daemon:
             self._decision_duration_s = asyncio.get_running_loop().time() - began
             if now >= self._soak_note_until:
                 self._state.conditions.pop("clock", None)
-            for group in events_of(self._state.index, decision, now, describe_command):
+            for group in events_of(self._state.index, decision, now, describe_causes):
                 await self._commit_group(commit, group, now)
         return decision
 
@@ -271,9 +272,9 @@ class Daemon:
             case GroupKind.DECIDED:
                 await self._commit_decided(commit, group, now)
             case GroupKind.EXPIRED:
-                await self._commit_ended(commit, group, TIME_IS_OVER, now)
+                await self._commit_ended(commit, group, CauseCode.TIME_IS_OVER, now)
             case GroupKind.SOAKS_RESTARTED:
-                if await self._commit_ended(commit, group, CLOCK_SET_BACK, now):
+                if await self._commit_ended(commit, group, CauseCode.CLOCK_SET_BACK, now):
                     rollouts = {rollout for event in group.events if (rollout := rollout_of(event))}
                     self._report_restarted_soaks(sorted(rollouts), now)
 
@@ -309,10 +310,12 @@ class Daemon:
         else:
             self._membership_conflict = ""
 
-    async def _commit_ended(self, commit: CommitFunction, group: EventGroup, cause: str, now: float) -> bool:
+    async def _commit_ended(
+        self, commit: CommitFunction, group: EventGroup, code: CauseCode, now: float
+    ) -> bool:
         """Record what time alone has ended or begun again; return whether it was written."""
         try:
-            await commit(group.events, cause, now)
+            await commit(group.events, describe_causes((Cause(code),)), now)
         except Conflict as conflict:
             # The row is not as the audit says: the comparison finds it, and then nothing expires by it.
             log.error("expiry: not written: %s", conflict)

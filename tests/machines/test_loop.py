@@ -43,7 +43,7 @@ class Loop:
             self.index.record_observations(observed_up(self.index.nodes, self.now), self.now)
             decision = decide(self.index, self.now)
             record_giving_way(self.index, decision)
-            groups = events_of(self.index, decision, self.now, lambda command, target: "")
+            groups = events_of(self.index, decision, self.now, lambda causes: "")
             for event in (event for group in groups for event in group.events):
                 self.index.apply(event)
             at_work = self.index.needing_driver()
