@@ -31,12 +31,17 @@ LEAST_NUMBER = 1e-12
 _NORMAL = statistics.NormalDist()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Distribution:
-    """The durations of a step, all equally likely; `mean` is the number of their mean."""
+    """The durations of a step, all equally likely; `error`: how uncertain their mean is.
+
+    `drawn` are those of the present draw.  Each draw changes this list, because a look-up for each step would
+    cost a tenth of a forecast's time.
+    """
 
     values: Sequence[float]
-    mean: int
+    error: int
+    drawn: list[float]
 
 
 @dataclass(slots=True)
@@ -45,33 +50,30 @@ class Distributions:
 
     common_deviation: Deviation
     are_samples: bool
-    _all: list[Distribution] = field(default_factory=list)
     _errors: list[Deviation] = field(default_factory=list)
-    _numbers: dict[tuple[int, float], int] = field(default_factory=dict)
-    _mean_of: dict[int, int] = field(default_factory=dict)
-    """By the id() of the durations as an object; the distributions keep these."""
+    """How uncertain the mean of each step's durations is."""
+    _by_source: dict[tuple[int, float], Distribution] = field(default_factory=dict)
+    """By the id() of the durations as an object, which the walk keeps, and what multiplies them."""
+    _error_numbers: dict[int, int] = field(default_factory=dict)
 
-    def number_of(self, durations: Sequence[float], stretch: float) -> int:
-        """Return the number of the distribution of these durations, each multiplied by `stretch`."""
+    def drawn_of(self, durations: Sequence[float], stretch: float) -> Sequence[float]:
+        """Return these durations, each multiplied by `stretch`, as each draw will change them."""
         key = (id(durations), stretch)
-        if key not in self._numbers:
-            if id(durations) not in self._mean_of:
-                self._mean_of[id(durations)] = len(self._errors)
+        if key not in self._by_source:
+            if id(durations) not in self._error_numbers:
+                self._error_numbers[id(durations)] = len(self._errors)
                 self._errors.append(_error_of(durations) if self.are_samples else Deviation())
-            values = durations if stretch == 1.0 else [each * stretch for each in durations]
-            self._numbers[key] = len(self._all)
-            self._all.append(Distribution(values, self._mean_of[id(durations)]))
-        return self._numbers[key]
+            values = [each * stretch for each in durations]
+            self._by_source[key] = Distribution(values, self._error_numbers[id(durations)], list(values))
+        return self._by_source[key].drawn
 
-    def draw(self, draw_number: Callable[[], float]) -> Sequence[Sequence[float]]:
-        """Return the durations of one draw, by the numbers of the distributions."""
+    def draw(self, draw_number: Callable[[], float]) -> None:
+        """Draw what all steps and each step have in common."""
         common = _draw_factor(self.common_deviation, draw_number)
         factors = [common * _draw_factor(error, draw_number) for error in self._errors]
-        return [_longer_by(factors[each.mean], each.values) for each in self._all]
-
-
-def _longer_by(factor: float, values: Sequence[float]) -> Sequence[float]:
-    return values if factor == 1.0 else [value * factor for value in values]
+        for each in self._by_source.values():
+            if self.common_deviation.share or self._errors[each.error].share:
+                each.drawn[:] = [value * factors[each.error] for value in each.values]
 
 
 def _error_of(durations: Sequence[float]) -> Deviation:

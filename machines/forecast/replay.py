@@ -40,8 +40,8 @@ TOLERANCE_S = 1e-3
 MAX_TRIES = 10
 """Tries of a node that fails again and again: people would not try it more often."""
 
-Durations: TypeAlias = "tuple[int, int]"
-"""The durations of a step: the number of their distribution, and how many there are."""
+Durations: TypeAlias = "tuple[Sequence[float], int]"
+"""The durations of a step in the present draw, all equally likely, and their number."""
 
 Draw: TypeAlias = "tuple[array[float], array[float]]"
 """The start and the end of each item."""
@@ -141,9 +141,9 @@ class Failure:
     fixed_s: float
     drawn: tuple[Durations, ...]
 
-    def draw_s(self, durations: Sequence[Sequence[float]], draw_number: Callable[[], float]) -> float:
+    def draw_s(self, draw_number: Callable[[], float]) -> float:
         """Return how long the next try takes."""
-        drawn = (durations[number][int(draw_number() * count)] for number, count in self.drawn)
+        drawn = (durations[int(draw_number() * count)] for durations, count in self.drawn)
         return sum(drawn, self.fixed_s)
 
 
@@ -180,20 +180,17 @@ class Replay:
     def draw(self, random: RandomSource) -> Draw:
         """Return one draw."""
         draw_number = random.random
-        durations = self.distributions.draw(draw_number)
+        self.distributions.draw(draw_number)
         times_s = []
         for item in self.items:
             took_s = item.fixed_s
-            for number, count in item.drawn:
-                took_s += durations[number][int(draw_number() * count)]
+            for durations, count in item.drawn:
+                took_s += durations[int(draw_number() * count)]
             times_s.append(took_s)
-        return self._place(times_s, durations, draw_number)
+        return self._place(times_s, draw_number)
 
     def _place(  # noqa: C901  # calls would double its time
-        self,
-        times_s: Sequence[float],
-        durations: Sequence[Sequence[float]],
-        draw_number: Callable[[], float],
+        self, times_s: Sequence[float], draw_number: Callable[[], float]
     ) -> Draw:
         """Return when each item starts and ends."""
         starts, ends = (array("d", bytes(8 * len(times_s))) for _ in range(2))
@@ -229,8 +226,7 @@ class Replay:
             if item.is_running and end < self.began_at:
                 end = self.began_at
             if failure_rate and item.failure is not None and draw_number() < failure_rate:
-                pauses_of_rollout = pauses[item.rollout]
-                end = self._fail(end, item.failure, pauses_of_rollout, durations, draw_number)
+                end = self._fail(end, item.failure, pauses[item.rollout], draw_number)
             is_whole = item.freed is item.slots
             for number in item.slots:
                 free = slots[number]
@@ -275,7 +271,6 @@ class Replay:
         end: float,
         failure: Failure,
         pauses: list[tuple[float, float]],
-        durations: Sequence[Sequence[float]],
         draw_number: Callable[[], float],
     ) -> float:
         """Pause the rollout of a node that fails; return when a next try has ended well."""
@@ -286,7 +281,7 @@ class Replay:
             if until == failed_at:
                 until = math.inf if self.approve_after_s is None else failed_at + self.approve_after_s
                 pauses.append((failed_at, until))
-            end = until + failure.draw_s(durations, draw_number)
+            end = until + failure.draw_s(draw_number)
             if draw_number() >= self.failure_rate:
                 break
         return end

@@ -100,8 +100,8 @@ class _Builder:
         drawn = [each for each in steps if len(each.durations) > 1]
         drawn_s = sum(each.duration_s for each in drawn)
         fixed_s = until - since - drawn_s
-        number_of = self.replay.distributions.number_of
-        durations = tuple((number_of(each.durations, each.stretch), len(each.durations)) for each in drawn)
+        drawn_of = self.replay.distributions.drawn_of
+        durations = tuple((drawn_of(each.durations, each.stretch), len(each.durations)) for each in drawn)
         return Item(attempt, since, fixed_s, drawn_s, durations, attempt.rollout)
 
     def _add_item(self, item: Item) -> int:

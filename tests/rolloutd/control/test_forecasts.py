@@ -223,6 +223,23 @@ async def test_what_does_not_exist_is_an_error(
         assert refused.value.status == 409
 
 
+async def test_vote_after_its_deadline_costs_the_night(tmp_path: Path) -> None:
+    async with forecast_environment(tmp_path) as inside:
+        rollout = await inside.submit(text=WINDOWED_PLAN)
+        answer = await ask(inside, rollout, draws=1)
+        deadline = answer["vote_deadline"]
+        yes_by = datetime.fromisoformat(deadline["yes_by"])
+        assert yes_by.timestamp() > inside.clock.now()
+        assert deadline["costs_s"] > 3600
+        ends = [
+            seconds((await ask(inside, rollout, draws=1, at=at.isoformat()))["changed"])
+            for at in (yes_by, yes_by + timedelta(minutes=10))
+        ]
+        # Until then the rollout ends no more than half an hour later than the vote is late.
+        assert ends[0] - seconds(answer) <= yes_by.timestamp() - inside.clock.now() + 1800
+        assert ends[1] - ends[0] > 3600
+
+
 @pytest.mark.parametrize("scope", ["all", "node/s2", "rack/r1"])
 async def test_freeze_of_each_scope_delays_its_nodes(tmp_path: Path, scope: str) -> None:
     async with forecast_environment(tmp_path) as inside:
