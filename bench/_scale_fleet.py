@@ -255,6 +255,7 @@ async def with_fleet(
         )
         snapshot = await store.load_snapshot()
         index = Projection.build(snapshot, compile_limits(settings), compiler)
+        gc.freeze()  # as the daemon does at its start: else each collection inspects all that was imported
         state = State(index, store, clock, settings, ChangeNotifier(), epoch=snapshot.epoch)
         await state.commit([DaemonStarted(snapshot.epoch, "bench", "", clock.now())], cause="bench")
         inventory = BenchInventory(nodes)
