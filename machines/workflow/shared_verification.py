@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from machines.model.actions import Action, Transition, Wait
 from machines.model.causes import said
-from machines.model.events import StepRecord, StepState
+from machines.model.events import StepAction, StepRecord, StepState
 from machines.model.outage import OutageProgress
 from machines.states import Trigger
 from machines.workflow.outage import OUTAGE_POLL_S, OUTAGE_STEP
@@ -72,7 +72,15 @@ class SharedVerification:
         if accusation:
             return Transition(Trigger.FAILED, step=OUTAGE_STEP, causes=said(accusation))
         is_last = not any(peer.is_later and peer.target.isolated for peer in outage.peers)
-        return None if is_last and accusation is not None and not outage.joiner else wait
+        # A return that has begun ends: the node may be in service already, and nobody joins it there.
+        is_awaited = bool(outage.joiner) and not self._is_returning()
+        return None if is_last and accusation is not None and not is_awaited else wait
+
+    def _is_returning(self) -> bool:
+        """Return whether this attempt has begun to undo its isolation."""
+        moves = (StepAction.APPLY, StepAction.REVERT)
+        latest = next((r for r in reversed(self.walker.attempt_records) if r.action in moves), None)
+        return latest is not None and latest.action is StepAction.REVERT
 
     def _judge_others(self, wait: Wait) -> Action | None:
         """Return the next check after the change of another attempt, None when all have passed."""

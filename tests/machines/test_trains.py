@@ -9,20 +9,33 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from machines.facts.projection import Projection
+from machines.model.actions import Revert, Wait
 from machines.model.decision import Admit, RollBack
-from machines.model.events import FreezeStarted, HoldTaken, NodeOrdered, RolloutCancelled, RolloutPaused
+from machines.model.events import (
+    FreezeStarted,
+    HoldTaken,
+    NodeOrdered,
+    RolloutCancelled,
+    RolloutPaused,
+    StepAction,
+    StepRecord,
+    StepState,
+)
 from machines.model.limits import Limits, PoolRule
 from machines.model.outage import OutageProgress
 from machines.model.plan import Stage, StepDef
 from machines.model.reasons import ReasonCode
-from machines.model.rollout import Hold, NodeOrder
+from machines.model.rollout import Hold, NodeOrder, Target
 from machines.model.train import Train
 from machines.model.train_events import TrainRemoved, TrainStored
 from machines.model.windows import Freeze, Window
 from machines.rules.trains import next_joiner, outage_reason, turn_blocker
 from machines.scheduler.decide import decide, explain_node
-from machines.states import Outcome, Trigger
-from tests.machines.builders import ALICE, T0, index_of, nodes_of, observed_up, submit, transition
+from machines.states import Outcome, Phase, Trigger
+from machines.workflow.next_action import next_action
+from machines.workflow.outage import Outage
+from machines.workflow.situation import Situation
+from tests.machines.builders import ALICE, T0, index_of, nodes_of, observed_up, plan_of, submit, transition
 
 WAIT_S = 3600.0
 
@@ -183,6 +196,19 @@ def test_later_change_is_rolled_back_first() -> None:
     assert (reason.code, reason.params) == (ReasonCode.TRAIN, {"rollout": "R2"})
     transition(index, NODE, Trigger.ROLLBACK_ORDERED, rollout="R2", at=T0 + 11, rolling_back=True)
     assert decide(index, T0 + 12).of(RollBack) == ()
+
+
+@pytest.mark.parametrize(("is_returning", "expected"), [(False, Wait), (True, Revert)])
+def test_return_that_began_waits_for_nobody(is_returning: bool, expected: type[object]) -> None:
+    plan = plan_of(isolate=(CORDON,), verify=())
+    moves = [(StepAction.APPLY, StepState.OK)] + [(StepAction.REVERT, StepState.INTENDED)] * is_returning
+    records = [StepRecord("R1", NODE, 1, CORDON.name, action, 1, state, T0, T0) for action, state in moves]
+    target = Target(
+        "R1", NODE, "a", (), "fleet", 0, phase=Phase.VERIFYING, attempt=1, isolated=True, since=T0
+    )
+    outage = Outage(joiner="R2")
+    action = next_action(Situation(plan, target, records, T0 + 9.0, elapsed_s=9.0, outage=outage))
+    assert isinstance(action, expected)
 
 
 def test_waiting_node_names_rollout_it_waits_for() -> None:
