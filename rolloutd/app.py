@@ -16,6 +16,7 @@ from typing import Any
 from machines.facts.projection import Projection
 from machines.model.events import DaemonStarted
 from rolloutd import __version__, threads
+from rolloutd.adapters.ansible.artifact_store import SharedOutput
 from rolloutd.adapters.ansible.machine import load_machine
 from rolloutd.adapters.ansible.runner import AnsibleRunner
 from rolloutd.adapters.ansible.tree_cache import TreeCache
@@ -47,7 +48,8 @@ from rolloutd.engine.drivers.node_session import AdapterSet, PreparationAdapters
 from rolloutd.engine.forecasts import Forecaster
 from rolloutd.engine.notifications import NotificationDispatcher
 from rolloutd.engine.state import ChangeNotifier, State
-from rolloutd.errors import RolloutdError
+from rolloutd.engine.tasks import wait_for_first
+from rolloutd.errors import LeadershipLost, RolloutdError
 from rolloutd.plugin import (
     ANCHORS,
     CHECKS,
@@ -77,6 +79,7 @@ from rolloutd.service.reload import SettingsReloader, TeamPlanCompiler, hash_set
 from rolloutd.service.service_manager import SystemdReporter
 from rolloutd.service.systemd import SystemdNotifier, inherited_socket
 from rolloutd.settings import Settings
+from rolloutd.standby import Standby
 from rolloutd.store import backend_of, leadership_of, open_store
 
 log = logging.getLogger("rolloutd")
@@ -87,9 +90,6 @@ ANCHOR_AT_STOP_S = 10.0
 RENEW_S = 5.0
 """Interval of the leadership's renewals."""
 
-STANDBY_AFTER_S = 5.0
-"""How long a start may wait for leadership before it says that it is a standby."""
-
 SOCKET_CHECK_S = 10.0
 """Interval between checks that the socket's file exists: a cleanup job may remove it."""
 
@@ -97,12 +97,11 @@ SOCKET_CHECK_S = 10.0
 async def serve(settings: Settings, leadership: Leadership | None = None) -> None:
     """Run the daemon until SIGTERM or SIGINT; playbook runs continue without it.
 
-    It first waits for leadership; for an SQLite file that is the lock of the state directory, which does not
-    wait.
+    It first waits for leadership; the lock of an SQLite file's state directory does not wait.
     Raises AlreadyRunning, StoreFailed, CannotListen or another RolloutdError when it cannot start, and
     LeadershipLost when it must not continue.
     """
-    stopping = asyncio.Event()
+    stopping, stepping_down = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
@@ -111,61 +110,42 @@ async def serve(settings: Settings, leadership: Leadership | None = None) -> Non
     for lack in await threads.FILES.run(find_missing_prerequisites, settings):
         log.warning("the settings name what is not there: %s", lack)
     channels = _load_channels(settings)
-    leadership = leadership or leadership_of(settings.state_dir, settings.store.postgresql)
+    address, name = settings.store.postgresql, settings.name or ""
+    leadership = leadership or leadership_of(settings.state_dir, address, name=name)
     service.set_status("Waiting for leadership.")
-    if not await _acquire_unless_stopped(leadership, stopping, service):
-        await leadership.release()
-        return
+    standby = Standby(settings, clock, compiler, inherited, leadership)
     try:
+        if not await standby.acquire_unless(stopping, service):
+            return
         service.set_status("Opening the database.")
         # A new term ends that of another daemon, so begin one only if clients can reach this daemon.
         if inherited is None:
             await threads.ACCOUNTS.run(check_bindable, settings.socket, settings.socket_group)
-        store = await open_store(settings.state_dir, settings.store.postgresql, compile_plan=compiler)
+        store = await open_store(settings.state_dir, address, compile_plan=compiler, name=name)
         try:
             state = await _load_state(settings, store, clock, compiler, leadership)
             service.set_status("Reading the inventory; nodes in flight continue.")
-            async with _run_services(state, clock, compiler, service, inherited, channels, leadership):
+            async with _run_services(
+                state, clock, compiler, service, inherited, channels, leadership, stepping_down.set
+            ):
                 log.info("rolloutd %s is ready", __version__, extra={"socket": str(settings.socket)})
-                await stopping.wait()
+                await wait_for_first(stopping, stepping_down.wait())
                 log.info("stopping; runs continue and are found again")
                 service.notify_stopping("Stopping; runs continue and are found again.")
         finally:
             await store.close()
+        if stepping_down.is_set():
+            # Not before: the successor's first commit ends what this daemon still writes.
+            await leadership.hand_over()
+            raise LeadershipLost("leader: it stepped down; its next start is a standby")
     finally:
         await leadership.release()
-
-
-async def _acquire_unless_stopped(
-    leadership: Leadership, stopping: asyncio.Event, service: SystemdNotifier
-) -> bool:
-    """Wait until this daemon leads; return False when a standby is stopped before."""
-    acquiring, stop = asyncio.create_task(leadership.acquire()), asyncio.create_task(stopping.wait())
-    try:
-        await asyncio.wait((acquiring, stop), timeout=STANDBY_AFTER_S, return_when=asyncio.FIRST_COMPLETED)
-        if not acquiring.done() and not stop.done():
-            # A service manager gives up what does not get ready, and ends what does not ping.
-            service.notify_ready("Standby: another daemon leads.")
-        while not acquiring.done() and not stop.done():
-            service.ping_watchdog()
-            await asyncio.wait(
-                (acquiring, stop),
-                timeout=service.watchdog_ping_interval_s,
-                return_when=asyncio.FIRST_COMPLETED,
-            )
-        if acquiring.done():
-            acquiring.result()
-        return acquiring.done()
-    finally:
-        acquiring.cancel()
-        stop.cancel()
-        await asyncio.wait((acquiring, stop))
 
 
 async def _keep_leadership(leadership: Leadership) -> None:
     """Renew until cancelled; Daemon.run() ends when it is lost."""
     while True:
-        await asyncio.sleep(RENEW_S)
+        await asyncio.sleep(min(RENEW_S, leadership.renewal_s))
         await leadership.renew()
 
 
@@ -178,12 +158,18 @@ async def _run_services(
     inherited: socket.socket | None,
     channels: Sequence[Notifier],
     leadership: Leadership,
+    step_down: Callable[[], None],
 ) -> Any:
     """Run the daemon and its socket for as long as the context is open."""
     settings = state.settings
     tree_cache = TreeCache(settings.state_dir / "ansible", settings.ansible.bin)
     sources = _make_sources(settings, tree_cache)
-    shell = SshShell(settings.ssh.known_hosts, settings.ssh.user, settings.ssh.key_file)
+    shell = SshShell(
+        settings.ssh.known_hosts,
+        settings.ssh.user,
+        settings.ssh.key_file,
+        before_command=leadership.require,
+    )
     runner = await _make_runner(state, shell, sources, tree_cache)
     await runner.artifacts.abandon_unbegun()
     scheduler = ApschedulerScheduler()
@@ -194,7 +180,7 @@ async def _run_services(
         runner,
         AdapterRegistry(ISOLATORS, kit),
         AdapterRegistry(CHECKS, kit),
-        _make_source_lookup(state, sources),
+        _make_source_lookup(state, sources, tree_cache),
         AdapterRegistry(PROBES, kit),
         AdapterRegistry(GUARDS, kit),
         PreparationAdapters(
@@ -217,7 +203,12 @@ async def _run_services(
     retention = RetentionCleaner(
         state,
         runner.artifacts,
-        [*sources.artifact_stores, tree_cache, DirectoryStore(settings.state_dir / "artifacts")],
+        [
+            *sources.artifact_stores,
+            tree_cache,
+            DirectoryStore(settings.files_dir / "artifacts"),
+            *filter(None, (runner.shared_output,)),
+        ],
         AuditExporter(
             state, settings.state_dir / SEGMENTS_DIRECTORY, backend_of(settings.state_dir).load_signing_key()
         ),
@@ -246,6 +237,8 @@ async def _run_services(
         cleaner,
         forecaster,
         partial(shell_command, on_host=settings.shell.host, on_kubernetes=settings.shell.kubernetes),
+        leadership,
+        step_down,
     )
     server = ControlServer(
         services, path=settings.socket, group=settings.socket_group, inherited_socket=inherited
@@ -311,7 +304,12 @@ async def _run_services(
 def _make_sources(settings: Settings, tree_cache: TreeCache) -> TreeStore:
     git = settings.git
     keys = TrustedKeys(git.allowed_signers, git.gnupg_home) if git.verify_signatures else None
-    return TreeStore(settings.state_dir, trusted_keys=keys, prepare=tree_cache.prepare)
+    return TreeStore(
+        settings.files_dir,
+        git_dir=settings.state_dir / "git",
+        trusted_keys=keys,
+        prepare=tree_cache.prepare,
+    )
 
 
 async def _make_runner(
@@ -319,6 +317,7 @@ async def _make_runner(
 ) -> AnsibleRunner:
     settings = state.settings
     machine = await threads.FILES.run(load_machine, settings.state_dir)
+    shared = settings.shared_files.directory
     return AnsibleRunner(
         settings.state_dir / "runs",
         shell,
@@ -334,6 +333,7 @@ async def _make_runner(
         key_file=settings.ssh.key_file,
         tree_cache=tree_cache,
         machine=machine,
+        shared_output=None if shared is None else SharedOutput(shared / "output"),
         inherited_nodes=await state.store.take_over_runs(machine),
         # With a file, only this state directory's daemons act on the nodes.
         marks=await state.database_id() if settings.store.postgresql is not None else "",
@@ -414,6 +414,7 @@ async def _load_state(
         epoch=snapshot.epoch,
         redaction_key=key,
         leadership_lost=leadership.lost,
+        require_leadership=leadership.require,
     )
     if settings.store.postgresql is not None or settings.redaction_key_file is not None:
         # Another key would seal what the next daemon cannot read, and give each configuration another hash.
@@ -444,13 +445,18 @@ def _make_notifications(state: State, channels: Sequence[Notifier]) -> Notificat
     return NotificationDispatcher(state, channels, wanted.events, float(wanted.nothing_moved))
 
 
-def _make_source_lookup(state: State, sources: TreeStore) -> Callable[[str], Awaitable[PinnedSource]]:
+def _make_source_lookup(
+    state: State, sources: TreeStore, tree_cache: TreeCache
+) -> Callable[[str], Awaitable[PinnedSource]]:
     pinned: dict[str, PinnedSource] = {}
 
     async def find_source(rollout: str) -> PinnedSource:
         if rollout not in pinned:
             _, source = await state.store.load_plan(rollout)
-            pinned[rollout] = PinnedSource(source["kind"], source["pin"])
+            found = PinnedSource(source["kind"], source["pin"])
+            # The machine that stored the tree has its requirements; this one may not.
+            await tree_cache.prepare(sources.tree_path(found))
+            pinned[rollout] = found
         # Each time: a tree may be pruned, and another submit may add it again.
         sources.tree_path(pinned[rollout])
         return pinned[rollout]

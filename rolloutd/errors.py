@@ -118,5 +118,9 @@ class LeadershipLost(StoreFailed):
     """Another daemon has opened the database since; this one must end without writing."""
 
 
+class NotLeader(RolloutdError):
+    """This daemon is a standby; the text names the leader, which answers the request."""
+
+
 class AlreadyRunning(RolloutdError):
     """Another daemon holds this state directory."""

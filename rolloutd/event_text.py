@@ -175,6 +175,7 @@ _FORMATTERS: dict[str, Callable[[Fields], str]] = {
     )(f),
     "ShellOpened": lambda f: _with_reason(f"opened a shell: {shlex.join(f['command'])}")(f),
     "RequestDenied": lambda f: f"was refused {f['call']}: {f['why']}",
+    "LeaderSteppedDown": _with_reason("made the leader step down"),
     "DaemonStarted": lambda f: f"rolloutd {f['version']} started (epoch {f['epoch']})",
     "RunOutputPruned": lambda f: (
         f"removed the output of {pluralize(f['runs'], 'run') if f['runs'] else 'its steps'},"

@@ -18,7 +18,7 @@ from machines.model.preparation import ManifestEntry, Preparation
 from machines.model.rollout import Actor, Failure, Hold, NodeOrder, PilotEvidence, Target, Verdict, Vote
 from machines.model.step_record import StepAction, StepRecord, StepState
 from machines.model.train_events import TrainRemoved, TrainStored
-from machines.model.trust_events import HostKeysStored, IdentityPinned, InventoryAccepted, ShellOpened
+from machines.model.trust_events import TrustEvent
 from machines.model.windows import Freeze
 from machines.states import Outcome, Phase, Trigger
 
@@ -452,15 +452,7 @@ TargetEvent = (
 """Events that change one target."""
 
 RecordOnlyEvent = (
-    RequestDenied
-    | SettingsChanged
-    | RunOutputPruned
-    | NodeCleaned
-    | IsolationReleased
-    | InventoryAccepted
-    | IdentityPinned
-    | HostKeysStored
-    | ShellOpened
+    RequestDenied | SettingsChanged | RunOutputPruned | NodeCleaned | IsolationReleased | TrustEvent
 )
 """Events that change no fact: only the audit has them."""
 

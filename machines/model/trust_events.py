@@ -1,4 +1,4 @@
-"""Events of trust in the inventory and its nodes, and of shells there: only the audit has them."""
+"""Events of trust in the inventory, of shells and of leadership: only the audit has them."""
 
 from __future__ import annotations
 
@@ -53,3 +53,16 @@ class ShellOpened:
     actor: Actor
     reason: str
     at: float
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderSteppedDown:
+    """A person made the daemon hand leadership over to a standby."""
+
+    epoch: int
+    actor: Actor
+    reason: str
+    at: float
+
+
+TrustEvent = InventoryAccepted | IdentityPinned | HostKeysStored | ShellOpened | LeaderSteppedDown

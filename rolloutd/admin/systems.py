@@ -77,7 +77,7 @@ async def open_systems(
     shell = SshShell(settings.ssh.known_hosts, settings.ssh.user, settings.ssh.key_file)
     with tempfile.TemporaryDirectory(prefix="rolloutd-") as place:
         snapshot = InventorySnapshot({name: dict(variables) for name, variables in (hosts or {}).items()})
-        find_tree = partial(tree_directory, settings.state_dir)
+        find_tree = partial(tree_directory, settings.files_dir)
         runner = AnsibleRunner(Path(place), shell, find_tree, lambda: snapshot)
         systems = AdapterContext(shell, SystemClock(), runner, lambda: snapshot, settings)
         try:

@@ -26,6 +26,7 @@ from rolloutd.cli import (
     handover,
     holds,
     inventory,
+    leadership,
     local,
     plans,
     queries,
@@ -55,7 +56,7 @@ _COMMANDS = {
     "progress": (queries, watch, forecast, handover, configuration),
     "votes": (voting,),
     "rollouts and nodes": (rollout_actions, trains),
-    "fleet": (inventory, holds),
+    "fleet": (inventory, holds, leadership),
     "audit": (audit,),
     "this machine": (setup, local, contexts, completion),
 }

@@ -145,6 +145,7 @@ VERDICT_ADMIN = Access("admins", admin_to("clear a verdict"), team="no", owner="
 INVENTORY_ADMIN = Access(
     "admins", admin_to("decide what is believed of the inventory"), team="no", owner="no"
 )
+LEADERSHIP_ADMIN = Access("admins", admin_to("make the leader step down"), team="no", owner="no")
 TRAIN_OWNER = Access(
     "members of the teams that own a rollout of the train, and admins", team_member, team="own", owner="own"
 )

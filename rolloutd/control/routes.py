@@ -21,7 +21,7 @@ from rolloutd.engine.background.node_cleaning import NodeCleaner
 from rolloutd.engine.check_mode import CheckMode
 from rolloutd.engine.forecasts import Forecaster
 from rolloutd.engine.state import State
-from rolloutd.ports import AuditReport, Checkpoints, Host, Runner, SourceStore
+from rolloutd.ports import AuditReport, Checkpoints, Host, Leadership, Runner, SourceStore
 
 Input = TypeVar("Input", covariant=True, default=NoParams)
 Body = TypeVar("Body", covariant=True)
@@ -37,7 +37,7 @@ class Services:
     `refresh_inventory` and `prune_runs` start background work and return at once;
     `observe_nodes` returns once the nodes were observed; `verify_audit` makes the loop obey its report;
     `compare_anchors` returns how the audit differs from what is kept outside; `shell_command` returns how a
-    person gets a shell on a node, or raises NodeUnreachable.
+    person gets a shell on a node, or raises NodeUnreachable.  `step_down` makes the daemon hand over and end.
     """
 
     state: State
@@ -58,6 +58,9 @@ class Services:
     cleaner: NodeCleaner
     forecaster: Forecaster
     shell_command: Callable[[Host], Sequence[str]]
+    leadership: Leadership
+    step_down: Callable[[], None]
+    is_standby: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +98,7 @@ class Route:
     `response_type` is the model of the body, or of one line if the route streams.
     `access` is checked before query and body are read, and is in the documents.  `is_heavy`: a core is busy
     for seconds, so only few run at once.  `is_shared`: the answer does not depend on the caller, so equal
-    requests share one.
+    requests share one.  `on_standby`: the answer needs only the store, so that a standby gives it too.
     """
 
     method: str
@@ -110,6 +113,7 @@ class Route:
     upload_type: str | None = None
     is_heavy: bool = False
     is_shared: bool = False
+    on_standby: bool = False
     access: rights.Access = rights.EVERYBODY
 
     @property

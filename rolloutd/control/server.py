@@ -34,7 +34,7 @@ from rolloutd.control.identity import (
 )
 from rolloutd.control.limits import DenialLog, LimitedProtocol, Limits
 from rolloutd.control.routes import Created, LineStream, Request, Route, Services
-from rolloutd.errors import NotAllowed, RolloutdError, StoreFailed
+from rolloutd.errors import NotAllowed, NotLeader, RolloutdError, StoreFailed
 from rolloutd.service.listen_socket import BACKLOG, ListenSocket, bind
 
 log = logging.getLogger("rolloutd.control")
@@ -195,6 +195,7 @@ class ControlServer:
         with contextlib.ExitStack() as held:
             try:
                 with self._limits.requests.taking(identity.uid):
+                    self._require_leader(route)
                     async with asyncio.timeout(HANDLER_TIMEOUT_S):
                         # Before the body is read: a caller without the right must not delay the others.
                         await route.access.check(self._services.state, identity, dict(request.match_info))
@@ -215,6 +216,13 @@ class ControlServer:
                 return await self._stream(request, result, identity.uid)
             status, body = (201, result.body) if isinstance(result, Created) else (200, result)
             return responses.json_response(await responses.encode_in_slices(body), status)
+
+    def _require_leader(self, route: Route) -> None:
+        """Raise NotLeader on a standby, unless the store has the answer."""
+        if self._services.is_standby and not route.on_standby:
+            peers = self._services.leadership.peers
+            leader = peers.leader if peers is not None and peers.leader else "another daemon"
+            raise NotLeader(f"this daemon: it is a standby, {leader} leads; send the request there")
 
     async def _call(self, route: Route, parsed: Request[Any]) -> Any:
         # Questions about facts that are due fork them; most need none so.

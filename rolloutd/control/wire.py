@@ -10,6 +10,7 @@ from typing import Any, Literal, NotRequired
 
 from typing_extensions import TypedDict
 
+from rolloutd.control.wire_daemons import Daemons
 from rolloutd.control.wire_trains import RolloutTrain
 
 RolloutState = Literal["awaiting-approval", "running", "soaking", "paused", "done", "cancelled"]
@@ -298,7 +299,7 @@ class Rollout(RolloutSummary):
     train: RolloutTrain | None
 
 
-class Status(TypedDict):
+class Status(Daemons):
     """All rollouts as of audit entry `seq`; `trouble` is what stops the daemon as a whole."""
 
     rollouts: list[Rollout]

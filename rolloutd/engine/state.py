@@ -78,7 +78,6 @@ LARGE_COMMIT_ROWS = 100
 DATABASE_ID_LENGTH = 16
 """Hexadecimal digits in a fencing token by which a node distinguishes two databases."""
 
-
 NO_RUN = RunState(None)
 """The run of a step that has none yet."""
 
@@ -215,8 +214,10 @@ class State:
     inventory_refreshed: asyncio.Event = field(default_factory=asyncio.Event)
     submit_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     leadership_lost: asyncio.Event = field(default_factory=asyncio.Event)
+    require_leadership: Callable[[], None] = lambda: None
+    """Raises LeadershipLost once another daemon may lead: called before each action outside."""
     facts_behind: asyncio.Event = field(default_factory=asyncio.Event)
-    """The store has an event that could not be applied: this process must not decide any more."""
+    """The store has an event that could not be applied: this process must not decide."""
     coverages: dict[str, Any] = field(default_factory=dict)
     """By rollout, what the API last found that its plan leaves out."""
     names_in_order: Sequence[str] = ()
@@ -280,8 +281,7 @@ class State:
         return self._inventory_snapshot
 
     async def database_id(self) -> str:
-        """Return what distinguishes this database from others."""
-        # The hash of the first audit entry identifies the database, also after it was exported.
+        """Return a part of the hash of the first audit entry, also after that was exported."""
         origin = (await self.store.load_audit_base()).origin
         if not origin and (first := await self.store.read_audit(limit=1)):
             origin = first[0].hash

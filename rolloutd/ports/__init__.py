@@ -21,7 +21,7 @@ from rolloutd.ports.host_variables import (
     unsafe_text,
     without_templates,
 )
-from rolloutd.ports.leadership import Leadership
+from rolloutd.ports.leadership import Leadership, Peers, StandbyDaemon
 from rolloutd.ports.node_guard import GuardReport, GuardState, NodeGuard
 from rolloutd.ports.nodes import (
     DEFAULT_STALE_AFTER_S,
@@ -160,6 +160,7 @@ __all__ = [
     "OnNodesChanged",
     "OnObserved",
     "OnTried",
+    "Peers",
     "PinnedSource",
     "PostgresqlAddress",
     "ProgressKind",
@@ -183,6 +184,7 @@ __all__ = [
     "StagedFiles",
     "Stager",
     "StagingRequest",
+    "StandbyDaemon",
     "StepContext",
     "StepDuration",
     "StepResult",

@@ -321,6 +321,15 @@ class Audit(Params):
     )
 
 
+class SharedFiles(Params):
+    """Files that a daemon on another machine needs too."""
+
+    directory: OptionalPath = Field(
+        default=None,
+        description="A directory that the machines of all daemons mount; by default `state_dir`.",
+    )
+
+
 class CoreSettings(Params):
     """The settings of the daemon, without the sections that adapters own."""
 
@@ -333,6 +342,15 @@ class CoreSettings(Params):
     socket_group: ShortName | None = Field(
         default=None,
         description="Group that may connect, besides the daemon's user; each vote is checked all the same.",
+    )
+    shared_files: SharedFiles = Field(
+        default=SharedFiles(),
+        alias="files",
+        description="Where uploaded trees, built artifacts and the output of ended runs are.",
+    )
+    name: ShortName | None = Field(
+        default=None,
+        description="Name of this daemon among those of one PostgreSQL database; by default the machine's.",
     )
     redaction_key_file: OptionalPath = Field(
         default=None,
@@ -436,6 +454,11 @@ class CoreSettings(Params):
             taken.add((source.kind, name))
         raise_invalid(errors)
         return sources
+
+    @property
+    def files_dir(self) -> Path:
+        """The directory of trees, artifacts and output: that of all machines, else the state directory."""
+        return self.shared_files.directory or self.state_dir
 
     @property
     def files(self) -> tuple[Path, ...]:

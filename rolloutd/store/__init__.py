@@ -56,13 +56,15 @@ def backend_of(
     return PostgresqlBackend(postgresql, state_dir, inline=inline)
 
 
-def leadership_of(state_dir: Path, postgresql: PostgresqlAddress | None = None) -> Leadership:
+def leadership_of(
+    state_dir: Path, postgresql: PostgresqlAddress | None = None, *, name: str = ""
+) -> Leadership:
     """Return how the daemon of a state directory comes to lead; only with PostgreSQL does it wait."""
     if postgresql is None:
         return StateLock(state_dir)
     from rolloutd.store.postgresql.lease import PostgresqlLease
 
-    return PostgresqlLease(postgresql, state_dir)
+    return PostgresqlLease(postgresql, state_dir, name=name)
 
 
 def prepare_postgresql(dsn: str, password_file: Path | None, role: str) -> str:
@@ -95,8 +97,11 @@ async def open_store(
     read_only: bool = False,
     inline: bool = False,
     now: Callable[[], float] = time.time,
+    name: str = "",
 ) -> SqlStore:
     """Open the store of a daemon, and begin a term unless `read_only`; raises StoreFailed.
+
+    `name` is that of the daemon for people; default: the machine's.
 
     `compile_plan` compiles stored plans.  The event loop calls `on_commit`, which must not raise.  `inline`
     runs the SQL in the caller, for simulations.
@@ -104,4 +109,4 @@ async def open_store(
     backend = backend_of(state_dir, postgresql, inline=inline)
     if read_only:
         return SqlStore(backend, await backend.open_reader(), compile_plan)
-    return await SqlStore.open(backend, compile_plan, on_commit=on_commit, now=now)
+    return await SqlStore.open(backend, compile_plan, on_commit=on_commit, now=now, name=name)

@@ -96,12 +96,13 @@ class SqlStore:
         *,
         on_commit: CommitCallback | None = None,
         now: Callable[[], float] = time.time,
+        name: str = "",
     ) -> SqlStore:
         """Open a database for writing and begin a term."""
         writing = await backend.open_writer()
         try:
             key = backend.load_signing_key()
-            holder = f"pid {os.getpid()} on {os.uname().nodename}"
+            holder = f"{name or os.uname().nodename} (pid {os.getpid()})"
             batch_writer = await writing.run(
                 lambda connection: BatchWriter(connection, backend, holder=holder, since=now(), key=key)
             )

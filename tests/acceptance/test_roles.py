@@ -365,6 +365,7 @@ ASKS: dict[Key, Arrange] = {
             ("DELETE", "/v1/trains/{t}"),
         )
     },
+    ("POST", "/v1/leader/step-down"): plain("/v1/leader/step-down", REASON),
     ("POST", "/v1/freezes"): freezing,
     ("DELETE", "/v1/freezes"): thawing,
     ("POST", "/v1/audit/settle"): plain("/v1/audit/settle", {**REASON, "subjects": ["all"], "keep": "audit"}),

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import pytest
 
-from rolloutd.errors import AlreadyRunning
+from rolloutd.errors import AlreadyRunning, LeadershipLost
 from rolloutd.ports import Leadership
 from rolloutd.store import StateLock
 from rolloutd.store.postgresql import lease
@@ -181,8 +181,9 @@ def leases(
     monkeypatch.setattr(lease, "POLL_S", 0.001)
     database = postgresql.emptied_database()
 
-    def make(name: str, clock: Callable[[], float]) -> PostgresqlLease:
-        return PostgresqlLease(postgresql.address(database, lease_s=60.0), tmp_path / name, clock=clock)
+    def make(name: str, clock: Callable[[], float], daemon: str = "") -> PostgresqlLease:
+        address = postgresql.address(database, lease_s=60.0)
+        return PostgresqlLease(address, tmp_path / name, name=daemon, clock=clock)
 
     return make
 
@@ -224,6 +225,37 @@ async def test_leader_past_its_deadline_has_lost_without_a_database(
     clock.now += 60 * (1 - lease.MARGIN)
     async with asyncio.timeout(30):
         await leader.lost.wait()
+    await leader.release()
+
+
+@pytest.mark.servers("postgresql")
+async def test_leader_past_its_deadline_acts_no_more(leases: Callable[..., PostgresqlLease]) -> None:
+    """After a suspension its next action comes before the loop has noticed."""
+    clock = MachineClock()
+    leader = leases("a", clock)
+    await leader.acquire()
+    leader.require()
+    clock.now += 60 * (1 - lease.MARGIN)
+    with pytest.raises(LeadershipLost, match="has not renewed it in time"):
+        leader.require()
+    assert leader.lost.is_set()
+    await leader.release()
+
+
+@pytest.mark.servers("postgresql")
+async def test_standby_says_what_it_has_followed(leases: Callable[..., PostgresqlLease]) -> None:
+    leader, follower = leases("a", MachineClock()), leases("b", MachineClock(), daemon="second")
+    await leader.acquire()
+    acquiring = asyncio.create_task(follower.acquire())
+    follower.record_followed(17)
+    async with asyncio.timeout(30):
+        while not (leader.peers and leader.peers.standbys and leader.peers.standbys[0].seq == 17):
+            await leader.renew()
+    assert [each.name for each in leader.peers.standbys] == ["second"]
+    acquiring.cancel()
+    await asyncio.wait((acquiring,))
+    await leader.renew()
+    assert leader.peers.standbys == ()
     await leader.release()
 
 

@@ -43,10 +43,11 @@ from rolloutd.engine.check_mode import CheckMode
 from rolloutd.engine.forecasts import Forecaster
 from rolloutd.engine.state import ChangeNotifier, State
 from rolloutd.forecast.__main__ import answer_text
-from rolloutd.ports import Checkpoints, RunnerStatus, Store
+from rolloutd.ports import Checkpoints, Peers, RunnerStatus, StandbyDaemon, Store
 from rolloutd.settings import Settings
 from tests.contracts.fakes.checkpoints import FakeCheckpoints
 from tests.contracts.fakes.clock import FakeClock
+from tests.contracts.fakes.leadership import FakeLeadership, Seat
 from tests.contracts.fakes.node_files import FakeNodeFiles
 from tests.contracts.fakes.runner import FakeRunHost, FakeRunner, Script
 from tests.contracts.fakes.sources import FakeSourceStore, find_source
@@ -283,6 +284,13 @@ class ControlEnvironment:
         return self.state.index.target(rollout, node).phase
 
 
+def with_standby() -> FakeLeadership:
+    """Return the leadership of a daemon with a standby."""
+    leadership = FakeLeadership(Seat())
+    leadership.peers = Peers("first", 1, 0.0, (StandbyDaemon("second", 0, 0.0),))
+    return leadership
+
+
 def settings_of(**changed: Any) -> Settings:
     """Return settings, changed as asked."""
     return Settings.model_validate(SETTINGS | changed)
@@ -354,6 +362,8 @@ async def control_environment(
         shell_command=partial(
             shell_command, on_host=settings.shell.host, on_kubernetes=settings.shell.kubernetes
         ),
+        leadership=with_standby(),
+        step_down=lambda: None,
     )
     path = tmp_path / "run" / "control.sock"
     server = ControlServer(services, path=path, group=group, accounts=names or people)

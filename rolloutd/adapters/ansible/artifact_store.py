@@ -8,6 +8,7 @@ module only removes runs that are over by their status, claim and processes.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import shutil
 from collections.abc import Sequence
@@ -16,7 +17,10 @@ from pathlib import Path
 from rolloutd import threads
 from rolloutd.adapters.ansible import wrapper
 from rolloutd.adapters.ansible.run_directory import RunDirectory
+from rolloutd.adapters.directory_store import DirectoryStore
 from rolloutd.ports import Artifact
+
+log = logging.getLogger("rolloutd.adapters.ansible.artifact_store")
 
 REMOVING_PREFIX = ".gone-"
 """Name prefix of a directory being removed; a run's name begins with a letter or a digit."""
@@ -67,6 +71,28 @@ class RunArtifactStore:
         directory.path.rename(removing)
         shutil.rmtree(removing)
         return True
+
+
+class SharedOutput(DirectoryStore):
+    """What ended runs said, by their handles, in a directory of all machines."""
+
+    def find(self, handle: str) -> RunDirectory | None:
+        directory = RunDirectory(self.parent / handle)
+        return directory if Path(handle).name == handle and directory.path.is_dir() else None
+
+    def share(self, directory: RunDirectory) -> None:
+        """Copy what an ended run said; without the copy only this machine can show it."""
+        name = directory.path.name
+        try:
+            if self.find(name) is None:
+                staged = self.stage()
+                # Nothing else: the other files of a run are about this machine, or secret.
+                for path in (directory.events_file, *directory.path.glob("output*")):
+                    if path.is_file():
+                        shutil.copyfile(path, staged / path.name)
+                self.publish(staged, name, mode=0o700)
+        except OSError as error:
+            log.warning("%s: its output is not in %s: %s", name, self.parent, error)
 
 
 def _rollout_of(directory: RunDirectory) -> str:

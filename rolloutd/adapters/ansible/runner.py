@@ -29,7 +29,7 @@ from rolloutd.adapters.ansible import (
     stale_processes,
     wrapper,
 )
-from rolloutd.adapters.ansible.artifact_store import RunArtifactStore
+from rolloutd.adapters.ansible.artifact_store import RunArtifactStore, SharedOutput
 from rolloutd.adapters.ansible.fork_servers import ForkServers, NotForked
 from rolloutd.adapters.ansible.interpreter import InterpreterCache
 from rolloutd.adapters.ansible.inventory_cache import InventoryCache
@@ -108,21 +108,22 @@ class AnsibleRunner:
         pipelining: bool = False,
         machine: str = "",
         inherited_nodes: Collection[str] = (),
+        shared_output: SharedOutput | None = None,
         marks: str = "",
     ) -> None:
         """`runs_dir` holds all runs and is created if missing; `shell` runs commands on nodes.
 
         `find_tree` returns the directory of a source or raises NotFound.  A node keeps the latest fencing
-        token in `fence_dir`, or in the user's home.  `machine` names this one in handles.  On the
-        `inherited_nodes` runs of another machine may be under way.  Daemons with the same `marks` end each
-        other's leftovers; the path of `runs_dir` always is one, and without `marks` the only one.
+        token in `fence_dir`, or in the user's home.  `machine` names this one in handles; on
+        `inherited_nodes` runs of another may be under way, and it gets `shared_output` of ended ones.
+        Daemons with the same `marks` end each other's leftovers; the path of `runs_dir` always is one.
         """
         runs_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._runs_dir = runs_dir.resolve()
         self.artifacts = RunArtifactStore(self._runs_dir)
+        self.shared_output = shared_output
         self._shell = shell
-        self._find_tree = find_tree
-        self._inventory = inventory
+        self._find_tree, self._inventory = find_tree, inventory
         self._connections = NodeConnections(self._runs_dir)
         self._launcher = Launcher(
             ansible_playbook or str(Path(sys.executable).with_name("ansible-playbook")),
@@ -186,7 +187,8 @@ class AnsibleRunner:
         return state
 
     async def read_events(self, handle: str, offset: int = 0) -> AsyncIterator[RunEvent]:
-        directory = self._track(handle).directory
+        shared = None if self.shared_output is None else self.shared_output.find(handle)
+        directory = shared or self._track(handle).directory
         if not directory.path.is_dir():
             raise NotFound(f"there is no run {handle} in {self._runs_dir} any more")
         while lines := await threads.RUNS.run(directory.read_events, offset):
@@ -408,6 +410,8 @@ class AnsibleRunner:
         if run.process_exit is not None:
             self._run_slots.record_end(status.cpu_s, status.duration_s)
         result = await threads.RUNS.run(_evaluate, run, status)
+        if self.shared_output is not None:
+            await threads.RUNS.run(self.shared_output.share, run.directory)
         assert run.progress is not None
         if run.progress.changed_tasks or not isinstance(result, Ok):
             self._interpreters.forget(run.progress.node)

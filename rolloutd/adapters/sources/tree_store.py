@@ -36,13 +36,15 @@ def tree_name(pinned: PinnedSource) -> str:
     return f"{pinned.kind}-{pinned.pin}"
 
 
-def tree_directory(state_dir: Path, pinned: PinnedSource) -> Path:
+def tree_directory(files_dir: Path, pinned: PinnedSource) -> Path:
     """Return the directory of a pin's tree, which may not exist."""
-    return state_dir / "trees" / tree_name(pinned)
+    return files_dir / "trees" / tree_name(pinned)
 
 
 class TreeStore:
-    """ports.SourceStore under `state_dir`; `allow_local` is for tests.
+    """ports.SourceStore under `files_dir`; `allow_local` is for tests.
+
+    Mirrors of git repositories are in `git_dir` (default: there too): only this machine uses them.
 
     With `trusted_keys`, a git source needs a signature by one of them.  `prepare` is called with each
     tree that is pinned.
@@ -50,14 +52,15 @@ class TreeStore:
 
     def __init__(
         self,
-        state_dir: Path,
+        files_dir: Path,
         *,
+        git_dir: Path | None = None,
         trusted_keys: TrustedKeys | None = None,
         prepare: Callable[[Path], Awaitable[None]] | None = None,
         allow_local: bool = False,
     ) -> None:
-        self._trees = DirectoryStore(state_dir / "trees")
-        self._git = GitCache(state_dir / "git", trusted_keys, allow_local=allow_local)
+        self._trees = DirectoryStore(files_dir / "trees")
+        self._git = GitCache(git_dir or files_dir / "git", trusted_keys, allow_local=allow_local)
         self._is_verified = trusted_keys is not None
         self._prepare = prepare
 

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import re
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -67,7 +67,11 @@ class SshShell:
         user: str | None = None,
         key_file: Path | None = None,
         limits: SshLimits | None = None,
+        *,
+        before_command: Callable[[], None] = lambda: None,
     ) -> None:
+        """`before_command` is called once a node's connection is there, and may raise."""
+        self._before_command = before_command
         self._defaults = ConnectionDefaults(known_hosts, user, key_file)
         self._limits = limits or SshLimits()
         self._connections: dict[str, _PooledConnection] = {}
@@ -93,6 +97,7 @@ class SshShell:
             ):
                 await self._connect(pooled)
                 logged_in = True
+                self._before_command()
                 collector = await self._execute(pooled, command, stdin.encode())
         except TimeoutError:
             if not logged_in:

@@ -9,6 +9,7 @@ from rolloutd.control.handlers import (
     configuration,
     forecasts,
     handover,
+    leadership,
     node_reports,
     plans,
     preparation,
@@ -32,5 +33,6 @@ ROUTES: tuple[Route, ...] = (
     *preparation.routes,
     *audit.routes,
     *handover.routes,
+    *leadership.routes,
     *forecasts.routes,
 )

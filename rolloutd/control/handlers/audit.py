@@ -27,7 +27,7 @@ MAX_SCANNED_ENTRIES = 50_000
 """Entries read for one page if the store cannot filter them (by actor); `next` says where to resume."""
 
 
-@routes.add("GET", "/v1/audit")
+@routes.add("GET", "/v1/audit", on_standby=True)
 async def audit(services: Services, request: Request[AuditQuery]) -> wire_audit.Audit:
     """Show a page of the audit."""
     query = request.input
@@ -59,7 +59,7 @@ async def verify(services: Services, request: Request[VerifyQuery]) -> wire_audi
     return serializers.audit_report(report, await _exported(services))
 
 
-@routes.add("GET", "/v1/audit/head")
+@routes.add("GET", "/v1/audit/head", on_standby=True)
 async def audit_head(services: Services, request: Request) -> wire_audit.AuditHead:
     """Show the latest hash of the audit, to keep elsewhere."""
     latest = await services.state.store.latest_audit_entry()

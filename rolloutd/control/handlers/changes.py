@@ -20,7 +20,7 @@ MAX_CLOSED = 50
 """Closed rollouts that are read, the latest: each may have ten thousand nodes."""
 
 
-@routes.add("GET", "/v1/changes", is_shared=True)
+@routes.add("GET", "/v1/changes", is_shared=True, on_standby=True)
 async def changes(services: Services, request: Request[requests.ChangesQuery]) -> wire_fleet.Changes:
     """Show which node has which change, across rollouts."""
     state, query = services.state, request.input

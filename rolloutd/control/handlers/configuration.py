@@ -22,7 +22,7 @@ from rolloutd.ports import JSON, NodeConfigurations
 routes = RouteTable()
 
 
-@routes.add("GET", "/v1/nodes/{n}/configuration")
+@routes.add("GET", "/v1/nodes/{n}/configuration", on_standby=True)
 async def node_configuration(services: Services, request: Request) -> wire_plans.NodeConfiguration:
     """Show what runs gave to a node: current, previous and invalid."""
     state = services.state
@@ -34,7 +34,7 @@ async def node_configuration(services: Services, request: Request) -> wire_plans
     }
 
 
-@routes.add("GET", "/v1/nodes/{n}/configuration/diff")
+@routes.add("GET", "/v1/nodes/{n}/configuration/diff", on_standby=True)
 async def configuration_diff(
     services: Services, request: Request[requests.ConfigurationDiffQuery]
 ) -> wire_plans.NodeDifference:
@@ -73,7 +73,7 @@ async def plan_diff(
     )
 
 
-@routes.add("GET", "/v1/verdicts")
+@routes.add("GET", "/v1/verdicts", on_standby=True)
 async def list_verdicts(services: Services, request: Request) -> wire_plans.Verdicts:
     """List the contents that failed on a class of hosts, with the evidence."""
     return {"verdicts": [serializers.verdict(each) for each in await services.state.store.load_verdicts()]}

@@ -11,6 +11,7 @@ from rolloutd.commands.resolve import MAX_CLOSED, ResolvedRollout, resolve_for_r
 from rolloutd.commands.rollout_commands import unknown_node
 from rolloutd.control import fleet_serializers, openapi, serializers, wire, wire_fleet, wire_plans
 from rolloutd.control.coverage import coverage_of
+from rolloutd.control.handlers.leadership import daemons_of
 from rolloutd.control.logs import may_see_output
 from rolloutd.control.requests import MAX_NODES_NAMED, NodesQuery, PageQuery, StatusQuery
 from rolloutd.control.routes import Request, RouteTable, Services
@@ -32,7 +33,7 @@ FEW_NODES = 200
 routes = RouteTable()
 
 
-@routes.add("GET", "/v1/health")
+@routes.add("GET", "/v1/health", on_standby=True)
 async def health(services: Services, request: Request) -> wire_fleet.Health:
     """Report that the daemon runs, and its trouble."""
     state = services.state
@@ -47,7 +48,7 @@ async def health(services: Services, request: Request) -> wire_fleet.Health:
     }
 
 
-@routes.add("GET", "/v1/whoami")
+@routes.add("GET", "/v1/whoami", on_standby=True)
 async def whoami(services: Services, request: Request) -> wire_fleet.WhoAmI:
     """Return the caller, as the socket identifies them."""
     identity = request.identity
@@ -62,7 +63,7 @@ async def whoami(services: Services, request: Request) -> wire_fleet.WhoAmI:
     }
 
 
-@routes.add("GET", "/v1/status", is_shared=True)
+@routes.add("GET", "/v1/status", is_shared=True, on_standby=True)
 async def status(services: Services, request: Request[StatusQuery]) -> wire.Status:
     """Show all rollouts that are not closed, or with `all` the latest closed ones too."""
     query = request.input
@@ -86,10 +87,11 @@ async def status(services: Services, request: Request[StatusQuery]) -> wire.Stat
         "rollouts": shown,
         "trouble": "; ".join(state.problems()) or None,
         "seq": seq,
+        **daemons_of(services),
     }
 
 
-@routes.add("GET", "/v1/rollouts", is_shared=True)
+@routes.add("GET", "/v1/rollouts", is_shared=True, on_standby=True)
 async def rollouts(services: Services, request: Request) -> wire.Rollouts:
     """List all rollouts, latest first."""
     state = services.state
@@ -104,7 +106,7 @@ async def rollouts(services: Services, request: Request) -> wire.Rollouts:
     return {"rollouts": sorted(lines, key=lambda each: each["submitted_at"], reverse=True)}
 
 
-@routes.add("GET", "/v1/rollouts/{r}", is_shared=True)
+@routes.add("GET", "/v1/rollouts/{r}", is_shared=True, on_standby=True)
 async def rollout(services: Services, request: Request) -> wire.Rollout:
     """Show one rollout."""
     state = services.state
@@ -113,7 +115,7 @@ async def rollout(services: Services, request: Request) -> wire.Rollout:
     return serializers.rollout(state, await resolve_for_reading(state, resolved.rollout.id), covered)
 
 
-@routes.add("GET", "/v1/rollouts/{r}/nodes", is_shared=True)
+@routes.add("GET", "/v1/rollouts/{r}/nodes", is_shared=True, on_standby=True)
 async def nodes(services: Services, request: Request[NodesQuery]) -> wire.Nodes:
     """Show the nodes of a rollout, or those that have changed."""
     state, query = services.state, request.input
@@ -132,7 +134,7 @@ async def nodes(services: Services, request: Request[NodesQuery]) -> wire.Nodes:
     return await compute(serializers.nodes, state, fixed, query, seq, names)
 
 
-@routes.add("GET", "/v1/rollouts/{r}/nodes/{n}")
+@routes.add("GET", "/v1/rollouts/{r}/nodes/{n}", on_standby=True)
 async def node(services: Services, request: Request) -> wire.NodeDetail:
     """Show one node of a rollout, with its steps."""
     resolved = await resolve_for_reading(services.state, request.path_params["r"])
@@ -154,7 +156,7 @@ async def why(services: Services, request: Request) -> wire.NodeReason:
     return serializers.why(services.state, resolved, resolved.target(request.path_params["n"]))
 
 
-@routes.add("GET", "/v1/rollouts/{r}/failures", is_shared=True)
+@routes.add("GET", "/v1/rollouts/{r}/failures", is_shared=True, on_standby=True)
 async def failures(services: Services, request: Request) -> wire.Failures:
     """List a rollout's unresolved failures: what a vote at proceed names as shown."""
     resolved = await resolve_for_reading(services.state, request.path_params["r"])
@@ -165,7 +167,7 @@ async def failures(services: Services, request: Request) -> wire.Failures:
     }
 
 
-@routes.add("GET", "/v1/rollouts/{r}/plan")
+@routes.add("GET", "/v1/rollouts/{r}/plan", on_standby=True)
 async def plan(services: Services, request: Request) -> wire_plans.PlanContent:
     """Show a rollout's plan in its canonical form."""
     state = services.state
@@ -180,13 +182,13 @@ async def plan(services: Services, request: Request) -> wire_plans.PlanContent:
     }
 
 
-@routes.add("GET", "/v1/locks", is_shared=True)
+@routes.add("GET", "/v1/locks", is_shared=True, on_standby=True)
 async def locks(services: Services, request: Request) -> wire_fleet.Locks:
     """Show every pool's slots and holders, the holds and the freezes."""
     return await fleet_serializers.locks(services.state)
 
 
-@routes.add("GET", "/v1/settings")
+@routes.add("GET", "/v1/settings", on_standby=True)
 async def settings(services: Services, request: Request) -> wire_fleet.SettingsSummary:
     """Show the settings' limits, admins and teams."""
     return fleet_serializers.settings(services.state.settings)
@@ -207,7 +209,7 @@ async def inventory_node(services: Services, request: Request) -> wire_fleet.Inv
     return fleet_serializers.inventory_node(services.state, name)
 
 
-@routes.add("GET", "/v1/openapi.json")
+@routes.add("GET", "/v1/openapi.json", on_standby=True)
 async def document(services: Services, request: Request) -> wire_fleet.OpenApi:
     """Return this API's OpenAPI document."""
     from rolloutd.control.handlers import ROUTES as ALL

@@ -39,7 +39,7 @@ PAGE_SIZE = 500
 routes = RouteTable()
 
 
-@routes.add("GET", "/v1/events")
+@routes.add("GET", "/v1/events", on_standby=True)
 async def events(services: Services, request: Request[EventsQuery]) -> AsyncGenerator[wire.EventLine, None]:
     """Stream audit entries, and with `follow` the progress of running work."""
     query = request.input

@@ -17,7 +17,7 @@ from rolloutd.errors import NotAllowed, Refused, TokenAlreadyUsed
 routes = RouteTable()
 
 
-@routes.add("GET", "/v1/teams/{t}")
+@routes.add("GET", "/v1/teams/{t}", on_standby=True)
 async def team(services: Services, request: Request) -> wire_fleet.Team:
     """Show a team and its own rules."""
     return _team_response(services, team_rules.get_team_rules(services.state, request.path_params["t"]))

@@ -17,13 +17,13 @@ from rolloutd.engine.state import State
 routes = RouteTable()
 
 
-@routes.add("GET", "/v1/trains")
+@routes.add("GET", "/v1/trains", on_standby=True)
 async def list_trains(services: Services, request: Request) -> wire_trains.Trains:
     """List the trains."""
     return {"trains": [await train_response(services.state, each) for each in services.state.index.trains]}
 
 
-@routes.add("GET", "/v1/trains/{t}")
+@routes.add("GET", "/v1/trains/{t}", on_standby=True)
 async def show_train(services: Services, request: Request) -> wire_trains.Train:
     """Show a train, its order and the outages that it saves."""
     return await train_response(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -12,7 +12,7 @@ from machines.model.rollout import Target
 from machines.model.target_plan import plan_for_target
 from rolloutd.engine.outcomes import capture_errors
 from rolloutd.engine.state import State, StepProgress
-from rolloutd.errors import NotFound, SourceFailed
+from rolloutd.errors import LeadershipLost, NotFound, SourceFailed
 from rolloutd.plugin.templates import render, rendered_texts, variables_named_in
 from rolloutd.ports import (
     JSON,
@@ -112,7 +112,16 @@ class NodeSession:
         return self.state.step_progress.setdefault((self.rollout, self.node), StepProgress())
 
     async def capture_errors(self, awaitable: Awaitable[T]) -> T | Failed | Unknown:
-        """Await an action and return each error as an outcome; raises only StoreFailed."""
+        """Await an action and return each error as an outcome; raises only StoreFailed.
+
+        A daemon that may no longer lead acts no more: it raises LeadershipLost.
+        """
+        try:
+            self.state.require_leadership()
+        except LeadershipLost:
+            if isinstance(awaitable, Coroutine):
+                awaitable.close()
+            raise
         with reported_waits(self._show_wait):
             return self.without_hidden(await capture_errors(self.subject, awaitable))
 

@@ -23,7 +23,7 @@ MANIFEST_VARIABLE = "rolloutd_manifest"
 
 def built_directory(state: State, rollout: str, stage: str) -> Path:
     """Return where a build puts its manifest and files on the daemon's machine."""
-    return state.settings.state_dir / "artifacts" / rollout / stage
+    return state.settings.files_dir / "artifacts" / rollout / stage
 
 
 class Builder:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -85,10 +86,19 @@ class PostgresqlBackend:
     async def _open(self, connect: Callable[[], PostgresqlConnection], *, repeats: bool) -> Executor:
         if self._inline:
             return InlineExecutor(self._explained(connect))
-        connecting = asyncio.ensure_future(threads.DATABASE.run(self._explained, connect))
+        is_abandoned = threading.Event()
+
+        def connect_unless_abandoned() -> PostgresqlConnection:
+            connection = self._explained(connect)
+            if is_abandoned.is_set():  # the loop may have ended
+                connection.close()
+            return connection
+
+        connecting = asyncio.ensure_future(threads.DATABASE.run(connect_unless_abandoned))
         try:
             connection = await asyncio.shield(connecting)
         except asyncio.CancelledError:
+            is_abandoned.set()
             connecting.add_done_callback(_close_unused)
             raise
         # A commit may wait for a standby, and for a database that is away, as long as this daemon leads.

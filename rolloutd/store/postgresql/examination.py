@@ -30,10 +30,6 @@ SELECT current_user, rolsuper OR pg_has_role(current_user, tableowner, 'MEMBER')
     has_table_privilege('audit', 'UPDATE, DELETE, TRUNCATE')
 FROM pg_roles, pg_tables WHERE rolname = current_user AND schemaname = ? AND tablename = 'audit'"""
 
-_STANDBYS = (
-    "SELECT count(*), count(*) FILTER (WHERE sync_state IN ('sync', 'quorum')) FROM pg_stat_replication"
-)
-
 
 def examine(address: PostgresqlAddress) -> Iterator[Check]:
     """Yield the checks; raises StoreFailed."""
@@ -77,14 +73,16 @@ def _encryption(connection: PostgresqlConnection, address: PostgresqlAddress) ->
 
 
 def _replication(connection: PostgresqlConnection) -> Check:
-    standbys, synchronous = connection.execute(_STANDBYS).fetchone() or (0, 0)
+    (standbys,) = connection.execute("SELECT count(*) FROM pg_stat_replication").fetchone() or (0,)
+    (names,) = connection.execute("SHOW synchronous_standby_names").fetchone() or ("",)
     (commit,) = connection.execute("SHOW synchronous_commit").fetchone() or ("",)
     if not standbys:
         return "postgresql replication", True, "no standby server; a lost disk loses what no backup has"
-    if not synchronous or commit in ("off", "local"):
+    # An ordinary role cannot see which server is synchronous; with names, a commit waits until one is.
+    if not names or commit in ("off", "local"):
         text = "asynchronous: a promoted standby may lack acknowledged votes; set synchronous_standby_names"
         return "postgresql replication", False, text
-    return "postgresql replication", True, f"synchronous now, {synchronous} of {standbys} standby servers"
+    return "postgresql replication", True, f"synchronous now ({names}), standby servers: {standbys}"
 
 
 def _clock_and_latency(connection: PostgresqlConnection) -> Check:

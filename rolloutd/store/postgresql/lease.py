@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from rolloutd import threads
-from rolloutd.errors import StoreFailed
-from rolloutd.ports import PostgresqlAddress
+from rolloutd.errors import LeadershipLost, StoreFailed
+from rolloutd.ports import Peers, PostgresqlAddress, StandbyDaemon
 from rolloutd.store.postgresql import tables
 from rolloutd.store.postgresql.connection import ERRORS, PostgresqlConnection
 from rolloutd.store.sqlite.lock import StateLock, prepare_directory
@@ -40,6 +40,24 @@ MARGIN = 0.1
 STATEMENT_LIMIT_MS = 2_000
 """Longest wait for the row, which no daemon holds for longer than one statement."""
 
+STANDBY_KEY = "standby "
+"""Begin of the keys of rows of `meta` in which standbys say what they have followed, and when."""
+
+SEEN_LEASES = 3
+"""A standby that has said nothing for so many leases is no longer one."""
+
+_SAY = (
+    "INSERT INTO meta (key, value) VALUES (?1, ?2 || extract(epoch FROM clock_timestamp())::text)"
+    " ON CONFLICT (key) DO UPDATE SET value = excluded.value"
+)
+
+_LOOK = """
+SELECT epoch, holder, since, extract(epoch FROM clock_timestamp())::float8,
+    current_setting('synchronous_standby_names') <> ''
+    AND (SELECT reset_val NOT IN ('off', 'local') FROM pg_settings WHERE name = 'synchronous_commit')
+FROM term"""
+"""`reset_val`: the lease's own session commits locally."""
+
 _FAILURES: tuple[type[Exception], ...] = (*ERRORS, StoreFailed)
 
 _LOST = ("", "08", "57", "25", "55", "53")
@@ -55,15 +73,25 @@ class PostgresqlLease:
     """The lease on one database (ports.Leadership); acquire() waits for the leader's end."""
 
     def __init__(
-        self, address: PostgresqlAddress, state_dir: Path, *, clock: Callable[[], float] = boot_time_s
+        self,
+        address: PostgresqlAddress,
+        state_dir: Path,
+        *,
+        name: str = "",
+        clock: Callable[[], float] = boot_time_s,
     ) -> None:
+        """`name` is that of this daemon for people; default: the machine's."""
         self.lost = asyncio.Event()
+        self.peers: Peers | None = None
+        self.renewal_s = address.lease_s / RENEWALS
+        self._name = name or os.uname().nodename
+        self._followed = 0
         self._address = address
         self._state_dir = state_dir
         self._lock = StateLock(state_dir)
         self._clock = clock
         # Of this process alone: another one under the same name must not renew it.
-        self._holder = f"pid {os.getpid()} on {os.uname().nodename} {uuid.uuid4().hex[:8]}"
+        self._holder = f"{self._name} (pid {os.getpid()}, {uuid.uuid4().hex[:8]})"
         self._session: PostgresqlConnection | None = None
         self._session_lock = threading.Lock()
         self._seen: tuple[Any, ...] = ()
@@ -101,6 +129,25 @@ class PostgresqlLease:
                 reported = leader
             await asyncio.sleep(POLL_S)
 
+    def require(self) -> None:
+        if not self.lost.is_set() and self._clock() < self._deadline:
+            return
+        self.lost.set()
+        raise LeadershipLost(f"lease: {self._name} has not renewed it in time; this daemon ends")
+
+    def record_followed(self, seq: int) -> None:
+        self._followed = seq
+
+    async def hand_over(self) -> None:
+        lease_s, ended_at = self._address.lease_s, self._clock() + self._address.lease_s
+        await self.release()
+        with suppress(*_FAILURES):
+            while self._clock() < ended_at:  # another machine's daemon is no event
+                if await threads.DATABASE.run(self._has_leader):
+                    break
+                await asyncio.sleep(min(POLL_S, lease_s))
+        await threads.DATABASE.run(self._close)
+
     async def renew(self) -> None:
         """Renew in the loop's turn too: the renewing thread stops when the loop has not for a lease."""
         self._loop_seen_at = self._clock()
@@ -122,6 +169,24 @@ class PostgresqlLease:
 
     # -- in threads
 
+    def _has_leader(self) -> bool:
+        with self._session_lock:
+            return bool(self._open().execute("SELECT holder FROM lease WHERE holder <> ''").fetchall())
+
+    def _look(self, session: PostgresqlConnection) -> None:
+        """Read who leads and who waits; the database's clock says how old a standby's word is."""
+        row = session.execute(_LOOK).fetchone() or (0, "", 0.0, 0.0, None)
+        epoch, holder, since, now, is_synchronous = row
+        standbys = []
+        said = session.execute("SELECT key, value FROM meta WHERE key LIKE ?", (f"{STANDBY_KEY}%",))
+        for key, value in said:
+            seq, _, at = value.partition(" ")
+            if now - float(at) < SEEN_LEASES * self._address.lease_s:
+                standbys.append(StandbyDaemon(key.removeprefix(STANDBY_KEY), int(seq), float(at)))
+        leader = holder.partition(" (pid ")[0]
+        standbys.sort(key=lambda standby: standby.name)
+        self.peers = Peers(leader, epoch, since, tuple(standbys), is_synchronous)
+
     def _try_take(self) -> bool:
         with self._session_lock:
             return not self._ending.is_set() and self._take_if_free()
@@ -139,6 +204,11 @@ class PostgresqlLease:
                 self._seen_at = sent_at
                 session.execute("UPDATE lease SET holder = ?, counter = counter + 1", (self._holder,))
             session.execute("COMMIT")
+            if free:
+                session.execute("DELETE FROM meta WHERE key = ?", (STANDBY_KEY + self._name,))
+            else:
+                session.execute(_SAY, (STANDBY_KEY + self._name, f"{self._followed} "))
+            self._look(session)
         except ERRORS as error:
             self._close()
             if (getattr(error, "sqlstate", None) or "")[:2] not in _LOST:
@@ -150,7 +220,7 @@ class PostgresqlLease:
 
     def _renew_until_lost(self, loop: asyncio.AbstractEventLoop) -> None:
         lease_s = self._address.lease_s
-        while not self._ending.wait(lease_s / RENEWALS if self._session else lease_s / RENEWALS / 10):
+        while not self._ending.wait(self.renewal_s if self._session else self.renewal_s / 10):
             # A daemon whose loop stands still must not lead for ever.
             if self._clock() - self._loop_seen_at >= lease_s or not self._renew():
                 break
@@ -174,6 +244,8 @@ class PostgresqlLease:
             if changed.rowcount != 1:
                 return False
             self._deadline = sent_at + self._address.lease_s * (1 - MARGIN)
+            with suppress(*_FAILURES):
+                self._look(self._open())
             return True
 
     def _give_up(self) -> None:
@@ -181,6 +253,7 @@ class PostgresqlLease:
             if self._session is not None:
                 with suppress(*_FAILURES):
                     self._session.execute("UPDATE lease SET holder = '' WHERE holder = ?", (self._holder,))
+                    self._session.execute("DELETE FROM meta WHERE key = ?", (STANDBY_KEY + self._name,))
             self._close()
 
     def _open(self) -> PostgresqlConnection:

@@ -15,12 +15,16 @@ from pathlib import Path
 from typing import TextIO
 
 from machines.model.timefmt import format_rfc3339
-from rolloutd.errors import AlreadyRunning, StoreFailed
+from rolloutd.errors import AlreadyRunning, LeadershipLost, StoreFailed
+from rolloutd.ports import Peers
 
 FILE_NAME = "lock"
 
 POLL_S = 1.0
 """Interval in which a standby tries to take the lock."""
+
+RENEWAL_S = 5.0
+"""Interval of looking whether a user has removed the lock's file."""
 
 _STOPPED = frozenset("Tt")
 """Process states of SIGSTOP and of a debugger."""
@@ -34,6 +38,8 @@ class StateLock:
 
     def __init__(self, state_dir: Path, *, now: Callable[[], float] = time.time, wait: bool = False) -> None:
         self.lost = asyncio.Event()
+        self.peers: Peers | None = None
+        self.renewal_s = RENEWAL_S
         self._path = state_dir / FILE_NAME
         self._now = now
         self._wait = wait
@@ -66,6 +72,16 @@ class StateLock:
                 if not self._wait:
                     raise
             await asyncio.sleep(POLL_S)
+
+    def require(self) -> None:
+        if self.lost.is_set():
+            raise LeadershipLost(f"{self._path.parent}: another daemon has taken over; this one ends")
+
+    def record_followed(self, seq: int) -> None:
+        """Do nothing: a standby of a file follows nothing."""
+
+    async def hand_over(self) -> None:
+        await self.release()
 
     async def renew(self) -> None:
         """Notice that another daemon locked a new file, because a user removed the one of this daemon."""

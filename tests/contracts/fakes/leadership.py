@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
+from rolloutd.errors import LeadershipLost
+from rolloutd.ports import Peers
+
 
 class Seat:
     """What the candidates compete for."""
@@ -18,12 +21,25 @@ class FakeLeadership:
 
     def __init__(self, seat: Seat) -> None:
         self.lost = asyncio.Event()
+        self.peers: Peers | None = None
+        self.renewal_s = 5.0
         self._seat = seat
 
     async def acquire(self) -> None:
         async with self._seat.changed:
             await self._seat.changed.wait_for(lambda: self._seat.leader is None)
             self._seat.leader = self
+
+    def require(self) -> None:
+        if self._seat.leader is not self:
+            self.lost.set()
+            raise LeadershipLost("another daemon has taken over")
+
+    def record_followed(self, seq: int) -> None:
+        self.followed = seq
+
+    async def hand_over(self) -> None:
+        await self.release()
 
     async def renew(self) -> None:
         if self._seat.leader is not self:

@@ -190,6 +190,7 @@ CHANGING = {
     "train show": "night",
     "train show night": "night",
     "train remove night --reason x": "night",
+    "leader step-down --reason x": "second",
     "plan submit {dir}/plan.yml": ANY,
     "approve {live} proceed --reason x": "{live}/proceed",
     "approve {waiting} start --reason x": "{waiting}/start",

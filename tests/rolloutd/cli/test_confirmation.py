@@ -47,7 +47,7 @@ NEVER_ASKS = {
     *("plan submit", "verdicts", "reject", "withdraw", "token sign", "token use", "pause", "resume"),
     *("retry", "advance", "skip", "return", "hold", "release", "freeze", "unfreeze", "team windows"),
     *("context add", "context use", "context remove"),
-    *("train add", "train approve", "train show", "train remove"),
+    *("train add", "train approve", "train show", "train remove", "leader step-down"),
     *("team canaries", "team freeze", "team unfreeze", "restore", "store prepare", "store move"),
 }
 

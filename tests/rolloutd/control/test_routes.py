@@ -28,6 +28,7 @@ from tests.rolloutd.control_environment import KUBERNETES_NODES, PLAN, ControlEn
 from tests.support.replayed_fleet import forecast_of
 
 REASON = {"reason": "because"}
+SETTLE = {**REASON, "subjects": ["all"], "keep": "audit"}
 HOST_KEYS = {**REASON, "stored": [f"ssh-ed25519 SHA256:{'a' * 43}"]}
 ACCEPTED = {**REASON, "source": "kubernetes/ams"}
 SECRET = b"0123456789abcdef0123456789abcdef"
@@ -164,10 +165,8 @@ async def prepare_fleet(
         ("POST", "/v1/nodes/{n}/return"): ("olga", "/v1/nodes/p1/return", {}),
         ("POST", "/v1/freezes"): ("sara", "/v1/freezes", freeze),
         **train_requests(r, building),
-        ("POST", "/v1/audit/settle"): (
-            *("adam", "/v1/audit/settle"),
-            {**REASON, "subjects": ["all"], "keep": "audit"},
-        ),
+        ("POST", "/v1/leader/step-down"): ("adam", "/v1/leader/step-down", REASON),
+        ("POST", "/v1/audit/settle"): ("adam", "/v1/audit/settle", SETTLE),
         ("DELETE", "/v1/freezes"): ("sara", "/v1/freezes", {"scope": "team/search"}),
         ("POST", "/v1/inventory/refresh"): ("paul", "/v1/inventory/refresh", {}),
         ("GET", "/v1/inventory/{n}"): ("nora", "/v1/inventory/p1", None),

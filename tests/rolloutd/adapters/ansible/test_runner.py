@@ -17,6 +17,7 @@ import pytest
 
 from machines.model.rollout import FailureCode
 from rolloutd.adapters.ansible import older_runs, stale_processes, wrapper
+from rolloutd.adapters.ansible.artifact_store import SharedOutput
 from rolloutd.adapters.ansible.run_directory import RunDirectory
 from rolloutd.adapters.ansible.runner import AnsibleRunner
 from rolloutd.ports import Failed, Host, Ok, RunState, ShellResult, Unknown, wait_for_end
@@ -475,8 +476,11 @@ async def test_superseded_run_of_another_machine_acts_no_more(
 ) -> None:
     monkeypatch.setattr(older_runs, "INHERITED_TIMEOUT_S", 2.0)
     (real.tree / "two.yml").write_text(TWO_COMMANDS)
-    there = real.runner(tmp_path / "there", machine="a" * 12, marks="db")
-    here = real.runner(tmp_path / "here", machine="b" * 12, marks="db", inherited_nodes=["n0"])
+    shared = SharedOutput(tmp_path / "shared")
+    there = real.runner(tmp_path / "there", machine="a" * 12, marks="db", shared_output=shared)
+    here = real.runner(
+        tmp_path / "here", machine="b" * 12, marks="db", shared_output=shared, inherited_nodes=["n0"]
+    )
     run = there.run_id_here("r1")
     handle = await there.start(real.request("two.yml", run, fence="3.10 db 1000"))
     assert (there.is_elsewhere(handle), here.is_elsewhere(handle)) == (False, True)
@@ -487,4 +491,8 @@ async def test_superseded_run_of_another_machine_acts_no_more(
     assert isinstance(state.result, Failed)
     assert isinstance((await wait_for_end(here, mine)).result, Ok)
     assert real.started_runs() == ["first", mine]
+    said = [event async for event in there.read_events(handle)]
+    assert said
+    assert [event async for event in here.read_events(handle)] == said, "its end is shared"
+    assert {path.name for path in (shared.parent / handle).iterdir()} <= {"events.jsonl", "output"}
     assert not (real.directory / "starts.third").exists()
