@@ -1,7 +1,6 @@
 """Models of the API's responses, as pydantic reads them: what clients may rely on.
 
-Instants are RFC 3339 in UTC, absent is null, and a percentage is 0 to 100.  The
-docstrings are the descriptions in the OpenAPI document.
+Instants are RFC 3339 in UTC, absent is null, a percentage is 0 to 100.  OpenAPI shows the docstrings.
 """
 
 from __future__ import annotations

@@ -37,8 +37,7 @@ EVENT: Final = Part(
             "    command: tuple[str, ...]\n    actor: Actor\n    reason: str\n    at: float\n",
             LABELLED,
         ),
-        ("machines/model/events.py", "IdentityPinned, InventoryAccepted,", " NodeLabelled,"),
-        ("machines/model/events.py", "    | HostKeysStored\n    | ShellOpened\n", "    | NodeLabelled\n"),
+        ("machines/model/trust_events.py", "ShellOpened | LeaderSteppedDown", " | NodeLabelled"),
         (
             "rolloutd/event_text.py",
             "    \"RequestDenied\": lambda f: f\"was refused {f['call']}: {f['why']}\",\n",
@@ -47,7 +46,7 @@ EVENT: Final = Part(
     ),
     """
 from machines.facts.apply import writes
-from machines.model.events import NodeLabelled
+from machines.model.trust_events import NodeLabelled
 from machines.model.rollout import DAEMON
 from rolloutd import event_text
 from tests.machines.builders import T0, index_of, nodes_of

@@ -38,6 +38,9 @@ class CuttingProxy:
         self.messages = 0
         """Messages of clients since the last call of arm()."""
         self.is_refusing = False
+        self.lets_pass = threading.Event()
+        """Cleared, it is a black hole: each byte waits, and no connection ends."""
+        self.lets_pass.set()
         self._ghosts: list[socket.socket] = []
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
         self._thread = threading.Thread(target=self._accept, daemon=True)
@@ -60,6 +63,12 @@ class CuttingProxy:
                 _end(end)
         self.end_ghosts()
 
+    def reset(self) -> None:
+        """End all connections."""
+        while self._pairs:
+            for end in self._pairs.pop():
+                _end(end)
+
     def end_ghosts(self) -> None:
         """Let the server notice the losses."""
         while self._ghosts:
@@ -75,6 +84,7 @@ class CuttingProxy:
                 client.close()
                 continue
             server = socket.socket(socket.AF_UNIX)
+            self.lets_pass.wait()
             try:
                 server.connect(str(self._server))
             except OSError:
@@ -82,7 +92,14 @@ class CuttingProxy:
                 continue
             self._pairs.append((client, server))
             threading.Thread(target=self._forward_client, args=(client, server), daemon=True).start()
-            threading.Thread(target=_forward, args=(server, client), daemon=True).start()
+            threading.Thread(target=self._forward_server, args=(server, client), daemon=True).start()
+
+    def _forward_server(self, server: socket.socket, client: socket.socket) -> None:
+        with suppress(OSError):
+            while chunk := server.recv(65_536):
+                self.lets_pass.wait()
+                client.sendall(chunk)
+        _end(client)
 
     def _forward_client(self, client: socket.socket, server: socket.socket) -> None:
         with suppress(OSError):
@@ -92,6 +109,7 @@ class CuttingProxy:
             while True:
                 head = _read(client, 5)
                 message = head + _read(client, int.from_bytes(head[1:]) - 4)
+                self.lets_pass.wait()
                 self.messages += 1
                 if self._cut is None or self.messages != self._cut[0]:
                     server.sendall(message)
@@ -111,13 +129,6 @@ class CuttingProxy:
         _end(client)
         with suppress(OSError):
             server.shutdown(socket.SHUT_WR)
-
-
-def _forward(source: socket.socket, target: socket.socket) -> None:
-    with suppress(OSError):
-        while chunk := source.recv(65_536):
-            target.sendall(chunk)
-    _end(target)
 
 
 def _read(source: socket.socket, size: int) -> bytes:

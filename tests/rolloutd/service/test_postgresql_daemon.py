@@ -86,6 +86,9 @@ async def leader_and_standby(
     waiting = asyncio.create_task(app.serve(second))
     try:
         await until(second.socket.exists)
+        async with asyncio.timeout(30):
+            while not (await asyncio.to_thread(Client(first.socket).get, "/v1/status"))["standbys"]:
+                await asyncio.sleep(0.05)
         yield Client(first.socket), Client(second.socket), leading
     finally:
         for task in (waiting, leading):
