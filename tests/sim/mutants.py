@@ -282,7 +282,7 @@ FOUND_AT: Final = {
     "carry-over-judged-before-the-lock": "seed 9",
     "vote-counted-for-another-digest": "train 18",
     "slot-of-shared-outage-counted-twice": "small train quiet",
-    "checkpoint-trusted-without-its-digest": "train 16",
+    "checkpoint-trusted-without-its-digest": "train 12",
     "clean-forgets-what-a-later-rollout-skipped": "small cleaned quiet",
     "forged-rows-not-blocked": "seed 9",
     "restored-node-taken-for-confirmed": "train 6",
