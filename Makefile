@@ -7,7 +7,7 @@
 SHELL := /bin/sh
 .DELETE_ON_ERROR:
 .SUFFIXES:
-.PHONY: packages soak trains test-failed sim sim-planted sim-coverage test-long docs help demo test test-web screenshots check bench figures touches lock clean
+.PHONY: packages soak takeovers trains test-failed sim sim-planted sim-coverage test-long docs help demo test test-web screenshots check bench figures touches lock clean
 
 export PYTHON
 # The tests start hundreds of our processes: without bytecode each compiles 230 modules in half a CPU second.
@@ -40,6 +40,7 @@ help:
 	@echo "make sim          simulate the daemon under faults: known seeds and SEEDS=500 new ones"
 	@echo "make sim-planted  prove that the simulation finds the known bugs (tests/sim/mutants.py)"
 	@echo "make sim-coverage coverage of the loop, the drivers and the store by the simulation"
+	@echo "make takeovers    two daemons of one PostgreSQL on 24 nodes, with 30 faults"
 	@echo "make trains       three changes on 24 nodes in one outage of each, with 20 kills of the daemon"
 	@echo "make bench        all measurements (SUITE='scale --json': only that one)"
 	@echo "make figures      size of the code: lines, files, functions, comments"
@@ -74,6 +75,11 @@ soak: .venv-dev/installed
 trains: .venv-dev/installed
 	@.ci/packages sshd haproxy
 	ROLLOUTD_TEST_TRAIN_NODES=24 ROLLOUTD_TEST_TRAIN_KILLS=20 $(DEV)/python -m pytest -n 0 -rP tests/acceptance/test_trains.py
+
+# Two daemons of one PostgreSQL on 24 nodes, with thirty faults.
+takeovers: .venv-dev/installed
+	@.ci/packages sshd postgresql
+	ROLLOUTD_TEST_NODES=24 ROLLOUTD_TEST_TAKEOVERS=30 $(DEV)/python -m pytest -n 0 -rP tests/acceptance/test_takeover.py
 
 # Only the tests that failed in the last run, one at a time; without one it fails too.
 test-failed: .venv-dev/installed

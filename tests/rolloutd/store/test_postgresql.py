@@ -434,3 +434,37 @@ async def test_lost_tail_is_named_and_stops_the_daemon(
         await opened(address, tmp_path / "s")
     mark.unlink()
     await (await opened(address, tmp_path / "s")).close()
+
+
+async def test_restored_backup_is_refused_until_its_loss_is_accepted(
+    postgresql: Postgresql, name: str, tmp_path: Path
+) -> None:
+    """In the documented order; the last term must outrank those that were granted since the backup."""
+    store = await opened(postgresql.address(name), tmp_path / "s")
+    await write(store, hold(1))
+    backup = postgresql.directory / "backup"
+    postgresql.run("pg_dump", "-Fc", "-f", backup, "-d", postgresql.dsn(name))
+    await store.close()
+    store = await opened(postgresql.address(name), tmp_path / "s")
+    await write(store, hold(2))
+    granted = (await store.load_snapshot()).epoch
+    await store.close()
+    restored = postgresql.make_database("template1")
+    try:
+        postgresql.run("pg_restore", "-d", postgresql.dsn(restored), backup)
+        assert "unchanged, version" in prepare_postgresql(postgresql.dsn(restored, OWNER), None, ROLE)
+        with postgresql.connect(restored, OWNER) as owner:
+            owner.execute("UPDATE rolloutd.term SET epoch = epoch + 1000000")
+        with pytest.raises(
+            LeadershipLost, match="last entry is 1, but 2 was written: entries 2 to 2 are gone"
+        ):
+            await opened(postgresql.address(restored), tmp_path / "s")
+        (tmp_path / "s" / MARK).unlink()
+        store = await opened(postgresql.address(restored), tmp_path / "s")
+        assert (await store.load_snapshot()).epoch > granted
+        await write(store, hold(3))
+        assert (await store.verify_audit()).ok
+        await store.close()
+    finally:
+        backup.unlink()
+        postgresql.drop_database(restored)
