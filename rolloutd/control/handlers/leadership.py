@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 
 from machines.model.trust_events import LeaderSteppedDown
+from rolloutd.commands.execution import Command, execute
+from rolloutd.commands.rollout_commands import Events, Principal
 from rolloutd.control import requests, rights, wire_daemons
 from rolloutd.control.routes import Request, RouteTable, Services
 from rolloutd.control.serializers import format_timestamp
+from rolloutd.engine.state import State
 from rolloutd.errors import Refused
 from rolloutd.ports import Peers
 
@@ -19,12 +22,15 @@ async def step_down(
     services: Services, request: Request[requests.ReasonBody]
 ) -> wire_daemons.StepDownResponse:
     """Hand leadership over to a standby at once, and end this daemon; runs continue."""
-    state, actor, reason = services.state, request.identity.actor, request.input.reason
+    reason = request.input.reason
     standbys = daemons_of(services)["standbys"]
     if not standbys:
         raise Refused("no-standby", "leader: no standby is there; start a second daemon first")
-    event = LeaderSteppedDown(state.epoch, actor, reason, state.now())
-    await state.commit([event], actor=actor, cause=f"step down: {reason}")
+
+    def decide(state: State, who: Principal) -> Events:
+        return (LeaderSteppedDown(state.epoch, who.actor, reason, state.now()),)
+
+    await execute(services.state, request.identity, Command(f"step down: {reason}", decide))
     services.step_down()
     return {"standbys": [each["name"] for each in standbys]}
 
