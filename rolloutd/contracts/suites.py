@@ -301,7 +301,7 @@ class InventoryContract(_Contract[InventoryBackend]):
 
     @scenario
     async def test_daemon_takes_every_node(self, backend: InventoryBackend) -> None:
-        """The rules of docs/plugins.md: text alone, and of Ansible's variables address, port and user."""
+        """docs/plugins.md names the variables that a source may give."""
         for node in await backend.inventory.refresh():
             if isinstance(backend.inventory, GivesTemplates):
                 require_readable(node.connection)

@@ -29,6 +29,9 @@ ADDRESS_VARIABLES = ("ansible_host", "ansible_ssh_host")
 
 _PORTS = frozenset({"ansible_port", "ansible_ssh_port"})
 _USERS = frozenset({"ansible_user", "ansible_ssh_user"})
+_PASSWORDS = frozenset(
+    f"ansible_{name}" for name in ("password", "ssh_pass", "ssh_password", "become_pass", "become_password")
+)
 
 _IDS = frozenset({"provider_id", "machine_id", "host_key"})
 """Variables that say which machine a node is; see ports/nodes.py."""
@@ -79,7 +82,7 @@ def require_typed(variables: Mapping[str, JSON]) -> None:
             raise InvalidVariable(f"{name} {str(plain_value(value))[:60]!r} is not the name of a user")
         if name in _IDS:
             require_plain_text(name, str(plain_value(value)))
-        if name.startswith("ansible_") and name not in {*ADDRESS_VARIABLES, *_PORTS, *_USERS}:
+        if name.startswith("ansible_") and name not in {*ADDRESS_VARIABLES, *_PORTS, *_USERS, *_PASSWORDS}:
             raise InvalidVariable(f"{name[:60]} is for Ansible's own inventories")
 
 
