@@ -10,7 +10,15 @@ from itertools import combinations
 from typing import Final
 
 from machines.facts.index import Index
-from machines.model.events import Event, HoldReleased, HoldTaken, PhaseMoved, PreparationRecorded
+from machines.model.events import (
+    DaemonStarted,
+    Event,
+    HoldReleased,
+    HoldTaken,
+    PhaseMoved,
+    PreparationRecorded,
+    RolloutDeleted,
+)
 from machines.model.preparation import PreparationState
 from machines.model.rollout import Hold
 from machines.states import IN_FLIGHT_PHASES
@@ -40,6 +48,7 @@ class WorkJudge:
         self._report = report_violation
         self._attempts: set[tuple[str, str]] = set()
         self._stages: set[tuple[str, str, str]] = set()
+        self._deleted: set[str] = set()
         self._holds: dict[tuple[str, str, str], Hold] = {}
 
     def on_commit(self, events: Sequence[Event]) -> None:
@@ -50,6 +59,11 @@ class WorkJudge:
                     (self._attempts.add if is_at_work else self._attempts.discard)(
                         (event.node, event.rollout)
                     )
+                case RolloutDeleted(rollout=rollout):
+                    self._deleted.add(rollout)
+                case DaemonStarted():
+                    # A daemon does not load deleted rollouts, so it continues none of their cleanups.
+                    self._stages = {key for key in self._stages if key[1] not in self._deleted}
                 case HoldTaken(hold=hold):
                     self._holds[hold.node, hold.source, hold.id] = hold
                 case HoldReleased():
