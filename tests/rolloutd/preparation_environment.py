@@ -52,6 +52,9 @@ class Fleet:
     silent: int = 0
     cleaned: list[str] = field(default_factory=list)
     during_clean_up: Callable[[], Awaitable[None]] | None = None
+    before_start: Callable[[], None] = field(default=lambda: None)
+    after_start: Callable[[], None] = field(default=lambda: None)
+    """What happens around each start of a run; a CancelledError is a kill of the daemon."""
     runs: list[str] = field(default_factory=list)
     edited: bool = False
     result: Failed | None = None
@@ -88,12 +91,15 @@ class InstallingRunner(FakeRunner):
 
     async def start(self, request: RunRequest) -> str:
         node = request.node
+        self._fleet.before_start()
         self._fleet.runs.append(f"{node}.{request.step}.{request.attempt}")
         if "rolloutd_manifest" in request.variables:
             self._fleet.build(Path(str(request.variables["rolloutd_manifest"])))
         else:
             self._fleet.state[node].update(self._fleet.disturb)
-        return await super().start(request)
+        handle = await super().start(request)
+        self._fleet.after_start()
+        return handle
 
     async def clean_up_stale_runs(
         self, host: Host, *, timeout_s: float, fencing_token: str = ""

@@ -84,7 +84,7 @@ class NodeStages:
         checkpoint = found.get((job.rollout.plan.name, stage.name))
         is_done = checkpoint is not None and _is_done(checkpoint, job, content, is_resumed=is_resumed)
         # The checkpoint says what was staged, not what is there now.
-        differing = await self._compare(job, node, is_done=is_done, is_resumed=is_resumed)
+        differing = await self._compare(replace(job, row=row), node, is_done=is_done)
         if isinstance(differing, Failed | Unknown):
             await self._journal.fail(row, differing.text)
             return
@@ -121,13 +121,14 @@ class NodeStages:
         await self._finish(replace(job, row=row), result)
 
     async def _compare(
-        self, job: PrepareJob, node: Node, *, is_done: bool, is_resumed: bool
+        self, job: PrepareJob, node: Node, *, is_done: bool
     ) -> Mapping[str, str] | Failed | Unknown:
         """Return how files differ that a stage has staged already, or that an install is about to read."""
         compared: Iterable[PrepareStage] = ()
         if is_done and job.stage.is_compared:
             compared = (job.stage,)
-        elif not is_done and not is_resumed:
+        elif not is_done and not await self._runs.has_begun(job.row):
+            # Also for a resumed row: its run may begin hours after the files were compared.
             compared = (each for each in job.stage.reads if each.is_compared and each.applies_to(node))
         return await compare_stages(self._ports.staged_files, job.host, node, compared)
 

@@ -103,6 +103,30 @@ async def test_install_reads_no_damaged_file(tmp_path: Path) -> None:
         assert admitted(inside) == ["p1"]
 
 
+@pytest.mark.parametrize(("moment", "attempt"), [("before_start", 2), ("after_start", 1)])
+async def test_resumed_install_compares_unless_its_run_began(
+    tmp_path: Path, moment: str, attempt: int
+) -> None:
+    async with control_environment(tmp_path, nodes=NODES[:1]) as inside:
+        fleet = Fleet(tree=tmp_path)
+        write_artifacts(inside, fleet, "1")
+        rollout = await inside.start(text=STAGE_THEN_INSTALL)
+
+        def kill_daemon() -> None:
+            setattr(fleet, moment, lambda: None)
+            damage(fleet, "p1", "a")
+            raise asyncio.CancelledError
+
+        setattr(fleet, moment, kill_daemon)
+        await prepare_all(inside, fleet)
+        # A run that began before the damage has read whole files.
+        assert [run.request.attempt for run in inside.run_host.runs.values()] == [attempt]
+        assert row_of(inside, rollout, "p1", "install").attempt == attempt
+        assert row_of(inside, rollout, "p1", "stage").attempt == 2
+        assert all(fleet.stager.files.values())
+        assert admitted(inside) == ["p1"]
+
+
 async def test_node_without_answer_fails_nothing(tmp_path: Path) -> None:
     async with control_environment(tmp_path, nodes=NODES[:1]) as inside:
         fleet = Fleet(tree=tmp_path)
