@@ -313,7 +313,7 @@ def test_admission_says_how_long_traffic_kept_the_node() -> None:
         record_probe(index, at, n1=busy)
     record_probe(index, T0 + 40.0, n2=False)
     index.advance(T0 + 40.0)
-    (group,) = events_of(index, decide(index, T0 + 40.0), T0 + 40.0, lambda command, target: "")
+    (group,) = events_of(index, decide(index, T0 + 40.0), T0 + 40.0, lambda causes: "")
     (event,) = group.events
     assert isinstance(event, PhaseMoved)
     assert (event.node, event.trigger, event.busy_s) == ("n1", Trigger.ADMITTED, 30.0)
@@ -321,7 +321,7 @@ def test_admission_says_how_long_traffic_kept_the_node() -> None:
 
 def test_admission_without_probes_has_no_busy_time() -> None:
     index = fleet(nodes=1, traffic=())
-    (group,) = events_of(index, decide(index, T0), T0, lambda command, target: "")
+    (group,) = events_of(index, decide(index, T0), T0, lambda causes: "")
     (event,) = group.events
     assert isinstance(event, PhaseMoved)
     assert (event.trigger, event.busy_s) == (Trigger.ADMITTED, None)
