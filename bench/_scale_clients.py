@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from rolloutd.control.client import Client, api_path
 from rolloutd.control.responses import MAX_PAUSE_S
 from rolloutd.control.routes import Services
 from rolloutd.control.server import ControlServer
+from tests.contracts.fakes.leadership import FakeLeadership, Seat
 
 PAGE = 1000
 """Rows of a first page: the most that the API gives at once."""
@@ -36,10 +38,9 @@ async def served(fleet: Fleet) -> AsyncIterator[Path]:
     """Serve the API of a fleet, and yield its socket."""
     unused: Any = None
     state = fleet.state
-    services = Services(
-        *(state, unused, unused, unused, unused, state.now(), "bench", lambda: None, unused),
-        *(lambda: None, unused, unused, unused, unused, unused, unused, unused, unused),
-    )
+    needed = {"state": state, "started_at": state.now(), "version": "bench", "is_standby": False}
+    needed["leadership"] = FakeLeadership(Seat())
+    services = Services(**({each.name: unused for each in fields(Services)} | needed))
     path = fleet.directory / "s"
     server = ControlServer(services, path=path)
     await server.start()

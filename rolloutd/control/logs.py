@@ -33,6 +33,10 @@ class RunOutput:
         self._read: dict[str, tuple[int, int]] = {}
         """How many events of each run were read, and where the next one starts."""
 
+    def handle_here(self, row: Preparation) -> str:
+        """Return the handle of a stage's run on this machine; an ended stage names none."""
+        return self._runner.run_id_here(run_id(row))
+
     def events_read(self, handle: str) -> int:
         return self._read.get(handle, (0, 0))[0]
 
@@ -125,7 +129,7 @@ async def _stage_events(
     """
     if is_latest:
         yield RunEvent(0, row.began_at, "begun", f"prepare stage {row.stage}"), 0
-    handle = (is_latest and row.handle) or run_id(replace(row, attempt=attempt))
+    handle = (is_latest and row.handle) or output.handle_here(replace(row, attempt=attempt))
     skipped = output.events_read(handle)
     try:
         async for event in output.new_events(handle):

@@ -71,12 +71,13 @@ async def test_a_run_that_did_not_is_failed_and_says_why(
 
 async def test_fence_rejects_older_run(backend: RunnerBackend) -> None:
     runner = backend.runner()
-    for run, fence, passes in (("r1", "3.10", True), ("r2", "3.9", False), ("r3", "2.99", False)):
-        state = await ended(runner, await runner.start(backend.request("ok.yml", run, fence=fence)))
+    for run, number, passes in (("r1", "3.10", True), ("r2", "3.9", False), ("r3", "2.99", False)):
+        request = backend.request("ok.yml", run, fence=f"{number} aaaa 1000")
+        state = await ended(runner, await runner.start(request))
         assert isinstance(state.result, Ok if passes else Failed), (run, state.result)
         if not passes:
             assert "a newer run" in state.result.text
-    state = await ended(runner, await runner.start(backend.request("ok.yml", "r4", fence="4.1")))
+    state = await ended(runner, await runner.start(backend.request("ok.yml", "r4", fence="4.1 aaaa 1000")))
     assert isinstance(state.result, Ok)
     assert backend.started_runs() == ["r1", "r4"]
 
