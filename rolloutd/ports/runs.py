@@ -44,12 +44,16 @@ class RunRequest:
 
 @dataclass(frozen=True, slots=True)
 class RunState:
-    """The state of a run; `result` is None while it runs."""
+    """The state of a run; `result` is None while it runs.
+
+    `has_begun` is False for a run that was prepared and can never begin: start() begins it anew.
+    """
 
     result: Ok | Failed | Unknown | None
     percent: float = 0.0
     task: str = ""
     started_at: float | None = None
+    has_begun: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,12 +63,18 @@ class SimRunner:
         return handle
 
     async def get_state(self, handle: str) -> RunState:
-        """Say where the run stands."""
-        run = self._find(handle)
+        """Say where the run stands; one without a claim never begins, as with the real runner."""
+        run, world = self._find(handle), self._access.world
+        run.claimed_by = run.claimed_by or "daemon"
+        if run.claimed_by == "daemon" and run.result is None:
+            text = f"the run on {run.request.node} was prepared and never began"
+            later = (world.runs.get(f"{handle.partition('~')[0]}~{number}") for number in range(2, 17))
+            has_begun = any(each is not None and each.claimed_by != "daemon" for each in later)
+            return RunState(Unknown(text), has_begun=has_begun)
         if run.result is None and not run.has_wrapper:
             return RunState(Unknown(f"the run on {run.request.node} was lost"), run.percent)
         if isinstance(run.result, Ok) and not run.request.check_only:
-            self._access.world.checker.on_run_succeeded(handle)
+            world.checker.on_run_succeeded(handle)
         return RunState(run.result, run.percent, "a task" if run.percent else "")
 
     async def wait_for_change(self, handle: str) -> RunState:

@@ -17,6 +17,9 @@ from typing import Any
 from rolloutd.adapters.ansible import wrapper
 from rolloutd.adapters.ansible.processes import Claim
 
+MAX_START_ATTEMPTS = 16
+"""Directories of one run; each needs one crash of the daemon between preparation and claim."""
+
 MAX_RESULT_OUTPUT_BYTES = 16 * 1024
 """The end of the output that a result contains: a screenful for a person, not the log."""
 
@@ -170,6 +173,16 @@ class RunDirectory:
         except FileNotFoundError:
             return None
 
+    def may_have_begun(self) -> bool:
+        """Return whether a wrapper may begin the run or has begun it, or the run is over."""
+        if not self.path.exists():
+            return False
+        claim = self.read_claim()
+        if claim is None or claim.holder == "run":
+            return True
+        # A run that the daemon claimed never begins; it may have been refused or cancelled.
+        return self.read_status() is not None or self.read_metadata().get("refused") is not None
+
     def read_status(self) -> RunStatus | None:
         """Return the end of the run, or None."""
         found = _read_json(self.path / "status")
@@ -246,6 +259,13 @@ def _read_tail(path: Path, limit: int) -> bytes:
             return file.read(limit)
     except FileNotFoundError:
         return b""
+
+
+def directories_of(runs_dir: Path, run_id: str) -> Iterator[RunDirectory]:
+    """Yield the directories that a run may have: each is used if the run of the one before never began."""
+    yield RunDirectory(runs_dir / run_id)
+    for attempt in range(2, MAX_START_ATTEMPTS + 1):
+        yield RunDirectory(runs_dir / f"{run_id}~{attempt}")
 
 
 def _read_json(path: Path) -> Any:

@@ -69,9 +69,6 @@ CANCEL_ON_NODE_TIMEOUT_S = 10.0
 MAX_FINISHED_RUNS = 100
 """Cached runs that are over, each with the end of its output: 2 MB in all."""
 
-MAX_START_ATTEMPTS = 16
-"""Directories of one run; each needs one crash of the daemon between preparation and claim."""
-
 
 @dataclass(slots=True)
 class _TrackedRun:
@@ -175,7 +172,12 @@ class AnsibleRunner:
                 self._drop_oldest_finished()
             progress_now = run.progress
         assert progress_now is not None
-        return progress_now.run_state(run.result, run.directory.read_metadata().get("began_at"))
+        state = progress_now.run_state(run.result, run.directory.read_metadata().get("began_at"))
+        if not isinstance(run.result, Unknown):
+            return state
+        run_id = run.directory.path.name.partition("~")[0]
+        directories = run_directory.directories_of(self._runs_dir, run_id)
+        return replace(state, has_begun=any(each.may_have_begun() for each in directories))
 
     async def wait_for_change(self, handle: str) -> RunState:
         run = self._track(handle)
@@ -247,20 +249,18 @@ class AnsibleRunner:
     # -- starting ----------------------------------------------------------
 
     async def _start(self, request: RunRequest) -> str:
-        for attempt in range(1, MAX_START_ATTEMPTS + 1):
-            handle = request.run_id if attempt == 1 else f"{request.run_id}~{attempt}"
-            directory = RunDirectory(self._runs_dir / handle)
+        for directory in run_directory.directories_of(self._runs_dir, request.run_id):
+            handle = directory.path.name
             if not directory.path.exists():
                 await self._launch(handle, directory, request)
                 return handle
             # A directory claimed by the daemon never begins, so a retry needs the next one.
-            if handle in self._tracked or not directory.take_claim():
-                claim = directory.read_claim()
-                if claim is None or claim.holder == "run" or _has_outcome(directory):
-                    return handle
+            is_claimed = handle in self._tracked or not directory.take_claim()
+            if is_claimed and directory.may_have_begun():
+                return handle
+        times = run_directory.MAX_START_ATTEMPTS
         raise NotFound(
-            f"run {request.run_id} has been begun {MAX_START_ATTEMPTS} times and never claimed; "
-            "check the machine"
+            f"run {request.run_id} has been begun {times} times and never claimed; check the machine"
         )
 
     async def _launch(self, handle: str, directory: RunDirectory, request: RunRequest) -> None:
@@ -454,11 +454,6 @@ class AnsibleRunner:
             left += await processes.kill_run_processes(facts["run"], directory.path, shared)
         await threads.PROCESSES.run(wrapper.remove_tree, facts["sockets"])
         return left
-
-
-def _has_outcome(directory: RunDirectory) -> bool:
-    """Return whether a run that the daemon claimed has a status or a refusal."""
-    return directory.read_status() is not None or directory.read_metadata().get("refused") is not None
 
 
 def _read_new_events(run: _TrackedRun) -> None:

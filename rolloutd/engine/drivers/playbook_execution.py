@@ -240,7 +240,8 @@ class PlaybookExecution:
 
     async def _was_started(self, handle: str) -> bool:
         """Return whether the runner may have started the run: a timeout counts as yes, an error as no."""
-        return not isinstance(await self._session.capture_errors(self._runner.get_state(handle)), Failed)
+        state = await self._session.capture_errors(self._runner.get_state(handle))
+        return state.has_begun if isinstance(state, RunState) else not isinstance(state, Failed)
 
     def _publish_progress(self, run_state: RunState) -> None:
         progress = self._session.progress

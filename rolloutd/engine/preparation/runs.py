@@ -34,12 +34,11 @@ class PrepareRuns:
         return row.handle or self._adapters.runner.run_id_here(run_id(row))
 
     async def has_begun(self, row: Preparation) -> bool:
-        """Return whether the row's run is under way or over; False if it is lost, or nobody knows."""
+        """Return whether the row's run has begun; False if nobody knows."""
         if not row.handle:
             return False
         state = await capture_errors(row.rollout, self._adapters.runner.get_state(row.handle))
-        # Unknown is also the result of a run that was prepared and can never begin: it is started anew.
-        return isinstance(state, RunState) and not isinstance(state.result, Unknown)
+        return isinstance(state, RunState) and state.has_begun
 
     async def request(
         self, row: Preparation, node: str, playbook: str, variables: Mapping[str, object], timeout_s: float

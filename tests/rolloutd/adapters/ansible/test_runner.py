@@ -63,6 +63,7 @@ async def test_a_late_wrapper_finds_the_daemons_claim_and_refuses(real: AnsibleB
     state = await runner.get_state("late")
     assert isinstance(state.result, Unknown)
     assert "never began" in state.result.text
+    assert not state.has_begun
     late = await asyncio.create_subprocess_exec(sys.executable, "-I", "-S", wrapper.__file__, directory.path)
     assert await late.wait() == 3
     assert not (directory.path / "status").exists()
@@ -76,6 +77,8 @@ async def test_unclaimed_directory_claimed_and_run_elsewhere(real: AnsibleBacken
     assert handle != "r1"
     assert (real.runs_dir / "r1" / "claim").read_text().startswith("daemon ")
     assert isinstance((await ended(runner, handle))[0].result, Ok)
+    # Whoever has not stored the new handle asks by the run's id.
+    assert (await real.runner().get_state("r1")).has_begun
     assert await real.runner().start(real.request("ok.yml")) == handle
     assert real.started_runs() == ["r1"]
 

@@ -15,7 +15,17 @@ from machines.states import Phase
 from rolloutd.engine.drivers.driver import Driver
 from rolloutd.engine.drivers.node_session import AdapterSet
 from rolloutd.errors import AdapterFailed
-from rolloutd.ports import Failed, GuardReport, GuardState, NodeGuard, Ok, RunRequest, StepContext
+from rolloutd.ports import (
+    Failed,
+    GuardReport,
+    GuardState,
+    NodeGuard,
+    Ok,
+    RunRequest,
+    RunState,
+    StepContext,
+    Unknown,
+)
 from tests.contracts.fakes.check import FakeCheck
 from tests.contracts.fakes.isolator import FakeIsolator
 from tests.contracts.fakes.node_guard import FakeNodeGuard
@@ -157,6 +167,38 @@ async def test_node_whose_guard_is_not_installed_does_not_move(tmp_path: Path) -
         await node.stop()
         node.guards = installed
         node.start()
+        assert await node.run_in_progress()
+
+
+class UnclaimedRunner(FakeRunner):
+    """A runner whose machine stops after it has prepared its first run, and before the run begins."""
+
+    prepared = ""
+
+    async def start(self, request: RunRequest) -> str:
+        if not self.prepared:
+            self.prepared = request.run_id
+            await asyncio.Event().wait()
+        return await super().start(request)
+
+    async def get_state(self, handle: str) -> RunState:
+        if handle == self.prepared and handle not in self._world.runs:
+            return RunState(Unknown("it was prepared and never began"), has_begun=False)
+        return await super().get_state(handle)
+
+
+async def test_run_that_never_began_waits_for_silent_node(tmp_path: Path) -> None:
+    async with guarded_node(tmp_path) as node:
+        await node.stop()
+        node.runner = runner = UnclaimedRunner(node.env.run_host)
+        node.start()
+        await node.until(lambda: bool(runner.prepared))
+        await node.stop()
+        node.guard.down.add("p1")
+        node.start()
+        await node.pass_time(AFTER_S // 4)
+        assert node.env.run_host.runs == {}
+        node.guard.down.clear()
         assert await node.run_in_progress()
 
 
