@@ -59,11 +59,13 @@ test: .venv-dev/installed
 	@.ci/packages --try sshd haproxy prometheus postgresql systemd faketime lua5.1 tmux
 	$(DEV)/python -m pytest -n $(WORKERS) --dist worksteal --durations=15 -m "not long" $(TESTS)
 
-# Acceptance tests over many nodes, and a daemon that is killed fifty times.
+# Acceptance tests over many nodes, a daemon that is killed fifty times, and many random inputs for each parser.
 KILLS ?= 50
+INPUTS ?= 10000
 test-long: .venv-dev/installed
 	@.ci/packages --try sshd haproxy prometheus postgresql systemd faketime lua5.1 tmux mmdebstrap umoci crun seccomp
-	ROLLOUTD_TEST_KILLS=$(KILLS) $(DEV)/python -m pytest -n $(LONG_WORKERS) --dist worksteal --durations=15 -rP -m long $(LONG_TESTS)
+	ROLLOUTD_TEST_KILLS=$(KILLS) ROLLOUTD_TEST_FUZZ_INPUTS=$(INPUTS) \
+	$(DEV)/python -m pytest -n $(LONG_WORKERS) --dist worksteal --durations=15 -rP -m long $(LONG_TESTS)
 
 # Three days of the daemon's life at 36 times the speed; SOAK_S=600 lasts ten minutes.
 SOAK_S ?= 7200

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import random
 import resource
 import time
@@ -12,7 +13,7 @@ import pytest
 
 from tests.fuzz.targets import TARGETS, Consumer
 
-INPUTS = 10_000
+INPUTS = int(os.environ.get("ROLLOUTD_TEST_FUZZ_INPUTS", "10000"))
 """Inputs of each target in `make test-long`."""
 
 QUICK_INPUTS = 150
