@@ -313,8 +313,12 @@ async def measure_pauses(fleet: Fleet) -> dict[str, float]:
         return state.index.counters(rollout)
 
     async def open_window() -> None:
+        # As after a sleep of the machine: until the refresh the inventory is stale, so all groups back off.
+        fleet.clock.advance(UNTIL_WINDOW_S)
+        state.wake_up()
+        await fleet.until(lambda: not state.index.pending_groups.ready(rollout, "canary"))
         # With its refresh: what that lets start begins before it returns.
-        await fleet.open_window()
+        await fleet.daemon._inventory_refresher.refresh()
         state.wake_up()
         await fleet.until(lambda: len(counters().in_flight) >= expected)
 

@@ -50,8 +50,8 @@ class PendingGroups(Forkable):
         self._groups_by_rollout: dict[str, dict[QueueGroup, None]] = {}
         self._ready: dict[tuple[str, str], list[QueueEntry]] = {}
         """By rollout and wave, in order."""
-        self._backed_off: dict[QueueGroup, float] = {}
-        """Until when; infinity for a mark alone."""
+        self._backed_off: dict[QueueGroup, tuple[float, QueueEntry]] = {}
+        """Until when, infinity for a mark alone; and the entry of the group once it is ready again."""
         self._by_instant: dict[float, dict[QueueGroup, None]] = {}
         """The groups that are ready again at an instant: one instant for all of them."""
         self._instants: list[float] = []
@@ -143,18 +143,19 @@ class PendingGroups(Forkable):
     def back_off(self, backoffs: Iterable[BackOff]) -> None:
         """Skip the groups in which a decision could start nothing."""
         for each in backoffs:
-            if each.group not in self._groups or self._backed_off.get(each.group) == each.until:
+            group, until, known = each.group, each.until, self._backed_off.get(each.group)
+            if group not in self._groups or (known is not None and known[0] == until):
                 continue
-            self._end_backoff(each.group)
-            self._remove_entry(each.group)
+            self._end_backoff(group)
+            self._remove_entry(group)
             self._backed_off = self._own(self._backed_off)
-            self._backed_off[each.group] = each.until
-            if not math.isinf(each.until):
+            self._backed_off[group] = (until, (self._groups[group][0], group))
+            if not math.isinf(until):
                 self._by_instant = self._own(self._by_instant)
-                if each.until not in self._by_instant:
+                if until not in self._by_instant:
                     self._instants = self._own(self._instants)
-                    heapq.heappush(self._instants, each.until)
-                self._own_row(self._by_instant, each.until, dict)[each.group] = None
+                    heapq.heappush(self._instants, until)
+                self._own_row(self._by_instant, until, dict)[group] = None
 
     def is_backed_off(self, group: QueueGroup) -> bool:
         return group in self._backed_off
@@ -166,7 +167,11 @@ class PendingGroups(Forkable):
     def end_due(self, now: float) -> None:
         """Make the groups ready whose backoff is over by this instant (epoch seconds)."""
         while self.is_due(now):
-            self._make_ready(tuple(self._by_instant[self._instants[0]]))
+            groups = self._by_instant[self._instants[0]]
+            if len(groups) == len(self._backed_off):
+                self.mark_all()
+            else:
+                self._make_ready(tuple(groups))
 
     @property
     def instants(self) -> list[float]:
@@ -191,28 +196,34 @@ class PendingGroups(Forkable):
             self._make_ready(self._groups_by_rollout.get(rollout, ()))
 
     def mark_all(self) -> None:
-        self._make_ready(tuple(self._backed_off))
+        # Not one by one: for a hundred thousand groups that holds the loop for a fifth of a second.
+        ended, self._backed_off = self._backed_off, {}
+        self._by_instant, self._instants = {}, []
+        self._add_entries(entry for _, entry in ended.values())
 
     def _make_ready(self, groups: Iterable[QueueGroup]) -> None:
+        ended = (self._end_backoff(group) for group in groups)
+        self._add_entries(entry for entry in ended if entry is not None)
+
+    def _add_entries(self, entries: Iterable[QueueEntry]) -> None:
         by_wave: dict[tuple[str, str], list[QueueEntry]] = {}
-        for group in groups:
-            if self._end_backoff(group):
-                entry = (self._groups[group][0], group)
-                by_wave.setdefault((group.rollout, group.wave), []).append(entry)
-        for wave, entries in by_wave.items():
+        for entry in entries:
+            by_wave.setdefault(entry[1][:2], []).append(entry)
+        for wave, of_wave in by_wave.items():
             self._ready = self._own(self._ready)
             ready = self._own_row(self._ready, wave, list)
-            if len(entries) == 1:
-                insort(ready, entries[0])
+            if len(of_wave) == 1:
+                insort(ready, of_wave[0])
             else:  # one sort costs less than as many insertions as a window opening has groups
-                ready += entries
+                ready += of_wave
                 ready.sort()
 
-    def _end_backoff(self, group: QueueGroup) -> bool:
-        """Forget a group's backoff; return whether it had one.  The caller makes the group ready."""
-        until = self._backed_off.get(group)
-        if until is None:
-            return False
+    def _end_backoff(self, group: QueueGroup) -> QueueEntry | None:
+        """Forget a group's backoff; return its entry if it had one, which the caller adds."""
+        found = self._backed_off.get(group)
+        if found is None:
+            return None
+        until, entry = found
         self._backed_off = self._own(self._backed_off)
         del self._backed_off[group]
         if until in self._by_instant:
@@ -222,7 +233,7 @@ class PendingGroups(Forkable):
             while self._instants and not self._by_instant[self._instants[0]]:
                 self._instants = self._own(self._instants)
                 del self._by_instant[heapq.heappop(self._instants)]
-        return True
+        return entry
 
     def _add_entry(self, group: QueueGroup) -> None:
         self._ready = self._own(self._ready)

@@ -53,6 +53,11 @@ MAX_STARTS: Final = 32
 meanwhile.  Its commit is followed by the next decision.
 """
 
+MAX_BACKOFFS: Final = 512
+"""Groups that one decision backs off: some milliseconds.  After a window has opened over a fleet whose
+inventory is stale, each of its groups backs off; the next decision continues at once.
+"""
+
 MAX_CURRENT_CHECKS: Final = 16
 """Nodes that one decision checks for compliance: each check is a login on the node."""
 
@@ -147,6 +152,8 @@ def admit_wave(index: Index, rollout: Rollout, wave: WaveDef, now: float, builde
                 continue
         if not cursor.stays_active:
             builder.backoffs.append(BackOff(group, cursor.retry_at))
+    if (entry or begun) and len(builder.backoffs) >= MAX_BACKOFFS:
+        builder.wake_by(now)  # no event follows a backoff
     wave_admission.admit_deferred()
 
 
@@ -211,7 +218,9 @@ class _WaveAdmission:
             self.counted_starts = len(self.builder.capacity.nodes)
             self.capacity_left = self._remaining_capacity()
         has_room = self.capacity_left > 0 and self.builder.count(Admit) < MAX_STARTS
-        return has_room and self.passed_over < MAX_PASSED_OVER
+        # Of all waves together: a later rollout takes no slot of nodes that this decision does not reach.
+        may_back_off = len(self.builder.backoffs) < MAX_BACKOFFS
+        return has_room and may_back_off and self.passed_over < MAX_PASSED_OVER
 
     def group_blocked_until(self, group: QueueGroup) -> float | None:
         """Return until when a freeze or a window blocks all nodes of a group; None if neither does."""

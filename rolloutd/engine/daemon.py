@@ -238,7 +238,9 @@ class Daemon:
         self._pilot_documenter.request_evidence(
             self._tasks, [each.rollout for each in decision.of(DocumentPilot)]
         )
-        if decision.wake_at is not None:
+        if decision.wake_at is not None and decision.wake_at <= self._state.now():
+            self._wakeup.set()  # the next decision continues this one
+        elif decision.wake_at is not None:
             self._scheduler.call_at("wake", decision.wake_at, self._wakeup.set)
         self._update_drivers()
         self.first_iteration_done.set()

@@ -15,7 +15,7 @@ from machines.model.node import Node, NodeHealth, Observation
 from machines.model.plan import WaveDef
 from machines.model.rollout import Actor, ActorKind, Failure
 from machines.model.windows import Freeze, Window
-from machines.scheduler.admission import MAX_OBSERVATIONS, MAX_PASSED_OVER
+from machines.scheduler.admission import MAX_BACKOFFS, MAX_OBSERVATIONS, MAX_PASSED_OVER
 from machines.scheduler.decide import decide
 from tests.machines.builders import T0, admit, index_of, observed_up, submit
 from tests.support.recount import wrong_counts
@@ -53,8 +53,8 @@ def watched_hours(
         yield decision
 
 
-def close_teams(index: Projection) -> None:
-    for team in range(TEAMS):
+def close_teams(index: Projection, teams: int = TEAMS) -> None:
+    for team in range(teams):
         rules = TeamRules(f"t{team}", windows=(SATURDAYS,))
         index.apply(TeamRulesChanged(rules, OLGA, "test", T0))
 
@@ -74,6 +74,43 @@ def test_closed_windows_of_teams_try_each_group_once() -> None:
     assert sum(len(each.backoffs) for each in decisions) == NODES
     assert {each.wake_at for each in decisions} == {OPENING}
     assert index.pending_groups.instants == [OPENING]
+
+
+def test_decision_backs_off_so_many_groups() -> None:
+    index = fleet(MAX_BACKOFFS + 1)
+    submit(index)
+    close_teams(index)
+    decisions = []
+    for _ in range(3):
+        decisions.append(decide(index, T0))
+        index.record_backoffs(decisions[-1].backoffs)
+    assert [len(each.backoffs) for each in decisions] == [MAX_BACKOFFS, 1, 0]
+    assert [each.wake_at for each in decisions] == [T0, OPENING, OPENING]
+
+
+def test_node_behind_blocked_groups_starts_before_later_rollout() -> None:
+    index = fleet(MAX_BACKOFFS + 1, MAX_BACKOFFS + 1)
+    for rollout in ("R", "later"):
+        submit(index, rollout)
+    close_teams(index, MAX_BACKOFFS)
+    first = decide(index, T0)
+    index.record_backoffs(first.backoffs)
+    assert first.of(Admit) == ()
+    assert decide(index, T0).of(Admit) == (Admit("R", f"n{MAX_BACKOFFS}"),)
+
+
+def test_fresh_inventory_makes_groups_ready_in_order() -> None:
+    index = fleet()
+    submit(index)
+    close_teams(index)
+    before = list(index.pending_groups.ready("R", "fleet"))
+    backoffs = decide(index, T0).backoffs
+    index.record_backoffs([*reversed(backoffs[1:]), *backoffs[:1]])
+    fork = index.fork()
+    fork.pending_groups.mark_all()
+    assert list(fork.pending_groups.ready("R", "fleet")) == before
+    assert (fork.pending_groups.instants, index.pending_groups.instants) == ([], [OPENING])
+    assert not index.pending_groups.ready("R", "fleet")
 
 
 def test_frozen_groups_tried_once() -> None:
