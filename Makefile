@@ -24,9 +24,9 @@ TESTS ?= tests --ignore=tests/docs
 LONG_TESTS ?= $(shell grep -rlE 'mark\.long|"long"' --include='test_*.py' tests)
 # make sim SEEDS=100000 runs for a night
 SEEDS ?= 500
-# Tests mostly wait for ssh and Ansible, so more workers than there are cores; the long ones compute more.
+# Tests mostly wait for ssh and Ansible, so more workers than there are cores.
 WORKERS ?= $(shell expr $$(nproc) + 3)
-LONG_WORKERS ?= $(shell expr $$(nproc) + 2)
+LONG_WORKERS ?= $(WORKERS)
 
 help:
 	@echo "make demo         run the demo: a small fleet and a real daemon in a temporary directory"
