@@ -110,6 +110,8 @@ class NodeStages:
             row = replace(row, before=measured)
         if stage.playbook:
             row = replace(row, handle=self._runs.handle_of(row))
+        if stage.playbook and await self._was_run_lost_meanwhile(row, node.name):
+            return
         # Also a row that has not changed: if another daemon has taken over, the write fails.
         if not await self._journal.begin(row):
             return
@@ -119,6 +121,12 @@ class NodeStages:
         acted = await capture_errors(row.rollout, self._act(job, tuple(found.values())))
         result, row = acted if isinstance(acted, tuple) else (acted, row)
         await self._finish(replace(job, row=row), result)
+
+    async def _was_run_lost_meanwhile(self, row: Preparation, node: str) -> bool:
+        """Return whether a run was lost on the node since the decision; the next decision ends it."""
+        known = self._state.index.preparation(row.rollout, row.node, row.stage)
+        is_under_way = known is not None and known.state is PreparationState.RUNNING
+        return not is_under_way and await self._state.has_unfinished_run(node)
 
     async def _compare(
         self, job: PrepareJob, node: Node, *, is_done: bool
