@@ -61,7 +61,7 @@ class Cause:
 
 
 Causes = tuple[Cause, ...]
-"""Clauses in the order in which they are told; none if nothing is to be said."""
+"""Clauses in their order; none without a cause."""
 
 Describe = Callable[[Causes], str]
 """Returns the text that an event carries for its causes."""

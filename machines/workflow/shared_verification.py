@@ -72,7 +72,7 @@ class SharedVerification:
         if accusation:
             return Transition(Trigger.FAILED, step=OUTAGE_STEP, causes=said(accusation))
         is_last = not any(peer.is_later and peer.target.isolated for peer in outage.peers)
-        # A return that has begun ends: the node may be in service already, and nobody joins it there.
+        # A return that has begun ends: the node may be in service already, so no rollout joins.
         is_awaited = bool(outage.joiner) and not self._is_returning()
         return None if is_last and accusation is not None and not is_awaited else wait
 

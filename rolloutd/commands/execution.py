@@ -26,7 +26,7 @@ class Command:
     """What a principal asks for; `cause` is that of its audit entry.
 
     `rollout` is an open rollout by its id, a prefix or its plan's name, `node` a target of it.  A vote that
-    somebody else has proven counts once by its `token`; `outside` is its voter's name there.
+    another issuer has proven counts once by its `token`; `outside` is its voter's name there.
     """
 
     cause: str

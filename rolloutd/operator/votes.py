@@ -129,14 +129,14 @@ class VoteServer:
         index = self._state.index
         listed = objects_of_namespace(index.rollouts.values(), self._cluster.name, namespace)
         objects = {rollout.id: name for name, rollout in listed}
-        found = []
+        answers = []
         for target in [each for each in index.targets_on(node) if each.rollout in objects]:
             resolved = await resolve_for_reading(self._state, target.rollout)
             answer = serializers.why(self._state, resolved, target)
-            found.append({"object": objects[target.rollout], "rollout": target.rollout, **answer})
-        if not found:
+            answers.append({"object": objects[target.rollout], "rollout": target.rollout, **answer})
+        if not answers:
             raise NotFound(f"{node}: in no open rollout of namespace {namespace}; name another namespace")
-        return {"rollouts": found}
+        return {"rollouts": answers}
 
     async def _vote(self, request: web.Request) -> JSON:
         user = await self._authenticate(request)

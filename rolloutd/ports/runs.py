@@ -46,7 +46,7 @@ class RunRequest:
 class RunState:
     """The state of a run; `result` is None while it runs.
 
-    `has_begun` is False for a run that was prepared and can never begin: start() begins it anew.
+    `has_begun` is False for a run that was prepared and can never begin: start() begins it again.
     """
 
     result: Ok | Failed | Unknown | None

@@ -13,7 +13,7 @@ import pytest
 CORE = Path(__file__).resolve().parents[2] / "machines"
 
 WORDS = re.compile(r"[A-Za-z]{2,} [a-z]{2,}|[a-z]{2,} \Z|\A [a-z]{2,}")
-"""Two words, or the end of one beside a value."""
+"""Two words, or the end of one next to a value."""
 
 WITH_PROBLEMS: Final = {
     "invariants": "a violated invariant is an error of this program",

@@ -211,7 +211,7 @@ class SimUsers:
         return True
 
     def preview_impact(self, node: str) -> None:
-        """Let two people ask at once what a plan would change on a node; nobody waits for the answers."""
+        """Let two people ask at once what a plan would change on a node, without waiting for the answers."""
         daemon = self.current_daemon()
         if daemon is None or daemon.daemon is None or daemon.state is None:
             return

@@ -107,7 +107,7 @@ class PlaybookExecution:
     async def _supersede(self, action: actions.RunPlaybook, record: StepRecord) -> None:
         """End a run that another machine began, and record that its outcome is unknown.
 
-        No second run may start beside it.  A node that does not answer is tried until the run must have
+        No second run may start meanwhile.  A node that does not answer is tried until the run must have
         passed its own limit; what runs next on the node cleans up first all the same.
         """
         record = self._journal.recorded_version(record)

@@ -34,7 +34,7 @@ class PrepareRuns:
         return row.handle or self._adapters.runner.run_id_here(run_id(row))
 
     async def has_begun(self, row: Preparation) -> bool:
-        """Return whether the row's run has begun; False if nobody knows."""
+        """Return whether the row's run has begun; False if that is unknown."""
         if not row.handle:
             return False
         state = await capture_errors(row.rollout, self._adapters.runner.get_state(row.handle))

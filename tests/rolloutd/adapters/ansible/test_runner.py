@@ -77,7 +77,7 @@ async def test_unclaimed_directory_claimed_and_run_elsewhere(real: AnsibleBacken
     assert handle != "r1"
     assert (real.runs_dir / "r1" / "claim").read_text().startswith("daemon ")
     assert isinstance((await ended(runner, handle))[0].result, Ok)
-    # Whoever has not stored the new handle asks by the run's id.
+    # A caller that has not stored the new handle asks by the run's id.
     assert (await real.runner().get_state("r1")).has_begun
     assert await real.runner().start(real.request("ok.yml")) == handle
     assert real.started_runs() == ["r1"]
