@@ -34,7 +34,6 @@ from rolloutd.adapters.timers import ApschedulerScheduler
 from rolloutd.commands import rollout_commands
 from rolloutd.commands.submit import submit
 from rolloutd.commands.voting import Ballot, vote
-from rolloutd.compile import compile_limits
 from rolloutd.control.identity import Identity
 from rolloutd.engine.background.node_observations import run_watch
 from rolloutd.engine.daemon import Daemon
@@ -53,6 +52,7 @@ from rolloutd.ports import (
 )
 from rolloutd.service.reload import TeamPlanCompiler
 from rolloutd.settings import Settings
+from rolloutd.settings.compile import compile_limits
 from rolloutd.store import open_store
 from tests.contracts.fakes.check import FakeCheck
 from tests.contracts.fakes.isolator import FakeIsolator

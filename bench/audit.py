@@ -19,7 +19,7 @@ from pathlib import Path
 
 from machines.model.events import RequestDenied
 from machines.model.rollout import DAEMON
-from rolloutd import audit_chain
+from rolloutd.audit import audit_chain
 from rolloutd.store import DatabaseBackend, open_store
 from rolloutd.store.sqlite import database
 

@@ -37,7 +37,7 @@ from machines.model.rollout import DAEMON, Target
 from machines.states import Outcome, Phase, Trigger
 from rolloutd import planfile
 from rolloutd.app import serve
-from rolloutd.audit_chain import hash_entry
+from rolloutd.audit.audit_chain import hash_entry
 from rolloutd.service.reload import TeamPlanCompiler
 from rolloutd.settings import load
 from rolloutd.store import open_store

@@ -40,8 +40,8 @@ from rolloutd.adapters.ansible.run_directory import RunDirectory
 from rolloutd.adapters.ansible.runner import AnsibleRunner
 from rolloutd.adapters.ansible.tree_cache import TreeCache
 from rolloutd.adapters.ssh.shell import SshShell
-from rolloutd.memory import memory_bytes
 from rolloutd.ports import ConnectionDefaults, Host, InventorySnapshot, Ok, PinnedSource, RunRequest
+from rolloutd.service.memory import memory_bytes
 from tests.support.sshd import Sshd
 
 ROUNDS = 11

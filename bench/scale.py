@@ -29,7 +29,7 @@ from pathlib import Path
 from bench import recovery
 from machines.model.events import RequestDenied
 from machines.model.rollout import DAEMON
-from rolloutd.audit_chain import hash_entry
+from rolloutd.audit.audit_chain import hash_entry
 from rolloutd.service.reload import TeamPlanCompiler
 from rolloutd.store import open_store
 from rolloutd.store.audit_entries import add_sequence_number, draft_entries

@@ -8,14 +8,14 @@ import gc
 import logging
 import signal
 import socket
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from machines.facts.projection import Projection
 from machines.model.events import DaemonStarted
-from rolloutd import __version__, threads
+from rolloutd import __version__
 from rolloutd.adapters.ansible.artifact_store import SharedOutput
 from rolloutd.adapters.ansible.machine import load_machine
 from rolloutd.adapters.ansible.runner import AnsibleRunner
@@ -33,11 +33,12 @@ from rolloutd.adapters.ssh.staged_files import SshStagedFiles
 from rolloutd.adapters.ssh.stager import SshStager, UrlStager
 from rolloutd.adapters.timers import ApschedulerScheduler, SystemClock
 from rolloutd.adapters.webhook_notifier import load_webhook
-from rolloutd.audit_segments import SEGMENTS_DIRECTORY
-from rolloutd.compile import compile_limits, compile_source_rules
-from rolloutd.configuration import fingerprint, load_redaction_key
+from rolloutd.audit.audit_segments import SEGMENTS_DIRECTORY
+from rolloutd.concurrency import threads
+from rolloutd.configuration.documents import fingerprint, load_redaction_key
 from rolloutd.control.routes import Services
 from rolloutd.control.server import ControlServer
+from rolloutd.control.standby import Standby
 from rolloutd.engine.background.audit_anchor import AuditAnchor
 from rolloutd.engine.background.audit_export import AuditExporter
 from rolloutd.engine.background.node_cleaning import NodeCleaner
@@ -63,7 +64,6 @@ from rolloutd.plugin import (
 )
 from rolloutd.ports import (
     AdapterContext,
-    Anchor,
     Inventory,
     Leadership,
     Notifier,
@@ -79,7 +79,7 @@ from rolloutd.service.reload import SettingsReloader, TeamPlanCompiler, hash_set
 from rolloutd.service.service_manager import SystemdReporter
 from rolloutd.service.systemd import SystemdNotifier, inherited_socket
 from rolloutd.settings import Settings
-from rolloutd.standby import Standby
+from rolloutd.settings.compile import compile_limits, compile_source_rules
 from rolloutd.store import backend_of, leadership_of, open_store
 
 log = logging.getLogger("rolloutd")
@@ -187,7 +187,7 @@ async def _run_services(
             stagers, SshSnapshots(shell), checkpoints, SshStagedFiles(shell), sources.tree_path
         ),
     )
-    inventories = list(_make_inventories(kit, settings))
+    inventories: list[Inventory] = _make_adapters(INVENTORIES, settings.inventory, kit)
     daemon = Daemon(
         state,
         adapters,
@@ -199,7 +199,8 @@ async def _run_services(
             for inventory, source in zip(inventories, settings.inventory, strict=True)
         },
     )
-    watches = list(_make_watches(kit, settings))
+    watched = [source for source in settings.inventory if source.kind in installed_adapters(WATCHES)]
+    watches: list[Watch] = _make_adapters(WATCHES, watched, kit)
     retention = RetentionCleaner(
         state,
         runner.artifacts,
@@ -216,7 +217,9 @@ async def _run_services(
     files = SshNodeFiles(shell, settings.ansible.fence_dir, settings.ssh.guard_dir)
     cleaner = NodeCleaner(state, files, checkpoints, stagers.values())
     notifications = _make_notifications(state, channels)
-    anchor = AuditAnchor(state, list(_make_anchors(kit, settings)), notifications.announce_audit_head)
+    anchor = AuditAnchor(
+        state, _make_adapters(ANCHORS, settings.audit.anchors, kit), notifications.announce_audit_head
+    )
     forecaster = Forecaster(state, notifications.announce_missed_forecast)
     services = Services(
         state,
@@ -464,20 +467,8 @@ def _make_source_lookup(
     return find_source
 
 
-def _make_inventories(kit: AdapterContext, settings: Settings) -> Iterator[Inventory]:
-    for source in settings.inventory:
-        yield create_adapter(INVENTORIES, source.kind, replace(kit, params=source.params))
-
-
-def _make_anchors(kit: AdapterContext, settings: Settings) -> Iterator[Anchor]:
-    for place in settings.audit.anchors:
-        yield create_adapter(ANCHORS, place.kind, replace(kit, params=place.params))
-
-
-def _make_watches(kit: AdapterContext, settings: Settings) -> Iterator[Watch]:
-    for source in settings.inventory:
-        if source.kind in installed_adapters(WATCHES):
-            yield create_adapter(WATCHES, source.kind, replace(kit, params=source.params))
+def _make_adapters(group: str, configured: Iterable[Any], kit: AdapterContext) -> list[Any]:
+    return [create_adapter(group, each.kind, replace(kit, params=each.params)) for each in configured]
 
 
 def _make_observers(kit: AdapterContext, settings: Settings) -> Iterator[Observer]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rolloutd.secret_urls import has_secret, without_secret
+from rolloutd.texts.secret_urls import has_secret, without_secret
 
 
 class RolloutdError(Exception):

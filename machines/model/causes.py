@@ -1,6 +1,6 @@
 """Why the work on a node takes a turn, as values: clauses, each a code and what it is about.
 
-The core writes no sentence: rolloutd/cause_text.py renders clauses for events and step records.
+The core writes no sentence: rolloutd/texts/cause_text.py renders clauses for events and step records.
 """
 
 from __future__ import annotations

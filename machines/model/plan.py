@@ -1,7 +1,7 @@
 """A valid, resolved plan as values.
 
-It knows no YAML: rolloutd.planfile validates the file, rolloutd.compile makes these values.  All durations
-are seconds.
+It knows no YAML: rolloutd.planfile validates the file, rolloutd.settings.compile makes these values.
+All durations are seconds.
 """
 
 from __future__ import annotations

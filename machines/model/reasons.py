@@ -1,6 +1,6 @@
 """Reasons for waiting, as values: a code, what it is about, and what ends it.
 
-The core writes no sentence: rolloutd/reason_text.py renders codes and remedies for people.
+The core writes no sentence: rolloutd/texts/reason_text.py renders codes and remedies for people.
 """
 
 from __future__ import annotations

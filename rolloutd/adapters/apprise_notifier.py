@@ -15,7 +15,7 @@ from typing import Any
 
 import apprise
 
-from rolloutd import threads
+from rolloutd.concurrency import threads
 from rolloutd.errors import Diagnostic, InvalidFile, NotifyFailed
 from rolloutd.ports import Message, Notifier
 

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from rolloutd import threads
+from rolloutd.concurrency import threads
 from rolloutd.ports import Artifact
 
 STAGING_PREFIX = ".staged-"

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from rolloutd.configuration import KEY_FILE as REDACTION_KEY_FILE
+from rolloutd.configuration.documents import KEY_FILE as REDACTION_KEY_FILE
 from rolloutd.errors import InvalidFile, RolloutdError, StoreFailed
 from rolloutd.ports import Leadership
 from rolloutd.settings import DEFAULT_CONFIG, Settings, load
@@ -94,7 +94,7 @@ def _run_doctor(config: Path | None, *, as_json: bool) -> int:
 
 def _run_verify(file: Path, head: str | None, segments: Path | None) -> int:
     """Print the verification of a database file, and of the segments before it, as JSON."""
-    from rolloutd.audit_segments import SEGMENTS_DIRECTORY
+    from rolloutd.audit.audit_segments import SEGMENTS_DIRECTORY
     from rolloutd.control.serializers import audit_export, audit_report
     from rolloutd.ports import AuditBase
     from rolloutd.store import DatabaseBackend, compare_with_audit
@@ -123,7 +123,7 @@ def _run_chain(file: Path, head: str | None, entries: Sequence[int]) -> int:
 
 def _run_segments(directory: Path, entries: Sequence[int], head: str) -> int:
     """Print the verification of segments up to an entry with this hash, and the hashes of the others."""
-    from rolloutd.audit_segments import read_segments, verify_segments
+    from rolloutd.audit.audit_segments import read_segments, verify_segments
 
     through, *numbers = entries
     verification = verify_segments(directory, through, head)

@@ -16,10 +16,9 @@ from functools import partial
 from pathlib import Path
 
 from machines.model.timefmt import format_rfc3339
-from rolloutd.audit_segments import SEGMENTS_DIRECTORY
+from rolloutd.audit.audit_segments import SEGMENTS_DIRECTORY
 from rolloutd.errors import RolloutdError, StoreFailed
 from rolloutd.ports import AuditCheckpointReport, AuditReport, PostgresqlAddress, StoredVolume
-from rolloutd.reason_text import describe_differences, describe_mismatch
 from rolloutd.store import (
     Backend,
     backend_of,
@@ -28,7 +27,8 @@ from rolloutd.store import (
     measure_volume,
     read_audit_checkpoint,
 )
-from rolloutd.text import pluralize
+from rolloutd.texts.formats import pluralize
+from rolloutd.texts.reason_text import describe_differences, describe_mismatch
 
 MIN_FREE_BYTES = 512 * 1024 * 1024
 """What a week of a large rollout writes, run logs included, with a reserve."""

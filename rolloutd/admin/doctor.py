@@ -23,24 +23,24 @@ from machines.facts.projection import Projection
 from machines.model.plan import PILOT_WAVE, GateName
 from machines.model.rollout import Rollout, Target
 from machines.states import IN_FLIGHT_PHASES, Phase
-from rolloutd import threads
 from rolloutd.adapters.sources.tree_store import tree_directory
 from rolloutd.adapters.ssh.shell import SshShell
 from rolloutd.admin.disk import CheckResult, check_database, check_state_dir
 from rolloutd.admin.runs import describe_runs, suggest_pipelining
 from rolloutd.admin.service_unit import describe_expected_unit
 from rolloutd.admin.systems import check_balancers, open_systems, read_sources
-from rolloutd.compile import compile_limits
-from rolloutd.configuration import load_redaction_key
+from rolloutd.concurrency import threads
+from rolloutd.configuration.documents import load_redaction_key
+from rolloutd.configuration.sealed_variables import unseal
 from rolloutd.control.client import ApiError, Client, DaemonUnreachable
 from rolloutd.errors import InvalidFile, RolloutdError
 from rolloutd.ports import PinnedSource, Store
-from rolloutd.sealed_variables import unseal
 from rolloutd.service.preflight import find_missing_prerequisites
 from rolloutd.service.reload import TeamPlanCompiler
 from rolloutd.settings import Settings, load
+from rolloutd.settings.compile import compile_limits
 from rolloutd.store import open_store
-from rolloutd.text import pluralize
+from rolloutd.texts.formats import pluralize
 
 COMMAND_TIMEOUT_S = 60.0
 """Time limit for a program to print its version: Ansible takes seconds."""

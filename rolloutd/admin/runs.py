@@ -10,7 +10,7 @@ from machines.model.node import natural_sort_key
 from rolloutd.admin.disk import CheckResult
 from rolloutd.errors import HostKeyChanged, NodeUnreachable
 from rolloutd.ports import WITHHELD, Host, Shell
-from rolloutd.text import format_size, pluralize
+from rolloutd.texts.formats import format_size, pluralize
 
 TIMEOUT_S = 10.0
 

@@ -34,7 +34,7 @@ from rolloutd.ports import (
     SupportsPreflight,
 )
 from rolloutd.settings import Settings
-from rolloutd.text import pluralize
+from rolloutd.texts.formats import pluralize
 
 LOGIN_TIMEOUT_S = 15.0
 """Limit of one login with its test: a healthy node needs a second, a dead one the connect timeout of 10 s."""

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from machines.model.timefmt import format_duration
-from rolloutd.artifact_files import compare_file, file_digest, mismatch_text
 from rolloutd.cli import exits
 from rolloutd.cli.command_group import CommandGroup, Invocation
 from rolloutd.cli.output import Columns, age_of, print_line, print_list, print_message, sanitize, short_of
 from rolloutd.control.client import ApiError, api_path
-from rolloutd.text import format_size, pluralize
+from rolloutd.files.artifact_files import compare_file, file_digest, mismatch_text
+from rolloutd.texts.formats import format_size, pluralize
 
 if TYPE_CHECKING:
     from rolloutd.control.wire import Preparations

@@ -16,8 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from machines.model.timefmt import format_rfc3339
-from rolloutd import event_text
-from rolloutd.audit_names import current_event_name
 from rolloutd.cli import exits
 from rolloutd.cli.command_group import CommandGroup, Invocation, confirm, int_argument
 from rolloutd.cli.follow import PAGE_SIZE, follow_events, read_entries
@@ -31,6 +29,8 @@ from rolloutd.cli.output import (
     sanitize,
 )
 from rolloutd.control.client import Client, api_path
+from rolloutd.texts import event_text
+from rolloutd.texts.audit_names import current_event_name
 
 if TYPE_CHECKING:
     from rolloutd.control.wire_audit import AuditEntry
@@ -227,7 +227,7 @@ def _compare_anchor(call: Invocation, exported: dict[str, Any] | None) -> str:
 
     Without the segments, lines of entries in them are not compared: the hash of a later entry covers them.
     """
-    from rolloutd import audit_anchor
+    from rolloutd.audit import audit_anchor
 
     path: Path = call.args.anchor
     try:

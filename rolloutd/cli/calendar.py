@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from rolloutd.cli import exits
-from rolloutd.text import suggest_name
+from rolloutd.texts.formats import suggest_name
 
 if TYPE_CHECKING:
     from rolloutd.control.wire import Instants

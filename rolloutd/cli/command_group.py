@@ -34,7 +34,7 @@ from rolloutd.cli.output import (
 )
 from rolloutd.control import user_time
 from rolloutd.control.client import DEFAULT_SOCKET, Client
-from rolloutd.text import nearest_name, suggest_name
+from rolloutd.texts.formats import nearest_name, suggest_name
 
 _FORMATS_HELP = "json, yaml, name (one name a line, as other commands take it), or wide (more columns)"
 

@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
-from rolloutd import event_text
 from rolloutd.cli.command_group import CommandGroup, Invocation
 from rolloutd.cli.contexts import context_names
 from rolloutd.cli.explain import field_names
 from rolloutd.cli.output import print_line
 from rolloutd.cli.watch import GATES, STATES
 from rolloutd.control.client import api_path
+from rolloutd.texts import event_text
 
 SHELLS = ("bash", "zsh", "fish")
 

@@ -23,7 +23,7 @@ from rolloutd.cli.output import (
     short_of,
 )
 from rolloutd.control.client import api_path
-from rolloutd.text import join_limited, pluralize
+from rolloutd.texts.formats import join_limited, pluralize
 
 if TYPE_CHECKING:
     from rolloutd.control.wire import Node

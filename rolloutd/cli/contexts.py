@@ -19,7 +19,7 @@ from rolloutd.cli import exits
 from rolloutd.cli.command_group import CommandGroup, Invocation
 from rolloutd.cli.output import Columns, print_line, print_message, sanitize
 from rolloutd.control.client import default_socket_path
-from rolloutd.text import suggest_name
+from rolloutd.texts.formats import suggest_name
 
 LOCAL: Final = "local"
 """The name of this machine's daemon, which needs no entry."""

@@ -12,7 +12,7 @@ import rolloutd
 from rolloutd.cli import exits
 from rolloutd.cli.command_group import CommandGroup, Invocation
 from rolloutd.cli.output import print_line, print_message
-from rolloutd.text import pluralize
+from rolloutd.texts.formats import pluralize
 
 PACKAGE = Path(rolloutd.__file__).parent
 

@@ -9,7 +9,7 @@ from typing import Any
 from rolloutd.cli import exits
 from rolloutd.cli.command_group import CommandGroup, Invocation
 from rolloutd.cli.output import print_line
-from rolloutd.text import join_limited, suggest_name
+from rolloutd.texts.formats import join_limited, suggest_name
 
 Schema = Mapping[str, Any]
 

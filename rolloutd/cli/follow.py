@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from rolloutd import event_text
 from rolloutd.cli.output import format_percent, print_message, print_now, sanitize
 from rolloutd.cli.queries import CLOSED_STATES, format_fraction, format_reason
 from rolloutd.control.client import ApiError, Client, DaemonUnreachable, StreamInterrupted, api_path
+from rolloutd.texts import event_text
 
 if TYPE_CHECKING:
     from rolloutd.control.wire import Rollout

@@ -23,7 +23,7 @@ from rolloutd.cli.output import (
 from rolloutd.cli.plans import request_about_plan
 from rolloutd.control import user_time
 from rolloutd.control.client import api_path
-from rolloutd.text import pluralize
+from rolloutd.texts.formats import pluralize
 
 if TYPE_CHECKING:
     from rolloutd.control.wire_forecasts import Forecast, ForecastBody, Score, Seconds

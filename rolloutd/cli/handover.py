@@ -6,7 +6,6 @@ import time
 from typing import TYPE_CHECKING
 
 from machines.model.timefmt import format_duration, format_rfc3339
-from rolloutd import event_text
 from rolloutd.cli.command_group import CommandGroup, Invocation, past_time_argument
 from rolloutd.cli.output import (
     AGE_UNITS,
@@ -23,6 +22,7 @@ from rolloutd.cli.output import (
 from rolloutd.control import response_text
 from rolloutd.control.client import api_path
 from rolloutd.control.user_time import LastLook
+from rolloutd.texts import event_text
 
 if TYPE_CHECKING:
     from rolloutd.control.wire import Comparison

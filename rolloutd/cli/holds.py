@@ -15,7 +15,7 @@ from rolloutd.cli.command_group import CommandGroup, Handler, Invocation, Parser
 from rolloutd.cli.output import Columns, format_age, format_local, print_line, print_list, sanitize
 from rolloutd.cli.queries import format_down
 from rolloutd.control.client import ApiError, api_path
-from rolloutd.text import join_limited, pluralize
+from rolloutd.texts.formats import join_limited, pluralize
 
 if TYPE_CHECKING:
     from rolloutd.control.wire_fleet import Freeze, Hold, Locks, SlotHolder, Team

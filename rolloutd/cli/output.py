@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from machines.model.timefmt import format_duration
-from rolloutd.text import shorten_name
+from rolloutd.texts.formats import shorten_name
 
 FORMATS = ("json", "yaml", "name", "wide")
 """Values of `-o`; `wide` is a table with further columns, where there are some."""

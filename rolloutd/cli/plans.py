@@ -31,7 +31,7 @@ from rolloutd.cli.queries import print_traffic_probes
 from rolloutd.cli.watch import watch_until_closed
 from rolloutd.control.client import ApiError, DaemonUnreachable, api_path
 from rolloutd.errors import Diagnostic
-from rolloutd.text import format_size, pluralize
+from rolloutd.texts.formats import format_size, pluralize
 
 if TYPE_CHECKING:
     from rolloutd.control.wire_plans import PlanDuration, Preview, PreviewGate, PreviewStage, PreviewTrain
@@ -188,9 +188,9 @@ def _read_plan(file: str) -> tuple[str, bytes]:
 def _find_diagnostics(name: str, text: bytes, directory: Path | None) -> list[dict[str, Any]]:
     from rolloutd import planfile
     from rolloutd.errors import InvalidFile, Refused
+    from rolloutd.files.source_archive import EXCLUDED_NAMES, require_links_inside
     from rolloutd.planfile.playbooks import playbook_diagnostics
     from rolloutd.planfile.prepare_source import resolve_prepare
-    from rolloutd.source_archive import EXCLUDED_NAMES, require_links_inside
 
     try:
         plan = planfile.read(text, name)
@@ -266,7 +266,7 @@ def _diagnostics_exit(call: Invocation, name: str, diagnostics: Sequence[Mapping
 
 
 def _upload(call: Invocation, directory: Path, *, announce: bool) -> str:
-    from rolloutd.source_archive import pack_tree
+    from rolloutd.files.source_archive import pack_tree
 
     archive = pack_tree(directory)
     if announce:

@@ -31,7 +31,7 @@ from rolloutd.cli.output import (
 )
 from rolloutd.control import response_text
 from rolloutd.control.client import api_path
-from rolloutd.text import format_exceptions, join_limited, pluralize
+from rolloutd.texts.formats import format_exceptions, join_limited, pluralize
 
 if TYPE_CHECKING:
     from rolloutd.control.wire import Gate, Node, PilotEvidence, Pool, Prepared, Reason, Rollout, RolloutLine

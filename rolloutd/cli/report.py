@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-from rolloutd import event_text
-from rolloutd.audit_names import with_current_names
 from rolloutd.cli.follow import read_entries
 from rolloutd.cli.output import format_local, print_message
 from rolloutd.cli.queries import format_gate, format_remaining
 from rolloutd.control.client import ApiError, Client, DaemonUnreachable, api_path
 from rolloutd.control.response_text import describe_train
+from rolloutd.texts import event_text
+from rolloutd.texts.audit_names import with_current_names
 
 if TYPE_CHECKING:
     from rolloutd.control.wire import Node, Rollout

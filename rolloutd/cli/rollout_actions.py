@@ -11,7 +11,7 @@ from rolloutd.cli import exits
 from rolloutd.cli.command_group import CommandGroup, Invocation, confirm, without_none
 from rolloutd.cli.queries import format_reason
 from rolloutd.control.client import api_path
-from rolloutd.text import pluralize
+from rolloutd.texts.formats import pluralize
 
 if TYPE_CHECKING:
     from rolloutd.control.wire import Rollout

@@ -10,7 +10,7 @@ from rolloutd.cli.command_group import CommandGroup, Invocation, without_none
 from rolloutd.cli.output import Columns, print_line, print_list, sanitize
 from rolloutd.control.client import api_path
 from rolloutd.control.user_time import parse_duration
-from rolloutd.text import pluralize
+from rolloutd.texts.formats import pluralize
 
 if TYPE_CHECKING:
     from rolloutd.control.wire_trains import Train

@@ -12,7 +12,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rolloutd import event_text
 from rolloutd.cli import exits
 from rolloutd.cli.command_group import (
     CommandGroup,
@@ -27,7 +26,8 @@ from rolloutd.cli.output import SHORT_HASH_CHARS, colorize, print_line, print_me
 from rolloutd.cli.queries import format_gate, print_gates, print_traffic_probes
 from rolloutd.control import response_text
 from rolloutd.control.client import api_path
-from rolloutd.text import pluralize
+from rolloutd.texts import event_text
+from rolloutd.texts.formats import pluralize
 
 if TYPE_CHECKING:
     from rolloutd.control.wire import Failures, Gate, Rollout

@@ -17,7 +17,6 @@ from machines.model.windows import Freeze
 from machines.rules import pools
 from machines.rules.node_claims import work_reason
 from machines.scheduler.expiry import end_hold
-from rolloutd.cause_text import describe_causes
 from rolloutd.commands.rollout_commands import (
     FLEETLOCK_SOURCE,
     LEFT_ISOLATED_SOURCE,
@@ -30,8 +29,9 @@ from rolloutd.commands.rollout_commands import (
 )
 from rolloutd.engine.state import State
 from rolloutd.errors import DeadlineInPast, NotAllowed, NotFound, Refused
-from rolloutd.reason_text import describe
-from rolloutd.text import suggest_name
+from rolloutd.texts.cause_text import describe_causes
+from rolloutd.texts.formats import suggest_name
+from rolloutd.texts.reason_text import describe
 
 MAX_HOLDS = 10_000
 """Holds at once: one for every node of the largest fleet."""

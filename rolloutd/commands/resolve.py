@@ -14,7 +14,7 @@ from machines.model.rollout import Rollout, Target
 from rolloutd.engine.state import State
 from rolloutd.engine.tasks import compute
 from rolloutd.errors import NotFound, Refused
-from rolloutd.text import suggest_name
+from rolloutd.texts.formats import suggest_name
 
 MIN_PREFIX_CHARS = 3
 """Minimum characters of an id's prefix; fewer are probably a typing mistake."""

@@ -32,8 +32,8 @@ from machines.states import IN_FLIGHT_PHASES, Outcome, Phase, Trigger
 from machines.workflow.phase_transitions import transition
 from rolloutd.engine.state import State
 from rolloutd.errors import NotAllowed, NotFound, Refused
-from rolloutd.reason_text import describe, describe_remedy, lifted_by
-from rolloutd.text import suggest_name
+from rolloutd.texts.formats import suggest_name
+from rolloutd.texts.reason_text import describe, describe_remedy, lifted_by
 
 PERSON_SOURCE = "person"
 """The default source of a hold."""

@@ -14,12 +14,12 @@ from machines.model.reasons import Reason
 from machines.model.rollout import Actor, ActorKind, Hold
 from machines.rules.reboots import reboot_blocker, return_blocker
 from machines.scheduler.expiry import end_hold
-from rolloutd.cause_text import describe_causes
 from rolloutd.commands.holds_and_freezes import MAX_HOLDS, find_hold, unobserved_peers
 from rolloutd.commands.rollout_commands import FLEETLOCK_SOURCE, Events
 from rolloutd.engine.state import State
 from rolloutd.errors import Refused
-from rolloutd.reason_text import describe
+from rolloutd.texts.cause_text import describe_causes
+from rolloutd.texts.reason_text import describe
 
 REASON: Final = "reboots itself"
 

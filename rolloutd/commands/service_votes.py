@@ -14,10 +14,10 @@ from pathlib import Path
 
 from machines.model.plan import GateName
 from machines.model.rollout import Actor, ActorKind, Rollout
-from rolloutd import threads
 from rolloutd.commands import tokens, voting
 from rolloutd.commands.rollout_commands import Events, Principal
 from rolloutd.commands.tokens import MAX_TOKEN_LIFETIME_S, Claims, InvalidToken
+from rolloutd.concurrency import threads
 from rolloutd.engine.state import State
 from rolloutd.errors import NotAllowed, Refused
 from rolloutd.settings.model import ServiceAccount

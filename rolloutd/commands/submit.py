@@ -24,11 +24,11 @@ from machines.model.target_plan import lacks_check, lacks_isolator
 from machines.rules.waves import assign_waves
 from machines.states import Outcome, Trigger
 from machines.workflow.phase_transitions import transition
-from rolloutd import planfile, threads
+from rolloutd import planfile
 from rolloutd.commands import trains
 from rolloutd.commands.rollout_commands import Events, Principal, require_plan_owner
 from rolloutd.commands.verdicts import Draft, matching_verdicts, require_matching, require_overridden
-from rolloutd.compile import compile_plan
+from rolloutd.concurrency import threads
 from rolloutd.engine.state import State
 from rolloutd.engine.tasks import compute, free
 from rolloutd.errors import InvalidFile, Refused
@@ -38,7 +38,8 @@ from rolloutd.planfile.prepare_source import NOT_FORCED, ForcedStages, resolve_p
 from rolloutd.plugin.templates import RenderFailed, TemplateInvalid, render
 from rolloutd.ports import JSON, Host, PinnedSource, SourceStore
 from rolloutd.settings import Settings
-from rolloutd.text import join_limited, pluralize
+from rolloutd.settings.compile import compile_plan
+from rolloutd.texts.formats import join_limited, pluralize
 
 MAX_NAMED_NODES = 10
 """Nodes that a refusal names: enough to recognise a label that they lack."""

@@ -14,7 +14,7 @@ from machines.model.windows import Window, next_opening
 from rolloutd.commands.rollout_commands import Events, Principal, require_member, unknown_node
 from rolloutd.engine.state import State
 from rolloutd.errors import NotFound, Refused
-from rolloutd.text import suggest_name
+from rolloutd.texts.formats import suggest_name
 
 
 def get_team_rules(state: State, team: str) -> TeamRules:

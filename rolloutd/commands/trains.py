@@ -16,7 +16,7 @@ from machines.workflow.outage import is_same_isolator
 from rolloutd.commands.rollout_commands import Events, Principal, require_team_member
 from rolloutd.engine.state import State
 from rolloutd.errors import NotAllowed, NotFound, Refused
-from rolloutd.text import suggest_name
+from rolloutd.texts.formats import suggest_name
 
 DEFAULT_WAIT_S = 3600.0
 """How long a node waits for its turn in a train: an hour covers most changes of one node."""

@@ -19,7 +19,7 @@ from machines.rules import gates
 from rolloutd.commands.rollout_commands import Events, Principal
 from rolloutd.engine.state import State
 from rolloutd.errors import DeadlineInPast, FailuresNotShown, NotAllowed, NotFound, Refused
-from rolloutd.reason_text import describe
+from rolloutd.texts.reason_text import describe
 
 MAX_VOTES_KEPT = 5_000
 """Votes of one rollout, including withdrawn ones: enough for a hundred teams that vote often."""

@@ -14,7 +14,7 @@ from machines.model.target_plan import applicable, isolators_for, lacks_isolator
 from rolloutd.engine.state import State
 from rolloutd.engine.tasks import compute_over
 from rolloutd.plugin import PROBES, installed_adapters
-from rolloutd.text import pluralize
+from rolloutd.texts.formats import pluralize
 
 MAX_NAMED_NODES = 3
 """Nodes named in one line; the preview and `why` show each node's own reason."""

@@ -11,7 +11,6 @@ from machines.model.node import Conflict, Node, NodeHealth, SourceFreshness, nat
 from machines.model.rollout import Hold, Target
 from machines.model.windows import Freeze
 from machines.rules import pools
-from rolloutd import reason_text
 from rolloutd.control import wire_fleet
 from rolloutd.control.requests import PageQuery
 from rolloutd.control.serializers import format_optional_timestamp, format_timestamp, page
@@ -19,6 +18,7 @@ from rolloutd.engine.state import SourceState, State
 from rolloutd.engine.tasks import compute, compute_over
 from rolloutd.ports import HOST_KEY, MACHINE_ID, PROVIDER_ID, DiscoveredNode, Host
 from rolloutd.settings import Settings
+from rolloutd.texts import reason_text
 
 MAX_INSERTED = 1_000
 """New names that are inserted one by one; more of them are sorted with all others."""

@@ -17,8 +17,8 @@ from machines.model.rows import AuditMismatch
 from machines.model.timefmt import format_rfc3339
 from machines.rules import gates
 from rolloutd.control import wire
-from rolloutd.reason_text import describe_mismatch
-from rolloutd.vote_text import describe_missing_votes
+from rolloutd.texts.reason_text import describe_mismatch
+from rolloutd.texts.vote_text import describe_missing_votes
 
 
 def gate_views(index: Index, each: Rollout, now: float) -> Iterable[gates.GateView]:

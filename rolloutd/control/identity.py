@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from machines.model.rollout import Actor, ActorKind
-from rolloutd import threads
+from rolloutd.concurrency import threads
 from rolloutd.errors import AccountUnknown
 from rolloutd.settings import TeamSettings
 

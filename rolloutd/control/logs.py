@@ -19,7 +19,7 @@ from rolloutd.control.serializers import format_timestamp
 from rolloutd.engine.preparation.journal import run_id
 from rolloutd.errors import NotFound
 from rolloutd.ports import RunEvent, Runner, Store
-from rolloutd.text import format_size
+from rolloutd.texts.formats import format_size
 
 MAX_LINE_CHARS = 16_384
 """Maximum characters of one line; a task's output is longer only by mistake."""

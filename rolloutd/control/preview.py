@@ -21,7 +21,7 @@ from rolloutd.commands import trains
 from rolloutd.commands.submit import ResolvedPlan
 from rolloutd.control import coverage, serializers, wire_plans
 from rolloutd.settings import Settings
-from rolloutd.text import pluralize
+from rolloutd.texts.formats import pluralize
 
 OFFERED_OVERLAP = 0.1
 """Share of nodes in common above which a train is offered: fewer outages are not worth the approval."""

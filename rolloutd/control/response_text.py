@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from machines.model.timefmt import format_duration
-from rolloutd.text import pluralize
+from rolloutd.texts.formats import pluralize
 
 if TYPE_CHECKING:  # the command line's start-up counts
     from rolloutd.control.wire import ComparedNode, Comparison, Gate, Rollout

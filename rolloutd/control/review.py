@@ -17,9 +17,11 @@ from machines.model.rollout import Rollout
 from machines.model.timefmt import format_duration
 from machines.scheduler.blast_radius import blast_radius
 from machines.states import CARRIES_CHANGE
-from rolloutd import planfile, threads
+from rolloutd import planfile
 from rolloutd.commands import voting
 from rolloutd.commands.resolve import MAX_CLOSED, ResolvedRollout
+from rolloutd.concurrency import threads
+from rolloutd.configuration.shown_variables import hidden_plan, shown_plan
 from rolloutd.control import serializers, wire, wire_plans
 from rolloutd.control.identity import Identity
 from rolloutd.control.source_review import SourceReview, read_source_review
@@ -27,8 +29,7 @@ from rolloutd.engine.state import State
 from rolloutd.errors import NotFound, RolloutdError
 from rolloutd.planfile import written_content
 from rolloutd.ports import PinnedSource, SourceStore
-from rolloutd.shown_variables import hidden_plan, shown_plan
-from rolloutd.text import describe_source, pluralize
+from rolloutd.texts.formats import describe_source, pluralize
 
 NOT_A_MEMBER = "not shown: only members of a team and admins may read playbooks"
 

@@ -28,16 +28,16 @@ from machines.rules import trains
 from machines.scheduler import decide
 from machines.scheduler.progress import PoolProgress, RolloutProgress, rollout_progress, slot_s
 from machines.states import CARRIES_CHANGE, EXCEPTIONS, IN_FLIGHT_PHASES, Outcome, Phase
-from rolloutd import reason_text
 from rolloutd.commands.resolve import ResolvedRollout
 from rolloutd.control import coverage, gate_serializers, wire, wire_audit, wire_fleet, wire_plans
 from rolloutd.control.requests import NodesQuery, PageQuery
 from rolloutd.control.train_serializers import rollout_train
 from rolloutd.engine.state import State, StepProgress
-from rolloutd.memory import memory_bytes
 from rolloutd.ports import AuditBase, AuditReport, ClosedRollout, RunnerStatus
-from rolloutd.reason_text import describe_differences, describe_mismatch
-from rolloutd.text import describe_source
+from rolloutd.service.memory import memory_bytes
+from rolloutd.texts import reason_text
+from rolloutd.texts.formats import describe_source
+from rolloutd.texts.reason_text import describe_differences, describe_mismatch
 
 T = TypeVar("T")
 

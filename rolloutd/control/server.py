@@ -22,7 +22,7 @@ from aiohttp import HttpVersion11, web
 from aiohttp.http_exceptions import HttpProcessingError
 from pydantic import BaseModel, ValidationError
 
-from rolloutd import threads
+from rolloutd.concurrency import threads
 from rolloutd.control import responses
 from rolloutd.control.handlers import ROUTES
 from rolloutd.control.identity import (

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Literal
 
 from rolloutd.control import wire_plans
+from rolloutd.files.source_archive import REQUIREMENTS_FILES
 from rolloutd.planfile.playbooks import playbook_files
-from rolloutd.source_archive import REQUIREMENTS_FILES
-from rolloutd.text import pluralize
+from rolloutd.texts.formats import pluralize
 
 MAX_TEXT_CHARS = 200_000
 """Characters of one file or difference, and of all differences together: voters read no more."""

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from aiohttp import web
 
-from rolloutd import threads
+from rolloutd.concurrency import threads
 from rolloutd.control.limits import LimitedProtocol, Quota, Rank, max_connections
 from rolloutd.service.listen_socket import BACKLOG, CannotListen, bind_address
 

@@ -24,7 +24,7 @@ from rolloutd.demo.fleet import MAX_NODES
 from rolloutd.demo.scenario import FAULTS, DemoUi, run
 from rolloutd.demo.ui import LogUi, TerminalUi, run_console
 from rolloutd.errors import RolloutdError
-from rolloutd.text import pluralize
+from rolloutd.texts.formats import pluralize
 
 DEFAULT_NODES = 12
 

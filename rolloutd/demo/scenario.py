@@ -20,7 +20,7 @@ from rolloutd.control.wire import Gate, Node, Rollout
 from rolloutd.demo.environment import DemoEnvironment, log_tail
 from rolloutd.demo.fleet import clear_fault, set_fault
 from rolloutd.demo.node import Fault
-from rolloutd.source_archive import pack_tree
+from rolloutd.files.source_archive import pack_tree
 
 FAULTS: Mapping[str, Fault] = {
     "isolating": Fault.DRAIN_FAILS,

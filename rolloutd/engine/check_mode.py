@@ -13,13 +13,13 @@ from dataclasses import replace
 from machines.facts.node_work import WorkKind
 from machines.model.configuration import ComplianceReport, TaskChange
 from machines.model.plan import Plan, Stage
+from rolloutd.concurrency.slots import Slots
+from rolloutd.configuration.shown_variables import hide_values
 from rolloutd.engine.state import State
 from rolloutd.errors import Refused, RolloutdError, SourceFailed
 from rolloutd.ports import Failed, PinnedSource, Runner, RunRequest, RunState, Unknown, wait_for_end
 from rolloutd.ports.guards import adapter_errors
-from rolloutd.reason_text import describe
-from rolloutd.shown_variables import hide_values
-from rolloutd.slots import Slots
+from rolloutd.texts.reason_text import describe
 
 MAX_CHANGES = 50
 """Tasks of one report: enough to see what a node needs."""

@@ -33,7 +33,6 @@ from machines.scheduler.decide import decide
 from machines.scheduler.decided_events import EventGroup, GroupKind, events_of
 from machines.scheduler.isolation_aborts import record_giving_way
 from machines.states import IN_FLIGHT_PHASES
-from rolloutd.cause_text import describe_causes
 from rolloutd.engine.background.audit_monitor import INTERVAL_S, RETRY_S, AuditMonitor
 from rolloutd.engine.background.current_checks import CurrentChecker
 from rolloutd.engine.background.drift_checks import POLL_S, DriftChecker, DriftMonitor
@@ -54,6 +53,7 @@ from rolloutd.engine.state import CommitFunction, InvariantViolation, State
 from rolloutd.errors import Conflict, FactsBehind, LeadershipLost, RolloutdError, StoreFailed
 from rolloutd.ports import AuditReport, Inventory, Observer, Scheduler, SourceRules
 from rolloutd.ports.guards import adapter_errors
+from rolloutd.texts.cause_text import describe_causes
 
 log = logging.getLogger("rolloutd.engine.daemon")
 

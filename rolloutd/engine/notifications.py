@@ -25,16 +25,16 @@ from machines.rules.preparing import preparation_blocker
 from machines.scheduler import decide
 from machines.scheduler.progress import exceptions_reason
 from machines.states import Trigger
-from rolloutd import reason_text
-from rolloutd.audit_names import with_current_names
 from rolloutd.engine.forecasts import MissedForecast
 from rolloutd.engine.state import State
 from rolloutd.engine.tasks import wait_for_first
 from rolloutd.errors import RolloutdError, StoreFailed
-from rolloutd.event_text import failed_step
 from rolloutd.ports import Message, Notification, Notifier
 from rolloutd.ports.guards import adapter_errors
-from rolloutd.vote_text import describe_missing_votes
+from rolloutd.texts import reason_text
+from rolloutd.texts.audit_names import with_current_names
+from rolloutd.texts.event_text import failed_step
+from rolloutd.texts.vote_text import describe_missing_votes
 
 log = logging.getLogger("rolloutd.engine.notifications")
 

@@ -31,6 +31,7 @@ from machines.model.rollout import DAEMON
 from machines.rules.node_claims import work_blocker
 from machines.scheduler.expiry import extend_deadlines
 from machines.workflow.records import RepeatedTry
+from rolloutd.configuration.sealed_variables import unseal
 from rolloutd.engine.adapter_failures import AdapterFailures
 from rolloutd.engine.commit_lock import CommitLock, nodes_of_steps
 from rolloutd.engine.tasks import compute, free, wait_until_done
@@ -51,7 +52,6 @@ from rolloutd.ports import (
     Store,
     StoredVolume,
 )
-from rolloutd.sealed_variables import unseal
 from rolloutd.settings import Settings
 
 log = logging.getLogger("rolloutd.engine.state")

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hasha
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar
 
-from rolloutd import threads
+from rolloutd.concurrency import threads
 from rolloutd.ports import Clock
 
 log = logging.getLogger("rolloutd.engine.tasks")

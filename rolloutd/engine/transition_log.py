@@ -12,8 +12,8 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from rolloutd.event_text import describe_event
 from rolloutd.ports import AuditEntry
+from rolloutd.texts.event_text import describe_event
 
 log = logging.getLogger("rolloutd.transition")
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from machines.model.selector import parse_selector
-from rolloutd import threads
+from rolloutd.concurrency import threads
 from rolloutd.engine.state import State
 from rolloutd.errors import NotFound
 from rolloutd.ports import MACHINE_ID

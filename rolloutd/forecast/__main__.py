@@ -20,15 +20,15 @@ from machines.forecast.model import Assumptions, RolloutForecast
 from machines.model.node import NodeHealth, Observation
 from machines.model.plan import Plan
 from machines.states import IN_FLIGHT_PHASES
-from rolloutd.compile import compile_plan
 from rolloutd.errors import Refused, RolloutdError
 from rolloutd.forecast.answer import JSON, difference, forecast_answer
 from rolloutd.forecast.history import StepHistory, begun_at, failure_rate
 from rolloutd.forecast.request import Draft, ForecastRequest
 from rolloutd.forecast.what_if import Changed, apply_what_if
 from rolloutd.ports import Store
+from rolloutd.settings.compile import compile_plan
 from rolloutd.store import open_store
-from rolloutd.text import suggest_name
+from rolloutd.texts.formats import suggest_name
 
 NICENESS = 19
 """The lowest priority: a forecast must not slow a run down."""

@@ -14,11 +14,11 @@ from pydantic import TypeAdapter, ValidationError
 
 from machines.facts.index import Index
 from machines.model.limits import Limits
-from rolloutd.compile import compile_limits
 from rolloutd.errors import Refused
 from rolloutd.planfile.schema import known_keys
 from rolloutd.settings import Settings, schema
-from rolloutd.text import suggest_name
+from rolloutd.settings.compile import compile_limits
+from rolloutd.texts.formats import suggest_name
 
 SETTINGS_KEYS = ("pools", "max_parallel", "teams")
 """The settings that change when nodes start."""

@@ -17,11 +17,11 @@ from machines.model.windows import Freeze
 from machines.states import Outcome, Phase, Trigger
 from machines.workflow.phase_transitions import transition
 from rolloutd import planfile
-from rolloutd.compile import compile_plan
 from rolloutd.errors import InvalidFile
 from rolloutd.forecast.request import TeamChecks, WhatIf
 from rolloutd.forecast.settings_changes import assigned, refused
-from rolloutd.text import suggest_name
+from rolloutd.settings.compile import compile_plan
+from rolloutd.texts.formats import suggest_name
 
 _DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 

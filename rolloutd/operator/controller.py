@@ -16,7 +16,7 @@ from pathlib import Path
 
 from machines.model.rollout import Rollout
 from machines.model.timefmt import format_rfc3339
-from rolloutd import planfile, threads
+from rolloutd import planfile
 from rolloutd.adapters.kubernetes.api_errors import ApiError, ClusterUnreachable
 from rolloutd.adapters.kubernetes.cluster import FIELD_MANAGER, Cluster, api_path
 from rolloutd.adapters.kubernetes.list_watch import WatchHandler, run_list_watch
@@ -24,6 +24,7 @@ from rolloutd.adapters.kubernetes.object_events import ObjectEvent, write_event
 from rolloutd.commands import rollout_commands, submit
 from rolloutd.commands.execution import Command, execute
 from rolloutd.commands.resolve import MAX_CLOSED, resolve_rollout
+from rolloutd.concurrency import threads
 from rolloutd.control import serializers
 from rolloutd.control.coverage import coverage_of
 from rolloutd.engine.state import State

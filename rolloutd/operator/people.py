@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from machines.model.rollout import Actor, ActorKind, Rollout
-from rolloutd import threads
+from rolloutd.concurrency import threads
 from rolloutd.control.identity import Account, identify, look_up_account
 from rolloutd.control.tcp_listener import NAMELESS
 from rolloutd.errors import NotAllowed

@@ -1,7 +1,7 @@
 """Plan files: validation with all mistakes at once, canonical form, hashes, schema.
 
 The client reads plans with this package offline, the daemon reads them again on submit, so it imports nothing
-heavy.  It does not know what a plan means to the core: rolloutd/compile.py does.
+heavy.  It does not know what a plan means to the core: rolloutd/settings/compile.py does.
 """
 
 from __future__ import annotations

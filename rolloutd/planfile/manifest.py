@@ -1,6 +1,6 @@
 """Manifest of artifacts (`artifacts.yml`): what a build or a CI made, with size and digest of each.
 
-It does not open the artifacts: rolloutd/artifact_files.py does.
+It does not open the artifacts: rolloutd/files/artifact_files.py does.
 """
 
 from __future__ import annotations

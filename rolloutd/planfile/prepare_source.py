@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
 
-from rolloutd.artifact_files import FileMismatch, compare_file
 from rolloutd.errors import InvalidFile
+from rolloutd.files.artifact_files import FileMismatch, compare_file
 from rolloutd.planfile import PlanFile
 from rolloutd.planfile.document import JSON, MAX_DIAGNOSTICS
 from rolloutd.planfile.document import Path as KeyPath

@@ -28,7 +28,7 @@ from rolloutd.planfile.document import (
 )
 from rolloutd.planfile.schema import known_keys, schema_at, schema_of_model
 from rolloutd.plugin.field_types import InvalidValue, InvalidValues
-from rolloutd.text import pluralize
+from rolloutd.texts.formats import pluralize
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 

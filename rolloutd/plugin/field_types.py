@@ -19,8 +19,8 @@ from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, Wit
 
 from machines.model import selector
 from machines.model.windows import DAYS, MINUTES_PER_DAY
-from rolloutd.patterns import InvalidPattern, compile_pattern
-from rolloutd.secret_urls import has_secret
+from rolloutd.plugin.patterns import InvalidPattern, compile_pattern
+from rolloutd.texts.secret_urls import has_secret
 
 MAX_DURATION_S = 366 * 86_400
 """One year: users forget about longer waits."""

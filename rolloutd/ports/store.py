@@ -15,7 +15,7 @@ from machines.model.preparation import Preparation
 from machines.model.rollout import Interruption, Rollout, Target, Verdict
 from machines.model.rows import AuditMismatch
 from machines.model.step_record import StepAction
-from rolloutd.audit_chain import GENESIS_HASH, ChainVerification
+from rolloutd.audit.audit_chain import GENESIS_HASH, ChainVerification
 from rolloutd.ports.nodes import DiscoveredNode
 from rolloutd.ports.types import JSON
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from machines.model.limits import DiskShortage
 from rolloutd.engine.state import State
-from rolloutd.text import format_size
+from rolloutd.texts.formats import format_size
 
 log = logging.getLogger("rolloutd.service.disk_reserve")
 

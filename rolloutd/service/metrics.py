@@ -24,11 +24,11 @@ from machines.model.rollout import Rollout
 from machines.rules import gates
 from machines.scheduler.progress import rollout_progress
 from machines.states import IN_FLIGHT_PHASES, Phase
-from rolloutd import threads
+from rolloutd.concurrency import threads
 from rolloutd.engine.state import State
-from rolloutd.memory import memory_bytes
 from rolloutd.ports import RunnerStatus, StoredVolume
 from rolloutd.service.listen_socket import bind, bind_address
+from rolloutd.service.memory import memory_bytes
 from rolloutd.settings.listeners import Metrics
 
 LAG_INTERVAL_S = 1.0

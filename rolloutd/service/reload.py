@@ -14,11 +14,11 @@ from typing import Any
 
 from machines.model.events import SettingsChanged
 from machines.model.plan import Plan
-from rolloutd import threads
-from rolloutd.compile import compile_limits, compile_plan
+from rolloutd.concurrency import threads
 from rolloutd.engine.state import State
 from rolloutd.errors import InvalidFile, RolloutdError
 from rolloutd.settings import Settings, TeamSettings, load
+from rolloutd.settings.compile import compile_limits, compile_plan
 
 log = logging.getLogger("rolloutd.service.reload")
 

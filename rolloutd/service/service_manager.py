@@ -14,9 +14,9 @@ from collections.abc import Awaitable, Callable, Iterable
 from machines.model.rollout import Rollout
 from machines.states import Phase
 from rolloutd.engine.state import State
-from rolloutd.reason_text import describe
 from rolloutd.service.systemd import SystemdNotifier
-from rolloutd.text import pluralize
+from rolloutd.texts.formats import pluralize
+from rolloutd.texts.reason_text import describe
 
 log = logging.getLogger("rolloutd.service.service_manager")
 

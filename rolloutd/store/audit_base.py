@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rolloutd.audit_chain import canonical_json
+from rolloutd.audit.audit_chain import canonical_json
 from rolloutd.errors import StoreFailed
 from rolloutd.ports import AuditBase
 from rolloutd.store.audit_replay import AuditReplay

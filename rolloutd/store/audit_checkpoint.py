@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
-from rolloutd.audit_chain import GENESIS_HASH, canonical_json, hash_entry
+from rolloutd.audit.audit_chain import GENESIS_HASH, canonical_json, hash_entry
 from rolloutd.ports import AuditCheckpointReport, AuditEntry
 from rolloutd.store.backend import Backend, Connection
 from rolloutd.store.queries import IS_LIVE

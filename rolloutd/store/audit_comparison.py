@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from machines.model.rows import AuditMismatch, MismatchKind
-from rolloutd.audit_chain import GENESIS_HASH, ChainVerification, canonical_json, verify_entries
-from rolloutd.audit_segments import InvalidSegment, read_segments
+from rolloutd.audit.audit_chain import GENESIS_HASH, ChainVerification, canonical_json, verify_entries
+from rolloutd.audit.audit_segments import InvalidSegment, read_segments
 from rolloutd.errors import StoreFailed
 from rolloutd.ports import AuditBase, AuditReport, RowMismatch
 from rolloutd.store import audit_base

@@ -29,7 +29,7 @@ from machines.model.events import (
 from machines.model.node import Node
 from machines.model.rollout import Actor, FailureCode, Target
 from machines.model.step_record import MAX_STEP_TEXT_CHARS
-from rolloutd.audit_chain import canonical_json
+from rolloutd.audit.audit_chain import canonical_json
 from rolloutd.store.codec import to_json
 
 NODES_PER_ENTRY = 500

@@ -18,12 +18,12 @@ from machines.model.limits import TeamRules
 from machines.model.plan import Digest
 from machines.model.rollout import PilotEvidence, Target
 from machines.model.windows import DAYS, Window
-from rolloutd.audit_names import with_current_names
 from rolloutd.errors import Conflict
 from rolloutd.store.audit_entries import NODES_PER_ENTRY
 from rolloutd.store.backend import Connection
 from rolloutd.store.codec import from_json
 from rolloutd.store.rows import StoredRows, execute_writes, settle_row
+from rolloutd.texts.audit_names import with_current_names
 
 Entry = Mapping[str, Any]
 

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from rolloutd.audit_chain import ChainVerification
+from rolloutd.audit.audit_chain import ChainVerification
 from rolloutd.errors import StoreFailed
 from rolloutd.ports import AuditBase, AuditEntry
 

@@ -19,7 +19,7 @@ from typing import Any, Final, Generic, TypeVar, Union, cast, get_args, get_orig
 
 from machines.model.node import Conflict as NodeConflict
 from machines.model.rollout import Actor
-from rolloutd.audit_chain import canonical_json
+from rolloutd.audit.audit_chain import canonical_json
 
 R = TypeVar("R")
 

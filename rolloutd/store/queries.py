@@ -28,7 +28,6 @@ from machines.model.rows import (
 from machines.model.step_record import StepAction, StepRecord
 from machines.model.train import Train
 from machines.model.windows import Freeze
-from rolloutd.audit_names import stored_event_names
 from rolloutd.errors import NotFound, RolloutdError, StoreFailed
 from rolloutd.ports import (
     JSON,
@@ -46,6 +45,7 @@ from rolloutd.store.backend import Connection
 from rolloutd.store.codec import decode_actor
 from rolloutd.store.rows import StoredRows
 from rolloutd.store.schema import decode_interruption
+from rolloutd.texts.audit_names import stored_event_names
 
 PlanCompiler = Callable[[Mapping[str, Any]], Plan]
 """Makes a plan from its canonical content."""

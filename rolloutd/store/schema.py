@@ -42,7 +42,7 @@ from machines.model.rows import (
 from machines.model.step_record import StepRecord
 from machines.model.train import Train
 from machines.model.windows import Freeze, Window
-from rolloutd.audit_chain import canonical_json
+from rolloutd.audit.audit_chain import canonical_json
 from rolloutd.errors import StoreFailed
 from rolloutd.ports import DiscoveredNode, SourceAnswer
 from rolloutd.store.codec import Codec, Table, decode_actor

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from rolloutd.errors import StoreFailed
-from rolloutd.key_file import load_key
+from rolloutd.files.key_file import load_key
 
 KEY_FILE = "audit-checkpoint.key"
 

@@ -17,7 +17,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from machines.facts.fleet_facts import FactsSnapshot
 from machines.model.events import Actor, Event
 from machines.model.rollout import Rollout
-from rolloutd import threads
+from rolloutd.concurrency import threads
 from rolloutd.errors import NotFound, StoreFailed
 from rolloutd.ports import (
     AuditCheckpointReport,

@@ -20,8 +20,8 @@ from functools import partial
 
 from machines.facts.apply import UnexpectedRow, count_rows, rollout_of, writes
 from machines.model.events import Actor, Event, MismatchSettled, RolloutOpened
-from rolloutd import threads
-from rolloutd.audit_chain import GENESIS_HASH, hash_entry
+from rolloutd.audit.audit_chain import GENESIS_HASH, hash_entry
+from rolloutd.concurrency import threads
 from rolloutd.errors import Conflict, LeadershipLost, StoreFailed
 from rolloutd.ports import AuditEntry, DiscoveredNode, SourceAnswer
 from rolloutd.store.audit_checkpoint import AuditCheckpoint

@@ -19,7 +19,7 @@ import yaml
 
 from rolloutd.cli.example_plans import PREVIEW, example_files, example_names, write_example
 from rolloutd.control.client import api_path
-from rolloutd.source_archive import pack_tree
+from rolloutd.files.source_archive import pack_tree
 from tests.docs.example_previews import EXAMPLES, render_preview
 from tests.support.cluster_sandbox import ClusterSandbox, KubernetesApi
 from tests.support.debian_repository import publish

@@ -23,7 +23,7 @@ from typing import Any
 
 import pytest
 
-from rolloutd.audit_segments import SEGMENTS_DIRECTORY
+from rolloutd.audit.audit_segments import SEGMENTS_DIRECTORY
 from rolloutd.control.client import ApiError, DaemonUnreachable
 from rolloutd.store import DatabaseBackend, compare_with_audit
 from tests.acceptance.test_full_disk_and_clock_jumps import fill, small_disk

@@ -14,8 +14,8 @@ from rolloutd.adapters.ansible.artifact_store import REMOVING_PREFIX, RunArtifac
 from rolloutd.adapters.ansible.run_directory import RunDirectory
 from rolloutd.adapters.sources import TreeStore
 from rolloutd.errors import NotFound
+from rolloutd.files.source_archive import pack_tree
 from rolloutd.ports import ArtifactStore, PinnedSource
-from rolloutd.source_archive import pack_tree
 from tests.contracts.fakes.artifacts import FakeArtifactStore
 
 NOW = 1_800_000_000.0

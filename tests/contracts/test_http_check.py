@@ -17,7 +17,7 @@ from aiohttp import web
 from rolloutd.adapters.http import check as http_check
 from rolloutd.adapters.http.check import HttpCheck
 from rolloutd.contracts import CheckBackend, CheckContract
-from rolloutd.patterns import MAX_SEARCHED_CHARS
+from rolloutd.plugin.patterns import MAX_SEARCHED_CHARS
 from rolloutd.ports import Failed, Host, Ok, Unknown
 from tests.contracts.fakes.clock import START, FakeClock
 from tests.contracts.fakes.runner import FakeRunHost, playbook_context

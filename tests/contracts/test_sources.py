@@ -17,8 +17,8 @@ import pytest
 
 from rolloutd.adapters.sources import TreeStore
 from rolloutd.errors import NotFound, Refused, SourceFailed, StoreFailed
+from rolloutd.files.source_archive import MAX_TREE_BYTES, pack_tree, tree_hash
 from rolloutd.ports import PinnedSource, SourceStore
-from rolloutd.source_archive import MAX_TREE_BYTES, pack_tree, tree_hash
 from tests.contracts.fakes.sources import FakeSourceStore
 from tests.support.git_repository import Repository
 

@@ -55,7 +55,7 @@ from machines.model.preparation import Preparation, PreparationState
 from machines.model.rollout import Failure, GateOpening, Hold, Interruption, NodeOrder, Target, Verdict
 from machines.model.windows import Freeze
 from machines.states import Edge, Outcome, Phase, Trigger, edges
-from rolloutd.audit_chain import GENESIS_HASH, hash_entry
+from rolloutd.audit.audit_chain import GENESIS_HASH, hash_entry
 from rolloutd.errors import Conflict, LeadershipLost, NotFound, StoreFailed
 from rolloutd.ports import AuditBase, BusyTime, KeptForecast, StepDuration, Store
 from tests.contracts.store_backends import (

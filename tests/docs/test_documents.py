@@ -106,7 +106,7 @@ def test_changelog_format_is_valid() -> None:
 
 
 def test_every_event_has_a_text() -> None:
-    from rolloutd import event_text
+    from rolloutd.texts import event_text
 
     for event in Event.__args__:
         assert event.__name__ in event_text._FORMATTERS

@@ -39,7 +39,7 @@ EVENT: Final = Part(
         ),
         ("machines/model/trust_events.py", "ShellOpened | LeaderSteppedDown", " | NodeLabelled"),
         (
-            "rolloutd/event_text.py",
+            "rolloutd/texts/event_text.py",
             "    \"RequestDenied\": lambda f: f\"was refused {f['call']}: {f['why']}\",\n",
             "    \"NodeLabelled\": lambda f: f\"labelled {f['node']} {f['label']}\",\n",
         ),
@@ -48,7 +48,7 @@ EVENT: Final = Part(
 from machines.facts.apply import writes
 from machines.model.trust_events import NodeLabelled
 from machines.model.rollout import DAEMON
-from rolloutd import event_text
+from rolloutd.texts import event_text
 from tests.machines.builders import T0, index_of, nodes_of
 event = NodeLabelled("n1", "spare", DAEMON, T0)
 index = index_of(nodes_of({"t": ["n1"]}))
@@ -131,7 +131,7 @@ WORK: Final = Part(
         ),
         ("machines/model/reasons.py", '    RELEASING = "releasing"\n', '    BENCHMARK = "benchmark"\n'),
         (
-            "rolloutd/reason_text.py",
+            "rolloutd/texts/reason_text.py",
             (
                 "    ReasonCode.RELEASING: lambda node, _: "
                 'f"{node} is being returned to service after a hold",\n'
@@ -143,7 +143,7 @@ WORK: Final = Part(
 from machines.facts.node_work import NodeWork, WorkKind
 from machines.model.decision import Admit
 from machines.scheduler.decide import decide, explain_node
-from rolloutd.reason_text import describe
+from rolloutd.texts.reason_text import describe
 from tests.machines.builders import T0, index_of, nodes_of, submit
 index = index_of(nodes_of({"t": ["n1"]}))
 submit(index)

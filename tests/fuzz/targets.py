@@ -35,14 +35,14 @@ from rolloutd.adapters.prometheus.query import QueryFailed, _read_number
 from rolloutd.adapters.sources.upload import read_archive, write_entries
 from rolloutd.adapters.ssh.check import find_mismatch
 from rolloutd.adapters.ssh.connections_probe import UnreadableOutput, read_connections
-from rolloutd.audit_chain import canonical_json
-from rolloutd.compile import compile_plan
+from rolloutd.audit.audit_chain import canonical_json
+from rolloutd.configuration.secret_variables import storable_variables
 from rolloutd.engine.background.inventory_merge import merge_inventories
 from rolloutd.errors import InvalidFile, RolloutdError
+from rolloutd.files.source_archive import require_links_inside
 from rolloutd.ports import ShellResult
-from rolloutd.secret_variables import storable_variables
 from rolloutd.service.reload import SettingsReloader, TeamPlanCompiler
-from rolloutd.source_archive import require_links_inside
+from rolloutd.settings.compile import compile_plan
 from tests.fuzz.engine import Consumer, encoded, mutate_bytes, mutate_values, mutate_yaml
 from tests.fuzz.host_key_sources import HOST_KEY_SOURCES, read_second_sources
 from tests.fuzz.inventory_values import VALUES, inventory_values

@@ -63,7 +63,7 @@ from machines.rules.gates import voting_blocker
 from machines.scheduler.decide import decide, explain_node, explain_rollout_nodes
 from machines.scheduler.membership import membership_events
 from machines.states import IN_FLIGHT_PHASES, Outcome, Phase, Trigger, next_phase
-from rolloutd.cause_text import describe_causes
+from rolloutd.texts.cause_text import describe_causes
 from tests.machines.builders import T0, rollout_opened
 from tests.machines.random_fleets import oracle_pools, random_limits, random_node, random_plan
 

@@ -6,7 +6,7 @@ from machines.model.rollout import Hold
 from machines.scheduler.decide import decide
 from machines.scheduler.decided_events import GroupKind, events_of
 from machines.states import Trigger
-from rolloutd.cause_text import describe_causes
+from rolloutd.texts.cause_text import describe_causes
 from tests.machines.builders import ALICE, T0, index_of, nodes_of, submit
 
 

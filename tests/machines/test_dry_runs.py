@@ -11,7 +11,7 @@ from machines.model.limits import Budget, Limits, PoolRule
 from machines.model.plan import StepDef
 from machines.scheduler.decide import decide, explain_node
 from machines.states import Trigger
-from rolloutd.reason_text import describe
+from rolloutd.texts.reason_text import describe
 from tests.machines.builders import (
     CORDONS,
     T0,

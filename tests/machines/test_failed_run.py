@@ -15,7 +15,7 @@ from machines.states import Phase, Trigger
 from machines.workflow.next_action import next_action
 from machines.workflow.situation import Situation
 from machines.workflow.steps import CLEAN_UP
-from rolloutd.cause_text import describe_causes
+from rolloutd.texts.cause_text import describe_causes
 from tests.machines.builders import T0, plan_of
 
 PLAN = plan_of(isolate=())

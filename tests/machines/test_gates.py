@@ -15,7 +15,7 @@ from machines.model.rollout import Actor, ActorKind, Failure
 from machines.rules.gates import gate_view, voting_blocker
 from machines.scheduler.decide import decide, explain_node
 from machines.states import Outcome, Trigger
-from rolloutd.reason_text import describe, describe_missing_votes, lifted_by
+from rolloutd.texts.reason_text import describe, describe_missing_votes, lifted_by
 from tests.machines.builders import (
     ALICE,
     BOB,

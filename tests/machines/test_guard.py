@@ -26,7 +26,7 @@ from machines.workflow.guard import ANSWER_S
 from machines.workflow.next_action import next_action
 from machines.workflow.situation import Situation
 from machines.workflow.steps import UNKNOWN_MAX_TRIES, UNKNOWN_RETRY_S
-from rolloutd.cause_text import describe_causes
+from rolloutd.texts.cause_text import describe_causes
 from tests.machines.builders import T0, plan_of
 
 GUARD = StepDef("guard", "guard")

@@ -15,7 +15,7 @@ from machines.workflow.records import repeated_try
 from machines.workflow.situation import Situation
 from machines.workflow.steps import NOT_ISOLATED_RETRY_S
 from machines.workflow.stopping import REISOLATE_TIMEOUT_S
-from rolloutd.cause_text import describe_causes
+from rolloutd.texts.cause_text import describe_causes
 from tests.machines.builders import CORDONS, T0, plan_of
 
 CORDON = StepDef("isolate.0.kubernetes", "kubernetes", capabilities=CORDONS)

@@ -18,7 +18,7 @@ from machines.workflow.next_action import next_action
 from machines.workflow.phase_transitions import transition
 from machines.workflow.situation import Situation
 from machines.workflow.steps import UNKNOWN_RETRY_S, backoff_s
-from rolloutd.cause_text import describe_causes
+from rolloutd.texts.cause_text import describe_causes
 from tests.machines.builders import CORDONS, T0, plan_of
 
 CORDON = StepDef("isolate.0.kubernetes", "kubernetes", capabilities=CORDONS)

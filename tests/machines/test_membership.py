@@ -27,8 +27,8 @@ from machines.scheduler.decide import REJOIN_WAIT_S, decide, explain_node
 from machines.scheduler.membership import carry_over, membership_events
 from machines.states import Outcome, Phase, Trigger
 from machines.workflow import phase_transitions
-from rolloutd.cause_text import describe_causes
-from rolloutd.reason_text import describe, describe_missing_votes, lifted_by
+from rolloutd.texts.cause_text import describe_causes
+from rolloutd.texts.reason_text import describe, describe_missing_votes, lifted_by
 from tests.machines.builders import (
     ALICE,
     BOB,

@@ -13,7 +13,7 @@ from machines.model.rollout import PilotEvidence
 from machines.rules.gates import gate_view, voting_blocker
 from machines.scheduler.decide import decide, explain_node
 from machines.states import Phase, Trigger
-from rolloutd.reason_text import describe
+from rolloutd.texts.reason_text import describe
 from tests.machines.builders import (
     ALICE,
     BOB,

@@ -23,7 +23,7 @@ from machines.model.rollout import Hold
 from machines.rules.pools import slot_blocker, slot_holders
 from machines.scheduler.decide import decide, explain_node
 from machines.states import Outcome, Trigger
-from rolloutd.reason_text import describe, describe_remedy, lifted_by
+from rolloutd.texts.reason_text import describe, describe_remedy, lifted_by
 from tests.machines.builders import (
     ALICE,
     T0,

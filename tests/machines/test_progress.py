@@ -9,7 +9,7 @@ from machines.model.windows import Freeze
 from machines.scheduler.decide import explain_node
 from machines.scheduler.progress import RolloutProgress, RolloutState, rollout_progress, soaking_targets
 from machines.states import Outcome, Trigger
-from rolloutd.reason_text import describe, lifted_by
+from rolloutd.texts.reason_text import describe, lifted_by
 from tests.machines.builders import (
     ALICE,
     CANARY_THEN_FLEET,

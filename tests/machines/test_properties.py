@@ -22,7 +22,7 @@ from machines.model.decision import (
 from machines.scheduler.decide import decide, explain_node, explain_rollout_nodes
 from machines.states import IN_FLIGHT_PHASES
 from machines.states import Phase as NodePhase
-from rolloutd.reason_text import describe
+from rolloutd.texts.reason_text import describe
 from tests.machines.fleet_simulator import FleetSimulator
 from tests.oracle import check_log
 from tests.support.recount import wrong_counts

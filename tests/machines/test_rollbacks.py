@@ -32,7 +32,7 @@ from machines.scheduler.membership import membership_events
 from machines.scheduler.rollbacks import admit_rollbacks
 from machines.states import Outcome, Phase, Trigger
 from machines.workflow.phase_transitions import transition as moved
-from rolloutd.cause_text import describe_causes
+from rolloutd.texts.cause_text import describe_causes
 from tests.machines.builders import (
     ALICE,
     T0,

@@ -24,7 +24,7 @@ from machines.model.windows import Freeze, Window
 from machines.rules.waves import assign_waves
 from machines.scheduler.decide import decide, explain_node, rollout_reason
 from machines.states import Outcome, Trigger
-from rolloutd.reason_text import describe
+from rolloutd.texts.reason_text import describe
 from tests.machines.builders import (
     ALICE,
     CANARY,

@@ -25,7 +25,7 @@ from machines.model.preparation import (
 from machines.scheduler.decide import decide, explain_node
 from machines.states import Trigger
 from machines.workflow import phase_transitions
-from rolloutd.reason_text import describe
+from rolloutd.texts.reason_text import describe
 from tests.machines.builders import ALICE, T0, index_of, nodes_of, observed_up, submit
 
 APP = ManifestEntry("app", "1", ArtifactKind.FILE, 10, "ab" * 32, "app")

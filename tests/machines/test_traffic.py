@@ -24,7 +24,7 @@ from machines.scheduler.decide import decide, explain_node, rollout_reason
 from machines.scheduler.decided_events import events_of
 from machines.states import Trigger
 from machines.workflow.phase_transitions import transition as moved
-from rolloutd.reason_text import describe, lifted_by
+from rolloutd.texts.reason_text import describe, lifted_by
 from tests.machines.builders import ALICE, CORDONS, T0, admit, index_of, nodes_of, observed_up, submit
 
 JOBS = StepDef("traffic.0.kubernetes", "kubernetes", {"pods": "kind=job"})

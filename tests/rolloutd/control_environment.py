@@ -30,8 +30,7 @@ from machines.model.plan import GateName
 from machines.model.rollout import Failure
 from machines.states import Outcome, Phase, Trigger, next_phase
 from rolloutd.adapters.ssh.person_shell import shell_command
-from rolloutd.compile import compile_limits, compile_plan
-from rolloutd.configuration import configuration_hash, intended_configuration
+from rolloutd.configuration.documents import configuration_hash, intended_configuration
 from rolloutd.control.client import Client
 from rolloutd.control.identity import Account, CachedNameService
 from rolloutd.control.routes import Services
@@ -45,6 +44,7 @@ from rolloutd.engine.state import ChangeNotifier, State
 from rolloutd.forecast.__main__ import answer_text
 from rolloutd.ports import Checkpoints, Peers, RunnerStatus, StandbyDaemon, Store
 from rolloutd.settings import Settings
+from rolloutd.settings.compile import compile_limits, compile_plan
 from tests.contracts.fakes.checkpoints import FakeCheckpoints
 from tests.contracts.fakes.clock import FakeClock
 from tests.contracts.fakes.leadership import FakeLeadership, Seat

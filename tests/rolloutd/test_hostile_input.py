@@ -18,10 +18,10 @@ from rolloutd import settings as settings_files
 from rolloutd.adapters.ansible import launcher
 from rolloutd.adapters.sources.upload import read_archive, write_entries
 from rolloutd.errors import InvalidFile, Refused
+from rolloutd.files.source_archive import require_links_inside
 from rolloutd.planfile.playbooks import playbook_diagnostics
 from rolloutd.ports import Failed
 from rolloutd.service.reload import SETTINGS_CONDITION, SettingsReloader, TeamPlanCompiler
-from rolloutd.source_archive import require_links_inside
 from tests.rolloutd.control_environment import PLAN, control_environment
 
 EXAMPLES = settings(

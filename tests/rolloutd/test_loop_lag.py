@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from rolloutd.adapters.ssh.check import SshCheck
-from rolloutd.patterns import MAX_SEARCHED_CHARS
 from rolloutd.plugin.field_types import InvalidValue, parse_pattern
+from rolloutd.plugin.patterns import MAX_SEARCHED_CHARS
 from rolloutd.plugin.templates import RenderFailed, TemplateInvalid, render, validate_template
 from rolloutd.ports import Failed, Host, Ok, ShellResult, StepContext
 from tests.contracts.fakes.clock import FakeClock

@@ -98,7 +98,7 @@ GUARD = Registration("switch:make", SwitchParams)
 
 READ_GUARDS = """
 import json, sys, warnings
-from rolloutd.compile import compile_plan
+from rolloutd.settings.compile import compile_plan
 from rolloutd.planfile import read, written_content
 from rolloutd.planfile.model import PlanDocument
 from rolloutd.planfile.schema import known_keys, schema_of_model

@@ -24,8 +24,8 @@ from machines.model.events import (
 )
 from machines.model.rollout import FailureCode
 from machines.states import Outcome, Phase, Trigger
-from rolloutd.cause_text import describe_causes
 from rolloutd.ports import GuardState
+from rolloutd.texts.cause_text import describe_causes
 from tests import oracle
 from tests.sim.clean_judge import CleanJudge
 from tests.sim.outage_judge import OutageJudge

@@ -16,7 +16,6 @@ from machines.facts.projection import Projection
 from machines.model.events import DaemonStarted, Event
 from machines.model.limits import Budget
 from machines.model.node import NodeHealth, Observation
-from rolloutd.compile import compile_limits
 from rolloutd.engine.background.node_cleaning import NodeCleaner
 from rolloutd.engine.daemon import Daemon
 from rolloutd.engine.drivers.node_session import AdapterSet, PreparationAdapters
@@ -25,6 +24,7 @@ from rolloutd.errors import RolloutdError
 from rolloutd.ports import PinnedSource, SourceRules
 from rolloutd.service.reload import SettingsReloader, TeamPlanCompiler
 from rolloutd.settings import Settings
+from rolloutd.settings.compile import compile_limits
 from rolloutd.store import SqlStore, StateLock, open_store
 from tests.contracts.fakes.sources import SOURCE
 from tests.sim import workspace

@@ -19,7 +19,7 @@ from machines.model.node import Observation, SourceFreshness
 from machines.model.outage import OutageProgress
 from machines.model.preparation import StagedComparison
 from machines.model.traffic import TrafficResult
-from rolloutd.audit_chain import GENESIS_HASH, ChainVerification
+from rolloutd.audit.audit_chain import GENESIS_HASH, ChainVerification
 from rolloutd.engine.state import State
 from rolloutd.errors import StoreFailed
 from rolloutd.ports import AuditEntry, AuditReport, SourceAnswer

@@ -16,7 +16,7 @@ from rolloutd.commands import holds_and_freezes, rollbacks, rollout_commands, vo
 from rolloutd.commands.voting import Ballot
 from rolloutd.engine.state import State
 from rolloutd.errors import NotAllowed, NotFound, Refused
-from rolloutd.reason_text import describe, lifted_by
+from rolloutd.texts.reason_text import describe, lifted_by
 from tests.sim.people import ALL_USERS, SimUser, with_failures
 
 Args = Mapping[str, Any]

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from machines.model.events import Event, NodesDiscovered, PhaseMoved, StepAction, StepRecorded, StepState
 from machines.states import Phase
-from rolloutd.compile import compile_plan
 from rolloutd.settings import Settings
+from rolloutd.settings.compile import compile_plan
 from rolloutd.store import DatabaseBackend
 from rolloutd.store.audit_replay import decode_event
 from rolloutd.store.backend import Connection

@@ -24,8 +24,8 @@ import yaml
 
 from rolloutd.cli.main import main as rolloutctl
 from rolloutd.control.client import ApiError, Client, DaemonUnreachable, api_path
+from rolloutd.files.source_archive import pack_tree
 from rolloutd.planfile.manifest import format_manifest
-from rolloutd.source_archive import pack_tree
 from tests.support.forked_process import ForkedProcess, start_daemon
 from tests.support.sshd import Sshd
 

@@ -12,12 +12,12 @@ from machines.facts.projection import Projection
 from machines.model.events import Event, NodesDiscovered, RolloutEnded, StepRecorded
 from machines.model.rollout import DAEMON
 from machines.model.step_record import StepAction, StepState
-from rolloutd.audit_segments import SEGMENTS_DIRECTORY
-from rolloutd.compile import compile_limits
+from rolloutd.audit.audit_segments import SEGMENTS_DIRECTORY
 from rolloutd.engine.background.audit_export import AuditExporter
 from rolloutd.engine.background.retention import RetentionCleaner
 from rolloutd.engine.state import ChangeNotifier, State
 from rolloutd.settings import Settings
+from rolloutd.settings.compile import compile_limits
 from rolloutd.store import FILE_NAME, SqlStore, open_store
 from tests.contracts.fakes.artifacts import FakeArtifactStore
 from tests.contracts.store_backends import moves_to_done, node, plan_of, rollout_opened, step

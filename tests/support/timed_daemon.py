@@ -23,7 +23,7 @@ from machines.model.rollout import Actor, ActorKind, Vote
 from machines.rules import gates
 from machines.states import Trigger
 from machines.workflow.phase_transitions import transition
-from rolloutd.compile import compile_limits
+from rolloutd.concurrency.slots import Slots
 from rolloutd.engine.daemon import Daemon
 from rolloutd.engine.drivers.node_session import AdapterSet, PreparationAdapters
 from rolloutd.engine.state import ChangeNotifier, State
@@ -48,7 +48,7 @@ from rolloutd.ports import (
 )
 from rolloutd.service.reload import TeamPlanCompiler
 from rolloutd.settings import Settings
-from rolloutd.slots import Slots
+from rolloutd.settings.compile import compile_limits
 from rolloutd.store import open_store
 from tests.contracts.fakes.sources import find_source
 from tests.sim import plans

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rolloutd import event_text
 from rolloutd.control import wire, wire_plans
+from rolloutd.texts import event_text
 from tui.formatting import formatting
 from tui.formatting.lines import UNCUT_WIDTH, sanitize
 from tui.state.values import parse_timestamp

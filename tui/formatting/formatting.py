@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from rolloutd.audit_names import with_current_names
+from rolloutd.texts.audit_names import with_current_names
 
 MINUTE_S, HOUR_S, DAY_S = 60, 3_600, 86_400
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from rich.cells import cell_len, set_cell_size
 
-from rolloutd.text import shorten_name
+from rolloutd.texts.formats import shorten_name
 
 Span = tuple[str, str]
 """Text and its role."""

@@ -10,9 +10,9 @@ import shlex
 from collections.abc import Callable
 from typing import Any
 
-from rolloutd import event_text
 from rolloutd.control import response_text, user_time, wire
 from rolloutd.control.client import api_path
+from rolloutd.texts import event_text
 from tui.formatting import formatting
 from tui.formatting.lines import sanitize
 from tui.operations.confirm import (

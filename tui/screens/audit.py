@@ -9,7 +9,7 @@ from typing import Any
 
 from textual.widget import Widget
 
-from rolloutd import event_text
+from rolloutd.texts import event_text
 from tui.formatting import formatting, lines
 from tui.formatting.lines import Line, column, fit_name, shorten
 from tui.screens.page import LazyRows, Page

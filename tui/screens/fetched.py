@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from rolloutd import event_text
 from rolloutd.control import response_text, wire, wire_audit, wire_fleet
+from rolloutd.texts import event_text
 from tui.formatting import formatting, lines
 from tui.formatting.glyphs import PHASE_GLYPHS
 from tui.formatting.lines import Line, column, fit, shorten

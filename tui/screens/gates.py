@@ -8,8 +8,8 @@ from typing import Any
 
 from textual.widget import Widget
 
-from rolloutd import event_text
 from rolloutd.control import response_text, wire, wire_plans
+from rolloutd.texts import event_text
 from tui.formatting import formatting, lines
 from tui.formatting.glyphs import node_glyph, node_strip
 from tui.formatting.lines import Line, column, fit, fit_name

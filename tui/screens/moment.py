@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 
-from rolloutd import event_text
 from rolloutd.control import user_time
-from rolloutd.text import format_exceptions
+from rolloutd.texts import event_text
+from rolloutd.texts.formats import format_exceptions
 from tui.formatting import formatting, lines
 from tui.formatting.glyphs import phase_glyph
 from tui.formatting.lines import Line, fit_name

@@ -14,8 +14,8 @@ from typing import Any
 from textual.containers import Vertical
 from textual.widget import Widget
 
-from rolloutd import event_text
 from rolloutd.control import wire
+from rolloutd.texts import event_text
 from tui.connection.log_stream import LogReader
 from tui.formatting import formatting, lines
 from tui.formatting.glyphs import log_line, node_glyph

@@ -18,8 +18,8 @@ from textual.css.query import NoMatches
 from textual.screen import Screen
 from textual.widget import Widget
 
-from rolloutd import event_text
 from rolloutd.control import wire
+from rolloutd.texts import event_text
 from tui.formatting import formatting
 from tui.formatting.lines import (
     UNCUT_WIDTH,

@@ -14,7 +14,7 @@ from operator import attrgetter, itemgetter
 from sys import intern
 from typing import Any, NamedTuple
 
-from rolloutd.audit_names import with_current_names
+from rolloutd.texts.audit_names import with_current_names
 from tui.state.values import NodeState
 
 MAX_TRANSITIONS = 60_000

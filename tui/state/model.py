@@ -14,8 +14,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rolloutd.audit_names import with_current_names
 from rolloutd.control import wire, wire_fleet, wire_plans
+from rolloutd.texts.audit_names import with_current_names
 from tui.state.history import History
 from tui.state.values import (
     CLOSED_STATES,

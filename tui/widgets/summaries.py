@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rolloutd import event_text
 from rolloutd.control import wire, wire_fleet
-from rolloutd.text import format_exceptions
+from rolloutd.texts import event_text
+from rolloutd.texts.formats import format_exceptions
 from tui.connection.event_stream import Disconnected
 from tui.formatting import formatting
 from tui.formatting.lines import Line, fit, sanitize, wrap_text

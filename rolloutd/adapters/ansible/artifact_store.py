@@ -14,10 +14,10 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from rolloutd import threads
 from rolloutd.adapters.ansible import wrapper
 from rolloutd.adapters.ansible.run_directory import RunDirectory
 from rolloutd.adapters.directory_store import DirectoryStore
+from rolloutd.concurrency import threads
 from rolloutd.ports import Artifact
 
 log = logging.getLogger("rolloutd.adapters.ansible.artifact_store")

@@ -21,10 +21,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rolloutd import threads
 from rolloutd.adapters.ansible.environment import GENERATION_ENV
 from rolloutd.adapters.ansible.processes import ProcessExit
 from rolloutd.adapters.ansible.run_directory import RunDirectory
+from rolloutd.concurrency import threads
 
 _log = logging.getLogger(__name__)
 

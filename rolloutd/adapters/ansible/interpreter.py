@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from machines.model.rollout import FailureCode
-from rolloutd import threads
 from rolloutd.adapters.ansible.environment import TreeConfig
+from rolloutd.concurrency import threads
 from rolloutd.errors import NodeUnreachable
 from rolloutd.ports import Failed, Host, Shell
 

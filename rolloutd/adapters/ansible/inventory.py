@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from rolloutd import threads
 from rolloutd.adapters.command import run_command
+from rolloutd.concurrency import threads
 from rolloutd.errors import SourceFailed
 from rolloutd.ports import GROUPS, IMPLICIT_GROUPS, AdapterContext, DiscoveredNode, plain_value, unsafe_text
 

@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from rolloutd.adapters.ansible.stale_processes import MACHINE_DIGITS
-from rolloutd.key_file import load_key
+from rolloutd.files.key_file import load_key
 
 FILE_NAME = "machine"
 

@@ -10,9 +10,9 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rolloutd import threads
 from rolloutd.adapters.ansible import environment, fence, stale_processes
 from rolloutd.adapters.ansible.run_directory import RunDirectory
+from rolloutd.concurrency import threads
 from rolloutd.errors import AdapterFailed
 from rolloutd.ports import Failed, Host, Ok, Shell, Unknown
 

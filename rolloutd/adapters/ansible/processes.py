@@ -14,8 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from rolloutd import threads
 from rolloutd.adapters.ansible import wrapper
+from rolloutd.concurrency import threads
 
 RUN_ID_ENV, RUN_DIR_ENV = "ROLLOUTD_RUN", "ROLLOUTD_RUN_DIR"
 

@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from rolloutd.errors import SourceFailed
-from rolloutd.source_archive import REQUIREMENTS_FILES
+from rolloutd.files.source_archive import REQUIREMENTS_FILES
 
 MAX_FILE_BYTES = 1024 * 1024
 MAX_ENTRIES = 1000

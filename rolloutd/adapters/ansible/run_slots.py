@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 import time
 
+from rolloutd.concurrency.slots import Slots
 from rolloutd.ports import RunnerStatus
-from rolloutd.slots import Slots
 
 UNMEASURED = 16
 """Runs at once before one has ended."""

@@ -20,7 +20,6 @@ from pathlib import Path
 from weakref import WeakValueDictionary
 
 from machines.model.rollout import FailureCode
-from rolloutd import threads
 from rolloutd.adapters.ansible import (
     launcher,
     processes,
@@ -39,6 +38,7 @@ from rolloutd.adapters.ansible.older_runs import OlderRuns
 from rolloutd.adapters.ansible.run_directory import RunDirectory
 from rolloutd.adapters.ansible.run_slots import RunSlots
 from rolloutd.adapters.ansible.tree_cache import TreeCache
+from rolloutd.concurrency import threads
 from rolloutd.errors import AdapterFailed, NotFound
 from rolloutd.ports import (
     ConnectionDefaults,

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from rolloutd.adapters.ssh.shell_adapter import run_as_root
 from rolloutd.errors import NodeUnreachable
 from rolloutd.ports import Failed, Host, Ok, Shell, Unknown
-from rolloutd.text import pluralize
+from rolloutd.texts.formats import pluralize
 
 GRACE_SHARE = 0.5
 """Share of the time before TERM: an interrupted package installation is worse than a wait."""

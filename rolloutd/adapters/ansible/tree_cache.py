@@ -13,10 +13,10 @@ import sys
 from pathlib import Path
 from weakref import WeakValueDictionary
 
-from rolloutd import threads
 from rolloutd.adapters.ansible.requirements import Requirements, read_requirements
 from rolloutd.adapters.command import run_command
 from rolloutd.adapters.directory_store import DirectoryStore
+from rolloutd.concurrency import threads
 from rolloutd.errors import SourceFailed
 
 REQUIREMENTS = "requirements"

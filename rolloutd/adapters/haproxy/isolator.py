@@ -33,7 +33,7 @@ from rolloutd.ports import (
     StepResult,
     Unknown,
 )
-from rolloutd.text import pluralize
+from rolloutd.texts.formats import pluralize
 
 POLL_S = 0.5
 """Interval between two counts of sessions: two short commands each."""

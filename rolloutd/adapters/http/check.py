@@ -14,9 +14,9 @@ from functools import lru_cache
 
 import aiohttp
 
-from rolloutd import threads
 from rolloutd.adapters.bounded_read import read_start
-from rolloutd.patterns import MAX_SEARCHED_CHARS, InvalidPattern, is_found
+from rolloutd.concurrency import threads
+from rolloutd.plugin.patterns import MAX_SEARCHED_CHARS, InvalidPattern, is_found
 from rolloutd.ports import JSON, AdapterContext, Failed, Ok, StepContext, Unknown
 
 MAX_TIMEOUT_S = 600.0

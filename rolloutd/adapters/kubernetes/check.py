@@ -18,7 +18,7 @@ from rolloutd.adapters.kubernetes.nodes import readiness
 from rolloutd.adapters.kubernetes.pods import Pod
 from rolloutd.errors import NodeUnreachable
 from rolloutd.ports import JSON, Busy, Failed, Ok, StepContext, Unknown
-from rolloutd.text import pluralize
+from rolloutd.texts.formats import pluralize
 
 
 class KubernetesCheck:

@@ -32,7 +32,7 @@ from rolloutd.adapters.kubernetes.api_errors import (
     require_text,
 )
 from rolloutd.ports import JSON, report_wait
-from rolloutd.text import join_limited
+from rolloutd.texts.formats import join_limited
 
 if TYPE_CHECKING:
     from kubernetes_asyncio.client import ApiClient

@@ -26,7 +26,7 @@ from rolloutd.adapters.kubernetes.pods import (
     terminating_text,
 )
 from rolloutd.ports import Busy, Ok
-from rolloutd.text import pluralize
+from rolloutd.texts.formats import pluralize
 
 INITIAL_BACKOFF_S = 0.5
 """Pause before a refused eviction is retried; a change of a budget ends it."""

@@ -19,9 +19,9 @@ from pathlib import Path
 
 from aiohttp import web
 
-from rolloutd import threads
 from rolloutd.adapters.netbox.inventory import Hint, NetboxInventory
 from rolloutd.adapters.netbox.objects import OBJECT_TYPES
+from rolloutd.concurrency import threads
 from rolloutd.errors import SourceFailed
 from rolloutd.ports import JSON, Clock, OnNodesChanged, OnObserved, OnTried, ignore_tries
 from rolloutd.service.listen_socket import bind, bind_address

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import aiohttp
 
-from rolloutd import threads
 from rolloutd.adapters.bounded_read import read_start
 from rolloutd.adapters.prometheus.registration import ServerParams
+from rolloutd.concurrency import threads
 from rolloutd.errors import RolloutdError
 from rolloutd.ports import JSON, AdapterContext
 

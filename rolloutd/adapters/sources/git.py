@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from weakref import WeakValueDictionary
 
-from rolloutd import threads
 from rolloutd.adapters.sources.git_command import MAX_PACK_BYTES, run_git
+from rolloutd.concurrency import threads
 from rolloutd.errors import Refused, SourceFailed
 from rolloutd.ports import Artifact
-from rolloutd.secret_urls import without_secret
+from rolloutd.texts.secret_urls import without_secret
 
 MAX_TREE_BYTES = 256 * 1024 * 1024
 """Limit of one commit's files: the daemon's disk holds one tree per pin."""

@@ -10,15 +10,15 @@ import shutil
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
-from rolloutd import threads
 from rolloutd.adapters.directory_store import DirectoryStore
 from rolloutd.adapters.sources.git import COMMIT, GitCache, TrustedKeys
 from rolloutd.adapters.sources.upload import read_archive, write_entries
+from rolloutd.concurrency import threads
 from rolloutd.errors import NotFound, StoreFailed
+from rolloutd.files.source_archive import hash_entries, require_links_inside
 from rolloutd.ports import ArtifactStore, PinnedSource
-from rolloutd.secret_urls import without_secret
-from rolloutd.source_archive import hash_entries, require_links_inside
-from rolloutd.text import format_size
+from rolloutd.texts.formats import format_size
+from rolloutd.texts.secret_urls import without_secret
 
 GIT_KIND = "git"
 TREE_KIND = "tree"

@@ -13,7 +13,7 @@ import zlib
 from pathlib import Path
 
 from rolloutd.errors import Refused
-from rolloutd.source_archive import MAX_TREE_BYTES, MAX_TREE_FILES, TreeEntry, check_limits, check_link
+from rolloutd.files.source_archive import MAX_TREE_BYTES, MAX_TREE_FILES, TreeEntry, check_limits, check_link
 
 MAX_ARCHIVE_BYTES = MAX_TREE_BYTES + MAX_TREE_FILES * 1024
 """Limit of an unpacked archive: the content, and a header and padding per file."""

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rolloutd import threads
 from rolloutd.adapters.ssh.shell_adapter import ShellAdapter
+from rolloutd.concurrency import threads
 from rolloutd.errors import HostKeyChanged, NodeUnreachable
-from rolloutd.patterns import InvalidPattern, is_found
+from rolloutd.plugin.patterns import InvalidPattern, is_found
 from rolloutd.ports import JSON, Failed, Ok, ShellResult, StepContext, Unknown
 
 MAX_TIMEOUT_S = 3600.0

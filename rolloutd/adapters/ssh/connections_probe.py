@@ -15,7 +15,7 @@ from machines.model.timefmt import format_duration
 from rolloutd.adapters.ssh.shell_adapter import ShellAdapter
 from rolloutd.errors import NodeUnreachable, RolloutdError
 from rolloutd.ports import JSON, Busy, Ok, StepContext, Unknown
-from rolloutd.text import pluralize
+from rolloutd.texts.formats import pluralize
 
 MAX_PORT = 65_535
 

@@ -17,11 +17,11 @@ from weakref import WeakValueDictionary
 import asyncssh
 
 from machines.model.preparation import ManifestEntry
-from rolloutd import threads
 from rolloutd.adapters.ssh.shell import SshShell
 from rolloutd.adapters.ssh.shell_adapter import read_node_script, run_as_root
-from rolloutd.artifact_files import FileMismatch, compare_file, file_digest, mismatch_text
+from rolloutd.concurrency import threads
 from rolloutd.errors import AdapterFailed
+from rolloutd.files.artifact_files import FileMismatch, compare_file, file_digest, mismatch_text
 from rolloutd.ports import Failed, Host, Shell, ShellResult, Staged, StagingRequest, TakeBytes, staged_file
 
 CHUNK_BYTES = 128 * 1024

@@ -33,7 +33,7 @@ from rolloutd.engine.background.inventory_merge import merge_inventories
 from rolloutd.errors import RolloutdError
 from rolloutd.ports import HOST_KEY, ConnectionDefaults, Host
 from rolloutd.settings import DEFAULT_CONFIG, Settings, load
-from rolloutd.text import pluralize, suggest_name
+from rolloutd.texts.formats import pluralize, suggest_name
 
 JSON = Any
 

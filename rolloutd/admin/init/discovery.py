@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from rolloutd.text import join_limited
+from rolloutd.texts.formats import join_limited
 
 JSON = Any
 

@@ -13,17 +13,17 @@ from machines.model.rollout import Actor, ActorKind
 from rolloutd import planfile
 from rolloutd.adapters.sources.tree_store import TREE_KIND
 from rolloutd.commands.submit import resolve_by_facts
-from rolloutd.compile import compile_limits
 from rolloutd.control import wire_plans
 from rolloutd.control.preview import preview
 from rolloutd.engine.background.inventory_merge import merge_inventories
 from rolloutd.errors import InvalidFile
+from rolloutd.files.source_archive import tree_hash
 from rolloutd.planfile.playbooks import playbook_diagnostics
 from rolloutd.planfile.prepare_source import NOT_FORCED, resolve_prepare
 from rolloutd.ports import DiscoveredNode, PinnedSource
 from rolloutd.service.reload import TeamPlanCompiler
 from rolloutd.settings import Settings
-from rolloutd.source_archive import tree_hash
+from rolloutd.settings.compile import compile_limits
 
 JSON = Any
 

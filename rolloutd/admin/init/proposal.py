@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from rolloutd.admin.init.settings_edit import APPEND, Change
-from rolloutd.text import join_limited, pluralize
+from rolloutd.texts.formats import join_limited, pluralize
 
 JSON = Any
 

@@ -26,7 +26,7 @@ from rolloutd.admin.systems import SourceReading, check_balancers, open_systems,
 from rolloutd.engine.background.inventory_merge import MergedInventory, merge_inventories
 from rolloutd.service.preflight import check_file
 from rolloutd.settings import Settings, load
-from rolloutd.text import join_limited, pluralize
+from rolloutd.texts.formats import join_limited, pluralize
 
 JSON = Any
 

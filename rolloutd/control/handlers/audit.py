@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from functools import partial
 
-from rolloutd.audit_chain import GENESIS_HASH
-from rolloutd.audit_segments import SEGMENTS_DIRECTORY
+from rolloutd.audit.audit_chain import GENESIS_HASH
+from rolloutd.audit.audit_segments import SEGMENTS_DIRECTORY
 from rolloutd.commands import audit_settlement
 from rolloutd.commands.execution import Command, execute
 from rolloutd.commands.resolve import resolve_in_audit

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from functools import partial
 
 from machines.model.configuration import ConfigurationRecord, NodeConfiguration
-from rolloutd import threads
 from rolloutd.commands import submit, verdicts
 from rolloutd.commands.execution import Command, execute
 from rolloutd.commands.rollout_commands import unknown_node
-from rolloutd.configuration import differences, intended_configuration, shown_document
+from rolloutd.concurrency import threads
+from rolloutd.configuration.documents import differences, intended_configuration, shown_document
 from rolloutd.control import requests, rights, serializers, wire_plans
 from rolloutd.control.handlers.plans import read_plan
 from rolloutd.control.routes import Request, RouteTable, Services

@@ -20,9 +20,9 @@ from rolloutd.control.routes import Request, RouteTable, Services
 from rolloutd.control.serializers import format_timestamp
 from rolloutd.engine.state import State
 from rolloutd.errors import RolloutdError
-from rolloutd.event_text import ROLLOUT_DECISIONS
 from rolloutd.ports import Runner
-from rolloutd.vote_text import describe_missing_votes
+from rolloutd.texts.event_text import ROLLOUT_DECISIONS
+from rolloutd.texts.vote_text import describe_missing_votes
 
 routes = RouteTable()
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 
 from machines.scheduler.progress import rollout_progress
-from rolloutd import planfile, threads
+from rolloutd import planfile
 from rolloutd.commands import rollout_commands, submit, verdicts
 from rolloutd.commands.resolve import resolve_for_reading, resolve_rollout
+from rolloutd.concurrency import threads
 from rolloutd.control import requests, rights, wire_plans
 from rolloutd.control.handlers.node_reports import report_lines
 from rolloutd.control.plan_duration import plan_duration

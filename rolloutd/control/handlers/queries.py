@@ -6,9 +6,10 @@ import os
 from dataclasses import replace
 
 from machines.model.events import StepRecord
-from rolloutd import threads
 from rolloutd.commands.resolve import MAX_CLOSED, ResolvedRollout, resolve_for_reading, resolve_rollout
 from rolloutd.commands.rollout_commands import unknown_node
+from rolloutd.concurrency import threads
+from rolloutd.configuration.shown_variables import shown_plan
 from rolloutd.control import fleet_serializers, openapi, serializers, wire, wire_fleet, wire_plans
 from rolloutd.control.coverage import coverage_of
 from rolloutd.control.handlers.leadership import daemons_of
@@ -17,7 +18,6 @@ from rolloutd.control.requests import MAX_NODES_NAMED, NodesQuery, PageQuery, St
 from rolloutd.control.routes import Request, RouteTable, Services
 from rolloutd.control.serializers import format_timestamp
 from rolloutd.engine.tasks import compute
-from rolloutd.shown_variables import shown_plan
 
 MAX_CLOSED_SHOWN = 20
 """Latest closed rollouts that `status --all` shows in full; `rollouts` lists all."""

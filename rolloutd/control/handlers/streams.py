@@ -19,7 +19,7 @@ from rolloutd.control import logs, serializers, wire
 from rolloutd.control.requests import EventsQuery, LogQuery
 from rolloutd.control.routes import Request, RouteTable, Services
 from rolloutd.errors import NotFound
-from rolloutd.text import pluralize
+from rolloutd.texts.formats import pluralize
 
 HEARTBEAT_S = 15.0
 """Silence until a heartbeat is sent; clients give up after three missing ones."""

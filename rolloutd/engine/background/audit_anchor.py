@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
-from rolloutd import audit_anchor
+from rolloutd.audit import audit_anchor
 from rolloutd.engine.state import State
 from rolloutd.errors import RolloutdError, StoreFailed
 from rolloutd.ports import Anchor

@@ -12,8 +12,7 @@ import logging
 from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 
-from rolloutd import threads
-from rolloutd.audit_segments import (
+from rolloutd.audit.audit_segments import (
     Entry,
     InvalidSegment,
     SegmentFile,
@@ -21,6 +20,7 @@ from rolloutd.audit_segments import (
     list_segments,
     verify_segment,
 )
+from rolloutd.concurrency import threads
 from rolloutd.engine.state import State
 from rolloutd.ports import AuditBase
 

@@ -15,7 +15,7 @@ from machines.model.rows import NOT_COMPARED
 from rolloutd.engine.state import State
 from rolloutd.errors import StoreFailed
 from rolloutd.ports import AuditReport
-from rolloutd.reason_text import describe_differences, describe_mismatch
+from rolloutd.texts.reason_text import describe_differences, describe_mismatch
 
 log = logging.getLogger("rolloutd.engine.audit_monitor")
 

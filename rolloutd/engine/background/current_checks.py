@@ -20,11 +20,11 @@ from machines.workflow.phase_transitions import transition
 from rolloutd.engine.background.extra_checks import run_check
 from rolloutd.engine.check_mode import CheckMode
 from rolloutd.engine.drivers.node_session import AdapterSet, NodeSession
+from rolloutd.engine.redaction import redact_for_team
 from rolloutd.engine.state import State
 from rolloutd.engine.tasks import BackgroundJobs
 from rolloutd.errors import RolloutdError, StoreFailed
 from rolloutd.ports import Ok
-from rolloutd.redaction import redact_for_team
 
 MAX_NAMED_TASKS = 3
 """Tasks that the record of a needed change names; the rest is a number."""

@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from machines.model.node import Node, NodeKind
+from rolloutd.configuration.sealed_variables import seal
+from rolloutd.configuration.secret_variables import storable_variables
 from rolloutd.engine.background.inventory_conflicts import Expectations, SourceReports, reconcile
 from rolloutd.engine.background.inventory_merge import MergedInventory, merge_inventories
 from rolloutd.ports import JSON, DiscoveredNode
-from rolloutd.sealed_variables import seal
-from rolloutd.secret_variables import storable_variables
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,6 @@ from machines.model.rollout import Actor
 from machines.model.timefmt import format_rfc3339
 from machines.model.trust_events import IdentityPinned, InventoryAccepted
 from machines.scheduler.membership import membership_events, renamed_targets
-from rolloutd.cause_text import describe_causes
 from rolloutd.engine.background.inventory_comparison import FleetAnswers, FleetChange, compare_fleet
 from rolloutd.engine.background.inventory_identity import reported_name
 from rolloutd.engine.background.inventory_sources import SourceReader
@@ -32,7 +31,8 @@ from rolloutd.engine.state import CommitFunction, State
 from rolloutd.engine.tasks import FEW_ROWS, compute_over
 from rolloutd.errors import Conflict, NotFound, Refused, StoreFailed
 from rolloutd.ports import Inventory, SourceRules
-from rolloutd.text import pluralize
+from rolloutd.texts.cause_text import describe_causes
+from rolloutd.texts.formats import pluralize
 
 log = logging.getLogger("rolloutd.engine.background.inventory_refresh")
 

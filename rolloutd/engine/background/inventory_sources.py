@@ -14,6 +14,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from machines.facts.index import Index
+from rolloutd.configuration.sealed_variables import seal, unseal
+from rolloutd.configuration.secret_variables import storable_variables
 from rolloutd.engine.background.inventory_conflicts import id_key
 from rolloutd.engine.background.inventory_identity import own_id, renames, with_known_names
 from rolloutd.engine.state import HeldAnswer, SourceState, State
@@ -35,8 +37,6 @@ from rolloutd.ports import (
     without_templates,
 )
 from rolloutd.ports.guards import adapter_errors, validate_result
-from rolloutd.sealed_variables import seal, unseal
-from rolloutd.secret_variables import storable_variables
 
 log = logging.getLogger("rolloutd.engine.background.inventory_sources")
 

@@ -26,8 +26,8 @@ from rolloutd.engine.tasks import for_each
 from rolloutd.errors import RolloutdError, StoreFailed
 from rolloutd.ports import Checkpoint, Checkpoints, Host, NodeFile, NodeFiles, Stager, without_rollout
 from rolloutd.ports.guards import adapter_errors
-from rolloutd.reason_text import describe
 from rolloutd.settings.retention import CLEANING_GIVEN_UP_AFTER_S
+from rolloutd.texts.reason_text import describe
 
 log = logging.getLogger("rolloutd.engine.background.node_cleaning")
 

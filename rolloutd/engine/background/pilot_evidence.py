@@ -16,12 +16,12 @@ from typing import Any
 from machines.model.events import PilotEvidenceAttached, StepAction, StepRecord, StepState
 from machines.model.rollout import PilotEvidence, Target
 from machines.rules.gates import needs_pilot_evidence
-from rolloutd.audit_chain import canonical_json
+from rolloutd.audit.audit_chain import canonical_json
+from rolloutd.configuration.shown_variables import hide_values
 from rolloutd.engine.state import State
 from rolloutd.engine.tasks import BackgroundJobs
 from rolloutd.errors import NotFound, RolloutdError, StoreFailed
 from rolloutd.ports import Runner
-from rolloutd.shown_variables import hide_values
 
 log = logging.getLogger("rolloutd.engine.background.pilot_evidence")
 

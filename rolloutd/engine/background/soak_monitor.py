@@ -21,11 +21,11 @@ from machines.workflow.steps import is_excused
 from rolloutd.engine.background.extra_checks import run_check
 from rolloutd.engine.drivers.node_session import AdapterSet, NodeSession
 from rolloutd.engine.outcomes import verdict_events
+from rolloutd.engine.redaction import redact_for_team
 from rolloutd.engine.state import State
 from rolloutd.engine.tasks import BackgroundJobs
 from rolloutd.errors import StoreFailed
 from rolloutd.ports import Failed, Ok, Unknown
-from rolloutd.redaction import redact_for_team
 
 CHECK_INTERVAL_S = 60.0
 """Interval between the checks of a soaking canary: a failure is known within a minute."""

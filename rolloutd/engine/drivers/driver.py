@@ -32,7 +32,6 @@ from machines.workflow.phase_transitions import transition
 from machines.workflow.records import active_isolations, repeated_try
 from machines.workflow.situation import Situation
 from machines.workflow.steps import baseline_record
-from rolloutd.cause_text import describe_action, describe_causes
 from rolloutd.engine.drivers.guard_steps import GuardSteps
 from rolloutd.engine.drivers.isolation import Isolation
 from rolloutd.engine.drivers.node_session import AdapterSet, NodeSession
@@ -40,11 +39,12 @@ from rolloutd.engine.drivers.other_attempts import OtherAttempts
 from rolloutd.engine.drivers.playbook_execution import PlaybookExecution
 from rolloutd.engine.drivers.step_journal import StepJournal
 from rolloutd.engine.outcomes import verdict_events
+from rolloutd.engine.redaction import redact_for_team
 from rolloutd.engine.state import NO_RUN, InvariantViolation, State
 from rolloutd.engine.tasks import CancellableTask, Wakeup
 from rolloutd.errors import NotFound, StoreFailed
 from rolloutd.ports import Busy, Check, Ok, StepContext, StepResult
-from rolloutd.redaction import redact_for_team
+from rolloutd.texts.cause_text import describe_action, describe_causes
 
 log = logging.getLogger("rolloutd.engine.drivers.driver")
 

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from machines.model.plan import Capability, Plan, StepDef
 from machines.model.rollout import Target
 from machines.model.target_plan import plan_for_target
+from rolloutd.configuration.shown_variables import hide_in_text, is_shown, texts_of_hidden
 from rolloutd.engine.outcomes import capture_errors
 from rolloutd.engine.state import State, StepProgress
 from rolloutd.errors import LeadershipLost, NotFound, SourceFailed
@@ -34,7 +35,6 @@ from rolloutd.ports import (
     Unknown,
     reported_waits,
 )
-from rolloutd.shown_variables import hide_in_text, is_shown, texts_of_hidden
 
 T = TypeVar("T")
 

@@ -14,14 +14,14 @@ from machines.model import actions
 from machines.model.events import StepRecord
 from machines.model.rollout import FailureCode
 from machines.states import IN_FLIGHT_PHASES
-from rolloutd.cause_text import describe_causes
-from rolloutd.configuration import Configuration, configuration_hash, intended_configuration
+from rolloutd.configuration.documents import Configuration, configuration_hash, intended_configuration
 from rolloutd.engine.drivers.guard_steps import GuardSteps
 from rolloutd.engine.drivers.isolation import Isolation
 from rolloutd.engine.drivers.node_session import NodeSession
 from rolloutd.engine.drivers.step_journal import StepJournal
 from rolloutd.engine.tasks import Wakeup, running_in_background
 from rolloutd.ports import Failed, Ok, RunRequest, RunState, StepResult, Unknown
+from rolloutd.texts.cause_text import describe_causes
 
 FOLLOW_TRIES = 3
 """Tries to follow a run: a passing fault, such as no memory left, is over by then."""

@@ -11,10 +11,10 @@ from typing import Any
 from machines.model.events import StepAction, StepRecord, StepRecorded
 from machines.workflow import records
 from machines.workflow.recording import RecordedAction, intent_of, record_of
-from rolloutd.configuration import Configuration
+from rolloutd.configuration.documents import Configuration
 from rolloutd.engine.drivers.node_session import NodeSession
+from rolloutd.engine.redaction import redact_for_team
 from rolloutd.ports import StepResult
-from rolloutd.redaction import redact_for_team
 
 
 class StepJournal:

@@ -8,7 +8,7 @@ from typing import Any
 
 from machines.model.events import ArtifactsBuilt, PreparationRecorded
 from machines.model.preparation import PreparationState, entry_of_record
-from rolloutd import threads
+from rolloutd.concurrency import threads
 from rolloutd.engine.outcomes import capture_errors
 from rolloutd.engine.preparation.journal import PrepareJob, PrepareJournal
 from rolloutd.engine.preparation.runs import PrepareRuns

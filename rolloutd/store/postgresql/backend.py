@@ -17,8 +17,9 @@ from typing import Any, TypeVar, cast
 
 from psycopg.conninfo import conninfo_to_dict
 
-from rolloutd import audit_chain, threads
-from rolloutd.audit_chain import GENESIS_HASH, ChainVerification
+from rolloutd.audit import audit_chain
+from rolloutd.audit.audit_chain import GENESIS_HASH, ChainVerification
+from rolloutd.concurrency import threads
 from rolloutd.errors import FactsBehind, LeadershipLost, StoreFailed
 from rolloutd.ports import AuditBase, AuditEntry, PostgresqlAddress
 from rolloutd.store import transfer

@@ -12,7 +12,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from rolloutd.audit_chain import GENESIS_HASH
+from rolloutd.audit.audit_chain import GENESIS_HASH
 from rolloutd.errors import LeadershipLost
 from rolloutd.ports import AuditEntry
 from rolloutd.store.backend import Connection

@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from rolloutd import threads
+from rolloutd.concurrency import threads
 from rolloutd.errors import LeadershipLost, StoreFailed
 from rolloutd.ports import Peers, PostgresqlAddress, StandbyDaemon
 from rolloutd.store.postgresql import tables

@@ -15,8 +15,9 @@ from typing import TypeVar, cast
 
 import aiosqlite
 
-from rolloutd import audit_chain, threads
-from rolloutd.audit_chain import GENESIS_HASH, ChainVerification
+from rolloutd.audit import audit_chain
+from rolloutd.audit.audit_chain import GENESIS_HASH, ChainVerification
+from rolloutd.concurrency import threads
 from rolloutd.errors import NotFound, StoreFailed
 from rolloutd.ports import AuditBase, AuditEntry
 from rolloutd.store import transfer

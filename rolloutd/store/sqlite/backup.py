@@ -11,7 +11,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from rolloutd.audit_chain import ChainVerification
+from rolloutd.audit.audit_chain import ChainVerification
 from rolloutd.errors import StoreFailed
 from rolloutd.store import audit_base
 from rolloutd.store.sqlite import commit_mark, database, files, lock

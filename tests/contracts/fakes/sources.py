@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from rolloutd.errors import NotFound, Refused, SourceFailed
+from rolloutd.files.source_archive import TreeEntry, hash_entries
 from rolloutd.ports import PinnedSource
-from rolloutd.source_archive import TreeEntry, hash_entries
 
 SOURCE = PinnedSource("tree", "0" * 64)
 

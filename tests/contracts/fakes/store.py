@@ -35,7 +35,7 @@ from machines.model.rows import ConfigurationDocument, NodeConnection, UsedToken
 from machines.model.train import Train
 from machines.model.windows import Freeze
 from machines.states import IN_FLIGHT_PHASES, IllegalTransition, Outcome, Phase
-from rolloutd.audit_chain import GENESIS_HASH, ChainVerification, hash_entry, verify_entries
+from rolloutd.audit.audit_chain import GENESIS_HASH, ChainVerification, hash_entry, verify_entries
 from rolloutd.errors import Conflict, LeadershipLost, NotFound, StoreFailed
 from rolloutd.ports import (
     JSON,

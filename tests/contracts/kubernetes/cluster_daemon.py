@@ -22,7 +22,6 @@ from rolloutd.adapters.kubernetes.isolator import KubernetesIsolator
 from rolloutd.adapters.kubernetes.node_watch import NodeWatch
 from rolloutd.adapters.timers import ApschedulerScheduler, SystemClock
 from rolloutd.commands.resolve import resolve_rollout
-from rolloutd.compile import compile_limits, compile_plan
 from rolloutd.control.serializers import blocking_reason
 from rolloutd.engine.background.node_observations import run_watch
 from rolloutd.engine.daemon import Daemon
@@ -30,6 +29,7 @@ from rolloutd.engine.drivers.node_session import AdapterSet
 from rolloutd.engine.state import ChangeNotifier, State
 from rolloutd.ports import DiscoveredNode
 from rolloutd.settings import Settings
+from rolloutd.settings.compile import compile_limits, compile_plan
 from tests.contracts.fakes.check import FakeCheck
 from tests.contracts.fakes.runner import FakeRunHost, FakeRunner, Script
 from tests.contracts.fakes.sources import find_source

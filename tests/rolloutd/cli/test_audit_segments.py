@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from rolloutd.audit_segments import SegmentFile, list_segments
+from rolloutd.audit.audit_segments import SegmentFile, list_segments
 from rolloutd.cli.main import main
 from rolloutd.store import DatabaseBackend
 from rolloutd.store.sqlite import database
+from tests.rolloutd.audit.test_audit_segments import KEY, chain, write_segments
 from tests.rolloutd.canned_daemon import CannedDaemon
 from tests.rolloutd.engine.background.test_audit_export import fill, keeper, later
-from tests.rolloutd.test_audit_segments import KEY, chain, write_segments
 
 ENTRIES = chain(30)
 EXPORTED = {"through": 30, "head": ENTRIES[-1][2], "directory": "/var/lib/rolloutd/audit-segments"}

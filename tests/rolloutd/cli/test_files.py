@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from rolloutd import audit_chain
 from rolloutd.admin.__main__ import main as admin
+from rolloutd.audit import audit_chain
 from rolloutd.cli.example_plans import example_names
 from rolloutd.cli.main import main
 from rolloutd.cli.plans import _print_duration, format_diagnostic

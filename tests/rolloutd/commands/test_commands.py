@@ -24,7 +24,7 @@ from machines.workflow.phase_transitions import transition
 from rolloutd.commands import holds_and_freezes
 from rolloutd.control.client import ApiError
 from rolloutd.engine.state import InvariantViolation, StepProgress
-from rolloutd.reason_text import describe_remedy, lifted_by
+from rolloutd.texts.reason_text import describe_remedy, lifted_by
 from tests.rolloutd.control_environment import NODES, PLAN, ControlEnvironment, control_environment
 
 REASON = {"reason": "because"}

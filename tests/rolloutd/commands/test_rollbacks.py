@@ -15,7 +15,7 @@ from machines.scheduler.decide import decide
 from machines.states import Phase, Trigger
 from rolloutd.commands import rollbacks
 from rolloutd.commands.resolve import ensure_loaded
-from rolloutd.compile import compile_limits
+from rolloutd.settings.compile import compile_limits
 from rolloutd.store import open_store
 from tests.rolloutd.commands.test_commands import REASON, assert_refused, steer
 from tests.rolloutd.control_environment import PLAN, ControlEnvironment, control_environment

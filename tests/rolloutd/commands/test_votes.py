@@ -15,11 +15,11 @@ from machines.model.node import Node, NodeHealth, Observation
 from machines.scheduler.decide import decide
 from machines.scheduler.membership import membership_events
 from machines.states import Phase
-from rolloutd.cause_text import describe_causes
 from rolloutd.control.client import ApiError
 from rolloutd.control.identity import Account
-from rolloutd.event_text import describe_event
 from rolloutd.store import open_store
+from rolloutd.texts.cause_text import describe_causes
+from rolloutd.texts.event_text import describe_event
 from tests.rolloutd.control_environment import ACCOUNTS, PLAN, URL, ControlEnvironment, control_environment
 
 VARS = PLAN.replace("maintain: {playbook: site.yml}", "maintain: {playbook: site.yml, vars: {limit: 10}}")

@@ -19,9 +19,9 @@ import pytest
 
 from machines.facts.projection import Projection
 from rolloutd.commands import tokens
-from rolloutd.compile import compile_limits
 from rolloutd.control.handlers import ROUTES
 from rolloutd.control.openapi import openapi_document
+from rolloutd.settings.compile import compile_limits
 from rolloutd.store import open_store
 from tests.rolloutd.control.test_routes import SECRET
 from tests.rolloutd.control_environment import ACCOUNTS, NODES, PLAN, ControlEnvironment, control_environment

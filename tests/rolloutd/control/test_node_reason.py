@@ -17,7 +17,7 @@ from rolloutd.control.serializers import node_reason
 from rolloutd.engine.drivers.node_session import AdapterSet, NodeSession
 from rolloutd.engine.state import StepProgress
 from rolloutd.ports import RunnerStatus, report_wait
-from rolloutd.reason_text import describe, lifted_by
+from rolloutd.texts.reason_text import describe, lifted_by
 from tests.contracts.fakes.runner import FakeRunner
 from tests.contracts.fakes.sources import find_source
 from tests.machines.builders import T0, admit, index_of, nodes_of, submit, transition

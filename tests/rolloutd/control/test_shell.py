@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rolloutd.control.client import ApiError
-from rolloutd.event_text import describe_entry
+from rolloutd.texts.event_text import describe_entry
 from tests.rolloutd.control_environment import control_environment
 
 PATH = "/v1/nodes/p1/shell"

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from rolloutd import planfile
+from rolloutd.configuration.shown_variables import DIGEST_PREFIX, shown_plan
 from rolloutd.engine.background.inventory_refresh import InventoryRefresher
 from rolloutd.plugin.templates import RenderFailed, render
 from rolloutd.ports import DiscoveredNode
-from rolloutd.shown_variables import DIGEST_PREFIX, shown_plan
 from rolloutd.store import open_store
 from rolloutd.store.sqlite.database import FILE_NAME
 from tests.rolloutd.control.test_configuration import run_cli

@@ -24,9 +24,9 @@ from rolloutd.control.identity import Identity
 from rolloutd.engine.background.audit_monitor import CONDITION, WHOLE_INTERVAL_S, AuditMonitor
 from rolloutd.errors import Conflict
 from rolloutd.ports.store import AuditReport
-from rolloutd.reason_text import describe, lifted_by
 from rolloutd.store import open_store
 from rolloutd.store.sqlite import database
+from rolloutd.texts.reason_text import describe, lifted_by
 from tests.rolloutd.control_environment import PLAN, ControlEnvironment, control_environment
 from tests.rolloutd.engine.test_daemon import running, until
 from tests.rolloutd.slow_store import adapters_of, daemon_of

@@ -10,12 +10,12 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from rolloutd import planfile
+from rolloutd.configuration.secret_variables import storable_variables
 from rolloutd.errors import InvalidFile
 from rolloutd.plugin import field_types
 from rolloutd.ports import WITHHELD
-from rolloutd.secret_urls import has_secret, without_secret
-from rolloutd.secret_variables import storable_variables
 from rolloutd.settings import load
+from rolloutd.texts.secret_urls import has_secret, without_secret
 from tests.rolloutd.control_environment import PLAN, URL
 
 TOKEN = "16C7e42F292c6912E7"

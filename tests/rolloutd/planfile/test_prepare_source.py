@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from machines.model.node import Node
-from rolloutd.compile import compile_plan
 from rolloutd.errors import InvalidFile
 from rolloutd.planfile import PlanFile, digest, playbooks, prepare_source, read
 from rolloutd.planfile.playbooks import playbook_digest
 from rolloutd.planfile.prepare_source import ForcedStages, resolve_prepare
+from rolloutd.settings.compile import compile_plan
 from tests.rolloutd.planfile.plan_samples import SMALLEST_PLAN
 
 PIN = {"kind": "tree", "pin": "00" * 32}

@@ -13,8 +13,8 @@ from machines.model.limits import DiskShortage
 from machines.model.reasons import ReasonCode
 from machines.scheduler.decide import decide, explain_node
 from rolloutd.adapters.ansible import wrapper
-from rolloutd.reason_text import describe, lifted_by
 from rolloutd.service.disk_reserve import CONDITION, DiskReserve, _report
+from rolloutd.texts.reason_text import describe, lifted_by
 from tests.acceptance.test_full_disk_and_clock_jumps import fill, small_disk
 from tests.rolloutd.control_environment import control_environment
 

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from rolloutd import app, standby
+from rolloutd import app
 from rolloutd.admin.__main__ import main
 from rolloutd.admin.disk import check_database
+from rolloutd.control import standby
 from rolloutd.control.client import ApiError, Client, DaemonUnreachable
 from rolloutd.control.handlers import ROUTES
 from rolloutd.engine.background import standby_follower

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rolloutd import audit_chain
+from rolloutd.audit import audit_chain
 from rolloutd.errors import NotFound
 from rolloutd.store import DatabaseBackend, open_store
 from rolloutd.store.sqlite import database
@@ -293,7 +293,7 @@ def test_a_copy_that_nobody_can_write_is_verified(whole: Path, tmp_path: Path) -
 
 def test_verification_imports_nothing_heavy() -> None:
     program = (
-        "import sys; import rolloutd.audit_chain\n"
+        "import sys; import rolloutd.audit.audit_chain\n"
         "heavy = {'aiosqlite', 'asyncio', 'machines', 'pydantic', 'transitions', 'rolloutd.store'}\n"
         "sys.exit(', '.join(heavy & set(sys.modules)) or None)"
     )

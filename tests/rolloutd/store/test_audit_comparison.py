@@ -45,7 +45,7 @@ from machines.model.train import Train
 from machines.model.train_events import TrainStored
 from machines.model.windows import Freeze, Window
 from machines.states import Phase, Trigger
-from rolloutd.audit_chain import GENESIS_HASH, canonical_json, hash_entry
+from rolloutd.audit.audit_chain import GENESIS_HASH, canonical_json, hash_entry
 from rolloutd.ports import AuditReport, PostgresqlAddress
 from rolloutd.store import DatabaseBackend, audit_entries, audit_replay, open_store
 from rolloutd.store.audit_comparison import compare_with_audit

@@ -19,12 +19,12 @@ from machines.model.events import HoldReleased, StepAction
 from machines.model.plan import Plan
 from machines.model.rollout import DAEMON
 from machines.states import Phase
-from rolloutd.audit_names import with_current_names
-from rolloutd.compile import compile_plan
-from rolloutd.event_text import describe_entry
 from rolloutd.ports import WITHHELD, Host, Ok, RunRequest
+from rolloutd.settings.compile import compile_plan
 from rolloutd.store import open_store
 from rolloutd.store.sqlite import database
+from rolloutd.texts.audit_names import with_current_names
+from rolloutd.texts.event_text import describe_entry
 from tests.contracts.fakes.isolator import FakeIsolator
 from tests.contracts.fakes.runner import FakeRun, Script
 from tests.contracts.fakes.sources import SOURCE

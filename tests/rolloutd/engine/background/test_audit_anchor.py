@@ -14,8 +14,8 @@ from machines.model.events import RequestDenied
 from machines.model.rollout import DAEMON
 from rolloutd.adapters.registry import create_adapter
 from rolloutd.adapters.ssh.shell import SshShell
-from rolloutd.audit_anchor import AnchoredHash, describe_difference, format_line, parse_lines
-from rolloutd.audit_chain import GENESIS_HASH, hash_entry
+from rolloutd.audit.audit_anchor import AnchoredHash, describe_difference, format_line, parse_lines
+from rolloutd.audit.audit_chain import GENESIS_HASH, hash_entry
 from rolloutd.engine.background.audit_anchor import CONDITION, AuditAnchor
 from rolloutd.plugin import ANCHORS
 from rolloutd.ports import AdapterContext

@@ -18,14 +18,14 @@ import pytest
 from machines.facts.projection import Projection
 from machines.model.events import Event, HoldReleased, HoldTaken, NodesDiscovered, RolloutEnded
 from machines.model.rollout import DAEMON, Hold
-from rolloutd.audit_chain import GENESIS_HASH
-from rolloutd.audit_segments import list_segments, read_segment, read_segments
-from rolloutd.compile import compile_limits
+from rolloutd.audit.audit_chain import GENESIS_HASH
+from rolloutd.audit.audit_segments import list_segments, read_segment, read_segments
 from rolloutd.engine.background import audit_export
 from rolloutd.engine.background.audit_export import CONDITION, AuditExporter
 from rolloutd.engine.state import DATABASE_ID_LENGTH, ChangeNotifier, State
 from rolloutd.errors import StoreFailed
 from rolloutd.settings import Settings
+from rolloutd.settings.compile import compile_limits
 from rolloutd.store import DatabaseBackend, SqlStore, backup, compare_with_audit, open_store, restore
 from rolloutd.store.audit_base import NewBase
 from rolloutd.store.sqlite import database

@@ -14,7 +14,7 @@ from rolloutd.engine.background.inventory_identity import renames, with_known_na
 from rolloutd.engine.background.inventory_refresh import InventoryRefresher
 from rolloutd.errors import Refused
 from rolloutd.ports import MACHINE_ID, PROVIDER_ID, DiscoveredNode
-from rolloutd.reason_text import describe_conflict
+from rolloutd.texts.reason_text import describe_conflict
 from tests.rolloutd.control_environment import control_environment
 from tests.rolloutd.engine.background.test_inventory_trust import (
     ADAM,

@@ -15,7 +15,7 @@ from machines.states import Outcome, Phase, Trigger
 from rolloutd.engine.background.inventory_refresh import REMOVED_KEPT_S, InventoryRefresher
 from rolloutd.engine.state import InvariantViolation
 from rolloutd.errors import Refused
-from rolloutd.reason_text import describe, lifted_by
+from rolloutd.texts.reason_text import describe, lifted_by
 from tests.rolloutd.control_environment import ControlEnvironment, control_environment
 from tests.rolloutd.engine.background.test_inventory_trust import (
     ADAM,

@@ -12,7 +12,7 @@ from machines.scheduler.decide import decide, explain_node
 from rolloutd.engine.drivers.node_session import AdapterSet
 from rolloutd.engine.drivers.traffic_probes import TrafficProber
 from rolloutd.ports import Busy, Ok, StepContext, Unknown
-from rolloutd.reason_text import describe
+from rolloutd.texts.reason_text import describe
 from tests.contracts.fakes.runner import FakeRunner
 from tests.contracts.fakes.sources import find_source
 from tests.contracts.fakes.traffic import FakeTrafficProbe

@@ -23,6 +23,7 @@ from rolloutd.adapters.ansible.environment import (
     build_node_inventory,
 )
 from rolloutd.adapters.ansible.launcher import LocalRun
+from rolloutd.configuration.sealed_variables import unseal
 from rolloutd.engine.background.inventory_refresh import InventoryRefresher
 from rolloutd.engine.state import State
 from rolloutd.ports import (
@@ -38,7 +39,6 @@ from rolloutd.ports import (
     plain_variables,
     without_templates,
 )
-from rolloutd.sealed_variables import unseal
 from rolloutd.service.metrics import MetricsCollector
 from tests.contracts.fakes.sources import SOURCE
 from tests.rolloutd.control_environment import NODES, control_environment

@@ -12,8 +12,8 @@ from machines.model.events import StepAction, StepRecord, StepState
 from machines.model.rollout import Actor, ActorKind, NodeOrder, Target
 from machines.states import Outcome, Phase
 from machines.workflow.stopping import next_stop_action
-from rolloutd.cause_text import describe_causes
 from rolloutd.engine.tasks import CancellableTask
+from rolloutd.texts.cause_text import describe_causes
 
 OLGA = Actor(ActorKind.PERSON, "olga", 1001)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from rolloutd.slots import Slots
+from rolloutd.concurrency.slots import Slots
 
 
 async def waiting(slots: Slots) -> asyncio.Task[None]:

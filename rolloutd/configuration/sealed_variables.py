@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from rolloutd.audit_chain import canonical_json
+from rolloutd.audit.audit_chain import canonical_json
+from rolloutd.configuration.secret_variables import storable_variables
 from rolloutd.ports import JSON, PROVIDER_ID, WITHHELD
-from rolloutd.secret_variables import storable_variables
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESSIV

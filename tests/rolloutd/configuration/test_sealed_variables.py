@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from rolloutd.configuration.sealed_variables import SEALED, seal, unseal
 from rolloutd.ports import PROVIDER_ID, WITHHELD
-from rolloutd.sealed_variables import SEALED, seal, unseal
 
 VARIABLES: dict[str, Any] = {
     "ansible_host": "10.0.0.1",

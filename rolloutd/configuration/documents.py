@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Protocol
 
 from machines.model.plan import Plan
-from rolloutd.audit_chain import canonical_json
+from rolloutd.audit.audit_chain import canonical_json
+from rolloutd.configuration.secret_variables import SECRETS_MARK, marked_secrets
+from rolloutd.configuration.shown_variables import hide, is_shown
 from rolloutd.errors import StoreFailed
-from rolloutd.key_file import KEY_BYTES, load_key
+from rolloutd.files.key_file import KEY_BYTES, load_key
 from rolloutd.ports import GROUPS, JSON, WITHHELD, plain_value
-from rolloutd.secret_variables import SECRETS_MARK, marked_secrets
-from rolloutd.shown_variables import hide, is_shown
 
 KEY_FILE = "redaction.key"
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from machines.model.plan import Plan, Stage
-from rolloutd.configuration import (
+from rolloutd.configuration.documents import (
     configuration_hash,
     differences,
     earlier_configuration_hash,
@@ -19,9 +19,9 @@ from rolloutd.configuration import (
     load_redaction_key,
     shown_document,
 )
+from rolloutd.configuration.secret_variables import storable_variables
+from rolloutd.configuration.shown_variables import DIGEST_PREFIX
 from rolloutd.errors import StoreFailed
-from rolloutd.secret_variables import storable_variables
-from rolloutd.shown_variables import DIGEST_PREFIX
 from tests.machines.builders import plan_of
 
 SOURCE = {"kind": "git", "pin": "abc123"}

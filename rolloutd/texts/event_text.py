@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from machines.model.timefmt import format_duration, format_rfc3339
-from rolloutd.audit_names import with_current_names
-from rolloutd.text import describe_source, join_limited, pluralize
+from rolloutd.texts.audit_names import with_current_names
+from rolloutd.texts.formats import describe_source, join_limited, pluralize
 
 Fields = Mapping[str, Any]
 

@@ -9,7 +9,7 @@ import pytest
 
 from machines.model.reasons import Reason, ReasonCode, Remedy, RemedyKind
 from rolloutd.control.serializers import reason as serialize
-from rolloutd.reason_text import SENTENCES, command, describe, describe_missing_votes, describe_remedy
+from rolloutd.texts.reason_text import SENTENCES, command, describe, describe_missing_votes, describe_remedy
 
 AT = 1_800_000_000.0
 HELD = {"node": "n1", "cause": "held", "since": AT, "by": "alice", "until": None, "reason": "disk"}

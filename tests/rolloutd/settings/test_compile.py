@@ -16,9 +16,9 @@ from machines.model.plan import (
     Stage,
     VoteRequirement,
 )
-from rolloutd.compile import compile_limits, compile_plan
 from rolloutd.planfile import canonical_json, read
 from rolloutd.settings import TeamSettings, load
+from rolloutd.settings.compile import compile_limits, compile_plan
 from tests.rolloutd.planfile.plan_samples import DESIGN_PLAN, FULL_PLAN, SMALLEST_PLAN
 
 

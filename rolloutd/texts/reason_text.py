@@ -15,8 +15,8 @@ from machines.model.node import ConflictKind
 from machines.model.reasons import Reason, ReasonCode, Remedy, RemedyKind, UnavailabilityCause
 from machines.model.rows import MismatchKind
 from machines.model.timefmt import format_duration, format_rfc3339
-from rolloutd.text import format_size, pluralize
-from rolloutd.vote_text import describe_failure, describe_missing_votes, describe_unknown_team
+from rolloutd.texts.formats import format_size, pluralize
+from rolloutd.texts.vote_text import describe_failure, describe_missing_votes, describe_unknown_team
 
 Params = Mapping[str, Any]
 

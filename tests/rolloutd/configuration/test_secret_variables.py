@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from rolloutd.configuration.secret_variables import storable_variables
 from rolloutd.ports import WITHHELD
-from rolloutd.secret_variables import storable_variables
 
 SECRETS: dict[str, Any] = {
     "ansible_become_password": "x",

@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Any
 
 from rolloutd.ports import JSON, WITHHELD
-from rolloutd.secret_urls import has_secret
+from rolloutd.texts.secret_urls import has_secret
 
 _SECRET_NAME = re.compile(
     r"pass(word|wd|phrase)?(_|$)|passw|pwd|(^|_)pw(_|$)|secret|token|credential|(^|_)vault(_|$)"

@@ -23,11 +23,11 @@ from machines.model.preparation import Preparation, PreparationState
 from machines.model.rollout import DAEMON, Actor, ActorKind, Target
 from machines.model.windows import Freeze
 from machines.states import Phase, Trigger
-from rolloutd import event_text
 from rolloutd.engine import transition_log
 from rolloutd.ports import AuditEntry
 from rolloutd.store.audit_entries import add_sequence_number, draft_entries
-from rolloutd.text import format_exceptions, pluralize
+from rolloutd.texts import event_text
+from rolloutd.texts.formats import format_exceptions, pluralize
 
 ANA = Actor(ActorKind.PERSON, "ana", 1000)
 

@@ -10,9 +10,9 @@ from threading import Event
 
 import pytest
 
-from rolloutd import threads
+from rolloutd.concurrency import threads
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 POOLS = {name: pool for name, pool in vars(threads).items() if isinstance(pool, threads.ThreadPool)}
 MANY = 40
 """More calls than any pool has threads."""

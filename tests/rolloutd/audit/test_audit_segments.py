@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from rolloutd.audit_chain import GENESIS_HASH, canonical_json, hash_entry
-from rolloutd.audit_segments import (
+from rolloutd.audit.audit_chain import GENESIS_HASH, canonical_json, hash_entry
+from rolloutd.audit.audit_segments import (
     Entry,
     InvalidSegment,
     SegmentFile,

@@ -16,10 +16,10 @@ from functools import lru_cache
 from typing import Any
 from urllib.parse import quote
 
-from rolloutd.audit_chain import canonical_json
+from rolloutd.audit.audit_chain import canonical_json
+from rolloutd.configuration.secret_variables import map_secrets
 from rolloutd.planfile import variables_of_plan
 from rolloutd.ports import JSON
-from rolloutd.secret_variables import map_secrets
 
 DIGEST_PREFIX = "secret:"
 """Begins what stands for a value that is not shown."""

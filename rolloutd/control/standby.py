@@ -15,7 +15,6 @@ from typing import Any
 
 from machines.facts.projection import Projection
 from rolloutd import __version__
-from rolloutd.compile import compile_limits
 from rolloutd.control.routes import Services
 from rolloutd.control.server import ControlServer
 from rolloutd.engine.background.standby_follower import StandbyFollower
@@ -25,6 +24,7 @@ from rolloutd.ports import Clock, Leadership
 from rolloutd.service.reload import TeamPlanCompiler
 from rolloutd.service.systemd import SystemdNotifier
 from rolloutd.settings import Settings
+from rolloutd.settings.compile import compile_limits
 from rolloutd.store import open_store
 
 log = logging.getLogger("rolloutd")

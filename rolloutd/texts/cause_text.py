@@ -8,7 +8,7 @@ from typing import Any
 from machines.model import actions
 from machines.model.causes import Cause, CauseCode, Causes
 from machines.model.events import StepAction
-from rolloutd.reason_text import describe
+from rolloutd.texts.reason_text import describe
 
 Params = Mapping[str, Any]
 

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final, Self, cast
 
-from rolloutd.audit_chain import GENESIS_HASH, ChainVerification, canonical_json, hash_entry
+from rolloutd.audit.audit_chain import GENESIS_HASH, ChainVerification, canonical_json, hash_entry
 from rolloutd.errors import RolloutdError
 
 SEGMENTS_DIRECTORY = "audit-segments"

@@ -1,0 +1,1 @@
+"""Threads for calls that block, and a semaphore whose limit may change."""

@@ -1,0 +1,1 @@
+"""Files on this machine: artifacts, archives of sources, keys."""

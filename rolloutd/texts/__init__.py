@@ -1,0 +1,1 @@
+"""Each sentence for people, and the formats of numbers, names and URLs in them; loaded by all programs."""
