@@ -21,10 +21,6 @@ from rolloutd.cli.contexts import destination
 from rolloutd.cli.output import print_line
 from rolloutd.control.client import DEFAULT_SOCKET
 
-PORT_HELP = "port of 127.0.0.1 (any free one)"
-
-PORT = int_argument(0, 65535)
-
 
 def register(commands: CommandGroup) -> None:
     summary = "run a rollout on a small fleet that this command starts on this machine"
@@ -46,11 +42,7 @@ def register(commands: CommandGroup) -> None:
         if file_help:
             parser.argument("file", metavar="FILE", text=file_help)
     _register_console(commands)
-    summary = "serve a read-only page of each rollout on a loopback port"
-    parser = commands.add_command("serve-status", serve_status, summary, formats=())
-    parser.argument("--port", metavar="N", text=PORT_HELP, type=PORT, default=0)
-    parser = commands.add_command("report", report, "print a rollout as one HTML page", formats=()).rollout()
-    parser.flag("--html", text="HTML, the only format (default)")
+    commands.add_command("report", report, "print a rollout as one HTML page", formats=()).rollout()
 
 
 def _register_console(commands: CommandGroup) -> None:
@@ -63,7 +55,8 @@ def _register_console(commands: CommandGroup) -> None:
         parser.add_argument("--theme", choices=("dark", "light"), help="colour theme (as the terminal)")
         parser.flag("--ascii", text="use only ASCII characters").flag("--still", text="disable animations")
     tui_parser.flag("--no-mouse", text="leave the mouse to the terminal")
-    web_parser.argument("--port", metavar="N", text=PORT_HELP, type=PORT, default=0)
+    port = "port of 127.0.0.1 (any free one)"
+    web_parser.argument("--port", metavar="N", text=port, type=int_argument(0, 65535), default=0)
 
 
 def demo(call: Invocation) -> NoReturn:
@@ -112,13 +105,6 @@ def report(call: Invocation) -> None:
     from rolloutd.cli.report import render_rollout
 
     print_line(render_rollout(call.client, call.args.rollout))
-
-
-def serve_status(call: Invocation) -> None:
-    """Serve the pages of rollouts until interrupted."""
-    from rolloutd.cli.report import serve
-
-    serve(call.client, call.args.port)
 
 
 def _display_options(args: argparse.Namespace) -> list[str]:

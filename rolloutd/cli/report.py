@@ -1,24 +1,20 @@
-"""A rollout as one HTML page, for people without a terminal, and the server of such pages.
+"""A rollout as one HTML page, for people without a terminal.
 
 The page loads nothing, runs no script, and says what happened in plain words.
 """
 
 from __future__ import annotations
 
-import functools
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote
 
+from machines.model.timefmt import format_rfc3339
 from rolloutd.cli.follow import read_entries
-from rolloutd.cli.output import format_local, print_message
+from rolloutd.cli.output import format_local
 from rolloutd.cli.queries import format_gate, format_remaining
-from rolloutd.control.client import ApiError, Client, DaemonUnreachable, api_path
+from rolloutd.control.client import Client, api_path
 from rolloutd.control.response_text import describe_train
 from rolloutd.texts import event_text
 from rolloutd.texts.audit_names import with_current_names
@@ -66,19 +62,13 @@ DECISIONS = frozenset(
 """Events that the page lists as decisions."""
 
 
-def render_rollouts(client: Client, *, refresh_s: int) -> str:
-    """Return the page with all rollouts."""
-    page: str = _template("rollouts.html.j2").render(**client.get(api_path("status")), refresh_s=refresh_s)
-    return page
-
-
-def render_rollout(client: Client, name: str, *, refresh_s: int = 0) -> str:
-    """Return the page of a rollout; it loads itself again every `refresh_s` unless that is 0."""
+def render_rollout(client: Client, name: str) -> str:
+    """Return the page of a rollout."""
     rollout: Rollout = client.get(api_path("rollouts", name))
     path = api_path("rollouts", rollout["rollout"])
     nodes: list[Node] = client.get(f"{path}/nodes")["nodes"]
     entries = [with_current_names(each["entry"]) for each in read_entries(client, rollout=rollout["rollout"])]
-    page: str = _template("report.html.j2").render(
+    page: str = _template().render(
         rollout=rollout,
         plan=client.get(f"{path}/plan"),
         nodes=nodes,
@@ -92,7 +82,6 @@ def render_rollout(client: Client, name: str, *, refresh_s: int = 0) -> str:
         waiting=[format_gate(gate) for gate in rollout["gates"] if gate["state"] == "waiting"],
         phase_words=PHASE_WORDS,
         failed_while=FAILED_WHILE,
-        refresh_s=refresh_s,
         describe=event_text.describe_entry,
         actor=event_text.actor_name,
     )
@@ -157,8 +146,7 @@ class Timeline:
         self.rows.setdefault(node, []).append(Bar(phase, round(x, 1), round(max(1.0, end - x), 1)))
 
 
-@functools.cache
-def _template(name: str) -> Any:
+def _template() -> Any:
     import jinja2  # rolloutctl's start-up counts
 
     environment = jinja2.Environment(
@@ -169,69 +157,5 @@ def _template(name: str) -> Any:
         lstrip_blocks=True,
     )
     environment.filters["local"] = format_local
-    environment.filters["local_epoch"] = _format_epoch
-    return environment.get_template(name)
-
-
-def _format_epoch(at: float) -> str:
-    from machines.model.timefmt import format_rfc3339
-
-    return format_local(format_rfc3339(at))
-
-
-REFRESH_S = 10
-"""Interval at which a page loads itself again."""
-
-REQUEST_TIMEOUT_S = 10.0
-"""Limit of a browser's request, so that a stalled one ends."""
-
-
-def serve(client: Client, port: int) -> None:
-    """Serve pages until interrupted: what the client may read, every browser on this machine may."""
-    with ThreadingHTTPServer(("127.0.0.1", port), functools.partial(_PageHandler, client)) as server:
-        print_message(f"http://127.0.0.1:{server.server_port}/ shows the rollouts; interrupt to end")
-        server.serve_forever()
-
-
-class _PageHandler(BaseHTTPRequestHandler):
-    """Serves the pages; knows two paths and no method that changes anything."""
-
-    timeout = REQUEST_TIMEOUT_S
-
-    def __init__(self, client: Client, *arguments: Any) -> None:
-        self._client = client
-        super().__init__(*arguments)
-
-    def do_GET(self) -> None:
-        # Another name would be a web site that has its own name resolved to this machine.
-        if not re.fullmatch(r"(127\.0\.0\.1|localhost)(:\d+)?", self.headers.get("Host", "")):
-            self._send(HTTPStatus.FORBIDDEN, "use http://127.0.0.1 or http://localhost")
-            return
-        try:
-            self._send(HTTPStatus.OK, self._render(unquote(self.path.partition("?")[0]).strip("/")))
-        except ApiError as refused:
-            self._send(HTTPStatus(refused.status), str(refused))
-        except DaemonUnreachable as none:
-            self._send(HTTPStatus.SERVICE_UNAVAILABLE, f"{none}; what was shown may be old")
-
-    def _render(self, name: str) -> str:
-        if name:
-            return render_rollout(self._client, name, refresh_s=REFRESH_S)
-        return render_rollouts(self._client, refresh_s=REFRESH_S)
-
-    def _send(self, status: HTTPStatus, text: str) -> None:
-        is_page = status is HTTPStatus.OK
-        content = text.encode()
-        self.send_response(status)
-        self.send_header("Content-Type", f"text/{'html' if is_page else 'plain'}; charset=utf-8")
-        self.send_header("Content-Length", str(len(content)))
-        # The page shows output of nodes: it must stay on this screen, and may load and run nothing.
-        self.send_header("Cache-Control", "no-store")
-        self.send_header(
-            "Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"
-        )
-        self.end_headers()
-        self.wfile.write(content)
-
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  # the base class' name
-        """Log nothing: the terminal is the user's."""
+    environment.filters["local_epoch"] = lambda at: format_local(format_rfc3339(at))
+    return environment.get_template("report.html.j2")

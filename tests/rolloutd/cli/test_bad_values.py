@@ -240,7 +240,6 @@ report nosuch
 completion nosuch
 names nosuch
 help nosuch
-serve-status --port 99999
 web --port 99999
 demo --nodes 0
 """

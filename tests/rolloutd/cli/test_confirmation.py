@@ -42,7 +42,7 @@ NEVER_ASKS = {
         "plan new",
         "report",
     ),
-    *("doctor", "backup", "serve-status", "tui", "web", "demo", "completion", "help", "artifacts manifest"),
+    *("doctor", "backup", "tui", "web", "demo", "completion", "help", "artifacts manifest"),
     # Another command takes it back, or the daemon keeps what was before.
     *("plan submit", "verdicts", "reject", "withdraw", "token sign", "token use", "pause", "resume"),
     *("retry", "advance", "skip", "return", "hold", "release", "freeze", "unfreeze", "team windows"),

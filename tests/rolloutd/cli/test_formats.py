@@ -20,7 +20,6 @@ NOTHING_LISTED = {
         "tui",
         "web",
         "demo",
-        "serve-status",
         "completion",
         "help",
         "names",

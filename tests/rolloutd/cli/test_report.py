@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from html.parser import HTMLParser
-from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
@@ -133,36 +129,3 @@ def test_large_timeline_shows_failed_nodes_first() -> None:
     failed: Any = [{"node": names[-1], "phase": "failed"}]
     timeline = Timeline.from_entries(entries, failed)
     assert (len(timeline.rows), timeline.hidden, next(iter(timeline.rows))) == (MAX_BARS, 50, names[-1])
-
-
-@contextmanager
-def status_server(daemon: CannedDaemon) -> Iterator[int]:
-    """Run `serve-status` and yield its port."""
-    command = [sys.executable, "-m", "rolloutd.cli", "serve-status", "--socket", str(daemon.socket)]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as served:
-        try:
-            assert served.stderr is not None
-            yield int(re.findall(r":(\d+)/", served.stderr.readline())[0])
-        finally:
-            served.terminate()
-
-
-def ask(port: int, path: str, method: str = "GET", host: str = "localhost") -> tuple[int, str]:
-    connection = HTTPConnection("127.0.0.1", port, timeout=30)
-    connection.request(method, path, headers={"Host": host})
-    answer = connection.getresponse()
-    return answer.status, answer.read().decode()
-
-
-def test_served_pages_are_live_and_read_only(daemon: CannedDaemon) -> None:
-    with status_server(daemon) as port:
-        status, listed = ask(port, "/")
-        assert (status, f'href="/{ROLLOUT_ID}"' in listed, 'http-equiv="refresh"' in listed) == (
-            200,
-            True,
-            True,
-        )
-        assert ask(port, f"/{ROLLOUT_ID}")[0] == 200
-        assert ask(port, "/unknown")[0] == 404
-        assert ask(port, "/", method="POST")[0] == 501
-        assert ask(port, "/", host="rollouts.example.com")[0] == 403
