@@ -6,7 +6,8 @@
     widgets/     what pages are built from: the list, the banner, the status bar
     operations/  what a user can do: the registry of keys, dialogs, requests
     screens/     one page per question
-    app.py       the loop: messages in, frames out, requests sent
+    console.py   what pages use: state, requests, messages, pages to open
+    app.py       the loop: messages in, frames out, keys to actions
 
 The console reaches the daemon through `rolloutd.control.client` only.  It decides
 and stores nothing, so it may be killed at any moment.

@@ -10,8 +10,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, ClassVar
@@ -21,37 +20,23 @@ from textual.binding import Binding, BindingType
 from textual.filter import LineFilter
 from textual.screen import Screen
 
-from rolloutd.control.client import Client, api_path
+from rolloutd.control.client import Client
 from rolloutd.control.user_state import UserState
 from rolloutd.control.user_time import LastLook
-from tui.connection.event_stream import (
-    REQUEST_TIMEOUT_S,
-    Connected,
-    Disconnected,
-    EventListener,
-    MessageQueue,
-    RequestRunner,
-    Response,
-)
-from tui.connection.log_stream import LogReader, OnLines
+from tui.connection.event_stream import Connected, Disconnected, EventListener, MessageQueue, RequestRunner
+from tui.console import FRAME_INTERVAL_S, ConsoleApp, import_pages
 from tui.formatting import formatting, theme
 from tui.formatting.ascii_filter import AsciiFilter
-from tui.formatting.lines import Line, fit, wrap_text
+from tui.formatting.documents import describe_node, to_yaml
+from tui.formatting.lines import sanitize
 from tui.operations import actions
-from tui.operations.dialog import Modal, Prompt
-from tui.screens.console_context import ConsoleContext
-from tui.screens.deciding import DecidingApp
+from tui.operations.confirm import Selection
+from tui.operations.dialog import Modal
+from tui.operations.programs import has_terminal, pager_command, run_program
+from tui.screens.deciding import start_operation
 from tui.screens.fleet import FleetPage
-from tui.screens.navigation import PaletteProvider, import_pages
-from tui.screens.page import Page, RolloutScreen
-from tui.state.fetch_queue import COST_FACTOR, Fetch, FetchQueue, KeyPriority
-from tui.state.model import Model
-from tui.state.values import RolloutState
-from tui.widgets import summaries
-from tui.widgets.summaries import NodeSummary
-
-FRAME_INTERVAL_S = 0.06
-"""Between two frames: short enough to feel immediate, and more frames than a user can read."""
+from tui.screens.help import PaletteProvider
+from tui.screens.page import TABS, Page, RolloutScreen
 
 TICK_INTERVAL_S = 0.25
 """Between two checks for due requests and for clocks that have moved."""
@@ -67,17 +52,11 @@ IMPORT_DELAY_S = 3.0
 
 HINT_TIMEOUT_S = 20.0
 
-MESSAGE_TIMEOUT_S = 8.0
-
-MAX_MESSAGE_LINES = 3
-
-MESSAGE_ROLES = {"information": "accent", "warning": "mine", "error": "alert"}
-
 AWAY_S = 1_800.0
 """Without a key for so long, the user was away: the handover begins at the last key."""
 
 
-class Console(DecidingApp):
+class Console(ConsoleApp):
     TITLE = "rolloutd"
     ENABLE_COMMAND_PALETTE = True
     COMMANDS: ClassVar[set[Any]] = {PaletteProvider}
@@ -97,31 +76,14 @@ class Console(DecidingApp):
         reach: str = "",
         hint: str = "",
     ) -> None:
-        super().__init__()
-        self.client = client
-        self._clock = now
-        self.reach = reach
+        super().__init__(client, now, reach)
         self.hint = hint
-        self.model = Model()
-        self.disconnected: Disconnected | None = None
-        self.has_connected = False
-        self.connection_count = 0
-        self.request_client = Client(client.path, REQUEST_TIMEOUT_S)
         self._stream_messages = MessageQueue()
         self._event_listener = EventListener(client, self._stream_messages, now)
-        self._request_runner: RequestRunner | None = None
-        self._frame_requested = asyncio.Event()
-        self._messages: list[tuple[str, str, float]] = []
         self._last_look = LastLook(reach or str(client.path))
         self._looked_at = self._last_key_at = 0.0
-        self._node_summaries: dict[str, tuple[int, float, NodeSummary]] = {}
         self._ascii_filter = AsciiFilter(enabled=ascii_only)
-        self._keys = KeyPriority()
-        self._drawn_at, self._needs_drawing = 0.0, False
         self._collected_at = time.monotonic()
-        self._fetch_queue = FetchQueue(
-            self.model, self.request_client, self.call_daemon, now, self._keys.delay
-        )
         for each in theme.THEMES:
             self.register_theme(each)
         self._preferences = UserState("console")
@@ -227,16 +189,6 @@ class Console(DecidingApp):
         if self.connection_count > 1:
             model.mark_stale()
 
-    @property
-    def is_stale(self) -> bool:
-        return self.disconnected is not None and self.has_connected
-
-    def now(self) -> float:
-        """Return the time to draw: while the daemon is away, clocks stop at its last message."""
-        if self.disconnected is not None and self.has_connected:
-            return self.disconnected.since
-        return self._clock()
-
     def _tick(self) -> None:
         if self.disconnected is None and self.has_connected:
             self.model.refresh(self._clock())
@@ -260,62 +212,6 @@ class Console(DecidingApp):
                 screen.update_view()
                 return
 
-    # -- requests
-
-    def request_fetch(self, resource: str, rollout: str = "") -> None:
-        self.model.request_fetch(resource, rollout)
-        self._run_due_fetches()
-
-    def track_nodes(self, rollout: str) -> None:
-        self.model.track_nodes(rollout)
-        self._run_due_fetches()
-
-    def _run_due_fetches(self) -> None:
-        if self.disconnected is None and self.has_connected:
-            for fetch in self._fetch_queue.due_fetches():
-                self.run_worker(self._run_fetch(fetch), group="requests")
-
-    async def _run_fetch(self, fetch: Fetch) -> None:
-        pause = await fetch()
-        # Requests that wait for this pause are sent at its end, not only with the next frame or tick.
-        self.set_timer(pause, self._run_due_fetches)
-        if self._keys.delay() or time.monotonic() - self._drawn_at >= FRAME_INTERVAL_S:
-            # At once, also after a key: the response may be what the key asked for.
-            self.redraw_screen()
-        else:
-            self._needs_drawing = True
-            self._frame_requested.set()
-
-    def node_summary(self, rollout: RolloutState) -> NodeSummary:
-        """Return a rollout's summary; in a large fleet it may be some frames old."""
-        cached = self._node_summaries.get(rollout.id)
-        began = time.monotonic()
-        if cached is not None and (cached[0] == rollout.version or began < cached[1] or self._keys.delay()):
-            return cached[2]
-        summary = summaries.summarize_nodes((rollout.nodes or {}).values(), self.now())
-        took = time.monotonic() - began
-        self._node_summaries[rollout.id] = (rollout.version, began + took * COST_FACTOR, summary)
-        return summary
-
-    async def call_daemon(self, call: Callable[[], Any]) -> Response[Any]:
-        assert self._request_runner is not None
-        return await self._request_runner.run(call)
-
-    async def fetch_path(self, *parts: str, **query: Any) -> Response[Any]:
-        return await self.call_daemon(lambda: self.request_client.get(api_path(*parts), query))
-
-    async def fetch_log_tail(
-        self, rollout: str, node: str, attempt: int, count: int
-    ) -> Response[list[dict[str, Any]]]:
-        path = api_path("rollouts", rollout, "nodes", node, "log")
-        stream = partial(self.request_client.stream, path, {"attempt": attempt})
-        return await self.call_daemon(lambda: list(deque(stream(), maxlen=count)))
-
-    def open_log(self, rollout: str, node: str, attempt: int | None, on_lines: OnLines) -> LogReader:
-        loop = asyncio.get_running_loop()
-        path = ("rollouts", rollout, "nodes", node, "log")
-        return LogReader(self.client, path, attempt, on_lines, loop.call_soon_threadsafe)
-
     # -- actions
 
     async def on_event(self, event: events.Event) -> None:
@@ -335,55 +231,28 @@ class Console(DecidingApp):
             self.screen.take_key(event)
 
     def action_perform(self, names: str) -> None:
-        """Run the first of the named actions that the page has: after a confirmation, or by its `do_NAME`."""
+        """Run the first of the named actions that there is: an operation, a `do_NAME`, or a page."""
         for name in names.split():
             action = actions.ACTIONS_BY_NAME[name]
             if action.operation is not None:
-                self.start_operation(action)
+                start_operation(self, action)
                 return
-            for owner in (self.screen, self):
-                method = getattr(owner, f"do_{name}", None)
-                if method is not None:
-                    method()
-                    return
+            method = getattr(self.screen, f"do_{name}", None) or getattr(self, f"do_{name}", None)
+            if method is None and name in (*TABS, "changes"):
+                method = partial(self.switch_page, name)
+            if method is not None:
+                method()
+                return
         first = actions.ACTIONS_BY_NAME[names.split()[0]]
         where = ", ".join(sorted(first.screens))
         self.show_message(f"{first.title}: not on this page{f'; it works on {where}' if where else ''}")
 
-    def show_message(
-        self, text: str, severity: str = "information", *, timeout_s: float = MESSAGE_TIMEOUT_S
-    ) -> None:
-        # One message at a time keeps the page readable; only an error stays with the message after it.
-        kept = [each for each in self._messages if each[1] == "error" and severity != "error"]
-        self._messages = [*kept[-1:], (text, severity, time.monotonic() + timeout_s)]
-        self.redraw_screen()
-
-    def message_lines(self, width: int) -> Sequence[Line]:
-        now = time.monotonic()
-        self._messages = [each for each in self._messages if each[2] > now]
-        return [
-            [(fit(f" {line}", width), MESSAGE_ROLES[severity])]
-            for text, severity, _ in self._messages
-            for line in wrap_text(text, width - 2, MAX_MESSAGE_LINES)
-        ]
-
-    def prompt_text(
-        self, label: str, text: str, on_submit: Callable[[str], None], *, is_live: bool = False
-    ) -> None:
-        def submit(answer: str | None) -> None:
-            if answer is not None or is_live:
-                on_submit(text if answer is None else answer)
-
-        self.push_screen(Prompt(label, text, on_submit if is_live else None), submit)
-
     def do_handover(self) -> None:
         """Show what happened since the user last looked; the next handover begins now."""
-        from tui.screens.fetched import HandoverPage
-
         since = datetime.fromtimestamp(self._looked_at, UTC).isoformat()
         self._looked_at = self._clock()
         self._last_look.write(self._looked_at)
-        self.push_screen(HandoverPage(since))
+        self.open_page("handover", since)
 
     def do_palette(self) -> None:
         self.action_command_palette()
@@ -400,18 +269,98 @@ class Console(DecidingApp):
     def do_quit(self) -> None:
         self.exit()
 
-    # -- the frame of every page
+    # -- pages
 
-    def status_line(self, width: int) -> Line:
-        model, has_connected = self.model, self.has_connected
-        return summaries.status_line(
-            model, self.disconnected, width, self.now(), has_connected=has_connected, reach=self.reach
-        )
+    def do_back(self) -> None:
+        """Return to the page before; on a filtered page, first to all of its rows."""
+        if isinstance(self.screen, Page) and self.screen.filter_text:
+            self.screen.set_filter("")
+        elif len(self.screen_stack) > 1:
+            self.pop_screen()
 
-    def alerts(self, width: int) -> Sequence[Line]:
-        model, has_connected = self.model, self.has_connected
-        return summaries.alerts(model, self.disconnected, width, self._clock(), has_connected=has_connected)
+    def do_leave(self) -> None:
+        if len(self.screen_stack) > 1:
+            self.pop_screen()
+        else:
+            self.exit()
 
+    def do_whole(self) -> None:
+        full_text = self.screen.full_text() if isinstance(self.screen, Page) else None
+        if full_text is not None:
+            self.open_page("text", *full_text)
 
-_IMPLEMENTS_CONSOLE_CONTEXT: type[ConsoleContext] = Console
-"""Checked by mypy: the app implements what pages use."""
+    def do_yaml(self) -> None:
+        shown = self.screen.object_under_cursor() if isinstance(self.screen, Page) else None
+        if shown is None:
+            self.show_message("YAML: nothing is under the cursor")
+            return
+        title, value = shown
+        if isinstance(value, tuple):
+            self._open_fetched(f"{title} YAML", self._fetch_yaml(*value))
+        else:
+            self.open_page("text", f"{title} YAML", to_yaml(value))
+
+    async def _fetch_yaml(self, *path: str) -> str:
+        response = await self.fetch_path(*path)
+        return str(response.error or response.unreachable or to_yaml(response.result))
+
+    def do_logs(self) -> None:
+        if (node := self._node_under_cursor("logs")) is not None:
+            self.open_page("node", *node, shows_steps=False)
+
+    def do_describe(self) -> None:
+        if (node := self._node_under_cursor("describe")) is not None:
+            self._open_fetched(f"{node[1]} description", self._fetch_description(*node))
+
+    async def _fetch_description(self, rollout: str, node: str) -> str:
+        detail = await self.fetch_path("rollouts", rollout, "nodes", node)
+        configuration = await self.fetch_path("nodes", node, "configuration")
+        if detail.result is None:
+            return str(detail.error or detail.unreachable)
+        return describe_node(rollout, detail.result, configuration.result)
+
+    def _node_under_cursor(self, action: str) -> tuple[str, str] | None:
+        """Return the rollout and the name of the selected node, or say that there is none."""
+        selection = self.screen.selection() if isinstance(self.screen, Page) else Selection()
+        name, locks = selection.node_name, self.model.locks
+        pools = () if locks is None else locks["pools"]
+        holders = (each for pool in pools for each in pool["holders"] if each["node"] == name)
+        rollouts = [selection.rollout.id] if selection.rollout is not None else []
+        rollouts += [each["rollout"] for each in holders if each["rollout"]]
+        if name and rollouts:
+            return rollouts[0], name
+        where = f"{name} is in no live rollout" if name else "no node is selected"
+        self.show_message(f"{action}: {where}")
+        return None
+
+    def do_plan(self) -> None:
+        """Show the plan in the user's pager, or on a page where no program can take the terminal."""
+        rollout = self.screen.selection().rollout if isinstance(self.screen, Page) else None
+        if rollout is None:
+            self.show_message("plan: no rollout is selected")
+            return
+        load = self._fetch_yaml("rollouts", rollout.id, "plan")
+        if has_terminal(self) and pager_command():
+            self.run_worker(self._page_through(load), group="pager", exclusive=True)
+        else:
+            self._open_fetched(f"{rollout.id} plan", load)
+
+    async def _page_through(self, load: Awaitable[str]) -> None:
+        text = "\n".join(sanitize(line) for line in (await load).splitlines())
+        if problem := run_program(self, pager_command(), text):
+            self.show_message(problem, "error")
+
+    def _open_fetched(self, title: str, load: Awaitable[str]) -> None:
+        page = self.open_page("text", title)
+
+        async def show() -> None:
+            page.show_text(await load)
+
+        self.run_worker(show(), group="text")
+
+    def do_fleet(self) -> None:
+        self.close_pages()
+
+    def do_help(self) -> None:
+        if isinstance(self.screen, Page) and self.screen.screen_name != "help":
+            self.open_page("help", self.screen.screen_name)

@@ -94,7 +94,7 @@ async def _approve(app: Console, pilot: Pilot[None], fleet: ReplayedFleet) -> No
 
 async def _node(app: Console, pilot: Pilot[None], fleet: ReplayedFleet) -> None:
     fleet.logs["sea001-01"] = LOG
-    app.open_node(fleet.id, "sea001-01")
+    app.open_page("node", fleet.id, "sea001-01")
     await wait_for_text(pilot, "ATTEMPT 1", "Restart nginx", "ended")
 
 

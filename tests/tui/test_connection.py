@@ -72,11 +72,11 @@ async def test_deleted_rollout_is_called_deleted(socket_dir: Path, opened: str) 
         await wait_for_text(pilot, "kernel-x7k2p")
         match opened:
             case "rollout":
-                app.open_rollout("kernel-gone1")
+                app.open_page("rollout", "kernel-gone1")
             case "node":
-                app.open_node("kernel-gone1", "sea001-01")
+                app.open_page("node", "kernel-gone1", "sea001-01")
             case _:
-                app.open_nodes("kernel-gone1")
+                app.open_page("nodes", "kernel-gone1")
         await wait_for_text(pilot, "kernel-gone1 was deleted; the audit keeps its entries")
 
 

@@ -77,7 +77,7 @@ async def test_node_page_shows_steps_and_log(socket_dir: Path) -> None:
     async with run_console(fleet, socket_dir) as (app, pilot, _):
         await pilot.press("enter")
         await wait_for_text(pilot, "FAILED 1")
-        app.open_node(fleet.id, "sea001-01")
+        app.open_page("node", fleet.id, "sea001-01")
         await wait_for_text(
             pilot, "ATTEMPT 1", "Restart nginx", "isolate: kubernetes", "nginx did not come back"
         )
@@ -92,7 +92,7 @@ async def test_pending_node_shows_whole_reason_and_slots(socket_dir: Path) -> No
     assert fleet.reason is not None
     fleet.reason["text"] = "sea001-01 failed: " + "a long story, " * 6 + "and its cause"
     async with run_console(fleet, socket_dir) as (app, pilot, _):
-        app.open_node(fleet.id, "pay000-02")
+        app.open_page("node", fleet.id, "pay000-02")
         await wait_for_text(pilot, "and its cause", "ITS SLOTS")
         await pilot.press("tab", "home", "w")
         await wait_for_text(pilot, "full line", "esc back")
@@ -346,7 +346,7 @@ async def test_failed_node_is_resolved_on_its_page(
     fleet = paused_fleet()
     async with run_console(fleet, socket_dir, size=(100, 30)) as (app, pilot, _):
         await wait_for_text(pilot, "kernel-x7k2p")
-        app.open_node(fleet.id, "sea001-01")
+        app.open_page("node", fleet.id, "sea001-01")
         await wait_for_text(pilot, "ATTEMPT 1")
         await pilot.press(key)
         await wait_for_text(pilot, question)
@@ -400,7 +400,7 @@ async def test_user_without_permission_sees_who_may(socket_dir: Path) -> None:
             await wait_for_text(pilot, "not permitted: team infra (ana, bo)")
         await pilot.press("F")
         await wait_for_text(pilot, "freeze: not permitted: members of any team")
-        app.open_node(fleet.id, "sea001-01")
+        app.open_page("node", fleet.id, "sea001-01")
         await wait_for_text(pilot, "ATTEMPT 1")
         for key in ("r", "s", "S", "b", "h"):
             await pilot.press(key)
@@ -433,7 +433,7 @@ async def test_cause_of_a_failure_is_visible_on_a_small_screen(socket_dir: Path)
     async with run_console(fleet, socket_dir) as (app, pilot, _):
         await pilot.press("enter")
         await wait_for_text(pilot, "FAILED 1", "ENOENT", "IN FLIGHT 2")
-        app.open_node(fleet.id, "sea001-01")
+        app.open_page("node", fleet.id, "sea001-01")
         shown = await wait_for_text(pilot, "ATTEMPT 1", "ENOENT", "11 tasks, 3 changed")
         step = next(line for line in shown.splitlines() if "11 tasks, 3 changed" in line)
         assert re.search(r"\d:\d\d \d\d:\d\d:\d\d$", step.rstrip())

@@ -23,10 +23,10 @@ from tests.tui.harness import (
     wait_until,
 )
 from tui.app import Console
+from tui.console import import_pages
 from tui.operations import actions
 from tui.operations.actions import ACTIONS, MOVED
 from tui.operations.dialog import Dialog
-from tui.screens.navigation import import_pages
 from tui.screens.page import Page
 from tui.widgets.virtual_list import VirtualList
 

@@ -173,7 +173,7 @@ async def test_review_that_precedes_its_dialog_completes_it(
 
 
 def test_import_of_pages_leaves_none_to_a_later_upgrade() -> None:
-    code = "import sys, tui.screens.navigation as found; found.import_pages(); print(*sys.modules)"
+    code = "import sys, tui.app as found; found.import_pages(); print(*sys.modules)"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     pages = {f"tui.screens.{each.stem}" for each in Path(tui.screens.__path__[0]).glob("[a-z]*.py")}
     assert pages <= set(ran.stdout.split())

@@ -93,11 +93,11 @@ async def test_node_page_says_all_of_its_state_once(socket_dir: Path, size: tupl
     fleet = long_fleet()
     async with run_console(fleet, socket_dir, size=size) as (app, pilot, _):
         await wait_for_text(pilot, "1 vote missing")
-        app.open_node(fleet.id, f"{PREFIX}n1{DOMAIN}")
+        app.open_page("node", fleet.id, f"{PREFIX}n1{DOMAIN}")
         text = await wait_for_text(pilot, "ATTEMPT 1", "out of service")
         assert " ".join(text.split()).count(MESSAGE) == 1
         app.pop_screen()
-        app.open_node(fleet.id, f"{PREFIX}n2{DOMAIN}")
+        app.open_page("node", fleet.id, f"{PREFIX}n2{DOMAIN}")
         text = await wait_for_text(pilot, "ended by rolloutctl approve")
         assert "proceed --reason ..." in " ".join(text.split())
 
@@ -156,7 +156,7 @@ async def test_failure_of_a_stage_is_readable_at_80_columns(socket_dir: Path) ->
     ]
     async with run_console(fleet, socket_dir) as (app, pilot, _):
         await wait_for_text(pilot, "1 vote missing")
-        app.open_preparation(fleet.id)
+        app.open_page("preparation", fleet.id)
         await wait_for_text(pilot, "kernel-image", "attempt 3", text)
 
 
@@ -166,6 +166,6 @@ async def test_comparison_without_canaries_says_why(socket_dir: Path) -> None:
     fleet.comparison = {**fleet.comparison, **empty}
     async with run_console(fleet, socket_dir) as (app, pilot, _):
         await wait_for_text(pilot, "1 vote missing")
-        app.open_comparison(fleet.id)
+        app.open_page("comparison", fleet.id)
         await wait_for_text(pilot, response_text.describe_canaries(fleet.comparison)[:60])
         assert "nothing to compare with" in " ".join(screen_text(app).split())

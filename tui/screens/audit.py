@@ -78,9 +78,9 @@ class AuditPage(Page):
         if entry is None or not entry["rollout"]:
             self.console.show_message("open: no rollout has this entry; w shows it in full")
         elif entry["node"]:
-            self.console.open_node(entry["rollout"], entry["node"])
+            self.console.open_page("node", entry["rollout"], entry["node"])
         else:
-            self.console.open_rollout(entry["rollout"])
+            self.console.open_page("rollout", entry["rollout"])
 
     def object_under_cursor(self) -> tuple[str, Any] | None:
         entry = self._selected_entry()

@@ -2,122 +2,109 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from rolloutd.control.client import Client
-from tui.connection.event_stream import Response
+from tui.console import ConsoleApp
 from tui.operations import operations
 from tui.operations.actions import Action
 from tui.operations.confirm import Operation, OperationRequest, Selection
 from tui.operations.dialog import Dialog
 from tui.operations.programs import has_terminal, run_program
-from tui.screens.navigation import NavigationApp
 from tui.screens.page import Page
 
 
-class DecidingApp(NavigationApp):
-    """An app that runs operations; it sends requests by `request_client`."""
+def start_operation(console: ConsoleApp, action: Action) -> None:
+    page, operation = console.screen, action.operation
+    assert operation is not None
+    if not isinstance(page, Page):
+        return
+    selection = page.selection()
+    if operation is operations.UNFREEZE and selection.freeze is None:
+        console.switch_page("locks")
+        console.show_message("unfreeze: put the cursor on the freeze to lift, then press U")
+        return
+    denied = operation.unavailable_reason(selection) or operation.permission(console.model, selection).reason
+    if denied:
+        console.show_message(f"{action.title}: {denied}", "warning")
+        return
+    if operation is operations.SHELL and not has_terminal(console):
+        console.show_message("shell: a browser has no terminal; use rolloutctl shell in one", "warning")
+        return
+    if operation is operations.APPROVE and operations.has_unread_failures(selection):
+        assert selection.gate is not None
+        console.switch_page("gates", selection.gate.key)
+        console.show_message("an approval covers the failures that are listed here: read them, then press a")
+        return
 
-    request_client: Client
+    _confirm(console, operation, selection)
 
-    async def call_daemon(self, call: Callable[[], Any]) -> Response[Any]:
-        raise NotImplementedError
 
-    def start_operation(self, action: Action) -> None:
-        page, operation = self.screen, action.operation
-        assert operation is not None
-        if not isinstance(page, Page):
+def _confirm(console: ConsoleApp, operation: Operation, selection: Selection) -> None:
+    def submit(field_values: Mapping[str, str] | None) -> None:
+        if field_values is not None:
+            request = operation.request(selection, field_values)
+            console.run_worker(_send_request(console, request), group="operations")
+
+    async def load() -> None:
+        nonlocal selection
+        loaded = await _load_details(console, operation, selection)
+        if loaded is None:
+            dialog.call_later(dialog.dismiss, None)
             return
-        selection = page.selection()
-        if operation is operations.UNFREEZE and selection.freeze is None:
-            self.do_locks()
-            self.context.show_message("unfreeze: put the cursor on the freeze to lift, then press U")
-            return
-        denied = (
-            operation.unavailable_reason(selection)
-            or operation.permission(self.context.model, selection).reason
-        )
-        if denied:
-            self.context.show_message(f"{action.title}: {denied}", "warning")
-            return
-        if operation is operations.SHELL and not has_terminal(self):
-            self.context.show_message(
-                "shell: a browser has no terminal; use rolloutctl shell in one", "warning"
-            )
-            return
-        if operation is operations.APPROVE and operations.has_unread_failures(selection):
-            assert selection.gate is not None
-            self.context.open_gate(selection.gate.key)
-            self.context.show_message(
-                "an approval covers the failures that are listed here: read them, then press a"
-            )
-            return
+        selection = loaded
+        # The dialog handles its messages in order: this after its mount, which a response may precede.
+        dialog.call_later(dialog.finish_loading, operation.confirmation(selection))
 
-        self._confirm(operation, selection)
+    # The dialog opens before its details are loaded: keys typed meanwhile are the reason, not actions.
+    is_loading = operation in (operations.APPROVE, operations.SHELL)
+    dialog = Dialog(operation.confirmation(selection), is_loading=is_loading)
+    console.push_screen(dialog, submit)
+    if is_loading:
+        console.run_worker(load(), group="operations")
 
-    def _confirm(self, operation: Operation, selection: Selection) -> None:
-        def submit(field_values: Mapping[str, str] | None) -> None:
-            if field_values is not None:
-                request = operation.request(selection, field_values)
-                self.run_worker(self._send_request(request), group="operations")
 
-        async def load() -> None:
-            nonlocal selection
-            loaded = await self._load_details(operation, selection)
-            if loaded is None:
-                dialog.call_later(dialog.dismiss, None)
-                return
-            selection = loaded
-            # The dialog handles its messages in order: this after its mount, which a response may precede.
-            dialog.call_later(dialog.finish_loading, operation.confirmation(selection))
+async def _load_details(console: ConsoleApp, operation: Operation, selection: Selection) -> Selection | None:
+    """Return the selection with the gate's new review, or with the shell's command if there is one."""
+    if operation is operations.SHELL:
+        shell = await console.fetch_path("nodes", selection.node_name, "shell")
+        if shell.result is None:
+            console.show_message(f"shell: {shell.error or shell.unreachable}", "error")
+            return None
+        return replace(selection, shell=shell.result)
+    assert selection.rollout is not None
+    rollout = selection.rollout.id
+    response = await console.fetch_path("rollouts", rollout, "review")
+    if response.result is not None:
+        console.model.apply_review(rollout, response.result)
+    return replace(selection, review=response.result)
 
-        # The dialog opens before its details are loaded: keys typed meanwhile are the reason, not actions.
-        is_loading = operation in (operations.APPROVE, operations.SHELL)
-        dialog = Dialog(operation.confirmation(selection), is_loading=is_loading)
-        self.push_screen(dialog, submit)
-        if is_loading:
-            self.run_worker(load(), group="operations")
 
-    async def _load_details(self, operation: Operation, selection: Selection) -> Selection | None:
-        """Return the selection with the gate's new review, or with the shell's command if there is one."""
-        if operation is operations.SHELL:
-            shell = await self.context.fetch_path("nodes", selection.node_name, "shell")
-            if shell.result is None:
-                self.context.show_message(f"shell: {shell.error or shell.unreachable}", "error")
-                return None
-            return replace(selection, shell=shell.result)
-        assert selection.rollout is not None
-        rollout = selection.rollout.id
-        response = await self.context.fetch_path("rollouts", rollout, "review")
-        if response.result is not None:
-            self.context.model.apply_review(rollout, response.result)
-        return replace(selection, review=response.result)
+async def _send_request(console: ConsoleApp, request: OperationRequest) -> None:
+    methods = {
+        "POST": console.request_client.post,
+        "PUT": console.request_client.put,
+        "DELETE": console.request_client.delete,
+    }
+    response = await console.call_daemon(lambda: methods[request.method](request.path, dict(request.body)))
+    if response.error is not None:
+        console.show_message(f"refused: {response.error}", "error")
+    elif response.unreachable is not None:
+        is_unknown = response.unreachable.was_sent
+        effect = "The result is unknown: check before you retry" if is_unknown else "Nothing was done"
+        console.show_message(f"no response: {response.unreachable}. {effect}", "error")
+    elif request.command:
+        _run_command(console, request, response.result)
+    else:
+        console.show_message(request.success_message)
+    console.model.request_fetch("status")
+    console.request_fetch("locks")
 
-    async def _send_request(self, request: OperationRequest) -> None:
-        methods = {
-            "POST": self.request_client.post,
-            "PUT": self.request_client.put,
-            "DELETE": self.request_client.delete,
-        }
-        response = await self.call_daemon(lambda: methods[request.method](request.path, dict(request.body)))
-        if response.error is not None:
-            self.context.show_message(f"refused: {response.error}", "error")
-        elif response.unreachable is not None:
-            is_unknown = response.unreachable.was_sent
-            effect = "The result is unknown: check before you retry" if is_unknown else "Nothing was done"
-            self.context.show_message(f"no response: {response.unreachable}. {effect}", "error")
-        elif request.command:
-            self._run_command(request, response.result)
-        else:
-            self.context.show_message(request.success_message)
-        self.context.model.request_fetch("status")
-        self.context.request_fetch("locks")
 
-    def _run_command(self, request: OperationRequest, recorded: Any) -> None:
-        if recorded["command"] != list(request.command):
-            self.context.show_message("shell: its command has changed meanwhile: press s again", "error")
-            return
-        problem = run_program(self, request.command)
-        self.context.show_message(problem or request.success_message, "error" if problem else "information")
+def _run_command(console: ConsoleApp, request: OperationRequest, recorded: Any) -> None:
+    if recorded["command"] != list(request.command):
+        console.show_message("shell: its command has changed meanwhile: press s again", "error")
+        return
+    problem = run_program(console, request.command)
+    console.show_message(problem or request.success_message, "error" if problem else "information")

@@ -140,7 +140,7 @@ class ComparisonPage(FetchedPage):
 
     def do_open(self) -> None:
         if self.body.cursor_key:
-            self.console.open_node(self.rollout_id, self.body.cursor_key)
+            self.console.open_page("node", self.rollout_id, self.body.cursor_key)
 
 
 def _name_width(rows: Sequence[wire.ComparedNode] | Sequence[wire.Preparation]) -> int:
@@ -211,7 +211,7 @@ class PreparationPage(FetchedPage):
 
     def do_open(self) -> None:
         if self.body.cursor_key:
-            self.console.open_node(self.rollout_id, self.body.cursor_key.partition(":")[0])
+            self.console.open_page("node", self.rollout_id, self.body.cursor_key.partition(":")[0])
 
 
 def _needs_people(each: wire.Preparation) -> bool:
@@ -261,7 +261,7 @@ class HandoverPage(FetchedPage):
     def do_open(self) -> None:
         _, _, rollout = self.body.cursor_key.partition(":")
         if rollout:
-            self.console.open_rollout(rollout)
+            self.console.open_page("rollout", rollout)
 
 
 def _rollout_row(key: str, each: wire_fleet.HandoverRollout, text: str) -> Item:

@@ -54,11 +54,11 @@ class FleetPage(Page):
 
     def do_open(self) -> None:
         if self.body.cursor_key:
-            self.console.open_rollout(self.body.cursor_key)
+            self.console.open_page("rollout", self.body.cursor_key)
 
     def do_nodes(self) -> None:
         if self.body.cursor_key:
-            self.console.open_nodes(self.body.cursor_key)
+            self.console.open_page("nodes", self.body.cursor_key)
 
     def _rollout_row(self, rollout: RolloutState, now: float) -> Callable[[int], Line]:
         ids = list(self.console.model.rollouts)

@@ -63,7 +63,7 @@ class ForecastPage(FetchedPage):
     def do_open(self) -> None:
         names = {node["node"] for node in self._found["nodes"]} if self._found is not None else set()
         if self.body.cursor_key in names:
-            self.console.open_node(self.rollout_id, self.body.cursor_key)
+            self.console.open_page("node", self.rollout_id, self.body.cursor_key)
 
     def _span_row(
         self,

@@ -139,19 +139,19 @@ class GatesPage(TwoPanes):
             return
         kind, _, name = content.cursor_key.partition(":")
         if content.has_focus and kind == "node":
-            self.console.open_node(selected.rollout.id, name)
+            self.console.open_page("node", selected.rollout.id, name)
         else:
-            self.console.open_rollout(selected.rollout.id)
+            self.console.open_page("rollout", selected.rollout.id)
 
     def do_compare(self) -> None:
         selected = self.selected_gate()
         if selected is not None:
-            self.console.open_comparison(selected.rollout.id)
+            self.console.open_page("comparison", selected.rollout.id)
 
     def do_forecast(self) -> None:
         selected = self.selected_gate()
         if selected is not None:
-            self.console.open_forecast(selected.rollout.id)
+            self.console.open_page("forecast", selected.rollout.id)
 
     # -- the content
 

@@ -47,9 +47,9 @@ class LocksPage(Page):
         holders = [holder for each in pools if each["pool"] == pool for holder in each["holders"]]
         rollout = next((each["rollout"] for each in holders if each["node"] == node), None)
         if kind == "node" and rollout:
-            self.console.open_node(rollout, node)
+            self.console.open_page("node", rollout, node)
         elif kind == "pool" and (found := [x for x in summaries.sort_by_urgency(model) if name in x.pools]):
-            self.console.open_nodes(found[0].id, pool=name)
+            self.console.open_page("nodes", found[0].id, pool=name)
         else:
             self.console.show_message("open: no rollout has this row; w shows it in full")
 

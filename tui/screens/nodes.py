@@ -69,7 +69,7 @@ class NodesPage(RolloutScreen):
 
     def do_open(self) -> None:
         if self.body.cursor_key:
-            self.console.open_node(self.rollout_id, self.body.cursor_key)
+            self.console.open_page("node", self.rollout_id, self.body.cursor_key)
 
     def do_sort(self) -> None:
         orders = list(SORT_KEYS)

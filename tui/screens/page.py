@@ -20,6 +20,7 @@ from textual.widget import Widget
 
 from rolloutd.control import wire
 from rolloutd.texts import event_text
+from tui.console import ConsoleApp
 from tui.formatting import formatting
 from tui.formatting.lines import (
     UNCUT_WIDTH,
@@ -34,7 +35,6 @@ from tui.formatting.lines import (
 from tui.operations import actions
 from tui.operations.actions import Action
 from tui.operations.confirm import Selection
-from tui.screens.console_context import ConsoleContext
 from tui.state import permissions
 from tui.state.values import NodeState, RolloutState, parse_timestamp
 from tui.widgets import summaries
@@ -165,8 +165,8 @@ class Page(BlankWidget, Screen[None]):
         self._first_key = self._keys_shown = 0
 
     @property
-    def console(self) -> ConsoleContext:
-        return cast("ConsoleContext", self.app)
+    def console(self) -> ConsoleApp:
+        return cast("ConsoleApp", self.app)
 
     @property
     def body(self) -> VirtualList:

@@ -133,33 +133,33 @@ class RolloutPage(TwoPanes, RolloutScreen):
         kind, _, name = self._cursor_key().partition(":")
         match kind:
             case "node":
-                self.console.open_node(self.rollout_id, name.rpartition("/")[2])
+                self.console.open_page("node", self.rollout_id, name.rpartition("/")[2])
             case "reason":
-                self.console.open_nodes(self.rollout_id, reason=name)
+                self.console.open_page("nodes", self.rollout_id, reason=name)
             case "gate":
-                self.console.open_gate(name)
+                self.console.switch_page("gates", name)
             case "pool":
-                self.console.open_nodes(self.rollout_id, pool=name)
+                self.console.open_page("nodes", self.rollout_id, pool=name)
             case _:
-                self.console.open_nodes(self.rollout_id)
+                self.console.open_page("nodes", self.rollout_id)
 
     def do_nodes(self) -> None:
-        self.console.open_nodes(self.rollout_id)
+        self.console.open_page("nodes", self.rollout_id)
 
     def do_find(self) -> None:
         """Filter on the page that lists all nodes."""
-        self.console.open_nodes(self.rollout_id)
+        self.console.open_page("nodes", self.rollout_id)
         # Now, not later: the keys typed after `/` are the filter, and no actions of the page of nodes.
         self.console.action_perform("find")
 
     def do_compare(self) -> None:
-        self.console.open_comparison(self.rollout_id)
+        self.console.open_page("comparison", self.rollout_id)
 
     def do_preparation(self) -> None:
-        self.console.open_preparation(self.rollout_id)
+        self.console.open_page("preparation", self.rollout_id)
 
     def do_forecast(self) -> None:
-        self.console.open_forecast(self.rollout_id)
+        self.console.open_page("forecast", self.rollout_id)
 
     def do_sort(self) -> None:
         orders = list(POOL_ORDERS)
