@@ -130,9 +130,11 @@ class Forecaster:
                 duration_s = asyncio.get_running_loop().time() - began
                 await clock.sleep(max(MIN_PAUSE_S, duration_s / BUSY_SHARE))
 
-    async def keep(self, answer: Answer, occasion: str) -> None:
-        """Keep a forecast that people see, so that it can be compared with what comes."""
-        made_at = datetime.fromisoformat(answer["made_at"]).timestamp()
+    async def keep(self, answer: Answer, occasion: str, made_at: float) -> None:
+        """Keep a forecast that people see, so that it can be compared with what comes.
+
+        `made_at` is the instant of its request: in the answer it is a whole second, in which others may be made.
+        """
         kept = {key: value for key, value in answer.items() if key not in ("changed", "difference")}
         await self._state.store.keep_forecast(KeptForecast(answer["rollout"], made_at, occasion, kept))
 
@@ -142,21 +144,24 @@ class Forecaster:
     async def _refresh(self) -> None:
         state = self._state
         try:
-            answers = {each["rollout"]: each for each in await self.ask(self.request(seed=DEFAULT_SEED))}
+            request = self.request(seed=DEFAULT_SEED)
+            answers = {each["rollout"]: each for each in await self.ask(request)}
             previous, state.forecasts = state.forecasts, answers
             state.changes.notify_progress()  # consoles show the figures of a forecast
             for rollout, answer in answers.items():
-                await self._keep_for_gates(rollout, answer, previous.get(rollout))
+                await self._keep_for_gates(rollout, answer, previous.get(rollout), request.now)
                 await self._report_missed(rollout, answer)
         except RolloutdError as error:
             # Nothing depends on it: a status without a forecast says so.
             log.warning("forecast: not made: %s", error)
 
-    async def _keep_for_gates(self, rollout: str, answer: Answer, before: Answer | None) -> None:
+    async def _keep_for_gates(
+        self, rollout: str, answer: Answer, before: Answer | None, made_at: float
+    ) -> None:
         """Keep the first forecast at which a gate waits: it is shown to those who vote."""
         waiting = _waiting_gates(answer)
         if waiting and waiting != (set() if before is None else _waiting_gates(before)):
-            await self.keep(answer, f"gate {', '.join(sorted(waiting))}")
+            await self.keep(answer, f"gate {', '.join(sorted(waiting))}", made_at)
 
     async def _report_missed(self, rollout: str, answer: Answer) -> None:
         """Report, once for each, the kept forecasts whose p90 is before the end as it is forecast now."""

@@ -40,9 +40,10 @@ async def forecast_rollout(
 ) -> wire_forecasts.Forecast:
     """Forecast a rollout: when each node starts and is back, and when each gate asks."""
     rollout = (await resolve_for_reading(services.state, request.path_params["r"])).rollout.id
-    (answer,) = await services.forecaster.ask(_request(services, request.input, rollouts=(rollout,)))
+    question = _request(services, request.input, rollouts=(rollout,))
+    (answer,) = await services.forecaster.ask(question)
     if request.input.publish is not None:
-        await services.forecaster.keep(answer, request.input.publish)
+        await services.forecaster.keep(answer, request.input.publish, question.now)
     return cast("wire_forecasts.Forecast", answer)
 
 

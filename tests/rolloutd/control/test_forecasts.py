@@ -357,6 +357,18 @@ async def test_published_forecast_is_kept_and_scored(tmp_path: Path, monkeypatch
         assert (one["rollout"], one["occasion"], one["missed"]) == (rollout, "calendar", False)
 
 
+async def test_forecasts_of_one_second_are_all_kept(tmp_path: Path) -> None:
+    async with forecast_environment(tmp_path) as inside:
+        rollout = await inside.submit()
+        inside.clock.advance(0.25 - inside.clock.now() % 1.0)
+        await ask(inside, rollout, publish="calendar")
+        inside.clock.advance(0.25)
+        await Forecaster(inside.state)._refresh()
+        kept = await inside.state.store.load_forecasts(rollout)
+        assert [each.occasion for each in kept] == ["gate start", "calendar"]
+        assert len({each.answer["made_at"] for each in kept}) == 1
+
+
 async def test_missed_forecast_is_reported_once(tmp_path: Path) -> None:
     async with forecast_environment(tmp_path) as inside:
         rollout = await inside.submit()
