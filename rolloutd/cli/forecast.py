@@ -66,7 +66,12 @@ def forecast(call: Invocation) -> int:
     args = call.args
     if args.team is not None and not args.ics:
         raise exits.Exit(exits.USAGE, "rolloutctl forecast: --team is for --ics; give both")
+    asks_what_if = bool(args.set or args.freeze or args.without or args.with_failure or args.at)
+    if asks_what_if and args.ics:
+        raise exits.Exit(exits.USAGE, "rolloutctl forecast: a calendar has no what-if; leave out one of them")
     if args.score:
+        if asks_what_if or args.ics:
+            raise exits.Exit(exits.USAGE, "rolloutctl forecast: --score forecasts nothing; give it alone")
         return _show_score(call)
     body = without_none(
         draws=args.draws, seed=args.seed, approve_after_s=args.approve_after, failure_rate=args.failure_rate
@@ -79,6 +84,8 @@ def forecast(call: Invocation) -> int:
     }
     body |= without_none(at=args.at)
     if args.subject is None:
+        if asks_what_if or args.ics:
+            raise exits.Exit(exits.USAGE, "rolloutctl forecast: what-if and --ics need one ROLLOUT; name it")
         return _forecast_all(call, body)
     if Path(args.subject).suffix in PLAN_SUFFIXES:
         answer: Forecast = request_about_plan(call, args.subject, "forecast", body)
@@ -96,12 +103,6 @@ def forecast(call: Invocation) -> int:
 
 
 def _forecast_all(call: Invocation, body: dict[str, Any]) -> int:
-    if (
-        call.args.ics
-        or call.args.at
-        or any(body[key] for key in ("sets", "freezes", "without", "with_failure"))
-    ):
-        raise exits.Exit(exits.USAGE, "rolloutctl forecast: what-if and --ics are of one ROLLOUT; name it")
     answer = call.client.post(api_path("forecasts"), body)
     found: list[Forecast] = answer["forecasts"]
     if call.print_data(answer, [each["rollout"] for each in found]):
@@ -160,6 +161,8 @@ def _open_note(found: ForecastBody) -> str:
 
 def format_difference(found: Seconds) -> str:
     """Return `2h earlier (p90 1h later)`."""
+    if found["p50"] is None and found["p90"] is None:
+        return _later(None)
     return f"{_later(found['p50'])} (p90 {_later(found['p90'])})"
 
 

@@ -133,7 +133,7 @@ class Forecaster:
     async def keep(self, answer: Answer, occasion: str, made_at: float) -> None:
         """Keep a forecast that people see, so that it can be compared with what comes.
 
-        `made_at` is the instant of its request: in the answer it is a whole second, in which others may be made.
+        `made_at` is the instant of its request: the answer has whole seconds, and one second may have two.
         """
         kept = {key: value for key, value in answer.items() if key not in ("changed", "difference")}
         await self._state.store.keep_forecast(KeptForecast(answer["rollout"], made_at, occasion, kept))

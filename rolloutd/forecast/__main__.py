@@ -225,7 +225,7 @@ class _Answer:
         found = forecast(
             facts.index,
             facts.now,
-            self._history.durations,
+            self._history.over(facts.index).durations,
             self._assumptions,
             draws=draws or self._request.draws,
             random=Random(self._request.seed),  # noqa: S311  # draws, not secrets

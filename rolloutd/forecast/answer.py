@@ -8,6 +8,7 @@ from typing import Any
 from machines.facts.index import Index
 from machines.forecast.model import Assumption, AssumptionCode, NodeForecast, RolloutForecast, Spread
 from machines.model.timefmt import format_duration, format_rfc3339
+from rolloutd.texts.formats import pluralize
 
 JSON = dict[str, Any]
 
@@ -146,7 +147,8 @@ def describe_assumption(found: Assumption) -> str:
             rate = 100.0 * float(str(params["rate"]))
             return f"{rate:.3g} % of the attempts fail, and each failed node is tried again after the votes"
         case AssumptionCode.NODES_HEALTHY:
-            return f"{params['nodes']} nodes that are not known to be up are up"
+            nodes = int(str(params["nodes"]))
+            return f"{pluralize(nodes, 'node')} not known to be up {'is' if nodes == 1 else 'are'} up"
         case AssumptionCode.TRAFFIC_IDLE:
             return "nodes with traffic probes are idle when their turn comes"
         case AssumptionCode.TRAFFIC_HISTORY:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from random import Random
 from statistics import fmean, variance
@@ -194,6 +195,12 @@ class StepHistory:
                 group = self._groups.setdefault((kind, name, sample.step, sample.action), [])
                 if len(group) < MAX_SAMPLES:
                     group.append(seconds)
+
+    def over(self, index: Index) -> StepHistory:
+        """Return the same history for other facts, such as those of a what-if with another `expected`."""
+        other = copy(self)
+        other._index, other._known = index, {}
+        return other
 
     def durations(self, rollout: str, node: str, step: str, action: StepAction) -> Sequence[float]:
         """Return the durations that a step may take, all equally likely."""

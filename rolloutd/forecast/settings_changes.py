@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from machines.facts.index import Index
 from machines.model.limits import Limits
+from machines.model.timefmt import format_duration
 from rolloutd.errors import Refused
-from rolloutd.planfile.schema import known_keys
+from rolloutd.planfile.schema import known_keys, schema_at
 from rolloutd.settings import Settings, schema
 from rolloutd.settings.compile import compile_limits
 from rolloutd.texts.formats import suggest_name
@@ -42,7 +43,9 @@ def split_changes(sets: Sequence[str]) -> tuple[tuple[Change, ...], tuple[Change
             value = yaml.safe_load(assignment[2])
         except yaml.YAMLError:
             raise refused(f"--set {text}", "the value is not YAML; write it as in the file") from None
-        if path[0] == "plan" and len(path) > 1:
+        if path[0] == "plan":
+            if not all(path[1:]) or len(path) == 1:
+                raise refused(f"--set {text}", "it names no key of the plan; write plan.soak=30m")
             plan_sets.append((path[1:], value))
         elif path[0] in SETTINGS_KEYS:
             settings_sets.append((path, value))
@@ -59,7 +62,8 @@ def changed_limits(settings: Settings, sets: Sequence[Change], index: Index) -> 
     for path, value in sets:
         key = path[0]
         if key not in values:
-            values[key] = TypeAdapter(Any).dump_python(getattr(settings, key), mode="json", by_alias=True)
+            current = TypeAdapter(Any).dump_python(getattr(settings, key), mode="json", by_alias=True)
+            values[key] = as_written(schema(), current, (key,))
             if key == "pools":  # `team` is a pool key of every settings file
                 values[key].setdefault("team", {})
         _require_known(path, values[key], index)
@@ -67,8 +71,9 @@ def changed_limits(settings: Settings, sets: Sequence[Change], index: Index) -> 
     fields = type(settings).model_fields
     checked: dict[str, Any] = {}
     for key, value in values.items():
+        with_bounds: Any = Annotated[fields[key].annotation, fields[key]]
         try:
-            checked[key] = TypeAdapter[Any](fields[key].annotation or Any).validate_python(value)
+            checked[key] = TypeAdapter[Any](with_bounds).validate_python(value)
         except ValidationError as wrong:
             raise _refusal(key, wrong) from None
     return compile_limits(settings.model_copy(update=checked))
@@ -98,15 +103,39 @@ def _require_known(path: Sequence[str], value: Any, index: Index) -> None:
 
 
 def assigned(value: Any, path: Sequence[str], new: Any, subject: str) -> Any:
-    """Return a value with the part at the path replaced."""
+    """Return a value with the part at the path replaced.
+
+    An only entry needs no number, because the file may have it without a list: `maintain: {...}`.
+    """
     if not path:
         return new
     key, *rest = path
-    if isinstance(value, list) and key.isdecimal() and int(key) < len(value):
-        return [assigned(each, rest, new, subject) if n == int(key) else each for n, each in enumerate(value)]
+    if isinstance(value, list):
+        number = int(key) if key.isdecimal() else 0
+        if number >= len(value) or (not key.isdecimal() and len(value) > 1):
+            last = len(value) - 1
+            raise refused(f"--set {subject}", f"the list has no entry '{key}'; name one, 0 to {last}")
+        rest = rest if key.isdecimal() else [key, *rest]
+        return [assigned(each, rest, new, subject) if n == number else each for n, each in enumerate(value)]
     if not isinstance(value, dict | None):
-        raise refused(f"--set {subject}", f"there is nothing below '{value}'; name a key of the file")
+        raise refused(f"--set {subject}", f"there is no key '{key}' below a value; name a key of the file")
     return {**(value or {}), key: assigned((value or {}).get(key), rest, new, subject)}
+
+
+def as_written(schema: dict[str, Any], value: Any, path: tuple[str | int, ...]) -> Any:
+    """Return a part of a file's content as people write it: durations and rates are texts again."""
+    if isinstance(value, dict):
+        return {key: as_written(schema, part, (*path, key)) for key, part in value.items()}
+    if isinstance(value, list):
+        return [as_written(schema, part, (*path, number)) for number, part in enumerate(value)]
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return value
+    node = schema_at(schema, path) or {}
+    choices = {each.get("type"): each for each in (node, *node.get("anyOf", ()))}
+    if "string" not in choices or "integer" in choices:
+        return value
+    is_rate = "B)/s" in choices["string"].get("pattern", "")
+    return f"{value // 1024}KiB/s" if is_rate else format_duration(value)
 
 
 def refused(subject: str, problem: str) -> Refused:

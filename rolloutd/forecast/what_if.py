@@ -11,15 +11,14 @@ import yaml
 
 from machines.facts.projection import Projection
 from machines.model.events import Event, FreezeStarted
-from machines.model.rollout import Rollout
-from machines.model.timefmt import format_duration
+from machines.model.plan import Plan
 from machines.model.windows import Freeze
 from machines.states import Outcome, Phase, Trigger
 from machines.workflow.phase_transitions import transition
 from rolloutd import planfile
 from rolloutd.errors import InvalidFile
 from rolloutd.forecast.request import TeamChecks, WhatIf
-from rolloutd.forecast.settings_changes import assigned, refused
+from rolloutd.forecast.settings_changes import as_written, assigned, refused
 from rolloutd.settings.compile import compile_plan
 from rolloutd.texts.formats import suggest_name
 
@@ -82,7 +81,7 @@ def _change_plan(
     teams: Mapping[str, TeamChecks],
 ) -> None:
     """Let the rollout have the changed plan; what it has done so far stays."""
-    written = _as_written(planfile.schema(), planfile.written_content(content), ())
+    written = as_written(planfile.schema(), planfile.written_content(content), ())
     for path, value in sets:
         keys = path if path[0] in ("spec", "metadata") else ("spec", *path)
         written = assigned(written, keys, value, f"plan.{'.'.join(path)}")
@@ -90,36 +89,28 @@ def _change_plan(
         plan_file = planfile.read(yaml.safe_dump(written).encode(), "the plan")
     except InvalidFile as invalid:
         first = invalid.diagnostics[0]
-        raise refused(
-            f"--set plan.{'.'.join(sets[0][0])}", f"{first.message}; allowed: {first.allowed}"
-        ) from None
+        # The allowed keys are many, and the message has the nearest one.
+        allowed = "" if "did you mean" in first.message else f"; allowed: {first.allowed}"
+        raise refused(f"--set plan.{first.path.removeprefix('spec.')}", f"{first.message}{allowed}") from None
     before = index.rollout(rollout)
     plan = compile_plan(plan_file.content, teams=teams)
+    present = _chosen_at_submit(before.plan)
+    for key, value in _chosen_at_submit(plan).items():
+        if value != present[key]:
+            raise refused(f"--set plan.{key}", "it was settled at submit; forecast a changed plan file")
     targets = list(index.targets(rollout))
-    changed: Rollout = replace(before, plan=replace(plan, waves=_waves(before, plan.waves)))
-    index.load_rollout(changed, targets)
+    index.load_rollout(replace(before, plan=plan), targets)
 
 
-def _waves(before: Rollout, waves: Any) -> Any:
-    # The nodes' waves were resolved at submit; those of a changed plan must have the same names.
-    names = [wave.name for wave in waves]
-    if names != [wave.name for wave in before.plan.waves]:
-        raise refused("--set plan.waves", "the nodes are in waves already; preview a changed plan file")
-    return waves
-
-
-def _as_written(schema: dict[str, Any], value: Any, path: tuple[str | int, ...]) -> Any:
-    """Return a part of a plan's content as an author writes it: durations and rates are texts again."""
-    if isinstance(value, dict):
-        return {key: _as_written(schema, part, (*path, key)) for key, part in value.items()}
-    if isinstance(value, list):
-        return [_as_written(schema, part, (*path, number)) for number, part in enumerate(value)]
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        return value
-    node = planfile.schema_at(schema, path) or {}
-    if node.get("type") != "string":
-        return value
-    return f"{value // 1024}KiB/s" if "B)/s" in node.get("pattern", "") else format_duration(value)
+def _chosen_at_submit(plan: Plan) -> Mapping[str, Any]:
+    """Return what decided on the rollout's nodes, their order, pools and history when it was submitted."""
+    return {
+        "metadata.name": plan.name,
+        "targets": plan.selector,
+        "pilot": plan.pilot_node,
+        "waves": [(wave.name, wave.select) for wave in plan.waves],
+        "pools": plan.pool_keys,
+    }
 
 
 # -- nodes and freezes -----------------------------------------------------------------
@@ -145,6 +136,8 @@ def _freeze(text: str, number: int, now: float, index: Projection) -> Freeze:
             f"--freeze {text}", f"no scope {scope}; {suggest_name(scope, scopes, 'see rolloutctl locks')}"
         )
     begins_at, ends_at = _span(text, when, now)
+    if ends_at <= begins_at:
+        raise refused(f"--freeze {text}", "it ends before it begins; swap FROM and TO")
     if ends_at <= now:
         raise refused(f"--freeze {text}", "it is over already; name a later time")
     return Freeze(f"what-if-{number}", scope, "what if", "forecast", max(now, begins_at), ends_at)

@@ -43,6 +43,8 @@ forecast {{live}} --with-failure nosuch
 forecast {{live}} --at yesterday
 forecast {{live}} --team payments
 forecast --at 2h
+forecast {{live}} --ics --at 2h
+forecast --score --ics
 explain nosuch
 explain plan.spec.nosuch
 explain plan.apiVersion.nosuch

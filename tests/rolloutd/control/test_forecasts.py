@@ -22,12 +22,15 @@ from rolloutd.engine import forecasts
 from rolloutd.engine.forecasts import Forecaster
 from rolloutd.forecast import what_if
 from rolloutd.store import open_store
-from tests.rolloutd.control_environment import PLAN, ControlEnvironment, control_environment
+from tests.rolloutd.control_environment import PLAN, SETTINGS, ControlEnvironment, control_environment
 
 WINDOWS = 'windows: [{days: mon-fri, from: "09:00", to: "16:00", zone: Europe/Amsterdam}]'
 WINDOWED_PLAN = PLAN.replace("  maintain:", f"  {WINDOWS}\n  maintain:").replace(
     "playbook: site.yml}", "playbook: site.yml, expected: 20m}"
 )
+
+TEAMS = {**SETTINGS["teams"], "payments": {**SETTINGS["teams"]["payments"], "reboot_within": "30m"}}
+SATURDAY = {"days": "sat", "from": "09:00", "to": "16:00", "zone": "UTC"}
 
 
 @asynccontextmanager
@@ -114,15 +117,20 @@ async def test_what_if_equals_the_changed_settings(tmp_path: Path) -> None:
         (["plan.max_parallel=1"], {}, "max_parallel: 1"),
         (["plan.probation=7m"], {}, "probation: 7m"),
         ([f"plan.{WINDOWS.replace(': ', '=', 1)}"], {}, WINDOWS),
+        (
+            ["teams.search.windows=[{days: sat, from: '09:00', to: '16:00', zone: UTC}]"],
+            {"teams": {**TEAMS, "search": {**TEAMS["search"], "windows": [SATURDAY]}}},
+            "",
+        ),
     ],
 )
 async def test_what_if_equals_asking_again(
     tmp_path: Path, sets: list[str], settings: dict[str, Any], spec: str
 ) -> None:
     text = PLAN.replace("site.yml}", "site.yml, expected: 20m}")
-    async with control_environment(tmp_path / "one") as inside:
+    async with control_environment(tmp_path / "one", teams=TEAMS) as inside:
         changed = (await ask(inside, await inside.submit(text=text), sets=sets))["changed"]
-    async with control_environment(tmp_path / "two", **settings) as inside:
+    async with control_environment(tmp_path / "two", **{"teams": TEAMS, **settings}) as inside:
         text = text.replace("  maintain:", f"  {spec}\n  maintain:")
         again = await ask(inside, await inside.submit(text=text))
     assert comparable(again) == comparable(changed)
@@ -132,6 +140,25 @@ def comparable(answer: dict[str, Any]) -> Any:
     """Return an answer without what differs between two rollouts, and between what is and what would be."""
     parts = {key: value for key, value in answer.items() if key not in ("made_at", "vote_deadline")}
     return json.loads(json.dumps(parts).replace(answer["rollout"], "R"))
+
+
+async def test_what_if_of_expected_equals_asking_again(tmp_path: Path) -> None:
+    async with control_environment(tmp_path / "one") as inside:
+        sets = ["plan.maintain.expected=20m"]
+        changed = (await ask(inside, await inside.submit(), sets=sets))["changed"]
+    async with control_environment(tmp_path / "two") as inside:
+        text = PLAN.replace("site.yml}", "site.yml, expected: 20m}")
+        again = await ask(inside, await inside.submit(text=text))
+    assert comparable(again) == comparable(changed)
+
+
+async def test_what_if_without_equals_skipping(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        rollout = await inside.submit()
+        changed = (await ask(inside, rollout, without=["s2"]))["changed"]
+        path = f"/v1/rollouts/{rollout}/nodes/s2/skip"
+        await inside.request("olga", "post", path, {"reason": "because"})
+        assert comparable(await ask(inside, rollout)) == comparable(changed)
 
 
 async def test_what_if_freeze_equals_the_freeze(tmp_path: Path) -> None:
@@ -202,6 +229,13 @@ async def test_what_if_of_nodes_freezes_and_times(tmp_path: Path) -> None:
         ({"sets": ["plan.soka=30m"]}, "soka"),
         ({"sets": ["plan.soak=soon"]}, "this is not a duration"),
         ({"sets": ["plan.soak"]}, "not PATH=VALUE"),
+        ({"sets": ["plan=3"]}, "it names no key of the plan"),
+        ({"sets": ["plan.soak.x=3"]}, "there is no key 'x' below a value"),
+        ({"sets": ["plan.maintain.1.expected=1m"]}, "the list has no entry '1'; name one, 0 to 0"),
+        ({"sets": ["plan.targets=team=search"]}, "--set plan.targets: it was settled at submit"),
+        ({"sets": ["plan.soak=1h", "plan.canary.select=x=y"]}, "--set plan.waves: it was settled at submit"),
+        ({"sets": ["max_parallel=0"]}, "greater than or equal to 1"),
+        ({"sets": ["teams.search.window=[]"]}, "no key 'window'; did you mean windows?"),
         ({"sets": ["plan.soak=[1"]}, "the value is not YAML"),
         ({"without": ["p11"]}, "not a node of the rollout; did you mean p1?"),
         ({"with_failure": ["x" * 200]}, "not a node of the rollout; see rolloutctl nodes"),
@@ -209,13 +243,14 @@ async def test_what_if_of_nodes_freezes_and_times(tmp_path: Path) -> None:
         ({"freezes": ["all"]}, "not SCOPE:WHEN"),
         ({"freezes": ["all:someday"]}, "not a weekday, a date or FROM..TO"),
         ({"freezes": ["all:2001-01-01"]}, "it is over already"),
+        ({"freezes": ["all:2999-12-24..2999-12-20"]}, "it ends before it begins"),
         ({"at": "2001-01-01T00:00:00Z"}, "the time is over"),
     ],
 )
 async def test_what_does_not_exist_is_an_error(
     tmp_path: Path, options: dict[str, Any], expected: str
 ) -> None:
-    async with forecast_environment(tmp_path) as inside:
+    async with control_environment(tmp_path) as inside:
         rollout = await inside.submit()
         with pytest.raises(ApiError) as refused:
             await ask(inside, rollout, **options)
