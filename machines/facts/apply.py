@@ -15,6 +15,7 @@ from machines.model.configuration import NodeConfiguration
 from machines.model.node import Node
 from machines.model.plan import Plan
 from machines.model.preparation import Preparation
+from machines.model.reboots import RebootApproval, RebootApprovalWithdrawn, RebootsApproved
 from machines.model.rollout import (
     DAEMON,
     Drift,
@@ -143,6 +144,11 @@ def _writes(event: events.Event, rows: RowReader, at: float) -> Iterator[Write |
             yield Write(train, Expected.ANY)
         case TrainRemoved():
             yield Delete(_require(rows, Train, event.train))
+        case RebootsApproved():
+            # A person may approve again, to change its end or its reason.
+            yield Write(event.approval, Expected.ANY)
+        case RebootApprovalWithdrawn():
+            yield Delete(_require(rows, RebootApproval, event.approval))
         case events.TeamRulesChanged():
             yield Write(event, Expected.ANY)
         case events.ConfigurationPruned():

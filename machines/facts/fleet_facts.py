@@ -19,6 +19,7 @@ from machines.model.node import Node, Observation, SourceFreshness
 from machines.model.outage import OutageProgress
 from machines.model.preparation import Preparation, StagedComparison
 from machines.model.reasons import Reason
+from machines.model.reboots import RebootApproval
 from machines.model.rollout import Hold, Rollout, Target, Verdict
 from machines.model.rows import AuditMismatch, find_part
 from machines.model.traffic import TrafficResult
@@ -39,6 +40,7 @@ class FactsSnapshot:
     holds: tuple[Hold, ...] = ()
     freezes: tuple[Freeze, ...] = ()
     trains: tuple[Train, ...] = ()
+    reboot_approvals: tuple[RebootApproval, ...] = ()
     team_rules: tuple[TeamRules, ...] = ()
     preparations: tuple[Preparation, ...] = ()
     epoch: int = 0
@@ -75,6 +77,7 @@ class FleetFacts(Forkable):
         self._holds_by_node: dict[str, dict[tuple[str, str, str], Hold]] = {}
         self._freezes: dict[str, Freeze] = {}
         self._trains: dict[str, Train] = {}
+        self._reboot_approvals: dict[str, RebootApproval] = {}
         self.team_rules: Mapping[str, TeamRules] = {}
         self._observations: dict[str, Observation] = {}
         self._confirmed_at: dict[str, float] = {}
@@ -116,6 +119,11 @@ class FleetFacts(Forkable):
     @property
     def trains(self) -> Sequence[Train]:
         return tuple(self._trains.values())
+
+    @property
+    def reboot_approvals(self) -> tuple[RebootApproval, ...]:
+        """All approvals of reboots, including those whose time is over."""
+        return tuple(self._reboot_approvals.values())
 
     def train_of(self, rollout: str) -> Train | None:
         """Return the approved train that a rollout is in."""
@@ -220,6 +228,8 @@ class FleetFacts(Forkable):
             row = self._freezes.get(*key)
         elif kind is Train:
             row = self._trains.get(*key)
+        elif kind is RebootApproval:
+            row = self._reboot_approvals.get(*key)
         elif key[0] in self._rollouts:
             row = find_part(self._rollouts[key[0]], kind, *key[1:])
         return cast(R | None, row)
@@ -294,6 +304,7 @@ class FleetFacts(Forkable):
             holds=tuple(self._holds.values()),
             freezes=tuple(self._freezes.values()),
             trains=tuple(self._trains.values()),
+            reboot_approvals=self.reboot_approvals,
             team_rules=tuple(self.team_rules.values()),
             preparations=tuple(row for each in self._preparations.values() for row in each.rows.values()),
             epoch=self.epoch,

@@ -42,6 +42,7 @@ from machines.model.limits import Limits
 from machines.model.node import Node
 from machines.model.plan import Plan
 from machines.model.preparation import Preparation, PreparationState
+from machines.model.reboots import RebootApproval
 from machines.model.rollout import Failure, Hold, Rollout, Target
 from machines.model.rows import (
     Delete,
@@ -85,6 +86,7 @@ class Projection(MeasuredFacts):
             index._add_hold(hold)
         index._freezes = {freeze.id: freeze for freeze in snapshot.freezes}
         index._trains = {train.name: train for train in snapshot.trains}
+        index._reboot_approvals = {each.id: each for each in snapshot.reboot_approvals}
         index.team_rules = {each.team: each for each in snapshot.team_rules}
         # Last, because whether a node is down follows from all of the above.
         index._rebuild_pools()
@@ -177,15 +179,22 @@ class Projection(MeasuredFacts):
             case Train():
                 self._trains = {**self._trains, row.name: row}
                 self.pending_groups.mark_all()
-            case TeamRulesChanged(rules=rules):
-                self.team_rules = {**self.team_rules, rules.team: rules}
-                self.pending_groups.mark_all()
+            case RebootApproval() | TeamRulesChanged():
+                self._write_own_rule(row)
             case _ if isinstance(row, StoreRow):
                 pass
             case _:
                 assert_never(row)
 
-    def _delete(self, row: Hold | Freeze | Train | StoreRow) -> None:
+    def _write_own_rule(self, row: RebootApproval | TeamRulesChanged) -> None:
+        if isinstance(row, RebootApproval):
+            # No node of a rollout waits for it, and a machine asks again by itself.
+            self._reboot_approvals = {**self._reboot_approvals, row.id: row}
+        else:
+            self.team_rules = {**self.team_rules, row.rules.team: row.rules}
+            self.pending_groups.mark_all()
+
+    def _delete(self, row: Hold | Freeze | Train | RebootApproval | StoreRow) -> None:
         if isinstance(row, Freeze):
             self._freezes = self._own(self._freezes)
             del self._freezes[row.id]
@@ -193,6 +202,9 @@ class Projection(MeasuredFacts):
         elif isinstance(row, Train):
             self._trains = {name: each for name, each in self._trains.items() if name != row.name}
             self.pending_groups.mark_all()
+        elif isinstance(row, RebootApproval):
+            kept = self._reboot_approvals.items()
+            self._reboot_approvals = {key: each for key, each in kept if key != row.id}
         elif isinstance(row, Hold):
             key = (row.node, row.source, row.id)
             self._holds, self._holds_by_node = self._own(self._holds), self._own(self._holds_by_node)

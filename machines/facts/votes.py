@@ -7,10 +7,11 @@ its votes, not its progress.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from machines.model.plan import ADMINS, GateName, VoteRequirement
+from machines.model.reboots import RebootApproval
 from machines.model.rollout import ActorKind, Failure, GateOpening, Rollout, Vote
 
 NOT_FOR_JOINERS = (GateName.PILOT, GateName.PROCEED)
@@ -54,13 +55,17 @@ def was_opened(rollout: Rollout, gate: GateName, wave: str = "") -> bool:
 
 def voters_by_team(rollout: Rollout, votes: Iterable[Vote]) -> dict[str, set[int | str]]:
     """Return the people who said yes, by each team that they vote for."""
-    counted = [vote for vote in votes if vote.yes and is_eligible(rollout, vote)]
+    return people_by_team([vote for vote in votes if vote.yes and is_eligible(rollout, vote)])
+
+
+def people_by_team(votes: Sequence[Vote | RebootApproval]) -> dict[str, set[int | str]]:
+    """Return the people who cast these votes, by each team that they vote for."""
     # A person who votes in person and through a service counts once, by uid where one vote has it.
     uids = {
-        vote.actor.person_key: vote.actor.uid for vote in counted if vote.actor.kind is not ActorKind.SERVICE
+        vote.actor.person_key: vote.actor.uid for vote in votes if vote.actor.kind is not ActorKind.SERVICE
     }
     people: dict[str, set[int | str]] = {}
-    for vote in counted:
+    for vote in votes:
         actor = vote.actor
         uid = uids.get(actor.person_key) if actor.kind is ActorKind.SERVICE else actor.uid
         for team in vote.teams:

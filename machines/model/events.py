@@ -15,6 +15,7 @@ from machines.model.limits import TeamRules
 from machines.model.node import Node
 from machines.model.plan import Digest, GateName
 from machines.model.preparation import ManifestEntry, Preparation
+from machines.model.reboots import RebootApprovalWithdrawn, RebootsApproved
 from machines.model.rollout import Actor, Failure, Hold, NodeOrder, PilotEvidence, Target, Verdict, Vote
 from machines.model.step_record import StepAction, StepRecord, StepState
 from machines.model.train_events import TrainRemoved, TrainStored
@@ -482,6 +483,8 @@ Event = (
     | FreezeLifted
     | TrainStored
     | TrainRemoved
+    | RebootsApproved
+    | RebootApprovalWithdrawn
     | TeamRulesChanged
     | StoreEvent
     | DaemonStarted

@@ -40,6 +40,9 @@ class ReasonCode(StrEnum):
     # A gate that takes no votes now.
     CLOSED = "closed"
     NOT_ASKED = "not-asked"
+    # A machine that asks to reboot itself.
+    GATE_CLOSED = "gate-closed"
+    ROLLOUT_STOPPED = "rollout-stopped"
     # A pending node.
     EARLIER_WAVE = "earlier-wave"
     NODE_GONE = "node-gone"
@@ -121,6 +124,7 @@ class RemedyKind(StrEnum):
     """What ends a wait: a user's command, other work, or time."""
 
     APPROVE = "approve"
+    APPROVE_REBOOTS = "approve-reboots"
     WITHDRAW = "withdraw"
     RESUME = "resume"
     RETRY = "retry"  # or skip, or rollback: a failed node's three ways on

@@ -20,6 +20,7 @@ from machines.model.events import (
 )
 from machines.model.node import Node
 from machines.model.preparation import Preparation
+from machines.model.reboots import RebootApproval
 from machines.model.rollout import (
     Failure,
     GateOpening,
@@ -131,6 +132,7 @@ Row = (
     | Hold
     | Freeze
     | Train
+    | RebootApproval
     | TeamRulesChanged
     | StoreRow
 )
@@ -160,7 +162,7 @@ class Write:
 class Delete:
     """A row that is removed, if it is there; `owner` as for Write."""
 
-    row: Hold | Freeze | Train | StoreRow
+    row: Hold | Freeze | Train | RebootApproval | StoreRow
     owner: str = ""
 
 

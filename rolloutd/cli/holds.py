@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
-from rolloutd.cli import exits
+from rolloutd.cli import exits, reboots
 from rolloutd.cli.command_group import CommandGroup, Handler, Invocation, Parser, without_none
 from rolloutd.cli.output import Columns, format_age, format_local, print_line, print_list, sanitize
 from rolloutd.cli.queries import format_down
@@ -77,6 +77,8 @@ def show_locks(call: Invocation) -> None:
         print_line(sanitize(_format_hold(hold)))
     for freeze in answer["freezes"]:
         print_line(sanitize(_format_freeze(freeze)))
+    for gate in answer["reboot_gates"]:
+        reboots.print_gate(gate)
 
 
 def take_hold(call: Invocation) -> int:

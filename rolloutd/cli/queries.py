@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
 from machines.model.timefmt import format_duration
-from rolloutd.cli import exits
+from rolloutd.cli import exits, reboots
 from rolloutd.cli.command_group import CommandGroup, Invocation, confirm
 from rolloutd.cli.output import (
     SHORT_HASH_CHARS,
@@ -35,7 +35,7 @@ from rolloutd.texts.formats import format_exceptions, join_limited, pluralize
 
 if TYPE_CHECKING:
     from rolloutd.control.wire import Gate, Node, PilotEvidence, Pool, Prepared, Reason, Rollout, RolloutLine
-    from rolloutd.control.wire_fleet import PoolSlots
+    from rolloutd.control.wire_fleet import PoolSlots, RebootReason
     from rolloutd.control.wire_plans import Preview
 
 PHASES = ("pending", "isolating", "maintaining", "verifying", "done", "failed")
@@ -130,6 +130,8 @@ def nodes(call: Invocation) -> None:
 
 def why(call: Invocation) -> int:
     """Explain why a rollout or one of its nodes does not move."""
+    if (group := reboots.group_of(call.args.rollout)) is not None:
+        return _why_reboot(call, group)
     if call.args.node is None:
         return _why_rollout(call)
     answer = call.get(api_path("rollouts", call.args.rollout, "nodes", call.args.node, "why"))
@@ -165,6 +167,21 @@ def _why_rollout(call: Invocation) -> int:
     for text, names in waiting.items():
         shown = sanitize(join_limited(names, MAX_NAMES_SHOWN))
         print_line(f"  {pluralize(len(names), 'node')} ({shown}): {text}")
+    return exits.OK
+
+
+def _why_reboot(call: Invocation, group: str) -> int:
+    """Explain why a machine of the group, or the whole group, may not reboot itself now."""
+    if call.args.node is None:
+        gate = reboots.read_gates(call, group)[0]
+        if not call.print_data(gate, [call.args.rollout]):
+            reboots.print_gate(gate)
+        return exits.OK
+    answer: RebootReason = call.get(api_path("fleetlock", group, "nodes", call.args.node, "why"))
+    if not call.print_data(answer, [answer["node"]]):
+        reason = answer["reason"]
+        state = "may reboot itself" if reason is None else f"may not reboot itself: {format_reason(reason)}"
+        print_line(f"{sanitize(answer['node'])} {state}")
     return exits.OK
 
 

@@ -12,7 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rolloutd.cli import exits
+from rolloutd.cli import exits, reboots
 from rolloutd.cli.command_group import (
     CommandGroup,
     Invocation,
@@ -45,7 +45,7 @@ def register(commands: CommandGroup) -> None:
     reject = commands.add_command("reject", vote, "vote no at a gate")
     withdraw = commands.add_command("withdraw", withdraw_vote, "withdraw your votes at a gate")
     for parser in (approve, reject, withdraw):
-        _add_gate_arguments(parser)
+        _add_gate_arguments(parser, optional=parser is not reject)
         parser.argument("--team", metavar="TEAM", text="team to vote as, if you belong to several")
     digest = "the digest that you reviewed; the vote is refused if it differs"
     for parser in (approve, reject):
@@ -54,7 +54,7 @@ def register(commands: CommandGroup) -> None:
     approve.argument("--node", metavar="NODE", text=node, action="append")
     more = "at proceed: approve up to K further failures too"
     approve.argument("--more", metavar="K", text=more, type=int_argument(1, MAX_MORE))
-    approve.until("at proceed: end of --more").yes()
+    approve.until("at proceed: end of --more; at fleetlock/GROUP: end of the approval").yes()
     _add_unseen_argument(approve)
     summary = "sign and use tokens for votes from a ticket system or a chat"
     _register_tokens(commands.add_group("token", summary))
@@ -86,9 +86,10 @@ def _add_unseen_argument(parser: Parser) -> None:
     parser.add_argument("--unseen", action="store_true", help=unseen)
 
 
-def _add_gate_arguments(parser: Parser) -> None:
+def _add_gate_arguments(parser: Parser, *, optional: bool = False) -> None:
     gate = "pilot (before the pilot), start, continue (after a wave) or proceed (after a failure)"
-    parser.rollout().argument("gate", metavar="GATE", text=gate, choices=GATES)
+    number = "?" if optional else None
+    parser.rollout().argument("gate", metavar="GATE", text=gate, choices=GATES, nargs=number)
     wave = "wave before the gate, if several gates have this name"
     parser.argument("--wave", metavar="WAVE", text=wave).reason()
 
@@ -97,6 +98,9 @@ def vote(call: Invocation) -> int:
     """Vote yes or no."""
     args = call.args
     yes = args.command == "approve"
+    if yes and (group := reboots.group_of(args.rollout)) is not None:
+        return reboots.approve(call, group)
+    _require_gate(call)
     body = without_none(
         gate=args.gate, yes=yes, reason=args.reason, team=args.team, wave=args.wave, digest=args.digest
     )
@@ -144,8 +148,17 @@ def _describe_approval(call: Invocation, body: dict[str, Any]) -> str:
 
 def withdraw_vote(call: Invocation) -> int:
     args = call.args
+    if (group := reboots.group_of(args.rollout)) is not None:
+        return reboots.withdraw(call, group)
+    _require_gate(call)
     body = without_none(gate=args.gate, reason=args.reason, team=args.team, wave=args.wave)
     return _report(call, call.client.post(api_path("rollouts", args.rollout, "withdraw"), body))
+
+
+def _require_gate(call: Invocation) -> None:
+    # argparse cannot require it: a group of machines has one gate, without a name.
+    if call.args.gate is None:
+        raise exits.Exit(exits.USAGE, f"{call.args.rollout}: no gate; give one of {', '.join(GATES)}")
 
 
 def sign_token(call: Invocation) -> None:
@@ -212,20 +225,28 @@ def _gate_path(rollout: str, gate: Gate) -> str:
 
 
 def gates(call: Invocation) -> None:
-    """List the gates of one rollout, or of all live ones."""
+    """List the gates of one rollout or group of machines, or of all live ones."""
     name = call.args.rollout
-    found = (
-        call.get(api_path("status"))["rollouts"] if name is None else [call.get(api_path("rollouts", name))]
-    )
-    listed = [{"rollout": each["rollout"], **gate} for each in found for gate in each["gates"]]
-    if call.print_data(
-        listed, [_gate_path(each["rollout"], gate) for each in found for gate in each["gates"]]
-    ):
+    found: list[Rollout] = []
+    group = reboots.group_of(name)
+    if name is None:
+        found = call.get(api_path("status"))["rollouts"]
+    elif group is None:
+        found = [call.get(api_path("rollouts", name))]
+    of_machines = reboots.read_gates(call, group) if name is None or group is not None else []
+    listed: list[dict[str, Any]] = [
+        {"rollout": of["rollout"], **gate} for of in found for gate in of["gates"]
+    ]
+    names = [_gate_path(each["rollout"], gate) for each in found for gate in each["gates"]]
+    listed += [{"rollout": f"{reboots.PREFIX}{each['group']}", **each} for each in of_machines]
+    if call.print_data(listed, [*names, *(f"{reboots.PREFIX}{each['group']}" for each in of_machines)]):
         return
     for each in found:
         print_line(colorize(each["rollout"], "bold"))
         print_gates(each)
-    if name is not None:
+    for gate in of_machines:
+        reboots.print_gate(gate)
+    if name is not None and group is None:
         _print_review(found[0], call.get(api_path("rollouts", found[0]["rollout"], "review")))
 
 

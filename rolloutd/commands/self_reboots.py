@@ -1,6 +1,7 @@
 """Slots for machines that reboot themselves: a hold that the rules of a start grant.
 
-A machine proves nothing but its id.  So it gets no more than a slot, and gives it back once it was seen up.
+People approve the reboots of a group for a time, if the settings give it a gate.  A machine proves nothing
+but its id.  So it gets no more than a slot, and gives it back once it was seen up.
 """
 
 from __future__ import annotations
@@ -10,18 +11,29 @@ from typing import Final
 
 from machines.model.causes import Cause, CauseCode
 from machines.model.events import HoldReleased, HoldTaken
+from machines.model.plan import VoteRequirement
 from machines.model.reasons import Reason
-from machines.model.rollout import Actor, ActorKind, Hold
+from machines.model.reboots import RebootApproval, RebootApprovalWithdrawn, RebootGate, RebootsApproved
+from machines.model.rollout import DAEMON, Actor, ActorKind, Hold
+from machines.model.selector import Selector, parse_selector
 from machines.rules.reboots import reboot_blocker, return_blocker
 from machines.scheduler.expiry import end_hold
 from rolloutd.commands.holds_and_freezes import MAX_HOLDS, find_hold, unobserved_peers
-from rolloutd.commands.rollout_commands import FLEETLOCK_SOURCE, Events
+from rolloutd.commands.rollout_commands import FLEETLOCK_SOURCE, Events, Principal, unknown_node
 from rolloutd.engine.state import State
-from rolloutd.errors import Refused
+from rolloutd.errors import DeadlineInPast, NotAllowed, NotFound, Refused
+from rolloutd.settings.listeners import FleetLockGroup
 from rolloutd.texts.cause_text import describe_causes
+from rolloutd.texts.formats import suggest_name
 from rolloutd.texts.reason_text import describe
 
 REASON: Final = "reboots itself"
+
+MAX_APPROVAL_S: Final = 90 * 86_400.0
+"""A quarter: an approval that nobody has given again by then is forgotten, not meant."""
+
+MAX_APPROVALS: Final = 10_000
+"""Approvals at once: a hundred people in each of a hundred groups."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +83,7 @@ def take_slot(state: State, machine: Machine) -> Events:
         expired = (end_hold(hold, now, describe_causes((Cause(CauseCode.TIME_IS_OVER),))),)
     if len(index.holds) >= MAX_HOLDS:
         raise Refused("too-many-holds", f"holds: the maximum of {MAX_HOLDS} is reached; release some")
-    if (reason := reboot_blocker(index, node, now)) is not None:
+    if (reason := reboot_blocker(index, node, now, reboot_gate(state, machine.group))) is not None:
         raise RebootRefused(reason, unobserved_peers(state, node, reason))
     within_s = _reboot_within_s(state, node)
     until = None if within_s is None else now + within_s
@@ -102,3 +114,99 @@ def machine_with_slot(state: State, group: str, machine_id: str) -> Machine | No
 def _reboot_within_s(state: State, node: str) -> float | None:
     team = state.settings.teams.get(state.index.nodes[node].team or "")
     return None if team is None else team.reboot_within
+
+
+# -- the gate of a group ------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class GroupGate:
+    """A gate, and the selector of the nodes that it is for."""
+
+    gate: RebootGate
+    selector: Selector
+
+
+def reboot_gates(state: State) -> tuple[GroupGate, ...]:
+    """Return the gates of all groups that have one."""
+    settings = state.settings.fleetlock
+    groups = {} if settings is None else settings.groups
+    found = ((reboot_gate(state, name), parse_selector(group.nodes)) for name, group in groups.items())
+    return tuple(GroupGate(gate, selector) for gate, selector in found if gate is not None)
+
+
+def reboot_gate(state: State, group: str) -> RebootGate | None:
+    """Return the gate of a group; None if the settings give it none."""
+    settings = state.settings.fleetlock
+    known = None if settings is None else settings.groups.get(group)
+    if known is None or known.gate is None:
+        return None
+    need = VoteRequirement(owner=known.gate.owner, each_team=known.gate.each_team)
+    return RebootGate(group, known.owner, need)
+
+
+def require_group(state: State, group: str) -> FleetLockGroup:
+    """Return a group of the settings; raises NotFound."""
+    settings = state.settings.fleetlock
+    groups = {} if settings is None else settings.groups
+    if group not in groups:
+        action = suggest_name(group, list(groups), "add it to `fleetlock.groups`")
+        raise NotFound(f"fleetlock/{group}: no such group; {action}")
+    return groups[group]
+
+
+def explain_reboot(state: State, group: str, node: str) -> Reason | None:
+    """Return why a node of a group may not reboot itself now; raises NotFound."""
+    selector = parse_selector(require_group(state, group).nodes)
+    if node not in state.index.nodes:
+        raise unknown_node(state, node)
+    if not selector.matches(state.index.nodes[node].labels):
+        raise NotFound(f"{node}: not in fleetlock/{group}; see `fleetlock.groups.{group}.nodes`")
+    return reboot_blocker(state.index, node, state.now(), reboot_gate(state, group))
+
+
+def approve_reboots(
+    state: State, who: Principal, group: str, reason: str, until: float, team: str | None
+) -> Events:
+    """Approve the reboots of a group until an instant, in place of the caller's earlier approval."""
+    now, gate = state.now(), _require_gate(state, group)
+    asked = set(state.settings.teams) if gate.need.each_team else set()
+    teams = asked | ({gate.owner} if gate.owner is not None and gate.need.owner else set())
+    own_teams = tuple(sorted(each for each in teams & who.teams if team in (None, each)))
+    if not own_teams:
+        voters = "the node's team" if gate.owner is None else gate.owner
+        raise NotAllowed(f"{who.user} may not approve fleetlock/{group}; ask a member of {voters}")
+    if until <= now:
+        raise DeadlineInPast("past", "until: in the past; give a future time")
+    if until > now + MAX_APPROVAL_S:
+        raise Refused("too-long", f"until: more than {MAX_APPROVAL_S / 86_400:.0f} days away; give less")
+    approval = RebootApproval(_approval_id(group, who), group, who.actor, own_teams, reason, now, until)
+    over = tuple(
+        each for each in state.index.reboot_approvals if each.until <= now and each.id != approval.id
+    )
+    if len(state.index.reboot_approvals) - len(over) >= MAX_APPROVALS:
+        raise Refused("too-many-approvals", f"approvals: the maximum of {MAX_APPROVALS} is reached")
+    text = describe_causes((Cause(CauseCode.TIME_IS_OVER),))
+    ended = tuple(RebootApprovalWithdrawn(each.id, DAEMON, text, now) for each in over)
+    return (*ended, RebootsApproved(approval))
+
+
+def withdraw_approval(state: State, who: Principal, group: str, reason: str) -> Events:
+    """Withdraw the caller's approval of a group; what has a slot keeps it."""
+    _require_gate(state, group)
+    id_ = _approval_id(group, who)
+    if not any(each.id == id_ for each in state.index.reboot_approvals):
+        raise Refused("no-vote", f"fleetlock/{group}: {who.user} has no approval there; nothing to withdraw")
+    return (RebootApprovalWithdrawn(id_, who.actor, reason, state.now()),)
+
+
+def _require_gate(state: State, group: str) -> RebootGate:
+    require_group(state, group)
+    gate = reboot_gate(state, group)
+    if gate is None:
+        raise Refused("no-gate", f"fleetlock/{group}: it has no gate; its machines need no approval")
+    return gate
+
+
+def _approval_id(group: str, who: Principal) -> str:
+    return f"{group}/{who.actor.person_key}"

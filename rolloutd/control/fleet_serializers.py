@@ -11,6 +11,8 @@ from machines.model.node import Conflict, Node, NodeHealth, SourceFreshness, nat
 from machines.model.rollout import Hold, Target
 from machines.model.windows import Freeze
 from machines.rules import pools
+from machines.rules.reboots import reboot_gate_view
+from rolloutd.commands import self_reboots
 from rolloutd.control import wire_fleet
 from rolloutd.control.requests import PageQuery
 from rolloutd.control.serializers import format_optional_timestamp, format_timestamp, page
@@ -19,6 +21,7 @@ from rolloutd.engine.tasks import compute, compute_over
 from rolloutd.ports import HOST_KEY, MACHINE_ID, PROVIDER_ID, DiscoveredNode, Host
 from rolloutd.settings import Settings
 from rolloutd.texts import reason_text
+from rolloutd.texts.vote_text import describe_missing_votes
 
 MAX_INSERTED = 1_000
 """New names that are inserted one by one; more of them are sorted with all others."""
@@ -28,17 +31,27 @@ async def locks(state: State) -> wire_fleet.Locks:
     now = state.now()
     # In a thread, on a fork: each node that is not observed holds a slot, in a fleet at rest all of them.
     index = state.index.fork()
-    return await compute_over(len(index.nodes), _locks, index.at(now), now, state.changes.latest_seq)
+    gates = self_reboots.reboot_gates(state)
+    seq = state.changes.latest_seq
+    return await compute_over(len(index.nodes), _locks, index.at(now), gates, now, seq)
 
 
-def _locks(index: Index, now: float, seq: int) -> wire_fleet.Locks:
+def _locks(index: Index, gates: Sequence[self_reboots.GroupGate], now: float, seq: int) -> wire_fleet.Locks:
     return {
         "pools": [_pool_slots(index, pool, now) for pool in sorted(index.pool_ids(), key=natural_sort_key)],
         # An expired one stays in the facts until the next decision records its end.
         "holds": [hold(each) for each in index.holds if each.until is None or now < each.until],
         "freezes": [freeze(each) for each in index.freezes if each.until is None or now < each.until],
+        "reboot_gates": _reboot_gates(index, gates, now),
         "seq": seq,
     }
+
+
+async def reboot_gates(state: State, group: str | None = None) -> list[wire_fleet.RebootGate]:
+    """Return the gates of all groups that have one, or of one."""
+    gates = [each for each in self_reboots.reboot_gates(state) if group in (None, each.gate.group)]
+    index = state.index.fork()
+    return await compute_over(len(index.nodes), _reboot_gates, index, gates, state.now())
 
 
 def _pool_slots(index: Index, pool_id: str, now: float) -> wire_fleet.PoolSlots:
@@ -87,6 +100,36 @@ def freeze(each: Freeze) -> wire_fleet.Freeze:
         "reason": each.reason,
         "at": format_timestamp(each.at),
         "until": format_optional_timestamp(each.until),
+    }
+
+
+def _reboot_gates(
+    index: Index, gates: Sequence[self_reboots.GroupGate], now: float
+) -> list[wire_fleet.RebootGate]:
+    return [_reboot_gate(index, each, now) for each in gates]
+
+
+def _reboot_gate(index: Index, of: self_reboots.GroupGate, now: float) -> wire_fleet.RebootGate:
+    teams = {each.team for each in index.nodes.values() if of.selector.matches(each.labels)}
+    view = reboot_gate_view(index, of.gate, teams, now)
+    return {
+        "group": of.gate.group,
+        "state": "open" if view.is_open else "waiting",
+        "needs": {
+            "owner": {"want": of.gate.need.owner, "have": view.owners_voted},
+            "teams": [{"team": team, "want": want, "have": have} for team, want, have in view.teams],
+        },
+        "approvals": [
+            {
+                "by": each.actor.name,
+                "teams": list(each.teams),
+                "reason": each.reason,
+                "at": format_timestamp(each.at),
+                "until": format_timestamp(each.until),
+            }
+            for each in view.approvals
+        ],
+        "missing": None if view.is_open else describe_missing_votes(view.missing),
     }
 
 

@@ -294,6 +294,13 @@ class StartFreeze(ReasonBody):
     until: Instant | None = None
 
 
+class ApproveReboots(ReasonBody):
+    """A yes to the reboots of a group of machines until an instant."""
+
+    until: Instant
+    team: Name | None = None
+
+
 class LiftFreeze(RequestBody):
     scope: Name = "all"
     reason: Reason | None = None

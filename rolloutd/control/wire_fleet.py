@@ -6,7 +6,7 @@ from typing import Any, Literal, NotRequired
 
 from typing_extensions import TypedDict
 
-from rolloutd.control.wire import Reason, RolloutState
+from rolloutd.control.wire import Reason, RolloutState, TeamVoteCount, VoteCount
 from rolloutd.control.wire_audit import AuditEntry
 
 ChangeState = Literal["done", "drifted", "in-flight", "pending", "failed", "skipped", "never"]
@@ -65,12 +65,52 @@ class Freeze(TypedDict):
     until: str | None
 
 
+class RebootApproval(TypedDict):
+    """One person's yes to the reboots of a group of machines."""
+
+    by: str
+    teams: list[str]
+    reason: str
+    at: str
+    until: str
+
+
+class RebootGate(TypedDict):
+    """The gate of a group of machines that reboot themselves; each team's votes are for its own nodes."""
+
+    group: str
+    state: Literal["open", "waiting"]
+    needs: RebootNeeds
+    approvals: list[RebootApproval]
+    missing: str | None
+
+
+class RebootGates(TypedDict):
+    """The gates of all groups that have one."""
+
+    gates: list[RebootGate]
+
+
+class RebootNeeds(TypedDict):
+    owner: VoteCount
+    teams: list[TeamVoteCount]
+
+
+class RebootReason(TypedDict):
+    """Why a machine may not reboot itself now; `reason` is null if it may."""
+
+    group: str
+    node: str
+    reason: Reason | None
+
+
 class Locks(TypedDict):
-    """All pools, holds and freezes, as of audit entry `seq`."""
+    """All pools, holds, freezes and gates of machines that reboot themselves, as of audit entry `seq`."""
 
     pools: list[PoolSlots]
     holds: list[Hold]
     freezes: list[Freeze]
+    reboot_gates: list[RebootGate]
     seq: int
 
 

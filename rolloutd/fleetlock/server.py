@@ -62,10 +62,13 @@ KINDS: Final[Mapping[str, str]] = {
     ),
     **dict.fromkeys((ReasonCode.OUTSIDE_WINDOW, ReasonCode.WINDOW_TOO_SHORT), "outside_window"),
     ReasonCode.FREEZE: "frozen",
+    ReasonCode.GATE_CLOSED: "gate_closed",
+    ReasonCode.ROLLOUT_STOPPED: "rollout_stopped",
     **dict.fromkeys((ReasonCode.NODE_DOWN, ReasonCode.NODE_UNKNOWN), "not_back"),
     **dict.fromkeys(
         (
             ReasonCode.HELD,
+            ReasonCode.FOREIGN_LOCK,
             ReasonCode.OTHER_ROLLOUT,
             ReasonCode.PREPARING,
             ReasonCode.CLEANING,

@@ -20,6 +20,7 @@ from rolloutd.planfile.steps import MAX_STEPS, IsolateStep, TrafficStep, VerifyS
 from rolloutd.plugin import ABSENT, Params, duration_field, field_types
 from rolloutd.plugin.field_types import (
     MAX_ITEMS,
+    MAX_VOTES,
     Duration,
     InvalidValue,
     PositiveDuration,
@@ -31,9 +32,6 @@ from rolloutd.plugin.field_types import (
 
 API_VERSION = "rolloutd/v1"
 KIND = "MaintenancePlan"
-
-MAX_VOTES = 20
-"""Votes that a gate may require of one group: more people than a team on call has."""
 
 MAX_PARALLEL = 10_000
 """Nodes at once: the largest fleet the daemon is measured with."""

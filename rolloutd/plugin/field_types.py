@@ -89,6 +89,9 @@ _CLOCK_ALLOWED = 'a time of day from "00:00" to "24:00"'
 _DAYS_ALLOWED = "days such as mon-fri, sat,sun or [mon, wed] of " + ", ".join(DAYS)
 _PLAYBOOK_ALLOWED = "a path inside the source, such as sysctl.yml or roles/site.yml"
 
+MAX_VOTES = 20
+"""Votes that a gate may require of one group: more people than a team on call has."""
+
 
 class InvalidValue(ValueError):
     """A value that is not allowed; `allowed` describes those that are.

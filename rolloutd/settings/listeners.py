@@ -5,17 +5,26 @@ from __future__ import annotations
 import re
 from typing import Annotated
 
-from pydantic import AfterValidator, Field, PlainValidator, StringConstraints, model_validator
+from pydantic import (
+    AfterValidator,
+    Field,
+    PlainValidator,
+    StringConstraints,
+    ValidationInfo,
+    model_validator,
+)
 
 from rolloutd.plugin import Params, SelectorText
 from rolloutd.plugin.addresses import ListenAddress, parse_loopback
 from rolloutd.plugin.field_types import (
     MAX_ITEMS,
     MAX_NODES,
+    MAX_VOTES,
     FilePath,
     InvalidValue,
     OptionalPath,
     ShortName,
+    TeamName,
     with_json_schema,
 )
 
@@ -75,6 +84,19 @@ class FleetLockTls(Params):
     )
 
 
+class FleetLockGate(Params):
+    """Who must approve before a machine of the group may reboot itself."""
+
+    owner: int = Field(default=0, ge=0, le=MAX_VOTES, description="Votes of members of the group's owner.")
+    each_team: int = Field(default=0, ge=0, le=MAX_VOTES, description="Votes of the team of the node.")
+
+    @model_validator(mode="after")
+    def _require_votes(self) -> FleetLockGate:
+        if self.owner == self.each_team == 0:
+            raise InvalidValue("the gate requires no vote", "owner or each_team of at least 1")
+        return self
+
+
 class FleetLockGroup(Params):
     """A group of machines, as they name it in their requests."""
 
@@ -84,6 +106,19 @@ class FleetLockGroup(Params):
         max_length=MAX_NODES,
         description="Nodes by the id that they send; other ids are made from the pinned machine ids.",
     )
+    owner: TeamName | None = Field(default=None, description="Team whose members vote as `owner` at `gate`.")
+    gate: FleetLockGate | None = Field(
+        default=None,
+        description="Votes for a time, without which no machine of the group may reboot; none if not given.",
+    )
+
+    @model_validator(mode="after")
+    def _require_owner(self) -> FleetLockGroup:
+        if self.gate is not None and self.gate.owner and self.owner is None:
+            raise InvalidValue(
+                "the gate asks the owner, and there is none", "`owner` too", at=("gate", "owner")
+            )
+        return self
 
 
 class FleetLock(Params):
@@ -109,3 +144,17 @@ class FleetLock(Params):
                     "without `tls` only this machine may ask", "`tls`, or a loopback address", at=("listen",)
                 ) from None
         return self
+
+
+def _require_known_owners(fleetlock: FleetLock | None, info: ValidationInfo) -> FleetLock | None:
+    teams = info.data.get("teams")
+    for name, group in ({} if fleetlock is None else fleetlock.groups).items():
+        # Without valid teams there is another error, which says more.
+        if teams is not None and group.owner is not None and group.owner not in teams:
+            path = ("groups", name, "owner")
+            raise InvalidValue("there is no such team", "a team of `teams`", at=path, found=group.owner)
+    return fleetlock
+
+
+FleetLockSettings = Annotated[FleetLock | None, AfterValidator(_require_known_owners)]
+"""The section `fleetlock`; it refers to `teams`."""

@@ -49,7 +49,7 @@ from rolloutd.plugin.field_types import (
     raise_invalid,
 )
 from rolloutd.settings.database import StoreSettings
-from rolloutd.settings.listeners import FleetLock, Metrics, NodeName
+from rolloutd.settings.listeners import FleetLockSettings, Metrics, NodeName
 from rolloutd.settings.operator import Operator
 from rolloutd.settings.retention import Keep
 
@@ -420,7 +420,7 @@ class CoreSettings(Params):
         default=Audit(), description="Where the audit's latest hash is kept outside this machine."
     )
     metrics: Metrics = Field(default=Metrics(), description="Where Prometheus may read metrics.")
-    fleetlock: FleetLock | None = Field(
+    fleetlock: FleetLockSettings = Field(
         default=None, description="Where machines that reboot themselves ask for a slot (FleetLock)."
     )
     operator: Operator | None = Field(

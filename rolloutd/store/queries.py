@@ -17,6 +17,7 @@ from machines.model.limits import TeamRules
 from machines.model.node import Node
 from machines.model.plan import Digest, Plan
 from machines.model.preparation import Preparation
+from machines.model.reboots import RebootApproval
 from machines.model.rollout import Failure, GateOpening, Hold, Rollout, Target, Verdict, Vote
 from machines.model.rows import (
     ConfigurationDocument,
@@ -102,6 +103,7 @@ def load_snapshot(connection: Connection, compile_plan: PlanCompiler) -> FactsSn
             holds=rows.load(Hold, "true ORDER BY at, node, source, id"),
             freezes=rows.load(Freeze, "true ORDER BY at, id"),
             trains=rows.load(Train, "true ORDER BY at, name"),
+            reboot_approvals=rows.load(RebootApproval, "true ORDER BY at, id"),
             team_rules=rows.load(TeamRules, "true ORDER BY team"),
             preparations=tuple(
                 row for rollout in rollouts for row in load_preparations(connection, rollout.id)

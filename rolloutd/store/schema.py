@@ -19,6 +19,7 @@ from machines.model.events import (
 from machines.model.limits import TeamRules
 from machines.model.node import Node
 from machines.model.preparation import Preparation, entry_of_record, entry_record
+from machines.model.reboots import RebootApproval
 from machines.model.rollout import (
     Drift,
     Failure,
@@ -241,6 +242,7 @@ TABLES: Final[Mapping[type[Any], Table[Any]]] = {
         Table(Hold, "hold", "node source id"),
         Table(Freeze, "freeze", "id"),
         Table(Train, "train", "name"),
+        Table(RebootApproval, "reboot_approval", "id", {"group": "machine_group"}),
         Table(
             TeamRulesChanged,
             "team_rules",
@@ -275,6 +277,7 @@ KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "hold": ("node", "source", "id"),
     "freeze": ("id",),
     "train": ("name",),
+    "reboot_approval": ("id",),
     "team_rules": ("team",),
     "spent_token": ("id",),
     "node": ("name",),

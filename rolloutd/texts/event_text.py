@@ -162,6 +162,10 @@ _FORMATTERS: dict[str, Callable[[Fields], str]] = {
         f
     ),
     "TrainRemoved": lambda f: _with_reason(f"removed train {f['train']}")(f),
+    "RebootsApproved": lambda f: (
+        f"approved the reboots of {f['approval']['group']}: {f['approval']['reason']}"
+    ),
+    "RebootApprovalWithdrawn": lambda f: _with_reason(f"withdrew the approval of reboots {f['approval']}")(f),
     "NodesDiscovered": lambda f: f"the inventory has {_join_names(f['nodes'])}",
     "NodesRemoved": lambda f: f"the inventory no longer has {_join_names(f['names'])}",
     "InventoryAccepted": lambda f: (

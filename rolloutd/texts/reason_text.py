@@ -16,7 +16,12 @@ from machines.model.reasons import Reason, ReasonCode, Remedy, RemedyKind, Unava
 from machines.model.rows import MismatchKind
 from machines.model.timefmt import format_duration, format_rfc3339
 from rolloutd.texts.formats import format_size, pluralize
-from rolloutd.texts.vote_text import describe_failure, describe_missing_votes, describe_unknown_team
+from rolloutd.texts.vote_text import (
+    describe_failure,
+    describe_missing_votes,
+    describe_not_asked,
+    describe_unknown_team,
+)
 
 Params = Mapping[str, Any]
 
@@ -177,21 +182,6 @@ def _gate(name: str, params: Params) -> str:
     return f"the {name} waits: {describe_missing_votes(params) or 'its votes are complete'}"
 
 
-def _not_asked(rollout: str, params: Params) -> str:
-    match params:
-        case {"gate": "continue", "has_gate": False, "wave": wave}:
-            return f"{rollout}: no continue gate after a wave '{wave}'; see rolloutctl gates"
-        case {"gate": "continue", "wave": wave}:
-            return f"continue of {rollout}: not asked yet; vote when all nodes of wave {wave} are done"
-        case {"gate": "pilot"}:
-            return f"pilot of {rollout}: not asked; its plan has no pilot"
-        case {"gate": "start", "pilot": pilot}:
-            return f"start of {rollout}: not asked yet; vote when the pilot {pilot} is done"
-        case {"gate": gate}:
-            return f"{gate} of {rollout}: not asked yet; no failure is unresolved"
-    raise AssertionError(params)
-
-
 def _needs_vote(node: str, params: Params) -> str:
     team, unknown = params["team"], "" if params["known_team"] else describe_unknown_team(params["team"])
     if params["joined"]:
@@ -325,7 +315,11 @@ SENTENCES: Final[Mapping[ReasonCode, Callable[[str, Params], str]]] = {
     ReasonCode.CLOSED: lambda rollout, p: (
         f"{rollout}: {'cancelled' if p['cancelled'] else 'ended'}; its gates take no more votes"
     ),
-    ReasonCode.NOT_ASKED: _not_asked,
+    ReasonCode.NOT_ASKED: describe_not_asked,
+    ReasonCode.GATE_CLOSED: lambda group, p: _gate(f"gate of {group}", p),
+    ReasonCode.ROLLOUT_STOPPED: lambda node, p: (
+        f"{p['rollout']} is stopped, and {node} is not done in it; see rolloutctl why {p['rollout']}"
+    ),
     # A pending node.
     ReasonCode.EARLIER_WAVE: lambda wave, _: f"wave {wave} is not over",
     ReasonCode.NODE_GONE: lambda node, _: f"the inventory no longer has {node}",
@@ -434,6 +428,7 @@ COMMANDS: Final[Mapping[RemedyKind, Callable[[Params], str]]] = {
     RemedyKind.APPROVE: lambda a: (
         f"approve {a['rollout']} {a['gate']}{' --wave ' + a['wave'] if a.get('wave') else ''} --reason ..."
     ),
+    RemedyKind.APPROVE_REBOOTS: lambda a: f"approve {a['group']} --until 7d --reason ...",
     RemedyKind.WITHDRAW: lambda a: (
         f"withdraw {a['rollout']} {a['gate']}{' --wave ' + a['wave'] if a['wave'] else ''} --reason ..."
     ),

@@ -29,6 +29,22 @@ def describe_missing_votes(params: Params) -> str:
     return text.strip()
 
 
+def describe_not_asked(rollout: str, params: Params) -> str:
+    """Return why a gate takes no votes now."""
+    match params:
+        case {"gate": "continue", "has_gate": False, "wave": wave}:
+            return f"{rollout}: no continue gate after a wave '{wave}'; see rolloutctl gates"
+        case {"gate": "continue", "wave": wave}:
+            return f"continue of {rollout}: not asked yet; vote when all nodes of wave {wave} are done"
+        case {"gate": "pilot"}:
+            return f"pilot of {rollout}: not asked; its plan has no pilot"
+        case {"gate": "start", "pilot": pilot}:
+            return f"start of {rollout}: not asked yet; vote when the pilot {pilot} is done"
+        case {"gate": gate}:
+            return f"{gate} of {rollout}: not asked yet; no failure is unresolved"
+    raise AssertionError(params)
+
+
 def _missing_votes(params: Params) -> Sequence[str]:
     """Return one part per voter; teams that miss equally many votes share one, as there may be dozens."""
     found, alike = [], dict[tuple[int, int], list[str]]()

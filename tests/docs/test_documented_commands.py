@@ -92,6 +92,7 @@ STAND_INS = (
     (r"plan\.ya?ml|FILE", "{dir}/plan.yml"),
     (r"(playbooks/)?files/|DIR", "{dir}/files"),
     (r"PLAN", "sysctl"),
+    (r"fleetlock/GROUP", "fleetlock/workers"),
 )
 """Names of the documents, and what has that part in the daemon of the test."""
 

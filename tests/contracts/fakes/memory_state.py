@@ -19,6 +19,7 @@ from machines.model.events import (
 from machines.model.node import Node
 from machines.model.plan import Plan
 from machines.model.preparation import Preparation, PreparationState
+from machines.model.reboots import RebootApproval
 from machines.model.rollout import Failure, GateOpening, Hold, PilotEvidence, Rollout, Target, Verdict, Vote
 from machines.model.rows import (
     ConfigurationDocument,
@@ -62,6 +63,7 @@ _KEYS: Mapping[type[Any], Callable[[Any, str], Key]] = {
     Hold: lambda row, _: (row.node, row.source, row.id),
     Freeze: lambda row, _: (row.id,),
     Train: lambda row, _: (row.name,),
+    RebootApproval: lambda row, _: (row.id,),
     TeamRulesChanged: lambda row, _: (row.rules.team,),
     UsedToken: lambda row, _: (row.id,),
     Verdict: lambda row, _: (row.id,),

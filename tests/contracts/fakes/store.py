@@ -30,6 +30,7 @@ from machines.model.events import (
 from machines.model.node import Node
 from machines.model.plan import Plan
 from machines.model.preparation import PREPARED, Preparation, PreparationState
+from machines.model.reboots import RebootApproval
 from machines.model.rollout import Failure, Hold, Rollout, Target, Verdict
 from machines.model.rows import ConfigurationDocument, NodeConnection, UsedToken
 from machines.model.train import Train
@@ -110,6 +111,7 @@ class MemoryStore:
             holds=tuple(memory.all(Hold)),
             freezes=tuple(memory.all(Freeze)),
             trains=tuple(memory.all(Train)),
+            reboot_approvals=tuple(memory.all(RebootApproval)),
             team_rules=tuple(
                 sorted((row.rules for row in memory.all(TeamRulesChanged)), key=lambda each: each.team)
             ),

@@ -77,8 +77,15 @@ async def populated_daemon(tmp_path: Path) -> AsyncIterator[PopulatedDaemon]:
         return NodeCleaner(state, files, checkpoints, ())
 
     pools = {"team": {"max_unavailable": 2}, "rack": {"max_unavailable": 2}}
+    group = {"owner": "infra", "gate": {"owner": 1}}
+    fleetlock = {"listen": "127.0.0.1:9478", "groups": {"workers": group}}
     async with control_environment(
-        tmp_path, checkpoints=checkpoints, cleaner=cleaner, admins=["olga"], pools=pools
+        tmp_path,
+        checkpoints=checkpoints,
+        cleaner=cleaner,
+        admins=["olga"],
+        pools=pools,
+        fleetlock=fleetlock,
     ) as inside:
         cancelled = await inside.start(text=BAD_PLAN)
         await _fail_with_verdict(inside, cancelled, "s2")
@@ -151,6 +158,8 @@ READING = {
     "diff p1 current current": "",
     "drift {live}": "p1",
     "gates": ANY,
+    "gates fleetlock/workers": "fleetlock/workers",
+    "why fleetlock/workers p1": "p1",
     "gates {live}": "{live}/start {live}/continue/canary {live}/proceed",
     "review {live}": "{live}",
     "locks": "rack/r1 rack/r2 team/payments team/search",

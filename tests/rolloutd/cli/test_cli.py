@@ -259,7 +259,7 @@ def test_locks_distinguish_down_from_unobserved(
     down = holder("n2", "does not answer", unseen=True)
     held = [holder("n7", "is failed in r", "r"), holder("n8", "does not answer"), *unseen, down]
     pool = {"pool": "rack/r1", "max_unavailable": 2, "members": 6, "down": 5, "unobserved": 3}
-    answer = {"pools": [{**pool, "holders": held}], "holds": [], "freezes": [], "seq": 1}
+    answer = {"pools": [{**pool, "holders": held}], "holds": [], "freezes": [], "reboot_gates": [], "seq": 1}
     daemon.answer("GET", "locks", answer)
     _, out, _ = run(capsys, "locks")
     told = "n7 (r), n8 (does not answer), n1, n3 (unobserved: last seen up), n2 (unobserved: does not answer)"
@@ -461,6 +461,7 @@ def test_refresh_of_failing_source_exits_1(
 
 def test_watch_prints_again_after_a_change_only(daemon: CannedDaemon) -> None:
     daemon.answer("GET", "status", {"rollouts": [ROLLOUT], "trouble": None})
+    daemon.answer("GET", "fleetlock", {"gates": []})
     daemon.streams["/v1/events"] = [[{"seq": 1, "entry": {"event": "VoteCast"}}]] * 3
     command = [sys.executable, "-m", "rolloutd.cli", "gates", "--watch"]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as watching:

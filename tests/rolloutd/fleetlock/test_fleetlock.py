@@ -177,6 +177,18 @@ async def test_machine_is_no_hold_of_person(tmp_path: Path) -> None:
             await fleet.inside.request("paul", "put", "/v1/holds", hold | {"source": "fleetlock", "id": "x"})
 
 
+@pytest.mark.parametrize(("is_locked", "status"), [(False, 200), (True, 423)])
+async def test_own_drain_is_no_obstacle_foreign_lock_is(tmp_path: Path, is_locked: bool, status: int) -> None:
+    async with machines(tmp_path) as fleet:
+        # A machine may cordon itself before it asks; kured's lock says that kured reboots it.
+        taken = Observation("p1", NodeHealth.UP, fleet.inside.clock.now(), "x", cordoned_by_other=True)
+        seen = replace(taken, is_locked=is_locked)
+        fleet.inside.state.index.record_observations([seen], fleet.inside.clock.now())
+        answered, refusal = await fleet.lock("p1")
+        assert (answered, refusal.get("kind")) == (status, "node_in_use" if is_locked else None)
+        assert (await fleet.lock("p2"))[1]["kind"] == "lock_held"
+
+
 async def test_team_releases_machine_that_stays_away(tmp_path: Path) -> None:
     async with machines(tmp_path) as fleet:
         await fleet.lock("p1")

@@ -38,6 +38,7 @@ from machines.model.events import (
 from machines.model.limits import TeamRules
 from machines.model.plan import GateName
 from machines.model.preparation import ArtifactKind, ManifestEntry, Preparation, PreparationState
+from machines.model.reboots import RebootApproval, RebootsApproved
 from machines.model.rollout import Actor, ActorKind, Hold, NodeOrder, PilotEvidence, Verdict
 from machines.model.rows import MismatchKind
 from machines.model.selector import parse_selector
@@ -125,6 +126,8 @@ async def write_history(state_dir: Path, postgresql: PostgresqlAddress | None = 
     await write(store, FreezeStarted(Freeze("f1", "team/payments", "sale", "alice", 8.0)))
     train = Train("t1", ("r1", "r2"), 60.0, ALICE, 8.0, {"r1": "alice"})
     await write(store, TrainStored(train, ALICE, "kernel week", 8.0))
+    approval = RebootApproval("workers/alice", "workers", ALICE, ("infra",), "patches", 8.0, 99.0)
+    await write(store, RebootsApproved(approval))
     await write(store, TeamRulesChanged(TeamRules("payments", WINDOWS, ("n2",)), ALICE, "nights", 8.0))
     await store.close()
 

@@ -152,6 +152,16 @@ EXAMPLES: dict[ReasonCode, tuple[str, dict[str, Any], str]] = {
         },
         "done with exceptions: 11 changed, 1 skipped (n7, returned by root), 1 rolled-back (n8), and 1 more",
     ),
+    ReasonCode.ROLLOUT_STOPPED: (
+        "n1",
+        {"rollout": "R"},
+        "R is stopped, and n1 is not done in it; see rolloutctl why R",
+    ),
+    ReasonCode.GATE_CLOSED: (
+        "fleetlock/workers",
+        {"owner": "infra", "owners_want": 1, "owners_have": 0, "teams": [], "submitter": None},
+        "the gate of fleetlock/workers waits: the vote of the owner, team infra, is missing",
+    ),
     ReasonCode.FREEZE: (
         "team/a",
         {"by": "alice", "until": AT, "reason": "sale"},
@@ -290,6 +300,7 @@ EXAMPLES: dict[ReasonCode, tuple[str, dict[str, Any], str]] = {
 ARGS: dict[str, str | bool] = {
     "subject": "vote/v9",
     "rollout": "R",
+    "group": "fleetlock/workers",
     "node": "n1",
     "gate": "continue",
     "wave": "canary",
@@ -302,6 +313,7 @@ ARGS: dict[str, str | bool] = {
 }
 COMMANDS = {
     RemedyKind.APPROVE: "rolloutctl approve R continue --wave canary --reason ...",
+    RemedyKind.APPROVE_REBOOTS: "rolloutctl approve fleetlock/workers --until 7d --reason ...",
     RemedyKind.WITHDRAW: "rolloutctl withdraw R continue --wave canary --reason ...",
     RemedyKind.RESUME: "rolloutctl resume R --reason ...",
     RemedyKind.RETRY: "rolloutctl retry R n1 --reason ...",
