@@ -11,8 +11,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +27,7 @@ from tests.support.cluster_environment import (
 )
 from tests.support.daemon_environment import WAIT_LIMIT_S, plan
 from tests.support.fake_kubernetes.access import ALL_RULES, User
-from tests.support.git_repository import Repository
+from tests.support.git_repository import Repository, git_server
 from tests.support.ports import free_port
 
 pytestmark = [pytest.mark.servers("kubectl", "lua5.1"), pytest.mark.long]
@@ -41,27 +39,6 @@ NOTES = "".join(f"# {number} {'x' * 1_015}\n" for number in range(900))
 MANIFESTS = Path(__file__).parents[2] / "deploy/kubernetes/operator"
 PLAN_NAME, OBJECT, NAMESPACE = "kernel", "kernel-1", "ops"
 PEOPLE = {"oidc:olga@corp": "olga", "oidc:oscar@corp": "oscar"}
-
-
-@asynccontextmanager
-async def git_server(directory: Path) -> AsyncIterator[str]:
-    """Serve the repositories of a directory on loopback; yields the URL of the directory."""
-    port = free_port()
-    words = ("daemon", f"--base-path={directory}", "--export-all", "--listen=127.0.0.1", f"--port={port}")
-    process = await asyncio.create_subprocess_exec("git", *words, start_new_session=True)
-    try:
-        while True:
-            try:
-                _, writer = await asyncio.open_connection("127.0.0.1", port)
-            except OSError:
-                await asyncio.sleep(0.05)
-            else:
-                writer.close()
-                break
-        yield f"git://127.0.0.1:{port}"
-    finally:
-        os.killpg(process.pid, 15)
-        await process.wait()
 
 
 async def kubectl(kubeconfig: Path, *words: str, stdin: str = "", is_refused: bool = False) -> str:

@@ -1,10 +1,15 @@
-"""A git repository that a test writes to."""
+"""A git repository that a test writes to, and its server."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+
+from tests.support.ports import free_port
 
 
 class Repository:
@@ -39,3 +44,24 @@ class Repository:
         self.git("add", "--all")
         self.git("commit", "--quiet", "-m", name)
         return self.git("rev-parse", "HEAD")
+
+
+@asynccontextmanager
+async def git_server(directory: Path) -> AsyncIterator[str]:
+    """Serve the repositories of a directory on loopback; yields the URL of the directory."""
+    port = free_port()
+    words = ("daemon", f"--base-path={directory}", "--export-all", "--listen=127.0.0.1", f"--port={port}")
+    process = await asyncio.create_subprocess_exec("git", *words, start_new_session=True)
+    try:
+        while True:
+            try:
+                _, writer = await asyncio.open_connection("127.0.0.1", port)
+            except OSError:
+                await asyncio.sleep(0.05)
+            else:
+                writer.close()
+                break
+        yield f"git://127.0.0.1:{port}"
+    finally:
+        os.killpg(process.pid, 15)
+        await process.wait()
