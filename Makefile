@@ -7,7 +7,7 @@
 SHELL := /bin/sh
 .DELETE_ON_ERROR:
 .SUFFIXES:
-.PHONY: packages soak takeovers trains test-failed sim sim-planted sim-coverage test-long docs help demo test test-web screenshots check bench figures touches lock clean
+.PHONY: packages soak takeovers trains reboots test-failed sim sim-planted sim-coverage test-long docs help demo test test-web screenshots check bench figures touches lock clean
 
 export PYTHON
 # The tests start hundreds of our processes: without bytecode each compiles 230 modules in half a CPU second.
@@ -42,6 +42,7 @@ help:
 	@echo "make sim-coverage coverage of the loop, the drivers and the store by the simulation"
 	@echo "make takeovers    two daemons of one PostgreSQL on 24 nodes, with 30 faults"
 	@echo "make trains       three changes on 24 nodes in one outage of each, with 20 kills of the daemon"
+	@echo "make reboots      200 machines that reboot themselves beside a rollout and a hold, with 20 kills"
 	@echo "make bench        all measurements (SUITE='scale --json': only that one)"
 	@echo "make figures      size of the code: lines, files, functions, comments"
 	@echo "make touches      which files an isolator, an event, a front end and other new parts touch"
@@ -82,6 +83,13 @@ trains: .venv-dev/installed
 takeovers: .venv-dev/installed
 	@.ci/packages sshd postgresql
 	ROLLOUTD_TEST_NODES=24 ROLLOUTD_TEST_TAKEOVERS=30 $(DEV)/python -m pytest -n 0 -rP tests/acceptance/test_takeover.py
+
+# 200 machines that ask all at once to reboot themselves, beside a rollout and a hold, with 1,000 malformed requests
+# and a daemon that is killed twenty times.
+reboots: .venv-dev/installed
+	@.ci/packages sshd
+	ROLLOUTD_TEST_REBOOT_MACHINES=200 ROLLOUTD_TEST_REBOOT_KILLS=20 ROLLOUTD_TEST_REBOOT_MALFORMED=1000 \
+	$(DEV)/python -m pytest -n 0 -rP tests/acceptance/test_fleetlock.py
 
 # Only the tests that failed in the last run, one at a time; without one it fails too.
 test-failed: .venv-dev/installed

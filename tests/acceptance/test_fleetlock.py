@@ -1,7 +1,8 @@
 """Machines that reboot themselves, a rollout and a hold share pools, while the daemon is killed.
 
-The machines are clients written after the public description of the protocol.  Their own notes and the log of
-the playbooks say who was down when.  ROLLOUTD_TEST_REBOOT_KILLS says how often the daemon is killed.
+The machines are clients written after the public description of the protocol, and ask all at once.  Their own
+notes and the log of the playbooks say who was down when.  `make reboots` runs the whole number of machines
+(ROLLOUTD_TEST_REBOOT_MACHINES), kills (..._KILLS) and malformed requests (..._MALFORMED).
 """
 
 from __future__ import annotations
@@ -34,13 +35,17 @@ from tests.support.ports import free_port
 pytestmark = [pytest.mark.servers, pytest.mark.long]
 
 KILLS = int(os.environ.get("ROLLOUTD_TEST_REBOOT_KILLS", "3"))
-NODES, TEAMS, BUDGET = 24, 2, 2
+MACHINES = int(os.environ.get("ROLLOUTD_TEST_REBOOT_MACHINES", "11"))
+MALFORMED = int(os.environ.get("ROLLOUTD_TEST_REBOOT_MALFORMED", "200"))
+BUDGET = 2
+NODES_PER_TEAM = 50
+"""Nodes of a team, at most: each slot needs all of a team to be seen."""
 ROLLED = 6
-"""Nodes of the rollout; the others reboot themselves."""
-MALFORMED = 1000
+"""Nodes of the rollout.  The machines and one held node are the others."""
 REBOOT_S = 0.3
 RETRY_S = 0.2
 LONGEST_LIFE_S = 2.0
+LIMIT_S = 600.0
 
 Span = tuple[str, float, float]
 
@@ -78,7 +83,8 @@ class Machine:
 
 
 def test_machines_rollout_and_hold_stay_within_budget(tmp_path: Path) -> None:
-    labels = fleet_labels(NODES, TEAMS, 1)
+    count = ROLLED + MACHINES + 1
+    labels = fleet_labels(count, max(2, count // NODES_PER_TEAM), 1)
     for number, node in enumerate(labels.values()):
         node["role"] = "worker" if number < ROLLED else "self"
     port = free_port()
@@ -103,7 +109,7 @@ def test_machines_rollout_and_hold_stay_within_budget(tmp_path: Path) -> None:
             made.start_daemon()
         status = made.finish(rollout)
         for thread in threads:
-            thread.join(120)
+            thread.join(LIMIT_S)
         assert (status["done"], status["failed"]) == (ROLLED, 0)
         assert {machine.kinds - {"unavailable"} <= {"lock_held"} for machine in machines} == {True}
         ran = [span for span in made.spans() if span.end is not None]
