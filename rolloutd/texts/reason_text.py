@@ -174,7 +174,7 @@ _HEALTH: Final[Mapping[str | None, str]] = {
     "down": "does not answer",
     "unknown": "could not be observed",
     "cordoned-by-other": "was taken out of service by another tool or user",
-    "locked-by-other": "is locked by another tool",
+    "locked-by-other": "is locked by another tool or user",
 }
 
 

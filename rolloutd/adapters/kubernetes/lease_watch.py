@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
-from rolloutd.adapters.kubernetes.api_errors import malformed_answers, require_text
+from rolloutd.adapters.kubernetes.api_errors import MALFORMED, malformed_answers, require_text
 from rolloutd.adapters.kubernetes.cluster import Cluster, api_path
 from rolloutd.adapters.kubernetes.list_watch import WatchHandler, run_list_watch
 from rolloutd.ports import JSON
@@ -35,25 +35,32 @@ def parse_lease(obj: Mapping[str, JSON]) -> NodeLease | None:
     holder = spec.get("holderIdentity")
     if not name.startswith(PREFIX) or not holder:
         return None
-    renewed, duration_s = spec.get("renewTime"), spec.get("leaseDurationSeconds")
-    # A lease without an end is held until it is given back.
-    until = NO_END
-    if renewed and duration_s:
-        until = datetime.fromisoformat(require_text(renewed)).timestamp() + float(duration_s)
-    return NodeLease(name.removeprefix(PREFIX), require_text(holder), until)
+    return NodeLease(name.removeprefix(PREFIX), require_text(holder), _end_of(spec))
+
+
+def _end_of(spec: Mapping[str, JSON]) -> float:
+    """Return when a lease ends; one without an end is held until it is given back."""
+    renewed, duration_s = spec.get("renewTime") or spec.get("acquireTime"), spec.get("leaseDurationSeconds")
+    if not renewed or not duration_s:
+        return NO_END
+    try:
+        return datetime.fromisoformat(require_text(renewed)).timestamp() + float(duration_s)
+    except MALFORMED:  # one that cannot be read must not hide the others
+        return NO_END
 
 
 class LeaseWatch(WatchHandler):
-    """The leases of one namespace.  While they cannot be read the last known ones count."""
+    """The leases of one namespace; `problem` says why it is not known who holds them, "" if it is."""
 
     def __init__(self, cluster: Cluster, namespace: str) -> None:
         self._cluster = cluster
         self._namespace = namespace
         self._leases: dict[str, NodeLease] = {}
-        self._on_changed: Callable[[str], None] = lambda node: None
+        self._on_changed: Callable[[Iterable[str] | None], None] = lambda nodes: None
+        self.problem = f"the leases of {namespace} were not read yet"
 
-    async def run(self, on_changed: Callable[[str], None]) -> None:
-        """Watch until cancelled; `on_changed` gets the node whose lease has changed."""
+    async def run(self, on_changed: Callable[[Iterable[str] | None], None]) -> None:
+        """Watch until cancelled; `on_changed` gets the nodes whose leases have changed, None for all."""
         self._on_changed = on_changed
         path = api_path("leases", namespace=self._namespace, group="coordination.k8s.io/v1")
         await run_list_watch(self._cluster, path, {}, self)
@@ -72,21 +79,28 @@ class LeaseWatch(WatchHandler):
 
     def on_list(self, objects: Sequence[NodeLease | None]) -> None:
         before, self._leases = self._leases, {each.node: each for each in objects if each is not None}
-        for node in before.keys() | self._leases.keys():
-            if before.get(node) != self._leases.get(node):
-                self._on_changed(node)
+        nodes = before.keys() | self._leases.keys()
+        self._on_changed([node for node in nodes if before.get(node) != self._leases.get(node)])
 
     def on_event(self, kind: str, obj: Mapping[str, JSON]) -> None:
-        lease = parse_lease(obj)
-        name = str(obj["metadata"]["name"]).removeprefix(PREFIX)
+        lease, name = parse_lease(obj), str(obj["metadata"]["name"])
+        if not name.startswith(PREFIX):
+            return
+        name = name.removeprefix(PREFIX)
         if kind == "DELETED" or lease is None:
             self._leases.pop(name, None)
         else:
             self._leases[name] = lease
-        self._on_changed(name)
+        self._on_changed([name])
 
     def on_connected(self) -> None:
-        """Nothing to do: the leases are as listed."""
+        self._set_problem("")
 
     def on_disconnected(self, reason: str) -> None:
         log.warning("leases of %s: %s", self._namespace, reason)
+        self._set_problem(f"the leases of {self._namespace} cannot be read: {reason}")
+
+    def _set_problem(self, problem: str) -> None:
+        if problem != self.problem:
+            self.problem = problem
+            self._on_changed(None)

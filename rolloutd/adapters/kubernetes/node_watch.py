@@ -78,7 +78,7 @@ class NodeWatch(WatchHandler):
                 )
                 tasks.create_task(self._report_periodically(), name=f"beat {self.cluster.name}")
                 if self.leases is not None:
-                    tasks.create_task(self.leases.run(self._report_name), name=f"leases {self.cluster.name}")
+                    tasks.create_task(self.leases.run(self._report_names), name=f"leases {self.cluster.name}")
                 tasks.create_task(
                     self._announce_changes(on_nodes_changed), name=f"changes {self.cluster.name}"
                 )
@@ -146,6 +146,9 @@ class NodeWatch(WatchHandler):
             return Observation(node, NodeHealth.UNKNOWN, now, why, watch=self.source)
         if known is None:
             return self._removed_observation(node, now)
+        # Whoever holds the node may be among those that could not be read.
+        if self.leases is not None and self.leases.problem:
+            return Observation(node, NodeHealth.UNKNOWN, now, self.leases.problem, watch=self.source)
         holder = "" if self.leases is None else self.leases.holder_of(name, now)
         return known.to_observation(node, now, self.source, holder)
 
@@ -170,9 +173,10 @@ class NodeWatch(WatchHandler):
         if observations:
             self._on_observed(observations)
 
-    def _report_name(self, name: str) -> None:
-        if (known := self.nodes.get(name)) is not None:
-            self._report([known])
+    def _report_names(self, names: Iterable[str] | None) -> None:
+        """Report these nodes, None for all; a lease may be of a node that the cluster does not have."""
+        names = tuple(self.nodes) if names is None else names
+        self._report([self.nodes[name] for name in names if name in self.nodes])
 
     def _report_removed(self, names: Sequence[str]) -> None:
         now = self._clock.now()
@@ -195,8 +199,8 @@ class NodeWatch(WatchHandler):
             if self._is_open:
                 self.disconnect_reason = failure
             # A lease ends by time alone, so what was reported of its node may be true no longer.
-            for name in () if self.leases is None else self.leases.ending_nodes():
-                self._report_name(name)
+            if self.leases is not None:
+                self._report_names(self.leases.ending_nodes())
             if (self._is_open or self.disconnect_reason) and (is_news or not self._on_confirmed()):
                 await self._report_all()
 

@@ -132,8 +132,10 @@ class NodeView:
         `lease_holder` has a lease of it.
         """
         health, why, by_other = self._health()
-        lock = self.lock or (f"{lease_holder} holds its lease" if lease_holder else "")
-        if lock and not by_other:
+        # A tool locks a node before it cordons it, and a person's annotation says more than their cordon.
+        held = (self.cordon_state.hold_reason or "") if self.is_ready else ""
+        lock = held or self.lock or (f"{lease_holder} holds its lease" if lease_holder else "")
+        if lock:
             why, by_other = lock, True
         return Observation(
             node,
@@ -143,7 +145,7 @@ class NodeView:
             cordoned_by_other=by_other,
             left_isolated_by=self.left_isolated_by,
             is_leaving=self.is_being_removed,
-            is_locked=bool(lock) and why == lock,
+            is_locked=bool(lock),
             watch=watch,
         )
 

@@ -193,7 +193,7 @@ EXAMPLES: dict[ReasonCode, tuple[str, dict[str, Any], str]] = {
     ReasonCode.FOREIGN_LOCK: (
         "n2",
         {**DOWN, "cause": "locked-by-other", "health": "locked-by-other", "detail": "kured has it"},
-        "n2 is locked by another tool: kured has it",
+        "n2 is locked by another tool or user: kured has it",
     ),
     ReasonCode.NODE_UNKNOWN: ("n3", UNKNOWN, "n3 has not been observed yet"),
     ReasonCode.POOL_CLOSED: ("team/a", {}, "pool team/a is closed: its max_unavailable is 0"),
