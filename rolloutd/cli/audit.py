@@ -182,7 +182,7 @@ def _follow_entries(call: Invocation) -> int:
 
 
 def _print_entry(call: Invocation, seq: int, entry: dict[str, Any]) -> None:
-    if not call.print_stream_item({"seq": seq, "entry": entry}, str(seq)):
+    if not call.print_data({"seq": seq, "entry": entry}, [str(seq)], is_streamed=True):
         print_now(_format_entry(entry))
 
 

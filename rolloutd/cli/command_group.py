@@ -7,12 +7,11 @@ with its arguments.  It does not know the commands.
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from rolloutd.cli import exits
 from rolloutd.cli.output import (
@@ -20,16 +19,12 @@ from rolloutd.cli.output import (
     LIST_FORMATS,
     Columns,
     print_csv,
-    print_json,
-    print_json_line,
-    print_line,
-    print_lines,
     print_list,
     print_message,
     print_now,
-    print_yaml,
-    print_yaml_document,
     sort_items,
+    to_json,
+    to_yaml,
     with_columns,
 )
 from rolloutd.control import user_time
@@ -44,6 +39,8 @@ _HELP_OF_FORMATS = {
 }
 
 COLOR_CHOICES: Mapping[str, bool | None] = {"auto": None, "always": True, "never": False}
+
+T = TypeVar("T")
 
 MAX_LISTED_CHOICES = 12
 """An error with more words hides its problem; only rolloutctl itself has more commands."""
@@ -75,19 +72,23 @@ class Invocation:
         self.report(answer, text)
         return exits.REFUSED
 
-    def print_data(self, value: Any, names: Iterable[str]) -> bool:
-        """Print a value, or the names in it, as `--json` or `-o` asked for; return whether one did."""
+    def print_data(self, value: Any, names: Iterable[str], *, is_streamed: bool = False) -> bool:
+        """Print a value, or the names in it, as `--json` or `-o` asked for; return whether one did.
+
+        An item of an endless list is a line of JSON, or a document of YAML.
+        """
         match self.args.json:
             case "jq":
-                self._print_filtered(value, print_line)
+                self._print_filtered(value)
             case False:
                 return False
             case "yaml":
-                print_yaml(value)
+                print_now(("---\n" if is_streamed else "") + to_yaml(value))
             case "name":
-                print_lines(names)
+                for name in dict.fromkeys(names):
+                    print_now(name)
             case _:
-                print_json(value)
+                print_now(to_json(value, is_indented=sys.stdout.isatty() and not is_streamed))
         return True
 
     def print_items(self, columns: Columns, items: Iterable[Any], wide: Columns | None = None) -> None:
@@ -108,29 +109,14 @@ class Invocation:
         else:
             print_message(f"rolloutctl {args.command}: nothing to list")
 
-    def _print_filtered(self, value: Any, print_text: Callable[[str], None]) -> None:
+    def _print_filtered(self, value: Any) -> None:
         """Print each result of --jq: a text as it is, anything else as a line of JSON."""
         try:
             results = self.args.jq.input_value(value).all()
         except ValueError as wrong:
             raise exits.Exit(exits.USAGE, f"--jq: {wrong}; look at the output of --json") from None
         for result in results:
-            print_text(result if isinstance(result, str) else json.dumps(result, ensure_ascii=False))
-
-    def print_stream_item(self, value: Any, name: str) -> bool:
-        """Print an item of an endless list, as `--json` or `-o` asked for; return whether one did."""
-        match self.args.json:
-            case "jq":
-                self._print_filtered(value, print_now)
-            case False:
-                return False
-            case "yaml":
-                print_yaml_document(value)
-            case "name":
-                print_now(name)
-            case _:
-                print_json_line(value)
-        return True
+            print_now(result if isinstance(result, str) else to_json(result))
 
 
 Handler = Callable[[Invocation], int | None]
@@ -324,21 +310,20 @@ def shared_options() -> Parser:
     return shared
 
 
-def time_argument(text: str) -> str:
-    """Parse a time, or a duration from now, for argparse."""
-    return _time_argument(user_time.parse_future, text)
+def argument_type(parse: Callable[[str], T]) -> Callable[[str], T]:
+    """Return a parser for argparse, which shows the text of no other ValueError."""
+
+    def read(text: str) -> T:
+        try:
+            return parse(text)
+        except ValueError as wrong:
+            raise argparse.ArgumentTypeError(str(wrong)) from None
+
+    return read
 
 
-def past_time_argument(text: str) -> str:
-    """Parse a time, or a duration before now, for argparse."""
-    return _time_argument(user_time.parse_past, text)
-
-
-def _time_argument(parse: Callable[[str], str], text: str) -> str:
-    try:
-        return parse(text)
-    except ValueError as wrong:
-        raise argparse.ArgumentTypeError(str(wrong)) from None
+time_argument, past_time_argument = argument_type(user_time.parse_future), argument_type(user_time.parse_past)
+duration_argument = argument_type(user_time.parse_duration)
 
 
 def int_argument(minimum: int, maximum: int | None = None) -> Callable[[str], int]:

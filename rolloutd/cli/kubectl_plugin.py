@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import Any
 from urllib.parse import quote
 
-from rolloutd.cli.output import print_line, print_lines, sanitize
+from rolloutd.cli.output import print_line, sanitize
 
 SERVER_VARIABLE, CA_VARIABLE = "ROLLOUTD_VOTES", "ROLLOUTD_VOTES_CA"
 """The daemon's address, and the file of the authority that signed its certificate."""
@@ -84,7 +84,8 @@ def _show(args: argparse.Namespace) -> int:
         lines.append(f"gate {gate['gate']}: {gate['state']}{missing}")
     if rollout["reason"]:
         lines.append(rollout["reason"]["text"])
-    print_lines(sanitize(line) for line in lines)
+    for line in lines:
+        print_line(sanitize(line))
     _print_failures(answer["failures"])
     return 0
 
@@ -101,7 +102,8 @@ def _why(args: argparse.Namespace) -> int:
         elif each["phase"] != "done" and not each["trouble"]:
             lines[0] += "; nothing blocks it"
         lines += [f"the daemon has trouble: {each['trouble']}"] if each["trouble"] else []
-        print_lines(sanitize(line) for line in lines)
+        for line in lines:
+            print_line(sanitize(line))
     return 0
 
 

@@ -98,37 +98,16 @@ def print_line(text: str = "") -> None:
     print(text)  # noqa: T201
 
 
-def print_json(value: Any) -> None:
-    """Print a value as JSON: indented on a terminal, one line otherwise."""
-    print_line(json.dumps(value, indent=2 if sys.stdout.isatty() else None, ensure_ascii=False))
+def to_json(value: Any, *, is_indented: bool = False) -> str:
+    return json.dumps(value, indent=2 if is_indented else None, ensure_ascii=False)
 
 
-def print_yaml(value: Any) -> None:
-    print_line(_to_yaml(value))
-
-
-def print_yaml_document(value: Any) -> None:
-    """Print a value of a stream as a YAML document of its own."""
-    print_now(f"---\n{_to_yaml(value)}")
-
-
-def _to_yaml(value: Any) -> str:
+def to_yaml(value: Any) -> str:
     import yaml  # rolloutctl's start-up counts
 
     # Without the mark of the end of a document that YAML puts after a plain scalar, such as null.
     text: str = yaml.safe_dump(value, sort_keys=False, allow_unicode=True)
     return text.removesuffix("...\n").rstrip()
-
-
-def print_lines(lines: Iterable[str]) -> None:
-    """Print each different line once."""
-    for line in dict.fromkeys(lines):
-        print_line(line)
-
-
-def print_json_line(value: Any) -> None:
-    """Print a value of a stream as one line of JSON."""
-    print_now(json.dumps(value, ensure_ascii=False))
 
 
 def print_now(text: str) -> None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 from typing import TYPE_CHECKING
 
 from rolloutd.cli import exits
-from rolloutd.cli.command_group import CommandGroup, Invocation, without_none
+from rolloutd.cli.command_group import CommandGroup, Invocation, duration_argument, without_none
 from rolloutd.cli.output import Columns, print_line, print_list, sanitize
 from rolloutd.control.client import api_path
-from rolloutd.control.user_time import parse_duration
 from rolloutd.texts.formats import pluralize
 
 if TYPE_CHECKING:
@@ -24,7 +22,7 @@ def register(commands: CommandGroup) -> None:
     add.argument("name", metavar="TRAIN", text=name)
     add.argument("rollouts", metavar="ROLLOUT", text=rollouts, nargs="+")
     wait = "how long a node waits for its turn, such as 30m (1h)"
-    add.argument("--wait", metavar="DURATION", text=wait, type=_duration_argument).reason()
+    add.argument("--wait", metavar="DURATION", text=wait, type=duration_argument).reason()
     approve = group.add_command("approve", approve_train, "approve a train for the rollouts that you own")
     approve.argument("name", metavar="TRAIN", text=name).reason()
     show = group.add_command("show", show_train, "show a train, or list all")
@@ -83,10 +81,3 @@ def _describe(train: Train) -> str:
     if train["missing"]:
         return f"waits for the approval of the owners of {', '.join(train['missing'])}"
     return train["state"]
-
-
-def _duration_argument(text: str) -> float:
-    try:
-        return float(parse_duration(text))
-    except ValueError as wrong:
-        raise argparse.ArgumentTypeError(str(wrong)) from None

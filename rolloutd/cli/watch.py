@@ -25,6 +25,7 @@ from rolloutd.cli.command_group import (
     CommandGroup,
     Handler,
     Invocation,
+    duration_argument,
     int_argument,
     is_terminal,
     past_time_argument,
@@ -42,13 +43,11 @@ from rolloutd.cli.follow import (
 from rolloutd.cli.output import (
     format_local,
     parse_rfc3339,
-    print_json_line,
     print_message,
     print_now,
     sanitize,
 )
 from rolloutd.cli.queries import CLOSED_STATES, PHASES, format_reason
-from rolloutd.control import user_time
 from rolloutd.control.client import DaemonUnreachable, api_path
 
 if TYPE_CHECKING:
@@ -76,7 +75,7 @@ def register(commands: CommandGroup) -> None:
         "--for", metavar="CONDITION", text=condition, type=_condition, required=True, dest="wanted"
     )
     limit = "how long, such as 30s or 2h (for ever)"
-    parser.argument("--timeout", metavar="DURATION", text=limit, type=_seconds)
+    parser.argument("--timeout", metavar="DURATION", text=limit, type=duration_argument)
     parser = commands.add_command("logs", show_logs, "show a node's log", formats=("json",))
     parser.rollout().node(optional=True)
     parser.flag("-f", "--follow", text="follow the log until the run has ended")
@@ -102,7 +101,7 @@ def watch_until_closed(call: Invocation, rollout_ids: Sequence[str]) -> int:
         return exits.OK
     updates = watch_updates(call.client, rollout_ids)
     if call.args.json:
-        last = show_updates(updates, _changed_rollouts_printer())
+        last = show_updates(updates, _changed_rollouts_printer(call))
     elif is_terminal():
         from rolloutd.cli.progress_bars import draw_updates
 
@@ -151,13 +150,6 @@ def _condition(text: str) -> Condition:
     states, gates = ", ".join(STATES), ", ".join(GATES)
     problem = f"'{text}' is not a condition; use {states}, gate= with {gates}, node/NODE=PHASE or =OUTCOME"
     raise argparse.ArgumentTypeError(problem)
-
-
-def _seconds(text: str) -> float:
-    try:
-        return float(user_time.parse_duration(text))
-    except ValueError as wrong:
-        raise argparse.ArgumentTypeError(str(wrong)) from None
 
 
 def wait(call: Invocation) -> int:
@@ -228,7 +220,7 @@ def _show_log(call: Invocation, node: str) -> None:
     for line in _wanted_lines(call, node):
         printed += 1
         if args.json:
-            call.print_stream_item({"node": node, **line} if args.failed else line, "")
+            call.print_data({"node": node, **line} if args.failed else line, (), is_streamed=True)
         else:
             at = f"{format_local(line['at'])}  " if line.get("at") else ""
             for text in str(line.get("text", "")).splitlines() or [""]:
@@ -285,14 +277,14 @@ def _report_if_pending(call: Invocation, node: str) -> bool:
     return True
 
 
-def _changed_rollouts_printer() -> Callable[[WatchUpdate], None]:
+def _changed_rollouts_printer(call: Invocation) -> Callable[[WatchUpdate], None]:
     """Return a function that prints the rollouts that are not as in the update before."""
     last: list[Rollout] = []
 
     def show(update: WatchUpdate) -> None:
         for rollout in update.rollouts:
             if rollout not in last:
-                print_json_line(rollout)
+                call.print_data(rollout, (), is_streamed=True)
         last[:] = update.rollouts
 
     return show

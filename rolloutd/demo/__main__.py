@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from rolloutd.cli import exits
-from rolloutd.cli.output import print_json_line, print_message
+from rolloutd.cli.output import print_message, print_now, to_json
 from rolloutd.control.client import ApiError, DaemonUnreachable
 from rolloutd.control.wire import Rollout
 from rolloutd.demo.environment import DemoEnvironment, demo_environment
@@ -92,7 +92,7 @@ def _print_result(rollout: Rollout, args: argparse.Namespace) -> None:
     if args.dir is not None:
         print_message(f"files of the demo: {args.dir}")
     if args.json:
-        print_json_line(rollout)
+        print_now(to_json(rollout))
     else:
         print(f"{rollout['state']}: {rollout['done']} of {rollout['total']} nodes done")  # noqa: T201
 
