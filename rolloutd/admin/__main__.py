@@ -95,7 +95,7 @@ def _run_doctor(config: Path | None, *, as_json: bool) -> int:
 def _run_verify(file: Path, head: str | None, segments: Path | None) -> int:
     """Print the verification of a database file, and of the segments before it, as JSON."""
     from rolloutd.audit.audit_segments import SEGMENTS_DIRECTORY
-    from rolloutd.control.serializers import audit_export, audit_report
+    from rolloutd.control.audit.audit_serializers import audit_export, audit_report
     from rolloutd.ports import AuditBase
     from rolloutd.store import DatabaseBackend, compare_with_audit
 

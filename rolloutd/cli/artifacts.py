@@ -17,8 +17,7 @@ from rolloutd.files.artifact_files import compare_file, file_digest, mismatch_te
 from rolloutd.texts.formats import format_size, pluralize
 
 if TYPE_CHECKING:
-    from rolloutd.control.wire import Preparations
-    from rolloutd.control.wire_fleet import ArtifactReport, NodeCheckpoints
+    from rolloutd.control.nodes.wire_nodes import ArtifactReport, NodeCheckpoints, Preparations
 
 MANIFEST = "artifacts.yml"
 

@@ -33,7 +33,7 @@ from rolloutd.texts import event_text
 from rolloutd.texts.audit_names import current_event_name
 
 if TYPE_CHECKING:
-    from rolloutd.control.wire_audit import AuditEntry
+    from rolloutd.control.audit.wire_audit import AuditEntry
 
 ACTIONS = ("verify", "head", "export", "settle")
 """Words after `audit` that are actions; `--rollout` selects a rollout of such a name."""

@@ -10,8 +10,8 @@ from rolloutd.cli import exits
 from rolloutd.texts.formats import suggest_name
 
 if TYPE_CHECKING:
-    from rolloutd.control.wire import Instants
-    from rolloutd.control.wire_forecasts import Forecast
+    from rolloutd.control.forecasts.wire_forecasts import Forecast
+    from rolloutd.control.rollouts.wire import Instants
 
 MAX_LINE_BYTES = 75
 """Of a line, without its end; longer ones are folded."""

@@ -26,9 +26,9 @@ from rolloutd.control.client import api_path
 from rolloutd.texts.formats import join_limited, pluralize
 
 if TYPE_CHECKING:
-    from rolloutd.control.wire import Node
-    from rolloutd.control.wire_fleet import Change, Changes, ChangeState
-    from rolloutd.control.wire_plans import (
+    from rolloutd.control.fleet.wire_fleet import Change, Changes, ChangeState
+    from rolloutd.control.nodes.wire_nodes import Node
+    from rolloutd.control.plans.wire_plans import (
         ConfigurationRecord,
         Impact,
         PlanDifferences,

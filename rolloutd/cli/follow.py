@@ -21,8 +21,8 @@ from rolloutd.control.client import ApiError, Client, DaemonUnreachable, StreamI
 from rolloutd.texts import event_text
 
 if TYPE_CHECKING:
-    from rolloutd.control.wire import Rollout
-    from rolloutd.control.wire_audit import Audit, AuditEntry
+    from rolloutd.control.audit.wire_audit import Audit, AuditEntry
+    from rolloutd.control.rollouts.wire import Rollout
 
 BATCH_WINDOW_S = 0.2
 """Events within this time become one update: faster than a person reads."""

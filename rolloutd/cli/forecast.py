@@ -26,7 +26,8 @@ from rolloutd.control.client import api_path
 from rolloutd.texts.formats import pluralize
 
 if TYPE_CHECKING:
-    from rolloutd.control.wire_forecasts import Forecast, ForecastBody, Score, Seconds
+    from rolloutd.control.forecasts.wire_forecasts import Forecast, ForecastBody, Score
+    from rolloutd.control.rollouts.wire import Seconds
 
 MAX_WAITS_SHOWN = 6
 """Causes of waiting that are shown; --json has all."""

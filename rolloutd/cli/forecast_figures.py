@@ -8,8 +8,7 @@ from machines.model.timefmt import format_duration
 from rolloutd.cli.output import AGE_UNITS, format_local, sanitize
 
 if TYPE_CHECKING:
-    from rolloutd.control.wire import Bottleneck, Instants
-    from rolloutd.control.wire_forecasts import Seconds
+    from rolloutd.control.rollouts.wire import Bottleneck, Instants, Seconds
 
 
 def format_instants(found: Instants) -> str:

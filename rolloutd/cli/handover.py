@@ -25,8 +25,8 @@ from rolloutd.control.user_time import LastLook
 from rolloutd.texts import event_text
 
 if TYPE_CHECKING:
-    from rolloutd.control.wire import Comparison
-    from rolloutd.control.wire_fleet import Handover
+    from rolloutd.control.fleet.wire_fleet import Handover
+    from rolloutd.control.nodes.wire_nodes import Comparison
 
 
 ROLLOUT_COLUMNS: Columns = {

@@ -18,7 +18,7 @@ from rolloutd.control.client import ApiError, api_path
 from rolloutd.texts.formats import join_limited, pluralize
 
 if TYPE_CHECKING:
-    from rolloutd.control.wire_fleet import Freeze, Hold, Locks, SlotHolder, Team
+    from rolloutd.control.fleet.wire_fleet import Freeze, Hold, Locks, SlotHolder, Team
 
 
 BUSY_PHASES = ("isolating", "maintaining", "verifying")

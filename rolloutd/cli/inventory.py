@@ -26,15 +26,15 @@ from rolloutd.control.client import api_path
 from rolloutd.texts.formats import join_limited, pluralize
 
 if TYPE_CHECKING:
-    from rolloutd.control.wire_fleet import (
+    from rolloutd.control.fleet.wire_fleet import (
         Inventory,
         InventoryNode,
         InventoryNodeDetail,
         InventorySourceStatus,
-        LeftFile,
         NodeReport,
         ShellCommand,
     )
+    from rolloutd.control.nodes.wire_nodes import LeftFile
 
 
 VERBS = {"conflicts": "list the quarantined nodes", "accept": "SOURCE", "pin": "NODE"}

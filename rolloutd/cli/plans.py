@@ -34,7 +34,13 @@ from rolloutd.errors import Diagnostic
 from rolloutd.texts.formats import format_size, pluralize
 
 if TYPE_CHECKING:
-    from rolloutd.control.wire_plans import PlanDuration, Preview, PreviewGate, PreviewStage, PreviewTrain
+    from rolloutd.control.plans.wire_plans import (
+        PlanDuration,
+        Preview,
+        PreviewGate,
+        PreviewStage,
+        PreviewTrain,
+    )
 
 
 STDIN = "-"

@@ -19,7 +19,7 @@ from rolloutd.cli.output import format_percent, sanitize
 from rolloutd.cli.queries import format_reason, format_remaining
 
 if TYPE_CHECKING:
-    from rolloutd.control.wire import InFlight, Rollout
+    from rolloutd.control.rollouts.wire import InFlight, Rollout
 
 REDRAWS_PER_S = 4
 """Smooth enough, and little traffic on a slow connection."""

@@ -34,9 +34,18 @@ from rolloutd.control.client import api_path
 from rolloutd.texts.formats import format_exceptions, join_limited, pluralize
 
 if TYPE_CHECKING:
-    from rolloutd.control.wire import Gate, Node, PilotEvidence, Pool, Prepared, Reason, Rollout, RolloutLine
-    from rolloutd.control.wire_fleet import PoolSlots, RebootReason
-    from rolloutd.control.wire_plans import Preview
+    from rolloutd.control.fleet.wire_fleet import PoolSlots, RebootReason
+    from rolloutd.control.nodes.wire_nodes import Node
+    from rolloutd.control.plans.wire_plans import Preview
+    from rolloutd.control.rollouts.wire import (
+        Gate,
+        PilotEvidence,
+        Pool,
+        Prepared,
+        Reason,
+        Rollout,
+        RolloutLine,
+    )
 
 PHASES = ("pending", "isolating", "maintaining", "verifying", "done", "failed")
 

@@ -10,7 +10,7 @@ from rolloutd.cli.output import colorize, format_local, print_line, sanitize
 from rolloutd.control.client import api_path
 
 if TYPE_CHECKING:
-    from rolloutd.control.wire_fleet import RebootGate, RebootGates
+    from rolloutd.control.fleet.wire_fleet import RebootGate, RebootGates
 
 PREFIX = "fleetlock/"
 

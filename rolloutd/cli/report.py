@@ -20,7 +20,8 @@ from rolloutd.texts import event_text
 from rolloutd.texts.audit_names import with_current_names
 
 if TYPE_CHECKING:
-    from rolloutd.control.wire import Node, Rollout
+    from rolloutd.control.nodes.wire_nodes import Node
+    from rolloutd.control.rollouts.wire import Rollout
 
 
 MAX_BARS = 200

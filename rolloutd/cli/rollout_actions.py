@@ -14,7 +14,7 @@ from rolloutd.control.client import api_path
 from rolloutd.texts.formats import pluralize
 
 if TYPE_CHECKING:
-    from rolloutd.control.wire import Rollout
+    from rolloutd.control.rollouts.wire import Rollout
 
 _ROLLOUT_ACTIONS = {
     "pause": ("start no more nodes of a rollout until it is resumed", "paused"),

@@ -11,7 +11,7 @@ from rolloutd.control.client import api_path
 from rolloutd.texts.formats import pluralize
 
 if TYPE_CHECKING:
-    from rolloutd.control.wire_trains import Train
+    from rolloutd.control.trains.wire_trains import Train
 
 
 def register(commands: CommandGroup) -> None:

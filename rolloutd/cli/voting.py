@@ -30,8 +30,9 @@ from rolloutd.texts import event_text
 from rolloutd.texts.formats import pluralize
 
 if TYPE_CHECKING:
-    from rolloutd.control.wire import Failures, Gate, Rollout
-    from rolloutd.control.wire_plans import Review
+    from rolloutd.control.nodes.wire_nodes import Failures
+    from rolloutd.control.plans.wire_plans import Review
+    from rolloutd.control.rollouts.wire import Gate, Rollout
 
 
 GATES = ("pilot", "start", "continue", "proceed")

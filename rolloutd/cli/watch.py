@@ -51,7 +51,7 @@ from rolloutd.cli.queries import CLOSED_STATES, PHASES, format_reason
 from rolloutd.control.client import DaemonUnreachable, api_path
 
 if TYPE_CHECKING:
-    from rolloutd.control.wire import Rollout
+    from rolloutd.control.rollouts.wire import Rollout
 
 
 STATES: Final = ("awaiting-approval", "running", "soaking", "paused", "done", "cancelled")

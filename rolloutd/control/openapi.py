@@ -10,7 +10,8 @@ from typing import Any
 from pydantic import TypeAdapter
 from pydantic.json_schema import JsonSchemaMode
 
-from rolloutd.control import wire_fleet
+from rolloutd.control import wire_errors
+from rolloutd.control.daemons import wire_daemons
 from rolloutd.control.routes import Route
 
 ERROR_DESCRIPTIONS = {
@@ -29,10 +30,10 @@ _PATH_PARAMETER = re.compile(r"{(\w+)}")
 
 
 @lru_cache(maxsize=1)
-def openapi_document(routes: Sequence[Route], version: str) -> wire_fleet.OpenApi:
+def openapi_document(routes: Sequence[Route], version: str) -> wire_daemons.OpenApi:
     """Return the document; the first call takes a quarter of a second."""
     models: list[tuple[object, JsonSchemaMode, TypeAdapter[Any]]] = [
-        (wire_fleet.Error, "serialization", TypeAdapter(wire_fleet.Error))
+        (wire_errors.Error, "serialization", TypeAdapter(wire_errors.Error))
     ]
     for each in routes:
         models.append((each.handler, "serialization", TypeAdapter(each.response_type)))
@@ -40,7 +41,7 @@ def openapi_document(routes: Sequence[Route], version: str) -> wire_fleet.OpenAp
             models.append((each.handler, "validation", TypeAdapter(each.body_model)))
     schemas, definitions = TypeAdapter.json_schemas(models, ref_template="#/components/schemas/{model}")
     errors = {
-        status: {"description": text, "content": _json(schemas[wire_fleet.Error, "serialization"])}
+        status: {"description": text, "content": _json(schemas[wire_errors.Error, "serialization"])}
         for status, text in ERROR_DESCRIPTIONS.items()
     }
     paths: dict[str, dict[str, Any]] = {}

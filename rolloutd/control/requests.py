@@ -26,6 +26,9 @@ from rolloutd.forecast.request import DEFAULT_DRAWS, MAX_DRAWS
 from rolloutd.planfile.model import WindowSpec
 from rolloutd.plugin.field_types import SelectorText
 
+NO_REASON = "no reason given"
+"""The reason in the audit of a call that may have none and has none."""
+
 MAX_REASON_CHARS = 2_000
 """Characters of a reason: a paragraph; the audit keeps it for ever."""
 

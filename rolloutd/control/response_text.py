@@ -10,9 +10,10 @@ from machines.model.timefmt import format_duration
 from rolloutd.texts.formats import pluralize
 
 if TYPE_CHECKING:  # the command line's start-up counts
-    from rolloutd.control.wire import ComparedNode, Comparison, Gate, Rollout
-    from rolloutd.control.wire_fleet import HandoverRollout
-    from rolloutd.control.wire_plans import ApprovalEffect, BlastRadius, GateReview, Review
+    from rolloutd.control.fleet.wire_fleet import HandoverRollout
+    from rolloutd.control.nodes.wire_nodes import ComparedNode, Comparison
+    from rolloutd.control.plans.wire_plans import ApprovalEffect, BlastRadius, GateReview, Review
+    from rolloutd.control.rollouts.wire import Gate, Rollout
 
 TIME_UNITS = 2
 

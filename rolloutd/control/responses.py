@@ -1,6 +1,6 @@
 """HTTP responses: JSON bodies, and one error shape for every failure.
 
-Every error has the shape of wire_fleet.Error and says what the caller can do.  Input
+Every error has the shape of wire_errors.Error and says what the caller can do.  Input
 never causes status 500.
 """
 
@@ -15,7 +15,7 @@ from typing import Any, cast
 from aiohttp import web
 from pydantic import ValidationError
 
-from rolloutd.control import wire_fleet
+from rolloutd.control import wire_errors
 from rolloutd.control.limits import TooMany
 from rolloutd.errors import (
     AccountUnknown,
@@ -167,7 +167,7 @@ def json_response(body: bytes, status: int = 200) -> web.Response:
 
 
 def error_response(status: int, code: str, text: str, diagnostics: Sequence[Diagnostic] = ()) -> web.Response:
-    body: wire_fleet.Error = {
+    body: wire_errors.Error = {
         "error": text,
         "code": code,
         "errors": [diagnostic_body(each) for each in diagnostics],
@@ -175,8 +175,8 @@ def error_response(status: int, code: str, text: str, diagnostics: Sequence[Diag
     return json_response(encode_json(body), status)
 
 
-def diagnostic_body(diagnostic: Diagnostic) -> wire_fleet.Diagnostic:
-    return cast("wire_fleet.Diagnostic", asdict(diagnostic))
+def diagnostic_body(diagnostic: Diagnostic) -> wire_errors.Diagnostic:
+    return cast("wire_errors.Diagnostic", asdict(diagnostic))
 
 
 def from_error(exc: RolloutdError) -> web.Response:

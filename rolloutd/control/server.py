@@ -24,7 +24,6 @@ from pydantic import BaseModel, ValidationError
 
 from rolloutd.concurrency import threads
 from rolloutd.control import responses
-from rolloutd.control.handlers import ROUTES
 from rolloutd.control.identity import (
     AccountLookup,
     CachedNameService,
@@ -33,6 +32,7 @@ from rolloutd.control.identity import (
     read_peer_uid,
 )
 from rolloutd.control.limits import DenialLog, LimitedProtocol, Limits
+from rolloutd.control.route_table import ROUTES
 from rolloutd.control.routes import Created, LineStream, Request, Route, Services
 from rolloutd.errors import NotAllowed, NotLeader, RolloutdError, StoreFailed
 from rolloutd.service.listen_socket import BACKLOG, ListenSocket, bind

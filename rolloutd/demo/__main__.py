@@ -18,7 +18,7 @@ from typing import NoReturn
 from rolloutd.cli import exits
 from rolloutd.cli.output import print_message, print_now, to_json
 from rolloutd.control.client import ApiError, DaemonUnreachable
-from rolloutd.control.wire import Rollout
+from rolloutd.control.rollouts.wire import Rollout
 from rolloutd.demo.environment import DemoEnvironment, demo_environment
 from rolloutd.demo.fleet import MAX_NODES
 from rolloutd.demo.scenario import FAULTS, DemoUi, run

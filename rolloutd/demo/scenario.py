@@ -16,7 +16,8 @@ from rolloutd.cli import exits
 from rolloutd.cli.follow import WatchUpdate, watch_updates
 from rolloutd.cli.queries import format_gate
 from rolloutd.control.client import ApiError, Client, api_path
-from rolloutd.control.wire import Gate, Node, Rollout
+from rolloutd.control.nodes.wire_nodes import Node
+from rolloutd.control.rollouts.wire import Gate, Rollout
 from rolloutd.demo.environment import DemoEnvironment, log_tail
 from rolloutd.demo.fleet import clear_fault, set_fault
 from rolloutd.demo.node import Fault

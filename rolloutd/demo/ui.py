@@ -23,7 +23,7 @@ from rolloutd.cli.follow import EventPrinter, WatchUpdate, event_lines
 from rolloutd.cli.output import print_message, sanitize
 from rolloutd.cli.progress_bars import REDRAWS_PER_S, render_rollouts
 from rolloutd.control.client import ApiError, DaemonUnreachable, api_path
-from rolloutd.control.wire import Rollout
+from rolloutd.control.rollouts.wire import Rollout
 from rolloutd.demo.environment import DemoEnvironment
 from rolloutd.demo.fleet import clear_fault
 from rolloutd.demo.scenario import start_rollout

@@ -25,8 +25,9 @@ from rolloutd.commands import rollout_commands, submit
 from rolloutd.commands.execution import Command, execute
 from rolloutd.commands.resolve import MAX_CLOSED, resolve_rollout
 from rolloutd.concurrency import threads
-from rolloutd.control import serializers
-from rolloutd.control.coverage import coverage_of
+from rolloutd.control.nodes import node_serializers
+from rolloutd.control.rollouts import serializers
+from rolloutd.control.rollouts.coverage import coverage_of
 from rolloutd.engine.state import State
 from rolloutd.errors import NotFound, RolloutdError, SourceFailed
 from rolloutd.operator.objects import (
@@ -295,7 +296,9 @@ class Controller:
         covered = await coverage_of(state, resolved.index, resolved.rollout)
         rollout = serializers.rollout(state, resolved, covered)
         unresolved = resolved.index.unresolved_failures(resolved.rollout.id)[:MAX_ITEMS]
-        return status_of(known.obj, rollout, [serializers.failure(each) for each in unresolved], None, now)
+        return status_of(
+            known.obj, rollout, [node_serializers.failure(each) for each in unresolved], None, now
+        )
 
 
 def _read_within(tree: Path, path: str) -> bytes:

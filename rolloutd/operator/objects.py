@@ -11,7 +11,8 @@ from typing import Any, Final
 
 from rolloutd.adapters.kubernetes.api_errors import malformed_answers, require_text
 from rolloutd.adapters.kubernetes.cluster import DEFAULT_DOMAIN, api_path
-from rolloutd.control import wire
+from rolloutd.control.nodes import wire_nodes
+from rolloutd.control.rollouts import wire
 from rolloutd.errors import InvalidFile
 from rolloutd.ports import JSON
 
@@ -94,7 +95,7 @@ def refusal_of(error: Exception) -> Refusal:
 def status_of(
     obj: RolloutObject,
     rollout: wire.Rollout | None,
-    failures: Sequence[wire.Failure],
+    failures: Sequence[wire_nodes.Failure],
     refusal: Refusal | None,
     now: str,
 ) -> dict[str, Any]:
@@ -164,7 +165,7 @@ def _mappings(found: JSON) -> list[Mapping[str, JSON]]:
     return [each for each in found or () if isinstance(each, Mapping)] if isinstance(found, list) else []
 
 
-def _rollout_fields(rollout: wire.Rollout, failures: Sequence[wire.Failure]) -> dict[str, Any]:
+def _rollout_fields(rollout: wire.Rollout, failures: Sequence[wire_nodes.Failure]) -> dict[str, Any]:
     waiting = [gate for gate in rollout["gates"] if gate["state"] == "waiting"]
     is_open = rollout["state"] in RUNNING_STATES or rollout["state"] == "paused"
     reason = rollout["reason"]
@@ -197,7 +198,7 @@ def _rollout_fields(rollout: wire.Rollout, failures: Sequence[wire.Failure]) -> 
 
 
 def _conditions(
-    rollout: wire.Rollout | None, failures: Sequence[wire.Failure], refusal: Refusal | None
+    rollout: wire.Rollout | None, failures: Sequence[wire_nodes.Failure], refusal: Refusal | None
 ) -> list[dict[str, str]]:
     """Return the conditions: Accepted, and as Argo CD and Flux read health, Ready and Stalled."""
     if rollout is None:

@@ -28,9 +28,9 @@ from rolloutd.commands import voting
 from rolloutd.commands.execution import Command, execute
 from rolloutd.commands.resolve import resolve_for_reading
 from rolloutd.commands.rollout_commands import Events, Principal
-from rolloutd.control.ballots import make_ballot
 from rolloutd.control.requests import CastVote
 from rolloutd.control.responses import describe_validation_error
+from rolloutd.control.votes.ballots import make_ballot
 from rolloutd.engine.state import State
 from rolloutd.errors import NotAllowed, NotFound, Refused, RolloutdError, StoreFailed
 from rolloutd.operator.objects import APPLY_PATCH, GROUP_VERSION, RESOURCE

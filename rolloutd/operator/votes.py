@@ -22,11 +22,13 @@ from rolloutd.commands import voting
 from rolloutd.commands.execution import Command, execute
 from rolloutd.commands.resolve import ResolvedRollout, resolve_for_reading
 from rolloutd.commands.rollout_commands import Events, Principal
-from rolloutd.control import responses, serializers
-from rolloutd.control.ballots import make_ballot
-from rolloutd.control.coverage import coverage_of
+from rolloutd.control import responses
+from rolloutd.control.nodes import node_serializers
 from rolloutd.control.requests import CastVote
+from rolloutd.control.rollouts import serializers
+from rolloutd.control.rollouts.coverage import coverage_of
 from rolloutd.control.tcp_listener import TlsFiles, serve_tcp
+from rolloutd.control.votes.ballots import make_ballot
 from rolloutd.engine.state import State
 from rolloutd.errors import NotAllowed, NotFound, RolloutdError
 from rolloutd.operator.objects import RESOURCE
@@ -118,7 +120,7 @@ class VoteServer:
         unresolved = resolved.index.unresolved_failures(resolved.rollout.id)
         return {
             "rollout": serializers.rollout(self._state, resolved, covered),
-            "failures": [serializers.failure(each) for each in unresolved],
+            "failures": [node_serializers.failure(each) for each in unresolved],
         }
 
     async def _why(self, request: web.Request) -> JSON:
@@ -132,7 +134,7 @@ class VoteServer:
         answers = []
         for target in [each for each in index.targets_on(node) if each.rollout in objects]:
             resolved = await resolve_for_reading(self._state, target.rollout)
-            answer = serializers.why(self._state, resolved, target)
+            answer = node_serializers.why(self._state, resolved, target)
             answers.append({"object": objects[target.rollout], "rollout": target.rollout, **answer})
         if not answers:
             raise NotFound(f"{node}: in no open rollout of namespace {namespace}; name another namespace")

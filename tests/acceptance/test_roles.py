@@ -25,8 +25,8 @@ from machines.model.plan import GateName
 from machines.model.rollout import Verdict
 from machines.states import Phase
 from rolloutd.commands import tokens
-from rolloutd.control.handlers import ROUTES
 from rolloutd.control.identity import CachedNameService
+from rolloutd.control.route_table import ROUTES
 from tests.docs.reference_tables import ROLES, ROLES_BEGIN, ROLES_END, render_roles
 from tests.rolloutd.control.test_routes import BUILDING, archive, fail_build
 from tests.rolloutd.control_environment import NODES, PLAN, ControlEnvironment, control_environment

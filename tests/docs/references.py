@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from rolloutd import planfile, settings
-from rolloutd.control.handlers import ROUTES
+from rolloutd.control.route_table import ROUTES
 from rolloutd.planfile import manifest
 from tests.docs.reference_tables import (
     BEGIN,

@@ -61,9 +61,9 @@ assert "NodeLabelled" in event_text._FORMATTERS
 FIELD: Final = Part(
     "a field of an answer",
     (
-        ("rolloutd/control/wire_trains.py", "    wait_s: float\n", "    count: int\n"),
+        ("rolloutd/control/trains/wire_trains.py", "    wait_s: float\n", "    count: int\n"),
         (
-            "rolloutd/control/handlers/trains.py",
+            "rolloutd/control/trains/handlers.py",
             '        "wait_s": train.wait_s,\n',
             '        "count": len(train.rollouts),\n',
         ),
@@ -73,7 +73,7 @@ import asyncio
 from types import SimpleNamespace
 from machines.model.rollout import DAEMON
 from machines.model.train import Train
-from rolloutd.control.handlers.trains import train_response
+from rolloutd.control.trains.handlers import train_response
 from tests.machines.builders import T0, index_of, nodes_of, submit
 index = index_of(nodes_of({"t": ["n1"]}))
 submit(index, "R")

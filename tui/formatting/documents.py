@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rolloutd.control import wire, wire_plans
+from rolloutd.control.nodes import wire_nodes
+from rolloutd.control.plans import wire_plans
 from rolloutd.texts import event_text
 from tui.formatting import formatting
 from tui.formatting.lines import UNCUT_WIDTH, sanitize
@@ -23,13 +24,13 @@ def to_yaml(value: Any) -> str:
 
 
 def describe_node(
-    rollout: str, detail: wire.NodeDetail, configuration: wire_plans.NodeConfiguration | None
+    rollout: str, detail: wire_nodes.NodeDetail, configuration: wire_plans.NodeConfiguration | None
 ) -> str:
     """Return what a node is, why it does not move, its steps with their output, and its configuration."""
     return "\n".join([*_facts(rollout, detail), *_reasons(detail), *_steps(detail), *_records(configuration)])
 
 
-def _facts(rollout: str, detail: wire.NodeDetail) -> Iterator[str]:
+def _facts(rollout: str, detail: wire_nodes.NodeDetail) -> Iterator[str]:
     outcome = f" ({detail['outcome']})" if detail["outcome"] else ""
     fields = {
         "Name": detail["node"],
@@ -46,7 +47,7 @@ def _facts(rollout: str, detail: wire.NodeDetail) -> Iterator[str]:
         yield f"{f'{name}:':<12}{value}"
 
 
-def _reasons(detail: wire.NodeDetail) -> Iterator[str]:
+def _reasons(detail: wire_nodes.NodeDetail) -> Iterator[str]:
     yield from ("", "WHY")
     reason, failure = detail["reason"], detail["failure"]
     if failure is not None:
@@ -66,7 +67,7 @@ def _optional(name: str, text: str) -> Iterator[str]:
         yield f"    {name}: {text}"
 
 
-def _steps(detail: wire.NodeDetail) -> Iterator[str]:
+def _steps(detail: wire_nodes.NodeDetail) -> Iterator[str]:
     yield from ("", "STEPS")
     if not detail["steps"]:
         yield "  no step has run on it yet"

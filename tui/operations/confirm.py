@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rolloutd.control import wire_fleet, wire_plans
+from rolloutd.control.fleet import wire_fleet
+from rolloutd.control.plans import wire_plans
 from tui.state.model import Model
 from tui.state.permissions import Permission
 from tui.state.values import NodeState, RolloutState

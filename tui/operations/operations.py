@@ -10,8 +10,9 @@ import shlex
 from collections.abc import Callable
 from typing import Any
 
-from rolloutd.control import response_text, user_time, wire
+from rolloutd.control import response_text, user_time
 from rolloutd.control.client import api_path
+from rolloutd.control.rollouts import wire
 from rolloutd.texts import event_text
 from tui.formatting import formatting
 from tui.formatting.lines import sanitize

@@ -7,7 +7,10 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from rolloutd.control import response_text, wire, wire_audit, wire_fleet
+from rolloutd.control import response_text
+from rolloutd.control.audit import wire_audit
+from rolloutd.control.fleet import wire_fleet
+from rolloutd.control.nodes import wire_nodes
 from rolloutd.texts import event_text
 from tui.formatting import formatting, lines
 from tui.formatting.glyphs import PHASE_GLYPHS
@@ -120,7 +123,7 @@ class ComparisonPage(FetchedPage):
     def breadcrumb(self) -> str:
         return f"▸ {self.rollout_id} ▸ canaries"
 
-    def found_items(self, found: wire.Comparison) -> Iterator[Item]:
+    def found_items(self, found: wire_nodes.Comparison) -> Iterator[Item]:
         outliers = sum(bool(response_text.describe_outlier(each)) for each in found["nodes"])
         count = formatting.pluralize(outliers, "outlier") if found["canaries"] else ""
         yield heading("IN FLIGHT AND CHANGED", count)
@@ -143,11 +146,11 @@ class ComparisonPage(FetchedPage):
             self.console.open_page("node", self.rollout_id, self.body.cursor_key)
 
 
-def _name_width(rows: Sequence[wire.ComparedNode] | Sequence[wire.Preparation]) -> int:
+def _name_width(rows: Sequence[wire_nodes.ComparedNode] | Sequence[wire_nodes.Preparation]) -> int:
     return lines.column_width((each["node"] for each in rows), MIN_NAME_WIDTH, MAX_NAME_WIDTH) + 2
 
 
-def _node_row(node: wire.ComparedNode, name_width: int) -> Item:
+def _node_row(node: wire_nodes.ComparedNode, name_width: int) -> Item:
     glyph, role = PHASE_GLYPHS.get(node["phase"], ("?", "warn"))
     outlier = response_text.describe_outlier(node)
     tasks = node["changed_tasks"]
@@ -193,7 +196,7 @@ class PreparationPage(FetchedPage):
         rollout = self.console.model.rollouts.get(self.rollout_id)
         return Selection(rollout=rollout, node_name=self.body.cursor_key.partition(":")[0])
 
-    def found_items(self, found: wire.Preparations) -> Iterator[Item]:
+    def found_items(self, found: wire_nodes.Preparations) -> Iterator[Item]:
         states = list(PREPARATION_ROLES)
         rows = sorted(found["preparations"], key=lambda each: states.index(each["state"]))
         counts = Counter(each["state"] for each in rows)
@@ -214,11 +217,11 @@ class PreparationPage(FetchedPage):
             self.console.open_page("node", self.rollout_id, self.body.cursor_key.partition(":")[0])
 
 
-def _needs_people(each: wire.Preparation) -> bool:
+def _needs_people(each: wire_nodes.Preparation) -> bool:
     return PREPARATION_ROLES[each["state"]] == "bad"
 
 
-def _preparation_line(each: wire.Preparation, name_width: int, text: Line, width: int) -> Line:
+def _preparation_line(each: wire_nodes.Preparation, name_width: int, text: Line, width: int) -> Line:
     role = PREPARATION_ROLES[each["state"]]
     took = formatting.format_clock(each["seconds"]) if each["attempt"] else ""
     again = f"attempt {each['attempt']}" if each["attempt"] > 1 else ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from rolloutd.control import wire
+from rolloutd.control.rollouts import wire
 from rolloutd.texts.formats import format_exceptions
 from tui.formatting import formatting, lines
 from tui.formatting.lines import Line, column, fit

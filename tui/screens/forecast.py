@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rolloutd.control import wire, wire_forecasts
+from rolloutd.control.forecasts import wire_forecasts
+from rolloutd.control.rollouts import wire
 from tui.formatting import formatting, lines
 from tui.formatting.lines import Line, column, fit
 from tui.screens.fetched import FetchedPage

@@ -8,7 +8,9 @@ from typing import Any
 
 from textual.widget import Widget
 
-from rolloutd.control import response_text, wire, wire_plans
+from rolloutd.control import response_text
+from rolloutd.control.nodes import wire_nodes
+from rolloutd.control.plans import wire_plans
 from rolloutd.texts import event_text
 from tui.formatting import formatting, lines
 from tui.formatting.glyphs import node_glyph, node_strip
@@ -65,7 +67,7 @@ class GatesPage(TwoPanes):
         self._initial_gate = initial_gate
         self._fetched: dict[str, tuple[object, ...]] = {}
         self._review_connection: dict[str, int] = {}
-        self._failures: dict[str, wire.Failures] = {}
+        self._failures: dict[str, wire_nodes.Failures] = {}
         self._unread: dict[str, str] = {}
         self._loading: set[str] = set()
         self._change_items: tuple[wire_plans.Review | None, list[Item]] = (None, [])

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from rolloutd.control import wire_fleet, wire_plans
+from rolloutd.control.fleet import wire_fleet
+from rolloutd.control.plans import wire_plans
 from tui.formatting import formatting, lines
 from tui.formatting.lines import Line, column
 from tui.operations.confirm import Selection

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from rolloutd.control import wire_fleet
+from rolloutd.control.fleet import wire_fleet
 from tui.formatting import formatting, lines
 from tui.formatting.lines import Line, Span, column, fit, fit_name, justify
 from tui.operations.confirm import Selection

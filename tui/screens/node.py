@@ -14,7 +14,7 @@ from typing import Any
 from textual.containers import Vertical
 from textual.widget import Widget
 
-from rolloutd.control import wire
+from rolloutd.control.nodes import wire_nodes
 from rolloutd.texts import event_text
 from tui.connection.log_stream import LogReader
 from tui.formatting import formatting, lines
@@ -75,7 +75,7 @@ class NodePage(TwoPanes, RolloutScreen, SearchablePage):
         super().__init__(rollout)
         self.set_class(not shows_steps, "-log-only")
         self.node_name = node
-        self.detail: wire.NodeDetail | None = None
+        self.detail: wire_nodes.NodeDetail | None = None
         self.log_lines: deque[dict[str, Any]] = deque(maxlen=MAX_LOG_LINES)
         self.is_following = True
         self.attempt: int | None = None
@@ -325,11 +325,11 @@ class NodePage(TwoPanes, RolloutScreen, SearchablePage):
         return "no run yet" if self.node is not None and not self.node.attempt else "no output"
 
 
-def _step_key(step: wire.Step) -> str:
+def _step_key(step: wire_nodes.Step) -> str:
     return f"{step['attempt']}/{step['step']}/{step['action']}/{step['number']}"
 
 
-def _step_row(step: wire.Step, now: float) -> Callable[[int], Line]:
+def _step_row(step: wire_nodes.Step, now: float) -> Callable[[int], Line]:
     started, ended = parse_timestamp(step["began_at"]) or 0.0, parse_timestamp(step["at"]) or 0.0
     glyph, role = STEP_GLYPHS.get(step["state"], ("?", "warn"))
     runs = step["state"] == "intended"

@@ -18,7 +18,7 @@ from textual.css.query import NoMatches
 from textual.screen import Screen
 from textual.widget import Widget
 
-from rolloutd.control import wire
+from rolloutd.control.rollouts import wire
 from rolloutd.texts import event_text
 from tui.console import ConsoleApp
 from tui.formatting import formatting

@@ -9,7 +9,8 @@ from typing import Any
 from textual.geometry import Size
 from textual.widget import Widget
 
-from rolloutd.control import response_text, wire
+from rolloutd.control import response_text
+from rolloutd.control.rollouts import wire
 from rolloutd.texts import event_text
 from tui.formatting import formatting, lines
 from tui.formatting.glyphs import PHASE_GLYPHS, log_line

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rolloutd.control import wire_fleet
+from rolloutd.control.daemons import wire_daemons
 from tui.formatting import formatting, lines
 from tui.formatting.lines import column
 from tui.screens.page import Item, Page, heading, note_row
@@ -48,7 +48,7 @@ def _field_row(key: str, name: str, text: str) -> Item:
     return key, lambda width: [("  ", ""), (column(name, 20, width), "bold"), (lines.sanitize(text), "")]
 
 
-def _team_row(team: wire_fleet.TeamSummary, *, is_mine: bool) -> Item:
+def _team_row(team: wire_daemons.TeamSummary, *, is_mine: bool) -> Item:
     counts = (("check", team["checks"]), ("window", team["windows"]))
     own = ", ".join(formatting.pluralize(number, noun) for noun, number in counts if number)
     members = ", ".join(team["members"]) or "no members: cannot vote"

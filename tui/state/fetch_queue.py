@@ -12,8 +12,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from rolloutd.control import wire
 from rolloutd.control.client import Client, api_path
+from rolloutd.control.nodes import wire_nodes
 from tui.connection.event_stream import Response
 from tui.state.model import FetchRequest, Model
 from tui.state.values import NodesSnapshot, parse_nodes
@@ -153,11 +153,11 @@ class FetchQueue:
         """Fetch and parse nodes in the request's thread, so that drawing continues."""
         return parse_nodes(self._node_pages(rollout, changed_after), self._key_delay)
 
-    def _node_pages(self, rollout: str, changed_after: int | None) -> Iterator[wire.Nodes]:
+    def _node_pages(self, rollout: str, changed_after: int | None) -> Iterator[wire_nodes.Nodes]:
         after: str | None = None
         while True:
             query = {"limit": NODES_PER_PAGE, "after": after, "changed_after": changed_after}
-            page: wire.Nodes = self._client.get(api_path("rollouts", rollout, "nodes"), query)
+            page: wire_nodes.Nodes = self._client.get(api_path("rollouts", rollout, "nodes"), query)
             yield page
             after = page["next"]
             if after is None:

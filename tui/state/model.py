@@ -14,7 +14,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rolloutd.control import wire, wire_fleet, wire_plans
+from rolloutd.control.daemons import wire_daemons
+from rolloutd.control.fleet import wire_fleet
+from rolloutd.control.plans import wire_plans
+from rolloutd.control.rollouts import wire
 from rolloutd.texts.audit_names import with_current_names
 from tui.state.history import History
 from tui.state.values import (
@@ -75,9 +78,9 @@ class Model:
         self.rollouts: dict[str, RolloutState] = {}
         self.missing_rollouts: set[str] = set()
         self.daemon_error: str | None = None
-        self.health: wire_fleet.Health | None = None
-        self.current_user: wire_fleet.WhoAmI | None = None
-        self.settings: wire_fleet.SettingsSummary | None = None
+        self.health: wire_daemons.Health | None = None
+        self.current_user: wire_daemons.WhoAmI | None = None
+        self.settings: wire_daemons.SettingsSummary | None = None
         self.locks: wire_fleet.Locks | None = None
         self.plans: dict[str, wire_plans.PlanContent] = {}
         self.histories: dict[str, History] = {}

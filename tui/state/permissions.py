@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rolloutd.control import wire
+from rolloutd.control.rollouts import wire
 from tui.state.model import Model
 from tui.state.values import RolloutState
 

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from rolloutd.control import wire
+from rolloutd.control.nodes import wire_nodes
+from rolloutd.control.rollouts import wire
 
 BUSY_PHASES = frozenset({"isolating", "maintaining", "verifying"})
 
@@ -130,7 +131,7 @@ class NodesSnapshot:
     """When time ends the reasons of its nodes, in epoch seconds."""
 
 
-def parse_nodes(pages: Iterable[wire.Nodes], delay: Callable[[], float] = lambda: 0.0) -> NodesSnapshot:
+def parse_nodes(pages: Iterable[wire_nodes.Nodes], delay: Callable[[], float] = lambda: 0.0) -> NodesSnapshot:
     """Parse the pages of a rollout's nodes; before each node, sleep for the delay."""
     # Thousands of nodes share few pools and reasons; one copy of each saves tens of MiB.
     pools: dict[tuple[str, ...], tuple[str, ...]] = {}
@@ -148,7 +149,7 @@ def parse_nodes(pages: Iterable[wire.Nodes], delay: Callable[[], float] = lambda
 
 
 def _parse_node(
-    each: wire.Node,
+    each: wire_nodes.Node,
     seq: int,
     shared_pools: dict[tuple[str, ...], tuple[str, ...]],
     shared_reasons: dict[tuple[str | None, ...], tuple[wire.Reason, str]],

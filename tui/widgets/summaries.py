@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rolloutd.control import wire, wire_fleet
+from rolloutd.control.fleet import wire_fleet
+from rolloutd.control.rollouts import wire
 from rolloutd.texts import event_text
 from rolloutd.texts.formats import format_exceptions
 from tui.connection.event_stream import Disconnected

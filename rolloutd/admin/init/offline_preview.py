@@ -13,8 +13,8 @@ from machines.model.rollout import Actor, ActorKind
 from rolloutd import planfile
 from rolloutd.adapters.sources.tree_store import TREE_KIND
 from rolloutd.commands.submit import resolve_by_facts
-from rolloutd.control import wire_plans
-from rolloutd.control.preview import preview
+from rolloutd.control.plans import wire_plans
+from rolloutd.control.plans.preview import preview
 from rolloutd.engine.background.inventory_merge import merge_inventories
 from rolloutd.errors import InvalidFile
 from rolloutd.files.source_archive import tree_hash

@@ -22,7 +22,7 @@ from rolloutd.adapters.kubernetes.isolator import KubernetesIsolator
 from rolloutd.adapters.kubernetes.node_watch import NodeWatch
 from rolloutd.adapters.timers import ApschedulerScheduler, SystemClock
 from rolloutd.commands.resolve import resolve_rollout
-from rolloutd.control.serializers import blocking_reason
+from rolloutd.control.nodes.node_serializers import blocking_reason
 from rolloutd.engine.background.node_observations import run_watch
 from rolloutd.engine.daemon import Daemon
 from rolloutd.engine.drivers.node_session import AdapterSet

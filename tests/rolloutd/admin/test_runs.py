@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from rolloutd.admin.runs import TEST_SUDO, describe_runs, suggest_pipelining
-from rolloutd.control.serializers import runs
+from rolloutd.control.daemons.daemon_serializers import runs
 from rolloutd.ports import WITHHELD, RunnerStatus, ShellResult
 from tests.contracts.fakes.shell import FakeShell
 

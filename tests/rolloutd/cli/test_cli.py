@@ -400,7 +400,7 @@ def test_reading_commands_load_the_standard_library_only(daemon: CannedDaemon) -
     program = (
         "import sys; from rolloutd.cli.main import main; main(['status', '--json']);"
         "pure = {'machines', 'machines.model', 'machines.model.timefmt'};"
-        "print([m for m in sys.modules if 'control.wire' in m or m not in pure and m.split('.')[0] in"
+        "print([m for m in sys.modules if '.wire' in m or m not in pure and m.split('.')[0] in"
         " {'aiohttp', 'pydantic', 'rich', 'asyncio', 'yaml', 'jinja2', 'shtab', 'asyncssh', 'machines'}])"
     )
     done = subprocess.run(

@@ -19,8 +19,8 @@ import pytest
 
 from machines.facts.projection import Projection
 from rolloutd.commands import tokens
-from rolloutd.control.handlers import ROUTES
 from rolloutd.control.openapi import openapi_document
+from rolloutd.control.route_table import ROUTES
 from rolloutd.settings.compile import compile_limits
 from rolloutd.store import open_store
 from tests.rolloutd.control.test_routes import SECRET

@@ -13,7 +13,7 @@ from machines.model.events import (
     RolloutDeleted,
 )
 from machines.model.rollout import DAEMON
-from rolloutd.control import change_matrix
+from rolloutd.control.fleet import change_matrix
 from tests.rolloutd.control_environment import PLAN, ControlEnvironment, control_environment
 
 

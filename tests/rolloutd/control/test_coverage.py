@@ -11,7 +11,7 @@ import pytest
 from machines.model.events import NodesDiscovered
 from machines.model.node import NodeKind
 from rolloutd.control.client import ApiError
-from rolloutd.control.coverage import coverage_of
+from rolloutd.control.rollouts.coverage import coverage_of
 from tests.rolloutd.control_environment import NODES, PLAN, control_environment
 
 MIXED = tuple(replace(n, kind=NodeKind.KUBERNETES) if n.name in ("p1", "s1") else n for n in NODES)

@@ -16,8 +16,8 @@ from machines.model.events import FreezeStarted
 from machines.model.windows import Freeze
 from machines.states import Trigger
 from rolloutd.cli import exits
-from rolloutd.control import plan_duration
 from rolloutd.control.client import ApiError
+from rolloutd.control.plans import plan_duration
 from rolloutd.engine import forecasts
 from rolloutd.engine.forecasts import Forecaster
 from rolloutd.forecast import what_if

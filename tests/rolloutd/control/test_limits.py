@@ -13,9 +13,9 @@ import pytest
 
 from rolloutd.control import limits
 from rolloutd.control.client import ApiError
-from rolloutd.control.handlers import ROUTES
 from rolloutd.control.limits import Quota, Rank, TooMany
 from rolloutd.control.rights import any_user
+from rolloutd.control.route_table import ROUTES
 from rolloutd.control.routes import Route
 from rolloutd.ports import AuditReport, Checkpoint, Host
 from tests.contracts.fakes.checkpoints import FakeCheckpoints

@@ -13,7 +13,7 @@ from machines.model.node import NodeHealth, Observation
 from machines.scheduler.decide import decide
 from machines.states import Phase, Trigger
 from machines.workflow.records import RepeatedTry
-from rolloutd.control.serializers import node_reason
+from rolloutd.control.nodes.node_serializers import node_reason
 from rolloutd.engine.drivers.node_session import AdapterSet, NodeSession
 from rolloutd.engine.state import StepProgress
 from rolloutd.ports import RunnerStatus, report_wait

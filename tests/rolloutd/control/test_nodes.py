@@ -12,7 +12,7 @@ from machines.model.events import RolloutDeleted
 from machines.model.rollout import DAEMON, Failure, FailureCode
 from machines.states import Trigger
 from rolloutd.control.client import ApiError
-from rolloutd.control.handlers import queries
+from rolloutd.control.nodes import handlers as node_queries
 from rolloutd.engine.state import State
 from tests.rolloutd.control_environment import control_environment
 
@@ -54,7 +54,7 @@ async def test_why_and_nodes_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert changed["nodes"] == [node for node in listed if node["node"] == "p1"]
         assert (await inside.request("nora", "get", f"{path}{changed['seq']}"))["nodes"] == []
         with monkeypatch.context() as patched:
-            patched.setattr(queries, "MAX_CHANGED_ENTRIES", 0)
+            patched.setattr(node_queries, "MAX_CHANGED_ENTRIES", 0)
             everything = await inside.request("nora", "get", f"{path}{before['seq']}")
             assert everything["nodes"] == listed, "the entries are too many to read"
         for node in listed:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rolloutd.control.handlers.node_reports import result_lines
+from rolloutd.control.nodes.reports import result_lines
 from rolloutd.control.responses import SLICE, SharedAnswers, encode_in_slices, encode_json
 from rolloutd.errors import NotFound, StoreFailed
 

@@ -10,8 +10,8 @@ import pytest
 from machines.model.events import GateOpened
 from machines.model.plan import GateName
 from rolloutd.control.client import ApiError
-from rolloutd.control.review import format_value
-from rolloutd.control.source_review import read_source_review
+from rolloutd.control.plans.review import format_value
+from rolloutd.control.plans.source_review import read_source_review
 from tests.rolloutd.control_environment import PLAN, URL, ControlEnvironment, control_environment
 
 SITE = "- hosts: all\n  tasks: []\n"

@@ -18,10 +18,10 @@ from machines.model.preparation import Preparation, PreparationState
 from machines.model.rollout import Verdict
 from machines.states import Trigger
 from rolloutd.commands import tokens
-from rolloutd.control import wire_fleet
+from rolloutd.control import wire_errors
 from rolloutd.control.client import ApiError
-from rolloutd.control.handlers import ROUTES
 from rolloutd.control.openapi import openapi_document
+from rolloutd.control.route_table import ROUTES
 from rolloutd.store import open_store
 from tests.rolloutd.control.test_trains import train_requests
 from tests.rolloutd.control_environment import KUBERNETES_NODES, PLAN, ControlEnvironment, control_environment
@@ -245,7 +245,7 @@ async def test_errors_have_one_shape(tmp_path: Path) -> None:
         ("put", "/v1/holds", {"node": "p1", "reason": "x" * 3000}, 400),
         ("put", "/v1/holds", {"node": "p1", "reason": "  "}, 400),
     ]
-    error = TypeAdapter(wire_fleet.Error)
+    error = TypeAdapter(wire_errors.Error)
     async with control_environment(tmp_path) as inside:
         for method, path, body, status in wrong:
             with pytest.raises(ApiError) as refused:

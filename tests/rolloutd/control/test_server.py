@@ -28,12 +28,13 @@ from machines.states import Outcome, Trigger
 from rolloutd.control import identity, requests
 from rolloutd.control import server as border
 from rolloutd.control.client import ApiError, Client, DaemonUnreachable, StreamInterrupted
-from rolloutd.control.handlers import ROUTES, streams
+from rolloutd.control.formats import format_timestamp
 from rolloutd.control.identity import Account, CachedNameService, identify, read_peer_uid
 from rolloutd.control.limits import MERGE_WINDOW_S, DenialLog
-from rolloutd.control.logs import LogReader
+from rolloutd.control.nodes import streams as streams
+from rolloutd.control.nodes.logs import LogReader
 from rolloutd.control.responses import BadRequest
-from rolloutd.control.serializers import format_timestamp
+from rolloutd.control.route_table import ROUTES
 from rolloutd.engine.state import StepProgress
 from rolloutd.errors import AlreadyRunning, StoreFailed
 from rolloutd.ports import Host, RunEvent, RunRequest, RunState

@@ -12,7 +12,7 @@ import pytest
 from machines.model.reasons import ReasonCode
 from machines.states import Phase, Trigger
 from rolloutd.commands.resolve import resolve_rollout
-from rolloutd.control.serializers import blocking_reason
+from rolloutd.control.nodes.node_serializers import blocking_reason
 from rolloutd.engine.background.inventory_refresh import InventoryRefresher
 from rolloutd.engine.drivers.driver import INVENTORY_RETRY_S, Driver
 from rolloutd.engine.drivers.node_session import NodeSession

@@ -14,7 +14,7 @@ from typing import Any, get_args
 import pytest
 import yaml
 
-from rolloutd.control import wire
+from rolloutd.control.rollouts import wire
 from tests.rolloutd.operator.test_controller import DEPLOY, Fleet, fleet
 
 HEALTH = "resource.customizations.health.rolloutd.io_MaintenanceRollout"

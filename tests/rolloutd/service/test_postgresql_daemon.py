@@ -14,7 +14,7 @@ from rolloutd.admin.__main__ import main
 from rolloutd.admin.disk import check_database
 from rolloutd.control import standby
 from rolloutd.control.client import ApiError, Client, DaemonUnreachable
-from rolloutd.control.handlers import ROUTES
+from rolloutd.control.route_table import ROUTES
 from rolloutd.engine.background import standby_follower
 from rolloutd.errors import InvalidFile, LeadershipLost, StoreFailed
 from rolloutd.settings import Settings, load

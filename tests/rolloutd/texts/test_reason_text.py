@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from machines.model.reasons import Reason, ReasonCode, Remedy, RemedyKind
-from rolloutd.control.serializers import reason as serialize
+from rolloutd.control.rollouts.serializers import reason as serialize
 from rolloutd.texts.reason_text import SENTENCES, command, describe, describe_missing_votes, describe_remedy
 
 AT = 1_800_000_000.0

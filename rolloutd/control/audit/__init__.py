@@ -1,0 +1,1 @@
+"""The audit: its pages, its verification, its mismatches."""

@@ -1,0 +1,1 @@
+"""The daemons of a store: health, settings, callers, leadership."""

@@ -1,0 +1,93 @@
+"""Handlers of the daemon: health, settings, the caller, who leads, and how a leader steps down."""
+
+from __future__ import annotations
+
+import os
+
+from machines.model.trust_events import LeaderSteppedDown
+from rolloutd.commands.execution import Command, execute
+from rolloutd.commands.rollout_commands import Events, Principal
+from rolloutd.control import requests, rights
+from rolloutd.control.daemons import daemon_serializers, wire_daemons
+from rolloutd.control.formats import format_timestamp
+from rolloutd.control.routes import Request, RouteTable, Services
+from rolloutd.engine.state import State
+from rolloutd.errors import Refused
+from rolloutd.ports import Peers
+
+routes = RouteTable()
+
+
+@routes.add("GET", "/v1/health", on_standby=True)
+async def health(services: Services, request: Request) -> wire_daemons.Health:
+    """Report that the daemon runs, and its trouble."""
+    state = services.state
+    return {
+        "version": services.version,
+        "epoch": state.index.epoch,
+        "pid": os.getpid(),
+        "since": format_timestamp(services.started_at),
+        "observe_only": state.index.limits.observe_only,
+        "trouble": "; ".join(state.problems()) or None,
+        "runs": daemon_serializers.runs(state.runner_status),
+    }
+
+
+@routes.add("GET", "/v1/whoami", on_standby=True)
+async def whoami(services: Services, request: Request) -> wire_daemons.WhoAmI:
+    """Return the caller, as the socket identifies them."""
+    identity = request.identity
+    plans = (each.plan.owner for each in services.state.index.rollouts.values() if not each.closed)
+    return {
+        "user": identity.user,
+        "uid": identity.uid,
+        "groups": sorted(identity.groups),
+        "teams": sorted(identity.teams),
+        "owner_of": sorted({owner for owner in plans if owner in identity.teams}),
+        "admin": identity.admin,
+    }
+
+
+@routes.add("GET", "/v1/settings", on_standby=True)
+async def settings(services: Services, request: Request) -> wire_daemons.SettingsSummary:
+    """Show the settings' limits, admins and teams."""
+    return daemon_serializers.settings(services.state.settings)
+
+
+@routes.add("POST", "/v1/leader/step-down", access=rights.LEADERSHIP_ADMIN)
+async def step_down(
+    services: Services, request: Request[requests.ReasonBody]
+) -> wire_daemons.StepDownResponse:
+    """Hand leadership over to a standby at once, and end this daemon; runs continue."""
+    reason = request.input.reason
+    standbys = daemons_of(services)["standbys"]
+    if not standbys:
+        raise Refused("no-standby", "leader: no standby is there; start a second daemon first")
+
+    def decide(state: State, who: Principal) -> Events:
+        return (LeaderSteppedDown(state.epoch, who.actor, reason, state.now()),)
+
+    await execute(services.state, request.identity, Command(f"step down: {reason}", decide))
+    services.step_down()
+    return {"standbys": [each["name"] for each in standbys]}
+
+
+def daemons_of(services: Services) -> wire_daemons.Daemons:
+    """Return who leads the store and who waits."""
+    state = services.state
+    own = Peers(state.settings.name or os.uname().nodename, state.epoch, services.started_at)
+    peers = services.leadership.peers or own
+    leader = peers if services.is_standby else own
+    return {
+        "role": "standby" if services.is_standby else "leader",
+        "leader": {"name": leader.leader, "epoch": leader.epoch, "since": format_timestamp(leader.since)},
+        "standbys": [
+            {
+                "name": each.name,
+                "behind_entries": max(0, state.changes.latest_seq - each.seq),
+                "seen_at": format_timestamp(each.seen_at),
+            }
+            for each in peers.standbys
+        ],
+        "synchronous": peers.is_synchronous,
+    }

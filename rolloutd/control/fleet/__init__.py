@@ -1,0 +1,1 @@
+"""The fleet whatever its rollouts: slots, holds, freezes, inventory, teams, changes."""

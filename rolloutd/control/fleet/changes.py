@@ -1,0 +1,86 @@
+"""Handler of the matrix of changes and nodes, across rollouts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from machines.facts.index import Index
+from machines.model.rollout import Target
+from rolloutd.control import requests
+from rolloutd.control.fleet import wire_fleet
+from rolloutd.control.fleet.change_matrix import NEVER, ChangeCounts, ChangeKey, ChangeMatrix
+from rolloutd.control.fleet.fleet_serializers import names_in_order, page_of_names
+from rolloutd.control.routes import Request, RouteTable, Services
+from rolloutd.engine.tasks import compute
+
+routes = RouteTable()
+
+
+MAX_CLOSED = 50
+"""Closed rollouts that are read, the latest: each may have ten thousand nodes."""
+
+
+@routes.add("GET", "/v1/changes", is_shared=True, on_standby=True)
+async def changes(services: Services, request: Request[requests.ChangesQuery]) -> wire_fleet.Changes:
+    """Show which node has which change, across rollouts."""
+    state, query = services.state, request.input
+    if state.change_matrix is None:
+        state.change_matrix = ChangeMatrix()
+    matrix: ChangeMatrix = state.change_matrix
+    index, found, closed = state.index.fork(), dict[ChangeKey, list[str]](), dict[str, Sequence[Target]]()
+    for rollout in reversed([*index.rollouts.values()]):
+        if query.plan in (None, rollout.plan.name):
+            found.setdefault((rollout.plan.name, rollout.digest.change), []).append(rollout.id)
+    for each in await state.store.list_closed_rollouts(MAX_CLOSED):
+        if query.plan in (None, each.name) and each.id not in index.rollouts:
+            key = each.name, each.digest.change
+            found.setdefault(key, []).append(each.id)
+            if not matrix.has_closed(key, each.id):
+                closed[each.id] = await state.store.load_targets(each.id)
+    names = partial(names_in_order, state, index)
+    # In a thread, on a fork: ten thousand targets take longer than the loop may pause.
+    return await compute(_answer, matrix, index, found, closed, query, names)
+
+
+def _answer(
+    matrix: ChangeMatrix,
+    index: Index,
+    found: Mapping[ChangeKey, Sequence[str]],
+    closed: Mapping[str, Sequence[Target]],
+    query: requests.ChangesQuery,
+    names: Any,
+) -> wire_fleet.Changes:
+    with matrix.lock:
+        counted = matrix.update(index, found, closed, query.plan)
+        shown, next_after = page_of_names(names(), query)
+        lines = [_change_line(key, counts, shown) for key, counts in counted.items()]
+    return {"changes": lines, "next": next_after}
+
+
+def _change_line(key: ChangeKey, change: ChangeCounts, names: Sequence[str]) -> wire_fleet.Change:
+    return {
+        "plan": key[0],
+        "change": key[1],
+        "rollouts": list(change.rollouts),
+        "percent": _percent(change.counts),
+        "counts": {state: number for state, number in change.counts.items() if number},
+        "nodes": [{"node": node, "state": change.states[node]} for node in names],
+        "groups": [
+            {
+                "group": group,
+                "total": counts.total(),
+                "done": counts["done"],
+                "percent": _percent(counts),
+            }
+            for group, counts in sorted(change.group_counts.items())
+        ],
+        "never": [node for node in names if change.states[node] == NEVER],
+    }
+
+
+def _percent(counts: Mapping[wire_fleet.ChangeState, int]) -> float:
+    """Return the percentage of nodes that have the change, of all known nodes that were not skipped."""
+    to_change = sum(counts.values()) - counts.get("skipped", 0)
+    return round(100.0 * counts.get("done", 0) / to_change, 2) if to_change else 0.0

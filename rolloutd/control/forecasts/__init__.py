@@ -1,0 +1,1 @@
+"""Forecasts of rollouts and of plans."""

@@ -1,0 +1,1 @@
+"""Nodes of rollouts: state, reasons, steps, logs, preparation."""

@@ -1,0 +1,90 @@
+"""Handlers of queries about nodes, open to every caller."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from machines.model.events import StepRecord
+from rolloutd.commands.resolve import resolve_for_reading
+from rolloutd.control.formats import format_timestamp
+from rolloutd.control.nodes import node_serializers, wire_nodes
+from rolloutd.control.nodes.logs import may_see_output
+from rolloutd.control.requests import MAX_NODES_NAMED, NodesQuery
+from rolloutd.control.routes import Request, RouteTable, Services
+from rolloutd.engine.tasks import compute
+
+routes = RouteTable()
+
+
+MAX_CHANGED_ENTRIES = 10_000
+"""Audit entries that are read for the nodes that changed; after more of them all nodes are shown."""
+
+
+FEW_NODES = 200
+"""Nodes that are shown without a fork, of which each makes the next commit copy tables: some milliseconds."""
+
+
+@routes.add("GET", "/v1/rollouts/{r}/nodes", is_shared=True, on_standby=True)
+async def nodes(services: Services, request: Request[NodesQuery]) -> wire_nodes.Nodes:
+    """Show the nodes of a rollout, or those that have changed."""
+    state, query = services.state, request.input
+    resolved = await resolve_for_reading(state, request.path_params["r"])
+    # Before the facts and the audit: what is committed meanwhile is then asked for again, and never missed.
+    seq, names = state.changes.latest_seq, None
+    # A longer read would keep every other query waiting, because the store has one connection for reading.
+    if query.changed_after is not None and seq - query.changed_after <= MAX_CHANGED_ENTRIES:
+        names = await state.store.list_changed_nodes(resolved.rollout.id, query.changed_after)
+        # Again: the rollout may have been deleted, or the index replaced, while the audit was read.
+        resolved = await resolve_for_reading(state, resolved.rollout.id)
+    if names is not None and len(names) <= FEW_NODES:
+        return node_serializers.nodes(state, resolved, query, seq, names)
+    fixed = replace(resolved, index=resolved.index.fork())
+    # In a thread, on a fork: ten thousand nodes take longer than the loop may pause.
+    return await compute(node_serializers.nodes, state, fixed, query, seq, names)
+
+
+@routes.add("GET", "/v1/rollouts/{r}/nodes/{n}", on_standby=True)
+async def node(services: Services, request: Request) -> wire_nodes.NodeDetail:
+    """Show one node of a rollout, with its steps."""
+    resolved = await resolve_for_reading(services.state, request.path_params["r"])
+    target = resolved.target(request.path_params["n"])
+    steps = await services.state.store.load_steps(target.rollout, target.node)
+    return {
+        **node_serializers.node(services.state, resolved, target),
+        "steps": [
+            _step_response(record, visible=may_see_output(record, request.identity)) for record in steps
+        ],
+        "failure": None if target.failure is None else node_serializers.failure(target.failure),
+    }
+
+
+@routes.add("GET", "/v1/rollouts/{r}/nodes/{n}/why")
+async def why(services: Services, request: Request) -> wire_nodes.NodeReason:
+    """Explain why a node does not move."""
+    resolved = await resolve_for_reading(services.state, request.path_params["r"])
+    return node_serializers.why(services.state, resolved, resolved.target(request.path_params["n"]))
+
+
+@routes.add("GET", "/v1/rollouts/{r}/failures", is_shared=True, on_standby=True)
+async def failures(services: Services, request: Request) -> wire_nodes.Failures:
+    """List a rollout's unresolved failures: what a vote at proceed names as shown."""
+    resolved = await resolve_for_reading(services.state, request.path_params["r"])
+    unresolved = resolved.index.unresolved_failures(resolved.rollout.id)
+    return {
+        "failures": [node_serializers.failure(each) for each in unresolved[:MAX_NODES_NAMED]],
+        "omitted": max(0, len(unresolved) - MAX_NODES_NAMED),
+    }
+
+
+def _step_response(record: StepRecord, *, visible: bool) -> wire_nodes.Step:
+    return {
+        "attempt": record.attempt,
+        "step": record.step,
+        "action": record.action.value,
+        "number": record.number,
+        "state": record.state.value,
+        "began_at": format_timestamp(record.began_at),
+        "at": format_timestamp(record.at),
+        "text": record.text,
+        "output": record.output if visible else None,
+    }

@@ -1,0 +1,1 @@
+"""Plan files before and after they are submitted: preview, review, configurations, verdicts."""

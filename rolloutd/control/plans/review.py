@@ -1,0 +1,296 @@
+"""The review of a rollout: what a voter reads before approving, and what the approval means.
+
+It decides nothing, reads stored trees only, and follows no link out of them.  All users may read the plan;
+the text of its source is for members of a team and admins.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from machines.facts.votes import was_opened
+from machines.model.plan import GateName, StepDef
+from machines.model.rollout import Rollout
+from machines.model.timefmt import format_duration
+from machines.scheduler.blast_radius import blast_radius
+from machines.states import CARRIES_CHANGE
+from rolloutd import planfile
+from rolloutd.commands import voting
+from rolloutd.commands.resolve import MAX_CLOSED, ResolvedRollout
+from rolloutd.concurrency import threads
+from rolloutd.configuration.shown_variables import hidden_plan, shown_plan
+from rolloutd.control.identity import Identity
+from rolloutd.control.plans import plan_serializers, wire_plans
+from rolloutd.control.plans.source_review import SourceReview, read_source_review
+from rolloutd.control.rollouts import serializers, wire
+from rolloutd.engine.state import State
+from rolloutd.errors import NotFound, RolloutdError
+from rolloutd.planfile import written_content
+from rolloutd.ports import PinnedSource, SourceStore
+from rolloutd.texts.formats import describe_source, pluralize
+
+NOT_A_MEMBER = "not shown: only members of a team and admins may read playbooks"
+
+
+async def review(
+    state: State, sources: SourceStore, resolved: ResolvedRollout, who: Identity
+) -> wire_plans.Review:
+    rollout = resolved.rollout
+    content, source = await state.store.load_plan(rollout.id)
+    previous = await _previous_rollout(state, rollout)
+    old_content, old_source = (content, source) if previous is None else await state.store.load_plan(previous)
+    key, allowed = state.redaction_key, state.settings.show_vars
+    playbooks = list(dict.fromkeys(path for _, path in _run_by_rollout(resolved, content, "playbook")))
+    may_read = bool(who.teams) or who.admin
+    before = None if previous is None else _pinned(old_source)
+    if may_read:
+        files = await _source_review(sources, _pinned(source), before, playbooks)
+    else:
+        files = SourceReview(
+            playbooks=[_hidden(path, NOT_A_MEMBER) for path in playbooks], unseen=[NOT_A_MEMBER]
+        )
+    commands = _run_by_rollout(resolved, content, "command") if may_read else ()
+    return {
+        "rollout": rollout.id,
+        "previous": previous,
+        "gates": [] if rollout.closed else list(_gate_reviews(state, resolved, who)),
+        "playbooks": files.playbooks,
+        "files": files.files,
+        "commands": [{"path": path, "text": text} for path, text in commands],
+        "unseen": files.unseen,
+        "file_differences": files.differences,
+        "checks": list(_checks(resolved, content)),
+        "plan": plan_values(shown_plan(content, key, allowed)),
+        "plan_differences": [
+            *_source_difference(old_source, source),
+            *plan_differences(old_content, content, key, allowed),
+        ],
+        "overrides": [
+            plan_serializers.verdict(each)
+            for each in (await state.store.load_verdicts() if rollout.overrides else ())
+            if each.id in rollout.overrides
+        ],
+    }
+
+
+async def unseen_by_voters(state: State, sources: SourceStore, resolved: ResolvedRollout) -> tuple[str, ...]:
+    """Return what runs, is new, and is not shown in the review of a member of a team."""
+    content, source = await state.store.load_plan(resolved.rollout.id)
+    previous = await _previous_rollout(state, resolved.rollout)
+    before = None if previous is None else _pinned((await state.store.load_plan(previous))[1])
+    playbooks = list(dict.fromkeys(path for _, path in _run_by_rollout(resolved, content, "playbook")))
+    return tuple((await _source_review(sources, _pinned(source), before, playbooks)).unseen)
+
+
+def _gate_reviews(state: State, resolved: ResolvedRollout, who: Identity) -> Iterator[wire_plans.GateReview]:
+    rollout = resolved.rollout
+    for gate, wave in (*rollout.plan.gates_in_order, (GateName.PROCEED, "")):
+        if was_opened(rollout, gate, wave):
+            continue
+        radius = blast_radius(resolved.index, rollout, gate, wave)
+        yield {
+            "gate": gate.value,
+            "wave": wave or None,
+            "blast_radius": {
+                "nodes": radius.nodes,
+                "teams": list(radius.teams),
+                "at_once": radius.at_once,
+                "work": _work_behind(state, rollout, gate, wave, radius.waves),
+                "traffic_probed": bool(rollout.plan.traffic),
+            },
+            "your_approval": _approval_effect(state, rollout, gate, wave, who),
+        }
+
+
+def _work_behind(
+    state: State, rollout: Rollout, gate: GateName, wave: str, waves: Sequence[str]
+) -> wire.Work | None:
+    """Return the time from the gate's votes to the end of the waves behind it, by the latest forecast."""
+    latest = state.forecasts.get(rollout.id)
+    if latest is None:
+        return None
+    ends = [each["ends_at"] for each in latest["waves"] if each["name"] in waves]
+    if not ends or any(each["p50"] is None or each["p90"] is None for each in ends):
+        return None
+    asked = (each["asked_at"]["p50"] for each in latest["gates"] if _is_gate(each, gate, wave))
+    begins = next(asked, None) or latest["made_at"]
+    # RFC 3339 in UTC: the later text is the later instant.
+    last = {side: max(each[side] for each in ends) for side in ("p50", "p90")}
+    return serializers.span(datetime.fromisoformat(begins).timestamp(), last)
+
+
+def _is_gate(shown: Mapping[str, Any], gate: GateName, wave: str) -> bool:
+    return (shown["gate"], shown["wave"]) == (gate.value, wave or None)
+
+
+def _approval_effect(
+    state: State, rollout: Rollout, gate: GateName, wave: str, who: Identity
+) -> wire_plans.ApprovalEffect:
+    try:
+        effect = voting.approval_effect(state, who, rollout, gate, wave)
+    except RolloutdError as refused:
+        return {"owner": False, "teams": [], "opens": False, "refused": str(refused)}
+    return {"owner": effect.owner, "teams": list(effect.teams), "opens": effect.opens, "refused": None}
+
+
+async def _previous_rollout(state: State, rollout: Rollout) -> str | None:
+    """Return the latest earlier rollout of the same plan that changed nodes."""
+    earlier = {
+        each.id: each.submitted_at
+        for each in await state.store.list_closed_rollouts(MAX_CLOSED)
+        if each.name == rollout.plan.name and any(each.counts.get(outcome, 0) for outcome in CARRIES_CHANGE)
+    }
+    earlier |= {
+        each.id: each.submitted_at
+        for each in state.index.rollouts.values()
+        if each.plan.name == rollout.plan.name and state.index.counters(each.id).done
+    }
+    before = {each: at for each, at in earlier.items() if each != rollout.id and at <= rollout.submitted_at}
+    return max(before, key=before.__getitem__, default=None)
+
+
+def _source_difference(
+    before: Mapping[str, str], after: Mapping[str, str]
+) -> Iterator[wire_plans.PlanDifference]:
+    """Yield the source if it is pinned to something else, also under the same ref."""
+    if before["pin"] != after["pin"]:
+        yield {"path": "source", "before": describe_source(before), "after": describe_source(after)}
+
+
+def _pinned(source: Mapping[str, str]) -> PinnedSource:
+    return PinnedSource(source["kind"], source["pin"])
+
+
+async def _source_review(
+    sources: SourceStore, after: PinnedSource, before: PinnedSource | None, playbooks: list[str]
+) -> SourceReview:
+    try:
+        tree = sources.tree_path(after)
+    except NotFound as pruned:
+        shown = [_hidden(path, str(pruned)) for path in playbooks]
+        return SourceReview(playbooks=shown, unseen=[str(pruned)])
+    try:
+        previous = None if before is None else sources.tree_path(before)
+    except NotFound:  # its files are compared with nothing, so all of them are new
+        previous = None
+    return await threads.FILES.run(read_source_review, tree, previous, playbooks)
+
+
+def _hidden(path: str, note: str) -> wire_plans.PlaybookText:
+    return {"path": path, "text": None, "note": note}
+
+
+def _team_checks(resolved: ResolvedRollout) -> Iterator[StepDef]:
+    """Yield the own checks of the teams that have nodes in the rollout."""
+    teams = resolved.index.counters(resolved.rollout.id).teams
+    yield from (step for step in resolved.rollout.plan.verify if step.team in teams)
+
+
+def _run_by_rollout(
+    resolved: ResolvedRollout, content: Mapping[str, Any], what: str
+) -> Iterator[tuple[str, str]]:
+    """Yield each playbook or command of the plan, and of the teams' own checks, with its place."""
+    for path, value in planfile.run_by_plan(content, what):
+        yield format_path(path).removeprefix(_PREFIX), value
+    for step in _team_checks(resolved):
+        params = {**step.params, "repair": step.repair}
+        for path, value in planfile.run_by_check(step.kind, params, what):
+            yield f"{step.name}: {format_path(path[1:])}", value
+
+
+def _checks(resolved: ResolvedRollout, content: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the plan's checks, and the number of each team's own, whose parameters are the team's."""
+    for step in written_content(content)["spec"]["verify"]:
+        for kind, params in step.items():
+            yield format_step(kind, params)
+    own = Counter(step.team for step in _team_checks(resolved))
+    yield from (f"team {team}: {pluralize(own[team], 'check')} of its own" for team in sorted(own, key=str))
+
+
+DURATION_KEYS = frozenset(
+    {
+        "after",
+        "every",
+        "soak",
+        "start",
+        "probation",
+        "timeout",
+        "expected",
+        "within",
+        "drain_timeout",
+        "isolate",
+        "votes",
+        "idle_for",
+        "poll",
+    }
+)
+"""Plan keys whose values are durations, stored in seconds."""
+
+
+_PREFIX = "spec."
+
+
+def plan_values(content: Mapping[str, Any]) -> list[wire_plans.PlanValue]:
+    """Return what the author of a plan wrote, in plan order."""
+    return [
+        {"path": path.removeprefix(_PREFIX), "value": format_value(path, value)}
+        for path, value in _flatten(written_content(content))
+    ]
+
+
+def plan_differences(
+    before: Mapping[str, Any], after: Mapping[str, Any], key: bytes, allowed: Collection[str]
+) -> list[wire_plans.PlanDifference]:
+    """Return the values that differ; a default that is written out now is not a difference.
+
+    Digests of variables are compared, so a value that only one of the two plans shows is not a difference.
+    """
+    old, new = (dict(_flatten(hidden_plan(each, key))) for each in (before, after))
+    was, becomes = (dict(_flatten(shown_plan(each, key, allowed))) for each in (before, after))
+    paths = [*new, *(path for path in old if path not in new)]
+    return [
+        {
+            "path": path.removeprefix(_PREFIX),
+            "before": format_value(path, was.get(path)) if path in old else None,
+            "after": format_value(path, becomes.get(path)) if path in new else None,
+        }
+        for path in paths
+        if path not in old or path not in new or old[path] != new[path]
+    ]
+
+
+def format_step(kind: str, params: Mapping[str, Any]) -> str:
+    """Return an item of a list of steps in one line: `reachable: within 30s`."""
+    given = {key: value for key, value in params.items() if value not in (None, "", [], {})}
+    text = ", ".join(f"{key} {format_value(key, value)}" for key, value in given.items())
+    return f"{kind}: {text}" if text else kind
+
+
+def format_value(path: str, value: Any) -> str:
+    """Return the value at a path of a plan in one line."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    # A variable may have the name of a key.
+    is_duration = path.rpartition(".")[2] in DURATION_KEYS and ".vars." not in path
+    is_duration = is_duration and isinstance(value, int | float)
+    return format_duration(value) if is_duration else str(value)
+
+
+def format_path(path: Sequence[str | int]) -> str:
+    """Return a path as plans write it: `isolate[0].command.do`."""
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")
+
+
+def _flatten(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the paths that have a value; an item without parameters, such as `reachable: {}`, counts."""
+    if isinstance(value, Mapping) and value:
+        for key, inner in value.items():
+            yield from _flatten(inner, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, list) and value:
+        for number, inner in enumerate(value):
+            yield from _flatten(inner, f"{path}[{number}]")
+    elif value not in (None, []):
+        yield path, value

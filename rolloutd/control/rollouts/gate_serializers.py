@@ -1,0 +1,123 @@
+"""Gates and their votes as the API's JSON shapes.
+
+A gate whose votes or opening the audit does not account for is in doubt: the votes in question count nowhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import cast
+
+from machines.facts import votes
+from machines.facts.index import Index
+from machines.model.plan import GateName
+from machines.model.rollout import Rollout, Vote
+from machines.model.rows import AuditMismatch
+from machines.model.timefmt import format_rfc3339
+from machines.rules import gates
+from rolloutd.control.rollouts import wire
+from rolloutd.texts.reason_text import describe_mismatch
+from rolloutd.texts.vote_text import describe_missing_votes
+
+
+def gate_views(index: Index, each: Rollout, now: float) -> Iterable[gates.GateView]:
+    for gate, wave in (*each.plan.gates_in_order, (GateName.PROCEED, "")):
+        yield gate_view(index, each, gate, wave, now)
+
+
+def gate_view(index: Index, each: Rollout, gate: GateName, wave: str, now: float) -> gates.GateView:
+    """Return a gate as it is without the votes and openings that the audit does not account for."""
+    doubtful = _doubtful_votes(index, each)
+    counted = tuple(vote for vote in each.votes if vote.id not in doubtful)
+    return gates.gate_view(index, replace(each, votes=counted) if doubtful else each, gate, wave, now)
+
+
+def count_missing_votes(view: gates.GateView) -> int:
+    """Return the votes that a gate still needs; `proceed` needs some only after a failure."""
+    if view.state == "open" or (view.state == "not-asked" and view.gate is GateName.PROCEED):
+        return 0
+    by_teams = sum(max(0, want - have) for _, want, have in view.teams)
+    return max(0, view.owners_required - view.owners_voted) + by_teams
+
+
+def gate(index: Index, each: Rollout, view: gates.GateView, now: float) -> wire.Gate:
+    """Return a gate with every vote cast there."""
+    cast_here = [
+        vote
+        for vote in each.votes
+        if vote.gate is view.gate and (view.gate is not GateName.CONTINUE or vote.wave == view.wave)
+    ]
+    is_start, evidence = view.gate is GateName.START, each.pilot_evidence
+    doubts, doubtful = _doubts(index, each, view), _doubtful_votes(index, each)
+    return {
+        "gate": view.gate.value,
+        "wave": view.wave or None,
+        "team": None,
+        "state": "in-doubt" if doubts else cast(wire.GateState, view.state),
+        "needs": {
+            "owner": {"want": view.owners_required, "have": view.owners_voted},
+            "teams": [{"team": team, "want": want, "have": have} for team, want, have in view.teams],
+            "four_eyes": votes.requirement(each, view.gate).four_eyes,
+        },
+        "votes": [_vote(each, vote, now, is_doubtful=vote.id in doubtful) for vote in cast_here],
+        "missing": _describe_doubts(doubts) if doubts else describe_missing_votes(view.missing) or None,
+        "digest": each.digest_at(view.gate),
+        "evidence": cast(wire.PilotEvidence, evidence.content) if evidence and is_start else None,
+        "waived": each.plan.pilot.waived or None if each.plan.pilot and is_start else None,
+        "prepared": _prepared_after(index, each, view),
+    }
+
+
+def _prepared_after(index: Index, each: Rollout, view: gates.GateView) -> wire.Prepared | None:
+    """Return how many of the nodes that a gate to continue opens for are prepared."""
+    known = index.preparations(each.id)
+    if known is None or view.gate is not GateName.CONTINUE or view.state == "open":
+        return None
+    names = [wave.name for wave in each.plan.waves]
+    later = names[names.index(view.wave) + 1 :]
+    total = sum(len(index.pending(each.id, wave)) for wave in later)
+    return {"done": total - known.unprepared_after(view.wave), "total": total}
+
+
+def _vote(each: Rollout, vote: Vote, now: float, *, is_doubtful: bool) -> wire.Vote:
+    return {
+        "id": vote.id,
+        "by": vote.actor.name,
+        "uid": vote.actor.uid,
+        "yes": vote.yes,
+        "teams": list(vote.teams),
+        "reason": vote.reason,
+        "at": format_rfc3339(vote.at, "milliseconds"),
+        "digest": vote.digest,
+        "withdrawn": None if vote.withdrawn_at is None else format_rfc3339(vote.withdrawn_at, "milliseconds"),
+        "counts": not is_doubtful and votes.is_counted(each, vote, now),
+    }
+
+
+def _mismatches(index: Index, each: Rollout) -> Sequence[AuditMismatch]:
+    return [found for found in index.mismatches if found.scope == f"rollout/{each.id}"]
+
+
+def _doubtful_votes(index: Index, each: Rollout) -> frozenset[str]:
+    rows = (found.subject.partition("/") for found in _mismatches(index, each))
+    return frozenset(key for table, _, key in rows if table == "vote")
+
+
+def _doubts(index: Index, each: Rollout, view: gates.GateView) -> list[AuditMismatch]:
+    """Return the rows in doubt that this gate rests on."""
+    # A vote that the database lost is of an unknown gate, so it counts for each.
+    elsewhere = {vote.id for vote in each.votes if (vote.gate, vote.wave) != (view.gate, view.wave)}
+    opening = f"opened/{each.id}/{view.gate.value}"
+    return [
+        found
+        for found in _mismatches(index, each)
+        if found.subject == f"rollout/{each.id}"
+        or (found.subject.startswith("vote/") and found.subject.removeprefix("vote/") not in elsewhere)
+        or found.subject in (opening, f"{opening}/{view.wave}")
+    ]
+
+
+def _describe_doubts(doubts: Sequence[AuditMismatch]) -> str:
+    rows = "; ".join(describe_mismatch(each.subject, each.kind, each.columns) for each in doubts)
+    return f"{rows}; compare with rolloutctl audit verify and settle it"

@@ -1,0 +1,1 @@
+"""Trains: rollouts that share the outage of a node."""

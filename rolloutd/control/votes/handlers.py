@@ -1,0 +1,91 @@
+"""Handlers of votes: at a gate, withdrawn, and by a service's token."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from machines.model.plan import GateName
+from rolloutd.commands import (
+    service_votes,
+    voting,
+)
+from rolloutd.commands.execution import Command, Decide, current, execute, resolve_live
+from rolloutd.commands.resolve import ResolvedRollout
+from rolloutd.control import requests, rights
+from rolloutd.control.plans.review import unseen_by_voters
+from rolloutd.control.rollouts import gate_serializers, wire
+from rolloutd.control.rollouts.commands import execute_on_path
+from rolloutd.control.routes import Request, RouteTable, Services
+from rolloutd.control.votes.ballots import make_ballot
+from rolloutd.errors import NotAllowed, Refused, TokenAlreadyUsed
+
+routes = RouteTable()
+
+
+@routes.add("POST", "/v1/rollouts/{r}/votes", access=rights.VOTER)
+async def vote(services: Services, request: Request[requests.CastVote]) -> wire.Gate:
+    """Vote yes or no at a gate."""
+    resolved = await resolve_live(services.state, request.path_params["r"])
+    ballot = await make_ballot(services.state, services.sources, resolved, request.input)
+    return await _change_votes(services, request, partial(voting.vote, ballot=ballot))
+
+
+@routes.add("POST", "/v1/rollouts/{r}/withdraw", access=rights.OWN_VOTE)
+async def withdraw(services: Services, request: Request[requests.WithdrawVote]) -> wire.Gate:
+    """Withdraw one's own votes at a gate."""
+    body = request.input
+    command = partial(
+        voting.withdraw, gate=GateName(body.gate), reason=body.reason, team=body.team, wave=body.wave
+    )
+    return await _change_votes(services, request, command)
+
+
+async def _change_votes(
+    services: Services, request: Request[requests.WithdrawVote], decide: Decide
+) -> wire.Gate:
+    name = GateName(request.input.gate)
+    resolved = await resolve_live(services.state, request.path_params["r"])
+    # Resolved before the vote, which may open the gate: without a name the next gate would answer.
+    wave = voting.resolve_wave(services.state, resolved.rollout, name, request.input.wave)
+    await execute_on_path(services, request, decide)
+    return gate_response(services, resolved, name, wave)
+
+
+def gate_response(services: Services, resolved: ResolvedRollout, name: GateName, wave: str) -> wire.Gate:
+    """Return the current state of a gate."""
+    index, now = services.state.index, services.state.now()
+    rollout = current(services.state, resolved).rollout
+    return gate_serializers.gate(
+        index, rollout, gate_serializers.gate_view(index, rollout, name, wave, now), now
+    )
+
+
+@routes.add("POST", "/v1/rollouts/{r}/votes/token", access=rights.TOKEN_BEARER)
+async def vote_by_token(services: Services, request: Request[requests.TokenVote]) -> wire.Gate:
+    """Cast the vote in a service's signed token."""
+    state = services.state
+    accounts = state.settings.service_accounts
+    claims = await service_votes.verify_token(accounts, request.input.token)
+    resolved = await resolve_live(state, request.path_params["r"])
+    service_votes.require_valid_claims(claims, resolved.rollout, state.now())
+    voter = service_votes.service_voter(
+        accounts[claims.service], claims, request.identity, resolved.rollout.submitted_by
+    )
+    gate = GateName(claims.gate)
+    wave = voting.resolve_wave(state, resolved.rollout, gate, claims.wave)
+    unseen = await unseen_by_voters(state, services.sources, resolved)
+    command = Command(
+        f"{claims.answer} by token: {claims.reason}",
+        partial(service_votes.vote_events, claims=claims, unseen=unseen),
+        resolved.rollout.id,
+        token=claims.id,
+        outside=claims.outside,
+    )
+    try:
+        await execute(state, voter, command)
+    except (TokenAlreadyUsed, Refused) as refused:
+        # The first use of a token often causes the refusal of the second; only the store knows for certain.
+        if await state.store.is_token_used(claims.id):
+            raise NotAllowed("the token was used before; ask the service for a new one") from refused
+        raise
+    return gate_response(services, resolved, gate, wave)
