@@ -39,6 +39,7 @@ from machines.model.actions import (
     starts_run,
 )
 from machines.model.decision import (
+    Admit,
     AwaitTurn,
     CheckIfCurrent,
     Command,
@@ -73,6 +74,7 @@ from machines.model.preparation import Preparation, PreparationState, PrepareKin
 from machines.model.rollout import FailureCode, PilotEvidence, Target
 from machines.model.step_result import Failed, Ok
 from machines.model.traffic import TrafficResult
+from machines.scheduler.admission import MAX_STARTS
 from machines.scheduler.decide import decide
 from machines.scheduler.decided_events import events_of
 from machines.scheduler.isolation_aborts import record_giving_way
@@ -193,7 +195,9 @@ class Walk:
                 is_asked_again |= self._begin(target)
             self.approvals.ask(self.index, self.now)
             self.timeline.note(self.index, decision, self.now)
-            # What only starts nodes leaves less to start, so the same question again has no other answer.
+            # What only starts nodes leaves less to start, so the same question again has no other answer,
+            # unless these were as many as one decision may start.
+            is_asked_again |= sum(isinstance(each, Admit) for each in decision.commands) >= MAX_STARTS
             if not is_asked_again and not any(isinstance(each, _ASKED_AGAIN) for each in decision.commands):
                 return decision.wake_at
 

@@ -35,6 +35,7 @@ from machines.model.plan import GateName, StepDef, VoteRequirement, WaveDef
 from machines.model.reasons import ReasonCode
 from machines.model.rollout import Hold
 from machines.model.windows import Freeze, Window
+from machines.scheduler.admission import MAX_STARTS
 from machines.scheduler.decide import decide
 from tests.machines.builders import (
     ALICE,
@@ -87,6 +88,14 @@ def test_nodes_of_one_pool_follow_each_other() -> None:
     waits = {each.node: dict(each.waits) for each in made.nodes}
     assert waits["n3"] == {ReasonCode.POOL_FULL: 400.0}
     assert made.waits == {ReasonCode.POOL_FULL: 600.0}
+
+
+def test_nodes_beyond_one_decision_start_at_once() -> None:
+    nodes = nodes_of({f"t{team}": [f"n{team}"] for team in range(2 * MAX_STARTS + 6)})
+    index = index_of(nodes, Limits(pools={"team": PoolRule()}, max_parallel=2 * MAX_STARTS + 3))
+    submit(index)
+    made = forecast_of(index)
+    assert sorted(starts(made).values()) == [0.0] * (2 * MAX_STARTS + 3) + [200.0] * 3  # type: ignore[type-var]
 
 
 def test_forecast_changes_no_fact() -> None:
