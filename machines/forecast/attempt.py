@@ -15,8 +15,8 @@ NodeKey = tuple[str, str]
 class WalkedStep:
     """One step of an attempt: the durations that it may have, and the one that it had.
 
-    The duration is one of `durations`, multiplied by `stretch`.  `is_run`: it waited for a slot of the runner
-    from `asked_at` to `began_at`.
+    The duration is one of `durations`, multiplied by `stretch` where other runs delayed it.  `is_run`: it
+    waited for a slot of the runner from `asked_at` to `began_at`.
     """
 
     durations: Sequence[float]

@@ -183,7 +183,8 @@ def _assumptions(walk: Walk, rollout: Rollout, *, is_drawn: bool) -> tuple[Assum
         Assumption(AssumptionCode.FAILURE_RATE, {"rate": assumed.failure_rate}),
     ]
     if not math.isinf(assumed.parallel_runs):
-        runs: dict[str, Param] = {"runs": assumed.parallel_runs, "slowdown": assumed.slowdown}
+        longer = assumed.contention.stretch(assumed.parallel_runs) - 1.0
+        runs: dict[str, Param] = {"runs": assumed.parallel_runs, "longer": longer}
         found.append(Assumption(AssumptionCode.PARALLEL_RUNS, runs))
     if walk.unhealthy:
         found.append(Assumption(AssumptionCode.NODES_HEALTHY, {"nodes": walk.unhealthy}))

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
+from machines.forecast.contention import Contention
 from machines.model.plan import GateName
 from machines.model.reasons import Params, ReasonCode
 from machines.model.step_record import StepAction
@@ -50,11 +51,10 @@ class Assumptions:
     `approve_after_s`: how long after it is asked a gate gets its votes, None for never.  `failure_rate`: the
     share of attempts that fail; then the rollout waits for its proceed votes, and the node is tried again.
     `busy_s` returns how long a node of a rollout that is probed stays busy, None if nothing is known of it;
-    `busy_nodes` is of how many nodes that is known.  `parallel_runs`: how many runs
-    the runner executes at once.  `slowdown`: by what share of its time alone a run takes longer for each
-    other one at once.  `common_deviation`: how much longer or shorter all steps together may take than those
-    that their durations are from.  `are_samples`: the durations are samples, so their mean is as uncertain
-    as their number says; else they are the whole truth.
+    `busy_nodes` is of how many nodes that is known.  `parallel_runs`: how many runs the runner executes at
+    once.  `contention`: how much longer they take then.  `common_deviation`: how much longer or shorter all
+    steps together may take than those that their durations are from.  `are_samples`: the durations are
+    samples, so their mean is as uncertain as their number says; else they are the whole truth.
     """
 
     approve_after_s: float | None = 0.0
@@ -62,13 +62,9 @@ class Assumptions:
     busy_s: Callable[[str, str], float | None] | None = None
     busy_nodes: int = 0
     parallel_runs: float = math.inf
-    slowdown: float = 0.0
+    contention: Contention = Contention()
     common_deviation: Deviation = Deviation()
     are_samples: bool = False
-
-    def stretch(self, runs: int) -> float:
-        """Return by how much a run takes longer than alone, when so many are active with it."""
-        return 1.0 + self.slowdown * max(0, runs - 1)
 
 
 class AssumptionCode(StrEnum):
@@ -85,7 +81,7 @@ class AssumptionCode(StrEnum):
     TRAFFIC_HISTORY = "traffic-history"
     """`nodes`: how many nodes are known that were probed; each node is busy for as long as one of them."""
     PARALLEL_RUNS = "parallel-runs"
-    """`runs`: how many the runner executes at once; `slowdown`: by what share another run delays one."""
+    """`runs`: how many the runner executes at once; `longer`: by what share so many take longer than one."""
     COMMON_DEVIATION = "common-deviation"
     """`share`: by how much all steps together may differ from those before, as a standard deviation."""
     ORDER_OF_ONE_WALK = "order-of-one-walk"

@@ -94,6 +94,7 @@ class Forecaster:
             tuple(settings.host_class),
             state.now(),
             state.runner_status.parallel,
+            state.runner_status.load,
             run_starts(state),
             **options,
         )

@@ -143,7 +143,7 @@ class _Answer:
         request = self._request
         samples = await self._store.load_step_durations(MAX_SAMPLES)
         busy_times = await self._store.load_busy_times(MAX_SAMPLES)
-        self._history = StepHistory(self._index, samples, request.host_class, busy_times)
+        self._history = StepHistory(self._index, samples, request.host_class, busy_times, request.run_load)
         self._records = await self._load_records()
         rate = request.failure_rate
         if rate is None:
@@ -156,7 +156,7 @@ class _Answer:
             self._history.busy_s,
             self._history.busy_nodes,
             parallel_runs=request.parallel_runs,
-            slowdown=self._history.slowdown,
+            contention=self._history.contention,
             common_deviation=self._history.common_deviation(self._rollout),
             are_samples=True,
         )

@@ -154,9 +154,9 @@ def describe_assumption(found: Assumption) -> str:
         case AssumptionCode.TRAFFIC_HISTORY:
             return f"traffic keeps each node from starting as long as one of {params['nodes']} nodes before"
         case AssumptionCode.PARALLEL_RUNS:
-            runs, slowdown = int(str(params["runs"])), 100.0 * float(str(params["slowdown"]))
-            delay = f", and each of them makes the others {slowdown:.2g} % longer" if slowdown else ""
-            return f"at most {runs} runs are executed at once{delay}"
+            runs, longer = int(str(params["runs"])), 100.0 * float(str(params["longer"]))
+            delay = f", and so many take {longer:.0f} % longer than one alone" if longer >= 1.0 else ""
+            return f"at most {pluralize(runs, 'run')} at once{delay}"
         case AssumptionCode.COMMON_DEVIATION:
             share = 100.0 * float(str(params["share"]))
             return f"all steps together take {share:.2g} % longer or less than those before"

@@ -2,7 +2,8 @@
 
 A step's durations are those of this rollout, else of this plan, else of this class of hosts, else of its
 plan's `expected`.  Runs that were active at once share this machine, so each took longer than alone: their
-durations are kept as if each had run alone, with one number for all of how much another run delays one.
+durations are kept as if each had run alone.  How much longer follows from what they need of its cores; what
+that does not explain is one number for all, of how much another run delays one.
 What remains between one time and the next, such as other load, makes all runs of a time longer or shorter
 together; how much, the history says too.
 """
@@ -17,9 +18,10 @@ from random import Random
 from statistics import fmean, variance
 
 from machines.facts.index import Index
+from machines.forecast.contention import Contention, share_alone
 from machines.forecast.model import Deviation
 from machines.model.step_record import StepAction, StepRecord, StepState
-from rolloutd.ports import BusyTime, StepDuration
+from rolloutd.ports import BusyTime, RunLoad, StepDuration
 
 MIN_SAMPLES = 3
 """Fewer durations say too little: the next wider group is asked."""
@@ -85,6 +87,18 @@ def past_runs(samples: Sequence[StepDuration]) -> Mapping[int, PastRun]:
     return runs
 
 
+def cores_of(load: RunLoad | None) -> Contention:
+    """Return how runs delay each other because of the cores of the runner's machine."""
+    if load is None:
+        return Contention()
+    return Contention(share_alone(load.cpu_share, load.active, load.cores), load.cores)
+
+
+def without(contention: Contention, run: PastRun) -> PastRun:
+    """Return a run as if no other had delayed it so."""
+    return replace(run, seconds=run.seconds / contention.stretch(1.0 + run.others))
+
+
 def slowdown(runs: Iterable[tuple[object, PastRun]]) -> float:
     """Return by what share of its time alone a run takes longer for each other one; 0 if it may be chance.
 
@@ -148,7 +162,10 @@ def begun_at(records: Sequence[StepRecord], started_at: float | None) -> tuple[S
 
 
 class StepHistory:
-    """The durations of steps, as a forecast asks for them; `slowdown` is for Assumptions."""
+    """The durations of steps, as a forecast asks for them; `contention` and `busy_s` are for Assumptions.
+
+    `load` is what the runs of late needed of their machine.
+    """
 
     def __init__(
         self,
@@ -156,15 +173,18 @@ class StepHistory:
         samples: Sequence[StepDuration],
         host_class: Sequence[str],
         busy_times: Sequence[BusyTime] = (),
+        load: RunLoad | None = None,
     ) -> None:
         self._index = index
         runs = past_runs(samples)
+        by_cores = cores_of(load)
+        # What the cores do not explain.
         of_playbooks = (
-            ((samples[position].plan, samples[position].step), run)
+            ((samples[position].plan, samples[position].step), without(by_cores, run))
             for position, run in runs.items()
             if samples[position].action is StepAction.RUN
         )
-        self.slowdown = slowdown(of_playbooks)
+        self.contention = replace(by_cores, slowdown=slowdown(of_playbooks))
         self._host_class = tuple(host_class)
         self._busy: dict[tuple[str, str], list[float]] = {}
         self.busy_nodes = len({each.node for each in busy_times})
@@ -183,7 +203,7 @@ class StepHistory:
         for position, sample in enumerate(samples):  # the latest first
             seconds, run = sample.seconds, runs.get(position)
             if run is not None and sample.action is StepAction.RUN:
-                seconds = run.seconds / (1.0 + self.slowdown * run.others)
+                seconds = without(self.contention, run).seconds
                 of_playbook = self._alone.setdefault(f"{sample.plan}/{sample.step}", {})
                 of_playbook.setdefault(sample.rollout, []).append(seconds)
             class_name = self._class_of(sample.node)

@@ -9,7 +9,7 @@ from typing import Any
 
 from machines.model.limits import Limits
 from machines.model.rollout import Rollout, Target
-from rolloutd.ports import PostgresqlAddress
+from rolloutd.ports import PostgresqlAddress, RunLoad
 
 DEFAULT_DRAWS = 200
 """Draws of a forecast: the 90th percentile of so many is off by some 2 % of the draws."""
@@ -62,8 +62,8 @@ class ForecastRequest:
 
     The fields up to `host_class` are what the settings say.  `rollouts` are those to answer about, empty for
     all that are open.  `not_up` are the nodes that are not known to be up.
-    `parallel_runs` is how many runs the runner executes at once, `run_starts` when those of nodes at work
-    began (epoch seconds, by rollout and node).
+    `parallel_runs` is how many runs the runner executes at once, `run_load` what they need of its machine,
+    `run_starts` when those of nodes at work began (epoch seconds, by rollout and node).
     `approve_after_s` None: no gate gets its votes.  `failure_rate` None: the rate that the plan's rollouts
     have had.
     """
@@ -75,6 +75,7 @@ class ForecastRequest:
     host_class: tuple[str, ...]
     now: float
     parallel_runs: int
+    run_load: RunLoad | None
     run_starts: Mapping[tuple[str, str], float]
     rollouts: tuple[str, ...] = ()
     draft: Draft | None = None

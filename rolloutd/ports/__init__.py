@@ -68,7 +68,7 @@ from rolloutd.ports.preparation import (
     unpacked_directory,
     without_rollout,
 )
-from rolloutd.ports.runs import RunEvent, Runner, RunnerStatus, RunRequest, RunState, wait_for_end
+from rolloutd.ports.runs import RunEvent, RunLoad, Runner, RunnerStatus, RunRequest, RunState, wait_for_end
 from rolloutd.ports.sources import Anchor, Message, Notification, Notifier, SourceStore, TrafficProbe
 from rolloutd.ports.steps import (
     Check,
@@ -168,6 +168,7 @@ __all__ = [
     "RolloutRecord",
     "RowMismatch",
     "RunEvent",
+    "RunLoad",
     "RunRequest",
     "RunState",
     "Runner",

@@ -67,12 +67,26 @@ class RunEvent:
     fields: Mapping[str, JSON] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class RunLoad:
+    """How much of the runner's machine the runs of late needed.
+
+    `cpu_share`: the share of its time in which a run, or what it started there, computed, while on average
+    `active` runs were active.
+    """
+
+    cores: int
+    cpu_share: float
+    active: float
+
+
 @dataclass(slots=True)
 class RunnerStatus:
     """The runs under way.
 
     `parallel` limits the active ones; `waiting` is since when which node's run waits.  `started` counts runs
-    by how they were started, and `servers` are the processes that wait to start runs quickly.
+    by how they were started, and `servers` are the processes that wait to start runs quickly.  `load` is None
+    before a run has ended, and where it is not measured.
     """
 
     parallel: int = 1
@@ -80,6 +94,7 @@ class RunnerStatus:
     waiting: dict[str, float] = field(default_factory=dict)
     started: Counter[str] = field(default_factory=Counter)
     servers: set[int] = field(default_factory=set)
+    load: RunLoad | None = None
 
 
 class Runner(Protocol):

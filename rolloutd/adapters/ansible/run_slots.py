@@ -10,8 +10,9 @@ from __future__ import annotations
 import os
 import time
 
+from rolloutd.adapters.ansible.machine_load import MachineLoad
 from rolloutd.concurrency.slots import Slots
-from rolloutd.ports import RunnerStatus
+from rolloutd.ports import RunLoad, RunnerStatus
 
 UNMEASURED = 16
 """Runs at once before one has ended."""
@@ -29,11 +30,14 @@ DECAY = 0.9
 class RunSlots:
     """The runs that are active, and those that wait in `status`."""
 
-    def __init__(self, parallel: int | None, cores: int | None = None) -> None:
+    def __init__(
+        self, parallel: int | None, cores: int | None = None, machine: MachineLoad | None = None
+    ) -> None:
         """`parallel` None follows the cores."""
         self._is_measured = parallel is None
         self._cores = cores or len(os.sched_getaffinity(0))
         self._cpu_s = self._duration_s = 0.0
+        self._machine = machine or MachineLoad()
         self.status = RunnerStatus(parallel or UNMEASURED)
         self._slots = Slots(lambda: self.status.parallel)
 
@@ -47,21 +51,29 @@ class RunSlots:
         finally:
             if self.status.waiting.get(node) == since:
                 del self.status.waiting[node]
-        self.status.active = self._slots.active
+        self._note_active()
 
     def take(self) -> None:
         """Count a run of an earlier daemon, also beyond the limit."""
         self._slots.take()
-        self.status.active = self._slots.active
+        self._note_active()
 
     def release(self) -> None:
         self._slots.release()
+        self._note_active()
+
+    def _note_active(self) -> None:
+        self._machine.note(self.status.active)
         self.status.active = self._slots.active
 
     def record_end(self, cpu_s: float, duration_s: float) -> None:
         """Measure a run that has ended."""
         self._cpu_s = self._cpu_s * DECAY + cpu_s
         self._duration_s = self._duration_s * DECAY + duration_s
+        if self._duration_s > 0.0:
+            share = max(min(1.0, self._cpu_s / self._duration_s), self._machine.cpu_share)
+            self.status.load = RunLoad(self._cores, share, self._machine.active)
+        self._machine.decay(DECAY)
         if self._is_measured and self._cpu_s > 0:
             wanted = int(self._cores * BUSY_SHARE * self._duration_s / self._cpu_s)
             bounds = self._cores * MIN_PER_CORE, self._cores * MAX_PER_CORE

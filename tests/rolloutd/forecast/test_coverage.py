@@ -92,7 +92,7 @@ def forecast_by(samples: Sequence[StepDuration], index: Projection, at: float, s
     history = StepHistory(index, samples, ())
     assumptions = Assumptions(
         parallel_runs=PARALLEL_RUNS,
-        slowdown=history.slowdown,
+        contention=history.contention,
         common_deviation=history.common_deviation("R"),
         are_samples=True,
     )

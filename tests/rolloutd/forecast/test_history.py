@@ -120,7 +120,7 @@ def history(samples: Sequence[StepDuration]) -> StepHistory:
 def test_durations_are_those_of_runs_alone() -> None:
     samples = [*rounds(10.0, 6, 3, 0.1), *(run_of("n1", 100.0 * n, 100.0 * n + 10.0) for n in range(1, 7))]
     found = history(samples)
-    assert found.slowdown == pytest.approx(0.1)
+    assert found.contention.slowdown == pytest.approx(0.1)
     assert found.durations("R", "n1", "run.configure", StepAction.RUN) == pytest.approx([10.0] * 12)
 
 
