@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol
 
-from machines.model.outage import OutageProgress
+from machines.model.outage import OutageProgress, change_key
 from machines.model.rollout import Target
 from machines.model.train import Train
 from machines.states import IN_FLIGHT_PHASES, Phase
@@ -33,17 +33,25 @@ def is_isolated(facts: OutageFacts, node: str) -> bool:
 def in_flight_on(facts: OutageFacts, node: str) -> list[Target]:
     """Return the targets in flight on a node, in the order in which they joined its outage."""
     found = [target for target in facts.targets_on(node) if target.phase in IN_FLIGHT_PHASES]
-    return sorted(found, key=lambda target: (target.admitted_at, target.rollout))
+    return sorted(found, key=_joined)
+
+
+def _joined(target: Target) -> tuple[float, str]:
+    return target.admitted_at, target.rollout
 
 
 def may_share_outage(facts: OutageFacts, own: Target, other: Target) -> bool:
     """Return whether an attempt of `own` may begin while `other` is in flight on the node.
 
-    The other one must wait, after checks that have passed.  A target that still holds the isolation begins
+    The other one must wait, after checks that have passed, also those after each later change: a check that
+    fails after two changes would not say which one broke it.  A target that still holds the isolation begins
     again in its outage; any other joins the isolation of an earlier member of its train.
     """
     progress = facts.outage_progress(other)
     if other.phase is not Phase.VERIFYING or not (progress.has_passed and progress.waits):
+        return False
+    later = (each for each in in_flight_on(facts, other.node) if _joined(other) < _joined(each))
+    if any(progress.judged.get(change_key(each)) != "" for each in later):
         return False
     if own.isolated:
         return True

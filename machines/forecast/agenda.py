@@ -10,12 +10,9 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from machines.forecast.attempt import Attempt, WalkedStep
+from machines.forecast.attempt import Attempt, Part, WalkedStep
 from machines.forecast.model import Assumptions
 from machines.model.slot_queue import SlotQueue
-
-HEAD = -1
-"""In the place of the number of a run's step: the begin of the attempt itself."""
 
 Due = Callable[[float], bool]
 """What happens at an instant, which it gets; it returns whether to decide then."""
@@ -32,8 +29,8 @@ class Agenda:
     choose: Callable[[Sequence[float]], float]
     attempts: list[Attempt] = field(default_factory=list)
     """In the order in which they began."""
-    begun: list[tuple[Attempt, int]] = field(default_factory=list)
-    """The attempts, and the runs of each by the number of their step, in the order in which they began."""
+    begun: list[Part] = field(default_factory=list)
+    """The parts of the attempts, in the order in which they began."""
     most_runs: int = 0
     """How many runs there were at once, at most."""
     _entries: list[tuple[float, int, Due]] = field(default_factory=list)
@@ -62,7 +59,14 @@ class Agenda:
 
     def begin_attempt(self, attempt: Attempt) -> None:
         self.attempts.append(attempt)
-        self.begun.append((attempt, HEAD))
+        self.begun.append(Part(attempt, 0, attempt.starts_at, attempt.starts_at))
+
+    def resume(self, attempt: Attempt, since: float, others: Sequence[Attempt], now: float) -> None:
+        """Continue an attempt that has waited for others on its node; what it waited for ends a part too."""
+        for each in others:
+            if each.steps and math.isclose(each.steps[-1].ends_at, now, abs_tol=1e-3):
+                self.begun.append(Part(each, len(each.steps), now, now))
+        self.begun.append(Part(attempt, len(attempt.steps), since, now))
 
     def begin_step(
         self, durations: Sequence[float], attempt: Attempt | None, end: Due, *, at: float, now: float
@@ -90,7 +94,7 @@ class Agenda:
             step = WalkedStep(durations, chosen_s, asked_at, at, True)
             if attempt is not None:
                 attempt.steps.append(step)
-                self.begun.append((attempt, len(attempt.steps) - 1))
+                self.begun.append(Part(attempt, len(attempt.steps) - 1, asked_at, at, is_run=True))
             if is_slowed and self.assumptions.contention:
                 self._begin_shared(step, end_run, now)
             else:

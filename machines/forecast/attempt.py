@@ -26,12 +26,17 @@ class WalkedStep:
     is_run: bool = False
     stretch: float = 1.0
 
+    @property
+    def ends_at(self) -> float:
+        return self.began_at + self.duration_s
+
 
 @dataclass(slots=True)
 class Attempt:
     """One attempt of a node, or one prepare stage of it: `stage` is "" for an attempt.
 
     `ends_at` is None as long as it has not ended.  `needed_s`: the time that must be left in a window.
+    `outage_of`: the attempt that began the outage which this one has joined.
     """
 
     rollout: str
@@ -43,6 +48,7 @@ class Attempt:
     pools: tuple[str, ...] = ()
     is_running: bool = False
     is_rollback: bool = False
+    outage_of: Attempt | None = None
     needed_s: float = 0.0
     ends_at: float | None = None
     has_failed: bool = False
@@ -56,3 +62,22 @@ class Attempt:
     @property
     def key(self) -> NodeKey:
         return self.rollout, self.node
+
+    @property
+    def outage(self) -> int:
+        """What names its outage: the id() of the attempt that began it."""
+        return id(self if self.outage_of is None else self.outage_of)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of an attempt: its begin, a run, or what follows a wait for another attempt on the node.
+
+    `step` is the number of its first step; it waited from `asked_at` to `began_at`.
+    """
+
+    attempt: Attempt
+    step: int
+    asked_at: float
+    began_at: float
+    is_run: bool = False

@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import assert_never
 
 from machines.facts.projection import Projection
-from machines.forecast.attempt import NodeKey
-from machines.forecast.model import Bottleneck, BottleneckKind, StepDurations
+from machines.forecast.model import Bottleneck, BottleneckKind
 from machines.forecast.walk import Walk
 from machines.model import windows
-from machines.model.events import StepRecord
 from machines.model.limits import Budget, Limits, PoolRule
 from machines.model.plan import Plan
 from machines.rules.start_blockers import window_groups
@@ -25,14 +23,7 @@ Serial = tuple[float, BottleneckKind, str]
 """Serial time in seconds, and whose it is."""
 
 
-def bottleneck_of(
-    before: Projection,
-    walk: Walk,
-    rollout: str,
-    durations: StepDurations,
-    choose: Callable[[Sequence[float]], float],
-    records: Mapping[NodeKey, Sequence[StepRecord]],
-) -> Bottleneck | None:
+def bottleneck_of(before: Projection, walk: Walk, rollout: str) -> Bottleneck | None:
     """Return the bottleneck of a rollout, None when no node of it waits; `walk` has ended."""
     longest = max(_serial_times(before, walk, rollout), default=None)
     if longest is None or not longest[0]:
@@ -43,10 +34,7 @@ def bottleneck_of(
     changed.update_limits(limits, {rollout: plan})
     if kind is BottleneckKind.RUNNER:
         assumptions = replace(assumptions, parallel_runs=assumptions.parallel_runs + 1)
-    happens = (walk.later, walk.failing)
-    again = Walk(changed, before.now, durations, choose, assumptions, records, *happens)
-    again.run()
-    saves_s = _ends_at(walk, rollout) - _ends_at(again, rollout)
+    saves_s = _ends_at(walk, rollout) - _ends_at(walk.again(changed, assumptions), rollout)
     return Bottleneck(kind, name, max(0.0, saves_s))
 
 
@@ -74,10 +62,12 @@ def _serial_times(before: Projection, walk: Walk, rollout: str) -> list[Serial]:
         if each.stage:
             continue
         took_s = each.ends_at - max(each.starts_at, before.now) - each.runner_wait_s(before.now)
-        fleet_s += took_s
         rollout_s += took_s if each.rollout == rollout else 0.0
-        for pool in each.pools:
-            work_s[pool] += took_s
+        # What joins an outage takes no slot of its own.
+        if each.outage_of is None:
+            fleet_s += took_s
+            for pool in each.pools:
+                work_s[pool] += took_s
     budgets = {pool: before.budget(before.pool(pool)) for pool in pools}
     found: list[Serial] = [
         (work_s[pool] / budget, BottleneckKind.POOL, pool) for pool, budget in budgets.items() if budget

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from machines.facts.projection import Projection
 from machines.forecast.attempt import Attempt, NodeKey
@@ -16,13 +17,13 @@ from machines.forecast.model import (
     Assumption,
     AssumptionCode,
     Assumptions,
-    Bottleneck,
     GateForecast,
     NodeForecast,
     RandomSource,
     RolloutForecast,
     Spread,
     StepDurations,
+    TrainForecast,
 )
 from machines.forecast.replay import Draw, Replay
 from machines.forecast.replay_builder import replay_of
@@ -31,6 +32,7 @@ from machines.forecast.walk import HORIZON_S, Walk
 from machines.model.events import Event, StepRecord
 from machines.model.reasons import Param, ReasonCode
 from machines.model.rollout import Rollout
+from machines.model.train_events import TrainRemoved
 from machines.states import Phase
 
 Draws = Sequence[Draw]
@@ -59,8 +61,8 @@ def forecast(
     All open rollouts are walked together, because they share pools.  `durations` has at least one value for
     each step; where every step has one, all draws are one.  `records` are the step records of the nodes at
     work, oldest first: without them, what such a node did before `now` is done again.  `explain` names the
-    rollout whose bottleneck is searched, by another walk.  `later` are events that happen at an instant of
-    the walk, `failing` nodes whose next run fails once.
+    rollout whose bottleneck and train are judged, each by another walk.  `later` are events that happen at an
+    instant of the walk, `failing` nodes whose next run fails once.
     """
     before = index.fork()
     before.advance(now)
@@ -73,10 +75,11 @@ def forecast(
     found = {}
     for rollout in before.rollouts.values():
         if not rollout.closed:
-            bottleneck = None
+            made = _forecast_of(before, rollout, walk, replay, drawn, draws)
             if rollout.id == explain:
-                bottleneck = bottleneck_of(before, walk, rollout.id, durations, typical, records or {})
-            found[rollout.id] = _forecast_of(before, rollout, walk, replay, drawn, draws, bottleneck)
+                bottleneck = bottleneck_of(before, walk, explain)
+                made = replace(made, bottleneck=bottleneck, train=_train_forecast(before, walk, explain))
+            found[rollout.id] = made
     return found
 
 
@@ -87,7 +90,6 @@ def _forecast_of(
     replay: Replay,
     drawn: Draws,
     draws: int,
-    bottleneck: Bottleneck | None,
 ) -> RolloutForecast:
     nodes = []
     total: Waits = {}
@@ -118,9 +120,19 @@ def _forecast_of(
             if name == rollout.id
         ),
         waits=total,
-        bottleneck=bottleneck,
         stays_open=rollout.plan.drift_every_s is not None,
     )
+
+
+def _train_forecast(before: Projection, walk: Walk, rollout: str) -> TrainForecast | None:
+    """Return what the approved train of a rollout saves, by a walk without it."""
+    train = before.train_of(rollout)
+    if train is None:
+        return None
+    without = before.fork()
+    without.apply(TrainRemoved(train.name, train.by, "", before.now))
+    alone, together = walk.again(without).outages, walk.outages
+    return TrainForecast(train.name, alone.count - together.count, alone.downtime_s - together.downtime_s)
 
 
 def _node_forecast(

@@ -150,6 +150,18 @@ class Bottleneck:
 
 
 @dataclass(frozen=True, slots=True)
+class TrainForecast:
+    """What a train saves from now on: outages, and seconds for which nodes are isolated, all together.
+
+    `downtime_saved_s` is negative where nodes wait for each other longer than they save.
+    """
+
+    train: str
+    outages_saved: int
+    downtime_saved_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class RolloutForecast:
     """What happens to one rollout, while all open rollouts are walked together.
 
@@ -168,4 +180,5 @@ class RolloutForecast:
     gates: tuple[GateForecast, ...]
     waits: Mapping[ReasonCode, float]
     bottleneck: Bottleneck | None = None
+    train: TrainForecast | None = None
     stays_open: bool = False

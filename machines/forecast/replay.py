@@ -96,7 +96,8 @@ class Item:
     """One part of an attempt of the walk, or a prepare stage, with what its start waits for.
 
     An attempt is one part, unless the runner had no slot at some time: then each of its runs is a part, and
-    so is what comes before and after a run.
+    so is what comes before and after a run.  What an attempt does after it has waited for another one in the
+    outage of its node is a part too.
     """
 
     attempt: Attempt
@@ -119,12 +120,19 @@ class Item:
     slots: tuple[int, ...] = ()
     """What it takes at its start."""
     freed: tuple[int, ...] = ()
-    """What is free at its end; of a whole attempt the same tuple as `slots`."""
+    """What is free at its end; of a whole attempt the same tuple as `slots`.
+
+    What a node took for an outage is free when the last attempt ends that shares it.
+    """
     openings: Openings | None = None
     slack_s: float = 0.0
     """How much longer the walk waited than by these causes."""
     failure: Failure | None = None
     """How its attempt fails; None of a part that is not the last one."""
+
+    @property
+    def walked_end(self) -> float:
+        return self.walked_at + self.fixed_s + self.drawn_s
 
     def earliest(self, turn_at: float, ends: Sequence[float], slots: Sequence[Sequence[float]]) -> float:
         """Return when it could start by its causes; draw() computes the same."""
@@ -175,7 +183,7 @@ class Replay:
     def walked(self) -> Draw:
         """Return the walk itself as a draw."""
         starts = array("d", [item.walked_at for item in self.items])
-        return starts, array("d", [item.walked_at + item.fixed_s + item.drawn_s for item in self.items])
+        return starts, array("d", [item.walked_end for item in self.items])
 
     def draw(self, random: RandomSource) -> Draw:
         """Return one draw."""
@@ -290,7 +298,11 @@ class Replay:
         """Find what must be placed before each item; after settle()."""
         self.needs = [0] * (len(self.items) + len(self.turns))
         self.unlocks = [[] for _ in self.needs]
-        last_part = {id(item.attempt): number for number, item in enumerate(self.items)}
+        freed_by = {
+            (item.attempt.outage, slot): number
+            for number, item in enumerate(self.items)
+            for slot in item.freed
+        }
         users: list[list[int]] = [[] for _ in self.slots]
         for turn, each in enumerate(self.turns, len(self.items)):
             for number in each.after:
@@ -304,8 +316,8 @@ class Replay:
                 # Attempts keep their order; the one that took a slot so many starts ago has given it back.
                 usable = sum(at < math.inf for at in self.slots[slot])
                 if item.keeps_order and 0 < usable <= len(users[slot]):
-                    self._let(last_part[id(self.items[users[slot][-usable]].attempt)], number)
-                users[slot].append(number)
+                    self._let(freed_by[users[slot][-usable], slot], number)
+                users[slot].append(item.attempt.outage)
 
     def _let(self, before: int, number: int) -> None:
         if before != number:
@@ -322,15 +334,15 @@ class Replay:
             if not item.is_running:
                 # Not a slot that the walk did not wait for, such as that of a node that keeps its own.
                 free = tuple(each for each in item.slots if slots[each][0] <= start + TOLERANCE_S)
-                dropped[id(item.attempt)].update(set(item.slots) - set(free))
+                dropped[item.attempt.outage].update(set(item.slots) - set(free))
                 item.slots = free
                 turn_at = 0.0 if item.turn < 0 else self.turns[item.turn].at(ends)
                 slack_s = start - item.earliest(turn_at, ends, slots)
                 item.slack_s = slack_s if abs(slack_s) > TOLERANCE_S else 0.0
-            gone = dropped[id(item.attempt)]
+            gone = dropped[item.attempt.outage]
             freed = tuple(each for each in item.freed if each not in gone)
             item.freed = item.slots if is_whole else freed
-            end = start + item.fixed_s + item.drawn_s
+            end = item.walked_end
             for number in item.slots:
                 _take(slots[number], start, end if is_whole else math.inf)
             if not is_whole:

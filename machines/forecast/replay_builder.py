@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 
 from machines.facts.index import Index
 from machines.facts.preparations import BUILD_NODE
-from machines.forecast.agenda import HEAD
-from machines.forecast.attempt import Attempt, NodeKey, WalkedStep
+from machines.forecast.attempt import Attempt, NodeKey, Part, WalkedStep
 from machines.forecast.distributions import Distributions
 from machines.forecast.replay import TOLERANCE_S, Failure, Item, Openings, Replay, Turn
 from machines.forecast.timeline import own_bound
@@ -48,41 +47,65 @@ class _Builder:
     _stage_first: dict[tuple[str, str], int] = field(default_factory=dict)
     _turn_of: dict[tuple[str, int], int] = field(default_factory=dict)
     _next_epoch: dict[str, int] = field(default_factory=dict)
+    _following: dict[int, Part] = field(default_factory=dict)
+    """The part after each part of the same attempt, by its id() as an object."""
     _last_part: dict[int, int] = field(default_factory=dict)
-    """The last part of each attempt, by its id() as an object."""
+    """The number of the last part of each attempt, by its id() as an object."""
+    _ends_last: dict[int, Attempt] = field(default_factory=dict)
+    """The attempt of each outage that ends last: with it the node gives its slots back."""
     _held: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    """The slots that an attempt of several parts holds."""
+    """The slots that are free when an attempt ends, by its id() as an object."""
+    _in_outage: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
+    """The parts of each outage."""
 
     def build(self) -> Replay:
-        begun = [(attempt, run) for attempt, run in self.walk.agenda.begun if attempt.ends_at is not None]
-        for attempt, run in begun:
-            if run == HEAD and not attempt.is_running and not attempt.stage:
-                self._first_start.setdefault(attempt.node, attempt.starts_at)
-        shared = self._shared_nodes()
         # A runner that always had a slot delays nothing.
-        has_parts = self.walk.agenda.most_runs >= self.walk.assumptions.parallel_runs
-        for attempt, run in begun:
+        has_runs = self.walk.agenda.most_runs >= self.walk.assumptions.parallel_runs
+        begun = [
+            part
+            for part in self.walk.agenda.begun
+            if part.attempt.ends_at is not None and (has_runs or not part.is_run)
+        ]
+        self._link_parts(begun)
+        shared = self._shared_nodes()
+        for part in begun:
+            attempt = part.attempt
             if attempt.stage:
-                if run == HEAD:
-                    self._add_stage(attempt, has_runs=has_parts)
-            elif run == HEAD:
-                self._add_head(attempt, shared, is_whole=not has_parts or not _runs_of(attempt))
-            elif has_parts:
-                self._add_run(attempt, run)
+                if not part.is_run:
+                    self._add_stage(attempt, has_runs=has_runs)
+            elif id(attempt) not in self._last_part:
+                self._add_head(part, shared)
+            elif part.is_run:
+                self._add_run(part)
+            else:
+                self._add_resumed(part)
         for gate, asked_at in self.walk.approvals.asked_at.items():
             self.replay.gates[gate] = self._turn(gate[0], asked_at)
         for rollout in self.before.rollouts.values():
             ended_at = self.walk.index.rollout(rollout.id).ended_at
             if ended_at is None:
-                ends = (each.ends_at for each, _ in begun if each.rollout == rollout.id)
+                ends = (each.attempt.ends_at for each in begun if each.attempt.rollout == rollout.id)
                 ended_at = max((each for each in ends if each is not None), default=self.before.now)
             self.replay.ends[rollout.id] = self._turn(rollout.id, ended_at)
         self.replay.settle()
         self.replay.failure_rate = self.walk.assumptions.failure_rate
-        self.replay.follows_arrival = has_parts or self.replay.failure_rate > 0.0
+        self.replay.follows_arrival = has_runs or self.replay.failure_rate > 0.0
         if self.replay.follows_arrival:
             self.replay.link()
         return self.replay
+
+    def _link_parts(self, begun: Sequence[Part]) -> None:
+        before: dict[int, Part] = {}
+        for part in begun:
+            attempt = part.attempt
+            if id(attempt) in before:
+                self._following[id(before[id(attempt)])] = part
+            elif not attempt.is_running and not attempt.stage:
+                self._first_start.setdefault(attempt.node, attempt.starts_at)
+            before[id(attempt)] = part
+            last = self._ends_last.setdefault(attempt.outage, attempt)
+            if (attempt.ends_at or 0.0) > (last.ends_at or 0.0):
+                self._ends_last[attempt.outage] = attempt
 
     def _shared_nodes(self) -> frozenset[str]:
         """Return the nodes that are targets of two open rollouts: only one of them works on a node."""
@@ -104,69 +127,93 @@ class _Builder:
         durations = tuple((drawn_of(each.durations, each.stretch), len(each.durations)) for each in drawn)
         return Item(attempt, since, fixed_s, drawn_s, durations, attempt.rollout)
 
-    def _add_item(self, item: Item) -> int:
-        number = len(self.replay.items)
+    def _append(self, item: Item) -> int:
         self.replay.items.append(item)
-        return number
+        return len(self.replay.items) - 1
 
-    def _add_head(self, attempt: Attempt, shared: frozenset[str], *, is_whole: bool) -> None:
-        """Add an attempt, or what it does before its first run."""
+    def _add_part(self, item: Item, following: Part | None) -> None:
+        """Add a part of an attempt; without a following one its slots are free at its end."""
+        attempt, number = item.attempt, self._append(item)
+        self._last_part[id(attempt)] = number
+        self._in_outage[attempt.outage].append(number)
+        self.replay.parts[attempt.key] = (self.replay.parts.get(attempt.key, (number, number))[0], number)
+        if following is None:
+            held = self._held[id(attempt)]
+            # The same tuple says that the part takes and frees the same slots.
+            item.freed = item.slots if item.slots == held else (*item.freed, *held)
+            item.failure = self._failure(attempt)
+
+    def _add_head(self, part: Part, shared: frozenset[str]) -> None:
+        """Add an attempt, or what it does before it first waits."""
+        attempt, following = part.attempt, self._following.get(id(part))
         assert attempt.ends_at is not None
-        steps = attempt.steps
-        first = len(steps) if is_whole else _runs_of(attempt)[0]
-        until = attempt.ends_at if is_whole else steps[first].asked_at
-        item = self._part(attempt, attempt.starts_at, until, steps[:first])
+        until = attempt.ends_at if following is None else following.asked_at
+        steps = attempt.steps if following is None else attempt.steps[: following.step]
+        item = self._part(attempt, attempt.starts_at, until, steps)
         item.needed_s, item.is_running, item.keeps_order = attempt.needed_s, attempt.is_running, True
-        names = [*attempt.pools, *self._limits(attempt)]
-        if attempt.node in shared:
-            names.append(f"node/{attempt.node}")
-        item.slots = tuple(self._slot(name, attempt) for name in names)
+        item.slots = self._take_slots(attempt, shared)
         if item.is_running:
             item.bound = attempt.starts_at
         else:
             target = self.before.target(*attempt.key)
             item.bound = own_bound(self.before, target, self.before.now)[0]
+            item.after = self._woken_by(attempt, attempt.starts_at)
             if attempt.key in self._last_stage:
-                item.after = (self._last_stage[attempt.key],)
+                item.after += (self._last_stage[attempt.key],)
             if not attempt.is_rollback:
                 item.turn = self._turn_number(attempt)
                 item.openings = self._openings_of(attempt)
-        number = self._add_item(item)
-        self.replay.parts[attempt.key] = (self.replay.parts.get(attempt.key, (number, number))[0], number)
-        self._last_part[id(attempt)] = number
-        if is_whole:
-            item.freed = item.slots
-            item.failure = self._failure(attempt)
-        else:
-            self._held[id(attempt)] = item.slots
+        self._add_part(item, following)
 
-    def _add_run(self, attempt: Attempt, run: int) -> None:
+    def _take_slots(self, attempt: Attempt, shared: frozenset[str]) -> tuple[int, ...]:
+        """Return the slots that an attempt takes: those of its node only if it begins the outage."""
+        own, of_node = self._limits(attempt), [*attempt.pools, "fleet"]
+        if attempt.outage_of is not None:
+            of_node = [each for each in attempt.pools if each not in attempt.outage_of.pools]
+        elif attempt.node in shared:
+            of_node.append(f"node/{attempt.node}")
+        for names, releaser in ((own, attempt), (of_node, self._ends_last[attempt.outage])):
+            slots = tuple(self._slot(name, attempt) for name in names)
+            self._held[id(releaser)] = (*self._held.get(id(releaser), ()), *slots)
+        return tuple(self._slot(name, attempt) for name in (*own, *of_node))
+
+    def _woken_by(self, attempt: Attempt, at: float) -> tuple[int, ...]:
+        """Return the parts of others in the outage whose end is the cause of what begins at an instant."""
+        items = self.replay.items
+        others = [each for each in self._in_outage[attempt.outage] if items[each].attempt is not attempt]
+        return tuple(each for each in others if abs(items[each].walked_end - at) <= TOLERANCE_S)
+
+    def _add_resumed(self, part: Part) -> None:
+        """Add what an attempt does after it has waited for another one on its node."""
+        self._add_rest(part, part.step, part.began_at, self._woken_by(part.attempt, part.began_at))
+
+    def _add_run(self, part: Part) -> None:
         """Add a run of an attempt, and what comes between it and the next one or the end."""
-        assert attempt.ends_at is not None
-        steps, runs = attempt.steps, _runs_of(attempt)
-        following = next((each for each in runs if each > run), None)
-        step = steps[run]
-        run_ends_at = step.began_at + step.duration_s
+        attempt, step = part.attempt, part.attempt.steps[part.step]
+        run_ends_at = step.ends_at
         item = self._part(attempt, step.began_at, run_ends_at, [step])
         item.is_running = attempt.is_running and step.began_at < self.before.now
         item.bound = step.began_at if item.is_running else 0.0
         item.after = (self._last_part[id(attempt)],)
         item.slots = item.freed = (self._runner_slot(),)
-        number = self._add_item(item)
-        until = attempt.ends_at if following is None else steps[following].asked_at
-        rest = self._part(attempt, run_ends_at, until, steps[run + 1 : following])
-        rest.after = (number,)
-        if following is None:
-            rest.freed = self._held[id(attempt)]
-            rest.failure = self._failure(attempt)
-        number = self._last_part[id(attempt)] = self._add_item(rest)
-        self.replay.parts[attempt.key] = (self.replay.parts[attempt.key][0], number)
+        self._add_part(item, part)
+        self._add_rest(part, part.step + 1, run_ends_at, ())
+
+    def _add_rest(self, part: Part, first: int, since: float, after: tuple[int, ...]) -> None:
+        """Add what an attempt does from an instant until it waits again, or until its end."""
+        attempt, following = part.attempt, self._following.get(id(part))
+        assert attempt.ends_at is not None
+        until = attempt.ends_at if following is None else following.asked_at
+        steps = attempt.steps[first:] if following is None else attempt.steps[first : following.step]
+        item = self._part(attempt, since, until, steps)
+        item.after = (self._last_part[id(attempt)], *after)
+        self._add_part(item, following)
 
     def _failure(self, attempt: Attempt) -> Failure:
         assert attempt.ends_at is not None
         runs = _runs_of(attempt)
         steps = attempt.steps
-        failed_at = steps[runs[-1]].began_at + steps[runs[-1]].duration_s if runs else attempt.ends_at
+        failed_at = steps[runs[-1]].ends_at if runs else attempt.ends_at
         whole = self._part(attempt, attempt.starts_at, attempt.ends_at, steps)
         waited_s = sum(each.began_at - each.asked_at for each in steps)
         return Failure(attempt.ends_at - failed_at, whole.fixed_s - waited_s, whole.drawn)
@@ -177,7 +224,7 @@ class _Builder:
         item = self._part(attempt, began_at, attempt.ends_at, attempt.steps)
         item.is_running = attempt.is_running and began_at < self.before.now
         item.bound = began_at if item.is_running else self.before.now
-        number = self._add_item(item)
+        number = self._append(item)
         rollout = self.before.rollout(attempt.rollout)
         stage = next((each for each in rollout.prepare_stages if each.name == attempt.stage), None)
         first = self._stage_first.setdefault((attempt.rollout, attempt.stage), number)
@@ -202,7 +249,7 @@ class _Builder:
 
     def _limits(self, attempt: Attempt) -> list[str]:
         plan = self.before.rollout(attempt.rollout).plan
-        names = ["fleet"]
+        names = []
         if plan.max_parallel is not None:
             names.append(f"rollout/{attempt.rollout}")
         wave = next((each for each in plan.waves if each.name == attempt.wave), None)

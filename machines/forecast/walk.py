@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 from machines.facts.dry_runs import DryRunResult
 from machines.facts.fleet_facts import IsolationProgress
-from machines.facts.node_work import NodeWork, WorkKind
-from machines.facts.preparations import BUILD_NODE
+from machines.facts.outages import in_flight_on, is_isolated
 from machines.facts.projection import Projection
 from machines.forecast.agenda import Agenda
 from machines.forecast.approvals import Approvals
@@ -28,11 +28,16 @@ from machines.forecast.assumed_health import assume_healthy
 from machines.forecast.attempt import Attempt, NodeKey
 from machines.forecast.lane import Lane, kind_of, later_by
 from machines.forecast.model import Assumptions, StepDurations
+from machines.forecast.outages import WalkedOutages
+from machines.forecast.pending_jobs import PendingJobs
 from machines.forecast.timeline import Timeline
 from machines.model.actions import (
     Action,
     CompleteOrder,
+    Isolate,
     NoAction,
+    Revert,
+    RunCheck,
     StopRun,
     Transition,
     Wait,
@@ -42,7 +47,6 @@ from machines.model.decision import (
     Admit,
     AwaitTurn,
     CheckIfCurrent,
-    Command,
     CompareStaged,
     Decision,
     DocumentPilot,
@@ -58,19 +62,16 @@ from machines.model.decision import (
     SkipQuarantined,
 )
 from machines.model.events import (
-    ArtifactsBuilt,
-    ChangeNeeded,
     Event,
     NodeOrdered,
     PhaseMoved,
     PilotEvidenceAttached,
-    PreparationRecorded,
     StepAction,
     StepRecord,
     StepRecorded,
 )
 from machines.model.plan import PILOT_WAVE
-from machines.model.preparation import Preparation, PreparationState, PrepareKind, StagedComparison
+from machines.model.preparation import StagedComparison
 from machines.model.rollout import FailureCode, PilotEvidence, Target
 from machines.model.step_result import Failed, Ok
 from machines.model.traffic import TrafficResult
@@ -79,11 +80,14 @@ from machines.scheduler.decide import decide
 from machines.scheduler.decided_events import events_of
 from machines.scheduler.isolation_aborts import record_giving_way
 from machines.scheduler.membership import carry_over
+from machines.scheduler.shared_outage import next_shared_action
 from machines.states import IN_FLIGHT_PHASES, Outcome, Phase, Trigger
-from machines.workflow.next_action import SLOT_STEP, next_action
+from machines.workflow.next_action import SLOT_STEP
+from machines.workflow.outage import OUTAGE_STEP, held_isolators
 from machines.workflow.phase_transitions import transition
 from machines.workflow.recording import RecordedAction, intent_of, is_isolated_after, record_of
 from machines.workflow.situation import Situation
+from machines.workflow.steps import AFTER_PREFIX
 
 HORIZON_S = 366 * 86_400.0
 """How far ahead a walk goes: a plan that needs more than a year ends on no useful date."""
@@ -93,9 +97,6 @@ MAX_IDLE_DECISIONS = 1_000
 
 MAX_ANSWERS = 10_000
 """Answers that nodes share: some ten for each kind of node; with durations of their own none is shared."""
-
-CHECK_MODE_STEP = "check-mode"
-"""Under this name the durations are asked for a check whether a node needs the change."""
 
 _ASKED_AGAIN = (OpenGate, RollBack, Requeue, SkipQuarantined, EndHold, EndFreeze, RestartSoak)
 """Commands after whose events something else may be due at the same instant."""
@@ -122,6 +123,7 @@ class Walk:
     approvals: Approvals = field(init=False)
     timeline: Timeline = field(init=False)
     agenda: Agenda = field(init=False)
+    outages: WalkedOutages = field(init=False)
     unhealthy: int = 0
     """How many nodes were not known to be up."""
     began_at: float = field(init=False)
@@ -130,7 +132,7 @@ class Walk:
     _current: dict[NodeKey, Attempt] = field(default_factory=dict)
     _lanes: dict[NodeKey, Lane] = field(default_factory=dict)
     _busy_until: dict[NodeKey, float] = field(default_factory=dict)
-    _requested: set[Command] = field(default_factory=set)
+    _jobs: PendingJobs = field(init=False)
     _ended_records: dict[NodeKey, tuple[StepRecord, ...]] = field(default_factory=dict)
     _answers: dict[tuple[object, ...], Action] = field(default_factory=dict)
     _to_fail: set[NodeKey] = field(default_factory=set)
@@ -138,6 +140,8 @@ class Walk:
     def __post_init__(self) -> None:
         self.began_at = self.now
         self.agenda = Agenda(self.assumptions, self.choose)
+        self.outages = WalkedOutages(self.now)
+        self._jobs = PendingJobs(self.index, self.agenda, self.durations)
         self.approvals = Approvals(self.assumptions.approve_after_s)
         self.unhealthy = assume_healthy(self.index, self.now)
         # Each group is asked again, so that the walk learns why it waits.
@@ -147,7 +151,8 @@ class Walk:
         self._to_fail = set(self.failing)
         for at, event in self.later:
             self.agenda.add(max(at, self.now), partial(self._happen, event))
-        for target in self.index.needing_driver():
+        # Those that share an outage in the order in which they joined it.
+        for target in sorted(self.index.needing_driver(), key=lambda each: each.admitted_at):
             if target.phase in IN_FLIGHT_PHASES:
                 attempt = self._begin_attempt(target, target.admitted_at or target.since)
                 attempt.is_running = True
@@ -175,6 +180,14 @@ class Walk:
             if changed:
                 wake_at = self._decide()
 
+    def again(self, index: Projection, assumptions: Assumptions | None = None) -> Walk:
+        """Return the walk over other facts of the same instant, to its end."""
+        same = (self.records, self.later, self.failing)
+        assumptions = assumptions or self.assumptions
+        other = Walk(index, self.began_at, self.durations, self.choose, assumptions, *same)
+        other.run()
+        return other
+
     # -- decisions
 
     def _decide(self) -> float | None:
@@ -193,6 +206,8 @@ class Walk:
             # Runs that have begun before the walk have their slots in the order in which they asked.
             for target in sorted(new, key=self._asked_at):
                 is_asked_again |= self._begin(target)
+            for key in self.outages.take_woken(self._lanes):
+                is_asked_again |= self._drive(key)
             self.approvals.ask(self.index, self.now)
             self.timeline.note(self.index, decision, self.now)
             # What only starts nodes leaves less to start, so the same question again has no other answer,
@@ -217,6 +232,8 @@ class Walk:
 
     def _begin_attempt(self, target: Target, at: float) -> Attempt:
         key = (target.rollout, target.node)
+        first = next(iter(in_flight_on(self.index, target.node)), target)
+        starter = None if first.rollout == target.rollout else self._current[first.rollout, target.node]
         attempt = self._current[key] = Attempt(
             *key,
             "",
@@ -225,6 +242,7 @@ class Walk:
             self.index.nodes[target.node].team,
             tuple(pool.id for pool in self.index.pools_for(*key)),
             is_rollback=target.rolling_back,
+            outage_of=starter,
             needed_s=self.index.expected_s(target.rollout),
             waits=self.timeline.waits_of(key, self.now),
         )
@@ -252,10 +270,10 @@ class Walk:
                     self.index.record_train_wait(command.rollout, command.node, self.now)
                 case ProbeTraffic():
                     is_known |= self._probe_traffic(command)
-                case CheckIfCurrent() if command not in self._requested:
-                    self._check_if_current(command)
-                case Prepare() if command not in self._requested:
-                    is_known |= self._prepare(command)
+                case CheckIfCurrent():
+                    self._jobs.check_if_current(command, self.now)
+                case Prepare():
+                    is_known |= self._jobs.prepare(command, self.now)
                 case DocumentPilot():
                     rollout = self.index.rollout(command.rollout)
                     since = self.index.wave_end(command.rollout, PILOT_WAVE) or self.now
@@ -284,67 +302,12 @@ class Walk:
         self.index.record_traffic(TrafficResult(*key, self.now < self._busy_until[key], self.now))
         return True
 
-    def _check_if_current(self, command: CheckIfCurrent) -> None:
-        work = NodeWork(WorkKind.CHECK_MODE, command.node)
-        self.index.record_work(work)
-        self._requested.add(command)
-
-        def end(now: float) -> bool:
-            self.index.end_work(work)
-            self._requested.discard(command)
-            self.index.apply(ChangeNeeded(command.rollout, command.node, now))
-            return True
-
-        durations = self.durations(command.rollout, command.node, CHECK_MODE_STEP, StepAction.CHECK)
-        self.agenda.queue_run(durations, None, end, at=self.now, now=self.now, is_slowed=False)
-
-    def _prepare(self, command: Prepare) -> bool:
-        """Run a stage; return whether its node is at work now."""
-        known = self.index.preparations(command.rollout)
-        rollout, name = self.index.rollout(command.rollout), command.stage
-        if known is None:
-            return False
-        stage = next((each for each in rollout.prepare_stages if each.name == name), None)
-        node = self.index.nodes.get(command.node)
-        before = known.rows.get((command.node, name))
-        began_at = self.now
-        if before is not None and before.state is PreparationState.RUNNING:
-            row, began_at = before, before.began_at
-        else:
-            content = stage.playbook_digest if stage is not None else ""
-            if stage is not None and node is not None:
-                content = known.content(stage, node)
-            state, key = PreparationState.RUNNING, (command.rollout, command.node, name)
-            row = Preparation(*key, command.attempt, state, content, self.now, self.now)
-            self.index.apply(PreparationRecorded(row))
-        self._requested.add(command)
-
-        def end(now: float) -> bool:
-            self._requested.discard(command)
-            if command.node == BUILD_NODE and stage is not None:
-                # What a build makes is not known before: the nodes stage what the plan names.
-                self.index.apply(ArtifactsBuilt(command.rollout, name, stage.manifest, now))
-            done = replace(row, state=PreparationState.DONE, at=now)
-            self.index.apply(PreparationRecorded(done))
-            attempt.ends_at = now
-            return True
-
-        place = (command.rollout, command.node)
-        attempt = Attempt(*place, name, began_at, is_running=began_at < self.now)
-        self.agenda.begin_attempt(attempt)
-        durations = self.durations(*place, name, StepAction.RUN)
-        if stage is not None and stage.kind is not PrepareKind.STAGE:
-            self.agenda.queue_run(durations, attempt, end, at=began_at, now=self.now, is_slowed=True)
-        else:
-            self.agenda.begin_step(durations, attempt, end, at=began_at, now=self.now)
-        return True
-
     # -- nodes at work
 
     def _begin(self, target: Target) -> bool:
         """Begin to drive a node; return whether a decision follows at once."""
         key = (target.rollout, target.node)
-        records = self._ended_records.get(key) or tuple(self.records.get(key, ()))
+        records = tuple(self._records_of(key))
         lane = self._lanes[key] = Lane(self.index.plan_for(target), records, self.now)
         attempt = self._current.get(key)
         is_running = attempt is not None and attempt.is_running
@@ -363,7 +326,7 @@ class Walk:
         """Return the next action; nodes of one kind that have taken as long so far share the answer."""
         key = (target.rollout, target.node)
         gives_way = self.index.abort_causes(*key) or self.index.over_budget_reason(*key)
-        if lane.kind is None or gives_way or target.order is not None:
+        if lane.kind is None or gives_way or target.order is not None or self._may_share(target):
             return self._ask_next_action(target, lane)
         question = (lane.kind, lane.passed, round(self.now - lane.began_at, 3))
         action = self._answers.get(question)
@@ -374,20 +337,43 @@ class Walk:
             self._answers[question] = later_by(action, -self.now)
         return action
 
+    def _may_share(self, target: Target) -> bool:
+        """Return whether the node is verified in an outage that others share or may join."""
+        in_train = self.index.train_of(target.rollout) is not None
+        return target.phase is Phase.VERIFYING and (in_train or bool(self._sharing(target)))
+
+    def _sharing(self, target: Target) -> list[Target]:
+        """Return the others that are at work on the node or keep it isolated."""
+        others = (each for each in self.index.targets_on(target.node) if each.rollout != target.rollout)
+        return [each for each in others if each.isolated or each.phase in IN_FLIGHT_PHASES]
+
     def _ask_next_action(self, target: Target, lane: Lane) -> Action:
         began = target.since + (target.downtime_s if target.phase is Phase.ISOLATING else 0.0)
-        return next_action(
-            Situation(
-                lane.plan,
-                target,
-                lane.records,
-                self.now,
-                max(0.0, self.now - began),
-                abort=self.index.abort_causes(target.rollout, target.node),
-                over_budget=self.index.over_budget_reason(target.rollout, target.node),
-                failed_before=self.index.has_failed(target.rollout, target.node, target.attempt - 1),
-            )
+        situation = Situation(
+            lane.plan,
+            target,
+            lane.records,
+            self.now,
+            max(0.0, self.now - began),
+            abort=self.index.abort_causes(target.rollout, target.node),
+            over_budget=self.index.over_budget_reason(target.rollout, target.node),
+            failed_before=self.index.has_failed(target.rollout, target.node, target.attempt - 1),
         )
+        action, has_moved = next_shared_action(self.index, situation, self._held(target, lane))
+        if has_moved:
+            self.outages.moved.add(target.node)
+        return action
+
+    def _held(self, target: Target, lane: Lane) -> Mapping[str, Any]:
+        """Return which isolators of the attempt others have in effect on the node."""
+        keys = [(each.rollout, each.node) for each in self._sharing(target) if each.isolated]
+        holders = [(self.index.rollout(key[0]).plan.isolate, self._records_of(key)) for key in keys]
+        return held_isolators(lane.plan.isolate, holders)
+
+    def _records_of(self, key: NodeKey) -> Sequence[StepRecord]:
+        if key in self._lanes:
+            return self._lanes[key].records
+        return self._ended_records.get(key) or tuple(self.records.get(key, ()))
 
     def _drive(self, key: NodeKey) -> bool:
         """Take the node's steps that need no time; return whether a slot or a wave may have changed."""
@@ -395,12 +381,20 @@ class Walk:
         while True:
             target = self.index.target(*key)
             action = self._next_action(target, lane)
+            if isinstance(action, Wait) and action.step == OUTAGE_STEP:
+                self.outages.wait(key, self.now)
+            elif (since := self.outages.resume(key)) is not None:
+                sharing = ((each.rollout, each.node) for each in self._sharing(target))
+                others = [self._current[each] for each in sharing if each in self._lanes]
+                self.agenda.resume(self._current[key], since, others, self.now)
             match action:
                 case NoAction():
                     del self._lanes[key]
                     self._ended_records[key] = lane.records
                     return True
                 case Transition():
+                    if self._sharing(target):
+                        self.outages.moved.add(target.node)
                     self._transition(target, action)
                     lane.passed += ((round(self.now - lane.began_at, 3), ""),)
                     is_relevant |= self.index.target(*key).phase not in IN_FLIGHT_PHASES
@@ -412,10 +406,13 @@ class Walk:
                     if target.phase is Phase.ISOLATING:
                         progress = IsolationProgress(target.attempt, action.step == SLOT_STEP)
                         self.index.record_isolation(*key, progress)
-                    self.agenda.add(max(action.until, self.now), partial(self._resume, key, lane, action))
-                    return is_relevant
+                    if not math.isinf(action.until):
+                        resume = partial(self._resume, key, lane, action)
+                        self.agenda.add(max(action.until, self.now), resume)
+                    return is_relevant or target.node in self.outages.moved
                 case _:
-                    return self._start(key, target, lane, action, self.now) or is_relevant
+                    is_relevant |= self._start(key, target, lane, action, self.now)
+                    return is_relevant or target.node in self.outages.moved
 
     def _resume(self, key: NodeKey, lane: Lane, action: Action, now: float) -> bool:
         # An abort has driven it on meanwhile.
@@ -434,7 +431,7 @@ class Walk:
         record = intent_of(action, target, began_at)
         self._record_isolation(target, record, is_isolated_after(action, None))
         lane.action = action
-        durations = self.durations(*key, record.step, record.action)
+        durations = self._durations_of(target, action, record)
         end = partial(self._finish, key, lane, action, record)
         attempt = self._current.get(key)
         if starts_run(action):
@@ -443,6 +440,17 @@ class Walk:
         else:
             self.agenda.begin_step(durations, attempt, end, at=began_at, now=self.now)
         return False
+
+    def _durations_of(self, target: Target, action: RecordedAction, record: StepRecord) -> Sequence[float]:
+        key = (target.rollout, target.node)
+        match action:
+            # Only the first attempt of an outage isolates the node, and only the last one returns it.
+            case Isolate(spec=spec) | Revert(spec=spec) if spec.name in self._held(target, self._lanes[key]):
+                return (0.0,)
+            case RunCheck(spec=spec) if record.step.startswith(AFTER_PREFIX):
+                return self.durations(*key, spec.name, record.action)
+            case _:
+                return self.durations(*key, record.step, record.action)
 
     def _finish(
         self, key: NodeKey, lane: Lane, action: RecordedAction, record: StepRecord, now: float
@@ -458,8 +466,16 @@ class Walk:
         return self._drive(key)
 
     def _record_isolation(self, target: Target, record: StepRecord, isolated: bool | None) -> None:
-        if isolated is not None and isolated is not target.isolated:
-            self.index.apply(StepRecorded(record, isolated))
+        if isolated is None or isolated is target.isolated:
+            return
+        was_isolated = is_isolated(self.index, target.node)
+        self.index.apply(StepRecorded(record, isolated))
+        if not was_isolated:
+            self.outages.isolate(target.node, self.now)
+        elif not is_isolated(self.index, target.node):
+            self.outages.end(target.node, self.now)
+        if self._sharing(target):
+            self.outages.moved.add(target.node)
 
     def _transition(self, target: Target, action: Transition) -> None:
         moved = transition(

@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 from machines.facts.index import Index
 from machines.model.rollout import Target
-from machines.states import Outcome, Phase
+from machines.model.train import Train
+from machines.states import IN_FLIGHT_PHASES, Outcome, Phase
 
 
 class TrainSavings(NamedTuple):
@@ -27,6 +28,17 @@ def train_savings(targets_by_rollout: Iterable[Iterable[Target]]) -> TrainSaving
         rollouts_on[target.node] += target.outcome is not Outcome.LEFT
         saved += target.joined_outage
     return TrainSavings(sum(count > 1 for count in rollouts_on.values()), saved)
+
+
+def outages_ahead(index: Index, train: Train) -> int:
+    """Return how many outages the train may still save: each pending target that can join one."""
+    members = [each for each in train.rollouts if each in index.rollouts and not index.rollout(each).closed]
+    pending, at_work = Counter[str](), set[str]()
+    for target in chain.from_iterable(index.targets(each) for each in members):
+        pending[target.node] += target.phase is Phase.PENDING
+        if target.phase in IN_FLIGHT_PHASES:
+            at_work.add(target.node)
+    return sum(max(0, count - (node not in at_work)) for node, count in pending.items())
 
 
 def shareable_nodes(index: Index, nodes: Iterable[str]) -> dict[str, int]:

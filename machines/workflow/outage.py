@@ -7,12 +7,13 @@ check.  The last one to join returns first, and the first one last; then each ch
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from machines.model.events import StepAction, StepRecord, StepState
-from machines.model.outage import OutageProgress
+from machines.model.outage import OutageProgress, change_key
 from machines.model.plan import StepDef
 from machines.model.rollout import Target
 from machines.states import IN_FLIGHT_PHASES, Phase
@@ -20,9 +21,6 @@ from machines.workflow.records import active_isolations
 
 OUTAGE_STEP: Final = "train"
 """Step of an attempt that waits for another one of its train."""
-
-OUTAGE_POLL_S: Final = 5.0
-"""Longest pause before it asks again; a change of another attempt wakes it at once."""
 
 _LIMITS: Final = frozenset({"timeout", "drain_timeout"})
 """Parameters that say how long an isolator may take, not what it isolates."""
@@ -58,11 +56,13 @@ class Peer:
 class Outage:
     """The others on the node: `joiner` is the rollout that may join now, "" for none.
 
+    `joiner_until`: until when the node may wait for it (epoch seconds).
     `held`: the isolators of this attempt that another one has in effect too, with the state before both.
     """
 
     peers: tuple[Peer, ...] = ()
     joiner: str = ""
+    joiner_until: float = math.inf
     held: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -87,10 +87,6 @@ class Outage:
         """Return what an earlier attempt's checks say since this change: "" passed, None not known yet."""
         answers = [p.progress.judged.get(change_key(target)) for p in self.earlier if p.target.isolated]
         return next((answer for answer in answers if answer), None if None in answers else "")
-
-
-def change_key(target: Target) -> str:
-    return f"{target.rollout}.{target.attempt}"
 
 
 def outage_peers(

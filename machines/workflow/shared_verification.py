@@ -5,6 +5,7 @@ It knows the other attempts as values; what a step of this attempt needs it asks
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -14,9 +15,9 @@ from machines.model.causes import said
 from machines.model.events import StepAction, StepRecord, StepState
 from machines.model.outage import OutageProgress
 from machines.states import Trigger
-from machines.workflow.outage import OUTAGE_POLL_S, OUTAGE_STEP
+from machines.workflow.outage import OUTAGE_STEP
 from machines.workflow.situation import Situation
-from machines.workflow.steps import CLEAN_UP, Purpose, Step, needs_clean_node, steps_after
+from machines.workflow.steps import AFTER_PREFIX, CLEAN_UP, Purpose, Step, needs_clean_node, steps_after
 
 
 class Walker(Protocol):
@@ -40,8 +41,9 @@ class SharedVerification:
 
     def walk(self) -> Action | None:
         """Return what a node's verification needs while other attempts share its outage."""
-        wait = Wait(self.situation.now + OUTAGE_POLL_S, OUTAGE_STEP)
         outage = self.situation.outage
+        # Time alone ends only the wait for a joiner; all else another attempt ends.
+        wait = Wait(outage.joiner_until if outage.joiner else math.inf, OUTAGE_STEP)
         action = self.walker.walk(Purpose.VERIFY) or self._judge_others(wait)
         if action is not None:
             return action
@@ -128,10 +130,10 @@ class SharedVerification:
         """Return the changes of others after which a check of this attempt failed."""
         keys = set()
         for record in self.walker.attempt_records:
-            if record.step.startswith("after.") and record.state in (StepState.FAILED, StepState.UNKNOWN):
+            if record.step.startswith(AFTER_PREFIX) and record.state in (StepState.FAILED, StepState.UNKNOWN):
                 names = (spec.name for spec in self.situation.plan.verify)
                 keys |= {
-                    record.step[len("after.") : -len(name) - 1]
+                    record.step[len(AFTER_PREFIX) : -len(name) - 1]
                     for name in names
                     if record.step.endswith(f".{name}")
                 }

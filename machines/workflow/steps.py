@@ -152,6 +152,7 @@ class Step:
         return RULES[self.purpose]
 
 
+AFTER_PREFIX = "after."
 BASELINE_PREFIX = "baseline."
 
 CLEAN_UP = Step("clear", Purpose.CLEAN_UP)
@@ -195,7 +196,7 @@ def judging_steps(plan: Plan, run: int) -> list[Step]:
 def steps_after(plan: Plan, change: str) -> list[Step]:
     """Return the checks that this change passes, again after the change of another rollout."""
     isolated = (spec for spec in plan.verify if not spec.in_service)
-    return _rows(Purpose.JUDGE_OTHER, isolated, f"after.{change}.")
+    return _rows(Purpose.JUDGE_OTHER, isolated, f"{AFTER_PREFIX}{change}.")
 
 
 def repair_step(plan: Plan, spec: StepDef) -> Step:

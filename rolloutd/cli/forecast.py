@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from machines.model.timefmt import format_duration
 from rolloutd.cli import exits
 from rolloutd.cli.command_group import CommandGroup, Invocation, int_argument, time_argument, without_none
-from rolloutd.cli.forecast_figures import format_bottleneck, format_instants
+from rolloutd.cli.forecast_figures import format_bottleneck, format_instants, format_train
 from rolloutd.cli.output import (
     AGE_UNITS,
     Columns,
@@ -152,6 +152,8 @@ def _summary_lines(found: ForecastBody) -> Iterator[str]:
         yield f"nodes wait for: {', '.join(shares)}"
     if found["bottleneck"] is not None:
         yield format_bottleneck(found["bottleneck"])
+    if found["train"] is not None:
+        yield format_train(found["train"])
     for assumption in found["assumptions"]:
         yield f"assumed: {sanitize(assumption['text'])}"
 

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 
 from machines.model.timefmt import format_duration
 from rolloutd.cli.output import AGE_UNITS, format_local, sanitize
+from rolloutd.texts.formats import pluralize
 
 if TYPE_CHECKING:
-    from rolloutd.control.rollouts.wire import Bottleneck, Instants, Seconds
+    from rolloutd.control.rollouts.wire import Bottleneck, Instants, Seconds, TrainForecast
 
 
 def format_instants(found: Instants) -> str:
@@ -24,6 +25,14 @@ def format_bottleneck(found: Bottleneck) -> str:
     saves = format_duration(found["saves_s"], AGE_UNITS) if found["saves_s"] >= 1 else "no"
     more = "without it" if found["kind"] == "window" else "with one more there"
     return f"bottleneck: {sanitize(found['kind'])} {sanitize(found['name'])}; {more} it ends {saves} earlier"
+
+
+def format_train(found: TrainForecast) -> str:
+    """Return `train kernel-week saves 12 outages and 2h of downtime from now on`."""
+    outages, saved_s = pluralize(found["outages_saved"], "outage"), found["downtime_saved_s"]
+    downtime = format_duration(abs(saved_s), AGE_UNITS)
+    time = f"and {downtime} of downtime" if saved_s >= 0 else f"but costs {downtime} of downtime more"
+    return f"train {sanitize(found['name'])} saves {outages} {time} from now on"
 
 
 def format_range(found: Seconds) -> str:

@@ -17,7 +17,7 @@ from machines.model.timefmt import format_duration
 from rolloutd.cli import example_plans, exits
 from rolloutd.cli.command_group import CommandGroup, Invocation, without_none
 from rolloutd.cli.configuration import print_impact, print_plan_differences, read_impact
-from rolloutd.cli.forecast_figures import format_bottleneck, format_instants, format_range
+from rolloutd.cli.forecast_figures import format_bottleneck, format_instants, format_range, format_train
 from rolloutd.cli.output import (
     FORMATS,
     UNNAMED_FORMATS,
@@ -302,6 +302,8 @@ def _print_duration(found: PlanDuration) -> None:
     print_line(f"takes {format_range(found['work_s'])}; ends {format_instants(found['ends_at'])}")
     if found["bottleneck"] is not None:
         print_line(format_bottleneck(found["bottleneck"]))
+    if found["train"] is not None:
+        print_line(format_train(found["train"]))
     if found["warning"] is not None:
         print_message(f"warning: {sanitize(found['warning'])}")
 

@@ -63,8 +63,9 @@ def show_train(call: Invocation) -> int:
     for number, rollout in enumerate(train["rollouts"], 1):
         waits = " (waits for the approval of its owners)" if rollout in train["missing"] else ""
         print_line(sanitize(f"  {number}. {rollout}{waits}"))
-    saved = pluralize(train["outages_saved"], "outage")
-    print_line(f"  {pluralize(train['nodes_shared'], 'node')} shared, {saved} saved so far")
+    saved, ahead = pluralize(train["outages_saved"], "outage"), train["outages_ahead"]
+    shared = pluralize(train["nodes_shared"], "node")
+    print_line(f"  {shared} shared, {saved} saved so far, up to {ahead} ahead")
     return exits.OK
 
 

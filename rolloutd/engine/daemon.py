@@ -354,7 +354,11 @@ class Daemon:
             target = self._state.index.target(*key)
             if target.order is NodeOrder.STOP:
                 driver.stop_current_action()
-            elif target.phase not in IN_FLIGHT_PHASES or drivers_of[target.node] > 1:
+            elif (
+                target.phase not in IN_FLIGHT_PHASES
+                or drivers_of[target.node] > 1
+                or self._state.index.outage_progress(target).waits
+            ):
                 driver.wake_up()  # of several on one node, each may wait for another
 
     def _keep_connections(self) -> None:

@@ -119,6 +119,8 @@ async def _answers(request: ForecastRequest, store: Store) -> list[JSON]:
     index.record_observations([Observation(node, NodeHealth.UP, request.now) for node in names], request.now)
     if request.draft is not None:
         index.load_rollout(request.draft.rollout, request.draft.targets)
+        for event in request.draft.train:
+            index.apply(event)
     return [await _Answer(store, index, request, each).make() for each in _wanted(index, request)]
 
 

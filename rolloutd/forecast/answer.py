@@ -47,6 +47,13 @@ def forecast_answer(
             "name": found.bottleneck.name,
             "saves_s": round(found.bottleneck.saves_s, 1),
         },
+        "train": None
+        if found.train is None
+        else {
+            "name": found.train.train,
+            "outages_saved": found.train.outages_saved,
+            "downtime_saved_s": round(found.train.downtime_saved_s, 1),
+        },
         "vote_deadline": None
         if deadline is None
         else {"yes_by": format_rfc3339(deadline[0]), "costs_s": round(deadline[1], 1)},

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from machines.model.events import Event
 from machines.model.limits import Limits
 from machines.model.rollout import Rollout, Target
 from rolloutd.ports import PostgresqlAddress, RunLoad
@@ -42,11 +43,15 @@ class WhatIf:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A plan that is not submitted: the rollout that it would open, and its canonical content."""
+    """A plan that is not submitted: the rollout that it would open, and its canonical content.
+
+    `train` are the events by which its submit makes or changes a train.
+    """
 
     rollout: Rollout
     targets: tuple[Target, ...]
     content: Mapping[str, Any]
+    train: tuple[Event, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -174,6 +174,21 @@ def test_second_needs_slot_of_pool_that_only_it_has() -> None:
     assert (joiner(index), admitted(index)) == ("", [])
 
 
+@pytest.mark.parametrize(("judged", "expected"), [({}, []), ({"R2.1": "broken"}, []), ({"R2.1": ""}, ["R3"])])
+def test_third_joins_once_second_is_judged(judged: Mapping[str, str], expected: list[str]) -> None:
+    index = train_of_two()
+    submit(index, "R3", isolate=(CORDON,))
+    names = ("R1", "R2", "R3")
+    index.apply(TrainStored(Train("t", names, WAIT_S, ALICE, T0, dict.fromkeys(names, "a")), ALICE, "", T0))
+    pass_checks(index)
+    transition(index, NODE, Trigger.ADMITTED, rollout="R2", at=T0 + 1, joins_outage=True)
+    for trigger in (Trigger.ISOLATED, Trigger.MAINTAINED):
+        transition(index, NODE, trigger, rollout="R2", at=T0 + 2, isolated=True)
+    index.record_outage("R2", NODE, OutageProgress(1, has_passed=True, waits=True))
+    index.record_outage("R1", NODE, OutageProgress(1, has_passed=True, waits=True, judged=judged))
+    assert admitted(index, T0 + 3) == expected
+
+
 def test_joining_takes_no_second_slot() -> None:
     limits = Limits(pools={"rack": PoolRule()}, max_parallel=1)
     index = train_of_two(limits)

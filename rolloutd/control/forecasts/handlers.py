@@ -15,7 +15,7 @@ from rolloutd.control import requests, rights
 from rolloutd.control.forecasts import wire_forecasts
 from rolloutd.control.formats import format_timestamp
 from rolloutd.control.plans.handlers import read_plan
-from rolloutd.control.plans.preview import DRAFT_ROLLOUT_ID, draft_rollout
+from rolloutd.control.plans.preview import DRAFT_ROLLOUT_ID, forecast_draft
 from rolloutd.control.routes import Request, RouteTable, Services
 from rolloutd.engine.tasks import compute, compute_over
 from rolloutd.errors import NotFound, Refused
@@ -66,10 +66,9 @@ async def forecast_plan(
     body = request.input
     plan_file = await read_plan(body)
     resolved = await submit.resolve_plan(services.state, services.sources, plan_file, body.upload)
-    rollout, targets = await compute(draft_rollout, resolved, request.identity.actor, services.state.now())
-    draft = Draft(rollout, targets, plan_file.content)
+    draft = await compute(forecast_draft, resolved, request.identity, plan_file.content, services.state.now())
     (answer,) = await services.forecaster.ask(_request(services, body, draft=draft))
-    assert rollout.id == DRAFT_ROLLOUT_ID
+    assert draft.rollout.id == DRAFT_ROLLOUT_ID
     return cast("wire_forecasts.Forecast", answer)
 
 

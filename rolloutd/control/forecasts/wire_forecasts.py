@@ -6,7 +6,14 @@ from typing import NotRequired
 
 from typing_extensions import TypedDict
 
-from rolloutd.control.rollouts.wire import AssumptionText, Bottleneck, Instants, Seconds, VoteDeadline
+from rolloutd.control.rollouts.wire import (
+    AssumptionText,
+    Bottleneck,
+    Instants,
+    Seconds,
+    TrainForecast,
+    VoteDeadline,
+)
 
 
 class NodeForecast(TypedDict):
@@ -64,6 +71,7 @@ class ForecastBody(TypedDict):
     gates: list[GateForecast]
     waits: dict[str, float]
     bottleneck: Bottleneck | None
+    train: TrainForecast | None
     vote_deadline: VoteDeadline | None
 
 

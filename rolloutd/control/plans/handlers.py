@@ -15,14 +15,13 @@ from rolloutd.control.nodes import wire_nodes
 from rolloutd.control.nodes.reports import report_lines
 from rolloutd.control.plans import plan_serializers, wire_plans
 from rolloutd.control.plans.plan_duration import plan_duration
-from rolloutd.control.plans.preview import draft_rollout, preview
+from rolloutd.control.plans.preview import forecast_draft, preview
 from rolloutd.control.plans.review import review
 from rolloutd.control.responses import diagnostic_body
 from rolloutd.control.rollouts import serializers
 from rolloutd.control.routes import Created, Request, RouteTable, Services
 from rolloutd.engine.tasks import compute
 from rolloutd.errors import InvalidFile
-from rolloutd.forecast.request import Draft
 from rolloutd.planfile import PlanFile
 from rolloutd.planfile.prepare_source import ForcedStages
 
@@ -66,8 +65,8 @@ async def preview_plan(services: Services, request: Request[requests.PlanWithUpl
     )
     for verdict in await verdicts.matching_verdicts(services.state, submit.draft_of(draft)):
         answer["warnings"].append(f"{verdicts.describe(verdict)} (verdict {verdict.id})")
-    opened = await compute(draft_rollout, draft, request.identity.actor, services.state.now())
-    answer["forecast"] = await plan_duration(services.forecaster, Draft(*opened, plan_file.content))
+    opened = await compute(forecast_draft, draft, request.identity, plan_file.content, services.state.now())
+    answer["forecast"] = await plan_duration(services.forecaster, opened)
     return answer
 
 

@@ -37,6 +37,7 @@ async def plan_duration(forecaster: Forecaster, draft: Draft) -> wire_plans.Plan
         "ends_at": answer["ends_at"],
         "work_s": answer["work_s"],
         "bottleneck": answer["bottleneck"],
+        "train": answer["train"],
         "assumptions": answer["assumptions"],
         "warning": None,
     }

@@ -7,7 +7,9 @@ the same rules judge it as would judge the real one.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from machines.facts import votes
 from machines.facts.index import Index
@@ -18,15 +20,16 @@ from machines.model.rollout import Actor, Rollout, Target
 from machines.rules import pools, start_blockers
 from machines.scheduler.train_savings import shareable_nodes
 from rolloutd.commands import trains
+from rolloutd.commands.rollout_commands import Principal
 from rolloutd.commands.submit import ResolvedPlan
 from rolloutd.control.plans import plan_serializers, wire_plans
 from rolloutd.control.rollouts import coverage, serializers
+from rolloutd.forecast.request import Draft
 from rolloutd.settings import Settings
 from rolloutd.texts.formats import pluralize
 
 OFFERED_OVERLAP = 0.1
 """Share of nodes in common above which a train is offered: fewer outages are not worth the approval."""
-
 
 DRAFT_ROLLOUT_ID = "(preview)"
 """The preview's rollout id; no plan's name can contain parentheses."""
@@ -71,6 +74,13 @@ def draft_rollout(draft: ResolvedPlan, actor: Actor, now: float) -> tuple[Rollou
     """Return the rollout that a plan would open, and its targets."""
     rollout = Rollout(DRAFT_ROLLOUT_ID, draft.plan, draft.digest, actor, now, len(draft.targets))
     return rollout, tuple(replace(target, rollout=DRAFT_ROLLOUT_ID) for target in draft.targets)
+
+
+def forecast_draft(draft: ResolvedPlan, who: Principal, content: Mapping[str, Any], now: float) -> Draft:
+    """Return what the forecast's process asks of a plan, in the train that its submit would make."""
+    rollout, targets = draft_rollout(draft, who.actor, now)
+    nodes = (target.node for target in targets)
+    return Draft(rollout, targets, content, tuple(trains.join(draft.facts, who, rollout, nodes, set())))
 
 
 def _index_with_draft(draft: ResolvedPlan, actor: Actor, now: float) -> Index:

@@ -15,6 +15,7 @@ from rolloutd.control.rollouts.wire import (
     RolloutState,
     Seconds,
     Source,
+    TrainForecast,
     Work,
 )
 from rolloutd.control.wire_errors import Diagnostic
@@ -137,6 +138,7 @@ class PlanDuration(TypedDict):
     ends_at: Instants
     work_s: Seconds
     bottleneck: Bottleneck | None
+    train: TrainForecast | None
     assumptions: list[AssumptionText]
     warning: str | None
 

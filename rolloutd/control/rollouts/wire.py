@@ -339,6 +339,14 @@ class EventLine(TypedDict):
     heartbeat: NotRequired[int]
 
 
+class TrainForecast(TypedDict):
+    """What the train of a rollout saves from now on: outages, and seconds for which nodes are isolated."""
+
+    name: str
+    outages_saved: int
+    downtime_saved_s: float
+
+
 class Seconds(TypedDict):
     """The median and the 90th percentile of a duration in seconds; null as in Instants."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from machines.model.train import Train
-from machines.scheduler.train_savings import train_savings
+from machines.scheduler.train_savings import outages_ahead, train_savings
 from rolloutd.commands import trains
 from rolloutd.commands.execution import Command, current, execute, resolve_live
 from rolloutd.commands.rollout_commands import Events, Principal
@@ -82,6 +82,7 @@ async def train_response(state: State, train: Train) -> wire_trains.Train:
         "missing": [each for each in train.rollouts if each not in train.approvals],
         "nodes_shared": savings.nodes_shared,
         "outages_saved": savings.outages_saved,
+        "outages_ahead": outages_ahead(index, train),
         "state": train_serializers.train_state(index, train),
         "wait_s": train.wait_s,
         "by": train.by.name,

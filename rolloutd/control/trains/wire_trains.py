@@ -13,7 +13,7 @@ class Train(TypedDict):
     """Rollouts that share the outage of a node, in the order of their changes.
 
     `missing` are those whose owners have not approved it; `outages_saved` counts the nodes that got a
-    change in the outage of another.
+    change in the outage of another, `outages_ahead` those that still may.
     """
 
     name: str
@@ -22,6 +22,7 @@ class Train(TypedDict):
     missing: list[str]
     nodes_shared: int
     outages_saved: int
+    outages_ahead: int
     state: TrainState
     wait_s: float
     by: str

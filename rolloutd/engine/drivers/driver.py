@@ -9,6 +9,7 @@ It knows ports, never an adapter.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -18,16 +19,15 @@ from machines.model import actions
 from machines.model.causes import Cause, CauseCode, said
 from machines.model.events import Event, HoldReleased, NodeOrdered, PhaseMoved
 from machines.model.node import NodeHealth, NodeKind
-from machines.model.outage import OutageProgress
 from machines.model.plan import Capability
 from machines.model.reasons import Reason, ReasonCode
 from machines.model.rollout import BLAMES_CHANGE, FailureCode, NodeOrder, Target
 from machines.model.target_plan import lacks_isolator
-from machines.rules.trains import next_joiner
 from machines.scheduler.membership import carry_over
+from machines.scheduler.shared_outage import next_shared_action
 from machines.states import IN_FLIGHT_PHASES, Outcome, Phase, Trigger
-from machines.workflow.next_action import SLOT_STEP, next_action, outage_progress
-from machines.workflow.outage import Outage, outage_peers
+from machines.workflow.next_action import SLOT_STEP
+from machines.workflow.outage import OUTAGE_STEP
 from machines.workflow.phase_transitions import transition
 from machines.workflow.records import active_isolations, repeated_try
 from machines.workflow.situation import Situation
@@ -66,6 +66,9 @@ REMOVED_NODE_RETRY_S = 5.0
 INVENTORY_RETRY_S = 1.0
 """Pause before a node whose secrets are not known yet is tried again: most sources answer within seconds."""
 
+OUTAGE_POLL_S = 5.0
+"""Longest pause of an attempt that waits for another one: what changes by time alone wakes no driver."""
+
 STORE_RETRY_S = 5.0
 """Pause before the store is tried again: a user must first free a full disk."""
 
@@ -94,7 +97,6 @@ class Driver:
         self._current_action = CancellableTask()
         self._stopping = False
         self._clock_set_back = (0.0, 0.0)
-        self._published_outage: OutageProgress | None = None
 
     # -- requests of the daemon
 
@@ -189,51 +191,16 @@ class Driver:
             abort,
             self._state.index.over_budget_reason(self.rollout, self.node),
             self._state.index.has_failed(self.rollout, self.node, target.attempt - 1),
-            self._outage(target),
         )
-        if target.phase is Phase.VERIFYING:
-            situation = self._with_joiner(situation)
-        action = next_action(situation)
-        if target.phase is Phase.VERIFYING:
-            self._publish_outage(situation, action)
+        action, has_moved = next_shared_action(self._state.index, situation, self._others.held())
+        if has_moved:
+            self._state.wake_up()  # another rollout of its train may join, or go on
         if isinstance(action, actions.Revert) and action.causes:
             # What caused the abort may be over before it has ended.
             self._state.index.record_abort(self.rollout, self.node, action.causes)
         if target.phase is Phase.ISOLATING:
             self._publish_isolation(target, action, now + node_plan.isolate_timeout_s - elapsed_s)
         return action
-
-    def _outage(self, target: Target) -> Outage:
-        """Return the others that share the node's outage."""
-        index = self._state.index
-        others = [each for each in index.targets_on(self.node) if each.rollout != self.rollout]
-        progress = {each.rollout: index.outage_progress(each) for each in others}
-        return Outage(outage_peers(target, others, progress), held=self._others.held())
-
-    def _with_joiner(self, situation: Situation) -> Situation:
-        """Return the situation with the rollout that may join, while the node may wait for it."""
-        index, target, train = self._state.index, situation.target, self._state.index.train_of(self.rollout)
-        if train is None or not target.isolated:
-            return situation
-        progress = outage_progress(situation)
-        latest = max((record.at for record in situation.records), default=situation.now)
-        if not progress.has_passed or not latest <= situation.now < latest + train.wait_s:
-            return situation
-        # The question is whether another one may join while this one waits; nothing is awaited in between.
-        index.record_outage(self.rollout, self.node, replace(progress, waits=True))
-        joiner = next_joiner(index, target, situation.now)
-        return replace(situation, outage=replace(situation.outage, joiner=joiner))
-
-    def _publish_outage(self, situation: Situation, action: actions.Action) -> None:
-        """Publish how far this attempt is, for the others of its train."""
-        index = self._state.index
-        if not situation.outage.is_shared and index.train_of(self.rollout) is None:
-            return
-        progress = outage_progress(situation, action)
-        if progress != self._published_outage:
-            self._published_outage = progress
-            self._state.wake_up()
-        index.record_outage(self.rollout, self.node, progress)
 
     def _publish_isolation(self, target: Target, action: actions.Action, deadline: float) -> None:
         """Publish how far the isolation is and when it is aborted."""
@@ -300,7 +267,8 @@ class Driver:
             case actions.UseGuard():
                 await self._guard.carry_out(action)
             case actions.Wait():
-                await self._pause(max(0.0, action.until - self._state.now()))
+                limit_s = OUTAGE_POLL_S if action.step == OUTAGE_STEP else math.inf
+                await self._pause(min(max(0.0, action.until - self._state.now()), limit_s))
             case actions.Transition():
                 await self._transition(action)
             case actions.StopRun():

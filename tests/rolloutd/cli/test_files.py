@@ -81,6 +81,7 @@ def test_preview_prints_how_long_the_plan_takes(capsys: pytest.CaptureFixture[st
         "ends_at": {"p50": None, "p90": None},
         "work_s": {"p50": 241_200.0, "p90": 288_000.0},
         "bottleneck": {"kind": "pool", "name": "team/payments", "saves_s": 118_800.0},
+        "train": {"name": "week", "outages_saved": 12, "downtime_saved_s": 7200.0},
         "assumptions": [],
         "warning": "duration: it is long",
     }
@@ -89,6 +90,7 @@ def test_preview_prints_how_long_the_plan_takes(capsys: pytest.CaptureFixture[st
     assert printed.out.splitlines() == [
         "takes 2d19h to 3d8h; ends never, as it is",
         "bottleneck: pool team/payments; with one more there it ends 1d9h earlier",
+        "train week saves 12 outages and 2h of downtime from now on",
     ]
     assert printed.err.splitlines() == ["warning: duration: it is long"]
     _print_duration({**duration, "work_s": {"p50": None, "p90": None}, "warning": None})

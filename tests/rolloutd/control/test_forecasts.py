@@ -336,6 +336,18 @@ async def test_preview_says_how_long_the_plan_takes(tmp_path: Path) -> None:
     }
 
 
+async def test_plan_that_joins_train_is_forecast_in_it(tmp_path: Path) -> None:
+    text = PLAN.replace("spec:", "spec:\n  train: true")
+    async with forecast_environment(tmp_path) as inside:
+        await inside.submit("olga", text=text)
+        found = (await preview_of(inside, text.replace("name: sysctl", "name: driver")))["forecast"]
+        train = found["train"]
+        assert train["name"] == "train-(preview)"
+        assert train["outages_saved"] == 4
+        joined = await inside.submit("olga", text=text.replace("name: sysctl", "name: driver"))
+        assert (await ask(inside, joined))["train"]["outages_saved"] == 4
+
+
 async def test_plan_longer_than_a_month_is_warned_of(tmp_path: Path) -> None:
     async with control_environment(tmp_path) as inside:
         found = (await preview_of(inside, PLAN.replace("soak: 10m", "soak: 31d")))["forecast"]

@@ -50,6 +50,7 @@ async def test_train_of_others_waits_for_their_approval(env: ControlEnvironment)
     assert env.state.index.train_of(train["rollouts"][0]) is None
     train = await env.request("paul", "post", "/v1/trains/t/approve", {"reason": "fine"})
     assert (train["approved"], train["state"], train["nodes_shared"]) == (True, "active", 4)
+    assert (train["outages_saved"], train["outages_ahead"]) == (0, 4)
     assert env.state.index.train_of(train["rollouts"][0]) is not None
 
 

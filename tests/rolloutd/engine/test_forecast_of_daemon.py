@@ -21,6 +21,8 @@ from machines.forecast.model import Assumptions, RolloutForecast
 from machines.model.events import FreezeStarted, HoldTaken, NodeOrdered, StepAction, StepRecord
 from machines.model.reasons import ReasonCode
 from machines.model.rollout import Hold, NodeOrder
+from machines.model.train import Train
+from machines.model.train_events import TrainStored
 from machines.model.windows import Freeze
 from machines.states import Phase
 from rolloutd.engine.forecasts import run_starts
@@ -39,6 +41,7 @@ AMSTERDAM = "Europe/Amsterdam"
 
 def seconds_of(rollout: str, node: str, step: str, action: StepAction) -> float:
     """Return how long a step of a node takes in these tests."""
+    step = step[step.index("verify") :] if step.startswith("after.") else step
     least, most = (100.0, 500.0) if step.startswith("run") else (2.0, 20.0)
     return round(random.Random(f"{node}/{step}/{action}").uniform(least, most), 1)
 
@@ -214,6 +217,46 @@ def test_gates_that_ask_each_team() -> None:
 
 def test_prepare_stages_before_the_first_node() -> None:
     check(submitted(prepare=PREPARE), labels_of(18, 3))
+
+
+def in_train(inside: TimedDaemon, *rollouts: str, wait_s: float = 3600.0) -> TrainStored:
+    """Return the event of a train of these rollouts, with the approval of all."""
+    now, approvals = inside.clock.now(), dict.fromkeys(rollouts, "sam")
+    return TrainStored(Train("t", rollouts, wait_s, SUBMITTER, now, approvals), SUBMITTER, "one outage", now)
+
+
+async def submit_train(inside: TimedDaemon, *specs: Mapping[str, Any], wait_s: float = 3600.0) -> None:
+    """Submit plans whose isolators and checks differ, in one train."""
+    names = [f"R{number}" for number in range(1, len(specs) + 1)]
+    for name, spec in zip(names, specs, strict=True):
+        await inside.commit(inside.submit(name, {"maintain": {"playbook": f"{name}.yml"}, **spec}))
+    await inside.commit(in_train(inside, *names, wait_s=wait_s))
+
+
+ALERTS = {"verify": [{"reachable": {}}, {"ssh": {"run": "true", "in_service": True}}]}
+"""A plan with a check in service too."""
+
+
+@pytest.mark.parametrize(
+    ("specs", "settings", "at_least"),
+    [
+        pytest.param(({"probation": "1m"}, ALERTS, {"probation": "3m", **ALERTS}), {}, 32, id="in-service"),
+        pytest.param(({}, {"targets": "rack=r1"}, {}), {"parallel_runs": 2}, 8, id="runner-full"),
+        pytest.param(({}, {"max_parallel": 1}), {"max_parallel": 6}, 1, id="no-room-to-join"),
+    ],
+)
+def test_train_shares_outages_as_forecast(
+    specs: Sequence[Mapping[str, Any]], settings: Mapping[str, Any], at_least: int
+) -> None:
+    async def scenario(inside: TimedDaemon) -> dict[str, RolloutForecast]:
+        seen.append(inside)
+        await submit_train(inside, *specs)
+        return forecast_now(inside)
+
+    seen: list[TimedDaemon] = []
+    made = check(scenario, labels_of(16, 8), **settings)
+    joined = [t for name in made for t in seen[0].index.targets(name) if t.joined_outage]
+    assert len(joined) >= at_least
 
 
 async def at_work(inside: TimedDaemon) -> dict[NodeKey, tuple[StepRecord, ...]]:

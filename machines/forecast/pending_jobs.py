@@ -1,0 +1,87 @@
+"""Jobs of a walk on nodes that have not started: prepare stages and compliance checks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from machines.facts.node_work import NodeWork, WorkKind
+from machines.facts.preparations import BUILD_NODE
+from machines.facts.projection import Projection
+from machines.forecast.agenda import Agenda
+from machines.forecast.attempt import Attempt
+from machines.forecast.model import StepDurations
+from machines.model.decision import CheckIfCurrent, Command, Prepare
+from machines.model.events import ArtifactsBuilt, ChangeNeeded, PreparationRecorded, StepAction
+from machines.model.preparation import Preparation, PreparationState, PrepareKind
+
+CHECK_MODE_STEP = "check-mode"
+"""Under this name the durations are asked for a check whether a node needs the change."""
+
+
+@dataclass(slots=True)
+class PendingJobs:
+    """The jobs of a walk on pending nodes."""
+
+    index: Projection
+    agenda: Agenda
+    durations: StepDurations
+    _at_work: set[Command] = field(default_factory=set)
+
+    def check_if_current(self, command: CheckIfCurrent, now: float) -> None:
+        if command in self._at_work:
+            return
+        work = NodeWork(WorkKind.CHECK_MODE, command.node)
+        self.index.record_work(work)
+        self._at_work.add(command)
+
+        def end(now: float) -> bool:
+            self.index.end_work(work)
+            self._at_work.discard(command)
+            self.index.apply(ChangeNeeded(command.rollout, command.node, now))
+            return True
+
+        durations = self.durations(command.rollout, command.node, CHECK_MODE_STEP, StepAction.CHECK)
+        self.agenda.queue_run(durations, None, end, at=now, now=now, is_slowed=False)
+
+    def prepare(self, command: Prepare, now: float) -> bool:
+        """Run a stage; return whether its node is at work now."""
+        if command in self._at_work:
+            return False
+        known = self.index.preparations(command.rollout)
+        rollout, name = self.index.rollout(command.rollout), command.stage
+        if known is None:
+            return False
+        stage = next((each for each in rollout.prepare_stages if each.name == name), None)
+        node = self.index.nodes.get(command.node)
+        before = known.rows.get((command.node, name))
+        began_at = now
+        if before is not None and before.state is PreparationState.RUNNING:
+            row, began_at = before, before.began_at
+        else:
+            content = stage.playbook_digest if stage is not None else ""
+            if stage is not None and node is not None:
+                content = known.content(stage, node)
+            state, key = PreparationState.RUNNING, (command.rollout, command.node, name)
+            row = Preparation(*key, command.attempt, state, content, now, now)
+            self.index.apply(PreparationRecorded(row))
+        self._at_work.add(command)
+
+        def end(now: float) -> bool:
+            self._at_work.discard(command)
+            if command.node == BUILD_NODE and stage is not None:
+                # What a build makes is not known before: the nodes stage what the plan names.
+                self.index.apply(ArtifactsBuilt(command.rollout, name, stage.manifest, now))
+            done = replace(row, state=PreparationState.DONE, at=now)
+            self.index.apply(PreparationRecorded(done))
+            attempt.ends_at = now
+            return True
+
+        place = (command.rollout, command.node)
+        attempt = Attempt(*place, name, began_at, is_running=began_at < now)
+        self.agenda.begin_attempt(attempt)
+        durations = self.durations(*place, name, StepAction.RUN)
+        if stage is not None and stage.kind is not PrepareKind.STAGE:
+            self.agenda.queue_run(durations, attempt, end, at=began_at, now=now, is_slowed=True)
+        else:
+            self.agenda.begin_step(durations, attempt, end, at=began_at, now=now)
+        return True
