@@ -167,7 +167,9 @@ class _Daemon:
         except urllib.error.HTTPError as error:
             raise Failed(_error_text(error.read(MAX_ANSWER_BYTES), error)) from None
         except (OSError, ValueError) as error:
-            raise Failed(f"{self._url}: {getattr(error, 'reason', error)}; check --server") from None
+            reason = getattr(error, "reason", error)
+            check = "--server and --ca-file" if isinstance(reason, ssl.SSLError) else "--server"
+            raise Failed(f"{self._url}: {reason}; check {check}") from None
 
 
 def _error_text(raw: bytes, error: urllib.error.HTTPError) -> str:

@@ -329,7 +329,7 @@ def _superseded_rollouts(
         raise Refused(
             "same-name",
             f"{name}: its rollout {others[0].id} with another digest is live; "
-            "cancel that, or submit with --supersede",
+            "cancel that, or submit with --supersede (of an object: supersede)",
         )
     # Judged here, under the lock: another team may have opened its rollout while the source was fetched.
     for each in live:

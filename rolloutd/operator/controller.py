@@ -29,7 +29,7 @@ from rolloutd.control.nodes import node_serializers
 from rolloutd.control.rollouts import serializers
 from rolloutd.control.rollouts.coverage import coverage_of
 from rolloutd.engine.state import State
-from rolloutd.errors import NotFound, RolloutdError, SourceFailed
+from rolloutd.errors import NotFound, Refused, RolloutdError, SourceFailed
 from rolloutd.operator.objects import (
     APPLY_PATCH,
     GROUP_VERSION,
@@ -200,16 +200,26 @@ class Controller:
             owner = plan_file.content["metadata"]["owner"]
             if owner in self.state.settings.teams:
                 rollout_commands.require_member(who, owner, f"submit a plan of {owner}")
-            known.rollout, _ = await submit.submit(
+            rollout, _ = await submit.submit(
                 self.state, self.sources, plan_file, None, who, supersede=obj.supersede
             )
-            known.refusal = None
+            self._require_no_other_object(rollout, who.user)
+            known.rollout, known.refusal = rollout, None
             log.info("%s/%s: rollout %s", obj.namespace, obj.name, known.rollout)
         except (RolloutdError, TimeoutError) as error:
             refusal = refusal_of(error)
             if refusal != known.refusal:
                 log.warning("%s/%s: %s", obj.namespace, obj.name, refusal.message)
             known.refusal = refusal
+
+    def _require_no_other_object(self, rollout: str, own_submitter: str) -> None:
+        """Raise Refused if the plan's rollout is that of another object, whose removal would end it."""
+        found, prefix = self.state.index.rollouts.get(rollout), submitter_prefix(self.cluster.name)
+        name = own_submitter if found is None else found.submitted_by.name
+        if name != own_submitter and name.startswith(prefix):
+            other = name.removeprefix(prefix).rpartition("/")[0]
+            text = f"{rollout} has this plan already, as object {other}; remove one of both"
+            raise Refused("same-plan", text)
 
     async def _plan_content(self, obj: RolloutObject) -> tuple[bytes, str]:
         """Return the plan file of an object and its name in diagnostics."""

@@ -274,6 +274,24 @@ async def test_rollout_of_person_survives_removed_object(tmp_path: Path) -> None
         assert seen.rollouts() == [rollout]
 
 
+async def test_second_object_of_same_plan_waits_for_first(tmp_path: Path) -> None:
+    async with fleet(tmp_path) as seen:
+        seen.apply()
+        await seen.act()
+        [first] = seen.rollouts()
+        seen.apply("renamed")
+        await seen.act()
+        # Voting on it, and removing it, would be about the rollout of another object.
+        assert seen.condition("Accepted", "renamed")["message"] == (
+            f"{first} has this plan already, as object ops/kernel; remove one of both"
+        )
+        seen.remove()
+        await seen.act(RETRY_S)
+        await seen.act(RETRY_S)
+        [second] = seen.rollouts()
+        assert (seen.status("renamed")["rollout"], second != first) == (second, True)
+
+
 async def test_superseding_object_replaces_rollout(tmp_path: Path) -> None:
     async with fleet(tmp_path) as seen:
         seen.apply()

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import re
+import shlex
 import ssl
-from collections.abc import AsyncIterator
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,11 +23,13 @@ from rolloutd.cli.kubectl_plugin import main as kubectl_rolloutd
 from rolloutd.control.client import ApiError
 from rolloutd.operator.votes import VoteServer, serve_votes
 from rolloutd.settings.operator import Operator
+from tests.rolloutd.control_environment import PLAN
 from tests.rolloutd.fleetlock.test_fleetlock import make_certificates
 from tests.rolloutd.operator.test_controller import Fleet, fleet
-from tests.support.fake_kubernetes.access import User
+from tests.support.fake_kubernetes.access import ALL_RULES, User
 from tests.support.ports import free_port
 
+ROOT = Path(__file__).resolve().parents[3]
 APPROVE = {"apiGroups": ["rolloutd.io"], "resources": ["maintenancerollouts"], "verbs": ["get", "approve"]}
 READ = {**APPROVE, "verbs": ["get"]}
 PEOPLE = {"oidc:olga@corp": "olga", "oidc:oscar@corp": "oscar", "oidc:paul@corp": "paul"}
@@ -186,6 +193,9 @@ async def test_kubectl_plugin_votes_with_token_of_kubeconfig(
         assert await asyncio.to_thread(kubectl_rolloutd, words) == 1
         assert "you voted already" in capsys.readouterr().err
         assert len(votes_of(people)) == 1
+        unknown_authority = (*shared[:-2], *server)
+        assert await asyncio.to_thread(kubectl_rolloutd, ("show", *unknown_authority)) == 1
+        assert "; check --server and --ca-file" in capsys.readouterr().err
         assert await asyncio.to_thread(kubectl_rolloutd, ("show", *shared)) == 1
         assert "--server: not given" in capsys.readouterr().err
 
@@ -226,3 +236,33 @@ async def test_kubectl_plugin_explains_nodes_of_namespace_alone(
         assert await why(reader, "p1", "others") == 1
         assert "in no open rollout of namespace others" in capsys.readouterr().err
         assert await why(reader, "no-such-node") == 1
+
+
+@pytest.mark.servers("kubectl")
+async def test_documented_kubectl_commands_run(tmp_path: Path) -> None:
+    text = (ROOT / "docs/kubernetes-rollouts.md").read_text()
+    commands = [shlex.split(line) for line in re.findall(r"^\$ (kubectl .*)$", text, re.MULTILINE)]
+    kernel = re.findall(r"kernel-[\d-]+", text)[0]
+    async with voters(tmp_path) as people:
+        kubernetes = people.seen.kubernetes
+        kubernetes.access.anonymous = ALL_RULES  # kubectl sends no token without TLS
+        people.seen.apply(kernel, PLAN.replace("name: sysctl", "name: other"))
+        await people.seen.act()
+        kubeconfig = kubernetes.kubeconfig(tmp_path / "of-olga", token=people.user("oidc:olga@corp"))
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        environment = {"PATH": path, "HOME": str(tmp_path), "KUBECONFIG": str(kubeconfig)}
+        environment |= {"ROLLOUTD_VOTES": people.base.removeprefix("https://")}
+        environment |= {"ROLLOUTD_VOTES_CA": f"{tmp_path}/ca.pem"}
+
+        def run(words: Sequence[str]) -> str:
+            # The fake publishes no schema, and a watch does not end.
+            more = ["--validate=false"] if words[1] == "apply" else []
+            done = [word for word in words if word != "-w"] + more
+            ended = subprocess.run(done, cwd=ROOT, env=environment, capture_output=True, text=True)
+            return "" if ended.returncode == 0 else f"{shlex.join(done)}: {ended.stderr}"
+
+        failed = [await asyncio.to_thread(run, words) for words in commands]
+        assert "".join(failed) == ""
+        assert len(commands) >= 6
+        kinds = ("customresourcedefinitions", "roles", "clusterroles", "validatingadmissionpolicies")
+        assert all(list(kubernetes.objects.all(kind)) for kind in kinds)
