@@ -23,12 +23,17 @@ SELECT node FROM touched WHERE at >= ?1 AND at <= ?2 AND NOT EXISTS (
     SELECT 1 FROM audit WHERE audit.node = touched.node AND event = 'NodeCleaned' AND audit.at >= touched.at)
 ORDER BY node"""  # noqa: S608  # a constant
 
-# The row of a node that waits again after a drift does not say that it had the change.  Each backend has
+# How a node got the change that it has, whatever came after: the row of one that drifted, left, failed in its
+# soak or was to be rolled back does not say so, the last transition that passed does.  Each backend has
 # replace(); a quote within a JSON text is escaped, so these characters are a key and its value only.
-_HAD_CHANGE = """
-(target.outcome = 'already-current' OR (target.phase = 'pending' AND EXISTS (
-    SELECT 1 FROM audit WHERE audit.node = :node AND audit.rollout = latest.id
-    AND event = 'PhaseMoved' AND replace(entry, '"trigger":"drifted"', '') <> entry)))"""
+_CARRIED = """
+CASE WHEN target.outcome IN ('changed', 'already-current', 'rolled-back') THEN target.outcome ELSE (
+    SELECT CASE WHEN replace(entry, '"outcome":"changed"', '') <> entry THEN 'changed'
+                WHEN replace(entry, '"outcome":"already-current"', '') <> entry THEN 'already-current' END
+    FROM audit WHERE audit.node = :node AND audit.rollout = latest.id AND event = 'PhaseMoved'
+      AND (replace(entry, '"trigger":"verified"', '') <> entry
+        OR replace(entry, '"trigger":"found-current"', '') <> entry)
+    ORDER BY seq DESC LIMIT 1) END"""
 
 _IN_EFFECT = f"""
 SELECT coalesce((
@@ -40,7 +45,7 @@ SELECT coalesce((
           AND made.content = used.content)
     FROM rollout AS latest JOIN target ON target.rollout = latest.id AND target.node = :node
     WHERE latest.name = rollout.name AND latest.deleted_at IS NULL
-      AND (target.outcome = 'changed' OR ({_HAD_CHANGE} AND EXISTS (
+      AND ({_CARRIED} = 'changed' OR ({_CARRIED} = 'already-current' AND EXISTS (
         SELECT 1 FROM preparation AS own
         WHERE own.rollout = latest.id AND own.node = :node AND own.state IN ('done', 'skipped'))))
     ORDER BY latest.number DESC LIMIT 1), false)

@@ -833,6 +833,28 @@ async def test_node_found_current_has_what_earlier_rollout_staged(store: Store) 
     assert await store.find_changes_in_effect("n1", ["r1", "r3"]) == {"r1": False, "r3": True}
 
 
+LATER_MOVES = {
+    "left": [
+        phase_moved("n1", Trigger.DRIFTED, Phase.DONE, Phase.PENDING),
+        phase_moved("n1", Trigger.LEFT, Phase.PENDING, Phase.DONE, outcome=Outcome.LEFT),
+    ],
+    "failed in its soak": [phase_moved("n1", Trigger.SOAK_CHECK_FAILED, Phase.DONE, Phase.FAILED)],
+    "rollback that failed": [
+        phase_moved(
+            "n1", Trigger.ROLLBACK_ORDERED, Phase.DONE, Phase.ISOLATING, attempt=2, rolling_back=True
+        ),
+        phase_moved("n1", Trigger.FAILED, Phase.ISOLATING, Phase.FAILED, attempt=2, rolling_back=True),
+    ],
+}
+"""What happens to a node that has its change, and takes nothing of it off."""
+
+
+@pytest.mark.parametrize("later", LATER_MOVES)
+async def test_node_keeps_change_until_it_is_rolled_back(store: Store, later: str) -> None:
+    await write(store, rollout_opened("r1"), *moves_to_done("n1"), *LATER_MOVES[later])
+    assert await store.find_changes_in_effect("n1", ["r1"]) == {"r1": True}
+
+
 async def test_node_that_waits_after_drift_keeps_its_change(store: Store) -> None:
     done = {"outcome": Outcome.ALREADY_CURRENT, "attempt": 0}
     found = phase_moved("n1", Trigger.FOUND_CURRENT, Phase.PENDING, Phase.DONE, **done)

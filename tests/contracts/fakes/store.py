@@ -334,14 +334,15 @@ class MemoryStore:
         }
 
     def _has_content(self, target: Target) -> bool:
-        place, rows, outcome = (target.rollout, target.node), self.memory.all(Preparation), target.outcome
+        place, rows = (target.rollout, target.node), self.memory.all(Preparation)
         is_prepared = any(row.state in PREPARED and (row.rollout, row.node) == place for row in rows)
         read = map(json.loads, (entry.text for entry in self.memory.entries))
-        moves = (each["fields"].get("trigger") for each in read if (each["rollout"], each["node"]) == place)
-        is_drifted = target.phase is Phase.PENDING and "drifted" in moves
-        return outcome is Outcome.CHANGED or (
-            is_prepared and (is_drifted or outcome is Outcome.ALREADY_CURRENT)
-        )
+        moves = [each["fields"] for each in read if (each["rollout"], each["node"]) == place]
+        passed = [each["outcome"] for each in moves if each.get("trigger") in ("verified", "found-current")]
+        outcome = target.outcome
+        if outcome not in (*_HAS_CHANGE, Outcome.ROLLED_BACK):
+            outcome = passed[-1] if passed else None
+        return outcome == Outcome.CHANGED or (is_prepared and outcome == Outcome.ALREADY_CURRENT)
 
     def _uses(self, rollout: str, earlier: str, node: str) -> bool:
         rows = [row for row in self.memory.all(Preparation) if row.node == node]
