@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import re
+import shlex
 import subprocess
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -21,6 +23,7 @@ from rolloutd.fleetlock.server import FleetLockServer, serve_fleetlock
 from tests.rolloutd.control_environment import NODES, ControlEnvironment, control_environment
 from tests.support.ports import free_port
 
+ROOT = Path(__file__).resolve().parents[3]
 HEADERS = {"fleet-lock-protocol": "true"}
 IDS = {f"id-{node.name}": node.name for node in NODES}
 MACHINE_ID = "00112233445566778899aabbccddeeff"
@@ -303,6 +306,14 @@ async def test_raw_garbage_ends_nothing(tmp_path: Path) -> None:
             await reader.read()
             writer.close()
         assert (await fleet.lock("p1"))[0] == 200
+
+
+async def test_documented_request_takes_slot(tmp_path: Path) -> None:
+    [line] = re.findall(r"^\$ (curl .*)$", (ROOT / "docs/fleetlock.md").read_text(), re.MULTILINE)
+    async with machines(tmp_path, fleetlock={"groups": {"workers": {"ids": {"a0b1c2d3": "p1"}}}}) as fleet:
+        words = shlex.split(line.replace("https://rolloutd.example:9478", fleet.base))
+        done = await asyncio.to_thread(subprocess.run, words, capture_output=True, text=True)
+        assert (done.stdout, fleet.holders()) == ("{}", {"p1"})
 
 
 async def test_machine_proves_itself_by_certificate(tmp_path: Path) -> None:
