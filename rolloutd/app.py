@@ -16,12 +16,11 @@ from typing import Any
 from machines.facts.projection import Projection
 from machines.model.events import DaemonStarted
 from rolloutd import __version__
-from rolloutd.adapters.ansible.artifact_store import SharedOutput
+from rolloutd.adapters.ansible.artifact_store import OUTPUT_DIRECTORY
 from rolloutd.adapters.ansible.machine import load_machine
-from rolloutd.adapters.ansible.runner import AnsibleRunner
 from rolloutd.adapters.ansible.tree_cache import TreeCache
 from rolloutd.adapters.directory_store import DirectoryStore
-from rolloutd.adapters.registry import AdapterRegistry, create_adapter
+from rolloutd.adapters.registry import AdapterRegistry, create_adapter, create_runner
 from rolloutd.adapters.sources.git import TrustedKeys
 from rolloutd.adapters.sources.tree_store import TreeStore
 from rolloutd.adapters.ssh.checkpoints import SshCheckpoints
@@ -48,6 +47,7 @@ from rolloutd.engine.daemon import Daemon
 from rolloutd.engine.drivers.node_session import AdapterSet, PreparationAdapters
 from rolloutd.engine.forecasts import Forecaster
 from rolloutd.engine.notifications import NotificationDispatcher
+from rolloutd.engine.runners import RoutedRunners
 from rolloutd.engine.state import ChangeNotifier, State
 from rolloutd.engine.tasks import wait_for_first
 from rolloutd.errors import LeadershipLost, RolloutdError
@@ -57,6 +57,7 @@ from rolloutd.plugin import (
     GUARDS,
     INVENTORIES,
     ISOLATORS,
+    LOCAL_RUNNER,
     OBSERVERS,
     PROBES,
     WATCHES,
@@ -64,11 +65,13 @@ from rolloutd.plugin import (
 )
 from rolloutd.ports import (
     AdapterContext,
+    Clock,
     Inventory,
     Leadership,
     Notifier,
     Observer,
     PinnedSource,
+    RunnerContext,
     Store,
     Watch,
 )
@@ -170,8 +173,7 @@ async def _run_services(
         settings.ssh.key_file,
         before_command=leadership.require,
     )
-    runner = await _make_runner(state, shell, sources, tree_cache)
-    await runner.artifacts.abandon_unbegun()
+    runner = await _make_runners(state, shell, clock, sources)
     scheduler = ApschedulerScheduler()
     kit = AdapterContext(shell, clock, runner, state.inventory_snapshot, settings)
     checkpoints = SshCheckpoints(shell)
@@ -208,7 +210,7 @@ async def _run_services(
             *sources.artifact_stores,
             tree_cache,
             DirectoryStore(settings.files_dir / "artifacts"),
-            *filter(None, (runner.shared_output,)),
+            DirectoryStore(settings.files_dir / OUTPUT_DIRECTORY),
         ],
         AuditExporter(
             state, settings.state_dir / SEGMENTS_DIRECTORY, backend_of(settings.state_dir).load_signing_key()
@@ -258,6 +260,7 @@ async def _run_services(
             companions = [
                 tasks.create_task(keep_reserve(state), name="disk"),
                 tasks.create_task(_keep_leadership(leadership), name="leadership"),
+                tasks.create_task(runner.watch(), name="runners"),
             ]
             loop = tasks.create_task(daemon.run(), name="daemon")
             companions += [
@@ -315,32 +318,29 @@ def _make_sources(settings: Settings, tree_cache: TreeCache) -> TreeStore:
     )
 
 
-async def _make_runner(
-    state: State, shell: SshShell, sources: TreeStore, tree_cache: TreeCache
-) -> AnsibleRunner:
+async def _make_runners(state: State, shell: SshShell, clock: Clock, sources: TreeStore) -> RoutedRunners:
     settings = state.settings
     machine = await threads.FILES.run(load_machine, settings.state_dir)
-    shared = settings.shared_files.directory
-    return AnsibleRunner(
-        settings.state_dir / "runs",
+    context = RunnerContext(
+        LOCAL_RUNNER,
         shell,
-        sources.tree_path,
+        clock,
         state.inventory_snapshot,
-        fence_dir=settings.ansible.fence_dir,
-        ansible_playbook=str(settings.ansible.bin) if settings.ansible.bin else None,
-        parallel=None if settings.ansible.parallel == "auto" else settings.ansible.parallel,
-        warm=settings.ansible.warm == "auto",
-        pipelining=settings.ansible.pipelining == "on",
-        known_hosts=settings.ssh.known_hosts,
-        user=settings.ssh.user,
-        key_file=settings.ssh.key_file,
-        tree_cache=tree_cache,
+        settings,
+        sources.tree_path,
         machine=machine,
-        shared_output=None if shared is None else SharedOutput(shared / "output"),
         inherited_nodes=await state.store.take_over_runs(machine),
         # With a file, only this state directory's daemons act on the nodes.
         marks=await state.database_id() if settings.store.postgresql is not None else "",
     )
+    local = await threads.FILES.run(create_runner, LOCAL_RUNNER, context)
+    elsewhere = {
+        each.runner_name: create_runner(
+            each.kind, replace(context, name=each.runner_name, params=each.params, stale_runs=local)
+        )
+        for each in settings.runners
+    }
+    return RoutedRunners(state, {**elsewhere, LOCAL_RUNNER: local})
 
 
 async def _run_later(daemon: Daemon, work: Callable[[], Awaitable[None]]) -> None:

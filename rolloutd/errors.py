@@ -86,6 +86,14 @@ class AdapterFailed(RolloutdError):
     """An adapter raised an unexpected exception; the text names both."""
 
 
+class RunnerUnavailable(RolloutdError):
+    """The system that executes runs does not answer, refuses or, if `is_full`, has no room."""
+
+    def __init__(self, text: str, *, is_full: bool = False) -> None:
+        super().__init__(text)
+        self.is_full = is_full
+
+
 class NotifyFailed(RolloutdError):
     """A notification could not be sent; it is retried."""
 

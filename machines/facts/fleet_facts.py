@@ -22,6 +22,7 @@ from machines.model.reasons import Reason
 from machines.model.reboots import RebootApproval
 from machines.model.rollout import Hold, Rollout, Target, Verdict
 from machines.model.rows import AuditMismatch, find_part
+from machines.model.runners import RunnerProblem
 from machines.model.traffic import TrafficResult
 from machines.model.train import Train
 from machines.model.windows import Freeze
@@ -94,6 +95,8 @@ class FleetFacts(Forkable):
         """The rows that the audit did not account for at its last comparison."""
         self.disk_shortage: DiskShortage | None = None
         """The lack of space for the files of a run."""
+        self.runner_problems: Mapping[str, RunnerProblem] = {}
+        """What keeps runners from work, by name; a runner that is not here is available."""
         self.sources: Mapping[str, SourceFreshness] = {}
         """When each inventory source of the settings last reported its nodes."""
 

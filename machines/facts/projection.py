@@ -53,6 +53,7 @@ from machines.model.rows import (
     StoreRow,
     with_part,
 )
+from machines.model.runners import runner_of
 from machines.model.train import Train
 from machines.model.windows import Freeze
 from machines.states import IN_FLIGHT_PHASES, Outcome, Phase
@@ -97,6 +98,7 @@ class Projection(MeasuredFacts):
         index = type(self).build(snapshot, self.limits, self._compile)
         index.record_mismatches(self.mismatches)
         index.record_disk_shortage(self.disk_shortage)
+        index.record_runner_problems(self.runner_problems)
         index.record_sources(tuple(self.sources.values()))
         # Without them every node would be unknown, and nothing would start before all are observed again.
         index.record_observations_of(self)
@@ -297,7 +299,9 @@ class Projection(MeasuredFacts):
             self._needing_driver.discard((rollout, target.node))
             for measured in (self._isolations, self._aborts, self._outages, self._train_waits):
                 measured.pop((rollout, target.node), None)
-            self._in_flight -= target.phase in IN_FLIGHT_PHASES and not self._shares_outage(target)
+            if target.phase in IN_FLIGHT_PHASES:
+                self._in_flight -= not self._shares_outage(target)
+                self._mark_runner_of(target.node)
         self._forget_unresolved(rollout)
         own_keys = self._rollouts[rollout].plan.pool_keys
         by_rollout = (self._rollouts, self._targets, self._counters, self._pending, self.due_rollbacks)
@@ -387,11 +391,20 @@ class Projection(MeasuredFacts):
         # The teams that must vote are those that own a target which has not left.
         if before is None or _voting_team(before) != _voting_team(target):
             self._forget_unresolved(rollout)
+        if before is not None and before.phase in IN_FLIGHT_PHASES and target.phase not in IN_FLIGHT_PHASES:
+            self._mark_runner_of(node)
         # What a node in flight does changes no rollback that is due; dropping them costs a sort of all.
         is_at_work = {target.phase, before and before.phase} <= IN_FLIGHT_PHASES
         if before is None or not is_at_work or before.rolling_back != target.rolling_back:
             self.due_rollbacks.pop(rollout, None)
         self._pool_index.reevaluate(self, (node,))
+
+    def _mark_runner_of(self, node: str) -> None:
+        """Mark what may start when a node leaves its runner; a runner without a limit was not full by it."""
+        at = self._nodes.get(node)
+        rule = None if at is None else runner_of(self.limits.runners, at)
+        if rule is None or rule.parallel is not None:
+            self.pending_groups.mark_all()
 
     def _count_target(self, target: Target) -> None:
         self._own_row(self._counters, target.rollout).adjust(target, 1)

@@ -21,6 +21,7 @@ from machines.model.node import NodeHealth, Observation, SourceFreshness
 from machines.model.outage import OutageProgress
 from machines.model.reasons import Reason, UnavailabilityCause
 from machines.model.rows import AuditMismatch
+from machines.model.runners import RunnerProblem
 
 P = ParamSpec("P")
 
@@ -212,6 +213,13 @@ class Records(Index):
     def record_disk_shortage(self, shortage: DiskShortage | None) -> None:
         self.disk_shortage = shortage
         self.pending_groups.mark_all()
+
+    @journaled
+    def record_runner_problems(self, problems: Mapping[str, RunnerProblem]) -> None:
+        """Replace what keeps runners from work."""
+        if problems != self.runner_problems:
+            self.runner_problems = {**problems}
+            self.pending_groups.mark_all()
 
     @journaled
     def record_sources(self, sources: Collection[SourceFreshness]) -> None:

@@ -1,4 +1,4 @@
-"""Nodes as a forecast assumes them: up, without further observations, and free of work that no fact shows."""
+"""Nodes as a forecast assumes them: up, with available runners, and free of work that no fact shows."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ def assume_healthy(index: Projection, now: float) -> int:
         index.end_work(work)
     index.update_limits(replace(index.limits, observe_within_s=math.inf))
     index.record_sources(())
+    index.record_runner_problems({})
     index.record_observations([Observation(node, NodeHealth.UP, now) for node in unknown], now)
     return len(unknown)
 

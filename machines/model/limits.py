@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from machines.model.runners import RunnerRule
 from machines.model.windows import Window
 
 DEFAULT_OBSERVATION_MAX_AGE_S = 60.0
@@ -74,7 +75,8 @@ class TeamRules:
 class Limits:
     """What the settings say about pools, windows and the whole fleet.
 
-    `teams`: the teams of the settings, the only ones that can vote; None if unknown.
+    `teams`: the teams of the settings, the only ones that can vote; None if unknown.  `runners` in the order
+    in which a node is matched.
     """
 
     pools: Mapping[str, PoolRule] = field(default_factory=lambda: {"team": PoolRule()})
@@ -83,3 +85,4 @@ class Limits:
     team_windows: Mapping[str, tuple[Window, ...]] = field(default_factory=dict)
     observe_only: bool = False
     teams: frozenset[str] | None = None
+    runners: tuple[RunnerRule, ...] = (RunnerRule(),)

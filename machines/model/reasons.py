@@ -72,6 +72,9 @@ class ReasonCode(StrEnum):
     TRAFFIC = "traffic"
     TRAFFIC_UNKNOWN = "traffic-unknown"
     CANNOT_ISOLATE = "cannot-isolate"
+    NO_RUNNER = "no-runner"
+    RUNNER_DOWN = "runner-down"
+    RUNNER_FULL = "runner-full"
     CHECKING_COMPLIANCE = "checking-compliance"
     PREPARING = "preparing"
     PREPARE_FAILED = "prepare-failed"
@@ -104,7 +107,6 @@ class ReasonCode(StrEnum):
     NOT_PASSED_YET = "not-passed-yet"
     AWAITING_API = "awaiting-api"
     INVENTORY_AWAITED = "inventory-awaited"
-    RUNNER_FULL = "runner-full"
 
 
 class UnavailabilityCause(StrEnum):
@@ -159,6 +161,7 @@ class RemedyKind(StrEnum):
     WAIT_FOR_PREPARATION = "wait-for-preparation"
     WAIT_FOR_INVENTORY = "wait-for-inventory"
     WAIT_FOR_RUN = "wait-for-run"
+    WAIT_FOR_RUNNER = "wait-for-runner"
     WAIT_FOR_WORK = "wait-for-work"
     WAIT_FOR_API = "wait-for-api"
 

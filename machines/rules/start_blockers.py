@@ -26,6 +26,7 @@ from machines.model.windows import Window
 from machines.rules import gates, pools, preparing
 from machines.rules.node_claims import availability_reason, quarantine_blocker, work_blocker
 from machines.rules.rollbacks import rollbacks_reason
+from machines.rules.runners import runner_blocker
 from machines.rules.waves import WaveProgress
 from machines.states import EXCEPTIONS, IN_FLIGHT_PHASES, Phase
 
@@ -213,6 +214,7 @@ def _condition_blocker(index: Index, target: Target, now: float) -> Reason | Non
     return (
         work_blocker(index, WorkKind.ATTEMPT, target.node, now, target.rollout)
         or observation_blocker(index, target)
+        or runner_blocker(index, target)
         or _isolation_blocker(index, target, now)
     )
 

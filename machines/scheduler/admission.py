@@ -38,6 +38,7 @@ from machines.model.preparation import COMPARISON_RETRY_S
 from machines.model.reasons import Reason
 from machines.model.rollout import Rollout, Target
 from machines.rules import pools, preparing, start_blockers, trains
+from machines.rules.runners import runner_blocker
 
 MAX_OBSERVATIONS: Final = 256
 """Nodes to observe in one decision: what one batch of connections can carry."""
@@ -267,6 +268,10 @@ class _WaveAdmission:
             )
             cursor.stays_active |= stale or pools.pool_without_slot(index, target) != blocked
             return blocked is None or target.isolated
+        if runner_blocker(index, target, builder.capacity) is not None:
+            # What this decision starts fills the runner, which may have room in the next one.
+            cursor.stays_active = True
+            return True
         if self.rollout.plan.traffic and index.plan_for(target).traffic:
             result = index.traffic_of(target.rollout, target.node)
             if result is None or not result.is_idle(self.now, self.rollout.plan.idle_for_s):
@@ -285,7 +290,8 @@ class _WaveAdmission:
                 continue
             capacity = self.builder.capacity
             blocked = pools.pool_without_slot(self.index, target, capacity)
-            if blocked is None and self._remaining_capacity():
+            is_full = runner_blocker(self.index, target, capacity) is not None
+            if blocked is None and not is_full and self._remaining_capacity():
                 capacity.reserve(self.index, target)
                 self.builder.add(Admit(target.rollout, target.node))
 

@@ -11,6 +11,7 @@ from machines.model.plan import WaveDef
 from machines.model.reasons import Reason, ReasonCode
 from machines.model.rollout import Rollout, Target
 from machines.rules import pools, rollbacks, start_blockers
+from machines.rules.runners import runner_blocker
 from machines.scheduler import admission
 from machines.scheduler.admission import DecisionBuilder
 
@@ -47,6 +48,8 @@ def _may_begin(index: Index, rollout: Rollout, target: Target, now: float, build
     blocker = start_blockers.rollback_blocker(index, rollout, target, now)
     if blocker is not None or blocked is not None:
         _prepare_for(index, target, blocker, builder)
+        return False
+    if runner_blocker(index, target, capacity) is not None:
         return False
     return not _awaits_idle(index, rollout, target, now, builder)
 

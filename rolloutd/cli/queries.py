@@ -152,6 +152,10 @@ def why(call: Invocation) -> int:
         print_line(f"{answer['node']} is {answer['phase']}{suffix}")
     else:
         print_line(f"{answer['node']} is {answer['phase']}: {format_reason(answer['reason'])}")
+    if (runner := answer.get("runner")) and runner["match"]:
+        print_line(
+            f"its playbooks run by runner {runner['name']}, for its labels: {sanitize(runner['match'])}"
+        )
     if answer.get("trouble"):
         print_line(f"the daemon has trouble: {sanitize(answer['trouble'])}")
     return exits.OK

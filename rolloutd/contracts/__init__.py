@@ -8,10 +8,11 @@ test runs in an event loop of its own.  docs/plugins.md shows an example.
 import pytest
 
 # Before the import of the suites, so that a failed assertion shows its values.
-pytest.register_assert_rewrite("rolloutd.contracts.suites")
+pytest.register_assert_rewrite("rolloutd.contracts.suites", "rolloutd.contracts.runner")
 
 from rolloutd.adapters.timers import SystemClock  # noqa: E402
 from rolloutd.contracts.harness import LocalShell, step_context  # noqa: E402
+from rolloutd.contracts.runner import RunnerBackend, RunnerContract, Work  # noqa: E402
 from rolloutd.contracts.suites import (  # noqa: E402
     CheckBackend,
     CheckContract,
@@ -41,10 +42,13 @@ __all__ = [
     "NodeGuardContract",
     "ObserverBackend",
     "ObserverContract",
+    "RunnerBackend",
+    "RunnerContract",
     "SystemClock",
     "TrafficProbeBackend",
     "TrafficProbeContract",
     "WatchBackend",
     "WatchContract",
+    "Work",
     "step_context",
 ]

@@ -21,7 +21,7 @@ from rolloutd.engine.background.node_cleaning import NodeCleaner
 from rolloutd.engine.check_mode import CheckMode
 from rolloutd.engine.forecasts import Forecaster
 from rolloutd.engine.state import State
-from rolloutd.ports import AuditReport, Checkpoints, Host, Leadership, Runner, SourceStore
+from rolloutd.ports import AuditReport, Checkpoints, Host, Leadership, Runners, SourceStore
 
 Input = TypeVar("Input", covariant=True, default=NoParams)
 Body = TypeVar("Body", covariant=True)
@@ -41,7 +41,7 @@ class Services:
     """
 
     state: State
-    runner: Runner
+    runner: Runners
     check_mode: CheckMode
     drift: DriftChecker
     sources: SourceStore

@@ -17,7 +17,16 @@ from rolloutd.concurrency.slots import Slots
 from rolloutd.configuration.shown_variables import hide_values
 from rolloutd.engine.state import State
 from rolloutd.errors import Refused, RolloutdError, SourceFailed
-from rolloutd.ports import Failed, PinnedSource, Runner, RunRequest, RunState, Unknown, wait_for_end
+from rolloutd.ports import (
+    Failed,
+    PinnedSource,
+    Runners,
+    RunRequest,
+    RunState,
+    Unknown,
+    total_parallel,
+    wait_for_end,
+)
 from rolloutd.ports.guards import adapter_errors
 from rolloutd.texts.reason_text import describe
 
@@ -46,10 +55,10 @@ PROBLEMS = {
 class CheckMode:
     """Check-mode runs, at most half of the machine's runs at once: they must not delay a run of a rollout."""
 
-    def __init__(self, state: State, runner: Runner) -> None:
+    def __init__(self, state: State, runner: Runners) -> None:
         self._state = state
         self._runner = runner
-        self._slots = Slots(lambda: max(1, runner.status.parallel // 2))
+        self._slots = Slots(lambda: max(1, total_parallel(runner.statuses) // 2))
         self._numbers = itertools.count(1)
 
     async def check(

@@ -82,7 +82,7 @@ class Daemon:
     ) -> None:
         self._state = state
         self._adapters = adapters
-        state.runner_status = adapters.runner.status
+        state.runners = adapters.runner.statuses
         self._scheduler = scheduler
         self._wakeup = asyncio.Event()
         self._started_at = state.now()

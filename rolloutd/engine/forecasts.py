@@ -27,7 +27,7 @@ from rolloutd.engine.state import State
 from rolloutd.engine.tasks import compute
 from rolloutd.errors import Refused, RolloutdError, StoreFailed
 from rolloutd.forecast.request import ForecastRequest, TeamChecks
-from rolloutd.ports import KeptForecast
+from rolloutd.ports import KeptForecast, load_of, total_parallel
 
 log = logging.getLogger("rolloutd.engine.forecasts")
 
@@ -93,8 +93,8 @@ class Forecaster:
             teams,
             tuple(settings.host_class),
             state.now(),
-            state.runner_status.parallel,
-            state.runner_status.load,
+            total_parallel(state.runners),
+            load_of(state.runners),
             run_starts(state),
             **options,
         )

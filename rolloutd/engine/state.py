@@ -190,7 +190,7 @@ class State:
     connections: dict[str, Mapping[str, JSON]] = field(default_factory=dict)
     canonical_names: Mapping[tuple[str, str], str] = field(default_factory=dict)
     step_progress: dict[tuple[str, str], StepProgress] = field(default_factory=dict)
-    runner_status: RunnerStatus = field(default_factory=RunnerStatus)
+    runners: Mapping[str, RunnerStatus] = field(default_factory=dict)
     forecasts: Mapping[str, Mapping[str, JSON]] = field(default_factory=dict)
     """The latest forecast of each open rollout, as the API answers it; never stored."""
     sources: dict[str, SourceState] = field(default_factory=dict)

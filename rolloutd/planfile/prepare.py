@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, ConfigDict, Field, model_serializer, model_validator
 
@@ -52,32 +52,39 @@ def stage_names(stages: Sequence[tuple[str, str | None]]) -> list[str]:
 
 
 class OneKind(Params):
-    """A mapping whose one key is its kind."""
+    """A mapping whose one key, besides `common_keys`, is its kind."""
+
+    common_keys: ClassVar[frozenset[str]] = frozenset()
 
     model_config = ConfigDict(json_schema_extra={"minProperties": 1, "maxProperties": 1})
 
     @model_validator(mode="before")
     @classmethod
     def _require_one_kind(cls, value: Any) -> Any:
-        kinds = [field.alias or name for name, field in cls.model_fields.items()]
+        names = {name: field.alias or name for name, field in cls.model_fields.items()}
+        kinds = [name for name in names.values() if name not in cls.common_keys]
         given = [key for key in value if key in kinds] if isinstance(value, dict) else []
         allowed = "one of: " + ", ".join(kinds)
         if len(given) > 1:
             message, found = "an item has one kind; begin another item with `- `", ", ".join(given)
             raise InvalidValue(message, allowed, at=(given[1],), at_key=True, found=found)
-        if value == {}:
-            raise InvalidValue("the item names no kind", allowed, found="an empty mapping")
+        if isinstance(value, dict) and value.keys() <= cls.common_keys:
+            found = ", ".join(value) or "an empty mapping"
+            raise InvalidValue("the item names no kind", allowed, found=found)
         return value
 
     @property
     def kind(self) -> str:
-        name = next(iter(self.model_fields_set))
-        return type(self).model_fields[name].alias or name
+        return type(self).model_fields[self._kind_field].alias or self._kind_field
 
     @property
     def section(self) -> Any:
         """The parameters of the kind."""
-        return getattr(self, next(iter(self.model_fields_set)))
+        return getattr(self, self._kind_field)
+
+    @property
+    def _kind_field(self) -> str:
+        return next(name for name in self.model_fields_set if name not in self.common_keys)
 
 
 class _PrepareStage(Params):

@@ -62,8 +62,10 @@ class _Where(Params):
     )
 
 
-def step_model(name: str, doc: str, group: str, common: type[Params] | None = None) -> type[Step]:
-    """Return the model of a mapping whose one key is an installed kind of a port.
+def step_model(
+    name: str, doc: str, group: str, common: type[Params] | None = None, base: type[Step] = Step
+) -> type[Step]:
+    """Return the model of a mapping whose one key, besides those of `base`, is an installed kind of a port.
 
     `common` has the keys of every kind besides its adapter's own.
     """
@@ -75,7 +77,7 @@ def step_model(name: str, doc: str, group: str, common: type[Params] | None = No
         )
         for number, (kind, adapter) in enumerate(usable_adapters(group).items())
     }
-    return create_model(name, __base__=Step, __doc__=doc, **fields)
+    return create_model(name, __base__=base, __doc__=doc, **fields)
 
 
 def params_model(adapter: Registration, common: type[Params] | None, **fields: Any) -> type[Params]:

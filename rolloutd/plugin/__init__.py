@@ -42,8 +42,10 @@ __all__ = [
     "GUARDS",
     "INVENTORIES",
     "ISOLATORS",
+    "LOCAL_RUNNER",
     "OBSERVERS",
     "PROBES",
+    "RUNNERS",
     "SETTINGS",
     "WATCHES",
     "Capability",
@@ -76,7 +78,11 @@ PROBES = "rolloutd.probes"
 WATCHES = "rolloutd.watches"
 ANCHORS = "rolloutd.anchors"
 GUARDS = "rolloutd.guards"
+RUNNERS = "rolloutd.runners"
 SETTINGS = "rolloutd.settings"
+
+LOCAL_RUNNER = "local"
+"""Name of the runner on the daemon's machine, of the kind of that name."""
 
 ABSENT: Any = None
 """The default of a key that a file may omit but not set to null."""
@@ -177,9 +183,10 @@ class Registration:
     """One adapter, as its package describes it.
 
     `factory` is `package.module:function`; the function takes a
-    `rolloutd.ports.AdapterContext`.  The first sentence of the docstring of
-    `params` describes the kind in the schemas.  Without `params` no file may
-    name the kind: the daemon creates the adapter for each source of that kind.
+    `rolloutd.ports.AdapterContext`, or a `RunnerContext` for a runner.  The
+    first sentence of the docstring of `params` describes the kind in the
+    schemas.  Without `params` no file may name the kind: the daemon creates the
+    adapter for each source of that kind.
     `node_kinds` limits the steps of a plan to nodes of these kinds (empty: any).
     `cannot_see` says for a traffic probe which traffic it misses, as a noun phrase.
     Without a factory the kind is only a word of the plan, with its capabilities.

@@ -4,9 +4,10 @@ The daemon and the drivers import ports and no adapter; adapters import ports an
 fake and its real adapters pass the same contract suite.  Instants are epoch seconds, durations seconds.
 """
 
+from machines.model.runners import RunnerProblem
 from machines.model.step_result import Busy, Failed, Ok, StepResult, Unknown
 from rolloutd.ports.artifacts import Artifact, ArtifactStore, NodeFile, NodeFiles
-from rolloutd.ports.context import AdapterContext, Clock, InventorySnapshot, Scheduler
+from rolloutd.ports.context import AdapterContext, Clock, InventorySnapshot, RunnerContext, Scheduler
 from rolloutd.ports.host_variables import (
     GROUPS,
     IMPLICIT_GROUPS,
@@ -68,7 +69,24 @@ from rolloutd.ports.preparation import (
     unpacked_directory,
     without_rollout,
 )
-from rolloutd.ports.runs import RunEvent, RunLoad, Runner, RunnerStatus, RunRequest, RunState, wait_for_end
+from rolloutd.ports.runs import (
+    KeepsConnections,
+    OnOneMachine,
+    PlaybookRuns,
+    RunEvent,
+    RunLoad,
+    Runner,
+    Runners,
+    RunnerStatus,
+    RunRequest,
+    RunState,
+    StaleRuns,
+    StoresRuns,
+    TunedRunnerStatus,
+    load_of,
+    total_parallel,
+    wait_for_end,
+)
 from rolloutd.ports.sources import Anchor, Message, Notification, Notifier, SourceStore, TrafficProbe
 from rolloutd.ports.steps import (
     Check,
@@ -143,6 +161,7 @@ __all__ = [
     "InventorySnapshot",
     "IsolationStatus",
     "Isolator",
+    "KeepsConnections",
     "KeptForecast",
     "Leadership",
     "LeavesNodesOut",
@@ -159,9 +178,11 @@ __all__ = [
     "OnConfirmed",
     "OnNodesChanged",
     "OnObserved",
+    "OnOneMachine",
     "OnTried",
     "Peers",
     "PinnedSource",
+    "PlaybookRuns",
     "PostgresqlAddress",
     "ProgressKind",
     "ProgressReport",
@@ -172,7 +193,10 @@ __all__ = [
     "RunRequest",
     "RunState",
     "Runner",
+    "RunnerContext",
+    "RunnerProblem",
     "RunnerStatus",
+    "Runners",
     "Scheduler",
     "Shell",
     "ShellResult",
@@ -185,12 +209,14 @@ __all__ = [
     "StagedFiles",
     "Stager",
     "StagingRequest",
+    "StaleRuns",
     "StandbyDaemon",
     "StepContext",
     "StepDuration",
     "StepResult",
     "Store",
     "StoredVolume",
+    "StoresRuns",
     "SupportsBlockerWatch",
     "SupportsDryRun",
     "SupportsHoldRelease",
@@ -198,9 +224,11 @@ __all__ = [
     "SupportsProgressReports",
     "TakeBytes",
     "TrafficProbe",
+    "TunedRunnerStatus",
     "Unknown",
     "Watch",
     "ignore_tries",
+    "load_of",
     "marked_as",
     "plain_value",
     "plain_variables",
@@ -213,6 +241,7 @@ __all__ = [
     "staged_artifact",
     "staged_directory",
     "staged_file",
+    "total_parallel",
     "unpacked_directory",
     "unsafe_text",
     "wait_for_end",

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 from rolloutd.ports.nodes import Shell
-from rolloutd.ports.runs import Runner
-from rolloutd.ports.types import JSON
+from rolloutd.ports.runs import PlaybookRuns, StaleRuns
+from rolloutd.ports.types import JSON, PinnedSource
 
 
 class Clock(Protocol):
@@ -58,8 +59,31 @@ class AdapterContext:
 
     shell: Shell
     clock: Clock
-    runner: Runner
+    runner: PlaybookRuns
     inventory: Callable[[], InventorySnapshot]
     settings: Any
     params: Mapping[str, JSON] = field(default_factory=dict)
+    shared: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerContext:
+    """The services that every runner may use, and its own `params` from the settings.
+
+    `find_tree` returns the directory of a source or raises NotFound.  On `inherited_nodes` runs of another
+    machine may be under way.  Daemons with the same `marks` end each other's leftovers.  `stale_runs` is
+    None for the runner of this machine, which is it.
+    """
+
+    name: str
+    shell: Shell
+    clock: Clock
+    inventory: Callable[[], InventorySnapshot]
+    settings: Any
+    find_tree: Callable[[PinnedSource], Path]
+    params: Mapping[str, JSON] = field(default_factory=dict)
+    machine: str = ""
+    inherited_nodes: Collection[str] = ()
+    marks: str = ""
+    stale_runs: StaleRuns | None = None
     shared: dict[str, Any] = field(default_factory=dict)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import AsyncIterator, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
+from machines.model.runners import RunnerProblem
 from machines.model.step_result import Failed, Ok, Unknown
+from rolloutd.ports.artifacts import ArtifactStore
 from rolloutd.ports.nodes import Host
 from rolloutd.ports.types import JSON, PinnedSource
 
@@ -82,33 +84,44 @@ class RunLoad:
 
 @dataclass(slots=True)
 class RunnerStatus:
-    """The runs under way.
+    """The runs under way of one runner.
 
-    `parallel` limits the active ones; `waiting` is since when which node's run waits.  `started` counts runs
-    by how they were started, and `servers` are the processes that wait to start runs quickly.  `load` is None
-    before a run has ended, and where it is not measured.
+    `parallel` limits the active ones; `waiting` is since when which node's run waits.  `problem` is why it
+    begins nothing, None while it is available.  `load` is None before a run has ended, and where it is not
+    measured.
     """
 
     parallel: int = 1
     active: int = 0
     waiting: dict[str, float] = field(default_factory=dict)
-    started: Counter[str] = field(default_factory=Counter)
-    servers: set[int] = field(default_factory=set)
+    problem: RunnerProblem | None = None
     load: RunLoad | None = None
 
 
-class Runner(Protocol):
-    """Runs playbooks; a run outlives the daemon and is found again by its handle."""
+@dataclass(slots=True)
+class TunedRunnerStatus(RunnerStatus):
+    """The status of a runner that can start runs in several ways.
 
-    @property
-    def status(self) -> RunnerStatus:
-        """The status, always the same object: it changes with the runs."""
+    `started` counts runs by how they were started, and `servers` are the processes that wait to start runs
+    quickly.
+    """
 
-    def run_id_here(self, name: str) -> str:
-        """Return the id of a run that begins on this machine, which its handles name too."""
+    started: Counter[str] = field(default_factory=Counter)
+    servers: set[int] = field(default_factory=set)
 
-    def is_elsewhere(self, handle: str) -> bool:
-        """Return whether the handle, or the id, names another machine: the run cannot be found here."""
+
+def total_parallel(statuses: Mapping[str, RunnerStatus]) -> int:
+    """Return how many runs all runners execute at once."""
+    return sum(each.parallel for each in statuses.values())
+
+
+def load_of(statuses: Mapping[str, RunnerStatus]) -> RunLoad | None:
+    """Return the load of the first runner that measures it: that of the daemon's machine."""
+    return next((each.load for each in statuses.values() if each.load is not None), None)
+
+
+class PlaybookRuns(Protocol):
+    """Playbook runs; a run outlives the daemon and is found again by its handle."""
 
     async def start(self, request: RunRequest) -> str:
         """Start the run and return its handle; a claimed run is not started again.
@@ -135,12 +148,6 @@ class Runner(Protocol):
     async def discard(self, handle: str) -> None:
         """Remove a run that is over, with its events; idempotent."""
 
-    async def keep_connections(self, nodes: Collection[str]) -> None:
-        """Let the runs of each of these nodes share a connection; end those of all other nodes.
-
-        The connections outlive the daemon with the runs, so a new daemon also ends what it does not need.
-        """
-
     async def clean_up_stale_runs(
         self, host: Host, *, timeout_s: float, fencing_token: str = ""
     ) -> Ok | Failed | Unknown:
@@ -151,9 +158,91 @@ class Runner(Protocol):
         """
 
 
-async def wait_for_end(runner: Runner, handle: str) -> RunState:
+class Runner(PlaybookRuns, Protocol):
+    """Runs playbooks in one place.
+
+    A call raises RunnerUnavailable if the system that executes the runs does not answer, is full or refuses:
+    the daemon waits and calls again.
+    """
+
+    @property
+    def status(self) -> RunnerStatus:
+        """The status, always the same object: it changes with the runs."""
+
+    @property
+    def place(self) -> str:
+        """The system in which the runs are, such as a cluster and a namespace; it names no credentials.
+
+        In another place the runs cannot be found: their handles name it.
+        """
+
+    async def check_available(self) -> None:
+        """Return if a run could begin now; raises RunnerUnavailable."""
+
+
+@runtime_checkable
+class OnOneMachine(Protocol):
+    """Optional port of a runner whose runs only the machine can follow on which they began."""
+
+    def run_id_here(self, name: str) -> str:
+        """Return the id of a run that begins on this machine, which its handles name too."""
+
+    def is_elsewhere(self, handle: str) -> bool:
+        """Return whether the handle, or the id, names another machine: the run cannot be found here."""
+
+
+@runtime_checkable
+class KeepsConnections(Protocol):
+    """Optional port of a runner whose runs can share connections to their nodes."""
+
+    async def keep_connections(self, nodes: Collection[str]) -> None:
+        """Let the runs of each of these nodes share a connection; end those of all other nodes.
+
+        The connections outlive the daemon with the runs, so a new daemon also ends what it does not need.
+        """
+
+
+@runtime_checkable
+class StoresRuns(Protocol):
+    """Optional port of a runner that keeps something of ended runs, until the retention removes it."""
+
+    @property
+    def artifacts(self) -> ArtifactStore:
+        """The stored runs by their handles."""
+
+
+class StaleRuns(Protocol):
+    """What runs leave on nodes, over ssh from this machine: for each runner whose runs are Ansible's."""
+
+    def run_marker(self, node: str, run_id: str) -> str:
+        """Return the mark that all processes of a run bear on the node, by which they are found."""
+
+    async def end_inherited(self, host: Host, fencing_token: str) -> None:
+        """Before a run begins, end what another machine's run may still do there; raises AdapterFailed."""
+
+    async def clean_up_stale_runs(
+        self, host: Host, *, timeout_s: float, fencing_token: str = ""
+    ) -> Ok | Failed | Unknown:
+        """End what earlier runs left on the host, as PlaybookRuns has it."""
+
+
+class Runners(PlaybookRuns, KeepsConnections, Protocol):
+    """All runners as one: each node's runs go to the runner that the settings name for it."""
+
+    @property
+    def statuses(self) -> Mapping[str, RunnerStatus]:
+        """The statuses of the runners by name."""
+
+    def run_id_for(self, name: str, node: str) -> str:
+        """Return the id of a node's run that is about to begin; it names the runner and the machine."""
+
+    def is_elsewhere(self, handle: str) -> bool:
+        """Return whether the handle, or the id, is of a runner or machine that this daemon does not have."""
+
+
+async def wait_for_end(runs: PlaybookRuns, handle: str) -> RunState:
     """Return the state of a run once it is over."""
-    state = await runner.get_state(handle)
+    state = await runs.get_state(handle)
     while state.result is None:
-        state = await runner.wait_for_change(handle)
+        state = await runs.wait_for_change(handle)
     return state

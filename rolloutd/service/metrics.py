@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry, Histogram, ProcessCollector, generate_latest
@@ -26,7 +26,8 @@ from machines.scheduler.progress import rollout_progress
 from machines.states import IN_FLIGHT_PHASES, Phase
 from rolloutd.concurrency import threads
 from rolloutd.engine.state import State
-from rolloutd.ports import RunnerStatus, StoredVolume
+from rolloutd.plugin import LOCAL_RUNNER
+from rolloutd.ports import RunnerStatus, StoredVolume, TunedRunnerStatus
 from rolloutd.service.listen_socket import bind, bind_address
 from rolloutd.service.memory import memory_bytes
 from rolloutd.settings.listeners import Metrics
@@ -168,7 +169,7 @@ class _StateCollector(Collector):
         yield jobs
         yield from _collect_store(state.stored_volume)
         yield from _collect_fleet(state)
-        yield from _collect_runs(state.runner_status)
+        yield from _collect_runs(state.runners)
         index = state.index.at(now)
         yield from _collect_rollouts(index, live, now)
         yield from _collect_pools(index, live)
@@ -226,20 +227,31 @@ def _collect_fleet(state: State) -> Iterator[Metric]:
     )
 
 
-def _collect_runs(status: RunnerStatus) -> Iterator[Metric]:
-    yield _make_gauge("active_runs", "Playbook runs on this machine.", status.active)
-    yield _make_gauge("parallel_runs", "Runs that may be active at once.", status.parallel)
-    yield _make_gauge("waiting_runs", "Runs that wait for this machine.", len(status.waiting))
+def _collect_runs(runners: Mapping[str, RunnerStatus]) -> Iterator[Metric]:
+    gauges = (
+        ("active_runs", "Playbook runs of a runner.", lambda each: each.active),
+        ("parallel_runs", "Runs that a runner may have at once.", lambda each: each.parallel),
+        ("waiting_runs", "Runs that wait for a runner.", lambda each: len(each.waiting)),
+        ("runner_available", "1 for a runner that begins runs.", lambda each: each.problem is None),
+    )
+    for name, what, value in gauges:
+        gauge = _make_labelled_gauge(name, what, "runner")
+        for runner, status in runners.items():
+            gauge.add_metric([runner], value(status))
+        yield gauge
+    local = runners.get(LOCAL_RUNNER)
+    if not isinstance(local, TunedRunnerStatus):
+        return
     started = CounterMetricFamily(
         "rolloutd_started_runs", "Runs started, by how: as a fork or as a new process.", labels=["way"]
     )
-    for way, number in status.started.items():
+    for way, number in local.started.items():
         started.add_metric([way], number)
     yield started
     yield _make_gauge(
-        "fork_servers", "Processes that have imported Ansible and fork runs.", len(status.servers)
+        "fork_servers", "Processes that have imported Ansible and fork runs.", len(local.servers)
     )
-    yield _make_gauge("fork_server_memory_bytes", "Memory of these processes.", memory_bytes(status.servers))
+    yield _make_gauge("fork_server_memory_bytes", "Memory of these processes.", memory_bytes(local.servers))
 
 
 def _collect_rollouts(index: Index, live: Sequence[Rollout], now: float) -> Iterator[Metric]:

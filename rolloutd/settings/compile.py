@@ -33,11 +33,20 @@ from machines.model.preparation import (
     PrepareStage,
     entry_of_record,
 )
+from machines.model.runners import RunnerRule
 from machines.model.selector import parse_selector
 from machines.model.windows import Window
 from rolloutd.planfile.change import DEFAULT_GUARD
 from rolloutd.planfile.model import WindowSpec
-from rolloutd.plugin import CHECKS, GUARDS, ISOLATORS, PROBES, command_parameters, installed_adapters
+from rolloutd.plugin import (
+    CHECKS,
+    GUARDS,
+    ISOLATORS,
+    LOCAL_RUNNER,
+    PROBES,
+    command_parameters,
+    installed_adapters,
+)
 from rolloutd.ports import SourceRules
 from rolloutd.settings import PoolKey, Settings
 
@@ -133,7 +142,16 @@ def compile_limits(settings: Settings) -> Limits:
         },
         observe_only=settings.observe_only,
         teams=frozenset(settings.teams),
+        runners=_compile_runners(settings),
     )
+
+
+def _compile_runners(settings: Settings) -> tuple[RunnerRule, ...]:
+    elsewhere = (
+        RunnerRule(each.runner_name, parse_selector(each.match or ""), each.parallel)
+        for each in settings.runners
+    )
+    return (*elsewhere, RunnerRule(LOCAL_RUNNER)) if settings.local_runner else tuple(elsewhere)
 
 
 def compile_windows(windows: Sequence[Mapping[str, JSON]]) -> tuple[Window, ...]:

@@ -52,6 +52,7 @@ from rolloutd.settings.database import StoreSettings
 from rolloutd.settings.listeners import FleetLockSettings, Metrics, NodeName
 from rolloutd.settings.operator import Operator
 from rolloutd.settings.retention import Keep
+from rolloutd.settings.runners import Ansible, RunnerList
 
 JSON = Any
 
@@ -179,33 +180,6 @@ class Ssh(Params):
     guard_dir: Annotated[str, Field(min_length=2, max_length=255, pattern="^/")] = Field(
         default="/var/lib/rolloutd/guard",
         description="Directory on the nodes for the backups of armed guards; made for root only.",
-    )
-
-
-class Ansible(Params):
-    """How playbooks are run."""
-
-    parallel: Annotated[int, Field(ge=1, le=1000)] | Literal["auto"] = Field(
-        default="auto",
-        description="Runs at once on this machine; `auto` follows its cores and the CPU time of the runs.",
-    )
-    bin: OptionalPath = Field(
-        default=None, description="The ansible-playbook command; by default the one of the daemon's Python."
-    )
-    warm: Literal["auto", "off"] = Field(
-        default="auto",
-        description="`auto` forks a run from a process that has imported Ansible, if the run is the same"
-        " as in a new process; `off` starts a new process for each run.",
-    )
-    pipelining: Literal["as-configured", "on"] = Field(
-        default="as-configured",
-        description="`on` turns Ansible's pipelining on for all runs, which saves ssh connections; sudo on"
-        " the nodes must not require a terminal (`requiretty`).",
-    )
-    fence_dir: Annotated[str, Field(min_length=2, max_length=255, pattern="^/")] = Field(
-        default="/var/lib/rolloutd-fence",
-        description="Directory on the nodes that remembers the newest run there; if the user on the node"
-        " cannot write it, a directory in that user's home.",
     )
 
 
@@ -408,6 +382,15 @@ class CoreSettings(Params):
     ssh: Ssh = Field(default=Ssh(), description="How nodes are reached unless the inventory says otherwise.")
     shell: ShellCommands = Field(default=ShellCommands(), description="How people get a shell on a node.")
     ansible: Ansible = Field(default=Ansible(), description="How playbooks are run.")
+    runners: RunnerList = Field(
+        default=[],
+        description="Systems that run the playbooks of some nodes; the first one that matches a node counts.",
+    )
+    local_runner: bool = Field(
+        default=True,
+        description="Run the playbooks of nodes that no other runner matches on the daemon's machine; if"
+        " `false`, such a node waits (`no-runner`).",
+    )
     git: Git = Field(default=Git(), description="Which git sources are accepted.")
     keep: Keep = Field(
         default=Keep(), description="How long files of ended rollouts stay on the daemon's disk."

@@ -15,6 +15,7 @@ from machines.model.node import ConflictKind
 from machines.model.reasons import Reason, ReasonCode, Remedy, RemedyKind, UnavailabilityCause
 from machines.model.rows import MismatchKind
 from machines.model.timefmt import format_duration, format_rfc3339
+from rolloutd.texts import runner_text
 from rolloutd.texts.formats import format_size, pluralize
 from rolloutd.texts.vote_text import (
     describe_failure,
@@ -367,6 +368,9 @@ SENTENCES: Final[Mapping[ReasonCode, Callable[[str, Params], str]]] = {
         f"{node} is being probed for client traffic" if p["detail"] is None else str(p["detail"])
     ),
     ReasonCode.CANNOT_ISOLATE: lambda node, p: f"{node} cannot be isolated: {p['detail']}",
+    ReasonCode.NO_RUNNER: runner_text.describe_none,
+    ReasonCode.RUNNER_DOWN: runner_text.describe_down,
+    ReasonCode.RUNNER_FULL: runner_text.describe_full,
     ReasonCode.CHECKING_COMPLIANCE: lambda node, _: f"{node} is checked for whether it needs the change",
     ReasonCode.PREPARING: lambda node, p: (
         f"{node} is being prepared by {p['rollout']}"
@@ -417,10 +421,6 @@ SENTENCES: Final[Mapping[ReasonCode, Callable[[str, Params], str]]] = {
     ReasonCode.INVENTORY_AWAITED: lambda node, p: (
         f"{node} waits for its passwords, which are not stored: {', '.join(p['sources'])} "
         "has not answered since the daemon started"
-    ),
-    ReasonCode.RUNNER_FULL: lambda node, p: (
-        f"{node} waits for this machine, not for a pool: {pluralize(p['active'], 'run')} "
-        f"{'is' if p['active'] == 1 else 'are'} active, and ansible.parallel allows {p['parallel']}"
     ),
 }
 
@@ -484,6 +484,7 @@ REMEDIES: Final[Mapping[RemedyKind, Callable[[Remedy], str]]] = {
     ),
     RemedyKind.WAIT_FOR_INVENTORY: lambda _: "the next answer of its inventory source",
     RemedyKind.WAIT_FOR_RUN: lambda _: "the end of a run on this machine",
+    RemedyKind.WAIT_FOR_RUNNER: lambda r: f"the next time that runner {r.args['runner']} is available",
     RemedyKind.WAIT_FOR_API: lambda _: "a better answer; it is asked again",
     RemedyKind.WAIT_FOR_WORK: lambda _: "the end of that work",
     RemedyKind.WAIT_FOR_COMPLIANCE: lambda _: "the result of that check",

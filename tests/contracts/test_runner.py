@@ -1,22 +1,25 @@
-"""The contract of the Runner port: the fake passes it, and AnsibleRunner by forks and by new processes."""
+"""The contract of ports.Runner, and what the fake and AnsibleRunner do besides: texts, fences, check mode."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
 from machines.model.rollout import FailureCode
-from rolloutd.errors import NotFound
-from rolloutd.ports import Failed, Ok, Runner, RunRequest, RunState, Unknown
+from rolloutd.contracts import RunnerContract, Work
+from rolloutd.ports import Failed, Host, Ok, Runner, RunRequest, RunState
+from tests.contracts.fakes.sources import SOURCE
 from tests.contracts.runner_backends import (
     AnsibleBackend,
     FakeBackend,
     NewProcessBackend,
     RunnerBackend,
-    wait_until,
 )
+from tests.support.directory_runner import DirectoryRunner
 
 
 @pytest.fixture(
@@ -33,19 +36,102 @@ async def backend(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterat
     await made.close()
 
 
+class _Backend:
+    """A world as the contract needs it."""
+
+    playbooks: ClassVar = {Work.SUCCEEDS: "ok.yml", Work.FAILS: "fail.yml", Work.NEVER_ENDS: "long.yml"}
+
+    def __init__(self, world: RunnerBackend) -> None:
+        self._world = world
+
+    def open_runner(self) -> Runner:
+        return self._world.runner()
+
+    def request(
+        self, work: Work, run_id: str, *, timeout_s: float = 300.0, fencing_token: str = ""
+    ) -> RunRequest:
+        return self._world.request(self.playbooks[work], run_id, timeout_s=timeout_s, fence=fencing_token)
+
+    async def begun(self) -> Sequence[str]:
+        return self._world.started_runs()
+
+    async def has_work(self) -> bool:
+        return self._world.has_work()
+
+    async def lose(self, handle: str) -> None:
+        self._world.kill(handle)
+
+    async def set_reachable(self, reachable: bool) -> None:
+        raise NotImplementedError
+
+
+class TestFakeRunner(RunnerContract):
+    can_be_cut_off = False
+    world: Callable[[Path], FakeBackend | AnsibleBackend] = FakeBackend
+
+    @asynccontextmanager
+    async def open_backend(self, directory: Path) -> AsyncIterator[_Backend]:
+        world = type(self).world(directory)
+        try:
+            yield _Backend(world)
+        finally:
+            await world.close()
+
+
+@pytest.mark.servers
+class TestAnsibleRunner(TestFakeRunner):
+    world = AnsibleBackend
+
+
+@pytest.mark.servers
+@pytest.mark.long
+class TestNewProcessRunner(TestFakeRunner):
+    world = NewProcessBackend
+
+
+class _DirectoryBackend:
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self.runner = DirectoryRunner(directory)
+
+    def open_runner(self) -> Runner:
+        return DirectoryRunner(self._directory)
+
+    def request(
+        self, work: Work, run_id: str, *, timeout_s: float = 300.0, fencing_token: str = ""
+    ) -> RunRequest:
+        return RunRequest(
+            run_id, Host("n0"), SOURCE, work.value, timeout_s=timeout_s, fencing_token=fencing_token
+        )
+
+    async def begun(self) -> Sequence[str]:
+        return self.runner.begun("n0")
+
+    async def has_work(self) -> bool:
+        return self.runner.has_work("n0")
+
+    async def lose(self, handle: str) -> None:
+        self.runner.lose(handle)
+
+    async def set_reachable(self, reachable: bool) -> None:
+        self.runner.set_reachable(reachable)
+
+
+class TestDirectoryRunner(RunnerContract):
+    @asynccontextmanager
+    async def open_backend(self, directory: Path) -> AsyncIterator[_DirectoryBackend]:
+        backend = _DirectoryBackend(directory)
+        try:
+            yield backend
+        finally:
+            backend.runner.end_all()
+
+
 async def ended(runner: Runner, handle: str) -> RunState:
     """Wait for the run's outcome."""
     while (state := await runner.wait_for_change(handle)).result is None:
         pass
     return state
-
-
-async def test_a_run_that_did_its_work_is_ok(backend: RunnerBackend) -> None:
-    runner = backend.runner()
-    state = await ended(runner, await runner.start(backend.request("ok.yml")))
-    assert isinstance(state.result, Ok)
-    assert state.percent == 100.0
-    assert backend.started_runs() == ["r1"]
 
 
 @pytest.mark.parametrize(
@@ -69,29 +155,6 @@ async def test_a_run_that_did_not_is_failed_and_says_why(
     assert state.percent < 100.0
 
 
-async def test_fence_rejects_older_run(backend: RunnerBackend) -> None:
-    runner = backend.runner()
-    for run, number, passes in (("r1", "3.10", True), ("r2", "3.9", False), ("r3", "2.99", False)):
-        request = backend.request("ok.yml", run, fence=f"{number} aaaa 1000")
-        state = await ended(runner, await runner.start(request))
-        assert isinstance(state.result, Ok if passes else Failed), (run, state.result)
-        if not passes:
-            assert "a newer run" in state.result.text
-    state = await ended(runner, await runner.start(backend.request("ok.yml", "r4", fence="4.1 aaaa 1000")))
-    assert isinstance(state.result, Ok)
-    assert backend.started_runs() == ["r1", "r4"]
-
-
-async def test_equal_token_of_another_run_is_refused(backend: RunnerBackend) -> None:
-    """Two daemons that believe in one term, as on two primaries of a database, may have equal tokens."""
-    runner = backend.runner()
-    for run, passes in (("r1", True), ("r2", False)):
-        request = backend.request("ok.yml", run, fence="3.10 aaaa 1000")
-        state = await ended(runner, await runner.start(request))
-        assert isinstance(state.result, Ok if passes else Failed), (run, state.result)
-    assert backend.started_runs() == ["r1"]
-
-
 async def test_daemon_without_state_passes_fence_later(backend: RunnerBackend) -> None:
     """Numbers of two databases say nothing of each other; there a run is refused that began long before."""
     runner = backend.runner()
@@ -105,80 +168,6 @@ async def test_daemon_without_state_passes_fence_later(backend: RunnerBackend) -
         state = await ended(runner, await runner.start(backend.request("ok.yml", run, fence=fence)))
         assert isinstance(state.result, Ok if passes else Failed), (run, state.result)
     assert backend.started_runs() == ["r1", "r2", "r5"]
-
-
-async def test_the_time_limit_is_kept_and_named(backend: RunnerBackend) -> None:
-    runner = backend.runner()
-    state = await ended(runner, await runner.start(backend.request("long.yml", timeout_s=4.0)))
-    assert isinstance(state.result, Failed)
-    assert state.result.text.startswith("time limit ")
-    assert isinstance(await runner.clean_up_stale_runs(backend.host(), timeout_s=2.0), Ok)
-    assert not backend.has_work()
-
-
-async def test_a_cancelled_run_is_gone_here_and_on_the_node(backend: RunnerBackend) -> None:
-    runner = backend.runner()
-    handle = await runner.start(backend.request("long.yml"))
-    await wait_until(backend.has_work)
-    await runner.cancel(handle)
-    assert not backend.has_work()
-    state = await runner.get_state(handle)
-    assert isinstance(state.result, Failed)
-    assert "cancelled" in state.result.text
-    assert state.result.code is FailureCode.DISTURBED
-    await runner.cancel(handle)
-    assert await runner.get_state(handle) == state
-
-
-async def test_killed_run_unknown_and_processes_cleared(backend: RunnerBackend) -> None:
-    runner = backend.runner()
-    handle = await runner.start(backend.request("long.yml"))
-    await wait_until(backend.has_work)
-    backend.kill(handle)
-    state = await ended(runner, handle)
-    assert isinstance(state.result, Unknown)
-    assert isinstance(await runner.clean_up_stale_runs(backend.host(), timeout_s=2.0), Ok)
-    assert not backend.has_work()
-    again = await ended(runner, await runner.start(backend.request("ok.yml", "r2")))
-    assert isinstance(again.result, Ok)
-
-
-async def test_a_run_is_not_started_twice(backend: RunnerBackend) -> None:
-    runner = backend.runner()
-    first = await runner.start(backend.request("ok.yml"))
-    assert await runner.start(backend.request("ok.yml")) == first
-    await ended(runner, first)
-    assert await runner.start(backend.request("ok.yml")) == first
-    assert await backend.runner().start(backend.request("ok.yml")) == first
-    await ended(runner, first)
-    assert backend.started_runs() == ["r1"]
-
-
-async def test_a_restarted_daemon_finds_the_run_and_reads_on(backend: RunnerBackend) -> None:
-    runner = backend.runner()
-    handle = await runner.start(backend.request("long.yml"))
-    await wait_until(backend.has_work)
-    seen = [event async for event in runner.read_events(handle)]
-    assert "long" in [event.text for event in seen]
-    second = backend.runner()
-    assert (await second.get_state(handle)).result is None
-    assert [event async for event in second.read_events(handle, seen[-1].offset)] == []
-    assert [event async for event in second.read_events(handle)] == seen
-    await second.cancel(handle)
-    assert isinstance((await ended(second, handle)).result, Failed)
-    assert not backend.has_work()
-
-
-async def test_new_daemon_reads_outcome(backend: RunnerBackend) -> None:
-    runner = backend.runner()
-    handle = await runner.start(backend.request("ok.yml"))
-    first = await ended(runner, handle)
-    assert (await backend.runner().get_state(handle)).result == first.result
-
-
-async def test_an_unknown_handle_is_not_found(backend: RunnerBackend) -> None:
-    with pytest.raises(NotFound):
-        await backend.runner().get_state("never-was")
 
 
 async def test_check_run_reports_and_changes_nothing(backend: RunnerBackend) -> None:
@@ -200,17 +189,6 @@ async def test_task_that_defies_check_mode_fails_run(backend: RunnerBackend) -> 
     assert isinstance(state.result, Failed)
     assert state.result.text.startswith('check mode would execute task "act at once" on n0')
     assert backend.started_runs() == []
-
-
-async def test_discarded_run_is_not_found(backend: RunnerBackend) -> None:
-    runner = backend.runner()
-    handle = await runner.start(backend.request("ok.yml", check_only=True))
-    await ended(runner, handle)
-    await runner.discard(handle)
-    await runner.discard(handle)
-    for each in (runner, backend.runner()):
-        with pytest.raises(NotFound):
-            await each.get_state(handle)
 
 
 async def kinds_of(runner: Runner, request: RunRequest) -> dict[str, str]:

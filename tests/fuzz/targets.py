@@ -27,9 +27,8 @@ import aiohttp
 
 from rolloutd import planfile
 from rolloutd import settings as settings_files
-from rolloutd.adapters.ansible import runner as ansible_runner
 from rolloutd.adapters.ansible.inventory import AnsibleInventory
-from rolloutd.adapters.ansible.progress import Progress, evaluate_run
+from rolloutd.adapters.ansible.progress import Progress, evaluate_run, to_run_event
 from rolloutd.adapters.ansible.run_directory import RunDirectory, RunStatus
 from rolloutd.adapters.prometheus.query import QueryFailed, _read_number
 from rolloutd.adapters.sources.upload import read_archive, write_entries
@@ -296,7 +295,7 @@ def read_events(data: bytes, directory: Path) -> None:
     while lines := run.read_events(offset):
         for line in lines:
             progress = progress.apply_event(line.event)
-            ansible_runner.to_run_event(line)
+            to_run_event(line)
         offset = lines[-1].offset
     for code in (0, 2, -9):
         evaluate_run(progress, RunStatus("exit", code, 1.0, 1.0, 0), "site.yml", 60.0, run.read_output_tail())

@@ -325,7 +325,7 @@ async def control_environment(
     )
     index = Projection.build(await opened_store.load_snapshot(), compile_limits(settings), compile_content)
     state = State(index, opened_store, clock, settings, ChangeNotifier())
-    state.runner_status = RunnerStatus(parallel=16)
+    state.runners = {"local": RunnerStatus(parallel=16)}
     await state.commit([NodesDiscovered(tuple(nodes))], cause="test")
     state.inventory_refreshed.set()
     run_host = FakeRunHost({"site.yml": Script.OK})

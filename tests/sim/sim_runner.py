@@ -24,9 +24,9 @@ class SimRunner:
 
     def __init__(self, access: FaultyAccess) -> None:
         self._access = access
-        self.status = RunnerStatus(parallel=16)
+        self.statuses = {"local": RunnerStatus(parallel=16)}
 
-    def run_id_here(self, name: str) -> str:
+    def run_id_for(self, name: str, node: str) -> str:
         return name
 
     def is_elsewhere(self, handle: str) -> bool:

@@ -83,12 +83,13 @@ class TimedRunner:
         self, clock: TimedClock, duration_of: DurationOf, parallel: int, fails: Callable[[str], bool]
     ) -> None:
         self.status = RunnerStatus(parallel=parallel)
+        self.statuses = {"local": self.status}
         self._clock, self._duration_of, self._fails = clock, duration_of, fails
         self._began: dict[str, float] = {}
         self._slots = Slots(lambda: self.status.parallel)
         self._ends: dict[str, asyncio.Event] = {}
 
-    def run_id_here(self, name: str) -> str:
+    def run_id_for(self, name: str, node: str) -> str:
         return name
 
     def is_elsewhere(self, handle: str) -> bool:

@@ -22,6 +22,9 @@ from rolloutd.ports import Artifact
 
 log = logging.getLogger("rolloutd.adapters.ansible.artifact_store")
 
+OUTPUT_DIRECTORY = "output"
+"""Name of the directory of all machines with what ended runs said."""
+
 REMOVING_PREFIX = ".gone-"
 """Name prefix of a directory being removed; a run's name begins with a letter or a digit."""
 
@@ -32,17 +35,14 @@ class RunArtifactStore:
     def __init__(self, runs_dir: Path) -> None:
         self._runs_dir = runs_dir
 
-    async def abandon_unbegun(self) -> None:
-        """Remove the secrets of runs that a killed daemon prepared; to be called before the first start."""
-        await threads.RUNS.run(self._abandon_unbegun)
-
     async def list_artifacts(self) -> Sequence[Artifact]:
         return await threads.RUNS.run(self._list_artifacts)
 
     async def remove(self, name: str, *, unmodified_since: float) -> bool:
         return await threads.RUNS.run(self._remove, name, unmodified_since)
 
-    def _abandon_unbegun(self) -> None:
+    def abandon_unbegun(self) -> None:
+        """Remove the secrets of runs that a killed daemon prepared; to be called before the first start."""
         for path in self._runs_dir.iterdir():
             if any((path / name).exists() for name in wrapper.SECRET_FILES):
                 RunDirectory(path).abandon()

@@ -13,8 +13,8 @@ from typing import Any
 
 from machines.model.rollout import FailureCode
 from machines.model.timefmt import format_duration
-from rolloutd.adapters.ansible.run_directory import RunStatus
-from rolloutd.ports import Failed, Ok, RunState, Unknown
+from rolloutd.adapters.ansible.run_directory import RunEventLine, RunStatus
+from rolloutd.ports import Failed, Ok, RunEvent, RunState, Unknown
 
 MAX_RUNNING_PERCENT = 99.0
 """Limit while the run is not over: only its result shows 100."""
@@ -88,6 +88,13 @@ def format_event(event: Mapping[str, Any]) -> str:
     if kind in RESULT_KINDS:
         return f"{kind}: {text}" if text else kind
     return text or str(event.get("task") or kind)
+
+
+def to_run_event(line: RunEventLine) -> RunEvent:
+    event = dict(line.event)
+    at, kind = event.pop("at", 0.0), event.pop("kind", "")
+    event.pop("text", None)
+    return RunEvent(line.offset, float(at), str(kind), format_event(line.event), event)
 
 
 def _format_counts(counts: Mapping[str, int]) -> str:

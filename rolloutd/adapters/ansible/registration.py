@@ -54,3 +54,4 @@ PLAYBOOK_CHECK = Registration(
     frozenset({Capability.STARTS_RUN}),
 )
 INVENTORY = Registration("rolloutd.adapters.ansible.inventory:make", AnsibleInventoryParams)
+LOCAL_RUNNER = Registration("rolloutd.adapters.ansible.local:make_runner")

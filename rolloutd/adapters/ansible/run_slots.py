@@ -12,7 +12,7 @@ import time
 
 from rolloutd.adapters.ansible.machine_load import MachineLoad
 from rolloutd.concurrency.slots import Slots
-from rolloutd.ports import RunLoad, RunnerStatus
+from rolloutd.ports import RunLoad, TunedRunnerStatus
 
 UNMEASURED = 16
 """Runs at once before one has ended."""
@@ -38,7 +38,7 @@ class RunSlots:
         self._cores = cores or len(os.sched_getaffinity(0))
         self._cpu_s = self._duration_s = 0.0
         self._machine = machine or MachineLoad()
-        self.status = RunnerStatus(parallel or UNMEASURED)
+        self.status = TunedRunnerStatus(parallel or UNMEASURED)
         self._slots = Slots(lambda: self.status.parallel)
 
     async def acquire(self, node: str) -> None:

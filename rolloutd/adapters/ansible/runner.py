@@ -48,10 +48,10 @@ from rolloutd.ports import (
     Ok,
     PinnedSource,
     RunEvent,
-    RunnerStatus,
     RunRequest,
     RunState,
     Shell,
+    TunedRunnerStatus,
     Unknown,
 )
 
@@ -147,8 +147,15 @@ class AnsibleRunner:
     # -- the port ----------------------------------------------------------
 
     @property
-    def status(self) -> RunnerStatus:
+    def status(self) -> TunedRunnerStatus:
         return self._run_slots.status
+
+    @property
+    def place(self) -> str:
+        return f"{self._machine or 'this machine'} {self._runs_dir}"
+
+    async def check_available(self) -> None:
+        """Return at once: this machine is where the daemon runs."""
 
     def run_id_here(self, name: str) -> str:
         return stale_processes.run_id_on(self._machine, name)
@@ -195,7 +202,7 @@ class AnsibleRunner:
             raise NotFound(f"there is no run {handle} in {self._runs_dir} any more")
         while lines := await threads.RUNS.run(directory.read_events, offset):
             for line in lines:
-                yield to_run_event(line)
+                yield progress.to_run_event(line)
             offset = lines[-1].offset
 
     async def cancel(self, handle: str) -> None:
@@ -229,6 +236,12 @@ class AnsibleRunner:
         self._tracked.pop(handle, None)
         await self.artifacts.remove(handle, unmodified_since=math.inf)
 
+    def run_marker(self, node: str, run_id: str) -> str:
+        return self._markers.run_marker(node, run_id)
+
+    async def end_inherited(self, host: Host, fencing_token: str) -> None:
+        await self._older_runs.end_inherited(host, f"{fencing_token} {self._machine or 'clean-up'}")
+
     async def clean_up_stale_runs(
         self, host: Host, *, timeout_s: float, fencing_token: str = ""
     ) -> Ok | Failed | Unknown:
@@ -258,10 +271,8 @@ class AnsibleRunner:
             is_claimed = handle in self._tracked or not directory.take_claim()
             if is_claimed and directory.may_have_begun():
                 return handle
-        times = run_directory.MAX_START_ATTEMPTS
-        raise NotFound(
-            f"run {request.run_id} has been begun {times} times and never claimed; check the machine"
-        )
+        times = f"{run_directory.MAX_START_ATTEMPTS} times"
+        raise NotFound(f"run {request.run_id}: begun {times} and never claimed; check the machine")
 
     async def _launch(self, handle: str, directory: RunDirectory, request: RunRequest) -> None:
         run = LocalRun.resolve(request, self._find_tree(request.source), self._inventory())
@@ -314,7 +325,7 @@ class AnsibleRunner:
     ) -> None:
         """Prepare a run; on a full disk wait for space, because nothing has begun yet."""
         run_id = run.request.run_id
-        marker = self._markers.run_marker(run.request.node, run_id)
+        marker = self.run_marker(run.request.node, run_id)
         is_reported = False
         while True:
             thread = threads.RUNS.run(self._launcher.prepare, directory, run, marker, interpreter)
@@ -486,10 +497,3 @@ def _unfinished_run_host(directory: RunDirectory) -> Host | None:
     """Return the host of a run that is not over, or None."""
     connection = directory.read_connection()
     return None if connection is None else Host(str(directory.read_metadata()["node"]), connection=connection)
-
-
-def to_run_event(line: run_directory.RunEventLine) -> RunEvent:
-    event = dict(line.event)
-    at, kind = event.pop("at", 0.0), event.pop("kind", "")
-    event.pop("text", None)
-    return RunEvent(line.offset, float(at), str(kind), progress.format_event(line.event), event)

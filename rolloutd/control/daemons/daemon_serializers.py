@@ -1,26 +1,9 @@
-"""Serializers of runs and settings."""
+"""Serializers of settings."""
 
 from __future__ import annotations
 
 from rolloutd.control.daemons import wire_daemons
-from rolloutd.ports import (
-    RunnerStatus,
-)
-from rolloutd.service.memory import memory_bytes
 from rolloutd.settings import Settings
-
-
-def runs(status: RunnerStatus) -> wire_daemons.Runs:
-    """Return the runs on this machine."""
-    return {
-        "parallel": status.parallel,
-        "active": status.active,
-        "waiting": len(status.waiting),
-        "forks": status.started["fork"],
-        "new_processes": status.started["new process"],
-        "fork_servers": len(status.servers),
-        "fork_servers_bytes": memory_bytes(status.servers),
-    }
 
 
 def settings(current: Settings) -> wire_daemons.SettingsSummary:

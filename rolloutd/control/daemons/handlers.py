@@ -8,7 +8,7 @@ from machines.model.trust_events import LeaderSteppedDown
 from rolloutd.commands.execution import Command, execute
 from rolloutd.commands.rollout_commands import Events, Principal
 from rolloutd.control import requests, rights
-from rolloutd.control.daemons import daemon_serializers, wire_daemons
+from rolloutd.control.daemons import daemon_serializers, runner_serializers, wire_daemons
 from rolloutd.control.formats import format_timestamp
 from rolloutd.control.routes import Request, RouteTable, Services
 from rolloutd.engine.state import State
@@ -29,7 +29,7 @@ async def health(services: Services, request: Request) -> wire_daemons.Health:
         "since": format_timestamp(services.started_at),
         "observe_only": state.index.limits.observe_only,
         "trouble": "; ".join(state.problems()) or None,
-        "runs": daemon_serializers.runs(state.runner_status),
+        "runs": runner_serializers.runs(state.runners, state.index.limits.runners),
     }
 
 

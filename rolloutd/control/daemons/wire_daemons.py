@@ -6,6 +6,8 @@ from typing import Any
 
 from typing_extensions import TypedDict
 
+from rolloutd.control.daemons.wire_runners import Runs
+
 
 class WhoAmI(TypedDict):
     """The caller, as the socket and the settings identify them."""
@@ -43,18 +45,6 @@ class SettingsSummary(TypedDict):
     admins: list[str]
     teams: list[TeamSummary]
     pools: list[PoolKeySummary]
-
-
-class Runs(TypedDict):
-    """Playbook runs on the daemon's machine, and the memory of its fork servers."""
-
-    parallel: int
-    active: int
-    waiting: int
-    forks: int
-    new_processes: int
-    fork_servers: int
-    fork_servers_bytes: int
 
 
 class Health(TypedDict):

@@ -15,7 +15,7 @@ from rolloutd.control.nodes import wire_nodes
 from rolloutd.control.routes import Request, RouteTable, Services
 from rolloutd.engine.state import State
 from rolloutd.errors import RolloutdError
-from rolloutd.ports import Runner
+from rolloutd.ports import PlaybookRuns
 
 routes = RouteTable()
 
@@ -86,12 +86,12 @@ def _is_outlier(node: wire_nodes.ComparedNode) -> bool:
     return node["time"] != "usual" or bool(node["extra_tasks"] or node["missing_tasks"])
 
 
-async def _measure(state: State, runner: Runner, target: Target, now: float) -> _Measured:
+async def _measure(state: State, runner: PlaybookRuns, target: Target, now: float) -> _Measured:
     end = target.since if target.phase is Phase.DONE else now
     return _Measured(target, max(0.0, end - target.admitted_at), await _changed_tasks(state, runner, target))
 
 
-async def _changed_tasks(state: State, runner: Runner, target: Target) -> tuple[str, ...] | None:
+async def _changed_tasks(state: State, runner: PlaybookRuns, target: Target) -> tuple[str, ...] | None:
     """Return the tasks that changed something in the latest attempt; None if a run's log cannot be read."""
     found: dict[str, None] = {}
     records = await state.store.load_steps(target.rollout, target.node, target.attempt)

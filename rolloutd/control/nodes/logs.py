@@ -16,9 +16,9 @@ from machines.model.timefmt import format_duration
 from rolloutd.control.formats import format_timestamp
 from rolloutd.control.identity import Identity
 from rolloutd.control.nodes import wire_nodes
-from rolloutd.engine.preparation.journal import run_id
+from rolloutd.engine.preparation.journal import LOCALHOST, run_id
 from rolloutd.errors import NotFound
-from rolloutd.ports import RunEvent, Runner, Store
+from rolloutd.ports import RunEvent, Runners, Store
 from rolloutd.texts.formats import format_size
 
 MAX_LINE_CHARS = 16_384
@@ -28,14 +28,14 @@ MAX_LINE_CHARS = 16_384
 class RunOutput:
     """The events of runs for one stream: each event is read once, however often the stream asks."""
 
-    def __init__(self, runner: Runner) -> None:
+    def __init__(self, runner: Runners) -> None:
         self._runner = runner
         self._read: dict[str, tuple[int, int]] = {}
         """How many events of each run were read, and where the next one starts."""
 
     def handle_here(self, row: Preparation) -> str:
         """Return the handle of a stage's run on this machine; an ended stage names none."""
-        return self._runner.run_id_here(run_id(row))
+        return self._runner.run_id_for(run_id(row), row.node or LOCALHOST)
 
     def events_read(self, handle: str) -> int:
         return self._read.get(handle, (0, 0))[0]
@@ -52,7 +52,7 @@ class RunOutput:
 class LogReader:
     """Reads the log of one node on behalf of one person."""
 
-    def __init__(self, store: Store, runner: Runner, key: tuple[str, str], identity: Identity) -> None:
+    def __init__(self, store: Store, runner: Runners, key: tuple[str, str], identity: Identity) -> None:
         self._store = store
         self._output = RunOutput(runner)
         self._key = key

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from itertools import islice
 from operator import attrgetter
@@ -19,6 +19,7 @@ from machines.scheduler import decide
 from machines.scheduler.progress import slot_s
 from machines.states import IN_FLIGHT_PHASES, Outcome, Phase
 from rolloutd.commands.resolve import ResolvedRollout
+from rolloutd.control.daemons.runner_serializers import chosen_runner, waiting_reason
 from rolloutd.control.formats import format_optional_timestamp, format_timestamp, page
 from rolloutd.control.nodes import wire_nodes
 from rolloutd.control.requests import NodesQuery
@@ -83,7 +84,7 @@ def nodes(
     blockers = decide.explain_rollout_nodes(index, rollout, now, [each.node for each in targets])
     live = {each.node: state.step_progress.get((each.rollout, each.node), NO_PROGRESS) for each in targets}
     reasons = (
-        node_reason(index, each, blockers.get(each.node), live[each.node], state.runner_status, now)
+        node_reason(index, each, blockers.get(each.node), live[each.node], state.runners, now)
         for each in targets
     )
     return {
@@ -111,6 +112,7 @@ def why(state: State, resolved: ResolvedRollout, target: Target) -> wire_nodes.N
         "node": target.node,
         "phase": target.phase.value,
         "reason": reason(blocking_reason(state, resolved, target)),
+        "runner": chosen_runner(state.index, state.index.nodes.get(target.node)),
         "trouble": "; ".join(state.problems()) or None,
     }
 
@@ -120,7 +122,7 @@ def blocking_reason(state: State, resolved: ResolvedRollout, target: Target) -> 
     now = state.now()
     blocker = decide.explain_node(resolved.index, resolved.rollout.id, target.node, now)
     live = state.step_progress.get((target.rollout, target.node), NO_PROGRESS)
-    return node_reason(resolved.index, target, blocker, live, state.runner_status, now)
+    return node_reason(resolved.index, target, blocker, live, state.runners, now)
 
 
 _OUTCOME_CODES = frozenset(ReasonCode(outcome.value) for outcome in Outcome)
@@ -132,7 +134,7 @@ def node_reason(
     target: Target,
     blocker: Reason | None,
     live: StepProgress,
-    runner: RunnerStatus,
+    runners: Mapping[str, RunnerStatus],
     now: float,
 ) -> Reason | None:
     """Return why the node waits; None for a node that moves or is done.
@@ -147,7 +149,7 @@ def node_reason(
         found = blocker
     else:
         is_in_flight = target.phase in IN_FLIGHT_PHASES
-        found = _in_flight_reason(index, target, live, runner, now) if is_in_flight else None
+        found = _in_flight_reason(index, target, live, runners, now) if is_in_flight else None
     if found is None or found.remedy is None or found.remedy.until is None or found.remedy.until > now:
         return found
     # The instant has passed, and what was due then is under way.
@@ -155,15 +157,13 @@ def node_reason(
 
 
 def _in_flight_reason(
-    index: Index, target: Target, live: StepProgress, runner: RunnerStatus, now: float
+    index: Index, target: Target, live: StepProgress, runners: Mapping[str, RunnerStatus], now: float
 ) -> Reason | None:
     if live.awaited_sources:
         awaited, answer = {"sources": live.awaited_sources}, Remedy(RemedyKind.WAIT_FOR_INVENTORY)
         return Reason(ReasonCode.INVENTORY_AWAITED, target.node, awaited, live.since, answer)
-    if target.node in runner.waiting:
-        runs = {"active": runner.active, "parallel": runner.parallel}
-        end_of_run = Remedy(RemedyKind.WAIT_FOR_RUN)
-        return Reason(ReasonCode.RUNNER_FULL, target.node, runs, runner.waiting[target.node], end_of_run)
+    if (for_runner := waiting_reason(index, target.node, runners)) is not None:
+        return for_runner
     if (shared := trains.outage_reason(index, target, now)) is not None:
         return shared
     params: dict[str, Param]

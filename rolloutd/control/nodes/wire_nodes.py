@@ -6,6 +6,7 @@ from typing import Any, Literal, NotRequired
 
 from typing_extensions import TypedDict
 
+from rolloutd.control.daemons.wire_runners import ChosenRunner
 from rolloutd.control.rollouts.wire import (
     Minutes,
     Reason,
@@ -85,12 +86,14 @@ class NodeDetail(Node):
 class NodeReason(TypedDict):
     """Why a node does not move; `reason` is null if it moves or is done.
 
-    `trouble` is the daemon's own, such as a full disk; null when there is none.
+    `trouble` is the daemon's own, such as a full disk; null when there is none.  `runner` is null if no
+    runner is for the node.
     """
 
     node: str
     phase: str
     reason: Reason | None
+    runner: ChosenRunner | None
     trouble: str | None
 
 

@@ -22,6 +22,7 @@ from machines.scheduler.train_savings import shareable_nodes
 from rolloutd.commands import trains
 from rolloutd.commands.rollout_commands import Principal
 from rolloutd.commands.submit import ResolvedPlan
+from rolloutd.control.daemons.runner_serializers import chosen_runner
 from rolloutd.control.plans import plan_serializers, wire_plans
 from rolloutd.control.rollouts import coverage, serializers
 from rolloutd.forecast.request import Draft
@@ -49,6 +50,7 @@ def preview(settings: Settings, draft: ResolvedPlan, actor: Actor, now: float) -
                 "pools": list(target.pools),
                 "wave": target.wave,
                 "position": target.position,
+                "runner": chosen_runner(index, index.nodes[target.node]),
                 "cannot_start": serializers.reason(blockers[target.node]),
             }
             for target in targets

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from typing_extensions import TypedDict
 
+from rolloutd.control.daemons.wire_runners import ChosenRunner
 from rolloutd.control.nodes.wire_nodes import TaskChange
 from rolloutd.control.rollouts.wire import (
     AssumptionText,
@@ -74,6 +75,7 @@ class PreviewTarget(TypedDict):
     pools: list[str]
     wave: str
     position: int
+    runner: ChosenRunner | None
     cannot_start: Reason | None
 
 

@@ -21,7 +21,7 @@ from rolloutd.configuration.shown_variables import hide_values
 from rolloutd.engine.state import State
 from rolloutd.engine.tasks import BackgroundJobs
 from rolloutd.errors import NotFound, RolloutdError, StoreFailed
-from rolloutd.ports import Runner
+from rolloutd.ports import PlaybookRuns
 
 log = logging.getLogger("rolloutd.engine.background.pilot_evidence")
 
@@ -38,7 +38,7 @@ MAX_DIFF_CHARS = 32_768
 class PilotDocumenter:
     """Attaches the evidence of pilots that are done."""
 
-    def __init__(self, state: State, runner: Runner) -> None:
+    def __init__(self, state: State, runner: PlaybookRuns) -> None:
         self._state = state
         self._runner = runner
         self._jobs: BackgroundJobs[str] = BackgroundJobs("pilot", state)
@@ -69,7 +69,7 @@ class PilotDocumenter:
             state.last_write_error = str(failure)
 
 
-async def collect_evidence(state: State, runner: Runner, target: Target) -> dict[str, Any]:
+async def collect_evidence(state: State, runner: PlaybookRuns, target: Target) -> dict[str, Any]:
     """Return the evidence as JSON."""
     records = await state.store.load_steps(target.rollout, target.node)
     ended = [record for record in records if record.state is not StepState.INTENDED]
@@ -107,7 +107,7 @@ def _step(record: StepRecord) -> dict[str, Any]:
     }
 
 
-async def _read_run(runner: Runner, record: StepRecord) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+async def _read_run(runner: PlaybookRuns, record: StepRecord) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Return the changed tasks of a run, and the length and hash of its log."""
     changes: list[dict[str, Any]] = []
     lines, hashed = 0, hashlib.sha256()

@@ -27,7 +27,7 @@ from rolloutd.ports import (
     NodeSnapshots,
     Ok,
     PinnedSource,
-    Runner,
+    Runners,
     StagedFiles,
     Stager,
     StepContext,
@@ -57,7 +57,7 @@ class PreparationAdapters:
 class AdapterSet:
     """Adapters by kind; `source` returns the pinned source of a rollout, NotFound if it was removed."""
 
-    runner: Runner
+    runner: Runners
     isolators: Mapping[str, Isolator]
     checks: Mapping[str, Check]
     source: Callable[[str], Awaitable[PinnedSource]]

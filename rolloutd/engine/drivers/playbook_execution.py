@@ -77,7 +77,7 @@ class PlaybookExecution:
         """Start or find the run of a stage, and follow it to its end."""
         stage, session = action.stage, self._session
         run = f"{session.rollout}.{session.node}.{session.target.attempt}.{stage.name}.{action.number}"
-        record = self._journal.begin(action, handle=self._runner.run_id_here(run))
+        record = self._journal.begin(action, handle=self._runner.run_id_for(run, session.node))
         if action.is_started:
             handle = self._journal.recorded_version(record).handle
             if self._runner.is_elsewhere(handle):

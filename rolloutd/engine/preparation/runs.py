@@ -30,8 +30,8 @@ class PrepareRuns:
         self._adapters = adapters
 
     def handle_of(self, row: Preparation) -> str:
-        """Return the handle of the row's run, or the id with which it begins on this machine."""
-        return row.handle or self._adapters.runner.run_id_here(run_id(row))
+        """Return the handle of the row's run, or the id with which it begins."""
+        return row.handle or self._adapters.runner.run_id_for(run_id(row), row.node or LOCALHOST)
 
     async def has_begun(self, row: Preparation) -> bool:
         """Return whether the row's run has begun; False if that is unknown."""

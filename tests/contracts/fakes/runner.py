@@ -154,6 +154,14 @@ class FakeRunner:
         self._world = world
         self._machine = machine
         self.status = RunnerStatus(parallel=16)
+        self.statuses = {"local": self.status}
+        self.place = "here"
+
+    async def check_available(self) -> None:
+        """Return: the world is always there."""
+
+    def run_id_for(self, name: str, node: str) -> str:
+        return self.run_id_here(name)
 
     def run_id_here(self, name: str) -> str:
         return f"{name}@{self._machine}" if self._machine else name

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 
 from rolloutd.admin.runs import TEST_SUDO, describe_runs, suggest_pipelining
-from rolloutd.control.daemons.daemon_serializers import runs
-from rolloutd.ports import WITHHELD, RunnerStatus, ShellResult
+from rolloutd.control.daemons.runner_serializers import runs
+from rolloutd.ports import WITHHELD, ShellResult, TunedRunnerStatus
 from tests.contracts.fakes.shell import FakeShell
 
 CONNECTIONS = {"n1": {WITHHELD: ["ansible_password"]}, "n2": {}, "n10": {}}
@@ -36,12 +36,12 @@ async def test_no_node_answers_and_nothing_is_suggested() -> None:
 
 
 def test_runs_are_described_with_memory_of_fork_servers() -> None:
-    status = RunnerStatus(parallel=8, active=2, waiting={"n1": 1.0}, servers={os.getpid()})
+    status = TunedRunnerStatus(parallel=8, active=2, waiting={"n1": 1.0}, servers={os.getpid()})
     status.started.update({"fork": 3, "new process": 1})
-    shown = runs(status)
+    shown = runs({"local": status}, ())
     assert shown["fork_servers_bytes"] > 2**20
     assert describe_runs(shown).text.startswith(
         "2 of at most 8 active, 1 waiting; 3 started as forks and 1 as new processes; 1 fork server, "
     )
-    gone = RunnerStatus(servers={2**22 + 1})
-    assert runs(gone)["fork_servers_bytes"] == 0
+    gone = TunedRunnerStatus(servers={2**22 + 1})
+    assert runs({"local": gone}, ())["fork_servers_bytes"] == 0

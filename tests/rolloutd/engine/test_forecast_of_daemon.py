@@ -61,7 +61,7 @@ def forecast_now(
         inside.index,
         inside.clock.now(),
         lambda *step: (seconds_of(*step),),
-        Assumptions(APPROVE_AFTER_S, parallel_runs=inside.state.runner_status.parallel),
+        Assumptions(APPROVE_AFTER_S, parallel_runs=inside.state.runners["local"].parallel),
         draws=1,
         random=random.Random(1),
         records=records,

@@ -229,6 +229,17 @@ EXAMPLES: dict[ReasonCode, tuple[str, dict[str, Any], str]] = {
     ReasonCode.TRAFFIC: ("n1", {"detail": "n1 has 3 connections"}, "n1 has 3 connections"),
     ReasonCode.TRAFFIC_UNKNOWN: ("n1", {"detail": None}, "n1 is being probed for client traffic"),
     ReasonCode.CANNOT_ISOLATE: ("n1", {"detail": "db is held"}, "n1 cannot be isolated: db is held"),
+    ReasonCode.NO_RUNNER: ("n1", {}, "no runner of the settings is for n1, and local_runner is false"),
+    ReasonCode.RUNNER_DOWN: (
+        "n1",
+        {"runner": "fra", "match": "site=fra", "detail": "https://k8s.fra: connection refused"},
+        ("n1 waits for runner fra (site=fra), which begins no runs: https://k8s.fra: connection refused"),
+    ),
+    ReasonCode.RUNNER_FULL: (
+        "n1",
+        {"runner": "local", "active": 4, "parallel": 4},
+        "n1 waits for this machine, not for a pool: 4 runs are active, and ansible.parallel allows 4",
+    ),
     ReasonCode.CHECKING_COMPLIANCE: ("n1", {}, "n1 is checked for whether it needs the change"),
     ReasonCode.PREPARING: (
         "n1",
@@ -290,11 +301,6 @@ EXAMPLES: dict[ReasonCode, tuple[str, dict[str, Any], str]] = {
             "since the daemon started"
         ),
     ),
-    ReasonCode.RUNNER_FULL: (
-        "n1",
-        {"active": 4, "parallel": 4},
-        "n1 waits for this machine, not for a pool: 4 runs are active, and ansible.parallel allows 4",
-    ),
 }
 
 ARGS: dict[str, str | bool] = {
@@ -308,6 +314,7 @@ ARGS: dict[str, str | bool] = {
     "id": "k1",
     "team": "a",
     "source": "kubernetes/ams",
+    "runner": "fra",
     "nodes": "n1",
     "has_rollback": True,
 }

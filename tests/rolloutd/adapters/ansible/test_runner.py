@@ -202,7 +202,7 @@ async def test_runs_that_never_began_are_swept_at_start(real: AnsibleBackend) ->
         directory.write(directory.connection_file, {"ansible_become_password": "correct-horse-battery"})
     (directories[1].path / "claim").write_text("daemon 1 1 another-boot")
     (directories[2].path / "claim").write_text(f"run {os.getpid()} 1 this-boot")
-    await real.runner().artifacts.abandon_unbegun()
+    real.runner().artifacts.abandon_unbegun()
     assert [each.connection_file.exists() for each in directories] == [False, False, True]
 
 

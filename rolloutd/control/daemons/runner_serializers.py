@@ -1,0 +1,66 @@
+"""Serializers of runners, and why a node in flight waits for one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from machines.facts.index import Index
+from machines.model.node import Node
+from machines.model.reasons import Param, Reason, ReasonCode, Remedy, RemedyKind
+from machines.model.runners import RunnerRule, runner_of
+from machines.model.timefmt import format_rfc3339
+from machines.rules.runners import problem_reason
+from rolloutd.control.daemons import wire_runners
+from rolloutd.plugin import LOCAL_RUNNER
+from rolloutd.ports import RunnerStatus, TunedRunnerStatus
+from rolloutd.service.memory import memory_bytes
+
+
+def runs(runners: Mapping[str, RunnerStatus], rules: Sequence[RunnerRule]) -> wire_runners.Runs:
+    """Return the runs on this machine, and all runners."""
+    local = runners.get(LOCAL_RUNNER, RunnerStatus())
+    started = local.started if isinstance(local, TunedRunnerStatus) else {}
+    servers = local.servers if isinstance(local, TunedRunnerStatus) else set()
+    return {
+        "parallel": local.parallel,
+        "active": local.active,
+        "waiting": len(local.waiting),
+        "forks": started.get("fork", 0),
+        "new_processes": started.get("new process", 0),
+        "fork_servers": len(servers),
+        "fork_servers_bytes": memory_bytes(servers),
+        "runners": [_runner(rule, runners[rule.name]) for rule in rules if rule.name in runners],
+    }
+
+
+def _runner(rule: RunnerRule, status: RunnerStatus) -> wire_runners.Runner:
+    problem = status.problem
+    return {
+        "name": rule.name,
+        "match": rule.match.text or None,
+        "parallel": status.parallel,
+        "active": status.active,
+        "waiting": len(status.waiting),
+        "problem": None if problem is None else problem.detail,
+        "since": None if problem is None else format_rfc3339(problem.since, "milliseconds"),
+    }
+
+
+def chosen_runner(index: Index, node: Node | None) -> wire_runners.ChosenRunner | None:
+    """Return which runner has a node, and the selector that chose it; None without one."""
+    rule = None if node is None else runner_of(index.limits.runners, node)
+    return None if rule is None else {"name": rule.name, "match": rule.match.text or None}
+
+
+def waiting_reason(index: Index, node: str, runners: Mapping[str, RunnerStatus]) -> Reason | None:
+    """Return why a node in flight waits for its runner; None if it does not."""
+    name = next((name for name, each in runners.items() if node in each.waiting), None)
+    if name is None:
+        return None
+    status = runners[name]
+    if status.problem is not None:
+        rules = {rule.name: rule for rule in index.limits.runners}
+        return problem_reason(rules.get(name, RunnerRule(name)), node, status.problem)
+    params: dict[str, Param] = {"runner": name, "active": status.active, "parallel": status.parallel}
+    end_of_run = Remedy(RemedyKind.WAIT_FOR_RUN)
+    return Reason(ReasonCode.RUNNER_FULL, node, params, status.waiting[node], end_of_run)

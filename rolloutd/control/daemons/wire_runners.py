@@ -1,0 +1,37 @@
+"""JSON shapes of runners."""
+
+from __future__ import annotations
+
+from typing_extensions import TypedDict
+
+
+class ChosenRunner(TypedDict):
+    """A node's runner, and the selector that chose it; null for that of all other nodes."""
+
+    name: str
+    match: str | None
+
+
+class Runner(TypedDict):
+    """A runner, its nodes, its runs, and since when it begins none."""
+
+    name: str
+    match: str | None
+    parallel: int
+    active: int
+    waiting: int
+    problem: str | None
+    since: str | None
+
+
+class Runs(TypedDict):
+    """Playbook runs on the daemon's machine, the memory of its fork servers, and all runners."""
+
+    parallel: int
+    active: int
+    waiting: int
+    forks: int
+    new_processes: int
+    fork_servers: int
+    fork_servers_bytes: int
+    runners: list[Runner]

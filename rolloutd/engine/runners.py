@@ -1,0 +1,278 @@
+"""All runners as one: a node's runs go to the runner that the settings name for it.
+
+The id of a run, and so its handle, names the runner's place, by which the next daemon finds it: `PLACE=RUN`.
+The runner of this machine adds no place, so its handles are those of every version of rolloutd.  A runner
+that does not answer, or refuses, is waited for; what it does not begin is no failure of a node.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+from machines.model.runners import RunnerProblem, runner_of
+from rolloutd.engine.state import State
+from rolloutd.errors import AdapterFailed, NotFound, RolloutdError, RunnerUnavailable
+from rolloutd.plugin import LOCAL_RUNNER
+from rolloutd.ports import (
+    Artifact,
+    ArtifactStore,
+    Failed,
+    Host,
+    KeepsConnections,
+    Ok,
+    OnOneMachine,
+    RunEvent,
+    Runner,
+    RunnerStatus,
+    RunRequest,
+    RunState,
+    StoresRuns,
+    Unknown,
+)
+from rolloutd.ports.guards import adapter_errors
+
+log = logging.getLogger("rolloutd.engine.runners")
+
+CHECK_S = 30.0
+"""Interval of asking whether a runner is available; a start that fails says so at once."""
+
+PROBLEM_CHECK_S = 5.0
+"""The same while one is not: nodes wait for it."""
+
+RETRY_S = (1.0, 2.0, 5.0, 10.0, 15.0)
+"""Pauses before a call is made again that the runner did not answer; the last one is repeated."""
+
+END_MARGIN_S = 300.0
+"""Time after its own limit in which a run has ended: its wait to be started, and its end."""
+
+PLACE_DIGITS = 8
+"""Hexadecimal digits of a runner's place in handles: a settings file has few runners."""
+
+_PLACED = re.compile(rf"([a-z0-9-]+\.[0-9a-f]{{{PLACE_DIGITS}}})=(.*)", re.DOTALL)
+
+
+class RoutedRunners:
+    """ports.Runners by the rules of the settings."""
+
+    def __init__(self, state: State, runners: Mapping[str, Runner]) -> None:
+        """`runners` by name, with that of this machine, which also has the runs of earlier settings."""
+        self._state = state
+        self._runners = runners
+        self._names = {_place(name, runner): name for name, runner in runners.items() if name != LOCAL_RUNNER}
+        self._deadlines: dict[str, float] = {}
+        """Until when a runner's silence about a run is waited out, epoch seconds."""
+        self.artifacts = _StoredRuns(self)
+
+    @property
+    def statuses(self) -> Mapping[str, RunnerStatus]:
+        return {name: runner.status for name, runner in self._runners.items()}
+
+    @property
+    def stores(self) -> Mapping[str, ArtifactStore]:
+        """What the runners keep of ended runs, by runner."""
+        return {name: each.artifacts for name, each in self._runners.items() if isinstance(each, StoresRuns)}
+
+    async def watch(self) -> None:
+        """Ask until cancelled whether the runners are available, more often while one is not."""
+        while True:
+            await asyncio.gather(*map(self._check, self._runners))
+            has_problem = any(each.problem for each in self.statuses.values())
+            await self._state.clock.sleep(PROBLEM_CHECK_S if has_problem else CHECK_S)
+
+    async def _check(self, name: str) -> None:
+        try:
+            with adapter_errors(f"runner {name}"):
+                await self._runners[name].check_available()
+        except (RolloutdError, TimeoutError) as error:
+            self._record(name, error)
+        else:
+            self._record(name, None)
+
+    def _record(self, name: str, error: Exception | None) -> None:
+        """Record whether a runner is available, so that the rules know it."""
+        status, before = self._runners[name].status, self._runners[name].status.problem
+        if error is None:
+            status.problem = None
+        else:
+            since = self._state.now() if before is None else before.since
+            is_full = isinstance(error, RunnerUnavailable) and error.is_full
+            status.problem = RunnerProblem(str(error) or "no answer in time", since, is_full)
+        if status.problem == before:
+            return
+        log.log(
+            logging.INFO if error is None else logging.WARNING, "runner %s: %s", name, error or "available"
+        )
+        problems = {key: each.problem for key, each in self.statuses.items() if each.problem is not None}
+        self._state.index.record_runner_problems(problems)
+        self._state.wake_up()
+
+    # -- which runner
+
+    def run_id_for(self, name: str, node: str) -> str:
+        is_known = node in self._state.index.nodes
+        runner_name = (self._name_for(self._state.host(node)) if is_known else None) or LOCAL_RUNNER
+        runner = self._runners[runner_name]
+        own = runner.run_id_here(name) if isinstance(runner, OnOneMachine) else name
+        return self.handle_of(runner_name, own)
+
+    def is_elsewhere(self, handle: str) -> bool:
+        name, own = self.resolve(handle)
+        if name is None:
+            return True
+        runner = self._runners[name]
+        return isinstance(runner, OnOneMachine) and runner.is_elsewhere(own)
+
+    def resolve(self, handle: str) -> tuple[str | None, str]:
+        """Return the runner that a handle names, None for one that is not there, and its own handle."""
+        match = _PLACED.fullmatch(handle)
+        return (LOCAL_RUNNER, handle) if match is None else (self._names.get(match[1]), match[2])
+
+    def handle_of(self, name: str, own: str) -> str:
+        """Return the handle of a runner's own handle."""
+        return own if name == LOCAL_RUNNER else f"{_place(name, self._runners[name])}={own}"
+
+    def _name_for(self, host: Host) -> str | None:
+        """Return the name of a host's runner, None without one; this machine itself has its own runner."""
+        node = self._state.index.nodes.get(host.name)
+        if node is None or host.connection.get("ansible_connection") == "local":
+            return LOCAL_RUNNER
+        rule = runner_of(self._state.index.limits.runners, node)
+        return None if rule is None else rule.name
+
+    def _name_for_start(self, request: RunRequest) -> str:
+        """Return the runner of a run that begins or is found again; raises RunnerUnavailable without one."""
+        name, own = self.resolve(request.run_id)
+        if name is None:
+            raise AdapterFailed(
+                f"{request.run_id}: the settings no longer name its runner; its state is unknown"
+            )
+        local = self._runners[LOCAL_RUNNER]
+        machine = local.run_id_here("") if isinstance(local, OnOneMachine) else ""
+        names_machine = bool(machine) and own.endswith(machine)
+        name = name if own != request.run_id or names_machine else self._name_for(request.host)
+        if name is None:
+            raise RunnerUnavailable(f"{request.node}: no runner of the settings is for it")
+        return name
+
+    # -- ports.PlaybookRuns
+
+    async def start(self, request: RunRequest) -> str:
+        """Start the run as soon as its runner is available; its status shows the node meanwhile."""
+        since, own = self._state.now(), self.resolve(request.run_id)[1]
+        retries = iter(RETRY_S)
+        while True:
+            name = None
+            try:
+                name = self._name_for_start(request)
+                inner = await self._runners[name].start(replace(request, run_id=own))
+                break
+            except RunnerUnavailable as error:
+                if name is not None:
+                    self._record(name, error)
+            with self._shown_waiting(name, request.node, since):
+                await self._state.clock.sleep(next(retries, RETRY_S[-1]))
+        if self._runners[name].status.problem is not None:
+            self._record(name, None)
+        handle = self.handle_of(name, inner)
+        self._deadlines[handle] = self._state.now() + request.timeout_s + END_MARGIN_S
+        return handle
+
+    @contextmanager
+    def _shown_waiting(self, name: str | None, node: str, since: float) -> Iterator[None]:
+        waiting = {} if name is None else self._runners[name].status.waiting
+        waiting.setdefault(node, since)
+        try:
+            yield
+        finally:
+            if waiting.get(node) == since:
+                del waiting[node]
+
+    async def get_state(self, handle: str) -> RunState:
+        return await self._follow(handle, lambda runner, own: runner.get_state(own))
+
+    async def wait_for_change(self, handle: str) -> RunState:
+        return await self._follow(handle, lambda runner, own: runner.wait_for_change(own))
+
+    async def _follow(self, handle: str, ask: Callable[[Runner, str], Awaitable[RunState]]) -> RunState:
+        """Ask about a run; a runner that does not answer is asked again until the run must have ended."""
+        name, own = self.resolve(handle)
+        if name is None:
+            return RunState(Unknown(f"{handle}: the settings no longer name its runner"))
+        until = self._deadlines.get(handle, self._state.now() + END_MARGIN_S)
+        retries = iter(RETRY_S)
+        while True:
+            try:
+                state = await ask(self._runners[name], own)
+            except RunnerUnavailable as error:
+                self._record(name, error)
+                if self._state.now() >= until:
+                    return RunState(
+                        Unknown(f"runner {name} has not answered since the run must be over: {error}")
+                    )
+                await self._state.clock.sleep(next(retries, RETRY_S[-1]))
+                continue
+            if state.result is not None:
+                self._deadlines.pop(handle, None)
+            return state
+
+    async def read_events(self, handle: str, offset: int = 0) -> AsyncIterator[RunEvent]:
+        runner, own = self._found(handle)
+        async for event in runner.read_events(own, offset):
+            yield event
+
+    async def cancel(self, handle: str) -> None:
+        runner, own = self._found(handle)
+        await runner.cancel(own)
+
+    async def discard(self, handle: str) -> None:
+        runner, own = self._found(handle)
+        await runner.discard(own)
+        self._deadlines.pop(handle, None)
+
+    async def clean_up_stale_runs(
+        self, host: Host, *, timeout_s: float, fencing_token: str = ""
+    ) -> Ok | Failed | Unknown:
+        runner = self._runners[self._name_for(host) or LOCAL_RUNNER]
+        return await runner.clean_up_stale_runs(host, timeout_s=timeout_s, fencing_token=fencing_token)
+
+    async def keep_connections(self, nodes: Collection[str]) -> None:
+        for runner in self._runners.values():
+            if isinstance(runner, KeepsConnections):
+                await runner.keep_connections(nodes)
+
+    def _found(self, handle: str) -> tuple[Runner, str]:
+        name, own = self.resolve(handle)
+        if name is None:
+            raise NotFound(f"{handle}: the settings no longer name its runner, which has the run")
+        return self._runners[name], own
+
+
+class _StoredRuns:
+    """ports.ArtifactStore of the runs of all runners, by their handles."""
+
+    def __init__(self, runners: RoutedRunners) -> None:
+        self._runners = runners
+
+    async def list_artifacts(self) -> Sequence[Artifact]:
+        listed = [
+            replace(each, name=self._runners.handle_of(name, each.name))
+            for name, store in self._runners.stores.items()
+            for each in await store.list_artifacts()
+        ]
+        return sorted(listed, key=lambda each: each.name)
+
+    async def remove(self, name: str, *, unmodified_since: float) -> bool:
+        runner, own = self._runners.resolve(name)
+        store = None if runner is None else self._runners.stores.get(runner)
+        return store is None or await store.remove(own, unmodified_since=unmodified_since)
+
+
+def _place(name: str, runner: Runner) -> str:
+    """Return a runner's place as handles name it."""
+    return f"{name}.{hashlib.sha256(runner.place.encode()).hexdigest()[:PLACE_DIGITS]}"

@@ -1,0 +1,195 @@
+"""Runs go to the runner of their node, and are found again there, waited for, or unknown."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from machines.model.reasons import ReasonCode
+from machines.model.runners import RunnerRule
+from machines.model.selector import parse_selector
+from machines.scheduler.decide import explain_node
+from machines.states import Outcome
+from rolloutd.engine import runners
+from rolloutd.engine.drivers.node_session import AdapterSet
+from rolloutd.engine.runners import RoutedRunners
+from rolloutd.errors import NotFound
+from rolloutd.ports import Host, Ok, RunRequest, Unknown
+from tests.contracts.fakes.runner import FakeRunner, Script
+from tests.contracts.fakes.sources import SOURCE
+from tests.rolloutd.control_environment import PLAN, ControlEnvironment, control_environment
+from tests.rolloutd.engine.test_daemon import ALL_CANARIES, running
+from tests.rolloutd.slow_store import adapters_of, daemon_of
+from tests.support.directory_runner import DirectoryRunner
+
+LOCAL_RULE = RunnerRule("local")
+RACK = "r1"
+"""The rack of p1 and s1, whose playbooks the runner of the tests' own runs."""
+
+
+class Elsewhere:
+    """A daemon's state with a runner elsewhere, for rack r1, and that of this machine."""
+
+    def __init__(self, inside: ControlEnvironment, directory: Path, *rules: RunnerRule) -> None:
+        self.inside = inside
+        self.directory = directory / "elsewhere"
+        rule = RunnerRule("shelf", parse_selector(f"rack={RACK}"))
+        limits = replace(inside.state.index.limits, runners=rules or (rule, LOCAL_RULE))
+        inside.state.index.update_limits(limits)
+        self.shelf = DirectoryRunner(self.directory)
+        self.runners = self.open()
+
+    def open(self, name: str = "shelf") -> RoutedRunners:
+        """Return the runners as a daemon has them that has just started."""
+        local = FakeRunner(self.inside.run_host, "0123456789ab")
+        return RoutedRunners(self.inside.state, {name: DirectoryRunner(self.directory), "local": local})
+
+    def adapters(self, directory: Path) -> AdapterSet:
+        return replace(adapters_of(self.inside, directory), runner=self.runners)
+
+    def request(self, node: str, run: str = "r1", playbook: str = "succeeds.yml") -> RunRequest:
+        return RunRequest(run, Host(node, labels={}), SOURCE, playbook)
+
+
+@pytest.fixture
+async def elsewhere(tmp_path: Path) -> AsyncIterator[Elsewhere]:
+    async with control_environment(tmp_path) as inside:
+        inside.run_host.scripts = {"succeeds.yml": Script.OK, "never.yml": Script.LONG}
+        made = Elsewhere(inside, tmp_path)
+        try:
+            yield made
+        finally:
+            made.shelf.end_all()
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(60.0):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def test_handle_names_runner_and_finds_run_again(elsewhere: Elsewhere) -> None:
+    both = elsewhere.runners
+    ids = [both.run_id_for("r1", node) for node in ("p1", "p2")]
+    assert ids[1] == "r1@0123456789ab"
+    assert ids[0].startswith("shelf.")
+    requests = [elsewhere.request(node, run) for node, run in zip(("p1", "p2"), ids, strict=True)]
+    assert [await both.start(request) for request in requests] == ids
+    assert elsewhere.inside.run_host.started_runs == ["r1@0123456789ab"]
+    again = elsewhere.open()
+    assert not any(map(again.is_elsewhere, ids))
+    for handle in ids:
+        await until_over(again, handle)
+        assert isinstance((await again.get_state(handle)).result, Ok)
+    assert elsewhere.shelf.begun("p1") == ["r1"]
+    # A label that changed meanwhile moves no run that has begun.
+    assert await again.start(replace(requests[0], host=Host("p2"))) == ids[0]
+
+
+async def until_over(both: RoutedRunners, handle: str) -> None:
+    async with asyncio.timeout(60.0):
+        while (await both.wait_for_change(handle)).result is None:
+            pass
+
+
+async def test_handle_of_removed_runner_is_unknown(elsewhere: Elsewhere) -> None:
+    handle = await elsewhere.runners.start(elsewhere.request("p1"))
+    for after in (elsewhere.open("renamed"), elsewhere.open("shelf.2")):
+        assert after.is_elsewhere(handle)
+        state = await after.get_state(handle)
+        assert isinstance(state.result, Unknown)
+        assert state.has_begun
+        with pytest.raises(NotFound):
+            _ = [event async for event in after.read_events(handle)]
+    moved = Elsewhere(elsewhere.inside, elsewhere.directory)
+    assert moved.runners.is_elsewhere(handle), "the same name at another place is another runner"
+
+
+async def test_handle_of_other_machine_is_elsewhere(elsewhere: Elsewhere) -> None:
+    assert elsewhere.runners.is_elsewhere("r1@ba9876543210")
+    assert not elsewhere.runners.is_elsewhere("r1"), "a handle of rolloutd 0.1"
+
+
+async def test_build_on_this_machine_is_run_by_it(elsewhere: Elsewhere) -> None:
+    host = Host("p1", connection={"ansible_connection": "local"})
+    assert await elsewhere.runners.start(replace(elsewhere.request("p1"), host=host)) == "r1"
+
+
+async def test_start_waits_for_runner_that_is_down(elsewhere: Elsewhere) -> None:
+    both, state = elsewhere.runners, elsewhere.inside.state
+    elsewhere.shelf.set_reachable(False)
+    starting = asyncio.create_task(both.start(elsewhere.request("p1")))
+    await until(lambda: "p1" in both.statuses["shelf"].waiting)
+    assert state.index.runner_problems["shelf"].detail.endswith("down")
+    elsewhere.shelf.set_reachable(True)
+    elsewhere.inside.clock.advance(runners.RETRY_S[-1])
+    handle = await starting
+    assert both.statuses["shelf"].waiting == {}
+    assert state.index.runner_problems == {}
+    await until_over(both, handle)
+
+
+async def test_silent_runner_is_waited_for_until_run_is_over(elsewhere: Elsewhere) -> None:
+    both, clock = elsewhere.runners, elsewhere.inside.clock
+    handle = await both.start(elsewhere.request("p1", playbook="never.yml"))
+    elsewhere.shelf.set_reachable(False)
+    asking = asyncio.create_task(both.get_state(handle))
+    await until(lambda: "shelf" in elsewhere.inside.state.index.runner_problems)
+    elsewhere.shelf.set_reachable(True)
+    clock.advance(runners.RETRY_S[-1])
+    assert (await asking).result is None
+    elsewhere.shelf.set_reachable(False)
+    asking = asyncio.create_task(both.get_state(handle))
+    await asyncio.sleep(0)
+    clock.advance(elsewhere.request("p1").timeout_s + runners.END_MARGIN_S + runners.RETRY_S[-1])
+    assert isinstance((await asking).result, Unknown)
+
+
+async def test_runner_that_answers_again_is_seen(elsewhere: Elsewhere) -> None:
+    both, index = elsewhere.runners, elsewhere.inside.state.index
+    elsewhere.shelf.set_reachable(False)
+    watching = asyncio.create_task(both.watch())
+    await until(lambda: "shelf" in index.runner_problems)
+    elsewhere.shelf.set_reachable(True)
+    await pass_time(elsewhere.inside, lambda: not index.runner_problems)
+    watching.cancel()
+
+
+async def test_stored_runs_of_all_runners_are_listed(elsewhere: Elsewhere) -> None:
+    assert await elsewhere.runners.artifacts.list_artifacts() == []
+    assert await elsewhere.runners.artifacts.remove("gone.00000000=r1", unmodified_since=0.0)
+
+
+async def test_rollout_walks_over_two_runners(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        inside.run_host.scripts = {"site.yml": Script.OK}
+        both = Elsewhere(inside, tmp_path)
+        text = PLAN.replace("soak: 10m", ALL_CANARIES)
+        rollout = await inside.start(text=text)
+        index = inside.state.index
+        both.shelf.set_reachable(False)
+        watching = asyncio.create_task(both.runners.watch())
+        await until(lambda: index.runner_problems)
+        async with running(daemon_of(inside, both.adapters(tmp_path))):
+            await pass_time(inside, lambda: index.target(rollout, "p2").outcome is Outcome.CHANGED)
+            now = inside.clock.now()
+            assert explain_node(index, rollout, "p1", now).code is ReasonCode.RUNNER_DOWN
+            both.shelf.set_reachable(True)
+            await pass_time(inside, lambda: index.all_done(rollout))
+        watching.cancel()
+        assert {each.outcome for each in index.targets(rollout)} == {Outcome.CHANGED}
+        elsewhere = {node for node in ("p1", "p2", "s1", "s2") if both.shelf.begun(node)}
+        assert elsewhere == {"p1", "s1"}
+        assert [len(both.shelf.begun(node)) for node in sorted(elsewhere)] == [1, 1]
+
+
+async def pass_time(inside: ControlEnvironment, condition: Callable[[], object]) -> None:
+    """Let the processes work and the clock go on until the condition holds."""
+    async with asyncio.timeout(60.0):
+        while not condition():
+            await asyncio.sleep(0.005)
+            inside.clock.advance(0.5)
