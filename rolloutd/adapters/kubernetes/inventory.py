@@ -60,7 +60,8 @@ class KubernetesInventory:
         return [self._to_discovered_node(each) for each in sorted(views, key=lambda each: each.name)]
 
     async def find_missing_prerequisites(self) -> Sequence[str]:
-        return await find_missing_permissions(self._cluster)
+        leases = None if self._watch is None else self._watch.leases
+        return await find_missing_permissions(self._cluster, "" if leases is None else leases.namespace)
 
     async def _read_watch(self, watch: NodeWatch) -> Sequence[NodeView]:
         try:

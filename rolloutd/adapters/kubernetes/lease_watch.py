@@ -54,7 +54,7 @@ class LeaseWatch(WatchHandler):
 
     def __init__(self, cluster: Cluster, namespace: str) -> None:
         self._cluster = cluster
-        self._namespace = namespace
+        self.namespace = namespace
         self._leases: dict[str, NodeLease] = {}
         self._on_changed: Callable[[Iterable[str] | None], None] = lambda nodes: None
         self.problem = f"the leases of {namespace} were not read yet"
@@ -62,7 +62,7 @@ class LeaseWatch(WatchHandler):
     async def run(self, on_changed: Callable[[Iterable[str] | None], None]) -> None:
         """Watch until cancelled; `on_changed` gets the nodes whose leases have changed, None for all."""
         self._on_changed = on_changed
-        path = api_path("leases", namespace=self._namespace, group="coordination.k8s.io/v1")
+        path = api_path("leases", namespace=self.namespace, group="coordination.k8s.io/v1")
         await run_list_watch(self._cluster, path, {}, self)
 
     def holder_of(self, node: str, now: float) -> str:
@@ -97,8 +97,8 @@ class LeaseWatch(WatchHandler):
         self._set_problem("")
 
     def on_disconnected(self, reason: str) -> None:
-        log.warning("leases of %s: %s", self._namespace, reason)
-        self._set_problem(f"the leases of {self._namespace} cannot be read: {reason}")
+        log.warning("leases of %s: %s", self.namespace, reason)
+        self._set_problem(f"the leases of {self.namespace} cannot be read: {reason}")
 
     def _set_problem(self, problem: str) -> None:
         if problem != self.problem:

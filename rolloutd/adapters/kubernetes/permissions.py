@@ -50,10 +50,21 @@ REQUIRED_PERMISSIONS = (
 )
 
 
-async def find_missing_permissions(cluster: Cluster) -> list[str]:
+async def find_missing_permissions(cluster: Cluster, lease_namespace: str = "") -> list[str]:
     """Return one sentence per missing permission, or one if the cluster does not answer the review."""
     missing: list[str] = []
-    for permission in REQUIRED_PERMISSIONS:
+    of_leases = [
+        Permission(
+            verb,
+            "leases",
+            "to see which nodes other tools lock",
+            group="coordination.k8s.io",
+            namespace=lease_namespace,
+        )
+        for verb in ("list", "watch")
+        if lease_namespace
+    ]
+    for permission in (*REQUIRED_PERMISSIONS, *of_leases):
         try:
             reason_text = await _denial_reason(cluster, permission)
         except ClusterUnreachable as error:

@@ -15,6 +15,7 @@ import pytest
 from machines.model.node import NodeHealth, Observation
 from machines.scheduler.decide import explain_node
 from rolloutd.adapters.kubernetes.cluster import Cluster
+from rolloutd.adapters.kubernetes.inventory import KubernetesInventory
 from rolloutd.adapters.kubernetes.lease_watch import NO_END, LeaseWatch, parse_lease
 from rolloutd.adapters.kubernetes.node_watch import NodeWatch
 from rolloutd.adapters.timers import SystemClock
@@ -115,6 +116,8 @@ async def test_node_is_unknown_until_leases_are_read(tmp_path: Path) -> None:
         token = kubernetes.token(({"apiGroups": [""], "resources": ["nodes"], "verbs": ["*"]},))
         cluster = Cluster("prod", kubernetes.kubeconfig(tmp_path / "kubeconfig", token=token))
         watch = NodeWatch(cluster, SystemClock(), leases=LeaseWatch(cluster, NAMESPACE))
+        missing = await KubernetesInventory(cluster, watch=watch).find_missing_prerequisites()
+        assert [each for each in missing if "may not list leases (coordination.k8s.io)" in each]
         async with watching(watch) as core:
             async with asyncio.timeout(LIMIT_S):
                 while NAMESPACE not in getattr(core.last.get("n1"), "why", ""):
