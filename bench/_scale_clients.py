@@ -21,7 +21,7 @@ from typing import Any
 
 from bench._scale_fleet import Fleet, longest_pause, with_fleet
 from rolloutd.control.client import Client, api_path
-from rolloutd.control.responses import MAX_PAUSE_S
+from rolloutd.control.responses import MAX_PAUSE_S, SharedAnswers
 from rolloutd.control.routes import Services
 from rolloutd.control.server import ControlServer
 from tests.contracts.fakes.leadership import FakeLeadership, Seat
@@ -39,7 +39,7 @@ async def served(fleet: Fleet) -> AsyncIterator[Path]:
     unused: Any = None
     state = fleet.state
     needed = {"state": state, "started_at": state.now(), "version": "bench", "is_standby": False}
-    needed["leadership"] = FakeLeadership(Seat())
+    needed["leadership"], needed["answers"] = FakeLeadership(Seat()), SharedAnswers()
     services = Services(**({each.name: unused for each in fields(Services)} | needed))
     path = fleet.directory / "s"
     server = ControlServer(services, path=path)

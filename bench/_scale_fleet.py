@@ -36,10 +36,11 @@ from rolloutd.commands.submit import submit
 from rolloutd.commands.voting import Ballot, vote
 from rolloutd.control.identity import Identity
 from rolloutd.engine.background.node_observations import run_watch
+from rolloutd.engine.change_notifier import ChangeNotifier
 from rolloutd.engine.daemon import Daemon
 from rolloutd.engine.drivers.node_session import AdapterSet
 from rolloutd.engine.forecasts import Forecaster
-from rolloutd.engine.state import ChangeNotifier, State
+from rolloutd.engine.state import State
 from rolloutd.errors import StoreFailed
 from rolloutd.ports import (
     DiscoveredNode,

@@ -89,7 +89,7 @@ class Figure:
     nodes: int
     value: float
     unit: str
-    limit: float
+    limit: float | None
 
 
 def main() -> None:
