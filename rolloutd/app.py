@@ -43,12 +43,13 @@ from rolloutd.engine.background.audit_export import AuditExporter
 from rolloutd.engine.background.node_cleaning import NodeCleaner
 from rolloutd.engine.background.node_observations import HostOnlyObserver, run_watch
 from rolloutd.engine.background.retention import RetentionCleaner
+from rolloutd.engine.change_notifier import ChangeNotifier
 from rolloutd.engine.daemon import Daemon
 from rolloutd.engine.drivers.node_session import AdapterSet, PreparationAdapters
 from rolloutd.engine.forecasts import Forecaster
 from rolloutd.engine.notifications import NotificationDispatcher
 from rolloutd.engine.runners import RoutedRunners
-from rolloutd.engine.state import ChangeNotifier, State
+from rolloutd.engine.state import State
 from rolloutd.engine.tasks import wait_for_first
 from rolloutd.errors import LeadershipLost, RolloutdError
 from rolloutd.plugin import (

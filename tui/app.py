@@ -137,7 +137,7 @@ class Console(ConsoleApp):
     def _drain_messages(self) -> None:
         """Apply what the connection brought, and draw what that changes.
 
-        An entry only wakes the model, so most pages wait for the response to draw.
+        An entry only wakes the model, so most pages wait for the status to draw.
         """
         if isinstance(self.screen, Page) and self.screen.shows_entries:
             self._needs_drawing = True
@@ -153,7 +153,8 @@ class Console(ConsoleApp):
                 case _:
                     lines.append(message)
         if lines:
-            self.model.apply_stream_lines(lines)
+            self.model.apply_stream_lines(lines, self._clock())
+            self._needs_drawing |= any("status" in each for each in lines)
         for removed in self._node_summaries.keys() - self.model.rollouts.keys():
             del self._node_summaries[removed]
         self._run_due_fetches()

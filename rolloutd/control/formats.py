@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import TypeVar
 
 from machines.model.timefmt import format_rfc3339
@@ -11,6 +12,7 @@ from rolloutd.control.requests import PageQuery
 T = TypeVar("T")
 
 
+@lru_cache(maxsize=4_096)  # a status has most instants of the one before
 def format_timestamp(instant: float) -> str:
     """Return an instant (epoch seconds) as `2026-11-20T09:30:00.123Z`."""
     return format_rfc3339(instant, "milliseconds")

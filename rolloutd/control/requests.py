@@ -420,12 +420,14 @@ class ConfigurationDiffQuery(QueryParams):
 class EventsQuery(QueryParams):
     """Entries after a sequence number; with `follow` the stream does not end.
 
-    Without `after`, a stream that follows begins now, another at the first entry.
+    Without `after`, a stream that follows begins now, another at the first entry.  With `status` it has the
+    status of all rollouts after each change, in place of the progress.
     """
 
     after: Count | None = None
     rollout: Name | None = None
     follow: bool = False
+    status: bool = False
 
 
 class LogQuery(QueryParams):

@@ -7,7 +7,7 @@ server checks what was sent and writes what is returned.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, get_args, get_origin, get_type_hints
 
 from typing_extensions import TypeVar
@@ -16,6 +16,7 @@ from machines.model.rollout import Actor
 from rolloutd.control import rights
 from rolloutd.control.identity import Identity
 from rolloutd.control.requests import NoParams, QueryParams, RequestBody
+from rolloutd.control.responses import SharedAnswers, encode_in_slices
 from rolloutd.engine.background.drift_checks import DriftChecker
 from rolloutd.engine.background.node_cleaning import NodeCleaner
 from rolloutd.engine.check_mode import CheckMode
@@ -61,6 +62,7 @@ class Services:
     leadership: Leadership
     step_down: Callable[[], None]
     is_standby: bool = False
+    answers: SharedAnswers = field(default_factory=SharedAnswers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,10 @@ class Request(Generic[Input]):
     upload: bytes = b""
 
 
+ANONYMOUS = Identity(uid=-1, user="")
+"""The caller of a shared answer."""
+
+
 @dataclass(frozen=True, slots=True)
 class Created(Generic[Body]):
     """An answer with status 201: something new exists."""
@@ -85,7 +91,7 @@ class Created(Generic[Body]):
 
 
 LineStream = AsyncGenerator[Any, None]
-"""A stream: one JSON object per line."""
+"""A stream: one JSON object per line, or the bytes of several lines that streams share."""
 
 Handler = Callable[[Services, Request[Any]], Awaitable[Any]]
 """Returns a JSON value, Created, or a LineStream if the route streams."""
@@ -120,6 +126,19 @@ class Route:
     def is_body_optional(self) -> bool:
         fields = {} if self.body_model is None else self.body_model.model_fields
         return not any(each.is_required() for each in fields.values())
+
+
+async def shared_answer(services: Services, path: str, handler: Handler, request: Request[Any]) -> bytes:
+    """Return the encoded answer to a question of any caller; equal ones that wait at once share it."""
+    # Without the caller, so that no answer can depend on who asked first.
+    anonymous = replace(request, identity=ANONYMOUS)
+
+    async def compute() -> bytes:
+        services.state.index.advance(services.state.now())
+        return await encode_in_slices(await handler(services, anonymous))
+
+    question = (*sorted(request.path_params.items()), request.input)
+    return await services.answers.get(path, question, compute)
 
 
 class RouteTable(list[Route]):

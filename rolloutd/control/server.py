@@ -13,7 +13,6 @@ import logging
 import secrets
 import socket
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,7 +32,7 @@ from rolloutd.control.identity import (
 )
 from rolloutd.control.limits import DenialLog, LimitedProtocol, Limits
 from rolloutd.control.route_table import ROUTES
-from rolloutd.control.routes import Created, LineStream, Request, Route, Services
+from rolloutd.control.routes import Created, LineStream, Request, Route, Services, shared_answer
 from rolloutd.errors import NotAllowed, NotLeader, RolloutdError, StoreFailed
 from rolloutd.service.listen_socket import BACKLOG, ListenSocket, bind
 
@@ -70,10 +69,6 @@ SHUTDOWN_TIMEOUT_S = 2.0
 """Grace period of open responses when the daemon stops; clients resume streams."""
 
 
-ANONYMOUS = Identity(uid=-1, user="")
-"""The caller of a shared answer."""
-
-
 class ControlServer:
     """The HTTP API of one daemon on one Unix socket.
 
@@ -98,7 +93,6 @@ class ControlServer:
         self._limits = Limits(
             streams=MAX_STREAMS, uploads=MAX_UPLOADS, requests=MAX_REQUESTS, heavy=MAX_HEAVY
         )
-        self._shared = responses.SharedAnswers()
         http_log = logging.getLogger("rolloutd.control.http")
         http_log.addFilter(_is_worth_logging)
         self._runner = web.AppRunner(
@@ -139,7 +133,7 @@ class ControlServer:
             self._bound.remove()
         if self._listener is not None:
             self._listener.close()
-        self._shared.close()
+        self._services.answers.close()
         await self._runner.cleanup()
 
     async def _listen(self) -> None:
@@ -203,7 +197,8 @@ class ControlServer:
                         if route.is_heavy:
                             held.enter_context(self._limits.heavy.taking(identity.uid))
                         if route.is_shared:
-                            return responses.json_response(await self._share(route, parsed))
+                            answer = await shared_answer(self._services, route.path, route.handler, parsed)
+                            return responses.json_response(answer)
                         result = await self._call(route, parsed)
             except NotAllowed as exc:
                 await self._record_denial(identity, f"{route.method} {request.path}", str(exc))
@@ -228,16 +223,6 @@ class ControlServer:
         # Questions about facts that are due fork them; most need none so.
         self._services.state.index.advance(self._services.state.now())
         return await route.handler(self._services, parsed)
-
-    async def _share(self, route: Route, parsed: Request[Any]) -> bytes:
-        question = (*sorted(parsed.path_params.items()), parsed.input)
-        # Without the caller, so that no answer can depend on who asked first.
-        anonymous = replace(parsed, identity=ANONYMOUS)
-
-        async def compute() -> bytes:
-            return await responses.encode_in_slices(await self._call(route, anonymous))
-
-        return await self._shared.get(route.path, question, compute)
 
     async def _identify(self, request: web.Request) -> Identity | None:
         transport = request.transport
@@ -286,7 +271,8 @@ class ControlServer:
             await response.prepare(request)
             async with contextlib.aclosing(lines) as stream:
                 async for line in stream:
-                    await response.write(responses.encode_json(line) + b"\n")
+                    is_encoded = isinstance(line, bytes)
+                    await response.write(line if is_encoded else responses.encode_json(line) + b"\n")
             await response.write_eof()
         except ConnectionError:
             log.debug("a client disconnected during a stream")

@@ -18,7 +18,8 @@ from rolloutd import __version__
 from rolloutd.control.routes import Services
 from rolloutd.control.server import ControlServer
 from rolloutd.engine.background.standby_follower import StandbyFollower
-from rolloutd.engine.state import ChangeNotifier, State
+from rolloutd.engine.change_notifier import ChangeNotifier
+from rolloutd.engine.state import State
 from rolloutd.errors import RolloutdError
 from rolloutd.ports import Clock, Leadership
 from rolloutd.service.reload import TeamPlanCompiler

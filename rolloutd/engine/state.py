@@ -13,8 +13,8 @@ import json
 import logging
 import os
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -33,6 +33,7 @@ from machines.scheduler.expiry import extend_deadlines
 from machines.workflow.records import RepeatedTry
 from rolloutd.configuration.sealed_variables import unseal
 from rolloutd.engine.adapter_failures import AdapterFailures
+from rolloutd.engine.change_notifier import ChangeNotifier
 from rolloutd.engine.commit_lock import CommitLock, nodes_of_steps
 from rolloutd.engine.tasks import compute, free, wait_until_done
 from rolloutd.engine.transition_log import log_entries
@@ -138,44 +139,6 @@ class SourceState:
     @property
     def freshness(self) -> SourceFreshness:
         return SourceFreshness(self.source, self.refreshed_at, self.stale_after_s, self.held is not None)
-
-
-class ChangeNotifier:
-    """Signals to subscribers that something was committed, or that a step has progressed.
-
-    Subscribers read the audit entries from the store by sequence number, so a subscriber that is slow or
-    reconnects loses nothing.
-    """
-
-    def __init__(self, latest_seq: int = 0) -> None:
-        self.latest_seq = latest_seq
-        self.progress_count = 0
-        self._subscribers: set[asyncio.Event] = set()
-
-    @contextmanager
-    def subscribe(self) -> Iterator[asyncio.Event]:
-        """Yield an event that is set at each change; the subscriber clears it."""
-        event = asyncio.Event()
-        self._subscribers.add(event)
-        try:
-            yield event
-        finally:
-            self._subscribers.discard(event)
-
-    def notify_committed(self, entries: Sequence[AuditEntry]) -> None:
-        """Signal new audit entries."""
-        if entries:
-            self.latest_seq = max(self.latest_seq, entries[-1].seq)
-            self._notify()
-
-    def notify_progress(self) -> None:
-        """Signal that a node in flight has progressed within its step."""
-        self.progress_count += 1
-        self._notify()
-
-    def _notify(self) -> None:
-        for event in self._subscribers:
-            event.set()
 
 
 @dataclass(slots=True)

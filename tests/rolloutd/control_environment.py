@@ -38,9 +38,10 @@ from rolloutd.control.server import ControlServer
 from rolloutd.engine.background.audit_monitor import AuditMonitor
 from rolloutd.engine.background.drift_checks import DriftChecker
 from rolloutd.engine.background.node_cleaning import NodeCleaner
+from rolloutd.engine.change_notifier import ChangeNotifier
 from rolloutd.engine.check_mode import CheckMode
 from rolloutd.engine.forecasts import Forecaster
-from rolloutd.engine.state import ChangeNotifier, State
+from rolloutd.engine.state import State
 from rolloutd.forecast.__main__ import answer_text
 from rolloutd.ports import Checkpoints, Peers, RunnerStatus, StandbyDaemon, Store
 from rolloutd.settings import Settings

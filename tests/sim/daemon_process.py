@@ -17,9 +17,10 @@ from machines.model.events import DaemonStarted, Event
 from machines.model.limits import Budget
 from machines.model.node import NodeHealth, Observation
 from rolloutd.engine.background.node_cleaning import NodeCleaner
+from rolloutd.engine.change_notifier import ChangeNotifier
 from rolloutd.engine.daemon import Daemon
 from rolloutd.engine.drivers.node_session import AdapterSet, PreparationAdapters
-from rolloutd.engine.state import LARGE_COMMIT_ROWS, ChangeNotifier, State
+from rolloutd.engine.state import LARGE_COMMIT_ROWS, State
 from rolloutd.errors import RolloutdError
 from rolloutd.ports import PinnedSource, SourceRules
 from rolloutd.service.reload import SettingsReloader, TeamPlanCompiler

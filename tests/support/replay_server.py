@@ -19,6 +19,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from tests.support.replayed_fleet import JSON, ReplayedFleet, format_rfc3339
 
 HEARTBEAT_S = 15.0
+STATUS_INTERVAL_S = 0.05
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -142,19 +143,17 @@ class _Handler(BaseHTTPRequestHandler):
                 if self.server.is_closed:
                     return
                 entries = fleet.entries[after : after + 2_000]
-                running = (
-                    [{**each, "rollout": fleet.id} for each in fleet.in_flight()]
-                    if self.server.progress != progress
-                    else None
-                )
+                status = fleet.status() if self._has_news(after, progress) else None
                 progress = self.server.progress
             while self.server.broken_lines:
                 yield self.server.broken_lines.pop()
             for entry in entries:
                 yield {"seq": entry["seq"], "entry": entry}
             after += len(entries)
-            if running is not None:
-                yield {"seq": None, "progress": running}
+            if status is not None:
+                yield {"seq": None, "status": status}
+                with fleet.changed:  # between two statuses, as the daemon
+                    fleet.changed.wait_for(lambda: self.server.is_closed, STATUS_INTERVAL_S)
             elif not entries:
                 yield {"seq": None, "heartbeat": after}
 

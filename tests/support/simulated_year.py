@@ -15,7 +15,8 @@ from machines.model.step_record import StepAction, StepState
 from rolloutd.audit.audit_segments import SEGMENTS_DIRECTORY
 from rolloutd.engine.background.audit_export import AuditExporter
 from rolloutd.engine.background.retention import RetentionCleaner
-from rolloutd.engine.state import ChangeNotifier, State
+from rolloutd.engine.change_notifier import ChangeNotifier
+from rolloutd.engine.state import State
 from rolloutd.settings import Settings
 from rolloutd.settings.compile import compile_limits
 from rolloutd.store import FILE_NAME, SqlStore, open_store

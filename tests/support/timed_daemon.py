@@ -24,9 +24,10 @@ from machines.rules import gates
 from machines.states import Trigger
 from machines.workflow.phase_transitions import transition
 from rolloutd.concurrency.slots import Slots
+from rolloutd.engine.change_notifier import ChangeNotifier
 from rolloutd.engine.daemon import Daemon
 from rolloutd.engine.drivers.node_session import AdapterSet, PreparationAdapters
-from rolloutd.engine.state import ChangeNotifier, State
+from rolloutd.engine.state import State
 from rolloutd.errors import NotFound
 from rolloutd.ports import (
     Busy,

@@ -137,7 +137,7 @@ def test_entries_change_no_figure_and_request_the_rollout(before: Any, after: An
     chosen = data.draw(st.lists(st.sampled_from(lines), max_size=2 * len(lines)) if lines else st.just([]))
     model.apply_stream_lines(chosen)
     assert visible_state(model, fleet) == shown
-    assert not chosen or {("status", ""), ("changed-nodes", fleet.id)} <= model.fetch_requests.keys()
+    assert not chosen or ("changed-nodes", fleet.id) in model.fetch_requests
 
 
 @property_settings
@@ -211,12 +211,14 @@ def test_heartbeat_ahead_of_the_stream_is_a_loss() -> None:
     assert model.fetch_requests["status", ""].is_urgent
 
 
-def test_progress_requests_the_status() -> None:
+def test_latest_status_of_the_stream_is_applied() -> None:
     fleet = pending_fleet()
-    model = model_of(fleet)
-    model.fetch_requests.clear()
-    model.apply_stream_lines([{"seq": None, "progress": []}])
-    assert model.fetch_requests.keys() == {("status", "")}
+    model, earlier = model_of(fleet), copy.deepcopy(fleet.status())
+    apply_moves(fleet, [(0, 1), (1, 1)])
+    statuses = [{"seq": None, "status": each} for each in (earlier, fleet.status())]
+    model.apply_stream_lines(statuses, at=7.0)
+    assert (model.seq, model.status_at) == (fleet.seq, 7.0)
+    assert model.rollouts[fleet.id].status["in_flight"] == fleet.status()["rollouts"][0]["in_flight"]
 
 
 def test_completions_count_when_they_happened() -> None:
@@ -236,7 +238,7 @@ def test_fleet_wide_entry_requests_nothing_of_a_closed_rollout() -> None:
     model.fetch_requests.clear()
     fleet.write("NodesDiscovered", nodes=["n"])
     model.apply_stream_lines(stream_lines(fleet))
-    assert model.fetch_requests.keys() == {("status", "")}
+    assert not model.fetch_requests
     fleet.write("FreezeLifted", actor="ana", freeze="f1")
     model.apply_stream_lines(stream_lines(fleet))
     assert ("rollout", fleet.id) in model.fetch_requests
@@ -275,7 +277,7 @@ def test_votes_and_freezes_are_requested_at_once() -> None:
     model.fetch_requests.clear()
     fleet.vote("start", by="ana", uid=1, teams=["infra"])
     model.apply_stream_lines(stream_lines(fleet))
-    assert model.fetch_requests["status", ""].is_urgent
+    assert model.fetch_requests["nodes", fleet.id].is_urgent
     fleet.write("FreezeStarted", actor="ana", freeze={"scope": "all", "reason": "fire"})
     model.apply_stream_lines(stream_lines(fleet))
     assert model.fetch_requests["locks", ""].is_urgent

@@ -151,7 +151,7 @@ class EventListener:
         return self._last_seq
 
     def _follow_events(self, after: int) -> None:
-        query = {"after": after, "follow": True}
+        query = {"after": after, "follow": True, "status": True}
         with contextlib.closing(self._client.stream(api_path("events"), query)) as lines:
             for line in lines:
                 self._last_received_at = self._now()

@@ -49,6 +49,9 @@ share, up to 0.2 s, and an event must be on the screen within a second."""
 NODES_PER_PAGE = 1_000
 """Decoding a page holds the interpreter for some milliseconds, and the console answers no key meanwhile."""
 
+SHARED_ENTRIES = 512
+"""Changed nodes are requested after a multiple of so many entries, so that consoles share an answer."""
+
 MAX_COMPLETED = 256
 """Requests whose completion is remembered, more than one console shows."""
 
@@ -136,7 +139,8 @@ class FetchQueue:
             case "nodes":
                 return partial(self._fetch_nodes, rollout), partial(model.apply_nodes, rollout)
             case "changed-nodes":
-                read = partial(self._fetch_nodes, rollout, model.seq if known is None else known.nodes_seq)
+                after = model.seq if known is None else known.nodes_seq
+                read = partial(self._fetch_nodes, rollout, after - after % SHARED_ENTRIES)
                 return read, partial(model.apply_nodes, rollout, is_whole=False)
             case "plan":
                 return self._get("rollouts", rollout, "plan"), partial(model.apply_plan, rollout)

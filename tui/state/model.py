@@ -44,9 +44,6 @@ MAX_REVIEWS = 8
 REFRESH_INTERVAL_S = 10.0
 """Between two requests for what time alone changes: no event announces an observation that grows old."""
 
-WORK_INTERVAL_S = 0.5
-"""The same for the status alone while nodes are in flight: the work that is left changes with time."""
-
 OVERDUE_INTERVAL_S = 1.0
 """The same while a shown deadline has passed: the daemon has not confirmed yet what it ends."""
 
@@ -161,17 +158,20 @@ class Model:
 
     # -- the stream
 
-    def apply_stream_lines(self, lines: Iterable[Mapping[str, Any]]) -> None:
-        """Apply lines of the event stream, in any order and any number of times."""
+    def apply_stream_lines(self, lines: Iterable[Mapping[str, Any]], at: float | None = None) -> None:
+        """Apply lines of the event stream, received at `at`, in any order and any number of times."""
+        status: wire.Status | None = None
         for line in lines:
             entry = line.get("entry")
             if entry is not None:
                 self._apply_entry(line["seq"], entry)
-            elif "progress" in line:
-                self._add_fetch_request("status")
+            elif "status" in line:
+                status = line["status"]  # the latest is enough
             elif 0 <= self.last_received_seq < line.get("heartbeat", -1):
                 self.last_received_seq = line["heartbeat"]
                 self._mark_lost()
+        if status is not None:
+            self.apply_status(status, at)
 
     def track_nodes(self, rollout: str) -> None:
         """Keep a rollout's nodes from now on, and fetch them if they are unknown."""
@@ -229,9 +229,6 @@ class Model:
         if has_just_passed or now - self._refreshed_at >= interval:
             self._refreshed_at = now
             self.mark_stale(is_urgent=has_just_passed)
-        is_working = any(known.in_flight and not known.is_closed for known in self.rollouts.values())
-        if is_working and (self.status_at is None or now - self.status_at >= WORK_INTERVAL_S):
-            self._add_fetch_request("status")
 
     def _shown_deadlines(self) -> Iterator[float]:
         locks = self.locks
@@ -258,7 +255,6 @@ class Model:
         event, rollout = entry["event"], entry["rollout"]
         # A user waits for the effect of a decision; the work on nodes may wait for its turn.
         is_decision = event in _GATE_EVENTS | _LOCK_EVENTS | _ROLLOUT_EVENTS
-        self._add_fetch_request("status", is_urgent=is_decision)
         if event in _LOCK_EVENTS:
             self._add_fetch_request("locks", is_urgent=True)
         if event in _ROLLOUT_EVENTS:

@@ -8,27 +8,40 @@ the store and the runner, so a slow reader loses nothing.
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any
 
 from machines.facts.preparations import BUILD_NODE
 from machines.model.preparation import Preparation, PreparationState, PrepareKind
 from machines.states import Phase
 from rolloutd.commands.resolve import ResolvedRollout, resolve_for_reading, resolve_in_audit
 from rolloutd.control.nodes import logs, wire_nodes
-from rolloutd.control.requests import EventsQuery, LogQuery
+from rolloutd.control.requests import EventsQuery, LogQuery, StatusQuery
 from rolloutd.control.rollouts import serializers, wire
-from rolloutd.control.routes import Request, RouteTable, Services
+from rolloutd.control.rollouts.handlers import status
+from rolloutd.control.routes import ANONYMOUS, Request, RouteTable, Services, shared_answer
 from rolloutd.errors import NotFound
+from rolloutd.ports import AuditEntry
 from rolloutd.texts.formats import pluralize
 
 HEARTBEAT_S = 15.0
 """Silence until a heartbeat is sent; clients give up after three missing ones."""
 
+FLUSH_INTERVAL_S = 0.05
+"""Minimum time between two writes: entries that are committed meanwhile share one."""
 
 PROGRESS_INTERVAL_S = 0.2
 """Minimum time between two lines of progress: a person reads no more than five a second."""
 
+STATUS_INTERVAL_S = 0.05
+"""Minimum time between two lines of a status; what it costs makes it longer in a large fleet."""
+
+WORK_INTERVAL_S = 0.5
+"""Maximum time between them while nodes are in flight: the work that is left changes with time."""
+
+WRITE_BYTES = 2**16
+"""Bytes after which a write ends: a page of entries of many nodes has megabytes."""
 
 LOG_COST_FACTOR = 9
 """Pause after a read of a followed log, in multiples of its duration: a read begins at the first line."""
@@ -47,49 +60,104 @@ routes = RouteTable()
 
 @routes.add("GET", "/v1/events", on_standby=True)
 async def events(services: Services, request: Request[EventsQuery]) -> AsyncGenerator[wire.EventLine, None]:
-    """Stream audit entries, and with `follow` the progress of running work."""
+    """Stream audit entries, and with `follow` the progress of running work or the status."""
     query = request.input
     rollout = None if query.rollout is None else await resolve_in_audit(services.state, query.rollout)
     after = query.after
     if after is None:
         after = services.state.changes.latest_seq if query.follow else 0
-    return _event_lines(services, after, rollout, follow=query.follow)
+    return _event_lines(services, query, after, rollout)
 
 
 async def _event_lines(
-    services: Services, after: int, rollout: str | None, *, follow: bool
-) -> AsyncGenerator[wire.EventLine, None]:
-    loop = asyncio.get_running_loop()
-    feed = services.state.changes
+    services: Services, query: EventsQuery, after: int, rollout: str | None
+) -> AsyncGenerator[Any, None]:
+    loop, feed = asyncio.get_running_loop(), services.state.changes
+    interval_s = STATUS_INTERVAL_S if query.status else PROGRESS_INTERVAL_S
+
+    def latest_news() -> tuple[int, int, float]:
+        works = query.status and services.state.index.in_flight() > 0
+        return (
+            feed.progress_count,
+            feed.latest_seq if query.status else 0,
+            loop.time() // WORK_INTERVAL_S if works else 0.0,
+        )
+
     with feed.subscribe() as changed:
-        silent_since, progressed_at, shown_progress = loop.time(), 0.0, -1
+        silent_since, live_at, shown = loop.time(), 0.0, (-1, -1, 0.0)
         while True:
-            # Before the store is read: an entry that is written during the read sets it again.
+            # Before the entries are read: one that is written meanwhile sets it again.
             changed.clear()
-            # Before the page: up to here the filter has seen all, later entries it has not.
-            latest_seq = feed.latest_seq
-            page = await services.state.store.read_audit(after=after, limit=PAGE_SIZE, rollout=rollout)
-            for entry in page:
-                after, silent_since = entry.seq, loop.time()
-                yield {"seq": entry.seq, "entry": json.loads(entry.text)}
+            lines, now = [], loop.time()
+            if query.follow and latest_news() != shown and now - live_at >= interval_s:
+                shown, live_at = latest_news(), now
+                # Before the entries, which came while it was made: both reach the screen in one frame.
+                lines.append(await _live_line(services, query, rollout))
+            page, after = await _read_entries(services, after, rollout)
+            lines += [_entry_line(each) for each in page]
+            for part in _joined(lines):
+                silent_since = loop.time()
+                yield part
             if len(page) == PAGE_SIZE:
                 continue
-            after = max(after, latest_seq)
-            if not follow:
+            if not query.follow:
                 return
             now = loop.time()
-            if feed.progress_count != shown_progress and now - progressed_at >= PROGRESS_INTERVAL_S:
-                shown_progress, progressed_at, silent_since = feed.progress_count, now, now
-                yield {"seq": None, "progress": serializers.all_in_flight(services.state, rollout)}
             if now - silent_since >= HEARTBEAT_S:
                 silent_since = now
                 yield {"seq": None, "heartbeat": after}
-            pause = (
-                PROGRESS_INTERVAL_S
-                if feed.progress_count != shown_progress
-                else HEARTBEAT_S - (now - silent_since)
-            )
+            if lines:
+                await asyncio.sleep(FLUSH_INTERVAL_S)
+            pause = min(HEARTBEAT_S - (now - silent_since), WORK_INTERVAL_S if query.status else HEARTBEAT_S)
+            if latest_news() != shown:
+                pause = live_at + interval_s - loop.time()
             await _wait_for_change(changed, max(pause, 0.0))
+
+
+async def _read_entries(
+    services: Services, after: int, rollout: str | None
+) -> tuple[Sequence[AuditEntry], int]:
+    """Return a page of entries, and the number after which the next page begins."""
+    feed = services.state.changes
+    # Before the page: up to here the filter has seen all, later entries it has not.
+    latest_seq = feed.latest_seq
+    page = feed.recent_after(after, PAGE_SIZE) if rollout is None else None
+    if page is None:
+        page = await services.state.store.read_audit(after=after, limit=PAGE_SIZE, rollout=rollout)
+    if len(page) == PAGE_SIZE:
+        return page, page[-1].seq
+    return page, max(after, latest_seq, *(each.seq for each in page[-1:]))
+
+
+def _joined(lines: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield the lines in as few parts as WRITE_BYTES allow."""
+    part = bytearray()
+    for line in lines:
+        part += line
+        if len(part) >= WRITE_BYTES:
+            yield bytes(part)
+            part.clear()
+    if part:
+        yield bytes(part)
+
+
+def _entry_line(entry: AuditEntry) -> bytes:
+    # Spliced: the text of an entry is JSON in ASCII on one line.
+    return b'{"seq":%d,"entry":%s}\n' % (entry.seq, entry.text.encode())
+
+
+async def _live_line(services: Services, query: EventsQuery, rollout: str | None) -> bytes:
+    """Return the line of the status, or of the work in flight, which streams share."""
+
+    async def progress(services: Services, request: Request) -> list[wire.RolloutInFlight]:
+        return serializers.all_in_flight(services.state, rollout)
+
+    ask = partial(Request, ANONYMOUS)
+    if query.status:
+        body = await shared_answer(services, "/v1/status", status, ask("status", {}, StatusQuery()))
+    else:
+        body = await shared_answer(services, "/v1/events", progress, ask("progress", {}, query.rollout))
+    return b'{"seq":null,"%s":%s}\n' % (b"status" if query.status else b"progress", body)
 
 
 @routes.add("GET", "/v1/rollouts/{r}/nodes/{n}/log")

@@ -328,7 +328,7 @@ class RollbackResponse(TypedDict):
 
 
 class EventLine(TypedDict):
-    """One line of the event stream: an entry, the progress of running work, or a heartbeat.
+    """One line of the event stream: an entry, the progress of running work, a status, or a heartbeat.
 
     `heartbeat` is the sequence number of the last entry sent.
     """
@@ -336,6 +336,7 @@ class EventLine(TypedDict):
     seq: int | None
     entry: NotRequired[dict[str, Any]]
     progress: NotRequired[list[RolloutInFlight]]
+    status: NotRequired[Status]
     heartbeat: NotRequired[int]
 
 

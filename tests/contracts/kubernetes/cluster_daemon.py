@@ -24,9 +24,10 @@ from rolloutd.adapters.timers import ApschedulerScheduler, SystemClock
 from rolloutd.commands.resolve import resolve_rollout
 from rolloutd.control.nodes.node_serializers import blocking_reason
 from rolloutd.engine.background.node_observations import run_watch
+from rolloutd.engine.change_notifier import ChangeNotifier
 from rolloutd.engine.daemon import Daemon
 from rolloutd.engine.drivers.node_session import AdapterSet
-from rolloutd.engine.state import ChangeNotifier, State
+from rolloutd.engine.state import State
 from rolloutd.ports import DiscoveredNode
 from rolloutd.settings import Settings
 from rolloutd.settings.compile import compile_limits, compile_plan

@@ -489,6 +489,22 @@ async def test_progress_is_told_at_most_five_times_a_second(tmp_path: Path) -> N
         )
 
 
+async def test_streams_of_consoles_bring_each_entry_and_a_status(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        rollout = await inside.submit()
+        streams = [asyncio.create_task(inside.stream_lines("/v1/events", 3, follow=True, status=True))]
+        streams += [asyncio.create_task(inside.stream_lines("/v1/events", 3, follow=True, status=True))]
+        while len(inside.state.changes._subscribers) < 2:
+            await asyncio.sleep(0.01)
+        await inside.vote("olga", rollout, "start")
+        for first, *more in [await each for each in streams]:
+            assert [each["rollout"] for each in first["status"]["rollouts"]] == [rollout]
+            (entry,) = (each["entry"] for each in more if "entry" in each)
+            (status,) = (each["status"] for each in more if "status" in each)
+            assert (entry["event"], status["seq"]) == ("VoteCast", entry["seq"])
+            assert status == await inside.request("olga", "get", "/v1/status")
+
+
 async def test_a_client_that_goes_away_ends_its_stream_quietly(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

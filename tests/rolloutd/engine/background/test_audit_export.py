@@ -22,7 +22,8 @@ from rolloutd.audit.audit_chain import GENESIS_HASH
 from rolloutd.audit.audit_segments import list_segments, read_segment, read_segments
 from rolloutd.engine.background import audit_export
 from rolloutd.engine.background.audit_export import CONDITION, AuditExporter
-from rolloutd.engine.state import DATABASE_ID_LENGTH, ChangeNotifier, State
+from rolloutd.engine.change_notifier import ChangeNotifier
+from rolloutd.engine.state import DATABASE_ID_LENGTH, State
 from rolloutd.errors import StoreFailed
 from rolloutd.settings import Settings
 from rolloutd.settings.compile import compile_limits
