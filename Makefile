@@ -7,7 +7,7 @@
 SHELL := /bin/sh
 .DELETE_ON_ERROR:
 .SUFFIXES:
-.PHONY: packages soak takeovers trains reboots test-failed sim sim-planted sim-coverage test-long docs help demo test test-web screenshots check bench figures touches lock clean
+.PHONY: packages runners soak takeovers trains reboots test-failed sim sim-planted sim-coverage test-long docs help demo test test-web screenshots check bench figures touches lock clean
 
 export PYTHON
 # The tests start hundreds of our processes: without bytecode each compiles 230 modules in half a CPU second.
@@ -41,6 +41,7 @@ help:
 	@echo "make sim-planted  prove that the simulation finds the known bugs (tests/sim/mutants.py)"
 	@echo "make sim-coverage coverage of the loop, the drivers and the store by the simulation"
 	@echo "make takeovers    two daemons of one PostgreSQL on 24 nodes, with 30 faults"
+	@echo "make runners      200 runs by each runner elsewhere, with 20 kills of the daemon"
 	@echo "make trains       three changes on 24 nodes in one outage of each, with 20 kills of the daemon"
 	@echo "make reboots      200 machines that reboot themselves beside a rollout and a hold, with 20 kills"
 	@echo "make bench        all measurements (SUITE='scale --json': only that one)"
@@ -78,6 +79,11 @@ soak: .venv-dev/installed
 trains: .venv-dev/installed
 	@.ci/packages sshd haproxy
 	ROLLOUTD_TEST_TRAIN_NODES=24 ROLLOUTD_TEST_TRAIN_KILLS=20 $(DEV)/python -m pytest -n 0 -rP tests/acceptance/test_trains.py
+
+# 200 runs by each runner that is not on the daemon's machine, with a daemon that is killed twenty times.
+runners: .venv-dev/installed
+	@.ci/packages sshd
+	ROLLOUTD_TEST_RUNNER_RUNS=200 ROLLOUTD_TEST_RUNNER_KILLS=20 $(DEV)/python -m pytest -n 0 -rP tests/acceptance/test_awx_runs.py
 
 # Two daemons of one PostgreSQL on 24 nodes, with thirty faults.
 takeovers: .venv-dev/installed

@@ -457,7 +457,7 @@ def _make_source_lookup(
     async def find_source(rollout: str) -> PinnedSource:
         if rollout not in pinned:
             _, source = await state.store.load_plan(rollout)
-            found = PinnedSource(source["kind"], source["pin"])
+            found = PinnedSource.from_record(source)
             # The machine that stored the tree has its requirements; this one may not.
             await tree_cache.prepare(sources.tree_path(found))
             pinned[rollout] = found

@@ -213,7 +213,7 @@ async def _check_playbooks(settings: Settings, store: Store) -> str:
     live = [rollout.id for rollout in (await store.load_snapshot()).rollouts if not rollout.closed]
     pins = {rollout: (await store.load_plan(rollout))[1] for rollout in live}
     places = {
-        rollout: tree_directory(settings.files_dir, PinnedSource(pin["kind"], pin["pin"]))
+        rollout: tree_directory(settings.files_dir, PinnedSource.from_record(pin))
         for rollout, pin in pins.items()
     }
     missing = [rollout for rollout, place in places.items() if not await threads.FILES.run(place.is_dir)]

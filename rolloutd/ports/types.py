@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Self
 
 JSON = Any
 """JSON as the standard library decodes it."""
@@ -21,6 +22,10 @@ class PinnedSource:
     url: str = field(default="", compare=False)
     ref: str = field(default="", compare=False)
     ref_kind: str = field(default="", compare=False)
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, str]) -> Self:
+        return cls(**record)
 
     def to_record(self) -> dict[str, str]:
         """Return what a rollout stores of its source."""

@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from rolloutd.adapters.awx.rights import REQUESTS
 from rolloutd.control.routes import Route
 from rolloutd.planfile.schema import resolve_reference, value_schema
 
@@ -21,6 +22,9 @@ END = "<!-- reference: end -->"
 
 ROLES_BEGIN = "<!-- roles: begin -->"
 ROLES_END = "<!-- roles: end -->"
+
+AWX_BEGIN = "<!-- awx rights: begin -->"
+AWX_END = "<!-- awx rights: end -->"
 
 ROLES = ("outsider", "reader", "team", "owner", "submitter", "admin", "service")
 
@@ -77,6 +81,15 @@ def render_roles(routes: Sequence[Route]) -> str:
         cells = ("no", access.others, access.team, access.owner, access.owner, access.admin, access.others)
         lines.append(f"| `{route.method} {route.path}` | {' | '.join(cells)} |")
     return "\n".join([*lines, ROLES_END])
+
+
+def render_awx_rights() -> str:
+    """Return the table of the roles that AWX's account needs, with the requests that each is for."""
+    lines = [AWX_BEGIN, "| right | requests |", "|---|---|"]
+    for role in dict.fromkeys(REQUESTS.values()):
+        requests = [f"{method} {path}" for (method, path), needed in REQUESTS.items() if needed == role]
+        lines.append(f"| {role} | `{'`, `'.join(requests)}` |")
+    return "\n".join([*lines, AWX_END])
 
 
 def _mappings(schema: Schema, path: str, node: Schema) -> Iterator[tuple[str, Schema]]:

@@ -8,10 +8,13 @@ from rolloutd import planfile, settings
 from rolloutd.control.route_table import ROUTES
 from rolloutd.planfile import manifest
 from tests.docs.reference_tables import (
+    AWX_BEGIN,
+    AWX_END,
     BEGIN,
     END,
     ROLES_BEGIN,
     ROLES_END,
+    render_awx_rights,
     render_reference,
     render_roles,
 )
@@ -26,6 +29,7 @@ def main() -> None:
         "settings.md", BEGIN, END, render_reference(settings.schema(), planfile.schema(), "plan-file.md")
     )
     replace_table("artifacts.md", BEGIN, END, render_reference(manifest.schema()))
+    replace_table("awx.md", AWX_BEGIN, AWX_END, render_awx_rights())
     replace_table("api.md", ROLES_BEGIN, ROLES_END, render_roles(ROUTES))
 
 

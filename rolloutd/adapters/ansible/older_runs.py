@@ -22,6 +22,9 @@ INHERITED_TIMEOUT_S = 60.0
 INHERITED_AGE_S = 86_400.0
 """Age that another machine's run may have: playbooks of more than a day do not occur."""
 
+SHARED_TMP = "/var/tmp"  # noqa: S108 - a run makes its own directory there, which nobody else has
+"""Where a run that another machine executes has its files on a node: each user there may enter it."""
+
 FENCE_TIMEOUT_S = 45.0
 """Limit of taking the fence: its lock is awaited for 30 s, the rest is a login."""
 
@@ -35,7 +38,7 @@ class OlderRuns:
     fence_dir: str
     markers: Collection[stale_processes.RunMarkers]
     inherited_nodes: set[str]
-    remote_tmp_dirs: set[str] = field(default_factory=lambda: {environment.DEFAULT_REMOTE_TMP})
+    remote_tmp_dirs: set[str] = field(default_factory=lambda: {environment.DEFAULT_REMOTE_TMP, SHARED_TMP})
 
     async def end_inherited(self, host: Host, token: str) -> None:
         """End what another machine's run does on a node, if it may; raises AdapterFailed."""

@@ -161,7 +161,7 @@ def _source_difference(
 
 
 def _pinned(source: Mapping[str, str]) -> PinnedSource:
-    return PinnedSource(source["kind"], source["pin"])
+    return PinnedSource.from_record(source)
 
 
 async def _source_review(

@@ -62,7 +62,10 @@ def _session(token: str) -> aiohttp.ClientSession:
 
 
 async def test_name_of_inventory_is_claimed_once(api: Api) -> None:
-    body = {"name": f"rolloutd test {secrets.token_hex(8)}", "organization": await api.organization()}
+    body: dict[str, JSON] = {
+        "name": f"rolloutd test {secrets.token_hex(8)}",
+        "organization": await api.organization(),
+    }
     status, inventory = await api.call("POST", "inventories/", body)
     assert status == 201
     try:
@@ -77,7 +80,10 @@ async def test_name_of_inventory_is_claimed_once(api: Api) -> None:
 
 
 async def test_host_of_inventory_can_be_turned_off(api: Api) -> None:
-    body = {"name": f"rolloutd test {secrets.token_hex(8)}", "organization": await api.organization()}
+    body: dict[str, JSON] = {
+        "name": f"rolloutd test {secrets.token_hex(8)}",
+        "organization": await api.organization(),
+    }
     _, inventory = await api.call("POST", "inventories/", body)
     path = f"inventories/{inventory['id']}/"
     try:

@@ -1,0 +1,469 @@
+"""Runner whose playbooks AWX runs.
+
+A run is an inventory with the run's name and one host (claims.py), and the job that was launched with it.  So
+each daemon finds it again by the name, from any machine.  A launch is sent once for each claim.  If no job
+answers for it, the claim's host is turned off and the launch is waited out: only then has the run never
+started, and it begins with another claim.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from time import time
+from weakref import WeakValueDictionary
+
+from machines.model.rollout import FailureCode
+from rolloutd.adapters.ansible.progress import Progress
+from rolloutd.adapters.ansible.run_directory import MAX_START_ATTEMPTS
+from rolloutd.adapters.ansible.stale_processes import run_id_on, run_name
+from rolloutd.adapters.awx.claims import ACTIVE, Claim, Claims
+from rolloutd.adapters.awx.events import EventFold, instant, read_events
+from rolloutd.adapters.awx.host_data import groups_of
+from rolloutd.adapters.awx.http import AnswerLost, AwxClient, AwxRefused, Query
+from rolloutd.adapters.awx.preflight import find_problems
+from rolloutd.adapters.awx.preparation import Preparation
+from rolloutd.adapters.awx.result import EndedRun, evaluate, is_lost
+from rolloutd.adapters.awx.templates import Template, Templates, TemplateUnusable
+from rolloutd.errors import AdapterFailed, NotFound, RunnerUnavailable
+from rolloutd.ports import (
+    JSON,
+    Failed,
+    Host,
+    Ok,
+    PinnedSource,
+    RunEvent,
+    RunnerContext,
+    RunnerStatus,
+    RunRequest,
+    RunState,
+    StaleRuns,
+    Unknown,
+)
+
+log = logging.getLogger("rolloutd.adapters.awx.runner")
+
+CANCEL_TIMEOUT_S = 25.0
+"""Limit of the wait for a cancelled job's end; AWX asks its own process for 5 s."""
+
+CANCEL_ON_NODE_TIMEOUT_S = 10.0
+"""Limit of ending a cancelled run's processes on the node."""
+
+PENDING_LIMIT_S = 120.0
+"""Time after which a job that AWX has not begun says that AWX is full."""
+
+MAX_FINISHED_RUNS = 100
+"""Runs that are over and kept in memory, each with the end of its output: 2 MB in all."""
+
+UNMEASURED_PARALLEL = 50
+"""Runs at once as the forecast has it; AWX's own capacity is not known to its users."""
+
+
+@dataclass(frozen=True, slots=True)
+class AwxTimes:
+    """Seconds between two questions about a run, and of the settings `late_launch` and `late_events`."""
+
+    poll_s: float = 1.0
+    late_launch_s: float = 130.0
+    late_events_s: float = 75.0
+
+
+@dataclass(slots=True)
+class _TrackedRun:
+    """The state of a run as last read; all of it can be read again."""
+
+    claim: Claim
+    job: int
+    node: str
+    events: EventFold
+    state: Mapping[str, JSON]
+    over_since: float | None = None
+    tracked_since: float = field(default_factory=time)
+    result: Ok | Failed | Unknown | None = None
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+class AwxRunner:
+    """ports.Runner by job templates of an AWX."""
+
+    def __init__(
+        self, context: RunnerContext, client: AwxClient, templates: Templates, times: AwxTimes | None = None
+    ) -> None:
+        assert context.stale_runs is not None
+        self._context = context
+        self._client = client
+        self._templates = templates
+        self._claims = Claims(client)
+        self._stale_runs: StaleRuns = context.stale_runs
+        self._times = times or AwxTimes()
+        self._preparation = Preparation(context, templates, self._stale_runs)
+        self._runs: dict[str, _TrackedRun] = {}
+        self._refused: dict[str, Failed] = {}
+        self._never_started: set[str] = set()
+        self._start_locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self.status = RunnerStatus(UNMEASURED_PARALLEL)
+
+    # -- the port
+
+    @property
+    def place(self) -> str:
+        params = self._context.params
+        return f"{params['url']}{params['prefix']} {params['organization']}"
+
+    def run_id_here(self, name: str) -> str:
+        """Return an id that names this installation, because others may have rollouts of the same name."""
+        return run_id_on(self._context.machine, name)
+
+    def is_elsewhere(self, handle: str) -> bool:
+        return False
+
+    async def check_available(self) -> None:
+        await self._templates.organization(is_asked_again=True)
+        pending = [
+            run
+            for run in self._runs.values()
+            if run.result is None
+            and run.state.get("status") in ("pending", "waiting")
+            and time() - run.tracked_since > PENDING_LIMIT_S
+        ]
+        if pending:
+            text = f"{self._client.name}: job {pending[0].job} is pending for more than {PENDING_LIMIT_S:g} s"
+            raise RunnerUnavailable(f"{text}; see its reason in AWX", is_full=True)
+
+    async def find_missing_prerequisites(self) -> Sequence[str]:
+        """Ask AWX for all that a run needs; an empty inventory is created and deleted."""
+        return await find_problems(self._client, self._templates, self._claims)
+
+    def source_problem(self, source: PinnedSource) -> str:
+        """Return why AWX cannot run the playbooks of a source; empty if it can."""
+        try:
+            self._templates.require_source(source.kind, source.url)
+        except TemplateUnusable as error:
+            return str(error)
+        return ""
+
+    async def start(self, request: RunRequest) -> str:
+        """Start the run; raises ValueError for an invalid run id."""
+        request = replace(request, run_id=run_name(request.run_id))
+        lock = self._start_locks.setdefault(request.run_id, asyncio.Lock())
+        async with lock:
+            return await self._start(request)
+
+    async def get_state(self, handle: str) -> RunState:
+        if (refusal := self._refused.get(handle)) is not None:
+            return RunState(refusal)
+        run = self._runs.get(handle) or await self._find(handle)
+        async with run.lock:
+            if run.result is None:
+                await self._refresh(run)
+        progress, began_at = run.events.progress, instant(run.state.get("started"))
+        return progress.run_state(run.result, began_at)
+
+    async def wait_for_change(self, handle: str) -> RunState:
+        before = self._version(handle)
+        state = await self.get_state(handle)
+        while state.result is None and self._version(handle) == before:
+            await self._context.clock.sleep(self._times.poll_s)
+            state = await self.get_state(handle)
+        return state
+
+    async def read_events(self, handle: str, offset: int = 0) -> AsyncIterator[RunEvent]:
+        if handle in self._refused:
+            return
+        run = self._runs.get(handle) or await self._find(handle)
+        is_over = run.result is not None
+        check_only = run.events.check_only
+        async for event in read_events(self._client, run.job, offset, check_only=check_only, is_over=is_over):
+            yield event
+
+    async def cancel(self, handle: str) -> None:
+        if (await self.get_state(handle)).result is not None:
+            return
+        run = self._runs[handle]
+        # From here on the job begins on no host, also if AWX puts it back into its queue.
+        run.claim = await self._claims.abandon(run.claim, run.node)
+        await self._cancel_jobs([run.job])
+        connection = self._context.inventory().hosts.get(run.node)
+        if connection is None:
+            raise AdapterFailed(
+                f"{run.node}: the inventory no longer has it, so what its run left there is not ended"
+            )
+        host = Host(run.node, connection=connection)
+        left = await self._stale_runs.clean_up_stale_runs(host, timeout_s=CANCEL_ON_NODE_TIMEOUT_S)
+        await self.get_state(handle)
+        if not isinstance(left, Ok):
+            raise AdapterFailed(left.text)
+
+    async def discard(self, handle: str) -> None:
+        self._forget(handle)
+        organization = await self._templates.organization()
+        claim = await self._claims.find(organization, handle)
+        if claim is not None:
+            await self._claims.delete(claim)
+
+    async def clean_up_stale_runs(
+        self, host: Host, *, timeout_s: float, fencing_token: str = ""
+    ) -> Ok | Failed | Unknown:
+        """End the node's jobs in AWX, which could go on by `raw` tasks, then what they left on the node."""
+        organization = await self._templates.organization()
+        jobs = await self._claims.active_jobs(organization, host.name)
+        await self._cancel_jobs([int(each["id"]) for each in jobs])
+        return await self._stale_runs.clean_up_stale_runs(
+            host, timeout_s=timeout_s, fencing_token=fencing_token
+        )
+
+    # -- starting
+
+    async def _start(self, request: RunRequest) -> str:
+        for attempt in range(1, MAX_START_ATTEMPTS + 1):
+            handle = request.run_id if attempt == 1 else f"{request.run_id}~{attempt}"
+            if handle in self._runs or handle in self._refused:
+                return handle
+            if handle in self._never_started:
+                continue
+            organization = await self._templates.organization()
+            claim = await self._claims.find(organization, handle)
+            if claim is None:
+                return await self._begin(organization, handle, request)
+            if await self._adopt(handle, claim):
+                return handle
+        raise NotFound(
+            f"run {request.run_id} has been claimed {MAX_START_ATTEMPTS} times and never launched; check AWX"
+        )
+
+    async def _begin(self, organization: int, handle: str, request: RunRequest) -> str:
+        """Claim and launch the run; a refusal is the result of a run that never began."""
+        prepared = await self._preparation.check(request)
+        if isinstance(prepared, Failed):
+            self._refused[handle] = prepared
+            return handle
+        await self._stale_runs.end_inherited(request.host, request.fencing_token)
+        claim, is_new = await self._claims.take(organization, handle, _facts(request, prepared.tasks))
+        if not is_new:  # another daemon came first
+            return await self._start(request)
+        try:
+            from_node = await self._preparation.prepare_node(request, handle, prepared.python)
+            if isinstance(from_node, Failed):
+                await self._claims.abandon(claim, request.node)
+                self._refused[handle] = from_node
+                return handle
+            variables = {**prepared.variables, **from_node}
+            claim = await self._claims.fill(claim, request.node, variables, groups_of(request.host))
+        except BaseException:
+            self._never_started.add(handle)  # this claim is launched by nobody
+            raise
+        job = await self._launch(handle, claim, prepared.template, request)
+        if job is None:
+            if not await self._adopt(handle, claim):
+                return await self._start(request)
+            return handle
+        self._track(handle, claim, job)
+        await self._require_accepted(handle, job, claim, request)
+        return handle
+
+    async def _launch(
+        self, handle: str, claim: Claim, template: Template, request: RunRequest
+    ) -> Mapping[str, JSON] | None:
+        """Launch the job once; return None if AWX may have launched it without an answer."""
+        body = {
+            "inventory": claim.inventory,
+            "extra_vars": dict(request.variables),
+            "scm_branch": request.source.pin,
+            "job_type": "check" if request.check_only else "run",
+            "timeout": max(1, int(request.timeout_s)),
+            "diff_mode": request.check_only,
+        }
+        path = f"job_templates/{template.id}/launch/"
+        try:
+            answer: Mapping[str, JSON] = (
+                await self._client.request("POST", path, body=body, accepted=(201,))
+            )[1]
+        except AnswerLost as error:
+            log.warning("%s: the answer to its launch was lost: %s", request.run_id, error)
+            return None
+        except AwxRefused as error:
+            self._never_started.add(handle)
+            self._templates.forget()
+            raise self._client.unavailable(
+                f"template {template.name} refuses a launch ({error})", "see the template and its project"
+            ) from None
+        return answer
+
+    async def _require_accepted(
+        self, handle: str, job: Mapping[str, JSON], claim: Claim, request: RunRequest
+    ) -> None:
+        """Cancel a job at once that AWX launched otherwise than it was asked to."""
+        wanted = {
+            "inventory": claim.inventory,
+            "scm_branch": request.source.pin,
+            "job_type": "check" if request.check_only else "run",
+            "playbook": request.playbook,
+        }
+        other = [name for name, value in wanted.items() if job.get(name) != value]
+        if not (ignored := sorted({*(job.get("ignored_fields") or {}), *other})):
+            return
+        await self.cancel(handle)
+        run = self._runs[handle]
+        text = f"AWX launched job {run.job} without {', '.join(ignored)}; let the template prompt for them"
+        run.result = Failed(text, code=FailureCode.NEVER_STARTED)
+
+    async def _adopt(self, handle: str, claim: Claim) -> bool:
+        """Find the job of a claim, or abandon the claim; return whether the run may have begun."""
+        node = str(claim.facts.get("rolloutd_node", ""))
+        if not node:
+            raise AdapterFailed(
+                f"inventory {claim.inventory}: it is not of a run of rolloutd; delete it in AWX"
+            )
+        jobs = await self._claims.jobs(claim)
+        if not jobs:
+            claim = await self._claims.abandon(claim, node)
+            jobs = await self._wait_out_launch(claim)
+        if jobs:
+            run = self._track(handle, claim, jobs[0])
+            if not claim.is_abandoned or await self._has_run(run):
+                return True
+            self._forget(handle)
+        self._never_started.add(handle)
+        return False
+
+    async def _wait_out_launch(self, claim: Claim) -> Sequence[Mapping[str, JSON]]:
+        """Return the jobs of a launch that was on its way when its claim was abandoned."""
+        until = self._context.clock.now() + self._times.late_launch_s
+        while not (jobs := await self._claims.jobs(claim)) and self._context.clock.now() < until:
+            await self._context.clock.sleep(self._times.poll_s)
+        return jobs
+
+    async def _has_run(self, run: _TrackedRun) -> bool:
+        """Return whether the job of an abandoned claim ran a task, after its end; it may have had no host."""
+        await self._cancel_jobs([run.job])
+        while run.result is None:
+            await self._refresh(run)
+            if run.result is None:
+                await self._context.clock.sleep(self._times.poll_s)
+        return bool(run.events.progress.task)
+
+    # -- following
+
+    async def _find(self, handle: str) -> _TrackedRun:
+        """Find a run of an earlier daemon by its name; raises NotFound."""
+        organization = await self._templates.organization()
+        claim = await self._claims.find(organization, handle)
+        if claim is None:
+            raise NotFound(f"there is no run {handle} in {self._client.name}")
+        jobs = await self._claims.jobs(claim)
+        if not jobs:
+            raise NotFound(f"run {handle} has no job in {self._client.name}")
+        return self._track(handle, claim, jobs[0])
+
+    def _track(self, handle: str, claim: Claim, job: Mapping[str, JSON]) -> _TrackedRun:
+        facts = claim.facts
+        check_only = bool(facts.get("rolloutd_check_only"))
+        node = str(facts.get("rolloutd_node"))
+        expected = int(facts.get("rolloutd_tasks") or 0)
+        events = EventFold(Progress(node), expected, check_only=check_only)
+        run = _TrackedRun(claim, int(job["id"]), node, events, job)
+        self._runs[handle] = run
+        self._count()
+        return run
+
+    def _forget(self, handle: str) -> None:
+        self._runs.pop(handle, None)
+        self._refused.pop(handle, None)
+        self._count()
+
+    def _count(self) -> None:
+        self.status.active = sum(run.result is None for run in self._runs.values())
+
+    def _version(self, handle: str) -> tuple[int, object, JSON]:
+        run = self._runs.get(handle)
+        return (
+            (0, None, None) if run is None else (run.events.next_counter, run.result, run.state.get("status"))
+        )
+
+    async def _refresh(self, run: _TrackedRun) -> None:
+        """Read the job and its events; set the result once nothing more can come."""
+        run.state = await self._client.get(f"jobs/{run.job}/")
+        if run.state.get("started") is not None:
+            await run.events.read_new(self._client, run.job)
+        status, pin = run.state.get("status"), run.claim.facts.get("rolloutd_pin")
+        if status in ACTIVE:
+            run.over_since = None
+            revision = run.state.get("scm_revision")
+            if status == "running" and revision and revision != pin and not run.claim.is_abandoned:
+                log.warning("job %d checked out %s, not %s: cancelled", run.job, revision, pin)
+                run.claim = await self._claims.abandon(run.claim, run.node)
+                await self._cancel_jobs([run.job])
+            return
+        now = self._context.clock.now()
+        run.over_since = run.over_since or now
+        is_complete = bool(run.state.get("event_processing_finished")) and not run.events.has_gap
+        is_cancelled = status == "canceled" and run.claim.is_abandoned
+        is_settled = is_cancelled or (is_complete and not is_lost(run.state))
+        if not is_settled and now < run.over_since + self._times.late_events_s:
+            return
+        run.events.accept_gaps()
+        begins = await self._count_begins(run)
+        ended = EndedRun(
+            run.state,
+            run.events,
+            run.claim.facts,
+            is_complete=is_complete,
+            begins=begins,
+            is_cancelled=is_cancelled,
+        )
+        self._finish(run, evaluate(ended))
+
+    async def _count_begins(self, run: _TrackedRun) -> int:
+        query: Query = {"counter": 1, "page_size": 2}
+        answer = await self._client.get(f"jobs/{run.job}/job_events/", query)
+        return len(answer["results"])
+
+    def _finish(self, run: _TrackedRun, result: Ok | Failed | Unknown) -> None:
+        run.result = result
+        if run.events.progress.changed_tasks or not isinstance(result, Ok):
+            self._preparation.forget(run.node)
+        finished = [handle for handle, each in self._runs.items() if each.result is not None]
+        for handle in finished[: max(0, len(finished) - MAX_FINISHED_RUNS)]:
+            del self._runs[handle]
+        self._count()
+
+    async def _cancel_jobs(self, jobs: Sequence[int]) -> None:
+        """Cancel jobs and wait until AWX says that they are over."""
+        for job in jobs:
+            await self._client.request("POST", f"jobs/{job}/cancel/", accepted=(200, 202, 204, 404, 405))
+        until = self._context.clock.now() + CANCEL_TIMEOUT_S
+        for job in jobs:
+            while (await self._client.get(f"jobs/{job}/")).get("status") in ACTIVE:
+                if self._context.clock.now() >= until:
+                    raise AdapterFailed(f"{self._client.name}: job {job} was cancelled and goes on; see AWX")
+                await self._context.clock.sleep(self._times.poll_s)
+
+
+def _facts(request: RunRequest, tasks: int) -> Mapping[str, JSON]:
+    """Return what a later daemon needs to know of a run that only its request says."""
+    return {
+        "rolloutd_node": request.node,
+        "rolloutd_playbook": request.playbook,
+        "rolloutd_pin": request.source.pin,
+        "rolloutd_timeout_s": request.timeout_s,
+        "rolloutd_check_only": request.check_only,
+        "rolloutd_tasks": tasks,
+    }
+
+
+def make_runner(context: RunnerContext) -> AwxRunner:
+    params = context.params
+    ca_file = params.get("ca_file")
+    client = AwxClient(
+        f"runner {context.name}",
+        f"{params['url']}{params['prefix']}",
+        Path(params["token_file"]),
+        Path(ca_file) if ca_file else None,
+    )
+    context.shared[f"awx {context.name}"] = client  # the daemon closes it
+    templates = Templates(client, params["organization"], params["projects"])
+    times = AwxTimes(late_launch_s=params["late_launch"], late_events_s=params["late_events"])
+    return AwxRunner(context, client, templates, times)
