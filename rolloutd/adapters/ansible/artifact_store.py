@@ -8,13 +8,14 @@ module only removes runs that are over by their status, claim and processes.
 from __future__ import annotations
 
 import contextlib
+import glob
 import logging
 import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from rolloutd.adapters.ansible import wrapper
+from rolloutd.adapters.ansible import stale_processes, wrapper
 from rolloutd.adapters.ansible.run_directory import RunDirectory
 from rolloutd.adapters.directory_store import DirectoryStore
 from rolloutd.concurrency import threads
@@ -77,14 +78,21 @@ class SharedOutput(DirectoryStore):
     """What ended runs said, by their handles, in a directory of all machines."""
 
     def find(self, handle: str) -> RunDirectory | None:
-        directory = RunDirectory(self.parent / handle)
-        return directory if Path(handle).name == handle and directory.path.is_dir() else None
+        """Return the output of a run, or of the run of its name that another machine began.
+
+        An ended prepare stage names no handle, and one machine alone began the run of its attempt.
+        """
+        if Path(handle).name != handle:
+            return None
+        same_name = sorted(self.parent.glob(f"{glob.escape(stale_processes.name_of(handle))}@*"))
+        paths = [path for path in (self.parent / handle, *same_name) if path.is_dir()]
+        return RunDirectory(paths[0]) if paths else None
 
     def share(self, directory: RunDirectory) -> None:
         """Copy what an ended run said; without the copy only this machine can show it."""
         name = directory.path.name
         try:
-            if self.find(name) is None:
+            if not (self.parent / name).is_dir():
                 staged = self.stage()
                 # Nothing else: the other files of a run are about this machine, or secret.
                 for path in (directory.events_file, *directory.path.glob("output*")):

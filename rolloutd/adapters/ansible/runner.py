@@ -196,7 +196,8 @@ class AnsibleRunner:
         return state
 
     async def read_events(self, handle: str, offset: int = 0) -> AsyncIterator[RunEvent]:
-        shared = None if self.shared_output is None else self.shared_output.find(handle)
+        is_here = (self._runs_dir / Path(handle).name).is_dir()
+        shared = None if is_here or self.shared_output is None else self.shared_output.find(handle)
         directory = shared or self._track(handle).directory
         if not directory.path.is_dir():
             raise NotFound(f"there is no run {handle} in {self._runs_dir} any more")

@@ -282,6 +282,11 @@ def machine_of(handle: str) -> str:
     return machine[0][1:] if machine else ""
 
 
+def name_of(handle: str) -> str:
+    """Return the name of a handle's run, which is the same on each machine."""
+    return handle.partition("~")[0].removesuffix(f"@{machine_of(handle)}")
+
+
 async def end_stale_processes(
     shell: Shell,
     host: Host,

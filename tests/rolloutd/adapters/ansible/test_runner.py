@@ -497,5 +497,9 @@ async def test_superseded_run_of_another_machine_acts_no_more(
     said = [event async for event in there.read_events(handle)]
     assert said
     assert [event async for event in here.read_events(handle)] == said, "its end is shared"
+    assert [event async for event in here.read_events(mine)] != said
+    third = real.runner(tmp_path / "third", machine="c" * 12, marks="db", shared_output=shared)
+    ended = [event async for event in third.read_events(third.run_id_here("r1"))]
+    assert ended == said, "an ended stage names no machine"
     assert {path.name for path in (shared.parent / handle).iterdir()} <= {"events.jsonl", "output"}
     assert not (real.directory / "starts.third").exists()
