@@ -125,7 +125,13 @@ async def serve(settings: Settings, leadership: Leadership | None = None) -> Non
         # A new term ends that of another daemon, so begin one only if clients can reach this daemon.
         if inherited is None:
             await threads.ACCOUNTS.run(check_bindable, settings.socket, settings.socket_group)
-        store = await open_store(settings.state_dir, address, compile_plan=compiler, name=name)
+        store = await open_store(
+            settings.state_dir,
+            address,
+            compile_plan=compiler,
+            redaction_key_file=settings.redaction_key_file,
+            name=name,
+        )
         try:
             state = await _load_state(settings, store, clock, compiler, leadership)
             service.set_status("Reading the inventory; nodes in flight continue.")

@@ -198,11 +198,11 @@ async def _run_move(source: Settings, target: Settings, *, as_json: bool) -> int
     try:
         for each, leadership in zip(settings or [source], leaderships, strict=True):
             await _lead(each, leadership)
-        result = move_store(
-            backend_of(source.state_dir, source.store.postgresql),
-            backend_of(target.state_dir, target.store.postgresql),
-            with_runs=with_runs,
-        )
+        backends = [
+            backend_of(each.state_dir, each.store.postgresql, redaction_key_file=each.redaction_key_file)
+            for each in (source, target)
+        ]
+        result = move_store(*backends, with_runs=with_runs)
     finally:
         for leadership in leaderships:
             await leadership.release()

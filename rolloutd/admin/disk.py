@@ -83,10 +83,10 @@ def check_state_dir(path: Path) -> Iterator[CheckResult]:
 
 
 def check_database(
-    state_dir: Path, postgresql: PostgresqlAddress | None = None
+    state_dir: Path, postgresql: PostgresqlAddress | None = None, redaction_key_file: Path | None = None
 ) -> tuple[list[CheckResult], bool]:
     """Check the database and its audit; return also whether this version can load it."""
-    backend = backend_of(state_dir, postgresql)
+    backend = backend_of(state_dir, postgresql, redaction_key_file=redaction_key_file)
     server: list[CheckResult] = []
     try:
         found = backend.examine()

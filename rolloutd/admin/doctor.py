@@ -125,7 +125,7 @@ async def run_checks(settings: Settings, report: DaemonReport) -> list[CheckResu
     ]
     if os.access(settings.state_dir, os.R_OK | os.X_OK):
         found, is_loadable = await threads.FILES.run(
-            check_database, settings.state_dir, settings.store.postgresql
+            check_database, settings.state_dir, settings.store.postgresql, settings.redaction_key_file
         )
         results += found
         if is_loadable:

@@ -45,15 +45,22 @@ __all__ = [
 
 
 def backend_of(
-    state_dir: Path, postgresql: PostgresqlAddress | None = None, *, inline: bool = False
+    state_dir: Path,
+    postgresql: PostgresqlAddress | None = None,
+    *,
+    redaction_key_file: Path | None = None,
+    inline: bool = False,
 ) -> Backend:
-    """Return the database of a daemon: PostgreSQL's if there is one, else the file in the state directory."""
+    """Return the database of a daemon: PostgreSQL's if there is one, else the file in the state directory.
+
+    PostgreSQL's checkpoint is signed with the redaction key, by default that of the state directory.
+    """
     if postgresql is None:
         return DatabaseBackend(state_dir / FILE_NAME, inline=inline)
     # Imported only where the settings name it: the driver takes 60 ms, and a third of the memory of SQLite's.
     from rolloutd.store.postgresql.backend import PostgresqlBackend
 
-    return PostgresqlBackend(postgresql, state_dir, inline=inline)
+    return PostgresqlBackend(postgresql, state_dir, redaction_key_file=redaction_key_file, inline=inline)
 
 
 def leadership_of(
@@ -95,6 +102,7 @@ async def open_store(
     compile_plan: PlanCompiler,
     on_commit: CommitCallback | None = None,
     read_only: bool = False,
+    redaction_key_file: Path | None = None,
     inline: bool = False,
     now: Callable[[], float] = time.time,
     name: str = "",
@@ -106,7 +114,7 @@ async def open_store(
     `compile_plan` compiles stored plans.  The event loop calls `on_commit`, which must not raise.  `inline`
     runs the SQL in the caller, for simulations.
     """
-    backend = backend_of(state_dir, postgresql, inline=inline)
+    backend = backend_of(state_dir, postgresql, redaction_key_file=redaction_key_file, inline=inline)
     if read_only:
         return SqlStore(backend, await backend.open_reader(), compile_plan)
     return await SqlStore.open(backend, compile_plan, on_commit=on_commit, now=now, name=name)

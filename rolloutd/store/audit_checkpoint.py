@@ -106,7 +106,7 @@ class AuditCheckpoint:
             return None, "the database has none"
         content, signature = row
         if not hmac.compare_digest(self._sign(content), signature):
-            return None, "its signature is not of this machine's key"
+            return None, "its signature is of another key"
         values: dict[str, Any] = json.loads(content)
         return AuditCheckpointRecord(**{**values, "rollouts": tuple(values["rollouts"])}), ""
 

@@ -17,6 +17,12 @@ from rolloutd.ports import AuditBase, AuditEntry
 
 T = TypeVar("T")
 
+EPOCH_INCREMENT = 1_000_000
+"""Added to the epoch of a restored database, whose last epoch is unknown.
+
+Nodes refuse the runs of a daemon with an older epoch, so a restore must go beyond every epoch ever used.
+"""
+
 ChainRow = tuple[Any, Any, Any]
 """Number, text and hash of an audit entry; text and hash as bytes, because both may be damaged."""
 

@@ -40,7 +40,6 @@ NOT_RUN = {
     "journalctl": "systemd's journal; tests/acceptance/test_service.py reads these fields there",
     "export ROLLOUTD_VOTES": "a variable of kubectl rolloutd, which tests/acceptance/test_operator.py sets",
     "createuser": "PostgreSQL's; the tests of the store make such roles in a server of their own",
-    "psql ": "PostgreSQL's; tests/rolloutd/store/test_postgresql.py restores a backup so",
     "createdb": "PostgreSQL's; the tests of the store make databases in a server of their own",
     "kubectl": "needs a cluster; test_votes.py runs those of its document, tests/contracts reads manifests",
     "./make-kubeconfig.sh": "needs a cluster",

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -40,12 +40,14 @@ def find_programs() -> Path | None:
 class Postgresql:
     """One server and its directory."""
 
-    def __init__(self, directory: Path, **settings: str) -> None:
+    def __init__(self, directory: Path, *, prefix: Sequence[str] = (), **settings: str) -> None:
+        """`prefix` is a command that starts it, such as one that enters a network namespace."""
         programs = find_programs()
         assert programs is not None, "no PostgreSQL: see .ci/packages"
         self.programs = programs
         self.directory = directory
         self.settings = {**FAST, **settings}
+        self._prefix = prefix
         self._server: subprocess.Popen[bytes] | None = None
         self._numbers = itertools.count(1)
         self._shared: str | None = None
@@ -84,14 +86,17 @@ class Postgresql:
         arguments = [argument for name, value in options.items() for argument in ("-c", f"{name}={value}")]
         with (self.directory / "log").open("ab") as log:
             self._server = subprocess.Popen(
-                # It ends with this process, however that ends.
-                ["setpriv", "--pdeathsig", "QUIT", self.programs / "postgres", "-D", self.data, *arguments],
+                [
+                    *self._prefix,
+                    # It ends with this process, however that ends.
+                    *("setpriv", *_account_options(), "--pdeathsig", "QUIT"),
+                    *(self.programs / "postgres", "-D", self.data, *arguments),
+                ],
                 stdout=log,
                 stderr=log,
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
                 cwd=self.directory,
-                **_account(),
             )
         deadline = time.monotonic() + START_LIMIT_S
         while True:
@@ -146,6 +151,10 @@ class Postgresql:
         name = f"test_{next(self._numbers)}"
         with self.connect() as admin:
             admin.execute(f"CREATE DATABASE {name} OWNER {OWNER} TEMPLATE {template}")
+        if template == "prepared":
+            with self.connect(name, OWNER) as owner:
+                # It is no restored copy.
+                owner.execute("DELETE FROM rolloutd.meta WHERE key = 'database'")
         return name
 
     def emptied_database(self) -> str:
@@ -206,6 +215,11 @@ def _account() -> dict[str, Any]:
     if os.geteuid() != 0:
         return {}
     return {"user": ACCOUNT, "group": pwd.getpwnam(ACCOUNT).pw_gid, "extra_groups": ()}
+
+
+def _account_options() -> list[str]:
+    account = _account()
+    return [f"--reuid={account['user']}", f"--regid={account['group']}", "--clear-groups"] if account else []
 
 
 def _give_away(path: Path) -> None:

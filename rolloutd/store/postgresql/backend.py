@@ -34,7 +34,7 @@ from rolloutd.store.postgresql.connection import (
     PostgresqlConnection,
     stream,
 )
-from rolloutd.store.signing_key import load_signing_key
+from rolloutd.store.signing_key import derive_signing_key
 from rolloutd.store.sqlite import copy as sqlite
 
 T = TypeVar("T")
@@ -65,8 +65,16 @@ class PostgresqlBackend:
     begin_write = "BEGIN ISOLATION LEVEL READ COMMITTED; SELECT epoch FROM term FOR UPDATE"
     next_epoch = _NEXT_EPOCH
 
-    def __init__(self, address: PostgresqlAddress, state_dir: Path, *, inline: bool = False) -> None:
+    def __init__(
+        self,
+        address: PostgresqlAddress,
+        state_dir: Path,
+        *,
+        redaction_key_file: Path | None = None,
+        inline: bool = False,
+    ) -> None:
         self._address = address
+        self._redaction_key_file = redaction_key_file
         self._state_dir = state_dir
         self._inline = inline
         self._mark = CommitMark(state_dir)
@@ -149,10 +157,12 @@ class PostgresqlBackend:
 
     def _require_usable(self, connection: PostgresqlConnection) -> None:
         tables.require_current(connection, self.name)
+        tables.require_original(connection, self.name)
         transfer.require_startable(connection, self.name)
 
     def load_signing_key(self, *, may_make: bool = True) -> bytes:
-        return load_signing_key(self._state_dir, may_make=may_make)
+        # One for all daemons of the store, so that a takeover starts from the last leader's checkpoint.
+        return derive_signing_key(self._state_dir, self._redaction_key_file, may_make=may_make)
 
     def read_now(self, work: Callable[[Connection], T]) -> T:
         try:

@@ -11,7 +11,7 @@ from psycopg import sql
 
 from rolloutd.errors import StoreFailed
 from rolloutd.ports import PostgresqlAddress
-from rolloutd.store.backend import Connection, RowChange, row_text
+from rolloutd.store.backend import EPOCH_INCREMENT, Connection, RowChange, row_text
 from rolloutd.store.postgresql.connection import ERRORS, SCHEMA, PostgresqlConnection
 from rolloutd.store.row_digests import digested_columns
 from rolloutd.store.schema import KEYS, ROLLOUT_TABLES
@@ -23,6 +23,15 @@ MIN_SERVER_VERSION = 150_000
 
 SCHEMA_KEY = "schema"
 """Row of `meta` with the number of the last migration."""
+
+DATABASE_KEY = "database"
+"""Row of `meta` with the database that was prepared; a restored copy is in another one."""
+
+_THIS_DATABASE = (
+    "SELECT system_identifier::text || '.' || oid FROM pg_control_system(), pg_database"
+    " WHERE datname = current_database()"
+)
+"""A promoted standby server has the same; its terms outrank the old ones by its timeline."""
 
 PREPARE = "rolloutctl store prepare --dsn OWNER_DSN --role NAME"
 
@@ -73,7 +82,7 @@ def prepare(owner: PostgresqlAddress, role: str) -> str:
             connection.execute("BEGIN")
             # Two at once would both make the tables.
             connection.execute("SELECT pg_advisory_xact_lock(hashtext('rolloutd'))")
-            before = _prepare(connection, role)
+            before, is_copy = _prepare(connection, role)
             connection.execute("COMMIT")
         finally:
             connection.close()
@@ -81,10 +90,13 @@ def prepare(owner: PostgresqlAddress, role: str) -> str:
         raise StoreFailed(f"database: not prepared, nothing was changed; {str(error).strip()}") from error
     newest = latest_version()
     what = "made" if before is None else "unchanged" if before == newest else f"migrated from {before}"
+    if is_copy:
+        what += ", a copy whose next terms outrank those since the backup"
     return f"schema {SCHEMA}: {what}, version {newest}; {role} may use it, and only append to the audit"
 
 
-def _prepare(connection: PostgresqlConnection, role: str) -> int | None:
+def _prepare(connection: PostgresqlConnection, role: str) -> tuple[int | None, bool]:
+    """Return the version before, and whether the tables are a copy of another database's."""
     _require_server(connection)
     known = connection.execute(
         "SELECT rolsuper, pg_has_role(?, current_user, 'MEMBER') FROM pg_roles WHERE rolname = ?",
@@ -100,14 +112,19 @@ def _prepare(connection: PostgresqlConnection, role: str) -> int | None:
     for number, script in migrations():
         if before is None or number > before:
             connection.raw.execute(script)
-    connection.execute(
+    origin, this = _databases(connection)
+    is_copy = origin not in ("", this)
+    if is_copy:
+        # Nodes refuse the runs of an older term than they have seen, also of one that the copy lacks.
+        connection.execute("UPDATE term SET epoch = epoch + ?", (EPOCH_INCREMENT,))
+    connection.executemany(
         "INSERT INTO meta (key, value) VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value",
-        (SCHEMA_KEY, str(latest_version())),
+        [(SCHEMA_KEY, str(latest_version())), (DATABASE_KEY, this)],
     )
     for table in KEYS:
         connection.execute(_note_row(table, digested_columns(connection, table)))
     _grant(connection, role)
-    return before
+    return before, is_copy
 
 
 def _grant(connection: PostgresqlConnection, role: str) -> None:
@@ -211,6 +228,20 @@ def require_current(connection: PostgresqlConnection, name: str) -> None:
             f"{name}: a newer rolloutd has prepared it (version {version}, this one knows {newest});"
             " start that version"
         )
+
+
+def require_original(connection: PostgresqlConnection, name: str) -> None:
+    """Raise StoreFailed for a restored copy: its next term may be one that another daemon had."""
+    origin, this = _databases(connection)
+    if origin not in ("", this):
+        raise StoreFailed(f"{name}: it is a copy of another database; run `{PREPARE}`, which raises its term")
+
+
+def _databases(connection: PostgresqlConnection) -> tuple[str, str]:
+    """Return the database that was prepared, "" if an older version did it, and this one."""
+    row = connection.execute("SELECT value FROM meta WHERE key = ?", (DATABASE_KEY,)).fetchone()
+    (this,) = connection.execute(_THIS_DATABASE).fetchone() or ("",)
+    return ("" if row is None else row[0]), this
 
 
 def _require_server(connection: PostgresqlConnection) -> None:

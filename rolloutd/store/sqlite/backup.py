@@ -14,17 +14,12 @@ from pathlib import Path
 from rolloutd.audit.audit_chain import ChainVerification
 from rolloutd.errors import StoreFailed
 from rolloutd.store import audit_base
+from rolloutd.store.backend import EPOCH_INCREMENT
 from rolloutd.store.sqlite import commit_mark, database, files, lock
 from rolloutd.store.sqlite.backend import SqliteBackend
 
 PAGES_PER_STEP = 4096
 """Pages (16 MiB) copied per step; the daemon's commits do not wait for the steps."""
-
-EPOCH_INCREMENT = 1_000_000
-"""Added to the epoch when the lost database's last epoch is unknown.
-
-Nodes refuse the runs of a daemon with an older epoch, so a restore must go beyond every epoch ever used.
-"""
 
 _WITHOUT_PLAIN_VALUES = """
 UPDATE {table} SET connection = json_patch('{{"rolloutd_withheld": true}}', json_object(

@@ -163,7 +163,7 @@ async def test_record_signed_by_another_key_refused(tmp_path: Path) -> None:
     await store.sign_audit_checkpoint(1.0, all_rows=True)
     await store.close()
     (tmp_path / KEY_FILE).unlink()
-    assert await problem_after(tmp_path, "") == "its signature is not of this machine's key"
+    assert await problem_after(tmp_path, "") == "its signature is of another key"
     assert (tmp_path / KEY_FILE).stat().st_mode & 0o777 == 0o600
 
 
@@ -174,7 +174,7 @@ async def test_foreign_record_not_carried_on(tmp_path: Path) -> None:
     (tmp_path / KEY_FILE).unlink()
     store = await opened(tmp_path)
     await write(store, FreezeStarted(Freeze("f1", "all", "sale", "alice", 8.0)))
-    assert (await store.verify_audit_checkpoint()).problem == "its signature is not of this machine's key"
+    assert (await store.verify_audit_checkpoint()).problem == "its signature is of another key"
     await store.sign_audit_checkpoint(2.0, all_rows=True)
     assert (await store.verify_audit_checkpoint()).problem == ""
     await store.close()

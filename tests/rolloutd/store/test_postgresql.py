@@ -364,6 +364,32 @@ async def test_reader_resumes_on_a_new_connection(
     await store.close()
 
 
+async def test_takeover_starts_from_the_checkpoint(postgresql: Postgresql, name: str, tmp_path: Path) -> None:
+    """Of the daemon that led before, if both have the same redaction key."""
+    key = tmp_path / "key"
+    key.write_bytes(b"k" * 32)
+
+    async def opened_with_key(state_dir: str) -> SqlStore:
+        (tmp_path / state_dir).mkdir()
+        address = postgresql.address(name)
+        return await open_store(tmp_path / state_dir, address, compile_plan=plan_of, redaction_key_file=key)
+
+    for state_dir, has_checkpoint in (("a", False), ("b", True), ("c", True)):
+        store = await opened_with_key(state_dir)
+        await write(store, hold(ord(state_dir)))
+        problem = (await store.verify_audit_checkpoint()).problem
+        assert problem == ("" if has_checkpoint else "the database has none")
+        if not has_checkpoint:
+            assert (await store.verify_audit()).ok
+            await store.sign_audit_checkpoint(5.0, all_rows=True)
+            await write(store, hold(1))
+        await store.close()
+    key.write_bytes(b"another" * 5)
+    store = await opened_with_key("d")
+    assert (await store.verify_audit_checkpoint()).problem == "its signature is of another key"
+    await store.close()
+
+
 async def test_takeover_during_outage_ends_the_old_daemon(
     postgresql: Postgresql, name: str, proxy: CuttingProxy, tmp_path: Path
 ) -> None:
@@ -440,6 +466,7 @@ async def test_restored_backup_is_refused_until_its_loss_is_accepted(
     postgresql: Postgresql, name: str, tmp_path: Path
 ) -> None:
     """In the documented order; the last term must outrank those that were granted since the backup."""
+    prepare_postgresql(postgresql.dsn(name, OWNER), None, ROLE)
     store = await opened(postgresql.address(name), tmp_path / "s")
     await write(store, hold(1))
     backup = postgresql.directory / "backup"
@@ -452,9 +479,11 @@ async def test_restored_backup_is_refused_until_its_loss_is_accepted(
     restored = postgresql.make_database("template1")
     try:
         postgresql.run("pg_restore", "-d", postgresql.dsn(restored), backup)
-        assert "unchanged, version" in prepare_postgresql(postgresql.dsn(restored, OWNER), None, ROLE)
-        with postgresql.connect(restored, OWNER) as owner:
-            owner.execute("UPDATE rolloutd.term SET epoch = epoch + 1000000")
+        (tmp_path / "new").mkdir()
+        with pytest.raises(StoreFailed, match="it is a copy of another database; run `rolloutctl store prep"):
+            await opened(postgresql.address(restored), tmp_path / "new")
+        done = [prepare_postgresql(postgresql.dsn(restored, OWNER), None, ROLE) for _ in range(2)]
+        assert [" a copy whose next terms outrank" in each for each in done] == [True, False]
         with pytest.raises(
             LeadershipLost, match="last entry is 1, but 2 was written: entries 2 to 2 are gone"
         ):
