@@ -38,9 +38,6 @@ class CuttingProxy:
         self.messages = 0
         """Messages of clients since the last call of arm()."""
         self.is_refusing = False
-        self.lets_pass = threading.Event()
-        """Cleared, it is a black hole: each byte waits, and no connection ends."""
-        self.lets_pass.set()
         self._ghosts: list[socket.socket] = []
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
         self._thread = threading.Thread(target=self._accept, daemon=True)
@@ -63,12 +60,6 @@ class CuttingProxy:
                 _end(end)
         self.end_ghosts()
 
-    def reset(self) -> None:
-        """End all connections."""
-        while self._pairs:
-            for end in self._pairs.pop():
-                _end(end)
-
     def end_ghosts(self) -> None:
         """Let the server notice the losses."""
         while self._ghosts:
@@ -84,7 +75,6 @@ class CuttingProxy:
                 client.close()
                 continue
             server = socket.socket(socket.AF_UNIX)
-            self.lets_pass.wait()
             try:
                 server.connect(str(self._server))
             except OSError:
@@ -97,7 +87,6 @@ class CuttingProxy:
     def _forward_server(self, server: socket.socket, client: socket.socket) -> None:
         with suppress(OSError):
             while chunk := server.recv(65_536):
-                self.lets_pass.wait()
                 client.sendall(chunk)
         _end(client)
 
@@ -109,7 +98,6 @@ class CuttingProxy:
             while True:
                 head = _read(client, 5)
                 message = head + _read(client, int.from_bytes(head[1:]) - 4)
-                self.lets_pass.wait()
                 self.messages += 1
                 if self._cut is None or self.messages != self._cut[0]:
                     server.sendall(message)

@@ -6,6 +6,7 @@ is that of the server.  What a new process imports and prints as it starts is fo
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import multiprocessing
 import multiprocessing.connection
@@ -20,6 +21,8 @@ from pathlib import Path
 
 DAEMON, ADMIN, CLI = "rolloutd.__main__", "rolloutd.admin.__main__", "rolloutd.cli.main"
 """Modules with a `main` that takes the arguments and returns the exit code."""
+
+_CLONE_NEWNET = 0x40000000
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(
@@ -39,9 +42,16 @@ class ForkedProcess:
     """What tests use of subprocess.Popen, for a process that the fork server has started."""
 
     def __init__(
-        self, module: str, words: list[str], output: Path, errors: Path, environment: Mapping[str, str]
+        self,
+        module: str,
+        words: list[str],
+        output: Path,
+        errors: Path,
+        environment: Mapping[str, str],
+        namespace: str = "",
     ) -> None:
-        arguments = (module, words, str(output), str(errors), dict(environment))
+        """`namespace` is that of a network, by its name in /run/netns."""
+        arguments = (module, words, str(output), str(errors), dict(environment), namespace)
         self._process = _CONTEXT.Process(target=_become, args=arguments)
         self._process.start()
         assert self._process.pid is not None
@@ -78,13 +88,15 @@ def start_daemon(
     *,
     fork: bool = True,
     prefix: Sequence[str] = (),
+    namespace: str = "",
 ) -> ForkedProcess | subprocess.Popen[bytes]:
     """Start a daemon; as a new process where `environment` preloads a library, which a fork lacks.
 
-    `prefix` is a command that starts it, such as one that enters a network namespace.
+    `prefix` is a command that starts it, such as one that enters a network namespace; a fork enters
+    `namespace`.
     """
     if fork and not prefix and "LD_PRELOAD" not in environment:
-        return ForkedProcess(DAEMON, words, log, log, environment)
+        return ForkedProcess(DAEMON, words, log, log, environment, namespace)
     with log.open("ab") as output:
         return subprocess.Popen(
             [*prefix, sys.executable, "-m", "rolloutd", *words],
@@ -111,9 +123,13 @@ def run_forked(
         return subprocess.CompletedProcess(words, code, output.read_text(), errors.read_text())
 
 
-def _become(module: str, words: list[str], output: str, errors: str, environment: dict[str, str]) -> None:
+def _become(
+    module: str, words: list[str], output: str, errors: str, environment: dict[str, str], namespace: str
+) -> None:
     """Be a process that runs the module's `main`; its exit code is that of this process."""
     os.setsid()
+    if namespace:
+        _enter_network(namespace)
     os.chdir("/")
     os.environ.clear()
     os.environ.update(environment)
@@ -129,3 +145,11 @@ def _become(module: str, words: list[str], output: str, errors: str, environment
     )
     sys.argv = [module, *words]
     sys.exit(importlib.import_module(module).main(words))
+
+
+def _enter_network(namespace: str) -> None:
+    descriptor = os.open(f"/run/netns/{namespace}", os.O_RDONLY)
+    # os.setns() came with Python 3.12.
+    if ctypes.CDLL(None, use_errno=True).setns(descriptor, _CLONE_NEWNET):
+        raise OSError(ctypes.get_errno(), f"network namespace {namespace}")
+    os.close(descriptor)

@@ -75,33 +75,33 @@ class PrivateNodes(DaemonEnvironment):
     def make_networks(self) -> None:
         """Make a namespace with a bridge for the daemon, and one for each node."""
         home, bridge = self._namespace(""), "bridge"
-        _ip(f"netns add {home}")
-        _ip(f"-n {home} link set lo up")
-        _ip(f"-n {home} link add {bridge} type bridge")
-        _ip(f"-n {home} addr add {SUBNET}.254/24 dev {bridge}")
-        _ip(f"-n {home} link set {bridge} up")
+        ip(f"netns add {home}")
+        ip(f"-n {home} link set lo up")
+        ip(f"-n {home} link add {bridge} type bridge")
+        ip(f"-n {home} addr add {SUBNET}.254/24 dev {bridge}")
+        ip(f"-n {home} link set {bridge} up")
         for number, name in enumerate(self.labels, 1):
             namespace = self._namespace(name)
-            _ip(f"netns add {namespace}")
-            _ip(f"-n {home} link add port{number} type veth peer name eth0 netns {namespace}")
-            _ip(f"-n {home} link set port{number} master {bridge} up")
-            _ip(f"-n {namespace} addr add {SUBNET}.{number}/24 dev eth0")
-            _ip(f"-n {namespace} link set eth0 up")
-            _ip(f"-n {namespace} link set lo up")
+            ip(f"netns add {namespace}")
+            ip(f"-n {home} link add port{number} type veth peer name eth0 netns {namespace}")
+            ip(f"-n {home} link set port{number} master {bridge} up")
+            ip(f"-n {namespace} addr add {SUBNET}.{number}/24 dev eth0")
+            ip(f"-n {namespace} link set eth0 up")
+            ip(f"-n {namespace} link set lo up")
 
     def routes(self) -> str:
         """Return all routes out of the namespaces' own networks: none."""
         names = map(self._namespace, ("", *self.labels))
-        return "".join(_ip(f"-n {name} route show default") for name in names)
+        return "".join(ip(f"-n {name} route show default") for name in names)
 
     def sysctls(self, node: str, names: Sequence[str]) -> dict[str, str]:
         """Return parameters of a node's network, with one space between values."""
-        found = _ip(f"netns exec {self._namespace(node)} sysctl -n {' '.join(names)}").splitlines()
+        found = ip(f"netns exec {self._namespace(node)} sysctl -n {' '.join(names)}").splitlines()
         return {name: " ".join(value.split()) for name, value in zip(names, found, strict=True)}
 
     def set_sysctl(self, node: str, name: str, value: str) -> None:
         """Set a parameter of a node's network, as a person there would."""
-        _ip(f"netns exec {self._namespace(node)} sysctl -q -w {name}={value}")
+        ip(f"netns exec {self._namespace(node)} sysctl -q -w {name}={value}")
 
     def make_sshd(self, name: str) -> Sshd:
         private = self.private(name)
@@ -142,5 +142,6 @@ def private_nodes(
         made.stop()
 
 
-def _ip(words: str) -> str:
+def ip(words: str) -> str:
+    """Run `ip` with these words; return its output."""
     return subprocess.run(["ip", *words.split()], check=True, capture_output=True, text=True).stdout
