@@ -131,8 +131,7 @@ class BatchWriter:
                 with self._begin_transaction():
                     found = self._head()
             except self._backend.errors:
-                if not self._backend.is_in_doubt(self._connection):
-                    raise
+                # Also where the server refused or cancelled it: the outcome is as unknown as before.
                 continue
             if found.hash == before.hash:
                 return False
@@ -146,8 +145,9 @@ class BatchWriter:
     @contextmanager
     def _begin_transaction(self) -> Iterator[None]:
         execute = self._connection.execute
-        execute(self._backend.begin_write)
         try:
+            # It may begin a transaction and fail then: the wait for the term's row has a limit.
+            execute(self._backend.begin_write)
             yield
             execute("COMMIT")
         finally:

@@ -190,20 +190,22 @@ class PostgresqlBackend:
         session = cast(PostgresqlConnection, connection)
         if self._away_since is None:
             self._away_since = time.clock_gettime(time.CLOCK_BOOTTIME)
+        else:
+            time.sleep(RETRY_S)
         session.is_sync_wait_cancelled = False
-        while session.is_lost:
+        while time.clock_gettime(time.CLOCK_BOOTTIME) - self._away_since <= self._address.lease_s:
+            if not session.is_lost:
+                return
             try:
                 self._reconnect(session)
-                continue
             except LeadershipLost:
                 raise  # a server that lacks what was acknowledged never has it again
-            except _FAILURES as error:
-                if time.clock_gettime(time.CLOCK_BOOTTIME) - self._away_since > self._address.lease_s:
-                    raise FactsBehind(
-                        f"{self.name}: it went away during a commit, and for longer than the lease; the"
-                        " daemon ends, its next start reads what was written"
-                    ) from error
-            time.sleep(RETRY_S)
+            except _FAILURES:
+                time.sleep(RETRY_S)
+        raise FactsBehind(
+            f"{self.name}: it went away during a commit, and for longer than the lease; the daemon ends, its"
+            " next start reads what was written"
+        )
 
     def _reconnect(self, session: PostgresqlConnection) -> None:
         session.reconnect()

@@ -32,6 +32,7 @@ from tests.contracts.store_backends import (
     vote,
     write,
 )
+from tests.rolloutd.service.test_leadership import until
 from tests.support.cutting_proxy import Cut, CuttingProxy
 from tests.support.postgresql import OWNER, ROLE, Postgresql
 
@@ -340,6 +341,32 @@ async def test_database_away_for_longer_than_the_lease_ends_the_daemon(
     await store.close()
 
 
+async def test_cancelled_read_of_an_unknown_outcome_is_repeated(
+    postgresql: Postgresql, name: str, proxy: CuttingProxy, tmp_path: Path
+) -> None:
+    store = await opened(replace(through(proxy, name), lease_s=20.0), tmp_path / "s")
+    await write(store, hold(1))
+    proxy.arm(None)
+    await write(store, hold(2))
+    proxy.arm(proxy.messages, Cut.AFTER)
+    proxy.is_refusing = True
+    writing = asyncio.create_task(write(store, hold(3)))
+    try:
+        await until(lambda: proxy.has_cut)
+        with postgresql.connect(name) as other, postgresql.connect(name) as admin:
+            other.execute("BEGIN; SELECT 1 FROM rolloutd.term FOR UPDATE")
+            proxy.is_refusing = False
+            for _ in range(2):
+                await until(lambda: bool(_cancel_waiting(admin, "transactionid", "tuple")))
+                assert not writing.done(), "it is unknown whether it was written"
+            other.execute("COMMIT")
+        assert len(await writing) == 1
+        assert len(await all_entries(store)) == 3
+    finally:
+        await asyncio.wait((writing,))
+        await store.close()
+
+
 async def test_cut_before_commit_is_refused_and_resumes(
     postgresql: Postgresql, name: str, proxy: CuttingProxy, tmp_path: Path
 ) -> None:
@@ -351,6 +378,20 @@ async def test_cut_before_commit_is_refused_and_resumes(
             await write(store, hold(number))
     proxy.is_refusing = False
     assert len(await write(store, hold(5))) == 1
+    await store.close()
+
+
+async def test_commit_after_a_locked_term_is_written(
+    postgresql: Postgresql, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backend, "LOCK_LIMIT_MS", 50)
+    store = await opened(postgresql.address(name), tmp_path / "s")
+    with postgresql.connect(name) as other:
+        other.execute("BEGIN; SELECT 1 FROM rolloutd.term FOR UPDATE")
+        with pytest.raises(StoreFailed, match=r"another session keeps .* locked; see pg_stat_activity"):
+            await write(store, hold(1))
+        other.execute("COMMIT")
+    assert len(await write(store, hold(2))) == 1
     await store.close()
 
 
@@ -407,38 +448,39 @@ async def test_commit_cancelled_while_it_waits_for_a_standby_is_not_answered(
     postgresql: Postgresql, name: str, tmp_path: Path
 ) -> None:
     store = await opened(postgresql.address(name), tmp_path / "s")
-    with postgresql.connect() as admin:
-        # No standby has this name.
-        admin.execute("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
-        admin.execute("SELECT pg_reload_conf()")
-        try:
-            await asyncio.to_thread(_await_setting, postgresql, "nobody")
-            writing = asyncio.create_task(write(store, hold(1)))
-            cancelled: set[Any] = set()
-            while len(cancelled) < 2:  # the batch's own, and the one that would confirm it
-                assert not writing.done(), "it is on one disk alone"
-                cancelled.update(await asyncio.to_thread(_cancel_waiting_commits, admin))
-            assert not writing.done()
-        finally:
-            admin.execute("ALTER SYSTEM RESET synchronous_standby_names")
+    writing: asyncio.Task[Any] | None = None
+    try:
+        with postgresql.connect() as admin:
+            # No standby has this name.
+            admin.execute("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
             admin.execute("SELECT pg_reload_conf()")
-    assert len(await writing) == 1
-    assert len(await all_entries(store)) == 1
-    await store.close()
+            try:
+                await until(lambda: _synchronous_names(postgresql) == "nobody")
+                writing = asyncio.create_task(write(store, hold(1)))
+                for _ in range(2):  # the batch's own commit, and the one that would confirm it
+                    await until(lambda: bool(_cancel_waiting(admin, "SyncRep")))
+                    assert not writing.done(), "it is on one disk alone"
+            finally:
+                admin.execute("ALTER SYSTEM RESET synchronous_standby_names")
+                admin.execute("SELECT pg_reload_conf()")
+        assert len(await writing) == 1
+        assert len(await all_entries(store)) == 1
+    finally:
+        if writing is not None:
+            await asyncio.wait((writing,))
+        await store.close()
 
 
-def _await_setting(server: Postgresql, value: str) -> None:
-    while True:
-        with server.connect() as other:
-            row = other.execute("SHOW synchronous_standby_names").fetchone()
-        if row == (value,):
-            return
+def _synchronous_names(server: Postgresql) -> str:
+    with server.connect() as other:
+        (names,) = other.execute("SHOW synchronous_standby_names").fetchone() or ("",)
+        return str(names)
 
 
-def _cancel_waiting_commits(admin: psycopg.Connection[Any]) -> list[Any]:
-    """Cancel what waits for a standby, and return when each of these statements began."""
-    sql = "SELECT query_start, pg_cancel_backend(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
-    return [began for began, _ in admin.execute(sql)]
+def _cancel_waiting(admin: psycopg.Connection[Any], *events: str) -> list[Any]:
+    """Cancel the statements that wait for this, and return their sessions."""
+    sql = "SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE wait_event = ANY(%s)"
+    return admin.execute(sql, (list(events),)).fetchall()
 
 
 # -- the mark -------------------------------------------------------------------
