@@ -196,10 +196,10 @@ class Postgresql:
 
 
 @contextmanager
-def running_server(**settings: str) -> Iterator[Postgresql]:
+def running_server(parent: Path | None = None, **settings: str) -> Iterator[Postgresql]:
     """A server with a prepared template; it and its files are gone afterwards."""
     # Below /tmp: a socket's path has at most 107 bytes.
-    directory = Path(tempfile.mkdtemp(prefix="pg", dir="/tmp"))
+    directory = Path(tempfile.mkdtemp(prefix="pg", dir=parent or "/tmp"))
     server = Postgresql(directory, **settings)
     try:
         server.initialize()
