@@ -156,6 +156,7 @@ class Daemon:
     async def _stop_when_leadership_lost(self) -> None:
         """End the daemon when a write shows that another daemon has taken over: only one may act."""
         await self._state.leadership_lost.wait()
+        self._state.require_leadership()  # it may say why
         raise LeadershipLost("state directory: another daemon has taken over; this one ends")
 
     async def _stop_when_facts_behind(self) -> None:

@@ -21,8 +21,9 @@ from typing import Any
 
 from rolloutd.concurrency import threads
 from rolloutd.errors import LeadershipLost, StoreFailed
-from rolloutd.ports import Peers, PostgresqlAddress, StandbyDaemon
+from rolloutd.ports import AuditEntry, Peers, PostgresqlAddress, StandbyDaemon
 from rolloutd.store.postgresql import tables
+from rolloutd.store.postgresql.commit_mark import CommitMark
 from rolloutd.store.postgresql.connection import ERRORS, PostgresqlConnection
 from rolloutd.store.sqlite.lock import StateLock, prepare_directory
 
@@ -85,10 +86,12 @@ class PostgresqlLease:
         self.peers: Peers | None = None
         self.renewal_s = address.lease_s / RENEWALS
         self._name = name or os.uname().nodename
-        self._followed = 0
+        self._followed = self._marked = 0
+        self._problem = f"lease: {self._name} has not renewed it in time, or another leads; this one ends"
         self._address = address
         self._state_dir = state_dir
         self._lock = StateLock(state_dir)
+        self._mark = CommitMark(state_dir)
         self._clock = clock
         # Of this process alone: another one under the same name must not renew it.
         self._holder = f"{self._name} (pid {os.getpid()}, {uuid.uuid4().hex[:8]})"
@@ -133,7 +136,7 @@ class PostgresqlLease:
         if not self.lost.is_set() and self._clock() < self._deadline:
             return
         self.lost.set()
-        raise LeadershipLost(f"lease: {self._name} has not renewed it in time; this daemon ends")
+        raise LeadershipLost(self._problem)
 
     def record_followed(self, seq: int) -> None:
         self._followed = seq
@@ -208,6 +211,7 @@ class PostgresqlLease:
                 session.execute("DELETE FROM meta WHERE key = ?", (STANDBY_KEY + self._name,))
             else:
                 session.execute(_SAY, (STANDBY_KEY + self._name, f"{self._followed} "))
+                self._mark_head(session)
             self._look(session)
         except ERRORS as error:
             self._close()
@@ -217,6 +221,16 @@ class PostgresqlLease:
         if free:
             self._deadline = sent_at + self._address.lease_s * (1 - MARGIN)
         return free
+
+    def _mark_head(self, session: PostgresqlConnection) -> None:
+        """Record the last entry, so that a promoted server without it is not led by a standby either."""
+        row = session.execute(
+            "SELECT epoch, seq, hash FROM term, audit WHERE seq > ? ORDER BY seq DESC LIMIT 1",
+            (self._marked,),
+        ).fetchone()
+        if row is not None:
+            epoch, self._marked, digest = row
+            self._mark.write(epoch, AuditEntry(self._marked, "", digest))
 
     def _renew_until_lost(self, loop: asyncio.AbstractEventLoop) -> None:
         lease_s = self._address.lease_s
@@ -238,6 +252,10 @@ class PostgresqlLease:
                 changed = self._open().execute(
                     "UPDATE lease SET counter = counter + 1 WHERE holder = ?", (self._holder,)
                 )
+            except LeadershipLost as error:
+                self._problem = str(error)
+                self._close()
+                return False
             except _FAILURES:
                 self._close()
                 return True
@@ -269,6 +287,9 @@ class PostgresqlLease:
             )
             try:
                 tables.require_current(session, "database")
+                tables.require_original(session, "database")
+                # A promoted standby server may lack what this daemon knows to be written.
+                self._mark.require_newest(session, "database")
             except BaseException:
                 session.close()
                 raise

@@ -117,6 +117,7 @@ def _prepare(connection: PostgresqlConnection, role: str) -> tuple[int | None, b
     if is_copy:
         # Nodes refuse the runs of an older term than they have seen, also of one that the copy lacks.
         connection.execute("UPDATE term SET epoch = epoch + ?", (EPOCH_INCREMENT,))
+        connection.execute("UPDATE lease SET holder = ''")  # none leads the copy
     connection.executemany(
         "INSERT INTO meta (key, value) VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value",
         [(SCHEMA_KEY, str(latest_version())), (DATABASE_KEY, this)],

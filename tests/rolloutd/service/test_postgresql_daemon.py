@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -18,18 +21,20 @@ from rolloutd.control.route_table import ROUTES
 from rolloutd.engine.background import standby_follower
 from rolloutd.errors import InvalidFile, LeadershipLost, StoreFailed
 from rolloutd.settings import Settings, load
-from rolloutd.store import open_store
+from rolloutd.store import open_store, prepare_postgresql
 from rolloutd.store.postgresql import lease
+from rolloutd.store.postgresql.commit_mark import FILE_NAME as MARK
+from rolloutd.store.postgresql.commit_mark import CommitMark
 from rolloutd.store.postgresql.connection import Address
 from tests.contracts.store_backends import plan_of
 from tests.rolloutd.service.test_leadership import until
-from tests.support.postgresql import OWNER, Postgresql
+from tests.support.postgresql import OWNER, ROLE, Postgresql, running_server
 
 pytestmark = pytest.mark.servers("postgresql")
 
 
-def settings_of(root: Path, name: str, dsn: str, key: bytes = b"k" * 32) -> Settings:
-    root.joinpath(name).mkdir(mode=0o700)
+def write_settings(root: Path, name: str, dsn: str, key: bytes = b"k" * 32) -> Settings:
+    root.joinpath(name).mkdir(mode=0o700, exist_ok=True)
     key_file = root / f"{key[0]}.key"
     key_file.write_bytes(key)
     file = root / f"{name}.yaml"
@@ -48,7 +53,7 @@ async def test_standby_serves_after_the_leader_has_lost_its_lease(
     monkeypatch.setattr(app, "RENEW_S", 0.1)
     name = postgresql.emptied_database()
     dsn = postgresql.address(name).dsn
-    first, second = (settings_of(tmp_path, each, dsn) for each in ("a", "b"))
+    first, second = (write_settings(tmp_path, each, dsn) for each in ("a", "b"))
     leading = asyncio.create_task(app.serve(first))
     await until(first.socket.exists)
     epoch = (await asyncio.to_thread(Client(first.socket).get, "/v1/health"))["epoch"]
@@ -71,14 +76,14 @@ async def test_standby_serves_after_the_leader_has_lost_its_lease(
 
 @asynccontextmanager
 async def leader_and_standby(
-    postgresql: Postgresql, root: Path, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[tuple[Client, Client, asyncio.Task[None]]]:
-    """A leader, and a standby that answers."""
+    dsn: str, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[tuple[Client, Client, asyncio.Task[None], asyncio.Task[None]]]:
+    """A leader, and a standby that answers, with their tasks."""
     monkeypatch.setattr(lease, "POLL_S", 0.05)
     monkeypatch.setattr(app, "RENEW_S", 0.1)
     monkeypatch.setattr(standby_follower, "POLL_S", 0.05)
-    dsn = postgresql.address(postgresql.emptied_database()).dsn
-    first, second = (settings_of(root, each, dsn) for each in ("a", "b"))
+    monkeypatch.setattr(standby, "STANDBY_AFTER_S", 30.0)
+    first, second = (write_settings(root, each, dsn) for each in ("a", "b"))
     leading = asyncio.create_task(app.serve(first))
     await until(first.socket.exists)
     await asyncio.to_thread(Client(first.socket).get, "/v1/health")
@@ -90,7 +95,7 @@ async def leader_and_standby(
         async with asyncio.timeout(30):
             while not (await asyncio.to_thread(Client(first.socket).get, "/v1/status"))["standbys"]:
                 await asyncio.sleep(0.05)
-        yield Client(first.socket), Client(second.socket), leading
+        yield Client(first.socket), Client(second.socket), leading, waiting
     finally:
         for task in (waiting, leading):
             task.cancel()
@@ -100,7 +105,8 @@ async def leader_and_standby(
 async def test_standby_answers_what_the_store_knows(
     postgresql: Postgresql, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with leader_and_standby(postgresql, tmp_path, monkeypatch) as (leader, other, _):
+    dsn = postgresql.address(postgresql.emptied_database()).dsn
+    async with leader_and_standby(dsn, tmp_path, monkeypatch) as (leader, other, *_):
         body = {"scope": "all", "reason": "a storm"}
         await asyncio.to_thread(leader.post, "/v1/freezes", body)
         seq = (await asyncio.to_thread(leader.get, "/v1/audit/head"))["seq"]
@@ -138,7 +144,8 @@ async def test_standby_answers_what_the_store_knows(
 async def test_leader_that_steps_down_is_followed_at_once(
     postgresql: Postgresql, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with leader_and_standby(postgresql, tmp_path, monkeypatch) as (leader, other, leading):
+    dsn = postgresql.address(postgresql.emptied_database()).dsn
+    async with leader_and_standby(dsn, tmp_path, monkeypatch) as (leader, other, leading, _):
         reason = {"reason": "new kernel"}
         answer = await asyncio.to_thread(leader.post, "/v1/leader/step-down", reason)
         assert answer == {"standbys": ["daemon-b"]}
@@ -158,16 +165,84 @@ async def test_leader_that_steps_down_is_followed_at_once(
             await asyncio.to_thread(other.post, "/v1/leader/step-down", reason)
 
 
+async def test_pair_stops_where_a_promoted_server_lacks_the_tail(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running_server() as primary, tempfile.TemporaryDirectory(prefix="pg", dir="/tmp") as directory:
+        spare = Postgresql(Path(directory))
+        dsn = f"host={primary.directory},{directory} dbname={primary.make_database()} user={ROLE}"
+        try:
+            spare.copy_of(primary)
+            spare.start()
+            async with leader_and_standby(dsn, tmp_path, monkeypatch) as (leader, _, *daemons):
+                head = (await asyncio.to_thread(leader.get, "/v1/audit/head"))["seq"]
+                await until(lambda: _replayed(spare) == head)
+                with spare.connect() as session:
+                    (receiver,) = session.execute("SELECT pid FROM pg_stat_wal_receiver").fetchone() or (0,)
+                os.kill(receiver, signal.SIGSTOP)
+                await asyncio.to_thread(leader.post, "/v1/freezes", {"scope": "all", "reason": "a storm"})
+                lost = (await asyncio.to_thread(leader.get, "/v1/audit/head"))["seq"]
+                assert lost > head
+                mark = CommitMark(tmp_path / "b")
+                await until(lambda: (mark.read() or (0, 0))[1] == lost)
+                await asyncio.to_thread(primary.stop)
+                os.kill(receiver, signal.SIGKILL)
+                await asyncio.to_thread(spare.promote)
+                results = await asyncio.wait_for(asyncio.gather(*daemons, return_exceptions=True), 60)
+        finally:
+            spare.stop()
+    for result in results:
+        assert f"entries {head + 1} to {lost} are gone" in repr(result)
+
+
+async def test_restored_pair_leads_in_a_later_term(
+    postgresql: Postgresql, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the order of docs/postgresql.md, which an upgrade with a migration shares: both down, prepare."""
+    name, restored = postgresql.make_database(), postgresql.make_database("template1")
+    prepare_postgresql(postgresql.dsn(name, OWNER), None, ROLE)
+    backup = postgresql.directory / "backup"
+    async with leader_and_standby(postgresql.address(name).dsn, tmp_path, monkeypatch) as (leader, *_):
+        await asyncio.to_thread(postgresql.run, "pg_dump", "-Fc", "-f", backup, "-d", postgresql.dsn(name))
+        await asyncio.to_thread(leader.post, "/v1/freezes", {"scope": "all", "reason": "a storm"})
+        seq = (await asyncio.to_thread(leader.get, "/v1/audit/head"))["seq"]
+        epoch = (await asyncio.to_thread(leader.get, "/v1/health"))["epoch"]
+        await until(lambda: (CommitMark(tmp_path / "b").read() or (0, 0))[1] == seq)
+    await asyncio.to_thread(postgresql.run, "pg_restore", "-d", postgresql.dsn(restored), backup)
+    dsn = postgresql.address(restored).dsn
+    both = [write_settings(tmp_path, each, dsn) for each in ("a", "b")]
+    for refusal in ("it is a copy of another database; run", f"entries {seq} to {seq} are gone"):
+        for settings in both:
+            with pytest.raises(StoreFailed, match=refusal):
+                await app.serve(settings)
+        prepare_postgresql(postgresql.dsn(restored, OWNER), None, ROLE)
+    for settings in both:
+        (settings.state_dir / MARK).unlink()
+    async with leader_and_standby(dsn, tmp_path, monkeypatch) as (leader, *_):
+        assert (await asyncio.to_thread(leader.get, "/v1/health"))["epoch"] > epoch
+        assert "a storm" not in str(await asyncio.to_thread(leader.get, "/v1/audit"))
+        assert (await asyncio.to_thread(leader.get, "/v1/audit/verify"))["ok"]
+    backup.unlink()
+    for each in (name, restored):
+        postgresql.drop_database(each)
+
+
+def _replayed(server: Postgresql) -> int:
+    with server.connect("test_1") as session:
+        (seq,) = session.execute("SELECT max(seq) FROM rolloutd.audit").fetchone() or (0,)
+        return int(seq)
+
+
 async def test_daemon_with_another_redaction_key_is_refused(postgresql: Postgresql, tmp_path: Path) -> None:
     dsn = postgresql.address(postgresql.emptied_database()).dsn
-    first = settings_of(tmp_path, "a", dsn)
+    first = write_settings(tmp_path, "a", dsn)
     leading = asyncio.create_task(app.serve(first))
     await until(first.socket.exists)
     await asyncio.to_thread(Client(first.socket).get, "/v1/health")
     leading.cancel()
     await asyncio.wait((leading,))
     with pytest.raises(StoreFailed, match="redaction key: it is not the key of this store; copy that of"):
-        await app.serve(settings_of(tmp_path, "b", dsn, b"another" * 5))
+        await app.serve(write_settings(tmp_path, "b", dsn, b"another" * 5))
 
 
 async def test_doctor_examines_server_role_and_replication(postgresql: Postgresql, tmp_path: Path) -> None:
@@ -206,6 +281,6 @@ def test_unusable_database_settings_are_refused(tmp_path: Path, store: str, mess
 def test_backup_of_a_file_names_postgresqls_own(
     postgresql: Postgresql, tmp_path: Path, capsys: pytest.CaptureFixture[str], verb: str
 ) -> None:
-    settings_of(tmp_path, "a", postgresql.address("x").dsn)
+    write_settings(tmp_path, "a", postgresql.address("x").dsn)
     assert main([verb, f"--config={tmp_path / 'a.yaml'}", f"--file={tmp_path / 'copy'}"]) == 1
     assert "use pg_dump and pg_restore, see docs/postgresql.md" in capsys.readouterr().err

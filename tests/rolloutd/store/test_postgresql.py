@@ -21,7 +21,7 @@ from rolloutd.ports import AuditEntry, Store
 from rolloutd.store import SqlStore, open_store, prepare_postgresql
 from rolloutd.store.postgresql import backend, tables
 from rolloutd.store.postgresql.commit_mark import FILE_NAME as MARK
-from rolloutd.store.postgresql.connection import Address, translate
+from rolloutd.store.postgresql.connection import Address
 from rolloutd.store.sqlite import database
 from tests.contracts.store_backends import (
     ALICE,
@@ -155,20 +155,6 @@ def test_text_and_order_of_values_are_sqlites(postgresql: Postgresql, name: str)
             " WHERE table_schema = 'rolloutd' AND data_type = 'text'"
         ).fetchall()
     assert collations == [("C",)]
-
-
-@pytest.mark.parametrize(
-    ("statement", "expected"),
-    [
-        ("SELECT ? FROM a WHERE b = '?' AND c = ?", ("SELECT $1 FROM a WHERE b = '?' AND c = $2", (0, 1))),
-        ("SELECT ?2, ?1, ?2", ("SELECT $1, $2, $1", (1, 0))),
-        ("SELECT :node, x::json, :node", ("SELECT $1, x::json, $1", ("node",))),
-        ("DELETE FROM freeze WHERE id = 'freeze'", ("DELETE FROM \"freeze\" WHERE id = 'freeze'", ())),
-        ("SELECT json_array(a)", ("SELECT json_build_array(a)", ())),
-    ],
-)  # fmt: skip
-def test_statement_is_translated(statement: str, expected: tuple[str, Any]) -> None:
-    assert translate(statement) == expected
 
 
 # -- rights ---------------------------------------------------------------------
@@ -502,40 +488,3 @@ async def test_lost_tail_is_named_and_stops_the_daemon(
         await opened(address, tmp_path / "s")
     mark.unlink()
     await (await opened(address, tmp_path / "s")).close()
-
-
-async def test_restored_backup_is_refused_until_its_loss_is_accepted(
-    postgresql: Postgresql, name: str, tmp_path: Path
-) -> None:
-    """In the documented order; the last term must outrank those that were granted since the backup."""
-    prepare_postgresql(postgresql.dsn(name, OWNER), None, ROLE)
-    store = await opened(postgresql.address(name), tmp_path / "s")
-    await write(store, hold(1))
-    backup = postgresql.directory / "backup"
-    postgresql.run("pg_dump", "-Fc", "-f", backup, "-d", postgresql.dsn(name))
-    await store.close()
-    store = await opened(postgresql.address(name), tmp_path / "s")
-    await write(store, hold(2))
-    granted = (await store.load_snapshot()).epoch
-    await store.close()
-    restored = postgresql.make_database("template1")
-    try:
-        postgresql.run("pg_restore", "-d", postgresql.dsn(restored), backup)
-        (tmp_path / "new").mkdir()
-        with pytest.raises(StoreFailed, match="it is a copy of another database; run `rolloutctl store prep"):
-            await opened(postgresql.address(restored), tmp_path / "new")
-        done = [prepare_postgresql(postgresql.dsn(restored, OWNER), None, ROLE) for _ in range(2)]
-        assert [" a copy whose next terms outrank" in each for each in done] == [True, False]
-        with pytest.raises(
-            LeadershipLost, match="last entry is 1, but 2 was written: entries 2 to 2 are gone"
-        ):
-            await opened(postgresql.address(restored), tmp_path / "s")
-        (tmp_path / "s" / MARK).unlink()
-        store = await opened(postgresql.address(restored), tmp_path / "s")
-        assert (await store.load_snapshot()).epoch > granted
-        await write(store, hold(3))
-        assert (await store.verify_audit()).ok
-        await store.close()
-    finally:
-        backup.unlink()
-        postgresql.drop_database(restored)
