@@ -86,6 +86,10 @@ class AssumptionCode(StrEnum):
     """`share`: by how much all steps together may differ from those before, as a standard deviation."""
     ORDER_OF_ONE_WALK = "order-of-one-walk"
     """All draws start nodes in the order of one walk with typical durations."""
+    FEWER_DRAWS = "fewer-draws"
+    """`draws`: how many there are, because `nodes` are ahead."""
+    NO_BOTTLENECK = "no-bottleneck"
+    """None is searched, because `nodes` are ahead."""
     HORIZON = "horizon"
     """`until`: later than this nothing is forecast."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import replace
+from typing import Any
 
 from machines.model.node import Node
 from machines.model.plan import Capability, Plan, StepDef
@@ -23,14 +24,19 @@ def plan_for_target(plan: Plan, target: Target, node: Node, *, in_effect: Collec
     isolate = isolators_for(plan, node, in_effect=in_effect)
     # The isolators share one deadline, so the slowest of those that apply to this node sets it.
     drains = (spec.drain_timeout_s for spec in isolate if spec.drain_timeout_s is not None)
-    return replace(
-        plan,
-        traffic=applicable(plan.traffic, node),
-        isolate=isolate,
-        guard=plan.guard and replace(plan.guard, confirm=applicable(plan.guard.confirm, node)),
-        isolate_timeout_s=max(drains, default=plan.isolate_timeout_s),
-        verify=infra + team,
-    )
+    guard = plan.guard
+    if guard is not None and (confirm := applicable(guard.confirm, node)) != guard.confirm:
+        guard = replace(guard, confirm=confirm)
+    own: dict[str, Any] = {
+        "traffic": applicable(plan.traffic, node),
+        "isolate": isolate,
+        "guard": guard,
+        "isolate_timeout_s": max(drains, default=plan.isolate_timeout_s),
+        "verify": infra + team,
+    }
+    # On most nodes nothing differs, and a copy costs more than the rest.
+    is_same = all(getattr(plan, key) == value for key, value in own.items())
+    return plan if is_same else replace(plan, **own)
 
 
 def isolators_for(plan: Plan, node: Node, *, in_effect: Collection[str] = ()) -> tuple[StepDef, ...]:

@@ -32,7 +32,11 @@ from rolloutd.ports import KeptForecast, load_of, total_parallel
 log = logging.getLogger("rolloutd.engine.forecasts")
 
 TIME_LIMIT_S = 120.0
-"""Time of one forecast: 10,000 nodes take a quarter of it on an idle core, and it has the lowest priority."""
+"""Time of a forecast that a person waits for, as the API allows a handler; 10,000 nodes take a tenth of it on
+an idle core."""
+
+OWN_TIME_LIMIT_S = 600.0
+"""Time of one of the daemon's own: it has the lowest priority, so other load prolongs it."""
 
 MAX_WAITING = 8
 """Questions that wait for the one process; a person asks one at a time."""
@@ -73,7 +77,7 @@ class Forecaster:
         self,
         state: State,
         on_missed: Callable[[MissedForecast], None] = lambda _: None,
-        run: Callable[[bytes], Awaitable[bytes]] | None = None,
+        run: Callable[[bytes, float], Awaitable[bytes]] | None = None,
     ) -> None:
         """`run` answers in place of the process, for a store that no other process can open."""
         self._state = state
@@ -106,11 +110,14 @@ class Forecaster:
         self._waiting += 1
         try:
             async with self._slot:
-                not_up = await compute(_not_up, self._state.index.fork())
-                content = await compute(pickle.dumps, replace(request, not_up=not_up))
-                return await _read_answers(await self._run(content))
+                return await self._make(request, TIME_LIMIT_S)
         finally:
             self._waiting -= 1
+
+    async def _make(self, request: ForecastRequest, limit_s: float) -> Sequence[Answer]:
+        not_up = await compute(_not_up, self._state.index.fork())
+        content = await compute(pickle.dumps, replace(request, not_up=not_up))
+        return await _read_answers(await self._run(content, limit_s))
 
     async def run(self) -> None:
         """Keep the forecasts of open rollouts up to date, until cancelled."""
@@ -146,15 +153,19 @@ class Forecaster:
         state = self._state
         try:
             request = self.request(seed=DEFAULT_SEED)
-            answers = {each["rollout"]: each for each in await self.ask(request)}
+            # A person's question does not wait for it.
+            made = await self._make(request, OWN_TIME_LIMIT_S)
+            state.report_job("forecast", "forecast", "")
+            answers = {each["rollout"]: each for each in made}
             previous, state.forecasts = state.forecasts, answers
             state.changes.notify_progress()  # consoles show the figures of a forecast
             for rollout, answer in answers.items():
                 await self._keep_for_gates(rollout, answer, previous.get(rollout), request.now)
                 await self._report_missed(rollout, answer)
         except RolloutdError as error:
-            # Nothing depends on it: a status without a forecast says so.
+            # Nothing depends on it: the status says so, and has the forecast before.
             log.warning("forecast: not made: %s", error)
+            state.report_job("forecast", "forecast", str(error).removeprefix("forecast: "))
 
     async def _keep_for_gates(
         self, rollout: str, answer: Answer, before: Answer | None, made_at: float
@@ -205,7 +216,7 @@ def _not_up(index: Index) -> frozenset[str]:
     return frozenset(node for node, found in seen if found is None or found.sight is not NodeHealth.UP)
 
 
-async def _run(content: bytes) -> bytes:
+async def _run(content: bytes, limit_s: float) -> bytes:
     """Return what the process prints; raises StoreFailed if it fails or takes too long."""
     search_path = [str(Path(rolloutd.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
     process = await asyncio.create_subprocess_exec(
@@ -217,10 +228,11 @@ async def _run(content: bytes) -> bytes:
         env={**os.environ, "PYTHONPATH": os.pathsep.join(search_path)},
     )
     try:
-        async with asyncio.timeout(TIME_LIMIT_S):
+        async with asyncio.timeout(limit_s):
             out, errors = await process.communicate(content)
     except TimeoutError:
-        raise StoreFailed(f"forecast: not ready within {TIME_LIMIT_S:.0f} s; ask for fewer draws") from None
+        action = "ask for fewer draws, or see the daemon's own in rolloutctl status"
+        raise StoreFailed(f"forecast: not ready within {limit_s:.0f} s; {action}") from None
     finally:
         if process.returncode is None:
             process.kill()

@@ -10,16 +10,19 @@ import pickle
 import resource
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from random import Random
 from typing import Any
 
+from machines.facts.index import Index
 from machines.facts.projection import Projection
 from machines.forecast.forecast import forecast
-from machines.forecast.model import Assumptions, RolloutForecast
+from machines.forecast.model import Assumption, AssumptionCode, Assumptions, RolloutForecast
 from machines.model.node import NodeHealth, Observation
 from machines.model.plan import Plan
-from machines.states import IN_FLIGHT_PHASES
+from machines.model.reasons import Param
+from machines.states import IN_FLIGHT_PHASES, Phase
 from rolloutd.errors import Refused, RolloutdError
 from rolloutd.forecast.answer import JSON, difference, forecast_answer
 from rolloutd.forecast.history import StepHistory, begun_at, failure_rate
@@ -33,11 +36,20 @@ from rolloutd.texts.formats import suggest_name
 NICENESS = 19
 """The lowest priority: a forecast must not slow a run down."""
 
-CPU_LIMIT_S = 120
-"""Processor time of one forecast: four times what 10,000 nodes and 200 draws take."""
+CPU_LIMIT_S = 300
+"""Processor time of one forecast: twice what 100,000 nodes take."""
 
 MEMORY_LIMIT_BYTES = 2 * 1024**3
 """Address space of one forecast: several times what 100,000 nodes take."""
+
+MAX_NODE_DRAWS = 4_000_000
+"""Draws of all nodes together, twice those of 10,000 nodes: some ten seconds of processor time."""
+
+MIN_DRAWS = 20
+"""Of fewer draws the 90th percentile is one of the two last ones."""
+
+MAX_EXPLAINED_NODES = 20_000
+"""Nodes ahead of which the bottleneck is searched: it takes a second walk."""
 
 MAX_DEADLINE_NODES = 1_000
 """Nodes ahead with which a vote's deadline is searched: it takes some fifteen walks."""
@@ -162,6 +174,15 @@ class _Answer:
             common_deviation=self._history.common_deviation(self._rollout),
             are_samples=True,
         )
+        ahead = _nodes_ahead(self._index)
+        self._draws = min(request.draws, max(MIN_DRAWS, MAX_NODE_DRAWS // max(1, ahead)))
+        self._explained = self._rollout if ahead <= MAX_EXPLAINED_NODES else ""
+        self._omissions: list[Assumption] = []
+        if self._draws < request.draws:
+            fewer: dict[str, Param] = {"draws": self._draws, "nodes": ahead}
+            self._omissions.append(Assumption(AssumptionCode.FEWER_DRAWS, fewer))
+        if not self._explained:
+            self._omissions.append(Assumption(AssumptionCode.NO_BOTTLENECK, {"nodes": ahead}))
         now = Changed(self._index, request.now, (), frozenset())
         before = self._walk(now)
         answer = forecast_answer(self._index, before, request.seed, self._vote_deadline(before))
@@ -229,14 +250,25 @@ class _Answer:
             facts.now,
             self._history.over(facts.index).durations,
             self._assumptions,
-            draws=draws or self._request.draws,
+            draws=draws or self._draws,
             random=Random(self._request.seed),  # noqa: S311  # draws, not secrets
             records=self._records,
-            explain="" if draws else self._rollout,
+            explain="" if draws else self._explained,
             later=facts.later,
             failing=facts.failing,
         )
-        return found[self._rollout]
+        made = found[self._rollout]
+        return replace(made, assumptions=(*made.assumptions, *self._omissions))
+
+
+def _nodes_ahead(index: Index) -> int:
+    """Return how many nodes of all open rollouts are not done, because they are walked together."""
+    return sum(
+        target.phase is not Phase.DONE
+        for rollout in index.rollouts.values()
+        if not rollout.closed
+        for target in index.targets(rollout.id)
+    )
 
 
 if __name__ == "__main__":

@@ -141,6 +141,15 @@ def _waits(waits: Mapping[Any, float]) -> JSON:
     return {code.value: round(seconds, 1) for code, seconds in ordered if round(seconds, 1)}
 
 
+_TEXTS = {
+    AssumptionCode.TRAFFIC_IDLE: "nodes with traffic probes are idle when their turn comes",
+    AssumptionCode.TRAFFIC_HISTORY: "traffic keeps each node waiting as long as one of {nodes} nodes before",
+    AssumptionCode.ORDER_OF_ONE_WALK: "all draws start nodes in the order of one walk with median durations",
+    AssumptionCode.FEWER_DRAWS: "{draws} draws show the spread, because {nodes} nodes are ahead",
+    AssumptionCode.NO_BOTTLENECK: "no bottleneck is searched, because {nodes} nodes are ahead",
+}
+
+
 def describe_assumption(found: Assumption) -> str:
     """Return an assumption as a sentence without its period."""
     params = found.params
@@ -156,10 +165,6 @@ def describe_assumption(found: Assumption) -> str:
         case AssumptionCode.NODES_HEALTHY:
             nodes = int(str(params["nodes"]))
             return f"{pluralize(nodes, 'node')} not known to be up {'is' if nodes == 1 else 'are'} up"
-        case AssumptionCode.TRAFFIC_IDLE:
-            return "nodes with traffic probes are idle when their turn comes"
-        case AssumptionCode.TRAFFIC_HISTORY:
-            return f"traffic keeps each node from starting as long as one of {params['nodes']} nodes before"
         case AssumptionCode.PARALLEL_RUNS:
             runs, longer = int(str(params["runs"])), 100.0 * float(str(params["longer"]))
             delay = f", and so many take {longer:.0f} % longer than one alone" if longer >= 1.0 else ""
@@ -167,7 +172,7 @@ def describe_assumption(found: Assumption) -> str:
         case AssumptionCode.COMMON_DEVIATION:
             share = 100.0 * float(str(params["share"]))
             return f"all steps together take {share:.2g} % longer or less than those before"
-        case AssumptionCode.ORDER_OF_ONE_WALK:
-            return "all draws start the nodes in the order of one walk with median durations"
         case AssumptionCode.HORIZON:
             return f"nothing is forecast after {format_rfc3339(float(str(params['until'])))}"
+        case _:
+            return _TEXTS[found.code].format(**params)

@@ -346,7 +346,7 @@ async def control_environment(
     async def do_nothing(*_: Any) -> Any:
         return ""
 
-    async def run_in_memory(content: bytes) -> bytes:
+    async def run_in_memory(content: bytes, limit_s: float) -> bytes:
         return (await answer_text(pickle.loads(content), opened_store)).encode()
 
     audit_monitor = AuditMonitor(state)

@@ -54,7 +54,8 @@ async def latest_forecast(services: Services, request: Request) -> wire_forecast
     rollout = (await resolve_for_reading(services.state, request.path_params["r"])).rollout.id
     answer = services.state.forecasts.get(rollout)
     if answer is None:
-        raise Refused("no-forecast", f"{rollout}: no forecast yet; ask again in a minute")
+        failure = services.state.conditions.get("job forecast")
+        raise Refused("no-forecast", f"{rollout}: no {failure or 'forecast yet; ask again in a minute'}")
     return cast("wire_forecasts.Forecast", answer)
 
 

@@ -20,6 +20,7 @@ from rolloutd.control.client import ApiError
 from rolloutd.control.plans import plan_duration
 from rolloutd.engine import forecasts
 from rolloutd.engine.forecasts import Forecaster
+from rolloutd.forecast import __main__ as process
 from rolloutd.forecast import what_if
 from rolloutd.store import open_store
 from tests.rolloutd.control_environment import PLAN, SETTINGS, ControlEnvironment, control_environment
@@ -457,6 +458,22 @@ async def test_failing_process_is_an_error_and_no_more(
             await ask(inside, rollout)
         await Forecaster(inside.state)._refresh()  # logs, and goes on
         assert inside.state.forecasts == {}
+        with pytest.raises(ApiError, match="no forecast: its process ended with 1"):
+            await inside.request("nora", "get", f"/v1/rollouts/{rollout}/forecast")
+        monkeypatch.delenv("PYTHONHOME")
+        await Forecaster(inside.state)._refresh()
+        assert "job forecast" not in inside.state.conditions
+
+
+async def test_fleet_too_large_says_what_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "MAX_NODE_DRAWS", 100)
+    monkeypatch.setattr(process, "MAX_EXPLAINED_NODES", 3)
+    async with control_environment(tmp_path) as inside:
+        answer = await ask(inside, await inside.submit(), draws=200)
+    assert (answer["draws"], answer["bottleneck"]) == (25, None)
+    texts = {each["code"]: each["text"] for each in answer["assumptions"]}
+    assert texts["fewer-draws"] == "25 draws show the spread, because 4 nodes are ahead"
+    assert texts["no-bottleneck"] == "no bottleneck is searched, because 4 nodes are ahead"
 
 
 async def test_calendar_has_nodes_of_a_team_and_gates(
