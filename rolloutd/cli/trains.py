@@ -11,6 +11,7 @@ from rolloutd.control.client import api_path
 from rolloutd.texts.formats import pluralize
 
 if TYPE_CHECKING:
+    from rolloutd.control.rollouts.wire import Rollout
     from rolloutd.control.trains.wire_trains import Train
 
 
@@ -42,6 +43,21 @@ def approve_train(call: Invocation) -> int:
     train: Train = call.client.post(
         api_path("trains", call.args.name, "approve"), {"reason": call.args.reason}
     )
+    return call.report(train, f"train {train['name']}: {_describe(train)}", train["name"])
+
+
+def approve_at_gate(call: Invocation) -> int:
+    """Approve the train of one rollout, for that rollout alone."""
+    args = call.args
+    if any((args.team, args.wave, args.digest, args.node, args.more, args.until, args.unseen)):
+        raise exits.Exit(
+            exits.USAGE, "approve ROLLOUT train: only --reason applies; leave the other options out"
+        )
+    rollout: Rollout = call.get(api_path("rollouts", args.rollout))
+    if rollout["train"] is None:
+        raise exits.Exit(exits.REFUSED, f"{rollout['rollout']}: it is in no train; see rolloutctl train show")
+    body = {"reason": args.reason, "rollout": rollout["rollout"]}
+    train: Train = call.client.post(api_path("trains", rollout["train"]["name"], "approve"), body)
     return call.report(train, f"train {train['name']}: {_describe(train)}", train["name"])
 
 

@@ -12,7 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rolloutd.cli import exits, reboots
+from rolloutd.cli import exits, reboots, trains
 from rolloutd.cli.command_group import (
     CommandGroup,
     Invocation,
@@ -46,7 +46,8 @@ def register(commands: CommandGroup) -> None:
     reject = commands.add_command("reject", vote, "vote no at a gate")
     withdraw = commands.add_command("withdraw", withdraw_vote, "withdraw your votes at a gate")
     for parser in (approve, reject, withdraw):
-        _add_gate_arguments(parser, optional=parser is not reject)
+        train = ("train",) if parser is approve else ()
+        _add_gate_arguments(parser, *train, optional=parser is not reject)
         parser.argument("--team", metavar="TEAM", text="team to vote as, if you belong to several")
     digest = "the digest that you reviewed; the vote is refused if it differs"
     for parser in (approve, reject):
@@ -87,10 +88,12 @@ def _add_unseen_argument(parser: Parser) -> None:
     parser.add_argument("--unseen", action="store_true", help=unseen)
 
 
-def _add_gate_arguments(parser: Parser, *, optional: bool = False) -> None:
+def _add_gate_arguments(parser: Parser, *more: str, optional: bool = False) -> None:
+    """Add the arguments of a vote; `more` are gates that only this command knows."""
     gate = "pilot (before the pilot), start, continue (after a wave) or proceed (after a failure)"
+    gate = ", or ".join((gate, *more))
     number = "?" if optional else None
-    parser.rollout().argument("gate", metavar="GATE", text=gate, choices=GATES, nargs=number)
+    parser.rollout().argument("gate", metavar="GATE", text=gate, choices=(*GATES, *more), nargs=number)
     wave = "wave before the gate, if several gates have this name"
     parser.argument("--wave", metavar="WAVE", text=wave).reason()
 
@@ -101,6 +104,8 @@ def vote(call: Invocation) -> int:
     yes = args.command == "approve"
     if yes and (group := reboots.group_of(args.rollout)) is not None:
         return reboots.approve(call, group)
+    if args.gate == "train":
+        return trains.approve_at_gate(call)
     _require_gate(call)
     body = without_none(
         gate=args.gate, yes=yes, reason=args.reason, team=args.team, wave=args.wave, digest=args.digest
@@ -245,6 +250,8 @@ def gates(call: Invocation) -> None:
     for each in found:
         print_line(colorize(each["rollout"], "bold"))
         print_gates(each)
+        if train := response_text.describe_train(each):
+            print_line(sanitize(f"  {train}"))
     for gate in of_machines:
         reboots.print_gate(gate)
     if name is not None and group is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import combinations
@@ -16,13 +17,15 @@ from machines.workflow.outage import is_same_isolator
 from rolloutd.commands.rollout_commands import Events, Principal, require_team_member
 from rolloutd.engine.state import State
 from rolloutd.errors import NotAllowed, NotFound, Refused
-from rolloutd.texts.formats import suggest_name
+from rolloutd.texts.formats import pluralize, suggest_name
 
 DEFAULT_WAIT_S = 3600.0
 """How long a node waits for its turn in a train: an hour covers most changes of one node."""
 
 MAX_ROLLOUTS = 10
 """Open rollouts of one train: more changes in one outage than people review together."""
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 MAX_TRAINS = 100
 """Trains at once, because each start of a node asks them."""
@@ -40,6 +43,11 @@ def add(
 
     Raises NotAllowed for a caller who owns none of them, Refused for rollouts that cannot be together.
     """
+    if not _NAME.fullmatch(name):
+        raise Refused(
+            "train-name",
+            f"train {name[:40]!r}: not a name; use up to 100 letters, digits, dots, dashes or underscores",
+        )
     known = find_train(state.index, name)
     before = () if known is None else known.rollouts
     order = tuple(dict.fromkeys((*before, *(each.id for each in rollouts))))
@@ -83,13 +91,16 @@ def train_partners(index: Index, plan: Plan, nodes: Iterable[str]) -> list[Rollo
     return [index.rollout(each) for each in shared if index.rollout(each).plan.joins_train]
 
 
-def approve(state: State, who: Principal, name: str, reason: str) -> Events:
-    """Approve a train for those of its rollouts that the caller owns."""
+def approve(state: State, who: Principal, name: str, reason: str, rollout: Rollout | None = None) -> Events:
+    """Approve a train for those of its rollouts that the caller owns, or for one of them."""
     train = require_train(state.index, name)
     members = _open_members(state.index, train.rollouts)
-    if not any(_owns(who, each) for each in members):
-        raise NotAllowed(f"{who.user} may not approve train {name}; ask an owner of its rollouts or an admin")
-    approved = replace(train, approvals={**_approvals(who, train.rollouts, members), **train.approvals})
+    asked = members if rollout is None else [each for each in members if each.id == rollout.id]
+    if not any(_owns(who, each) for each in asked):
+        what = f"train {name}" if rollout is None else f"train {name} for {rollout.id}"
+        raise NotAllowed(f"{who.user} may not approve {what}; ask an owner of its rollouts or an admin")
+    given = _approvals(who, train.rollouts if rollout is None else [rollout.id], members)
+    approved = replace(train, approvals={**given, **train.approvals})
     return () if approved == train else (TrainStored(approved, who.actor, reason, state.now()),)
 
 
@@ -165,7 +176,8 @@ def _require_fit(index: Index, name: str, members: Sequence[Rollout], added: Seq
         if train is not None:
             raise Refused("in-train", f"{rollout.id}: it is in train {train.name}; remove that train first")
     if not 2 <= len(members) <= MAX_ROLLOUTS:
-        raise Refused("train-size", f"train {name}: {len(members)} rollouts; give 2 to {MAX_ROLLOUTS}")
+        count = pluralize(len(members), "open rollout")
+        raise Refused("train-size", f"train {name}: {count}; give 2 to {MAX_ROLLOUTS}")
     for one, other in combinations(members, 2):
         if (conflict := isolator_conflict(one, other)) is not None:
             raise Refused("isolators", f"{conflict}; make them equal in both plans")

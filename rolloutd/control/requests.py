@@ -320,6 +320,12 @@ class AddToTrain(ReasonBody):
     wait_s: Annotated[float, Field(ge=0, le=MAX_TRAIN_WAIT_S)] | None = None
 
 
+class ApproveTrain(ReasonBody):
+    """An approval of a train: of one rollout that the caller owns, or of all of them."""
+
+    rollout: Name | None = None
+
+
 class EmptyBody(RequestBody):
     pass
 

@@ -48,8 +48,10 @@ def describe_train(rollout: Rollout) -> str:
     if train is None:
         return ""
     place = train["rollouts"].index(rollout["rollout"]) + 1
-    saved = pluralize(train["outages_saved"], "outage")
-    return f"train {train['name']} ({train['state']}): {place} of {len(train['rollouts'])}, {saved} saved"
+    shown = f"train {train['name']} ({train['state']}): {place} of {len(train['rollouts'])}"
+    if train["state"] == "waiting" and rollout["rollout"] in train["missing"]:
+        return f"{shown}; rolloutctl approve {rollout['rollout']} train"
+    return f"{shown}, {pluralize(train['outages_saved'], 'outage')} saved"
 
 
 def describe_vote_deadline(rollout: Rollout) -> str:

@@ -48,6 +48,7 @@ class ReplayedFleet:
         self.inventory: JSON = {"nodes": [], "sources": [], "next": None}
         self.verdicts: list[JSON] = []
         self.preparations: list[JSON] = []
+        self.train: JSON | None = None
         self.shell = ["true"]
         self.asked_since: list[str] = []
         self.state = "awaiting-approval"
@@ -321,7 +322,7 @@ class ReplayedFleet:
             "expected_s": 240.0,
             "prepared": None,
             "forced_stages": [],
-            "train": None,
+            "train": self.train,
             "minutes": {"slot": 0.0, "prepare": 0.0},
         }
 

@@ -65,3 +65,16 @@ async def test_forecast_shows_ends_gates_and_nodes(socket_dir: Path) -> None:
         assert "each gate gets its votes 0s after it is asked" in text
         assert "closed-01" in text
         assert "never, as things are" in text
+
+
+async def test_rollout_shows_its_train_and_what_it_waits_for(socket_dir: Path) -> None:
+    fleet = running_fleet()
+    train = {"name": "week", "rollouts": ["kernel-x", fleet.id], "state": "active", "outages_saved": 5}
+    fleet.train = {**train, "missing": []}
+    async with run_console(fleet, socket_dir, size=(140, 40)) as (_, pilot, _server):
+        await pilot.press("enter")
+        await wait_for_text(pilot, "train week (active): 2 of 2, 5 outages saved")
+    fleet.train = {**train, "state": "waiting", "missing": [fleet.id]}
+    async with run_console(fleet, socket_dir, size=(140, 40)) as (_, pilot, _server):
+        await pilot.press("enter")
+        await wait_for_text(pilot, f"(waiting): 2 of 2; rolloutctl approve {fleet.id} train")

@@ -47,10 +47,13 @@ async def add_to_train(services: Services, request: Request[requests.AddToTrain]
 
 
 @routes.add("POST", "/v1/trains/{t}/approve", access=rights.TRAIN_OWNER)
-async def approve_train(services: Services, request: Request[requests.ReasonBody]) -> wire_trains.Train:
-    """Approve a train for the rollouts that the caller owns."""
+async def approve_train(services: Services, request: Request[requests.ApproveTrain]) -> wire_trains.Train:
+    """Approve a train for the rollouts that the caller owns, or for one of them."""
     state, name, reason = services.state, request.path_params["t"], request.input.reason
-    decide = partial(trains.approve, name=name, reason=reason)
+    rollout = None
+    if request.input.rollout is not None:
+        rollout = (await resolve_live(state, request.input.rollout)).rollout
+    decide = partial(trains.approve, name=name, reason=reason, rollout=rollout)
     await execute(state, request.identity, Command(f"train: {reason}", decide))
     return await train_response(state, trains.require_train(state.index, name))
 

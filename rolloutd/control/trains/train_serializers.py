@@ -16,6 +16,7 @@ def rollout_train(index: Index, rollout_id: str) -> wire_trains.RolloutTrain | N
         "name": train.name,
         "rollouts": list(train.rollouts),
         "state": train_state(index, train),
+        "missing": [each for each in train.rollouts if each not in train.approvals],
         "outages_saved": len(index.counters(rollout_id).joined_outages),
     }
 

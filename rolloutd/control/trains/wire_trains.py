@@ -34,9 +34,13 @@ class Trains(TypedDict):
 
 
 class RolloutTrain(TypedDict):
-    """The train of a rollout; `rollouts` in order, `outages_saved` of this rollout alone."""
+    """The train of a rollout; `rollouts` in order, `outages_saved` of this rollout alone.
+
+    `missing` are those whose owners have not approved it.
+    """
 
     name: str
     rollouts: list[str]
     state: TrainState
+    missing: list[str]
     outages_saved: int

@@ -196,6 +196,7 @@ READING = {
 CHANGING = {
     "train add night {live} {waiting} --reason x": "night",
     "train approve night --reason x": "night",
+    "approve {live} train --reason x": "night",
     "train show": "night",
     "train show night": "night",
     "train remove night --reason x": "night",

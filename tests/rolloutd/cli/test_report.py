@@ -45,6 +45,7 @@ def daemon(tmp_path: Path) -> Iterator[CannedDaemon]:
             "name": "week",
             "rollouts": ["kernel-x", ROLLOUT_ID],
             "state": "active",
+            "missing": [],
             "outages_saved": 5,
         }
         shown = {**ROLLOUT, "prepared": {"done": 6, "total": 12}, "train": train}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rolloutd.commands import trains
-from rolloutd.control.client import ApiError
+from rolloutd.control.client import ApiError, api_path
 from rolloutd.control.response_text import describe_train
 from tests.rolloutd.control_environment import PLAN, ControlEnvironment, control_environment
 
@@ -67,7 +67,7 @@ async def test_stranger_may_not_make_train(env: ControlEnvironment) -> None:
 
 
 async def test_train_of_one_refused(env: ControlEnvironment) -> None:
-    with pytest.raises(ApiError, match="1 rollouts; give 2 to 10"):
+    with pytest.raises(ApiError, match="1 open rollout; give 2 to 10"):
         await add(env, "olga", rollouts=["sysctl"])
 
 
@@ -122,9 +122,28 @@ async def test_status_shows_train_of_rollout(env: ControlEnvironment) -> None:
     assert (await env.request("nora", "get", "/v1/rollouts/sysctl"))["train"] is None
     train = await add(env, "olga")
     shown = await env.request("nora", "get", f"/v1/rollouts/{train['rollouts'][1]}")
+    driver = train["rollouts"][1]
     expected = {"name": "t", "rollouts": train["rollouts"], "state": "waiting", "outages_saved": 0}
-    assert shown["train"] == expected
-    assert describe_train(shown) == "train t (waiting): 2 of 2, 0 outages saved"
+    assert shown["train"] == {**expected, "missing": [driver]}
+    assert describe_train(shown) == f"train t (waiting): 2 of 2; rolloutctl approve {driver} train"
+
+
+async def test_vote_of_one_rollout_approves_it_alone(env: ControlEnvironment) -> None:
+    driver = (await add(env, "olga"))["rollouts"][1]
+    path = "/v1/trains/t/approve"
+    with pytest.raises(ApiError, match=f"olga may not approve train t for {driver}; ask an owner"):
+        await env.request("olga", "post", path, {"reason": "fine", "rollout": driver})
+    train = await env.request("paul", "post", path, {"reason": "fine", "rollout": "driver"})
+    assert (train["missing"], train["approved"]) == ([], True)
+    with pytest.raises(ApiError, match="nosuch: no such rollout"):
+        await env.request("paul", "post", path, {"reason": "fine", "rollout": "nosuch"})
+
+
+@pytest.mark.parametrize("name", ["a b", "-x", "a" * 101, "a\x1bb", "ä"])
+async def test_name_of_train_with_other_characters_refused(env: ControlEnvironment, name: str) -> None:
+    with pytest.raises(ApiError, match="not a name; use up to 100 letters"):
+        await env.request("olga", "put", api_path("trains", name), ADD)
+    assert not env.state.index.trains
 
 
 async def test_plan_of_other_isolator_stays_alone(tmp_path: Path) -> None:
