@@ -76,7 +76,7 @@ def forecast(
     for rollout in before.rollouts.values():
         if not rollout.closed:
             made = _forecast_of(before, rollout, walk, replay, drawn, draws)
-            if rollout.id == explain:
+            if rollout.id == explain and _is_complete(before, walk, rollout):
                 bottleneck = bottleneck_of(before, walk, explain)
                 made = replace(made, bottleneck=bottleneck, train=_train_forecast(before, walk, explain))
             found[rollout.id] = made
@@ -101,9 +101,7 @@ def _forecast_of(
         nodes.append(node)
         for code, seconds in node.waits.items():
             total[code] = total.get(code, 0.0) + seconds
-    is_complete = all(
-        target.phase is Phase.DONE for target in walk.index.targets(rollout.id) if target.node in before.nodes
-    )
+    is_complete = _is_complete(before, walk, rollout)
     end = replay.ends[rollout.id]
     ends = [max(end.at(each), before.now) if is_complete else math.inf for _, each in drawn]
     return RolloutForecast(
@@ -133,6 +131,12 @@ def _train_forecast(before: Projection, walk: Walk, rollout: str) -> TrainForeca
     without.apply(TrainRemoved(train.name, train.by, "", before.now))
     alone, together = walk.again(without).outages, walk.outages
     return TrainForecast(train.name, alone.count - together.count, alone.downtime_s - together.downtime_s)
+
+
+def _is_complete(before: Projection, walk: Walk, rollout: Rollout) -> bool:
+    """Return whether all nodes of a rollout are done at the end of the walk."""
+    targets = walk.index.targets(rollout.id)
+    return all(target.phase is Phase.DONE for target in targets if target.node in before.nodes)
 
 
 def _node_forecast(

@@ -59,7 +59,8 @@ def apply_what_if(
             raise refused(f"--without {node}", f"the node is {target.phase.value}; name a pending one")
         changed.apply(transition(target, Trigger.SKIPPED, at, outcome=Outcome.SKIPPED))
     for node in what_if.failing:
-        _target(changed, rollout, node, "--with-failure")
+        if _target(changed, rollout, node, "--with-failure").phase is Phase.DONE:
+            raise refused(f"--with-failure {node}", "the node is done; name one that is not")
     later = []
     for number, text in enumerate(what_if.freezes):
         freeze = _freeze(text, number, at, changed)

@@ -151,6 +151,14 @@ def test_paused_rollout_never_starts() -> None:
     assert made.nodes[0].waits == {ReasonCode.PAUSED: HORIZON_S}
 
 
+def test_rollout_that_never_ends_has_no_bottleneck() -> None:
+    index = index_of(nodes_of({"a": ["n1", "n2"]}))
+    submit(index)
+    admit(index, "n1")
+    index.apply(RolloutPaused("R", ALICE, "wait", T0))
+    assert forecast_of(index, explain="R").bottleneck is None
+
+
 def test_reason_is_given_where_nothing_ever_starts() -> None:
     index = index_of(nodes_of({"a": ["n1", "n2"], "b": ["n3"]}))
     submit(index)

@@ -162,6 +162,14 @@ async def test_what_if_without_equals_skipping(tmp_path: Path) -> None:
         assert comparable(await ask(inside, rollout)) == comparable(changed)
 
 
+async def test_failure_of_a_done_node_is_refused(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        rollout = await inside.start()
+        await inside.finish(rollout, "p1")
+        with pytest.raises(ApiError, match="--with-failure p1: the node is done"):
+            await ask(inside, rollout, with_failure=["p1"])
+
+
 async def test_what_if_freeze_equals_the_freeze(tmp_path: Path) -> None:
     async with control_environment(tmp_path) as inside:
         rollout, now = await inside.submit(), inside.clock.now()
