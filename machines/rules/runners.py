@@ -12,19 +12,25 @@ from machines.states import IN_FLIGHT_PHASES
 
 def runner_blocker(index: Index, target: Target, capacity: Capacity | None = None) -> Reason | None:
     """Return why no runner begins the node's runs; `capacity` has what this decision starts besides."""
+    if (reason := unavailable_reason(index, target.node, target.since)) is not None:
+        return reason
     rule = runner_of(index.limits.runners, index.nodes[target.node])
-    if rule is None:
-        remedy = Remedy(RemedyKind.CHANGE_SETTINGS)
-        return Reason(ReasonCode.NO_RUNNER, target.node, since=target.since, remedy=remedy)
-    if (problem := index.runner_problems.get(rule.name)) is not None:
-        return problem_reason(rule, target.node, problem)
-    if rule.parallel is None:
+    if rule is None or rule.parallel is None:
         return None
     in_flight = len(_nodes_of(index, rule, Capacity() if capacity is None else capacity) - {target.node})
     if in_flight < rule.parallel:
         return None
     params: dict[str, Param] = {**_described(rule), "active": in_flight, "parallel": rule.parallel}
     return Reason(ReasonCode.RUNNER_FULL, target.node, params, remedy=Remedy(RemedyKind.WAIT_FOR_CAPACITY))
+
+
+def unavailable_reason(index: Index, node: str, since: float) -> Reason | None:
+    """Return why no run of a node could begin now; `since` is when the node began to need one."""
+    rule = runner_of(index.limits.runners, index.nodes[node])
+    if rule is None:
+        return Reason(ReasonCode.NO_RUNNER, node, since=since, remedy=Remedy(RemedyKind.CHANGE_SETTINGS))
+    problem = index.runner_problems.get(rule.name)
+    return None if problem is None else problem_reason(rule, node, problem)
 
 
 def problem_reason(rule: RunnerRule, node: str, problem: RunnerProblem) -> Reason:

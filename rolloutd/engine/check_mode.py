@@ -9,22 +9,26 @@ from __future__ import annotations
 import contextlib
 import itertools
 from dataclasses import replace
+from functools import partial
 
 from machines.facts.node_work import WorkKind
 from machines.model.configuration import ComplianceReport, TaskChange
 from machines.model.plan import Plan, Stage
+from machines.model.runners import runner_of
+from machines.rules.runners import unavailable_reason
 from rolloutd.concurrency.slots import Slots
 from rolloutd.configuration.shown_variables import hide_values
 from rolloutd.engine.state import State
 from rolloutd.errors import Refused, RolloutdError, SourceFailed
+from rolloutd.plugin import LOCAL_RUNNER
 from rolloutd.ports import (
     Failed,
     PinnedSource,
     Runners,
+    RunnerStatus,
     RunRequest,
     RunState,
     Unknown,
-    total_parallel,
     wait_for_end,
 )
 from rolloutd.ports.guards import adapter_errors
@@ -53,12 +57,12 @@ PROBLEMS = {
 
 
 class CheckMode:
-    """Check-mode runs, at most half of the machine's runs at once: they must not delay a run of a rollout."""
+    """Check-mode runs, at most half of each runner's runs at once: they must not delay a run of a rollout."""
 
     def __init__(self, state: State, runner: Runners) -> None:
         self._state = state
         self._runner = runner
-        self._slots = Slots(lambda: max(1, total_parallel(runner.statuses) // 2))
+        self._slots = {name: Slots(partial(_half_of, status)) for name, status in runner.statuses.items()}
         self._numbers = itertools.count(1)
 
     async def check(
@@ -71,7 +75,7 @@ class CheckMode:
         allowed = (*self._state.settings.show_vars, *plan.shown_variables)
         changes: list[TaskChange] = []
         problem = ""
-        async with self._slots:
+        async with self._slots_of(node):
             for stage in plan.stages:
                 try:
                     with adapter_errors("runner"):
@@ -83,6 +87,11 @@ class CheckMode:
                 )
                 problem = problem or problem_here
         return ComplianceReport(node, self._state.now(), tuple(changes[:MAX_CHANGES]), problem)
+
+    def _slots_of(self, node: str) -> Slots:
+        index = self._state.index
+        rule = runner_of(index.limits.runners, index.nodes[node]) if node in index.nodes else None
+        return self._slots.get("" if rule is None else rule.name, self._slots[LOCAL_RUNNER])
 
     async def _check_stage(
         self, node: str, source: PinnedSource, stage: Stage, rollout: str
@@ -98,9 +107,10 @@ class CheckMode:
     ) -> tuple[list[TaskChange], str]:
         if self._state.awaited_sources(node):
             raise SourceFailed(f"{node}: its inventory source has not answered since the daemon started")
+        # Never the name of an earlier run: its result would be of another time.
+        name = f"{rollout or PREVIEW}.{node}.check-{self._state.epoch}-{next(self._numbers)}"
         request = RunRequest(
-            # Never the name of an earlier run: its result would be of another time.
-            run_id=f"{rollout or PREVIEW}.{node}.check-{self._state.epoch}-{next(self._numbers)}",
+            run_id=self._runner.run_id_for(name, node),
             host=self._state.host(node),
             source=source,
             playbook=stage.playbook,
@@ -110,6 +120,9 @@ class CheckMode:
             rollout=rollout,
             step=stage.step,
         )
+        # A report is asked for now: it says that the runner is down, and does not wait for it.
+        if (reason := unavailable_reason(self._state.index, node, self._state.now())) is not None:
+            raise Refused("runner-unavailable", describe(reason))
         handle = request.run_id
         try:
             handle = await self._runner.start(request)
@@ -146,3 +159,7 @@ class CheckMode:
             elif event.kind in PROBLEMS:
                 problem = problem or f'task "{task}" {PROBLEMS[event.kind]}'
         return changes, problem
+
+
+def _half_of(status: RunnerStatus) -> int:
+    return max(1, status.parallel // 2)

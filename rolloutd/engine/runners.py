@@ -40,7 +40,10 @@ from rolloutd.ports.guards import adapter_errors
 log = logging.getLogger("rolloutd.engine.runners")
 
 CHECK_S = 30.0
-"""Interval of asking whether a runner is available; a start that fails says so at once."""
+"""Interval of asking whether a runner is available, and how long it may take to answer.
+
+A start that fails says so at once.
+"""
 
 PROBLEM_CHECK_S = 5.0
 """The same while one is not: nodes wait for it."""
@@ -80,15 +83,22 @@ class RoutedRunners:
 
     async def watch(self) -> None:
         """Ask until cancelled whether the runners are available, more often while one is not."""
+        # Each by itself: one that does not answer must not delay what is known of the others.
+        async with asyncio.TaskGroup() as tasks:
+            for name in self._runners:
+                tasks.create_task(self._watch(name), name=f"runner {name}")
+
+    async def _watch(self, name: str) -> None:
         while True:
-            await asyncio.gather(*map(self._check, self._runners))
-            has_problem = any(each.problem for each in self.statuses.values())
+            await self._check(name)
+            has_problem = self._runners[name].status.problem is not None
             await self._state.clock.sleep(PROBLEM_CHECK_S if has_problem else CHECK_S)
 
     async def _check(self, name: str) -> None:
         try:
             with adapter_errors(f"runner {name}"):
-                await self._runners[name].check_available()
+                async with asyncio.timeout(CHECK_S):
+                    await self._runners[name].check_available()
         except (RolloutdError, TimeoutError) as error:
             self._record(name, error)
         else:
@@ -116,7 +126,9 @@ class RoutedRunners:
 
     def run_id_for(self, name: str, node: str) -> str:
         is_known = node in self._state.index.nodes
-        runner_name = (self._name_for(self._state.host(node)) if is_known else None) or LOCAL_RUNNER
+        runner_name = self._name_for(self._state.host(node)) if is_known else LOCAL_RUNNER
+        if runner_name is None:
+            return name  # start() waits until the settings have a runner for the node
         runner = self._runners[runner_name]
         own = runner.run_id_here(name) if isinstance(runner, OnOneMachine) else name
         return self.handle_of(runner_name, own)
@@ -260,17 +272,23 @@ class _StoredRuns:
         self._runners = runners
 
     async def list_artifacts(self) -> Sequence[Artifact]:
-        listed = [
-            replace(each, name=self._runners.handle_of(name, each.name))
-            for name, store in self._runners.stores.items()
-            for each in await store.list_artifacts()
-        ]
+        listed: list[Artifact] = []
+        for name, store in self._runners.stores.items():
+            try:
+                artifacts = await store.list_artifacts()
+            except RunnerUnavailable as error:  # what the other runners have is removed all the same
+                log.warning("runner %s: its ended runs cannot be listed: %s", name, error)
+                continue
+            listed += (replace(each, name=self._runners.handle_of(name, each.name)) for each in artifacts)
         return sorted(listed, key=lambda each: each.name)
 
     async def remove(self, name: str, *, unmodified_since: float) -> bool:
         runner, own = self._runners.resolve(name)
         store = None if runner is None else self._runners.stores.get(runner)
-        return store is None or await store.remove(own, unmodified_since=unmodified_since)
+        try:
+            return store is None or await store.remove(own, unmodified_since=unmodified_since)
+        except RunnerUnavailable:
+            return False  # until the next time
 
 
 def _place(name: str, runner: Runner) -> str:

@@ -13,7 +13,7 @@ from machines.workflow.steps import baseline_record
 from rolloutd.engine.drivers.node_session import NodeSession
 from rolloutd.engine.drivers.step_journal import StepJournal
 from rolloutd.errors import RolloutdError, StoreFailed
-from rolloutd.ports import Failed, Ok, Unknown
+from rolloutd.ports import Failed, Ok, StepContext, Unknown
 from rolloutd.ports.guards import adapter_errors, validate_result
 
 RUN_INTERVAL_S = 300.0
@@ -26,7 +26,7 @@ async def run_check(session: NodeSession, spec: StepDef) -> Ok | Failed | Unknow
     try:
         if Capability.STARTS_RUN in spec.capabilities:
             return await _run_recorded(session, spec, step)
-        return session.without_hidden(await _check(session, spec, step, 1))
+        return session.without_hidden(await _check(session, spec, await _context(session, spec, step, 1)))
     except StoreFailed:
         raise  # an error of the daemon's disk is not a result of the node
     except (RolloutdError, TimeoutError) as error:
@@ -48,10 +48,11 @@ async def _run_recorded(session: NodeSession, spec: StepDef, step: str) -> Ok | 
         if not isinstance(cleared, Ok):
             return Unknown(f"an earlier run may be active: {cleared.text}")
     number = 1 if latest is None else latest.number + (not is_started)
-    handle = (await session.step_context(spec, step=step, number=number)).idempotency_key
-    record = journal.begin(RunCheck(spec, step, number), handle=handle)
+    recorded = latest.handle if latest is not None and is_started else ""
+    ctx = session.with_run_id(await _context(session, spec, step, number), recorded)
+    record = journal.begin(RunCheck(spec, step, number), handle=ctx.idempotency_key)
     await journal.write(record)
-    result = session.without_hidden(await _check(session, spec, step, number))
+    result = session.without_hidden(await _check(session, spec, ctx))
     await journal.finish(record, result)
     return result
 
@@ -71,12 +72,15 @@ async def _clean_up_stale_runs(session: NodeSession, journal: StepJournal) -> Ok
     return result
 
 
-async def _check(session: NodeSession, spec: StepDef, step: str, number: int) -> Ok | Failed | Unknown:
+async def _context(session: NodeSession, spec: StepDef, step: str, number: int) -> StepContext:
     before = None
     if spec.baseline:
         before = baseline_record(spec, await session.state.store.load_steps(session.rollout, session.node))
     baseline = None if before is None else before.prior
-    ctx = await session.step_context(spec, step=step, number=number, baseline=baseline)
+    return await session.step_context(spec, step=step, number=number, baseline=baseline)
+
+
+async def _check(session: NodeSession, spec: StepDef, ctx: StepContext) -> Ok | Failed | Unknown:
     with adapter_errors(f"check {spec.kind}"):
         response = await session.adapters.checks[spec.kind].check(ctx)
     return validate_result(f"check {spec.kind}", response, Ok, Failed, Unknown)

@@ -120,7 +120,7 @@ class PlaybookExecution:
             if isinstance(ended, Ok) or self._state.now() >= until:
                 break
             await self._wakeup.wait_for(self._state.clock.sleep(ELSEWHERE_RETRY_S))
-            if self._session.target.phase not in IN_FLIGHT_PHASES:
+            if not self._is_in_flight():
                 return
         text = f"the run on {record.node} was begun by another machine, which no longer leads"
         left = "" if isinstance(ended, Ok) else f"; something of it may be left: {ended.text}"
@@ -190,7 +190,7 @@ class PlaybookExecution:
                 return None if outcome is None else outcome.result
             failure = outcome
             await self._wakeup.wait_for(self._state.clock.sleep(FOLLOW_RETRY_S))
-            if self._session.target.phase not in IN_FLIGHT_PHASES:
+            if not self._is_in_flight():
                 failure = None
                 break
             # The next try may start the run: the node must be isolated, and this daemon must still lead.
@@ -209,8 +209,13 @@ class PlaybookExecution:
             guard_ended.add_done_callback(lambda _: self._wakeup.trigger())
             request = await self._build_request(action, record.handle)
             async with running_in_background(self._runner.start(request)) as starting:
-                # A run that waits for a run slot must not begin after its guard has ended.
-                await asyncio.wait((starting, guard_ended), return_when=asyncio.FIRST_COMPLETED)
+                # A run that waits for its runner must not begin once its guard has ended or its node left.
+                starting.add_done_callback(lambda _: self._wakeup.trigger())
+                while not starting.done() and not guard_ended.done() and self._is_in_flight():
+                    await self._wakeup.wait_for(asyncio.wait((starting,)))
+            if starting.cancelled() and not guard_ended.done():
+                await self._session.capture_errors(self._runner.cancel(record.handle))
+                return None
             if starting.cancelled():
                 await self._guard.record_end(guard_ended.result())
                 if await self._was_started(record.handle):
@@ -228,7 +233,7 @@ class PlaybookExecution:
                         self._publish_progress(run_state)
                         if run_state.result is not None:
                             return run_state
-                        if self._session.target.phase not in IN_FLIGHT_PHASES:
+                        if not self._is_in_flight():
                             await self._runner.cancel(handle)
                             return None
                         await self._wakeup.wait_for(self._runner.wait_for_change(handle))
@@ -242,6 +247,9 @@ class PlaybookExecution:
         """Return whether the runner may have started the run: a timeout counts as yes, an error as no."""
         state = await self._session.capture_errors(self._runner.get_state(handle))
         return state.has_begun if isinstance(state, RunState) else not isinstance(state, Failed)
+
+    def _is_in_flight(self) -> bool:
+        return self._session.target.phase in IN_FLIGHT_PHASES
 
     def _publish_progress(self, run_state: RunState) -> None:
         progress = self._session.progress

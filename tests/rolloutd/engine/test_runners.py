@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from machines.model.reasons import ReasonCode
-from machines.model.runners import RunnerRule
+from machines.model.runners import RunnerProblem, RunnerRule
 from machines.model.selector import parse_selector
 from machines.scheduler.decide import explain_node
 from machines.states import Outcome
+from rolloutd.adapters.playbook_steps import PlaybookCheck
 from rolloutd.engine import runners
-from rolloutd.engine.drivers.node_session import AdapterSet
+from rolloutd.engine.background.extra_checks import run_check
+from rolloutd.engine.check_mode import CheckMode
+from rolloutd.engine.drivers.node_session import AdapterSet, NodeSession
 from rolloutd.engine.runners import RoutedRunners
-from rolloutd.errors import NotFound
-from rolloutd.ports import Host, Ok, RunRequest, Unknown
-from tests.contracts.fakes.runner import FakeRunner, Script
-from tests.contracts.fakes.sources import SOURCE
+from rolloutd.errors import NotFound, RunnerUnavailable
+from rolloutd.ports import Artifact, Failed, Host, Ok, RunRequest, Unknown
+from tests.contracts.fakes.runner import FakeRunner, Script, playbook_context
+from tests.contracts.fakes.sources import SOURCE, find_source
 from tests.rolloutd.control_environment import PLAN, ControlEnvironment, control_environment
 from tests.rolloutd.engine.test_daemon import ALL_CANARIES, running
-from tests.rolloutd.slow_store import adapters_of, daemon_of
+from tests.rolloutd.slow_store import adapters_of, daemon_of, loop_iterations
 from tests.support.directory_runner import DirectoryRunner
 
 LOCAL_RULE = RunnerRule("local")
@@ -119,6 +122,77 @@ async def test_build_on_this_machine_is_run_by_it(elsewhere: Elsewhere) -> None:
     assert await elsewhere.runners.start(replace(elsewhere.request("p1"), host=host)) == "r1"
 
 
+async def test_node_without_runner_is_not_run_here(elsewhere: Elsewhere) -> None:
+    both, index, run_host = elsewhere.runners, elsewhere.inside.state.index, elsewhere.inside.run_host
+    rules = index.limits.runners
+    index.update_limits(replace(index.limits, runners=rules[:1]))
+    run_id = both.run_id_for("r1", "p2")
+    starting = asyncio.create_task(both.start(elsewhere.request("p2", run_id)))
+    await loop_iterations(20)
+    assert not run_host.started_runs
+    index.update_limits(replace(index.limits, runners=rules))
+    elsewhere.inside.clock.advance(runners.RETRY_S[-1])
+    assert await starting == run_id
+    assert run_host.started_runs == [run_id]
+
+
+async def test_playbook_check_is_stopped_at_its_runner(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        text = PLAN.replace("verify: [{reachable: {}}]", "verify: [{playbook: {file: undo.yml}}]")
+        rollout = await inside.start(text=text)
+        await inside.finish(rollout, "p1")
+        both = Elsewhere(inside, tmp_path)
+        context = replace(playbook_context(inside.run_host), runner=both.runners)
+        adapters = AdapterSet(both.runners, {}, {"playbook": PlaybookCheck(context)}, find_source)
+        session = NodeSession(inside.state, adapters, rollout, "p1")
+        spec = inside.state.index.rollout(rollout).plan.verify[0]
+        spec = replace(spec, params={**spec.params, "file": "never.yml"})
+        checking = asyncio.create_task(run_check(session, spec))
+        try:
+            await until(lambda: both.shelf.has_work("p1"))
+            (record,) = [each for each in await inside.state.store.load_steps(rollout, "p1") if each.handle]
+            await both.open().cancel(record.handle)
+            assert not both.shelf.has_work("p1")
+            assert isinstance(await checking, Failed)
+        finally:
+            both.shelf.end_all()
+
+
+async def test_check_mode_reports_runner_that_is_down(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        inside.run_host.scripts = {"site.yml": Script.OK}
+        both = Elsewhere(inside, tmp_path)
+        plan = inside.state.index.rollout(await inside.start()).plan
+        inside.state.index.record_runner_problems({"shelf": RunnerProblem("no answer", inside.clock.now())})
+        both.shelf.set_reachable(False)
+        check_mode = CheckMode(inside.state, both.runners)
+        report = await check_mode.check("p1", SOURCE, plan)
+        assert "shelf" in report.problem
+        assert "no answer" in report.problem
+
+
+async def test_check_mode_takes_half_of_each_runner(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        inside.run_host.scripts = {"never.yml": Script.OK}
+        both = Elsewhere(inside, tmp_path)
+        (status,) = [each for name, each in both.runners.statuses.items() if name == "shelf"]
+        status.parallel = 2
+        check_mode, plan = (
+            CheckMode(inside.state, both.runners),
+            inside.state.index.rollout(await inside.start()).plan,
+        )
+        plan = replace(plan, stages=(replace(plan.stages[0], playbook="never.yml"),))
+        checks = [asyncio.create_task(check_mode.check(node, SOURCE, plan)) for node in ("p1", "s1", "p2")]
+        try:
+            await checks[-1]  # that of this machine, which the two before do not delay
+            assert len([*both.directory.glob("runs/*")]) == 1
+        finally:
+            for each in checks:
+                each.cancel()
+            await asyncio.wait(checks)
+            both.shelf.end_all()
+
+
 async def test_start_waits_for_runner_that_is_down(elsewhere: Elsewhere) -> None:
     both, state = elsewhere.runners, elsewhere.inside.state
     elsewhere.shelf.set_reachable(False)
@@ -157,6 +231,55 @@ async def test_runner_that_answers_again_is_seen(elsewhere: Elsewhere) -> None:
     elsewhere.shelf.set_reachable(True)
     await pass_time(elsewhere.inside, lambda: not index.runner_problems)
     watching.cancel()
+
+
+class HungRunner(DirectoryRunner):
+    """A runner that never says whether it is available."""
+
+    async def check_available(self) -> None:
+        await asyncio.Event().wait()
+
+
+async def test_hung_runner_delays_no_news_of_others(
+    elsewhere: Elsewhere, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = elsewhere.inside.state.index
+    elsewhere.shelf.set_reachable(False)
+    named = {"hung": HungRunner(tmp_path / "hung"), "shelf": elsewhere.shelf}
+    local = FakeRunner(elsewhere.inside.run_host)
+    both = RoutedRunners(elsewhere.inside.state, {**named, "local": local})
+    watching = asyncio.create_task(both.watch())
+    await until(lambda: "shelf" in index.runner_problems)
+    watching.cancel()
+    monkeypatch.setattr(runners, "CHECK_S", 0.01)
+    watching = asyncio.create_task(both.watch())
+    await until(lambda: "hung" in index.runner_problems)
+    assert index.runner_problems["hung"].detail == "no answer in time"
+    watching.cancel()
+
+
+class UnavailableStore:
+    """What a runner keeps of ended runs, while its system is away."""
+
+    async def list_artifacts(self) -> Sequence[Artifact]:
+        raise RunnerUnavailable("shelf: down")
+
+    async def remove(self, name: str, *, unmodified_since: float) -> bool:
+        raise RunnerUnavailable("shelf: down")
+
+
+class FullStore:
+    async def list_artifacts(self) -> Sequence[Artifact]:
+        return [Artifact("r1", 0.0)]
+
+
+async def test_runs_of_available_runners_are_listed(elsewhere: Elsewhere) -> None:
+    local = FakeRunner(elsewhere.inside.run_host)
+    local.artifacts = FullStore()  # type: ignore[attr-defined]
+    elsewhere.shelf.artifacts = UnavailableStore()  # type: ignore[attr-defined]
+    both = RoutedRunners(elsewhere.inside.state, {"shelf": elsewhere.shelf, "local": local})
+    assert [each.name for each in await both.artifacts.list_artifacts()] == ["r1"]
+    assert not await both.artifacts.remove(both.handle_of("shelf", "r2"), unmodified_since=0.0)
 
 
 async def test_stored_runs_of_all_runners_are_listed(elsewhere: Elsewhere) -> None:

@@ -69,14 +69,14 @@ class FullRunner(FakeRunner):
 @asynccontextmanager
 async def run_driver(
     inside: ControlEnvironment, rollout: str, runner: FakeRunner, isolators: dict[str, FakeIsolator]
-) -> AsyncIterator[None]:
+) -> AsyncIterator[Driver]:
     """Drive a node of a rollout."""
 
     gear = AdapterSet(runner, dict(isolators), {}, find_source)
     driver = Driver(inside.state, gear, rollout, "p1", daemon_started_at=inside.clock.now())
     driving = asyncio.create_task(driver.run())
     try:
-        yield
+        yield driver
     finally:
         driving.cancel()
         await asyncio.wait({driving})
@@ -126,6 +126,29 @@ async def test_it_is_not_begun_on_a_node_that_left(tmp_path: Path) -> None:
         await later(inside, FOLLOW_RETRY_S)
         assert len(runner.asked) == 1
         assert runner.cancelled == runner.asked
+
+
+class DownRunner(FullRunner):
+    """A runner that is never available."""
+
+    async def start(self, request: RunRequest) -> str:
+        self.asked.append(request.run_id)
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
+async def test_run_awaiting_runner_ends_when_node_leaves(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        rollout = await inside.start()
+        await inside.isolate(rollout, "p1")
+        runner = DownRunner(inside)
+        async with run_driver(inside, rollout, runner, {"command": runner.isolator}) as driver:
+            while not runner.asked:
+                await asyncio.sleep(0)
+            await inside.transition(rollout, "p1", Trigger.LEFT, outcome=Outcome.LEFT)
+            driver.wake_up()
+            await later(inside, 0.0)
+            assert runner.cancelled == runner.asked
 
 
 async def test_returned_node_isolated_again_before_run(tmp_path: Path) -> None:
