@@ -214,8 +214,12 @@ class StoresRuns(Protocol):
 class StaleRuns(Protocol):
     """What runs leave on nodes, over ssh from this machine: for each runner whose runs are Ansible's."""
 
+    @property
+    def marks(self) -> str:
+        """What all runs' marks on nodes are made of, by which their processes are found there."""
+
     def run_marker(self, node: str, run_id: str) -> str:
-        """Return the mark that all processes of a run bear on the node, by which they are found."""
+        """Return the mark that all processes of a run bear on the node."""
 
     async def end_inherited(self, host: Host, fencing_token: str) -> None:
         """Before a run begins, end what another machine's run may still do there; raises AdapterFailed."""

@@ -136,6 +136,7 @@ class AnsibleRunner:
         self._interpreters = InterpreterCache(shell)
         markers = stale_processes.RunMarkers(str(self._runs_dir))
         self._markers = stale_processes.RunMarkers(marks) if marks else markers
+        self.marks = self._markers.owner
         self._machine = machine
         self._older_runs = OlderRuns(
             self._runs_dir, shell, fence_dir, {self._markers, markers}, set(inherited_nodes)

@@ -220,6 +220,12 @@ class Cluster:
                 raise ValueError(f"the answer is longer than {MAX_RESPONSE_BYTES // 1024**2} MiB")
             return await parse_answer(body, convert)
 
+    async def read_text(self, path: str, query: Mapping[str, str]) -> str:
+        """Return an answer that is not JSON, such as a log."""
+        timeout = aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S, sock_connect=CONNECT_TIMEOUT_S)
+        async with self._request_slots, self._open_response("GET", path, query, None, "", timeout) as answer:
+            return (await read_start(answer.content, MAX_RESPONSE_BYTES)).decode(errors="replace")
+
     @asynccontextmanager
     async def watch(
         self, path: str, query: Mapping[str, str], *, idle_timeout_s: float

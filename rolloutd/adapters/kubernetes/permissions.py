@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rolloutd.adapters.kubernetes.api_errors import ApiError, ClusterUnreachable
@@ -50,7 +51,11 @@ REQUIRED_PERMISSIONS = (
 )
 
 
-async def find_missing_permissions(cluster: Cluster, lease_namespace: str = "") -> list[str]:
+async def find_missing_permissions(
+    cluster: Cluster,
+    lease_namespace: str = "",
+    permissions: Sequence[Permission] = REQUIRED_PERMISSIONS,
+) -> list[str]:
     """Return one sentence per missing permission, or one if the cluster does not answer the review."""
     missing: list[str] = []
     of_leases = [
@@ -64,7 +69,7 @@ async def find_missing_permissions(cluster: Cluster, lease_namespace: str = "") 
         for verb in ("list", "watch")
         if lease_namespace
     ]
-    for permission in (*REQUIRED_PERMISSIONS, *of_leases):
+    for permission in (*permissions, *of_leases):
         try:
             reason_text = await _denial_reason(cluster, permission)
         except ClusterUnreachable as error:

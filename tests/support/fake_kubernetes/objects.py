@@ -56,6 +56,8 @@ RESOURCES: dict[str, Resource] = {
     "nodes": Resource("Node", namespaced=False),
     "pods": Resource("Pod"),
     "configmaps": Resource("ConfigMap"),
+    "secrets": Resource("Secret"),
+    "jobs": Resource("Job", "batch", strict=True),
     "events": Resource("Event"),
     "replicasets": Resource("ReplicaSet", "apps", generation=True),
     "statefulsets": Resource("StatefulSet", "apps", generation=True),

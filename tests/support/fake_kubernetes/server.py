@@ -85,6 +85,7 @@ class Server:
         self.requests: deque[ApiRequest] = deque(maxlen=REQUESTS_KEPT)
         self.answered: deque[Answered] = deque(maxlen=REQUESTS_KEPT)
         self.watches = 0
+        self.read_log: Callable[[JSON, dict[str, str]], str] = lambda pod, query: ""
 
     def app(self) -> web.Application:
         """Return the application to serve."""
@@ -140,10 +141,14 @@ class Server:
             self.answered.append(Answered(asked, refusal.code))
             raise
         self.answered.append(Answered(asked, code))
+        if isinstance(body, str):
+            return web.Response(text=body, status=code)
         return web.json_response(body, status=code)
 
     def _serve(self, asked: ApiRequest, content_type: str) -> tuple[int, JSON]:
         match asked.verb:
+            case "get" if asked.subresource == "log":
+                return 200, self.read_log(self.objects.get("pods", asked.namespace, asked.name), asked.query)
             case "get":
                 return 200, self.objects.get(asked.resource, asked.namespace, asked.name)
             case "list":
@@ -264,6 +269,8 @@ class Server:
             thing["status"] = {"phase": "Pending"}
         elif asked.resource in ("nodes", "namespaces"):
             thing.setdefault("spec", {})
+        if asked.query.get("dryRun") == "All":
+            return thing
         return self.objects.create(asked.resource, thing, manager=asked.manager)
 
     def _admit_vote(self, asked: ApiRequest) -> None:
@@ -307,6 +314,10 @@ class Server:
         if asked.resource == "pods":
             grace = options.get("gracePeriodSeconds", asked.query.get("gracePeriodSeconds"))
             end_pod(self.objects, thing, None if grace is None else int(grace))
+        elif asked.resource == "jobs":
+            if options.get("propagationPolicy") != "Foreground":
+                raise ApiRefusal(400, "this fake deletes no Job without its pods: they would be orphans")
+            self.objects.modify("jobs", thing, _being_deleted)
         elif asked.resource == "namespaces":
 
             def going(each: JSON) -> None:
@@ -317,6 +328,10 @@ class Server:
         else:
             self.objects.remove(asked.resource, thing)
         return {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success"}
+
+
+def _being_deleted(thing: JSON) -> None:
+    thing["metadata"].setdefault("deletionTimestamp", format_time())
 
 
 async def _parse_request(request: web.Request) -> ApiRequest:
