@@ -24,7 +24,7 @@ from machines.facts.preparations import BUILD_NODE
 from machines.facts.projection import Projection
 from machines.invariants.commits import apply_judged, first_violation
 from machines.model.events import Actor, DaemonStarted, Event, MismatchSettled
-from machines.model.node import SourceFreshness
+from machines.model.node import Node, SourceFreshness
 from machines.model.preparation import PreparationState
 from machines.model.reasons import Reason
 from machines.model.rollout import DAEMON
@@ -78,6 +78,11 @@ LARGE_COMMIT_ROWS = 100
 
 DATABASE_ID_LENGTH = 16
 """Hexadecimal digits in a fencing token by which a node distinguishes two databases."""
+
+MAX_KEPT_HOSTS = 1_024
+"""Hosts whose variables are kept in plain form: as many nodes as are in flight in a large fleet."""
+
+NO_VARIABLES: Mapping[str, JSON] = {}
 
 NO_RUN = RunState(None)
 """The run of a step that has none yet."""
@@ -187,6 +192,8 @@ class State:
     """The names of all nodes in natural order, as the API last listed them."""
     change_matrix: Any = None
     """What the API last found of changes and nodes."""
+    _hosts: dict[str, tuple[Node, Mapping[str, JSON], Host]] = field(default_factory=dict)
+    """Hosts, and what they were made of: a node in flight asks for its own some thirty times."""
     _inventory_snapshot: InventorySnapshot | None = None
     _inventory_generation: int = 0
     _write_lock: CommitLock = field(default_factory=CommitLock)
@@ -205,7 +212,15 @@ class State:
         known = self.index.nodes.get(node)
         if known is None:
             raise NotFound(f"the inventory no longer has {node}")
-        return Host(node, known.kind, known.labels, self.connections.get(node, {}))
+        connection = self.connections.get(node, NO_VARIABLES)
+        kept = self._hosts.get(node)
+        if kept is not None and kept[0] is known and kept[1] is connection:
+            return kept[2]
+        if len(self._hosts) >= MAX_KEPT_HOSTS:
+            self._hosts.clear()
+        host = Host(node, known.kind, known.labels, connection)
+        self._hosts[node] = known, connection, host
+        return host
 
     def awaited_sources(self, node: str) -> tuple[str, ...]:
         """Return the sources that must answer before the node's secrets are known; empty if they are."""
@@ -224,6 +239,7 @@ class State:
         if lost or any(self.connections.get(name) != each for name, each in connections.items()):
             self.connections.update(connections)
             self._inventory_snapshot = None
+            self._hosts.clear()  # secrets stay in memory no longer than their node
 
     async def load_connections(self) -> None:
         """Take over the nodes' variables that an earlier daemon stored; raises StoreFailed."""
