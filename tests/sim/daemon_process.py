@@ -222,11 +222,13 @@ class DaemonProcess:
         state.commit_listeners.append(self._hear_commit)
         self.state = state
         async with asyncio.TaskGroup() as tasks:
-            watching = tasks.create_task(self._report_left_nodes(state))
-            cleaning = tasks.create_task(self._clean(self.daemon, self.cleaner))
+            beside = [tasks.create_task(self._clean(self.daemon, self.cleaner))]
+            # Without faults a large fleet has no such node, and each look is over the fleet.
+            if self._judges_whole_fleet:
+                beside.append(tasks.create_task(self._report_left_nodes(state)))
             await self.daemon.run()
-            watching.cancel()
-            cleaning.cancel()
+            for task in beside:
+                task.cancel()
 
     def _hear_commit(self, events: Sequence[Event], commit_s: float) -> None:
         """Raise an error, as a service that listens to commits may: what is written must not be lost."""

@@ -35,11 +35,17 @@ CANARIES = 10
 COMMIT_S = 1.0
 """A slow disk: the steps that end meanwhile are written together, as on a busy machine."""
 
+POLL_S = 30.0
+"""About half of a run: the real runner waits for a run's lines without looking again and again."""
+
+OBSERVE_WITHIN = "10m"
+"""A fleet of this size has a watch, which confirms its nodes without reporting each again."""
+
 TRACE_LINES = 10_000
 """The last lines of the trace that are kept: a node writes some sixty."""
 
-RECOUNTS = 4
-"""How often the counts are counted again: as often as a quarter of the nodes is done."""
+RECOUNTS = 2
+"""How often the counts are counted again: as often as half of the nodes is done."""
 
 STEPS_PER_NODE = 400
 """Steps after which a fleet of so many nodes is not getting anywhere; a node takes some hundred."""
@@ -60,7 +66,7 @@ class LargeSimulation(Simulation):
     done = 0
 
     async def _script(self) -> None:
-        self.world.commit_s = COMMIT_S
+        self.world.commit_s, self.world.poll_s = COMMIT_S, POLL_S
         self.start_daemon()
         while not await self._try_submit_all():
             await asyncio.sleep(10.0)
@@ -103,6 +109,7 @@ def run_large_fleet(nodes: int) -> LargeRun:
     settings = Settings.model_validate(
         {
             "inventory_refresh": "1h",
+            "observe_within": OBSERVE_WITHIN,
             "max_parallel": PARALLEL,
             "pools": {"team": {"max_unavailable": 5}},
             "teams": {"infra": {}, "a": {}, "b": {}},

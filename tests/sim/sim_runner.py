@@ -12,9 +12,6 @@ from tests.sim.fault_injection import FaultyAccess, PlantedError
 from tests.sim.hostile_values import judge_variables
 from tests.sim.sim_node import SimRun
 
-POLL_S = 3.0
-"""How long a look at a run's progress takes, about."""
-
 CLAIM_LIMIT_S = 30.0
 """How long a wrapper may take to claim its run, as with the real runner."""
 
@@ -79,7 +76,8 @@ class SimRunner:
 
     async def wait_for_change(self, handle: str) -> RunState:
         """Return a moment later."""
-        await asyncio.sleep(POLL_S * (0.5 + self._access.world.streams.latency.random()))
+        world = self._access.world
+        await asyncio.sleep(world.poll_s * (0.5 + world.streams.latency.random()))
         return await self.get_state(handle)
 
     async def read_events(self, handle: str, offset: int = 0) -> AsyncIterator[RunEvent]:

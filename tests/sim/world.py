@@ -61,6 +61,8 @@ class SimWorld:
         self.taken_over_at = 0.0
         self.source_fails = False
         self.is_finished = False
+        self.poll_s = 3.0
+        """How long a look at a run's progress takes, about."""
         self.commit_s = 0.0
         """How long the disk takes for a commit."""
         self.job_faults: JobFaults | None = None
