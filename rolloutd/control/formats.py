@@ -1,15 +1,49 @@
-"""Instants and pages as the API has them."""
+"""How values become JSON: answers by their models, instants, pages."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import lru_cache
-from typing import TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+from functools import cache, lru_cache
+from typing import Any, ForwardRef, TypeVar, cast
 
 from machines.model.timefmt import format_rfc3339
 from rolloutd.control.requests import PageQuery
 
 T = TypeVar("T")
+
+
+def fill(model: type[T], source: object, **given: Any) -> T:
+    """Return an answer by its model: what is given, and for other keys what the source has by that name."""
+    return cast(
+        "T",
+        {
+            key: given[key] if key in given else _plain(getattr(source, key), kind)
+            for key, kind in _kinds(cast("Any", model)).items()
+        },
+    )
+
+
+@cache
+def _kinds(model: Any) -> dict[str, str]:
+    kinds = model.__annotations__.items()
+    return {
+        key: kind.__forward_arg__ if isinstance(kind, ForwardRef) else kind.__name__ for key, kind in kinds
+    }
+
+
+def _plain(value: object, kind: str) -> object:
+    match value:
+        case float() if kind.startswith("str"):
+            return format_timestamp(value)
+        case Enum():
+            return value.value
+        case tuple():
+            return list(value)
+        case Mapping():
+            return dict(value)
+        case _:
+            return value
 
 
 @lru_cache(maxsize=4_096)  # a status has most instants of the one before

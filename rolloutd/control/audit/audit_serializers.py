@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from rolloutd.control.audit import wire_audit
+from rolloutd.control.formats import fill
 from rolloutd.ports import AuditBase, AuditReport
 from rolloutd.texts.reason_text import describe_differences, describe_mismatch
 
@@ -29,14 +30,12 @@ def audit_report(
         "first_bad": chain.first_bad,
         "message": message,
         "mismatches": [
-            {
-                "subject": row.mismatch.subject,
-                "kind": row.mismatch.kind.value,
-                "scope": row.mismatch.scope,
-                "columns": list(row.mismatch.columns),
-                "restorable": row.is_restorable,
-                "text": describe_mismatch(row.mismatch.subject, row.mismatch.kind, row.mismatch.columns),
-            }
+            fill(
+                wire_audit.AuditMismatch,
+                row.mismatch,
+                restorable=row.is_restorable,
+                text=describe_mismatch(row.mismatch.subject, row.mismatch.kind, row.mismatch.columns),
+            )
             for row in rows
         ],
         "unreadable": list(report.unreadable),

@@ -8,12 +8,13 @@ from machines.model.trust_events import LeaderSteppedDown
 from rolloutd.commands.execution import Command, execute
 from rolloutd.commands.rollout_commands import Events, Principal
 from rolloutd.control import requests, rights
-from rolloutd.control.daemons import daemon_serializers, runner_serializers, wire_daemons
+from rolloutd.control.daemons import runner_serializers, wire_daemons
 from rolloutd.control.formats import format_timestamp
 from rolloutd.control.routes import Request, RouteTable, Services
 from rolloutd.engine.state import State
 from rolloutd.errors import Refused
 from rolloutd.ports import Peers
+from rolloutd.settings import Settings
 
 routes = RouteTable()
 
@@ -51,7 +52,7 @@ async def whoami(services: Services, request: Request) -> wire_daemons.WhoAmI:
 @routes.add("GET", "/v1/settings", on_standby=True)
 async def settings(services: Services, request: Request) -> wire_daemons.SettingsSummary:
     """Show the settings' limits, admins and teams."""
-    return daemon_serializers.settings(services.state.settings)
+    return _settings(services.state.settings)
 
 
 @routes.add("POST", "/v1/leader/step-down", access=rights.LEADERSHIP_ADMIN)
@@ -90,4 +91,26 @@ def daemons_of(services: Services) -> wire_daemons.Daemons:
             for each in peers.standbys
         ],
         "synchronous": peers.is_synchronous,
+    }
+
+
+def _settings(current: Settings) -> wire_daemons.SettingsSummary:
+    """Return limits, admins and teams; hosts, keys and paths stay private."""
+    return {
+        "observe_only": current.observe_only,
+        "max_parallel": current.max_parallel,
+        "admins": list(current.admins),
+        "teams": [
+            {
+                "team": name,
+                "members": list(team.members),
+                "checks": len(team.verify),
+                "windows": len(team.windows),
+                "canaries": list(team.canaries),
+            }
+            for name, team in sorted(current.teams.items())
+        ],
+        "pools": [
+            {"key": key, "max_unavailable": str(pool.max_unavailable)} for key, pool in current.pools.items()
+        ],
     }

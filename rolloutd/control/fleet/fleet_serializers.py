@@ -14,7 +14,7 @@ from machines.rules import pools
 from machines.rules.reboots import reboot_gate_view
 from rolloutd.commands import self_reboots
 from rolloutd.control.fleet import wire_fleet
-from rolloutd.control.formats import format_optional_timestamp, format_timestamp, page
+from rolloutd.control.formats import fill, format_optional_timestamp, format_timestamp, page
 from rolloutd.control.requests import PageQuery
 from rolloutd.engine.state import SourceState, State
 from rolloutd.engine.tasks import compute, compute_over
@@ -80,26 +80,11 @@ def _slot_holder(each: Unavailability) -> wire_fleet.SlotHolder:
 
 
 def hold(each: Hold) -> wire_fleet.Hold:
-    return {
-        "node": each.node,
-        "source": each.source,
-        "id": each.id,
-        "by": each.actor.name,
-        "reason": each.reason,
-        "at": format_timestamp(each.at),
-        "until": format_optional_timestamp(each.until),
-    }
+    return fill(wire_fleet.Hold, each, by=each.actor.name)
 
 
 def freeze(each: Freeze) -> wire_fleet.Freeze:
-    return {
-        "id": each.id,
-        "scope": each.scope,
-        "by": each.by,
-        "reason": each.reason,
-        "at": format_timestamp(each.at),
-        "until": format_optional_timestamp(each.until),
-    }
+    return fill(wire_fleet.Freeze, each)
 
 
 def _reboot_gates(
@@ -118,16 +103,7 @@ def _reboot_gate(index: Index, of: self_reboots.GroupGate, now: float) -> wire_f
             "owner": {"want": of.gate.need.owner, "have": view.owners_voted},
             "teams": [{"team": team, "want": want, "have": have} for team, want, have in view.teams],
         },
-        "approvals": [
-            {
-                "by": each.actor.name,
-                "teams": list(each.teams),
-                "reason": each.reason,
-                "at": format_timestamp(each.at),
-                "until": format_timestamp(each.until),
-            }
-            for each in view.approvals
-        ],
+        "approvals": [fill(wire_fleet.RebootApproval, each, by=each.actor.name) for each in view.approvals],
         "missing": None if view.is_open else describe_missing_votes(view.missing),
     }
 
@@ -215,13 +191,7 @@ def _source(
         "nodes": each.nodes,
         "error": each.error or None,
         "failing_since": format_optional_timestamp(each.failing_since),
-        "held": None
-        if held is None
-        else {
-            "at": format_timestamp(held.at),
-            "known": held.known,
-            "removed": list(held.removed),
-        },
+        "held": None if held is None else fill(wire_fleet.HeldAnswer, held),
     }
 
 
@@ -243,11 +213,5 @@ def _inventory_node(index: Index, each: Node) -> wire_fleet.InventoryNode:
 
 
 def _conflict(each: Conflict) -> wire_fleet.NodeConflict:
-    return {
-        "kind": each.kind.value,
-        "about": each.about,
-        "values": dict(each.values),
-        "text": reason_text.describe_conflict(each.kind, each.about, each.values),
-        "since": format_timestamp(each.since),
-        "warning": each.is_warning,
-    }
+    text = reason_text.describe_conflict(each.kind, each.about, each.values)
+    return fill(wire_fleet.NodeConflict, each, text=text, warning=each.is_warning)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from machines.model.events import StepRecord
 from rolloutd.commands.resolve import resolve_for_reading
-from rolloutd.control.formats import format_timestamp
+from rolloutd.control.formats import fill
 from rolloutd.control.nodes import node_serializers, wire_nodes
 from rolloutd.control.nodes.logs import may_see_output
 from rolloutd.control.requests import MAX_NODES_NAMED, NodesQuery
@@ -77,14 +77,4 @@ async def failures(services: Services, request: Request) -> wire_nodes.Failures:
 
 
 def _step_response(record: StepRecord, *, visible: bool) -> wire_nodes.Step:
-    return {
-        "attempt": record.attempt,
-        "step": record.step,
-        "action": record.action.value,
-        "number": record.number,
-        "state": record.state.value,
-        "began_at": format_timestamp(record.began_at),
-        "at": format_timestamp(record.at),
-        "text": record.text,
-        "output": record.output if visible else None,
-    }
+    return fill(wire_nodes.Step, record, output=record.output if visible else None)

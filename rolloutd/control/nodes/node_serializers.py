@@ -20,7 +20,7 @@ from machines.scheduler.progress import slot_s
 from machines.states import IN_FLIGHT_PHASES, Outcome, Phase
 from rolloutd.commands.resolve import ResolvedRollout
 from rolloutd.control.daemons.runner_serializers import chosen_runner, waiting_reason
-from rolloutd.control.formats import format_optional_timestamp, format_timestamp, page
+from rolloutd.control.formats import fill, format_optional_timestamp, page
 from rolloutd.control.nodes import wire_nodes
 from rolloutd.control.requests import NodesQuery
 from rolloutd.control.rollouts.serializers import NO_PROGRESS, minutes, reason
@@ -190,12 +190,4 @@ def _in_flight_reason(
 
 
 def failure(found: Failure) -> wire_nodes.Failure:
-    return {
-        "id": found.id,
-        "node": found.node,
-        "attempt": found.attempt,
-        "step": found.step,
-        "message": found.message,
-        "at": format_timestamp(found.at),
-        "code": found.code.value,
-    }
+    return fill(wire_nodes.Failure, found)

@@ -13,7 +13,7 @@ from machines.states import Outcome, Phase
 from rolloutd.commands.resolve import ResolvedRollout, resolve_for_reading
 from rolloutd.commands.rollout_commands import unknown_node
 from rolloutd.control import requests, rights
-from rolloutd.control.formats import format_timestamp
+from rolloutd.control.formats import fill
 from rolloutd.control.nodes import wire_nodes
 from rolloutd.control.routes import Request, RouteTable, Services
 from rolloutd.errors import RolloutdError
@@ -118,17 +118,15 @@ def _preparation(
 ) -> wire_nodes.Preparation:
     if row is None:
         row = Preparation("", node, stage, 0, PreparationState.WAITING, content, 0.0, 0.0)
-    return {
-        "node": node,
-        "stage": stage,
-        "state": row.state.value,
-        "content": row.content or content,
-        "bytes": row.bytes,
-        "text": row.text,
-        "attempt": row.attempt,
-        "seconds": round(duration_s(row, now), 1),
-        "forced": is_forced,
-    }
+    seconds = round(duration_s(row, now), 1)
+    return fill(
+        wire_nodes.Preparation,
+        row,
+        node=node,
+        content=row.content or content,
+        seconds=seconds,
+        forced=is_forced,
+    )
 
 
 def _present_nodes(services: Services, resolved: ResolvedRollout) -> list[str]:
@@ -174,15 +172,8 @@ def _node(node: str, found: _Found) -> wire_nodes.NodeCheckpoints:
 
 
 def _checkpoint(checkpoint: Checkpoint) -> wire_nodes.NodeCheckpoint:
-    return {
-        "plan": checkpoint.plan,
-        "stage": checkpoint.stage,
-        "content": checkpoint.content,
-        "change": checkpoint.change,
-        "rollout": checkpoint.rollout,
-        "at": format_timestamp(checkpoint.at),
-        "artifacts": [
-            {"name": name, "version": each.version, "sha256": each.sha256, "path": each.path}
-            for name, each in sorted(checkpoint.artifacts.items())
-        ],
-    }
+    artifacts = [
+        fill(wire_nodes.CarriedArtifact, each, name=name)
+        for name, each in sorted(checkpoint.artifacts.items())
+    ]
+    return fill(wire_nodes.NodeCheckpoint, checkpoint, artifacts=artifacts)

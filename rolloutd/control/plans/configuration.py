@@ -12,7 +12,7 @@ from rolloutd.commands.rollout_commands import unknown_node
 from rolloutd.concurrency import threads
 from rolloutd.configuration.documents import differences, intended_configuration, shown_document
 from rolloutd.control import requests, rights
-from rolloutd.control.formats import format_timestamp
+from rolloutd.control.formats import fill, format_timestamp
 from rolloutd.control.plans import plan_serializers, wire_plans
 from rolloutd.control.plans.handlers import read_plan
 from rolloutd.control.routes import Request, RouteTable, Services
@@ -54,7 +54,7 @@ async def configuration_diff(
         "node": node,
         "before": query.before,
         "after": query.after,
-        "differences": [{"name": d.name, "before": d.before, "after": d.after} for d in found],
+        "differences": [fill(wire_plans.ValueDifference, each) for each in found],
     }
 
 
@@ -106,10 +106,8 @@ def _group_differences(
         found: tuple[wire_plans.ValueDifference, ...] = ()
         if current is not None:
             intended = intended_configuration(draft.plan, source, connection, key, allowed)
-            found = tuple(
-                {"name": d.name, "before": d.before, "after": d.after}
-                for d in differences(stored.documents[current.content], intended, key, allowed)
-            )
+            values = differences(stored.documents[current.content], intended, key, allowed)
+            found = tuple(fill(wire_plans.ValueDifference, each) for each in values)
         kind: wire_plans.DifferenceKind = "new" if current is None else "changed" if found else "same"
         group = groups.setdefault(
             f"{kind} {found!r}", {"nodes": [], "state": kind, "differences": list(found)}

@@ -7,7 +7,7 @@ from typing import cast
 
 from machines.model.plan import Digest
 from machines.model.rollout import Verdict
-from rolloutd.control.formats import format_timestamp
+from rolloutd.control.formats import fill
 from rolloutd.control.plans import wire_plans
 
 
@@ -16,13 +16,5 @@ def hashes(digest: Digest) -> wire_plans.Hashes:
 
 
 def verdict(found: Verdict) -> wire_plans.Verdict:
-    return {
-        "id": found.id,
-        "change": found.change,
-        "class": ",".join(f"{key}={value}" for key, value in found.host_class.items()) or "all",
-        "rollout": found.rollout,
-        "node": found.node,
-        "step": found.step,
-        "text": found.text,
-        "at": format_timestamp(found.at),
-    }
+    host_class = ",".join(f"{key}={value}" for key, value in found.host_class.items()) or "all"
+    return fill(wire_plans.Verdict, found, **{"class": host_class})

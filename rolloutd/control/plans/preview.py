@@ -23,6 +23,7 @@ from rolloutd.commands import trains
 from rolloutd.commands.rollout_commands import Principal
 from rolloutd.commands.submit import ResolvedPlan
 from rolloutd.control.daemons.runner_serializers import chosen_runner
+from rolloutd.control.formats import fill
 from rolloutd.control.plans import plan_serializers, wire_plans
 from rolloutd.control.rollouts import coverage, serializers
 from rolloutd.forecast.request import Draft
@@ -44,15 +45,12 @@ def preview(settings: Settings, draft: ResolvedPlan, actor: Actor, now: float) -
     digest, nodes = draft.digest, [index.nodes[target.node] for target in targets]
     return {
         "targets": [
-            {
-                "node": target.node,
-                "team": target.team,
-                "pools": list(target.pools),
-                "wave": target.wave,
-                "position": target.position,
-                "runner": chosen_runner(index, index.nodes[target.node]),
-                "cannot_start": serializers.reason(blockers[target.node]),
-            }
+            fill(
+                wire_plans.PreviewTarget,
+                target,
+                runner=chosen_runner(index, index.nodes[target.node]),
+                cannot_start=serializers.reason(blockers[target.node]),
+            )
             for target in targets
         ],
         "waves": _waves(draft, targets),
@@ -105,13 +103,12 @@ def _first_blocker(index: Index, rollout: Rollout, target: Target, now: float) -
 
 def _waves(draft: ResolvedPlan, targets: list[Target]) -> list[wire_plans.PreviewWave]:
     return [
-        {
-            "wave": spec.name,
-            "nodes": [target.node for target in targets if target.wave == spec.name],
-            "max_parallel": spec.max_parallel,
-            "soak_s": spec.soak_s,
-            "gate": None if spec.gate is None else spec.gate.value,
-        }
+        fill(
+            wire_plans.PreviewWave,
+            spec,
+            wave=spec.name,
+            nodes=[target.node for target in targets if target.wave == spec.name],
+        )
         for spec in draft.plan.waves
     ]
 
@@ -195,7 +192,7 @@ def _gate_preview(
     teams = sorted(_asked_teams(rollout, gate, targets)) if need.each_team else []
     return {
         "gate": gate.value,
-        "needs": {"owner": need.owner, "each_team": need.each_team, "four_eyes": need.four_eyes},
+        "needs": fill(wire_plans.PreviewRequirement, need),
         "answerable_by": {
             "owner": _team_members(settings, rollout.plan.owner) if need.owner else [],
             "teams": {team: _team_members(settings, team) for team in teams},

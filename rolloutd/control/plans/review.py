@@ -22,6 +22,7 @@ from rolloutd.commands import voting
 from rolloutd.commands.resolve import MAX_CLOSED, ResolvedRollout
 from rolloutd.concurrency import threads
 from rolloutd.configuration.shown_variables import hidden_plan, shown_plan
+from rolloutd.control.formats import fill
 from rolloutd.control.identity import Identity
 from rolloutd.control.plans import plan_serializers, wire_plans
 from rolloutd.control.plans.source_review import SourceReview, read_source_review
@@ -94,13 +95,12 @@ def _gate_reviews(state: State, resolved: ResolvedRollout, who: Identity) -> Ite
         yield {
             "gate": gate.value,
             "wave": wave or None,
-            "blast_radius": {
-                "nodes": radius.nodes,
-                "teams": list(radius.teams),
-                "at_once": radius.at_once,
-                "work": _work_behind(state, rollout, gate, wave, radius.waves),
-                "traffic_probed": bool(rollout.plan.traffic),
-            },
+            "blast_radius": fill(
+                wire_plans.BlastRadius,
+                radius,
+                work=_work_behind(state, rollout, gate, wave, radius.waves),
+                traffic_probed=bool(rollout.plan.traffic),
+            ),
             "your_approval": _approval_effect(state, rollout, gate, wave, who),
         }
 
@@ -133,7 +133,7 @@ def _approval_effect(
         effect = voting.approval_effect(state, who, rollout, gate, wave)
     except RolloutdError as refused:
         return {"owner": False, "teams": [], "opens": False, "refused": str(refused)}
-    return {"owner": effect.owner, "teams": list(effect.teams), "opens": effect.opens, "refused": None}
+    return fill(wire_plans.ApprovalEffect, effect, refused=None)
 
 
 async def _previous_rollout(state: State, rollout: Rollout) -> str | None:

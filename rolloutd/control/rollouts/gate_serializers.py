@@ -14,8 +14,8 @@ from machines.facts.index import Index
 from machines.model.plan import GateName
 from machines.model.rollout import Rollout, Vote
 from machines.model.rows import AuditMismatch
-from machines.model.timefmt import format_rfc3339
 from machines.rules import gates
+from rolloutd.control.formats import fill, format_timestamp
 from rolloutd.control.rollouts import wire
 from rolloutd.texts.reason_text import describe_mismatch
 from rolloutd.texts.vote_text import describe_missing_votes
@@ -81,18 +81,14 @@ def _prepared_after(index: Index, each: Rollout, view: gates.GateView) -> wire.P
 
 
 def _vote(each: Rollout, vote: Vote, now: float, *, is_doubtful: bool) -> wire.Vote:
-    return {
-        "id": vote.id,
-        "by": vote.actor.name,
-        "uid": vote.actor.uid,
-        "yes": vote.yes,
-        "teams": list(vote.teams),
-        "reason": vote.reason,
-        "at": format_rfc3339(vote.at, "milliseconds"),
-        "digest": vote.digest,
-        "withdrawn": None if vote.withdrawn_at is None else format_rfc3339(vote.withdrawn_at, "milliseconds"),
-        "counts": not is_doubtful and votes.is_counted(each, vote, now),
-    }
+    return fill(
+        wire.Vote,
+        vote,
+        by=vote.actor.name,
+        uid=vote.actor.uid,
+        withdrawn=None if vote.withdrawn_at is None else format_timestamp(vote.withdrawn_at),
+        counts=not is_doubtful and votes.is_counted(each, vote, now),
+    )
 
 
 def _mismatches(index: Index, each: Rollout) -> Sequence[AuditMismatch]:

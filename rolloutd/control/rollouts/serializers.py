@@ -14,10 +14,10 @@ from machines.facts.counters import percent_done
 from machines.facts.index import Index
 from machines.model.reasons import Param, Reason
 from machines.model.rollout import Rollout, Target
-from machines.scheduler.progress import PoolProgress, RolloutProgress, rollout_progress
+from machines.scheduler.progress import RolloutProgress, rollout_progress
 from machines.states import CARRIES_CHANGE, EXCEPTIONS, IN_FLIGHT_PHASES, Outcome
 from rolloutd.commands.resolve import ResolvedRollout
-from rolloutd.control.formats import format_optional_timestamp, format_timestamp
+from rolloutd.control.formats import fill, format_optional_timestamp, format_timestamp
 from rolloutd.control.rollouts import coverage, gate_serializers, wire
 from rolloutd.control.trains.train_serializers import rollout_train
 from rolloutd.engine.state import State, StepProgress
@@ -95,10 +95,7 @@ def rollout(state: State, resolved: ResolvedRollout, covered: coverage.Coverage)
         "drifted": len(index.counters(current.id).drifted),
         "pending": progress.pending,
         "in_flight": [in_flight(state, target) for target in progress.in_flight],
-        "pools": [
-            cast("wire.Pool", {name: getattr(pool, name) for name in PoolProgress.__slots__})
-            for pool in progress.pools
-        ],
+        "pools": [fill(wire.Pool, pool) for pool in progress.pools],
         "gates": [gate_serializers.gate(index, current, view, now) for view in views],
         "reason": reason(progress.reason),
         "work": work_left(latest, now),
