@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Event, Thread
@@ -18,9 +17,10 @@ from typing import Any
 import pytest
 
 from tests.support import web_server
-from tests.support.daemon_environment import POLL_S, WAIT_LIMIT_S, DaemonEnvironment, daemon_environment, plan
+from tests.support.daemon_environment import POLL_S, DaemonEnvironment, daemon_environment, plan
 from tests.support.haproxy import Haproxy
 from tests.support.ports import free_port
+from tests.support.waiting import wait_until
 from tests.support.web_client import WebClient
 
 pytestmark = pytest.mark.servers("haproxy")
@@ -146,13 +146,6 @@ def start_web_server(port: int, pid_file: Path) -> subprocess.Popen[bytes]:
     """Start a node's first server; those that the playbook starts end with the node's sshd."""
     command = [sys.executable, web_server.__file__, str(port), str(pid_file)]
     return subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_LIMIT_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(POLL_S)
 
 
 @contextmanager

@@ -6,10 +6,9 @@ anew, and says what happens on its node; the suite knows neither.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,7 +20,6 @@ from tests.contracts.fakes.runner import FakeRunHost, FakeRunner, Script
 from tests.contracts.fakes.sources import SOURCE
 from tests.support.sshd import Sshd
 
-WAIT_LIMIT_S = 60.0
 """For anything that must come on a loaded machine."""
 
 PLAYBOOKS = {
@@ -132,13 +130,6 @@ class RunnerBackend(Protocol):
     def kill(self, handle: str) -> None:
         """SIGKILL the run's process group on this machine."""
         ...
-
-
-async def wait_until(condition: Callable[[], bool]) -> None:
-    """Return once the condition holds; fail when it does not in reasonable time."""
-    async with asyncio.timeout(WAIT_LIMIT_S):
-        while not condition():
-            await asyncio.sleep(0.02)
 
 
 class FakeBackend:

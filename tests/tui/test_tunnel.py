@@ -7,8 +7,7 @@ import re
 import signal
 import subprocess
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from rolloutd.cli.tunnel import KEPT_S, open_tunnel
 from rolloutd.control.client import Client, DaemonUnreachable, api_path
 from tests.support.replay_server import ReplayServer
 from tests.support.sshd import Sshd
+from tests.support.waiting import wait_until
 from tests.tui.harness import start_gate_fleet
 
 pytestmark = pytest.mark.servers
@@ -54,14 +54,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ReplayServer]:
         yield speaking
     finally:
         speaking.close()
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    """Wait until a condition holds."""
-    end = time.monotonic() + TIMEOUT_S
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.05)
 
 
 def daemon_responds(socket: Path) -> bool:

@@ -20,8 +20,9 @@ from rolloutd.adapters.ansible.runner import AnsibleRunner
 from rolloutd.errors import AdapterFailed
 from rolloutd.ports import Failed, Host, InventorySnapshot, Ok, RunRequest
 from tests.contracts.fakes.shell import FakeShell
-from tests.contracts.runner_backends import source_of, tree_of, wait_until
+from tests.contracts.runner_backends import source_of, tree_of
 from tests.rolloutd.adapters.ansible import playbook_corpus
+from tests.support.waiting import wait_in_loop_until
 
 LOCAL = {"ansible_connection": "local", "ansible_python_interpreter": "/usr/bin/python3"}
 FLEET = InventorySnapshot(
@@ -173,7 +174,7 @@ def let_end(directory: RunDirectory) -> None:
 async def start(runner: AnsibleRunner, tree: Path, run: str = "r1") -> RunDirectory:
     """Start the run that waits, up to its command."""
     directory = RunDirectory(runner._runs_dir / await runner.start(request(tree, "wait", run)))
-    await wait_until((directory.path / "began").exists)
+    await wait_in_loop_until((directory.path / "began").exists)
     return directory
 
 
@@ -182,7 +183,7 @@ async def test_run_outlives_killed_fork_server(runner: AnsibleRunner, tree: Path
     assert way(directory) == FORKED
     (server,) = runner.status.servers
     os.kill(server, signal.SIGKILL)
-    await wait_until(lambda: not is_alive(server))
+    await wait_in_loop_until(lambda: not is_alive(server))
     second = await start(runner, tree, "r2")
     assert (way(second), len(runner.status.servers)) == (FORKED, 1)
     for run in (directory, second):
@@ -218,7 +219,7 @@ async def test_servers_end_with_daemon(tmp_path: Path, tree: Path) -> None:
     directory = await start(runner, tree)
     (server,) = runner.status.servers
     await runner.close()
-    await wait_until(lambda: not is_alive(server))
+    await wait_in_loop_until(lambda: not is_alive(server))
     later = AnsibleRunner(tmp_path / "runs", FakeShell(), tree_of, lambda: FLEET)
     let_end(directory)
     while (state := await later.wait_for_change("r1")).result is None:
@@ -235,8 +236,8 @@ async def test_servers_end_when_memory_is_short(
     monkeypatch.setattr(fork_servers, "MIN_AVAILABLE_MEMORY", 1.1)  # no machine has that much
     second = await start(runner, tree, "r2")
     assert way(second).endswith("new process: the machine is short of memory")
-    await wait_until(lambda: not is_alive(server))
-    await wait_until(lambda: not runner.status.servers)
+    await wait_in_loop_until(lambda: not is_alive(server))
+    await wait_in_loop_until(lambda: not runner.status.servers)
     assert runner.status.started == {"fork": 1, "new process": 1}
     for run in (first, second):
         let_end(run)
@@ -252,7 +253,7 @@ async def test_new_generation_of_inventory_replaces_server(tmp_path: Path, tree:
         directory = await finish(runner, request(tree, "own", run))
         assert (way(directory), f"own is {own}" in directory.read_output_tail()) == (FORKED, True)
         servers.append(set(runner.status.servers))
-    await wait_until(lambda: len(runner.status.servers) == 1)
+    await wait_in_loop_until(lambda: len(runner.status.servers) == 1)
     assert servers[0] == servers[1]
     assert not servers[0] & runner.status.servers
     await runner.close()
@@ -261,7 +262,7 @@ async def test_new_generation_of_inventory_replaces_server(tmp_path: Path, tree:
 async def test_run_after_cancelled_start_gets_its_own_answer(runner: AnsibleRunner, tree: Path) -> None:
     (tree / "own.yml").write_text(playbook_corpus.PLAYBOOKS["inventory-own"])
     starting = asyncio.create_task(runner.start(request(tree, "own", "r1")))
-    await wait_until(lambda: runner.status.servers)
+    await wait_in_loop_until(lambda: runner.status.servers)
     starting.cancel()
     await asyncio.wait((starting,))
     for run in ("r2", "r3"):

@@ -13,7 +13,8 @@ from rolloutd.adapters.ansible.environment import TreeConfig
 from rolloutd.adapters.ansible.node_connections import NodeConnections
 from rolloutd.adapters.ansible.runner import AnsibleRunner
 from rolloutd.ports import Ok, RunRequest
-from tests.contracts.runner_backends import AnsibleBackend, wait_until
+from tests.contracts.runner_backends import AnsibleBackend
+from tests.support.waiting import wait_in_loop_until
 
 pytestmark = pytest.mark.servers
 
@@ -101,7 +102,7 @@ async def test_cancelled_run_ends_its_connection(real: AnsibleBackend) -> None:
     runner = real.runner()
     await runner.keep_connections({"n0"})
     handle = await runner.start(real.request("long.yml"))
-    await wait_until(real.has_work)
+    await wait_in_loop_until(real.has_work)
     (directory,) = sockets(real)
     await runner.cancel(handle)
     assert masters(directory) == []

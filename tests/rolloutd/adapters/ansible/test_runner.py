@@ -21,7 +21,8 @@ from rolloutd.adapters.ansible.artifact_store import SharedOutput
 from rolloutd.adapters.ansible.run_directory import RunDirectory
 from rolloutd.adapters.ansible.runner import AnsibleRunner
 from rolloutd.ports import Failed, Host, Ok, RunState, ShellResult, Unknown, wait_for_end
-from tests.contracts.runner_backends import AnsibleBackend, wait_until
+from tests.contracts.runner_backends import AnsibleBackend
+from tests.support.waiting import wait_in_loop_until
 
 pytestmark = pytest.mark.servers
 
@@ -113,7 +114,7 @@ async def test_secrets_are_in_no_argument_and_in_no_readable_file(real: AnsibleB
     real.connection["ansible_become_password"] = secret
     runner = real.runner()
     handle = await runner.start(real.request("long.yml"))
-    await wait_until(real.has_work)
+    await wait_in_loop_until(real.has_work)
     lines = b"".join(wrapper.read_proc_file(f"/proc/{pid}/cmdline") for pid in real.processes_of(handle))
     environs = b"".join(wrapper.read_proc_file(f"/proc/{pid}/environ") for pid in real.processes_of(handle))
     assert b"ansible-playbook" in lines
@@ -147,7 +148,7 @@ async def test_run_removes_its_secrets_without_the_daemon(real: AnsibleBackend) 
     handle = await runner.start(real.request("ok.yml"))
     await runner.close()
     directory = RunDirectory(real.runs_dir / handle)
-    await wait_until(lambda: directory.read_status() is not None)
+    await wait_in_loop_until(lambda: directory.read_status() is not None)
     files = [path for path in real.runs_dir.rglob("*") if path.is_file()]
     assert files
     assert [path for path in files if secret.encode() in path.read_bytes()] == []
@@ -302,7 +303,7 @@ async def test_a_named_interpreter_that_is_not_there_is_a_clear_error(real: Ansi
 async def test_node_lost_in_its_first_task_is_not_unreached(real: AnsibleBackend, fence: str) -> None:
     runner = real.runner()
     handle = await runner.start(real.request("long.yml", fence=fence))
-    await wait_until(real.has_work)
+    await wait_in_loop_until(real.has_work)
     real.node.stop()
     state, _ = await ended(runner, handle)
     assert isinstance(state.result, Failed)
@@ -339,7 +340,7 @@ async def test_interpreter_is_discovered_until_a_run_replaces_it(real: AnsibleBa
 async def test_a_slot_is_free_again_when_its_run_has_ended(real: AnsibleBackend) -> None:
     runner = real.runner(parallel=1)
     first = await runner.start(real.request("long.yml"))
-    await wait_until(real.has_work)
+    await wait_in_loop_until(real.has_work)
     second = asyncio.create_task(runner.start(real.request("ok.yml", "r2")))
     third = asyncio.create_task(runner.start(real.request("ok.yml", "r3")))
     await asyncio.wait([second, third], timeout=0.2)
@@ -393,7 +394,7 @@ async def test_a_run_is_named_by_a_file_name(real: AnsibleBackend, run: str) -> 
 async def test_clear_touches_no_other_node_of_the_same_process_table(real: AnsibleBackend) -> None:
     runner = real.runner()
     handle = await runner.start(real.request("long.yml"))
-    await wait_until(real.has_work)
+    await wait_in_loop_until(real.has_work)
     assert isinstance(
         await runner.clean_up_stale_runs(Host("n1", connection=real.connection), timeout_s=2.0), Ok
     )
@@ -409,7 +410,7 @@ async def test_clear_finds_raw_commands_and_their_children(real: AnsibleBackend)
     )
     runner = real.runner()
     handle = await runner.start(real.request("raw.yml"))
-    await wait_until(real.has_work)
+    await wait_in_loop_until(real.has_work)
     real.kill(handle)
     assert isinstance((await ended(runner, handle))[0].result, Unknown)
     assert real.processes_of(handle) == []
@@ -428,7 +429,7 @@ async def test_clear_follows_what_outlives_its_marked_parents(real: AnsibleBacke
     )
     runner = real.runner()
     handle = await runner.start(real.request("stubborn.yml"))
-    await wait_until(real.has_work)
+    await wait_in_loop_until(real.has_work)
     real.kill(handle)
     assert isinstance((await ended(runner, handle))[0].result, Unknown)
     assert isinstance(await runner.clean_up_stale_runs(real.host(), timeout_s=2.0), Ok)
@@ -441,11 +442,11 @@ async def test_clear_looks_again_for_a_command_that_was_on_its_way(real: Ansible
     runner = real.runner()
     async with asyncio.TaskGroup() as group:
         clearing = group.create_task(runner.clean_up_stale_runs(real.host(), timeout_s=2.0))
-        await wait_until(lambda: bool(real.commands(b"sleep\x001\x00")))
+        await wait_in_loop_until(lambda: bool(real.commands(b"sleep\x001\x00")))
         (pause,) = real.commands(b"sleep\x001\x00")
         os.kill(pause, signal.SIGSTOP)
         late = group.create_task(real.shell.run(real.host(), f": {mark}; sleep 8642; :", timeout_s=60.0))
-        await wait_until(real.has_work)
+        await wait_in_loop_until(real.has_work)
         os.kill(pause, signal.SIGCONT)
         cleared = await clearing
         assert isinstance(cleared, Ok)
@@ -487,7 +488,7 @@ async def test_superseded_run_of_another_machine_acts_no_more(
     run = there.run_id_here("r1")
     handle = await there.start(real.request("two.yml", run, fence="3.10 db 1000"))
     assert (there.is_elsewhere(handle), here.is_elsewhere(handle)) == (False, True)
-    await wait_until(lambda: real.started_runs() == ["first"])
+    await wait_in_loop_until(lambda: real.started_runs() == ["first"])
     # The first run of this machine on the node ends what the other one began.
     mine = await here.start(real.request("ok.yml", here.run_id_here("r1"), fence="4.1 db 1001"))
     state = await wait_for_end(there, handle)

@@ -17,9 +17,10 @@ from rolloutd.adapters.ansible import stale_processes, wrapper
 from rolloutd.adapters.ansible.runner import AnsibleRunner
 from rolloutd.ports import Ok, ShellResult, Unknown
 from tests.contracts.fakes.shell import FakeShell
-from tests.contracts.runner_backends import AnsibleBackend, tree_of, wait_until
+from tests.contracts.runner_backends import AnsibleBackend, tree_of
 from tests.rolloutd.adapters.ansible.test_runner import ended
 from tests.support.sshd import MARK
+from tests.support.waiting import wait_in_loop_until
 
 pytestmark = pytest.mark.servers
 
@@ -68,7 +69,7 @@ async def test_escaped_processes_of_a_killed_run_are_ended(real: AnsibleBackend)
 
     runner = real.runner()
     handle = await runner.start(real.request("escape.yml"))
-    await wait_until(lambda: left() == escapes.keys())
+    await wait_in_loop_until(lambda: left() == escapes.keys())
     real.kill(handle)
     assert isinstance((await ended(runner, handle))[0].result, Unknown)
     for pid in real.shells_of_runs():
@@ -88,7 +89,7 @@ async def test_cancel_ends_processes_that_ignore_signals(real: AnsibleBackend) -
     )
     runner = real.runner()
     handle = await runner.start(real.request("deaf.yml"))
-    await wait_until(real.has_work)
+    await wait_in_loop_until(real.has_work)
     await runner.cancel(handle)
     assert not real.has_work()
 
@@ -117,7 +118,9 @@ async def test_daemon_with_a_pid_file_stays(real: AnsibleBackend) -> None:
     )
     runner = real.runner()
     handle = await runner.start(real.request("daemon.yml"))
-    await wait_until(lambda: pid_file.exists() and bool(real.commands(b"sleep\x008640")) and real.has_work())
+    await wait_in_loop_until(
+        lambda: pid_file.exists() and bool(real.commands(b"sleep\x008640")) and real.has_work()
+    )
     real.kill(handle)
     assert isinstance((await ended(runner, handle))[0].result, Unknown)
     cleared = await runner.clean_up_stale_runs(real.host(), timeout_s=2.0)

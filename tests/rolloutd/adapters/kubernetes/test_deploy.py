@@ -35,10 +35,11 @@ from rolloutd.cli.main import parser
 from rolloutd.ports import Ok, ProgressKind, ProgressReport
 from rolloutd.settings import load
 from tests.contracts.kubernetes.steps import host, step_context
-from tests.rolloutd.adapters.kubernetes.test_faults import add_node, add_pod, wait_until, watching
+from tests.rolloutd.adapters.kubernetes.test_faults import add_node, add_pod, watching
 from tests.support.fake_kubernetes import FakeKubernetes
 from tests.support.fake_kubernetes.access import ALL_RULES
 from tests.support.fake_kubernetes.objects import condition
+from tests.support.waiting import wait_in_loop_until
 
 JSON = Any
 
@@ -171,7 +172,7 @@ async def test_every_granted_verb_is_used_and_no_other(
     ctx = replace(step_context("n1"), host=host("n1", "ams"))
     async with watching(watch):
         assert await KubernetesInventory(cluster).refresh()
-        await wait_until(lambda: watch.observe("n1").sight is NodeHealth.UP)
+        await wait_in_loop_until(lambda: watch.observe("n1").sight is NodeHealth.UP)
         assert isinstance(await isolator.isolate(ctx), Ok)
         for _ in range(2):
             await isolator.report(ctx.host, ProgressReport(ProgressKind.ISOLATED, "r-1", 1, 0.0, "drained"))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -39,10 +39,9 @@ from tests.support.fake_kubernetes import FakeKubernetes
 from tests.support.fake_kubernetes.errors import ApiRefusal
 from tests.support.fake_kubernetes.objects import format_time
 from tests.support.fake_kubernetes.server import ApiRequest
+from tests.support.waiting import wait_in_loop_until
 
 JSON = Any
-
-LIMIT_S = 90.0
 
 
 @pytest.fixture
@@ -115,13 +114,6 @@ async def watching(*watches: NodeWatch) -> AsyncIterator[WatchRecorder]:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def wait_until(happened: Callable[[], bool]) -> None:
-    """Wait for a condition."""
-    async with asyncio.timeout(LIMIT_S):
-        while not happened():
-            await asyncio.sleep(0.02)
 
 
 # -- flow control and budgets ---------------------------------------------------
@@ -258,9 +250,9 @@ async def test_expired_watch_lists_again_at_once(
     handler = ListCounter()
     watching_nodes = asyncio.create_task(list_watch.run_list_watch(cluster, "/api/v1/nodes", {}, handler))
     try:
-        await wait_until(lambda: fake.server.watches == 1)
+        await wait_in_loop_until(lambda: fake.server.watches == 1)
         add_node(fake, "n1")  # a watch that brought an event is followed by the next one at once
-        await wait_until(lambda: handler.lists == 2)
+        await wait_in_loop_until(lambda: handler.lists == 2)
     finally:
         watching_nodes.cancel()
 
@@ -291,11 +283,11 @@ async def test_nothing_is_vouched_for_between_two_watches(fake: FakeKubernetes, 
     fake.server.interceptors.append(hold_back)
     watch = NodeWatch(cluster, SystemClock(), report_interval_s=0.05)
     async with watching(watch) as core:
-        await wait_until(opened.is_set)
+        await wait_in_loop_until(opened.is_set)
         told = core.last["n1"].at
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.5):
-                await wait_until(lambda: core.last["n1"].at > told)
+                await wait_in_loop_until(lambda: core.last["n1"].at > told)
         assert watch.observe("n1").sight is NodeHealth.UNKNOWN
 
 
@@ -303,15 +295,15 @@ async def test_a_version_too_old_is_listed_again(fake: FakeKubernetes, cluster: 
     add_node(fake, "n1")
     async with watching(NodeWatch(cluster, SystemClock())) as core:
         # The nodes are listed before the watch is open.
-        await wait_until(lambda: core.tries == [""] and core.sight("n1") is NodeHealth.UP)
+        await wait_in_loop_until(lambda: core.tries == [""] and core.sight("n1") is NodeHealth.UP)
         await fake.stop()
-        await wait_until(lambda: core.sight("n1") is NodeHealth.UNKNOWN)
+        await wait_in_loop_until(lambda: core.sight("n1") is NodeHealth.UNKNOWN)
         assert "ams" in core.tries[-1]
         add_node(fake, "n2")
         fake.objects.compact()
         await fake.start()
-        await wait_until(lambda: core.sight("n2") is NodeHealth.UP)
-        await wait_until(lambda: core.tries[-1] == "")
+        await wait_in_loop_until(lambda: core.sight("n2") is NodeHealth.UP)
+        await wait_in_loop_until(lambda: core.tries[-1] == "")
         assert core.sight("n1") is NodeHealth.UP
 
 
@@ -320,15 +312,15 @@ async def test_a_server_restored_from_a_backup_is_listed_again(
 ) -> None:
     add_node(fake, "n1")
     async with watching(NodeWatch(cluster, SystemClock())) as core:
-        await wait_until(lambda: core.sight("n1") is NodeHealth.UP)
+        await wait_in_loop_until(lambda: core.sight("n1") is NodeHealth.UP)
         await fake.stop()
         fake.objects.version -= 1
-        await wait_until(lambda: core.sight("n1") is NodeHealth.UNKNOWN)
+        await wait_in_loop_until(lambda: core.sight("n1") is NodeHealth.UNKNOWN)
         await fake.start()
         fake.objects.modify(
             "nodes", fake.objects.get("nodes", "", "n1"), lambda n: n["spec"].update(unschedulable=True)
         )
-        await wait_until(lambda: core.last["n1"].cordoned_by_other)
+        await wait_in_loop_until(lambda: core.last["n1"].cordoned_by_other)
 
 
 async def test_a_cluster_without_credentials_holds_back_only_its_own_nodes(
@@ -342,9 +334,11 @@ async def test_a_cluster_without_credentials_holds_back_only_its_own_nodes(
         watches = [NodeWatch(each, SystemClock(), report_interval_s=0.2) for each in (good, bad)]
         inventory = KubernetesInventory(bad, watch=watches[1])
         async with watching(*watches) as core:
-            await wait_until(lambda: core.sight("n1") is NodeHealth.UP and core.sight("m1") is NodeHealth.UP)
+            await wait_in_loop_until(
+                lambda: core.sight("n1") is NodeHealth.UP and core.sight("m1") is NodeHealth.UP
+            )
             rules = other.access.tokens.pop(other.admin_token)
-            await wait_until(lambda: core.sight("m1") is NodeHealth.UNKNOWN)
+            await wait_in_loop_until(lambda: core.sight("m1") is NodeHealth.UNKNOWN)
             assert "401" in core.last["m1"].why
             assert core.sight("n1") is NodeHealth.UP
             with pytest.raises(SourceFailed, match="fra"):
@@ -352,8 +346,8 @@ async def test_a_cluster_without_credentials_holds_back_only_its_own_nodes(
             asked = core.changes
             other.access.tokens["renewed"] = rules
             other.kubeconfig(tmp_path / "fra", token="renewed")
-            await wait_until(lambda: core.sight("m1") is NodeHealth.UP)
-            await wait_until(lambda: core.changes > asked)
+            await wait_in_loop_until(lambda: core.sight("m1") is NodeHealth.UP)
+            await wait_in_loop_until(lambda: core.changes > asked)
             assert [found.name for found in await inventory.refresh()] == ["m1"]
         await good.close()
         await bad.close()
@@ -372,9 +366,9 @@ async def test_100_clusters_are_watched_over_few_connections(tmp_path: Path) -> 
             fakes.append(fake)
         fakes[7].access.tokens.clear()
         async with watching(*watches) as core:
-            await wait_until(lambda: len(core.last) == 99 * 50)
+            await wait_in_loop_until(lambda: len(core.last) == 99 * 50)
             assert all(each.sight is NodeHealth.UP for each in core.last.values())
-            await wait_until(lambda: "401" in watches[7].disconnect_reason)
+            await wait_in_loop_until(lambda: "401" in watches[7].disconnect_reason)
             assert watches[7].observe("c7-n1").sight is NodeHealth.UNKNOWN
             # A connection that was given up on a slow machine is counted until the server has noticed too.
             assert sum(fake.max_connections for fake in fakes) <= 4 * len(fakes)
@@ -401,11 +395,11 @@ async def test_without_field_managers_the_watch_remembers_whose_cordon(
     add_node(fake, "n1")
     async with watching(NodeWatch(cluster, SystemClock())) as core:
         assert isinstance(await cordon_node(cluster, "n1", rollout="r", attempt=1, at=0.0), Ok)
-        await wait_until(lambda: core.sight("n1") is NodeHealth.DOWN)
+        await wait_in_loop_until(lambda: core.sight("n1") is NodeHealth.DOWN)
         cordon(False)
-        await wait_until(lambda: core.sight("n1") is NodeHealth.UP)
+        await wait_in_loop_until(lambda: core.sight("n1") is NodeHealth.UP)
         cordon(True)
-        await wait_until(lambda: core.last["n1"].cordoned_by_other)
+        await wait_in_loop_until(lambda: core.last["n1"].cordoned_by_other)
         assert isinstance(await cordon_node(cluster, "n1", rollout="r", attempt=1, at=1.0), Busy)
         await uncordon_node(cluster, "n1", rollout="r", was_cordoned=False)
         assert fake.objects.get("nodes", "", "n1")["spec"]["unschedulable"] is True
@@ -480,7 +474,7 @@ async def test_hostile_annotation_hides_no_other_node(
     metadata = {"name": "n2", "labels": {}, "annotations": {ISOLATED_BY_ANNOTATION: record}}
     fake.objects.create("nodes", {"metadata": metadata, "spec": {"unschedulable": True}, "status": {}})
     async with watching(NodeWatch(cluster, SystemClock())) as seen:
-        await wait_until(lambda: seen.sight("n1") is NodeHealth.UP)
+        await wait_in_loop_until(lambda: seen.sight("n1") is NodeHealth.UP)
         assert seen.last["n2"].cordoned_by_other
 
 

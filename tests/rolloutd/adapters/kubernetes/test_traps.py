@@ -37,13 +37,13 @@ from tests.rolloutd.adapters.kubernetes.test_faults import (
     add_pod,
     cluster,
     fake,
-    wait_until,
     watching,
     with_cluster,
 )
 from tests.support.fake_kubernetes import FakeKubernetes
 from tests.support.fake_kubernetes.errors import ApiRefusal, conflict
 from tests.support.fake_kubernetes.server import ApiRequest
+from tests.support.waiting import wait_in_loop_until
 
 __all__ = ["cluster", "fake"]
 
@@ -75,22 +75,22 @@ async def test_list_with_unreadable_node_removes_no_node(
     watch = NodeWatch(cluster, SystemClock())
     inventory = KubernetesInventory(cluster, watch=watch)
     async with watching(watch) as core:
-        await wait_until(lambda: core.sight("n2") is NodeHealth.UP)
+        await wait_in_loop_until(lambda: core.sight("n2") is NodeHealth.UP)
         await fake.stop()
-        await wait_until(lambda: core.sight("n2") is NodeHealth.UNKNOWN)
+        await wait_in_loop_until(lambda: core.sight("n2") is NodeHealth.UNKNOWN)
         [metadata] = [n["metadata"] for n in fake.objects.all("nodes") if n["metadata"]["name"] == "n2"]
         uid = metadata.pop("uid")
         add_node(fake, "n3")
         fake.objects.compact()
         await fake.start()
-        await wait_until(lambda: any("unexpected shape" in each for each in core.tries))
+        await wait_in_loop_until(lambda: any("unexpected shape" in each for each in core.tries))
         tries = len(core.tries)
-        await wait_until(lambda: len(core.tries) > tries)
+        await wait_in_loop_until(lambda: len(core.tries) > tries)
         with pytest.raises(SourceFailed, match="unexpected shape"):
             await inventory.refresh()
         assert core.sight("n1") is NodeHealth.UNKNOWN
         metadata["uid"] = uid
-        await wait_until(lambda: core.sight("n2") is NodeHealth.UP)
+        await wait_in_loop_until(lambda: core.sight("n2") is NodeHealth.UP)
         assert [each.name for each in await inventory.refresh()] == ["n1", "n2", "n3"]
 
 
@@ -200,7 +200,7 @@ async def test_credential_plugin_that_hangs_is_ended(tmp_path: Path, monkeypatch
     with pytest.raises(ClusterUnreachable, match="gives no access"):
         await cluster.get("/")
     [pid] = (tmp_path / "pids").read_text().split()
-    await wait_until(lambda: not Path(f"/proc/{pid}").exists())
+    await wait_in_loop_until(lambda: not Path(f"/proc/{pid}").exists())
     await cluster.close()
 
 
@@ -350,11 +350,11 @@ async def test_reinstalled_machine_changes_inventory(fake: FakeKubernetes, clust
     """A reinstalled machine may register under the node object of the old one: uid and address stay."""
     add_node(fake, "n1")
     async with watching(NodeWatch(cluster, SystemClock())) as core:
-        await wait_until(lambda: core.sight("n1") is NodeHealth.UP and core.changes > 0)
+        await wait_in_loop_until(lambda: core.sight("n1") is NodeHealth.UP and core.changes > 0)
         changes = core.changes
         fake.objects.modify(
             "nodes",
             fake.objects.get("nodes", "", "n1"),
             lambda node: node["status"]["nodeInfo"].update(machineID="another"),
         )
-        await wait_until(lambda: core.changes > changes)
+        await wait_in_loop_until(lambda: core.changes > changes)

@@ -1,0 +1,28 @@
+"""Waiting for a condition, within a limit that no loaded machine needs."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+LIMIT_S = 90.0
+
+POLL_S = 0.02
+
+
+def wait_until(condition: Callable[[], Any], what: str = "") -> Any:
+    """Return what the condition gives once that is true."""
+    deadline = time.monotonic() + LIMIT_S
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"waited in vain until {what or condition}"
+        time.sleep(POLL_S)
+    return found
+
+
+async def wait_in_loop_until(condition: Callable[[], Any]) -> None:
+    """Wait without blocking the loop, on which the condition depends."""
+    async with asyncio.timeout(LIMIT_S):
+        while not condition():
+            await asyncio.sleep(POLL_S)
