@@ -80,8 +80,8 @@ def _check_settings(settings: Settings) -> int:
     from rolloutd.service.preflight import find_missing_prerequisites
 
     found = find_missing_prerequisites(settings)
-    for lack in found:
-        sys.stderr.write(f"{lack}\n")
+    for missing in found:
+        sys.stderr.write(f"{missing}\n")
     return EXIT_USAGE if found else 0
 
 

@@ -111,8 +111,8 @@ async def serve(settings: Settings, leadership: Leadership | None = None) -> Non
         loop.add_signal_handler(number, stopping.set)
     clock, service, inherited = SystemClock(), SystemdNotifier.from_environment(), inherited_socket()
     compiler = TeamPlanCompiler(settings.teams)
-    for lack in await threads.FILES.run(find_missing_prerequisites, settings):
-        log.warning("the settings name what is not there: %s", lack)
+    for missing in await threads.FILES.run(find_missing_prerequisites, settings):
+        log.warning("the settings name what is not there: %s", missing)
     channels = _load_channels(settings)
     address, name = settings.store.postgresql, settings.name or ""
     leadership = leadership or leadership_of(settings.state_dir, address, name=name)
@@ -182,26 +182,26 @@ async def _run_services(
     )
     runner = await _make_runners(state, shell, clock, sources)
     scheduler = ApschedulerScheduler()
-    kit = AdapterContext(shell, clock, runner, state.inventory_snapshot, settings)
+    context = AdapterContext(shell, clock, runner, state.inventory_snapshot, settings)
     checkpoints = SshCheckpoints(shell)
     stagers = {"ssh": SshStager(shell), "url": UrlStager(shell)}
     adapters = AdapterSet(
         runner,
-        AdapterRegistry(ISOLATORS, kit),
-        AdapterRegistry(CHECKS, kit),
+        AdapterRegistry(ISOLATORS, context),
+        AdapterRegistry(CHECKS, context),
         _make_source_lookup(state, sources, tree_cache),
-        AdapterRegistry(PROBES, kit),
-        AdapterRegistry(GUARDS, kit),
+        AdapterRegistry(PROBES, context),
+        AdapterRegistry(GUARDS, context),
         PreparationAdapters(
             stagers, SshSnapshots(shell), checkpoints, SshStagedFiles(shell), sources.tree_path
         ),
     )
-    inventories: list[Inventory] = _make_adapters(INVENTORIES, settings.inventory, kit)
+    inventories: list[Inventory] = _make_adapters(INVENTORIES, settings.inventory, context)
     daemon = Daemon(
         state,
         adapters,
         inventories=inventories,
-        observers=list(_make_observers(kit, settings)),
+        observers=list(_make_observers(context, settings)),
         scheduler=scheduler,
         source_rules={
             inventory.source: compile_source_rules(source.params)
@@ -209,7 +209,7 @@ async def _run_services(
         },
     )
     watched = [source for source in settings.inventory if source.kind in installed_adapters(WATCHES)]
-    watches: list[Watch] = _make_adapters(WATCHES, watched, kit)
+    watches: list[Watch] = _make_adapters(WATCHES, watched, context)
     retention = RetentionCleaner(
         state,
         runner.artifacts,
@@ -227,7 +227,7 @@ async def _run_services(
     cleaner = NodeCleaner(state, files, checkpoints, stagers.values())
     notifications = _make_notifications(state, channels)
     anchor = AuditAnchor(
-        state, _make_adapters(ANCHORS, settings.audit.anchors, kit), notifications.announce_audit_head
+        state, _make_adapters(ANCHORS, settings.audit.anchors, context), notifications.announce_audit_head
     )
     forecaster = Forecaster(state, notifications.announce_missed_forecast)
     services = Services(
@@ -294,7 +294,7 @@ async def _run_services(
                     _run_later(daemon, partial(_serve_fleetlock, state, daemon)), name="fleetlock"
                 ),
                 tasks.create_task(
-                    _run_later(daemon, partial(_run_operator, state, sources, kit)), name="operator"
+                    _run_later(daemon, partial(_run_operator, state, sources, context)), name="operator"
                 ),
             ]
             try:
@@ -310,7 +310,7 @@ async def _run_services(
                 async with asyncio.timeout(ANCHOR_AT_STOP_S):
                     await anchor.write()
         await shell.close()
-        for system in kit.shared.values():
+        for system in context.shared.values():
             await system.close()
 
 
@@ -384,12 +384,12 @@ async def _serve_fleetlock(state: State, daemon: Daemon) -> None:
         await run_fleetlock(state, daemon.observe_nodes)
 
 
-async def _run_operator(state: State, sources: TreeStore, kit: AdapterContext) -> None:
+async def _run_operator(state: State, sources: TreeStore, context: AdapterContext) -> None:
     if state.settings.operator is not None:
         # Imported here: a daemon without objects does not load it.
         from rolloutd.operator.runner import run_operator
 
-        await run_operator(state, sources, kit)
+        await run_operator(state, sources, context)
 
 
 @contextlib.contextmanager
@@ -474,19 +474,19 @@ def _make_source_lookup(
     return find_source
 
 
-def _make_adapters(group: str, configured: Iterable[Any], kit: AdapterContext) -> list[Any]:
-    return [create_adapter(group, each.kind, replace(kit, params=each.params)) for each in configured]
+def _make_adapters(group: str, configured: Iterable[Any], context: AdapterContext) -> list[Any]:
+    return [create_adapter(group, each.kind, replace(context, params=each.params)) for each in configured]
 
 
-def _make_observers(kit: AdapterContext, settings: Settings) -> Iterator[Observer]:
+def _make_observers(context: AdapterContext, settings: Settings) -> Iterator[Observer]:
     watched = {source.kind for source in settings.inventory} & installed_adapters(WATCHES).keys()
     for kind in sorted(watched & installed_adapters(OBSERVERS).keys()):
-        yield create_adapter(OBSERVERS, kind, kit)
+        yield create_adapter(OBSERVERS, kind, context)
     for number, source in enumerate(settings.observe):
-        observer = create_adapter(OBSERVERS, source.kind, replace(kit, params=source.params))
+        observer = create_adapter(OBSERVERS, source.kind, replace(context, params=source.params))
         yield HostOnlyObserver(observer, f"observe.{number}.{source.kind}")
     if not settings.observe:
-        yield HostOnlyObserver(create_adapter(OBSERVERS, "reachable", kit), "observe.0.reachable")
+        yield HostOnlyObserver(create_adapter(OBSERVERS, "reachable", context), "observe.0.reachable")
 
 
 async def _ensure_socket(server: ControlServer, clock: SystemClock) -> None:

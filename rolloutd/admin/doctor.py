@@ -78,11 +78,11 @@ def query_daemon(path: Path) -> DaemonReport:
     client = Client(path, DAEMON_TIMEOUT_S)
     try:
         health, inventory = client.get("/v1/health"), client.get("/v1/inventory")
-    except DaemonUnreachable as none:
-        return DaemonReport(_report_unreachable(path, none), None)
-    except ApiError as answer:
+    except DaemonUnreachable as unreachable:
+        return DaemonReport(_report_unreachable(path, unreachable), None)
+    except ApiError as error:
         return DaemonReport(
-            CheckResult("daemon", False, f"{path} answers {answer.status}: {answer.body}"), None
+            CheckResult("daemon", False, f"{path} answers {error.status}: {error.body}"), None
         )
     problem = health["trouble"]
     text = f"{health['version']}, pid {health['pid']}, epoch {health['epoch']}"
@@ -163,9 +163,9 @@ async def _run_check(subject: str, check: Callable[[], Awaitable[str]]) -> Check
 
 def _check_prerequisites(settings: Settings) -> Iterator[CheckResult]:
     """Yield missing prerequisites, except accounts, ansible and ssh, which have their own checks."""
-    for lack in find_missing_prerequisites(settings):
-        if not lack.setting.startswith(("socket_group", "ansible.", "ssh.")):
-            yield CheckResult(lack.setting, False, lack.text)
+    for missing in find_missing_prerequisites(settings):
+        if not missing.setting.startswith(("socket_group", "ansible.", "ssh.")):
+            yield CheckResult(missing.setting, False, missing.text)
 
 
 class _CheckFailed(RolloutdError):
@@ -342,15 +342,15 @@ async def _query_version(command: Sequence[str], advice: str) -> str:
 # -- the daemon and the sources -----------------------------------------------
 
 
-def _report_unreachable(path: Path, none: DaemonUnreachable) -> CheckResult:
+def _report_unreachable(path: Path, unreachable: DaemonUnreachable) -> CheckResult:
     """Return a result that distinguishes a stopped daemon, a missing permission and a hanging daemon."""
-    match none.__cause__:
+    match unreachable.__cause__:
         case FileNotFoundError() | ConnectionRefusedError():
             return _report_stopped(path)
         case PermissionError():
             text = f"you may not ask at {path}: run this as root, or as a member of the socket's group"
             return CheckResult("daemon", False, text)
-    return CheckResult("daemon", False, f"{none}; `systemctl status rolloutd` and its journal say why")
+    return CheckResult("daemon", False, f"{unreachable}; `systemctl status rolloutd` and its journal say why")
 
 
 def _report_stopped(path: Path) -> CheckResult:

@@ -177,10 +177,10 @@ def with_reconnect(
             if time.monotonic() - connected_at > RECONNECT_TIMEOUT_S:
                 lost_since = None
             last_error = broken
-        except DaemonUnreachable as none:
+        except DaemonUnreachable as unreachable:
             if not has_connected:
                 raise
-            last_error = none
+            last_error = unreachable
         if stop.is_set():
             return
         has_connected = True

@@ -140,11 +140,11 @@ def _run(args: argparse.Namespace) -> int:
         if stop.text:
             print_message(stop.text)
         return stop.code
-    except DaemonUnreachable as none:
-        return _report_unreachable(none)
-    except ApiError as answer:
-        print_message(str(answer))
-        return exits.from_status(answer.status)
+    except DaemonUnreachable as unreachable:
+        return _report_unreachable(unreachable)
+    except ApiError as error:
+        print_message(str(error))
+        return exits.from_status(error.status)
     except RolloutdError as wrong:
         print_message(str(wrong))
         return exits.REFUSED

@@ -257,11 +257,11 @@ def _post_plan(call: Invocation, action: str, body: Mapping[str, Any]) -> Any:
     """Send the plan; the daemon may find mistakes that depend on its settings and nodes."""
     try:
         return call.client.post(api_path("plans", action), body)
-    except ApiError as answer:
-        diagnostics = answer.body.get("errors")
+    except ApiError as error:
+        diagnostics = error.body.get("errors")
         if not diagnostics:
             raise
-        raise _diagnostics_exit(call, body["file"], diagnostics) from answer
+        raise _diagnostics_exit(call, body["file"], diagnostics) from error
 
 
 def _diagnostics_exit(call: Invocation, name: str, diagnostics: Sequence[Mapping[str, Any]]) -> exits.Exit:
