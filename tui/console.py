@@ -18,7 +18,8 @@ from textual.app import App
 from rolloutd.control.client import Client, api_path
 from tui.connection.event_stream import REQUEST_TIMEOUT_S, Disconnected, RequestRunner, Response
 from tui.connection.log_stream import LogReader, OnLines
-from tui.formatting.lines import Line, fit, wrap_text
+from tui.formatting import formatting
+from tui.formatting.lines import Line, fit, sanitize, wrap_text
 from tui.operations.dialog import Prompt
 from tui.state.fetch_queue import COST_FACTOR, Fetch, FetchQueue, KeyPriority
 from tui.state.model import Model
@@ -28,6 +29,11 @@ from tui.widgets.summaries import NodeSummary
 
 FRAME_INTERVAL_S = 0.06
 """Between two frames: short enough to feel immediate, and more frames than a user can read."""
+
+MAX_FREEZES = 2
+"""The locks screen shows all freezes."""
+
+MAX_DISCONNECT_LINES = 2
 
 MESSAGE_TIMEOUT_S = 8.0
 
@@ -96,20 +102,39 @@ class ConsoleApp(App[None]):
         """Run the first of the named actions that there is."""
         raise NotImplementedError
 
+    # -- the frame of every page
+
     def status_line(self, width: int) -> Line:
-        return summaries.status_line(
-            self.model,
-            self.disconnected,
-            width,
-            self.now(),
-            has_connected=self.has_connected,
-            reach=self.reach,
-        )
+        """Return the right end of the top line."""
+        me, status_at = self.model.current_user, self.model.status_at
+        where = f"{self.reach} " if self.reach else ""
+        who = "" if me is None else f"{me['user']}{' (admin)' if me['admin'] and width >= 110 else ''} "
+        if self.disconnected is not None:
+            return [("✗ offline ", "alert"), (" ", ""), (where + who, "dim")]
+        if not self.has_connected:
+            return [("○ connecting ", "warn")]
+        seq = f"{self.model.seq:,} " if width >= 100 else ""
+        age = "" if status_at is None else f"age {formatting.format_duration(self.now() - status_at)} "
+        return [("● live ", "live"), (seq, "dim"), (f"{age} {where}{who}", "dim")]
 
     def alerts(self, width: int) -> Sequence[Line]:
-        return summaries.alerts(
-            self.model, self.disconnected, width, self._clock(), has_connected=self.has_connected
-        )
+        locks, health, lost = self.model.locks, self.model.health, self.disconnected
+        texts: list[tuple[str, str]] = []
+        if lost is not None:
+            since, age = formatting.format_time(lost.since), formatting.format_age(lost.since, self._clock())
+            stale = f"stale: state of {since}, {age}; " if self.has_connected else ""
+            sentence = f"{stale}{lost.reason}; reconnecting"
+            for number, text in enumerate(wrap_text(sentence, width - 4, MAX_DISCONNECT_LINES)):
+                texts.append((f" {' ' if number else '✗'} {text}", "alert"))
+        texts += [
+            (f" ‖ frozen: {freeze['scope']}, by {freeze['by']}: {freeze['reason']}", "mine")
+            for freeze in (locks["freezes"][:MAX_FREEZES] if locks is not None else ())
+        ]
+        if self.model.daemon_error:
+            texts.append((f" ! {self.model.daemon_error}", "alert"))
+        if health is not None and health["observe_only"]:
+            texts.append((" ○ observe only: the daemon decides and explains, and changes nothing", "mine"))
+        return [[(fit(sanitize(text), width), role)] for text, role in texts]
 
     # -- requests
 
