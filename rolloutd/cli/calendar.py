@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from rolloutd.cli import exits
+from rolloutd.texts import event_text
 from rolloutd.texts.formats import suggest_name
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def _events(found: Forecast, team: str | None) -> Iterator[str]:
             f"{rollout}/{node['node']}", stamp, f"{node['node']}: {rollout}", likely, node["starts_at"], ends
         )
     for gate in found["gates"]:
-        name = gate["gate"] if gate["wave"] is None else f"{gate['gate']} after {gate['wave']}"
+        name = event_text.gate_label(gate)
         asked = gate["asked_at"]
         text = f"rolloutctl review {rollout}"
         yield from _event(

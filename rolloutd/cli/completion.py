@@ -12,7 +12,8 @@ from rolloutd.cli.command_group import CommandGroup, Invocation
 from rolloutd.cli.contexts import context_names
 from rolloutd.cli.explain import field_names
 from rolloutd.cli.output import print_line
-from rolloutd.cli.watch import GATES, STATES
+from rolloutd.cli.queries import GATES
+from rolloutd.cli.watch import STATES
 from rolloutd.control.client import api_path
 from rolloutd.texts import event_text
 

@@ -23,6 +23,7 @@ from rolloutd.cli.output import (
 from rolloutd.cli.plans import request_about_plan
 from rolloutd.control import user_time
 from rolloutd.control.client import api_path
+from rolloutd.texts import event_text
 from rolloutd.texts.formats import pluralize
 
 if TYPE_CHECKING:
@@ -243,7 +244,7 @@ _ROLLOUT_COLUMNS: Columns = {
     "WAITS MOST FOR": _longest_wait,
 }
 _GATE_COLUMNS: Columns = {
-    "GATE": lambda gate: gate["gate"] if gate["wave"] is None else f"{gate['gate']} after {gate['wave']}",
+    "GATE": event_text.gate_label,
     "ASKED": _p50("asked_at"),
     "P90": _p90("asked_at"),
 }

@@ -31,6 +31,7 @@ from rolloutd.cli.output import (
 )
 from rolloutd.control import response_text
 from rolloutd.control.client import api_path
+from rolloutd.texts import event_text
 from rolloutd.texts.formats import format_exceptions, join_limited, pluralize
 
 if TYPE_CHECKING:
@@ -48,6 +49,8 @@ if TYPE_CHECKING:
     )
 
 PHASES = ("pending", "isolating", "maintaining", "verifying", "done", "failed")
+
+GATES = ("pilot", "start", "continue", "proceed")
 
 CLOSED_STATES = frozenset({"done", "cancelled"})
 """The states of a rollout that has ended."""
@@ -283,7 +286,9 @@ def print_gates(rollout: Rollout) -> None:
         is_over = rollout["state"] in CLOSED_STATES and gate["state"] in ("not-asked", "waiting")
         if is_over and not gate["votes"]:
             continue
-        print_line(f"  {sanitize(f'{_gate_name(gate)} was not opened' if is_over else format_gate(gate))}")
+        print_line(
+            f"  {sanitize(f'{event_text.gate_label(gate)} was not opened' if is_over else format_gate(gate))}"
+        )
         if gate["prepared"] is not None:
             print_line(f"    {format_prepared(gate['prepared'])}")
         if gate["waived"]:
@@ -299,17 +304,11 @@ def print_gates(rollout: Rollout) -> None:
 
 def format_gate(gate: Gate) -> str:
     """Return a gate's state and its missing votes, in one line."""
-    name = _gate_name(gate)
+    name = event_text.gate_label(gate)
     if gate["state"] == "not-asked":
         return f"{name} is not needed yet{_later_votes(gate)}"
     missing = f": {gate['missing']}" if gate["missing"] and gate["state"] != "open" else ""
     return f"{name} is {gate['state'].replace('-', ' ')}{missing}"
-
-
-def _gate_name(gate: Gate) -> str:
-    team = f" of {gate['team']}" if gate["team"] else ""
-    wave = f" after {gate['wave']}" if gate["wave"] else ""
-    return f"{gate['gate']}{team}{wave}"
 
 
 def _later_votes(gate: Gate) -> str:

@@ -23,7 +23,7 @@ from rolloutd.cli.command_group import (
     without_none,
 )
 from rolloutd.cli.output import SHORT_HASH_CHARS, colorize, print_line, print_message, sanitize
-from rolloutd.cli.queries import format_gate, print_gates, print_traffic_probes
+from rolloutd.cli.queries import GATES, format_gate, print_gates, print_traffic_probes
 from rolloutd.control import response_text
 from rolloutd.control.client import api_path
 from rolloutd.texts import event_text
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from rolloutd.control.plans.wire_plans import Review
     from rolloutd.control.rollouts.wire import Gate, Rollout
 
-
-GATES = ("pilot", "start", "continue", "proceed")
 
 MAX_MORE = 1000
 """Maximum of --more; the daemon has the same limit."""

@@ -47,7 +47,7 @@ from rolloutd.cli.output import (
     print_now,
     sanitize,
 )
-from rolloutd.cli.queries import CLOSED_STATES, PHASES, format_reason
+from rolloutd.cli.queries import CLOSED_STATES, GATES, PHASES, format_reason
 from rolloutd.control.client import DaemonUnreachable, api_path
 
 if TYPE_CHECKING:
@@ -55,8 +55,6 @@ if TYPE_CHECKING:
 
 
 STATES: Final = ("awaiting-approval", "running", "soaking", "paused", "done", "cancelled")
-
-GATES: Final = ("pilot", "start", "continue", "proceed")
 
 ROLLED_BACK: Final = "rolled-back"
 OUTCOMES: Final = ("already-current", "changed", ROLLED_BACK, "skipped")

@@ -20,9 +20,6 @@ from tui.screens.page import TABS, Item, Page, heading, note_row, static_line
 from tui.state.values import parse_timestamp
 from tui.widgets import summaries
 
-SHORT_HASH = 12
-"""Characters of a change's hash: enough to tell a plan's changes apart."""
-
 ROLES = {"drifted": "warn", "failed": "bad", "never": "dim", "done": "ok"}
 
 MIN_NAME_WIDTH, MAX_NAME_WIDTH = 12, 40
@@ -88,7 +85,7 @@ class ChangesPage(FetchedPage):
 
 
 def _change_items(change: wire_fleet.Change) -> Iterator[Item]:
-    key = f"{change['plan']} {change['change'][:SHORT_HASH]}"
+    key = f"{change['plan']} {formatting.short_digest(change['change'])}"
     yield heading(key, formatting.format_percent(change["percent"]).lstrip())
     counted: Line = [("  ", "")]
     for state, number in change["counts"].items():

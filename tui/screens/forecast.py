@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from rolloutd.control.forecasts import wire_forecasts
 from rolloutd.control.rollouts import wire
+from rolloutd.texts import event_text
 from tui.formatting import formatting, lines
 from tui.formatting.lines import Line, column, fit
 from tui.screens.fetched import FetchedPage
@@ -45,7 +46,7 @@ class ForecastPage(FetchedPage):
             yield _text_row(f"assumed {assumption['code']}", "assumed", assumption["text"])
         yield heading("GATES", "when they ask for votes" if found["gates"] else "none is ahead")
         for gate in found["gates"]:
-            name = gate["gate"] if gate["wave"] is None else f"{gate['gate']} after {gate['wave']}"
+            name = event_text.gate_label(gate)
             yield self._span_row(f"gate {name}", name, None, gate["asked_at"])
         for title, groups in (("WAVES", found["waves"]), ("TEAMS", found["teams"])):
             yield heading(title, "the first node starts, the last one is back")
