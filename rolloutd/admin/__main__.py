@@ -194,7 +194,10 @@ async def _run_move(source: Settings, target: Settings, *, as_json: bool) -> int
     _require_same_key(source, target)
     # PostgreSQL's includes the lock of its state directory, which no second process can take.
     settings = [each for each in (source, target) if each.store.postgresql is not None or not with_runs]
-    leaderships = [leadership_of(each.state_dir, each.store.postgresql) for each in settings or [source]]
+    leaderships = [
+        leadership_of(each.state_dir, each.store.postgresql, name="store move")
+        for each in settings or [source]
+    ]
     try:
         for each, leadership in zip(settings or [source], leaderships, strict=True):
             await _lead(each, leadership)

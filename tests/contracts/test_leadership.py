@@ -11,7 +11,7 @@ from typing import Protocol
 
 import pytest
 
-from rolloutd.errors import AlreadyRunning, LeadershipLost
+from rolloutd.errors import AlreadyRunning, LeadershipLost, StoreFailed
 from rolloutd.ports import Leadership
 from rolloutd.store import StateLock
 from rolloutd.store.postgresql import lease
@@ -75,7 +75,8 @@ class LeaseBackend:
 
     def candidate(self) -> Leadership:
         address = self._server.address(self._database, lease_s=60.0)
-        return PostgresqlLease(address, self._state_root / str(next(self._numbers)))
+        name = str(next(self._numbers))
+        return PostgresqlLease(address, self._state_root / name, name=name)
 
     async def usurp(self) -> Leadership:
         with self._server.connect(self._database) as admin:
@@ -183,7 +184,7 @@ def leases(
 
     def make(name: str, clock: Callable[[], float], daemon: str = "") -> PostgresqlLease:
         address = postgresql.address(database, lease_s=60.0)
-        return PostgresqlLease(address, tmp_path / name, name=daemon, clock=clock)
+        return PostgresqlLease(address, tmp_path / name, name=daemon or name, clock=clock)
 
     return make
 
@@ -229,6 +230,24 @@ async def test_leader_past_its_deadline_has_lost_without_a_database(
 
 
 @pytest.mark.servers("postgresql")
+@pytest.mark.servers("postgresql")
+async def test_name_of_a_living_leader_is_refused(
+    postgresql: Postgresql, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease, "POLL_S", 0.001)
+    address = postgresql.address(postgresql.emptied_database(), lease_s=60.0)
+    first, second = (PostgresqlLease(address, tmp_path / each, name="db") for each in "ab")
+    await first.acquire()
+    waiting = asyncio.create_task(second.acquire())
+    await asyncio.sleep(0)
+    while not waiting.done():  # a leader that was killed says nothing, and its successor has its name
+        await first.renew()
+    with pytest.raises(StoreFailed, match="name db: the leader has it too; give each daemon its own"):
+        await waiting
+    assert not first.lost.is_set()
+    await first.release()
+
+
 async def test_leader_past_its_deadline_acts_no_more(leases: Callable[..., PostgresqlLease]) -> None:
     """After a suspension its next action comes before the loop has noticed."""
     clock = MachineClock()

@@ -249,8 +249,9 @@ class PostgresqlBackend:
         try:
             with closing(self.connect_reader()) as connection, copy.snapshot(connection):
                 base = load_base(connection)
-                entries, start = stream(connection, _CHAIN.format(base.seq)), (base.seq, base.head)
-                return audit_chain.verify_entries(entries, head, unreadable=self.errors, start=start)
+                start = (base.seq, base.head)
+                with closing(stream(connection, _CHAIN.format(base.seq))) as entries:
+                    return audit_chain.verify_entries(entries, head, unreadable=self.errors, start=start)
         except self.errors as error:
             return ChainVerification(False, 0, GENESIS_HASH, None, f"{self.name}: not readable: {error}")
 

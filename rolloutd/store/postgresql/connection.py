@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import socket
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -221,7 +221,7 @@ class PostgresqlConnection:
         self._raw.close()
 
 
-def stream(connection: PostgresqlConnection, statement: str) -> Iterator[Any]:
+def stream(connection: PostgresqlConnection, statement: str) -> Generator[Any, None, None]:
     """Yield rows as the server sends them, in a transaction that is open."""
     with psycopg.ServerCursor(connection.raw, f"rolloutd_{os.urandom(4).hex()}") as cursor:
         cursor.itersize = STREAMED_ROWS

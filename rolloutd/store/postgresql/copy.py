@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing, contextmanager
-from functools import partial
+from contextlib import ExitStack, closing, contextmanager
 from typing import Any, Final
 
 from rolloutd.errors import StoreFailed
@@ -39,8 +38,13 @@ def snapshot(connection: PostgresqlConnection) -> Iterator[None]:
 @contextmanager
 def exported(connect: Callable[[], PostgresqlConnection]) -> Iterator[Iterator[TableRows]]:
     """Yield all tables as of one moment."""
-    with closing(connect()) as connection, snapshot(connection):
-        yield read_tables(connection, partial(stream, connection))
+    with closing(connect()) as connection, snapshot(connection), ExitStack() as streams:
+
+        def open_stream(statement: str) -> Iterator[Any]:
+            # Closed with its session, also where its reader has stopped before the end.
+            return streams.enter_context(closing(stream(connection, statement)))
+
+        yield read_tables(connection, open_stream)
 
 
 def write_tables(connection: PostgresqlConnection, tables: Iterable[TableRows]) -> None:

@@ -70,6 +70,11 @@ def boot_time_s() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
+def name_of(holder: str) -> str:
+    """Return the name of a lease's holder, without its process."""
+    return holder.partition(" (pid ")[0]
+
+
 class PostgresqlLease:
     """The lease on one database (ports.Leadership); acquire() waits for the leader's end."""
 
@@ -186,7 +191,7 @@ class PostgresqlLease:
             seq, _, at = value.partition(" ")
             if now - float(at) < SEEN_LEASES * self._address.lease_s:
                 standbys.append(StandbyDaemon(key.removeprefix(STANDBY_KEY), int(seq), float(at)))
-        leader = holder.partition(" (pid ")[0]
+        leader = name_of(holder)
         standbys.sort(key=lambda standby: standby.name)
         self.peers = Peers(leader, epoch, since, tuple(standbys), is_synchronous)
 
@@ -201,6 +206,8 @@ class PostgresqlLease:
             session.execute("BEGIN; SELECT 1 FROM lease FOR UPDATE")
             row = session.execute("SELECT holder, counter FROM lease").fetchone() or ("", 0)
             if row != self._seen:
+                if self._seen and self._seen[0] == row[0] and name_of(row[0]) == self._name:
+                    raise StoreFailed(f"name {self._name}: the leader has it too; give each daemon its own")
                 self._seen, self._seen_at = row, self._clock()
             free = not row[0] or self._clock() - self._seen_at >= self._address.lease_s
             if free:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from rolloutd import app
+from rolloutd.admin import __main__ as admin
 from rolloutd.admin.__main__ import main
 from rolloutd.admin.disk import check_database
 from rolloutd.control import standby
@@ -231,6 +232,33 @@ def _replayed(server: Postgresql) -> int:
     with server.connect("test_1") as session:
         (seq,) = session.execute("SELECT max(seq) FROM rolloutd.audit").fetchone() or (0,)
         return int(seq)
+
+
+async def test_store_of_a_live_daemon_is_not_moved(
+    postgresql: Postgresql,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    dsn = postgresql.address(postgresql.emptied_database()).dsn
+    leader = write_settings(tmp_path, "a", dsn)
+    write_settings(tmp_path, "b", dsn)
+    key = tmp_path / "107.key"  # as write_settings() names it
+    (tmp_path / "file.yaml").write_text(f"state_dir: {tmp_path / 'c'}\nredaction_key_file: {key}\n")
+    # Two leases and this: the move waits, because a leader may have been killed.
+    monkeypatch.setattr(admin, "LEAD_MARGIN_S", -119.5)
+    leading = asyncio.create_task(app.serve(leader))
+    await until(leader.socket.exists)
+    for name, refusal in (
+        ("a", "holds it and runs; stop that daemon"),
+        ("b", "the daemon of this store runs; stop it, and each"),
+    ):
+        words = ["move", f"--from={tmp_path / name}.yaml", f"--to={tmp_path / 'file.yaml'}"]
+        assert await asyncio.to_thread(main, words) == 1
+        assert refusal in capsys.readouterr().err
+    assert not leading.done()
+    leading.cancel()
+    await asyncio.wait((leading,))
 
 
 async def test_daemon_with_another_redaction_key_is_refused(postgresql: Postgresql, tmp_path: Path) -> None:
