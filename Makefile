@@ -83,7 +83,7 @@ trains: .venv-dev/installed
 # 200 runs by each runner that is not on the daemon's machine, with a daemon that is killed twenty times.
 runners: .venv-dev/installed
 	@.ci/packages sshd
-	ROLLOUTD_TEST_RUNNER_RUNS=200 ROLLOUTD_TEST_RUNNER_KILLS=20 $(DEV)/python -m pytest -n 0 -rP tests/acceptance/test_awx_runs.py
+	ROLLOUTD_TEST_RUNNER_RUNS=200 ROLLOUTD_TEST_RUNNER_KILLS=20 $(DEV)/python -m pytest -n 0 -rP tests/acceptance/test_awx_runs.py tests/acceptance/test_kubernetes_runs.py
 
 # Two daemons of one PostgreSQL on 24 nodes, with thirty faults.
 takeovers: .venv-dev/installed

@@ -139,7 +139,7 @@ async def test_killed_and_cut_off_nothing_is_lost_or_doubled(tmp_path: Path) -> 
         unknown = await walking
         status = await env.in_thread(env.daemon.status, rollout)
         assert (status["percent"], status["done"], status["failed"]) == (100, RUNS, 0)
-        judge(env, await env.in_thread(env.daemon.nodes, rollout), unknown)
+        judge(env.daemon, await env.in_thread(env.daemon.nodes, rollout), unknown)
         verdict = DatabaseBackend(tmp_path / "state" / "rolloutd.sqlite").verify_chain()
         assert verdict.ok, verdict.message
         assert TOKEN not in (tmp_path / "daemon.log").read_text()
@@ -192,12 +192,12 @@ async def walk(env: AwxEnvironment, rollout: str, faults: Faults) -> Counter[str
         since += 1
         if since % 25 == 0:
             faults.disturb_job()
-        if await env.in_thread(_walk_once, env.daemon, rollout, unknown):
+        if await env.in_thread(walk_once, env.daemon, rollout, unknown):
             return unknown
     raise AssertionError(f"{rollout} is not done\n{env.daemon.log_tail()}")
 
 
-def _walk_once(daemon: DaemonEnvironment, rollout: str, unknown: Counter[str]) -> bool:
+def walk_once(daemon: DaemonEnvironment, rollout: str, unknown: Counter[str]) -> bool:
     try:
         status = daemon.status(rollout)
         for gate in status["gates"]:
@@ -217,10 +217,10 @@ def _walk_once(daemon: DaemonEnvironment, rollout: str, unknown: Counter[str]) -
         return False
 
 
-def judge(env: AwxEnvironment, nodes: dict[str, Any], failed: Counter[str]) -> None:
+def judge(daemon: DaemonEnvironment, nodes: dict[str, Any], failed: Counter[str]) -> None:
     """No node ran its playbook more often than it had attempts, and never twice at once."""
     spans: dict[str, list[Any]] = {}
-    for span in env.daemon.spans():
+    for span in daemon.spans():
         spans.setdefault(span.node, []).append(span)
     for node, state in nodes.items():
         ran = sorted(spans.get(node, []), key=lambda span: span.begin)
