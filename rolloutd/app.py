@@ -180,9 +180,10 @@ async def _run_services(
         settings.ssh.key_file,
         before_command=leadership.require,
     )
-    runner = await _make_runners(state, shell, clock, sources)
+    shared: dict[str, Any] = {}
+    runner = await _make_runners(state, shell, clock, sources, shared)
     scheduler = ApschedulerScheduler()
-    context = AdapterContext(shell, clock, runner, state.inventory_snapshot, settings)
+    context = AdapterContext(shell, clock, runner, state.inventory_snapshot, settings, shared=shared)
     checkpoints = SshCheckpoints(shell)
     stagers = {"ssh": SshStager(shell), "url": UrlStager(shell)}
     adapters = AdapterSet(
@@ -325,7 +326,9 @@ def _make_sources(settings: Settings, tree_cache: TreeCache) -> TreeStore:
     )
 
 
-async def _make_runners(state: State, shell: SshShell, clock: Clock, sources: TreeStore) -> RoutedRunners:
+async def _make_runners(
+    state: State, shell: SshShell, clock: Clock, sources: TreeStore, shared: dict[str, Any]
+) -> RoutedRunners:
     settings = state.settings
     machine = await threads.FILES.run(load_machine, settings.state_dir)
     context = RunnerContext(
@@ -339,6 +342,7 @@ async def _make_runners(state: State, shell: SshShell, clock: Clock, sources: Tr
         inherited_nodes=await state.store.take_over_runs(machine),
         # With a file, only this state directory's daemons act on the nodes.
         marks=await state.database_id() if settings.store.postgresql is not None else "",
+        shared=shared,
     )
     local = await threads.FILES.run(create_runner, LOCAL_RUNNER, context)
     elsewhere = {
@@ -462,10 +466,8 @@ def _make_source_lookup(
 
     async def find_source(rollout: str) -> PinnedSource:
         if rollout not in pinned:
-            _, source = await state.store.load_plan(rollout)
-            found = PinnedSource.from_record(source)
-            # The machine that stored the tree has its requirements; this one may not.
-            await tree_cache.prepare(sources.tree_path(found))
+            found = PinnedSource.from_record((await state.store.load_plan(rollout))[1])
+            await tree_cache.prepare(sources.tree_path(found))  # another machine may have stored the tree
             pinned[rollout] = found
         # Each time: a tree may be pruned, and another submit may add it again.
         sources.tree_path(pinned[rollout])

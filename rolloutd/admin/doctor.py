@@ -28,7 +28,7 @@ from rolloutd.adapters.ssh.shell import SshShell
 from rolloutd.admin.disk import CheckResult, check_database, check_state_dir
 from rolloutd.admin.runs import describe_runs, suggest_pipelining
 from rolloutd.admin.service_unit import describe_expected_unit
-from rolloutd.admin.systems import check_balancers, open_systems, read_sources
+from rolloutd.admin.systems import check_balancers, check_runners, open_systems, read_sources
 from rolloutd.concurrency import threads
 from rolloutd.configuration.documents import load_redaction_key
 from rolloutd.configuration.sealed_variables import unseal
@@ -139,6 +139,7 @@ async def run_checks(settings: Settings, report: DaemonReport) -> list[CheckResu
         results += [reading.check for reading in readings] if report.sources is None else report.sources
         results += [right for reading in readings for right in reading.rights]
         results += await check_balancers(systems)
+        results += await check_runners(systems)
     return results
 
 

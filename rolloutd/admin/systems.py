@@ -16,7 +16,7 @@ from pathlib import Path
 
 from rolloutd.adapters.ansible.runner import AnsibleRunner
 from rolloutd.adapters.haproxy.runtime_api import BalancerUnreachable, HaproxyFailed, choose_balancers
-from rolloutd.adapters.registry import create_adapter
+from rolloutd.adapters.registry import create_adapter, create_runner
 from rolloutd.adapters.sources.tree_store import tree_directory
 from rolloutd.adapters.ssh.shell import SshShell
 from rolloutd.adapters.timers import SystemClock
@@ -26,10 +26,13 @@ from rolloutd.plugin import INVENTORIES
 from rolloutd.ports import (
     JSON,
     AdapterContext,
+    ChecksItsSystem,
     DiscoveredNode,
     Host,
     Inventory,
     InventorySnapshot,
+    Runner,
+    RunnerContext,
     Shell,
     SupportsPreflight,
 )
@@ -139,6 +142,37 @@ async def check_balancers(systems: AdapterContext) -> list[CheckResult]:
             backends = pluralize(len({backend for backend, _ in servers}), "backend")
             text = f"{pluralize(len(servers), 'server')} in {backends}, level admin"
             results.append(CheckResult(subject, True, text))
+    return results
+
+
+async def check_runners(systems: AdapterContext) -> list[CheckResult]:
+    """Check that each runner of the settings is available and has what it needs."""
+    results = []
+    for each in systems.settings.runners:
+        subject = f"runner {each.runner_name}"
+        assert isinstance(systems.runner, AnsibleRunner)
+        context = RunnerContext(
+            each.runner_name,
+            systems.shell,
+            systems.clock,
+            systems.inventory,
+            systems.settings,
+            partial(tree_directory, systems.settings.files_dir),
+            params=each.params,
+            stale_runs=systems.runner,
+            shared=systems.shared,
+        )
+        try:
+            runner: Runner = create_runner(each.kind, context)
+            await runner.check_available()
+            problems = (
+                await runner.find_missing_prerequisites() if isinstance(runner, ChecksItsSystem) else ()
+            )
+        except RolloutdError as error:
+            results.append(failed_check(subject, error))
+        else:
+            results += [failed_check(subject, problem) for problem in problems]
+            results += [] if problems else [CheckResult(subject, True, "available")]
     return results
 
 

@@ -20,6 +20,7 @@ from machines.model.events import Event, RolloutCancelled, RolloutOpened
 from machines.model.node import Node, natural_sort_key, pools_of
 from machines.model.plan import PILOT_WAVE, Digest, Plan
 from machines.model.rollout import Actor, Rollout, Target
+from machines.model.runners import runner_of
 from machines.model.target_plan import lacks_check, lacks_isolator
 from machines.rules.waves import assign_waves
 from machines.states import Outcome, Trigger
@@ -36,7 +37,7 @@ from rolloutd.planfile import PlanFile
 from rolloutd.planfile.playbooks import playbook_diagnostics
 from rolloutd.planfile.prepare_source import NOT_FORCED, ForcedStages, resolve_prepare
 from rolloutd.plugin.templates import RenderFailed, TemplateInvalid, render
-from rolloutd.ports import JSON, Host, PinnedSource, SourceStore
+from rolloutd.ports import JSON, Host, LimitsSources, PinnedSource, SourceStore
 from rolloutd.settings import Settings
 from rolloutd.settings.compile import compile_plan
 from rolloutd.texts.formats import join_limited, pluralize
@@ -94,9 +95,12 @@ async def resolve_plan(
     _require_known_owner(plan_file, state)
     plan_file = await threads.FILES.run(resolve_prepare, plan_file, tree, force)
     # In a thread, on a fork: ten thousand targets take longer than the loop may pause.
-    return await compute(
+    resolved = await compute(
         resolve_by_facts, state.index.fork(), state.settings, state.connections, plan_file, pinned, force
     )
+    if state.source_limits:
+        await compute(_require_source_for_runners, resolved, state.source_limits)
+    return resolved
 
 
 def resolve_by_facts(
@@ -125,6 +129,19 @@ def resolve_by_facts(
         targets,
         facts,
     )
+
+
+def _require_source_for_runners(resolved: ResolvedPlan, limits: Mapping[str, LimitsSources]) -> None:
+    """Reject a source whose playbooks a runner of the targets cannot run."""
+    facts, plan_file = resolved.facts, resolved.file
+    for target in resolved.targets:
+        rule = runner_of(facts.limits.runners, facts.nodes[target.node])
+        if rule is None or rule.name not in limits:
+            continue
+        if problem := limits[rule.name].source_problem(resolved.pinned):
+            found, allowed = f"{target.node} has the runner {rule.name}", "a source that its runner can run"
+            path = ("spec", "source")
+            raise InvalidFile((plan_file.diagnostic(path, found=found, allowed=allowed, message=problem),))
 
 
 def draft_of(resolved: ResolvedPlan) -> Draft:

@@ -25,6 +25,7 @@ from rolloutd.ports import (
     Failed,
     Host,
     KeepsConnections,
+    LimitsSources,
     Ok,
     OnOneMachine,
     RunEvent,
@@ -67,6 +68,8 @@ class RoutedRunners:
         """`runners` by name, with that of this machine, which also has the runs of earlier settings."""
         self._state = state
         self._runners = runners
+        limited = {name: each for name, each in runners.items() if isinstance(each, LimitsSources)}
+        state.source_limits = limited
         self._names = {_place(name, runner): name for name, runner in runners.items() if name != LOCAL_RUNNER}
         self._deadlines: dict[str, float] = {}
         """Until when a runner's silence about a run is waited out, epoch seconds."""

@@ -48,6 +48,7 @@ from rolloutd.ports import (
     DiscoveredNode,
     Host,
     InventorySnapshot,
+    LimitsSources,
     RunnerStatus,
     RunState,
     Store,
@@ -159,6 +160,8 @@ class State:
     canonical_names: Mapping[tuple[str, str], str] = field(default_factory=dict)
     step_progress: dict[tuple[str, str], StepProgress] = field(default_factory=dict)
     runners: Mapping[str, RunnerStatus] = field(default_factory=dict)
+    source_limits: Mapping[str, LimitsSources] = field(default_factory=dict)
+    """The runners, by name, that cannot run the playbooks of every source."""
     forecasts: Mapping[str, Mapping[str, JSON]] = field(default_factory=dict)
     """The latest forecast of each open rollout, as the API answers it; never stored."""
     sources: dict[str, SourceState] = field(default_factory=dict)

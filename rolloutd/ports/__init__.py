@@ -70,7 +70,9 @@ from rolloutd.ports.preparation import (
     without_rollout,
 )
 from rolloutd.ports.runs import (
+    ChecksItsSystem,
     KeepsConnections,
+    LimitsSources,
     OnOneMachine,
     PlaybookRuns,
     RunEvent,
@@ -146,6 +148,7 @@ __all__ = [
     "Check",
     "Checkpoint",
     "Checkpoints",
+    "ChecksItsSystem",
     "Clock",
     "ClosedRollout",
     "ConfirmsReports",
@@ -165,6 +168,7 @@ __all__ = [
     "KeptForecast",
     "Leadership",
     "LeavesNodesOut",
+    "LimitsSources",
     "Message",
     "NodeConfigurations",
     "NodeFile",

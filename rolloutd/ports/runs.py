@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
@@ -209,6 +209,22 @@ class StoresRuns(Protocol):
     @property
     def artifacts(self) -> ArtifactStore:
         """The stored runs by their handles."""
+
+
+@runtime_checkable
+class LimitsSources(Protocol):
+    """Optional port of a runner that cannot run the playbooks of every source."""
+
+    def source_problem(self, source: PinnedSource) -> str:
+        """Return why it cannot run the playbooks of this source, and what to do; empty if it can."""
+
+
+@runtime_checkable
+class ChecksItsSystem(Protocol):
+    """Optional port of a runner that can check what it needs in the system of its runs."""
+
+    async def find_missing_prerequisites(self) -> Sequence[str]:
+        """Ask the system and return one sentence per missing prerequisite."""
 
 
 class StaleRuns(Protocol):

@@ -26,6 +26,7 @@ from rolloutd.store import DatabaseBackend
 from tests.support.daemon_environment import WAIT_LIMIT_S, DaemonEnvironment, fleet_labels, plan
 from tests.support.fake_awx import FakeAwx
 from tests.support.fake_awx.server import TOKEN
+from tests.support.forked_process import CLI, run_forked
 from tests.support.git_repository import Repository, git_server
 
 pytestmark = [pytest.mark.servers, pytest.mark.long]
@@ -75,7 +76,7 @@ class AwxEnvironment:
 
 @asynccontextmanager
 async def awx_environment(
-    directory: Path, nodes: int, match: str = "role=worker"
+    directory: Path, nodes: int, match: str = "role=worker", pool: str = "team"
 ) -> AsyncIterator[AwxEnvironment]:
     """Start the nodes, AWX with a project of the playbooks, and the daemon."""
     (directory / "git").mkdir()
@@ -107,7 +108,7 @@ async def awx_environment(
             fake.jobs.credential.user, fake.jobs.credential.key_file = sshd.user, str(sshd.key_file)
             daemon.write_settings(
                 runners=[{"match": match, "parallel": PARALLEL, "awx": params}],
-                pools={"team": {"max_unavailable": PARALLEL}},
+                pools={pool: {"max_unavailable": PARALLEL if pool == "team" else 1}},
             )
             await asyncio.to_thread(daemon.start_daemon)
             yield AwxEnvironment(fake, daemon, git_url)
@@ -145,6 +146,35 @@ async def test_killed_and_cut_off_nothing_is_lost_or_doubled(tmp_path: Path) -> 
         assert TOKEN not in (tmp_path / "daemon.log").read_text()
         assert TOKEN.encode() not in (tmp_path / "state" / "rolloutd.sqlite").read_bytes()
         print(f"{RUNS} runs, {dict(faults.count)}, {sum(unknown.values())} unknown: 0 lost, 0 doubled")
+
+
+async def test_one_plan_over_two_runners(tmp_path: Path) -> None:
+    """AWX has the nodes of one team, this machine the others; one pool has a slot for all of them."""
+    async with awx_environment(tmp_path, 4, match="team=t1", pool="role") as env:
+        upload = plan("upload", maintain={"playbook": "change.yml", "vars": {"log_file": "x", "work_s": 0}})
+        with pytest.raises(ApiError) as refused:
+            await env.in_thread(env.daemon.submit, upload, {"change.yml": PLAYBOOK})
+        (mistake,) = refused.value.body["errors"]
+        assert mistake["path"] == "spec.source"
+        assert "playbooks of git only" in mistake["message"]
+        rollout = await env.submit("two-runners")
+        await env.in_thread(env.daemon.vote, rollout, "start")
+        status = await env.in_thread(env.daemon.finish, rollout)
+        assert (status["percent"], status["done"], status["failed"]) == (100, 4, 0)
+        spans = sorted(env.daemon.spans(), key=lambda span: span.begin)
+        assert sorted(span.node for span in spans) == ["n1", "n2", "n3", "n4"]
+        assert all((a.end or 0) <= b.begin for a, b in pairwise(spans)), "one slot for both runners"
+        assert {job.inventory.description for job in env.fake.jobs.by_id.values() if job.inventory} == {"n1"}
+        shown = await env.in_thread(
+            env.daemon.client.get, api_path("rollouts", rollout, "nodes", "n1", "why")
+        )
+        assert shown["runner"]["name"] == "awx"
+        words = ["doctor", "--config", str(tmp_path / "config.yaml")]
+        said = (await env.in_thread(run_forked, CLI, words, timeout_s=WAIT_LIMIT_S)).stdout
+        assert "ok    runner awx: available" in said
+        env.fake.tokens.clear()
+        said = (await env.in_thread(run_forked, CLI, words, timeout_s=WAIT_LIMIT_S)).stdout
+        assert "WRONG runner awx: it refuses the account" in said
 
 
 class Faults:
@@ -207,7 +237,7 @@ def walk_once(daemon: DaemonEnvironment, rollout: str, unknown: Counter[str]) ->
         for node in failed:
             failure = daemon.client.get(api_path("rollouts", rollout, "nodes", node))["failure"]
             daemon.client.post(api_path("rollouts", rollout, "nodes", node, "retry"), {"reason": "seen"})
-            assert failure["code"] != "never-started", failure
+            assert failure["code"] != "never-started", failure["message"]
             unknown[node] += 1
             print(f"{node}: {failure['code']}: {failure['message']}")
         if status["state"] == "paused" and not failed:

@@ -12,6 +12,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from rolloutd.adapters.awx.events import instant
 from rolloutd.adapters.awx.http import AnswerLost, AwxClient, AwxRefused, Query
 from rolloutd.errors import AdapterFailed
 from rolloutd.ports import JSON
@@ -35,6 +36,7 @@ class Claim:
 
     inventory: int
     facts: Mapping[str, JSON]
+    created_at: float = 0.0
     host: int | None = None
     is_abandoned: bool = False
 
@@ -75,8 +77,15 @@ class Claims:
         ]
         if not exact:
             return None
-        claim = Claim(int(exact[0]["id"]), _read_facts(exact[0].get("variables")))
+        created_at = instant(exact[0].get("created")) or 0.0
+        claim = Claim(int(exact[0]["id"]), read_facts(exact[0].get("variables")), created_at)
         return await self._with_host(claim)
+
+    async def list_all(self, organization: int) -> Sequence[Mapping[str, JSON]]:
+        """Return the inventories of all runs."""
+        query: Query = {"name__startswith": NAME_PREFIX, "organization": organization}
+        listed = await self._client.list_all("inventories/", query)
+        return [each for each in listed if not each.get("pending_deletion")]
 
     async def fill(
         self, claim: Claim, node: str, variables: Mapping[str, JSON], groups: Sequence[str]
@@ -158,7 +167,7 @@ class Claims:
         raise AdapterFailed(f"{path}: not created")
 
 
-def _read_facts(text: JSON) -> Mapping[str, JSON]:
+def read_facts(text: JSON) -> Mapping[str, JSON]:
     try:
         facts = json.loads(text) if isinstance(text, str) else None
     except ValueError:

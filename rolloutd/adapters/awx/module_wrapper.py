@@ -54,6 +54,7 @@ umask 022
 wrapper=$(cat)
 for base in "$2" "${HOME:-/}/.ansible/tmp"; do
     dir=$base/$1
+    rm -rf -- "$base/$3"+ "$base/$3~"*
     mkdir -p "$base" 2>/dev/null
     mkdir "$dir" 2>/dev/null || continue
     { echo '#!/bin/sh'; echo "login_home='${HOME:-/}' dir='$dir'"; printf '%s\n' "$wrapper"; } > "$dir/python"
@@ -75,9 +76,12 @@ def has_safe_name(node: str) -> bool:
 
 
 async def build(
-    shell: Shell, host: Host, *, marker: str, token: str, fence_dir: str, python: str
+    shell: Shell, host: Host, *, marker: str, run_marker: str, token: str, fence_dir: str, python: str
 ) -> str | Failed:
-    """Write the wrapper of a run on its node; return its directory, or why it cannot be."""
+    """Write the wrapper of a run on its node; return its directory, or why it cannot be.
+
+    That of an earlier claim of the run is removed, so a job of it can start no module any more.
+    """
     prefix = "-".join([*marker.split("-")[:3], ""])
     wrapper = _WRAPPER.format(
         fence=fence.refuse_command(token, fence_dir, host.name).replace("~/", '"$login_home"/'),
@@ -87,7 +91,7 @@ async def build(
         enter=ENTER_CGROUP.format(prefix=prefix, marker=marker, pid="$$"),
         python=shlex.quote(python),
     )
-    command = shlex.join(["sh", "-c", _PREPARE, "wrapper", marker, SHARED_TMP])
+    command = shlex.join(["sh", "-c", _PREPARE, "wrapper", marker, SHARED_TMP, run_marker.removesuffix("+")])
     try:
         answer = await shell.run(host, command, timeout_s=PREPARE_TIMEOUT_S, stdin=wrapper)
     except (NodeUnreachable, TimeoutError) as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from machines.model.rollout import FailureCode
@@ -61,17 +61,27 @@ class Preparation:
     ) -> Mapping[str, JSON] | Failed:
         """Take the node's fence and build the run's wrapper; return the wrapper's host variables."""
         host, fence_dir = request.host, self._context.settings.ansible.fence_dir
-        token = f"{request.fencing_token} {handle}" if request.fencing_token else ""
+        # Each claim of a run has its token and its holder, so that none of them refuses the next one.
+        token = f"{request.fencing_token} {request.run_id}" if request.fencing_token else ""
         shell = self._context.shell
         if token:
             refusal = await fence.take(shell, host, token, fence_dir, timeout_s=FENCE_TIMEOUT_S)
             if refusal is not None:
-                return refusal
+                is_reached = refusal.code is not FailureCode.UNREACHABLE
+                return replace(refusal, code=FailureCode.NEVER_STARTED) if is_reached else refusal
         if not python or not module_wrapper.has_safe_name(host.name):
             return {}
-        marker = self._stale_runs.run_marker(host.name, handle)
+        marker, run_marker = (
+            self._stale_runs.run_marker(host.name, name) for name in (handle, request.run_id)
+        )
         directory = await module_wrapper.build(
-            shell, host, marker=marker, token=token, fence_dir=fence_dir, python=python
+            shell,
+            host,
+            marker=marker,
+            run_marker=run_marker,
+            token=token,
+            fence_dir=fence_dir,
+            python=python,
         )
         return directory if isinstance(directory, Failed) else module_wrapper.wrapper_variables(directory)
 

@@ -27,6 +27,7 @@ from rolloutd.adapters.awx.http import AnswerLost, AwxClient, AwxRefused, Query
 from rolloutd.adapters.awx.preflight import find_problems
 from rolloutd.adapters.awx.preparation import Preparation
 from rolloutd.adapters.awx.result import EndedRun, evaluate, is_lost
+from rolloutd.adapters.awx.stored_runs import StoredRuns
 from rolloutd.adapters.awx.templates import Template, Templates, TemplateUnusable
 from rolloutd.errors import AdapterFailed, NotFound, RunnerUnavailable
 from rolloutd.ports import (
@@ -81,6 +82,7 @@ class _TrackedRun:
     events: EventFold
     state: Mapping[str, JSON]
     over_since: float | None = None
+    is_complete: bool = False
     tracked_since: float = field(default_factory=time)
     result: Ok | Failed | Unknown | None = None
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -98,6 +100,7 @@ class AwxRunner:
         self._templates = templates
         self._claims = Claims(client)
         self._stale_runs: StaleRuns = context.stale_runs
+        self.artifacts = StoredRuns(templates, self._claims)
         self._times = times or AwxTimes()
         self._preparation = Preparation(context, templates, self._stale_runs)
         self._runs: dict[str, _TrackedRun] = {}
@@ -337,13 +340,17 @@ class AwxRunner:
         return jobs
 
     async def _has_run(self, run: _TrackedRun) -> bool:
-        """Return whether the job of an abandoned claim ran a task, after its end; it may have had no host."""
-        await self._cancel_jobs([run.job])
+        """Return whether the job of an abandoned claim may have run a task; it may have had no host."""
+        if run.state.get("started") is None:
+            await self._cancel_jobs([run.job])
         while run.result is None:
             await self._refresh(run)
             if run.result is None:
                 await self._context.clock.sleep(self._times.poll_s)
-        return bool(run.events.progress.task)
+        progress = run.events.progress
+        if progress.task or progress.counts is not None:
+            return True
+        return not (run.state.get("started") is None or progress.has_stats or run.is_complete)
 
     # -- following
 
@@ -356,7 +363,11 @@ class AwxRunner:
         jobs = await self._claims.jobs(claim)
         if not jobs:
             raise NotFound(f"run {handle} has no job in {self._client.name}")
-        return self._track(handle, claim, jobs[0])
+        run = self._track(handle, claim, jobs[0])
+        if claim.is_abandoned and not await self._has_run(run):
+            self._forget(handle)
+            raise NotFound(f"run {handle} was launched in {self._client.name} after it was abandoned")
+        return run
 
     def _track(self, handle: str, claim: Claim, job: Mapping[str, JSON]) -> _TrackedRun:
         facts = claim.facts
@@ -404,6 +415,7 @@ class AwxRunner:
         is_settled = is_cancelled or (is_complete and not is_lost(run.state))
         if not is_settled and now < run.over_since + self._times.late_events_s:
             return
+        run.is_complete = is_complete
         run.events.accept_gaps()
         begins = await self._count_begins(run)
         ended = EndedRun(
@@ -446,6 +458,7 @@ def _facts(request: RunRequest, tasks: int) -> Mapping[str, JSON]:
     """Return what a later daemon needs to know of a run that only its request says."""
     return {
         "rolloutd_node": request.node,
+        "rolloutd_rollout": request.rollout,
         "rolloutd_playbook": request.playbook,
         "rolloutd_pin": request.source.pin,
         "rolloutd_timeout_s": request.timeout_s,

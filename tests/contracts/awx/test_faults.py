@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -70,7 +71,8 @@ async def test_late_launch_runs_on_no_host(awx: AwxBackend) -> None:
     """The launch is committed while it is waited out; the run begins with another claim, once."""
     awx.fake.late_commits = 1
     runner = awx.open_runner()
-    starting = asyncio.create_task(runner.start(awx.request(Work.SUCCEEDS, "r1")))
+    request = awx.request(Work.SUCCEEDS, "r1", fencing_token="3.10 aaaa 1000")
+    starting = asyncio.create_task(runner.start(request))
     async with asyncio.timeout(30):
         while not any(host.enabled is False for each in awx.fake.inventories.values() for host in each.hosts):
             await asyncio.sleep(0.01)
@@ -97,6 +99,27 @@ async def test_claim_without_job_is_waited_out(scripted: AwxBackend) -> None:
     assert await second.start(scripted.request(Work.SUCCEEDS, "r1")) == "r1~2"
     abandoned = [host.enabled for each in scripted.fake.inventories.values() for host in each.hosts]
     assert abandoned == [False, True]
+
+
+async def test_late_job_of_abandoned_claim_never_started(scripted: AwxBackend) -> None:
+    """The daemon that waited it out was killed; its successor finds a job that had no host."""
+    scripted.times = replace(scripted.times, late_launch_s=3600.0)
+    scripted.fake.late_commits = 1
+    starting = asyncio.create_task(scripted.open_runner().start(scripted.request(Work.SUCCEEDS, "r1")))
+    async with asyncio.timeout(30):
+        while scripted.fake.requests["PATCH", "hosts/N/"] == 0:
+            await asyncio.sleep(0.01)
+    starting.cancel()
+    (late,) = scripted.fake.commit_late()
+    scripted.fake.jobs.begin(late, PIN)
+    scripted.fake.jobs.emit_playbook(late, *BEGUN[:2])
+    stats = {"event": "playbook_on_stats", "event_data": {"processed": {}}, "created": 0.0}
+    scripted.fake.jobs.emit(late, stats)
+    scripted.fake.jobs.end(late, "successful", "")
+    runner = scripted.open_runner()
+    with pytest.raises(NotFound):
+        await runner.get_state("r1")
+    assert await runner.start(scripted.request(Work.SUCCEEDS, "r1")) == "r1~2"
 
 
 async def test_events_are_read_up_to_gap(scripted: AwxBackend) -> None:
@@ -292,3 +315,20 @@ async def test_cut_off_before_launch_begins_again_at_once(scripted: AwxBackend) 
         await runner.start(scripted.request(Work.SUCCEEDS, "r1"))
     scripted.fake.intercept = None
     assert await runner.start(scripted.request(Work.SUCCEEDS, "r1")) == "r1~2"
+
+
+async def test_retention_deletes_inventories_of_ended_runs(scripted: AwxBackend) -> None:
+    runner, handle, job = await started(scripted)
+    await runner.start(scripted.request(Work.SUCCEEDS, "r2"))
+    stored = await runner.artifacts.list_artifacts()
+    assert [each.name for each in stored] == ["r1", "r2"]
+    assert not await runner.artifacts.remove(handle, unmodified_since=math.inf), "its job is active"
+    scripted.fake.jobs.end(job, "successful", "")
+    assert not await runner.artifacts.remove(handle, unmodified_since=stored[0].modified_at - 1)
+    scripted.fake.is_cut_off = True
+    assert not await runner.artifacts.remove(handle, unmodified_since=math.inf)
+    assert await runner.artifacts.list_artifacts() == ()
+    scripted.fake.is_cut_off = False
+    assert await runner.artifacts.remove(handle, unmodified_since=math.inf)
+    assert await runner.artifacts.remove(handle, unmodified_since=math.inf)
+    assert [each.name for each in await runner.artifacts.list_artifacts()] == ["r2"]
