@@ -290,4 +290,114 @@ ISOLATOR = Registration("rolloutd.adapters.flag:FlagIsolator", FlagParams)
     },
 )
 
-PARTS: Final = (ISOLATOR, FRONT_END, WORK, PURPOSE, EVENT, FIELD)
+RUNNER: Final = Part(
+    "a runner",
+    (
+        (
+            "pyproject.toml",
+            '[project.entry-points."rolloutd.runners"]\n',
+            'notes = "rolloutd.adapters.notes:RUNNER"\n',
+        ),
+    ),
+    """
+import asyncio
+import tempfile
+import tomllib
+from pathlib import Path
+from pkgutil import resolve_name
+from types import SimpleNamespace
+from rolloutd.errors import NotFound
+from rolloutd.plugin import Registration
+from rolloutd.ports import Host, Ok, PinnedSource, RunRequest
+groups = tomllib.loads(Path("pyproject.toml").read_text())["project"]["entry-points"]
+registration = resolve_name(groups["rolloutd.runners"]["notes"])
+assert isinstance(registration, Registration)
+async def walk(directory):
+    context = SimpleNamespace(params={"directory": directory})
+    for _ in range(2):
+        runner = resolve_name(registration.factory)(context)
+        handle = await runner.start(RunRequest("r1", Host("n1"), PinnedSource("git", "1"), "site.yml"))
+        assert (await runner.get_state(handle)).result == Ok("noted")
+    await runner.discard(handle)
+    try:
+        await runner.get_state(handle)
+    except NotFound:
+        return
+    raise AssertionError
+with tempfile.TemporaryDirectory() as directory:
+    asyncio.run(walk(directory))
+""",
+    {
+        "rolloutd/adapters/notes.py": '''"""A runner that notes runs, each over at once."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from rolloutd.errors import NotFound
+from rolloutd.plugin import Params, Registration
+from rolloutd.ports import (
+    Failed,
+    Host,
+    Ok,
+    RunEvent,
+    RunnerContext,
+    RunnerStatus,
+    RunRequest,
+    RunState,
+    Unknown,
+)
+
+
+class NotesParams(Params):
+    """Writes a file for each run."""
+
+    directory: str
+
+
+class NotesRunner:
+    def __init__(self, context: RunnerContext) -> None:
+        self.place = str(context.params["directory"])
+        self.status = RunnerStatus(1000)
+
+    async def check_available(self) -> None:
+        pass
+
+    async def start(self, request: RunRequest) -> str:
+        self._note(request.run_id).write_text(request.playbook)
+        return request.run_id
+
+    async def get_state(self, handle: str) -> RunState:
+        if not self._note(handle).exists():
+            raise NotFound(f"there is no run {handle}")
+        return RunState(Ok("noted"), 100.0)
+
+    async def wait_for_change(self, handle: str) -> RunState:
+        return await self.get_state(handle)
+
+    async def read_events(self, handle: str, offset: int = 0) -> AsyncIterator[RunEvent]:
+        if not offset:
+            yield RunEvent(1, 0.0, "task", self._note(handle).read_text())
+
+    async def cancel(self, handle: str) -> None:
+        pass
+
+    async def discard(self, handle: str) -> None:
+        self._note(handle).unlink(missing_ok=True)
+
+    async def clean_up_stale_runs(
+        self, host: Host, *, timeout_s: float, fencing_token: str = ""
+    ) -> Ok | Failed | Unknown:
+        return Ok()
+
+    def _note(self, handle: str) -> Path:
+        return Path(self.place) / handle
+
+
+RUNNER = Registration("rolloutd.adapters.notes:NotesRunner", NotesParams)
+''',
+    },
+)
+
+PARTS: Final = (ISOLATOR, RUNNER, FRONT_END, WORK, PURPOSE, EVENT, FIELD)

@@ -134,13 +134,11 @@ class AnsibleRunner:
         self._run_slots = RunSlots(parallel)
         self._fork_servers = ForkServers(self._launcher.binary, self.status.servers, enabled=warm)
         self._interpreters = InterpreterCache(shell)
-        markers = stale_processes.RunMarkers(str(self._runs_dir))
-        self._markers = stale_processes.RunMarkers(marks) if marks else markers
-        self.marks = self._markers.owner
+        self.marks = marks or str(self._runs_dir)
+        self._markers = stale_processes.RunMarkers(self.marks)
         self._machine = machine
-        self._older_runs = OlderRuns(
-            self._runs_dir, shell, fence_dir, {self._markers, markers}, set(inherited_nodes)
-        )
+        markers = set(map(stale_processes.RunMarkers, (self.marks, str(self._runs_dir))))
+        self._older_runs = OlderRuns(self._runs_dir, shell, fence_dir, markers, set(inherited_nodes))
         self._tracked: dict[str, _TrackedRun] = {}
         self._start_locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._node_locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
