@@ -7,7 +7,7 @@ it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Self
 
 from machines.facts import votes
@@ -23,6 +23,7 @@ from machines.model.limits import Limits
 from machines.model.node import Node, Observation, pools_of
 from machines.model.plan import Plan
 from machines.model.rollout import Failure, Target
+from machines.model.runners import runner_of
 from machines.model.target_plan import plan_for_target
 from machines.states import IN_FLIGHT_PHASES, Phase
 
@@ -45,6 +46,8 @@ class Index(FleetFacts):
         """What machines/rules/rollbacks.py found, until a fact changes that it may depend on."""
         self._needing_driver: set[tuple[str, str]] = set()
         self._in_flight = 0
+        self._nodes_by_runner: Mapping[str, frozenset[str]] | None = None
+        """The nodes in flight by runner, until a fact changes that it may depend on."""
         self._left_cordoned: set[str] = set()
         self._covering_watches: dict[str, None] = {}
         """The watches whose last confirmation is recent enough for all nodes that they have reported."""
@@ -89,6 +92,19 @@ class Index(FleetFacts):
     def left_cordoned(self) -> list[Observation]:
         """Return the observations of nodes that were left out of service because of a hold."""
         return [self._observations[node] for node in sorted(self._left_cordoned & self._observations.keys())]
+
+    def in_flight_of_runner(self, name: str) -> frozenset[str]:
+        """Return the nodes in flight whose playbooks a runner executes."""
+        if self._nodes_by_runner is None:
+            nodes: dict[str, set[str]] = {}
+            for rollout, name_of_node in self._needing_driver:
+                node = self._nodes.get(name_of_node)
+                is_in_flight = self._targets[rollout][name_of_node].phase in IN_FLIGHT_PHASES
+                if node is not None and is_in_flight:
+                    rule = runner_of(self.limits.runners, node)
+                    nodes.setdefault("" if rule is None else rule.name, set()).add(node.name)
+            self._nodes_by_runner = {key: frozenset(each) for key, each in nodes.items()}
+        return self._nodes_by_runner.get(name, frozenset())
 
     def counters(self, rollout: str) -> RolloutCounters:
         return self._counters[rollout]

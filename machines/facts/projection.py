@@ -143,6 +143,7 @@ class Projection(MeasuredFacts):
     def update_limits(self, limits: Limits, plans: Mapping[str, Plan] | None = None) -> None:
         """Apply new settings; `plans` are the rollouts' plans, compiled under them."""
         self.limits = limits
+        self._nodes_by_runner = None
         self._pool_keys = tuple(limits.pools)
         self._rollouts = self._own(self._rollouts)
         for name, rollout in self._rollouts.items():
@@ -217,6 +218,7 @@ class Projection(MeasuredFacts):
     def _write_node(self, row: Node | NodeRemoval) -> None:
         # A node that is gone cannot be rolled back, and one that is back can.
         self.due_rollbacks.clear()
+        self._nodes_by_runner = None
         self._nodes = self._own(self._nodes)
         self.node_changes += 1
         if isinstance(row, Node):
@@ -301,6 +303,7 @@ class Projection(MeasuredFacts):
                 measured.pop((rollout, target.node), None)
             if target.phase in IN_FLIGHT_PHASES:
                 self._in_flight -= not self._shares_outage(target)
+                self._nodes_by_runner = None
                 self._mark_runner_of(target.node)
         self._forget_unresolved(rollout)
         own_keys = self._rollouts[rollout].plan.pool_keys
@@ -379,6 +382,8 @@ class Projection(MeasuredFacts):
         if self._counters[rollout].expected_s(0.0) != expected:
             self.pending_groups.mark_rollout(rollout)
         (self._needing_driver.add if target.needs_driver else self._needing_driver.discard)((rollout, node))
+        if (before is not None and before.phase in IN_FLIGHT_PHASES) != (target.phase in IN_FLIGHT_PHASES):
+            self._nodes_by_runner = None
         # What was reported is of the isolation that ends with this.
         if target.phase is not Phase.ISOLATING:
             self._isolations.pop((rollout, node), None)

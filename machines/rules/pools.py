@@ -17,6 +17,7 @@ from machines.facts.pool_index import Pool
 from machines.model.node import natural_sort_key
 from machines.model.reasons import Param, Reason, ReasonCode, Remedy, RemedyKind, UnavailabilityCause
 from machines.model.rollout import Target
+from machines.model.runners import runner_of
 
 MAX_NAMED_NODES: Final = 3
 """Nodes named in one reason; more would not be read."""
@@ -133,12 +134,20 @@ class Capacity:
     nodes: set[str] = field(default_factory=set)
     admitted_by_rollout: Counter[str] = field(default_factory=Counter)
     _slots: Counter[str] = field(default_factory=Counter)
+    _starts_by_runner: Counter[str] = field(default_factory=Counter)
+
+    def starts_of(self, runner: str) -> int:
+        """Return how many nodes of a runner begin to be in flight."""
+        return self._starts_by_runner[runner]
 
     def count(self, pool: str) -> int:
         return self._slots[pool]
 
     def reserve(self, index: Index, target: Target) -> None:
         """Give the node a start, and a slot of each of its pools; a node that is down has these already."""
+        rule = runner_of(index.limits.runners, index.nodes[target.node])
+        if rule is not None and target.node not in self.nodes | index.in_flight_of_runner(rule.name):
+            self._starts_by_runner[rule.name] += 1
         self.nodes.add(target.node)
         self.admitted_by_rollout[target.rollout] += 1
         self._slots.update(pool.id for pool in index.all_pools(target.node) if target.node not in pool.down)

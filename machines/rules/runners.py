@@ -7,17 +7,19 @@ from machines.model.reasons import Param, Reason, ReasonCode, Remedy, RemedyKind
 from machines.model.rollout import Target
 from machines.model.runners import RunnerProblem, RunnerRule, runner_of
 from machines.rules.pools import Capacity
-from machines.states import IN_FLIGHT_PHASES
 
 
 def runner_blocker(index: Index, target: Target, capacity: Capacity | None = None) -> Reason | None:
     """Return why no runner begins the node's runs; `capacity` has what this decision starts besides."""
-    if (reason := unavailable_reason(index, target.node, target.since)) is not None:
-        return reason
     rule = runner_of(index.limits.runners, index.nodes[target.node])
+    if (reason := _unavailable(index, rule, target.node, target.since)) is not None:
+        return reason
     if rule is None or rule.parallel is None:
         return None
-    in_flight = len(_nodes_of(index, rule, Capacity() if capacity is None else capacity) - {target.node})
+    nodes = index.in_flight_of_runner(rule.name)
+    in_flight = (
+        len(nodes) - (target.node in nodes) + (0 if capacity is None else capacity.starts_of(rule.name))
+    )
     if in_flight < rule.parallel:
         return None
     params: dict[str, Param] = {**_described(rule), "active": in_flight, "parallel": rule.parallel}
@@ -26,7 +28,10 @@ def runner_blocker(index: Index, target: Target, capacity: Capacity | None = Non
 
 def unavailable_reason(index: Index, node: str, since: float) -> Reason | None:
     """Return why no run of a node could begin now; `since` is when the node began to need one."""
-    rule = runner_of(index.limits.runners, index.nodes[node])
+    return _unavailable(index, runner_of(index.limits.runners, index.nodes[node]), node, since)
+
+
+def _unavailable(index: Index, rule: RunnerRule | None, node: str, since: float) -> Reason | None:
     if rule is None:
         return Reason(ReasonCode.NO_RUNNER, node, since=since, remedy=Remedy(RemedyKind.CHANGE_SETTINGS))
     problem = index.runner_problems.get(rule.name)
@@ -44,10 +49,3 @@ def problem_reason(rule: RunnerRule, node: str, problem: RunnerProblem) -> Reaso
 
 def _described(rule: RunnerRule) -> dict[str, Param]:
     return {"runner": rule.name, "match": rule.match.text}
-
-
-def _nodes_of(index: Index, rule: RunnerRule, capacity: Capacity) -> set[str]:
-    """Return the nodes of a runner that are in flight, or that this decision starts."""
-    in_flight = {each.node for each in index.needing_driver() if each.phase in IN_FLIGHT_PHASES}
-    nodes = (index.nodes.get(name) for name in in_flight | capacity.nodes)
-    return {node.name for node in nodes if node and runner_of(index.limits.runners, node) == rule}

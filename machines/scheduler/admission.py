@@ -236,12 +236,12 @@ class _WaveAdmission:
     def try_admit(self, target: Target, cursor: _GroupCursor) -> bool:
         """Admit the node unless a rule blocks it; return whether to try the next one of its group."""
         index, builder = self.index, self.builder
-        if self._is_passed_over(target.node):
+        if self._is_passed_over(target.node) or target.node in builder.capacity.nodes:
+            # A node that another rollout starts in the same decision is free again later.
             cursor.stays_active = True
             return True
-        if target.node in builder.capacity.nodes:
-            # Another rollout starts this node in the same decision: it is free again later.
-            cursor.stays_active = True
+        if runner_blocker(index, target) is not None:
+            # Before what costs more: a full runner may have all nodes of the fleet.
             return True
         if target.is_checked_first:
             return self._request_current_check(target, cursor)

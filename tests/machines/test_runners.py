@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 import pytest
 
 from machines.facts.projection import Projection
@@ -10,7 +13,7 @@ from machines.model.limits import Limits
 from machines.model.node import Node, NodeHealth, Observation
 from machines.model.reasons import ReasonCode
 from machines.model.runners import RunnerProblem, RunnerRule, runner_of
-from machines.model.selector import parse_selector
+from machines.model.selector import Selector, parse_selector
 from machines.scheduler.decide import decide, explain_node
 from machines.states import Outcome, Trigger
 from tests.machines.builders import T0, admit, index_of, nodes_of, observed_up, submit, transition
@@ -105,3 +108,26 @@ def test_label_that_moves_node_to_other_runner_lets_it_start() -> None:
     moved = index.fork()
     moved._write_node(Node("n3", labels={"team": "b", "site": "ams"}))
     assert "n3" in starts(moved)
+
+
+class CountingSelector(Selector):
+    """A selector that counts how often it is asked."""
+
+    asked: ClassVar[list[None]] = []
+
+    def matches(self, labels: Mapping[str, str]) -> bool:
+        self.asked.append(None)
+        return super().matches(labels)
+
+
+def test_full_runner_costs_little_for_each_node() -> None:
+    nodes = nodes_of({f"t{number}": [f"n{number}"] for number in range(60)})
+    index = index_of(nodes, limits=Limits(runners=(RunnerRule("fra", CountingSelector(), parallel=20),)))
+    index.record_observations(observed_up(nodes, T0), T0)
+    submit(index, max_parallel=60)
+    for node in starts(index):
+        admit(index, node)
+    CountingSelector.asked.clear()
+    assert starts(index) == []
+    assert index.in_flight() == 20
+    assert len(CountingSelector.asked) <= 3 * len(nodes)
