@@ -156,7 +156,7 @@ async def _live_line(services: Services, query: EventsQuery, rollout: str | None
     if query.status:
         body = await shared_answer(services, "/v1/status", status, ask("status", {}, StatusQuery()))
     else:
-        body = await shared_answer(services, "/v1/events", progress, ask("progress", {}, query.rollout))
+        body = await shared_answer(services, "/v1/events", progress, ask("progress", {}, rollout))
     return b'{"seq":null,"%s":%s}\n' % (b"status" if query.status else b"progress", body)
 
 

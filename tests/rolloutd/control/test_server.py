@@ -19,6 +19,7 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -33,7 +34,7 @@ from rolloutd.control.identity import Account, CachedNameService, identify, read
 from rolloutd.control.limits import MERGE_WINDOW_S, DenialLog
 from rolloutd.control.nodes import streams as streams
 from rolloutd.control.nodes.logs import LogReader
-from rolloutd.control.responses import BadRequest
+from rolloutd.control.responses import BadRequest, SharedAnswers
 from rolloutd.control.route_table import ROUTES
 from rolloutd.engine.state import StepProgress
 from rolloutd.errors import AlreadyRunning, StoreFailed
@@ -487,6 +488,16 @@ async def test_progress_is_told_at_most_five_times_a_second(tmp_path: Path) -> N
         assert (shown["node"], shown["rollout"], shown["percent"], shown["task"]) == (
             *("p1", rollout, 12.3, "a task"),
         )
+
+
+async def test_progress_is_shared_by_resolved_rollout(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        rollout = await inside.start()
+        await inside.transition(rollout, "p1", Trigger.ADMITTED)
+        query = requests.EventsQuery(rollout="sysctl", follow=True)  # a name may mean another one later
+        services = SimpleNamespace(state=inside.state, answers=SharedAnswers())
+        asked = (streams._live_line(services, query, each) for each in ("sysctl-older", rollout))  # type: ignore[arg-type]
+        assert [len(json.loads(line)["progress"]) for line in await asyncio.gather(*asked)] == [0, 1]
 
 
 async def test_streams_of_consoles_bring_each_entry_and_a_status(tmp_path: Path) -> None:
