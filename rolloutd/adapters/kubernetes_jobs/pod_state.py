@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
 
+from machines.model.rollout import FailureCode
 from rolloutd.adapters.kubernetes_jobs.job import CONTAINER, RUN
 from rolloutd.adapters.kubernetes_jobs.report import PodResult
 from rolloutd.ports import Failed, Ok, Unknown
 
 JOB_LABEL = "batch.kubernetes.io/job-name"
+
+NEVER_STARTED: Final = FailureCode.NEVER_STARTED
 
 
 def by_job(pods: Iterable[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
@@ -40,6 +43,19 @@ def result_of(pod: Mapping[str, Any], run: str) -> Ok | Failed | Unknown | None:
     if pod["status"].get("phase") in ("Failed", "Succeeded"):
         return Unknown(f"the run's pod left no result ({pod['status'].get('reason') or 'no status'})")
     return None
+
+
+def combine(results: Sequence[Ok | Failed | Unknown | None]) -> Ok | Failed | Unknown | None:
+    """Return a run's result by those of its pods; one that the fence refused says nothing of another.
+
+    So a lost first pod beside a refused second one is unknown, never "not started".
+    """
+    begun = [each for each in results if not (isinstance(each, Failed) and each.code is NEVER_STARTED)]
+    if None in begun:
+        return None
+    if len(begun) > 1:
+        return Unknown(f"{len(begun)} pods have begun the run")
+    return begun[0] if begun else results[0]
 
 
 def waiting_reason(pod: Mapping[str, Any]) -> str:

@@ -272,11 +272,7 @@ class KubernetesRunner:
                 return Unknown("the run's pod is gone, and left no result"), ""
         for pod in pods:
             await self._read_log(handle, record, pod)
-        results = [pod_state.result_of(pod, handle) for pod in pods]
-        known = [each for each in results if isinstance(each, Ok | Failed)]
-        if len(pods) > 1 and len(known) != 1:
-            return (None if None in results else Unknown(f"{len(pods)} pods had the run")), ""
-        result = known[0] if known else results[0]
+        result = pod_state.combine([pod_state.result_of(pod, handle) for pod in pods])
         if result is None and not any(map(pod_state.has_begun, pods)):
             return await self._unbegun(handle, record, pod_state.waiting_reason(pods[0]))
         limit_s = float(record.metadata.get("timeout_s", 0.0)) + objects.START_S + END_MARGIN_S

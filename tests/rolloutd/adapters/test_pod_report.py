@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
 from machines.model.rollout import FailureCode
+from rolloutd.adapters.kubernetes_jobs.pod_state import combine
 from rolloutd.adapters.kubernetes_jobs.report import (
     MAX_LINE_BYTES,
     MAX_MESSAGE_BYTES,
@@ -64,3 +66,21 @@ def test_message_fits_and_is_read_back(result: Ok | Failed | Unknown) -> None:
 )
 def test_message_of_another_is_no_result(message: str) -> None:
     assert PodResult.parse(message, "r1", "uid") is None
+
+
+REFUSED = Failed("a newer run has been on n1", code=FailureCode.NEVER_STARTED)
+
+
+@pytest.mark.parametrize(
+    ("results", "kind"),
+    [
+        ([Unknown("lost"), REFUSED], Unknown),
+        ([REFUSED, Unknown("lost")], Unknown),
+        ([Ok("done"), REFUSED], Ok),
+        ([None, REFUSED], type(None)),
+        ([Ok("done"), Ok("done")], Unknown),
+        ([REFUSED], Failed),
+    ],
+)
+def test_refused_second_pod_says_nothing_of_first(results: list[Any], kind: type) -> None:
+    assert isinstance(combine(results), kind)
