@@ -25,15 +25,18 @@ ORDER BY node"""  # noqa: S608  # a constant
 
 # How a node got the change that it has, whatever came after: the row of one that drifted, left, failed in its
 # soak or was to be rolled back does not say so, the last transition that passed does.  Each backend has
-# replace(); a quote within a JSON text is escaped, so these characters are a key and its value only.
+# replace(); a quote within a JSON text is escaped, so these characters are a key and its value only.  Where
+# the oldest entries of the rollout are in segments, that transition may be too: an attempt counts as passed.
 _CARRIED = """
-CASE WHEN target.outcome IN ('changed', 'already-current', 'rolled-back') THEN target.outcome ELSE (
+CASE WHEN target.outcome IN ('changed', 'already-current', 'rolled-back') THEN target.outcome ELSE coalesce((
     SELECT CASE WHEN replace(entry, '"outcome":"changed"', '') <> entry THEN 'changed'
                 WHEN replace(entry, '"outcome":"already-current"', '') <> entry THEN 'already-current' END
     FROM audit WHERE audit.node = :node AND audit.rollout = latest.id AND event = 'PhaseMoved'
       AND (replace(entry, '"trigger":"verified"', '') <> entry
         OR replace(entry, '"trigger":"found-current"', '') <> entry)
-    ORDER BY seq DESC LIMIT 1) END"""
+    ORDER BY seq DESC LIMIT 1), (
+    SELECT 'changed' WHERE target.attempt > 0 AND NOT EXISTS (
+        SELECT 1 FROM audit WHERE audit.rollout = latest.id AND event = 'RolloutOpened'))) END"""
 
 _IN_EFFECT = f"""
 SELECT coalesce((

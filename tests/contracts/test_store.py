@@ -855,6 +855,20 @@ async def test_node_keeps_change_until_it_is_rolled_back(store: Store, later: st
     assert await store.find_changes_in_effect("n1", ["r1"]) == {"r1": True}
 
 
+async def test_change_counts_whose_transition_was_exported(backend: StoreBackend) -> None:
+    store = await backend.open()
+    failed = [*moves_to_done("n1"), *LATER_MOVES["failed in its soak"]]
+    await write(store, rollout_opened("r1"), *failed, rollout_opened("r2"))
+    newest = await store.latest_audit_entry()
+    assert newest is not None
+    await write(store, rollout_opened("r3"), rollout_opened("r4"))
+    await store.advance_audit_base(newest.seq - 1, 9.0)
+    while backend.removes_entries and await store.remove_exported_entries(9):
+        pass
+    assert await store.find_changes_in_effect("n1", ["r1"]) == {"r1": True}
+    await store.close()
+
+
 async def test_node_that_waits_after_drift_keeps_its_change(store: Store) -> None:
     done = {"outcome": Outcome.ALREADY_CURRENT, "attempt": 0}
     found = phase_moved("n1", Trigger.FOUND_CURRENT, Phase.PENDING, Phase.DONE, **done)

@@ -336,12 +336,15 @@ class MemoryStore:
     def _has_content(self, target: Target) -> bool:
         place, rows = (target.rollout, target.node), self.memory.all(Preparation)
         is_prepared = any(row.state in PREPARED and (row.rollout, row.node) == place for row in rows)
-        read = map(json.loads, (entry.text for entry in self.memory.entries))
-        moves = [each["fields"] for each in read if (each["rollout"], each["node"]) == place]
+        entries = [json.loads(entry.text) for entry in self.memory.entries]
+        moves = [each["fields"] for each in entries if (each["rollout"], each["node"]) == place]
         passed = [each["outcome"] for each in moves if each.get("trigger") in ("verified", "found-current")]
         outcome = target.outcome
         if outcome not in (*_HAS_CHANGE, Outcome.ROLLED_BACK):
-            outcome = passed[-1] if passed else None
+            opened = [each["rollout"] for each in entries if each["event"] == "RolloutOpened"]
+            is_exported = target.rollout not in opened
+            default = Outcome.CHANGED if is_exported and target.attempt else None
+            outcome = passed[-1] if passed else default
         return outcome == Outcome.CHANGED or (is_prepared and outcome == Outcome.ALREADY_CURRENT)
 
     def _uses(self, rollout: str, earlier: str, node: str) -> bool:
