@@ -17,7 +17,7 @@ from rolloutd.control.formats import format_timestamp
 from rolloutd.control.identity import Identity
 from rolloutd.control.nodes import wire_nodes
 from rolloutd.engine.preparation.journal import LOCALHOST, run_id
-from rolloutd.errors import NotFound
+from rolloutd.errors import NotFound, RunnerUnavailable
 from rolloutd.ports import RunEvent, Runners, Store
 from rolloutd.texts.formats import format_size
 
@@ -92,13 +92,16 @@ class LogReader:
             skipped = 0
 
     async def _run_events(self, record: StepRecord) -> AsyncIterator[RunEvent]:
-        """Yield the run's output, or one line that says why it was removed."""
+        """Yield the run's output, or one line that says why there is none."""
         try:
             async for event in self._output.new_events(record.handle):
                 yield event
         except NotFound:
             if record.state is not StepState.INTENDED:  # an intended run may not have begun
                 yield RunEvent(0, record.at, "removed", await self._removal_notice())
+        except RunnerUnavailable as error:
+            if record.state is not StepState.INTENDED:  # that of a run in progress comes later
+                yield RunEvent(0, record.at, "unavailable", f"the output cannot be read now: {error}")
 
     async def _removal_notice(self) -> str:
         rollout, _ = self._key
@@ -135,8 +138,8 @@ async def _stage_events(
         async for event in output.new_events(handle):
             yield event, skipped
             skipped = 0
-    except NotFound:
-        pass  # the stage has no run, or its output was removed
+    except (NotFound, RunnerUnavailable):
+        pass  # the stage has no run, its output was removed, or its runner does not answer now
     if is_latest and row.state is not PreparationState.RUNNING:
         sent = f", {format_size(row.bytes)} sent" if row.bytes else ""
         summary = f"prepare stage {row.stage}: {row.state}{sent}"

@@ -37,7 +37,7 @@ from rolloutd.control.nodes.logs import LogReader
 from rolloutd.control.responses import BadRequest, SharedAnswers
 from rolloutd.control.route_table import ROUTES
 from rolloutd.engine.state import StepProgress
-from rolloutd.errors import AlreadyRunning, StoreFailed
+from rolloutd.errors import AlreadyRunning, RunnerUnavailable, StoreFailed
 from rolloutd.ports import Host, RunEvent, RunRequest, RunState
 from rolloutd.service.listen_socket import CannotListen, adopt_socket, bind
 from tests.contracts.fakes.sources import SOURCE
@@ -682,3 +682,23 @@ async def test_followed_log_reads_each_event_once(tmp_path: Path, monkeypatch: p
         assert lines[-1]["text"] == "and one more"
         assert [line["offset"] for line in lines] == list(range(1, len(lines) + 1))
         assert read == [event.offset for event in run.events]
+
+
+async def test_log_says_that_runner_is_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with control_environment(tmp_path) as inside:
+        rollout = await inside.start()
+        await inside.isolate(rollout, "p1")
+        step = inside.step(rollout, "p1", "run.configure", StepAction.RUN, handle="run-1")
+        await inside.commit(StepRecorded(step))
+
+        async def refuse(handle: str, offset: int = 0) -> AsyncIterator[RunEvent]:
+            raise RunnerUnavailable("awx: no answer")
+            yield
+
+        runner = inside.server._services.runner
+        monkeypatch.setattr(runner, "read_events", refuse)
+        adam = identify(ACCOUNTS["adam"], inside.state.settings.teams, ())
+        reader = LogReader(inside.state.store, runner, (rollout, "p1"), adam)
+        texts = [line["text"] async for line in reader.lines(1, 0)]
+        assert "the output cannot be read now: awx: no answer" in texts
+        assert texts[-1].startswith("run run.configure: ok"), "the rest of the log comes all the same"
