@@ -40,6 +40,11 @@ class RunRecord:
     def set_uid(self, uid: str) -> None:
         self.directory.write_metadata({**self.metadata, "uid": uid})
 
+    def note_begun(self) -> None:
+        """Remember that a container was started: without its pod the run is unknown from then on."""
+        if not self.metadata.get("begun"):
+            self.directory.write_metadata({**self.metadata, "begun": True})
+
     @property
     def result(self) -> Ok | Failed | Unknown | None:
         try:

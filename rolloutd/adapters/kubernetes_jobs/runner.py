@@ -265,6 +265,10 @@ class KubernetesRunner:
                 return Unknown("the run's Job is gone, and left no result"), ""
             _adopt(record, handle, job)
             if not pods and not pod_state.is_finished(job):
+                if record.metadata.get("begun") or job["spec"].get("suspend"):
+                    # A Job that was suspended has lost its pod, and would begin the run again.
+                    await self._delete(handle, job["metadata"]["uid"])
+                    return Unknown("the run's pod is gone, and left no result"), ""
                 return await self._unbegun(handle, record, "its pod is not there yet")
             # A pod may have come since they were listed.
             pods = (await self._all_pods(at_once=True)).get(objects.job_name(handle), ())
@@ -272,6 +276,8 @@ class KubernetesRunner:
                 return Unknown("the run's pod is gone, and left no result"), ""
         for pod in pods:
             await self._read_log(handle, record, pod)
+        if any(map(pod_state.has_begun, pods)):
+            record.note_begun()
         result = pod_state.combine([pod_state.result_of(pod, handle) for pod in pods])
         if result is None and not any(map(pod_state.has_begun, pods)):
             return await self._unbegun(handle, record, pod_state.waiting_reason(pods[0]))

@@ -205,3 +205,14 @@ async def test_missing_right_is_named(backend: JobsBackend) -> None:
     backend.cluster.kubeconfig(backend.kubeconfig, token=backend.cluster.token(rules))
     (missing,) = await backend.open().find_missing_prerequisites()
     assert "may not create secrets, needed to give a run its variables" in missing
+
+
+async def test_begun_run_without_pod_is_unknown(backend: JobsBackend) -> None:
+    runner = backend.open()
+    handle = await runner.start(backend.request(Work.NEVER_ENDS, "r1"))
+    await until(backend.ansible.has_work)
+    assert (await runner.get_state(handle)).result is None
+    for pod in backend.jobs.pods_of(objects.job_name("r1")):  # as of a Job that is suspended
+        backend.jobs.lose(objects.job_name("r1"))
+        backend.cluster.objects.remove("pods", pod)
+    assert isinstance((await ended(backend.open(), handle)).result, Unknown)
