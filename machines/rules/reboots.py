@@ -91,13 +91,18 @@ def reboot_gate_view(
     names = sorted({team or NO_TEAM for team in teams}) if want else []
     votes = tuple((team, want, len(people.get(team, ()))) for team in names)
     lacking = [(team, have) for team, _, have in votes if have < want]
-    known = index.limits.teams
+    settings_teams = index.limits.teams
     missing: Params = {
         "owner": gate.owner,
         "owners_want": gate.need.owner,
         "owners_have": owners,
         "teams": tuple(
-            {"team": team, "want": want, "have": have, "known_team": known is None or team in known}
+            {
+                "team": team,
+                "want": want,
+                "have": have,
+                "known_team": settings_teams is None or team in settings_teams,
+            }
             for team, have in lacking
         ),
         "submitter": None,

@@ -30,7 +30,7 @@ from rolloutd.texts.reason_text import describe
 REASON: Final = "reboots itself"
 
 MAX_APPROVAL_S: Final = 90 * 86_400.0
-"""A quarter: an approval that nobody has given again by then is forgotten, not meant."""
+"""A quarter: people then look again at what they approved."""
 
 MAX_APPROVALS: Final = 10_000
 """Approvals at once: a hundred people in each of a hundred groups."""
@@ -131,18 +131,18 @@ def reboot_gates(state: State) -> tuple[GroupGate, ...]:
     """Return the gates of all groups that have one."""
     settings = state.settings.fleetlock
     groups = {} if settings is None else settings.groups
-    found = ((reboot_gate(state, name), parse_selector(group.nodes)) for name, group in groups.items())
-    return tuple(GroupGate(gate, selector) for gate, selector in found if gate is not None)
+    gates = ((reboot_gate(state, name), parse_selector(group.nodes)) for name, group in groups.items())
+    return tuple(GroupGate(gate, selector) for gate, selector in gates if gate is not None)
 
 
 def reboot_gate(state: State, group: str) -> RebootGate | None:
     """Return the gate of a group; None if the settings give it none."""
     settings = state.settings.fleetlock
-    known = None if settings is None else settings.groups.get(group)
-    if known is None or known.gate is None:
+    own = None if settings is None else settings.groups.get(group)
+    if own is None or own.gate is None:
         return None
-    need = VoteRequirement(owner=known.gate.owner, each_team=known.gate.each_team)
-    return RebootGate(group, known.owner, need)
+    need = VoteRequirement(owner=own.gate.owner, each_team=own.gate.each_team)
+    return RebootGate(group, own.owner, need)
 
 
 def require_group(state: State, group: str) -> FleetLockGroup:

@@ -237,16 +237,16 @@ class RoutedRunners:
             return state
 
     async def read_events(self, handle: str, offset: int = 0) -> AsyncIterator[RunEvent]:
-        runner, own = self._found(handle)
+        runner, own = self._runner_with(handle)
         async for event in runner.read_events(own, offset):
             yield event
 
     async def cancel(self, handle: str) -> None:
-        runner, own = self._found(handle)
+        runner, own = self._runner_with(handle)
         await runner.cancel(own)
 
     async def discard(self, handle: str) -> None:
-        runner, own = self._found(handle)
+        runner, own = self._runner_with(handle)
         await runner.discard(own)
         self._deadlines.pop(handle, None)
 
@@ -261,7 +261,7 @@ class RoutedRunners:
             if isinstance(runner, KeepsConnections):
                 await runner.keep_connections(nodes)
 
-    def _found(self, handle: str) -> tuple[Runner, str]:
+    def _runner_with(self, handle: str) -> tuple[Runner, str]:
         name, own = self.resolve(handle)
         if name is None:
             raise NotFound(f"{handle}: the settings no longer name its runner, which has the run")
