@@ -342,8 +342,7 @@ class MemoryStore:
         outcome = target.outcome
         if outcome not in (*_HAS_CHANGE, Outcome.ROLLED_BACK):
             opened = [each["rollout"] for each in entries if each["event"] == "RolloutOpened"]
-            is_exported = target.rollout not in opened
-            default = Outcome.CHANGED if is_exported and target.attempt else None
+            default = None if target.rollout in opened or not target.attempt else Outcome.CHANGED
             outcome = passed[-1] if passed else default
         return outcome == Outcome.CHANGED or (is_prepared and outcome == Outcome.ALREADY_CURRENT)
 

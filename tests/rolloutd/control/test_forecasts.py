@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +13,11 @@ import pytest
 
 from machines.model.events import FreezeStarted
 from machines.model.windows import Freeze
-from machines.states import Trigger
-from rolloutd.cli import exits
 from rolloutd.control.client import ApiError
 from rolloutd.control.plans import plan_duration
 from rolloutd.engine import forecasts
 from rolloutd.engine.forecasts import Forecaster
 from rolloutd.forecast import __main__ as process
-from rolloutd.forecast import what_if
 from rolloutd.store import open_store
 from tests.rolloutd.control_environment import PLAN, SETTINGS, ControlEnvironment, control_environment
 
@@ -482,43 +478,3 @@ async def test_fleet_too_large_says_what_is_left_out(tmp_path: Path, monkeypatch
     texts = {each["code"]: each["text"] for each in answer["assumptions"]}
     assert texts["fewer-draws"] == "25 draws show the spread, because 4 nodes are ahead"
     assert texts["no-bottleneck"] == "no bottleneck is searched, because 4 nodes are ahead"
-
-
-async def test_calendar_has_nodes_of_a_team_and_gates(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from rolloutd.cli.calendar import render
-
-    async with forecast_environment(tmp_path) as inside:
-        rollout = await inside.submit()
-        answer: Any = await ask(inside, rollout)
-        text = render(answer, "search")
-    lines = text.split("\r\n")
-    ends = (lines[0], *lines[-2:], lines.count("BEGIN:VEVENT"))
-    assert ends == ("BEGIN:VCALENDAR", "END:VCALENDAR", "", 4)
-    # A gate is asked at an instant, and an end must be later than the start.
-    assert sum(line.startswith("DTEND:") for line in lines) == 2
-    assert [line for line in lines if line.startswith("SUMMARY:s")] == [
-        f"SUMMARY:{node}: {rollout}" for node in ("s1", "s2")
-    ]
-    assert max(len(line.encode()) for line in lines) <= 75
-    answer["nodes"][0] |= {"node": "ä;,\\\n" * 40, "team": "search"}
-    folded = render(answer, "search")
-    assert max(len(line.encode()) for line in folded.split("\r\n")) <= 75
-    assert json.dumps(folded.replace("\r\n ", "")).count("SUMMARY") == 5
-    assert Trigger.ADMITTED  # the phases are the core's
-    with pytest.raises(exits.Exit, match=r"no node of the team is ahead; did you mean search\?"):
-        render(answer, "serch")
-    with pytest.raises(exits.Exit, match="nothing ahead has a date"):
-        render({**answer, "nodes": [], "gates": []})
-
-
-def test_frozen_day_ends_at_local_midnight(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TZ", "Europe/Amsterdam")
-    time.tzset()
-    try:
-        begins, ends = what_if._span("all:2027-03-28", "2027-03-28", 0.0)  # the clocks go forward
-    finally:
-        monkeypatch.undo()
-        time.tzset()
-    assert (begins, ends - begins) == (datetime(2027, 3, 27, 23, tzinfo=UTC).timestamp(), 23 * 3600)
