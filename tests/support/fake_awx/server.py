@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -109,6 +110,11 @@ class FakeAwx:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        # The nodes are this machine: what runs have there is in a directory of the host's interpreter.
+        for host in (host for each in self.inventories.values() for host in each.hosts):
+            path = Path(str(host.variables.get("ansible_python_interpreter", "")))
+            if path.parent.name.startswith("rolloutd-run-"):
+                shutil.rmtree(path.parent, ignore_errors=True)
         await self.jobs.close()
         await self._runner.cleanup()
 
