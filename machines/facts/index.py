@@ -46,7 +46,7 @@ class Index(FleetFacts):
         """What machines/rules/rollbacks.py found, until a fact changes that it may depend on."""
         self._needing_driver: set[tuple[str, str]] = set()
         self._in_flight = 0
-        self._nodes_by_runner: Mapping[str, frozenset[str]] | None = None
+        self.nodes_by_runner: Mapping[str, frozenset[str]] | None = None
         """The nodes in flight by runner, until a fact changes that it may depend on."""
         self._left_cordoned: set[str] = set()
         self._covering_watches: dict[str, None] = {}
@@ -95,7 +95,7 @@ class Index(FleetFacts):
 
     def in_flight_of_runner(self, name: str) -> frozenset[str]:
         """Return the nodes in flight whose playbooks a runner executes."""
-        if self._nodes_by_runner is None:
+        if self.nodes_by_runner is None:
             nodes: dict[str, set[str]] = {}
             for rollout, name_of_node in self._needing_driver:
                 node = self._nodes.get(name_of_node)
@@ -103,8 +103,8 @@ class Index(FleetFacts):
                 if node is not None and is_in_flight:
                     rule = runner_of(self.limits.runners, node)
                     nodes.setdefault("" if rule is None else rule.name, set()).add(node.name)
-            self._nodes_by_runner = {key: frozenset(each) for key, each in nodes.items()}
-        return self._nodes_by_runner.get(name, frozenset())
+            self.nodes_by_runner = {key: frozenset(each) for key, each in nodes.items()}
+        return self.nodes_by_runner.get(name, frozenset())
 
     def counters(self, rollout: str) -> RolloutCounters:
         return self._counters[rollout]

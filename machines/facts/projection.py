@@ -11,7 +11,7 @@ The tests check it after every step of random fleets.  Three rules keep it true:
 - Every change of a target goes through _store_target(), which removes the old version from all counters and
   adds the new one.  No counter is changed elsewhere.
 - What cannot be updated by a difference is dropped and computed on demand (_unresolved_failures,
-  recounted_failures, due_rollbacks).
+  recounted_failures, due_rollbacks, nodes_by_runner).
 - Whatever may allow a waiting node to start must mark its group, so that it is ready again.  A forgotten
   mark is the worst error here: the node waits although nothing blocks it, until a restart.
 
@@ -143,7 +143,7 @@ class Projection(MeasuredFacts):
     def update_limits(self, limits: Limits, plans: Mapping[str, Plan] | None = None) -> None:
         """Apply new settings; `plans` are the rollouts' plans, compiled under them."""
         self.limits = limits
-        self._nodes_by_runner = None
+        self.nodes_by_runner = None
         self._pool_keys = tuple(limits.pools)
         self._rollouts = self._own(self._rollouts)
         for name, rollout in self._rollouts.items():
@@ -218,7 +218,9 @@ class Projection(MeasuredFacts):
     def _write_node(self, row: Node | NodeRemoval) -> None:
         # A node that is gone cannot be rolled back, and one that is back can.
         self.due_rollbacks.clear()
-        self._nodes_by_runner = None
+        self.nodes_by_runner = None
+        if any(target.phase in IN_FLIGHT_PHASES for target in self.targets_on(row.name)):
+            self._mark_runner_of(row.name)  # by its labels as they were
         self._nodes = self._own(self._nodes)
         self.node_changes += 1
         if isinstance(row, Node):
@@ -303,7 +305,7 @@ class Projection(MeasuredFacts):
                 measured.pop((rollout, target.node), None)
             if target.phase in IN_FLIGHT_PHASES:
                 self._in_flight -= not self._shares_outage(target)
-                self._nodes_by_runner = None
+                self.nodes_by_runner = None
                 self._mark_runner_of(target.node)
         self._forget_unresolved(rollout)
         own_keys = self._rollouts[rollout].plan.pool_keys
@@ -383,7 +385,7 @@ class Projection(MeasuredFacts):
             self.pending_groups.mark_rollout(rollout)
         (self._needing_driver.add if target.needs_driver else self._needing_driver.discard)((rollout, node))
         if (before is not None and before.phase in IN_FLIGHT_PHASES) != (target.phase in IN_FLIGHT_PHASES):
-            self._nodes_by_runner = None
+            self.nodes_by_runner = None
         # What was reported is of the isolation that ends with this.
         if target.phase is not Phase.ISOLATING:
             self._isolations.pop((rollout, node), None)

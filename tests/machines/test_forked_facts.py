@@ -18,6 +18,7 @@ ANSWERS = {
     "_unresolved_failures",
     "recounted_failures",
     "due_rollbacks",
+    "nodes_by_runner",
     "cached_reason",
     "_contents",
 }

@@ -131,3 +131,14 @@ def test_full_runner_costs_little_for_each_node() -> None:
     assert starts(index) == []
     assert index.in_flight() == 20
     assert len(CountingSelector.asked) <= 3 * len(nodes)
+
+
+def test_node_in_flight_counts_at_runner_of_its_labels() -> None:
+    index = fleet(RunnerRule("fra", FRA.match, parallel=1), LOCAL_RULE)
+    admit(index, "n1")
+    assert starts(index) == ["n4"]
+    index.record_backoffs(decide(index, T0).backoffs)
+    index._write_node(Node("n1", labels={"team": "a", "site": "ams"}))
+    assert starts(index) == ["n3", "n4"]
+    index.update_limits(Limits(runners=(RunnerRule("fra", FRA.match), RunnerRule("local", parallel=1))))
+    assert starts(index) == ["n3"]
