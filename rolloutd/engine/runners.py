@@ -86,6 +86,12 @@ class RoutedRunners:
 
     async def watch(self) -> None:
         """Ask until cancelled whether the runners are available, more often while one is not."""
+        # Until it was asked no node starts: it would be isolated, and then wait for a runner that is down.
+        unasked = RunnerProblem("not asked yet", self._state.now())
+        for name, runner in self._runners.items():
+            if name != LOCAL_RUNNER and runner.status.problem is None:
+                runner.status.problem = unasked
+        self._publish_problems()
         # Each by itself: one that does not answer must not delay what is known of the others.
         async with asyncio.TaskGroup() as tasks:
             for name in self._runners:
@@ -121,6 +127,9 @@ class RoutedRunners:
         log.log(
             logging.INFO if error is None else logging.WARNING, "runner %s: %s", name, error or "available"
         )
+        self._publish_problems()
+
+    def _publish_problems(self) -> None:
         problems = {key: each.problem for key, each in self.statuses.items() if each.problem is not None}
         self._state.index.record_runner_problems(problems)
         self._state.wake_up()
