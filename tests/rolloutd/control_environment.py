@@ -74,6 +74,12 @@ spec:
     proceed: {{owner: 1}}
 """
 
+REBOOTS: dict[str, Any] = {
+    "listen": "127.0.0.1:1",
+    "groups": {"workers": {"ids": {"machine-1": "p1"}, "owner": "infra", "gate": {"owner": 1}}},
+}
+"""A group of machines that reboot themselves; only a test that listens uses the address."""
+
 SETTINGS: dict[str, Any] = {
     "teams": {
         "infra": {"members": ["olga", "oscar"]},

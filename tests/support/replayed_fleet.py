@@ -688,6 +688,7 @@ def forecast_of(rollout: str) -> JSON:
         "gates": [{"gate": "continue", "wave": "canary", "asked_at": at}],
         "waits": waits,
         "bottleneck": {"kind": "pool", "name": "rack/r1", "saves_s": 3600.0},
+        "train": None,
         "vote_deadline": None,
     }
 

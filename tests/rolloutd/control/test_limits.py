@@ -19,7 +19,7 @@ from rolloutd.control.route_table import ROUTES
 from rolloutd.control.routes import Route
 from rolloutd.ports import AuditReport, Checkpoint, Host
 from tests.contracts.fakes.checkpoints import FakeCheckpoints
-from tests.rolloutd.control_environment import ACCOUNTS, ControlEnvironment, control_environment
+from tests.rolloutd.control_environment import ACCOUNTS, REBOOTS, ControlEnvironment, control_environment
 
 STRANGER, OTHER_STRANGER, MEMBER, ADMIN = 1, 2, 3, 4
 RANKS = {MEMBER: Rank.MEMBER, ADMIN: Rank.ADMIN}
@@ -119,7 +119,7 @@ async def test_silent_connections_are_limited_and_closed(
 )
 async def test_right_is_checked_before_the_body(tmp_path: Path, route: Route) -> None:
     """A stranger whose body never comes is refused at once, whatever else is wrong with the call."""
-    async with control_environment(tmp_path) as inside:
+    async with control_environment(tmp_path, fleetlock=REBOOTS) as inside:
         rollout = await inside.submit()
         await inside.request("adam", "post", f"/v1/rollouts/{rollout}/cancel", {"reason": "over"})
         status = await status_without_body(inside, tmp_path, "nora", route, {"r": rollout})
@@ -133,7 +133,7 @@ async def test_right_is_checked_before_the_body(tmp_path: Path, route: Route) ->
     ids=lambda route: f"{route.method} {route.path}",
 )
 async def test_another_team_is_refused_before_the_state_is_judged(tmp_path: Path, route: Route) -> None:
-    async with control_environment(tmp_path) as inside:
+    async with control_environment(tmp_path, fleetlock=REBOOTS) as inside:
         rollout = await inside.submit()
         await inside.request("adam", "post", f"/v1/rollouts/{rollout}/cancel", {"reason": "over"})
         assert await status_without_body(inside, tmp_path, "paul", route, {"r": rollout}) == 403
@@ -154,7 +154,14 @@ async def status_without_body(
     """Send the headers of a call that announces a body, and return the status of its answer."""
     inside.name_service.current = ACCOUNTS[who]
     path = route.path
-    values = {"{r}": parts["r"], "{s}": parts["r"], "{n}": "p1", "{t}": "search", "{v}": "v1"}
+    values = {
+        "{r}": parts["r"],
+        "{s}": parts["r"],
+        "{n}": "p1",
+        "{t}": "search",
+        "{v}": "v1",
+        "{g}": "workers",
+    }
     for name, value in values.items():
         path = path.replace(name, value)
     reader, writer = await asyncio.open_unix_connection(tmp_path / "run" / "control.sock")

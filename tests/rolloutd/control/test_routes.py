@@ -6,6 +6,7 @@ import io
 import json
 import tarfile
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,12 @@ from rolloutd.control.openapi import openapi_document
 from rolloutd.control.route_table import ROUTES
 from rolloutd.store import open_store
 from tests.rolloutd.control.test_trains import train_requests
-from tests.rolloutd.control_environment import KUBERNETES_NODES, PLAN, ControlEnvironment, control_environment
+from tests.rolloutd.control_environment import (
+    PLAN,
+    REBOOTS,
+    ControlEnvironment,
+    control_environment,
+)
 from tests.support.replayed_fleet import forecast_of
 
 REASON = {"reason": "because"}
@@ -66,7 +72,7 @@ READING = {
         /v1/rollouts/{r}/nodes
         /v1/rollouts/{r}/plan /v1/inventory /v1/rollouts/{r}/nodes/{n} /v1/rollouts/{r}/nodes/{n}/why
         /v1/audit/verify /v1/events /v1/rollouts/{r}/nodes/{n}/log /v1/rollouts/{r}/review
-        /v1/audit /v1/rollouts/{r}/prepare /v1/rollouts/{r}/failures /v1/rollouts/{r}/comparison
+        /v1/fleetlock /v1/audit /v1/rollouts/{r}/prepare /v1/rollouts/{r}/failures /v1/rollouts/{r}/comparison
     """,
     "paul": """
         /v1/nodes/{n}/shell /v1/nodes/{n}/checkpoints /v1/rollouts/{r}/checkpoints /v1/rollouts/{r}/artifacts
@@ -165,6 +171,12 @@ async def prepare_fleet(
         ("POST", "/v1/nodes/{n}/return"): ("olga", "/v1/nodes/p1/return", {}),
         ("POST", "/v1/freezes"): ("sara", "/v1/freezes", freeze),
         **train_requests(r, building),
+        ("GET", "/v1/fleetlock/{g}/nodes/{n}/why"): ("nora", "/v1/fleetlock/workers/nodes/p1/why", None),
+        ("PUT", "/v1/fleetlock/{g}/approval"): (
+            *("olga", "/v1/fleetlock/workers/approval"),
+            {**REASON, "until": datetime.fromtimestamp(inside.clock.now() + 60.0, UTC).isoformat()},
+        ),
+        ("DELETE", "/v1/fleetlock/{g}/approval"): ("olga", "/v1/fleetlock/workers/approval", REASON),
         ("POST", "/v1/leader/step-down"): ("adam", "/v1/leader/step-down", REASON),
         ("POST", "/v1/audit/settle"): ("adam", "/v1/audit/settle", SETTLE),
         ("DELETE", "/v1/freezes"): ("sara", "/v1/freezes", {"scope": "team/search"}),
@@ -198,6 +210,7 @@ async def test_response_of_each_route_matches_its_model(tmp_path: Path, kind: st
         store=sqlite if kind == "sqlite" else None,
         service_accounts=services,
         state_dir=str(tmp_path),
+        fleetlock=REBOOTS,
     ) as inside:
         asked = await prepare_fleet(inside)
         assert set(asked) == {(route.method, route.path) for route in ROUTES}
@@ -265,64 +278,6 @@ def test_the_document_is_whole() -> None:
     assert len(operations) == len(set(operations)) == len(ROUTES)
 
 
-async def test_validation_names_every_mistake(tmp_path: Path) -> None:
-    async with control_environment(tmp_path) as inside:
-        assert await inside.request("nora", "post", "/v1/plans/validate", FILE) == {
-            "valid": True,
-            "errors": [],
-        }
-        broken = {
-            "file": "b.yaml",
-            "text": PLAN.replace("verify:", "verifi:").replace("soak: 10m", "soak: never"),
-        }
-        answer = await inside.request("nora", "post", "/v1/plans/validate", broken)
-        assert answer["valid"] is False
-        assert len(answer["errors"]) >= 2
-        assert all(each["line"] > 1 for each in answer["errors"])
-
-
-async def test_preview_says_what_would_be_done(tmp_path: Path) -> None:
-    async with control_environment(tmp_path) as inside:
-        await inside.request("sara", "put", "/v1/holds", {"node": "s1", "reason": "mine"})
-        shown = await inside.request("olga", "post", "/v1/plans/preview", FILE)
-        assert [target["node"] for target in shown["targets"]][:2] == ["p1", "s1"]
-        blocked = {target["node"]: target["cannot_start"] for target in shown["targets"]}
-        assert blocked["p1"] is None
-        assert blocked["s2"]["code"] == "pool-full"
-        assert [wave["wave"] for wave in shown["waves"]] == ["canary", "fleet"]
-        assert {gate["gate"] for gate in shown["gates"]} == {"start", "continue", "proceed"}
-        continued = next(gate for gate in shown["gates"] if gate["gate"] == "continue")
-        assert continued["answerable_by"]["teams"] == {"payments": ["paul"], "search": ["@searchers"]}
-        assert (shown["traffic_probes"], shown["not_probed"]) == (
-            [],
-            ["client traffic (the plan has no traffic probe)"],
-        )
-        assert await inside.request("nora", "get", "/v1/rollouts") == {"rollouts": []}
-        rollout = await inside.submit()
-        assert inside.state.index.rollout(rollout).digest.whole == shown["digest"]
-
-
-async def test_a_plan_with_probes_says_what_is_looked_at(tmp_path: Path) -> None:
-    probe = 'traffic: [{kubernetes: {pods: "kind=job", namespaces: [batch, ml]}}]'
-    async with control_environment(tmp_path, nodes=KUBERNETES_NODES) as inside:
-        file = {**FILE, "text": FILE["text"].replace("  soak: 10m", f"  {probe}\n  soak: 10m")}
-        shown = await inside.request("olga", "post", "/v1/plans/preview", file)
-        said = ["client traffic: kubernetes pods kind=job; namespaces batch, ml"]
-        assert (shown["traffic_probes"], shown["not_probed"]) == (said, [])
-        rollout = (await inside.request("olga", "post", "/v1/plans/submit", file))["rollout"]
-        status = await inside.request("olga", "get", f"/v1/rollouts/{rollout}")
-        assert (status["traffic_probes"], status["not_probed"]) == (said, [])
-
-
-async def test_submit_again_finds_the_same_rollout(tmp_path: Path) -> None:
-    async with control_environment(tmp_path) as inside:
-        first = await inside.request("olga", "post", "/v1/plans/submit", FILE)
-        second = await inside.request("oscar", "post", "/v1/plans/submit", FILE)
-        assert (first["existing"], second["existing"]) == (False, True)
-        assert first["rollout"] == second["rollout"]
-        assert first["state"] == "awaiting-approval"
-
-
 async def test_a_rollout_is_found_by_its_name_and_the_beginning_of_its_id(tmp_path: Path) -> None:
     async with control_environment(tmp_path) as inside:
         rollout = await inside.submit()
@@ -350,22 +305,6 @@ async def test_a_closed_rollout_is_still_shown(tmp_path: Path) -> None:
         assert [(each["rollout"], each["state"]) for each in listed] == [(rollout, "cancelled")]
         await inside.request("olga", "delete", f"/v1/rollouts/{rollout}")
         assert (await inside.request("nora", "get", "/v1/rollouts"))["rollouts"] == []
-
-
-async def test_preview_tells_gates_that_nobody_can_open(tmp_path: Path) -> None:
-    """Members of a group are not counted: who is in it is not the settings' word."""
-    asked = "    start: {owner: 3}\n    continue: {owner: 2, four_eyes: true}\n    proceed: {each_team: 2}\n"
-    async with control_environment(tmp_path) as inside:
-        text = PLAN[: PLAN.index("    start:")] + asked
-        told = (await inside.request("olga", "post", "/v1/plans/preview", {**FILE, "text": text}))["warnings"]
-        missing_voter = "which has 1 voter besides the submitter olga"
-        assert told == [
-            "gate start cannot open: it needs 3 votes of team infra, which has 2 voters",
-            f"gate continue cannot open: it needs 2 votes of team infra, {missing_voter}",
-            "gate proceed cannot open: it needs 2 votes of team payments, which has 1 voter",
-        ]
-        fine = (await inside.request("olga", "post", "/v1/plans/preview", FILE))["warnings"]
-        assert not [each for each in fine if "cannot open" in each]
 
 
 async def test_irreversible_command_requires_unique_name(tmp_path: Path) -> None:
@@ -489,11 +428,3 @@ def _empty_strings(value: Any, where: str) -> Iterator[str]:
     pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, inner in pairs:
         yield from _empty_strings(inner, f"{where}.{key}")
-
-
-async def test_preview_warns_of_a_wave_without_nodes(tmp_path: Path) -> None:
-    """A mistyped canary selector would let everybody go first."""
-    async with control_environment(tmp_path) as inside:
-        text = PLAN.replace("  soak: 10m", '  canary: {select: "canary=ture"}\n  soak: 10m')
-        shown = await inside.request("olga", "post", "/v1/plans/preview", {"file": "plan.yaml", "text": text})
-        assert any("wave canary is empty" in warning for warning in shown["warnings"])

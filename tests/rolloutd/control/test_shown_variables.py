@@ -21,7 +21,7 @@ from rolloutd.store import open_store
 from rolloutd.store.sqlite.database import FILE_NAME
 from tests.rolloutd.control.test_configuration import run_cli
 from tests.rolloutd.control.test_routes import ROUTES, assert_matches_schema, prepare_fleet
-from tests.rolloutd.control_environment import NODES, PLAN, ControlEnvironment, control_environment
+from tests.rolloutd.control_environment import NODES, PLAN, REBOOTS, ControlEnvironment, control_environment
 
 NAMES = ("community", "psk", "dsn", "ntp_key", "snmp", "x")
 """Names that say nothing of a secret."""
@@ -101,7 +101,7 @@ async def test_hidden_value_is_nowhere(
 ) -> None:
     caplog.set_level(logging.DEBUG, "rolloutd")
     state_dir = str(tmp_path / "state")
-    async with control_environment(tmp_path, store=on_disk, state_dir=state_dir) as inside:
+    async with control_environment(tmp_path, store=on_disk, state_dir=state_dir, fleetlock=REBOOTS) as inside:
         await InventoryRefresher(inside.state, [Hosts()]).refresh()
         assert inside.state.host("p1").connection["psk"] == OF_INVENTORY["psk"]
         found = await answers(inside, plan_with(OF_PLAN))
