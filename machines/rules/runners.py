@@ -11,9 +11,9 @@ from machines.rules.pools import Capacity
 
 def runner_blocker(index: Index, target: Target, capacity: Capacity | None = None) -> Reason | None:
     """Return why no runner begins the node's runs; `capacity` has what this decision starts besides."""
-    rule = runner_of(index.limits.runners, index.nodes[target.node])
-    if (reason := _unavailable(index, rule, target.node, target.since)) is not None:
+    if (reason := unavailable_reason(index, target.node, target.since)) is not None:
         return reason
+    rule = _rule_of(index, target.node)
     if rule is None or rule.parallel is None:
         return None
     nodes = index.in_flight_of_runner(rule.name)
@@ -28,14 +28,18 @@ def runner_blocker(index: Index, target: Target, capacity: Capacity | None = Non
 
 def unavailable_reason(index: Index, node: str, since: float) -> Reason | None:
     """Return why no run of a node could begin now; `since` is when the node began to need one."""
-    return _unavailable(index, runner_of(index.limits.runners, index.nodes[node]), node, since)
-
-
-def _unavailable(index: Index, rule: RunnerRule | None, node: str, since: float) -> Reason | None:
+    if node not in index.nodes:
+        return None  # it left the inventory, which other rules say
+    rule = _rule_of(index, node)
     if rule is None:
         return Reason(ReasonCode.NO_RUNNER, node, since=since, remedy=Remedy(RemedyKind.CHANGE_SETTINGS))
     problem = index.runner_problems.get(rule.name)
     return None if problem is None else problem_reason(rule, node, problem)
+
+
+def _rule_of(index: Index, node: str) -> RunnerRule | None:
+    at = index.nodes.get(node)
+    return None if at is None else runner_of(index.limits.runners, at)
 
 
 def problem_reason(rule: RunnerRule, node: str, problem: RunnerProblem) -> Reason:

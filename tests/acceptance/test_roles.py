@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from rolloutd.control.identity import CachedNameService
 from rolloutd.control.route_table import ROUTES
 from tests.docs.reference_tables import ROLES, ROLES_BEGIN, ROLES_END, render_roles
 from tests.rolloutd.control.test_routes import BUILDING, archive, fail_build
-from tests.rolloutd.control_environment import NODES, PLAN, ControlEnvironment, control_environment
+from tests.rolloutd.control_environment import NODES, PLAN, REBOOTS, ControlEnvironment, control_environment
 from tests.support.replayed_fleet import forecast_of
 from tests.support.unix_users import UnixUser, can_create_users, temporary_users
 
@@ -101,6 +102,8 @@ class RoleScenario:
 FLEET = (*NODES, Node("i1", sources=("hosts",), labels={"team": "infra", "rack": "r3"}))
 MINE = {"team": ("payments", "p2"), "owner": ("infra", "i1"), "submitter": ("infra", "i1")}
 """Whose things are one's own, by role; admins and strangers ask for those of payments."""
+
+OTHERS_REBOOTS = {"ids": {"machine-2": "s1"}, "owner": "search", "gate": {"owner": 1}}
 
 Arrange = Callable[[RoleScenario, str, bool], Awaitable[ApiCall]]
 
@@ -221,6 +224,20 @@ async def ruling(scene: RoleScenario, role: str, own: bool) -> ApiCall:
     return ApiCall(f"/v1/teams/{team if own else 'search'}", body)
 
 
+async def approving_reboots(scene: RoleScenario, role: str, own: bool) -> ApiCall:
+    until = datetime.fromtimestamp(scene.inside.clock.now() + 60.0, UTC).isoformat()
+    group = "workers" if own else "others"
+    return ApiCall(f"/v1/fleetlock/{group}/approval", {**REASON, "until": until})
+
+
+async def withdrawing_reboots(scene: RoleScenario, role: str, own: bool) -> ApiCall:
+    ask = await approving_reboots(scene, role, own=True)
+    voter = role if own and role in MINE else "owner" if role == "submitter" else "submitter"
+    await scene.do(voter, "PUT", ask.path, ask.body)
+    # Who may vote at gates is told that there is no approval of theirs.
+    return ApiCall(ask.path, REASON, status=409 if role in (*MINE, "admin") else 403)
+
+
 async def advancing(scene: RoleScenario, role: str, own: bool) -> ApiCall:
     return ApiCall(f"{scene.at}/nodes/{'p2' if own else 's2'}/advance", REASON)
 
@@ -300,6 +317,7 @@ READING = (
         "/v1/inventory/{n}",
         "/v1/audit",
         "/v1/audit/verify",
+        "/v1/fleetlock",
         _R,
         f"{_R}/nodes",
         f"{_R}/plan",
@@ -365,6 +383,9 @@ ASKS: dict[Key, Arrange] = {
             ("DELETE", "/v1/trains/{t}"),
         )
     },
+    ("GET", "/v1/fleetlock/{g}/nodes/{n}/why"): plain("/v1/fleetlock/workers/nodes/{n}/why"),
+    ("PUT", "/v1/fleetlock/{g}/approval"): approving_reboots,
+    ("DELETE", "/v1/fleetlock/{g}/approval"): withdrawing_reboots,
     ("POST", "/v1/leader/step-down"): plain("/v1/leader/step-down", REASON),
     ("POST", "/v1/freezes"): freezing,
     ("DELETE", "/v1/freezes"): thawing,
@@ -396,6 +417,7 @@ async def scene(cast: tuple[dict[str, UnixUser], dict[str, str]]) -> Any:
             "search": {"members": ["nobody-of-these"]},
         },
         "admins": ["@" + groups["wheel"]],
+        "fleetlock": {**REBOOTS, "groups": {**REBOOTS["groups"], "others": OTHERS_REBOOTS}},
         "service_accounts": {"jira": {"key_file": str(place / "jira.key"), "teams": ["infra"]}},
     }
     (place / "jira.key").touch(mode=0o600)

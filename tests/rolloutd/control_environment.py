@@ -74,9 +74,10 @@ spec:
     proceed: {{owner: 1}}
 """
 
+REBOOT_GATE = {"owner": 1, "each_team": 1}
 REBOOTS: dict[str, Any] = {
     "listen": "127.0.0.1:1",
-    "groups": {"workers": {"ids": {"machine-1": "p1"}, "owner": "infra", "gate": {"owner": 1}}},
+    "groups": {"workers": {"ids": {"machine-1": "p1"}, "owner": "infra", "gate": REBOOT_GATE}},
 }
 """A group of machines that reboot themselves; only a test that listens uses the address."""
 

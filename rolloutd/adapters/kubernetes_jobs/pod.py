@@ -28,6 +28,7 @@ from rolloutd.adapters.ansible.run_directory import RunDirectory
 from rolloutd.adapters.ansible.runner import AnsibleRunner
 from rolloutd.adapters.kubernetes_jobs.report import ESSENTIAL_KINDS, MAX_LOG_BYTES, PodResult, numbered_line
 from rolloutd.adapters.ssh.shell import SshShell
+from rolloutd.concurrency import threads
 from rolloutd.errors import RolloutdError
 from rolloutd.ports import Failed, Host, InventorySnapshot, PinnedSource, RunRequest, RunState, Unknown
 
@@ -62,13 +63,13 @@ async def _run(spec: Mapping[str, Any], work: Path, given: Path, holder: str, me
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopping.set)
     lines = _Lines()
     try:
-        tree = await asyncio.to_thread(_fetch_tree, spec, work, given)
+        tree = await threads.FILES.run(_fetch_tree, spec, work, given)
         state = await _execute(spec, work, given, holder, tree, lines, stopping)
         result = state.result or Unknown("the run has no result")
     except (RolloutdError, OSError, ValueError) as error:
         result = Failed(f"the pod could not begin the run: {error}", code=FailureCode.NEVER_STARTED)
     content = PodResult.of(spec["run"], holder, lines.number, result).message()
-    await asyncio.to_thread(message.write_text, content)
+    await threads.FILES.run(message.write_text, content)
 
 
 async def _execute(

@@ -176,7 +176,7 @@ class KubernetesRunner:
             return missing
         host = Host("none")
         job = objects.build_job(
-            RunRequest("doctor", host, PinnedSource("", ""), ""), self._owner, self._params
+            RunRequest("doctor", host, PinnedSource("", ""), "", rollout=""), self._owner, self._params
         )
         try:
             answer = await self._ask("POST", self._jobs, query={"dryRun": "All"}, body=job)
