@@ -64,9 +64,11 @@ test: .venv-dev/installed
 # Acceptance tests over many nodes, a daemon that is killed fifty times, and many random inputs for each parser.
 KILLS ?= 50
 INPUTS ?= 10000
+# Playbooks are killed after each task; by STRIDE=3 after each third.
+STRIDE ?= 1
 test-long: .venv-dev/installed
 	@.ci/packages --try sshd haproxy prometheus postgresql systemd faketime lua5.1 tmux mmdebstrap umoci crun seccomp
-	ROLLOUTD_TEST_KILLS=$(KILLS) ROLLOUTD_TEST_FUZZ_INPUTS=$(INPUTS) \
+	ROLLOUTD_TEST_KILLS=$(KILLS) ROLLOUTD_TEST_FUZZ_INPUTS=$(INPUTS) ROLLOUTD_TEST_KILL_STRIDE=$(STRIDE) \
 	$(DEV)/python -m pytest -n $(LONG_WORKERS) --dist worksteal --durations=15 -rP -m long $(LONG_TESTS)
 
 # Three days of the daemon's life at 36 times the speed; SOAK_S=600 lasts ten minutes.

@@ -87,8 +87,8 @@ def test_a_fault_is_shown_and_settled(away: dict[str, str], phase: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["k", "k" * 100])
-def test_nothing_is_written_outside_its_directory(away: dict[str, str], tmp_path: Path, name: str) -> None:
+def test_nothing_is_written_outside_its_directory(away: dict[str, str], tmp_path: Path) -> None:
+    name = "k" * 100  # a socket's path has less room
     kept = tmp_path / name
     ended = run(away, "--headless", "--nodes", "2", "--dir", str(kept))
     assert ended.returncode == 0, ended.stdout + ended.stderr
