@@ -28,6 +28,8 @@ _SORT_KEY_CACHE_SIZE = 16_384
 class NodeKind(StrEnum):
     HOST = "host"
     KUBERNETES = "kubernetes"
+    CLUSTER = "cluster"
+    """A whole cluster: it is known by its management cluster, and ssh does not reach it."""
 
 
 class ConflictKind(StrEnum):
@@ -38,7 +40,7 @@ class ConflictKind(StrEnum):
     NOT_REPORTED = "not-reported"
     """A source that is expected to report the node does not."""
     IDENTITY_CHANGED = "identity-changed"
-    """The host key or the machine id is not the one that was pinned for the name."""
+    """The host key, the machine id or the cluster id is not the one that was pinned for the name."""
     ADDRESS_SHARED = "address-shared"
     OUT_OF_SERVICE = "out-of-service"
     """A source has the node as planned or offline."""
@@ -104,7 +106,7 @@ class SourceFreshness:
 class Node:
     """One maintenance target; the union of what all inventory sources report of its name.
 
-    `identity` has the host key and the machine id that were pinned for the name.
+    `identity` has the host key, the machine id and the cluster id that were pinned for the name.
     """
 
     name: str

@@ -227,7 +227,7 @@ CONFLICT_COLUMNS: Columns = {
     "KIND": "kind",
     "CONFLICT": "text",
 }
-IDS = ("provider_id", "machine_id", "host_key")
+IDS = ("provider_id", "machine_id", "cluster_id", "host_key")
 REPORT_COLUMNS: Columns = {
     "SOURCE": "source",
     "AGE": age_of("at"),

@@ -58,7 +58,7 @@ class _Where(Params):
     where: SelectorText = Field(
         default=ABSENT,
         description="Label selector of the nodes that the item is for; the key `kind` is the node's kind, "
-        "`host` or `kubernetes`. All nodes that the adapter can handle if not given.",
+        "`host`, `kubernetes` or `cluster`. All nodes that the adapter can handle if not given.",
     )
 
 

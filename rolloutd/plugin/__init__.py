@@ -43,6 +43,7 @@ __all__ = [
     "INVENTORIES",
     "ISOLATORS",
     "LOCAL_RUNNER",
+    "MACHINES",
     "OBSERVERS",
     "PROBES",
     "RUNNERS",
@@ -86,6 +87,9 @@ LOCAL_RUNNER = "local"
 
 ABSENT: Any = None
 """The default of a key that a file may omit but not set to null."""
+
+MACHINES = frozenset({NodeKind.HOST, NodeKind.KUBERNETES})
+"""The kinds of nodes that are machines, which ssh and balancers can reach."""
 
 log = logging.getLogger("rolloutd.plugin")
 

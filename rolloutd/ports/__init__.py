@@ -25,6 +25,7 @@ from rolloutd.ports.host_variables import (
 from rolloutd.ports.leadership import Leadership, Peers, StandbyDaemon
 from rolloutd.ports.node_guard import GuardReport, GuardState, NodeGuard
 from rolloutd.ports.nodes import (
+    CLUSTER_ID,
     DEFAULT_STALE_AFTER_S,
     HOST_KEY,
     MACHINE_ID,
@@ -124,6 +125,7 @@ from rolloutd.ports.store import (
 from rolloutd.ports.types import JSON, PinnedSource
 
 __all__ = [
+    "CLUSTER_ID",
     "DEFAULT_STALE_AFTER_S",
     "GROUPS",
     "HOST_KEY",

@@ -33,7 +33,7 @@ _PASSWORDS = frozenset(
     f"ansible_{name}" for name in ("password", "ssh_pass", "ssh_password", "become_pass", "become_password")
 )
 
-_IDS = frozenset({"provider_id", "machine_id", "host_key"})
+_IDS = frozenset({"provider_id", "machine_id", "cluster_id", "host_key"})
 """Variables that say which machine a node is; see ports/nodes.py."""
 
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@\\-]{0,127}\$?")

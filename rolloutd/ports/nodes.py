@@ -19,6 +19,9 @@ PROVIDER_ID = "provider_id"
 MACHINE_ID = "machine_id"
 """Key of a connection with the node's /etc/machine-id; it is pinned for the node's name."""
 
+CLUSTER_ID = "cluster_id"
+"""Key of a connection with the identity of a whole cluster; it is pinned for the node's name."""
+
 HOST_KEY = "host_key"
 """Key of a connection with the node's public ssh host key; it is pinned for the node's name."""
 

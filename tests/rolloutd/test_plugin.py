@@ -13,6 +13,7 @@ from pkgutil import resolve_name
 
 import pytest
 
+from machines.model.node import NodeKind
 from rolloutd import plugin
 from rolloutd.adapters.registry import AdapterNotFound, AdapterRegistry
 from rolloutd.plugin import (
@@ -137,3 +138,9 @@ def test_plan_chooses_guard_of_another_package(tmp_path: Path) -> None:
     params = {"paths": ["/etc/net"], "commands": [], "after": 120, "across_reboot": False}
     assert ssh == [{"confirm": None, **params}, {"paths": ["/etc/net"]}, "ssh", params]
     assert {"kind", "device", "paths"} <= set(keys)
+
+
+def test_ssh_and_balancers_are_for_machines() -> None:
+    for group, kinds in ((CHECKS, "node reachable self_updates ssh"), (ISOLATORS, "command haproxy")):
+        for kind in kinds.split():
+            assert NodeKind.CLUSTER not in (installed_adapters(group)[kind].node_kinds or NodeKind), kind

@@ -8,6 +8,7 @@ from pydantic import model_validator
 
 from rolloutd.plugin import (
     ABSENT,
+    MACHINES,
     Capability,
     Field,
     Params,
@@ -77,6 +78,9 @@ ISOLATOR = Registration(
     "rolloutd.adapters.haproxy.isolator:HaproxyIsolator",
     HaproxyIsolatorParams,
     frozenset({Capability.CORDON_ONLY}),
+    node_kinds=MACHINES,
 )
-PROBE = Registration("rolloutd.adapters.haproxy.isolator:HaproxyTrafficProbe", HaproxyProbeParams)
+PROBE = Registration(
+    "rolloutd.adapters.haproxy.isolator:HaproxyTrafficProbe", HaproxyProbeParams, node_kinds=MACHINES
+)
 SETTINGS = SettingsSection(BalancerParams, "Balancers by name, which plans isolate nodes from and probe.")

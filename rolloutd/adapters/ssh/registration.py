@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, model_validator
 
 from rolloutd.plugin import (
     ABSENT,
+    MACHINES,
     Capability,
     CheckParams,
     Command,
@@ -210,21 +211,29 @@ class AnchorParams(Params):
 
 ANCHOR = Registration("rolloutd.adapters.ssh.anchor:SshAnchor", AnchorParams)
 GUARD = Registration("rolloutd.adapters.ssh.node_guard:SshNodeGuard.make", GuardedPathsParams)
-COMMAND_ISOLATOR = Registration("rolloutd.adapters.ssh.command:CommandIsolator.make", CommandIsolatorParams)
+COMMAND_ISOLATOR = Registration(
+    "rolloutd.adapters.ssh.command:CommandIsolator.make", CommandIsolatorParams, node_kinds=MACHINES
+)
 REACHABLE_CHECK = Registration(
     "rolloutd.adapters.ssh.reachable:ReachableCheck.make",
     ReachableCheckParams,
     frozenset({Capability.JUDGES_LIVENESS}),
+    node_kinds=MACHINES,
 )
-SSH_CHECK = Registration("rolloutd.adapters.ssh.check:SshCheck.make", SshCheckParams)
-NODE_CHECK = Registration("rolloutd.adapters.ssh.node_probe:NodeProbe.make", NodeCheckParams)
+SSH_CHECK = Registration("rolloutd.adapters.ssh.check:SshCheck.make", SshCheckParams, node_kinds=MACHINES)
+NODE_CHECK = Registration(
+    "rolloutd.adapters.ssh.node_probe:NodeProbe.make", NodeCheckParams, node_kinds=MACHINES
+)
 SELF_UPDATES_CHECK = Registration(
-    "rolloutd.adapters.ssh.self_updates:SelfUpdatesCheck.make", SelfUpdatesCheckParams
+    "rolloutd.adapters.ssh.self_updates:SelfUpdatesCheck.make", SelfUpdatesCheckParams, node_kinds=MACHINES
 )
 CONNECTIONS_PROBE = Registration(
     "rolloutd.adapters.ssh.connections_probe:ConnectionsProbe.make",
     ConnectionsProbeParams,
+    node_kinds=MACHINES,
     cannot_see="connections of pods and containers with a network namespace of their own",
 )
-COMMAND_PROBE = Registration("rolloutd.adapters.ssh.command_probe:CommandProbe.make", CommandProbeParams)
+COMMAND_PROBE = Registration(
+    "rolloutd.adapters.ssh.command_probe:CommandProbe.make", CommandProbeParams, node_kinds=MACHINES
+)
 REACHABLE_OBSERVER = Registration("rolloutd.adapters.ssh.reachable:make_observer", ReachableObserverParams)

@@ -18,7 +18,7 @@ from rolloutd.control.formats import fill, format_optional_timestamp, format_tim
 from rolloutd.control.requests import PageQuery
 from rolloutd.engine.state import SourceState, State
 from rolloutd.engine.tasks import compute, compute_over
-from rolloutd.ports import HOST_KEY, MACHINE_ID, PROVIDER_ID, DiscoveredNode, Host
+from rolloutd.ports import CLUSTER_ID, HOST_KEY, MACHINE_ID, PROVIDER_ID, DiscoveredNode, Host
 from rolloutd.texts import reason_text
 from rolloutd.texts.vote_text import describe_missing_votes
 
@@ -160,7 +160,7 @@ def inventory_node(state: State, name: str) -> wire_fleet.InventoryNodeDetail:
 
 def _report(state: State, node: str, each: DiscoveredNode) -> wire_fleet.NodeReport:
     source = state.sources.get(each.source)
-    texts = {key: each.connection.get(key) for key in (PROVIDER_ID, MACHINE_ID, HOST_KEY)}
+    texts = {key: each.connection.get(key) for key in (PROVIDER_ID, MACHINE_ID, CLUSTER_ID, HOST_KEY)}
     known = {key: str(value) if value else None for key, value in texts.items()}
     return {
         "source": each.source,
@@ -171,6 +171,7 @@ def _report(state: State, node: str, each: DiscoveredNode) -> wire_fleet.NodeRep
         "address": Host(node, connection=each.connection).address,
         "provider_id": known[PROVIDER_ID],
         "machine_id": known[MACHINE_ID],
+        "cluster_id": known[CLUSTER_ID],
         "host_key": known[HOST_KEY],
     }
 

@@ -156,6 +156,7 @@ class NodeReport(TypedDict):
     address: str
     provider_id: str | None
     machine_id: str | None
+    cluster_id: str | None
     host_key: str | None
 
 

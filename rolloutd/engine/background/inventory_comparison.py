@@ -118,4 +118,4 @@ def _stores_other(before: Mapping[str, JSON] | None, connection: Mapping[str, JS
 
 
 def _has_left_cluster(known: Node | None, node: Node) -> bool:
-    return known is not None and known.kind is NodeKind.KUBERNETES and node.kind is not NodeKind.KUBERNETES
+    return known is not None and known.kind is not NodeKind.HOST and node.kind is NodeKind.HOST

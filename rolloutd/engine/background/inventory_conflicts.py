@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from machines.model.node import Conflict, ConflictKind, Node
 from machines.model.selector import Selector
 from rolloutd.ports import (
+    CLUSTER_ID,
     HOST_KEY,
     JSON,
     MACHINE_ID,
@@ -26,7 +27,7 @@ from rolloutd.ports import (
 TEAM = "team"
 """The label that names a node's owner."""
 
-IDENTITY_KEYS = (HOST_KEY, MACHINE_ID)
+IDENTITY_KEYS = (HOST_KEY, MACHINE_ID, CLUSTER_ID)
 
 MAX_NAMES = 5
 """Other nodes named in one conflict; a shared address may have hundreds."""

@@ -85,7 +85,7 @@ def merge_inventories(
             merged.canonical_names[node.source, node.name] = ""
             problem = f"{name[:60]!r} is not a node name; use letters, digits, '-', '_' and '.', at most 128"
             merged.rejected.setdefault(node.source, []).append(problem)
-        elif node.kind is NodeKind.KUBERNETES and cluster != node.source:
+        elif node.kind is not NodeKind.HOST and cluster != node.source:
             merged.canonical_names[node.source, node.name] = ""
             problem = (
                 f"{node.name} is also in {cluster}: give one of the two clusters a prefix in the settings"
@@ -123,14 +123,14 @@ def _is_valid_name(name: str) -> bool:
 def _assign_clusters(
     named: Sequence[tuple[str, DiscoveredNode]], known: Mapping[str, Node], unanswered: frozenset[str]
 ) -> dict[str, str]:
-    """Return each Kubernetes node's cluster: the one it was in, else the first that reports it."""
+    """Return the source of each node of a cluster and whole cluster: its last one, else the first with it."""
     claims: dict[str, list[str]] = {}
     for name, node in named:
-        if node.kind is NodeKind.KUBERNETES:
+        if node.kind is not NodeKind.HOST:
             claims.setdefault(name, []).append(node.source)
     owners: dict[str, str] = {}
     for name, sources in claims.items():
-        before = known[name].sources if name in known and known[name].kind is NodeKind.KUBERNETES else ()
+        before = known[name].sources if name in known and known[name].kind is not NodeKind.HOST else ()
         unanswered_owners = [source for source in before if source in unanswered]
         current_owners = [source for source in before if source in sources]
         owners[name] = next(iter((*current_owners, *unanswered_owners)), sources[0])
@@ -145,7 +145,7 @@ def _add_node(merged: MergedInventory, name: str, discovered: DiscoveredNode) ->
         merged.nodes[name] = Node(name, discovered.kind, sources, discovered.labels)
         merged.connections[name] = discovered.connection
         return
-    kind = NodeKind.KUBERNETES if NodeKind.KUBERNETES in (known.kind, discovered.kind) else known.kind
+    kind = discovered.kind if known.kind is NodeKind.HOST else known.kind
     merged.nodes[name] = Node(
         name, kind, (*known.sources, discovered.source), {**discovered.labels, **known.labels}
     )

@@ -374,10 +374,10 @@ class Driver:
         await self._state.commit_decided(decide, cause=text or action.trigger.value)
 
     def _failure_code(self, action: actions.Transition) -> FailureCode:
-        """Return the code of a failure; a node that its cluster reports as not ready has another cause."""
+        """Return the code of a failure; one that its cluster reports as not ready has another cause."""
         node, seen = self._state.index.nodes.get(self.node), self._state.index.observation(self.node)
-        is_kubernetes = node is not None and node.kind is NodeKind.KUBERNETES
-        if action.code not in BLAMES_CHANGE or not is_kubernetes or seen is None:
+        is_in_cluster = node is not None and node.kind is not NodeKind.HOST
+        if action.code not in BLAMES_CHANGE or not is_in_cluster or seen is None:
             return action.code
         return FailureCode.LOST if seen.sight is NodeHealth.DOWN else action.code
 

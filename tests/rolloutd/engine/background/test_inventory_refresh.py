@@ -189,11 +189,13 @@ class SlowSource(Source):
 class ClusterSource(Source):
     """A source of Kubernetes nodes."""
 
+    kind = NodeKind.KUBERNETES
+
     async def refresh(self) -> Sequence[DiscoveredNode]:
         return [
             replace(
                 each,
-                kind=NodeKind.KUBERNETES,
+                kind=self.kind,
                 connection={
                     PROVIDER_ID: f"cloud://{self.source}/{each.name}",
                     "kubernetes_cluster": self.source,
@@ -281,6 +283,17 @@ async def test_a_node_that_left_its_cluster_is_gone_though_another_source_lists_
         ams.nodes = None
         await reported(inside, hosts, ams)
         assert inside.state.index.nodes["w2"].kind is NodeKind.KUBERNETES
+
+
+async def test_cluster_gone_from_its_management_cluster_leaves(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        both: dict[str, dict[str, str]] = {"east": {}, "west": {}}
+        hosts, management = Source("hosts", both), ClusterSource("hub", both)
+        management.kind = NodeKind.CLUSTER
+        await reported(inside, hosts, management)
+        assert inside.state.index.nodes["east"].kind is NodeKind.CLUSTER
+        management.nodes = {"west": {}}
+        assert list(await reported(inside, hosts, management)) == ["west"]
 
 
 async def test_answer_counts_when_its_nodes_are_committed(tmp_path: Path) -> None:

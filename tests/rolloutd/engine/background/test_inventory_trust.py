@@ -133,6 +133,7 @@ CONFLICTS: dict[
     "one source has no rack": ({"n1": [("a", {"rack": "r1"}, {}), ("b", {}, {})]}, None),
     "a label that makes no pool differs": ({"n1": [("a", {"os": "x"}, {}), ("b", {"os": "y"}, {})]}, None),
     "the machine id is another": ({"old": [("a", {}, {"machine_id": "new"})]}, ConflictKind.IDENTITY_CHANGED),
+    "the cluster is another": ({"old": [("a", {}, {"cluster_id": "new"})]}, ConflictKind.IDENTITY_CHANGED),
     "the host key is another": ({"old": [("a", {}, {"host_key": "new"})]}, ConflictKind.IDENTITY_CHANGED),
     "two sources see two machines": (
         {"n1": [("a", {}, {"machine_id": "m1"}), ("b", {}, {"machine_id": "m2"})]},
@@ -201,7 +202,7 @@ def test_contradiction_quarantines_its_nodes(case: str) -> None:
         name: Node(name, sources=tuple(each.source for each in found), labels=found[0].labels)
         for name, found in by_node.items()
     }
-    known = {"old": Node("old", identity={"machine_id": "old", "host_key": "old"})}
+    known = {"old": Node("old", identity=dict.fromkeys(("machine_id", "cluster_id", "host_key"), "old"))}
     worker = parse_selector("role=worker")
     expectations = {"ams": {"netbox": worker}, "ber": {"silent": worker}}
     reports = SourceReports(by_node, frozenset({"a", "b", "ams", "ber", "netbox"}), expectations)
