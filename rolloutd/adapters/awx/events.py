@@ -6,6 +6,7 @@ gap; a gap counts as lost only when the job has been over for some time.
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -43,6 +44,16 @@ _PLAYBOOK = {
 }
 _CONDITION_KEYS = frozenset({"false_condition", "skip_reason", "skipped_reason"})
 """Keys of a result that a condition of the playbook skipped, not check mode."""
+
+
+_OUTPUTS = ("stderr", "module_stderr", "stdout", "module_stdout")
+"""Where the reason of a failure is: with a terminal, ssh has one stream, so it may be in the last one."""
+
+_SSH_CLOSED = re.compile(r"(Shared connection|Connection) to \S+ closed\.")
+"""ssh's own last message, which is no reason."""
+
+_SHELL_SIGNALS, _LAST_SIGNAL = 128, 64
+"""A shell's exit status for a program that a signal ended is 128 and its number."""
 
 
 @dataclass(slots=True)
@@ -150,7 +161,9 @@ def to_event(event: Mapping[str, JSON], *, check_only: bool) -> dict[str, JSON] 
         kind = "ignored"
     host = str(fields.get("host") or "")
     text = _result_text(result, has_failed=kind in _FAILURES)[:MAX_TEXT_LENGTH]
-    return {**common, "kind": kind, "host": host, "text": text}
+    signal = _ending_signal(result) if kind == "failed" else None
+    ended = {} if signal is None else {"signal": signal}
+    return {**common, "kind": kind, "host": host, "text": text, **ended}
 
 
 def _playbook_fields(name: str, fields: Mapping[str, JSON]) -> dict[str, JSON]:
@@ -189,9 +202,21 @@ def _result_text(result: Mapping[str, JSON], *, has_failed: bool) -> str:
     message = str(result.get("msg") or "").strip()
     if not has_failed:
         return message
-    outputs = (str(result.get(name) or "").strip() for name in ("stderr", "module_stderr", "stdout"))
-    output = next((text for text in outputs if text and text not in message), "")
+    outputs = (str(result.get(name) or "").strip() for name in _OUTPUTS)
+    output = next(
+        (text for text in outputs if text and text not in message and not _SSH_CLOSED.fullmatch(text)), ""
+    )
     return f"{message}: {output}" if message and output else message or output
+
+
+def _ending_signal(result: Mapping[str, JSON]) -> int | None:
+    """Return the signal that ended a module, or its ssh, before the module could return a result."""
+    status = result.get("rc")
+    if "module_stdout" not in result or not isinstance(status, int):
+        return None  # Ansible quotes the output of a module that returned no result, and of no other one
+    if status < 0:
+        return -status
+    return status - _SHELL_SIGNALS if _SHELL_SIGNALS < status <= _SHELL_SIGNALS + _LAST_SIGNAL else None
 
 
 def instant(text: JSON) -> float | None:

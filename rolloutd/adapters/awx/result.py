@@ -78,6 +78,10 @@ def _doubt(run: EndedRun, status: str, explanation: str) -> str | None:
         return " was begun twice by AWX; the second one was refused on the node"
     if run.is_cancelled or TIMEOUT_TEXT in explanation:
         return None
+    if failure is not None and "signal" in failure:
+        return (
+            f': its task "{failure.get("task")}" was ended by signal {failure["signal"]}, and left no result'
+        )
     if status == "canceled":
         return " was cancelled in AWX, and its playbook may have gone on"
     if status == "error" or is_lost(run.job):

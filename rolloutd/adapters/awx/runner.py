@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,7 +24,7 @@ from rolloutd.adapters.ansible.stale_processes import run_id_on, run_name
 from rolloutd.adapters.awx.claims import ACTIVE, Claim, Claims
 from rolloutd.adapters.awx.events import EventFold, instant, read_events
 from rolloutd.adapters.awx.host_data import groups_of
-from rolloutd.adapters.awx.http import AnswerLost, AwxClient, AwxRefused, Query
+from rolloutd.adapters.awx.http import PAGE_SIZE, AnswerLost, AwxClient, AwxRefused, Query
 from rolloutd.adapters.awx.preflight import find_problems
 from rolloutd.adapters.awx.preparation import Preparation
 from rolloutd.adapters.awx.result import EndedRun, evaluate, is_lost
@@ -58,6 +59,9 @@ PENDING_LIMIT_S = 120.0
 
 MAX_FINISHED_RUNS = 100
 """Runs that are over and kept in memory, each with the end of its output: 2 MB in all."""
+
+COMPARED_EVENTS = 10
+"""First events of a job by which a second begin shows; AWX may have lost some of them."""
 
 UNMEASURED_PARALLEL = 50
 """Runs at once as the forecast has it; AWX's own capacity is not known to its users."""
@@ -429,9 +433,10 @@ class AwxRunner:
         self._finish(run, evaluate(ended))
 
     async def _count_begins(self, run: _TrackedRun) -> int:
-        query: Query = {"counter": 1, "page_size": 2}
+        """Return how often AWX began the job: each begin counts its events from 1."""
+        query: Query = {"counter__lte": COMPARED_EVENTS, "page_size": PAGE_SIZE}
         answer = await self._client.get(f"jobs/{run.job}/job_events/", query)
-        return len(answer["results"])
+        return max(Counter(each.get("counter") for each in answer["results"]).values(), default=0)
 
     def _finish(self, run: _TrackedRun, result: Ok | Failed | Unknown) -> None:
         run.result = result

@@ -14,6 +14,7 @@ from aiohttp import web
 
 from machines.model.rollout import FailureCode
 from rolloutd.adapters.awx import runner as runner_module
+from rolloutd.adapters.awx.module_wrapper import SECOND_JOB
 from rolloutd.contracts.runner import Work
 from rolloutd.errors import NotFound, RunnerUnavailable
 from rolloutd.ports import Failed, Ok, RunState, Unknown, wait_for_end
@@ -199,6 +200,44 @@ async def test_result_needs_evidence_of_playbook(
     state = await ended(runner, handle)
     assert type(state.result) is result, state.result
     assert says in getattr(state.result, "text", "")
+
+
+@pytest.mark.parametrize(
+    ("output", "status", "result", "says"),
+    [
+        (f"{SECOND_JOB} (7-a): job 7-b is refused\r\n", 4, Unknown, "begun twice"),
+        ("Killed\r\n", 137, Unknown, "ended by signal 9"),
+        ("", -9, Unknown, "ended by signal 9"),
+        ("ImportError: no module named dnf\r\n", 1, Failed, "no module named dnf"),
+    ],
+)
+async def test_module_without_result_is_judged_by_its_end(
+    scripted: AwxBackend, output: str, status: int, result: type, says: str
+) -> None:
+    """A terminal of ssh has one stream, so that what a module's wrapper says is in its standard output."""
+    runner, handle, job = await started(scripted)
+    ssh = "Shared connection to 127.0.0.1 closed.\r\n"
+    answer = {"msg": "Module result deserialization failed.", "module_stdout": output, "module_stderr": ssh}
+    scripted.fake.jobs.emit_playbook(job, *BEGUN)
+    scripted.fake.jobs.emit_playbook(job, "runner_on_failed", res={**answer, "rc": status})
+    scripted.fake.jobs.emit_playbook(job, "playbook_on_stats", failures={"n0": 1})
+    scripted.fake.jobs.end(job, "failed", "")
+    state = await ended(runner, handle)
+    assert type(state.result) is result, state.result
+    assert says in getattr(state.result, "text", "")
+
+
+async def test_second_begin_shows_in_any_early_event(scripted: AwxBackend) -> None:
+    """AWX may have lost the first event of one of the two."""
+    runner, handle, job = await started(scripted)
+    scripted.fake.jobs.emit_playbook(job, *BEGUN)
+    job.counter = 0
+    scripted.fake.jobs.is_lost = lambda _, event: event["counter"] == 1
+    scripted.fake.jobs.emit_playbook(job, *WHOLE)
+    scripted.fake.jobs.end(job, "successful", "")
+    result = (await ended(runner, handle)).result
+    assert isinstance(result, Unknown)
+    assert "begun twice" in result.text
 
 
 async def test_job_that_never_began_is_never_started(scripted: AwxBackend) -> None:
