@@ -24,6 +24,7 @@ from rolloutd.control.client import Client, api_path
 from rolloutd.control.responses import MAX_PAUSE_S, SharedAnswers
 from rolloutd.control.routes import Services
 from rolloutd.control.server import ControlServer
+from rolloutd.control.status_feed import StatusFeed
 from tests.contracts.fakes.leadership import FakeLeadership, Seat
 
 PAGE = 1000
@@ -40,6 +41,7 @@ async def served(fleet: Fleet) -> AsyncIterator[Path]:
     state = fleet.state
     needed = {"state": state, "started_at": state.now(), "version": "bench", "is_standby": False}
     needed["leadership"], needed["answers"] = FakeLeadership(Seat()), SharedAnswers()
+    needed["status_feed"] = StatusFeed()
     services = Services(**({each.name: unused for each in fields(Services)} | needed))
     path = fleet.directory / "s"
     server = ControlServer(services, path=path)

@@ -427,13 +427,15 @@ class EventsQuery(QueryParams):
     """Entries after a sequence number; with `follow` the stream does not end.
 
     Without `after`, a stream that follows begins now, another at the first entry.  With `status` it has the
-    status of all rollouts after each change, in place of the progress.
+    status of all rollouts after each change, in place of the progress; with `changes` too, what differs from
+    the status before.
     """
 
     after: Count | None = None
     rollout: Name | None = None
     follow: bool = False
     status: bool = False
+    changes: bool = False
 
 
 class LogQuery(QueryParams):

@@ -17,6 +17,7 @@ from rolloutd.control import rights
 from rolloutd.control.identity import Identity
 from rolloutd.control.requests import NoParams, QueryParams, RequestBody
 from rolloutd.control.responses import SharedAnswers, encode_in_slices
+from rolloutd.control.status_feed import StatusFeed
 from rolloutd.engine.background.drift_checks import DriftChecker
 from rolloutd.engine.background.node_cleaning import NodeCleaner
 from rolloutd.engine.check_mode import CheckMode
@@ -63,6 +64,7 @@ class Services:
     step_down: Callable[[], None]
     is_standby: bool = False
     answers: SharedAnswers = field(default_factory=SharedAnswers)
+    status_feed: StatusFeed = field(default_factory=StatusFeed)
 
 
 @dataclass(frozen=True, slots=True)

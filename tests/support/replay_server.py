@@ -6,6 +6,7 @@ and its bench.
 
 from __future__ import annotations
 
+import copy
 import json
 import threading
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from socketserver import ThreadingMixIn, UnixStreamServer
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
+from rolloutd.control.status_changes import difference
 from tests.support.replayed_fleet import JSON, ReplayedFleet, format_rfc3339
 
 HEARTBEAT_S = 15.0
@@ -135,7 +137,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(payload)
 
     def _events(self, after: int) -> Iterator[JSON | bytes]:
-        fleet = self.server.fleet
+        fleet, before = self.server.fleet, None
         progress = -1
         while True:
             with fleet.changed:
@@ -151,7 +153,13 @@ class _Handler(BaseHTTPRequestHandler):
                 yield {"seq": entry["seq"], "entry": entry}
             after += len(entries)
             if status is not None:
-                yield {"seq": None, "status": status}
+                self.server.status_version += 1
+                line: JSON = {"seq": None, "version": self.server.status_version}
+                is_change = self.server.sends_changes and before is not None
+                yield line | (
+                    {"change": difference(before or {}, status)} if is_change else {"status": status}
+                )
+                before = copy.deepcopy(status) if self.server.sends_changes else None
                 with fleet.changed:  # between two statuses, as the daemon
                     fleet.changed.wait_for(lambda: self.server.is_closed, STATUS_INTERVAL_S)
             elif not entries:
@@ -190,6 +198,8 @@ class ReplayServer(ThreadingMixIn, UnixStreamServer):
         self.progress = 0
         self.stream_offsets: list[int] = []
         self.broken_lines: list[bytes] = []
+        self.sends_changes = False
+        self.status_version = 0
         self.on_command = on_command
         self.before_read: Callable[[str], None] = lambda _path: None
         super().__init__(str(path), _Handler)

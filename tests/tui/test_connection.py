@@ -64,6 +64,23 @@ async def test_broken_line_ends_no_listener(socket_dir: Path, line: bytes) -> No
         await wait_for_text(pilot, "● live", "5 of 12 changed")
 
 
+async def test_change_of_the_status_is_shown(socket_dir: Path) -> None:
+    fleet = running_fleet()
+    async with run_console(fleet, socket_dir) as (app, pilot, server):
+        await pilot.press("enter")
+        await wait_for_text(pilot, "4 of 12 changed, 3 in flight")
+        server.sends_changes = True  # after one more whole status
+        fleet.move("sea001-01", "done", outcome="changed")
+        await wait_for_text(pilot, "5 of 12 changed, 2 in flight")
+        fleet.move("sea001-02", "isolating")
+        await wait_for_text(pilot, "5 of 12 changed, 3 in flight")
+        assert app.connection_count == 1
+        server.status_version += 1  # one that the console never gets
+        fleet.move("sea001-02", "maintaining")
+        await wait_until(pilot, lambda: app.connection_count == 2)
+        await wait_for_text(pilot, "● live", "5 of 12 changed, 3 in flight")
+
+
 @pytest.mark.parametrize("opened", ["rollout", "node", "nodes"])
 async def test_deleted_rollout_is_called_deleted(socket_dir: Path, opened: str) -> None:
     fleet = running_fleet()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import json
 from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rolloutd.control.status_changes import difference, merge
 from tests.support.replayed_fleet import ReplayedFleet
 from tui.screens.rollout import in_flight_row
 from tui.state.model import Model
@@ -120,6 +122,25 @@ def test_pages_of_different_entries_equal_a_later_response(before: Any, between:
     assert [(each.node, each.phase, each.since, each.attempt) for each in known.values()] == [
         (each.node, each.phase, each.since, each.attempt) for each in later.values()
     ]
+
+
+@property_settings
+@given(before=moves, after=moves)
+def test_changed_status_equals_a_whole_one(before: Any, after: Any) -> None:
+    fleet = pending_fleet()
+    apply_moves(fleet, before)
+    model, status = model_of(fleet), copy.deepcopy(fleet.status())
+    model.apply_status(status)
+    pools = model.rollouts[fleet.id].pools
+    apply_moves(fleet, after)
+    later = copy.deepcopy(fleet.status())
+    merged: Any = merge(status, json.loads(json.dumps(difference(status, later))))
+    assert merged == later
+    model.apply_status(merged)
+    assert visible_state(model, fleet)["pools"] == visible_state(model_of(fleet), fleet)["pools"]
+    (old,), (new,) = status["rollouts"], merged["rollouts"]
+    unchanged = {each["pool"] for each in old["pools"] if each in new["pools"]}
+    assert all(model.rollouts[fleet.id].pools[name] is pools[name] for name in unchanged)
 
 
 @property_settings

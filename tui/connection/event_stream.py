@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from rolloutd.control.client import ApiError, Client, DaemonUnreachable, api_path
+from rolloutd.control.status_changes import merge
 
 MAX_QUEUED_MESSAGES = 5_000
 """Five frames' worth of the busiest fleet measured, a few megabytes."""
@@ -151,10 +152,19 @@ class EventListener:
         return self._last_seq
 
     def _follow_events(self, after: int) -> None:
-        query = {"after": after, "follow": True, "status": True}
+        query = {"after": after, "follow": True, "status": True, "changes": True}
+        status: Mapping[str, Any] = {}
+        version = 0
         with contextlib.closing(self._client.stream(api_path("events"), query)) as lines:
             for line in lines:
                 self._last_received_at = self._now()
+                if "change" in line:
+                    if line["version"] != version + 1:
+                        # The next connection begins with a whole status.
+                        raise ValueError(f"version {line['version']} of the status follows {version}")
+                    line["status"] = merge(status, line["change"])
+                if "status" in line:
+                    status, version = line["status"], line.get("version", 0)
                 seq = line.get("seq")
                 if seq is not None:
                     self._last_seq = seq

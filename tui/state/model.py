@@ -305,15 +305,20 @@ class Model:
         if (old and reason_key(old)) != (new and reason_key(new)) and known.nodes is not None:
             # The nodes wait for the rollout's reason, and time may have changed it without an event.
             self._add_fetch_request("nodes", known.id, is_urgent=True)
-        known.status, known.seq = status, seq
+        # A status of the stream shares with the one before what did not change.
+        before, known.status, known.seq = known.status, status, seq
         known.in_flight = {each["node"]: each for each in status["in_flight"]}
-        self._set_pools(known, status["pools"])
+        if before["pools"] is not status["pools"] or not known.pools:
+            self._set_pools(known, before["pools"])
 
-    def _set_pools(self, known: RolloutState, pools: Sequence[wire.Pool]) -> None:
-        before = known.pools
+    def _set_pools(self, known: RolloutState, answers_before: Sequence[wire.Pool]) -> None:
+        before, answers = known.pools, {each["pool"]: each for each in answers_before}
         known.pools = {}
-        for each in pools:
+        for each in known.status["pools"]:
             old = before.get(each["pool"])
+            if old is not None and answers[each["pool"]] is each:
+                known.pools[each["pool"]] = old
+                continue
             known.pools[each["pool"]] = pool = parse_pool(each)
             if old is not None:
                 pool.nodes, pool.version = old.nodes, old.version

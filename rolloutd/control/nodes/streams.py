@@ -8,7 +8,8 @@ the store and the runner, so a slow reader loses nothing.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -21,6 +22,7 @@ from rolloutd.control.requests import EventsQuery, LogQuery, StatusQuery
 from rolloutd.control.rollouts import serializers, wire
 from rolloutd.control.rollouts.handlers import status
 from rolloutd.control.routes import ANONYMOUS, Request, RouteTable, Services, shared_answer
+from rolloutd.control.status_feed import StatusVersion
 from rolloutd.errors import NotFound
 from rolloutd.ports import AuditEntry
 from rolloutd.texts.formats import pluralize
@@ -74,25 +76,26 @@ async def _event_lines(
 ) -> AsyncGenerator[Any, None]:
     loop, feed = asyncio.get_running_loop(), services.state.changes
     interval_s = STATUS_INTERVAL_S if query.status else PROGRESS_INTERVAL_S
+    latest_news = partial(_status_news, services) if query.status else lambda: feed.progress_count
 
-    def latest_news() -> tuple[int, int, float]:
-        works = query.status and services.state.index.in_flight() > 0
-        return (
-            feed.progress_count,
-            feed.latest_seq if query.status else 0,
-            loop.time() // WORK_INTERVAL_S if works else 0.0,
-        )
-
-    with feed.subscribe() as changed:
-        silent_since, live_at, shown = loop.time(), 0.0, (-1, -1, 0.0)
+    kept = services.status_feed.follow() if query.status else nullcontext()
+    with feed.subscribe() as changed, kept:
+        silent_since, live_at, version = loop.time(), 0.0, 0
+        shown: Hashable = None
         while True:
             # Before the entries are read: one that is written meanwhile sets it again.
             changed.clear()
             lines, now = [], loop.time()
             if query.follow and latest_news() != shown and now - live_at >= interval_s:
-                shown, live_at = latest_news(), now
+                live_at = now
                 # Before the entries, which came while it was made: both reach the screen in one frame.
-                lines.append(await _live_line(services, query, rollout))
+                if query.status:
+                    newer = await _newer_status(services, version)
+                    lines.append(await newer.line(version if query.changes else 0))
+                    version, shown = newer.number, newer.news
+                else:
+                    shown = latest_news()
+                    lines.append(await _progress_line(services, rollout))
             page, after = await _read_entries(services, after, rollout)
             lines += [_entry_line(each) for each in page]
             for part in _joined(lines):
@@ -112,6 +115,13 @@ async def _event_lines(
             if latest_news() != shown:
                 pause = live_at + interval_s - loop.time()
             await _wait_for_change(changed, max(pause, 0.0))
+
+
+def _status_news(services: Services) -> tuple[int, int, float]:
+    """Return what differs when the status may have changed."""
+    feed, works = services.state.changes, services.state.index.in_flight() > 0
+    work_left = asyncio.get_running_loop().time() // WORK_INTERVAL_S if works else 0.0
+    return feed.progress_count, feed.latest_seq, work_left
 
 
 async def _read_entries(
@@ -146,18 +156,23 @@ def _entry_line(entry: AuditEntry) -> bytes:
     return b'{"seq":%d,"entry":%s}\n' % (entry.seq, entry.text.encode())
 
 
-async def _live_line(services: Services, query: EventsQuery, rollout: str | None) -> bytes:
-    """Return the line of the status, or of the work in flight, which streams share."""
+async def _progress_line(services: Services, rollout: str | None) -> bytes:
+    """Return the line of the work in flight, which streams share."""
 
     async def progress(services: Services, request: Request) -> list[wire.RolloutInFlight]:
         return serializers.all_in_flight(services.state, rollout)
 
-    ask = partial(Request, ANONYMOUS)
-    if query.status:
-        body = await shared_answer(services, "/v1/status", status, ask("status", {}, StatusQuery()))
-    else:
-        body = await shared_answer(services, "/v1/events", progress, ask("progress", {}, rollout))
-    return b'{"seq":null,"%s":%s}\n' % (b"status" if query.status else b"progress", body)
+    request = Request(ANONYMOUS, "progress", {}, rollout)
+    return b'{"seq":null,"progress":%s}\n' % await shared_answer(services, "/v1/events", progress, request)
+
+
+async def _newer_status(services: Services, version: int) -> StatusVersion:
+    async def read() -> wire.Status:
+        services.state.index.advance(services.state.now())
+        found: wire.Status = await status(services, Request(ANONYMOUS, "status", {}, StatusQuery()))
+        return found
+
+    return await services.status_feed.newer(version, services.answers, read, partial(_status_news, services))
 
 
 @routes.add("GET", "/v1/rollouts/{r}/nodes/{n}/log")

@@ -330,13 +330,16 @@ class RollbackResponse(TypedDict):
 class EventLine(TypedDict):
     """One line of the event stream: an entry, the progress of running work, a status, or a heartbeat.
 
-    `heartbeat` is the sequence number of the last entry sent.
+    `change` is what differs from the status of the version before.  `heartbeat` is the sequence number of the
+    last entry sent.
     """
 
     seq: int | None
     entry: NotRequired[dict[str, Any]]
     progress: NotRequired[list[RolloutInFlight]]
+    version: NotRequired[int]
     status: NotRequired[Status]
+    change: NotRequired[dict[str, Any]]
     heartbeat: NotRequired[int]
 
 

@@ -36,6 +36,8 @@ from rolloutd.control.nodes import streams as streams
 from rolloutd.control.nodes.logs import LogReader
 from rolloutd.control.responses import BadRequest, SharedAnswers
 from rolloutd.control.route_table import ROUTES
+from rolloutd.control.status_changes import merge
+from rolloutd.control.status_feed import StatusFeed
 from rolloutd.engine.state import StepProgress
 from rolloutd.errors import AlreadyRunning, RunnerUnavailable, StoreFailed
 from rolloutd.ports import Host, RunEvent, RunRequest, RunState
@@ -494,9 +496,8 @@ async def test_progress_is_shared_by_resolved_rollout(tmp_path: Path) -> None:
     async with control_environment(tmp_path) as inside:
         rollout = await inside.start()
         await inside.transition(rollout, "p1", Trigger.ADMITTED)
-        query = requests.EventsQuery(rollout="sysctl", follow=True)  # a name may mean another one later
-        services = SimpleNamespace(state=inside.state, answers=SharedAnswers())
-        asked = (streams._live_line(services, query, each) for each in ("sysctl-older", rollout))  # type: ignore[arg-type]
+        services: Any = SimpleNamespace(state=inside.state, answers=SharedAnswers())
+        asked = (streams._progress_line(services, each) for each in ("sysctl-older", rollout))
         assert [len(json.loads(line)["progress"]) for line in await asyncio.gather(*asked)] == [0, 1]
 
 
@@ -514,6 +515,42 @@ async def test_streams_of_consoles_bring_each_entry_and_a_status(tmp_path: Path)
             (status,) = (each["status"] for each in more if "status" in each)
             assert (entry["event"], status["seq"]) == ("VoteCast", entry["seq"])
             assert status == await inside.request("olga", "get", "/v1/status")
+
+
+async def test_streams_bring_what_changed_of_one_status(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        rollout = await inside.submit()
+        query = {"follow": True, "status": True, "changes": True}
+        followed = [asyncio.create_task(inside.stream_lines("/v1/events", 3, **query)) for _ in range(2)]
+        while len(inside.state.changes._subscribers) < 2:
+            await asyncio.sleep(0.01)
+        await inside.vote("olga", rollout, "start")
+        for first, *more in [await each for each in followed]:
+            (later,) = (each for each in more if "change" in each)
+            assert later["version"] == first["version"] + 1
+            assert {"rollouts", "seq"} <= set(later["change"])
+            (changed,) = later["change"]["rollouts"]["items"]
+            assert {"rollout", "gates"} <= set(changed)
+            assert "digest" not in changed
+            whole = merge(first["status"], later["change"])
+            assert whole == await inside.request("olga", "get", "/v1/status")
+
+
+async def test_stream_that_missed_a_version_gets_a_whole_status() -> None:
+    feed, answers, seq = StatusFeed(), SharedAnswers(), 0
+
+    async def read() -> Any:
+        return {"rollouts": [{"rollout": "a", "percent": seq}], "seq": seq}
+
+    with feed.follow():
+        first = await feed.newer(0, answers, read, lambda: seq)
+        seq = 1
+        second = await feed.newer(first.number, answers, read, lambda: seq)
+        assert await feed.newer(first.number, answers, read, lambda: seq) is second
+        change, whole = json.loads(await second.line(first.number)), json.loads(await second.line(0))
+        assert change["change"] == {"rollouts": {"items": [{"rollout": "a", "percent": 1}]}, "seq": 1}
+        assert whole["status"] == await read()
+    assert feed._latest is None
 
 
 async def test_a_client_that_goes_away_ends_its_stream_quietly(
