@@ -44,10 +44,15 @@ class JobController:
             for job in self._new:
                 self.add_pod(job)
             self._new = []
+            # Both once for each pass: hundreds of ended runs must cost little.
+            jobs = {each["metadata"]["name"]: each for each in self._objects.all("jobs", "")}
             for pod in list(self._objects.all("pods", "")):
-                await self._work_on(pod)
+                await self._work_on(pod, jobs.get(_job_of(pod)))
+            pods: dict[str, list[JSON]] = {}
+            for pod in self._objects.all("pods", ""):
+                pods.setdefault(_job_of(pod), []).append(pod)
             for job in list(self._objects.all("jobs", "")):
-                self._count(job)
+                self._count(job, pods.get(job["metadata"]["name"], []))
 
     def _on_change(self, change: Change) -> None:
         if change.resource == "jobs" and change.before is None:
@@ -80,26 +85,30 @@ class JobController:
         return "".join(lines[self.log_begins_at.get(pod["metadata"]["name"], 0) :])
 
     def pods_of(self, name: str) -> list[JSON]:
-        pods = self._objects.all("pods", "")
-        return [each for each in pods if each["metadata"]["labels"]["batch.kubernetes.io/job-name"] == name]
+        return [each for each in self._objects.all("pods", "") if _job_of(each) == name]
 
     def lose(self, name: str) -> None:
         """End the containers of a Job as the kernel does; no message is left."""
         for pod in self.pods_of(name):
-            for pid in self._pids(pod):
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+            self._end(pod)
 
     def end_all(self) -> None:
         for pod in list(self._objects.all("pods", "")):
-            for pid in self._pids(pod):
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+            self._end(pod)
 
-    async def _work_on(self, pod: JSON) -> None:
+    def _end(self, pod: JSON) -> None:
+        """End all processes of a pod, its first one first: what ends it ends all, so it sees no other end."""
+        first = self._processes.get(pod["metadata"]["uid"])
+        if first is not None and first.returncode is None:
+            first.kill()
+        for pid in self._pids(pod):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    async def _work_on(self, pod: JSON, job: JSON | None) -> None:
         uid = pod["metadata"]["uid"]
         process = self._processes.get(uid)
-        if "deletionTimestamp" in pod["metadata"] or self._is_job_going(pod):
+        if "deletionTimestamp" in pod["metadata"] or job is None or "deletionTimestamp" in job["metadata"]:
             if process is None or process.returncode is not None:
                 self._objects.remove("pods", pod)
             elif not (self.place(pod) / "stopping").exists():
@@ -110,9 +119,7 @@ class JobController:
         if process is None:
             await self._start(pod)
         elif process.returncode is not None and pod["status"]["phase"] == "Running":
-            for pid in self._pids(pod):  # the container's end is that of all its processes
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+            self._end(pod)  # the container's end is that of all its processes
             self._finish(pod, process.returncode)
 
     async def _start(self, pod: JSON) -> None:
@@ -156,8 +163,7 @@ class JobController:
         if pod["status"] != wanted:
             self._objects.modify("pods", pod, lambda each: each.update(status=wanted))
 
-    def _count(self, job: JSON) -> None:
-        pods = self.pods_of(job["metadata"]["name"])
+    def _count(self, job: JSON, pods: list[JSON]) -> None:
         if "deletionTimestamp" in job["metadata"]:
             if not pods:
                 self._objects.remove("jobs", job)
@@ -172,11 +178,6 @@ class JobController:
             conditions = [{"type": finished, "status": "True"}]
             self._objects.modify("jobs", job, lambda each: each.update(status={"conditions": conditions}))
 
-    def _is_job_going(self, pod: JSON) -> bool:
-        name = pod["metadata"]["labels"]["batch.kubernetes.io/job-name"]
-        jobs = [each for each in self._objects.all("jobs", "") if each["metadata"]["name"] == name]
-        return not jobs or "deletionTimestamp" in jobs[0]["metadata"]
-
     def _pids(self, pod: JSON) -> Iterator[int]:
         """Yield the processes of a pod: all have its directory in their environment."""
         mark = str(self.place(pod)).encode()
@@ -185,3 +186,7 @@ class JobController:
                 with suppress(OSError):
                     if mark in (entry / "environ").read_bytes():
                         yield int(entry.name)
+
+
+def _job_of(pod: JSON) -> str:
+    return str(pod["metadata"]["labels"]["batch.kubernetes.io/job-name"])
