@@ -238,6 +238,7 @@ async def _clear(backend: RunnerBackend, runner: Runner) -> None:
     """End what a run left on the node, with as many tries as a slow node needs."""
     host: Host = backend.request(Work.SUCCEEDS, "none").host
     async with asyncio.timeout(WAIT_LIMIT_S):
-        while not isinstance(await runner.clean_up_stale_runs(host, timeout_s=2.0), Ok):
-            await asyncio.sleep(0.1)
+        while True:
+            if isinstance(await runner.clean_up_stale_runs(host, timeout_s=2.0), Ok):
+                break
     assert not await backend.has_work()

@@ -26,8 +26,8 @@ from rolloutd.store import DatabaseBackend
 from tests.support.daemon_environment import WAIT_LIMIT_S, DaemonEnvironment, fleet_labels, plan
 from tests.support.fake_awx import FakeAwx
 from tests.support.fake_awx.server import TOKEN
-from tests.support.forked_process import CLI, run_forked
 from tests.support.git_repository import Repository, git_server
+from tests.support.sshd import Sshd
 
 pytestmark = [pytest.mark.servers, pytest.mark.long]
 
@@ -65,50 +65,67 @@ class AwxEnvironment:
         """Ask the daemon beside the loop in which AWX is."""
         return await asyncio.to_thread(question, *words, **more)
 
-    async def submit(self, name: str, **spec: Any) -> str:
-        variables = {"log_file": str(self.daemon.log_file), "work_s": WORK_S}
-        stage = {"playbook": "change.yml", "vars": variables, "on_unknown": "pause"}
-        source = {"git": self.git_url, "ref": "main"}
-        given = {"source": source, "maintain": stage, "canary": {"select": "canary=true", "max_parallel": 8}}
-        body = plan(name, **{**given, **spec})
+    async def submit(self, name: str) -> str:
+        body = plan_of_git(name, self.daemon, self.git_url)
         return str(await self.in_thread(self.daemon.submit, body, {"unused.yml": "[]\n"}))
 
 
+def plan_of_git(name: str, daemon: DaemonEnvironment, url: str) -> dict[str, Any]:
+    """Return a plan whose playbook AWX can run."""
+    variables = {"log_file": str(daemon.log_file), "work_s": WORK_S}
+    stage = {"playbook": "change.yml", "vars": variables, "on_unknown": "pause"}
+    canary = {"select": "canary=true", "max_parallel": 8}
+    return plan(name, source={"git": url, "ref": "main"}, maintain=stage, canary=canary)
+
+
 @asynccontextmanager
-async def awx_environment(
-    directory: Path, nodes: int, match: str = "role=worker", pool: str = "team"
-) -> AsyncIterator[AwxEnvironment]:
-    """Start the nodes, AWX with a project of the playbooks, and the daemon."""
+async def awx_with_playbooks(directory: Path) -> AsyncIterator[tuple[FakeAwx, str, dict[str, Any]]]:
+    """Start AWX with a project of the playbooks; yield it, their git URL, and the runner's parameters."""
     (directory / "git").mkdir()
     repository = Repository(directory / "git" / "changes")
     pin = repository.commit("change.yml", PLAYBOOK)
     (directory / "awx.token").write_text(TOKEN)
-    daemon = DaemonEnvironment(directory, fleet_labels(nodes, min(TEAMS, nodes), 1))
-    daemon.nodes_per_sshd = 16
     async with git_server(directory / "git") as url, FakeAwx() as fake:
         git_url = f"{url}/changes"
         project = fake.add_project("playbooks", git_url, {pin: repository.directory}.__getitem__)
         fake.add_template("change", project, "change.yml")
-        params = {
-            "url": fake.url,
-            "token_file": str(directory / "awx.token"),
-            "organization": "rolloutd",
-            "projects": {git_url: "playbooks"},
-            "late_launch": "3s",
-            "late_events": "2s",
-        }
+        yield (
+            fake,
+            git_url,
+            {
+                "url": fake.url,
+                "token_file": str(directory / "awx.token"),
+                "organization": "rolloutd",
+                "projects": {git_url: "playbooks"},
+                "late_launch": "3s",
+                "late_events": "2s",
+            },
+        )
+
+
+def start_nodes(daemon: DaemonEnvironment, fake: FakeAwx) -> Sshd:
+    """Start the nodes; the key of one sshd is that of AWX's machine credential, and valid for all."""
+    daemon.nodes_per_sshd = 16
+    daemon.start_nodes()
+    sshd = next(iter(daemon.sshds.values()))
+    key = (sshd.directory / "client_key.pub").read_text()
+    for each in set(daemon.sshds.values()):
+        with (each.directory / "authorized_keys").open("a") as file:
+            file.write(key)
+    fake.jobs.credential.user, fake.jobs.credential.key_file = sshd.user, str(sshd.key_file)
+    return sshd
+
+
+@asynccontextmanager
+async def awx_environment(directory: Path, nodes: int) -> AsyncIterator[AwxEnvironment]:
+    """Start the nodes, AWX with a project of the playbooks, and the daemon."""
+    daemon = DaemonEnvironment(directory, fleet_labels(nodes, min(TEAMS, nodes), 1))
+    async with awx_with_playbooks(directory) as (fake, git_url, params):
         try:
-            await asyncio.to_thread(daemon.start_nodes)
-            sshd = next(iter(daemon.sshds.values()))
-            # Each sshd has a key of its own; one authorized key for all is what a machine credential needs.
-            key = (sshd.directory / "client_key.pub").read_text()
-            for each in set(daemon.sshds.values()):
-                with (each.directory / "authorized_keys").open("a") as file:
-                    file.write(key)
-            fake.jobs.credential.user, fake.jobs.credential.key_file = sshd.user, str(sshd.key_file)
+            await asyncio.to_thread(start_nodes, daemon, fake)
             daemon.write_settings(
-                runners=[{"match": match, "parallel": PARALLEL, "awx": params}],
-                pools={pool: {"max_unavailable": PARALLEL if pool == "team" else 1}},
+                runners=[{"match": "role=worker", "parallel": PARALLEL, "awx": params}],
+                pools={"team": {"max_unavailable": PARALLEL}},
             )
             await asyncio.to_thread(daemon.start_daemon)
             yield AwxEnvironment(fake, daemon, git_url)
@@ -146,35 +163,6 @@ async def test_killed_and_cut_off_nothing_is_lost_or_doubled(tmp_path: Path) -> 
         assert TOKEN not in (tmp_path / "daemon.log").read_text()
         assert TOKEN.encode() not in (tmp_path / "state" / "rolloutd.sqlite").read_bytes()
         print(f"{RUNS} runs, {dict(faults.count)}, {sum(unknown.values())} unknown: 0 lost, 0 doubled")
-
-
-async def test_one_plan_over_two_runners(tmp_path: Path) -> None:
-    """AWX has the nodes of one team, this machine the others; one pool has a slot for all of them."""
-    async with awx_environment(tmp_path, 4, match="team=t1", pool="role") as env:
-        upload = plan("upload", maintain={"playbook": "change.yml", "vars": {"log_file": "x", "work_s": 0}})
-        with pytest.raises(ApiError) as refused:
-            await env.in_thread(env.daemon.submit, upload, {"change.yml": PLAYBOOK})
-        (mistake,) = refused.value.body["errors"]
-        assert mistake["path"] == "spec.source"
-        assert "playbooks of git only" in mistake["message"]
-        rollout = await env.submit("two-runners")
-        await env.in_thread(env.daemon.vote, rollout, "start")
-        status = await env.in_thread(env.daemon.finish, rollout)
-        assert (status["percent"], status["done"], status["failed"]) == (100, 4, 0)
-        spans = sorted(env.daemon.spans(), key=lambda span: span.begin)
-        assert sorted(span.node for span in spans) == ["n1", "n2", "n3", "n4"]
-        assert all((a.end or 0) <= b.begin for a, b in pairwise(spans)), "one slot for both runners"
-        assert {job.inventory.description for job in env.fake.jobs.by_id.values() if job.inventory} == {"n1"}
-        shown = await env.in_thread(
-            env.daemon.client.get, api_path("rollouts", rollout, "nodes", "n1", "why")
-        )
-        assert shown["runner"]["name"] == "awx"
-        words = ["doctor", "--config", str(tmp_path / "config.yaml")]
-        said = (await env.in_thread(run_forked, CLI, words, timeout_s=WAIT_LIMIT_S)).stdout
-        assert "ok    runner awx: available" in said
-        env.fake.tokens.clear()
-        said = (await env.in_thread(run_forked, CLI, words, timeout_s=WAIT_LIMIT_S)).stdout
-        assert "WRONG runner awx: it refuses the account" in said
 
 
 class Faults:

@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -51,9 +52,10 @@ class JobsEnvironment:
 
 
 @asynccontextmanager
-async def jobs_environment(directory: Path, nodes: int) -> AsyncIterator[JobsEnvironment]:
-    daemon = DaemonEnvironment(directory, fleet_labels(nodes, min(TEAMS, nodes), 1))
-    daemon.nodes_per_sshd = 16
+async def cluster_with_jobs(
+    directory: Path,
+) -> AsyncIterator[tuple[FakeKubernetes, JobController, dict[str, Any]]]:
+    """Start a cluster whose pods run; yield it, its controller, and the runner's parameters."""
     async with FakeKubernetes() as cluster:
         cluster.objects.create("namespaces", {"metadata": {"name": NAMESPACE}, "spec": {}})
         jobs = JobController(cluster.objects, directory / "pods")
@@ -67,6 +69,19 @@ async def jobs_environment(directory: Path, nodes: int) -> AsyncIterator[JobsEnv
         }
         working = asyncio.create_task(jobs.run())
         try:
+            yield cluster, jobs, params
+        finally:
+            jobs.end_all()
+            working.cancel()
+            await asyncio.wait({working})
+
+
+@asynccontextmanager
+async def jobs_environment(directory: Path, nodes: int) -> AsyncIterator[JobsEnvironment]:
+    daemon = DaemonEnvironment(directory, fleet_labels(nodes, min(TEAMS, nodes), 1))
+    daemon.nodes_per_sshd = 16
+    async with cluster_with_jobs(directory) as (cluster, jobs, params):
+        try:
             await asyncio.to_thread(daemon.start_nodes)
             daemon.write_settings(
                 runners=[{"match": "role=worker", "name": "fra", "parallel": PARALLEL, "kubernetes": params}],
@@ -76,9 +91,6 @@ async def jobs_environment(directory: Path, nodes: int) -> AsyncIterator[JobsEnv
             yield JobsEnvironment(cluster, jobs, daemon)
         finally:
             await asyncio.to_thread(daemon.stop)
-            jobs.end_all()
-            working.cancel()
-            await asyncio.wait({working})
 
 
 async def test_killed_and_cut_off_nothing_is_lost_or_doubled(tmp_path: Path) -> None:
