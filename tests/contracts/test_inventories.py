@@ -1,4 +1,4 @@
-"""The contracts of ports.Inventory and ports.Watch, for their fakes, `ansible` and `kubernetes`."""
+"""The contracts of ports.Inventory and ports.Watch, for their fakes and the adapters."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from rolloutd.adapters.ansible.inventory import AnsibleInventory
+from rolloutd.adapters.clusters.cluster_watch import ClusterWatch
+from rolloutd.adapters.clusters.inventory import ClusterInventory
+from rolloutd.adapters.clusters.views import CLUSTER_API, parse_cluster
 from rolloutd.adapters.kubernetes.cluster import Cluster
 from rolloutd.adapters.kubernetes.inventory import KubernetesInventory
 from rolloutd.adapters.kubernetes.node_watch import NodeWatch
@@ -19,6 +22,7 @@ from rolloutd.contracts import (
 )
 from rolloutd.ports import Inventory, Watch
 from tests.contracts.fakes.inventory import FakeInventory, FakeWatch
+from tests.support.cluster_fleet import ClusterFleet
 from tests.support.cluster_sandbox import ClusterSandbox, KubernetesApi
 from tests.support.fake_kubernetes import FakeKubernetes
 
@@ -69,6 +73,27 @@ class KubernetesBackend:
         return await self._sandbox.node("added")
 
 
+class ManagementBackend:
+    """The inventory and the watch `clusterapi`: a management cluster."""
+
+    def __init__(self, server: FakeKubernetes, fleet: ClusterFleet, cluster: Cluster) -> None:
+        self.names = {"east"}
+        self._server, self._fleet = server, fleet
+        watch = ClusterWatch(
+            cluster, SystemClock(), CLUSTER_API, parse_cluster, kind="clusterapi", namespace=fleet.namespace
+        )
+        watch.is_enabled = False
+        self.watch: Watch = watch
+        self.inventory: Inventory = ClusterInventory(watch)
+
+    async def break_source(self) -> None:
+        self._server.server.groups[CLUSTER_API] = "v1alpha4"
+
+    async def add_node(self) -> str:
+        await self._fleet.add_cluster("added")
+        return "added"
+
+
 class TestFakeInventory(InventoryContract):
     @asynccontextmanager
     async def open_backend(self, directory: Path) -> AsyncIterator[InventoryBackend]:
@@ -112,4 +137,31 @@ async def open_cluster(server: FakeKubernetes, directory: Path) -> AsyncIterator
             yield KubernetesBackend(server, sandbox, cluster, await sandbox.node("w3"))
     finally:
         await api.close()
+        await cluster.close()
+
+
+class TestClusterApiInventory(InventoryContract):
+    @asynccontextmanager
+    async def open_backend(self, directory: Path) -> AsyncIterator[InventoryBackend]:
+        async with open_management(directory) as backend:
+            yield backend
+
+
+class TestClusterApiWatch(WatchContract):
+    @asynccontextmanager
+    async def open_backend(self, directory: Path) -> AsyncIterator[WatchBackend]:
+        async with open_management(directory) as backend:
+            yield backend
+
+
+@asynccontextmanager
+async def open_management(directory: Path) -> AsyncIterator[ManagementBackend]:
+    """Open a management cluster with one cluster."""
+    async with FakeKubernetes() as server:
+        kubeconfig = server.kubeconfig(directory / "kubeconfig")
+        cluster = Cluster("hub", kubeconfig)
+        async with ClusterFleet(kubeconfig) as fleet:
+            await fleet.add_cluster("east")
+            yield ManagementBackend(server, fleet, cluster)
+            server.server.groups[CLUSTER_API] = "v1beta2"
         await cluster.close()

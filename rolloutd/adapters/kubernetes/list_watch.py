@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from rolloutd.adapters.kubernetes.api_errors import (
@@ -67,9 +67,12 @@ class WatchHandler(ABC):
 
 
 async def run_list_watch(
-    cluster: Cluster, path: str, query: Mapping[str, str], handler: WatchHandler
+    cluster: Cluster,
+    path: str | Callable[[], Awaitable[str]],
+    query: Mapping[str, str],
+    handler: WatchHandler,
 ) -> None:
-    """Report every change of a list to the handler until cancelled."""
+    """Report every change of a list to the handler until cancelled; a function finds its path."""
     backoff = Backoff(INITIAL_BACKOFF_S, MAX_BACKOFF_S)
     watch = ListWatch(cluster, path, query, handler)
     while True:
@@ -78,7 +81,8 @@ async def run_list_watch(
         except ApiError as error:
             # An expired version is not an outage: list again at once, unless it was listed just now.
             was_useful = error.status == 410 and not watch.has_just_listed
-            if error.status in (403, 410):  # with the right to list alone, each try lists again
+            # With the right to list alone each try lists again; a version of a kind may be served no longer.
+            if error.status in (403, 404, 410):
                 watch.resource_version = ""
             if error.status != 410:
                 handler.on_disconnected(f"cluster {cluster.name} refused the watch: {error}")
@@ -92,9 +96,16 @@ async def run_list_watch(
 
 
 class ListWatch:
-    def __init__(self, cluster: Cluster, path: str, query: Mapping[str, str], handler: WatchHandler) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        path: str | Callable[[], Awaitable[str]],
+        query: Mapping[str, str],
+        handler: WatchHandler,
+    ) -> None:
         self._cluster = cluster
-        self._path = path
+        self._path = "" if callable(path) else path
+        self._find_path = path if callable(path) else None
         self._query = dict(query)
         self._handler = handler
         self._empty_watches = 0
@@ -105,6 +116,8 @@ class ListWatch:
         """List if necessary, watch until the watch ends, and return whether it brought events or lasted."""
         self.has_just_listed = not self.resource_version
         if not self.resource_version:
+            if self._find_path is not None:
+                self._path = await self._find_path()
             page = await self._cluster.list(self._path, self._query, self._handler.parse)
             with malformed_answers():
                 self._handler.on_list(page.items)

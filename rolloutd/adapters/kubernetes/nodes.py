@@ -126,6 +126,12 @@ class NodeView:
     lock: str = ""
     """By which annotation another tool has locked the node; "" for none."""
 
+    @property
+    def inventory_fields(self) -> tuple[JSON, ...]:
+        """The fields on which the inventory depends."""
+        # A reinstalled machine may register under the old node object: then only its machine id differs.
+        return (self.uid, self.labels, self.addresses, self.provider_id, self.machine_id)
+
     def to_observation(self, node: str, at: float, watch: str, lease_holder: str = "") -> Observation:
         """Return the observation that the watch makes of the node, by the fleet's name.
 

@@ -69,6 +69,11 @@ class KubernetesApi:
         """Merge."""
         return await self._ask("PATCH", path, {"fieldManager": self.person}, body, STRATEGIC)
 
+    async def merge(self, path: str, body: JSON) -> JSON:
+        """Merge by RFC 7386, which kinds without merge keys need."""
+        query = {"fieldManager": self.person}
+        return await self._ask("PATCH", path, query, body, "application/merge-patch+json")
+
     async def apply(self, path: str, body: JSON) -> JSON:
         """Apply server-side."""
         query = {"fieldManager": self.person, "force": "true"}

@@ -29,6 +29,11 @@ Key = tuple[str, str, str]
 
 RBAC = "rbac.authorization.k8s.io"
 ADMISSION = "admissionregistration.k8s.io"
+CLUSTER_API = "cluster.x-k8s.io"
+FLUX_SOURCE = "source.toolkit.fluxcd.io"
+FLUX_KUSTOMIZE = "kustomize.toolkit.fluxcd.io"
+FLUX_HELM = "helm.toolkit.fluxcd.io"
+CLUSTER_PROFILES = "multicluster.x-k8s.io"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +49,12 @@ class Resource:
     generation: bool = False
     strict: bool = False
     default_status: JSON = None
+    api: str = "v1"
 
     @property
     def version(self) -> str:
         """The apiVersion of its objects."""
-        return f"{self.group}/v1" if self.group else "v1"
+        return f"{self.group}/{self.api}" if self.group else self.api
 
 
 RESOURCES: dict[str, Resource] = {
@@ -85,7 +91,15 @@ RESOURCES: dict[str, Resource] = {
     "validatingadmissionpolicybindings": Resource(
         "ValidatingAdmissionPolicyBinding", ADMISSION, namespaced=False, generation=True
     ),
+    "clusters": Resource("Cluster", CLUSTER_API, generation=True, api="v1beta2"),
+    "clusterprofiles": Resource("ClusterProfile", CLUSTER_PROFILES, generation=True, api="v1alpha1"),
+    "gitrepositories": Resource("GitRepository", FLUX_SOURCE, generation=True),
+    "ocirepositories": Resource("OCIRepository", FLUX_SOURCE, generation=True),
+    "kustomizations": Resource("Kustomization", FLUX_KUSTOMIZE, generation=True),
+    "helmreleases": Resource("HelmRelease", FLUX_HELM, generation=True, api="v2"),
 }
+FLEET_KINDS = tuple(RESOURCES)[-6:]
+"""What a management cluster has: each with a status of its own, and patched without a schema's merge keys."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +158,7 @@ class Objects:
 
     # -- writing
 
-    def create(self, resource: str, thing: JSON, *, manager: str = "fake") -> JSON:
+    def create(self, resource: str, thing: JSON, *, manager: str = "fake", operation: str = "Update") -> JSON:
         """Make an object; raises a 409 when there is one of its name."""
         kind = RESOURCES[resource]
         thing = copy.deepcopy(thing)
@@ -160,13 +174,24 @@ class Objects:
         if kind.default_status is not None:
             thing.setdefault("status", copy.deepcopy(kind.default_status))
         thing |= {"apiVersion": kind.version, "kind": kind.kind}
-        patches.record_manager(None, thing, manager, "", format_time())
+        applied = patches.paths_of(thing) if operation == "Apply" else None
+        patches.record_manager(None, thing, manager, "", format_time(), applied)
         return self._put(resource, None, thing)
 
     def update(
-        self, resource: str, before: JSON, after: JSON, *, manager: str = "fake", subresource: str = ""
+        self,
+        resource: str,
+        before: JSON,
+        after: JSON,
+        *,
+        manager: str = "fake",
+        subresource: str = "",
+        applied: patches.Paths | None = None,
     ) -> JSON:
-        """Write an object that was read as `before`; raises a 409 when it has changed since."""
+        """Write an object that was read as `before`; raises a 409 when it has changed since.
+
+        `applied` are the fields of a server-side apply.
+        """
         meta = after["metadata"]
         key = (resource, meta.get("namespace", ""), meta["name"])
         current = self._things.get(key)
@@ -180,9 +205,11 @@ class Objects:
         if RESOURCES[resource].generation and after.get("spec") != current.get("spec"):
             after["metadata"]["generation"] = current["metadata"].get("generation", 0) + 1
         after["metadata"]["resourceVersion"] = current["metadata"]["resourceVersion"]
-        if after == current:
+        if after == current and applied is None:
             return copy.deepcopy(current)
-        patches.record_manager(current, after, manager, subresource, format_time())
+        patches.record_manager(current, after, manager, subresource, format_time(), applied)
+        if _without_times(after) == _without_times(current):
+            return copy.deepcopy(current)
         return self._put(resource, current, after)
 
     def modify(self, resource: str, thing: JSON, change: Callable[[JSON], None]) -> JSON:
@@ -226,6 +253,12 @@ class Objects:
         written.set()
         for each in self.listeners:
             each(change)
+
+
+def _without_times(thing: JSON) -> JSON:
+    """Return an object without the times of its field managers: an apply that changes nothing is no write."""
+    managed = [{**each, "time": ""} for each in thing["metadata"].get("managedFields") or ()]
+    return {**thing, "metadata": {**thing["metadata"], "managedFields": managed}}
 
 
 def format_time(after_s: float = 0.0) -> str:

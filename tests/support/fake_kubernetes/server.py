@@ -17,14 +17,21 @@ from aiohttp import web
 from tests.support.fake_kubernetes import discovery, patches, protobuf
 from tests.support.fake_kubernetes.access import Access, Rules, allows, review
 from tests.support.fake_kubernetes.controllers import end_pod
-from tests.support.fake_kubernetes.errors import ApiRefusal
+from tests.support.fake_kubernetes.errors import ApiRefusal, conflict
 from tests.support.fake_kubernetes.evictions import check_preconditions, evict
-from tests.support.fake_kubernetes.objects import RESOURCES, Change, Objects, format_time
+from tests.support.fake_kubernetes.objects import FLEET_KINDS, RESOURCES, Change, Objects, format_time
 from tests.support.fake_kubernetes.schema import validate_fields
 from tests.support.fake_kubernetes.selectors import Matches, matcher
 
 JSON = Any
-STATUS_SUBRESOURCES = ("pods", "nodes", "poddisruptionbudgets", "maintenancerollouts", "maintenancevotes")
+STATUS_SUBRESOURCES = (
+    "pods",
+    "nodes",
+    "poddisruptionbudgets",
+    "maintenancerollouts",
+    "maintenancevotes",
+    *FLEET_KINDS,
+)
 IMMUTABLE_SPECS = ("maintenancerollouts", "maintenancevotes")
 """Resources whose definition has the rule `self == oldSelf` for the spec."""
 APPLY_PATCH = "application/apply-patch+yaml"
@@ -53,6 +60,7 @@ class ApiRequest:
     body: JSON = None
     token: str = ""
     impersonated: str = ""
+    version: str = "v1"
 
     @property
     def full_resource(self) -> str:
@@ -85,6 +93,8 @@ class Server:
         self.requests: deque[ApiRequest] = deque(maxlen=REQUESTS_KEPT)
         self.answered: deque[Answered] = deque(maxlen=REQUESTS_KEPT)
         self.watches = 0
+        self.groups = dict(discovery.GROUPS)
+        """The served version of each group."""
         self.read_log: Callable[[JSON, dict[str, str]], str] = lambda pod, query: ""
 
     def app(self) -> web.Application:
@@ -105,7 +115,7 @@ class Server:
                 self.throttled -= 1
                 text = "Too many requests, please try again later.\n"
                 return web.Response(status=429, text=text, headers={"Retry-After": "1"})
-            document = discovery.discovery_document(request.path.rstrip("/"))
+            document = discovery.discovery_document(request.path.rstrip("/"), self.groups)
             if document is not None:
                 return web.json_response(document)
             return await self._answer(request, rules)
@@ -125,7 +135,7 @@ class Server:
             return web.json_response(self.access.review_token(asked.body), status=201)
         if asked.resource == "subjectaccessreviews":
             return web.json_response(self.access.review_subject(asked.body), status=201)
-        if asked.resource not in RESOURCES:
+        if asked.resource not in RESOURCES or asked.version != self.groups.get(asked.group, "v1"):
             raise ApiRefusal(404, "the server could not find the requested resource")
         self.requests.append(asked)
         for interference in list(self.interceptors):
@@ -247,7 +257,7 @@ class Server:
 
     # -- writing
 
-    def _create(self, asked: ApiRequest) -> JSON:
+    def _create(self, asked: ApiRequest, operation: str = "Update") -> JSON:
         thing = asked.body
         if asked.resource == "maintenancevotes":
             self._admit_vote(asked)
@@ -271,7 +281,7 @@ class Server:
             thing.setdefault("spec", {})
         if asked.query.get("dryRun") == "All":
             return thing
-        return self.objects.create(asked.resource, thing, manager=asked.manager)
+        return self.objects.create(asked.resource, thing, manager=asked.manager, operation=operation)
 
     def _admit_vote(self, asked: ApiRequest) -> None:
         """Do what the shipped admission policy says, while it is there with its binding."""
@@ -287,13 +297,14 @@ class Server:
             raise ApiRefusal(422, "you may not approve this rollout", reason="Invalid")
 
     def _write(self, asked: ApiRequest, content_type: str) -> JSON:
-        found = self.objects.find(asked.resource, asked.namespace, asked.name)
-        if found is None and content_type == APPLY_PATCH and not asked.subresource:
-            return self._create(asked)
+        if content_type == APPLY_PATCH and not asked.subresource:
+            return self._apply(asked)
         before = self.objects.get(asked.resource, asked.namespace, asked.name)
         uid = asked.body.get("metadata", {}).get("uid")
         if uid not in (None, before["metadata"]["uid"]):
             raise ApiRefusal(409, f"Precondition failed: UID in precondition: {uid}")
+        if asked.resource in FLEET_KINDS and "strategic" in content_type:
+            raise ApiRefusal(415, "the body of the request was in an unknown format: strategic merge patch")
         after = asked.body if asked.verb == "update" else _patched(before, asked.body, content_type)
         wanted = asked.body.get("metadata", {}).get("resourceVersion", "")
         if asked.subresource == "status":
@@ -305,6 +316,25 @@ class Server:
         after["metadata"] = {**after["metadata"], "resourceVersion": wanted}
         return self.objects.update(
             asked.resource, before, after, manager=asked.manager, subresource=asked.subresource
+        )
+
+    def _apply(self, asked: ApiRequest) -> JSON:
+        """Apply server-side: an unknown object is created, another manager's field is a conflict."""
+        before = self.objects.find(asked.resource, asked.namespace, asked.name)
+        meta = asked.body["metadata"]
+        if before is None:
+            if meta.get("uid") or meta.get("resourceVersion"):
+                raise conflict(asked.resource, asked.name)
+            return self._create(asked, operation="Apply")
+        if meta.get("uid") not in (None, before["metadata"]["uid"]):
+            raise ApiRefusal(409, f"Precondition failed: UID in precondition: {meta['uid']}")
+        force = asked.query.get("force") == "true"
+        after = patches.apply(before, asked.body, asked.manager, force=force)
+        if asked.resource in IMMUTABLE_SPECS and after.get("spec") != before.get("spec"):
+            raise ApiRefusal(422, "spec: Invalid value: spec is immutable", reason="Invalid")
+        after["metadata"]["resourceVersion"] = meta.get("resourceVersion", "")
+        return self.objects.update(
+            asked.resource, before, after, manager=asked.manager, applied=patches.paths_of(asked.body)
         )
 
     def _delete(self, asked: ApiRequest) -> JSON:
@@ -363,6 +393,7 @@ async def _parse_request(request: web.Request) -> ApiRequest:
         body,
         request.headers.get("Authorization", "").removeprefix("Bearer "),
         request.headers.get("Impersonate-User", ""),
+        found["version"],
     )
 
 

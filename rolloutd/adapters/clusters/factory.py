@@ -1,0 +1,109 @@
+"""Factories of the inventories of whole clusters, which share their clients and watches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+from machines.model.node import NodeHealth, Observation
+from rolloutd.adapters.clusters.cluster_watch import ClusterWatch
+from rolloutd.adapters.clusters.inventory import MANAGEMENT_KEY, NAME_KEY, NAMESPACE_KEY, ClusterInventory
+from rolloutd.adapters.clusters.listed import ListedClusters
+from rolloutd.adapters.clusters.views import CLUSTER_API, CLUSTER_PROFILES, parse_cluster, parse_profile
+from rolloutd.adapters.kubernetes.cluster import Cluster
+from rolloutd.ports import JSON, AdapterContext, Clock, Host, RunnerContext
+
+SHARED = "clusters"
+"""Key of what the adapters of one daemon share."""
+
+_PARSERS = {"clusterapi": (CLUSTER_API, parse_cluster), "clusterprofile": (CLUSTER_PROFILES, parse_profile)}
+
+
+class ManagementClusters:
+    """The management clusters and lists of the settings, by name."""
+
+    def __init__(self, sources: Sequence[tuple[str, Mapping[str, JSON]]], clock: Clock) -> None:
+        self.watches: dict[str, ClusterWatch] = {}
+        self.lists: dict[str, ListedClusters] = {}
+        for kind, params in sources:
+            if kind == "kubeconfigs":
+                self.lists[params["name"]] = ListedClusters(params, clock)
+                continue
+            group, parse = _PARSERS[kind]
+            cluster = Cluster(params["name"], params["kubeconfig"], params.get("context"))
+            namespace, prefix = params.get("namespace") or "", params["prefix"]
+            watch = ClusterWatch(cluster, clock, group, parse, kind=kind, namespace=namespace, prefix=prefix)
+            watch.is_enabled = False
+            self.watches[cluster.name] = watch
+
+    def management_of(self, host: Host) -> Cluster | None:
+        """Return the cluster in which the objects of a target are: its own for one of a list."""
+        name = str(host.connection.get(MANAGEMENT_KEY, ""))
+        if name in self.watches:
+            return self.watches[name].cluster
+        listed = self.lists.get(name.partition("/")[0])
+        return None if listed is None else listed.clusters.get(name.partition("/")[2])
+
+    def is_listed(self, host: Host) -> bool:
+        """Return whether the target is of a list, so that its objects are in the target itself."""
+        return "/" in str(host.connection.get(MANAGEMENT_KEY, ""))
+
+    def observe(self, host: Host) -> Observation | None:
+        """Return what is known of a cluster; None for another node."""
+        name = str(host.connection.get(MANAGEMENT_KEY, ""))
+        watch, listed = self.watches.get(name), self.lists.get(name.partition("/")[0])
+        if watch is not None:
+            key = f"{host.connection.get(NAMESPACE_KEY)}/{host.connection.get(NAME_KEY)}"
+            return watch.observe(key, host.name)
+        return None if listed is None else listed.observe(host.name)
+
+    async def close(self) -> None:
+        for watch in self.watches.values():
+            await watch.cluster.close()
+        for listed in self.lists.values():
+            await listed.close()
+
+
+class ClusterObserver:
+    """ports.Observer that returns the watches' current state and sends no request."""
+
+    def __init__(self, clusters: ManagementClusters, clock: Clock) -> None:
+        self._clusters = clusters
+        self._clock = clock
+
+    async def observe(self, hosts: Sequence[Host]) -> Sequence[Observation]:
+        return [self._observe(host) for host in hosts]
+
+    def _observe(self, host: Host) -> Observation:
+        unwatched = "it is in no watched management cluster"
+        return self._clusters.observe(host) or Observation(
+            host.name, NodeHealth.UNKNOWN, self._clock.now(), unwatched
+        )
+
+
+def management_clusters(context: AdapterContext | RunnerContext) -> ManagementClusters:
+    """Return the daemon's shared clusters; the first call creates them."""
+    if SHARED not in context.shared:
+        kinds = (*_PARSERS, "kubeconfigs")
+        sources = [(each.kind, each.params) for each in context.settings.inventory if each.kind in kinds]
+        context.shared[SHARED] = ManagementClusters(sources, context.clock)
+    return cast(ManagementClusters, context.shared[SHARED])
+
+
+def make_inventory(context: AdapterContext) -> ClusterInventory:
+    watch = management_clusters(context).watches[context.params["name"]]
+    return ClusterInventory(watch, labels=context.params["labels"])
+
+
+def make_watch(context: AdapterContext) -> ClusterWatch:
+    watch = management_clusters(context).watches[context.params["name"]]
+    watch.is_enabled = True
+    return watch
+
+
+def make_listed_inventory(context: AdapterContext) -> ListedClusters:
+    return management_clusters(context).lists[context.params["name"]]
+
+
+def make_observer(context: AdapterContext) -> ClusterObserver:
+    return ClusterObserver(management_clusters(context), context.clock)

@@ -1,0 +1,98 @@
+"""Inventories `clusterapi` and `clusterprofile`: the clusters of a management cluster."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+
+from machines.model.node import NodeKind
+from rolloutd.adapters.clusters.cluster_watch import RESOURCES, ClusterWatch
+from rolloutd.adapters.clusters.views import ClusterView
+from rolloutd.adapters.kubernetes.api_errors import ApiError, ClusterUnreachable
+from rolloutd.adapters.kubernetes.permissions import Permission, find_missing_permissions
+from rolloutd.errors import SourceFailed
+from rolloutd.ports import CLUSTER_ID, JSON, STATUS, DiscoveredNode
+
+MANAGEMENT_KEY = "cluster_management"
+"""Variable with the name of the inventory source that reports a cluster."""
+
+NAMESPACE_KEY = "cluster_namespace"
+NAME_KEY = "cluster_name"
+OBJECT_KEY = "cluster_object"
+INITIALIZED_KEY = "cluster_initialized"
+
+FIRST_SYNC_TIMEOUT_S = 10.0
+"""Limit of the wait for the first list; after it the clusters stay as last known."""
+
+
+class ClusterInventory:
+    """ports.Inventory and ports.SupportsPreflight of one management cluster."""
+
+    def __init__(self, watch: ClusterWatch, *, labels: Mapping[str, str] | None = None) -> None:
+        self._watch = watch
+        self._labels = dict(labels or {})
+
+    @property
+    def source(self) -> str:
+        return self._watch.source
+
+    async def refresh(self) -> Sequence[DiscoveredNode]:
+        views = await self._read_watch() if self._watch.is_enabled else await self._list()
+        return [self._to_discovered_node(each) for each in sorted(views, key=lambda each: each.name)]
+
+    async def find_missing_prerequisites(self) -> Sequence[str]:
+        watch = self._watch
+        rights = [
+            Permission(verb, RESOURCES[watch.group], purpose, watch.group, namespace=watch.namespace)
+            for verb, purpose in (("list", "to know the clusters"), ("watch", "to see their conditions"))
+        ]
+        missing = await find_missing_permissions(watch.cluster, permissions=rights)
+        if missing:
+            return missing
+        try:
+            await watch.find_path()
+        except (ApiError, ClusterUnreachable) as error:
+            return [f"cluster {watch.cluster.name}: {error}"]
+        return []
+
+    async def _read_watch(self) -> Sequence[ClusterView]:
+        watch = self._watch
+        try:
+            # A management cluster that is known to be away must not delay the refresh.
+            async with asyncio.timeout(0 if watch.is_failing else FIRST_SYNC_TIMEOUT_S):
+                await watch.synced.wait()
+        except TimeoutError:
+            raise SourceFailed(watch.disconnect_reason) from None
+        if watch.disconnect_reason:
+            raise SourceFailed(watch.disconnect_reason)
+        return list(watch.nodes.values())
+
+    async def _list(self) -> Sequence[ClusterView]:
+        cluster = self._watch.cluster
+        try:
+            return (await cluster.list(await self._watch.find_path(), convert=self._watch.parse)).items
+        except ClusterUnreachable as error:
+            raise SourceFailed(str(error)) from error
+        except ApiError as error:
+            raise SourceFailed(f"cluster {cluster.name}: {error}") from error
+
+    def _to_discovered_node(self, view: ClusterView) -> DiscoveredNode:
+        labels = {ours: view.labels[theirs] for ours, theirs in self._labels.items() if theirs in view.labels}
+        connection: dict[str, JSON] = {
+            MANAGEMENT_KEY: self._watch.cluster.name,
+            NAMESPACE_KEY: view.namespace,
+            NAME_KEY: view.object_name,
+            CLUSTER_ID: view.identity,
+            OBJECT_KEY: view.content,
+            INITIALIZED_KEY: view.is_initialized,
+        }
+        if view.status is not None:
+            connection[STATUS] = str(view.status)
+        return DiscoveredNode(
+            name=self._watch.fleet_name(view.name),
+            source=self.source,
+            kind=NodeKind.CLUSTER,
+            labels={**view.labels, **labels},
+            connection=connection,
+            id=f"uid/{view.uid}",
+        )

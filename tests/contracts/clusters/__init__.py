@@ -1,0 +1,1 @@
+"""What the adapters of whole clusters must do on any management cluster."""

@@ -1,0 +1,38 @@
+"""A list of kubeconfigs: each cluster is known by its own API, and delays no other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from machines.model.node import NodeHealth
+from rolloutd.adapters.clusters.factory import ClusterObserver, ManagementClusters
+from rolloutd.ports import CLUSTER_ID, Clock, Host
+from tests.support.fake_kubernetes import FakeKubernetes
+
+
+async def test_listed_clusters_are_known_by_their_own_api(tmp_path: Path, clock: Clock) -> None:
+    async with FakeKubernetes() as east, FakeKubernetes() as west:
+        uids = {}
+        for name, server in (("east", east), ("west", west)):
+            made = server.objects.create("namespaces", {"metadata": {"name": "kube-system"}})
+            uids[name] = made["metadata"]["uid"]
+        listed = {
+            name: {"kubeconfig": server.kubeconfig(tmp_path / name), "labels": {"region": name}}
+            for name, server in (("east", east), ("west", west))
+        }
+        params = {"name": "all", "every": 20.0, "clusters": listed}
+        clusters = ManagementClusters([("kubeconfigs", params)], clock)
+        source = clusters.lists["all"]
+        nodes = {each.name: each for each in await source.refresh()}
+        assert {name: each.connection[CLUSTER_ID] for name, each in nodes.items()} == uids
+        hosts = [Host(name, connection=each.connection) for name, each in nodes.items()]
+        observer = ClusterObserver(clusters, clock)
+        assert {each.sight for each in await observer.observe(hosts)} == {NodeHealth.UP}
+        await west.stop()
+        (missing,) = await source.find_missing_prerequisites()
+        assert "west does not answer" in missing
+        assert [each.sight for each in await observer.observe(hosts)] == [NodeHealth.UP, NodeHealth.DOWN]
+        # Its identity is still the one that was read: another cluster behind its address would differ.
+        assert {each.name: each.connection[CLUSTER_ID] for each in await source.refresh()} == uids
+        assert clusters.management_of(hosts[0]) is source.clusters["east"]
+        await clusters.close()
