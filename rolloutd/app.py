@@ -54,6 +54,7 @@ from rolloutd.engine.tasks import wait_for_first
 from rolloutd.errors import LeadershipLost, RolloutdError
 from rolloutd.plugin import (
     ANCHORS,
+    CHANGES,
     CHECKS,
     GUARDS,
     INVENTORIES,
@@ -351,7 +352,8 @@ async def _make_runners(
         )
         for each in settings.runners
     }
-    return RoutedRunners(state, {**elsewhere, LOCAL_RUNNER: local})
+    changes = AdapterRegistry(CHANGES, replace(context, name="", stale_runs=local))
+    return RoutedRunners(state, {**elsewhere, LOCAL_RUNNER: local}, changes)
 
 
 async def _run_later(daemon: Daemon, work: Callable[[], Awaitable[None]]) -> None:

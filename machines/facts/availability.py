@@ -116,7 +116,7 @@ def failure_remedy(target: Target, rollout: Rollout | None) -> Remedy:
         return Remedy(RemedyKind.WAIT_FOR_ROLLOUT, {"node": target.node, "rollout": target.rollout})
     if rollout is not None and rollout.closed:
         return _skip_remedy(target, isolated=target.isolated)
-    has_rollback = rollout is not None and rollout.plan.rollback is not None
+    has_rollback = rollout is not None and bool(rollout.plan.rollback)
     return Remedy(
         RemedyKind.RETRY, {"rollout": target.rollout, "node": target.node, "has_rollback": has_rollback}
     )

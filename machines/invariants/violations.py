@@ -140,7 +140,7 @@ def _rollback_violation(
     if target.phase is Phase.FAILED:
         return None  # it has its slots, and a person may order it at any time
     rollout = facts.rollouts[target.rollout]
-    if rollout.plan.rollback is None:
+    if not rollout.plan.rollback:
         return "its plan has no rollback"
     if target.phase is Phase.DONE and target.outcome is not Outcome.CHANGED:
         return f"it is done as {target.outcome}, not changed"

@@ -66,11 +66,15 @@ class CleanUpStaleRuns:
 
 @dataclass(frozen=True, slots=True)
 class RunPlaybook:
-    """Run the playbook of a stage; `is_started`: its intent is recorded, so look for the run first."""
+    """Run a stage; `is_started`: its intent is recorded, so look for the run first.
+
+    `previous` is the recorded state that the run restores, empty unless it undoes a change.
+    """
 
     stage: Stage
     number: int
     is_started: bool
+    previous: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,9 @@ DEFAULT_TIMEOUT_S = 30 * 60.0
 
 JsonValue = Any  # JSON as it was read: None, bool, int, float, str, list, dict
 
+PLAYBOOK: Final = "playbook"
+"""The kind of a stage that runs a playbook; every other kind is a change of an adapter."""
+
 
 class EnrolPolicy(StrEnum):
     """What happens to nodes that appear while a rollout runs."""
@@ -93,6 +96,8 @@ class Capability(StrEnum):
     """An isolator that is only the plan's word that a node needs no isolation."""
     PROGRESS_REPORTS = "progress-reports"
     """An isolator that shows in its own system what happens to a node."""
+    RECORDS_PREVIOUS = "records-previous"
+    """A change that records what it replaces, so that its rollback needs no playbook."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,11 +130,21 @@ class StepDef:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
+    """One run on a node: a playbook, or a change of another kind, which has `params` and no playbook.
+
+    `node_kinds` (empty: any) limits the nodes that it can change.  `undoes` is the step whose recorded state
+    before it a rollback restores, empty for every other stage.
+    """
+
     name: str
-    playbook: str
+    playbook: str = ""
     variables: Mapping[str, JsonValue] = field(default_factory=dict)
     timeout_s: float = DEFAULT_TIMEOUT_S
     on_unknown: OnUnknownPolicy = OnUnknownPolicy.VERIFY
+    kind: str = PLAYBOOK
+    params: Mapping[str, JsonValue] = field(default_factory=dict)
+    node_kinds: frozenset[NodeKind] = frozenset()
+    undoes: str = ""
 
     @property
     def step(self) -> str:
@@ -188,6 +203,7 @@ class Plan:
     """One change: what is done, where, with whose approval, and how it is judged.
 
     A node starts once its traffic probes, each `poll_s`, have said idle for `idle_for_s` in a row.
+    `rollback` has the stages that undo the change, in order, none if a plan has no rollback.
     `fallback_verify` judges a node that was rolled back if nothing in `rollback_verify` applies to it.
     With `skip_compliant` check mode decides before a node's first start whether it needs the change.
     After a failure at most `at_most` nodes of the rollout are rolled back as `on_failure` says, None: all.
@@ -207,7 +223,7 @@ class Plan:
     verify: tuple[StepDef, ...]
     traffic: tuple[StepDef, ...] = ()
     isolate: tuple[StepDef, ...] = ()
-    rollback: Stage | None = None
+    rollback: tuple[Stage, ...] = ()
     rollback_verify: tuple[StepDef, ...] = ()
     on_failure: OnFailure = OnFailure.PAUSE
     at_most: int | None = None
@@ -234,6 +250,15 @@ class Plan:
     prepare_windows: tuple[Window, ...] = ()
     prepare_cleanup: Stage | None = None
     shown_variables: tuple[str, ...] = ()
+    run_kinds: frozenset[str] = field(init=False, repr=False, compare=False)
+    """The kinds of all its runs, each of which needs its runner."""
+
+    def __post_init__(self) -> None:
+        kinds = {stage.kind for stage in (*self.stages, *self.rollback)}
+        steps = (*self.isolate, *self.verify, *self.rollback_verify)
+        if any(Capability.STARTS_RUN in step.capabilities or step.repair for step in steps):
+            kinds.add(PLAYBOOK)
+        object.__setattr__(self, "run_kinds", frozenset(kinds))
 
     @property
     def pilot_node(self) -> str | None:

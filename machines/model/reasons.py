@@ -50,6 +50,7 @@ class ReasonCode(StrEnum):
     INVENTORY_STALE = "inventory-stale"
     NO_ISOLATOR = "no-isolator"
     NO_CHECK = "no-check"
+    NO_CHANGE = "no-change"
     BACKOFF = "backoff"
     NEEDS_VOTE = "needs-vote"
     FREEZE = "freeze"

@@ -68,6 +68,11 @@ def lacks_isolator(plan: Plan, node: Node) -> bool:
     return bool(plan.isolate) and not any(applies(spec, node) for spec in plan.isolate)
 
 
+def lacks_change(plan: Plan, node: Node) -> bool:
+    """Return whether a stage of the plan cannot change nodes of this kind."""
+    return any(stage.node_kinds and node.kind not in stage.node_kinds for stage in plan.stages)
+
+
 def lacks_check(plan: Plan, node: Node) -> bool:
     """Return whether no check of the plan judges this node."""
     return not any(spec.team is None and applies(spec, node) for spec in plan.verify)

@@ -111,7 +111,7 @@ def _answered_failure(index: Index, rollout: Rollout) -> Failure | None:
     """Return the first failure that the plan answers with rollbacks; none while a person has paused it."""
     plan = rollout.plan
     # A user who pauses a rollout decides alone, so the plan orders nothing meanwhile.
-    if plan.on_failure is OnFailure.PAUSE or plan.rollback is None or rollout.closed or rollout.paused:
+    if plan.on_failure is OnFailure.PAUSE or not plan.rollback or rollout.closed or rollout.paused:
         return None
     unresolved = index.unresolved_failures(rollout.id)
     targets = ((failure, index.target(rollout.id, failure.node)) for failure in unresolved)

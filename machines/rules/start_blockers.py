@@ -21,7 +21,7 @@ from machines.model.plan import GateName, WaveDef
 from machines.model.reasons import Params, Reason, ReasonCode, Remedy, RemedyKind, UnavailabilityCause
 from machines.model.rollout import FailureCode, NodeOrder, Rollout, Target
 from machines.model.rows import MismatchKind
-from machines.model.target_plan import lacks_check, lacks_isolator
+from machines.model.target_plan import lacks_change, lacks_check, lacks_isolator
 from machines.model.windows import Window
 from machines.rules import gates, pools, preparing
 from machines.rules.node_claims import availability_reason, quarantine_blocker, work_blocker
@@ -249,12 +249,14 @@ def stale_blocker(index: Index, target: Target, now: float) -> Reason | None:
 
 
 def _coverage_blocker(index: Index, rollout: Rollout, target: Target) -> Reason | None:
-    """Return that the plan does not say how to isolate or judge this node, as submit refuses it."""
+    """Return that the plan does not say how to isolate, change or judge this node, as submit refuses it."""
     node, remedy = index.nodes[target.node], Remedy(RemedyKind.CHANGE_INVENTORY)
     if lacks_isolator(rollout.plan, node):
         return Reason(ReasonCode.NO_ISOLATOR, target.node, since=target.since, remedy=remedy)
     if lacks_check(rollout.plan, node):
         return Reason(ReasonCode.NO_CHECK, target.node, since=target.since, remedy=remedy)
+    if lacks_change(rollout.plan, node):
+        return Reason(ReasonCode.NO_CHANGE, target.node, since=target.since, remedy=remedy)
     return None
 
 

@@ -45,6 +45,7 @@ from machines.workflow.guard import end_guard_before, may_be_armed, stop_unguard
 from machines.workflow.isolation_plan import IsolationPlan
 from machines.workflow.records import (
     active_isolations,
+    first_change,
     has_begun_run,
     in_service_since,
     isolated_in_earlier_attempt,
@@ -161,6 +162,8 @@ class _Reconciler:
                 return None
             case Purpose.WATCH:
                 return self._watch(step)
+            case Purpose.MAINTAIN if self._has_nothing_to_undo(step):
+                return None
         latest = self.latest(step)
         # Processes that a run left could change the node during the next run, or in service.
         if self.situation.has_unfinished_run and needs_clean_node(step, latest):
@@ -175,6 +178,11 @@ class _Reconciler:
                 return wait
             case number:
                 return self._required_before(step) or self.start(step, number)
+
+    def _has_nothing_to_undo(self, step: Step) -> bool:
+        """Return whether a stage restores what a change replaced that never began on this node."""
+        undoes = step.spec.undoes if isinstance(step.spec, Stage) else ""
+        return bool(undoes) and first_change(undoes, self.situation.records) is None
 
     def try_of(self, step: Step, latest: StepRecord | None) -> int | Wait | StepState:
         first = 1
@@ -220,7 +228,8 @@ class _Reconciler:
             case StepAction.RUN, Stage() as stage:
                 latest = self.latest(step)
                 is_started = latest is not None and latest.state is StepState.INTENDED
-                return RunPlaybook(stage, number, is_started)
+                undone = first_change(stage.undoes, self.situation.records) if stage.undoes else None
+                return RunPlaybook(stage, number, is_started, "" if undone is None else undone.prior)
             case (StepAction.ARM | StepAction.DISARM) as action, StepDef() as spec:
                 return UseGuard(spec, number, action)
             case StepAction.CHECK, StepDef() as spec:

@@ -116,6 +116,12 @@ def record_key(record: StepRecord) -> tuple[int, str, StepAction, int]:
     return (record.attempt, record.step, record.action, record.number)
 
 
+def first_change(step: str, records: Sequence[StepRecord]) -> StepRecord | None:
+    """Return the first run of a step that may have changed the node and recorded the state before it."""
+    runs = (r for r in records if r.step == step and r.action is StepAction.RUN and r.prior is not None)
+    return next((r for r in runs if r.code is not FailureCode.NEVER_STARTED), None)
+
+
 def has_begun_run(records: Sequence[StepRecord]) -> bool:
     """Return whether a run of these records reached the node, which may have a part of the change."""
     runs = (record for record in records if record.action is StepAction.RUN)

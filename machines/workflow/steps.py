@@ -222,9 +222,7 @@ def is_excused(spec: StepDef, state: StepState, records: Sequence[StepRecord]) -
 
 
 def stages_for(plan: Plan, target: Target) -> tuple[Stage, ...]:
-    if not target.rolling_back:
-        return plan.stages
-    return () if plan.rollback is None else (plan.rollback,)
+    return plan.rollback if target.rolling_back else plan.stages
 
 
 def latest_record(

@@ -18,7 +18,7 @@ class AdapterNotFound(RolloutdError):
 class AdapterRegistry(Mapping[str, Any]):
     """The adapters of one port by kind."""
 
-    def __init__(self, group: str, context: AdapterContext) -> None:
+    def __init__(self, group: str, context: AdapterContext | RunnerContext) -> None:
         self._group = group
         self._context = context
         self._instances: dict[str, Any] = {}
@@ -35,7 +35,7 @@ class AdapterRegistry(Mapping[str, Any]):
         return len(installed_adapters(self._group))
 
 
-def create_adapter(group: str, kind: str, context: AdapterContext) -> Any:
+def create_adapter(group: str, kind: str, context: AdapterContext | RunnerContext) -> Any:
     """Return a new adapter; raises AdapterNotFound, which names those that are installed."""
     return _factory(group, kind)(context)
 

@@ -241,7 +241,7 @@ def require_rollback(state: State, who: Principal, rollout: Rollout, verb: str) 
     """Raise NotAllowed or Refused unless the caller may roll nodes of the rollout back."""
     require_plan_owner(who, rollout, verb)
     _require_not_observe_only(state)
-    if rollout.plan.rollback is None:
+    if not rollout.plan.rollback:
         raise Refused(
             "no-rollback", f"{rollout.id}: its plan has no rollback playbook; retry or skip its nodes"
         )

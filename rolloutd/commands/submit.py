@@ -18,10 +18,10 @@ from machines.facts.index import Index
 from machines.facts.projection import Projection
 from machines.model.events import Event, RolloutCancelled, RolloutOpened
 from machines.model.node import Node, natural_sort_key, pools_of
-from machines.model.plan import PILOT_WAVE, Digest, Plan
+from machines.model.plan import PILOT_WAVE, PLAYBOOK, Digest, Plan
 from machines.model.rollout import Actor, Rollout, Target
 from machines.model.runners import runner_of
-from machines.model.target_plan import lacks_check, lacks_isolator
+from machines.model.target_plan import lacks_change, lacks_check, lacks_isolator
 from machines.rules.waves import assign_waves
 from machines.states import Outcome, Trigger
 from machines.workflow.phase_transitions import transition
@@ -134,7 +134,7 @@ def resolve_by_facts(
 def _require_source_for_runners(resolved: ResolvedPlan, limits: Mapping[str, LimitsSources]) -> None:
     """Reject a source whose playbooks a runner of the targets cannot run."""
     facts, plan_file = resolved.facts, resolved.file
-    for target in resolved.targets:
+    for target in resolved.targets if PLAYBOOK in resolved.plan.run_kinds else ():
         rule = runner_of(facts.limits.runners, facts.nodes[target.node])
         if rule is None or rule.name not in limits:
             continue
@@ -277,11 +277,12 @@ def _require_filled_places(
 
 
 def _covered_draft(resolved: ResolvedPlan) -> Draft:
-    """Return the draft, unless the plan does not say how to isolate, or how to judge, one of its nodes."""
+    """Return the draft, unless the plan does not say how to isolate, change or judge one of its nodes."""
     diagnostics = []
     for lacks, key, allowed in (
         (lacks_isolator, "isolate", "an isolator for each node, or `- none: {where: ...}`"),
         (lacks_check, "verify", "a check for each node"),
+        (lacks_change, "maintain", "a change that each node's kind can have"),
     ):
         nodes = [target.node for target in resolved.targets]
         missed = sorted(

@@ -21,6 +21,7 @@ from rolloutd.configuration.shown_variables import hide_values
 from rolloutd.engine.state import State
 from rolloutd.errors import Refused, RolloutdError, SourceFailed
 from rolloutd.plugin import LOCAL_RUNNER
+from rolloutd.plugin.templates import render
 from rolloutd.ports import (
     Failed,
     PinnedSource,
@@ -109,9 +110,10 @@ class CheckMode:
             raise SourceFailed(f"{node}: its inventory source has not answered since the daemon started")
         # Never the name of an earlier run: its result would be of another time.
         name = f"{rollout or PREVIEW}.{node}.check-{self._state.epoch}-{next(self._numbers)}"
+        host = self._state.host(node)
         request = RunRequest(
-            run_id=self._runner.run_id_for(name, node),
-            host=self._state.host(node),
+            run_id=self._runner.run_id_for(name, node, stage.kind),
+            host=host,
             source=source,
             playbook=stage.playbook,
             variables=dict(stage.variables),
@@ -119,9 +121,11 @@ class CheckMode:
             check_only=True,
             rollout=rollout,
             step=stage.step,
+            kind=stage.kind,
+            params=render(stage.params, node=node, address=host.address, labels=host.labels, variables={}),
         )
         # A report is asked for now: it says that the runner is down, and does not wait for it.
-        if (reason := unavailable_reason(self._state.index, node, self._state.now())) is not None:
+        if (reason := unavailable_reason(self._state.index, node, self._state.now(), stage.kind)) is not None:
             raise Refused("runner-unavailable", describe(reason))
         handle = request.run_id
         try:

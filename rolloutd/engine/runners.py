@@ -1,4 +1,6 @@
-"""All runners as one: a node's runs go to the runner that the settings name for it.
+"""All runners as one: a playbook goes to the runner that the settings name for its node.
+
+A change goes to the runner of its kind, which is created when the first rollout needs it.
 
 The id of a run, and so its handle, names the runner's place, by which the next daemon finds it: `PLACE=RUN`.
 The runner of this machine adds no place, so its handles are those of every version of rolloutd.  A runner
@@ -14,7 +16,10 @@ import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import TypeVar
 
+from machines.model.events import Event, RolloutOpened
+from machines.model.plan import PLAYBOOK
 from machines.model.runners import RunnerProblem, runner_of
 from rolloutd.engine.state import State
 from rolloutd.errors import AdapterFailed, NotFound, RolloutdError, RunnerUnavailable
@@ -28,6 +33,7 @@ from rolloutd.ports import (
     LimitsSources,
     Ok,
     OnOneMachine,
+    RecordsPrevious,
     RunEvent,
     Runner,
     RunnerStatus,
@@ -39,6 +45,8 @@ from rolloutd.ports import (
 from rolloutd.ports.guards import adapter_errors
 
 log = logging.getLogger("rolloutd.engine.runners")
+
+T = TypeVar("T")
 
 CHECK_S = 30.0
 """Interval of asking whether a runner is available, and how long it may take to answer.
@@ -64,10 +72,19 @@ _PLACED = re.compile(rf"([a-z0-9-]+\.[0-9a-f]{{{PLACE_DIGITS}}})=(.*)", re.DOTAL
 class RoutedRunners:
     """ports.Runners by the rules of the settings."""
 
-    def __init__(self, state: State, runners: Mapping[str, Runner]) -> None:
-        """`runners` by name, with that of this machine, which also has the runs of earlier settings."""
+    def __init__(
+        self, state: State, runners: Mapping[str, Runner], changes: Mapping[str, Runner] | None = None
+    ) -> None:
+        """`runners` by name, with that of this machine, which also has the runs of earlier settings.
+
+        `changes` are the runners of changes by kind; it may create each when it is asked for.
+        """
         self._state = state
-        self._runners = runners
+        self._runners = dict(runners)
+        self._changes: Mapping[str, Runner] = {} if changes is None else changes
+        self._statuses = {name: runner.status for name, runner in runners.items()}
+        self._unasked: dict[str, RunnerProblem] = {}
+        """Why no change of a kind begins whose runner was not needed yet."""
         limited = {name: each for name, each in runners.items() if isinstance(each, LimitsSources)}
         state.source_limits = limited
         self._names = {_place(name, runner): name for name, runner in runners.items() if name != LOCAL_RUNNER}
@@ -77,7 +94,7 @@ class RoutedRunners:
 
     @property
     def statuses(self) -> Mapping[str, RunnerStatus]:
-        return {name: runner.status for name, runner in self._runners.items()}
+        return self._statuses
 
     @property
     def stores(self) -> Mapping[str, ArtifactStore]:
@@ -91,11 +108,41 @@ class RoutedRunners:
         for name, runner in self._runners.items():
             if name != LOCAL_RUNNER and runner.status.problem is None:
                 runner.status.problem = unasked
+        self._unasked = dict.fromkeys(self._changes.keys() - self._runners.keys(), unasked)
         self._publish_problems()
         # Each by itself: one that does not answer must not delay what is known of the others.
         async with asyncio.TaskGroup() as tasks:
             for name in self._runners:
                 tasks.create_task(self._watch(name), name=f"runner {name}")
+            await self._watch_needed_changes(tasks)
+
+    async def _watch_needed_changes(self, tasks: asyncio.TaskGroup) -> None:
+        """Begin to watch the runner of each kind of change once a rollout needs it."""
+        opened = asyncio.Event()
+
+        def on_commit(events: Sequence[Event], _: float) -> None:
+            if any(isinstance(event, RolloutOpened) for event in events):
+                opened.set()
+
+        self._state.commit_listeners.append(on_commit)
+        try:
+            while self._unasked:
+                rollouts = self._state.index.rollouts.values()
+                needed = frozenset[str]().union(*(each.plan.run_kinds for each in rollouts))
+                for kind in sorted(needed & self._unasked.keys()):
+                    try:
+                        with adapter_errors(f"change {kind}"):
+                            self._find(kind)
+                    except RolloutdError as error:
+                        self._unasked[kind] = RunnerProblem(str(error), self._state.now())
+                        self._publish_problems()
+                        continue
+                    del self._unasked[kind]
+                    tasks.create_task(self._watch(kind), name=f"runner {kind}")
+                await opened.wait()
+                opened.clear()
+        finally:
+            self._state.commit_listeners.remove(on_commit)
 
     async def _watch(self, name: str) -> None:
         while True:
@@ -130,18 +177,30 @@ class RoutedRunners:
         self._publish_problems()
 
     def _publish_problems(self) -> None:
-        problems = {key: each.problem for key, each in self.statuses.items() if each.problem is not None}
+        known = {key: each.problem for key, each in self.statuses.items() if each.problem is not None}
+        problems = {**self._unasked, **known}
         self._state.index.record_runner_problems(problems)
         self._state.wake_up()
 
     # -- which runner
 
-    def run_id_for(self, name: str, node: str) -> str:
-        is_known = node in self._state.index.nodes
-        runner_name = self._name_for(self._state.host(node)) if is_known else LOCAL_RUNNER
+    def _find(self, name: str) -> Runner:
+        """Return a runner of the settings, or that of a kind of change; raises NotFound."""
+        if name not in self._runners:
+            if name not in self._changes:
+                raise NotFound(f"change {name}: not installed; install its package and restart rolloutd")
+            self._runners[name] = self._changes[name]
+            self._statuses[name] = self._runners[name].status
+        return self._runners[name]
+
+    def run_id_for(self, name: str, node: str, kind: str = PLAYBOOK) -> str:
+        runner_name: str | None = kind
+        if kind == PLAYBOOK:
+            is_known = node in self._state.index.nodes
+            runner_name = self._name_for(self._state.host(node)) if is_known else LOCAL_RUNNER
         if runner_name is None:
             return name  # start() waits until the settings have a runner for the node
-        runner = self._runners[runner_name]
+        runner = self._find(runner_name)
         own = runner.run_id_here(name) if isinstance(runner, OnOneMachine) else name
         return self.handle_of(runner_name, own)
 
@@ -155,7 +214,12 @@ class RoutedRunners:
     def resolve(self, handle: str) -> tuple[str | None, str]:
         """Return the runner that a handle names, None for one that is not there, and its own handle."""
         match = _PLACED.fullmatch(handle)
-        return (LOCAL_RUNNER, handle) if match is None else (self._names.get(match[1]), match[2])
+        if match is None:
+            return LOCAL_RUNNER, handle
+        kind = match[1].rpartition(".")[0]
+        if kind in self._changes:
+            return (kind if _place(kind, self._find(kind)) == match[1] else None), match[2]
+        return self._names.get(match[1]), match[2]
 
     def handle_of(self, name: str, own: str) -> str:
         """Return the handle of a runner's own handle."""
@@ -171,6 +235,8 @@ class RoutedRunners:
 
     def _name_for_start(self, request: RunRequest) -> str:
         """Return the runner of a run that begins or is found again; raises RunnerUnavailable without one."""
+        if request.kind != PLAYBOOK:
+            return request.kind
         name, own = self.resolve(request.run_id)
         if name is None:
             raise AdapterFailed(
@@ -187,14 +253,28 @@ class RoutedRunners:
     # -- ports.PlaybookRuns
 
     async def start(self, request: RunRequest) -> str:
-        """Start the run as soon as its runner is available; its status shows the node meanwhile."""
-        since, own = self._state.now(), self.resolve(request.run_id)[1]
+        name, inner = await self._ask_when_available(request, lambda runner, own: runner.start(own))
+        handle = self.handle_of(name, inner)
+        self._deadlines[handle] = self._state.now() + request.timeout_s + END_MARGIN_S
+        return handle
+
+    async def read_previous(self, request: RunRequest) -> str | None:
+        async def read(runner: Runner, own: RunRequest) -> str | None:
+            return await runner.read_previous(own) if isinstance(runner, RecordsPrevious) else None
+
+        return (await self._ask_when_available(request, read))[1]
+
+    async def _ask_when_available(
+        self, request: RunRequest, ask: Callable[[Runner, RunRequest], Awaitable[T]]
+    ) -> tuple[str, T]:
+        """Ask about a run as soon as its runner is available; its status shows the node meanwhile."""
+        since, own = self._state.now(), replace(request, run_id=self.resolve(request.run_id)[1])
         retries = iter(RETRY_S)
         while True:
             name = None
             try:
                 name = self._name_for_start(request)
-                inner = await self._runners[name].start(replace(request, run_id=own))
+                answer = await ask(self._find(name), own)
                 break
             except RunnerUnavailable as error:
                 if name is not None:
@@ -203,9 +283,7 @@ class RoutedRunners:
                 await self._state.clock.sleep(next(retries, RETRY_S[-1]))
         if self._runners[name].status.problem is not None:
             self._record(name, None)
-        handle = self.handle_of(name, inner)
-        self._deadlines[handle] = self._state.now() + request.timeout_s + END_MARGIN_S
-        return handle
+        return name, answer
 
     @contextmanager
     def _shown_waiting(self, name: str | None, node: str, since: float) -> Iterator[None]:
@@ -262,8 +340,17 @@ class RoutedRunners:
     async def clean_up_stale_runs(
         self, host: Host, *, timeout_s: float, fencing_token: str = ""
     ) -> Ok | Failed | Unknown:
-        runner = self._runners[self._name_for(host) or LOCAL_RUNNER]
-        return await runner.clean_up_stale_runs(host, timeout_s=timeout_s, fencing_token=fencing_token)
+        """End what the node's unfinished runs left, each in its own way: changes, and then playbooks."""
+        left = {self.resolve(handle)[0] for handle in await self._state.store.unfinished_runs(host.name)}
+        changes = [kind for kind in self._changes if kind in left]
+        playbooks = [self._name_for(host) or LOCAL_RUNNER] if left - set(changes) or not changes else []
+        result: Ok | Failed | Unknown = Ok()
+        for name in (*changes, *playbooks):
+            runner = self._find(name)
+            result = await runner.clean_up_stale_runs(host, timeout_s=timeout_s, fencing_token=fencing_token)
+            if not isinstance(result, Ok):
+                break
+        return result
 
     async def keep_connections(self, nodes: Collection[str]) -> None:
         for runner in self._runners.values():

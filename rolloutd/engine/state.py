@@ -283,7 +283,7 @@ class State:
         )
         if any(row and row.handle and row.state is PreparationState.FAILED for row in builds):
             return True
-        return await self.store.has_unfinished_run(node)
+        return bool(await self.store.unfinished_runs(node))
 
     def problems(self) -> tuple[str, ...]:
         """Return what needs a user or a restart, adapters that keep failing, and the last write's error."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, Union
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, Union
 
 from pydantic import (
+    ConfigDict,
     Field,
     WrapValidator,
     field_validator,
@@ -13,9 +14,17 @@ from pydantic import (
 
 from machines.model.timefmt import format_duration
 from rolloutd.planfile.document import truncate
-from rolloutd.planfile.prepare import Variables
-from rolloutd.planfile.steps import MAX_STEPS, VerifyStep, params_model, usable_adapters
-from rolloutd.plugin import ABSENT, GUARDS, Params, Registration, duration_field, field_types
+from rolloutd.planfile.prepare import OneKind, Variables
+from rolloutd.planfile.steps import MAX_STEPS, VerifyStep, params_model, step_model, usable_adapters
+from rolloutd.plugin import (
+    ABSENT,
+    CHANGES,
+    GUARDS,
+    Params,
+    Registration,
+    duration_field,
+    field_types,
+)
 from rolloutd.plugin.field_types import InvalidValue, Playbook, PositiveDuration, raise_invalid
 
 DEFAULT_EXPECTED_S = 900
@@ -27,16 +36,28 @@ _RUN_ONCE_KEYS = ("in_service", "baseline", "repair")
 """Keys of checks that have no meaning in `confirm`: it runs once, on the isolated node."""
 
 
-class Stage(Params):
-    """One playbook run on the isolated node."""
+COMMON_STAGE_KEYS = frozenset({"name", "vars", "timeout", "expected", "on_unknown"})
+"""Keys of a stage of every kind."""
+
+
+def _require_kind(schema: dict[str, Any]) -> None:
+    """Let the schema demand a kind of run."""
+    kinds = [key for key in schema["properties"] if key not in COMMON_STAGE_KEYS]
+    schema["anyOf"] = [{"required": [kind]} for kind in kinds]
+
+
+class _Stage(OneKind):
+    common_keys: ClassVar[frozenset[str]] = COMMON_STAGE_KEYS
+
+    model_config = ConfigDict(json_schema_extra=_require_kind)
 
     name: field_types.Name = Field(
         default=ABSENT, description="Name of the stage: `configure`, of several `stage-N`."
     )
-    playbook: Playbook = Field(description="Playbook, a path inside the source.")
+    playbook: Playbook = Field(default=ABSENT, description="Playbook, a path inside the source.")
     vars: Variables = Field(
         default={},
-        description="Extra variables of the run; Ansible renders templates in them, rolloutd does not.",
+        description="Extra variables of a playbook; Ansible renders templates in them, rolloutd does not.",
     )
     timeout: PositiveDuration = duration_field("30m", "Limit of the run.")
     expected: PositiveDuration = duration_field("15m", "How long the run usually takes; at most `timeout`.")
@@ -51,12 +72,27 @@ class Stage(Params):
         return self.expected if is_given else min(DEFAULT_EXPECTED_S, self.timeout)
 
     @model_validator(mode="after")
+    def _only_playbooks_have_variables(self) -> Self:
+        if self.vars and "playbook" not in self.model_fields_set:
+            message = f"a change of the kind {self.kind} takes no variables"
+            raise InvalidValue(message, "no `vars`", at=("vars",), at_key=True)
+        return self
+
+    @model_validator(mode="after")
     def _expected_fits_timeout(self) -> Self:
         if "expected" in self.model_fields_set and self.expected > self.timeout:
             message = "the run is expected to take longer than its timeout"
             limit = f"at most {format_duration(self.timeout)}"
             raise InvalidValue(message, limit, at=("expected",), found=format_duration(self.expected))
         return self
+
+
+if TYPE_CHECKING:
+    Stage = _Stage
+else:
+    Stage = step_model(
+        "Stage", "One run on the isolated node: of a playbook, or a change.", CHANGES, base=_Stage
+    )
 
 
 class Rollback(Params):

@@ -15,9 +15,10 @@ from typing import Any, TypeGuard, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
-from rolloutd.planfile.change import DEFAULT_EXPECTED_S, DEFAULT_GUARD
+from rolloutd.planfile.change import COMMON_STAGE_KEYS, DEFAULT_EXPECTED_S, DEFAULT_GUARD
 from rolloutd.planfile.model import PlanDocument
 from rolloutd.planfile.prepare import stage_names
+from rolloutd.plugin import PLAYBOOK
 
 JSON = Any
 Content = Mapping[str, JSON]
@@ -52,10 +53,7 @@ def plan_content(document: PlanDocument) -> dict[str, JSON]:
     spec = content["spec"]
     stages = spec["maintain"]
     for number, stage in enumerate(stages, start=1):
-        if stage["name"] is None:
-            stage["name"] = _default_stage_name(number, len(stages))
-        if stage["expected"] is None:
-            stage["expected"] = min(DEFAULT_EXPECTED_S, stage["timeout"])
+        _complete_stage(stage, number, len(stages))
     for key in (*OPTIONAL_CHANGE_KEYS, *OPTIONAL_POLICY_KEYS):
         if spec[key] is None or spec[key] is False:
             del spec[key]
@@ -82,6 +80,20 @@ def plan_content(document: PlanDocument) -> dict[str, JSON]:
         # A rollback needs the variables of the change; they are written out, so that people vote for them.
         rollback["vars"] = {**_merged_variables(stages), **rollback["vars"]}
     return content
+
+
+def _complete_stage(stage: dict[str, JSON], number: int, count: int) -> None:
+    """Fill in the defaults of a stage, and leave out the keys of the kinds that it is not."""
+    if stage["name"] is None:
+        stage["name"] = _default_stage_name(number, count)
+    if stage["expected"] is None:
+        stage["expected"] = min(DEFAULT_EXPECTED_S, stage["timeout"])
+    for kind in stage.keys() - COMMON_STAGE_KEYS:
+        if stage[kind] is None:
+            del stage[kind]
+        elif kind != PLAYBOOK:
+            stage[kind] = {key: value for key, value in stage[kind].items() if value is not None}
+            del stage["vars"]
 
 
 def written_content(content: Content) -> dict[str, JSON]:
@@ -137,7 +149,7 @@ def _is_model(annotation: Any) -> TypeGuard[type[BaseModel]]:
 
 def _merged_variables(stages: Sequence[Mapping[str, JSON]]) -> dict[str, JSON]:
     """Return the variables of all stages; the earlier stage wins."""
-    return {key: value for stage in reversed(stages) for key, value in stage["vars"].items()}
+    return {key: value for stage in reversed(stages) for key, value in stage.get("vars", {}).items()}
 
 
 def canonical_json(value: JSON) -> str:

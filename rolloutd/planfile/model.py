@@ -17,7 +17,7 @@ from machines.model.windows import DAYS, Window, longest_opening
 from rolloutd.planfile.change import Guard, Rollback, Stage
 from rolloutd.planfile.prepare import Cleanup, PrepareItem, stage_names
 from rolloutd.planfile.steps import MAX_STEPS, IsolateStep, TrafficStep, VerifyStep
-from rolloutd.plugin import ABSENT, Params, duration_field, field_types
+from rolloutd.plugin import ABSENT, Params, are_reversible, duration_field, field_types
 from rolloutd.plugin.field_types import (
     MAX_ITEMS,
     MAX_VOTES,
@@ -373,7 +373,7 @@ class Spec(Params):
     maintain: Stages = Field(
         min_length=1,
         max_length=MAX_ITEMS,
-        description="The change: a playbook run, or several.",
+        description="The change: a run of a playbook or a change of another kind, or several.",
         json_schema_extra=_stages_schema,
     )
     guard: Guard = Field(
@@ -381,7 +381,10 @@ class Spec(Params):
         description="How a node undoes the change by itself if it cannot be reached any more; not if not "
         "given.",
     )
-    rollback: Rollback = Field(default=ABSENT, description="How the change is undone on a node.")
+    rollback: Rollback = Field(
+        default=ABSENT,
+        description="How the change is undone on a node; changes that record what they replace need none.",
+    )
     on_failure: Literal["pause", "rollback-node", "rollback-wave", "rollback-all"] = Field(
         default=ABSENT,
         description="What is rolled back without asking when a node fails: nothing (`pause`), that node, "
@@ -440,7 +443,10 @@ class Spec(Params):
     @field_validator("on_failure")
     @classmethod
     def _require_rollback(cls, on_failure: str, info: ValidationInfo) -> str:
-        if on_failure != "pause" and "rollback" in info.data and info.data["rollback"] is None:
+        has_rollback = info.data.get("rollback", "unreadable") is not None or are_reversible(
+            stage.kind for stage in info.data.get("maintain", ())
+        )
+        if on_failure != "pause" and not has_rollback:
             raise InvalidValue("the plan has no rollback", "pause, or a rollback")
         return on_failure
 

@@ -63,8 +63,8 @@ class _Where(Params):
 
 
 def step_model(
-    name: str, doc: str, group: str, common: type[Params] | None = None, base: type[Step] = Step
-) -> type[Step]:
+    name: str, doc: str, group: str, common: type[Params] | None = None, base: type[OneKind] = Step
+) -> type[Any]:
     """Return the model of a mapping whose one key, besides those of `base`, is an installed kind of a port.
 
     `common` has the keys of every kind besides its adapter's own.

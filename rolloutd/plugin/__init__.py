@@ -10,7 +10,7 @@ is imported when the daemon first needs the adapter.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import entry_points
@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, field_v
 from pydantic_core import CoreSchema
 
 from machines.model.node import NodeKind
-from machines.model.plan import Capability
+from machines.model.plan import PLAYBOOK, Capability
 from rolloutd.plugin.field_types import (
     Command,
     Duration,
@@ -38,6 +38,7 @@ from rolloutd.plugin.field_types import (
 __all__ = [
     "ABSENT",
     "ANCHORS",
+    "CHANGES",
     "CHECKS",
     "GUARDS",
     "INVENTORIES",
@@ -45,6 +46,7 @@ __all__ = [
     "LOCAL_RUNNER",
     "MACHINES",
     "OBSERVERS",
+    "PLAYBOOK",
     "PROBES",
     "RUNNERS",
     "SETTINGS",
@@ -65,6 +67,7 @@ __all__ = [
     "SelectorText",
     "SettingsSection",
     "TemplateText",
+    "are_reversible",
     "command_parameters",
     "duration_field",
     "installed_adapters",
@@ -74,6 +77,7 @@ __all__ = [
 INVENTORIES = "rolloutd.inventories"
 OBSERVERS = "rolloutd.observers"
 ISOLATORS = "rolloutd.isolators"
+CHANGES = "rolloutd.changes"
 CHECKS = "rolloutd.checks"
 PROBES = "rolloutd.probes"
 WATCHES = "rolloutd.watches"
@@ -187,7 +191,8 @@ class Registration:
     """One adapter, as its package describes it.
 
     `factory` is `package.module:function`; the function takes a
-    `rolloutd.ports.AdapterContext`, or a `RunnerContext` for a runner.  The
+    `rolloutd.ports.AdapterContext`, or a `RunnerContext` for a runner or a
+    change, which is a runner too.  The
     first sentence of the docstring of `params` describes the kind in the
     schemas.  Without `params` no file may name the kind: the daemon creates the
     adapter for each source of that kind.
@@ -213,6 +218,14 @@ class SettingsSection:
 
     params: type[Params]
     description: str
+
+
+def are_reversible(kinds: Iterable[str]) -> bool:
+    """Return whether all these kinds of runs are changes that record what they replace."""
+    changes = installed_adapters(CHANGES)
+    return all(
+        kind in changes and Capability.RECORDS_PREVIOUS in changes[kind].capabilities for kind in kinds
+    )
 
 
 @cache

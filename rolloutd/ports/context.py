@@ -70,6 +70,8 @@ class AdapterContext:
 class RunnerContext:
     """The services that every runner may use, and its own `params` from the settings.
 
+    The runner of a change has neither a `name` nor `params`: each run has those of its stage.
+
     `find_tree` returns the directory of a source or raises NotFound.  On `inherited_nodes` runs of another
     machine may be under way.  Daemons with the same `marks` end each other's leftovers.  `stale_runs` is
     None for the runner of this machine, which is it.

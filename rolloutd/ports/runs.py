@@ -7,19 +7,25 @@ from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
+from machines.model.plan import PLAYBOOK
 from machines.model.runners import RunnerProblem
 from machines.model.step_result import Failed, Ok, Unknown
 from rolloutd.ports.artifacts import ArtifactStore
 from rolloutd.ports.nodes import Host
 from rolloutd.ports.types import JSON, PinnedSource
 
+MAX_PREVIOUS_BYTES = 65_536
+"""Size of what a change records of the state that it replaces: references and values of one object."""
+
 
 @dataclass(frozen=True, slots=True)
 class RunRequest:
-    """One playbook run on one host.
+    """One run on one host: of a playbook, or of a change of another kind.
 
     `run_id` is unique, a valid file name, and the same when the step is repeated after a restart; only the
-    runner reads it.  `playbook` is a path in `source`.  `rollout` is empty for a run of a preview, `attempt`
+    runner reads it.  `playbook` is a path in `source`; a change has `params` in its place, rendered for its
+    host.  `previous` is what read_previous() returned before the change that this run undoes, empty for every
+    other run.  `rollout` is empty for a run of a preview, `attempt`
     0 for a run outside of an attempt.  The run enforces `timeout_s` itself, from its own start.
     `fencing_token` is `epoch.number OWNER SECOND` and grows with every run: a host that has seen a greater
     one refuses the run, and each of its later commands.
@@ -38,6 +44,9 @@ class RunRequest:
     rollout: str = ""
     attempt: int = 0
     step: str = ""
+    kind: str = PLAYBOOK
+    params: Mapping[str, JSON] = field(default_factory=dict)
+    previous: str = ""
 
     @property
     def node(self) -> str:
@@ -159,7 +168,7 @@ class PlaybookRuns(Protocol):
 
 
 class Runner(PlaybookRuns, Protocol):
-    """Runs playbooks in one place.
+    """Runs playbooks, or changes of one kind, in one place.
 
     A call raises RunnerUnavailable if the system that executes the runs does not answer, is full or refuses:
     the daemon waits and calls again.
@@ -189,6 +198,20 @@ class OnOneMachine(Protocol):
 
     def is_elsewhere(self, handle: str) -> bool:
         """Return whether the handle, or the id, names another machine: the run cannot be found here."""
+
+
+@runtime_checkable
+class RecordsPrevious(Protocol):
+    """Optional port of a change's runner: what the change replaces is recorded, and its rollback restores it.
+
+    The registration of its kind has Capability.RECORDS_PREVIOUS.
+    """
+
+    async def read_previous(self, request: RunRequest) -> str:
+        """Return what the run is about to replace, as JSON of at most MAX_PREVIOUS_BYTES, without secrets.
+
+        It is recorded before the run begins.  Raises RunnerUnavailable as start() does.
+        """
 
 
 @runtime_checkable
@@ -247,14 +270,20 @@ class StaleRuns(Protocol):
 
 
 class Runners(PlaybookRuns, KeepsConnections, Protocol):
-    """All runners as one: each node's runs go to the runner that the settings name for it."""
+    """All runners as one.
+
+    Playbooks go to the runner that the settings name for their node, changes to that of their kind.
+    """
 
     @property
     def statuses(self) -> Mapping[str, RunnerStatus]:
         """The statuses of the runners by name."""
 
-    def run_id_for(self, name: str, node: str) -> str:
+    def run_id_for(self, name: str, node: str, kind: str = PLAYBOOK) -> str:
         """Return the id of a node's run that is about to begin; it names the runner and the machine."""
+
+    async def read_previous(self, request: RunRequest) -> str | None:
+        """Return what the run is about to replace, None if its kind does not record that."""
 
     def is_elsewhere(self, handle: str) -> bool:
         """Return whether the handle, or the id, is of a runner or machine that this daemon does not have."""

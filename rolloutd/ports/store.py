@@ -376,8 +376,8 @@ class Store(Protocol):
     async def load_verdicts(self) -> Sequence[Verdict]:
         """Return the verdicts that are not cleared, oldest first."""
 
-    async def has_unfinished_run(self, node: str) -> bool:
-        """Return whether a RUN step on the node is intended, failed or unknown with no later ok CLEAR."""
+    async def unfinished_runs(self, node: str) -> Sequence[str]:
+        """Return the handles of the node's runs that did not end well and have no later cleanup."""
 
     async def list_changed_nodes(self, rollout: str, after: int) -> frozenset[str]:
         """Return the nodes of a rollout that audit entries after a sequence number name."""

@@ -11,10 +11,12 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from machines.model.limits import Budget, Limits, PoolRule
+from machines.model.node import NodeKind
 from machines.model.plan import (
     DEFAULT_DRIFT_EVERY_S,
     DEFAULT_POLL_S,
     PILOT_WAVE,
+    PLAYBOOK,
     Capability,
     EnrolPolicy,
     GateName,
@@ -36,14 +38,16 @@ from machines.model.preparation import (
 from machines.model.runners import RunnerRule
 from machines.model.selector import parse_selector
 from machines.model.windows import Window
-from rolloutd.planfile.change import DEFAULT_GUARD
+from rolloutd.planfile.change import COMMON_STAGE_KEYS, DEFAULT_GUARD
 from rolloutd.planfile.model import WindowSpec
 from rolloutd.plugin import (
+    CHANGES,
     CHECKS,
     GUARDS,
     ISOLATORS,
     LOCAL_RUNNER,
     PROBES,
+    are_reversible,
     command_parameters,
     installed_adapters,
 )
@@ -52,6 +56,9 @@ from rolloutd.settings import PoolKey, Settings
 
 JSON = Any
 StepContent = Mapping[str, Mapping[str, JSON]]
+
+ROLLBACK = "rollback"
+"""Name of the stage that undoes the change; of several the prefix."""
 
 CANARY_WAVE = "canary"
 FLEET_WAVE = "fleet"
@@ -85,19 +92,20 @@ def compile_plan(content: Mapping[str, JSON], *, teams: Mapping[str, TeamChecks]
     spec = content["spec"]
     verify = compile_steps(CHECKS, spec["verify"], "verify")
     rollback, cleanup = spec["rollback"], (spec.get("prepare") or {}).get("cleanup")
+    stages = tuple(_compile_stage(stage["name"], stage) for stage in spec["maintain"])
     return Plan(
         name=content["metadata"]["name"],
         owner=content["metadata"]["owner"],
         selector=parse_selector(spec["targets"]),
         waves=_compile_waves(spec),
-        stages=tuple(_compile_stage(stage["name"], stage) for stage in spec["maintain"]),
+        stages=stages,
         verify=verify + _compile_team_checks(teams),
         # A plan stored by a version without probes lacks the key.
         traffic=compile_steps(PROBES, spec.get("traffic", ()), "traffic"),
         idle_for_s=float(spec.get("idle_for") or 0.0),
         poll_s=float(spec.get("poll") or DEFAULT_POLL_S),
         isolate=compile_steps(ISOLATORS, spec["isolate"], "isolate"),
-        rollback=None if rollback is None else _compile_stage("rollback", rollback),
+        rollback=_rollback_of(stages) if rollback is None else (_compile_stage(ROLLBACK, rollback),),
         rollback_verify=_compile_rollback_checks(rollback, verify),
         on_failure=OnFailure(spec.get("on_failure", OnFailure.PAUSE)),
         at_most=spec.get("at_most"),
@@ -281,13 +289,30 @@ def _seconds(duration: JSON) -> float | None:
 
 
 def _compile_stage(name: str, content: Mapping[str, JSON]) -> Stage:
-    return Stage(
+    stage = Stage(
         name=name,
-        playbook=content["playbook"],
-        variables=dict(content["vars"]),
+        playbook=content.get(PLAYBOOK, ""),
+        variables=dict(content.get("vars", {})),
         timeout_s=float(content["timeout"]),
         on_unknown=OnUnknownPolicy(content.get("on_unknown", OnUnknownPolicy.VERIFY)),
     )
+    if PLAYBOOK in content:
+        return stage
+    kind = next(key for key in content if key not in COMMON_STAGE_KEYS)
+    change = installed_adapters(CHANGES).get(kind)
+    node_kinds = frozenset[NodeKind]() if change is None else change.node_kinds
+    return replace(stage, kind=kind, params=content[kind], node_kinds=node_kinds)
+
+
+def _rollback_of(stages: Sequence[Stage]) -> tuple[Stage, ...]:
+    """Return the stages that restore what these recorded before them, none if one of them records nothing."""
+    if not are_reversible(stage.kind for stage in stages):
+        return ()
+    names = [ROLLBACK] if len(stages) == 1 else [f"{ROLLBACK}.{stage.name}" for stage in stages]
+    undoing = (
+        replace(stage, name=name, undoes=stage.step) for name, stage in zip(names, stages, strict=True)
+    )
+    return tuple(reversed(tuple(undoing)))
 
 
 def _compile_rollback_checks(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 from pydantic import AfterValidator, ConfigDict, Field
 
 from rolloutd.planfile.steps import Step, step_model
-from rolloutd.plugin import ABSENT, LOCAL_RUNNER, RUNNERS, Params, SelectorText
+from rolloutd.plugin import ABSENT, CHANGES, LOCAL_RUNNER, RUNNERS, Params, SelectorText, installed_adapters
 from rolloutd.plugin.field_types import MAX_ITEMS, InvalidValue, OptionalPath, raise_invalid
 
 MAX_RUNNER_PARALLEL = 1000
@@ -70,15 +70,15 @@ class _Runner(Step):
 
 
 def _require_own_names(runners: Sequence[_Runner]) -> Sequence[_Runner]:
-    """Reject runners that share a name, or have that of this machine's runner."""
-    errors, taken = [], {LOCAL_RUNNER}
+    """Reject runners that share a name, or have that of this machine's runner or of a kind of change."""
+    errors, taken = [], {LOCAL_RUNNER, *installed_adapters(CHANGES)}
     for index, runner in enumerate(runners):
         if (name := runner.runner_name) in taken:
             path = (index, "name") if runner.name else (index,)
             message = (
                 "this is the runner of the daemon's machine"
                 if name == LOCAL_RUNNER
-                else "another runner has this name"
+                else "another runner, or a kind of change, has this name"
             )
             errors.append(InvalidValue(message, "a unique `name`", at=path, found=name))
         taken.add(name)

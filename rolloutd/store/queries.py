@@ -247,18 +247,19 @@ def _read_forecast(text: str) -> dict[str, Any]:
     return answer
 
 
-def has_unfinished_run(connection: Connection, node: str) -> bool:
-    """Return whether a run may have left processes on the node, and no cleanup has succeeded since."""
-    row = connection.execute(
-        "SELECT 1 FROM step AS run WHERE run.node = ? AND run.handle != '' AND run.state != 'ok'"
+def unfinished_runs(connection: Connection, node: str) -> tuple[str, ...]:
+    """Return the handles of runs that may have left something on the node since the last cleanup of it."""
+    rows = connection.execute(
+        "SELECT DISTINCT run.handle FROM step AS run"
+        " WHERE run.node = ? AND run.handle != '' AND run.state != 'ok'"
         " AND (run.action != 'check' OR run.state != 'failed')"  # a check leaves nothing behind
         " AND NOT EXISTS (SELECT 1 FROM step AS clean_up WHERE clean_up.node = run.node"
-        " AND clean_up.action = 'clean-up' AND clean_up.state = 'ok' AND clean_up.rowid > run.rowid) LIMIT 1",
+        " AND clean_up.action = 'clean-up' AND clean_up.state = 'ok' AND clean_up.rowid > run.rowid)",
         (node,),
-    ).fetchone()
+    ).fetchall()
     # The run of a failed prepare stage may have left processes too.
-    lost = "SELECT 1 FROM preparation WHERE node = ? AND handle != '' AND state = 'failed' LIMIT 1"
-    return row is not None or connection.execute(lost, (node,)).fetchone() is not None
+    lost = "SELECT handle FROM preparation WHERE node = ? AND handle != '' AND state = 'failed'"
+    return tuple(handle for (handle,) in (*rows, *connection.execute(lost, (node,)).fetchall()))
 
 
 def load_plan(connection: Connection, rollout: str) -> tuple[Mapping[str, JSON], Mapping[str, str]]:

@@ -247,7 +247,7 @@ class SqlStore:
     list_recorded_nodes = _query(retention_queries.list_recorded_nodes)
     has_step_output = _query(retention_queries.has_step_output)
     load_verdicts = _query(queries.load_verdicts)
-    has_unfinished_run = _query(queries.has_unfinished_run)
+    unfinished_runs = _query(queries.unfinished_runs)
     read_audit = _query(queries.read_audit)
     list_changed_nodes = _query(queries.list_changed_nodes)
     latest_audit_entry = _query(queries.latest_audit_entry)

@@ -330,6 +330,7 @@ SENTENCES: Final[Mapping[ReasonCode, Callable[[str, Params], str]]] = {
         f"no isolator of the plan applies to {node}, and the plan does not say that it stays in service"
     ),
     ReasonCode.NO_CHECK: lambda node, _: f"no check of the plan applies to {node}",
+    ReasonCode.NO_CHANGE: lambda node, _: f"the plan's change does not apply to {node}",
     ReasonCode.BACKOFF: lambda node, p: (
         f"{node} is tried again at {format_rfc3339(p['until'])}{_detail(p['detail'])}"
     ),

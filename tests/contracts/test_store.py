@@ -529,7 +529,7 @@ async def test_unfinished_run_reported_until_cleared(store: Store, state: StepSt
         return StepRecorded(step(state, number=number, step="clear", action=StepAction.CLEAN_UP))
 
     await write(store, rollout_opened(), ADMITTED)
-    assert not await store.has_unfinished_run("n1")
+    assert not await store.unfinished_runs("n1")
     for number, events, unclean in (
         (1, (ran, StepState.OK), False),
         (2, (ran, state), True),
@@ -542,8 +542,8 @@ async def test_unfinished_run_reported_until_cleared(store: Store, state: StepSt
     ):
         make, ended = events
         await write(store, make(number, ended))
-        assert await store.has_unfinished_run("n1") is unclean
-        assert not await store.has_unfinished_run("n2")
+        assert bool(await store.unfinished_runs("n1")) is unclean
+        assert not await store.unfinished_runs("n2")
 
 
 # -- conflicts ------------------------------------------------------------------------

@@ -199,7 +199,7 @@ def test_silent_node_is_asked_until_its_restore_is_overdue() -> None:
 
 
 def test_rollback_is_guarded_too() -> None:
-    undo = replace(PLAN, rollback=PLAN.stages[0])
+    undo = replace(PLAN, rollback=PLAN.stages[:1])
     rolling_back = replace(MAINTAINING, rolling_back=True)
     action = next_action(Situation(undo, rolling_back, [], T0, elapsed_s=0.0, has_unfinished_run=False))
     assert action == UseGuard(GUARD, 1, StepAction.ARM)

@@ -398,7 +398,7 @@ def test_node_last_seen_down_reported_before_peers() -> None:
 
 def test_plan_with_rollback_suggests_it() -> None:
     index = index_of(PAYMENTS)
-    submit(index, rollback=Stage("rollback", "undo.yml"))
+    submit(index, rollback=(Stage("rollback", "undo.yml"),))
     fail(index, "n1")
     suggested = lifted_by(explain_node(index, "R", "n1", T0))
     assert suggested == "rolloutctl retry R n1 --reason ... (or skip, or rollback)"

@@ -33,7 +33,7 @@ def progress_of(index: Projection, now: float = T0) -> RolloutProgress:
 
 def test_left_excluded_and_rolled_back_counted_among_skipped() -> None:
     index = index_of(NODES)
-    submit(index, rollback=None)
+    submit(index, rollback=())
     finish(index, "n1")
     transition(index, "n2", Trigger.FOUND_CURRENT, Outcome.ALREADY_CURRENT)
     transition(index, "n3", Trigger.SKIPPED, Outcome.SKIPPED)

@@ -46,7 +46,7 @@ from tests.machines.builders import (
     vote,
 )
 
-UNDO = Stage("rollback", "undo.yml")
+UNDO = (Stage("rollback", "undo.yml"),)
 WAVES = (WaveDef("canary", gate=GateName.CONTINUE), WaveDef("fleet"))
 
 

@@ -197,7 +197,7 @@ def test_joining_takes_no_second_slot() -> None:
 
 
 def test_later_change_is_rolled_back_first() -> None:
-    index = train_of_two(rollback=Stage("rollback", "undo.yml"))
+    index = train_of_two(rollback=(Stage("rollback", "undo.yml"),))
     pass_checks(index)
     transition(index, NODE, Trigger.ADMITTED, rollout="R2", at=T0 + 1, joins_outage=True)
     for trigger in (Trigger.ISOLATED, Trigger.MAINTAINED):

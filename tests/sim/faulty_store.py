@@ -239,10 +239,10 @@ class FaultyStore:
         self._maybe_raise()
         return await self._inner.load_steps(*args, **named)
 
-    async def has_unfinished_run(self, node: str) -> bool:
+    async def unfinished_runs(self, node: str) -> Any:
         """Read, or raise a disk error."""
         self._maybe_raise()
-        return await self._inner.has_unfinished_run(node)
+        return await self._inner.unfinished_runs(node)
 
     async def load_plan(self, rollout: str) -> Any:
         """Read, or raise a disk error."""

@@ -23,7 +23,7 @@ class SimRunner:
         self._access = access
         self.statuses = {"local": RunnerStatus(parallel=16)}
 
-    def run_id_for(self, name: str, node: str) -> str:
+    def run_id_for(self, name: str, node: str, kind: str = "playbook") -> str:
         return name
 
     def is_elsewhere(self, handle: str) -> bool:

@@ -90,7 +90,7 @@ class TimedRunner:
         self._slots = Slots(lambda: self.status.parallel)
         self._ends: dict[str, asyncio.Event] = {}
 
-    def run_id_for(self, name: str, node: str) -> str:
+    def run_id_for(self, name: str, node: str, kind: str = "playbook") -> str:
         return name
 
     def is_elsewhere(self, handle: str) -> bool:

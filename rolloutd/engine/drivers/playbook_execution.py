@@ -1,4 +1,4 @@
-"""Playbook runs of one node: start or find a run, follow it, clean up after older ones.
+"""Runs of one node, of playbooks or changes: start or find a run, follow it, clean up after older ones.
 
 A run outlives the daemon, so the driver first asks the runner whether a run with this id exists.  A run that
 the daemon cannot follow continues and is found again.  The core decides from the records what a run's end
@@ -11,16 +11,18 @@ import asyncio
 from dataclasses import replace
 
 from machines.model import actions
-from machines.model.events import StepRecord
+from machines.model.events import StepRecord, StepState
+from machines.model.plan import PLAYBOOK
 from machines.model.rollout import FailureCode
 from machines.states import IN_FLIGHT_PHASES
+from machines.workflow.recording import record_of
 from rolloutd.configuration.documents import Configuration, configuration_hash, intended_configuration
 from rolloutd.engine.drivers.guard_steps import GuardSteps
 from rolloutd.engine.drivers.isolation import Isolation
 from rolloutd.engine.drivers.node_session import NodeSession
 from rolloutd.engine.drivers.step_journal import StepJournal
 from rolloutd.engine.tasks import Wakeup, running_in_background
-from rolloutd.ports import Failed, Ok, RunRequest, RunState, StepResult, Unknown
+from rolloutd.ports import MAX_PREVIOUS_BYTES, Failed, Ok, RunRequest, RunState, StepResult, Unknown
 from rolloutd.texts.cause_text import describe_causes
 
 FOLLOW_TRIES = 3
@@ -77,7 +79,7 @@ class PlaybookExecution:
         """Start or find the run of a stage, and follow it to its end."""
         stage, session = action.stage, self._session
         run = f"{session.rollout}.{session.node}.{session.target.attempt}.{stage.name}.{action.number}"
-        record = self._journal.begin(action, handle=self._runner.run_id_for(run, session.node))
+        record = self._journal.begin(action, handle=self._runner.run_id_for(run, session.node, stage.kind))
         if action.is_started:
             handle = self._journal.recorded_version(record).handle
             if self._runner.is_elsewhere(handle):
@@ -91,6 +93,12 @@ class PlaybookExecution:
             return
         if not run_in_progress and not await self._guard.wait_until_heard():
             return
+        if not run_in_progress:
+            record = await self._with_previous(action, self._journal.recorded_version(record))
+            if record.state is not StepState.INTENDED:
+                await self._journal.write(record)
+            if record.state is not StepState.INTENDED or not self._is_in_flight():
+                return
         # Write even an unchanged record: if another daemon took over, the write fails and no run starts.
         configuration = None if run_in_progress else self._configuration(action)
         await self._journal.write(self._journal.recorded_version(record), configuration=configuration)
@@ -103,6 +111,33 @@ class PlaybookExecution:
             await self._guard.renew()  # the checks that confirm the change have the guard's whole time
         await self._journal.finish(self._with_wait(self._journal.recorded_version(record)), result)
         await self._journal.update_unfinished_run()
+
+    async def _with_previous(self, action: actions.RunPlaybook, record: StepRecord) -> StepRecord:
+        """Return the record with what the run replaces, or as failed; as it is if its kind records nothing.
+
+        What was recorded before stays: the run may have begun since.
+        """
+        if action.stage.kind == PLAYBOOK or record.prior is not None:
+            return record
+        request = await self._build_request(action, record.handle)
+        async with running_in_background(
+            self._session.capture_errors(self._runner.read_previous(request))
+        ) as reading:
+            reading.add_done_callback(lambda _: self._wakeup.trigger())
+            while not reading.done() and self._is_in_flight():
+                await self._wakeup.wait_for(asyncio.wait((reading,)))
+        if reading.cancelled():
+            return record
+        previous = reading.result()
+        if previous is None:
+            return record
+        if isinstance(previous, str) and len(previous.encode()) <= MAX_PREVIOUS_BYTES:
+            return replace(record, prior=previous)
+        detail = f"over {MAX_PREVIOUS_BYTES} bytes" if isinstance(previous, str) else previous.text
+        text = f"{record.node}: the state before the change could not be recorded: {detail}"
+        failed = Failed(text, code=FailureCode.NEVER_STARTED)
+        # Without a handle: nothing was begun that could have left anything.
+        return record_of(replace(record, handle=""), failed, self._state.now())
 
     async def _supersede(self, action: actions.RunPlaybook, record: StepRecord) -> None:
         """End a run that another machine began, and record that its outcome is unknown.
@@ -173,6 +208,9 @@ class PlaybookExecution:
             rollout=session.rollout,
             attempt=session.target.attempt,
             step=stage.step,
+            kind=stage.kind,
+            params=session.rendered(stage.params),
+            previous=action.previous,
         )
 
     async def _follow_with_retries(

@@ -435,20 +435,18 @@ class MemoryStore:
     async def load_verdicts(self) -> Sequence[Verdict]:
         return tuple(sorted(self.memory.all(Verdict), key=lambda each: (each.at, each.id)))
 
-    async def has_unfinished_run(self, node: str) -> bool:
+    async def unfinished_runs(self, node: str) -> Sequence[str]:
         rows = self.memory.all(Preparation)
-        lost = (row for row in rows if row.node == node and row.state is PreparationState.FAILED)
-        if any(row.handle for row in lost):
-            return True
-        left = False
+        lost = [row.handle for row in rows if row.node == node and row.state is PreparationState.FAILED]
+        left: list[str] = []
         for record in self.memory.all(StepRecord):
             is_failed_check = record.action is StepAction.CHECK and record.state is StepState.FAILED
             is_over = record.state is StepState.OK or is_failed_check
             if record.node == node and record.handle and not is_over:
-                left = True
+                left.append(record.handle)
             if record.node == node and record.action is StepAction.CLEAN_UP and record.state is StepState.OK:
-                left = False
-        return left
+                left.clear()
+        return (*left, *filter(None, lost))
 
     async def close(self) -> None:
         self._closed = True

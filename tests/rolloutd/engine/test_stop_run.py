@@ -65,7 +65,7 @@ async def test_stop_order_ends_run_of_playbook_check(tmp_path: Path) -> None:
         try:
             await loop_iterations(50)
             assert inside.run_host.has_work("p1")
-            assert await inside.state.store.has_unfinished_run("p1")
+            assert await inside.state.store.unfinished_runs("p1")
             now = inside.clock.now()
             await inside.commit(NodeOrdered(rollout, "p1", NodeOrder.STOP, OLGA, "because", now))
             driver.stop_current_action()

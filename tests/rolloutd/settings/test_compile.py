@@ -38,7 +38,7 @@ def test_the_plan_of_the_design() -> None:
     assert plan.stages == (
         Stage("configure", "sysctl.yml", {"somaxconn": 65535}, 1800.0, OnUnknownPolicy.VERIFY),
     )
-    assert plan.rollback == Stage("rollback", "sysctl-undo.yml", {"somaxconn": 65535}, 1800.0)
+    assert plan.rollback == (Stage("rollback", "sysctl-undo.yml", {"somaxconn": 65535}, 1800.0),)
     assert [step.name for step in plan.isolate] == ["isolate.0.playbook"]
     assert [step.name for step in plan.verify] == ["verify.0.reachable", "verify.1.ssh"]
     assert plan.gates[GateName.CONTINUE] == VoteRequirement(owner=1, each_team=1)

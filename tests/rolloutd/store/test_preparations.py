@@ -10,7 +10,7 @@ from pathlib import Path
 from machines.model.events import PreparationRecorded
 from machines.model.preparation import Preparation, PreparationState
 from rolloutd.store import open_store
-from rolloutd.store.queries import has_unfinished_run
+from rolloutd.store.queries import unfinished_runs
 from tests.contracts.store_backends import plan_of, rollout_opened, write
 
 NODES = 2000
@@ -50,6 +50,6 @@ async def test_question_for_lost_runs_reads_no_other_rows(tmp_path: Path) -> Non
 
     with closing(sqlite3.connect(store.backend.path)) as connection:
         connection.set_progress_handler(count, 1)
-        assert has_unfinished_run(connection, "n0")
-        assert not has_unfinished_run(connection, "n1")
+        assert unfinished_runs(connection, "n0")
+        assert not unfinished_runs(connection, "n1")
     assert steps < NODES

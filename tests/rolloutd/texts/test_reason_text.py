@@ -127,6 +127,7 @@ EXAMPLES: dict[ReasonCode, tuple[str, dict[str, Any], str]] = {
         "no isolator of the plan applies to n1, and the plan does not say that it stays in service",
     ),
     ReasonCode.NO_CHECK: ("n1", {}, "no check of the plan applies to n1"),
+    ReasonCode.NO_CHANGE: ("n1", {}, "the plan's change does not apply to n1"),
     ReasonCode.BACKOFF: (
         "n1",
         {"until": AT, "detail": "a pod is held"},

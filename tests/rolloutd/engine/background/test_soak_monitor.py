@@ -201,7 +201,7 @@ async def test_lost_playbook_check_is_cleaned_up_before_the_next(tmp_path: Path)
         assert isinstance(await run_check(NodeSession(inside.state, adapters, rollout, "p1"), spec), Ok)
         records = await inside.state.store.load_steps(rollout, "p1")
         assert [r.action for r in records][-2:] == [StepAction.CLEAN_UP, StepAction.CHECK]
-        assert not await inside.state.store.has_unfinished_run("p1")
+        assert not await inside.state.store.unfinished_runs("p1")
 
 
 async def test_playbook_check_of_deleted_rollout_is_unknown(tmp_path: Path) -> None:

@@ -1,0 +1,89 @@
+"""Changes of other kinds than playbooks: which nodes and runners they need, and their rollback."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from machines.model.actions import RunPlaybook, Transition
+from machines.model.events import StepAction, StepRecord, StepState
+from machines.model.node import Node, NodeKind
+from machines.model.plan import PLAYBOOK, Capability, Stage, StepDef
+from machines.model.rollout import FailureCode, Target
+from machines.model.runners import RunnerProblem
+from machines.scheduler.decide import explain_node
+from machines.states import Phase
+from machines.workflow.next_action import next_action
+from machines.workflow.situation import Situation
+from tests.machines.builders import T0, index_of, nodes_of, plan_of, submit
+
+NET = Stage("net", kind="flux", params={"pin": "2"}, node_kinds=frozenset({NodeKind.CLUSTER}))
+APP = replace(NET, name="app")
+UNDO = (
+    replace(APP, name="rollback.app", undoes="run.app"),
+    replace(NET, name="rollback.net", undoes="run.net"),
+)
+PLAN = plan_of(stages=(NET, APP), rollback=UNDO, verify=())
+CLUSTERS = [Node("c1", NodeKind.CLUSTER, labels={"team": "infra"})]
+
+
+def ran(step: str, state: StepState, prior: str | None, attempt: int = 1) -> StepRecord:
+    return StepRecord("R", "c1", attempt, step, StepAction.RUN, 1, state, T0, T0, handle="h", prior=prior)
+
+
+def undoing(*records: StepRecord) -> list[tuple[str, str]]:
+    """Return the steps of a rollback in the second attempt, each with what it restores."""
+    target = Target("R", "c1", "infra", (), "fleet", 0, since=T0, phase=Phase.MAINTAINING, attempt=2)
+    done, steps = list(records), []
+    for _ in UNDO:
+        situation = Situation(PLAN, replace(target, rolling_back=True), done, T0, 0.0)
+        action = next_action(situation)
+        if isinstance(action, Transition):
+            break
+        assert isinstance(action, RunPlaybook)
+        steps.append((action.stage.step, action.previous))
+        done.append(ran(action.stage.step, StepState.OK, None, attempt=2))
+    return steps
+
+
+@pytest.mark.parametrize("state", [StepState.OK, StepState.FAILED, StepState.UNKNOWN, StepState.INTENDED])
+def test_rollback_restores_latest_stage_first(state: StepState) -> None:
+    records = ran("run.net", StepState.OK, "net 1"), ran("run.app", state, "app 1")
+    assert undoing(*records) == [("run.rollback.app", "app 1"), ("run.rollback.net", "net 1")]
+
+
+def test_stage_that_never_began_is_not_undone() -> None:
+    refused = replace(ran("run.app", StepState.FAILED, "app 1"), code=FailureCode.NEVER_STARTED)
+    assert undoing(ran("run.net", StepState.OK, "net 1"), refused) == [("run.rollback.net", "net 1")]
+    assert undoing() == []
+
+
+def test_repeated_change_is_undone_by_first_state() -> None:
+    first, second = ran("run.net", StepState.OK, "net 1"), ran("run.net", StepState.OK, "net 2", attempt=2)
+    assert undoing(first, second)[-1] == ("run.rollback.net", "net 1")
+
+
+def test_change_waits_for_runner_of_its_kind_only() -> None:
+    index = index_of(CLUSTERS)
+    submit(index, stages=(NET,))
+    index.record_runner_problems({"flux": RunnerProblem("no answer", T0), "local": RunnerProblem("full", T0)})
+    reason = explain_node(index, "R", "c1", T0)
+    assert (reason.code, reason.params["runner"]) == ("runner-down", "flux")
+    index.record_runner_problems({"local": RunnerProblem("full", T0)})
+    assert explain_node(index, "R", "c1", T0).code == "starting"
+
+
+def test_change_waits_for_nodes_of_its_kind() -> None:
+    index = index_of(nodes_of({"infra": ["n1"]}))
+    submit(index, stages=(NET,))
+    assert explain_node(index, "R", "n1", T0).code == "no-change"
+
+
+def test_plan_needs_runners_of_all_its_runs() -> None:
+    assert PLAN.run_kinds == {"flux"}
+    check = StepDef("verify.0.playbook", "playbook", capabilities=frozenset({Capability.STARTS_RUN}))
+    assert plan_of(stages=(NET,), verify=(check,)).run_kinds == {"flux", PLAYBOOK}
+    repaired = StepDef("verify.0.http", "http", repair="fix.yml")
+    assert plan_of(stages=(NET,), verify=(repaired,)).run_kinds == {"flux", PLAYBOOK}
+    assert plan_of(stages=(NET,), rollback=(Stage("rollback", "undo.yml"),)).run_kinds == {"flux", PLAYBOOK}
