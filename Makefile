@@ -87,10 +87,11 @@ runners: .venv-dev/installed
 	@.ci/packages sshd
 	ROLLOUTD_TEST_RUNNER_RUNS=200 ROLLOUTD_TEST_RUNNER_KILLS=20 $(DEV)/python -m pytest -n 0 -rP tests/acceptance/test_awx_runs.py tests/acceptance/test_kubernetes_runs.py
 
-# Two daemons of one PostgreSQL on 24 nodes, with thirty faults.
+# Two daemons of one PostgreSQL on 24 nodes, with thirty faults and the default lease.
+LEASE_S ?= 15
 takeovers: .venv-dev/installed
 	@.ci/packages sshd postgresql
-	ROLLOUTD_TEST_NODES=24 ROLLOUTD_TEST_TAKEOVERS=30 $(DEV)/python -m pytest -n 0 -rP tests/acceptance/test_takeover.py
+	ROLLOUTD_TEST_NODES=24 ROLLOUTD_TEST_TAKEOVERS=30 ROLLOUTD_TEST_LEASE_S=$(LEASE_S) $(DEV)/python -m pytest -n 0 -rP tests/acceptance/test_takeover.py
 
 # 200 machines that ask all at once to reboot themselves, beside a rollout and a hold, with 1,000 malformed requests
 # and a daemon that is killed twenty times.

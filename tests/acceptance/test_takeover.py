@@ -2,7 +2,7 @@
 
 The nodes' journal, which the playbooks write, says who acted: never two controllers on a node at once, and no
 run lost or repeated but those that the daemons recorded as unknown.  ROLLOUTD_TEST_TAKEOVERS says how many
-faults there are, ROLLOUTD_TEST_NODES how many nodes.
+faults there are, ROLLOUTD_TEST_NODES how many nodes, ROLLOUTD_TEST_LEASE_S how long a lease is.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ pytestmark = [
 
 FAULTS = int(os.environ.get("ROLLOUTD_TEST_TAKEOVERS", "3"))
 NODES = int(os.environ.get("ROLLOUTD_TEST_NODES", "6"))
-LEASE_S = 5.0
+LEASE_S = float(os.environ.get("ROLLOUTD_TEST_LEASE_S", "5"))
 TAKEOVER_LEASES = 1.5
 PAUSE_S = 0.2
 
