@@ -19,10 +19,10 @@ from rolloutd import __version__
 from rolloutd.adapters.ansible.artifact_store import OUTPUT_DIRECTORY
 from rolloutd.adapters.ansible.machine import load_machine
 from rolloutd.adapters.ansible.tree_cache import TreeCache
-from rolloutd.adapters.directory_store import DirectoryStore
+from rolloutd.adapters.directory_store import shared_store
 from rolloutd.adapters.registry import AdapterRegistry, create_adapter, create_runner
 from rolloutd.adapters.sources.git import TrustedKeys
-from rolloutd.adapters.sources.tree_store import TreeStore
+from rolloutd.adapters.sources.tree_store import TREES_DIRECTORY, TreeStore
 from rolloutd.adapters.ssh.checkpoints import SshCheckpoints
 from rolloutd.adapters.ssh.node_files import SshNodeFiles
 from rolloutd.adapters.ssh.person_shell import shell_command
@@ -48,6 +48,7 @@ from rolloutd.engine.daemon import Daemon
 from rolloutd.engine.drivers.node_session import AdapterSet, PreparationAdapters
 from rolloutd.engine.forecasts import Forecaster
 from rolloutd.engine.notifications import NotificationDispatcher
+from rolloutd.engine.preparation.builds import ARTIFACTS_DIRECTORY
 from rolloutd.engine.runners import RoutedRunners
 from rolloutd.engine.state import State
 from rolloutd.engine.tasks import wait_for_first
@@ -185,7 +186,7 @@ async def _run_services(
     runner = await _make_runners(state, shell, clock, sources, shared)
     scheduler = ApschedulerScheduler()
     context = AdapterContext(shell, clock, runner, state.inventory_snapshot, settings, shared=shared)
-    checkpoints = SshCheckpoints(shell)
+    checkpoints, built = SshCheckpoints(shell), shared_store(settings, ARTIFACTS_DIRECTORY)
     stagers = {"ssh": SshStager(shell), "url": UrlStager(shell)}
     adapters = AdapterSet(
         runner,
@@ -195,7 +196,7 @@ async def _run_services(
         AdapterRegistry(PROBES, context),
         AdapterRegistry(GUARDS, context),
         PreparationAdapters(
-            stagers, SshSnapshots(shell), checkpoints, SshStagedFiles(shell), sources.tree_path
+            stagers, SshSnapshots(shell), checkpoints, SshStagedFiles(shell), sources.tree_path, built
         ),
     )
     inventories: list[Inventory] = _make_adapters(INVENTORIES, settings.inventory, context)
@@ -215,12 +216,7 @@ async def _run_services(
     retention = RetentionCleaner(
         state,
         runner.artifacts,
-        [
-            *sources.artifact_stores,
-            tree_cache,
-            DirectoryStore(settings.files_dir / "artifacts"),
-            DirectoryStore(settings.files_dir / OUTPUT_DIRECTORY),
-        ],
+        [*sources.artifact_stores, tree_cache, built, shared_store(settings, OUTPUT_DIRECTORY)],
         AuditExporter(
             state, settings.state_dir / SEGMENTS_DIRECTORY, backend_of(settings.state_dir).load_signing_key()
         ),
@@ -321,6 +317,7 @@ def _make_sources(settings: Settings, tree_cache: TreeCache) -> TreeStore:
     keys = TrustedKeys(git.allowed_signers, git.gnupg_home) if git.verify_signatures else None
     return TreeStore(
         settings.files_dir,
+        trees=shared_store(settings, TREES_DIRECTORY),
         git_dir=settings.state_dir / "git",
         trusted_keys=keys,
         prepare=tree_cache.prepare,
@@ -469,10 +466,10 @@ def _make_source_lookup(
     async def find_source(rollout: str) -> PinnedSource:
         if rollout not in pinned:
             found = PinnedSource.from_record((await state.store.load_plan(rollout))[1])
-            await tree_cache.prepare(sources.tree_path(found))  # another machine may have stored the tree
+            await tree_cache.prepare(await sources.find_tree(found))  # another machine may have stored it
             pinned[rollout] = found
         # Each time: a tree may be pruned, and another submit may add it again.
-        sources.tree_path(pinned[rollout])
+        await sources.find_tree(pinned[rollout])
         return pinned[rollout]
 
     return find_source

@@ -19,6 +19,7 @@ from tests.support.sshd import Sshd
 
 if TYPE_CHECKING:
     from tests.support.postgresql import Postgresql
+    from tests.support.s3_server import S3Server
 
 Sshd.python = node_python()
 
@@ -70,6 +71,15 @@ def postgresql() -> Iterator[Postgresql]:
     from tests.support.postgresql import running_server  # only here: it loads the store and the driver
 
     with running_server() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[S3Server]:
+    """A real server for the tests of this worker."""
+    from tests.support.s3_server import running_s3_server  # only here: most workers need none
+
+    with running_s3_server() as server:
         yield server
 
 

@@ -2,7 +2,8 @@
 
 The daemon need not run.  As root, the doctor switches to the daemon's user for the checks, because the
 daemon cannot use files that only root can read.  Before that it queries the daemon as the caller, because the
-socket is for users.  It changes nothing, except that a request to an activated socket starts the service.
+socket is for users.  It changes nothing, except that a request to an activated socket starts the service,
+and that an object is written to a bucket of `files.s3` and removed.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import os
 import pwd
 import re
 import sys
+import tempfile
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -23,7 +25,8 @@ from machines.facts.projection import Projection
 from machines.model.plan import PILOT_WAVE, GateName
 from machines.model.rollout import Rollout, Target
 from machines.states import IN_FLIGHT_PHASES, Phase
-from rolloutd.adapters.sources.tree_store import tree_directory
+from rolloutd.adapters.directory_store import open_bucket
+from rolloutd.adapters.sources.tree_store import TREES_DIRECTORY, tree_directory
 from rolloutd.adapters.ssh.shell import SshShell
 from rolloutd.admin.disk import CheckResult, check_database, check_state_dir
 from rolloutd.admin.runs import describe_runs, suggest_pipelining
@@ -130,6 +133,8 @@ async def run_checks(settings: Settings, report: DaemonReport) -> list[CheckResu
         results += found
         if is_loadable:
             results += await _check_content(settings)
+    if settings.shared_files.is_named:
+        results.append(await check_files(settings))
     results += await check_accounts_and_programs(settings)
     results.append(report.daemon)
     results += [] if report.runs is None else [report.runs]
@@ -218,9 +223,13 @@ async def _check_playbooks(settings: Settings, store: Store) -> str:
         for rollout, pin in pins.items()
     }
     missing = [rollout for rollout, place in places.items() if not await threads.FILES.run(place.is_dir)]
+    if missing and settings.shared_files.s3 is not None:
+        bucket = open_bucket(settings.shared_files.s3, TREES_DIRECTORY)
+        stored = await threads.BUCKET.run(bucket.names)
+        missing = [rollout for rollout in missing if places[rollout].name not in stored]
     if missing:
         raise _CheckFailed(
-            f"those of {', '.join(missing)} are missing in {settings.state_dir}/trees; copy them from the"
+            f"those of {', '.join(missing)} are missing in {settings.files_dir}/trees; copy them from the"
             " original machine, or submit the same plans again: their rollouts continue"
         )
     return f"those of {pluralize(len(live), 'live rollout')} are kept"
@@ -238,6 +247,27 @@ async def _check_pipelining(settings: Settings, store: Store) -> list[CheckResul
     finally:
         await shell.close()
     return [] if suggestion is None else [suggestion]
+
+
+async def check_files(settings: Settings) -> CheckResult:
+    """Write, read and remove a file where all machines have theirs."""
+    return await _run_check("files", lambda: _check_files(settings))
+
+
+async def _check_files(settings: Settings) -> str:
+    s3 = settings.shared_files.s3
+    if s3 is not None:
+        await threads.BUCKET.run(open_bucket(s3, "checks").check)
+        return f"bucket {s3.bucket} can be written, read, listed and emptied"
+    await threads.FILES.run(_write_and_remove, settings.files_dir)
+    return f"{settings.files_dir} can be written; all machines must mount it"
+
+
+def _write_and_remove(directory: Path) -> None:
+    if not directory.is_dir():
+        raise _CheckFailed(f"{directory}: no such directory; mount it on all machines")
+    with tempfile.TemporaryFile(dir=directory):
+        pass
 
 
 # -- accounts and programs ----------------------------------------------------

@@ -31,6 +31,9 @@ class ThreadPool:
 ACCOUNTS = ThreadPool("accounts", 4)
 """Users and groups: a name service such as LDAP may not answer for minutes."""
 
+BUCKET = ThreadPool("bucket", 4)
+"""Directories that are stored in S3 or fetched: a server may be slow for minutes."""
+
 COMPUTATIONS = ThreadPool("computations", 2)
 """Long computations; more threads would only share Python's one processor."""
 

@@ -6,7 +6,7 @@ fake and its real adapters pass the same contract suite.  Instants are epoch sec
 
 from machines.model.runners import RunnerProblem
 from machines.model.step_result import Busy, Failed, Ok, StepResult, Unknown
-from rolloutd.ports.artifacts import Artifact, ArtifactStore, NodeFile, NodeFiles
+from rolloutd.ports.artifacts import Artifact, ArtifactStore, NodeFile, NodeFiles, SharedDirectories
 from rolloutd.ports.context import AdapterContext, Clock, InventorySnapshot, RunnerContext, Scheduler
 from rolloutd.ports.host_variables import (
     GROUPS,
@@ -208,6 +208,7 @@ __all__ = [
     "RunnerStatus",
     "Runners",
     "Scheduler",
+    "SharedDirectories",
     "Shell",
     "ShellResult",
     "SourceAnswer",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from rolloutd.ports.nodes import Host
@@ -30,6 +31,16 @@ class ArtifactStore(Protocol):
         An object that is in use, or was modified after `unmodified_since` (epoch seconds), stays.  The next
         call finishes a removal that a crash interrupted.
         """
+
+
+class SharedDirectories(ArtifactStore, Protocol):
+    """Directories that daemons on other machines need too; a name may be a path below another name."""
+
+    async def find(self, name: str) -> Path | None:
+        """Return a directory, fetched first if only another machine has it; raises SourceFailed."""
+
+    async def share(self, name: str) -> None:
+        """Let other machines find a directory of this machine; raises SourceFailed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,13 @@ class SourceStore(Protocol):
         """Store a plain or gzipped tar archive under its content hash; raises Refused for an invalid one."""
 
     def tree_path(self, pinned: PinnedSource) -> Path:
-        """Return the directory of a stored tree; raises NotFound."""
+        """Return the directory of a tree on this machine; raises NotFound."""
+
+    async def find_tree(self, pinned: PinnedSource) -> Path:
+        """Return the directory of a stored tree, fetched first if only another machine has it.
+
+        Raises NotFound and SourceFailed.
+        """
 
 
 class TrafficProbe(Protocol):

@@ -64,6 +64,9 @@ def _check_files(settings: Settings) -> Iterator[MissingPrerequisite]:
     for name, account in settings.service_accounts.items():
         setting, consequence = f"service_accounts.{name}.key_file", f"{name} cannot vote"
         yield from check_file(setting, account.key_file, consequence, secret=True)
+    if settings.shared_files.s3 is not None:
+        path, consequence = settings.shared_files.s3.credentials_file, "no plan can be submitted"
+        yield from check_file("files.s3.credentials_file", path, consequence, secret=True)
     if settings.notify is not None:
         files = {
             f"notify.webhooks.{at}.key_file": each.key_file

@@ -53,6 +53,7 @@ from rolloutd.settings.listeners import FleetLockSettings, Metrics, NodeName
 from rolloutd.settings.operator import Operator
 from rolloutd.settings.retention import Keep
 from rolloutd.settings.runners import Ansible, RunnerList
+from rolloutd.settings.shared_files import SharedFiles
 
 JSON = Any
 
@@ -292,15 +293,6 @@ class Audit(Params):
         "1h",
         "How often the hash is written there, besides at every start and stop, and sent as `audit-head`.",
         alias="anchor_every",
-    )
-
-
-class SharedFiles(Params):
-    """Files that a daemon on another machine needs too."""
-
-    directory: OptionalPath = Field(
-        default=None,
-        description="A directory that the machines of all daemons mount; by default `state_dir`.",
     )
 
 

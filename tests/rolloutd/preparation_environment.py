@@ -9,7 +9,9 @@ from pathlib import Path
 
 from machines.model.decision import CompareStaged, Prepare
 from machines.scheduler.decide import decide
+from rolloutd.adapters.directory_store import DirectoryStore
 from rolloutd.engine.drivers.node_session import AdapterSet, PreparationAdapters
+from rolloutd.engine.preparation.builds import ARTIFACTS_DIRECTORY
 from rolloutd.engine.preparation.preparer import Preparer
 from rolloutd.engine.preparation.staged_files import StagedComparer
 from rolloutd.errors import NodeUnreachable, NotFound
@@ -126,7 +128,9 @@ def preparing_adapters(inside: ControlEnvironment, fleet: Fleet, tree_failure: s
             raise NotFound(tree_failure)
         return SOURCE
 
-    ports = PreparationAdapters({"ssh": fleet.stager}, fleet, fleet, fleet.stager, lambda source: fleet.tree)
+    built = DirectoryStore(inside.state.settings.files_dir / ARTIFACTS_DIRECTORY)
+    stager = fleet.stager
+    ports = PreparationAdapters({"ssh": stager}, fleet, fleet, stager, lambda source: fleet.tree, built)
     return AdapterSet(InstallingRunner(inside, fleet), {}, {}, find_source, preparation=ports)
 
 

@@ -16,6 +16,7 @@ from machines.facts.projection import Projection
 from machines.model.events import DaemonStarted, Event
 from machines.model.limits import Budget
 from machines.model.node import NodeHealth, Observation
+from rolloutd.adapters.directory_store import DirectoryStore
 from rolloutd.engine.background.node_cleaning import NodeCleaner
 from rolloutd.engine.change_notifier import ChangeNotifier
 from rolloutd.engine.daemon import Daemon
@@ -207,6 +208,7 @@ class DaemonProcess:
                 SimCheckpoints(access),
                 stager,
                 lambda source: PLAYBOOK_TREE,
+                DirectoryStore(PLAYBOOK_TREE / "artifacts"),
             ),
         )
         self.daemon = Daemon(

@@ -25,6 +25,7 @@ from tests.support.daemon_environment import DaemonEnvironment
 from tests.support.forked_process import start_daemon
 from tests.support.postgresql import ROLE, Postgresql
 from tests.support.private_nodes import ip
+from tests.support.s3_server import Bucket, running_s3_server
 from tests.support.sshd import Sshd
 
 NAMES = ("a", "b")
@@ -55,8 +56,10 @@ class Nodes(DaemonEnvironment):
 class DaemonPair:
     """The daemons, the servers, and what cuts them off."""
 
-    def __init__(self, root: Path, lease_s: float, primary: Postgresql, spare: Postgresql) -> None:
-        self.root, self.lease_s, self.primary, self.spare = root, lease_s, primary, spare
+    def __init__(
+        self, root: Path, lease_s: float, primary: Postgresql, spare: Postgresql, bucket: Bucket
+    ) -> None:
+        self.root, self.lease_s, self.primary, self.spare, self.bucket = root, lease_s, primary, spare, bucket
         self.database = primary.make_database()
         self.daemons: dict[str, DaemonEnvironment] = {}
 
@@ -79,7 +82,7 @@ class DaemonPair:
                 inventory=[{"ansible": inventory}],
                 ssh={"known_hosts": str(first.directory / "known_hosts")},
                 ansible={"fence_dir": str(self.root / "fence")},
-                files={"directory": str(self.root / "files")},
+                files={"s3": self.bucket.settings().model_dump(mode="json", exclude_none=True)},
                 redaction_key_file=str(key),
                 store={"postgresql": {"dsn": dsn, "lease": f"{self.lease_s:g}s"}},
                 **settings,
@@ -187,8 +190,11 @@ def daemon_pair(root: Path, lease_s: float, nodes: int) -> Iterator[DaemonPair]:
             spare.copy_of(primary)
             spare.start()
             admin.execute("SELECT pg_reload_conf()")
-        pair = DaemonPair(root, lease_s, primary, spare)
-        yield pair
+        # The servers' machine has the bucket too: uploaded trees, and what ended runs said.
+        prefix = ("ip", "netns", "exec", namespace("home"))
+        with running_s3_server(prefix, SERVERS[0]) as s3:
+            pair = DaemonPair(root, lease_s, primary, spare, s3.make_bucket())
+            yield pair
     finally:
         if pair is not None:
             pair.stop()

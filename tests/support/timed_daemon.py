@@ -23,6 +23,7 @@ from machines.model.rollout import Actor, ActorKind, Vote
 from machines.rules import gates
 from machines.states import Trigger
 from machines.workflow.phase_transitions import transition
+from rolloutd.adapters.directory_store import DirectoryStore
 from rolloutd.concurrency.slots import Slots
 from rolloutd.engine.change_notifier import ChangeNotifier
 from rolloutd.engine.daemon import Daemon
@@ -381,7 +382,10 @@ async def timed_daemon(
         probe, scheduler = TimedProbe(clock), SimScheduler(_World(clock))  # type: ignore[arg-type]
         facts = _NodeFacts()
         stager = TimedStager(lambda node: duration_of("", node, "stage", StepAction.RUN))
-        prepare = PreparationAdapters({"ssh": stager}, facts, facts, stager, lambda _: Path(directory))
+        place = Path(directory)
+        prepare = PreparationAdapters(
+            {"ssh": stager}, facts, facts, stager, lambda _: place, DirectoryStore(place)
+        )
         adapters = AdapterSet(
             TimedRunner(clock, duration_of, parallel_runs, fails),
             {"command": TimedIsolator(duration_of)},

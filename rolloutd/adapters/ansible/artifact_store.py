@@ -7,8 +7,8 @@ module only removes runs that are over by their status, claim and processes.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-import glob
 import logging
 import os
 import shutil
@@ -19,9 +19,13 @@ from rolloutd.adapters.ansible import stale_processes, wrapper
 from rolloutd.adapters.ansible.run_directory import RunDirectory
 from rolloutd.adapters.directory_store import DirectoryStore
 from rolloutd.concurrency import threads
+from rolloutd.errors import SourceFailed
 from rolloutd.ports import Artifact
 
 log = logging.getLogger("rolloutd.adapters.ansible.artifact_store")
+
+SHARE_LIMIT_S = 5.0
+"""How long a node waits until other machines can show its run's output; an upload that began goes on."""
 
 OUTPUT_DIRECTORY = "output"
 """Name of the directory of all machines with what ended runs said."""
@@ -74,33 +78,45 @@ class RunArtifactStore:
         return True
 
 
-class SharedOutput(DirectoryStore):
-    """What ended runs said, by their handles, in a directory of all machines."""
+class SharedOutput:
+    """What ended runs said, by their handles, for all machines."""
 
-    def find(self, handle: str) -> RunDirectory | None:
+    def __init__(self, store: DirectoryStore) -> None:
+        self._store = store
+
+    async def find(self, handle: str) -> RunDirectory | None:
         """Return the output of a run, or of the run of its name that another machine began.
 
         An ended prepare stage names no handle, and one machine alone began the run of its attempt.
         """
         if Path(handle).name != handle:
             return None
-        same_name = sorted(self.parent.glob(f"{glob.escape(stale_processes.name_of(handle))}@*"))
-        paths = [path for path in (self.parent / handle, *same_name) if path.is_dir()]
-        return RunDirectory(paths[0]) if paths else None
+        path = await self._store.find(handle)
+        path = path or await self._store.find_first(f"{stale_processes.name_of(handle)}@")
+        return None if path is None else RunDirectory(path)
 
-    def share(self, directory: RunDirectory) -> None:
+    async def share(self, directory: RunDirectory) -> None:
         """Copy what an ended run said; without the copy only this machine can show it."""
-        name = directory.path.name
+        name, limit = directory.path.name, asyncio.timeout(SHARE_LIMIT_S)
         try:
-            if not (self.parent / name).is_dir():
-                staged = self.stage()
-                # Nothing else: the other files of a run are about this machine, or secret.
-                for path in (directory.events_file, *directory.path.glob("output*")):
-                    if path.is_file():
-                        shutil.copyfile(path, staged / path.name)
-                self.publish(staged, name, mode=0o700)
-        except OSError as error:
-            log.warning("%s: its output is not in %s: %s", name, self.parent, error)
+            async with limit:
+                await self._share(name, directory)
+        except (OSError, SourceFailed, TimeoutError) as error:
+            problem = f"not within {SHARE_LIMIT_S:g} s" if limit.expired() else error
+            log.warning("%s: other machines cannot show its output: %s", name, problem)
+
+    async def _share(self, name: str, directory: RunDirectory) -> None:
+        if not (self._store.parent / name).is_dir():
+            staged = await threads.RUNS.run(self._copy, directory)
+            await self._store.publish(staged, name, mode=0o700)
+
+    def _copy(self, directory: RunDirectory) -> Path:
+        """Copy what a run said, and nothing else: its other files are about this machine, or secret."""
+        staged = self._store.stage()
+        for path in (directory.events_file, *directory.path.glob("output*")):
+            if path.is_file():
+                shutil.copyfile(path, staged / path.name)
+        return staged
 
 
 def _rollout_of(directory: RunDirectory) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from rolloutd.adapters.ansible.artifact_store import OUTPUT_DIRECTORY, SharedOutput
 from rolloutd.adapters.ansible.runner import AnsibleRunner
 from rolloutd.adapters.ansible.tree_cache import TreeCache
+from rolloutd.adapters.directory_store import shared_store
 from rolloutd.ports import RunnerContext
 
 
@@ -14,7 +15,8 @@ def make_runner(context: RunnerContext) -> AnsibleRunner:
     It first removes the secrets of runs that a killed daemon prepared.
     """
     settings = context.settings
-    ansible, ssh, shared = settings.ansible, settings.ssh, settings.shared_files.directory
+    ansible, ssh = settings.ansible, settings.ssh
+    is_shared = settings.shared_files.is_named
     runner = AnsibleRunner(
         settings.state_dir / "runs",
         context.shell,
@@ -30,7 +32,7 @@ def make_runner(context: RunnerContext) -> AnsibleRunner:
         key_file=ssh.key_file,
         tree_cache=TreeCache(settings.state_dir / "ansible", ansible.bin),
         machine=context.machine,
-        shared_output=None if shared is None else SharedOutput(shared / OUTPUT_DIRECTORY),
+        shared_output=SharedOutput(shared_store(settings, OUTPUT_DIRECTORY)) if is_shared else None,
         inherited_nodes=context.inherited_nodes,
         marks=context.marks,
     )

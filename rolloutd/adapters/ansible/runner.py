@@ -196,7 +196,7 @@ class AnsibleRunner:
 
     async def read_events(self, handle: str, offset: int = 0) -> AsyncIterator[RunEvent]:
         is_here = (self._runs_dir / Path(handle).name).is_dir()
-        shared = None if is_here or self.shared_output is None else self.shared_output.find(handle)
+        shared = None if is_here or self.shared_output is None else await self.shared_output.find(handle)
         directory = shared or self._track(handle).directory
         if not directory.path.is_dir():
             raise NotFound(f"there is no run {handle} in {self._runs_dir} any more")
@@ -422,7 +422,7 @@ class AnsibleRunner:
             self._run_slots.record_end(status.cpu_s, status.duration_s)
         result = await threads.RUNS.run(_evaluate, run, status)
         if self.shared_output is not None:
-            await threads.RUNS.run(self.shared_output.share, run.directory)
+            await self.shared_output.share(run.directory)
         assert run.progress is not None
         if run.progress.changed_tasks or not isinstance(result, Ok):
             self._interpreters.forget(run.progress.node)

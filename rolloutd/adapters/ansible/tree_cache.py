@@ -60,7 +60,7 @@ class TreeCache(DirectoryStore):
         """Install what the tree requires unless that was done; raises SourceFailed."""
         lock = self._locks.setdefault(tree.name, asyncio.Lock())
         async with lock:
-            await threads.FILES.run(self.touch, tree.name)
+            await self.touch(tree.name)
             if self.requirements_of(tree) is not None:
                 return
             wanted = await threads.FILES.run(read_requirements, tree)
@@ -78,7 +78,7 @@ class TreeCache(DirectoryStore):
                     await self._run_galaxy(kind, file, staged / f"{kind}s")
             await threads.FILES.run(_check_limits, staged)
             (self.parent / name).mkdir(exist_ok=True, mode=0o700)
-            await threads.FILES.run(self.publish, staged, f"{name}/{REQUIREMENTS}")
+            await self.publish(staged, f"{name}/{REQUIREMENTS}")
         finally:
             for directory in (staged, work):
                 await threads.FILES.run(shutil.rmtree, directory, ignore_errors=True)

@@ -5,6 +5,7 @@ Pinning a tree touches it, so that retention keeps a tree that is about to be us
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shutil
 from collections.abc import Awaitable, Callable, Sequence
@@ -23,6 +24,8 @@ from rolloutd.texts.secret_urls import without_secret
 GIT_KIND = "git"
 TREE_KIND = "tree"
 
+TREES_DIRECTORY = "trees"
+
 MIN_FREE_BYTES = 512 * 1024 * 1024
 """Free space that no source may use, at most a tenth of the disk: on a full disk no node starts.
 
@@ -38,7 +41,7 @@ def tree_name(pinned: PinnedSource) -> str:
 
 def tree_directory(files_dir: Path, pinned: PinnedSource) -> Path:
     """Return the directory of a pin's tree, which may not exist."""
-    return files_dir / "trees" / tree_name(pinned)
+    return files_dir / TREES_DIRECTORY / tree_name(pinned)
 
 
 class TreeStore:
@@ -54,12 +57,13 @@ class TreeStore:
         self,
         files_dir: Path,
         *,
+        trees: DirectoryStore | None = None,
         git_dir: Path | None = None,
         trusted_keys: TrustedKeys | None = None,
         prepare: Callable[[Path], Awaitable[None]] | None = None,
         allow_local: bool = False,
     ) -> None:
-        self._trees = DirectoryStore(files_dir / "trees")
+        self._trees = trees or DirectoryStore(files_dir / TREES_DIRECTORY)
         self._git = GitCache(git_dir or files_dir / "git", trusted_keys, allow_local=allow_local)
         self._is_verified = trusted_keys is not None
         self._prepare = prepare
@@ -101,7 +105,7 @@ class TreeStore:
     async def _is_stored(self, pinned: PinnedSource) -> bool:
         """Return whether the tree is stored; raises Refused if a link leads out of it."""
         name = tree_name(pinned)
-        if not self._trees.touch(name):
+        if not await self._trees.touch(name):
             return False
         # Older versions stored trees of git with such links, and an upgrade keeps the trees.
         await threads.FILES.run(require_links_inside, self._trees.parent / name)
@@ -114,6 +118,14 @@ class TreeStore:
             raise NotFound(f"the playbooks are no longer stored ({where}): submit the same plan again")
         return path
 
+    async def find_tree(self, pinned: PinnedSource) -> Path:
+        with contextlib.suppress(NotFound):
+            return self.tree_path(pinned)
+        pattern = _PIN_PATTERNS.get(pinned.kind)
+        if pattern is not None and pattern.fullmatch(pinned.pin):
+            await self._trees.find(tree_name(pinned))
+        return self.tree_path(pinned)
+
     async def _store(self, pinned: PinnedSource, fill: Callable[[Path], Awaitable[None]]) -> None:
         """Store the tree that `fill` writes into an empty directory, if no link leads out of it."""
         staged = None
@@ -122,7 +134,7 @@ class TreeStore:
             staged = await threads.FILES.run(self._trees.stage)
             await fill(staged)
             await threads.FILES.run(require_links_inside, staged)
-            await threads.FILES.run(self._trees.publish, staged, tree_name(pinned))
+            await self._trees.publish(staged, tree_name(pinned))
         except OSError as error:
             raise StoreFailed(
                 f"the tree cannot be stored in {self._trees.parent}: {error.strerror}"

@@ -28,7 +28,7 @@ from rolloutd.control.plans import plan_serializers, wire_plans
 from rolloutd.control.plans.source_review import SourceReview, read_source_review
 from rolloutd.control.rollouts import serializers, wire
 from rolloutd.engine.state import State
-from rolloutd.errors import NotFound, RolloutdError
+from rolloutd.errors import NotFound, RolloutdError, SourceFailed
 from rolloutd.planfile import written_content
 from rolloutd.ports import PinnedSource, SourceStore
 from rolloutd.texts.formats import describe_source, pluralize
@@ -168,13 +168,13 @@ async def _source_review(
     sources: SourceStore, after: PinnedSource, before: PinnedSource | None, playbooks: list[str]
 ) -> SourceReview:
     try:
-        tree = sources.tree_path(after)
-    except NotFound as pruned:
+        tree = await sources.find_tree(after)
+    except (NotFound, SourceFailed) as pruned:
         shown = [_hidden(path, str(pruned)) for path in playbooks]
         return SourceReview(playbooks=shown, unseen=[str(pruned)])
     try:
-        previous = None if before is None else sources.tree_path(before)
-    except NotFound:  # its files are compared with nothing, so all of them are new
+        previous = None if before is None else await sources.find_tree(before)
+    except (NotFound, SourceFailed):  # its files are compared with nothing, so all of them are new
         previous = None
     return await threads.FILES.run(read_source_review, tree, previous, playbooks)
 

@@ -16,7 +16,7 @@ from machines.states import Phase
 from rolloutd.engine.background.audit_export import AuditExporter
 from rolloutd.engine.state import State
 from rolloutd.engine.tasks import Wakeup
-from rolloutd.errors import StoreFailed
+from rolloutd.errors import SourceFailed, StoreFailed
 from rolloutd.ports import Artifact, ArtifactStore, RolloutRecord
 
 log = logging.getLogger("rolloutd.engine.background.retention")
@@ -70,7 +70,7 @@ class RetentionCleaner:
         while True:
             try:
                 await self.remove_expired()
-            except (StoreFailed, OSError) as error:
+            except (StoreFailed, SourceFailed, OSError) as error:
                 log.warning("expired artifacts could not be removed; the next pass tries again: %s", error)
             await self._wakeup.wait_for(self._state.clock.sleep(INTERVAL_S))
 

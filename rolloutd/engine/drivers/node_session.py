@@ -28,6 +28,7 @@ from rolloutd.ports import (
     Ok,
     PinnedSource,
     Runners,
+    SharedDirectories,
     StagedFiles,
     Stager,
     StepContext,
@@ -44,13 +45,17 @@ _WITH_TEXT = (Ok, Failed, Busy, Unknown, IsolationStatus)
 
 @dataclass(frozen=True, slots=True)
 class PreparationAdapters:
-    """What prepare stages need; `stagers` are by method, `find_tree` returns the files of a source."""
+    """What prepare stages need; `stagers` are by method, `find_tree` returns the files of a source.
+
+    `built` has the directories of builds.
+    """
 
     stagers: Mapping[str, Stager]
     snapshots: NodeSnapshots
     checkpoints: Checkpoints
     staged_files: StagedFiles
     find_tree: Callable[[PinnedSource], Path]
+    built: SharedDirectories
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from typing import Any
 from machines.model.events import ArtifactsBuilt, PreparationRecorded
 from machines.model.preparation import PreparationState, entry_of_record
 from rolloutd.concurrency import threads
+from rolloutd.engine.drivers.node_session import AdapterSet
 from rolloutd.engine.outcomes import capture_errors
 from rolloutd.engine.preparation.journal import PrepareJob, PrepareJournal
 from rolloutd.engine.preparation.runs import PrepareRuns
@@ -21,16 +22,27 @@ MANIFEST_VARIABLE = "rolloutd_manifest"
 """Variable of a build's playbook: where, on the daemon's machine, it puts the manifest and its files."""
 
 
+ARTIFACTS_DIRECTORY = "artifacts"
+
+
+def built_name(rollout: str, stage: str) -> str:
+    """Return the name of a build's directory among those of all builds."""
+    return f"{rollout}/{stage}"
+
+
 def built_directory(state: State, rollout: str, stage: str) -> Path:
     """Return where a build puts its manifest and files on the daemon's machine."""
-    return state.settings.files_dir / "artifacts" / rollout / stage
+    return state.settings.files_dir / ARTIFACTS_DIRECTORY / built_name(rollout, stage)
 
 
 class Builder:
     """Carries out the builds of all rollouts."""
 
-    def __init__(self, state: State, journal: PrepareJournal, runs: PrepareRuns) -> None:
+    def __init__(
+        self, state: State, adapters: AdapterSet, journal: PrepareJournal, runs: PrepareRuns
+    ) -> None:
         self._state = state
+        self._adapters = adapters
         self._journal = journal
         self._runs = runs
 
@@ -56,6 +68,11 @@ class Builder:
         found = await capture_errors(row.rollout, threads.FILES.run(_read_built_manifest, path))
         if isinstance(found, Failed | Unknown):
             await self._journal.fail(row, found.text)
+            return
+        name = built_name(job.rollout.id, job.stage.name)
+        shared = await capture_errors(row.rollout, self._adapters.preparation_adapters.built.share(name))
+        if isinstance(shared, Failed | Unknown):
+            await self._journal.fail(row, shared.text)
             return
         now = self._state.now()
         done = replace(row, state=PreparationState.DONE, at=now)

@@ -18,7 +18,7 @@ from machines.model.preparation import (
 from machines.model.timefmt import format_rfc3339
 from rolloutd.engine.drivers.node_session import AdapterSet, PreparationAdapters
 from rolloutd.engine.outcomes import capture_errors
-from rolloutd.engine.preparation.builds import built_directory
+from rolloutd.engine.preparation.builds import built_directory, built_name
 from rolloutd.engine.preparation.journal import NODE_TIMEOUT_S, PrepareJob, PrepareJournal
 from rolloutd.engine.preparation.kept_artifacts import previous_generation, remembered_digests, wanted_digests
 from rolloutd.engine.preparation.rate_limit import RateLimits
@@ -247,6 +247,8 @@ class NodeStages:
     async def _manifest_directory(self, job: PrepareJob) -> Path:
         """Return the directory of the stage's manifest: in the source, or where its build made it."""
         if job.stage.built_by:
+            name = built_name(job.rollout.id, job.stage.built_by)
+            await self._ports.built.find(name)  # another machine may have built it
             return built_directory(self._state, job.rollout.id, job.stage.built_by)
         tree = self._ports.find_tree(await self._adapters.source(job.rollout.id))
         return (tree / job.stage.manifest_file).parent

@@ -41,7 +41,7 @@ class Preparer:
         self._adapters = adapters
         self._journal = PrepareJournal(state)
         self._runs = runs = PrepareRuns(state, adapters)
-        self._builder = Builder(state, self._journal, runs)
+        self._builder = Builder(state, adapters, self._journal, runs)
         self._cleanup = Cleanup(state, adapters, self._journal, runs)
         self._node_stages = NodeStages(state, adapters, self._journal, runs)
         self._running: set[tuple[str, str]] = set()

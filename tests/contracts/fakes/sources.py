@@ -74,6 +74,9 @@ class FakeSourceStore:
             raise NotFound(f"the tree {pinned.kind} {pinned.pin} is not kept here")
         return self._directory_of(pinned)
 
+    async def find_tree(self, pinned: PinnedSource) -> Path:
+        return self.tree_path(pinned)
+
     def _directory_of(self, pinned: PinnedSource) -> Path:
         return self._directory / f"{pinned.kind}-{pinned.pin}"
 

@@ -20,6 +20,7 @@ from rolloutd.adapters.ansible import older_runs, stale_processes, wrapper
 from rolloutd.adapters.ansible.artifact_store import SharedOutput
 from rolloutd.adapters.ansible.run_directory import RunDirectory
 from rolloutd.adapters.ansible.runner import AnsibleRunner
+from rolloutd.adapters.directory_store import DirectoryStore
 from rolloutd.ports import Failed, Host, Ok, RunState, ShellResult, Unknown, wait_for_end
 from tests.contracts.runner_backends import AnsibleBackend
 from tests.support.waiting import wait_in_loop_until
@@ -480,7 +481,7 @@ async def test_superseded_run_of_another_machine_acts_no_more(
 ) -> None:
     monkeypatch.setattr(older_runs, "INHERITED_TIMEOUT_S", 2.0)
     (real.tree / "two.yml").write_text(TWO_COMMANDS)
-    shared = SharedOutput(tmp_path / "shared")
+    shared = SharedOutput(DirectoryStore(tmp_path / "shared"))
     there = real.runner(tmp_path / "there", machine="a" * 12, marks="db", shared_output=shared)
     here = real.runner(
         tmp_path / "here", machine="b" * 12, marks="db", shared_output=shared, inherited_nodes=["n0"]
@@ -502,5 +503,5 @@ async def test_superseded_run_of_another_machine_acts_no_more(
     third = real.runner(tmp_path / "third", machine="c" * 12, marks="db", shared_output=shared)
     ended = [event async for event in third.read_events(third.run_id_here("r1"))]
     assert ended == said, "an ended stage names no machine"
-    assert {path.name for path in (shared.parent / handle).iterdir()} <= {"events.jsonl", "output"}
+    assert {path.name for path in (tmp_path / "shared" / handle).iterdir()} <= {"events.jsonl", "output"}
     assert not (real.directory / "starts.third").exists()
