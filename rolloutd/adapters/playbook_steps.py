@@ -1,8 +1,9 @@
 """Isolator and check `playbook`: playbooks of the plan's tree, run on the node.
 
 Whether a node is isolated cannot be seen from outside a playbook, so `file` of the isolator always runs: its
-playbooks must be idempotent.  A run's name follows from the step's key, so a step that is repeated after a
-crash finds its run again and starts no second one.  How a run is started and judged is the runner's affair.
+playbooks must be idempotent.  The driver records a run's id before it begins, so a step that is repeated
+after a crash finds its run again and starts no second one.  How a run is started and judged is the runner's
+affair.
 """
 
 from __future__ import annotations
@@ -68,28 +69,26 @@ class PlaybookIsolator(_PlaybookAdapter):
         )
 
     async def isolate(self, ctx: StepContext) -> StepResult:
-        # "do" and "undo" name the runs: a run of rolloutd 0.1 is found again under its name.
-        playbook, name = str(ctx.params.get("file") or ""), run_name(ctx, "do")
-        return await self._run(ctx, playbook, name, ctx.fencing_token)
+        playbook, run_id = str(ctx.params.get("file") or ""), ctx.run_id or run_name(ctx, "do")
+        return await self._run(ctx, playbook, run_id, ctx.fencing_token)
 
     async def return_to_service(self, ctx: StepContext) -> StepResult:
-        playbook, name = str(ctx.params.get("undo") or ""), run_name(ctx, "undo")
-        return await self._run(ctx, playbook, name, ctx.fencing_token)
+        playbook, run_id = str(ctx.params.get("undo") or ""), ctx.run_id or run_name(ctx, "undo")
+        return await self._run(ctx, playbook, run_id, ctx.fencing_token)
 
 
 class PlaybookCheck(_PlaybookAdapter):
     """ports.Check with the parameter `file`; the playbook's failed task is the failure.
 
-    The run has the step's key as its name, so that the driver can record and stop it.  It asks no fence: it
-    changes nothing, and a newer run must not make it a failure.
+    It asks no fence: it changes nothing, and a newer run must not make it a failure.
     """
 
     async def check(self, ctx: StepContext) -> Ok | Failed | Unknown:
-        return await self._run(ctx, str(ctx.params.get("file") or ""), ctx.idempotency_key)
+        return await self._run(ctx, str(ctx.params.get("file") or ""), ctx.run_id or ctx.idempotency_key)
 
 
 def run_name(ctx: StepContext, action: str) -> str:
-    """Return a run's name, safe as a file name: the same key and action give the same run."""
+    """Return the name of a run that rolloutd 0.1 has begun, by the step's key and action."""
     key = ctx.idempotency_key
     readable = re.sub(r"[^A-Za-z0-9._-]+", "-", key).strip("-._")[:MAX_KEY_LENGTH]
     return f"{readable}-{hashlib.sha256(key.encode()).hexdigest()[:12]}-{action}"

@@ -24,8 +24,9 @@ class StepContext:
     node, attempt, step) and the same after a restart.  `cordon_only` asks an isolator to keep new work away
     without evicting running work; inspect() reports the node as not isolated while some is left.
     `hold_reason` asks for a return that leaves the node out of service.  Of a check, `is_baseline`: it
-    measures the node before the change; `baseline` is the value that it measured then.  `fencing_token` is
-    that of a run that the step starts (ports.RunRequest).
+    measures the node before the change; `baseline` is the value that it measured then.  `run_id` and
+    `fencing_token` are those of a run that the step starts (ports.RunRequest); without an id, a daemon of an
+    earlier version began it.
     """
 
     host: Host
@@ -43,6 +44,7 @@ class StepContext:
     is_baseline: bool = False
     baseline: JSON = None
     fencing_token: str = ""
+    run_id: str = ""
 
     def remaining_s(self, now: float, *, least: float = 1.0, most: float = math.inf) -> float:
         """Return the time until the deadline; `least` of it, because a step that has begun is tried once."""

@@ -253,6 +253,8 @@ def unfinished_runs(connection: Connection, node: str) -> tuple[str, ...]:
         "SELECT DISTINCT run.handle FROM step AS run"
         " WHERE run.node = ? AND run.handle != '' AND run.state != 'ok'"
         " AND (run.action != 'check' OR run.state != 'failed')"  # a check leaves nothing behind
+        # That of an isolator is found again by its id, and must not be ended as one that was lost.
+        " AND run.action NOT IN ('apply', 'revert')"
         " AND NOT EXISTS (SELECT 1 FROM step AS clean_up WHERE clean_up.node = run.node"
         " AND clean_up.action = 'clean-up' AND clean_up.state = 'ok' AND clean_up.rowid > run.rowid)",
         (node,),

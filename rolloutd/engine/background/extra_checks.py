@@ -49,8 +49,9 @@ async def _run_recorded(session: NodeSession, spec: StepDef, step: str) -> Ok | 
             return Unknown(f"an earlier run may be active: {cleared.text}")
     number = 1 if latest is None else latest.number + (not is_started)
     recorded = latest.handle if latest is not None and is_started else ""
-    ctx = session.with_run_id(await _context(session, spec, step, number), recorded)
-    record = journal.begin(RunCheck(spec, step, number), handle=ctx.idempotency_key)
+    ctx = await _context(session, spec, step, number)
+    ctx = session.with_run_id(ctx, recorded, ctx.idempotency_key)
+    record = journal.begin(RunCheck(spec, step, number), handle=ctx.run_id)
     await journal.write(record)
     result = session.without_hidden(await _check(session, spec, ctx))
     await journal.finish(record, result)

@@ -320,8 +320,9 @@ class Driver:
         # A check changes nothing, so it needs no recorded intent: after a crash it is repeated.  A check that
         # is a run is recorded with its handle, so that a user can stop it and no other run meets it.
         if Capability.STARTS_RUN in spec.capabilities:
-            ctx = self._session.with_run_id(ctx, self._journal.recorded_version(record).handle)
-            record = replace(record, handle=ctx.idempotency_key)
+            recorded = self._journal.recorded_version(record).handle
+            ctx = self._session.with_run_id(ctx, recorded, ctx.idempotency_key)
+            record = replace(record, handle=ctx.run_id)
             await self._journal.write(record)
         result = await self._session.capture_errors(self._check_until_passed(check, ctx, spec.team))
         await self._journal.finish(record, result)

@@ -12,8 +12,8 @@ from dataclasses import replace
 from typing import Any
 
 from machines.model import actions
-from machines.model.events import StepAction
-from machines.model.plan import Plan, StepDef
+from machines.model.events import StepAction, StepRecord
+from machines.model.plan import Capability, Plan, StepDef
 from machines.states import Phase
 from machines.workflow import records
 from machines.workflow.recording import is_isolated_after
@@ -22,7 +22,7 @@ from rolloutd.engine.drivers.other_attempts import OtherAttempts
 from rolloutd.engine.drivers.step_journal import StepJournal
 from rolloutd.engine.drivers.traffic_probes import probe_traffic
 from rolloutd.engine.tasks import Wakeup
-from rolloutd.ports import Busy, Failed, IsolationStatus, Ok, StepResult, Unknown
+from rolloutd.ports import Busy, Failed, IsolationStatus, Ok, StepContext, StepResult, Unknown
 
 log = logging.getLogger("rolloutd.engine.drivers.isolation")
 
@@ -61,7 +61,7 @@ class Isolation:
             await self._journal.finish(replace(record, action=StepAction.INSPECT), status)
             return status
         prior = action.prior if action.is_prior_known else status.prior
-        record = replace(record, prior=prior)
+        ctx, record = self._with_run(spec, ctx, replace(record, prior=prior))
         await self._journal.write(record, isolated=is_isolated_after(action, None))
         # Skip only an isolation of our own: if another party isolated the node, we must still apply ours.
         is_done = spec.name in self._others.held() or records.completed_since_revert(
@@ -87,6 +87,7 @@ class Isolation:
         spec = action.spec
         record = self._journal.begin(action)
         ctx = await self._session.step_context(spec, number=action.number, prior=action.prior)
+        ctx, record = self._with_run(spec, ctx, record)
         await self._journal.write(record)
         # After the intent is written: of two attempts that leave at once, the later one sees the other leave.
         await self._others.load(again=True)
@@ -97,6 +98,18 @@ class Isolation:
             isolator = self._session.adapters.isolators[spec.kind]
             result = await self._session.capture_errors(isolator.return_to_service(ctx))
         await self._journal.finish(record, result, isolated=is_isolated_after(action, result))
+
+    def _with_run(
+        self, spec: StepDef, ctx: StepContext, record: StepRecord
+    ) -> tuple[StepContext, StepRecord]:
+        """Return both with the id of the isolator's run, if it is one, which names where the run begins."""
+        if Capability.STARTS_RUN not in spec.capabilities:
+            return ctx, record
+        recorded = self._journal.recorded_version(record)
+        if recorded is not record and not recorded.handle:
+            return ctx, record  # an earlier version has begun it, and recorded no id
+        ctx = self._session.with_run_id(ctx, recorded.handle, f"{ctx.idempotency_key}.{record.action}")
+        return ctx, replace(record, handle=ctx.run_id)
 
     async def ensure_isolated(self, plan: Plan, *, run_in_progress: bool) -> bool:
         """Inspect the isolation, isolate again where it was lost, and return whether the node is isolated."""

@@ -239,15 +239,14 @@ class NodeSession:
         )
         return filled
 
-    def with_run_id(self, ctx: StepContext, recorded: str) -> StepContext:
-        """Return the context of a step that is a run, whose key is the run's id.
+    def with_run_id(self, ctx: StepContext, recorded: str, name: str) -> StepContext:
+        """Return the context of a step that is a run, with the run's id.
 
         That is the recorded id, unless its runner is elsewhere: then the step is repeated by another one.
         """
         runner = self.adapters.runner
         is_here = bool(recorded) and not runner.is_elsewhere(recorded)
-        run_id = recorded if is_here else runner.run_id_for(ctx.idempotency_key, self.node)
-        return replace(ctx, idempotency_key=run_id)
+        return replace(ctx, run_id=recorded if is_here else runner.run_id_for(name, self.node))
 
     def _require_rollout(self) -> None:
         if self.rollout not in self.state.index.rollouts:

@@ -9,16 +9,20 @@ from pathlib import Path
 
 import pytest
 
+from machines.model.actions import Isolate
 from machines.model.reasons import ReasonCode
 from machines.model.runners import RunnerProblem, RunnerRule
 from machines.model.selector import parse_selector
 from machines.scheduler.decide import explain_node
-from machines.states import Outcome
-from rolloutd.adapters.playbook_steps import PlaybookCheck
+from machines.states import Outcome, Trigger
+from rolloutd.adapters.playbook_steps import PlaybookCheck, PlaybookIsolator
 from rolloutd.engine import runners
 from rolloutd.engine.background.extra_checks import run_check
 from rolloutd.engine.check_mode import CheckMode
+from rolloutd.engine.drivers.isolation import Isolation
 from rolloutd.engine.drivers.node_session import AdapterSet, NodeSession
+from rolloutd.engine.drivers.other_attempts import OtherAttempts
+from rolloutd.engine.drivers.step_journal import StepJournal
 from rolloutd.engine.runners import RoutedRunners
 from rolloutd.errors import NotFound, RunnerUnavailable
 from rolloutd.ports import Artifact, Failed, Host, Ok, RunRequest, Unknown
@@ -154,6 +158,43 @@ async def test_playbook_check_is_stopped_at_its_runner(tmp_path: Path) -> None:
             await both.open().cancel(record.handle)
             assert not both.shelf.has_work("p1")
             assert isinstance(await checking, Failed)
+        finally:
+            both.shelf.end_all()
+
+
+async def test_playbook_isolator_is_found_where_it_began(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        text = PLAN.replace(
+            '{command: {do: "true", undo: "true"}}', "{playbook: {file: site.yml, undo: undo.yml}}"
+        )
+        rollout = await inside.start(text=text)
+        both = Elsewhere(inside, tmp_path)
+        await inside.transition(rollout, "p1", Trigger.ADMITTED)
+        spec = inside.state.index.rollout(rollout).plan.isolate[0]
+        action = Isolate(replace(spec, params={**spec.params, "file": "never.yml"}), 1)
+
+        async def isolate(routed: RoutedRunners) -> object:
+            isolators = {
+                "playbook": PlaybookIsolator(replace(playbook_context(inside.run_host), runner=routed))
+            }
+            session = NodeSession(inside.state, AdapterSet(routed, isolators, {}, find_source), rollout, "p1")
+            journal = StepJournal(session)
+            await journal.load()
+            return await Isolation(session, journal, OtherAttempts(session)).isolate(action)
+
+        isolating = asyncio.create_task(isolate(both.runners))
+        try:
+            await until(lambda: both.shelf.has_work("p1"))
+            isolating.cancel()
+            # Meanwhile the settings give the node to this machine.
+            inside.state.index.update_limits(replace(inside.state.index.limits, runners=(LOCAL_RULE,)))
+            again = both.open()
+            isolating = asyncio.create_task(isolate(again))
+            (record,) = [each for each in await inside.state.store.load_steps(rollout, "p1") if each.handle]
+            await loop_iterations(20)
+            await again.cancel(record.handle)
+            assert isinstance(await isolating, Failed)
+            assert not inside.run_host.started_runs, "not begun again on this machine"
         finally:
             both.shelf.end_all()
 
