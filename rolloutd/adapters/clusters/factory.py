@@ -38,11 +38,16 @@ class ManagementClusters:
 
     def management_of(self, host: Host) -> Cluster | None:
         """Return the cluster in which the objects of a target are: its own for one of a list."""
-        name = str(host.connection.get(MANAGEMENT_KEY, ""))
-        if name in self.watches:
-            return self.watches[name].cluster
-        listed = self.lists.get(name.partition("/")[0])
-        return None if listed is None else listed.clusters.get(name.partition("/")[2])
+        return self.clusters().get(str(host.connection.get(MANAGEMENT_KEY, "")))
+
+    def clusters(self) -> Mapping[str, Cluster]:
+        """Return all clusters that have objects of targets, by the name in their variables."""
+        of_lists = {
+            f"{name}/{target}": cluster
+            for name, listed in self.lists.items()
+            for target, cluster in listed.clusters.items()
+        }
+        return {name: watch.cluster for name, watch in self.watches.items()} | of_lists
 
     def is_listed(self, host: Host) -> bool:
         """Return whether the target is of a list, so that its objects are in the target itself."""

@@ -300,6 +300,8 @@ class Server:
         if content_type == APPLY_PATCH and not asked.subresource:
             return self._apply(asked)
         before = self.objects.get(asked.resource, asked.namespace, asked.name)
+        if content_type == "application/json-patch+json":
+            return self._migrate_managers(asked, before)
         uid = asked.body.get("metadata", {}).get("uid")
         if uid not in (None, before["metadata"]["uid"]):
             raise ApiRefusal(409, f"Precondition failed: UID in precondition: {uid}")
@@ -316,6 +318,18 @@ class Server:
         after["metadata"] = {**after["metadata"], "resourceVersion": wanted}
         return self.objects.update(
             asked.resource, before, after, manager=asked.manager, subresource=asked.subresource
+        )
+
+    def _migrate_managers(self, asked: ApiRequest, before: JSON) -> JSON:
+        """Replace the field managers, which a patch of just these and of the version may do."""
+        patch = {each["path"]: each["value"] for each in asked.body if each["op"] == "replace"}
+        if patch.keys() != {"/metadata/resourceVersion", "/metadata/managedFields"}:
+            raise ApiRefusal(422, "this fake patches nothing else in this way", reason="Invalid")
+        if patch["/metadata/resourceVersion"] != before["metadata"]["resourceVersion"]:
+            raise conflict(asked.resource, asked.name)
+        managed = patch["/metadata/managedFields"]
+        return self.objects.modify(
+            asked.resource, before, lambda thing: thing["metadata"].update(managedFields=managed)
         )
 
     def _apply(self, asked: ApiRequest) -> JSON:

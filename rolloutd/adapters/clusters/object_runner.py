@@ -1,0 +1,425 @@
+"""Runs that are changes of one object of a management cluster: applied once, then followed.
+
+The object carries the run and its token, so that another machine and a late daemon find who applied it.
+Cancelling ends only the following; nothing is deleted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from machines.model.rollout import FailureCode
+from rolloutd.adapters.ansible.stale_processes import run_name
+from rolloutd.adapters.clusters.factory import management_clusters
+from rolloutd.adapters.clusters.object_store import (
+    PIN,
+    RUN,
+    TOKEN,
+    FieldConflict,
+    ObjectMissing,
+    ObjectRef,
+    ObjectStore,
+    TokenIsOlder,
+    applied_fields,
+    changed_fields,
+    managers_of,
+)
+from rolloutd.adapters.clusters.run_records import RunRecord
+from rolloutd.adapters.kubernetes.api_errors import ApiError, ClusterUnreachable
+from rolloutd.errors import AdapterFailed, NotFound, RunnerUnavailable
+from rolloutd.ports import (
+    Artifact,
+    Failed,
+    Host,
+    Ok,
+    RunEvent,
+    RunnerContext,
+    RunnerStatus,
+    RunRequest,
+    RunState,
+    Unknown,
+)
+
+POLL_S = 2.0
+"""Longest pause between two looks at a run: its limits pass without an event of the watch."""
+
+UNLIMITED = 1000
+"""Runs at once: pools and limits of the plan say how many there are."""
+
+MAX_RECREATIONS = 3
+"""How often one run makes an object again that a person deleted."""
+
+FAILING_FOR_S = 120.0
+"""How long a failure is shown before it counts: controllers try again by themselves."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What an object says of a run: a result, or what the run does and how far it is.
+
+    `is_failing`: it is a failure once it has lasted, because the controller tries again.
+    """
+
+    text: str
+    percent: float = 0.0
+    result: Ok | Failed | Unknown | None = None
+    is_failing: bool = False
+
+
+class NotPossible(Exception):
+    """The change cannot be made, and nothing was applied; its text says why and what to do."""
+
+
+ADOPTED_LIMIT_S = 1800.0
+"""Time limit of a run that another machine began: its own is in that machine's record."""
+
+
+class ObjectRunner(ABC):
+    """ports.Runner and ports.RecordsPrevious of a kind of change; its records are on this machine."""
+
+    kind: str
+    failing_for_s = FAILING_FOR_S
+
+    def __init__(self, context: RunnerContext) -> None:
+        self._context = context
+        self._clusters = management_clusters(context)
+        self._directory: Path = context.settings.state_dir / "runners" / self.kind
+        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._records: dict[str, RunRecord] = {}
+        self._locks: dict[str, asyncio.Lock] = {}
+        self._stores: dict[str, ObjectStore] = {}
+        self.status = RunnerStatus(UNLIMITED)
+        self.artifacts = self
+        self.place = self.kind
+        context.shared[f"changes {self.kind}"] = self
+
+    # -- what a kind of change is
+
+    @abstractmethod
+    def object_of(self, target: Mapping[str, Any], params: Mapping[str, Any]) -> ObjectRef:
+        """Return the object that the change of a target is of."""
+
+    @abstractmethod
+    def pin_of(self, request: RunRequest) -> str:
+        """Return the revision or version that the run is to bring the object to."""
+
+    @property
+    @abstractmethod
+    def lists(self) -> Sequence[ObjectRef]:
+        """The kinds of objects that runs may be of, without a namespace and a name."""
+
+    @abstractmethod
+    def spec_of(self, record: RunRecord) -> Mapping[str, Any]:
+        """Return the fields that the run applies, and owns from then on; raises NotPossible."""
+
+    @abstractmethod
+    async def prepare(self, store: ObjectStore, record: RunRecord) -> str:
+        """Do what comes before the apply, and return what it waits for; raises NotPossible."""
+
+    @abstractmethod
+    def may_create(self, params: Mapping[str, Any]) -> bool:
+        """Return whether the run creates the object if it is not there."""
+
+    @abstractmethod
+    def waits_before_apply(self, obj: Mapping[str, Any]) -> str:
+        """Return why the object must not be changed now; empty if it may."""
+
+    @abstractmethod
+    def judge(self, record: RunRecord, obj: Mapping[str, Any]) -> Judgement:
+        """Return what the object says of the run; the fields that it applied are as it wrote them."""
+
+    @abstractmethod
+    async def previous_of(self, store: ObjectStore, obj: Mapping[str, Any]) -> str:
+        """Return the state of the object as JSON, without secrets."""
+
+    # -- ports.Runner
+
+    async def check_available(self) -> None:
+        """Return if a management cluster answers: one that does not is the concern of its own targets."""
+        clusters = [each.cluster for each in self._clusters.watches.values()]
+        problem: ClusterUnreachable | None = None
+        for cluster in clusters:
+            try:
+                await cluster.get("/version")
+            except ApiError:
+                return
+            except ClusterUnreachable as error:
+                problem = error
+            else:
+                return
+        if problem is not None:
+            raise RunnerUnavailable(str(problem)) from problem
+
+    async def read_previous(self, request: RunRequest) -> str:
+        with _unavailable():
+            store = self._store(request.host.connection)
+            obj = await store.get(self.object_of(request.host.connection, request.params))
+            return "{}" if obj is None else await self.previous_of(store, obj)
+
+    async def start(self, request: RunRequest) -> str:
+        record = self._record(request.run_id)
+        async with self._lock(request.run_id):
+            if record.result is None:
+                with _unavailable():
+                    # Before the claim: a system that does not answer must not have a run that never began.
+                    if not record.exists:
+                        await self._store(request.host.connection).cluster.get("/version")
+                    self._create(record, request)
+                    await self._advance(record)
+        self._count()
+        return request.run_id
+
+    async def get_state(self, handle: str) -> RunState:
+        record = self._record(handle)
+        async with self._lock(handle):
+            with _unavailable():
+                if not record.exists:
+                    await self._adopt(handle, record)
+                if record.result is None:
+                    await self._advance(record)
+        self._count()
+        return record.state()
+
+    async def wait_for_change(self, handle: str) -> RunState:
+        record = self._record(handle)
+        before = len(record.content.get("events") or ())
+        while True:
+            state = await self.get_state(handle)
+            if state.result is not None or len(record.content.get("events") or ()) != before:
+                return state
+            ref = self._object(record)
+            await self._store(record.content["target"]).wait_for_change(ref, POLL_S)
+
+    async def read_events(self, handle: str, offset: int = 0) -> AsyncIterator[RunEvent]:
+        record = self._record(handle)
+        if not record.exists:
+            raise NotFound(f"there is no run {handle} of the kind {self.kind}")
+        for event in record.events(offset):
+            yield event
+
+    async def cancel(self, handle: str) -> None:
+        record = self._record(handle)
+        async with self._lock(handle):
+            if not record.exists:
+                raise NotFound(f"there is no run {handle} of the kind {self.kind}")
+            what = "what it applied stays" if record.applied else "nothing was applied"
+            text = f"the change of {self._object(record)} was cancelled; {what}"
+            record.store_result(Failed(text, code=FailureCode.DISTURBED), self._context.clock.now())
+        self._count()
+
+    async def discard(self, handle: str) -> None:
+        record = self._record(handle)
+        record.path.unlink(missing_ok=True)
+        self._records.pop(handle, None)
+        self._locks.pop(handle, None)
+
+    async def clean_up_stale_runs(
+        self, host: Host, *, timeout_s: float, fencing_token: str = ""
+    ) -> Ok | Failed | Unknown:
+        """End the following of the target's runs: an object has nothing of a run that could still act."""
+        for record in self._on_disk():
+            if record.content.get("node") == host.name and record.result is None:
+                text = f"its result was not known when {host.name} was cleaned up"
+                record.store_result(Unknown(text), self._context.clock.now())
+        return Ok("a change leaves nothing that acts by itself")
+
+    # -- ports.ArtifactStore
+
+    async def list_artifacts(self) -> Sequence[Artifact]:
+        return [each.artifact() for each in self._on_disk()]
+
+    async def remove(self, name: str, *, unmodified_since: float) -> bool:
+        record = self._record(name)
+        if not record.exists:
+            return True
+        if record.artifact().modified_at > unmodified_since:
+            return False
+        await self.discard(name)
+        return True
+
+    async def close(self) -> None:
+        for store in self._stores.values():
+            await store.close()
+
+    # -- one run
+
+    async def _advance(self, record: RunRecord) -> None:
+        """Do what a run can do now, and record it; its limits count from its own start."""
+        now = self._context.clock.now()
+        store, ref = self._store(record.content["target"]), self._object(record)
+        try:
+            if record.applied is None:
+                judgement = await self._apply(store, ref, record)
+            else:
+                judgement = await self._look(store, ref, record)
+        except NotPossible as error:
+            judgement = _failed(str(error), FailureCode.NEVER_STARTED)
+        except TokenIsOlder as error:
+            judgement = _failed(f"a later run has the object: {error}", FailureCode.DISTURBED)
+        except (FieldConflict, ObjectMissing) as error:
+            judgement = _failed(str(error), FailureCode.NEVER_STARTED)
+        except ApiError as error:
+            if error.is_retryable:
+                raise
+            judgement = _failed(f"{ref}: {error}", FailureCode.NEVER_STARTED)
+        result = judgement.result or self._limit_of(record, judgement, now)
+        if result is None:
+            record.note(judgement.text, judgement.percent, now)
+        else:
+            record.store_result(result, now)
+
+    def _limit_of(self, record: RunRecord, judgement: Judgement, now: float) -> Failed | None:
+        """Return the failure of a run that is past a limit: its own, or that of a failure that lasts."""
+        since = record.content.get("failing_since")
+        if judgement.is_failing != (since is not None):
+            since = now if judgement.is_failing else None
+            record.write(failing_since=since)
+        if since is not None and now - since >= self.failing_for_s:
+            return Failed(judgement.text)
+        limit_s = float(record.content["timeout_s"])
+        if now - float(record.content["began_at"]) >= limit_s:
+            code = FailureCode.FAILED if record.applied else FailureCode.NEVER_STARTED
+            return Failed(f"time limit {limit_s:g} s: {judgement.text}", code=code)
+        return None
+
+    async def _apply(self, store: ObjectStore, ref: ObjectRef, record: RunRecord) -> Judgement:
+        waits = await self.prepare(store, record)
+        if waits:
+            return Judgement(waits, 5.0)
+        current = await store.get(ref)
+        waits = "" if current is None else _removal(ref, current) or self.waits_before_apply(current)
+        if waits:
+            return Judgement(waits, 5.0)
+        await self._write(store, ref, record)
+        return Judgement(f"{ref}: applied", 30.0)
+
+    async def _write(self, store: ObjectStore, ref: ObjectRef, record: RunRecord) -> None:
+        content, spec = record.content, self.spec_of(record)
+        may_create = self.may_create(content["params"])
+        obj = await store.write(
+            ref, spec, run=content["run"], token=content["token"], pin=content["pin"], may_create=may_create
+        )
+        record.write(applied=_applied(obj, spec))
+
+    async def _look(self, store: ObjectStore, ref: ObjectRef, record: RunRecord) -> Judgement:
+        applied = record.applied
+        assert applied is not None
+        obj = await store.watched(ref)
+        if obj is None or int(obj["metadata"]["generation"]) < int(applied["generation"]):
+            # The watch may be behind our own write, and a person may have deleted the object since.
+            obj = await store.get(ref)
+        if obj is None:
+            return await self._make_again(store, ref, record)
+        if waits := _removal(ref, obj):
+            return Judgement(waits, 30.0)
+        run = (obj["metadata"].get("annotations") or {}).get(RUN)
+        if run != record.content["run"]:
+            by = f"run {run}" if run else "another client, which made it anew"
+            return _failed(f"{ref} was taken over by {by}", FailureCode.DISTURBED)
+        changed = changed_fields(obj, applied["spec"])
+        if changed:
+            by = ", ".join(managers_of(obj, changed)) or "another client"
+            text = f"{ref}: {by} changed {', '.join(changed[:5])} after this run; let one writer own it"
+            return _failed(text, FailureCode.DISTURBED)
+        return self.judge(record, obj)
+
+    async def _make_again(self, store: ObjectStore, ref: ObjectRef, record: RunRecord) -> Judgement:
+        """Create an object again that was deleted during the run, with the recorded fields."""
+        made = int(record.content.get("recreations") or 0)
+        if not self.may_create(record.content["params"]) or made >= MAX_RECREATIONS:
+            return _failed(f"{ref} was deleted during the run", FailureCode.DISTURBED)
+        record.write(recreations=made + 1)
+        await self._write(store, ref, record)
+        return Judgement(f"{ref}: it was deleted, and is made again", 30.0)
+
+    async def _adopt(self, handle: str, record: RunRecord) -> None:
+        """Begin the record of a run that another machine began, by the object that carries it."""
+        for name, cluster in self._clusters.clusters().items():
+            store = self._stores.setdefault(cluster.name, ObjectStore(cluster))
+            found = await store.find_run(self.lists, handle)
+            if found is None:
+                continue
+            ref, obj = found
+            notes = obj["metadata"]["annotations"]
+            record.write(
+                run=handle,
+                node="",
+                rollout="",
+                timeout_s=ADOPTED_LIMIT_S,
+                began_at=self._context.clock.now(),
+                token=notes.get(TOKEN, ""),
+                pin=notes.get(PIN, ""),
+                ref=asdict(ref),
+                target={"cluster_management": name},
+                params={},
+                events=[],
+                result=None,
+                applied=_applied(obj, applied_fields(obj)),
+            )
+            return
+        raise NotFound(f"there is no run {handle} of the kind {self.kind}")
+
+    def _create(self, record: RunRecord, request: RunRequest) -> None:
+        ref = self.object_of(request.host.connection, request.params)
+        now, pin = self._context.clock.now(), self.pin_of(request)
+        record.create(request, now, ref=asdict(ref), pin=pin)
+
+    # -- helpers
+
+    def _store(self, target: Mapping[str, Any]) -> ObjectStore:
+        cluster = self._clusters.management_of(Host("", connection=target))
+        if cluster is None:
+            name = target.get("cluster_management")
+            raise AdapterFailed(f"the settings no longer name the management cluster {name}")
+        return self._stores.setdefault(cluster.name, ObjectStore(cluster))
+
+    def _object(self, record: RunRecord) -> ObjectRef:
+        return ObjectRef(**record.content["ref"])
+
+    def _record(self, run_id: str) -> RunRecord:
+        return self._records.setdefault(run_id, RunRecord(self._directory / f"{run_name(run_id)}.json"))
+
+    def _on_disk(self) -> Iterator[RunRecord]:
+        for path in sorted(self._directory.glob("*.json")):
+            known = RunRecord(path)
+            if run := known.content.get("run"):
+                yield self._record(str(run))
+
+    def _lock(self, run_id: str) -> asyncio.Lock:
+        return self._locks.setdefault(run_id, asyncio.Lock())
+
+    def _count(self) -> None:
+        self.status.active = sum(each.exists and each.result is None for each in self._records.values())
+
+
+def _applied(obj: Mapping[str, Any], spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a record keeps of an object that was written."""
+    meta = obj["metadata"]
+    return {"uid": meta["uid"], "generation": meta["generation"], "spec": spec}
+
+
+def _failed(text: str, code: FailureCode) -> Judgement:
+    return Judgement(text, result=Failed(text, code=code))
+
+
+def _removal(ref: ObjectRef, obj: Mapping[str, Any]) -> str:
+    return f"{ref} is being deleted" if obj["metadata"].get("deletionTimestamp") else ""
+
+
+@contextmanager
+def _unavailable() -> Iterator[None]:
+    """Turn a server that does not answer, or cannot now, into RunnerUnavailable."""
+    try:
+        yield
+    except ClusterUnreachable as error:
+        raise RunnerUnavailable(str(error)) from error
+    except ApiError as error:
+        if error.is_retryable or error.status == 403:
+            raise RunnerUnavailable(str(error)) from error
+        raise AdapterFailed(str(error)) from error

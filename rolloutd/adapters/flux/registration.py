@@ -1,0 +1,103 @@
+"""Registration of the change `flux`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Self
+
+from pydantic import model_validator
+
+from rolloutd.plugin import (
+    ABSENT,
+    Capability,
+    Field,
+    NodeKind,
+    Params,
+    PositiveDuration,
+    Registration,
+    TemplateText,
+    duration_field,
+)
+from rolloutd.plugin.field_types import MAX_ITEMS, InvalidValue
+
+MAX_DEPENDENCIES = 50
+"""Modules that one module waits for."""
+
+Text = Annotated[str, Field(min_length=1, max_length=1000)]
+VariableName = Annotated[str, Field(pattern=r"^[_A-Za-z][_A-Za-z0-9]*$", max_length=128)]
+
+
+class OciSource(Params):
+    """An artifact of a registry, pinned by its digest."""
+
+    url: Annotated[str, Field(pattern=r"^oci://.", max_length=1000)] = Field(
+        description="Repository of the artifact, `oci://...`, without a tag."
+    )
+    digest: Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")] = Field(
+        description="Digest of the artifact."
+    )
+
+
+class Creation(Params):
+    """The fields of an object that the change creates and keeps; without them it must exist."""
+
+    path: Text = Field(default="./", description="Path in the source; for a Kustomization.")
+    interval: PositiveDuration = duration_field("10m", "How often the controller reconciles by itself.")
+    prune: bool = Field(default=True, description="Whether the controller removes what the source drops.")
+    wait: bool = Field(default=True, description="Whether the objects of the source must become healthy.")
+    health_timeout: PositiveDuration = duration_field(
+        "5m", "Limit of the controller's health check; a rollback may wait for it."
+    )
+    kubeconfig: TemplateText = Field(
+        default=ABSENT,
+        description="Secret with the target's kubeconfig; Cluster API's `NAME-kubeconfig` if not given.",
+    )
+    depends_on: list[TemplateText] = Field(
+        default=[],
+        max_length=MAX_DEPENDENCIES,
+        description="Modules of the same cluster that must be ready first, by the names of their objects.",
+    )
+
+
+class FluxParams(Params):
+    """Moves a module of a cluster to a pinned source: a Kustomization to the plan's, or a HelmRelease."""
+
+    exclusive = ("kustomization", "helm_release")
+
+    kustomization: TemplateText = Field(
+        default=ABSENT, description="Name of the Kustomization, such as `{{ node.name }}-apps`."
+    )
+    helm_release: TemplateText = Field(
+        default=ABSENT, description="Name of the HelmRelease, whose chart is in `oci`."
+    )
+    namespace: TemplateText = Field(
+        default=ABSENT, description="Namespace of the object; that of the cluster's own object if not given."
+    )
+    oci: OciSource = Field(
+        default=ABSENT, description="The pinned artifact; the plan's commit of its git source if not given."
+    )
+    source_secret: Text = Field(
+        default=ABSENT, description="Secret in the same namespace by which the source is fetched."
+    )
+    values: dict[VariableName, TemplateText] = Field(
+        default={}, max_length=MAX_ITEMS, description="Values of each cluster, filled in for each target."
+    )
+    create: Creation = Field(
+        default=ABSENT, description="Create the object if it is missing; it must exist if not given."
+    )
+
+    @model_validator(mode="after")
+    def _require_module(self) -> Self:
+        given = self.model_fields_set
+        if given.isdisjoint(self.exclusive):
+            raise InvalidValue("the change names no module", "`kustomization` or `helm_release`")
+        if "helm_release" in given and "oci" not in given:
+            raise InvalidValue("the chart of a HelmRelease has no source", "`oci` with a digest")
+        return self
+
+
+CHANGE = Registration(
+    "rolloutd.adapters.flux.runner:make_runner",
+    FluxParams,
+    frozenset({Capability.RECORDS_PREVIOUS}),
+    node_kinds=frozenset({NodeKind.CLUSTER}),
+)
