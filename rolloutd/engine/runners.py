@@ -14,7 +14,7 @@ import hashlib
 import logging
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import TypeVar
 
@@ -42,7 +42,7 @@ from rolloutd.ports import (
     StoresRuns,
     Unknown,
 )
-from rolloutd.ports.guards import adapter_errors
+from rolloutd.ports.guards import adapter_errors, answers_of_system
 
 log = logging.getLogger("rolloutd.engine.runners")
 
@@ -274,7 +274,8 @@ class RoutedRunners:
             name = None
             try:
                 name = self._name_for_start(request)
-                answer = await ask(self._find(name), own)
+                with self._answers(name):
+                    answer = await ask(self._find(name), own)
                 break
             except RunnerUnavailable as error:
                 if name is not None:
@@ -285,9 +286,14 @@ class RoutedRunners:
             self._record(name, None)
         return name, answer
 
+    def _answers(self, name: str) -> AbstractContextManager[None]:
+        """Guard a call of a runner of the settings: the system behind it may answer anything."""
+        return answers_of_system(f"runner {name}") if name in self._names.values() else nullcontext()
+
     @contextmanager
     def _shown_waiting(self, name: str | None, node: str, since: float) -> Iterator[None]:
-        waiting = {} if name is None else self._runners[name].status.waiting
+        # A node without a runner is among those of this machine's, so that its reason is asked for.
+        waiting = self._runners[name or LOCAL_RUNNER].status.waiting
         waiting.setdefault(node, since)
         try:
             yield
@@ -310,7 +316,8 @@ class RoutedRunners:
         retries = iter(RETRY_S)
         while True:
             try:
-                state = await ask(self._runners[name], own)
+                with self._answers(name):
+                    state = await ask(self._runners[name], own)
             except RunnerUnavailable as error:
                 self._record(name, error)
                 if self._state.now() >= until:

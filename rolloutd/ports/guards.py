@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
-from rolloutd.errors import AdapterFailed, RolloutdError
+from rolloutd.errors import AdapterFailed, RolloutdError, RunnerUnavailable
 
 log = logging.getLogger("rolloutd.ports")
 
@@ -30,6 +30,25 @@ def adapter_errors(adapter: str) -> Iterator[None]:
     except Exception as error:
         log.exception("%s: unexpected error", adapter)
         raise AdapterFailed(f"{adapter}: unexpected {type(error).__name__}: {error}") from error
+
+
+@contextmanager
+def answers_of_system(runner: str) -> Iterator[None]:
+    """Turn what a runner's system answers against its API, or too late, into RunnerUnavailable.
+
+    The run may be under way, so it has neither failed nor never started.  Errors of this machine stay.
+    """
+    try:
+        yield
+    except TimeoutError as error:
+        raise RunnerUnavailable(f"{runner}: no answer in time") from error
+    except (RolloutdError, OSError):
+        raise
+    except Exception as error:
+        # Each try would log it: whoever waits for the runner logs the problem once.
+        log.debug("%s: unexpected answer", runner, exc_info=True)
+        text = f"{runner}: unexpected answer ({type(error).__name__}: {str(error)[:100]})"
+        raise RunnerUnavailable(text) from error
 
 
 def validate_result(adapter: str, result: T, *allowed: type[object]) -> T:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from rolloutd.adapters.awx.events import instant
 from rolloutd.adapters.awx.http import AnswerLost, AwxClient, AwxRefused, Query
 from rolloutd.errors import AdapterFailed
-from rolloutd.ports import JSON
+from rolloutd.ports import JSON, RunRequest
 
 NAME_PREFIX = "rolloutd "
 """Before the handle in the name of an inventory, so that users of AWX know whose it is."""
@@ -165,6 +165,19 @@ class Claims:
                     return None
                 raise
         raise AdapterFailed(f"{path}: not created")
+
+
+def run_facts(request: RunRequest, tasks: int) -> Mapping[str, JSON]:
+    """Return what a later daemon needs to know of a run that only its request says."""
+    return {
+        "rolloutd_node": request.node,
+        "rolloutd_rollout": request.rollout,
+        "rolloutd_playbook": request.playbook,
+        "rolloutd_pin": request.source.pin,
+        "rolloutd_timeout_s": request.timeout_s,
+        "rolloutd_check_only": request.check_only,
+        "rolloutd_tasks": tasks,
+    }
 
 
 def read_facts(text: JSON) -> Mapping[str, JSON]:

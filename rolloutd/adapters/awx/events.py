@@ -21,6 +21,12 @@ MAX_TEXT_LENGTH = 2000
 MAX_OUTPUT_LENGTH = 20_000
 """Characters kept of the end of the output: enough for Ansible's own error messages."""
 
+MAX_PAGES = 50
+"""Pages of one reading, 10,000 events: the next one continues; a server may always name a next page."""
+
+MAX_WAITING = 5000
+"""Events kept behind a gap, at most 30 KB each; with more, the gap counts as lost."""
+
 NO_LOG_TEXT = "the output is hidden by no_log"
 
 _RESULTS = {
@@ -67,18 +73,21 @@ class EventFold:
     lost: int = 0
     output: str = ""
     started: int = 0
-    _waiting: dict[int, Mapping[str, JSON]] = field(default_factory=dict)
+    _waiting: dict[int, tuple[str, dict[str, JSON] | None]] = field(default_factory=dict)
 
     async def read_new(self, client: AwxClient, job: int) -> bool:
         """Read what AWX has stored since; return whether anything is new."""
         before = self.next_counter
         async for event in _read_from(client, job, self.next_counter):
             counter = event["counter"]
-            if counter >= self.next_counter:
+            if counter >= self.next_counter and counter not in self._waiting:
                 # A job that begins twice has each counter twice; the first one counts.
-                self._waiting.setdefault(counter, event)
-        while (event := self._waiting.pop(self.next_counter, None)) is not None:  # type: ignore[arg-type]
-            self._apply(event)
+                output = str(event.get("stdout") or "")[-MAX_OUTPUT_LENGTH:]
+                self._waiting[counter] = output, to_event(event, check_only=self.check_only)
+        while self.next_counter in self._waiting:
+            self._apply(*self._waiting.pop(self.next_counter))
+        if len(self._waiting) > MAX_WAITING:
+            self.accept_gaps()
         return self.next_counter != before
 
     def accept_gaps(self) -> None:
@@ -86,16 +95,15 @@ class EventFold:
         for counter in sorted(self._waiting):
             self.lost += counter - self.next_counter
             self.next_counter = counter
-            self._apply(self._waiting.pop(counter))
+            self._apply(*self._waiting.pop(counter))
 
     @property
     def has_gap(self) -> bool:
         return bool(self._waiting)
 
-    def _apply(self, event: Mapping[str, JSON]) -> None:
+    def _apply(self, output: str, run_event: dict[str, JSON] | None) -> None:
         self.next_counter += 1
-        self.output = f"{self.output}{event.get('stdout') or ''}\n"[-MAX_OUTPUT_LENGTH:]
-        run_event = to_event(event, check_only=self.check_only)
+        self.output = f"{self.output}{output}\n"[-MAX_OUTPUT_LENGTH:]
         if run_event is None:
             return
         if run_event["kind"] in ("task", "handler"):
@@ -125,13 +133,13 @@ async def read_events(
 
 
 async def _read_from(client: AwxClient, job: int, first: int) -> AsyncIterator[Mapping[str, JSON]]:
-    while True:
+    for _ in range(MAX_PAGES):
         query: Query = {"order_by": "counter", "counter__gte": first, "page_size": PAGE_SIZE}
         answer = await client.get(f"jobs/{job}/job_events/", {**query, "no_truncate": 1})
         events = [each for each in answer["results"] if isinstance(each.get("counter"), int)]
         for event in events:
             yield event
-        if not answer.get("next") or not events:
+        if not answer.get("next") or not events or events[-1]["counter"] < first:
             return
         first = events[-1]["counter"] + 1
 

@@ -31,6 +31,9 @@ MAX_DETAIL_LENGTH = 200
 MAX_PAGES = 500
 """Pages of one list, 100,000 objects: a longer list is not one that a run needs."""
 
+MAX_LIST_BYTES = 128 * 1024 * 1024
+"""Size of one list: 100,000 inventories of runs, of 1 KB each."""
+
 PAGE_SIZE = 200
 """AWX's own limit of a page."""
 
@@ -95,8 +98,16 @@ class AwxClient:
     async def list_all(self, path: str, query: Query) -> Sequence[Mapping[str, JSON]]:
         """Return all objects of a list."""
         objects: list[Mapping[str, JSON]] = []
+        size = 0
         for page in range(1, MAX_PAGES + 1):
-            answer = await self.get(path, {**query, "page_size": PAGE_SIZE, "page": page})
+            status, content, token = await self._send(
+                "GET", path, {**query, "page_size": PAGE_SIZE, "page": page}
+            )
+            if (size := size + len(content)) > MAX_LIST_BYTES:
+                raise self.unavailable(
+                    f"{path} is longer than {MAX_LIST_BYTES >> 20} MiB", "remove old objects in AWX"
+                )
+            answer = self._read(status, content, (200,), token)[1]
             results = answer.get("results") if isinstance(answer, dict) else None
             if not isinstance(results, list) or not all(isinstance(each, dict) for each in results):
                 raise self.unavailable(f"{path} is not a list of AWX", "check `url` and `prefix`")
@@ -115,6 +126,13 @@ class AwxClient:
         accepted: Sequence[int] = (200,),
     ) -> tuple[int, JSON]:
         """Send one request; return the status, which is one of `accepted`, and the JSON of the answer."""
+        status, content, token = await self._send(method, path, query, body)
+        return self._read(status, content, accepted, token)
+
+    async def _send(
+        self, method: str, path: str, query: Query | None, body: JSON = None
+    ) -> tuple[int, bytes, str]:
+        """Send one request; return its status, its content, and the token that must not be quoted."""
         token = await threads.FILES.run(self._read_token)
         try:
             session = self._open()
@@ -145,7 +163,7 @@ class AwxClient:
             raise self._lost(f"its answer was cut off ({type(error).__name__})") from None
         if len(content) > MAX_ANSWER_BYTES:
             raise self._lost("its answer is too long")
-        return self._read(status, content, accepted, token)
+        return status, content, token
 
     def unavailable(self, problem: str, remedy: str) -> RunnerUnavailable:
         return RunnerUnavailable(f"{self.name}: {problem}; {remedy}")

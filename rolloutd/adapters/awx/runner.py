@@ -21,7 +21,7 @@ from machines.model.rollout import FailureCode
 from rolloutd.adapters.ansible.progress import Progress
 from rolloutd.adapters.ansible.run_directory import MAX_START_ATTEMPTS
 from rolloutd.adapters.ansible.stale_processes import run_id_on, run_name
-from rolloutd.adapters.awx.claims import ACTIVE, Claim, Claims
+from rolloutd.adapters.awx.claims import ACTIVE, Claim, Claims, run_facts
 from rolloutd.adapters.awx.events import EventFold, instant, read_events
 from rolloutd.adapters.awx.host_data import groups_of
 from rolloutd.adapters.awx.http import PAGE_SIZE, AnswerLost, AwxClient, AwxRefused, Query
@@ -60,6 +60,9 @@ PENDING_LIMIT_S = 120.0
 MAX_FINISHED_RUNS = 100
 """Runs that are over and kept in memory, each with the end of its output: 2 MB in all."""
 
+END_MARGIN_S = 600.0
+"""Time after its own limit in which a job is over; AWX first fetches the project and an image."""
+
 COMPARED_EVENTS = 10
 """First events of a job by which a second begin shows; AWX may have lost some of them."""
 
@@ -85,6 +88,7 @@ class _TrackedRun:
     node: str
     events: EventFold
     state: Mapping[str, JSON]
+    running_since: float | None = None
     over_since: float | None = None
     is_complete: bool = False
     tracked_since: float = field(default_factory=time)
@@ -248,7 +252,7 @@ class AwxRunner:
             self._refused[handle] = prepared
             return handle
         await self._stale_runs.end_inherited(request.host, request.fencing_token)
-        claim, is_new = await self._claims.take(organization, handle, _facts(request, prepared.tasks))
+        claim, is_new = await self._claims.take(organization, handle, run_facts(request, prepared.tasks))
         if not is_new:  # another daemon came first
             return await self._start(request)
         try:
@@ -400,7 +404,13 @@ class AwxRunner:
 
     async def _refresh(self, run: _TrackedRun) -> None:
         """Read the job and its events; set the result once nothing more can come."""
-        run.state = await self._client.get(f"jobs/{run.job}/")
+        try:
+            run.state = await self._client.get(f"jobs/{run.job}/")
+        except AwxRefused as error:
+            if error.status != 404:
+                raise
+            self._finish(run, Unknown(f"job {run.job} of {run.node} was deleted in AWX"))
+            return
         if run.state.get("started") is not None:
             await run.events.read_new(self._client, run.job)
         status, pin = run.state.get("status"), run.claim.facts.get("rolloutd_pin")
@@ -411,6 +421,9 @@ class AwxRunner:
                 log.warning("job %d checked out %s, not %s: cancelled", run.job, revision, pin)
                 run.claim = await self._claims.abandon(run.claim, run.node)
                 await self._cancel_jobs([run.job])
+            elif status == "running" and self._is_past_limits(run):
+                text = f"job {run.job} of {run.node} is past all limits, and AWX has not ended it"
+                self._finish(run, Unknown(text))
             return
         now = self._context.clock.now()
         run.over_since = run.over_since or now
@@ -431,6 +444,12 @@ class AwxRunner:
             is_cancelled=is_cancelled,
         )
         self._finish(run, evaluate(ended))
+
+    def _is_past_limits(self, run: _TrackedRun) -> bool:
+        """Return whether a job was seen running for longer than it can: AWX loses sight of some."""
+        now = self._context.clock.now()
+        run.running_since = run.running_since or now
+        return now > run.running_since + float(run.claim.facts.get("rolloutd_timeout_s") or 0) + END_MARGIN_S
 
     async def _count_begins(self, run: _TrackedRun) -> int:
         """Return how often AWX began the job: each begin counts its events from 1."""
@@ -457,19 +476,6 @@ class AwxRunner:
                 if self._context.clock.now() >= until:
                     raise AdapterFailed(f"{self._client.name}: job {job} was cancelled and goes on; see AWX")
                 await self._context.clock.sleep(self._times.poll_s)
-
-
-def _facts(request: RunRequest, tasks: int) -> Mapping[str, JSON]:
-    """Return what a later daemon needs to know of a run that only its request says."""
-    return {
-        "rolloutd_node": request.node,
-        "rolloutd_rollout": request.rollout,
-        "rolloutd_playbook": request.playbook,
-        "rolloutd_pin": request.source.pin,
-        "rolloutd_timeout_s": request.timeout_s,
-        "rolloutd_check_only": request.check_only,
-        "rolloutd_tasks": tasks,
-    }
 
 
 def make_runner(context: RunnerContext) -> AwxRunner:

@@ -77,6 +77,8 @@ class PodResult:
             result = cls(*json.loads(message))
         except (ValueError, TypeError, RecursionError):
             return None
+        if not all(isinstance(each, str) for each in (result.kind, result.text, result.code, result.output)):
+            return None
         return result if (result.run, result.holder) == (run, holder) else None
 
     def to_result(self) -> Ok | Failed | Unknown:

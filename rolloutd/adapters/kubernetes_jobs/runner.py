@@ -28,6 +28,7 @@ from rolloutd.adapters.kubernetes_jobs import job as objects
 from rolloutd.adapters.kubernetes_jobs import pod_state
 from rolloutd.adapters.kubernetes_jobs.permissions import required_permissions
 from rolloutd.adapters.kubernetes_jobs.records import RunRecord, describe, numbered, records_in
+from rolloutd.adapters.kubernetes_jobs.report import MAX_LOG_BYTES
 from rolloutd.adapters.kubernetes_jobs.tree_server import TreeServer
 from rolloutd.concurrency import threads
 from rolloutd.errors import AdapterFailed, NotFound, RunnerUnavailable
@@ -58,6 +59,9 @@ CLEAN_TIMEOUT_S = 10.0
 
 END_MARGIN_S = 300.0
 """Time after its limits in which a run has ended; a pod on a lost cluster node stays `Running` for ever."""
+
+MAX_SECRET_BYTES = 1024 * 1024
+"""The API server's limit of the data of a Secret."""
 
 LOG_OVERLAP_S = 10.0
 """Seconds of a log that are read again: the API counts whole seconds, by the clock of the pod's node."""
@@ -104,6 +108,12 @@ class KubernetesRunner:
             if request.fencing_token:
                 await self._stale_runs.end_inherited(request.host, request.fencing_token)
             files = await self._files(request)
+            size = sum(map(len, files.values()))
+            if size > MAX_SECRET_BYTES and await self._get_job(request.run_id) is None:
+                text = f"what the run is given has {size} bytes, and a Secret at most {MAX_SECRET_BYTES}"
+                record.create(**describe(request))
+                record.store_result(Failed(f"{request.node}: {text}", code=FailureCode.NEVER_STARTED))
+                return request.run_id
             job = await self._claim(request)
             record.create(**describe(request))
             record.set_uid(job["metadata"]["uid"])
@@ -294,7 +304,11 @@ class KubernetesRunner:
         """Return that a run waits; one that has waited too long is removed, and never began."""
         if time.time() < float(record.metadata["began_at"]) + objects.START_S:
             return None, waits
-        if await self._end_job(handle, record):
+        try:
+            has_begun = await self._end_job(handle, record)
+        except AdapterFailed as error:  # what has not ended may begin
+            return Unknown(str(error)), ""
+        if has_begun:
             return Unknown(f"the run began while it was removed: {waits}"), ""
         return Failed(f"the run never began: {waits}", code=FailureCode.NEVER_STARTED), ""
 
@@ -321,15 +335,19 @@ class KubernetesRunner:
         try:
             if (read_at := self._log_read_at.get(handle)) is not None:
                 since = {"sinceSeconds": str(int(now - read_at + LOG_OVERLAP_S))}
-                lines = numbered(await self._cluster.read_text(path, {**query, **since}))
+                lines = await self._read_lines(path, {**query, **since})
                 if lines and min(lines) <= record.last_line + 1:
                     query = {}
             if query:  # the first time, and after a gap
-                lines = numbered(await self._cluster.read_text(path, query))
+                lines = await self._read_lines(path, query)
         except (ApiError, ClusterUnreachable):
             return
         self._log_read_at[handle] = now
         await threads.RUNS.run(record.append, lines)
+
+    async def _read_lines(self, path: str, query: Mapping[str, str]) -> Mapping[int, Mapping[str, Any]]:
+        text = await self._cluster.read_text(path, {**query, "limitBytes": str(2 * MAX_LOG_BYTES)})
+        return await threads.RUNS.run(numbered, text)
 
     # -- ending
 

@@ -13,6 +13,7 @@ import pytest
 from aiohttp import web
 
 from machines.model.rollout import FailureCode
+from rolloutd.adapters.awx import events, http
 from rolloutd.adapters.awx import runner as runner_module
 from rolloutd.adapters.awx.module_wrapper import SECOND_JOB
 from rolloutd.contracts.runner import Work
@@ -238,6 +239,57 @@ async def test_second_begin_shows_in_any_early_event(scripted: AwxBackend) -> No
     result = (await ended(runner, handle)).result
     assert isinstance(result, Unknown)
     assert "begun twice" in result.text
+
+
+async def test_deleted_job_is_unknown(scripted: AwxBackend) -> None:
+    runner, handle, job = await started(scripted)
+    del scripted.fake.jobs.by_id[job.id]
+    result = (await ended(runner, handle)).result
+    assert isinstance(result, Unknown)
+    assert "deleted in AWX" in result.text
+
+
+async def test_job_that_runs_for_ever_is_unknown(
+    scripted: AwxBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner_module, "END_MARGIN_S", -300.0)
+    runner, handle, _ = await started(scripted)
+    result = (await ended(runner, handle)).result
+    assert isinstance(result, Unknown)
+    assert "past all limits" in result.text
+
+
+async def test_page_that_names_itself_as_next_ends(scripted: AwxBackend) -> None:
+    runner, handle, job = await started(scripted)
+    scripted.fake.jobs.emit_playbook(job, *BEGUN)
+
+    async def repeat(request: web.Request) -> web.StreamResponse | None:
+        if not request.path.endswith("/job_events/"):
+            return None
+        return web.json_response({"results": job.events, "next": request.path})
+
+    scripted.fake.intercept = repeat
+    assert (await runner.get_state(handle)).task == "work"
+    assert len([event async for event in runner.read_events(handle)]) == 3
+
+
+async def test_endless_gap_counts_as_lost(scripted: AwxBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "MAX_WAITING", 2)
+    runner, handle, job = await started(scripted)
+    scripted.fake.jobs.is_lost = lambda _, event: event["counter"] == 1
+    scripted.fake.jobs.emit_playbook(job, *BEGUN, "runner_on_ok")
+    assert (await runner.get_state(handle)).task == "work"
+
+
+async def test_endless_list_is_refused(scripted: AwxBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "MAX_LIST_BYTES", 1000)
+
+    async def repeat(request: web.Request) -> web.StreamResponse | None:
+        return web.json_response({"results": [{"name": "x" * 300}], "next": request.path})
+
+    scripted.fake.intercept = repeat
+    with pytest.raises(RunnerUnavailable, match="longer than"):
+        await scripted.open_runner().check_available()
 
 
 async def test_job_that_never_began_is_never_started(scripted: AwxBackend) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from machines.model.rollout import FailureCode
 from rolloutd.adapters.kubernetes_jobs import job as objects
+from rolloutd.adapters.kubernetes_jobs import runner as runner_module
 from rolloutd.adapters.kubernetes_jobs.runner import KubernetesRunner
 from rolloutd.contracts import Work
 from rolloutd.errors import RunnerUnavailable
@@ -147,6 +148,28 @@ async def test_refused_job_is_no_failure(backend: JobsBackend, text: str, is_ful
     with pytest.raises(RunnerUnavailable) as refused:
         await backend.open().start(backend.request(Work.SUCCEEDS, "r1"))
     assert refused.value.is_full is is_full
+
+
+async def test_too_large_secret_never_starts(backend: JobsBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner_module, "MAX_SECRET_BYTES", 100)
+    runner = backend.open()
+    result = (await ended(runner, await runner.start(backend.request(Work.SUCCEEDS, "r1")))).result
+    assert isinstance(result, Failed)
+    assert result.code is FailureCode.NEVER_STARTED
+    assert not list(backend.cluster.objects.all("jobs", NAMESPACE))
+
+
+async def test_pod_that_does_not_end_is_unknown(
+    backend: JobsBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend.jobs.may_start = False
+    runner = backend.open()
+    handle = await runner.start(backend.request(Work.SUCCEEDS, "r1"))
+    await until(lambda: backend.jobs.pods_of(objects.job_name("r1")))
+    monkeypatch.setattr(objects, "START_S", 0.0)
+    monkeypatch.setattr(runner_module, "GONE_TIMEOUT_S", -1.0)
+    result = (await ended(runner, handle)).result
+    assert isinstance(result, Unknown), "it may begin before it is gone"
 
 
 async def test_job_that_cluster_changed_is_removed(backend: JobsBackend) -> None:

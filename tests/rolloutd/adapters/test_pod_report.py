@@ -62,6 +62,8 @@ def test_message_fits_and_is_read_back(result: Ok | Failed | Unknown) -> None:
         json.dumps(["r2", "uid", "ok", "", "", 1, ""]),
         json.dumps(["r1", "x", "ok", "", "", 1, ""]),
         '["r1", "uid", "ok"',
+        json.dumps(["r1", "uid", "ok", 5, "", 1, ""]),
+        json.dumps(["r1", "uid", ["ok"], "", "", 1, ""]),
     ],
 )
 def test_message_of_another_is_no_result(message: str) -> None:

@@ -264,6 +264,30 @@ async def test_silent_runner_is_waited_for_until_run_is_over(elsewhere: Elsewher
     assert isinstance((await asking).result, Unknown)
 
 
+async def test_malformed_answer_is_waited_for(elsewhere: Elsewhere, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run may be under way: it has not failed, and is not begun again."""
+    both, clock = elsewhere.runners, elsewhere.inside.clock
+    handle = await both.start(elsewhere.request("p1", playbook="never.yml"))
+    index = elsewhere.inside.state.index
+
+    async def answer_anything(self: DirectoryRunner, *_: object) -> object:
+        return {}["status"]
+
+    with monkeypatch.context() as patched:
+        for name in ("get_state", "start"):
+            patched.setattr(DirectoryRunner, name, answer_anything)
+        asking = [
+            asyncio.create_task(each)
+            for each in (both.get_state(handle), both.start(elsewhere.request("p1", handle)))
+        ]
+        await until(lambda: "shelf" in index.runner_problems)
+        await loop_iterations(20)
+        assert "unexpected answer (KeyError" in index.runner_problems["shelf"].detail
+    clock.advance(runners.RETRY_S[-1])
+    state, again = await asyncio.gather(*asking)
+    assert (state.result, again) == (None, handle)
+
+
 async def test_runner_that_answers_again_is_seen(elsewhere: Elsewhere) -> None:
     both, index = elsewhere.runners, elsewhere.inside.state.index
     elsewhere.shelf.set_reachable(False)
