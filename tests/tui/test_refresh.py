@@ -35,8 +35,11 @@ async def test_expired_freeze_disappears_without_an_event(socket_dir: Path) -> N
 
 async def test_age_of_the_state_is_visible_and_bounded(socket_dir: Path) -> None:
     fleet = start_gate_fleet()
-    async with run_console(fleet, socket_dir) as (_, pilot, _server):
+    async with run_console(fleet, socket_dir) as (app, pilot, _server):
         await wait_for_text(pilot, "age 0s")
+        # The stream's own status may come late: after the one of this entry there is none without news.
+        fleet.write("RequestDenied")
+        await wait_until(pilot, lambda: app.model.seq == fleet.seq)
         fleet.at += 5
         await wait_for_text(pilot, "age 5s")
         fleet.at += REFRESH_INTERVAL_S
