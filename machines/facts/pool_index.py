@@ -165,6 +165,7 @@ class PoolIndex(Forkable):
             self._unavailable = self._own(self._unavailable)
             if after is None:
                 del self._unavailable[node]
+                _free_if_empty(self._unavailable)
             else:
                 self._unavailable[node] = after
             # The reason names nodes and instants, so it is outdated even where the pool stays as full.
@@ -179,6 +180,8 @@ class PoolIndex(Forkable):
                 for pool in pools:
                     (pool.down.add if confirmed else pool.down.discard)(node)
                     (pool.unknown.add if unknown else pool.unknown.discard)(node)
+                    _free_if_empty(pool.down)
+                    _free_if_empty(pool.unknown)
                 self._refresh_full_pools(facts, self._pool_ids_by_node[node])
 
     def _refresh_full_pools(self, facts: FleetFacts, changed: Iterable[str]) -> None:
@@ -272,3 +275,9 @@ class PoolIndex(Forkable):
     def next_change(self) -> float:
         """Return when time alone may next bring a node up (epoch seconds); infinity for never."""
         return self._improvement_times[0][0] if self._improvement_times else math.inf
+
+
+def _free_if_empty(table: dict[str, Unavailability] | set[str]) -> None:
+    """Free what a table keeps of its largest size: at a start, it has all nodes, and soon none."""
+    if not table:
+        table.clear()

@@ -21,8 +21,8 @@ _POOL_ID_CACHE_SIZE = 65_536
 NO_IDENTITY: Mapping[str, str] = {}
 """The pinned identity of each node without one."""
 
-_SORT_KEY_CACHE_SIZE = 16_384
-"""Sort keys kept, a few megabytes: more than the nodes of which a decision or a page asks again."""
+_SORT_KEY_CACHE_SIZE = 2_048
+"""Sort keys kept, 0.5 MiB: more than the nodes of which a decision or a status asks again."""
 
 
 class NodeKind(StrEnum):
@@ -190,9 +190,11 @@ def id_of_pool(key: str, value: str) -> str:
 
 
 @lru_cache(maxsize=_SORT_KEY_CACHE_SIZE)
-def natural_sort_key(name: str) -> tuple[tuple[str, int, str], ...]:
+def natural_sort_key(name: str) -> tuple[str | int, ...]:
     """Return a sort key that puts n2 before n10."""
     parts = _DIGITS.split(name)
+    key: list[str | int] = []
     # With the digits as text too: n1 and n01 are equal as numbers, and an order must not be left to chance.
-    numbered = [(text, int(digits), digits) for text, digits in zip(parts[0::2], parts[1::2], strict=False)]
-    return (*numbered, (parts[-1], -1, ""))
+    for text, digits in zip(parts[0::2], parts[1::2], strict=False):
+        key += (text, int(digits), digits)
+    return (*key, parts[-1], -1, "")

@@ -44,6 +44,10 @@ WITHHELD = "rolloutd_withheld"
 """Key of a stored connection that lacks the node's secrets, until its sources report them again."""
 
 
+NO_CONFLICTS: Mapping[str, str] = {}
+"""One for all: most nodes of a fleet have none."""
+
+
 @dataclass(frozen=True, slots=True)
 class DiscoveredNode:
     """One inventory source's record of a node.
@@ -60,7 +64,7 @@ class DiscoveredNode:
     labels: Mapping[str, str] = field(default_factory=dict)
     connection: Mapping[str, JSON] = field(default_factory=dict)
     id: str = ""
-    conflicts: Mapping[str, str] = field(default_factory=dict)
+    conflicts: Mapping[str, str] = field(default_factory=lambda: NO_CONFLICTS)
 
 
 class Inventory(Protocol):

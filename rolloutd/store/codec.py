@@ -128,7 +128,7 @@ def _encode(value: Any) -> Any:
     return canonical_json(to_json(value))
 
 
-@lru_cache(maxsize=16_384)
+@lru_cache(maxsize=1_024)  # the pools of nodes that are in work; those of a whole fleet are megabytes
 def _encode_strings(values: tuple[str, ...]) -> str:
     return canonical_json(values)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 
 import pytest
@@ -116,3 +117,12 @@ def test_backoff_of_the_future_is_over() -> None:
     assert explain_node(index, "R", "n1", T0 + DAYS_S + 6).code is ReasonCode.BACKOFF
     see(index, T0 + 100)
     assert [each.node for each in decide(index, T0 + 100).of(Admit)] == ["n1"]
+
+
+def test_observed_pool_keeps_no_table_of_unknown_nodes() -> None:
+    index = index_of(nodes_of({"t1": [f"n{number}" for number in range(100)]}))
+    (pool,) = index.pool_ids()
+    index.advance(T0 + DAYS_S)
+    assert len(index.pool(pool).unknown) == 100
+    see(index, T0 + DAYS_S)
+    assert sys.getsizeof(index.pool(pool).unknown) == sys.getsizeof(set())
