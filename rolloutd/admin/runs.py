@@ -32,9 +32,10 @@ def describe_runs(runs: Mapping[str, Any]) -> CheckResult:
     active = f"{runs['active']} of at most {runs['parallel']} active, {runs['waiting']} waiting"
     started = f"{runs['forks']} started as forks and {runs['new_processes']} as new processes"
     servers = pluralize(runs["fork_servers"], "fork server")
-    return CheckResult(
-        "runs", True, f"{active}; {started}; {servers}, {format_size(runs['fork_servers_bytes'])}"
-    )
+    text = f"{active}; {started}; {servers}, {format_size(runs['fork_servers_bytes'])}"
+    if reason := runs.get("plain_because"):  # a daemon of an older version does not say
+        text += f"; none is forked: {reason}"
+    return CheckResult("runs", True, text)
 
 
 async def suggest_pipelining(

@@ -112,11 +112,12 @@ class TunedRunnerStatus(RunnerStatus):
     """The status of a runner that can start runs in several ways.
 
     `started` counts runs by how they were started, and `servers` are the processes that wait to start runs
-    quickly.
+    quickly; `plain_because` says why no run starts so, if none may.
     """
 
     started: Counter[str] = field(default_factory=Counter)
     servers: set[int] = field(default_factory=set)
+    plain_because: str = ""
 
 
 def total_parallel(statuses: Mapping[str, RunnerStatus]) -> int:

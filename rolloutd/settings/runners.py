@@ -27,8 +27,9 @@ class Ansible(Params):
     )
     warm: Literal["auto", "off"] = Field(
         default="auto",
-        description="`auto` forks a run from a process that has imported Ansible, if the run is the same"
-        " as in a new process; `off` starts a new process for each run.",
+        description="`auto` forks a run from a process that has imported Ansible, if this version of"
+        " ansible-core was tested and a self-test shows the same as a new process; `off` starts a new process"
+        " for each run, without what relies on private parts of ansible-core.",
     )
     pipelining: Literal["as-configured", "on"] = Field(
         default="as-configured",

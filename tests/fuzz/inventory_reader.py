@@ -22,7 +22,8 @@ from ansible.parsing.dataloader import DataLoader
 from ansible.plugins.loader import init_plugin_loader, inventory_loader
 from ansible.template import Templar
 
-from rolloutd.adapters.ansible.environment import INVENTORY_PLUGIN_DIR, build_inventory
+from rolloutd.adapters.ansible.environment import build_inventory
+from rolloutd.adapters.ansible.fast import fast_runs
 from rolloutd.adapters.ansible.inventory import AnsibleInventory
 from rolloutd.engine.background.inventory_merge import merge_inventories
 from rolloutd.errors import RolloutdError
@@ -44,7 +45,7 @@ _NOT_COMPARED = {"ansible_ssh_common_args", "group_names", "inventory_hostname"}
 def read_inputs(directory: Path) -> None:
     """Read inputs, a line each; print a line with what is wrong with each."""
     init_plugin_loader()
-    inventory_loader.add_directory(str(INVENTORY_PLUGIN_DIR))
+    inventory_loader.add_directory(str(fast_runs.HERE / "inventory_plugin"))
     constants.INVENTORY_ENABLED = ["rolloutd_inventory"]
     constants.INVENTORY_ANY_UNPARSED_IS_FAILED = True
     os.chdir(directory)

@@ -5,5 +5,6 @@ has a directory (`run_directory`) and a supervising script that does not import
 rolloutd (`wrapper`).  A callback plugin (`callback/`) writes the run's events,
 and `progress` derives the result from them.  `stale_processes` ends processes
 of older runs on a node, `processes` those of a run on this machine.  The daemon
-never imports Ansible; it only runs Ansible's programs.
+never imports Ansible; it only runs Ansible's programs.  All that relies on
+private parts of ansible-core is in `fast/`, and runs do without it.
 """

@@ -28,7 +28,6 @@ from rolloutd.ports import (
 )
 
 CALLBACK_DIR = Path(__file__).parent / "callback"
-INVENTORY_PLUGIN_DIR = Path(__file__).parent / "inventory_plugin"
 
 SSH_ARGS = (
     "-C -o ControlMaster=auto -o ControlPersist=300s -o ServerAliveInterval=15 -o ServerAliveCountMax=8"
@@ -57,7 +56,6 @@ GENERATION_ENV = "ROLLOUTD_INVENTORY"
 
 DEFAULT_REMOTE_TMP = "~/.ansible/tmp"
 DEFAULT_CALLBACK_PATHS = "~/.ansible/plugins/callback:/usr/share/ansible/plugins/callback"
-DEFAULT_INVENTORY_PATHS = "~/.ansible/plugins/inventory:/usr/share/ansible/plugins/inventory"
 DEFAULT_COLLECTIONS_PATHS = "~/.ansible/collections:/usr/share/ansible/collections"
 DEFAULT_ROLES_PATHS = "~/.ansible/roles:/usr/share/ansible/roles:/etc/ansible/roles"
 """Ansible's own defaults, which our environment would otherwise replace."""
@@ -170,7 +168,6 @@ class RunPaths:
     sockets: Path
     ssh_wrapper: Path | None
     requirements: Path | None = None
-    module_cache: Path | None = None
     pipelining: bool = False
     generation: str = ""
 
@@ -180,7 +177,6 @@ def build_environment(paths: RunPaths, config: TreeConfig) -> dict[str, str]:
     if "HOME" not in inherited:
         inherited["HOME"] = pwd.getpwuid(os.geteuid()).pw_dir
     callback_paths = config.search_paths("callback_plugins", DEFAULT_CALLBACK_PATHS)
-    inventory_paths = config.search_paths("inventory_plugins", DEFAULT_INVENTORY_PATHS)
     own = {
         "LC_ALL": "C.UTF-8",
         # A compiled plugin would be in the pinned tree, among the files that people vote for.
@@ -189,9 +185,7 @@ def build_environment(paths: RunPaths, config: TreeConfig) -> dict[str, str]:
         "ROLLOUTD_RUN_DIR": str(paths.events.parent),
         "ROLLOUTD_EVENTS": str(paths.events),
         "ANSIBLE_CALLBACK_PLUGINS": f"{callback_paths}:{CALLBACK_DIR}",
-        # The yaml plugin reads the same file, should ours not work with an older ansible-core.
-        "ANSIBLE_INVENTORY_ENABLED": "rolloutd_inventory,yaml",
-        "ANSIBLE_INVENTORY_PLUGINS": f"{inventory_paths}:{INVENTORY_PLUGIN_DIR}",
+        "ANSIBLE_INVENTORY_ENABLED": "yaml",
         "ANSIBLE_LOCAL_TEMP": str(paths.local_tmp),
         "ANSIBLE_NOCOLOR": "1",
         "ANSIBLE_RETRY_FILES_ENABLED": "0",
@@ -210,8 +204,6 @@ def build_environment(paths: RunPaths, config: TreeConfig) -> dict[str, str]:
         own["ANSIBLE_PIPELINING"] = "1"
     if paths.ssh_wrapper is not None:
         own["ANSIBLE_SSH_EXECUTABLE"] = str(paths.ssh_wrapper)
-    if paths.module_cache is not None:
-        own["ROLLOUTD_MODULE_CACHE"] = str(paths.module_cache)
     if paths.requirements is not None:
         for name, folder, key, default in (
             ("ANSIBLE_COLLECTIONS_PATH", "collections", "collections_path", DEFAULT_COLLECTIONS_PATHS),

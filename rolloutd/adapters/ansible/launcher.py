@@ -14,6 +14,7 @@ from typing import Self
 from machines.model.rollout import FailureCode
 from rolloutd.adapters.ansible import environment, fence, processes, wrapper
 from rolloutd.adapters.ansible.environment import RunPaths, TreeConfig
+from rolloutd.adapters.ansible.fast.fast_runs import FastRuns
 from rolloutd.adapters.ansible.inventory_cache import InventoryCache
 from rolloutd.adapters.ansible.node_connections import NodeConnections, make_socket_directory
 from rolloutd.adapters.ansible.run_directory import RunDirectory
@@ -94,6 +95,7 @@ class Launcher:
     pipelining: bool
     inventories: InventoryCache
     connections: NodeConnections
+    fast: FastRuns
     tree_cache: TreeCache | None = None
 
     def prepare(self, directory: RunDirectory, run: LocalRun, marker: str, interpreter: str | None) -> None:
@@ -144,10 +146,12 @@ class Launcher:
             shared or sockets,
             ssh_wrapper,
             None if self.tree_cache is None else self.tree_cache.requirements_of(run.tree),
-            None if self.tree_cache is None else self.tree_cache.modules_of(run.tree),
             self.pipelining,
             generation,
         )
+        variables_of_run = environment.build_environment(paths, config)
+        modules = None if self.tree_cache is None else self.tree_cache.modules_of(run.tree)
+        callbacks = variables_of_run["ANSIBLE_CALLBACK_PLUGINS"]
         directory.write_command(
             run_id=request.run_id,
             timeout_s=request.timeout_s,
@@ -155,7 +159,7 @@ class Launcher:
             shared_sockets=shared,
             cwd=run.tree,
             argv=_build_argv(self.binary, directory, request, interpreter),
-            environment=environment.build_environment(paths, config),
+            environment={**variables_of_run, **self.fast.environment(config, callbacks, modules)},
         )
 
     def _link_inventory(self, directory: RunDirectory, run: LocalRun, common_args: str) -> str:

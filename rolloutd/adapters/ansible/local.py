@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
+
+from rolloutd.adapters.ansible import self_test
 from rolloutd.adapters.ansible.artifact_store import OUTPUT_DIRECTORY, SharedOutput
 from rolloutd.adapters.ansible.runner import AnsibleRunner
 from rolloutd.adapters.ansible.tree_cache import TreeCache
@@ -26,6 +29,7 @@ def make_runner(context: RunnerContext) -> AnsibleRunner:
         ansible_playbook=str(ansible.bin) if ansible.bin else None,
         parallel=None if ansible.parallel == "auto" else ansible.parallel,
         warm=ansible.warm == "auto",
+        self_test=partial(self_test.run, settings.state_dir, context.shell),
         pipelining=ansible.pipelining == "on",
         known_hosts=ssh.known_hosts,
         user=ssh.user,

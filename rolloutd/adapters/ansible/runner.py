@@ -29,7 +29,7 @@ from rolloutd.adapters.ansible import (
     wrapper,
 )
 from rolloutd.adapters.ansible.artifact_store import RunArtifactStore, SharedOutput
-from rolloutd.adapters.ansible.fork_servers import ForkServers, NotForked
+from rolloutd.adapters.ansible.fast.fast_runs import FastRuns, NotForked, SelfTest
 from rolloutd.adapters.ansible.interpreter import InterpreterCache
 from rolloutd.adapters.ansible.inventory_cache import InventoryCache
 from rolloutd.adapters.ansible.launcher import Launcher, LocalRun
@@ -75,8 +75,8 @@ class _TrackedRun:
     """The cached state of a run; all of it can be read again."""
 
     directory: RunDirectory
+    progress: progress.Progress
     process_exit: processes.ProcessExit | None = None
-    progress: progress.Progress | None = None
     offset: int = 0
     read_size: int = 0
     result: Ok | Failed | Unknown | None = None
@@ -102,6 +102,7 @@ class AnsibleRunner:
         key_file: Path | None = None,
         tree_cache: TreeCache | None = None,
         warm: bool = True,
+        self_test: SelfTest | None = None,
         pipelining: bool = False,
         machine: str = "",
         inherited_nodes: Collection[str] = (),
@@ -122,17 +123,19 @@ class AnsibleRunner:
         self._shell = shell
         self._find_tree, self._inventory = find_tree, inventory
         self._connections = NodeConnections(self._runs_dir)
+        self._run_slots = RunSlots(parallel)
+        binary = ansible_playbook or str(Path(sys.executable).with_name("ansible-playbook"))
+        self._fast = FastRuns(binary, self.status, enabled=warm, self_test=self_test)
         self._launcher = Launcher(
-            ansible_playbook or str(Path(sys.executable).with_name("ansible-playbook")),
+            binary,
             ConnectionDefaults(known_hosts, user, key_file),
             fence_dir,
             pipelining,
             InventoryCache(self._runs_dir),
             self._connections,
+            self._fast,
             tree_cache,
         )
-        self._run_slots = RunSlots(parallel)
-        self._fork_servers = ForkServers(self._launcher.binary, self.status.servers, enabled=warm)
         self._interpreters = InterpreterCache(shell)
         self.marks = marks or str(self._runs_dir)
         self._markers = stale_processes.RunMarkers(self.marks)
@@ -154,7 +157,8 @@ class AnsibleRunner:
         return f"{self._machine or 'this machine'} {self._runs_dir}"
 
     async def check_available(self) -> None:
-        """Return at once: this machine is where the daemon runs."""
+        """Return at once: the daemon runs here.  The self-test may begin, and is not awaited."""
+        self._fast.begin_self_test()
 
     def run_id_here(self, name: str) -> str:
         return stale_processes.run_id_on(self._machine, name)
@@ -177,7 +181,6 @@ class AnsibleRunner:
                 run.result = await self._read_result(run)
                 self._drop_oldest_finished()
             progress_now = run.progress
-        assert progress_now is not None
         state = progress_now.run_state(run.result, run.directory.read_metadata().get("began_at"))
         if not isinstance(run.result, Unknown):
             return state
@@ -257,7 +260,7 @@ class AnsibleRunner:
             if run.process_exit is not None:
                 run.process_exit.close()
         self._tracked.clear()
-        self._fork_servers.close()
+        self._fast.close()
 
     # -- starting ----------------------------------------------------------
 
@@ -286,7 +289,7 @@ class AnsibleRunner:
             launcher.record_refusal(directory, request, refusal)
             return
         await self._run_slots.acquire(request.node)
-        tracked = _TrackedRun(directory, has_slot=True)
+        tracked = _TrackedRun(directory, progress.Progress(request.node), has_slot=True)
         try:
             await self._prepare_when_possible(directory, run, python if isinstance(python, str) else None)
             self._older_runs.remote_tmp_dirs.add(
@@ -311,7 +314,7 @@ class AnsibleRunner:
     async def _start_wrapper(self, directory: RunDirectory, run: LocalRun) -> int:
         """Start the run in a fork of Ansible or, if that cannot be, as a new process; return its pid."""
         try:
-            pid = await self._fork_servers.fork(directory, run.tree)
+            pid = await self._fast.fork(directory, run.tree)
         except NotForked as reason:
             directory.append_event("process", f"Ansible started as a new process: {reason}")
             self.status.started["new process"] += 1
@@ -358,9 +361,8 @@ class AnsibleRunner:
                     "it began on another machine" if self.is_elsewhere(handle) else "its directory is gone"
                 )
                 raise NotFound(f"there is no run {handle} in {self._runs_dir}: {where}")
-            run = self._tracked[handle] = _TrackedRun(directory)
-        if run.progress is None:
-            run.progress = progress.Progress(str(run.directory.read_metadata().get("node", "")))
+            node = str(directory.read_metadata().get("node", ""))
+            run = self._tracked[handle] = _TrackedRun(directory, progress.Progress(node))
         return run
 
     async def _read_result(self, run: _TrackedRun) -> Ok | Failed | Unknown | None:
@@ -423,7 +425,6 @@ class AnsibleRunner:
         result = await threads.RUNS.run(_evaluate, run, status)
         if self.shared_output is not None:
             await self.shared_output.share(run.directory)
-        assert run.progress is not None
         if run.progress.changed_tasks or not isinstance(result, Ok):
             self._interpreters.forget(run.progress.node)
         return result
@@ -468,7 +469,6 @@ class AnsibleRunner:
 
 
 def _read_new_events(run: _TrackedRun) -> None:
-    assert run.progress is not None
     run.read_size = run.directory.events_size()
     while lines := run.directory.read_events(run.offset):
         for line in lines:
@@ -477,7 +477,6 @@ def _read_new_events(run: _TrackedRun) -> None:
 
 
 def _evaluate(run: _TrackedRun, status: run_directory.RunStatus) -> Ok | Failed:
-    assert run.progress is not None
     facts = run.directory.read_metadata()
     playbook, limit_s = str(facts.get("playbook", "")), float(facts.get("timeout_s", 0.0))
     run.directory.delete_secrets()

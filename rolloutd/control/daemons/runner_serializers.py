@@ -19,16 +19,16 @@ from rolloutd.service.memory import memory_bytes
 def runs(runners: Mapping[str, RunnerStatus], rules: Sequence[RunnerRule]) -> wire_runners.Runs:
     """Return the runs on this machine, and all runners."""
     local = runners.get(LOCAL_RUNNER, RunnerStatus())
-    started = local.started if isinstance(local, TunedRunnerStatus) else {}
-    servers = local.servers if isinstance(local, TunedRunnerStatus) else set()
+    tuned = local if isinstance(local, TunedRunnerStatus) else TunedRunnerStatus()
     return {
         "parallel": local.parallel,
         "active": local.active,
         "waiting": len(local.waiting),
-        "forks": started.get("fork", 0),
-        "new_processes": started.get("new process", 0),
-        "fork_servers": len(servers),
-        "fork_servers_bytes": memory_bytes(servers),
+        "forks": tuned.started["fork"],
+        "new_processes": tuned.started["new process"],
+        "fork_servers": len(tuned.servers),
+        "fork_servers_bytes": memory_bytes(tuned.servers),
+        "plain_because": tuned.plain_because or None,
         "runners": [_runner(rule, runners[rule.name]) for rule in rules if rule.name in runners],
     }
 

@@ -25,7 +25,10 @@ class Runner(TypedDict):
 
 
 class Runs(TypedDict):
-    """Playbook runs on the daemon's machine, the memory of its fork servers, and all runners."""
+    """Playbook runs on the daemon's machine, the memory of its fork servers, and all runners.
+
+    `plain_because` says why no run is forked, or null.
+    """
 
     parallel: int
     active: int
@@ -34,4 +37,5 @@ class Runs(TypedDict):
     new_processes: int
     fork_servers: int
     fork_servers_bytes: int
+    plain_because: str | None
     runners: list[Runner]

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from rolloutd.adapters.ansible import fork_servers, wrapper
+from rolloutd.adapters.ansible import wrapper
+from rolloutd.adapters.ansible.fast import fork_servers
 from rolloutd.adapters.ansible.launcher import LocalRun
 from rolloutd.adapters.ansible.run_directory import RunDirectory
 from rolloutd.adapters.ansible.runner import AnsibleRunner

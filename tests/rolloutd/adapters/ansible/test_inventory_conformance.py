@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
-from rolloutd.adapters.ansible.environment import RunPaths, TreeConfig, build_environment, build_inventory
+from rolloutd.adapters.ansible.environment import RunPaths, build_inventory
 from rolloutd.adapters.ansible.inventory import AnsibleInventory
 from rolloutd.ports import GROUPS, ConnectionDefaults, DiscoveredNode
 from tests.rolloutd.adapters.ansible.test_inventory import plugin_inventory
+from tests.support.fast_environment import fast_environment
 
 INVENTORIES = {
     "nested.yml": """\
@@ -114,7 +115,7 @@ def play_through_rolloutd(directory: Path, tree: Path, nodes: Sequence[Discovere
     defaults = ConnectionDefaults(None, None, None)
     written.write_text(json.dumps(build_inventory(hosts, groups, defaults=defaults, common_args="")))
     paths = RunPaths("r", directory / "events", directory / "tmp", directory / "s", None)
-    return play(written, tree, directory / "ours", build_environment(paths, TreeConfig.load(tree)))
+    return play(written, tree, directory / "ours", fast_environment(paths, tree))
 
 
 @pytest.mark.parametrize("name", INVENTORIES)
@@ -206,7 +207,7 @@ from ansible.parsing.dataloader import DataLoader
 from ansible.plugins.loader import inventory_loader, init_plugin_loader
 from ansible._internal._datatag._tags import TrustedAsTemplate
 import ansible.constants as C
-from rolloutd.adapters.ansible.fork_inventory import PreparedInventory
+from rolloutd.adapters.ansible.fast.fork_inventory import PreparedInventory
 init_plugin_loader()
 inventory_loader.add_directory(sys.argv[1])
 
@@ -285,9 +286,8 @@ def test_plugin_gives_the_values_of_the_yaml_plugin(tmp_path: Path, name: str) -
         "n1": {"ansible_python_interpreter": {"__ansible_unsafe": "/{{ x }}"}, "deep": {"list": ["{{ x }}"]}}
     }
     (tmp_path / "own.json").write_text(json.dumps({"all": {"hosts": own}}))
-    plugins = build_environment(
-        RunPaths("r", tmp_path / "e", tmp_path, tmp_path, None), TreeConfig.load(tmp_path)
-    )["ANSIBLE_INVENTORY_PLUGINS"].rpartition(":")[2]
+    environment = fast_environment(RunPaths("r", tmp_path / "e", tmp_path, tmp_path, None), tmp_path)
+    plugins = environment["ANSIBLE_INVENTORY_PLUGINS"].rpartition(":")[2]
     ended = subprocess.run(
         [sys.executable, "-c", COMPARE, plugins, tmp_path / "a.json", tmp_path / "own.json"],
         capture_output=True,

@@ -111,18 +111,10 @@ class _Server:
 class ForkServers:
     """The fork servers of one runner."""
 
-    def __init__(self, binary: str, pids: set[int], *, enabled: bool = True) -> None:
-        """`binary` is the ansible-playbook command of the runs; `pids` always has those of the servers."""
+    def __init__(self, binary: str, pids: set[int]) -> None:
+        """`binary` is the ansible-playbook of this Python; `pids` always has those of the servers."""
         self._binary = binary
         self._pids = pids
-        own = Path(sys.executable).with_name("ansible-playbook")
-        self._disabled = (
-            "settings: ansible.warm is off"
-            if not enabled
-            else ""
-            if Path(binary) == own
-            else f"{binary} is not the command of rolloutd's Python"
-        )
         self._servers: dict[str, _Server] = {}
         self._refusals: dict[str, tuple[float, str]] = {}
         self._start_lock = asyncio.Lock()
@@ -130,8 +122,6 @@ class ForkServers:
 
     async def fork(self, directory: RunDirectory, tree: Path) -> int:
         """Start the run's wrapper in a fork and return its pid; raises NotForked."""
-        if self._disabled:
-            raise NotForked(self._disabled)
         environment = await threads.RUNS.run(directory.read_environment)
         key = await threads.RUNS.run(_server_key, tree, environment)
         refused_at, reason = self._refusals.get(key, (0.0, ""))

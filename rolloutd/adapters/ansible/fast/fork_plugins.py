@@ -67,10 +67,13 @@ PLUGINS = (
 
 HERE = os.path.dirname(os.path.realpath(__file__))  # noqa: PTH120
 
+OWN = os.path.dirname(HERE)  # noqa: PTH120
+"""The directory of all that is rolloutd's own in a run."""
+
 INVENTORY_PLUGIN = f"{PACKAGE}.inventory.rolloutd_inventory"
 
 OWN_PLUGINS = {
-    f"{PACKAGE}.callback.rolloutd_events": f"{HERE}/callback/rolloutd_events.py",
+    f"{PACKAGE}.callback.rolloutd_events": f"{OWN}/callback/rolloutd_events.py",
     f"{PACKAGE}.callback.rolloutd_tuning": f"{HERE}/callback/rolloutd_tuning.py",
     INVENTORY_PLUGIN: f"{HERE}/inventory_plugin/rolloutd_inventory.py",
 }

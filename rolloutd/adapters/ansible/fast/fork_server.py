@@ -35,6 +35,8 @@ from typing import Any
 
 import fork_inventory  # type: ignore[import-not-found]  # siblings, without the package around them
 import fork_plugins  # type: ignore[import-not-found]
+
+sys.path.append(fork_plugins.OWN)
 import wrapper  # type: ignore[import-not-found]
 
 MAX_MESSAGE_BYTES = 8192
@@ -92,6 +94,7 @@ def main() -> None:
 def prepare_imports(binary: str) -> None:
     """Make sys.path and sys.modules those of `binary`, which is a script of this Python."""
     sys.path[0] = os.path.dirname(os.path.realpath(binary))  # noqa: PTH120
+    sys.path.remove(fork_plugins.OWN)
     # A plugin of the tree may import its own module of the same name.
     for name in ("fork_inventory", "fork_plugins", "wrapper"):
         del sys.modules[name]
@@ -188,12 +191,18 @@ def become_ansible(
     except Exception:  # noqa: BLE001 - another version of Ansible may have anything else here
         wrapper.execute_program(binary, arguments, environment)
     cli: Any = sys.modules["ansible.cli.playbook"]
+    code: Any = 0
     try:
         cli.PlaybookCLI.cli_executor(sys.argv)
     except SystemExit as end:
         if isinstance(end.code, int) and not has_foreign_modules(known):
             exit_at_once(end.code)
-        raise
+        code = end.code
+    # Python finalizes what is frozen, or held by the caught one's frames, in another order: a file that a
+    # plugin of the user leaves open would lose what it has not flushed.
+    gc.unfreeze()
+    gc.collect()
+    raise SystemExit(code)
 
 
 def _prepare_fork(arguments: list[bytes], environment: list[bytes], initial: dict[str, str]) -> None:
@@ -221,7 +230,7 @@ def renew_constants(changed: set[str]) -> None:
 
 def has_foreign_modules(known: Set[str]) -> bool:
     """Return whether code of others was imported: neither of Ansible, Python nor rolloutd."""
-    own = os.path.dirname(str(sys.modules["ansible"].__file__)) + "/", fork_plugins.HERE + "/"  # noqa: PTH120
+    own = os.path.dirname(str(sys.modules["ansible"].__file__)) + "/", fork_plugins.OWN + "/"  # noqa: PTH120
     return any(
         not str(getattr(sys.modules[name], "__file__", "")).startswith((*own, "<ansible_synthetic"))
         for name in sys.modules.keys() - known
