@@ -95,6 +95,7 @@ class DaemonProcess:
         self._judges_whole_fleet = judges_whole_fleet
         self._compiler = TeamPlanCompiler(settings.teams)
         self._close_callbacks: list[Callable[[], None]] = []
+        self._rollouts_with_source: set[str] = set()
         self.task = world.loop.start_in(self.process, self._run())
 
     @property
@@ -168,6 +169,8 @@ class DaemonProcess:
         world = self._world
         self.store = faulty_store = FaultyStore(store, world, self.process)
         faulty_store.intercept_writes(writer._batch_writer)
+        if world.commit_s:
+            faulty_store.slow_writes(writer._executor)
         snapshot = await store.load_snapshot()
         access = FaultyAccess(world, self.process)
         self.epoch = access.epoch = world.epoch = snapshot.epoch
@@ -187,7 +190,9 @@ class DaemonProcess:
             epoch=snapshot.epoch,
             redaction_key=b"sim",
             # As commits of hundreds of rows are made; one of a few rows is as good to interrupt.
-            large_commit_rows=world.streams.commits.choice((LARGE_COMMIT_ROWS, 2, 1)),
+            large_commit_rows=world.streams.commits.choice((LARGE_COMMIT_ROWS, 2, 1))
+            if self._judges_whole_fleet
+            else LARGE_COMMIT_ROWS,
         )
         await state.load_connections()
         world.checker.on_daemon_start(world.loop.lived_until(self.process))
@@ -282,8 +287,11 @@ class DaemonProcess:
             await store.close()
 
     async def _find_source(self, rollout: str) -> PinnedSource:
-        assert self.store is not None
-        await self.store.load_plan(rollout)
+        # Once for each rollout, like rolloutd.app.
+        if rollout not in self._rollouts_with_source:
+            assert self.store is not None
+            await self.store.load_plan(rollout)
+            self._rollouts_with_source.add(rollout)
         return SOURCE
 
 

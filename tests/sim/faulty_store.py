@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, TypeVar
 
 from machines.facts.fleet_facts import FactsSnapshot
 from machines.model.configuration import NodeConfiguration
@@ -25,7 +25,9 @@ from rolloutd.errors import StoreFailed
 from rolloutd.ports import AuditEntry, AuditReport, SourceAnswer
 from rolloutd.store import SqlStore
 from rolloutd.store.audit_comparison import compare_with_audit
+from rolloutd.store.backend import Connection
 from rolloutd.store.rows import StoredRows
+from rolloutd.store.sqlite.backend import InlineExecutor
 from rolloutd.store.writer import BatchWriter, Transaction, TransactionResult
 from tests.sim.fault_plan import EffectOutcome
 from tests.sim.loop import SimProcess
@@ -33,6 +35,8 @@ from tests.sim.record_judge import on_disk
 from tests.sim.world import SimWorld
 from tests.support.recount import wrong_counts
 from tests.support.snapshot_judge import violations
+
+T = TypeVar("T")
 
 RECOUNT_EVERY = 8
 """Commits between two recounts of the running counts, each of which costs as much as a commit."""
@@ -73,8 +77,6 @@ class FaultyStore:
         outcome = world.fault_plan.next_outcome(label)
         for _ in range(world.streams.latency.randrange(4)):
             await asyncio.sleep(0)  # a write takes turns of the loop: others may come, and wait
-        if world.commit_s:
-            await asyncio.sleep(world.commit_s)
         self.check_last_commit()
         if outcome is EffectOutcome.CUT_BEFORE:
             await world.cut_power(self._process)
@@ -118,6 +120,16 @@ class FaultyStore:
             return answers
 
         writer.write = overheard  # type: ignore[method-assign]
+
+    def slow_writes(self, executor: InlineExecutor) -> None:
+        """Let the disk take its time for each batch: what is queued meanwhile is the next one."""
+        run, commit_s = executor.run, self._world.commit_s
+
+        async def run_slowly(work: Callable[[Connection], T]) -> T:
+            await asyncio.sleep(commit_s)
+            return await run(work)
+
+        executor.run = run_slowly  # type: ignore[method-assign]
 
     def _check_records(self, writer: BatchWriter, nodes: Collection[str]) -> None:
         """Compare the configuration records of nodes that moved with what they must be."""

@@ -16,7 +16,7 @@ from typing import Any
 from machines.states import Outcome
 from rolloutd.settings import Settings
 from tests.sim import plans
-from tests.sim.fault_plan import ScriptedFaults
+from tests.sim.fault_plan import NoFaults
 from tests.sim.random_streams import RandomStreams
 from tests.sim.scenario import Scenario, SimResult
 from tests.sim.sim_node import SimNode
@@ -124,7 +124,7 @@ def run_large_fleet(nodes: int) -> LargeRun:
         simulation = LargeSimulation(
             f"{nodes} nodes",
             RandomStreams.of(0),
-            lambda coverage: ScriptedFaults({}, coverage),
+            lambda coverage: NoFaults(),
             Scenario(machines, settings, [spec], 0.0),
             state_dir,
             judges_whole_fleet=False,

@@ -27,6 +27,9 @@ CLEANUP_STEPS = 20_000
 """Steps in which the tasks of the dead are ended once all is over: each needs a handful."""
 
 
+MANY_TASKS = 10_000
+"""Tasks of a process from which those that are done are dropped; most simulations have fewer."""
+
 _LEAKED_TASKS: list[asyncio.Task[Any]] = []
 """Tasks that would not end, kept for ever: to collect one would run its `finally` in another's life."""
 
@@ -40,7 +43,15 @@ class SimProcess:
         self.lived_until = 0.0
         """When it last did anything, by the monotonic clock."""
         self.tasks: list[asyncio.Task[Any]] = []
+        self._prune_at = MANY_TASKS
         self.dropped_handles: list[SimHandle] = []
+
+    def keep_task(self, task: asyncio.Task[Any]) -> None:
+        """Keep a task until it is done, however the process ends."""
+        self.tasks.append(task)
+        if len(self.tasks) >= self._prune_at:
+            self.tasks = [each for each in self.tasks if not each.done()]
+            self._prune_at = max(MANY_TASKS, 2 * len(self.tasks))
 
 
 CURRENT: ContextVar[SimProcess | None] = ContextVar("process", default=None)
@@ -231,7 +242,10 @@ class SimLoop(asyncio.AbstractEventLoop):
         context = copy_context() if context is None else context
         task: asyncio.Task[Any] = asyncio.Task(coro, loop=self, name=name, context=context)
         owner = context.get(CURRENT)
-        (self._tasks if owner is None else owner.tasks).append(task)
+        if owner is None:
+            self._tasks.append(task)
+        else:
+            owner.keep_task(task)
         return task
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:

@@ -64,7 +64,7 @@ class SimWorld:
         self.poll_s = 3.0
         """How long a look at a run's progress takes, about."""
         self.commit_s = 0.0
-        """How long the disk takes for a commit."""
+        """How long the disk takes for a batch of commits."""
         self.job_faults: JobFaults | None = None
         self.is_forged = False
         self.old_checkpoint: tuple[str, str] | None = None
