@@ -146,8 +146,10 @@ class Capacity:
     def reserve(self, index: Index, target: Target) -> None:
         """Give the node a start, and a slot of each of its pools; a node that is down has these already."""
         rule = runner_of(index.limits.runners, index.nodes[target.node])
-        if rule is not None and target.node not in self.nodes | index.in_flight_of_runner(rule.name):
-            self._starts_by_runner[rule.name] += 1
+        # Only for a limit: which nodes a runner has in flight is counted again after each start.
+        if rule is not None and rule.parallel is not None:
+            has_start = target.node in self.nodes | index.in_flight_of_runner(rule.name)
+            self._starts_by_runner[rule.name] += not has_start
         self.nodes.add(target.node)
         self.admitted_by_rollout[target.rollout] += 1
         self._slots.update(pool.id for pool in index.all_pools(target.node) if target.node not in pool.down)

@@ -40,8 +40,8 @@ def collect(index: Index, now: float, builder: DecisionBuilder) -> None:
             else:
                 aborts.setdefault(key, AbortIsolation(*key, reason))
     for target in index.needing_driver():
-        hold_reason = _hold_reason(index, target)
-        if hold_reason is not None and _is_abortable(index, target):
+        # First what few of them are: a decision asks this of every node in flight.
+        if _is_abortable(index, target) and (hold_reason := _hold_reason(index, target)) is not None:
             key = (target.rollout, target.node)
             aborts.setdefault(key, AbortIsolation(*key, hold_reason))
     commands: list[AbortIsolation | DeferMaintenance] = [*aborts.values(), *deferrals.values()]

@@ -346,19 +346,19 @@ class Daemon:
             self._drivers[key] = driver
             self._tasks.create_task(self._run_driver(key, driver), name=f"drive {key[0]}/{key[1]}")
         self._keep_connections()
-        drivers_of = Counter(node for _, node in self._drivers)
+        drivers_of, index = Counter(node for _, node in self._drivers), self._state.index
         for key, driver in self._drivers.items():
-            if key[0] not in self._state.index.rollouts:
+            if key[0] not in index.rollouts:
                 driver.wake_up()  # the rollout was deleted while the node's last step ends
                 continue
             driver.recheck_isolation()
-            target = self._state.index.target(*key)
+            target = index.target(*key)
             if target.order is NodeOrder.STOP:
                 driver.stop_current_action()
             elif (
                 target.phase not in IN_FLIGHT_PHASES
                 or drivers_of[target.node] > 1
-                or self._state.index.outage_progress(target).waits
+                or index.outage_progress(target).waits
             ):
                 driver.wake_up()  # of several on one node, each may wait for another
 

@@ -199,6 +199,7 @@ class State:
     """Hosts, and what they were made of: a node in flight asks for its own some thirty times."""
     _inventory_snapshot: InventorySnapshot | None = None
     _inventory_generation: int = 0
+    _database_id: str = ""
     _write_lock: CommitLock = field(default_factory=CommitLock)
 
     def now(self) -> float:
@@ -264,10 +265,12 @@ class State:
 
     async def database_id(self) -> str:
         """Return a part of the hash of the first audit entry, also after that was exported."""
-        origin = (await self.store.load_audit_base()).origin
-        if not origin and (first := await self.store.read_audit(limit=1)):
-            origin = first[0].hash
-        return origin[:DATABASE_ID_LENGTH] or "unnamed"
+        if not self._database_id:
+            origin = (await self.store.load_audit_base()).origin
+            if not origin and (first := await self.store.read_audit(limit=1)):
+                origin = first[0].hash
+            self._database_id = origin[:DATABASE_ID_LENGTH]
+        return self._database_id or "unnamed"
 
     async def fence_token(self) -> str:
         """Return a run's fencing token: `epoch.number database-id start`; epoch and number only grow."""

@@ -287,6 +287,7 @@ def _environment() -> SandboxedEnvironment:
         keep_trailing_newline=True,
         autoescape=False,  # the text becomes a command or a name, never HTML
     )
+    environment.globals.clear()  # a template names only `node` and `vars`, and each text copies them
     environment.filters = {
         name: filter_ for name, filter_ in environment.filters.items() if name in _ALLOWED_FILTERS
     }

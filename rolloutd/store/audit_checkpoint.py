@@ -11,13 +11,14 @@ import hashlib
 import hmac
 import json
 import secrets
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from rolloutd.audit.audit_chain import GENESIS_HASH, canonical_json, hash_entry
 from rolloutd.ports import AuditCheckpointReport, AuditEntry
 from rolloutd.store.backend import Backend, Connection
+from rolloutd.store.codec import to_json
 from rolloutd.store.queries import IS_LIVE
 from rolloutd.store.row_digests import WHOLE_TABLES, RowDigests, format_sum, parse
 
@@ -144,7 +145,7 @@ class AuditCheckpoint:
         return tuple(rollout for (rollout,) in rows.fetchall())
 
     def _write(self, record: AuditCheckpointRecord) -> None:
-        content = canonical_json(asdict(record))
+        content = canonical_json(to_json(record))
         sql = (
             "INSERT INTO audit_checkpoint (id, content, signature) VALUES (1, ?1, ?2)"
             " ON CONFLICT (id) DO UPDATE SET content = ?1, signature = ?2"

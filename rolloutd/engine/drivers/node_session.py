@@ -149,16 +149,12 @@ class NodeSession:
 
     def _hidden_texts(self) -> dict[str, str]:
         """Return what stands for hidden variables in the plan's filled templates, and their templates."""
-        plan = self.plan
+        plan, variables = self.plan, self.variables
         allowed = (*self.state.settings.show_vars, *plan.shown_variables)
         specs = [*plan.traffic, *plan.isolate, *plan.verify, *plan.rollback_verify, *plan.fallback_verify]
         specs += plan.guard.confirm if plan.guard is not None else ()
-        named = {
-            name
-            for spec in specs
-            for name in variables_named_in(spec.params)
-            if not is_shown(name, allowed) and name in self.variables
-        }
+        named = {name for spec in specs for name in variables_named_in(spec.params)} & variables.keys()
+        named = {name for name in named if not is_shown(name, allowed)}
         if not named:
             return {}
         host, filled = self.state.host(self.node), dict[str, str]()
@@ -169,10 +165,10 @@ class NodeSession:
                 node=host.name,
                 address=host.address,
                 labels=host.labels,
-                variables=self.variables,
+                variables=variables,
                 commands=spec.commands,
             )
-        return texts_of_hidden(filled, {name: self.variables[name] for name in named})
+        return texts_of_hidden(filled, {name: variables[name] for name in named})
 
     @property
     def variables(self) -> Mapping[str, JSON]:
