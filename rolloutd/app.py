@@ -141,7 +141,7 @@ async def serve(settings: Settings, leadership: Leadership | None = None) -> Non
                 state, clock, compiler, service, inherited, channels, leadership, stepping_down.set
             ):
                 log.info("rolloutd %s is ready", __version__, extra={"socket": str(settings.socket)})
-                await wait_for_first(stopping, stepping_down.wait())
+                await wait_for_first(stopping.wait(), stepping_down.wait())
                 log.info("stopping; runs continue and are found again")
                 service.notify_stopping("Stopping; runs continue and are found again.")
         finally:

@@ -183,7 +183,7 @@ class NotificationDispatcher:
                 await self._state.clock.sleep(COALESCE_S)
                 # The timeout detects stalls: a stalled rollout has no change that would set the event.
                 if not changed.is_set():
-                    await wait_for_first(changed, self._state.clock.sleep(STALL_CHECK_S))
+                    await wait_for_first(changed.wait(), self._state.clock.sleep(STALL_CHECK_S))
 
     async def _queue_notifications(self) -> None:
         for notification in [

@@ -25,9 +25,9 @@ JOB_RETRY_S = 60.0
 """Pause after a job's unexpected error, which mostly comes again: the daemon must not spin."""
 
 
-async def wait_for_first(event: asyncio.Event, awaitable: Awaitable[Any]) -> None:
-    """Wait until the event is set or the awaitable ends, cancel the other; raises the awaitable's error."""
-    triggered = asyncio.ensure_future(event.wait())
+async def wait_for_first(signal: Awaitable[Any], awaitable: Awaitable[Any]) -> None:
+    """Wait until the signal or the awaitable ends, cancel the other; raises the awaitable's error."""
+    triggered = asyncio.ensure_future(signal)
     waited = asyncio.ensure_future(awaitable)
     try:
         await asyncio.wait({triggered, waited}, return_when=asyncio.FIRST_COMPLETED)
@@ -103,14 +103,24 @@ class Wakeup:
     """A signal that ends one wait: the current one, or the next one if there is none."""
 
     def __init__(self) -> None:
-        self._event = asyncio.Event()
-        self.trigger = self._event.set
+        self._is_triggered = False
+        # Not an event: each wait for one is one more task, and a node in flight waits some ten times.
+        self._signal: asyncio.Future[None] | None = None
+
+    def trigger(self) -> None:
+        """End the current wait, or the next one."""
+        self._is_triggered = True
+        if self._signal is not None and not self._signal.done():
+            self._signal.set_result(None)
 
     async def wait_for(self, awaitable: Awaitable[Any]) -> None:
         """Wait for the awaitable or for the signal; raises the awaitable's error."""
-        await wait_for_first(self._event, awaitable)
+        self._signal = asyncio.get_running_loop().create_future()
+        if self._is_triggered:
+            self._signal.set_result(None)
+        await wait_for_first(self._signal, awaitable)
         # After the wait, so that a signal between two waits ends the second one.
-        self._event.clear()
+        self._is_triggered = False
 
 
 class JobReports(Protocol):
