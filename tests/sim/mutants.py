@@ -5,8 +5,11 @@ The simulation that finds a bug must pass without it, so that it is the bug that
 
 from __future__ import annotations
 
+import argparse
 import sys
+from collections.abc import Mapping
 from itertools import zip_longest
+from pathlib import Path
 from typing import Final
 
 from machines.facts import availability, node_work, outages, votes
@@ -270,56 +273,59 @@ MUTANTS = (
 )
 
 
-FOUND_AT: Final = {
-    "dead-node-stops-all-rollbacks": "train 159",
-    "cleaning-begun-beside-check-mode": "seed 1",
-    "cleaning-begun-beside-hold": "train 28",
-    "stage-begun-beside-hold": "train 46",
-    "check-mode-begun-beside-check-mode": "seed 60",
-    "job-needs-its-isolator": "seed 60",
-    "job-error-ends-the-daemon": "seed 14",
-    "decision-of-all-rollouts-in-one-commit": "seed 11",
-    "carry-over-judged-before-the-lock": "seed 5",
-    "vote-counted-for-another-digest": "train 18",
-    "slot-of-shared-outage-counted-twice": "small train quiet",
-    "checkpoint-trusted-without-its-digest": "train 12",
-    "clean-forgets-what-a-later-rollout-skipped": "small cleaned quiet",
-    "forged-rows-not-blocked": "train 16",
-    "restored-node-taken-for-confirmed": "seed 2",
-    "rollback-of-oldest-first": "small rolled back quiet",
-    "foreign-cordon-undone": "small cordoned quiet",
-    "processes-left-on-the-node-forgotten": "small signals ignored quiet",
-    "next-change-begun-before-checks-passed": "train 4",
-    "lost-node-condemns-its-content": "small losing its node quiet",
-    "successor-opened-before-its-done-nodes": "seed 3",
-}
-"""Where bugs were found late: tried first, which spares the hundred simulations before."""
+FOUND_AT: Final = Path(__file__).with_name("found_at.txt")
+"""Where each bug was found last, which is tried first: that spares the hundred simulations before."""
 
 
 def main() -> int:
     """Run the named mutants, or all of them; return 1 if one was not found."""
-    wanted = sys.argv[1:] or [mutant.name for mutant in MUTANTS]
-    undetected = [name for name in wanted if not is_detected(name)]
+    parser = argparse.ArgumentParser(prog="python -m tests.sim.mutants", description="Find planted bugs.")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="bugs to find (default: all)")
+    parser.add_argument(
+        "--refresh", action="store_true", help=f"write to {FOUND_AT.name} where they are found"
+    )
+    options = parser.parse_args()
+    undetected = []
+    for name in options.names or [mutant.name for mutant in MUTANTS]:
+        simulation = find(name)
+        if simulation is None:
+            undetected.append(name)
+        elif options.refresh:
+            write_found({**read_found(), name: simulation})  # after each: a run of all takes minutes
     for name in undetected:
         print(f"{name}: NOT FOUND")
     return 1 if undetected else 0
 
 
-def is_detected(name: str) -> bool:
-    """Return whether the simulation finds the bug, and finds nothing without it."""
+def find(name: str) -> str | None:
+    """Return the simulation that finds the bug, None unless it finds nothing without the bug."""
     (mutant,) = (each for each in MUTANTS if each.name == name)
     seeds = (f"seed {seed}" for seed in range(MUTANT_SEEDS))
     # By turns: either kind finds some bugs at once, and others late or never.
     trains = (f"train {seed}" for seed in range(MUTANT_SEEDS))
     turns = zip_longest(small_names("some"), seeds, trains)
     names = [name for turn in turns for name in turn if name is not None]
-    names = [each for each in (FOUND_AT.get(name),) if each is not None] + names
+    names = [each for each in (read_found().get(name),) if each is not None] + names
     with mutant.applied():
         result = next((each for each in run_many(names) if each.violations), None)
     if result is None:
-        return False
+        return None
     print(f"{name}: {result.name}: {result.violations[0]}", flush=True)
-    return not run_one(result.name).violations
+    return None if run_one(result.name).violations else result.name
+
+
+def read_found() -> dict[str, str]:
+    """Return the simulation that found each bug last, by the bug's name."""
+    lines = (line for line in FOUND_AT.read_text().splitlines() if not line.startswith("#"))
+    return dict(line.split(": ", 1) for line in lines)
+
+
+def write_found(found: Mapping[str, str]) -> None:
+    """Write the simulations, without those of bugs that are no longer planted."""
+    heading = FOUND_AT.read_text().splitlines()[0]
+    planted = {mutant.name for mutant in MUTANTS}
+    lines = [f"{name}: {simulation}" for name, simulation in sorted(found.items()) if name in planted]
+    FOUND_AT.write_text("\n".join([heading, *lines, ""]))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.sim.mutants import MUTANTS
+from tests.sim.mutants import MUTANTS, read_found
 from tests.support.mutation import Mutant
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -75,6 +75,10 @@ def test_seed_is_deterministic_across_hash_seeds() -> None:
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_mutant_applies(mutant: Mutant) -> None:
     assert mutant.compile() != mutant.function.__code__
+
+
+def test_bugs_found_are_planted() -> None:
+    assert read_found().keys() <= {mutant.name for mutant in MUTANTS}
 
 
 @pytest.mark.long
