@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from typing import Any
 
 from machines.model import actions
 from machines.model.events import StepRecord, StepState
@@ -244,11 +245,11 @@ class PlaybookExecution:
     async def _follow(self, action: actions.RunPlaybook, record: StepRecord) -> RunState | None:
         """Start or find the run and wait for its end; None when the node left, or must not continue it."""
         async with running_in_background(self._guard.keep_armed()) as guard_ended:
-            guard_ended.add_done_callback(lambda _: self._wakeup.trigger())
+            guard_ended.add_done_callback(self._wake_at_end)
             request = await self._build_request(action, record.handle)
             async with running_in_background(self._runner.start(request)) as starting:
                 # A run that waits for its runner must not begin once its guard has ended or its node left.
-                starting.add_done_callback(lambda _: self._wakeup.trigger())
+                starting.add_done_callback(self._wake_at_end)
                 while not starting.done() and not guard_ended.done() and self._is_in_flight():
                     await self._wakeup.wait_for(asyncio.wait((starting,)))
             if starting.cancelled() and not guard_ended.done():
@@ -265,7 +266,7 @@ class PlaybookExecution:
                 await self._journal.write(replace(record, handle=handle))
             while True:
                 async with running_in_background(self._isolation.wait_until_lost(self._session.plan)) as lost:
-                    lost.add_done_callback(lambda _: self._wakeup.trigger())
+                    lost.add_done_callback(self._wake_at_end)
                     while not lost.done() and not guard_ended.done():
                         run_state = await self._runner.get_state(handle)
                         self._publish_progress(run_state)
@@ -280,6 +281,11 @@ class PlaybookExecution:
                     return None
                 if not await self._isolation.ensure_isolated(self._session.plan, run_in_progress=True):
                     return None
+
+    def _wake_at_end(self, task: asyncio.Task[Any]) -> None:
+        # One that is cancelled at the end of its wait would end the next wait, such as the pause of a retry.
+        if not task.cancelled():
+            self._wakeup.trigger()
 
     async def _was_started(self, handle: str) -> bool:
         """Return whether the runner may have started the run: a timeout counts as yes, an error as no."""

@@ -108,6 +108,12 @@ async def test_it_is_begun_when_there_is_room(tmp_path: Path) -> None:
         assert runner.asked == [f"{rollout}.p1.1.configure.1"] * 2
 
 
+async def test_it_is_not_begun_before_the_pause(tmp_path: Path) -> None:
+    async with refused(tmp_path) as (inside, runner, _):
+        await later(inside, FOLLOW_RETRY_S - 1.0)
+        assert len(runner.asked) == 1
+
+
 async def test_a_deposed_daemon_does_not_begin_it(tmp_path: Path) -> None:
     async with refused(tmp_path) as (inside, runner, _):
 
