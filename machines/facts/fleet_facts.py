@@ -14,6 +14,7 @@ from machines.facts.node_work import NodeWork
 from machines.facts.preparations import RolloutPreparations
 from machines.facts.sharing import Forkable
 from machines.model.causes import Causes
+from machines.model.decision import CheckRounds
 from machines.model.limits import DiskShortage, Limits, Refusal, TeamRules
 from machines.model.node import Node, Observation, SourceFreshness
 from machines.model.outage import OutageProgress
@@ -90,6 +91,7 @@ class FleetFacts(Forkable):
         self._over_budget: Mapping[tuple[str, str], Reason] = {}
         self._outages: dict[tuple[str, str], OutageProgress] = {}
         self._train_waits: dict[tuple[str, str], float] = {}
+        self._next_rounds: dict[tuple[str, CheckRounds], float] = {}
         self.mismatches: tuple[AuditMismatch, ...] = ()
         self.refusals: Mapping[str, Refusal] = {}
         """The rows that the audit did not account for at its last comparison."""
@@ -268,6 +270,10 @@ class FleetFacts(Forkable):
     def train_wait(self, target: Target) -> float | None:
         """Return since when a pending node waits for another rollout of its train (epoch seconds)."""
         return self._train_waits.get((target.rollout, target.node))
+
+    def next_round(self, rollout: str, checks: CheckRounds) -> float:
+        """Return when the next round of checks of a rollout begins (epoch seconds), 0.0 for the first."""
+        return self._next_rounds.get((rollout, checks), 0.0)
 
     def observation(self, node: str) -> Observation | None:
         """Return the node's last observation, at the instant at which it was last true."""

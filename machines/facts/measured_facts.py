@@ -1,4 +1,7 @@
-"""What the daemon measured on nodes of rollouts, and no store keeps: dry runs, traffic, comparisons."""
+"""What the daemon measured on nodes of rollouts, and no store keeps: dry runs, traffic, comparisons.
+
+And when it measures again what is in service.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from dataclasses import replace
 
 from machines.facts.dry_runs import DryRunResult
 from machines.facts.records import Records, journaled
+from machines.model.decision import NextRound
 from machines.model.preparation import StagedComparison
 from machines.model.traffic import TrafficResult
 
@@ -49,6 +53,13 @@ class MeasuredFacts(Records):
         self._comparisons = self._own(self._comparisons)
         self._comparisons[comparison.rollout, comparison.node] = comparison
         self.pending_groups.mark_node(comparison.node, (comparison.rollout,))
+
+    @journaled
+    def record_next_round(self, next_round: NextRound) -> None:
+        """Record when the next round of checks of a rollout begins."""
+        if next_round.rollout in self._rollouts:
+            self._next_rounds = self._own(self._next_rounds)
+            self._next_rounds[next_round.rollout, next_round.checks] = next_round.at
 
     def _forget_measured(self, is_of: Callable[[str, str], bool]) -> None:
         """Drop the traffic and the comparisons of these (rollout, node)."""

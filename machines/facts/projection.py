@@ -307,6 +307,8 @@ class Projection(MeasuredFacts):
                 self._in_flight -= not self._shares_outage(target)
                 self.nodes_by_runner = None
                 self._mark_runner_of(target.node)
+        rounds = self._next_rounds.items()
+        self._next_rounds = {key: at for key, at in rounds if key[0] != rollout}
         self._forget_unresolved(rollout)
         own_keys = self._rollouts[rollout].plan.pool_keys
         by_rollout = (self._rollouts, self._targets, self._counters, self._pending, self.due_rollbacks)

@@ -1,4 +1,4 @@
-"""Jobs of a walk on nodes that have not started: prepare stages and compliance checks."""
+"""Jobs of a walk beside its attempts: prepare stages, compliance checks, evidence of pilots."""
 
 from __future__ import annotations
 
@@ -10,9 +10,17 @@ from machines.facts.projection import Projection
 from machines.forecast.agenda import Agenda
 from machines.forecast.attempt import Attempt
 from machines.forecast.model import StepDurations
-from machines.model.decision import CheckIfCurrent, Command, Prepare
-from machines.model.events import ArtifactsBuilt, ChangeNeeded, PreparationRecorded, StepAction
+from machines.model.decision import CheckIfCurrent, Command, DocumentPilot, Prepare
+from machines.model.events import (
+    ArtifactsBuilt,
+    ChangeNeeded,
+    PilotEvidenceAttached,
+    PreparationRecorded,
+    StepAction,
+)
+from machines.model.plan import PILOT_WAVE
 from machines.model.preparation import Preparation, PreparationState, PrepareKind
+from machines.model.rollout import PilotEvidence
 
 CHECK_MODE_STEP = "check-mode"
 """Under this name the durations are asked for a check whether a node needs the change."""
@@ -20,7 +28,7 @@ CHECK_MODE_STEP = "check-mode"
 
 @dataclass(slots=True)
 class PendingJobs:
-    """The jobs of a walk on pending nodes."""
+    """The jobs of a walk that no attempt does."""
 
     index: Projection
     agenda: Agenda
@@ -42,6 +50,12 @@ class PendingJobs:
 
         durations = self.durations(command.rollout, command.node, CHECK_MODE_STEP, StepAction.CHECK)
         self.agenda.queue_run(durations, None, end, at=now, now=now, is_slowed=False)
+
+    def document_pilot(self, command: DocumentPilot, now: float) -> None:
+        rollout = self.index.rollout(command.rollout)
+        since = self.index.wave_end(rollout.id, PILOT_WAVE) or now
+        evidence = PilotEvidence({}, f"pilot.{rollout.digest.whole}", since, now)
+        self.index.apply(PilotEvidenceAttached(rollout.id, rollout.plan.pilot_node or "", evidence))
 
     def prepare(self, command: Prepare, now: float) -> bool:
         """Run a stage; return whether its node is at work now."""

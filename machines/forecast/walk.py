@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -53,6 +53,7 @@ from machines.model.decision import (
     DryRun,
     EndFreeze,
     EndHold,
+    NextRound,
     OpenGate,
     Prepare,
     ProbeTraffic,
@@ -65,14 +66,12 @@ from machines.model.events import (
     Event,
     NodeOrdered,
     PhaseMoved,
-    PilotEvidenceAttached,
     StepAction,
     StepRecord,
     StepRecorded,
 )
-from machines.model.plan import PILOT_WAVE
 from machines.model.preparation import StagedComparison
-from machines.model.rollout import FailureCode, PilotEvidence, Target
+from machines.model.rollout import FailureCode, Target
 from machines.model.step_result import Failed, Ok
 from machines.model.traffic import TrafficResult
 from machines.scheduler.admission import MAX_STARTS
@@ -274,12 +273,11 @@ class Walk:
                     self._jobs.check_if_current(command, self.now)
                 case Prepare():
                     is_known |= self._jobs.prepare(command, self.now)
+                case NextRound():
+                    # Nodes in service are healthy here, so their checks would tell nothing.
+                    self.index.record_next_round(replace(command, at=math.inf))
                 case DocumentPilot():
-                    rollout = self.index.rollout(command.rollout)
-                    since = self.index.wave_end(command.rollout, PILOT_WAVE) or self.now
-                    evidence = PilotEvidence({}, f"pilot.{rollout.digest.whole}", since, self.now)
-                    node = rollout.plan.pilot_node or ""
-                    self.index.apply(PilotEvidenceAttached(command.rollout, node, evidence))
+                    self._jobs.document_pilot(command, self.now)
                     is_known = True
                 case _:
                     pass

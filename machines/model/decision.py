@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import NamedTuple, TypeVar
 
 from machines.model.plan import GateName
@@ -51,6 +52,10 @@ class Prepare(_OfTarget):
 
     stage: str
     attempt: int
+
+
+class CheckSoaking(_OfTarget):
+    """Check this node, which soaks in service."""
 
 
 class Requeue(_OfTarget):
@@ -104,6 +109,37 @@ class DocumentPilot:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckDrift:
+    """Check these nodes of a rollout for drift."""
+
+    rollout: str
+    nodes: tuple[str, ...]
+
+
+class CheckRounds(StrEnum):
+    """What is checked on nodes in service, in rounds over a rollout."""
+
+    SOAK = "soak"
+    DRIFT = "drift"
+
+
+@dataclass(frozen=True, slots=True)
+class NextRound:
+    """Begin the next round of these checks of a rollout at this instant (epoch seconds), and not before."""
+
+    rollout: str
+    checks: CheckRounds
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Return this node to service, which an isolator left out of service for a hold that has ended."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
 class Observe:
     """Observe this node: its last observation is too old to admit a node of its pools."""
 
@@ -128,6 +164,10 @@ Command = (
     Admit
     | AwaitTurn
     | CheckIfCurrent
+    | CheckSoaking
+    | CheckDrift
+    | NextRound
+    | Release
     | Prepare
     | Requeue
     | RollBack

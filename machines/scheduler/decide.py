@@ -21,6 +21,7 @@ from machines.model.decision import (
     EndRollout,
     OpenGate,
     ProbeTraffic,
+    Release,
     Requeue,
     RollBack,
     SkipQuarantined,
@@ -32,9 +33,10 @@ from machines.model.rollout import Rollout, Target
 from machines.rules import gates, pools, start_blockers, trains, waves
 from machines.rules import preparing as preparing_rules
 from machines.rules.node_claims import quarantine_blocker
+from machines.rules.releases import release_blocker
 from machines.rules.rollbacks import due_rollbacks, rollbacks_reason
 from machines.rules.waves import WaveProgress
-from machines.scheduler import admission, expiry, isolation_aborts, preparing, rollbacks
+from machines.scheduler import admission, checks, expiry, isolation_aborts, preparing, rollbacks
 from machines.scheduler.admission import DecisionBuilder
 from machines.states import Outcome, Phase
 
@@ -59,6 +61,7 @@ def decide(index: Index, now: float) -> Decision:
         if rollout.closed:
             preparing.collect_preparations(index, rollout, now, builder)
             continue
+        checks.collect_checks(index, rollout, now, builder)
         doubt = start_blockers.doubt_blocker(index, rollout.id)
         if doubt is not None:  # not even its end or a gate may rest on a doubtful row
             builder.reasons[rollout.id] = doubt
@@ -81,6 +84,9 @@ def decide(index: Index, now: float) -> Decision:
     if builder.dry_reason is None:
         isolation_aborts.collect(index, now, builder)
         _observe_peers(index, now, builder)
+    for observation in index.left_cordoned():
+        if release_blocker(index, observation, now) is None:
+            builder.add(Release(observation.node))
     builder.wake_by(min((index.next_change(), *(each.until for each in builder.backoffs))))
     builder.reasons.update(pools.full_pool_reasons(index))
     return builder.build()

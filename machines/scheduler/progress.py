@@ -13,7 +13,6 @@ from typing import Final
 
 from machines.facts.counters import PoolCounters, percent_done
 from machines.facts.index import Index
-from machines.facts.node_work import WorkKind, conflicting_work
 from machines.model.node import natural_sort_key
 from machines.model.reasons import Params, Reason, ReasonCode
 from machines.model.rollout import Rollout, Target
@@ -140,40 +139,6 @@ def exceptions_reason(index: Index, rollout: Rollout) -> Reason | None:
     nodes = tuple({"node": each.node, "outcome": each.outcome, "detail": each.last_text} for each in targets)
     params: Params = {"changed": counters.done, "skipped": counters.skipped, "nodes": nodes}
     return Reason(ReasonCode.DONE_WITH_EXCEPTIONS, rollout.id, params, rollout.ended_at)
-
-
-def soaking_targets(index: Index, now: float) -> tuple[Target, ...]:
-    """Return the done nodes of every wave that soaks now, in all rollouts.
-
-    A node that another rollout works on is left out: its checks say nothing about this one.
-    """
-    index = index.at(now)
-    found: list[Target] = []
-    for rollout in index.rollouts.values():
-        if rollout.closed:
-            continue
-        wave_progress = waves.wave_progress(index, rollout, now)
-        if wave_progress.soak_ends_at is not None and wave_progress.wave is not None:
-            name = wave_progress.wave.name
-            done = (t for t in index.targets(rollout.id) if t.wave == name and t.phase is Phase.DONE)
-            found += [target for target in done if not is_at_work(index, target.node)]
-    return tuple(found)
-
-
-def can_fail_soak(index: Index, checked: Target) -> bool:
-    """Return whether a check that began while a node soaked may still fail it.
-
-    A check takes time: meanwhile the rollout may have ended, or another one may work on the node.
-    """
-    rollout = index.rollouts.get(checked.rollout)
-    if rollout is None or rollout.closed or checked.node not in index.nodes:
-        return False
-    return index.target(checked.rollout, checked.node) == checked and not is_at_work(index, checked.node)
-
-
-def is_at_work(index: Index, node: str) -> bool:
-    """Return whether any rollout works on the node, prepares it, failed on it or has it isolated."""
-    return conflicting_work(index, WorkKind.CHECKS, node, index.now) is not None
 
 
 def _state(index: Index, rollout: Rollout, wave_progress: WaveProgress, now: float) -> RolloutState:

@@ -17,14 +17,9 @@ from machines.facts.apply import rollout_of
 from machines.model.causes import Cause, CauseCode
 from machines.model.decision import (
     AwaitTurn,
-    CheckIfCurrent,
-    CompareStaged,
     Decision,
-    DocumentPilot,
-    DryRun,
+    NextRound,
     Observe,
-    Prepare,
-    ProbeTraffic,
 )
 from machines.model.limits import Refusal
 from machines.model.rollout import NodeOrder
@@ -34,21 +29,14 @@ from machines.scheduler.decided_events import EventGroup, GroupKind, events_of
 from machines.scheduler.isolation_aborts import record_giving_way
 from machines.states import IN_FLIGHT_PHASES
 from rolloutd.engine.background.audit_monitor import INTERVAL_S, RETRY_S, AuditMonitor
-from rolloutd.engine.background.current_checks import CurrentChecker
-from rolloutd.engine.background.drift_checks import POLL_S, DriftChecker, DriftMonitor
-from rolloutd.engine.background.dry_runner import DryRunner
-from rolloutd.engine.background.hold_release import IsolationReleaser
+from rolloutd.engine.background.drift_checks import DriftChecker
 from rolloutd.engine.background.inventory_refresh import InventoryRefresher
+from rolloutd.engine.background.jobs import CommandJobs, job_kinds
 from rolloutd.engine.background.node_observations import OnDemandObserver
-from rolloutd.engine.background.pilot_evidence import PilotDocumenter
 from rolloutd.engine.background.progress_reports import ProgressReporter
-from rolloutd.engine.background.soak_monitor import SoakMonitor
 from rolloutd.engine.check_mode import CheckMode
 from rolloutd.engine.drivers.driver import Driver
 from rolloutd.engine.drivers.node_session import AdapterSet
-from rolloutd.engine.drivers.traffic_probes import TrafficProber
-from rolloutd.engine.preparation.preparer import Preparer
-from rolloutd.engine.preparation.staged_files import StagedComparer
 from rolloutd.engine.state import CommitFunction, InvariantViolation, State
 from rolloutd.errors import Conflict, FactsBehind, LeadershipLost, RolloutdError, StoreFailed
 from rolloutd.ports import AuditReport, Inventory, Observer, Scheduler, SourceRules
@@ -90,18 +78,10 @@ class Daemon:
         self._connected_nodes: frozenset[str] | None = None
         self.check_mode = CheckMode(state, adapters.runner)
         self.drift = DriftChecker(state, adapters.source, self.check_mode)
-        self._drift_monitor = DriftMonitor(state, self.drift)
-        self._current_checker = CurrentChecker(state, adapters, self.check_mode)
-        self._preparer = Preparer(state, adapters)
-        self._staged_comparer = StagedComparer(state, adapters)
+        self._jobs = CommandJobs(state, job_kinds(state, adapters, self.check_mode, self.drift))
         self._observer = OnDemandObserver(state, observers)
         self._inventory_refresher = InventoryRefresher(state, inventories, source_rules)
-        self._soak_monitor = SoakMonitor(state, adapters)
-        self._dry_runner = DryRunner(state, adapters)
-        self._isolation_releaser = IsolationReleaser(state, adapters)
-        self._traffic_prober = TrafficProber(state, adapters)
         self._progress_reporter = ProgressReporter(state, adapters)
-        self._pilot_documenter = PilotDocumenter(state, adapters.runner)
         self._audit_monitor = AuditMonitor(state)
         self._decision_duration_s = 0.0
         self._soak_note_until = 0.0
@@ -133,10 +113,6 @@ class Daemon:
             # Nodes in flight continue at once; a new node starts only on a fresh inventory.
             await self._inventory_refresher.refresh()
             self.reschedule()
-            check_soaking = partial(self._soak_monitor.start_checks, tasks)
-            self._scheduler.call_every("soak", self._soak_monitor.interval_s, check_soaking)
-            check_drift = partial(self._drift_monitor.start_due, tasks)
-            self._scheduler.call_every("drift", POLL_S, check_drift)
             tasks.create_task(self._check_audit_later(), name="audit")
             self._wakeup.set()
             try:
@@ -228,17 +204,12 @@ class Daemon:
         for waiting in decision.of(AwaitTurn):
             self._state.index.record_train_wait(waiting.rollout, waiting.node, self._state.now())
         self._observer.request_observations(self._tasks, [each.node for each in decision.of(Observe)])
-        self._dry_runner.request_dry_runs(self._tasks, decision.of(DryRun))
-        self._dry_runner.watch_blockers(self._tasks)
-        self._traffic_prober.request_probes(self._tasks, decision.of(ProbeTraffic))
-        self._preparer.request(self._tasks, decision.of(Prepare))
-        self._staged_comparer.request(self._tasks, decision.of(CompareStaged))
-        self._current_checker.request_checks(self._tasks, decision.of(CheckIfCurrent))
-        self._isolation_releaser.release_unheld(self._tasks)
+        for next_round in decision.of(NextRound):
+            self._state.index.record_next_round(next_round)
+        self._jobs.start(self._tasks, decision.commands)
+        # By the results that came in since the decision too.
+        self._jobs.start(self._tasks, self._state.index.dry_run_results.permanent())
         self._progress_reporter.send_queued(self._tasks)
-        self._pilot_documenter.request_evidence(
-            self._tasks, [each.rollout for each in decision.of(DocumentPilot)]
-        )
         if decision.wake_at is not None and decision.wake_at <= self._state.now():
             self._wakeup.set()  # the next decision continues this one
         elif decision.wake_at is not None:

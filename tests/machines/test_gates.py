@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
 
 from machines.facts.projection import Projection
 from machines.invariants.violations import violation
-from machines.model.decision import Admit, OpenGate
+from machines.model.decision import Admit, CheckRounds, NextRound, OpenGate
 from machines.model.events import GateOpened, RolloutCancelled, RolloutEnded, VoteWithdrawn
 from machines.model.plan import GateName, VoteRequirement
 from machines.model.rollout import Actor, ActorKind, Failure
@@ -187,6 +188,7 @@ def test_continue_opens_after_canaries_and_soak() -> None:
     finish(index, "n3", at=T0 + 10.0)
     assert voting_blocker(index, rollout, GateName.CONTINUE, "canary", T0 + 10.0) is None
     assert explain_node(index, "R", "n2", T0 + 10.0).code == "soaking"
+    index.record_next_round(NextRound("R", CheckRounds.SOAK, math.inf))
     assert decide(index, T0 + 10.0).wake_at == T0 + 610.0
     assert explain_node(index, "R", "n2", T0 + 610.0).code == "gate-continue"
     vote(index, GateName.CONTINUE, wave="canary", at=T0 + 20.0)

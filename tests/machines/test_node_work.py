@@ -16,8 +16,8 @@ from machines.model.limits import Limits
 from machines.model.preparation import Preparation, PreparationState
 from machines.model.rollout import Hold
 from machines.rules.node_claims import work_blocker
+from machines.scheduler.checks import is_at_work
 from machines.scheduler.decide import decide, explain_node
-from machines.scheduler.progress import is_at_work
 from machines.states import Trigger
 from machines.workflow import phase_transitions
 from tests.machines.builders import (

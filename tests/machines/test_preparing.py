@@ -37,9 +37,10 @@ from machines.model.selector import parse_selector
 from machines.model.windows import Freeze, Window
 from machines.rules.preparing import preparation_blocker
 from machines.scheduler import preparing
+from machines.scheduler.checks import is_at_work
 from machines.scheduler.decide import decide, explain_node
 from machines.scheduler.preparing import may_begin
-from machines.scheduler.progress import RolloutState, is_at_work, rollout_progress
+from machines.scheduler.progress import RolloutState, rollout_progress
 from machines.states import Phase, Trigger
 from machines.workflow import phase_transitions
 from tests.machines.builders import (

@@ -6,8 +6,9 @@ from machines.facts.projection import Projection
 from machines.model.events import FreezeStarted, GateOpened, NodesRemoved, RolloutCancelled, RolloutEnded
 from machines.model.plan import GateName, VoteRequirement
 from machines.model.windows import Freeze
+from machines.scheduler.checks import soaking_targets
 from machines.scheduler.decide import explain_node
-from machines.scheduler.progress import RolloutProgress, RolloutState, rollout_progress, soaking_targets
+from machines.scheduler.progress import RolloutProgress, RolloutState, rollout_progress
 from machines.states import Outcome, Trigger
 from rolloutd.texts.reason_text import describe, lifted_by
 from tests.machines.builders import (
@@ -63,9 +64,9 @@ def test_states_from_submit_to_done() -> None:
     transition(index, "n1", Trigger.MAINTAINED)
     transition(index, "n1", Trigger.VERIFIED, Outcome.CHANGED)
     assert (progress_of(index).state, progress_of(index).wave) == (RolloutState.SOAKING, "canary")
-    assert [target.node for target in soaking_targets(index, T0)] == ["n1"]
+    assert [target.node for target in soaking_targets(index, index.rollout("R"), T0)] == ["n1"]
     assert progress_of(index, T0 + 600.0).state is RolloutState.AWAITING_APPROVAL
-    assert soaking_targets(index, T0 + 600.0) == ()
+    assert soaking_targets(index, index.rollout("R"), T0 + 600.0) == ()
     vote(index, GateName.CONTINUE, wave="canary")
     index.apply(GateOpened("R", GateName.CONTINUE, "canary", T0))
     assert (progress_of(index, T0 + 600.0).state, progress_of(index, T0 + 600.0).wave) == (

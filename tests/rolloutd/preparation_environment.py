@@ -12,8 +12,6 @@ from machines.scheduler.decide import decide
 from rolloutd.adapters.directory_store import DirectoryStore
 from rolloutd.engine.drivers.node_session import AdapterSet, PreparationAdapters
 from rolloutd.engine.preparation.builds import ARTIFACTS_DIRECTORY
-from rolloutd.engine.preparation.preparer import Preparer
-from rolloutd.engine.preparation.staged_files import StagedComparer
 from rolloutd.errors import NodeUnreachable, NotFound
 from rolloutd.ports import (
     Checkpoint,
@@ -30,6 +28,7 @@ from tests.contracts.fakes.runner import FakeRunner
 from tests.contracts.fakes.sources import SOURCE
 from tests.contracts.fakes.stager import FakeStager
 from tests.rolloutd.control_environment import PLAN, ControlEnvironment
+from tests.rolloutd.decided_jobs import carry_out
 
 IDLE = {"boot-id": "b1", "unit/app.service": "pid 7", "sysctl/net.core.somaxconn": "128"}
 
@@ -137,11 +136,9 @@ def preparing_adapters(inside: ControlEnvironment, fleet: Fleet, tree_failure: s
 async def prepare_all(inside: ControlEnvironment, fleet: Fleet, tree_failure: str = "") -> None:
     """Carry out what the core decides, until it decides nothing more."""
     adapters = preparing_adapters(inside, fleet, tree_failure)
-    preparer, comparer = Preparer(inside.state, adapters), StagedComparer(inside.state, adapters)
     while True:
         wanted = decide(inside.state.index, inside.clock.now())
-        if not (wanted.of(Prepare) or wanted.of(CompareStaged)):
+        commands = [*wanted.of(Prepare), *wanted.of(CompareStaged)]
+        if not commands:
             return
-        async with asyncio.TaskGroup() as tasks:
-            preparer.request(tasks, wanted.of(Prepare))
-            comparer.request(tasks, wanted.of(CompareStaged))
+        await carry_out(inside.state, adapters, commands)

@@ -22,7 +22,7 @@ from machines.workflow.outage import Outage
 from rolloutd.commands import submit
 from rolloutd.engine.background import inventory_identity
 from rolloutd.engine.background.audit_monitor import AuditMonitor
-from rolloutd.engine.background.dry_runner import DryRunner
+from rolloutd.engine.background.dry_runs import _wait_until_unblocked
 from rolloutd.engine.background.inventory_refresh import InventoryRefresher
 from rolloutd.engine.background.inventory_sources import SourceReader
 from rolloutd.engine.daemon import Daemon
@@ -149,7 +149,7 @@ MUTANTS = (
         "self.rollout not in self.state.index.rollouts",
         "False",
     ),
-    Mutant("job-needs-its-isolator", DryRunner._wait_until_unblocked, "next(specs, None)", "next(specs)"),
+    Mutant("job-needs-its-isolator", _wait_until_unblocked, "next(specs, None)", "next(specs)"),
     Mutant("lost-node-condemns-its-content", _blames_change, "self.code in BLAMES_CHANGE", "True"),
     Mutant(
         "outcome-recorded-before-the-act",

@@ -6,7 +6,6 @@ passes all of it is already current.  A crash before the result is recorded repe
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 
 from machines.facts.node_work import WorkKind
@@ -14,7 +13,7 @@ from machines.model.configuration import Compliance, ComplianceReport
 from machines.model.decision import CheckIfCurrent
 from machines.model.events import ChangeNeeded
 from machines.model.rollout import Target
-from machines.scheduler.progress import is_at_work
+from machines.scheduler.checks import is_at_work
 from machines.states import Outcome, Phase, Trigger
 from machines.workflow.phase_transitions import transition
 from rolloutd.engine.background.extra_checks import run_check
@@ -22,85 +21,65 @@ from rolloutd.engine.check_mode import CheckMode
 from rolloutd.engine.drivers.node_session import AdapterSet, NodeSession
 from rolloutd.engine.redaction import redact_for_team
 from rolloutd.engine.state import State
-from rolloutd.engine.tasks import BackgroundJobs
-from rolloutd.errors import RolloutdError, StoreFailed
+from rolloutd.errors import RolloutdError
 from rolloutd.ports import Ok
 
 MAX_NAMED_TASKS = 3
 """Tasks that the record of a needed change names; the rest is a number."""
 
 
-class CurrentChecker:
-    """The checks under way, at most one for each node of a rollout."""
+async def check_if_current(
+    state: State, adapters: AdapterSet, check_mode: CheckMode, request: CheckIfCurrent
+) -> None:
+    """Check whether a pending node needs the change, and record the answer."""
+    rollout, node = request.rollout, request.node
+    # Compared at the end: a rollout that worked on the node meanwhile makes the result worthless.
+    before = tuple(state.index.targets_on(node))
+    async with state.begin_work(WorkKind.CHECKS, node, rollout) as obstacle:
+        if obstacle is not None:
+            return  # the next decision asks again once that has ended
+        problem = await _why_change_is_needed(NodeSession(state, adapters, rollout, node), check_mode)
+    await _record(state, request, before, problem)
 
-    def __init__(self, state: State, adapters: AdapterSet, check_mode: CheckMode) -> None:
-        self._state = state
-        self._adapters = adapters
-        self._check_mode = check_mode
-        self._jobs: BackgroundJobs[tuple[str, str]] = BackgroundJobs(
-            "current-check", state, lambda: state.wake_up()
-        )
 
-    def request_checks(self, tasks: asyncio.TaskGroup, wanted: Sequence[CheckIfCurrent]) -> None:
-        """Start the checks that are not under way yet, of nodes that are ready for them."""
-        for each in wanted:
-            if not self._state.awaited_sources(each.node):
-                key = (each.rollout, each.node)
-                self._jobs.start(tasks, self._check, key, name=f"check {key[0]}/{key[1]}")
-
-    async def _check(self, key: tuple[str, str]) -> None:
-        if key[0] not in self._state.index.rollouts or key[1] not in self._state.index.nodes:
-            return  # the rollout was deleted, or the node left, before the task began
-        # Compared at the end: a rollout that worked on the node meanwhile makes the result worthless.
-        before = tuple(self._state.index.targets_on(key[1]))
+async def _why_change_is_needed(session: NodeSession, check_mode: CheckMode) -> str:
+    """Return what the node needs or cannot say; empty if it needs nothing."""
+    plan = session.state.index.plan_for(session.target)
+    if plan.skip_compliant:
         try:
-            async with self._state.begin_work(WorkKind.CHECKS, key[1], key[0]) as obstacle:
-                if obstacle is not None:
-                    return  # the next decision asks again once that has ended
-                problem = await self._why_change_is_needed(NodeSession(self._state, self._adapters, *key))
-            await self._record(key, before, problem)
-        except StoreFailed as failure:
-            self._state.last_write_error = str(failure)
+            source = await session.adapters.source(session.rollout)
+        except RolloutdError as error:
+            return str(error)
+        report = await check_mode.check(session.node, source, plan, rollout=session.rollout)
+        if report.compliance is not Compliance.COMPLIANT:
+            return describe_report(report)
+    for spec in plan.verify:
+        result = await run_check(session, spec)
+        if not isinstance(result, Ok):
+            return f"{spec.name}: {redact_for_team(result, spec.team).text}"
+    return ""
 
-    async def _why_change_is_needed(self, session: NodeSession) -> str:
-        """Return what the node needs or cannot say; empty if it needs nothing."""
-        plan = session.state.index.plan_for(session.target)
-        if plan.skip_compliant:
-            try:
-                source = await self._adapters.source(session.rollout)
-            except RolloutdError as error:
-                return str(error)
-            report = await self._check_mode.check(session.node, source, plan, rollout=session.rollout)
-            if report.compliance is not Compliance.COMPLIANT:
-                return describe_report(report)
-        for spec in plan.verify:
-            result = await run_check(session, spec)
-            if not isinstance(result, Ok):
-                return f"{spec.name}: {redact_for_team(result, spec.team).text}"
-        return ""
 
-    async def _record(self, key: tuple[str, str], before: Sequence[Target], problem: str) -> None:
-        async with self._state.exclusive_commit() as commit:
-            index, now = self._state.index, self._state.now()
-            rollout = index.rollouts.get(key[0])
-            if rollout is None or rollout.closed:
-                return  # the rollout was cancelled or deleted during the check
-            target = index.target(*key)
-            if target.phase is not Phase.PENDING:
-                return
-            if tuple(index.targets_on(key[1])) != tuple(before) or is_at_work(index, key[1]):
-                return  # a rollout worked on the node meanwhile; the next decision asks again
-            if problem:
-                needed = ChangeNeeded(target.rollout, target.node, now, problem)
-                await commit([needed], f"needs the change: {problem}")
-                return
-            why = "all checks pass without the change"
-            if rollout.plan.skip_compliant:
-                why = "check mode would change nothing, and all checks pass"
-            current = transition(
-                target, Trigger.FOUND_CURRENT, now, outcome=Outcome.ALREADY_CURRENT, text=why
-            )
-            await commit([current], "already current")
+async def _record(state: State, request: CheckIfCurrent, before: Sequence[Target], problem: str) -> None:
+    async with state.exclusive_commit() as commit:
+        index, now = state.index, state.now()
+        rollout = index.rollouts.get(request.rollout)
+        if rollout is None or rollout.closed:
+            return  # the rollout was cancelled or deleted during the check
+        target = index.target(request.rollout, request.node)
+        if target.phase is not Phase.PENDING:
+            return
+        if tuple(index.targets_on(target.node)) != tuple(before) or is_at_work(index, target.node):
+            return  # a rollout worked on the node meanwhile; the next decision asks again
+        if problem:
+            needed = ChangeNeeded(target.rollout, target.node, now, problem)
+            await commit([needed], f"needs the change: {problem}")
+            return
+        why = "all checks pass without the change"
+        if rollout.plan.skip_compliant:
+            why = "check mode would change nothing, and all checks pass"
+        current = transition(target, Trigger.FOUND_CURRENT, now, outcome=Outcome.ALREADY_CURRENT, text=why)
+        await commit([current], "already current")
 
 
 def describe_report(report: ComplianceReport) -> str:

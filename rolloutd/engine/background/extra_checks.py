@@ -8,7 +8,7 @@ from __future__ import annotations
 from machines.model.actions import STALE_RUN_TIMEOUT_S, CleanUpStaleRuns, RunCheck
 from machines.model.events import StepAction, StepState
 from machines.model.plan import Capability, StepDef
-from machines.scheduler.progress import is_at_work
+from machines.scheduler.checks import is_at_work
 from machines.workflow.steps import baseline_record
 from rolloutd.engine.drivers.node_session import NodeSession
 from rolloutd.engine.drivers.step_journal import StepJournal

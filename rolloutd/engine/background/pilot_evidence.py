@@ -6,21 +6,20 @@ are for the plan and for this evidence.  The output of a team's own checks is no
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from machines.model.decision import DocumentPilot
 from machines.model.events import PilotEvidenceAttached, StepAction, StepRecord, StepState
 from machines.model.rollout import PilotEvidence, Target
 from machines.rules.gates import needs_pilot_evidence
 from rolloutd.audit.audit_chain import canonical_json
 from rolloutd.configuration.shown_variables import hide_values
 from rolloutd.engine.state import State
-from rolloutd.engine.tasks import BackgroundJobs
-from rolloutd.errors import NotFound, RolloutdError, StoreFailed
+from rolloutd.errors import NotFound, RolloutdError
 from rolloutd.ports import PlaybookRuns
 
 log = logging.getLogger("rolloutd.engine.background.pilot_evidence")
@@ -35,38 +34,22 @@ MAX_DIFF_CHARS = 32_768
 """Characters of all diffs together: as much as people read before they vote."""
 
 
-class PilotDocumenter:
-    """Attaches the evidence of pilots that are done."""
-
-    def __init__(self, state: State, runner: PlaybookRuns) -> None:
-        self._state = state
-        self._runner = runner
-        self._jobs: BackgroundJobs[str] = BackgroundJobs("pilot", state)
-
-    def request_evidence(self, tasks: asyncio.TaskGroup, rollouts: Sequence[str]) -> None:
-        for rollout in rollouts:
-            self._jobs.start(tasks, self._attach, rollout, name=f"pilot {rollout}")
-
-    async def _attach(self, rollout_id: str) -> None:
-        state = self._state
-        rollout = state.index.rollouts.get(rollout_id)
-        if rollout is None or rollout.plan.pilot_node is None:
+async def document_pilot(state: State, runner: PlaybookRuns, command: DocumentPilot) -> None:
+    """Attach the evidence of a pilot that is done."""
+    rollout = state.index.rollouts.get(command.rollout)
+    if rollout is None or rollout.plan.pilot_node is None:
+        return
+    target = state.index.target(rollout.id, rollout.plan.pilot_node)
+    content = await collect_evidence(state, runner, target)
+    digest = hashlib.sha256(f"{rollout.digest.whole}\n{canonical_json(content)}".encode()).hexdigest()
+    async with state.exclusive_commit() as commit:
+        current = state.index.rollouts.get(rollout.id)
+        if current is None or current.closed or not needs_pilot_evidence(state.index, current):
             return
-        target = state.index.target(rollout_id, rollout.plan.pilot_node)
-        try:
-            content = await collect_evidence(state, self._runner, target)
-            digest = hashlib.sha256(f"{rollout.digest.whole}\n{canonical_json(content)}".encode()).hexdigest()
-            async with state.exclusive_commit() as commit:
-                current = state.index.rollouts.get(rollout_id)
-                if current is None or current.closed or not needs_pilot_evidence(state.index, current):
-                    return
-                if state.index.target(rollout_id, target.node) != target:
-                    return  # the pilot moved meanwhile; the next decision asks again
-                evidence = PilotEvidence(content, digest, target.since, state.now())
-                attached = PilotEvidenceAttached(rollout_id, target.node, evidence)
-                await commit([attached], "the pilot is done")
-        except StoreFailed as failure:
-            state.last_write_error = str(failure)
+        if state.index.target(rollout.id, target.node) != target:
+            return  # the pilot moved meanwhile; the next decision asks again
+        evidence = PilotEvidence(content, digest, target.since, state.now())
+        await commit([PilotEvidenceAttached(rollout.id, target.node, evidence)], "the pilot is done")
 
 
 async def collect_evidence(state: State, runner: PlaybookRuns, target: Target) -> dict[str, Any]:

@@ -7,41 +7,20 @@ what follows from a result.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 
 from machines.model.decision import ProbeTraffic
 from machines.model.plan import StepDef
 from machines.model.traffic import TrafficResult
 from rolloutd.engine.drivers.node_session import AdapterSet, NodeSession
 from rolloutd.engine.state import State
-from rolloutd.engine.tasks import BackgroundJobs
 from rolloutd.errors import RolloutdError
 from rolloutd.ports import Busy, Ok, Unknown
 from rolloutd.ports.guards import adapter_errors, validate_result
 
-MAX_CONCURRENT = 8
-"""Nodes at a time: the probes query servers that also serve clients."""
 
-
-class TrafficProber:
-    """The probes under way."""
-
-    def __init__(self, state: State, adapters: AdapterSet) -> None:
-        self._state = state
-        self._adapters = adapters
-        self._jobs: BackgroundJobs[ProbeTraffic] = BackgroundJobs(
-            "traffic", state, lambda: state.wake_up(), MAX_CONCURRENT
-        )
-
-    def request_probes(self, tasks: asyncio.TaskGroup, wanted: Sequence[ProbeTraffic]) -> None:
-        """Start the probes that are not under way yet."""
-        for each in wanted:
-            self._jobs.start(tasks, self._probe, each, name=f"probe traffic on {each.rollout}/{each.node}")
-
-    async def _probe(self, request: ProbeTraffic) -> None:
-        # While the probe waited for its turn, the node may have left or the rollout may have ended.
-        if request.rollout in self._state.index.rollouts and request.node in self._state.index.nodes:
-            await run_all_probes(NodeSession(self._state, self._adapters, request.rollout, request.node))
+async def probe_node(state: State, adapters: AdapterSet, request: ProbeTraffic) -> None:
+    """Run the probes of a node that could start."""
+    await run_all_probes(NodeSession(state, adapters, request.rollout, request.node))
 
 
 async def probe_traffic(session: NodeSession, spec: StepDef, *, number: int = 1) -> Ok | Busy | Unknown:

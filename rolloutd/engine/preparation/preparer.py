@@ -1,15 +1,13 @@
-"""Starts prepare stages, at most one for each node of a rollout.
+"""Prepare stages, each a job of its own.
 
-Each stage is a job of its own.  It may be killed between any two lines: the next daemon reads the same row,
+It may be killed between any two lines: the next daemon reads the same row,
 finds the run by its claim and the files by their digests, and compares with the snapshot in the row.
 It knows ports, never an adapter.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Sequence
 from dataclasses import replace
 
 from machines.facts.node_work import WorkKind, conflicting_work
@@ -24,13 +22,9 @@ from rolloutd.engine.preparation.journal import LOCALHOST, NODE_TIMEOUT_S, Prepa
 from rolloutd.engine.preparation.node_stages import NodeStages
 from rolloutd.engine.preparation.runs import PrepareRuns
 from rolloutd.engine.state import State
-from rolloutd.errors import StoreFailed
 from rolloutd.ports import Failed, Host, Ok, Unknown
 
 log = logging.getLogger("rolloutd.engine.preparation")
-
-STORE_RETRY_S = 5.0
-"""Pause before a stage whose record could not be written is tried again."""
 
 
 class Preparer:
@@ -44,20 +38,11 @@ class Preparer:
         self._builder = Builder(state, adapters, self._journal, runs)
         self._cleanup = Cleanup(state, adapters, self._journal, runs)
         self._node_stages = NodeStages(state, adapters, self._journal, runs)
-        self._running: set[tuple[str, str]] = set()
 
-    def request(self, tasks: asyncio.TaskGroup, wanted: Sequence[Prepare]) -> None:
-        """Start the stages that are not under way yet, of nodes that are ready for them."""
-        for each in wanted:
-            known = self._state.index.rollouts.get(each.rollout)
-            node = each.node if known is None else known.node_of_stage(each.node, each.stage)
-            if node and self._state.awaited_sources(node):
-                continue
-            key, name = (each.rollout, each.node), f"prepare {each.rollout}/{each.node} {each.stage}"
-            # Here and not in the task: the loop may request the stage again before the task begins.
-            if key not in self._running:
-                self._running.add(key)
-                tasks.create_task(self._prepare(each), name=name)
+    def node_of(self, wanted: Prepare) -> str:
+        """Return the node that the stage works on; empty for a build on the daemon's machine."""
+        rollout = self._state.index.rollouts.get(wanted.rollout)
+        return wanted.node if rollout is None else rollout.node_of_stage(wanted.node, wanted.stage)
 
     def _stage(self, rollout: str, name: str) -> PrepareStage | None:
         known = self._state.index.rollouts.get(rollout)
@@ -65,25 +50,15 @@ class Preparer:
             return PrepareStage(CLEANUP, PrepareKind.INSTALL)
         return None if known is None else next((s for s in known.prepare_stages if s.name == name), None)
 
-    async def _prepare(self, wanted: Prepare) -> None:
-        try:
-            failed = await capture_errors(f"{wanted.rollout}/{wanted.node}", self._carry_out(wanted))
-            if failed is not None:
-                await self._fail_unrecorded(wanted, failed.text)
-        except StoreFailed as failure:
-            log.error("%s/%s: not recorded: %s", wanted.rollout, wanted.node, failure)
-            self._state.last_write_error = str(failure)
-            await self._state.clock.sleep(STORE_RETRY_S)
-        finally:
-            self._running.discard((wanted.rollout, wanted.node))
-            self._state.wake_up()
+    async def prepare(self, wanted: Prepare) -> None:
+        """Carry out a stage, and record how it ended."""
+        failed = await capture_errors(f"{wanted.rollout}/{wanted.node}", self._carry_out(wanted))
+        if failed is not None:
+            await self._fail_unrecorded(wanted, failed.text)
 
     def _is_occupied(self, wanted: Prepare) -> bool:
         """Return whether work has begun on the node since the decision; the journal judges it once more."""
-        node, now = (
-            self._state.index.rollout(wanted.rollout).node_of_stage(wanted.node, wanted.stage),
-            self._state.now(),
-        )
+        node, now = self.node_of(wanted), self._state.now()
         return conflicting_work(self._state.index, WorkKind.STAGE, node, now, wanted.rollout) is not None
 
     async def _carry_out(self, wanted: Prepare) -> None:
@@ -99,7 +74,7 @@ class Preparer:
                 return
         elif not known or self._is_occupied(wanted):
             return  # the next decision asks again
-        node = rollout.node_of_stage(wanted.node, wanted.stage)
+        node = self.node_of(wanted)
         host = Host(LOCALHOST) if node in ("", LOCALHOST) else self._state.host(node)
         fresh = self._row_of(wanted)
         if not fresh.content and await self._may_have_lost_run(host, fresh, stage):

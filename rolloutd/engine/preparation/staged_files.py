@@ -5,8 +5,7 @@ A checkpoint says what a stage did, not what is on the node now.  What differs i
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 from machines.model.decision import CompareStaged
 from machines.model.node import Node
@@ -15,15 +14,7 @@ from rolloutd.engine.drivers.node_session import AdapterSet
 from rolloutd.engine.outcomes import capture_errors
 from rolloutd.engine.preparation.journal import PrepareJournal, render_for_host
 from rolloutd.engine.state import State
-from rolloutd.engine.tasks import BackgroundJobs
-from rolloutd.errors import StoreFailed
 from rolloutd.ports import Failed, Host, StagedFile, StagedFiles, Unknown, staged_artifact
-
-MAX_CONCURRENT = 16
-"""Nodes at a time: each has one of the daemon's connections for as long as a disk takes to read its files."""
-
-STORE_RETRY_S = 5.0
-"""Pause before a node is compared again whose difference could not be written."""
 
 
 async def compare_stages(
@@ -55,48 +46,26 @@ async def compare_stages(
     return problems
 
 
-class StagedComparer:
-    """The comparisons under way of nodes that could start."""
+async def compare_staged(state: State, adapters: AdapterSet, request: CompareStaged) -> None:
+    """Compare the staged files of a node that could start, and stage again what differs."""
 
-    def __init__(self, state: State, adapters: AdapterSet) -> None:
-        self._state = state
-        self._adapters = adapters
-        self._journal = PrepareJournal(state)
-        self._jobs: BackgroundJobs[CompareStaged] = BackgroundJobs(
-            "compare-staged", state, lambda: state.wake_up(), MAX_CONCURRENT
-        )
+    def record(problem: str = "") -> None:
+        comparison = StagedComparison(request.rollout, request.node, state.now(), problem)
+        state.index.record_comparison(comparison)
 
-    def request(self, tasks: asyncio.TaskGroup, wanted: Sequence[CompareStaged]) -> None:
-        """Start the comparisons that are not under way yet."""
-        for each in wanted:
-            self._jobs.start(tasks, self._compare, each, name=f"compare {each.rollout}/{each.node}")
-
-    async def _compare(self, request: CompareStaged) -> None:
-        # It only reads, so no other work waits for it: nothing removes what an open rollout wants.
-        index = self._state.index
-        known, node = index.preparations(request.rollout), index.nodes.get(request.node)
-        if known is None or node is None:
-            return  # the rollout was deleted, or the node left, before the task began
-        if self._state.awaited_sources(node.name):
-            self._record(request, "its inventory source has not answered since the daemon started")
-            return
-        stages, host = known.compared_stages(node), self._state.host(node.name)
-        staged_files = self._adapters.preparation_adapters.staged_files
-        problems = await compare_stages(staged_files, host, node, stages)
-        if isinstance(problems, Failed | Unknown):
-            self._record(request, problems.text)
-        elif not problems:
-            self._record(request)
-        else:
-            await self._stage_again(request, problems)
-
-    def _record(self, request: CompareStaged, problem: str = "") -> None:
-        comparison = StagedComparison(request.rollout, request.node, self._state.now(), problem)
-        self._state.index.record_comparison(comparison)
-
-    async def _stage_again(self, request: CompareStaged, problems: Mapping[str, str]) -> None:
-        try:
-            await self._journal.stage_again(request.rollout, request.node, problems)
-        except StoreFailed as failure:
-            self._state.last_write_error = str(failure)
-            await self._state.clock.sleep(STORE_RETRY_S)
+    # It only reads, so no other work waits for it: nothing removes what an open rollout wants.
+    index, node = state.index, state.index.nodes[request.node]
+    known = index.preparations(request.rollout)
+    if known is None:
+        return
+    if state.awaited_sources(node.name):
+        record("its inventory source has not answered since the daemon started")
+        return
+    stages, host = known.compared_stages(node), state.host(node.name)
+    problems = await compare_stages(adapters.preparation_adapters.staged_files, host, node, stages)
+    if isinstance(problems, Failed | Unknown):
+        record(problems.text)
+    elif not problems:
+        record()
+    else:
+        await PrepareJournal(state).stage_again(request.rollout, request.node, problems)

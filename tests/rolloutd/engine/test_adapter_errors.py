@@ -10,13 +10,12 @@ from typing import Any
 
 import pytest
 
-from machines.model.decision import DryRun
+from machines.model.decision import DryRun, Release
 from machines.model.node import NodeHealth, Observation
 from machines.model.plan import StepDef
 from rolloutd.engine.adapter_failures import REPORTED_AFTER
-from rolloutd.engine.background.dry_runner import DryRunner
 from rolloutd.engine.background.extra_checks import run_check
-from rolloutd.engine.background.hold_release import RETRY_S, IsolationReleaser
+from rolloutd.engine.background.hold_release import RETRY_S
 from rolloutd.engine.background.inventory_refresh import InventoryRefresher
 from rolloutd.engine.background.node_observations import (
     RESTART_DELAY_S,
@@ -34,6 +33,7 @@ from tests.contracts.fakes.isolator import FakeIsolator
 from tests.contracts.fakes.runner import FakeRunner
 from tests.contracts.fakes.sources import find_source
 from tests.rolloutd.control_environment import KUBERNETES_NODES, PLAN, ControlEnvironment, control_environment
+from tests.rolloutd.decided_jobs import carry_out, command_jobs
 
 UNEXPECTED_ERROR = KeyError("status")
 
@@ -99,8 +99,7 @@ async def test_a_rehearsal(tmp_path: Path) -> None:
                 'isolate: [{command: {do: "true", undo: "true"}}]', "isolate: [{kubernetes: {}}]"
             )
         )
-        async with asyncio.TaskGroup() as tasks:
-            DryRunner(inside.state, gear(inside)).request_dry_runs(tasks, [DryRun(rollout, "p1")])
+        await carry_out(inside.state, gear(inside), [DryRun(rollout, "p1")])
         index = inside.state.index
         told = index.dry_run_results.fresh(index.target(rollout, "p1"), inside.state.now())
         assert told is not None
@@ -116,7 +115,7 @@ async def test_letting_go_a_kept_node(
         kept = Observation("p1", NodeHealth.DOWN, inside.state.now(), left_isolated_by="kubernetes")
         inside.state.index.record_observations([kept], inside.state.now())
         async with asyncio.TaskGroup() as tasks:
-            IsolationReleaser(inside.state, gear(inside, surprise)).release_unheld(tasks)
+            command_jobs(inside.state, gear(inside, surprise)).start(tasks, [Release("p1")])
             while "could not be returned to service after its hold" not in caplog.text:
                 await asyncio.sleep(0)
             while not inside.clock.sleepers:
@@ -275,8 +274,7 @@ async def test_an_answer_of_another_shape_is_none(tmp_path: Path, caplog: pytest
         probe = StepDef("traffic.0.kubernetes", "kubernetes")
         assert isinstance(await probe_traffic(NodeSession(state, adapters, rollout, "p1"), probe), Unknown)
 
-        async with asyncio.TaskGroup() as tasks:
-            DryRunner(state, adapters).request_dry_runs(tasks, [DryRun(rollout, "p1")])
+        await carry_out(state, adapters, [DryRun(rollout, "p1")])
         told = state.index.dry_run_results.fresh(state.index.target(rollout, "p1"), state.now())
         assert told is not None
         assert told.succeeds is None
@@ -314,7 +312,7 @@ async def test_a_kept_node_whose_isolator_keeps_none(
         )
         adapters = replace(gear(inside), isolators={"command": FakeIsolator()})
         async with asyncio.TaskGroup() as tasks:
-            IsolationReleaser(inside.state, adapters).release_unheld(tasks)
+            command_jobs(inside.state, adapters).start(tasks, [Release("p1")])
             while not inside.clock.sleepers:
                 await asyncio.sleep(0)
             inside.clock.advance(RETRY_S)

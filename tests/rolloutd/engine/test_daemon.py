@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from machines.facts.node_work import NodeWork, WorkKind
+from machines.model.decision import Release
 from machines.model.events import (
     DaemonStarted,
     FreezeLifted,
@@ -28,7 +29,7 @@ from machines.scheduler.decide import explain_node
 from machines.states import Phase, Trigger
 from machines.workflow.phase_transitions import transition
 from machines.workflow.steps import NOT_ISOLATED_RETRY_S
-from rolloutd.engine.background.hold_release import RETRY_S, IsolationReleaser
+from rolloutd.engine.background.hold_release import RETRY_S
 from rolloutd.engine.daemon import Daemon
 from rolloutd.engine.drivers.driver import Driver
 from rolloutd.errors import StoreFailed
@@ -39,6 +40,7 @@ from tests.contracts.fakes.isolator import FakeIsolator
 from tests.contracts.fakes.runner import Script
 from tests.rolloutd.commands.test_commands import REASON
 from tests.rolloutd.control_environment import PLAN, ControlEnvironment, control_environment
+from tests.rolloutd.decided_jobs import command_jobs, start_decided
 from tests.rolloutd.preparation_environment import Fleet, plan_with, preparing_adapters
 from tests.rolloutd.slow_store import (
     FakeInventory,
@@ -471,7 +473,8 @@ async def test_a_kept_node_is_not_let_go_while_it_is_being_isolated(tmp_path: Pa
             [Observation("p1", NodeHealth.DOWN, now, left_isolated_by="command")], now
         )
         async with asyncio.TaskGroup() as tasks:
-            IsolationReleaser(inside.state, adapters_of(inside, tmp_path, keeper)).release_unheld(tasks)
+            jobs = command_jobs(inside.state, adapters_of(inside, tmp_path, keeper))
+            start_decided(inside.state, jobs, tasks, Release)
             await loop_iterations(10)
             inside.clock.advance(RETRY_S)
         assert keeper.actions == ([] if at_work else [("p1", "let go")])
@@ -486,7 +489,8 @@ async def test_new_hold_prevents_release(tmp_path: Path) -> None:
         holding = asyncio.create_task(inside.commit(hold))
         await loop_iterations(3)
         async with asyncio.TaskGroup() as tasks:
-            IsolationReleaser(inside.state, adapters_of(inside, tmp_path, keeper)).release_unheld(tasks)
+            jobs = command_jobs(inside.state, adapters_of(inside, tmp_path, keeper))
+            start_decided(inside.state, jobs, tasks, Release)
             await loop_iterations(50)
             inside.clock.advance(RETRY_S)
         await holding

@@ -20,11 +20,11 @@ from machines.states import Phase
 from rolloutd.control.client import ApiError
 from rolloutd.engine.drivers.node_session import AdapterSet
 from rolloutd.engine.notifications import NotificationDispatcher
-from rolloutd.engine.preparation.preparer import Preparer
 from rolloutd.ports import Failed, PinnedSource
 from tests.contracts.fakes.notifier import FakeNotifier
 from tests.contracts.fakes.runner import FakeRunner
 from tests.rolloutd.control_environment import control_environment
+from tests.rolloutd.decided_jobs import carry_out
 from tests.rolloutd.preparation_environment import Fleet, plan_with, prepare_all
 
 STAGES = ("one", "two", "three", "four")
@@ -41,9 +41,8 @@ async def test_node_that_is_being_cleaned_is_not_prepared(tmp_path: Path) -> Non
         async def no_source(rollout: str) -> PinnedSource:
             raise AssertionError(f"a stage of {rollout} has begun")
 
-        preparer = Preparer(inside.state, AdapterSet(FakeRunner(inside.run_host), {}, {}, no_source))
-        async with asyncio.TaskGroup() as tasks:
-            preparer.request(tasks, wanted)
+        adapters = AdapterSet(FakeRunner(inside.run_host), {}, {}, no_source)
+        await carry_out(inside.state, adapters, wanted)
         assert not await inside.state.store.load_preparations(rollout)
 
 

@@ -12,8 +12,8 @@ from machines.model.events import NodesRemoved
 from machines.model.preparation import COMPARISON_RETRY_S, Preparation, PreparationState
 from machines.scheduler.decide import decide
 from machines.states import Phase
-from rolloutd.engine.preparation.staged_files import StagedComparer
 from tests.rolloutd.control_environment import NODES, ControlEnvironment, control_environment
+from tests.rolloutd.decided_jobs import carry_out
 from tests.rolloutd.engine.test_prepared_artifacts import TWO_STAGES, roll_out, write_artifacts
 from tests.rolloutd.preparation_environment import Fleet, plan_with, prepare_all, preparing_adapters
 
@@ -197,9 +197,7 @@ async def test_difference_of_rollout_that_is_over_is_ignored(tmp_path: Path, obs
             return found
 
         fleet.stager.compare = compare_late  # type: ignore[assignment,method-assign]
-        comparer = StagedComparer(inside.state, preparing_adapters(inside, fleet))
-        async with asyncio.TaskGroup() as tasks:
-            comparer.request(tasks, wanted)
+        await carry_out(inside.state, preparing_adapters(inside, fleet), wanted)
         assert row_of(inside, rollout, "p1", "app").state is PreparationState.DONE
 
 

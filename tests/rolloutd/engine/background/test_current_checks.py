@@ -13,13 +13,13 @@ from machines.model.configuration import Compliance
 from machines.model.decision import Admit, CheckIfCurrent
 from machines.scheduler.decide import decide, explain_node
 from machines.states import Outcome, Phase
-from rolloutd.engine.background.current_checks import CurrentChecker
 from rolloutd.engine.check_mode import CheckMode
 from rolloutd.ports import RunEvent, RunRequest
 from tests.contracts.fakes.isolator import FakeIsolator
 from tests.contracts.fakes.runner import FakeRunner, Script
 from tests.contracts.fakes.sources import find_source
 from tests.rolloutd.control_environment import PLAN, ControlEnvironment, control_environment
+from tests.rolloutd.decided_jobs import carry_out
 from tests.rolloutd.slow_store import adapters_of, daemon_of
 
 SKIPPING = PLAN.replace("  soak: 10m", '  skip_compliant: true\n  canary: {select: "", max_parallel: 9}')
@@ -65,9 +65,7 @@ async def test_node_is_not_checked_while_it_is_cleaned(tmp_path: Path) -> None:
         inside.run_host.compliant = {"p1", "p2"}
         inside.state.index.record_work(NodeWork(WorkKind.CLEANING, "p1"))
         adapters = adapters_of(inside, tmp_path, FakeIsolator())
-        checker = CurrentChecker(inside.state, adapters, CheckMode(inside.state, adapters.runner))
-        async with asyncio.TaskGroup() as tasks:
-            checker.request_checks(tasks, [CheckIfCurrent(rollout, node) for node in ("p1", "p2")])
+        await carry_out(inside.state, adapters, [CheckIfCurrent(rollout, node) for node in ("p1", "p2")])
         assert [inside.phase(rollout, node) for node in ("p1", "p2")] == [Phase.PENDING, Phase.DONE]
 
 

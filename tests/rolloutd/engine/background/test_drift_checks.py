@@ -6,13 +6,13 @@ import asyncio
 from dataclasses import replace
 from pathlib import Path
 
+from machines.model.decision import CheckDrift
 from machines.model.events import DriftRecorded, NodesDiscovered
 from machines.states import Outcome, Phase
-from rolloutd.engine.background.drift_checks import DriftChecker, DriftMonitor
-from rolloutd.engine.check_mode import CheckMode
 from tests.contracts.fakes.isolator import FakeIsolator
 from tests.contracts.fakes.runner import Script
 from tests.rolloutd.control_environment import PLAN, ControlEnvironment, control_environment
+from tests.rolloutd.decided_jobs import command_jobs, start_decided
 from tests.rolloutd.slow_store import adapters_of, daemon_of
 
 KEEPING = PLAN.replace("  soak: 10m", '  keep: true\n  every: 2h\n  canary: {select: "", max_parallel: 9}')
@@ -31,13 +31,12 @@ async def test_drift_is_checked_once_interval_has_passed(tmp_path: Path) -> None
     async with control_environment(tmp_path) as inside:
         rollout = await finished_rollout(inside)
         adapters = adapters_of(inside, tmp_path)
-        checker = DriftChecker(inside.state, adapters.source, CheckMode(inside.state, adapters.runner))
-        monitor, found = DriftMonitor(inside.state, checker), []
+        jobs, found = command_jobs(inside.state, adapters), []
         for hours in (1.9, 0.2, 1.0):
             inside.clock.advance(hours * 3600)
             checked = len(inside.run_host.checked_runs)
             async with asyncio.TaskGroup() as tasks:
-                monitor.start_due(tasks)
+                start_decided(inside.state, jobs, tasks, CheckDrift)
             found.append(len(inside.run_host.checked_runs) - checked)
         assert found == [0, 4, 0]
         drifted = inside.state.index.counters(rollout).drifted
@@ -50,12 +49,11 @@ async def test_done_nodes_are_checked_before_the_others_are_done(tmp_path: Path)
         await inside.finish(rollout, "p1")
         inside.run_host.scripts = {"site.yml": Script.CHANGE}
         adapters = adapters_of(inside, tmp_path)
-        checker = DriftChecker(inside.state, adapters.source, CheckMode(inside.state, adapters.runner))
-        monitor = DriftMonitor(inside.state, checker)
+        jobs = command_jobs(inside.state, adapters)
         for hours in (1.9, 0.2):
             inside.clock.advance(hours * 3600)
             async with asyncio.TaskGroup() as tasks:
-                monitor.start_due(tasks)
+                start_decided(inside.state, jobs, tasks, CheckDrift)
         assert len(inside.run_host.checked_runs) == 1
         assert inside.state.index.counters(rollout).drifted == {"p1"}
 

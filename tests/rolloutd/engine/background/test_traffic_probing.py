@@ -10,13 +10,13 @@ import pytest
 from machines.model.decision import Admit, ProbeTraffic
 from machines.scheduler.decide import decide, explain_node
 from rolloutd.engine.drivers.node_session import AdapterSet
-from rolloutd.engine.drivers.traffic_probes import TrafficProber
 from rolloutd.ports import Busy, Ok, StepContext, Unknown
 from rolloutd.texts.reason_text import describe
 from tests.contracts.fakes.runner import FakeRunner
 from tests.contracts.fakes.sources import find_source
 from tests.contracts.fakes.traffic import FakeTrafficProbe
 from tests.rolloutd.control_environment import KUBERNETES_NODES, PLAN, ControlEnvironment, control_environment
+from tests.rolloutd.decided_jobs import carry_out, command_jobs
 
 CANARIES = 'canary: {select: "team in (payments,search)", max_parallel: 9}'
 PROBED = PLAN.replace("soak: 10m", f"{CANARIES}\n  traffic: [{{kubernetes: {{pods: kind=job}}}}]")
@@ -34,9 +34,8 @@ async def probe_all(inside: ControlEnvironment, probe: FakeTrafficProbe) -> list
     asked = decide(inside.state.index, now)
     assert asked.of(Admit) == ()
     async with asyncio.TaskGroup() as tasks:
-        probing = TrafficProber(inside.state, gear_with(inside, probe))
-        probing.request_probes(tasks, asked.of(ProbeTraffic))
-        probing.request_probes(tasks, asked.of(ProbeTraffic))
+        jobs = command_jobs(inside.state, gear_with(inside, probe))
+        jobs.start(tasks, asked.of(ProbeTraffic) * 2)
     assert sorted(probe.probed_nodes) == sorted(each.node for each in asked.of(ProbeTraffic))
     return sorted(start.node for start in decide(inside.state.index, now).of(Admit))
 
@@ -109,7 +108,7 @@ class SlowProbe(FakeTrafficProbe):
 
 
 async def test_a_few_are_looked_at_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rolloutd.engine.drivers.traffic_probes.MAX_CONCURRENT", 3)
+    monkeypatch.setattr("rolloutd.engine.background.jobs.MAX_OUTSIDE", 3)
     async with control_environment(tmp_path, nodes=KUBERNETES_NODES) as inside:
         inside.observe_all_up()
         await inside.start(text=PROBED)
@@ -122,8 +121,5 @@ async def test_a_node_of_a_rollout_that_is_over_is_not_looked_at(tmp_path: Path)
     async with control_environment(tmp_path, nodes=KUBERNETES_NODES) as inside:
         inside.observe_all_up()
         probe = FakeTrafficProbe()
-        async with asyncio.TaskGroup() as tasks:
-            TrafficProber(inside.state, gear_with(inside, probe)).request_probes(
-                tasks, [ProbeTraffic("over", "p1")]
-            )
+        await carry_out(inside.state, gear_with(inside, probe), [ProbeTraffic("over", "p1")])
         assert probe.probed_nodes == []

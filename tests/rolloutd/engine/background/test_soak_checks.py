@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from machines.model.decision import CheckSoaking
 from machines.model.events import (
     NodesDiscovered,
     PreparationRecorded,
@@ -23,15 +24,17 @@ from machines.model.preparation import Preparation, PreparationState
 from machines.model.rollout import DAEMON
 from machines.states import Phase, Trigger
 from rolloutd.adapters.playbook_steps import PlaybookCheck
-from rolloutd.engine.background import soak_monitor
+from rolloutd.engine.background import jobs
 from rolloutd.engine.background.extra_checks import RUN_INTERVAL_S, run_check
-from rolloutd.engine.background.soak_monitor import RECHECK_S, SoakMonitor
+from rolloutd.engine.background.jobs import CommandJobs
+from rolloutd.engine.background.soak_checks import RECHECK_S
 from rolloutd.engine.drivers.node_session import AdapterSet, NodeSession
 from rolloutd.ports import Check, Failed, Ok, StepContext, Unknown
 from tests.contracts.fakes.check import FakeCheck
 from tests.contracts.fakes.runner import FakeRunner, Script, playbook_context
 from tests.contracts.fakes.sources import find_source
 from tests.rolloutd.control_environment import PLAN, ControlEnvironment, control_environment
+from tests.rolloutd.decided_jobs import command_jobs, start_decided
 from tests.rolloutd.preparation_environment import plan_with
 
 UNREACHABLE = Unknown("no answer within 15 s")
@@ -40,7 +43,7 @@ UNREACHABLE = Unknown("no answer within 15 s")
 @asynccontextmanager
 async def soaking(
     tmp_path: Path, within: str
-) -> AsyncIterator[tuple[ControlEnvironment, FakeCheck, SoakMonitor, str]]:
+) -> AsyncIterator[tuple[ControlEnvironment, FakeCheck, CommandJobs, str]]:
     """Serve a rollout whose two canaries soak, and what looks at them."""
     async with control_environment(tmp_path) as inside:
         text = PLAN.replace("reachable: {}", f"reachable: {{within: {within}}}")
@@ -51,18 +54,17 @@ async def soaking(
         yield inside, check, watching(inside, check), rollout
 
 
-def watching(inside: ControlEnvironment, check: Check) -> SoakMonitor:
+def watching(inside: ControlEnvironment, check: Check) -> CommandJobs:
     """Return what looks at canaries by this check."""
 
-    return SoakMonitor(
-        inside.state, AdapterSet(FakeRunner(inside.run_host), {}, {"reachable": check}, find_source)
-    )
+    adapters = AdapterSet(FakeRunner(inside.run_host), {}, {"reachable": check}, find_source)
+    return command_jobs(inside.state, adapters)
 
 
-async def check_canaries(inside: ControlEnvironment, watch: SoakMonitor) -> None:
+async def check_canaries(inside: ControlEnvironment, watch: CommandJobs) -> None:
     """Look once at all canaries, however long that takes."""
     async with asyncio.TaskGroup() as tasks:
-        watch.start_checks(tasks)
+        start_decided(inside.state, watch, tasks, CheckSoaking)
         for _ in range(100):
             await asyncio.sleep(0)
             inside.clock.advance(RECHECK_S)
@@ -238,7 +240,7 @@ class CountingCheck(FakeCheck):
 async def test_canaries_of_large_wave_are_checked_in_turn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(soak_monitor, "AT_ONCE", 1)
+    monkeypatch.setattr(jobs, "MAX_SOAK_CHECKS", 1)
     async with soaking(tmp_path, "0s") as (inside, _, _, _):
         check = CountingCheck()
         await check_canaries(inside, watching(inside, check))

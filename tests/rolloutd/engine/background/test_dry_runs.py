@@ -10,7 +10,6 @@ import pytest
 from machines.facts.dry_runs import DryRunResult
 from machines.model.decision import Admit, DryRun
 from machines.scheduler.decide import decide
-from rolloutd.engine.background.dry_runner import DryRunner
 from rolloutd.engine.drivers.node_session import AdapterSet
 from rolloutd.engine.tasks import JOB_RETRY_S
 from rolloutd.errors import NodeUnreachable
@@ -19,6 +18,7 @@ from tests.contracts.fakes.isolator import FakeIsolator
 from tests.contracts.fakes.runner import FakeRunner
 from tests.contracts.fakes.sources import find_source
 from tests.rolloutd.control_environment import KUBERNETES_NODES, PLAN, ControlEnvironment, control_environment
+from tests.rolloutd.decided_jobs import command_jobs
 
 CANARIES = 'canary: {select: "team in (payments,search)", max_parallel: 9}\n  isolate: [{kubernetes: {}}]'
 CORDONED = PLAN.replace('isolate: [{command: {do: "true", undo: "true"}}]', CANARIES)
@@ -49,9 +49,8 @@ async def run_dry_runs(inside: ControlEnvironment, isolator: FakeIsolator) -> li
     assert asked.of(Admit) == ()
     assert {each.node for each in asked.of(DryRun)} == {"p1", "p2", "s1", "s2"}
     async with asyncio.TaskGroup() as tasks:
-        rehearsing = DryRunner(inside.state, gear)
-        rehearsing.request_dry_runs(tasks, asked.of(DryRun))
-        rehearsing.request_dry_runs(tasks, asked.of(DryRun))
+        jobs = command_jobs(inside.state, gear)
+        jobs.start(tasks, asked.of(DryRun) * 2)
     return [start.node for start in decide(inside.state.index, now).of(Admit)]
 
 
@@ -65,7 +64,7 @@ async def test_dry_run_success_first_and_unknown_not_blocked(tmp_path: Path) -> 
 async def test_an_isolator_that_cannot_say_or_does_not_in_time_holds_nobody_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rolloutd.engine.background.dry_runner.DRY_RUN_TIMEOUT_S", 0.01)
+    monkeypatch.setattr("rolloutd.engine.background.dry_runs.DRY_RUN_TIMEOUT_S", 0.01)
     async with control_environment(tmp_path, nodes=KUBERNETES_NODES) as inside:
         inside.observe_all_up()
         await inside.start(text=CORDONED)
@@ -80,7 +79,7 @@ async def test_blocker_of_isolator_that_no_longer_applies_is_forgotten(tmp_path:
         inside.state.index.record_dry_run(blocked)
         adapters = AdapterSet(FakeRunner(inside.run_host), {"kubernetes": FakeIsolator()}, {}, find_source)
         async with asyncio.TaskGroup() as tasks:
-            DryRunner(inside.state, adapters).watch_blockers(tasks)
+            command_jobs(inside.state, adapters).start(tasks, [blocked])
             for _ in range(10):
                 await asyncio.sleep(0)
             problems = inside.state.problems()
