@@ -32,6 +32,7 @@ from rolloutd.store.postgresql.connection import (
     LOCK_LIMIT_MS,
     STATEMENT_LIMIT_MS,
     PostgresqlConnection,
+    boot_time_s,
     stream,
 )
 from rolloutd.store.signing_key import derive_signing_key
@@ -189,11 +190,11 @@ class PostgresqlBackend:
     def await_database(self, connection: Connection) -> None:
         session = cast(PostgresqlConnection, connection)
         if self._away_since is None:
-            self._away_since = time.clock_gettime(time.CLOCK_BOOTTIME)
+            self._away_since = boot_time_s()
         else:
             time.sleep(RETRY_S)
         session.is_sync_wait_cancelled = False
-        while time.clock_gettime(time.CLOCK_BOOTTIME) - self._away_since <= self._address.lease_s:
+        while boot_time_s() - self._away_since <= self._address.lease_s:
             if not session.is_lost:
                 return
             try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import socket
+import time
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -56,6 +57,11 @@ _WORDS = {"freeze": '"freeze"', "json_array": "json_build_array"}
 
 _SYNC_WAIT_CANCELLED = "01000"
 """Warning of a COMMIT that is on the primary's disk, and may not be on the standby's."""
+
+
+def boot_time_s() -> float:
+    """Return seconds since the boot; unlike those of the monotonic clock, they pass in suspend."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 @dataclass(frozen=True, slots=True)

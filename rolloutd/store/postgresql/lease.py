@@ -11,8 +11,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import select
 import threading
-import time
 import uuid
 from collections.abc import Callable
 from contextlib import suppress
@@ -24,7 +24,7 @@ from rolloutd.errors import LeadershipLost, StoreFailed
 from rolloutd.ports import AuditEntry, Peers, PostgresqlAddress, StandbyDaemon
 from rolloutd.store.postgresql import tables
 from rolloutd.store.postgresql.commit_mark import CommitMark
-from rolloutd.store.postgresql.connection import ERRORS, PostgresqlConnection
+from rolloutd.store.postgresql.connection import ERRORS, PostgresqlConnection, boot_time_s
 from rolloutd.store.sqlite.lock import StateLock, prepare_directory
 
 log = logging.getLogger("rolloutd.store.postgresql.lease")
@@ -65,9 +65,33 @@ _LOST = ("", "08", "57", "25", "55", "53")
 """Classes of SQLSTATE after which the database may answer again by itself; "" is a connection that failed."""
 
 
-def boot_time_s() -> float:
-    """Return seconds since the boot; unlike those of the monotonic clock, they pass in suspend."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
+class _End:
+    """What the renewing thread waits for; its limits need no clock, unlike those of threading.Event.
+
+    An event's wait() ends at an instant of the monotonic clock.  Where libfaketime moves that clock, the
+    kernel's comes there decades later, and the lease is lost.
+    """
+
+    def __init__(self) -> None:
+        self.is_set = False
+        self._descriptor = os.eventfd(0, os.EFD_CLOEXEC)
+        self._poll = select.poll()
+        self._poll.register(self._descriptor, select.POLLIN)
+
+    def set(self) -> None:
+        if not self.is_set:
+            self.is_set = True
+            os.eventfd_write(self._descriptor, 1)
+
+    def wait(self, limit_s: float) -> bool:
+        """Wait for set(); return whether it was called."""
+        return bool(self._poll.poll(limit_s * 1000))
+
+    def close(self) -> None:
+        """Release the descriptor, once; the process may have other files of its number afterwards."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
 
 
 def name_of(holder: str) -> str:
@@ -106,7 +130,7 @@ class PostgresqlLease:
         self._seen_at = 0.0
         self._deadline = 0.0
         self._loop_seen_at = 0.0
-        self._ending = threading.Event()
+        self._ending = _End()
         self._renewing: threading.Thread | None = None
         self._watch: asyncio.Task[None] | None = None
 
@@ -170,6 +194,7 @@ class PostgresqlLease:
         if self._renewing is not None:
             await threads.DATABASE.run(self._renewing.join, self._address.lease_s)
             self._renewing = None
+        self._ending.close()
         with suppress(TimeoutError):
             async with asyncio.timeout(STATEMENT_LIMIT_MS / 1000):
                 await threads.DATABASE.run(self._give_up)
@@ -197,7 +222,7 @@ class PostgresqlLease:
 
     def _try_take(self) -> bool:
         with self._session_lock:
-            return not self._ending.is_set() and self._take_if_free()
+            return not self._ending.is_set and self._take_if_free()
 
     def _take_if_free(self) -> bool:
         sent_at = self._clock()
@@ -245,7 +270,7 @@ class PostgresqlLease:
             # A daemon whose loop stands still must not lead for ever.
             if self._clock() - self._loop_seen_at >= lease_s or not self._renew():
                 break
-        if not self._ending.is_set():
+        if not self._ending.is_set:
             with suppress(RuntimeError):  # the loop has ended
                 loop.call_soon_threadsafe(self.lost.set)
 
@@ -253,7 +278,7 @@ class PostgresqlLease:
         """Raise the counter; return whether this daemon may lead on, also if the database does not answer."""
         with self._session_lock:
             sent_at = self._clock()
-            if sent_at >= self._deadline or self._ending.is_set():
+            if sent_at >= self._deadline or self._ending.is_set:
                 return False
             try:
                 changed = self._open().execute(

@@ -25,6 +25,7 @@ from rolloutd.ports import GuardReport, GuardState, Host, StepContext
 from tests.contracts.fakes.clock import START, FakeClock
 from tests.contracts.ssh_fixtures import LIMIT_S, step_context
 from tests.support.local_shell import LocalShell
+from tests.support.waiting import wait_in_loop_until
 
 ORDER = "1.7 database 1800000000"
 RACES = 30
@@ -209,9 +210,12 @@ async def test_guard_of_other_rollout_without_timer_is_left_to_people(tmp_path: 
         path.write_text("before")
         ctx, later = node.context(path), replace(node.context(path), rollout="r2")
         await node.arm(ctx)
-        while not (node.guard_dir / "watcher").exists():
-            await asyncio.sleep(0.01)
-        os.kill(int((node.guard_dir / "watcher").read_text()), signal.SIGKILL)  # as a reboot does
+        watcher = node.guard_dir / "watcher"
+        await wait_in_loop_until(lambda: watcher.exists() and watcher.read_text().endswith("\n"))
+        process = Path("/proc", watcher.read_text().strip(), "cmdline")
+        os.kill(int(process.parent.name), signal.SIGKILL)  # as a reboot does
+        # It ends only when it gets the processor, and until then it counts as a timer.
+        await wait_in_loop_until(lambda: not process.exists() or not process.read_bytes())
         path.write_text("changed by others since")
         with pytest.raises(AdapterFailed, match=f"guard.sh expire .* or remove {node.guard_dir}"):
             await node.guard.arm(later, order="1.8 database 1800000001")
