@@ -18,8 +18,8 @@ from machines.model.events import Actor, NodeCleaned
 from machines.model.reasons import Reason
 from machines.model.rollout import DAEMON
 from machines.model.timefmt import format_duration
+from machines.rules import retention
 from machines.rules.node_claims import work_blocker
-from machines.states import Phase
 from rolloutd.engine.preparation.kept_artifacts import remembered_digests, wanted_digests
 from rolloutd.engine.state import State
 from rolloutd.engine.tasks import for_each
@@ -111,11 +111,8 @@ class NodeCleaner:
         index = self._state.index
         if node not in index.nodes:
             return "the inventory no longer has it"
-        for target in index.targets_on(node):
-            is_at_rest = target.phase in (Phase.PENDING, Phase.DONE) and not target.isolated
-            is_over = is_at_rest and target.order is None and index.rollout(target.rollout).closed
-            if not is_over:
-                return f"{target.rollout} is not over there"
+        if (rollout := retention.unfinished_rollout(index, node)) is not None:
+            return f"{rollout} is not over there"
         return "its inventory source has not answered yet" if self._state.awaited_sources(node) else ""
 
     async def clean(

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from machines.model.events import ConfigurationPruned, RecordsPruned, RunOutputPruned
 from machines.model.timefmt import format_duration
-from machines.states import Phase
+from machines.rules import retention
 from rolloutd.engine.background.audit_export import AuditExporter
 from rolloutd.engine.state import State
 from rolloutd.engine.tasks import Wakeup
@@ -98,9 +98,7 @@ class RetentionCleaner:
             # Again under the lock: one of them may be rolled back meanwhile.
             closed = {each.id for each in await self._state.store.list_rollout_records() if each.ended_at}
             for rollout in [*self._state.index.rollouts]:
-                known = self._state.index.rollouts[rollout]
-                ended_at = known.cancelled.at if known.cancelled else known.ended_at
-                if rollout in closed and ended_at is not None and ended_at <= before:
+                if rollout in closed and retention.is_forgettable(self._state.index, rollout, before):
                     self._state.index.forget_rollout(rollout)
 
     async def _remove_step_output(self, rollouts: Sequence[RolloutRecord]) -> None:
@@ -139,22 +137,15 @@ class RetentionCleaner:
             if known is not None and known.deleted:
                 await self._remove(self._runs, [each.name for each in runs], now)
             elif keep_s is not None and (
-                known is None or _is_expired(known.ended_at, keep_s, now) or self._is_kept_at_rest(known.id)
+                known is None
+                or _is_expired(known.ended_at, keep_s, now)
+                or retention.is_at_rest(self._state.index, known.id)
             ):
                 old = [each.name for each in runs if each.modified_at + keep_s <= now]
                 if known is not None and old:
                     await self._audit_removal(known.id, len(old), keep_s)
                 if await self._remove(self._runs, old, now - keep_s) and known is None:
                     log.info("removed %d runs that no rollout of this database had", len(old))
-
-    def _is_kept_at_rest(self, rollout: str) -> bool:
-        """Return whether a rollout stays open only to find drift, so that its old runs decide nothing."""
-        index = self._state.index
-        if rollout not in index.rollouts or index.rollouts[rollout].plan.drift_every_s is None:
-            return False
-        counters = index.counters(rollout)
-        is_done = counters.phases[Phase.DONE] == counters.phases.total()
-        return is_done and not counters.rollbacks_due and not index.unresolved_failures(rollout)
 
     async def _audit_removal(self, rollout: str, runs: int, keep_s: float) -> None:
         """Record the removal in the audit, once for each rollout."""
