@@ -109,6 +109,8 @@ def _prepare(connection: PostgresqlConnection, role: str) -> tuple[int | None, b
     before = read_version(connection)
     if before is None:
         connection.execute(f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}")
+    elif before < latest_version():
+        _require_no_daemon(connection, role)
     for number, script in migrations():
         if before is None or number > before:
             connection.raw.execute(script)
@@ -126,6 +128,20 @@ def _prepare(connection: PostgresqlConnection, role: str) -> tuple[int | None, b
         connection.execute(_note_row(table, digested_columns(connection, table)))
     _grant(connection, role)
     return before, is_copy
+
+
+def _require_no_daemon(connection: PostgresqlConnection, role: str) -> None:
+    """Raise StoreFailed while a daemon is connected: an older one would write into newer tables."""
+    session = connection.execute(
+        "SELECT application_name, pid FROM pg_stat_activity"
+        " WHERE datname = current_database() AND usename = ? AND application_name LIKE 'rolloutd %'",
+        (role,),
+    ).fetchone()
+    if session is not None:
+        raise StoreFailed(
+            f"database: {session[0]} is connected; stop all daemons, or end a dead one's session:"
+            f" SELECT pg_terminate_backend({session[1]})"
+        )
 
 
 def _grant(connection: PostgresqlConnection, role: str) -> None:
