@@ -99,6 +99,8 @@ class FleetFacts(Forkable):
         """The lack of space for the files of a run."""
         self.runner_problems: Mapping[str, RunnerProblem] = {}
         """What keeps runners from work, by name; a runner that is not here is available."""
+        self.changed_values: Mapping[tuple[str, str], tuple[tuple[str, str, str], ...]] = {}
+        """Values of targets that are not those of the vote, by rollout and node: name, before, now."""
         self.sources: Mapping[str, SourceFreshness] = {}
         """When each inventory source of the settings last reported its nodes."""
 

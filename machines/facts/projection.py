@@ -99,6 +99,7 @@ class Projection(MeasuredFacts):
         index.record_mismatches(self.mismatches)
         index.record_disk_shortage(self.disk_shortage)
         index.record_runner_problems(self.runner_problems)
+        index.record_changed_values(self.changed_values)
         index.record_sources(tuple(self.sources.values()))
         # Without them every node would be unknown, and nothing would start before all are observed again.
         index.record_observations_of(self)

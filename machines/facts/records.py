@@ -222,6 +222,15 @@ class Records(Index):
             self.pending_groups.mark_all()
 
     @journaled
+    def record_changed_values(
+        self, changed: Mapping[tuple[str, str], tuple[tuple[str, str, str], ...]]
+    ) -> None:
+        """Replace what targets have other values than people voted for."""
+        if changed != self.changed_values:
+            self.changed_values = {**changed}
+            self.pending_groups.mark_all()
+
+    @journaled
     def record_sources(self, sources: Collection[SourceFreshness]) -> None:
         """Replace what is known of the inventory sources' last answers."""
         recorded = {each.source: each for each in sources}

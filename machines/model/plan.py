@@ -27,8 +27,8 @@ DEFAULT_TIMEOUT_S = 30 * 60.0
 
 JsonValue = Any  # JSON as it was read: None, bool, int, float, str, list, dict
 
-PLAYBOOK: Final = "playbook"
-"""The kind of a stage that runs a playbook; every other kind is a change of an adapter."""
+PLAYBOOK_RUN: Final = ""
+"""The kind of a run of a playbook: it has none, because kinds are those of changes."""
 
 
 class EnrolPolicy(StrEnum):
@@ -141,7 +141,7 @@ class Stage:
     variables: Mapping[str, JsonValue] = field(default_factory=dict)
     timeout_s: float = DEFAULT_TIMEOUT_S
     on_unknown: OnUnknownPolicy = OnUnknownPolicy.VERIFY
-    kind: str = PLAYBOOK
+    kind: str = PLAYBOOK_RUN
     params: Mapping[str, JsonValue] = field(default_factory=dict)
     node_kinds: frozenset[NodeKind] = frozenset()
     undoes: str = ""
@@ -211,8 +211,11 @@ class Plan:
     With `drift_every_s` the rollout stays open and its done nodes are checked for drift that often; with
     `keep` a drifted one is changed again.  `prepare` runs on nodes in service, before their slots, inside
     `prepare_windows` if there are any; `prepare_cleanup` None removes staged artifacts.
-    `shown_variables` are globs of the plan's variables whose values all users may see.  `joins_train`: at its
-    submission the rollout joins the train of the live rollouts that say so too and share nodes with it.
+    At most `max_unready` of its targets may be in flight, failed, or not ready after their change; None: any.
+    With `bootstrap` a cluster that is not available yet starts too.  `values` are those of the targets at the
+    submission, by node, step and name.  `shown_variables` are globs of the plan's variables whose values all
+    users may see.  `joins_train`: at its submission the rollout joins the train of the live
+    rollouts that say so too and share nodes with it.
     """
 
     name: str
@@ -250,6 +253,9 @@ class Plan:
     prepare_windows: tuple[Window, ...] = ()
     prepare_cleanup: Stage | None = None
     shown_variables: tuple[str, ...] = ()
+    bootstrap: bool = False
+    max_unready: int | None = None
+    values: Mapping[str, Mapping[str, Mapping[str, JsonValue]]] = field(default_factory=dict)
     run_kinds: frozenset[str] = field(init=False, repr=False, compare=False)
     """The kinds of all its runs, each of which needs its runner."""
 
@@ -257,7 +263,7 @@ class Plan:
         kinds = {stage.kind for stage in (*self.stages, *self.rollback)}
         steps = (*self.isolate, *self.verify, *self.rollback_verify)
         if any(Capability.STARTS_RUN in step.capabilities or step.repair for step in steps):
-            kinds.add(PLAYBOOK)
+            kinds.add(PLAYBOOK_RUN)
         object.__setattr__(self, "run_kinds", frozenset(kinds))
 
     @property

@@ -39,6 +39,18 @@ def plan_for_target(plan: Plan, target: Target, node: Node, *, in_effect: Collec
     return plan if is_same else replace(plan, **own)
 
 
+def plan_with_values(plan: Plan, node: str) -> Plan:
+    """Return the plan whose changes have the values that this target had at the submission."""
+    values = plan.values.get(node)
+    if values is None:
+        return plan
+    stages = (
+        replace(each, params={**each.params, "values": values[each.step]}) if each.step in values else each
+        for each in plan.stages
+    )
+    return replace(plan, stages=tuple(stages))
+
+
 def isolators_for(plan: Plan, node: Node, *, in_effect: Collection[str] = ()) -> tuple[StepDef, ...]:
     """Return the isolators that take the node out of service, in order."""
     return tuple(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from machines.facts.index import Index
-from machines.model.plan import PLAYBOOK
+from machines.model.plan import PLAYBOOK_RUN
 from machines.model.reasons import Param, Reason, ReasonCode, Remedy, RemedyKind
 from machines.model.rollout import Target
 from machines.model.runners import RunnerProblem, RunnerRule, runner_of
@@ -16,7 +16,7 @@ def runner_blocker(index: Index, target: Target, capacity: Capacity | None = Non
     for kind in sorted(kinds):
         if (reason := unavailable_reason(index, target.node, target.since, kind)) is not None:
             return reason
-    if PLAYBOOK not in kinds:
+    if PLAYBOOK_RUN not in kinds:
         return None
     rule = _rule_of(index, target.node)
     if rule is None or rule.parallel is None:
@@ -31,11 +31,11 @@ def runner_blocker(index: Index, target: Target, capacity: Capacity | None = Non
     return Reason(ReasonCode.RUNNER_FULL, target.node, params, remedy=Remedy(RemedyKind.WAIT_FOR_CAPACITY))
 
 
-def unavailable_reason(index: Index, node: str, since: float, kind: str = PLAYBOOK) -> Reason | None:
+def unavailable_reason(index: Index, node: str, since: float, kind: str = PLAYBOOK_RUN) -> Reason | None:
     """Return why no run of this kind on a node could begin now; `since` is when it began to need one."""
     if node not in index.nodes:
         return None  # it left the inventory, which other rules say
-    rule = _rule_of(index, node) if kind == PLAYBOOK else RunnerRule(kind)
+    rule = _rule_of(index, node) if kind == PLAYBOOK_RUN else RunnerRule(kind)
     if rule is None:
         return Reason(ReasonCode.NO_RUNNER, node, since=since, remedy=Remedy(RemedyKind.CHANGE_SETTINGS))
     problem = index.runner_problems.get(rule.name)

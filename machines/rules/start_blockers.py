@@ -10,14 +10,14 @@ import math
 from collections.abc import Collection, Sequence
 from typing import Final
 
-from machines.facts.availability import failure_remedy, observed_unavailability
+from machines.facts.availability import Unavailability, failure_remedy, observed_unavailability
 from machines.facts.dry_runs import RESULT_RETENTION_S
 from machines.facts.index import Index
 from machines.facts.node_work import WorkKind
 from machines.facts.outages import is_isolated
 from machines.model import traffic, windows
-from machines.model.node import Observation
-from machines.model.plan import GateName, WaveDef
+from machines.model.node import NodeKind, Observation
+from machines.model.plan import GateName
 from machines.model.reasons import Params, Reason, ReasonCode, Remedy, RemedyKind, UnavailabilityCause
 from machines.model.rollout import FailureCode, NodeOrder, Rollout, Target
 from machines.model.rows import MismatchKind
@@ -28,7 +28,7 @@ from machines.rules.node_claims import availability_reason, quarantine_blocker, 
 from machines.rules.rollbacks import rollbacks_reason
 from machines.rules.runners import runner_blocker
 from machines.rules.waves import WaveProgress
-from machines.states import EXCEPTIONS, IN_FLIGHT_PHASES, Phase
+from machines.states import EXCEPTIONS, Phase
 
 WindowGroups = list[tuple[str, Sequence[Window]]]
 """Windows by their owner."""
@@ -257,6 +257,11 @@ def _coverage_blocker(index: Index, rollout: Rollout, target: Target) -> Reason 
         return Reason(ReasonCode.NO_CHECK, target.node, since=target.since, remedy=remedy)
     if lacks_change(rollout.plan, node):
         return Reason(ReasonCode.NO_CHANGE, target.node, since=target.since, remedy=remedy)
+    if changed := index.changed_values.get((rollout.id, target.node)):
+        name, before, now = changed[0]
+        params: Params = {"name": name, "before": before, "now": now, "more": len(changed) - 1}
+        again = Remedy(RemedyKind.SUBMIT_AGAIN, {"plan": rollout.plan.name})
+        return Reason(ReasonCode.VALUES_CHANGED, target.node, params, remedy=again)
     return None
 
 
@@ -307,6 +312,8 @@ def closed_window(
 def observation_blocker(index: Index, target: Target) -> Reason | None:
     """Return what was observed of the node that forbids its start; our own isolation does not."""
     observed = observed_unavailability(index, target.node)
+    if observed is not None and _is_bootstrapped(index, target, observed):
+        return None
     is_cordoned_by_other = (
         observed is not None and isinstance(observed.cause, Observation) and observed.cause.cordoned_by_other
     )
@@ -322,6 +329,17 @@ def observation_blocker(index: Index, target: Target) -> Reason | None:
             return availability_reason(ReasonCode.FOREIGN_LOCK, observed)
         case _:
             return availability_reason(ReasonCode.NODE_UNKNOWN, observed)
+
+
+def _is_bootstrapped(index: Index, target: Target, observed: Unavailability) -> bool:
+    """Return whether a cluster may start although it is down: its network comes from the change itself.
+
+    One that is not initialised is quarantined.
+    """
+    is_cluster = index.nodes[target.node].kind is NodeKind.CLUSTER
+    is_down = observed.code is UnavailabilityCause.DOWN
+    rollout = index.rollouts.get(target.rollout)  # None: a machine asks that reboots itself
+    return is_cluster and is_down and rollout is not None and rollout.plan.bootstrap
 
 
 def _isolation_blocker(index: Index, target: Target, now: float) -> Reason | None:
@@ -363,59 +381,6 @@ def state_reason(index: Index, target: Target) -> Reason:
     outcome = target.outcome if target.phase is Phase.DONE else None
     params = {"detail": target.last_text} if outcome in EXCEPTIONS and target.last_text else {}
     return Reason(ReasonCode((outcome or target.phase).value), target.node, params, target.since)
-
-
-# -- capacity ------------------------------------------------------------------------
-
-
-def capacity_blocker(
-    index: Index, rollout: Rollout, wave: WaveDef, capacity: pools.Capacity, *, joins: bool = False
-) -> Reason | None:
-    """Return what allows no more nodes in flight: the disk, or a limit of the fleet, rollout or wave.
-
-    `joins`: the node is in flight in another rollout, and the fleet's limit counts it already.
-    """
-    if (shortage := index.disk_shortage) is not None:
-        sizes: Params = {"free_bytes": shortage.free_bytes, "needed_bytes": shortage.needed_bytes}
-        remedy = Remedy(RemedyKind.FREE_DISK)
-        return Reason(ReasonCode.DISK_FULL, "rolloutd", sizes, shortage.since, remedy)
-    for scope, limit, in_flight in _parallelism_limits(index, rollout, wave, capacity):
-        if limit is not None and in_flight >= limit and not (joins and scope == "fleet"):
-            params: Params = {
-                "scope": scope,
-                "wave": wave.name,
-                "in_flight": in_flight,
-                "max_parallel": limit,
-            }
-            remedy = Remedy(RemedyKind.WAIT_FOR_CAPACITY)
-            return Reason(ReasonCode.MAX_PARALLEL, rollout.id, params, remedy=remedy)
-    return None
-
-
-def remaining_capacity(index: Index, rollout: Rollout, wave: WaveDef | None, capacity: pools.Capacity) -> int:
-    """Return how many more nodes of the wave, None for the rollout, may be in flight."""
-    # A run that cannot write its files would fail its node for a reason that is not the node's.
-    if index.disk_shortage is not None:
-        return 0
-    limits = _parallelism_limits(index, rollout, wave, capacity)
-    return max(0, min(most - in_flight for _, most, in_flight in limits if most is not None))
-
-
-def _parallelism_limits(
-    index: Index, rollout: Rollout, wave: WaveDef | None, capacity: pools.Capacity
-) -> tuple[tuple[str, int | None, int], ...]:
-    """Return each limit on nodes in flight: whose it is, how many may be, how many are."""
-    admitted = capacity.admitted_by_rollout[rollout.id]
-    counters = index.counters(rollout.id)
-    limits = (
-        ("fleet", index.limits.max_parallel, index.in_flight() + len(capacity.nodes)),
-        ("rollout", rollout.plan.max_parallel, len(counters.in_flight) + admitted),
-    )
-    if wave is None:
-        return limits
-    phases = counters.waves.get(wave.name)
-    in_wave = 0 if phases is None else sum(phases[phase] for phase in IN_FLIGHT_PHASES)
-    return (*limits, ("wave", wave.max_parallel, in_wave + admitted))
 
 
 # -- what may lift a reason ----------------------------------------------------------

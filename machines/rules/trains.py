@@ -17,7 +17,7 @@ from machines.model.plan import WaveDef
 from machines.model.reasons import Params, Reason, ReasonCode, Remedy, RemedyKind
 from machines.model.rollout import Rollout, Target
 from machines.model.train import Train
-from machines.rules import pools, preparing, start_blockers, waves
+from machines.rules import parallelism, pools, preparing, start_blockers, waves
 from machines.states import IN_FLIGHT_PHASES, Phase
 
 LIFTED_BY_TIME: Final = frozenset(
@@ -101,7 +101,7 @@ def join_blocker(index: Index, target: Target, now: float) -> Reason | None:
         or start_blockers.wave_blocker(waves.wave_progress(index, rollout, now), target)
         or start_blockers.node_blocker(index, rollout, target, now)
         or pools.slot_blocker(index, target, now)
-        or start_blockers.capacity_blocker(index, rollout, wave, pools.Capacity(), joins=True)
+        or parallelism.capacity_blocker(index, rollout, wave, pools.Capacity(), joins=True)
         or start_blockers.traffic_blocker(index, target)
         or preparing.comparison_blocker(index, target)
     )

@@ -37,7 +37,7 @@ from machines.model.plan import WaveDef
 from machines.model.preparation import COMPARISON_RETRY_S
 from machines.model.reasons import Reason
 from machines.model.rollout import Rollout, Target
-from machines.rules import pools, preparing, start_blockers, trains
+from machines.rules import parallelism, pools, preparing, start_blockers, trains
 from machines.rules.runners import runner_blocker
 
 MAX_OBSERVATIONS: Final = 256
@@ -443,7 +443,7 @@ class _WaveAdmission:
         return start_blockers.blocker_expires_at(self.index, self.rollout, team, blocker, self.now)
 
     def _remaining_capacity(self) -> int:
-        left = start_blockers.remaining_capacity(self.index, self.rollout, self.wave, self.builder.capacity)
+        left = parallelism.remaining_capacity(self.index, self.rollout, self.wave, self.builder.capacity)
         return max(0, left - trains.reserved_places(self.index, self.rollout))
 
     def _pool_ids(self, target: Target) -> list[str]:

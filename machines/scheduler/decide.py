@@ -30,7 +30,7 @@ from machines.model.node import natural_sort_key
 from machines.model.plan import WaveDef
 from machines.model.reasons import Reason, ReasonCode, Remedy, RemedyKind
 from machines.model.rollout import Rollout, Target
-from machines.rules import gates, pools, start_blockers, trains, waves
+from machines.rules import gates, parallelism, pools, start_blockers, trains, waves
 from machines.rules import preparing as preparing_rules
 from machines.rules.node_claims import quarantine_blocker
 from machines.rules.releases import release_blocker
@@ -147,7 +147,7 @@ def _pending_reason(
     reasons = (
         own_blocker,
         pools.slot_blocker(index, target, now),
-        start_blockers.capacity_blocker(index, rollout, wave, pools.Capacity()),
+        parallelism.capacity_blocker(index, rollout, wave, pools.Capacity()),
         start_blockers.traffic_blocker(index, target),
         preparing_rules.comparison_blocker(index, target),
         start_blockers.observe_only_blocker(index),

@@ -10,7 +10,7 @@ from machines.model.decision import ProbeTraffic, RollBack
 from machines.model.plan import WaveDef
 from machines.model.reasons import Reason, ReasonCode
 from machines.model.rollout import Rollout, Target
-from machines.rules import pools, rollbacks, start_blockers
+from machines.rules import parallelism, pools, rollbacks, start_blockers
 from machines.rules.runners import runner_blocker
 from machines.scheduler import admission
 from machines.scheduler.admission import DecisionBuilder
@@ -19,7 +19,7 @@ from machines.scheduler.admission import DecisionBuilder
 def admit_rollbacks(index: Index, rollout: Rollout, now: float, builder: DecisionBuilder) -> None:
     """Start the rollbacks of a rollout that may start, also of one that has ended."""
     capacity = builder.capacity
-    if not start_blockers.remaining_capacity(index, rollout, None, capacity):
+    if not parallelism.remaining_capacity(index, rollout, None, capacity, is_rollback=True):
         return
     due = rollbacks.due_rollbacks(index, rollout)
     if not due.targets or _rollout_blocker(index, rollout) is not None:
@@ -30,7 +30,7 @@ def admit_rollbacks(index: Index, rollout: Rollout, now: float, builder: Decisio
             continue
         builder.add(RollBack(rollout.id, target.node, None if target.order else reason))
         capacity.reserve(index, target)
-        if not start_blockers.remaining_capacity(index, rollout, None, capacity):
+        if not parallelism.remaining_capacity(index, rollout, None, capacity, is_rollback=True):
             return
 
 
@@ -43,7 +43,7 @@ def _may_begin(index: Index, rollout: Rollout, target: Target, now: float, build
     blocked = pools.pool_without_slot(index, target, capacity)
     if blocked is not None and blocked[1] is not None:
         return False  # the event that frees the slot makes the next decision
-    if not start_blockers.remaining_capacity(index, rollout, _wave(rollout, target), capacity):
+    if not parallelism.remaining_capacity(index, rollout, _wave(rollout, target), capacity, is_rollback=True):
         return False
     blocker = start_blockers.rollback_blocker(index, rollout, target, now)
     if blocker is not None or blocked is not None:
@@ -65,7 +65,9 @@ def queue_reason(index: Index, target: Target, now: float) -> Reason:
         _rollout_blocker(index, rollout)
         or own
         or slot
-        or start_blockers.capacity_blocker(index, rollout, _wave(rollout, target), pools.Capacity())
+        or parallelism.capacity_blocker(
+            index, rollout, _wave(rollout, target), pools.Capacity(), is_rollback=True
+        )
         or (None if target.isolated else start_blockers.traffic_blocker(index, target))
         or Reason(ReasonCode.ROLLBACK_QUEUED, target.node, since=target.ordered_at or None)
     )

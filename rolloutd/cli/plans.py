@@ -366,12 +366,16 @@ STAGE_COLUMNS: Columns = {
     "BYTES": _format_stage_size,
     "AT THE RATE": lambda stage: "" if stage["seconds"] is None else format_duration(stage["seconds"]),
 }
+VALUE_COLUMNS: Columns = {"NODE": "node", "STAGE": "stage", "VALUE OF": "name", "IS": "value"}
 GATE_COLUMNS: Columns = {"GATE": "gate", "NEEDS": _format_requirement, "WHO MAY ANSWER": _format_voters}
-PREVIEW_LISTS: tuple[tuple[Columns, Literal["targets", "waves", "pools", "prepare", "gates"]], ...] = (
+PREVIEW_LISTS: tuple[
+    tuple[Columns, Literal["targets", "waves", "pools", "prepare", "values", "gates"]], ...
+] = (
     (TARGET_COLUMNS, "targets"),
     (WAVE_COLUMNS, "waves"),
     (POOL_COLUMNS, "pools"),
     (STAGE_COLUMNS, "prepare"),
+    (VALUE_COLUMNS, "values"),
     (GATE_COLUMNS, "gates"),
 )
 VERDICT_COLUMNS: Columns = {

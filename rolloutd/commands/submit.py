@@ -18,7 +18,7 @@ from machines.facts.index import Index
 from machines.facts.projection import Projection
 from machines.model.events import Event, RolloutCancelled, RolloutOpened
 from machines.model.node import Node, natural_sort_key, pools_of
-from machines.model.plan import PILOT_WAVE, PLAYBOOK, Digest, Plan
+from machines.model.plan import PILOT_WAVE, PLAYBOOK_RUN, Digest, Plan
 from machines.model.rollout import Actor, Rollout, Target
 from machines.model.runners import runner_of
 from machines.model.target_plan import lacks_change, lacks_check, lacks_isolator
@@ -28,8 +28,10 @@ from machines.workflow.phase_transitions import transition
 from rolloutd import planfile
 from rolloutd.commands import trains
 from rolloutd.commands.rollout_commands import Events, Principal, require_plan_owner
+from rolloutd.commands.submitted_values import NO_SECRETS, digest_secrets, resolve_all_values
 from rolloutd.commands.verdicts import Draft, matching_verdicts, require_matching, require_overridden
 from rolloutd.concurrency import threads
+from rolloutd.configuration.target_values import SecretDigests
 from rolloutd.engine.state import State
 from rolloutd.engine.tasks import compute, free
 from rolloutd.errors import InvalidFile, Refused
@@ -95,8 +97,10 @@ async def resolve_plan(
     _require_known_owner(plan_file, state)
     plan_file = await threads.FILES.run(resolve_prepare, plan_file, tree, force)
     # In a thread, on a fork: ten thousand targets take longer than the loop may pause.
+    secrets = await digest_secrets(state, plan_file)
+    facts, settings = state.index.fork(), state.settings
     resolved = await compute(
-        resolve_by_facts, state.index.fork(), state.settings, state.connections, plan_file, pinned, force
+        resolve_by_facts, facts, settings, state.connections, plan_file, pinned, force, secrets
     )
     if state.source_limits:
         await compute(_require_source_for_runners, resolved, state.source_limits)
@@ -110,6 +114,7 @@ def resolve_by_facts(
     plan_file: PlanFile,
     pinned: PinnedSource,
     force: ForcedStages = NOT_FORCED,
+    secrets: SecretDigests = NO_SECRETS,
 ) -> ResolvedPlan:
     """Resolve a plan by these facts; raises InvalidFile and Refused."""
     plan = compile_plan(plan_file.content, teams=settings.teams)
@@ -118,6 +123,10 @@ def resolve_by_facts(
     _require_forced_nodes_among_targets(plan_file, force, targets)
     _require_filled_places(facts, connections, plan_file, plan, targets)
     names = sorted(target.node for target in targets)
+    if values := resolve_all_values(facts, connections, plan_file, plan, names, secrets):
+        spec = {**plan_file.content["spec"], "values": values}
+        plan_file = replace(plan_file, content={**plan_file.content, "spec": spec})
+        plan = replace(plan, values=values)
     pin = {"kind": pinned.kind, "pin": pinned.pin}
     hashes = planfile.digest(plan_file.content, pin, names)
     return ResolvedPlan(
@@ -134,7 +143,7 @@ def resolve_by_facts(
 def _require_source_for_runners(resolved: ResolvedPlan, limits: Mapping[str, LimitsSources]) -> None:
     """Reject a source whose playbooks a runner of the targets cannot run."""
     facts, plan_file = resolved.facts, resolved.file
-    for target in resolved.targets if PLAYBOOK in resolved.plan.run_kinds else ():
+    for target in resolved.targets if PLAYBOOK_RUN in resolved.plan.run_kinds else ():
         rule = runner_of(facts.limits.runners, facts.nodes[target.node])
         if rule is None or rule.name not in limits:
             continue

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from machines.model.events import VerdictCleared
 from machines.model.plan import Plan
 from machines.model.rollout import Verdict
+from machines.model.target_plan import plan_with_values
 from rolloutd.commands.rollout_commands import Events, Principal
 from rolloutd.configuration.documents import configuration_hash, earlier_configuration_hash
 from rolloutd.engine.state import State
@@ -84,5 +85,5 @@ def _has_same_content(state: State, draft: Draft, verdict: Verdict) -> bool:
     if node not in state.index.nodes or state.awaited_sources(node):
         return verdict.change == draft.change
     variables = state.connections.get(node, {})
-    given = draft.plan, draft.source, variables, state.redaction_key
+    given = plan_with_values(draft.plan, node), draft.source, variables, state.redaction_key
     return verdict.content in (configuration_hash(*given), earlier_configuration_hash(*given))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from machines.model.plan import Plan
+from machines.model.plan import PLAYBOOK_RUN, Plan, Stage
 from rolloutd.audit.audit_chain import canonical_json
 from rolloutd.configuration.secret_variables import SECRETS_MARK, marked_secrets
 from rolloutd.configuration.shown_variables import hide, is_shown
@@ -127,7 +127,7 @@ def _document(
         "groups": list(variables.get(GROUPS) or ()),
         "stages": {
             stage.name: {
-                "playbook": stage.playbook,
+                **({"playbook": stage.playbook} if stage.kind == PLAYBOOK_RUN else _change_of(stage)),
                 "variables": hide(
                     {k: v for k, v in stage.variables.items() if first.get(k, _OTHER) != v},
                     key,
@@ -139,6 +139,10 @@ def _document(
         },
         "variables": hide(first, key, lambda name: shows(name, is_own=name in own), names),
     }
+
+
+def _change_of(stage: Stage) -> dict[str, JSON]:
+    return {"kind": stage.kind, "params": dict(stage.params)}
 
 
 _NOT_GIVEN = frozenset({GROUPS, WITHHELD, SECRETS_MARK})

@@ -18,10 +18,10 @@ from machines.model.runners import runner_of
 from machines.rules.runners import unavailable_reason
 from rolloutd.concurrency.slots import Slots
 from rolloutd.configuration.shown_variables import hide_values
+from rolloutd.configuration.target_values import params_for
 from rolloutd.engine.state import State
 from rolloutd.errors import Refused, RolloutdError, SourceFailed
 from rolloutd.plugin import LOCAL_RUNNER
-from rolloutd.plugin.templates import render
 from rolloutd.ports import (
     Failed,
     PinnedSource,
@@ -80,7 +80,7 @@ class CheckMode:
             for stage in plan.stages:
                 try:
                     with adapter_errors("runner"):
-                        found, problem_here = await self._check_stage(node, source, stage, rollout)
+                        found, problem_here = await self._check_stage(node, source, plan, stage, rollout)
                 except (RolloutdError, TimeoutError) as error:
                     found, problem_here = [], str(error) or "no answer in time"
                 changes += (
@@ -95,16 +95,16 @@ class CheckMode:
         return self._slots.get("" if rule is None else rule.name, self._slots[LOCAL_RUNNER])
 
     async def _check_stage(
-        self, node: str, source: PinnedSource, stage: Stage, rollout: str
+        self, node: str, source: PinnedSource, plan: Plan, stage: Stage, rollout: str
     ) -> tuple[list[TaskChange], str]:
         """Return the tasks of one stage that would change the node, and why there may be more."""
         async with self._state.begin_work(WorkKind.CHECK_MODE, node, rollout) as obstacle:
             if obstacle is not None:
                 raise Refused("out-of-service", describe(obstacle))
-            return await self._run_stage(node, source, stage, rollout)
+            return await self._run_stage(node, source, plan, stage, rollout)
 
     async def _run_stage(
-        self, node: str, source: PinnedSource, stage: Stage, rollout: str
+        self, node: str, source: PinnedSource, plan: Plan, stage: Stage, rollout: str
     ) -> tuple[list[TaskChange], str]:
         if self._state.awaited_sources(node):
             raise SourceFailed(f"{node}: its inventory source has not answered since the daemon started")
@@ -122,7 +122,7 @@ class CheckMode:
             rollout=rollout,
             step=stage.step,
             kind=stage.kind,
-            params=render(stage.params, node=node, address=host.address, labels=host.labels, variables={}),
+            params=params_for(plan, stage, host),
         )
         # A report is asked for now: it says that the runner is down, and does not wait for it.
         if (reason := unavailable_reason(self._state.index, node, self._state.now(), stage.kind)) is not None:

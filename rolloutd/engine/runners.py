@@ -19,14 +19,15 @@ from dataclasses import replace
 from typing import TypeVar
 
 from machines.model.events import Event, RolloutOpened
-from machines.model.plan import PLAYBOOK
+from machines.model.plan import PLAYBOOK_RUN
 from machines.model.runners import RunnerProblem, runner_of
 from rolloutd.engine.state import State
-from rolloutd.errors import AdapterFailed, NotFound, RolloutdError, RunnerUnavailable
+from rolloutd.errors import AdapterFailed, NotFound, Refused, RolloutdError, RunnerUnavailable
 from rolloutd.plugin import LOCAL_RUNNER
 from rolloutd.ports import (
     Artifact,
     ArtifactStore,
+    DigestsSecrets,
     Failed,
     Host,
     KeepsConnections,
@@ -87,6 +88,7 @@ class RoutedRunners:
         """Why no change of a kind begins whose runner was not needed yet."""
         limited = {name: each for name, each in runners.items() if isinstance(each, LimitsSources)}
         state.source_limits = limited
+        state.digest_secret = self.digest_secret
         self._names = {_place(name, runner): name for name, runner in runners.items() if name != LOCAL_RUNNER}
         self._deadlines: dict[str, float] = {}
         """Until when a runner's silence about a run is waited out, epoch seconds."""
@@ -193,9 +195,9 @@ class RoutedRunners:
             self._statuses[name] = self._runners[name].status
         return self._runners[name]
 
-    def run_id_for(self, name: str, node: str, kind: str = PLAYBOOK) -> str:
+    def run_id_for(self, name: str, node: str, kind: str = PLAYBOOK_RUN) -> str:
         runner_name: str | None = kind
-        if kind == PLAYBOOK:
+        if kind == PLAYBOOK_RUN:
             is_known = node in self._state.index.nodes
             runner_name = self._name_for(self._state.host(node)) if is_known else LOCAL_RUNNER
         if runner_name is None:
@@ -235,7 +237,7 @@ class RoutedRunners:
 
     def _name_for_start(self, request: RunRequest) -> str:
         """Return the runner of a run that begins or is found again; raises RunnerUnavailable without one."""
-        if request.kind != PLAYBOOK:
+        if request.kind != PLAYBOOK_RUN:
             return request.kind
         name, own = self.resolve(request.run_id)
         if name is None:
@@ -263,6 +265,14 @@ class RoutedRunners:
             return await runner.read_previous(own) if isinstance(runner, RecordsPrevious) else None
 
         return (await self._ask_when_available(request, read))[1]
+
+    async def digest_secret(self, kind: str, host: Host, name: str, key: str) -> str:
+        """Return a digest of a secret of a node that a plan's value names; raises RolloutdError."""
+        runner = self._find(kind)
+        if not isinstance(runner, DigestsSecrets):
+            raise Refused("no-secrets", f"change {kind}: its values cannot name secrets; use another value")
+        with adapter_errors(f"change {kind}"):
+            return await runner.digest_secret(host, name, key)
 
     async def _ask_when_available(
         self, request: RunRequest, ask: Callable[[Runner, RunRequest], Awaitable[T]]

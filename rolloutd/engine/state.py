@@ -37,7 +37,7 @@ from rolloutd.engine.change_notifier import ChangeNotifier
 from rolloutd.engine.commit_lock import CommitLock, nodes_of_steps
 from rolloutd.engine.tasks import compute, free, wait_until_done
 from rolloutd.engine.transition_log import log_entries
-from rolloutd.errors import Conflict, FactsBehind, LeadershipLost, NotFound, StoreFailed
+from rolloutd.errors import Conflict, FactsBehind, LeadershipLost, NotFound, Refused, StoreFailed
 from rolloutd.ports import (
     DEFAULT_STALE_AFTER_S,
     GROUPS,
@@ -147,6 +147,10 @@ class SourceState:
         return SourceFreshness(self.source, self.refreshed_at, self.stale_after_s, self.held is not None)
 
 
+async def _refuse_secrets(kind: str, host: Host, name: str, key: str) -> str:
+    raise Refused("no-secrets", f"change {kind}: this daemon has no runners; its values cannot name secrets")
+
+
 @dataclass(slots=True)
 class State:
     """The facts of this daemon, shared by its loop, its drivers and its handlers."""
@@ -180,6 +184,8 @@ class State:
     redaction_key: bytes = field(default_factory=lambda: os.urandom(32))
     """Key of the digests that stand for values of variables, and of the variables in the database."""
     wake_up_listeners: list[Callable[[], None]] = field(default_factory=list)
+    digest_secret: Callable[[str, Host, str, str], Awaitable[str]] = _refuse_secrets
+    """Returns a digest of a secret by kind of change, node, name and key."""
     commit_listeners: list[Callable[[Sequence[Event], float], None]] = field(default_factory=list)
     """Each is called with the events of a commit and the seconds that it took."""
     inventory_refreshed: asyncio.Event = field(default_factory=asyncio.Event)

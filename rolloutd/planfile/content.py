@@ -39,9 +39,14 @@ OPTIONAL_POLICY_KEYS = (
     "on_failure",
     "at_most",
     "show_vars",
+    "bootstrap",
+    "strategy",
 )
 """Keys that a plan has only when they are given and not false, so that other plans keep their digest."""
 
+
+RESOLVED_CHANGE_KEYS = ("values",)
+"""Keys of the change that are added at submit: the values of each target."""
 
 PREPARE_CHANGE_KEYS = ("stages", "cleanup", "resolved")
 PREPARE_POLICY_KEYS = ("windows", "tolerate", "force", "force_nodes")
@@ -99,6 +104,8 @@ def _complete_stage(stage: dict[str, JSON], number: int, count: int) -> None:
 def written_content(content: Content) -> dict[str, JSON]:
     """Return a plan's content without the defaults: what its author wrote."""
     written = _without_defaults(content, PlanDocument)
+    for key in RESOLVED_CHANGE_KEYS:
+        written["spec"].pop(key, None)
     stages = content["spec"]["maintain"]
     for number, (stage, kept) in enumerate(zip(stages, written["spec"]["maintain"], strict=True), start=1):
         if stage["name"] == _default_stage_name(number, len(stages)):
@@ -164,7 +171,7 @@ def change_content(content: Content, pin: Mapping[str, str]) -> dict[str, JSON]:
     """
     spec = content["spec"]
     change = {key: spec[key] for key in CHANGE_KEYS}
-    optional = {key: spec[key] for key in OPTIONAL_CHANGE_KEYS if key in spec}
+    optional = {key: spec[key] for key in (*OPTIONAL_CHANGE_KEYS, *RESOLVED_CHANGE_KEYS) if key in spec}
     prepare = _part_of_prepare(spec, PREPARE_CHANGE_KEYS)
     return {"pin": {"kind": pin["kind"], "pin": pin["pin"]}, **change, **optional, **prepare}
 

@@ -17,6 +17,7 @@ from machines.model.windows import DAYS, Window, longest_opening
 from rolloutd.planfile.change import Guard, Rollback, Stage
 from rolloutd.planfile.prepare import Cleanup, PrepareItem, stage_names
 from rolloutd.planfile.steps import MAX_STEPS, IsolateStep, TrafficStep, VerifyStep
+from rolloutd.planfile.strategy import MAX_PARALLEL, Strategy
 from rolloutd.plugin import ABSENT, Params, are_reversible, duration_field, field_types
 from rolloutd.plugin.field_types import (
     MAX_ITEMS,
@@ -32,9 +33,6 @@ from rolloutd.plugin.field_types import (
 
 API_VERSION = "rolloutd/v1"
 KIND = "MaintenancePlan"
-
-MAX_PARALLEL = 10_000
-"""Nodes at once: the largest fleet the daemon is measured with."""
 
 RESERVED_WAVES = ("canary", "fleet")
 """Waves that every plan has."""
@@ -311,6 +309,10 @@ class Spec(Params):
         le=MAX_PARALLEL,
         description="Nodes of this rollout at once; the daemon's limit if not given.",
     )
+    strategy: Strategy = Field(
+        default=ABSENT,
+        description="How many targets may be not ready at once; as `replace_all` if not given.",
+    )
     pools: Pools = Field(default=Pools(), description="Further budgets for this rollout.")
     pilot: Pilot = Field(
         default=ABSENT,
@@ -355,6 +357,11 @@ class Spec(Params):
     every: PositiveDuration = Field(
         default=ABSENT,
         description="Interval of the drift checks of done nodes; 1h with `keep`, else none.",
+    )
+    bootstrap: bool = Field(
+        default=False,
+        description="Change a cluster as soon as its control plane is initialised, before it is available,"
+        " because its network comes from the change.",
     )
     train: bool = Field(
         default=False,

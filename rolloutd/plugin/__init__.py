@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, field_v
 from pydantic_core import CoreSchema
 
 from machines.model.node import NodeKind
-from machines.model.plan import PLAYBOOK, Capability
+from machines.model.plan import Capability
 from rolloutd.plugin.field_types import (
     Command,
     Duration,
@@ -34,6 +34,7 @@ from rolloutd.plugin.field_types import (
     TemplateText,
     parse_duration,
 )
+from rolloutd.plugin.values import Values
 
 __all__ = [
     "ABSENT",
@@ -67,6 +68,7 @@ __all__ = [
     "SelectorText",
     "SettingsSection",
     "TemplateText",
+    "Values",
     "are_reversible",
     "command_parameters",
     "duration_field",
@@ -85,6 +87,9 @@ ANCHORS = "rolloutd.anchors"
 GUARDS = "rolloutd.guards"
 RUNNERS = "rolloutd.runners"
 SETTINGS = "rolloutd.settings"
+
+PLAYBOOK = "playbook"
+"""Key of a stage that runs a playbook, in the place of a kind of change."""
 
 LOCAL_RUNNER = "local"
 """Name of the runner on the daemon's machine, of the kind of that name."""

@@ -73,6 +73,7 @@ from rolloutd.ports.preparation import (
 from rolloutd.ports.runs import (
     MAX_PREVIOUS_BYTES,
     ChecksItsSystem,
+    DigestsSecrets,
     KeepsConnections,
     LimitsSources,
     OnOneMachine,
@@ -158,6 +159,7 @@ __all__ = [
     "ClosedRollout",
     "ConfirmsReports",
     "ConnectionDefaults",
+    "DigestsSecrets",
     "DiscoveredNode",
     "Failed",
     "GivesTemplates",

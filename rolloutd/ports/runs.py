@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
-from machines.model.plan import PLAYBOOK
+from machines.model.plan import PLAYBOOK_RUN
 from machines.model.runners import RunnerProblem
 from machines.model.step_result import Failed, Ok, Unknown
 from rolloutd.ports.artifacts import ArtifactStore
@@ -44,7 +44,7 @@ class RunRequest:
     rollout: str = ""
     attempt: int = 0
     step: str = ""
-    kind: str = PLAYBOOK
+    kind: str = PLAYBOOK_RUN
     params: Mapping[str, JSON] = field(default_factory=dict)
     previous: str = ""
 
@@ -216,6 +216,14 @@ class RecordsPrevious(Protocol):
 
 
 @runtime_checkable
+class DigestsSecrets(Protocol):
+    """Optional port of a change's runner whose values may name secrets."""
+
+    async def digest_secret(self, host: Host, name: str, key: str) -> str:
+        """Return the SHA-256 of a secret of the node, hexadecimal; raises AdapterFailed if it is missing."""
+
+
+@runtime_checkable
 class KeepsConnections(Protocol):
     """Optional port of a runner whose runs can share connections to their nodes."""
 
@@ -280,7 +288,7 @@ class Runners(PlaybookRuns, KeepsConnections, Protocol):
     def statuses(self) -> Mapping[str, RunnerStatus]:
         """The statuses of the runners by name."""
 
-    def run_id_for(self, name: str, node: str, kind: str = PLAYBOOK) -> str:
+    def run_id_for(self, name: str, node: str, kind: str = PLAYBOOK_RUN) -> str:
         """Return the id of a node's run that is about to begin; it names the runner and the machine."""
 
     async def read_previous(self, request: RunRequest) -> str | None:

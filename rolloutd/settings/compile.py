@@ -16,7 +16,6 @@ from machines.model.plan import (
     DEFAULT_DRIFT_EVERY_S,
     DEFAULT_POLL_S,
     PILOT_WAVE,
-    PLAYBOOK,
     Capability,
     EnrolPolicy,
     GateName,
@@ -46,6 +45,7 @@ from rolloutd.plugin import (
     GUARDS,
     ISOLATORS,
     LOCAL_RUNNER,
+    PLAYBOOK,
     PROBES,
     are_reversible,
     command_parameters,
@@ -118,6 +118,7 @@ def compile_plan(content: Mapping[str, JSON], *, teams: Mapping[str, TeamChecks]
         },
         windows=compile_windows(spec["windows"]),
         max_parallel=spec["max_parallel"],
+        max_unready=((spec.get("strategy") or {}).get("incremental") or {}).get("maxUnready"),
         pool_keys=tuple(spec["pools"]["by"]),
         enrol=EnrolPolicy(spec["enrol"]),
         probation_s=float(spec["probation"]),
@@ -133,6 +134,8 @@ def compile_plan(content: Mapping[str, JSON], *, teams: Mapping[str, TeamChecks]
         prepare=_compile_prepare(spec.get("prepare")),
         prepare_windows=compile_windows((spec.get("prepare") or {}).get("windows", ())),
         prepare_cleanup=None if cleanup is None else _compile_stage("prepare-cleanup", cleanup),
+        bootstrap=bool(spec.get("bootstrap", False)),
+        values=spec.get("values", {}),
         shown_variables=tuple(spec.get("show_vars", ())),
     )
 

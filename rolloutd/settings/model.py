@@ -21,8 +21,9 @@ from pydantic import (
     model_validator,
 )
 
-from rolloutd.planfile.model import MAX_PARALLEL, WindowSpec
+from rolloutd.planfile.model import WindowSpec
 from rolloutd.planfile.steps import MAX_STEPS, Step, VerifyStep, step_model
+from rolloutd.planfile.strategy import MAX_PARALLEL
 from rolloutd.plugin import (
     ABSENT,
     ANCHORS,

@@ -210,6 +210,8 @@ def _max_parallel(rollout: str, params: Params) -> str:
         params["scope"], f"wave {params['wave']} of {rollout}"
     )
     number = params["in_flight"]
+    if params["scope"] == "unready":
+        return f"{pluralize(number, 'target')} of {rollout} unready; maxUnready is {params['max_parallel']}"
     nodes = f"{pluralize(number, 'node')} of {scope} {'is' if number == 1 else 'are'} in flight"
     return f"{nodes}, and max_parallel is {params['max_parallel']}"
 
@@ -331,6 +333,7 @@ SENTENCES: Final[Mapping[ReasonCode, Callable[[str, Params], str]]] = {
     ),
     ReasonCode.NO_CHECK: lambda node, _: f"no check of the plan applies to {node}",
     ReasonCode.NO_CHANGE: lambda node, _: f"the plan's change does not apply to {node}",
+    ReasonCode.VALUES_CHANGED: runner_text.describe_changed_values,
     ReasonCode.BACKOFF: lambda node, p: (
         f"{node} is tried again at {format_rfc3339(p['until'])}{_detail(p['detail'])}"
     ),
@@ -459,6 +462,7 @@ REMEDIES: Final[Mapping[RemedyKind, Callable[[Remedy], str]]] = {
     RemedyKind.ADD_TEAM: lambda r: (
         f"an admin, who adds team {r.args['team']} to the settings, or {command(r)}"
     ),
+    RemedyKind.SUBMIT_AGAIN: lambda it: f"a new submission of the plan {it.args['plan']}, and its votes",
     RemedyKind.CHANGE_SETTINGS: lambda _: "an admin, who changes the settings and reloads them",
     RemedyKind.CHANGE_INVENTORY: lambda _: "a correction in the inventory",
     RemedyKind.UNCORDON: lambda r: f"the user or tool that took {r.args['node']} out of service",

@@ -1,4 +1,4 @@
-"""Sentences of the reasons that are about runners."""
+"""Sentences of the reasons that are about runners and what they run."""
 
 from __future__ import annotations
 
@@ -35,3 +35,10 @@ def describe_none(node: str, _: Params) -> str:
 def _runner(params: Params) -> str:
     """Return the runner's name, and the selector that chose it."""
     return f"runner {params['runner']}{' (' + params['match'] + ')' if params.get('match') else ''}"
+
+
+def describe_changed_values(node: str, params: Params) -> str:
+    now, more = params["now"] or "missing", f", and {params['more']} more" if params["more"] else ""
+    return (
+        f"the value {params['name']} of {node} has changed since the vote: {params['before']} → {now}{more}"
+    )

@@ -7,16 +7,18 @@ from dataclasses import replace
 import pytest
 
 from machines.model.actions import RunPlaybook, Transition
+from machines.model.decision import Admit, RollBack
 from machines.model.events import StepAction, StepRecord, StepState
-from machines.model.node import Node, NodeKind
-from machines.model.plan import PLAYBOOK, Capability, Stage, StepDef
+from machines.model.limits import Budget, Limits, PoolRule
+from machines.model.node import Node, NodeHealth, NodeKind, Observation
+from machines.model.plan import PLAYBOOK_RUN, Capability, GateName, OnFailure, Stage, StepDef
 from machines.model.rollout import FailureCode, Target
 from machines.model.runners import RunnerProblem
-from machines.scheduler.decide import explain_node
+from machines.scheduler.decide import decide, explain_node
 from machines.states import Phase
 from machines.workflow.next_action import next_action
 from machines.workflow.situation import Situation
-from tests.machines.builders import T0, index_of, nodes_of, plan_of, submit
+from tests.machines.builders import T0, admit, fail, finish, index_of, nodes_of, plan_of, submit, vote
 
 NET = Stage("net", kind="flux", params={"pin": "2"}, node_kinds=frozenset({NodeKind.CLUSTER}))
 APP = replace(NET, name="app")
@@ -83,7 +85,73 @@ def test_change_waits_for_nodes_of_its_kind() -> None:
 def test_plan_needs_runners_of_all_its_runs() -> None:
     assert PLAN.run_kinds == {"flux"}
     check = StepDef("verify.0.playbook", "playbook", capabilities=frozenset({Capability.STARTS_RUN}))
-    assert plan_of(stages=(NET,), verify=(check,)).run_kinds == {"flux", PLAYBOOK}
+    assert plan_of(stages=(NET,), verify=(check,)).run_kinds == {"flux", PLAYBOOK_RUN}
     repaired = StepDef("verify.0.http", "http", repair="fix.yml")
-    assert plan_of(stages=(NET,), verify=(repaired,)).run_kinds == {"flux", PLAYBOOK}
-    assert plan_of(stages=(NET,), rollback=(Stage("rollback", "undo.yml"),)).run_kinds == {"flux", PLAYBOOK}
+    assert plan_of(stages=(NET,), verify=(repaired,)).run_kinds == {"flux", PLAYBOOK_RUN}
+    assert plan_of(stages=(NET,), rollback=(Stage("rollback", "undo.yml"),)).run_kinds == {
+        "flux",
+        PLAYBOOK_RUN,
+    }
+
+
+def test_bootstrap_reaches_cluster_that_is_not_available() -> None:
+    index = index_of(CLUSTERS, observed=False)
+    index.record_observations([Observation("c1", NodeHealth.DOWN, T0, "WorkersAvailable: no nodes")], T0)
+    submit(index, stages=(NET,))
+    assert explain_node(index, "R", "c1", T0).code == "node-down"
+    submit(index, "B", stages=(NET,), bootstrap=True, name="network")
+    assert explain_node(index, "B", "c1", T0).code == "starting"
+    assert [each.node for each in decide(index, T0).of(Admit)] == ["c1"]
+
+
+def test_bootstrap_changes_no_host_that_is_down() -> None:
+    index = index_of(nodes_of({"infra": ["n1"]}), observed=False)
+    index.record_observations([Observation("n1", NodeHealth.DOWN, T0, "no answer")], T0)
+    submit(index, bootstrap=True)
+    assert explain_node(index, "R", "n1", T0).code == "node-down"
+
+
+def test_bootstrap_stays_in_budget_of_pool() -> None:
+    clusters = [Node(f"c{number}", NodeKind.CLUSTER, labels={"team": "infra"}) for number in range(2)]
+    index = index_of(clusters, observed=False)
+    index.record_observations([Observation(each.name, NodeHealth.DOWN, T0, "new") for each in clusters], T0)
+    submit(index, stages=(NET,), bootstrap=True)
+    assert explain_node(index, "R", "c0", T0).code == "peer-down"
+    index.update_limits(Limits(pools={"team": PoolRule(Budget(2))}))
+    assert [each.node for each in decide(index, T0).of(Admit)] == ["c0", "c1"]
+
+
+def test_failed_and_unready_targets_count_in_strategy() -> None:
+    clusters = [Node(f"c{number}", NodeKind.CLUSTER, labels={"team": f"t{number}"}) for number in range(5)]
+    index = index_of(clusters)
+    submit(index, stages=(NET,), max_unready=2)
+
+    def starts() -> list[str]:
+        return [each.node for each in decide(index, T0).of(Admit)]
+
+    assert starts() == ["c0", "c1"]
+    failure = fail(index, "c0")
+    vote(index, GateName.PROCEED, shown=(failure,))
+    assert starts() == ["c1"], "a failed target counts when the rollout goes on"
+    admit(index, "c1")
+    reason = explain_node(index, "R", "c2", T0)
+    assert (reason.code, reason.params["scope"], reason.params["in_flight"]) == ("max-parallel", "unready", 2)
+
+
+def test_done_target_that_is_not_ready_counts_in_strategy() -> None:
+    clusters = [Node(f"c{number}", NodeKind.CLUSTER, labels={"team": f"t{number}"}) for number in range(4)]
+    index = index_of(clusters)
+    submit(index, stages=(NET,), max_unready=1)
+    finish(index, "c0")
+    index.record_observations([Observation("c0", NodeHealth.DOWN, T0, "WorkersAvailable")], T0)
+    assert not decide(index, T0).of(Admit)
+    ready = [Observation("c0", NodeHealth.UP, T0), Observation("c3", NodeHealth.DOWN, T0, "offline")]
+    index.record_observations(ready, T0)
+    assert [each.node for each in decide(index, T0).of(Admit)] == ["c1"], "a pending one stops nobody else"
+
+
+def test_rollback_of_failed_target_needs_no_place_in_strategy() -> None:
+    index = index_of([Node(f"c{number}", NodeKind.CLUSTER, labels={"team": "infra"}) for number in range(2)])
+    submit(index, stages=(NET,), rollback=UNDO[1:], on_failure=OnFailure.ROLLBACK_NODE, max_unready=1)
+    fail(index, "c0")
+    assert [each.node for each in decide(index, T0).of(RollBack)] == ["c0"]

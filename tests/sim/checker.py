@@ -27,6 +27,7 @@ from machines.states import Outcome, Phase, Trigger
 from rolloutd.ports import GuardState
 from rolloutd.texts.cause_text import describe_causes
 from tests import oracle
+from tests.sim.change_judge import ChangeJudge
 from tests.sim.clean_judge import CleanJudge
 from tests.sim.outage_judge import OutageJudge
 from tests.sim.prepare_judge import PrepareJudge
@@ -73,6 +74,7 @@ class Checker(OracleFeed):
         self.cleaning = CleanJudge(self.plans, self.report_violation)
         self.superseded = SupersedeJudge(self.plans, self.report_violation)
         self.outages = OutageJudge(self.plans, self.report_violation)
+        self.changes = ChangeJudge(self.report_violation)
         self.work = WorkJudge(now, self.report_violation)
         self._started_runs: dict[str, list[str]] = {}
         self._succeeded_runs: set[str] = set()
@@ -167,6 +169,7 @@ class Checker(OracleFeed):
         self.superseded.on_commit(events)
         self.outages.on_commit(events)
         self.work.on_commit(events)
+        self.changes.on_commit(events, self.nodes)
         decided = {event.rollout for event in events if _is_decided(event)}
         if len(decided) > 1:
             self.report_violation(f"one refused row would stop {' and '.join(sorted(decided))}")

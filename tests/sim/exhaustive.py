@@ -20,6 +20,7 @@ from tests.sim.scenario import Scenario, SimResult
 from tests.sim.sim_node import SimNode
 from tests.sim.simulation import Simulation
 from tests.sim.workspace import temporary_state_dir
+from tests.support.note_change import note_installed
 
 FAULT_PERIOD_S = 86_400.0
 """The time of trouble of a scripted run ends when all is done, or after a day."""
@@ -48,6 +49,9 @@ class SmallScenario:
 def _small_spec(**more: Any) -> dict[str, Any]:
     return {**plans.SMALL, **more}
 
+
+NOTE = {"note": {"text": "new"}, "expected": "2m"}
+"""A change of a kind that records what it replaces, in place of a playbook."""
 
 SMALL = (
     SmallScenario("one", 1, _small_spec(), {}),
@@ -103,6 +107,13 @@ SMALL = (
     SmallScenario(
         "train and failing", 1, _small_spec(isolate=[plans.CORDON]), {1: RunFate.FAILS}, rollouts=2
     ),
+    SmallScenario("changed", 1, _small_spec(maintain=NOTE), {}),
+    SmallScenario(
+        "changed and rolled back",
+        2,
+        _small_spec(maintain=NOTE, canary={"select": "role=none"}, on_failure="rollback-wave"),
+        {1: RunFate.FAILS},
+    ),
     SmallScenario("stuck", 1, _small_spec(limits={"isolate": "2m"}), {}, stuck=True),
 )
 """Each on its own: what fails in one place only must not hide behind another."""
@@ -131,7 +142,7 @@ def run_scripted(small: SmallScenario, outcomes: Mapping[int, EffectOutcome]) ->
         releases=small.releases,
         is_train=small.rollouts > 1,
     )
-    with temporary_state_dir() as state_dir:
+    with note_installed(), temporary_state_dir() as state_dir:
         simulation = Simulation(
             name_of(small, outcomes),
             streams,

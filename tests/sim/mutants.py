@@ -18,6 +18,7 @@ from machines.model.rollout import Failure
 from machines.rules import pools, rollbacks
 from machines.scheduler import decided_events, expiry, preparing
 from machines.workflow.isolation_plan import IsolationPlan
+from machines.workflow.next_action import _Reconciler
 from machines.workflow.outage import Outage
 from rolloutd.commands import submit
 from rolloutd.engine.background import inventory_identity
@@ -58,6 +59,24 @@ def _open_cell(wanted: str, present: str) -> Mutant:
 
 
 MUTANTS = (
+    Mutant(
+        "change-begun-with-an-old-token",
+        State.fence_token,
+        'f"{self.epoch}.{self.changes.latest_seq} {await self.database_id()} {int(self.now())}"',
+        'f"1.1 {await self.database_id()} {int(self.now())}"',
+    ),
+    Mutant(
+        "change-undone-by-what-the-plan-says",
+        _Reconciler.start,
+        '"" if undone is None else undone.prior',
+        '""',
+    ),
+    Mutant(
+        "state-before-a-change-not-recorded",
+        PlaybookExecution._with_previous,
+        "replace(record, prior=previous)",
+        "record",
+    ),
     Mutant(
         "carry-over-judged-before-the-lock",
         Driver._transition,

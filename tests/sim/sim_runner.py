@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 from collections.abc import AsyncIterator, Collection
 
+from machines.model.plan import PLAYBOOK_RUN
 from rolloutd.errors import AdapterFailed, NotFound
 from rolloutd.ports import Failed, Host, Ok, RunEvent, RunnerStatus, RunRequest, RunState, Unknown
 from tests.sim.fault_injection import FaultyAccess, PlantedError
@@ -23,7 +25,7 @@ class SimRunner:
         self._access = access
         self.statuses = {"local": RunnerStatus(parallel=16)}
 
-    def run_id_for(self, name: str, node: str, kind: str = "playbook") -> str:
+    def run_id_for(self, name: str, node: str, kind: str = "") -> str:
         return name
 
     def is_elsewhere(self, handle: str) -> bool:
@@ -58,6 +60,15 @@ class SimRunner:
         while not world.runs[handle].claimed_by and asyncio.get_running_loop().time() < until:
             await asyncio.sleep(0.1)
         return handle
+
+    async def read_previous(self, request: RunRequest) -> str | None:
+        """Return what a note says now; a playbook records nothing of the kind."""
+        if request.kind == PLAYBOOK_RUN:
+            return None
+        machine = await self._access.connect(request.node)
+        previous = json.dumps({"text": machine.version})
+        self._access.world.checker.changes.on_state_read(request, previous)
+        return previous
 
     async def get_state(self, handle: str) -> RunState:
         """Say where the run stands; one without a claim never begins, as with the real runner."""

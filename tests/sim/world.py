@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from machines.model.plan import Plan
+from machines.model.plan import PLAYBOOK_RUN, Plan
 from machines.model.rollout import FailureCode
 from rolloutd.ports import Failed, GuardState, Ok, RunRequest
 from tests.sim.checker import Checker
@@ -20,6 +20,7 @@ from tests.sim.fault_plan import EffectOutcome, FaultPlan, NoFaults, RunFate
 from tests.sim.loop import SimLoop, SimProcess
 from tests.sim.random_streams import Coverage, RandomStreams
 from tests.sim.sim_node import UNDO_REPEAT_S, SimGuard, SimNode, SimRun
+from tests.support.note_change import noted_text
 
 if TYPE_CHECKING:
     from tests.sim.job_faults import JobFaults
@@ -301,6 +302,9 @@ class SimWorld:
         if machine.runs and (is_prepare_run(run.handle) or any(map(is_prepare_run, machine.runs))):
             self.checker.report_violation(f"{run.handle} begins while {', '.join(machine.runs)} runs")
         machine.runs[run.handle] = run
+        if run.request.kind != PLAYBOOK_RUN:
+            self.checker.changes.on_applied(run.request)
+            machine.version = noted_text(run.request)
         run.percent = 10.0
         self.record(f"begin {run.handle}")
         fate = self.fault_plan.next_run_fate()
@@ -355,7 +359,7 @@ class SimWorld:
                 machine.service_starts += 1
                 self.checker.preparations.on_node_disturbed(run.handle, machine.name)
         else:
-            if isinstance(result, Ok):
+            if isinstance(result, Ok) and run.request.kind == PLAYBOOK_RUN:
                 machine.version = str(run.request.variables.get("version", "?"))
             self.checker.on_run_ended(machine.name, run.request.rollout)
         if run.has_wrapper and run.result is None:

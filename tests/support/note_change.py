@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint
 from typing import Any
 
-import pytest
-
 from machines.model.node import NodeKind
 from machines.model.plan import Capability
 from machines.model.rollout import FailureCode
@@ -23,7 +21,7 @@ from rolloutd.planfile import change
 from rolloutd.planfile.model import PlanDocument, Spec
 from rolloutd.planfile.schema import schema_of_model
 from rolloutd.planfile.steps import step_model
-from rolloutd.plugin import CHANGES, Field, Params, Registration
+from rolloutd.plugin import CHANGES, Field, Params, Registration, Values
 from rolloutd.ports import Failed, Host, Ok, RunEvent, RunnerStatus, RunRequest, RunState, Unknown
 
 
@@ -32,6 +30,7 @@ class NoteParams(Params):
 
     text: str = Field(min_length=1, max_length=2000, description="What the note says.")
     by: str = Field(default=plugin.ABSENT, description="Who wrote it.")
+    values: Values = Field(default=plugin.ABSENT, description="What the note names.")
 
 
 NOTE = Registration(None, NoteParams, frozenset({Capability.RECORDS_PREVIOUS}))
@@ -40,7 +39,7 @@ FINAL_NOTE = Registration(None, NoteParams, node_kinds=frozenset({NodeKind.KUBER
 
 
 @contextmanager
-def note_installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def note_installed() -> Iterator[None]:
     """Install the kinds `note` and `final-note`, so that plans can name them."""
     real = plugin.entry_points
 
@@ -48,20 +47,25 @@ def note_installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         own = (EntryPoint(kind, f"{__name__}:{name}", CHANGES) for kind, name in KINDS.items())
         return [*real(group=group), *own] if group == CHANGES else real(group=group)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(plugin, "entry_points", entry_points)
+    before = Spec.model_fields["maintain"].annotation
+    plugin.entry_points = entry_points
+    try:
         plugin._load_entry_points.cache_clear()
         stage = step_model("Stage", "One run.", CHANGES, base=change._Stage)
-        before = Spec.model_fields["maintain"].annotation
         _rebuild(list[stage])  # type: ignore[valid-type]
-        try:
-            yield
-        finally:
-            _rebuild(before)
-    plugin._load_entry_points.cache_clear()
+        yield
+    finally:
+        plugin.entry_points = real
+        plugin._load_entry_points.cache_clear()
+        _rebuild(before)
 
 
 KINDS = {"note": "NOTE", "final-note": "FINAL_NOTE"}
+
+
+def noted_text(request: RunRequest) -> str:
+    """Return what a run writes: the recorded text of a rollback, else that of the plan."""
+    return str((json.loads(request.previous) if request.previous else request.params)["text"])
 
 
 def _rebuild(stages: Any) -> None:
@@ -104,8 +108,7 @@ class NoteRunner:
         await self.check_available()
         if request.run_id not in self._notes.runs:
             self._notes.applied.append(request)
-            wanted = json.loads(request.previous) if request.previous else request.params
-            self._notes.text[request.node] = str(wanted["text"])
+            self._notes.text[request.node] = noted_text(request)
             is_bad = self._notes.text[request.node] == "bad"
             result = Failed(f"the note on {request.node} cannot be read") if is_bad else Ok("noted")
             self._notes.runs[request.run_id] = RunState(result, 100.0)

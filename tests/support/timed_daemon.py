@@ -91,7 +91,7 @@ class TimedRunner:
         self._slots = Slots(lambda: self.status.parallel)
         self._ends: dict[str, asyncio.Event] = {}
 
-    def run_id_for(self, name: str, node: str, kind: str = "playbook") -> str:
+    def run_id_for(self, name: str, node: str, kind: str = "") -> str:
         return name
 
     def is_elsewhere(self, handle: str) -> bool:

@@ -15,15 +15,15 @@ from rolloutd.plugin import (
     PositiveDuration,
     Registration,
     TemplateText,
+    Values,
     duration_field,
 )
-from rolloutd.plugin.field_types import MAX_ITEMS, InvalidValue
+from rolloutd.plugin.field_types import InvalidValue
 
 MAX_DEPENDENCIES = 50
 """Modules that one module waits for."""
 
 Text = Annotated[str, Field(min_length=1, max_length=1000)]
-VariableName = Annotated[str, Field(pattern=r"^[_A-Za-z][_A-Za-z0-9]*$", max_length=128)]
 
 
 class OciSource(Params):
@@ -78,9 +78,7 @@ class FluxParams(Params):
     source_secret: Text = Field(
         default=ABSENT, description="Secret in the same namespace by which the source is fetched."
     )
-    values: dict[VariableName, TemplateText] = Field(
-        default={}, max_length=MAX_ITEMS, description="Values of each cluster, filled in for each target."
-    )
+    values: Values = Field(default={}, description="Values of each cluster, resolved for each at submit.")
     create: Creation = Field(
         default=ABSENT, description="Create the object if it is missing; it must exist if not given."
     )

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from functools import partial
 
 from machines.model.configuration import ConfigurationRecord, NodeConfiguration
+from machines.model.target_plan import plan_with_values
 from rolloutd.commands import submit, verdicts
 from rolloutd.commands.execution import Command, execute
 from rolloutd.commands.rollout_commands import unknown_node
@@ -105,7 +106,9 @@ def _group_differences(
         current = stored.records.get(node, NodeConfiguration()).current
         found: tuple[wire_plans.ValueDifference, ...] = ()
         if current is not None:
-            intended = intended_configuration(draft.plan, source, connection, key, allowed)
+            intended = intended_configuration(
+                plan_with_values(draft.plan, node), source, connection, key, allowed
+            )
             values = differences(stored.documents[current.content], intended, key, allowed)
             found = tuple(fill(wire_plans.ValueDifference, each) for each in values)
         kind: wire_plans.DifferenceKind = "new" if current is None else "changed" if found else "same"

@@ -134,6 +134,15 @@ class PreviewStage(TypedDict):
     seconds: float | None
 
 
+class PreviewValue(TypedDict):
+    """A value of one target, as people vote for it; of a secret its reference and digest."""
+
+    node: str
+    stage: str
+    name: str
+    value: str
+
+
 class PlanDuration(TypedDict):
     """How long a plan takes, as `forecast` says: keys as there; `warning`: it takes longer than a month."""
 
@@ -167,6 +176,7 @@ class Preview(TypedDict):
     waves: list[PreviewWave]
     pools: list[PreviewPool]
     prepare: list[PreviewStage]
+    values: list[PreviewValue]
     free_joiners: int
     gates: list[PreviewGate]
     traffic_probes: list[str]

@@ -24,6 +24,8 @@ from machines.model.rollout import Actor
 from machines.model.timefmt import format_rfc3339
 from machines.model.trust_events import IdentityPinned, InventoryAccepted
 from machines.scheduler.membership import membership_events, renamed_targets
+from machines.states import Phase
+from rolloutd.configuration.target_values import changed_values
 from rolloutd.engine.background.inventory_comparison import FleetAnswers, FleetChange, compare_fleet
 from rolloutd.engine.background.inventory_identity import reported_name
 from rolloutd.engine.background.inventory_sources import SourceReader
@@ -170,8 +172,27 @@ class InventoryRefresher:
                 log.error("the inventory could not be written: %s", failure)
                 self._state.last_write_error = str(failure)
             self._state.index.record_sources([each.status.freshness for each in self._readers.values()])
+            self._state.index.record_changed_values(self._changed_values())
             self._report_held_and_stale()
             self._state.wake_up()
+
+    def _changed_values(self) -> dict[tuple[str, str], tuple[tuple[str, str, str], ...]]:
+        """Return what pending targets have other values than people voted for."""
+        index, connections = self._state.index, self._state.connections
+        pending = (
+            (rollout, target)
+            for rollout in index.rollouts.values()
+            if rollout.plan.values and not rollout.closed
+            for target in index.targets(rollout.id)
+            if target.phase is Phase.PENDING and target.node in index.nodes
+        )
+        found = {
+            (rollout.id, target.node): changed_values(
+                rollout.plan, target.node, index.nodes[target.node].labels, connections.get(target.node, {})
+            )
+            for rollout, target in pending
+        }
+        return {key: changed for key, changed in found.items() if changed}
 
     def _has_unanswered(self) -> bool:
         return any(reader.nodes is None for reader in self._readers.values())

@@ -202,38 +202,31 @@ class NodeSession:
         if state.awaited_sources(self.node):
             raise SourceFailed(f"{self.node}: its inventory source has not answered since the daemon started")
         host, attempt, step = state.host(self.node), self.target.attempt, step or spec.name
+        variables = self.variables
         return StepContext(
             host=host,
             rollout=self.rollout,
             attempt=attempt,
             step=step,
             idempotency_key=f"{self.rollout}.{self.node}.{attempt}.{step}.{number}",
-            params=self.rendered(spec.params, spec.commands),
+            params=render(
+                spec.params,
+                node=host.name,
+                address=host.address,
+                labels=host.labels,
+                variables=variables,
+                commands=spec.commands,
+            ),
             deadline=state.now() + spec.timeout_s,
             source=await self.adapters.source(self.rollout),
             prior=prior,
-            variables=self.variables,
+            variables=variables,
             cordon_only=cordon_only,
             is_baseline=is_baseline,
             baseline=baseline,
             hold_reason=describe_holds(state, self.node),
             fencing_token=await state.fence_token() if Capability.STARTS_RUN in spec.capabilities else "",
         )
-
-    def rendered(
-        self, params: Mapping[str, JSON], commands: frozenset[str] = frozenset()
-    ) -> Mapping[str, JSON]:
-        """Return parameters with their templates filled for this node; raises RenderFailed."""
-        host = self.state.host(self.node)
-        filled: Mapping[str, JSON] = render(
-            params,
-            node=host.name,
-            address=host.address,
-            labels=host.labels,
-            variables=self.variables,
-            commands=commands,
-        )
-        return filled
 
     def with_run_id(self, ctx: StepContext, recorded: str, name: str) -> StepContext:
         """Return the context of a step that is a run, with the run's id.

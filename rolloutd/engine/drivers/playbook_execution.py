@@ -13,11 +13,13 @@ from typing import Any
 
 from machines.model import actions
 from machines.model.events import StepRecord, StepState
-from machines.model.plan import PLAYBOOK
+from machines.model.plan import PLAYBOOK_RUN
 from machines.model.rollout import FailureCode
+from machines.model.target_plan import plan_with_values
 from machines.states import IN_FLIGHT_PHASES
 from machines.workflow.recording import record_of
 from rolloutd.configuration.documents import Configuration, configuration_hash, intended_configuration
+from rolloutd.configuration.target_values import params_for
 from rolloutd.engine.drivers.guard_steps import GuardSteps
 from rolloutd.engine.drivers.isolation import Isolation
 from rolloutd.engine.drivers.node_session import NodeSession
@@ -118,7 +120,7 @@ class PlaybookExecution:
 
         What was recorded before stays: the run may have begun since.
         """
-        if action.stage.kind == PLAYBOOK or record.prior is not None:
+        if action.stage.kind == PLAYBOOK_RUN or record.prior is not None:
             return record
         request = await self._build_request(action, record.handle)
         async with running_in_background(
@@ -177,7 +179,7 @@ class PlaybookExecution:
             return None
         source = state.index.rollout(session.rollout).source
         variables = state.connections.get(session.node, {})
-        given = session.plan, source, variables, state.redaction_key
+        given = plan_with_values(session.plan, session.node), source, variables, state.redaction_key
         document = intended_configuration(*given, state.settings.show_vars)
         return Configuration(configuration_hash(*given), document)
 
@@ -198,9 +200,10 @@ class PlaybookExecution:
 
     async def _build_request(self, action: actions.RunPlaybook, run: str) -> RunRequest:
         stage, session = action.stage, self._session
+        host = self._state.host(session.node)
         return RunRequest(
             run_id=run,
-            host=self._state.host(session.node),
+            host=host,
             source=await session.adapters.source(session.rollout),
             playbook=stage.playbook,
             variables=dict(stage.variables),
@@ -210,7 +213,7 @@ class PlaybookExecution:
             attempt=session.target.attempt,
             step=stage.step,
             kind=stage.kind,
-            params=session.rendered(stage.params),
+            params=params_for(session.plan, stage, host),
             previous=action.previous,
         )
 

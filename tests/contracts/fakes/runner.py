@@ -160,7 +160,7 @@ class FakeRunner:
     async def check_available(self) -> None:
         """Return: the world is always there."""
 
-    def run_id_for(self, name: str, node: str, kind: str = "playbook") -> str:
+    def run_id_for(self, name: str, node: str, kind: str = "") -> str:
         return self.run_id_here(name)
 
     def run_id_here(self, name: str) -> str:

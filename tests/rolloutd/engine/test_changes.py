@@ -34,8 +34,8 @@ NOTED = PLAN.replace(
 
 
 @pytest.fixture(autouse=True)
-def note_kind(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    with note_installed(monkeypatch):
+def note_kind() -> Iterator[None]:
+    with note_installed():
         yield
 
 

@@ -65,6 +65,8 @@ spec:
   keep: true
   every: 2h
   train: true
+  bootstrap: true
+  strategy: {incremental: {maxUnready: 3}}
   poll: 20s
   isolate:
     - command: {do: drain, undo: undrain, look: is-drained, timeout: 1m}

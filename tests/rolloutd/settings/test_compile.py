@@ -17,6 +17,7 @@ from machines.model.plan import (
     VoteRequirement,
 )
 from rolloutd.planfile import canonical_json, read
+from rolloutd.plugin import MACHINES
 from rolloutd.settings import TeamSettings, load
 from rolloutd.settings.compile import compile_limits, compile_plan
 from tests.rolloutd.planfile.plan_samples import DESIGN_PLAN, FULL_PLAN, SMALLEST_PLAN
@@ -148,6 +149,6 @@ def test_where_and_kinds_of_nodes_reach_the_steps() -> None:
     plan = compiled(SMALLEST_PLAN.rstrip() + f"\n  {isolate}\n")
     drain, command, none = plan.isolate
     assert (drain.node_kinds, drain.where) == (frozenset({NodeKind.KUBERNETES}), None)
-    assert (command.node_kinds, str(command.where)) == (frozenset(), "role=web")
+    assert (command.node_kinds, str(command.where)) == (MACHINES, "role=web")
     assert "where" not in command.params
     assert Capability.STAYS_IN_SERVICE in none.capabilities

@@ -128,6 +128,11 @@ EXAMPLES: dict[ReasonCode, tuple[str, dict[str, Any], str]] = {
     ),
     ReasonCode.NO_CHECK: ("n1", {}, "no check of the plan applies to n1"),
     ReasonCode.NO_CHANGE: ("n1", {}, "the plan's change does not apply to n1"),
+    ReasonCode.VALUES_CHANGED: (
+        "n1",
+        {"name": "HOST", "before": "10.0.0.1", "now": "10.0.0.2", "more": 0},
+        "the value HOST of n1 has changed since the vote: 10.0.0.1 → 10.0.0.2",
+    ),
     ReasonCode.BACKOFF: (
         "n1",
         {"until": AT, "detail": "a pod is held"},
@@ -316,6 +321,7 @@ ARGS: dict[str, str | bool] = {
     "team": "a",
     "source": "kubernetes/ams",
     "runner": "fra",
+    "plan": "sysctl",
     "nodes": "n1",
     "has_rollback": True,
 }

@@ -1,0 +1,90 @@
+"""How many nodes may be in flight at once: by the disk, and by the limits of fleet, rollout and wave."""
+
+from __future__ import annotations
+
+from machines.facts.index import Index
+from machines.model.plan import WaveDef
+from machines.model.reasons import Params, Reason, ReasonCode, Remedy, RemedyKind
+from machines.model.rollout import Rollout
+from machines.rules import pools
+from machines.states import IN_FLIGHT_PHASES, Phase
+
+
+def capacity_blocker(
+    index: Index,
+    rollout: Rollout,
+    wave: WaveDef,
+    capacity: pools.Capacity,
+    *,
+    joins: bool = False,
+    is_rollback: bool = False,
+) -> Reason | None:
+    """Return what allows no more nodes in flight: the disk, or a limit of the fleet, rollout or wave.
+
+    `joins`: the node is in flight in another rollout, and the fleet's limit counts it already.  A
+    rollback makes no further target unready.
+    """
+    if (shortage := index.disk_shortage) is not None:
+        sizes: Params = {"free_bytes": shortage.free_bytes, "needed_bytes": shortage.needed_bytes}
+        remedy = Remedy(RemedyKind.FREE_DISK)
+        return Reason(ReasonCode.DISK_FULL, "rolloutd", sizes, shortage.since, remedy)
+    for scope, limit, in_flight in _parallelism_limits(
+        index, rollout, wave, capacity, is_rollback=is_rollback
+    ):
+        if limit is not None and in_flight >= limit and not (joins and scope == "fleet"):
+            params: Params = {
+                "scope": scope,
+                "wave": wave.name,
+                "in_flight": in_flight,
+                "max_parallel": limit,
+            }
+            remedy = Remedy(RemedyKind.WAIT_FOR_CAPACITY)
+            return Reason(ReasonCode.MAX_PARALLEL, rollout.id, params, remedy=remedy)
+    return None
+
+
+def remaining_capacity(
+    index: Index,
+    rollout: Rollout,
+    wave: WaveDef | None,
+    capacity: pools.Capacity,
+    *,
+    is_rollback: bool = False,
+) -> int:
+    """Return how many more nodes of the wave, None for the rollout, may be in flight."""
+    # A run that cannot write its files would fail its node for a reason that is not the node's.
+    if index.disk_shortage is not None:
+        return 0
+    limits = _parallelism_limits(index, rollout, wave, capacity, is_rollback=is_rollback)
+    return max(0, min(most - in_flight for _, most, in_flight in limits if most is not None))
+
+
+def _parallelism_limits(
+    index: Index, rollout: Rollout, wave: WaveDef | None, capacity: pools.Capacity, *, is_rollback: bool
+) -> tuple[tuple[str, int | None, int], ...]:
+    """Return each limit on nodes in flight: whose it is, how many may be, how many are."""
+    admitted = capacity.admitted_by_rollout[rollout.id]
+    counters = index.counters(rollout.id)
+    limits: tuple[tuple[str, int | None, int], ...] = (
+        ("fleet", index.limits.max_parallel, index.in_flight() + len(capacity.nodes)),
+        ("rollout", rollout.plan.max_parallel, len(counters.in_flight) + admitted),
+    )
+    if rollout.plan.max_unready is not None and not is_rollback:
+        unready = len(counters.in_flight) + admitted + _unready_count(index, rollout)
+        limits = (*limits, ("unready", rollout.plan.max_unready, unready))
+    if wave is None:
+        return limits
+    phases = counters.waves.get(wave.name)
+    in_wave = 0 if phases is None else sum(phases[phase] for phase in IN_FLIGHT_PHASES)
+    return (*limits, ("wave", wave.max_parallel, in_wave + admitted))
+
+
+def _unready_count(index: Index, rollout: Rollout) -> int:
+    """Return how many targets have failed, or are done and known not to be ready.
+
+    A pending node that is not ready was not made so by the change, and must not stop the others.
+    """
+    phases = {target.node: target.phase for target in index.targets(rollout.id)}
+    done = (node for node, phase in phases.items() if phase is Phase.DONE)
+    down = (found for node in done if (found := index.unavailability(node)) is not None)
+    return sum(found.confirmed for found in down) + sum(each is Phase.FAILED for each in phases.values())
