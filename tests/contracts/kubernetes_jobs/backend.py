@@ -50,34 +50,8 @@ class JobsBackend:
 
     def open(self, **params: Any) -> KubernetesRunner:
         """Return a new runner, by the settings of a daemon and further parameters."""
-        settings = SimpleNamespace(
-            state_dir=self.directory / "state",
-            ansible=SimpleNamespace(fence_dir=str(self.directory / "fence"), pipelining="as-configured"),
-            ssh=SimpleNamespace(known_hosts=self.ansible.node.known_hosts, user=None, key_file=None),
-        )
-        settings.state_dir.mkdir(exist_ok=True)
-        shared: dict[str, Any] = {}
-        self._shared.append(shared)
-        given = {
-            "kubeconfig": str(self.kubeconfig),
-            "namespace": NAMESPACE,
-            "image": "rolloutd@sha256:0",
-            "python": sys.executable,
-            "memory": "512Mi",
-            "trees": {"listen": "127.0.0.1:0"},
-        }
-        context = RunnerContext(
-            "fra",
-            self.ansible.shell,
-            SystemClock(),
-            self.ansible.inventory,
-            settings,
-            tree_of,
-            params={**given, **params},
-            stale_runs=self.ansible.runner(self.directory / "local"),
-            shared=shared,
-        )
-        return make_runner(context)
+        self._shared.append({})
+        return open_runner(self.directory, self.ansible, self.kubeconfig, self._shared[-1], **params)
 
     def request(
         self, work: Work, run_id: str, *, timeout_s: float = 300.0, fencing_token: str = ""
@@ -102,6 +76,38 @@ class JobsBackend:
             for each in shared.values():
                 await each.close()
         await self.ansible.close()
+
+
+def open_runner(
+    directory: Path, ansible: AnsibleBackend, kubeconfig: Path, shared: dict[str, Any], **params: Any
+) -> KubernetesRunner:
+    """Return a runner over a cluster; what it opens is in `shared`."""
+    settings = SimpleNamespace(
+        state_dir=directory / "state",
+        ansible=SimpleNamespace(fence_dir=str(directory / "fence"), pipelining="as-configured"),
+        ssh=SimpleNamespace(known_hosts=ansible.node.known_hosts, user=None, key_file=None),
+    )
+    settings.state_dir.mkdir(exist_ok=True)
+    given = {
+        "kubeconfig": str(kubeconfig),
+        "namespace": NAMESPACE,
+        "image": "rolloutd@sha256:0",
+        "python": sys.executable,
+        "memory": "512Mi",
+        "trees": {"listen": "127.0.0.1:0"},
+    }
+    context = RunnerContext(
+        "fra",
+        ansible.shell,
+        SystemClock(),
+        ansible.inventory,
+        settings,
+        tree_of,
+        params={**given, **params},
+        stale_runs=ansible.runner(directory / "local"),
+        shared=shared,
+    )
+    return make_runner(context)
 
 
 @asynccontextmanager
