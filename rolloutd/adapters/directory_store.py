@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING
 
 from rolloutd.concurrency import threads
 from rolloutd.ports import Artifact
-from rolloutd.settings import Settings
-from rolloutd.settings.shared_files import S3Files
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # a runner pod, which has no settings, would spend a third of its start on their models
     from rolloutd.adapters.s3_bucket import S3Bucket
+    from rolloutd.settings import Settings
+    from rolloutd.settings.shared_files import S3Files
 
 STAGING_PREFIX = ".staged-"
 """Name prefix of an incomplete directory."""
