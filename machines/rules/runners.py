@@ -37,7 +37,7 @@ def unavailable_reason(index: Index, node: str, since: float, kind: str = PLAYBO
         return None  # it left the inventory, which other rules say
     rule = _rule_of(index, node) if kind == PLAYBOOK_RUN else RunnerRule(kind)
     if rule is None:
-        return Reason(ReasonCode.NO_RUNNER, node, since=since, remedy=Remedy(RemedyKind.CHANGE_SETTINGS))
+        return no_runner_reason(node, since)
     problem = index.runner_problems.get(rule.name)
     return None if problem is None else problem_reason(rule, node, problem)
 
@@ -45,6 +45,10 @@ def unavailable_reason(index: Index, node: str, since: float, kind: str = PLAYBO
 def _rule_of(index: Index, node: str) -> RunnerRule | None:
     at = index.nodes.get(node)
     return None if at is None else runner_of(index.limits.runners, at)
+
+
+def no_runner_reason(node: str, since: float) -> Reason:
+    return Reason(ReasonCode.NO_RUNNER, node, since=since, remedy=Remedy(RemedyKind.CHANGE_SETTINGS))
 
 
 def problem_reason(rule: RunnerRule, node: str, problem: RunnerProblem) -> Reason:

@@ -35,6 +35,7 @@ from rolloutd.texts import event_text
 from rolloutd.texts.formats import format_exceptions, join_limited, pluralize
 
 if TYPE_CHECKING:
+    from rolloutd.control.daemons.wire_runners import Runner
     from rolloutd.control.fleet.wire_fleet import PoolSlots, RebootReason
     from rolloutd.control.nodes.wire_nodes import Node
     from rolloutd.control.plans.wire_plans import Preview
@@ -94,6 +95,7 @@ def status(call: Invocation) -> None:
         return
     if answer["trouble"]:
         print_line(colorize(f"trouble: {sanitize(answer['trouble'])}", "red"))
+    _print_runners(call)
     found = answer["rollouts"]
     if not found:
         print_message("no rollout is live")
@@ -101,6 +103,14 @@ def status(call: Invocation) -> None:
         print_rollout(found[0])
     else:
         call.print_items(STATUS_COLUMNS, found, STATUS_WIDE)
+
+
+def _print_runners(call: Invocation) -> None:
+    """Print each runner and its room, where the settings name others than this machine."""
+    runners: list[Runner] = call.get(api_path("health"))["runs"]["runners"]
+    for each in runners if len(runners) > 1 else ():
+        text = sanitize(f"runner {each['name']}: {each['text']}")
+        print_line(text if each["problem"] is None else colorize(text, "red"))
 
 
 def rollouts(call: Invocation) -> int:

@@ -32,6 +32,15 @@ def describe_none(node: str, _: Params) -> str:
     return f"no runner of the settings is for {node}, and local_runner is false"
 
 
+def describe_runner(match: str, active: int, parallel: int, waiting: int, problem: str | None) -> str:
+    """Return a runner's nodes, its room, and what to do if it begins no runs."""
+    nodes = match or "all other nodes"
+    room = f"{active} of at most {pluralize(parallel, 'run')} active, {pluralize(waiting, 'node')} waiting"
+    if problem is None:
+        return f"{nodes}: {room}"
+    return f"{nodes}: {room}; begins no runs: {problem}; rolloutctl doctor checks it"
+
+
 def _runner(params: Params) -> str:
     """Return the runner's name, and the selector that chose it."""
     return f"runner {params['runner']}{' (' + params['match'] + ')' if params.get('match') else ''}"

@@ -24,6 +24,7 @@ class CannedDaemon:
         self.answers: dict[tuple[str, str], tuple[int, Any]] = {}
         self.streams: dict[str, list[list[dict[str, Any]]]] = {}
         self.requests: list[tuple[str, str, dict[str, str], Any]] = []
+        self.answer("GET", "health", {"runs": {"runners": []}})
 
     def answer(self, method: str, path: str, body: Any, status: int = 200) -> None:
         """Answer so from now on."""

@@ -24,6 +24,12 @@ HEARTBEAT_S = 15.0
 STATUS_INTERVAL_S = 0.05
 
 
+RUNNERS = [
+    {"name": "fra", "text": "site=fra: 3 of at most 20 runs active, 0 nodes waiting"},
+    {"name": "local", "text": "all other nodes: 0 of at most 4 runs active, 0 nodes waiting"},
+]
+
+
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server: ReplayServer
@@ -49,6 +55,7 @@ class _Handler(BaseHTTPRequestHandler):
                         "since": format_rfc3339(fleet.began),
                         "observe_only": False,
                         "trouble": None,
+                        "runs": {"runners": RUNNERS},
                     }
                 )
             case ["locks"]:

@@ -164,7 +164,9 @@ async def test_audit_locks_teams_and_help_pages_open(socket_dir: Path) -> None:
         await pilot.press("3")
         await wait_for_text(pilot, "SLOTS TAKEN in 3 of 4 pools", "no hold")
         await pilot.press("5")
-        await wait_for_text(pilot, "uid 1001", "payments", "pia, pol")
+        await wait_for_text(
+            pilot, "uid 1001", "payments", "pia, pol", "runner fra", "site=fra: 3 of at most 20"
+        )
         await pilot.press("question_mark")
         await wait_for_text(pilot, "ON THIS PAGE teams", "esc")
         await pilot.press("slash", *"approve", "enter")

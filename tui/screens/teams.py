@@ -42,6 +42,9 @@ class TeamsPage(Page):
         yield _field_row("mode", "mode", mode)
         yield _field_row("socket", "socket", self.console.client.path)
         yield _field_row("error", "error", model.daemon_error or "none")
+        runners = health["runs"]["runners"]
+        for each in runners if len(runners) > 1 else ():
+            yield _field_row(f"runner:{each['name']}", f"runner {each['name']}", each["text"])
 
 
 def _field_row(key: str, name: str, text: str) -> Item:

@@ -9,11 +9,12 @@ from machines.model.node import Node
 from machines.model.reasons import Param, Reason, ReasonCode, Remedy, RemedyKind
 from machines.model.runners import RunnerRule, runner_of
 from machines.model.timefmt import format_rfc3339
-from machines.rules.runners import problem_reason
+from machines.rules.runners import no_runner_reason, problem_reason
 from rolloutd.control.daemons import wire_runners
 from rolloutd.plugin import LOCAL_RUNNER
 from rolloutd.ports import RunnerStatus, TunedRunnerStatus
 from rolloutd.service.memory import memory_bytes
+from rolloutd.texts.runner_text import describe_runner
 
 
 def runs(runners: Mapping[str, RunnerStatus], rules: Sequence[RunnerRule]) -> wire_runners.Runs:
@@ -34,15 +35,17 @@ def runs(runners: Mapping[str, RunnerStatus], rules: Sequence[RunnerRule]) -> wi
 
 
 def _runner(rule: RunnerRule, status: RunnerStatus) -> wire_runners.Runner:
-    problem = status.problem
+    problem, parallel, waiting = status.problem, rule.parallel or status.parallel, len(status.waiting)
+    detail = None if problem is None else problem.detail
     return {
         "name": rule.name,
         "match": rule.match.text or None,
-        "parallel": status.parallel,
+        "parallel": parallel,
         "active": status.active,
-        "waiting": len(status.waiting),
-        "problem": None if problem is None else problem.detail,
+        "waiting": waiting,
+        "problem": detail,
         "since": None if problem is None else format_rfc3339(problem.since, "milliseconds"),
+        "text": describe_runner(rule.match.text, status.active, parallel, waiting, detail),
     }
 
 
@@ -58,6 +61,9 @@ def waiting_reason(index: Index, node: str, runners: Mapping[str, RunnerStatus])
     if name is None:
         return None
     status = runners[name]
+    at = index.nodes.get(node)
+    if at is not None and runner_of(index.limits.runners, at) is None:
+        return no_runner_reason(node, status.waiting[node])
     if status.problem is not None:
         rules = {rule.name: rule for rule in index.limits.runners}
         return problem_reason(rules.get(name, RunnerRule(name)), node, status.problem)

@@ -13,7 +13,7 @@ class ChosenRunner(TypedDict):
 
 
 class Runner(TypedDict):
-    """A runner, its nodes, its runs, and since when it begins none."""
+    """A runner, its nodes, its runs, and since when it begins none; `text` says all of it."""
 
     name: str
     match: str | None
@@ -22,6 +22,7 @@ class Runner(TypedDict):
     waiting: int
     problem: str | None
     since: str | None
+    text: str
 
 
 class Runs(TypedDict):

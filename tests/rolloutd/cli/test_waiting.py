@@ -1,4 +1,4 @@
-"""`wait`, and the parts of a log that `logs` shows."""
+"""`wait`, the parts of a log that `logs` shows, and the runners of `status`."""
 
 from __future__ import annotations
 
@@ -141,3 +141,17 @@ def test_logs_of_failed_nodes_are_shown(daemon: CannedDaemon, capsys: pytest.Cap
         [True, True],
     )
     assert daemon.requests[0][2] == {"phase": "failed"}
+
+
+def test_status_names_runners_where_there_are_several(
+    daemon: CannedDaemon, capsys: pytest.CaptureFixture[str]
+) -> None:
+    daemon.answer("GET", "status", {"rollouts": [ROLLOUT], "trouble": None})
+    runners = [
+        {"name": "fra", "text": "site=fra: 3 of at most 20 runs active", "problem": "it is down"},
+        {"name": "local", "text": "all other nodes: idle", "problem": None},
+    ]
+    daemon.answer("GET", "health", {"runs": {"runners": runners}})
+    assert "runner fra: site=fra: 3 of at most 20 runs active\n" in run(capsys, "status")[1]
+    daemon.answer("GET", "health", {"runs": {"runners": runners[1:]}})
+    assert "runner" not in run(capsys, "status")[1]

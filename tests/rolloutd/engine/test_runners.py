@@ -16,6 +16,7 @@ from machines.model.selector import parse_selector
 from machines.scheduler.decide import explain_node
 from machines.states import Outcome, Trigger
 from rolloutd.adapters.playbook_steps import PlaybookCheck, PlaybookIsolator
+from rolloutd.control.daemons.runner_serializers import waiting_reason
 from rolloutd.engine import runners
 from rolloutd.engine.background.extra_checks import run_check
 from rolloutd.engine.check_mode import CheckMode
@@ -134,6 +135,9 @@ async def test_node_without_runner_is_not_run_here(elsewhere: Elsewhere) -> None
     starting = asyncio.create_task(both.start(elsewhere.request("p2", run_id)))
     await loop_iterations(20)
     assert not run_host.started_runs
+    waits = waiting_reason(index, "p2", both.statuses)
+    assert waits is not None
+    assert waits.code is ReasonCode.NO_RUNNER, "said also of a node in flight"
     index.update_limits(replace(index.limits, runners=rules))
     elsewhere.inside.clock.advance(runners.RETRY_S[-1])
     assert await starting == run_id
