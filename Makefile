@@ -7,7 +7,7 @@
 SHELL := /bin/sh
 .DELETE_ON_ERROR:
 .SUFFIXES:
-.PHONY: packages runners soak takeovers trains reboots test-failed sim sim-planted sim-coverage test-long docs help demo test test-web screenshots check bench figures touches lock clean
+.PHONY: packages runners soak takeovers trains reboots plain-runs interpreters test-failed sim sim-planted sim-coverage test-long docs help demo test test-web screenshots check bench figures touches lock clean
 
 export PYTHON
 # The tests start hundreds of our processes: without bytecode each compiles 230 modules in half a CPU second.
@@ -44,6 +44,8 @@ help:
 	@echo "make runners      200 runs by each runner elsewhere, with 20 kills of the daemon"
 	@echo "make trains       three changes on 24 nodes in one outage of each, with 20 kills of the daemon"
 	@echo "make reboots      200 machines that reboot themselves beside a rollout and a hold, with 20 kills"
+	@echo "make plain-runs   the tests that run Ansible, without what relies on its private parts"
+	@echo "make interpreters prove rolloutd on the other Pythons of this machine; names those that it lacks"
 	@echo "make bench        all measurements (SUITE='scale --json': only that one)"
 	@echo "make figures      size of the code: lines, files, functions, comments"
 	@echo "make touches      which files an isolator, an event, a front end and other new parts touch"
@@ -70,6 +72,17 @@ test-long: .venv-dev/installed
 	@.ci/packages --try sshd haproxy prometheus postgresql systemd faketime lua5.1 tmux mmdebstrap umoci crun seccomp
 	ROLLOUTD_TEST_KILLS=$(KILLS) ROLLOUTD_TEST_FUZZ_INPUTS=$(INPUTS) ROLLOUTD_TEST_KILL_STRIDE=$(STRIDE) \
 	$(DEV)/python -m pytest -n $(LONG_WORKERS) --dist worksteal --durations=15 -rP -m long $(LONG_TESTS)
+	ROLLOUTD_TEST_WARM=off $(DEV)/python -m pytest -q -n 0 $(PLAIN_TEST)
+
+# A daemon whose runs are plain.  Runs themselves are compared by test_forks.py, and test_runner.py has both kinds.
+PLAIN_TEST = tests/acceptance/test_faults.py::test_lost_playbooks_reported_and_restored_by_resubmit
+plain-runs: .venv-dev/installed
+	@.ci/packages --try sshd haproxy postgresql faketime
+	ROLLOUTD_TEST_WARM=off $(DEV)/python -m pytest -n $(LONG_WORKERS) --dist worksteal tests/acceptance \
+		tests/contracts/test_runner.py tests/contracts/test_playbook_steps.py tests/rolloutd/adapters/ansible
+
+interpreters: .venv-dev/installed
+	@.ci/interpreters
 
 # Three days of the daemon's life at 36 times the speed; SOAK_S=600 lasts ten minutes.
 SOAK_S ?= 7200
@@ -163,7 +176,7 @@ lock: .venv-dev/installed
 	$(COMPILE) --group dev pyproject.toml --output-file requirements-dev.lock
 
 clean:
-	rm -rf .venv .venv-dev build dist rolloutd.egg-info
+	rm -rf .venv .venv-dev .venv-3.* build dist rolloutd.egg-info
 
 # -- the virtualenvs; each is complete when its marker file exists --
 

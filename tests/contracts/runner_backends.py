@@ -18,6 +18,7 @@ from rolloutd.adapters.ssh.shell import SshShell
 from rolloutd.ports import Host, InventorySnapshot, PinnedSource, Runner, RunRequest
 from tests.contracts.fakes.runner import FakeRunHost, FakeRunner, Script
 from tests.contracts.fakes.sources import SOURCE
+from tests.support.daemon_environment import WARM
 from tests.support.sshd import Sshd
 
 """For anything that must come on a loaded machine."""
@@ -187,7 +188,7 @@ class FakeBackend:
 class AnsibleBackend:
     """A real sshd, a real tree, real Ansible, which starts as a fork of a fork server."""
 
-    settings: Mapping[str, Any] = {}
+    settings: Mapping[str, Any] = {"warm": WARM == "auto"}
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory

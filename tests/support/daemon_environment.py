@@ -32,6 +32,9 @@ from tests.support.sshd import Sshd
 WAIT_LIMIT_S = 300.0
 """What is waited for comes within seconds; a machine that needs five minutes is broken."""
 
+WARM = os.environ.get("ROLLOUTD_TEST_WARM", "auto")
+"""`ansible.warm` of the daemons and runners of tests; `make plain-runs` sets it to `off`."""
+
 POLL_S = 0.05
 """First pause between two requests to the daemon; each next one is longer."""
 
@@ -128,7 +131,7 @@ class DaemonEnvironment:
             **more,
         }
         # The nodes are this machine: what would be theirs stays in the world's directory.
-        fence = {"fence_dir": str(self.directory / "fence")}
+        fence = {"fence_dir": str(self.directory / "fence"), "warm": WARM}
         self.settings["ansible"] = {**fence, **self.settings.get("ansible", {})}
         (self.directory / "config.yaml").write_text(yaml.safe_dump(self.settings))
 
