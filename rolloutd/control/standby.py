@@ -55,12 +55,14 @@ class Standby:
                 )
                 if not acquiring.done() and not stop.done():
                     # One that cannot answer may still lead: the database may be away.
+                    status = "Standby: another daemon leads."
                     try:
                         await stack.enter_async_context(self._serving())
                     except RolloutdError as error:
+                        status = f"Waiting: {' '.join(str(error).split())}"
                         log.warning("standby: it answers nothing: %s", error)
                     # A service manager gives up what does not get ready, and ends what does not ping.
-                    service.notify_ready("Standby: another daemon leads.")
+                    service.notify_ready(status)
                 while not acquiring.done() and not stop.done():
                     service.ping_watchdog()
                     await asyncio.wait(

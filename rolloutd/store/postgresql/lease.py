@@ -260,9 +260,12 @@ class PostgresqlLease:
             "SELECT epoch, seq, hash FROM term, audit WHERE seq > ? ORDER BY seq DESC LIMIT 1",
             (self._marked,),
         ).fetchone()
-        if row is not None:
-            epoch, self._marked, digest = row
-            self._mark.write(epoch, AuditEntry(self._marked, "", digest))
+        if row is None:
+            # An older copy may have been restored into this database, below this session.
+            self._mark.require_newest(session, "database")
+            return
+        epoch, self._marked, digest = row
+        self._mark.write(epoch, AuditEntry(self._marked, "", digest))
 
     def _renew_until_lost(self, loop: asyncio.AbstractEventLoop) -> None:
         lease_s = self._address.lease_s
@@ -281,9 +284,11 @@ class PostgresqlLease:
             if sent_at >= self._deadline or self._ending.is_set:
                 return False
             try:
-                changed = self._open().execute(
+                session = self._open()
+                changed = session.execute(
                     "UPDATE lease SET counter = counter + 1 WHERE holder = ?", (self._holder,)
                 )
+                self._mark.require_newest(session, "database")
             except LeadershipLost as error:
                 self._problem = str(error)
                 self._close()

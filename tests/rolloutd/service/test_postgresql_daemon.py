@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -196,6 +197,26 @@ async def test_pair_stops_where_a_promoted_server_lacks_the_tail(
         assert f"entries {head + 1} to {lost} are gone" in repr(result)
 
 
+async def test_pair_ends_where_an_older_copy_was_restored_below_it(
+    postgresql: Postgresql, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `pg_restore --clean` does it: the database and the sessions stay, its rows are older."""
+    name = postgresql.emptied_database()
+    async with leader_and_standby(postgresql.dsn(name, ROLE), tmp_path, monkeypatch) as (leader, _, *daemons):
+        await asyncio.to_thread(leader.post, "/v1/freezes", {"scope": "all", "reason": "a storm"})
+        head = (await asyncio.to_thread(leader.get, "/v1/audit/head"))["seq"]
+        await until(lambda: (CommitMark(tmp_path / "b").read() or (0, 0))[1] == head)
+        with postgresql.connect(name) as admin:
+            admin.execute(
+                "BEGIN; SET LOCAL session_replication_role = replica; SET LOCAL search_path = rolloutd;"
+                f"ALTER TABLE audit DISABLE TRIGGER USER; DELETE FROM audit WHERE seq >= {head};"
+                "ALTER TABLE audit ENABLE ALWAYS TRIGGER refuse_change; COMMIT"
+            )
+        results = await asyncio.wait_for(asyncio.gather(*daemons, return_exceptions=True), 60)
+    for result in results:
+        assert f"entries {head} to {head} are gone" in repr(result)
+
+
 async def test_restored_pair_leads_in_a_later_term(
     postgresql: Postgresql, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -271,6 +292,29 @@ async def test_daemon_with_another_redaction_key_is_refused(postgresql: Postgres
     await asyncio.wait((leading,))
     with pytest.raises(StoreFailed, match="redaction key: it is not the key of this store; copy that of"):
         await app.serve(write_settings(tmp_path, "b", dsn, b"another" * 5))
+
+
+async def test_database_that_is_not_there_is_named(
+    postgresql: Postgresql, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(standby, "STANDBY_AFTER_S", 0.05)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(tmp_path / "notify"))
+        manager.settimeout(0.0)
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+        waiting = asyncio.create_task(
+            app.serve(write_settings(tmp_path, "a", postgresql.dsn("absent", ROLE)))
+        )
+        await until(lambda: "it answers nothing" in caplog.text)
+        said = b""
+        while b"READY=1" not in said:
+            with suppress(BlockingIOError):
+                said += manager.recv(4096)
+            await asyncio.sleep(0.01)
+    waiting.cancel()
+    await asyncio.wait((waiting,))
+    assert b"another daemon leads" not in said
+    assert 'database "absent" does not exist' in said.decode()
 
 
 async def test_doctor_examines_server_role_and_replication(postgresql: Postgresql, tmp_path: Path) -> None:
