@@ -139,7 +139,7 @@ class RoutedRunners:
                         self._unasked[kind] = RunnerProblem(str(error), self._state.now())
                         self._publish_problems()
                         continue
-                    del self._unasked[kind]
+                    self._runners[kind].status.problem = self._unasked.pop(kind)
                     tasks.create_task(self._watch(kind), name=f"runner {kind}")
                 await opened.wait()
                 opened.clear()
