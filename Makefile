@@ -7,7 +7,7 @@
 SHELL := /bin/sh
 .DELETE_ON_ERROR:
 .SUFFIXES:
-.PHONY: packages runners soak takeovers trains reboots plain-runs interpreters test-failed sim sim-planted sim-coverage test-long docs help demo test test-web screenshots check bench figures touches lock clean
+.PHONY: packages runners clusters soak takeovers trains reboots plain-runs interpreters test-failed sim sim-planted sim-coverage test-long docs help demo test test-web screenshots check bench figures touches lock clean
 
 export PYTHON
 # The tests start hundreds of our processes: without bytecode each compiles 230 modules in half a CPU second.
@@ -42,6 +42,7 @@ help:
 	@echo "make sim-coverage coverage of the loop, the drivers and the store by the simulation"
 	@echo "make takeovers    two daemons of one PostgreSQL on 24 nodes, with 30 faults"
 	@echo "make runners      200 runs by each runner elsewhere, with 20 kills of the daemon"
+	@echo "make clusters     a module over 60 clusters, with 20 kills of the daemon"
 	@echo "make trains       three changes on 24 nodes in one outage of each, with 20 kills of the daemon"
 	@echo "make reboots      200 machines that reboot themselves beside a rollout and a hold, with 20 kills"
 	@echo "make plain-runs   the tests that run Ansible, without what relies on its private parts"
@@ -99,6 +100,10 @@ trains: .venv-dev/installed
 runners: .venv-dev/installed
 	@.ci/packages sshd
 	ROLLOUTD_TEST_RUNNER_RUNS=200 ROLLOUTD_TEST_RUNNER_KILLS=20 $(DEV)/python -m pytest -n 0 -rP tests/acceptance/test_awx_runs.py tests/acceptance/test_kubernetes_runs.py
+
+# A module over 60 clusters, with a bad revision, pins and joins, while the daemon is killed 20 times.
+clusters: .venv-dev/installed
+	ROLLOUTD_TEST_CLUSTERS=60 ROLLOUTD_TEST_CLUSTER_KILLS=20 $(DEV)/python -m pytest -n 0 -rP tests/acceptance/test_clusters.py
 
 # Two daemons of one PostgreSQL on 24 nodes, with thirty faults and the default lease.
 LEASE_S ?= 15

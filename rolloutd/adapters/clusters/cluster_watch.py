@@ -41,6 +41,8 @@ class ClusterWatch(ObjectWatch[ClusterView]):
         self._kind = kind
         self._parse = parse
         self._path = ""
+        self.version = ""
+        """The version in which the objects are read, empty before the server was asked."""
 
     @property
     def source(self) -> str:
@@ -49,8 +51,8 @@ class ClusterWatch(ObjectWatch[ClusterView]):
     async def find_path(self) -> str:
         """Return the path in the version that the server has; an upgrade may end the one before."""
         if not self._is_open or not self._path:
-            version = await served_version(self.cluster, self.group)
-            group = f"{self.group}/{version}"
+            self.version = await served_version(self.cluster, self.group)
+            group = f"{self.group}/{self.version}"
             self._path = api_path(RESOURCES[self.group], namespace=self.namespace, group=group)
         return self._path
 

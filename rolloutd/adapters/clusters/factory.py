@@ -49,6 +49,11 @@ class ManagementClusters:
         }
         return {name: watch.cluster for name, watch in self.watches.items()} | of_lists
 
+    def namespace_of(self, name: str) -> str:
+        """Return the only namespace in which a management cluster's objects are, empty for all."""
+        watch = self.watches.get(name)
+        return "" if watch is None else watch.namespace
+
     def is_listed(self, host: Host) -> bool:
         """Return whether the target is of a list, so that its objects are in the target itself."""
         return "/" in str(host.connection.get(MANAGEMENT_KEY, ""))

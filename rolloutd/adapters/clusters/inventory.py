@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Mapping, Sequence
 
 from machines.model.node import NodeKind
-from rolloutd.adapters.clusters.cluster_watch import RESOURCES, ClusterWatch
+from rolloutd.adapters.clusters.cluster_watch import ClusterWatch
+from rolloutd.adapters.clusters.permissions import find_missing_cluster_permissions
 from rolloutd.adapters.clusters.views import ClusterView
 from rolloutd.adapters.kubernetes.api_errors import ApiError, ClusterUnreachable
-from rolloutd.adapters.kubernetes.permissions import Permission, find_missing_permissions
 from rolloutd.errors import SourceFailed
 from rolloutd.ports import CLUSTER_ID, JSON, STATUS, DiscoveredNode
 
@@ -42,18 +42,11 @@ class ClusterInventory:
 
     async def find_missing_prerequisites(self) -> Sequence[str]:
         watch = self._watch
-        rights = [
-            Permission(verb, RESOURCES[watch.group], purpose, watch.group, namespace=watch.namespace)
-            for verb, purpose in (("list", "to know the clusters"), ("watch", "to see their conditions"))
-        ]
-        missing = await find_missing_permissions(watch.cluster, permissions=rights)
-        if missing:
-            return missing
         try:
             await watch.find_path()
+            return await find_missing_cluster_permissions(watch.cluster, watch.group, watch.namespace)
         except (ApiError, ClusterUnreachable) as error:
             return [f"cluster {watch.cluster.name}: {error}"]
-        return []
 
     async def _read_watch(self) -> Sequence[ClusterView]:
         watch = self._watch

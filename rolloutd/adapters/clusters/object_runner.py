@@ -10,7 +10,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +56,7 @@ MAX_RECREATIONS = 3
 """How often one run makes an object again that a person deleted."""
 
 FAILING_FOR_S = 120.0
-"""How long a failure is shown before it counts: controllers try again by themselves."""
+"""How long a failure is shown before it counts, unless the plan says it: controllers try again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,6 @@ class ObjectRunner(ABC):
     """ports.Runner and ports.RecordsPrevious of a kind of change; its records are on this machine."""
 
     kind: str
-    failing_for_s = FAILING_FOR_S
 
     def __init__(self, context: RunnerContext) -> None:
         self._context = context
@@ -280,7 +279,8 @@ class ObjectRunner(ABC):
         if judgement.is_failing != (since is not None):
             since = now if judgement.is_failing else None
             record.write(failing_since=since)
-        if since is not None and now - since >= self.failing_for_s:
+        failing_for_s = float(record.content["params"].get("failing_for", FAILING_FOR_S))
+        if since is not None and now - since >= failing_for_s:
             return Failed(judgement.text)
         limit_s = float(record.content["timeout_s"])
         if now - float(record.content["began_at"]) >= limit_s:
@@ -342,7 +342,9 @@ class ObjectRunner(ABC):
         """Begin the record of a run that another machine began, by the object that carries it."""
         for name, cluster in self._clusters.clusters().items():
             store = self._stores.setdefault(cluster.name, ObjectStore(cluster))
-            found = await store.find_run(self.lists, handle)
+            namespace = self._clusters.namespace_of(name)
+            lists = [replace(each, namespace=namespace) for each in self.lists]
+            found = await store.find_run(lists, handle)
             if found is None:
                 continue
             ref, obj = found
@@ -366,7 +368,10 @@ class ObjectRunner(ABC):
         raise NotFound(f"there is no run {handle} of the kind {self.kind}")
 
     def _create(self, record: RunRecord, request: RunRequest) -> None:
-        ref = self.object_of(request.host.connection, request.params)
+        try:
+            ref = self.object_of(request.host.connection, request.params)
+        except NotPossible as error:
+            raise AdapterFailed(str(error)) from error
         now, pin = self._context.clock.now(), self.pin_of(request)
         record.create(request, now, ref=asdict(ref), pin=pin)
 

@@ -153,7 +153,7 @@ class ObjectStore:
     async def find_run(
         self, lists: Sequence[ObjectRef], run: str
     ) -> tuple[ObjectRef, Mapping[str, JSON]] | None:
-        """Return the object that carries a run, of lists in all namespaces, None without one."""
+        """Return the object of these lists that carries a run, None without one."""
         for ref in lists:
             for obj in (await self.cluster.list(ref.list_path, convert=without_inventory)).items:
                 if (obj["metadata"].get("annotations") or {}).get(RUN) == run:

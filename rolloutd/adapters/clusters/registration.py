@@ -6,9 +6,13 @@ from typing import Annotated
 
 from rolloutd.plugin import (
     ABSENT,
+    Capability,
+    CheckParams,
+    Duration,
     Field,
     FilePath,
     LabelKey,
+    NodeKind,
     Params,
     PositiveDuration,
     Registration,
@@ -73,6 +77,24 @@ class KubeconfigsParams(Params):
     every: PositiveDuration = duration_field("20s", "Interval of asking each cluster's API server.")
 
 
+class ClusterCheckParams(CheckParams):
+    """The cluster is available, by the conditions that its management cluster shows."""
+
+    within: Duration = duration_field("5m", "How long this may take; 0s checks once.")
+    timeout: PositiveDuration = duration_field("30s", "Limit of one try.")
+
+
+class TopologyParams(Params):
+    """Upgrades a cluster by Cluster API: the version of its topology, followed to every machine."""
+
+    version: Annotated[str, Field(pattern=r"^v[0-9]+\.[0-9]+\.[0-9]+([-+][0-9A-Za-z.+-]+)?$")] = Field(
+        description="Version of Kubernetes, such as `v1.31.4`."
+    )
+    failing_for: Duration = duration_field(
+        "2m", "How long a failure is shown before it counts: the controller tries again by itself."
+    )
+
+
 _FACTORY = "rolloutd.adapters.clusters.factory"
 
 CLUSTERAPI_INVENTORY = Registration(f"{_FACTORY}:make_inventory", ClusterApiParams)
@@ -80,4 +102,15 @@ CLUSTERPROFILE_INVENTORY = Registration(f"{_FACTORY}:make_inventory", ClusterPro
 KUBECONFIGS_INVENTORY = Registration(f"{_FACTORY}:make_listed_inventory", KubeconfigsParams)
 WATCH = Registration(f"{_FACTORY}:make_watch")
 LISTED_WATCH = Registration(f"{_FACTORY}:make_listed_inventory")
+CHECK = Registration(
+    "rolloutd.adapters.clusters.check:make_check",
+    ClusterCheckParams,
+    frozenset({Capability.JUDGES_LIVENESS}),
+    node_kinds=frozenset({NodeKind.CLUSTER}),
+)
+CHANGE = Registration(
+    "rolloutd.adapters.clusters.topology:make_runner",
+    TopologyParams,
+    node_kinds=frozenset({NodeKind.CLUSTER}),
+)
 OBSERVER = Registration(f"{_FACTORY}:make_observer")

@@ -108,7 +108,7 @@ class ClusterView:
 def parse_cluster(obj: Mapping[str, JSON]) -> ClusterView:
     """Return the used fields of a Cluster of either version of the API."""
     meta, spec, status = obj["metadata"], obj.get("spec") or {}, obj.get("status") or {}
-    conditions = _conditions_of(status)
+    conditions = read_conditions(status)
     initialized = _is_initialized(status, conditions)
     paused = bool(spec.get("paused")) or PAUSED_ANNOTATION in (meta.get("annotations") or {})
     probe = conditions.get("RemoteConnectionProbe")
@@ -142,7 +142,7 @@ def parse_cluster(obj: Mapping[str, JSON]) -> ClusterView:
 def parse_profile(obj: Mapping[str, JSON]) -> ClusterView:
     """Return the used fields of a ClusterProfile."""
     meta, status = obj["metadata"], obj.get("status") or {}
-    healthy = _read_conditions(status.get("conditions")).get("ControlPlaneHealthy")
+    healthy = read_conditions(status).get("ControlPlaneHealthy")
     properties = {each["name"]: each["value"] for each in status.get("properties") or ()}
     uid = require_text(meta["uid"])
     if healthy is None:
@@ -187,10 +187,10 @@ def _health(
     return NodeHealth.DOWN if available.status == "False" else NodeHealth.UNKNOWN, available.text
 
 
-def _conditions_of(status: Mapping[str, JSON]) -> dict[str, Condition]:
+def read_conditions(status: Mapping[str, JSON]) -> dict[str, Condition]:
     """Return the conditions; an object of v1beta1 has the present ones below `v1beta2`."""
     later = status.get("v1beta2") or {}
-    return _read_conditions(later.get("conditions") or status.get("conditions"))
+    return _parse_conditions(later.get("conditions") or status.get("conditions"))
 
 
 def _is_initialized(status: Mapping[str, JSON], conditions: Mapping[str, Condition]) -> bool:
@@ -202,7 +202,7 @@ def _is_initialized(status: Mapping[str, JSON], conditions: Mapping[str, Conditi
     )
 
 
-def _read_conditions(found: JSON) -> dict[str, Condition]:
+def _parse_conditions(found: JSON) -> dict[str, Condition]:
     return {
         require_text(each["type"]): Condition(
             require_text(each["type"]),

@@ -9,6 +9,7 @@ from pydantic import model_validator
 from rolloutd.plugin import (
     ABSENT,
     Capability,
+    Duration,
     Field,
     NodeKind,
     Params,
@@ -79,6 +80,9 @@ class FluxParams(Params):
         default=ABSENT, description="Secret in the same namespace by which the source is fetched."
     )
     values: Values = Field(default={}, description="Values of each cluster, resolved for each at submit.")
+    failing_for: Duration = duration_field(
+        "2m", "How long a failure is shown before it counts: the controller tries again by itself."
+    )
     create: Creation = Field(
         default=ABSENT, description="Create the object if it is missing; it must exist if not given."
     )

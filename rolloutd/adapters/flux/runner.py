@@ -6,6 +6,7 @@ pin before is never taken for it.
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -21,6 +22,9 @@ from rolloutd.adapters.flux.judgement import (
     judge_kustomization,
     latest_release,
 )
+from rolloutd.adapters.kubernetes.api_errors import ApiError, ClusterUnreachable
+from rolloutd.adapters.kubernetes.cluster import api_path
+from rolloutd.errors import AdapterFailed
 from rolloutd.ports import Host, RunnerContext, RunRequest
 
 KUSTOMIZATION = ObjectRef("kustomize.toolkit.fluxcd.io/v1", "Kustomization", "kustomizations", "", "")
@@ -148,6 +152,20 @@ class FluxRunner(ObjectRunner):
             source = {"kind": kind, "namespace": namespace, "name": ref.name}
             source["spec"] = _source_spec(found["spec"]) if found is not None and is_ours else {}
         return json.dumps({"spec": kept, "source": source, "pin": pin})
+
+    # -- ports.DigestsSecrets
+
+    async def digest_secret(self, host: Host, name: str, key: str) -> str:
+        """Return the digest of a key of a Secret beside the target's objects."""
+        namespace = str(host.connection[NAMESPACE_KEY])
+        path = api_path("secrets", name, namespace=namespace)
+        try:
+            found = await self._store(host.connection).cluster.get(path)
+            return hashlib.sha256(base64.b64decode(found["data"][key])).hexdigest()
+        except (ApiError, ClusterUnreachable) as error:
+            raise AdapterFailed(f"secret {namespace}/{name}: {error}") from error
+        except (LookupError, TypeError, ValueError) as error:
+            raise AdapterFailed(f"secret {namespace}/{name}: it has no key {key}; add it") from error
 
     # -- what is applied
 

@@ -64,7 +64,6 @@ class FluxEnvironment:
             "", FakeShell(), SystemClock(), lambda: InventorySnapshot({}), settings, lambda _: self.directory
         )
         runner = self.runner_type(context)
-        runner.failing_for_s = 0.0
         self.contexts.append(context)
         return runner
 
@@ -87,7 +86,13 @@ class FluxEnvironment:
         previous: str = "",
         **params: JSON,
     ) -> RunRequest:
-        given: Mapping[str, JSON] = {"kustomization": "east-apps", "create": CREATE, "values": {}, **params}
+        given: Mapping[str, JSON] = {
+            "kustomization": "east-apps",
+            "create": CREATE,
+            "values": {},
+            "failing_for": 0.0,
+            **params,
+        }
         return RunRequest(
             run,
             self.host,

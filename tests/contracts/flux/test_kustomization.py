@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 
 import pytest
 
 from machines.model.rollout import FailureCode
-from rolloutd.errors import NotFound, RunnerUnavailable
+from rolloutd.adapters.flux.runner import FluxRunner
+from rolloutd.errors import AdapterFailed, NotFound, RunnerUnavailable
 from rolloutd.ports import Failed, Ok, Unknown
 from tests.contracts.flux.environment import (
     BAD,
@@ -87,9 +89,8 @@ async def test_failed_health_check_fails_though_objects_are_new(env: FluxEnviron
 async def test_failure_counts_once_it_lasts(env: FluxEnvironment) -> None:
     """The controller tries again by itself, and may succeed."""
     runner = env.open_runner()
-    runner.failing_for_s = 300.0
     env.flux.unreachable.add("east-kubeconfig")
-    await runner.start(env.request("r1"))
+    await runner.start(env.request("r1", failing_for=300.0))
     await until_says(runner, "r1", "ReconciliationFailed")
     env.flux.unreachable.clear()
     await env.fleet.edit(*APPS, {"metadata": {"annotations": {"reconcile.fluxcd.io/requestedAt": "now"}}})
@@ -305,6 +306,20 @@ async def test_silent_server_is_waited_for(env: FluxEnvironment) -> None:
     with pytest.raises(RunnerUnavailable):
         await runner.check_available()
     assert isinstance((await ended(runner, await runner.start(env.request("r2", NEWER)))).result, Ok)
+
+
+async def test_digest_of_secret_follows_its_value(env: FluxEnvironment) -> None:
+    path = f"/api/v1/namespaces/{env.fleet.namespace}/secrets"
+    secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "east-values"}}
+    await env.fleet.api.post(path, {**secret, "data": {"password": "c2VjcmV0"}})
+    runner = env.open_runner()
+    assert isinstance(runner, FluxRunner)
+    digest = await runner.digest_secret(env.host, "east-values", "password")
+    assert digest == hashlib.sha256(b"secret").hexdigest()
+    for name, key in (("east-values", "other"), ("missing", "password")):
+        with pytest.raises(AdapterFailed, match=name):
+            await runner.digest_secret(env.host, name, key)
+    await env.fleet.api.delete(f"{path}/east-values")
 
 
 async def test_secret_is_a_reference_and_its_digest(env: FluxEnvironment) -> None:

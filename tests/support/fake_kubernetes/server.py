@@ -9,7 +9,7 @@ import json
 import re
 from collections import deque
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from aiohttp import web
@@ -137,6 +137,8 @@ class Server:
             return web.json_response(self.access.review_subject(asked.body), status=201)
         if asked.resource not in RESOURCES or asked.version != self.groups.get(asked.group, "v1"):
             raise ApiRefusal(404, "the server could not find the requested resource")
+        if request.content_type == APPLY_PATCH and not asked.subresource:
+            self._authorise_creation(asked, rules)
         self.requests.append(asked)
         for interference in list(self.interceptors):
             done = interference(asked)
@@ -319,6 +321,14 @@ class Server:
         return self.objects.update(
             asked.resource, before, after, manager=asked.manager, subresource=asked.subresource
         )
+
+    def _authorise_creation(self, asked: ApiRequest, rules: Rules) -> None:
+        """Ask for the right to create too where an apply would create."""
+        if self.objects.find(asked.resource, asked.namespace, asked.name) is not None:
+            return
+        if not allows(rules, "create", asked.group, asked.resource, asked.namespace):
+            raise ApiRefusal(403, f"{asked.resource} is forbidden: this user cannot create it")
+        self.answered.append(Answered(replace(asked, verb="create"), 201))
 
     def _migrate_managers(self, asked: ApiRequest, before: JSON) -> JSON:
         """Replace the field managers, which a patch of just these and of the version may do."""
