@@ -29,6 +29,7 @@ from rolloutd.ports import (
     ArtifactStore,
     DigestsSecrets,
     Failed,
+    HasFormerPlaces,
     Host,
     KeepsConnections,
     LimitsSources,
@@ -89,7 +90,12 @@ class RoutedRunners:
         limited = {name: each for name, each in runners.items() if isinstance(each, LimitsSources)}
         state.source_limits = limited
         state.digest_secret = self.digest_secret
-        self._names = {_place(name, runner): name for name, runner in runners.items() if name != LOCAL_RUNNER}
+        self._names = {
+            _place_in_handles(name, place): name
+            for name, runner in runners.items()
+            if name != LOCAL_RUNNER
+            for place in _places(runner)
+        }
         self._deadlines: dict[str, float] = {}
         """Until when a runner's silence about a run is waited out, epoch seconds."""
         self.artifacts = _StoredRuns(self)
@@ -409,4 +415,12 @@ class _StoredRuns:
 
 def _place(name: str, runner: Runner) -> str:
     """Return a runner's place as handles name it."""
-    return f"{name}.{hashlib.sha256(runner.place.encode()).hexdigest()[:PLACE_DIGITS]}"
+    return _place_in_handles(name, runner.place)
+
+
+def _places(runner: Runner) -> Sequence[str]:
+    return (runner.place, *(runner.former_places if isinstance(runner, HasFormerPlaces) else ()))
+
+
+def _place_in_handles(name: str, place: str) -> str:
+    return f"{name}.{hashlib.sha256(place.encode()).hexdigest()[:PLACE_DIGITS]}"

@@ -17,6 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from machines.model.rollout import FailureCode
 from rolloutd.adapters.ansible.progress import to_run_event
 from rolloutd.adapters.ansible.run_directory import RunDirectory
@@ -93,7 +95,18 @@ class KubernetesRunner:
         self._pods_lock = asyncio.Lock()
         self.status = RunnerStatus(UNLIMITED)
         self.artifacts = self
-        self.place = f"{cluster.kubeconfig} {cluster.context or ''} {namespace}"
+        self.former_places = (f"{cluster.kubeconfig} {cluster.context or ''} {namespace}",)
+        self.place = self._find_place(namespace)
+
+    def _find_place(self, namespace: str) -> str:
+        """Return the server and the namespace; while the kubeconfig cannot be read, as it was before."""
+        remembered = self._directory / "place"
+        server = _server_of(self._cluster.kubeconfig, self._cluster.context)
+        if server is None:
+            return remembered.read_text() if remembered.exists() else self.former_places[0]
+        place = f"{server} {namespace}"
+        remembered.write_text(place)
+        return place
 
     # -- ports.Runner
 
@@ -406,6 +419,17 @@ def make_runner(context: RunnerContext) -> KubernetesRunner:
     context.shared[f"runner {context.name}"] = cluster
     context.shared[f"trees {context.name}"] = trees
     return KubernetesRunner(context, cluster, trees, context.stale_runs)
+
+
+def _server_of(kubeconfig: Path, context: str | None) -> str | None:
+    """Return the address of the API server, None for a file that has none."""
+    try:
+        document = yaml.safe_load(kubeconfig.read_text())
+        contexts = {each["name"]: each["context"]["cluster"] for each in document["contexts"]}
+        servers = {each["name"]: each["cluster"]["server"] for each in document["clusters"]}
+        return str(servers[contexts[context or document["current-context"]]]).rstrip("/")
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, LookupError, TypeError, RecursionError):
+        return None
 
 
 @contextmanager

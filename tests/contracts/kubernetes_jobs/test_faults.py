@@ -223,6 +223,17 @@ async def test_shipped_role_is_what_runs_use(backend: JobsBackend) -> None:
     assert used == granted
 
 
+async def test_place_is_that_of_cluster_not_of_file(backend: JobsBackend) -> None:
+    place = backend.open().place
+    text = backend.kubeconfig.read_text()
+    backend.kubeconfig = backend.kubeconfig.rename(backend.directory / "moved")
+    assert backend.open().place == place
+    backend.kubeconfig.write_text("not yet: {")
+    assert backend.open().place == place, "as it was, while the file cannot be read"
+    backend.kubeconfig.write_text(text.replace(backend.cluster.url, "https://192.0.2.1"))
+    assert backend.open().place != place
+
+
 async def test_missing_right_is_named(backend: JobsBackend) -> None:
     rules = [rule for rule in shipped_rules() if rule["resources"] != ["secrets"]]
     backend.cluster.kubeconfig(backend.kubeconfig, token=backend.cluster.token(rules))

@@ -53,8 +53,11 @@ class Elsewhere:
 
     def open(self, name: str = "shelf") -> RoutedRunners:
         """Return the runners as a daemon has them that has just started."""
-        local = FakeRunner(self.inside.run_host, "0123456789ab")
-        return RoutedRunners(self.inside.state, {name: DirectoryRunner(self.directory), "local": local})
+        named = {name: DirectoryRunner(self.directory), "local": self.local()}
+        return RoutedRunners(self.inside.state, named)
+
+    def local(self) -> FakeRunner:
+        return FakeRunner(self.inside.run_host, "0123456789ab")
 
     def adapters(self, directory: Path) -> AdapterSet:
         return replace(adapters_of(self.inside, directory), runner=self.runners)
@@ -115,6 +118,18 @@ async def test_handle_of_removed_runner_is_unknown(elsewhere: Elsewhere) -> None
             _ = [event async for event in after.read_events(handle)]
     moved = Elsewhere(elsewhere.inside, elsewhere.directory)
     assert moved.runners.is_elsewhere(handle), "the same name at another place is another runner"
+
+
+async def test_handle_with_former_place_finds_run(elsewhere: Elsewhere) -> None:
+    handle = await elsewhere.runners.start(elsewhere.request("p1"))
+    before, elsewhere.shelf.place = elsewhere.shelf.place, "the same shelf by another name"
+    both = RoutedRunners(elsewhere.inside.state, {"shelf": elsewhere.shelf, "local": elsewhere.local()})
+    assert both.is_elsewhere(handle)
+    elsewhere.shelf.former_places = (before,)  # type: ignore[attr-defined]
+    both = RoutedRunners(elsewhere.inside.state, {"shelf": elsewhere.shelf, "local": elsewhere.local()})
+    assert not both.is_elsewhere(handle)
+    await until_over(both, handle)
+    assert both.handle_of("shelf", "r1") != handle, "new runs have the new name"
 
 
 async def test_handle_of_other_machine_is_elsewhere(elsewhere: Elsewhere) -> None:
