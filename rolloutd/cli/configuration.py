@@ -84,6 +84,8 @@ def register(commands: CommandGroup) -> None:
     summary = "show which node has which change, across rollouts"
     parser = commands.add_command("changes", changes, summary, is_list=True)
     parser.argument("plan", metavar="PLAN", text="only this plan, with its groups and nodes", nargs="?")
+    text = "a line for each node, with the version of each plan that it has or is moved to"
+    parser.add_argument("--matrix", action="store_true", help=text)
     summary = "run a rollout's playbook on its done nodes in check mode now, to find drift"
     commands.add_command("drift", drift, summary).rollout()
 
@@ -160,17 +162,43 @@ def _format_value(value: Any) -> str:
 def changes(call: Invocation) -> None:
     """Print the changes; those of one plan with their groups and nodes."""
     # A table of all changes shows no node.
-    limit = 1 if call.args.plan is None and call.args.json is False else None
+    limit = 1 if call.args.plan is None and not call.args.matrix and call.args.json is False else None
     answer: Changes = call.get(api_path("changes"), plan=call.args.plan, limit=limit)
     if call.args.plan is not None and not answer["changes"]:
         problem = "no rollout of this plan; list the plans with rolloutctl changes"
         raise exits.Exit(exits.REFUSED, f"{call.args.plan}: {problem}")
     if call.print_data(answer, [each["plan"] for each in answer["changes"]]):
         return
+    if call.args.matrix:
+        _print_matrix(answer["changes"])
+        return
     call.print_items(CHANGE_COLUMNS, answer["changes"])
     if call.args.plan is not None:
         for change in answer["changes"]:
             _print_change(change)
+
+
+def _print_matrix(found: Sequence[Change]) -> None:
+    """Print for each node the latest change of each plan, and the one that it is moved from."""
+    rows: dict[str, dict[str, str]] = {}
+    is_settled: set[tuple[str, str]] = set()
+    for change in found:  # the latest first
+        plan, version = change["plan"], change["change"][:SHORT_HASH_CHARS]
+        for each in change["nodes"]:
+            node, state = each["node"], each["state"]
+            row = rows.setdefault(node, {"node": node})
+            if state == "done" and (node, plan) not in is_settled:
+                row[plan] = f"{row[plan]} from {version}" if plan in row else version
+                is_settled.add((node, plan))
+            elif state not in ("never", "done") and plan not in row:
+                row[plan] = f"{version} {state}"
+    plans = dict.fromkeys(change["plan"] for change in found)
+    columns: Columns = {"NODE": "node", **{plan.upper(): partial(_cell, plan) for plan in plans}}
+    print_list(columns, list(rows.values()))
+
+
+def _cell(plan: str, row: dict[str, str]) -> str:
+    return row.get(plan, "-")
 
 
 def _print_change(change: Change) -> None:

@@ -74,3 +74,17 @@ def test_changes_of_a_plan_list_groups_and_nodes(
     assert "team/a" in out
     assert out.splitlines()[-1].split() == ["n2", "never"]
     assert json.loads(run(capsys, "changes", "--json")[1]) == {"changes": [change]}
+    newer = {
+        **change,
+        "change": "fedcba9876543210",
+        "nodes": [{"node": "n1", "state": "failed"}, {"node": "n2", "state": "done"}],
+    }
+    other = {**change, "plan": "kernel"}
+    daemon.answer("GET", "changes", {"changes": [newer, change, other]})
+    lines = [line.split() for line in run(capsys, "changes", "--matrix")[1].splitlines()]
+    assert lines == [
+        ["NODE", "LIMITS", "KERNEL"],
+        ["n1", "fedcba987654", "failed", "from", "0123456789ab", "0123456789ab"],
+        ["n2", "fedcba987654", "-"],
+    ]
+    assert daemon.requests[-1][2] == {}, "all nodes, not a page"
