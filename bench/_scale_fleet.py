@@ -1,6 +1,6 @@
 """One fleet of `bench scale`: a daemon in this process, and what each thing that happens to it costs.
 
-    python -m bench._scale_fleet pauses|idle|transitions|decision
+    python -m bench._scale_fleet pauses|idle|transitions|decision|expiry
 
 The loop, the drivers and the store are real; nodes, playbooks and the inventory answer at once from memory.
 A pause is the CPU time that the loop's thread needs for one callback, so other load does not change it.
@@ -421,6 +421,31 @@ def resident_kib() -> float:
     return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS:"))
 
 
+async def measure_forecast(fleet: Fleet) -> dict[str, float]:
+    """Ask the forecast's process about all nodes; return the pause (ms), none if it is too late."""
+    rollout, answered = await fleet.submit("sat", 1), list[str]()
+    await fleet.settle()
+    gc.collect()
+    with longest_pause() as found:
+        await _forecast(fleet.state, rollout, answered)
+    return {"loop pause forecast": found[0]} if answered else {}
+
+
+async def measure_expiry(fleet: Fleet) -> dict[str, float]:
+    """Let the observations of all nodes expire at once, as when a watch ends; return the pause (ms)."""
+    state = fleet.state
+    await fleet.open_start_gate(await fleet.submit("sat", 1))
+    await fleet.settle()
+    now = state.now()
+    seen = [Observation(each, NodeHealth.UP, now) for each in state.index.nodes]
+    state.index.record_observations(seen, now)
+    await fleet.settle()
+    fleet.clock.advance(state.index.limits.observe_within_s + 1.0)
+    with longest_pause() as found:
+        await fleet.settle()
+    return {"loop pause expiry": found[0]}
+
+
 async def measure_transitions(fleet: Fleet) -> dict[str, float]:
     """Return the CPU time of a durable transition, its invariants included (ms)."""
     state = fleet.state
@@ -463,7 +488,9 @@ def main() -> None:
         with asyncio.Runner(loop_factory=VirtualLoop) as runner:
             found = runner.run(with_fleet(nodes, measure_idle, virtual=True))
     else:
-        measure = {"pauses": measure_pauses, "transitions": measure_transitions}[wanted]
+        measure = {"pauses": measure_pauses, "transitions": measure_transitions, "expiry": measure_expiry}[
+            wanted
+        ]
         found = asyncio.run(with_fleet(nodes, measure))
     print(json.dumps(found))
 

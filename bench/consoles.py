@@ -3,8 +3,8 @@
     python -m bench consoles [--json] [--nodes 10000] [--consoles 10] [--seconds 20]
 
 The state, the store and the API's server are real and in this process; its nodes are moved through their
-phases by committed events.  Each console is the console's own connection, requests and model, in another
-process and without its screen, and has the rollout's page open.  The loop's CPU time is that of its thread,
+phases by committed events.  Each console is the console's own connection, requests and model, in a process of
+its own and without its screen, and has the rollout's page open.  The loop's CPU time is that of its thread,
 and what the consoles cost is the difference to the same events without them.  An event is on the screen when
 the model has a status with its number, or a later one.
 """
@@ -78,10 +78,6 @@ WARM_S = 2.0
 END_S = 2.0
 """Until the last events have come to the screens."""
 
-PROCESSES = 2
-"""For all consoles: one interpreter does not read ten streams of a thousand lines a second."""
-
-
 # -- a console without a screen ----------------------------------------------------
 
 
@@ -110,6 +106,11 @@ class HeadlessConsole:
         self._messages.on_message = partial(loop.call_soon_threadsafe, self._frame_requested.set)
         self._listener.start()
         await asyncio.gather(self._draw_frames(), self._tick())
+
+    def stop(self) -> None:
+        """Ask the listening thread to end, before the loop that it wakes."""
+        self._messages.on_message = lambda: None
+        self._listener.stop()
 
     async def _draw_frames(self) -> None:
         while True:
@@ -154,22 +155,21 @@ class HeadlessConsole:
             self.shown.append((time.monotonic(), self.model.seq))
 
 
-def be_consoles(socket: Path, number: int) -> None:
-    """Be so many consoles until the input ends, then print what they have shown."""
+def be_console(socket: Path) -> None:
+    """Be a console until the input ends, then print what it has shown."""
 
     async def run() -> None:
-        consoles = [HeadlessConsole(socket) for _ in range(number)]
-        tasks = [asyncio.create_task(each.run()) for each in consoles]
-        while not all(each.has_nodes for each in consoles):
+        console = HeadlessConsole(socket)
+        task = asyncio.create_task(console.run())
+        while not console.has_nodes:
             await asyncio.sleep(TICK_S)
         print("ready", flush=True)
         began_s = time.process_time()
         await asyncio.to_thread(sys.stdin.buffer.read)
         cpu_s = time.process_time() - began_s
-        for task in tasks:
-            task.cancel()
-        requests = sum((each.requests for each in consoles), Counter())
-        print(json.dumps({"shown": [each.shown for each in consoles], "requests": requests, "cpu_s": cpu_s}))
+        task.cancel()
+        console.stop()
+        print(json.dumps({"shown": console.shown, "requests": console.requests, "cpu_s": cpu_s}))
 
     asyncio.run(run())
 
@@ -234,10 +234,9 @@ async def measure_consoles(fleet: Fleet, consoles: int, seconds: float) -> dict[
     async with served(fleet) as socket:
         await mover.run(WARM_S)
         without = await mover.run(seconds / 2)
-        command = (sys.executable, "-m", "bench.consoles", "--be-consoles", str(socket))
-        command += ("--consoles", str(consoles // PROCESSES))
+        command = (sys.executable, "-m", "bench.consoles", "--be-console", str(socket))
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        processes = [await asyncio.create_subprocess_exec(*command, **pipes) for _ in range(PROCESSES)]
+        processes = [await asyncio.create_subprocess_exec(*command, **pipes) for _ in range(consoles)]
         try:
             for each in processes:
                 await each.stdout.readline()
@@ -250,8 +249,7 @@ async def measure_consoles(fleet: Fleet, consoles: int, seconds: float) -> dict[
             for each in processes:
                 with suppress(ProcessLookupError):
                     each.kill()
-    shown = chain.from_iterable(each["shown"] for each in reports)
-    late = sorted(chain.from_iterable(_latencies(mover.committed, each) for each in shown))
+    late = sorted(chain.from_iterable(_latencies(mover.committed, each["shown"]) for each in reports))
     loop_s, process_s = (a - 2 * b for a, b in zip(with_consoles, without, strict=True))
     console_s = sum(each["cpu_s"] for each in reports) / (WARM_S + seconds + END_S)
     requests = sum(sum(each["requests"].values()) for each in reports)
@@ -280,14 +278,14 @@ def _latencies(committed: list[tuple[float, int]], shown: list[tuple[float, int]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Measure what consoles cost the daemon.")
-    parser.add_argument("--be-consoles", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--be-console", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--nodes", type=int, default=10_000)
     parser.add_argument("--consoles", type=int, default=10)
     parser.add_argument("--seconds", type=float, default=16.0)
     options = parser.parse_args()
-    if options.be_consoles:
-        be_consoles(options.be_consoles, options.consoles)
+    if options.be_console:
+        be_console(options.be_console)
         return
     logging.disable(logging.ERROR)
     measure = partial(measure_consoles, consoles=options.consoles, seconds=options.seconds)

@@ -1,5 +1,6 @@
 """What a forecast costs: 10,000 nodes in 100 pools, 200 draws with random durations, on one core.
 
+The daemon's forecast of as many nodes runs in its process; measured is the loop's longest pause meanwhile.
 Peers, in the same run: a plain event-queue simulation of the same, without rules (as many draws with as many
 random numbers, and the same percentiles of each node), and one walk of the scheduler alone.
 Prints JSON, then one line for people; with --json only the JSON.
@@ -7,9 +8,11 @@ Prints JSON, then one line for people; with --json only the JSON.
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import heapq
 import json
+import logging
 import random
 import resource
 import sys
@@ -20,6 +23,7 @@ from time import process_time
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from bench._scale_fleet import measure_forecast, with_fleet
 from bench.decide import T0, submit
 from machines.facts.fleet_facts import FactsSnapshot
 from machines.facts.projection import Projection
@@ -39,6 +43,7 @@ MAX_PARALLEL = 64
 AIM_S = 30.0
 AIM_MIB = 300.0
 AIM_RATIO = 5.0
+AIM_PAUSE_MS = 20.0
 
 SOAK_S = 600.0
 _samples = random.Random(1)
@@ -130,6 +135,9 @@ def main(options: list[str]) -> None:
     forecast_s = process_time() - began
     mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     assert made.ends_at.p50 is not None
+    gc.enable()
+    logging.disable(logging.ERROR)
+    pause_ms = asyncio.run(with_fleet(NODES, measure_forecast)).get("loop pause forecast")
     result = {
         "bench": "forecast",
         "nodes": NODES,
@@ -141,21 +149,25 @@ def main(options: list[str]) -> None:
         "ratio": round(forecast_s / plain_s, 2),
         "us_per_node_and_draw": round(forecast_s / NODES / DRAWS * 1e6, 2),
         "max_mib": round(mib),
+        "loop_pause_ms": None if pause_ms is None else round(pause_ms, 1),
         "ends_after_s_p50": round(made.ends_at.p50 - T0),
         "plain_ends_after_s_p50": round(plain_end_s),
         "aim_s": AIM_S,
         "aim_mib": AIM_MIB,
         "aim_ratio": AIM_RATIO,
+        "aim_pause_ms": AIM_PAUSE_MS,
     }
     print(json.dumps(result))
     if "--json" in options:
         return
     met = forecast_s < AIM_S and mib < AIM_MIB and forecast_s < AIM_RATIO * plain_s
+    met = met and pause_ms is not None and pause_ms < AIM_PAUSE_MS
+    pause = "not measured (the answer was too late)" if pause_ms is None else f"{pause_ms:.1f} ms"
     print(
         f"forecast: {forecast_s:.1f} s of CPU for {NODES:,} nodes and {DRAWS} draws "
         f"(one walk of the scheduler {walk_s:.1f} s), {forecast_s / plain_s:.1f} times a plain simulation "
-        f"({plain_s:.1f} s), {mib:.0f} MiB; "
-        f"aim {AIM_S:.0f} s, {AIM_RATIO:.0f} times, {AIM_MIB:.0f} MiB: {'met' if met else 'missed'}"
+        f"({plain_s:.1f} s), {mib:.0f} MiB; the loop's longest pause {pause}; aim {AIM_S:.0f} s, "
+        f"{AIM_RATIO:.0f} times, {AIM_MIB:.0f} MiB, {AIM_PAUSE_MS:.0f} ms: {'met' if met else 'missed'}"
     )
 
 

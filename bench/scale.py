@@ -69,6 +69,7 @@ LIMITS: dict[str, tuple[str, float]] = {
     "loop pause window": ("ms", 50.0),
     "loop pause failures": ("ms", 50.0),
     "loop pause retry": ("ms", 50.0),
+    "loop pause expiry": ("ms", 50.0),
     "decision": ("ms", 2.0),
     "idle cpu": ("% of a core", 1.0),
     "memory growth": ("MiB/h", 1.0),
@@ -130,7 +131,7 @@ def measure(sizes: tuple[int, ...]) -> list[Figure]:
 
 def measure_size(nodes: int) -> dict[str, float]:
     values: dict[str, float] = {}
-    for part in ("decision", "transitions", "idle", "pauses", "pages"):
+    for part in ("decision", "transitions", "idle", "pauses", "expiry", "pages"):
         runs = [found for _ in range(REPEATS.get(part, 1)) if (found := measure_part(part, nodes))]
         names = {name: None for found in runs for name in found}
         values |= {name: statistics.median(found[name] for found in runs) for name in names}
