@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from machines.model.rollout import FailureCode
 from rolloutd.adapters.kubernetes_jobs import job as objects
 from rolloutd.adapters.kubernetes_jobs import runner as runner_module
+from rolloutd.adapters.kubernetes_jobs.report import PodResult
 from rolloutd.adapters.kubernetes_jobs.runner import KubernetesRunner
 from rolloutd.contracts import Work
 from rolloutd.errors import RunnerUnavailable
@@ -71,6 +73,49 @@ async def test_lost_beginning_of_log_is_an_event(backend: JobsBackend) -> None:
     texts = [event.text async for event in runner.read_events(handle)]
     assert "3 events are lost" in texts
     assert len(texts) == len(set(texts)), "each line once, though logs repeat"
+
+
+async def test_late_job_is_adopted_and_reordered_log_read(backend: JobsBackend) -> None:
+    """The server has answered 504, and creates the Job all the same; its log is out of order."""
+    backend.jobs.is_log_reversed = True
+    given_up: list[Any] = []
+
+    def give_up(asked: ApiRequest) -> None:
+        if (asked.verb, asked.resource) == ("create", "jobs") and not given_up:
+            given_up.append(copy.deepcopy(asked.body))
+            raise ApiRefusal(504, "Timeout: request did not complete", reason="Timeout")
+
+    backend.cluster.server.interceptors.append(give_up)
+    runner, request = backend.open(), backend.request(Work.SUCCEEDS, "r1")
+    with pytest.raises(RunnerUnavailable):
+        await runner.start(request)
+    given_up[0]["metadata"]["namespace"] = NAMESPACE
+    backend.cluster.objects.create("jobs", given_up[0])
+    handle = await runner.start(request)
+    assert isinstance((await ended(runner, handle)).result, Ok)
+    assert len(list(backend.cluster.objects.all("jobs", NAMESPACE))) == 1
+    assert backend.ansible.started_runs() == ["r1"]
+    kinds = [event.kind async for event in runner.read_events(handle)]
+    assert kinds[-1] == "stats", kinds
+    assert "log" not in kinds, "nothing counts as lost"
+
+
+async def test_unknown_result_does_not_turn(backend: JobsBackend) -> None:
+    runner = backend.open()
+    handle = await runner.start(backend.request(Work.NEVER_ENDS, "r1"))
+    await until(backend.ansible.has_work)
+    await backend.lose(handle)
+    assert isinstance((await ended(runner, handle)).result, Unknown)
+    (pod,) = backend.jobs.pods_of(objects.job_name("r1"))
+    message = PodResult.of("r1", pod["metadata"]["uid"], 1, Ok("done")).message()
+    status = pod["status"]["containerStatuses"][0]
+    turned = {**status, "state": {"terminated": {"exitCode": 0, "message": message}}}
+    backend.cluster.objects.modify(
+        "pods", pod, lambda each: each["status"].update(phase="Succeeded", containerStatuses=[turned])
+    )
+    for each in (runner, backend.open()):
+        assert isinstance((await each.get_state(handle)).result, Unknown)
+    await runner.clean_up_stale_runs(backend.ansible.host(), timeout_s=2.0)
 
 
 async def test_result_outlives_job(backend: JobsBackend) -> None:

@@ -35,6 +35,8 @@ class JobController:
         """False: pods stay Pending, as without a place or an image."""
         self.log_begins_at: dict[str, int] = {}
         """By pod: the line at which its log begins since a rotation."""
+        self.is_log_reversed = False
+        """True: a log's lines come in the wrong order."""
         objects.listeners.append(self._on_change)
 
     async def run(self) -> None:
@@ -82,7 +84,8 @@ class JobController:
         """Return the log of a pod, without what a rotation has taken; `sinceSeconds` repeats too much."""
         path = self.place(pod) / "log"
         lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-        return "".join(lines[self.log_begins_at.get(pod["metadata"]["name"], 0) :])
+        lines = lines[self.log_begins_at.get(pod["metadata"]["name"], 0) :]
+        return "".join(reversed(lines) if self.is_log_reversed else lines)
 
     def pods_of(self, name: str) -> list[JSON]:
         return [each for each in self._objects.all("pods", "") if _job_of(each) == name]
