@@ -79,7 +79,8 @@ class BatchWriter:
             (self.epoch,) = connection.execute(sql, (holder, since)).fetchall()[0]
         except backend.errors as error:
             raise backend.explain(error) from error
-        backend.record_commit(self.epoch, self._head())
+        self._written = self._head()
+        backend.record_commit(self.epoch, self._written)
 
     def write(self, batch: Sequence[Transaction]) -> list[TransactionResult]:
         """Write the transactions and return one result for each; database errors are results."""
@@ -102,6 +103,11 @@ class BatchWriter:
         try:
             with self._begin_transaction():
                 before = head = self._head()
+                if head.hash != self._written.hash:
+                    raise LeadershipLost(
+                        f"{self._backend.name}: its last entry is {head.seq}, not {self._written.seq} of this"
+                        " daemon, as after a restore; nothing was written, inspect the nodes"
+                    )
                 self.checkpoint.begin(head)
                 for transaction in batch:
                     result = self._run_in_savepoint(transaction, head)
@@ -116,6 +122,7 @@ class BatchWriter:
         if self._backend.is_in_doubt(self._connection) and not self._is_committed(before, head):
             return None
         self._backend.record_commit(self.epoch, head)
+        self._written = head
         return results
 
     def _is_committed(self, before: AuditEntry, head: AuditEntry) -> bool:
