@@ -50,7 +50,6 @@ class FluxEnvironment:
     directory: Path
     kubeconfig: Path
     runner_type: Callable[[RunnerContext], ObjectRunner] = FluxRunner
-    closing: list[ObjectRunner] = field(default_factory=list)
     contexts: list[RunnerContext] = field(default_factory=list)
 
     def open_runner(self, machine: str = "one") -> ObjectRunner:
