@@ -28,6 +28,9 @@ class AdapterRegistry(Mapping[str, Any]):
             self._instances[kind] = create_adapter(self._group, kind, self._context)
         return self._instances[kind]
 
+    def __contains__(self, kind: object) -> bool:
+        return kind in installed_adapters(self._group)
+
     def __iter__(self) -> Iterator[str]:
         return iter(installed_adapters(self._group))
 

@@ -144,3 +144,9 @@ def test_ssh_and_balancers_are_for_machines() -> None:
     for group, kinds in ((CHECKS, "node reachable self_updates ssh"), (ISOLATORS, "command haproxy")):
         for kind in kinds.split():
             assert NodeKind.CLUSTER not in (installed_adapters(group)[kind].node_kinds or NodeKind), kind
+
+
+def test_kind_that_is_not_installed_is_not_contained() -> None:
+    registry = AdapterRegistry(ISOLATORS, context())
+    assert "command" in registry
+    assert "no-such-kind" not in registry, "asked of the name of a runner, which is no kind of change"
