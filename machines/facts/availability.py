@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from machines.facts.fleet_facts import FleetFacts
-from machines.model.node import NodeHealth, Observation
+from machines.model.node import NodeHealth, NodeKind, Observation
 from machines.model.reasons import Param, Remedy, RemedyKind, UnavailabilityCause
 from machines.model.rollout import Hold, NodeOrder, Rollout, Target
-from machines.states import IN_FLIGHT_PHASES, Phase
+from machines.states import IN_FLIGHT_PHASES, Outcome, Phase
 
 CAUSE_PRECEDENCE: Final = {code: rank for rank, code in enumerate(UnavailabilityCause)}
 """Precedence of causes: our own work first, unknown last."""
@@ -138,7 +138,20 @@ def unavailability(facts: FleetFacts, node: str) -> Unavailability | None:
         code = _target_code(target)
         if code and (own is None or CAUSE_PRECEDENCE[code] < CAUSE_PRECEDENCE[own.code]):
             own = target_unavailability(facts, target)
-    return own or active_hold(facts, node) or observed_unavailability(facts, node)
+    return own or active_hold(facts, node) or _counted_outage(facts, node)
+
+
+def _counted_outage(facts: FleetFacts, node: str) -> Unavailability | None:
+    """Return the observed outage that takes slots of the node's pools.
+
+    Clusters do not serve for each other, and some are always away or new.  So an outage of a cluster counts
+    only once a rollout has changed it, because then it may be our doing.
+    """
+    found = observed_unavailability(facts, node)
+    if found is None or facts.nodes[node].kind is not NodeKind.CLUSTER or found.code in TAKEN_BY_OTHERS:
+        return found
+    is_changed = any(target.outcome is Outcome.CHANGED for target in facts.targets_on(node))
+    return found if is_changed else None
 
 
 def active_hold(facts: FleetFacts, node: str) -> Unavailability | None:

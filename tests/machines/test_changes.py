@@ -112,13 +112,32 @@ def test_bootstrap_changes_no_host_that_is_down() -> None:
 
 
 def test_bootstrap_stays_in_budget_of_pool() -> None:
-    clusters = [Node(f"c{number}", NodeKind.CLUSTER, labels={"team": "infra"}) for number in range(2)]
+    clusters = [Node(f"c{number}", NodeKind.CLUSTER, labels={"team": "infra"}) for number in range(3)]
     index = index_of(clusters, observed=False)
     index.record_observations([Observation(each.name, NodeHealth.DOWN, T0, "new") for each in clusters], T0)
     submit(index, stages=(NET,), bootstrap=True)
-    assert explain_node(index, "R", "c0", T0).code == "peer-down"
+    assert [each.node for each in decide(index, T0).of(Admit)] == ["c0"]
     index.update_limits(Limits(pools={"team": PoolRule(Budget(2))}))
     assert [each.node for each in decide(index, T0).of(Admit)] == ["c0", "c1"]
+
+
+def test_cluster_that_is_away_holds_no_peer() -> None:
+    clusters = [Node(f"c{number}", NodeKind.CLUSTER, labels={"team": "infra"}) for number in range(3)]
+    index = index_of(clusters)
+    index.record_observations([Observation("c0", NodeHealth.DOWN, T0, "no answer")], T0)
+    submit(index, stages=(NET,))
+    assert explain_node(index, "R", "c0", T0).code == "node-down"
+    assert explain_node(index, "R", "c1", T0).code == "starting"
+
+
+def test_cluster_that_a_rollout_changed_counts_as_down() -> None:
+    clusters = [Node(f"c{number}", NodeKind.CLUSTER, labels={"team": "infra"}) for number in range(3)]
+    index = index_of(clusters)
+    submit(index, stages=(NET,))
+    finish(index, "c0")
+    assert explain_node(index, "R", "c1", T0).code == "starting"
+    index.record_observations([Observation("c0", NodeHealth.DOWN, T0, "no answer")], T0)
+    assert explain_node(index, "R", "c1", T0).code == "peer-down"
 
 
 def test_failed_and_unready_targets_count_in_strategy() -> None:
