@@ -283,7 +283,7 @@ def _upload(call: Invocation, directory: Path, *, announce: bool) -> str:
 
 def print_preview(answer: Preview) -> None:
     for columns, key in PREVIEW_LISTS:
-        if answer[key] or key != "prepare":
+        if answer[key] or key not in {"prepare", "values"}:
             print_list(columns, answer[key])
             print_line()
     print_traffic_probes(answer)

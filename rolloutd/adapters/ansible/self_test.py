@@ -159,6 +159,7 @@ async def _observe(runner: AnsibleRunner, runs: Path, directory: Path) -> tuple[
             "play.yml",
             timeout_s=RUN_TIMEOUT_S,
             fencing_token=TOKEN,
+            rollout="",
         )
     )
     while (result := (await runner.wait_for_change(handle)).result) is None:
