@@ -18,7 +18,7 @@ from rolloutd.planfile.change import Guard, Rollback, Stage
 from rolloutd.planfile.prepare import Cleanup, PrepareItem, stage_names
 from rolloutd.planfile.steps import MAX_STEPS, IsolateStep, TrafficStep, VerifyStep
 from rolloutd.planfile.strategy import MAX_PARALLEL, Strategy
-from rolloutd.plugin import ABSENT, Params, are_reversible, duration_field, field_types
+from rolloutd.plugin import ABSENT, ChangeParams, Params, are_reversible, duration_field, field_types
 from rolloutd.plugin.field_types import (
     MAX_ITEMS,
     MAX_VOTES,
@@ -429,6 +429,19 @@ class Spec(Params):
     @classmethod
     def _require_own_stage_names(cls, stages: list[Stage]) -> list[Stage]:
         raise_invalid(taken_names(_written_names(stages)))
+        return stages
+
+    @field_validator("maintain")
+    @classmethod
+    def _require_commit(cls, stages: list[Stage], info: ValidationInfo) -> list[Stage]:
+        """A change that moves nodes to a commit would wait for an uploaded directory for ever."""
+        source = info.data.get("source")
+        if source is None or source.git is not None:
+            return stages
+        for index, stage in enumerate(stages):
+            if isinstance(stage.section, ChangeParams) and stage.section.needs_commit:
+                message = f"the change {stage.kind} needs a commit, and the source is a directory"
+                raise InvalidValue(message, "`source: {git, ref}`", at=(index, stage.kind), at_key=True)
         return stages
 
     @field_validator("maintain")

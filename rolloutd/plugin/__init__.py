@@ -53,6 +53,7 @@ __all__ = [
     "SETTINGS",
     "WATCHES",
     "Capability",
+    "ChangeParams",
     "CheckParams",
     "Command",
     "Duration",
@@ -146,6 +147,15 @@ class Params(BaseModel):
             pairs = [{"required": list(pair)} for pair in combinations(cls.exclusive, 2)]
             handler.resolve_ref_schema(schema)["not"] = {"anyOf": pairs}
         return schema
+
+
+class ChangeParams(Params):
+    """The parameters of every change."""
+
+    @property
+    def needs_commit(self) -> bool:
+        """Whether it moves its nodes to the commit of the plan's source, which then must be a git ref."""
+        return False
 
 
 class CheckParams(Params):

@@ -9,6 +9,7 @@ from pydantic import model_validator
 from rolloutd.plugin import (
     ABSENT,
     Capability,
+    ChangeParams,
     Duration,
     Field,
     NodeKind,
@@ -59,7 +60,7 @@ class Creation(Params):
     )
 
 
-class FluxParams(Params):
+class FluxParams(ChangeParams):
     """Moves a module of a cluster to a pinned source: a Kustomization to the plan's, or a HelmRelease."""
 
     exclusive = ("kustomization", "helm_release")
@@ -86,6 +87,10 @@ class FluxParams(Params):
     create: Creation = Field(
         default=ABSENT, description="Create the object if it is missing; it must exist if not given."
     )
+
+    @property
+    def needs_commit(self) -> bool:
+        return "oci" not in self.model_fields_set
 
     @model_validator(mode="after")
     def _require_module(self) -> Self:

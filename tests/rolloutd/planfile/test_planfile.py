@@ -387,3 +387,14 @@ def test_uninstalled_guard_is_refused() -> None:
     (mistake,) = diagnostics_of(f"{SMALLEST_PLAN}  guard: {{kind: switch, device: d1}}\n")
     assert (mistake.path, mistake.allowed) == ("spec.guard.kind", "one of: ssh")
     assert mistake.message == "no guard `switch` is installed; install the package that provides it"
+
+
+def test_change_to_a_commit_of_a_directory_is_refused() -> None:
+    plan = (
+        b"apiVersion: rolloutd/v1\nkind: MaintenancePlan\nmetadata: {name: apps, owner: infra}\nspec:\n"
+        b"  source: SOURCE\n  targets: kind=cluster\n  isolate: [{none: {}}]\n"
+        b"  maintain: {flux: {kustomization: apps}}\n  verify: [{cluster: {}}]\n"
+    )
+    (problem,) = diagnostics_of(plan.replace(b"SOURCE", b"{path: .}"))
+    assert (problem.line, problem.allowed) == (8, "`source: {git, ref}`")
+    assert not diagnostics_of(plan.replace(b"SOURCE", b'{git: "https://git.example/apps.git", ref: main}'))
