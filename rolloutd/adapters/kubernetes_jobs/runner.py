@@ -51,7 +51,13 @@ from rolloutd.ports import (
 )
 
 POLL_S = 1.0
-"""Interval of asking for the pods of all runs, by one request, and for a run's log."""
+"""Interval of asking for the pods of many runs, by one request, and for a run's log while it goes on."""
+
+MIN_POLL_S = 0.25
+"""Interval of asking for the pods of a few runs: a short run is over soon."""
+
+POLL_PER_POD_S = 0.01
+"""Time between two requests for each pod that they return: they cost a few per cent of a core at most."""
 
 GONE_TIMEOUT_S = 150.0
 """Limit of waiting for a deleted Job and its pod: the pod's grace period, and a margin."""
@@ -92,6 +98,7 @@ class KubernetesRunner:
         self._log_read_at: dict[str, float] = {}
         self._pods: Mapping[str, Sequence[Mapping[str, Any]]] = {}
         self._pods_at = -math.inf
+        self._poll_s = MIN_POLL_S
         self._pods_lock = asyncio.Lock()
         self.status = RunnerStatus(UNLIMITED)
         self.artifacts = self
@@ -152,7 +159,7 @@ class KubernetesRunner:
             state = await self.get_state(handle)
             if state.result is not None or directory.events_size() != before:
                 return state
-            await asyncio.sleep(POLL_S)
+            await asyncio.sleep(self._poll_s)
 
     async def read_events(self, handle: str, offset: int = 0) -> AsyncIterator[RunEvent]:
         record = self._record(handle)
@@ -298,7 +305,9 @@ class KubernetesRunner:
             if not pods:
                 return Unknown("the run's pod is gone, and left no result"), ""
         for pod in pods:
-            await self._read_log(handle, record, pod)
+            is_over = pod_state.result_of(pod, handle) is not None
+            if is_over or time.time() - self._log_read_at.get(handle, 0.0) >= POLL_S:
+                await self._read_log(handle, record, pod)
         if any(map(pod_state.has_begun, pods)):
             record.note_begun()
         result = pod_state.combine([pod_state.result_of(pod, handle) for pod in pods])
@@ -326,14 +335,15 @@ class KubernetesRunner:
         return Failed(f"the run never began: {waits}", code=FailureCode.NEVER_STARTED), ""
 
     async def _all_pods(self, *, at_once: bool = False) -> Mapping[str, Sequence[Mapping[str, Any]]]:
-        """Return the pods of all runs by their Jobs: one request serves all who ask in a second."""
+        """Return the pods of all runs by their Jobs: one request serves all who ask in an interval."""
         async with self._pods_lock:
             now = asyncio.get_running_loop().time()
-            if at_once or now - self._pods_at >= POLL_S:
+            if at_once or now - self._pods_at >= self._poll_s:
                 query = {"labelSelector": f"{objects.OWNER}={self._owner}"}
                 with _unavailable():
                     listed = (await self._cluster.list(f"{self._core}/pods", query)).items
                 self._pods, self._pods_at = pod_state.by_job(listed), now
+                self._poll_s = min(POLL_S, max(MIN_POLL_S, len(listed) * POLL_PER_POD_S))
                 self.status.active = sum(
                     pod["status"].get("phase") in ("Pending", "Running") for pod in listed
                 )
@@ -375,7 +385,7 @@ class KubernetesRunner:
                 return has_begun
             if time.monotonic() > until:
                 raise AdapterFailed(f"the pod of {handle} does not end; its cluster node may be lost")
-            await asyncio.sleep(POLL_S / 4)
+            await asyncio.sleep(MIN_POLL_S)
 
     async def _delete(self, handle: str, uid: str) -> None:
         # Foreground, because by default the pods would stay; with the uid, because the name may be another's.
