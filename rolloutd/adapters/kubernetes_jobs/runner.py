@@ -53,7 +53,7 @@ from rolloutd.ports import (
 POLL_S = 1.0
 """Interval of asking for the pods of many runs, by one request, and for a run's log while it goes on."""
 
-MIN_POLL_S = 0.25
+MIN_POLL_S = 0.1
 """Interval of asking for the pods of a few runs: a short run is over soon."""
 
 POLL_PER_POD_S = 0.01
