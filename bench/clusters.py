@@ -1,4 +1,4 @@
-"""What a daemon costs while nothing happens in 1,000 clusters, beside `flux reconcile` in a loop.
+"""What a daemon costs while nothing happens in 1,000 clusters, compared with `flux reconcile` in a loop.
 
 The management cluster is the fake, in this process; the daemon is a process of its own.  The loop does what
 the command does for each module: it asks for a reconciliation and reads until it was handled.

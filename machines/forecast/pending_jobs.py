@@ -1,4 +1,4 @@
-"""Jobs of a walk beside its attempts: prepare stages, compliance checks, evidence of pilots."""
+"""Jobs of a walk outside of its attempts: prepare stages, compliance checks, evidence of pilots."""
 
 from __future__ import annotations
 

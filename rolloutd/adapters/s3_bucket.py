@@ -1,7 +1,7 @@
 """Directories in a bucket of an S3-compatible server, each packed into one object.
 
 A key ends with the sha256 of its content, so what another machine fetches is what was stored.  Packing is
-repeatable: one directory has one key, whoever stores it.
+repeatable: one directory has one key, on every machine.
 """
 
 from __future__ import annotations

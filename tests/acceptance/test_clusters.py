@@ -223,7 +223,7 @@ async def _walk(fleet: Fleet) -> None:
     await fleet.until(is_back, f"{canary} is rolled back")
     assert await fleet.pins() == dict.fromkeys(fleet.online(), good)
 
-    # One cluster is pinned, and the rest goes on.
+    # One cluster is pinned, and the rest continues.
     pinned, newer = max(fleet.online()), fleet.commit("v2")
     third = await fleet.submit(newer)
     await fleet.post("rollouts", third, "nodes", pinned, "skip", reason="pinned")

@@ -25,7 +25,7 @@ from rolloutd.ports import Artifact
 log = logging.getLogger("rolloutd.adapters.ansible.artifact_store")
 
 SHARE_LIMIT_S = 5.0
-"""How long a node waits until other machines can show its run's output; an upload that began goes on."""
+"""How long a node waits until other machines can show its run's output; an upload that began continues."""
 
 OUTPUT_DIRECTORY = "output"
 """Name of the directory of all machines with what ended runs said."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 
 from machines.model.node import NodeKind
@@ -21,9 +20,6 @@ NAME_KEY = "cluster_name"
 OBJECT_KEY = "cluster_object"
 INITIALIZED_KEY = "cluster_initialized"
 
-FIRST_SYNC_TIMEOUT_S = 10.0
-"""Limit of the wait for the first list; after it the clusters stay as last known."""
-
 
 class ClusterInventory:
     """ports.Inventory and ports.SupportsPreflight of one management cluster."""
@@ -37,7 +33,7 @@ class ClusterInventory:
         return self._watch.source
 
     async def refresh(self) -> Sequence[DiscoveredNode]:
-        views = await self._read_watch() if self._watch.is_enabled else await self._list()
+        views = await self._watch.read() if self._watch.is_enabled else await self._list()
         return [self._to_discovered_node(each) for each in sorted(views, key=lambda each: each.name)]
 
     async def find_missing_prerequisites(self) -> Sequence[str]:
@@ -47,18 +43,6 @@ class ClusterInventory:
             return await find_missing_cluster_permissions(watch.cluster, watch.group, watch.namespace)
         except (ApiError, ClusterUnreachable) as error:
             return [f"cluster {watch.cluster.name}: {error}"]
-
-    async def _read_watch(self) -> Sequence[ClusterView]:
-        watch = self._watch
-        try:
-            # A management cluster that is known to be away must not delay the refresh.
-            async with asyncio.timeout(0 if watch.is_failing else FIRST_SYNC_TIMEOUT_S):
-                await watch.synced.wait()
-        except TimeoutError:
-            raise SourceFailed(watch.disconnect_reason) from None
-        if watch.disconnect_reason:
-            raise SourceFailed(watch.disconnect_reason)
-        return list(watch.nodes.values())
 
     async def _list(self) -> Sequence[ClusterView]:
         cluster = self._watch.cluster

@@ -320,7 +320,7 @@ class ObjectRunner(ABC):
             return Judgement(waits, 30.0)
         run = (obj["metadata"].get("annotations") or {}).get(RUN)
         if run != record.content["run"]:
-            by = f"run {run}" if run else "another client, which made it anew"
+            by = f"run {run}" if run else "another client, which created it again"
             return _failed(f"{ref} was taken over by {by}", FailureCode.DISTURBED)
         changed = changed_fields(obj, applied["spec"])
         if changed:

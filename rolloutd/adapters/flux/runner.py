@@ -156,7 +156,7 @@ class FluxRunner(ObjectRunner):
     # -- ports.DigestsSecrets
 
     async def digest_secret(self, host: Host, name: str, key: str) -> str:
-        """Return the digest of a key of a Secret beside the target's objects."""
+        """Return the digest of a key of a Secret in the namespace of the target's objects."""
         namespace = str(host.connection[NAMESPACE_KEY])
         path = api_path("secrets", name, namespace=namespace)
         try:

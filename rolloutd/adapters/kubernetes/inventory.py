@@ -6,7 +6,6 @@ refresh of a hundred clusters costs nothing.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from functools import partial
 
@@ -19,9 +18,6 @@ from rolloutd.adapters.kubernetes.nodes import NodeView, parse_node
 from rolloutd.adapters.kubernetes.permissions import find_missing_permissions
 from rolloutd.errors import SourceFailed
 from rolloutd.ports import JSON, MACHINE_ID, PROVIDER_ID, DiscoveredNode
-
-FIRST_SYNC_TIMEOUT_S = 10.0
-"""Limit of the wait for a cluster's first list; after it the nodes stay as last known."""
 
 
 class KubernetesInventory:
@@ -52,27 +48,12 @@ class KubernetesInventory:
 
     async def refresh(self) -> Sequence[DiscoveredNode]:
         watch = self._watch
-        views = (
-            await self._list_nodes()
-            if watch is None or not watch.is_enabled
-            else await self._read_watch(watch)
-        )
+        views = await self._list_nodes() if watch is None or not watch.is_enabled else await watch.read()
         return [self._to_discovered_node(each) for each in sorted(views, key=lambda each: each.name)]
 
     async def find_missing_prerequisites(self) -> Sequence[str]:
         leases = None if self._watch is None else self._watch.leases
         return await find_missing_permissions(self._cluster, "" if leases is None else leases.namespace)
-
-    async def _read_watch(self, watch: NodeWatch) -> Sequence[NodeView]:
-        try:
-            # A cluster that is known to be away must not delay the refresh.
-            async with asyncio.timeout(0 if watch.is_failing else FIRST_SYNC_TIMEOUT_S):
-                await watch.synced.wait()
-        except TimeoutError:
-            raise SourceFailed(watch.disconnect_reason) from None
-        if watch.disconnect_reason:
-            raise SourceFailed(watch.disconnect_reason)
-        return list(watch.nodes.values())
 
     async def _list_nodes(self) -> Sequence[NodeView]:
         try:

@@ -16,6 +16,7 @@ from machines.model.node import NodeHealth, Observation
 from rolloutd.adapters.kubernetes.api_errors import ApiError, ClusterUnreachable
 from rolloutd.adapters.kubernetes.cluster import Cluster
 from rolloutd.adapters.kubernetes.list_watch import WatchHandler, run_list_watch
+from rolloutd.errors import SourceFailed
 from rolloutd.ports import JSON, Clock, OnConfirmed, OnNodesChanged, OnObserved, OnTried, ignore_tries
 
 REPORT_INTERVAL_S = 15.0
@@ -23,6 +24,9 @@ REPORT_INTERVAL_S = 15.0
 
 REPORTED_AT_ONCE = 200
 """Nodes of one report among all nodes: some milliseconds, between which the loop does other work."""
+
+FIRST_SYNC_TIMEOUT_S = 10.0
+"""Limit of the wait for the first list; after it the nodes stay as last known."""
 
 DEBOUNCE_S = 0.3
 """A burst of changes (a node pool that grows) is announced once."""
@@ -80,6 +84,18 @@ class ObjectWatch(WatchHandler, Generic[V]):
     @abstractmethod
     def observation_of(self, view: V, node: str, now: float) -> Observation:
         """Return the state of a node that is there, by the fleet's name."""
+
+    async def read(self) -> Sequence[V]:
+        """Return the objects of the watch once they have been listed; raises SourceFailed."""
+        try:
+            # A cluster that is known to be away must not delay the refresh.
+            async with asyncio.timeout(0 if self.is_failing else FIRST_SYNC_TIMEOUT_S):
+                await self.synced.wait()
+        except TimeoutError:
+            raise SourceFailed(self.disconnect_reason) from None
+        if self.disconnect_reason:
+            raise SourceFailed(self.disconnect_reason)
+        return list(self.nodes.values())
 
     def confirm_to(self, on_confirmed: OnConfirmed) -> None:
         self._on_confirmed = on_confirmed

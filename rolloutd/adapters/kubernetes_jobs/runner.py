@@ -51,7 +51,7 @@ from rolloutd.ports import (
 )
 
 POLL_S = 1.0
-"""Interval of asking for the pods of many runs, by one request, and for a run's log while it goes on."""
+"""Interval of asking for the pods of many runs, by one request, and for the log of an active run."""
 
 MIN_POLL_S = 0.1
 """Interval of asking for the pods of a few runs: a short run is over soon."""
