@@ -27,7 +27,7 @@ from machines.model.events import (
     StepRecorded,
     StepState,
 )
-from machines.model.node import UNLABELED, NodeHealth
+from machines.model.node import UNLABELED, NodeHealth, NodeKind
 from machines.model.plan import GateName, OnFailure, VoteRequirement
 from machines.model.rollout import Hold, NodeOrder, Rollout, Target
 from machines.model.target_plan import isolators_for, lacks_isolator, plan_for_target
@@ -230,9 +230,21 @@ def _node_violation(facts: InvariantFacts, target: Target, now: float, earlier: 
     if (problem := _outage_violation(facts, target)) is not None:
         return problem
     is_isolated = any(each.isolated for each in facts.targets_on(target.node))
-    if not is_isolated and not _is_up(facts, target.node, now):
+    if not is_isolated and not _is_up(facts, target.node, now) and not _is_new_cluster(facts, target, now):
         return "no fresh observation says that it is up"
     return None
+
+
+def _is_new_cluster(facts: InvariantFacts, target: Target, now: float) -> bool:
+    """Return whether a bootstrap may begin on a node that is down: a cluster, and freshly seen."""
+    if (
+        facts.nodes[target.node].kind is not NodeKind.CLUSTER
+        or not facts.rollouts[target.rollout].plan.bootstrap
+    ):
+        return False
+    observation = facts.observation(target.node)
+    is_fresh = observation is not None and now - observation.at <= facts.limits.observe_within_s
+    return is_fresh and observation is not None and observation.sight is NodeHealth.DOWN
 
 
 def _outage_violation(facts: InvariantFacts, target: Target) -> str | None:

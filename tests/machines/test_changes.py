@@ -6,16 +6,17 @@ from dataclasses import replace
 
 import pytest
 
+from machines.invariants.violations import violation
 from machines.model.actions import RunPlaybook, Transition
 from machines.model.decision import Admit, RollBack
-from machines.model.events import StepAction, StepRecord, StepState
+from machines.model.events import PhaseMoved, StepAction, StepRecord, StepState
 from machines.model.limits import Budget, Limits, PoolRule
 from machines.model.node import Node, NodeHealth, NodeKind, Observation
 from machines.model.plan import PLAYBOOK_RUN, Capability, GateName, OnFailure, Stage, StepDef
 from machines.model.rollout import FailureCode, Target
 from machines.model.runners import RunnerProblem
 from machines.scheduler.decide import decide, explain_node
-from machines.states import Phase
+from machines.states import Phase, Trigger
 from machines.workflow.next_action import next_action
 from machines.workflow.situation import Situation
 from tests.machines.builders import T0, admit, fail, finish, index_of, nodes_of, plan_of, submit, vote
@@ -102,6 +103,21 @@ def test_bootstrap_reaches_cluster_that_is_not_available() -> None:
     submit(index, "B", stages=(NET,), bootstrap=True, name="network")
     assert explain_node(index, "B", "c1", T0).code == "starting"
     assert [each.node for each in decide(index, T0).of(Admit)] == ["c1"]
+
+
+def test_invariants_allow_bootstrap_of_clusters_only() -> None:
+    nodes = [*CLUSTERS, Node("n1", labels={"team": "hosts"}), Node("c2", NodeKind.CLUSTER)]
+    index = index_of(nodes, observed=False)
+    health = {"c1": NodeHealth.DOWN, "n1": NodeHealth.DOWN, "c2": NodeHealth.UNKNOWN}
+    index.record_observations([Observation(name, seen, T0) for name, seen in health.items()], T0)
+    submit(index, bootstrap=True)
+
+    def problem(node: str) -> str | None:
+        edge = (Trigger.ADMITTED, Phase.PENDING, Phase.ISOLATING)
+        return violation(index, PhaseMoved("R", node, *edge, 1, T0), T0)
+
+    assert problem("c1") is None
+    assert all("says that it is up" in str(problem(node)) for node in ("n1", "c2"))
 
 
 def test_bootstrap_changes_no_host_that_is_down() -> None:
