@@ -9,37 +9,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rolloutd.errors import Diagnostic, InvalidFile
-from rolloutd.planfile.content import (
-    canonical_json,
-    change_content,
-    digest,
-    plan_content,
-    policy_content,
-    scope_content,
-    selector_digest,
-    written_content,
-)
+from rolloutd.errors import Diagnostic
+from rolloutd.errors import InvalidFile as InvalidFile
+from rolloutd.planfile.content import canonical_json as canonical_json
+from rolloutd.planfile.content import digest as digest
+from rolloutd.planfile.content import plan_content
+from rolloutd.planfile.content import selector_digest as selector_digest
+from rolloutd.planfile.content import written_content as written_content
 from rolloutd.planfile.document import JSON, Path, Value, locate, read_document
 from rolloutd.planfile.model import PlanDocument
-from rolloutd.planfile.schema import json_values_of_format, schema_at, schema_of_model, values_of_format
+from rolloutd.planfile.schema import json_values_of_format, schema_of_model, values_of_format
 from rolloutd.planfile.validation import validate_document
-
-__all__ = [
-    "Diagnostic",
-    "InvalidFile",
-    "PlanFile",
-    "canonical_json",
-    "change_content",
-    "digest",
-    "policy_content",
-    "read",
-    "schema",
-    "schema_at",
-    "scope_content",
-    "selector_digest",
-    "written_content",
-]
 
 TITLE = "rolloutd maintenance plan"
 

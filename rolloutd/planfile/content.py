@@ -176,11 +176,6 @@ def change_content(content: Content, pin: Mapping[str, str]) -> dict[str, JSON]:
     return {"pin": {"kind": pin["kind"], "pin": pin["pin"]}, **change, **optional, **prepare}
 
 
-def scope_content(content: Content, targets: Iterable[str]) -> dict[str, JSON]:
-    """Return where it is done: name, selectors, pools and the targets resolved at submit."""
-    return {**_scope(content), "resolved": sorted(targets)}
-
-
 def policy_content(content: Content) -> dict[str, JSON]:
     """Return who must agree and how carefully: owner, gates, waves' limits, windows, traffic."""
     spec = content["spec"]
@@ -201,7 +196,7 @@ def digest(content: Content, pin: Mapping[str, str], targets: Iterable[str]) -> 
     """Return the hashes people vote for: `change`, `scope`, `policy` and, over the three, `whole`."""
     parts = {
         "change": _sha256(change_content(content, pin)),
-        "scope": _sha256(scope_content(content, targets)),
+        "scope": _sha256({**_scope(content), "resolved": sorted(targets)}),
         "policy": _sha256(policy_content(content)),
     }
     return {**parts, "whole": _sha256(parts)}

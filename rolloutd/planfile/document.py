@@ -272,7 +272,6 @@ class _Composer:
         return SourceLocation(self.file, mark.line + 1, mark.column + 1)
 
     def _path(self) -> Path:
-        """Return the path of the next value."""
         parts: list[str | int] = []
         for frame in self._stack:
             if isinstance(frame.value.children, list):

@@ -242,7 +242,6 @@ def _allowed_text(error: ErrorDetails, schema: dict[str, JSON] | None) -> str:
 
 
 def _describe_schema(schema: Mapping[str, JSON]) -> str:
-    """Describe in words what the schema allows."""
     if "const" in schema:
         return str(schema["const"])
     if "enum" in schema:

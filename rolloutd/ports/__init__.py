@@ -4,262 +4,134 @@ The daemon and the drivers import ports and no adapter; adapters import ports an
 fake and its real adapters pass the same contract suite.  Instants are epoch seconds, durations seconds.
 """
 
-from machines.model.runners import RunnerProblem
-from machines.model.step_result import Busy, Failed, Ok, StepResult, Unknown
-from rolloutd.ports.artifacts import Artifact, ArtifactStore, NodeFile, NodeFiles, SharedDirectories
-from rolloutd.ports.context import AdapterContext, Clock, InventorySnapshot, RunnerContext, Scheduler
-from rolloutd.ports.host_variables import (
-    GROUPS,
-    IMPLICIT_GROUPS,
-    InvalidVariable,
-    marked_as,
-    plain_value,
-    plain_variables,
-    require_plain_text,
-    require_readable,
-    require_typed,
-    require_utf8,
-    unsafe_text,
-    without_templates,
-)
-from rolloutd.ports.leadership import Leadership, Peers, StandbyDaemon
-from rolloutd.ports.node_guard import GuardReport, GuardState, NodeGuard
-from rolloutd.ports.nodes import (
-    CLUSTER_ID,
-    DEFAULT_STALE_AFTER_S,
-    HOST_KEY,
-    MACHINE_ID,
-    MAX_LABEL_LENGTH,
-    OUT_OF_SERVICE,
-    PROVIDER_ID,
-    STATUS,
-    WITHHELD,
-    ConfirmsReports,
-    ConnectionDefaults,
-    DiscoveredNode,
-    GivesTemplates,
-    Host,
-    Inventory,
-    LeavesNodesOut,
-    Observer,
-    OnConfirmed,
-    OnNodesChanged,
-    OnObserved,
-    OnTried,
-    Shell,
-    ShellResult,
-    SourceRules,
-    SupportsPreflight,
-    Watch,
-    ignore_tries,
-)
-from rolloutd.ports.preparation import (
-    Checkpoint,
-    Checkpoints,
-    NodeSnapshots,
-    Staged,
-    StagedArtifact,
-    StagedFile,
-    StagedFiles,
-    Stager,
-    StagingRequest,
-    TakeBytes,
-    staged_artifact,
-    staged_directory,
-    staged_file,
-    unpacked_directory,
-    without_rollout,
-)
-from rolloutd.ports.runs import (
-    MAX_PREVIOUS_BYTES,
-    ChecksItsSystem,
-    DigestsSecrets,
-    HasFormerPlaces,
-    KeepsConnections,
-    LimitsSources,
-    OnOneMachine,
-    PlaybookRuns,
-    RecordsPrevious,
-    RunEvent,
-    RunLoad,
-    Runner,
-    Runners,
-    RunnerStatus,
-    RunRequest,
-    RunState,
-    StaleRuns,
-    StoresRuns,
-    TunedRunnerStatus,
-    load_of,
-    total_parallel,
-    wait_for_end,
-)
-from rolloutd.ports.sources import Anchor, Message, Notification, Notifier, SourceStore, TrafficProbe
-from rolloutd.ports.steps import (
-    Check,
-    IsolationStatus,
-    Isolator,
-    ProgressKind,
-    ProgressReport,
-    StepContext,
-    SupportsBlockerWatch,
-    SupportsDryRun,
-    SupportsHoldRelease,
-    SupportsProgressReports,
-    report_wait,
-    reported_waits,
-)
-from rolloutd.ports.store import (
-    AuditBase,
-    AuditCheckpointReport,
-    AuditEntry,
-    AuditReport,
-    BusyTime,
-    ClosedRollout,
-    KeptForecast,
-    NodeConfigurations,
-    PostgresqlAddress,
-    RolloutRecord,
-    RowMismatch,
-    SourceAnswer,
-    StepDuration,
-    Store,
-    StoredVolume,
-)
-from rolloutd.ports.types import JSON, PinnedSource
-
-__all__ = [
-    "CLUSTER_ID",
-    "DEFAULT_STALE_AFTER_S",
-    "GROUPS",
-    "HOST_KEY",
-    "IMPLICIT_GROUPS",
-    "JSON",
-    "MACHINE_ID",
-    "MAX_LABEL_LENGTH",
-    "MAX_PREVIOUS_BYTES",
-    "OUT_OF_SERVICE",
-    "PROVIDER_ID",
-    "STATUS",
-    "WITHHELD",
-    "AdapterContext",
-    "Anchor",
-    "Artifact",
-    "ArtifactStore",
-    "AuditBase",
-    "AuditCheckpointReport",
-    "AuditEntry",
-    "AuditReport",
-    "Busy",
-    "BusyTime",
-    "Check",
-    "Checkpoint",
-    "Checkpoints",
-    "ChecksItsSystem",
-    "Clock",
-    "ClosedRollout",
-    "ConfirmsReports",
-    "ConnectionDefaults",
-    "DigestsSecrets",
-    "DiscoveredNode",
-    "Failed",
-    "GivesTemplates",
-    "GuardReport",
-    "GuardState",
-    "HasFormerPlaces",
-    "Host",
-    "InvalidVariable",
-    "Inventory",
-    "InventorySnapshot",
-    "IsolationStatus",
-    "Isolator",
-    "KeepsConnections",
-    "KeptForecast",
-    "Leadership",
-    "LeavesNodesOut",
-    "LimitsSources",
-    "Message",
-    "NodeConfigurations",
-    "NodeFile",
-    "NodeFiles",
-    "NodeGuard",
-    "NodeSnapshots",
-    "Notification",
-    "Notifier",
-    "Observer",
-    "Ok",
-    "OnConfirmed",
-    "OnNodesChanged",
-    "OnObserved",
-    "OnOneMachine",
-    "OnTried",
-    "Peers",
-    "PinnedSource",
-    "PlaybookRuns",
-    "PostgresqlAddress",
-    "ProgressKind",
-    "ProgressReport",
-    "RecordsPrevious",
-    "RolloutRecord",
-    "RowMismatch",
-    "RunEvent",
-    "RunLoad",
-    "RunRequest",
-    "RunState",
-    "Runner",
-    "RunnerContext",
-    "RunnerProblem",
-    "RunnerStatus",
-    "Runners",
-    "Scheduler",
-    "SharedDirectories",
-    "Shell",
-    "ShellResult",
-    "SourceAnswer",
-    "SourceRules",
-    "SourceStore",
-    "Staged",
-    "StagedArtifact",
-    "StagedFile",
-    "StagedFiles",
-    "Stager",
-    "StagingRequest",
-    "StaleRuns",
-    "StandbyDaemon",
-    "StepContext",
-    "StepDuration",
-    "StepResult",
-    "Store",
-    "StoredVolume",
-    "StoresRuns",
-    "SupportsBlockerWatch",
-    "SupportsDryRun",
-    "SupportsHoldRelease",
-    "SupportsPreflight",
-    "SupportsProgressReports",
-    "TakeBytes",
-    "TrafficProbe",
-    "TunedRunnerStatus",
-    "Unknown",
-    "Watch",
-    "ignore_tries",
-    "load_of",
-    "marked_as",
-    "plain_value",
-    "plain_variables",
-    "report_wait",
-    "reported_waits",
-    "require_plain_text",
-    "require_readable",
-    "require_typed",
-    "require_utf8",
-    "staged_artifact",
-    "staged_directory",
-    "staged_file",
-    "total_parallel",
-    "unpacked_directory",
-    "unsafe_text",
-    "wait_for_end",
-    "without_rollout",
-    "without_templates",
-]
+from machines.model.step_result import Busy as Busy
+from machines.model.step_result import Failed as Failed
+from machines.model.step_result import Ok as Ok
+from machines.model.step_result import StepResult as StepResult
+from machines.model.step_result import Unknown as Unknown
+from rolloutd.ports.artifacts import Artifact as Artifact
+from rolloutd.ports.artifacts import ArtifactStore as ArtifactStore
+from rolloutd.ports.artifacts import NodeFile as NodeFile
+from rolloutd.ports.artifacts import NodeFiles as NodeFiles
+from rolloutd.ports.artifacts import SharedDirectories as SharedDirectories
+from rolloutd.ports.context import AdapterContext as AdapterContext
+from rolloutd.ports.context import Clock as Clock
+from rolloutd.ports.context import InventorySnapshot as InventorySnapshot
+from rolloutd.ports.context import RunnerContext as RunnerContext
+from rolloutd.ports.context import Scheduler as Scheduler
+from rolloutd.ports.host_variables import GROUPS as GROUPS
+from rolloutd.ports.host_variables import IMPLICIT_GROUPS as IMPLICIT_GROUPS
+from rolloutd.ports.host_variables import InvalidVariable as InvalidVariable
+from rolloutd.ports.host_variables import marked_as as marked_as
+from rolloutd.ports.host_variables import plain_value as plain_value
+from rolloutd.ports.host_variables import plain_variables as plain_variables
+from rolloutd.ports.host_variables import require_plain_text as require_plain_text
+from rolloutd.ports.host_variables import require_readable as require_readable
+from rolloutd.ports.host_variables import require_typed as require_typed
+from rolloutd.ports.host_variables import require_utf8 as require_utf8
+from rolloutd.ports.host_variables import unsafe_text as unsafe_text
+from rolloutd.ports.host_variables import without_templates as without_templates
+from rolloutd.ports.leadership import Leadership as Leadership
+from rolloutd.ports.leadership import Peers as Peers
+from rolloutd.ports.leadership import StandbyDaemon as StandbyDaemon
+from rolloutd.ports.node_guard import GuardReport as GuardReport
+from rolloutd.ports.node_guard import GuardState as GuardState
+from rolloutd.ports.node_guard import NodeGuard as NodeGuard
+from rolloutd.ports.nodes import CLUSTER_ID as CLUSTER_ID
+from rolloutd.ports.nodes import DEFAULT_STALE_AFTER_S as DEFAULT_STALE_AFTER_S
+from rolloutd.ports.nodes import HOST_KEY as HOST_KEY
+from rolloutd.ports.nodes import MACHINE_ID as MACHINE_ID
+from rolloutd.ports.nodes import MAX_LABEL_LENGTH as MAX_LABEL_LENGTH
+from rolloutd.ports.nodes import OUT_OF_SERVICE as OUT_OF_SERVICE
+from rolloutd.ports.nodes import PROVIDER_ID as PROVIDER_ID
+from rolloutd.ports.nodes import STATUS as STATUS
+from rolloutd.ports.nodes import WITHHELD as WITHHELD
+from rolloutd.ports.nodes import ConfirmsReports as ConfirmsReports
+from rolloutd.ports.nodes import ConnectionDefaults as ConnectionDefaults
+from rolloutd.ports.nodes import DiscoveredNode as DiscoveredNode
+from rolloutd.ports.nodes import GivesTemplates as GivesTemplates
+from rolloutd.ports.nodes import Host as Host
+from rolloutd.ports.nodes import Inventory as Inventory
+from rolloutd.ports.nodes import LeavesNodesOut as LeavesNodesOut
+from rolloutd.ports.nodes import Observer as Observer
+from rolloutd.ports.nodes import OnConfirmed as OnConfirmed
+from rolloutd.ports.nodes import OnNodesChanged as OnNodesChanged
+from rolloutd.ports.nodes import OnObserved as OnObserved
+from rolloutd.ports.nodes import OnTried as OnTried
+from rolloutd.ports.nodes import Shell as Shell
+from rolloutd.ports.nodes import ShellResult as ShellResult
+from rolloutd.ports.nodes import SourceRules as SourceRules
+from rolloutd.ports.nodes import SupportsPreflight as SupportsPreflight
+from rolloutd.ports.nodes import Watch as Watch
+from rolloutd.ports.nodes import ignore_tries as ignore_tries
+from rolloutd.ports.preparation import Checkpoint as Checkpoint
+from rolloutd.ports.preparation import Checkpoints as Checkpoints
+from rolloutd.ports.preparation import NodeSnapshots as NodeSnapshots
+from rolloutd.ports.preparation import Staged as Staged
+from rolloutd.ports.preparation import StagedArtifact as StagedArtifact
+from rolloutd.ports.preparation import StagedFile as StagedFile
+from rolloutd.ports.preparation import StagedFiles as StagedFiles
+from rolloutd.ports.preparation import Stager as Stager
+from rolloutd.ports.preparation import StagingRequest as StagingRequest
+from rolloutd.ports.preparation import TakeBytes as TakeBytes
+from rolloutd.ports.preparation import staged_artifact as staged_artifact
+from rolloutd.ports.preparation import staged_file as staged_file
+from rolloutd.ports.preparation import unpacked_directory as unpacked_directory
+from rolloutd.ports.preparation import without_rollout as without_rollout
+from rolloutd.ports.runs import MAX_PREVIOUS_BYTES as MAX_PREVIOUS_BYTES
+from rolloutd.ports.runs import ChecksItsSystem as ChecksItsSystem
+from rolloutd.ports.runs import DigestsSecrets as DigestsSecrets
+from rolloutd.ports.runs import HasFormerPlaces as HasFormerPlaces
+from rolloutd.ports.runs import KeepsConnections as KeepsConnections
+from rolloutd.ports.runs import LimitsSources as LimitsSources
+from rolloutd.ports.runs import OnOneMachine as OnOneMachine
+from rolloutd.ports.runs import PlaybookRuns as PlaybookRuns
+from rolloutd.ports.runs import RecordsPrevious as RecordsPrevious
+from rolloutd.ports.runs import RunEvent as RunEvent
+from rolloutd.ports.runs import RunLoad as RunLoad
+from rolloutd.ports.runs import Runner as Runner
+from rolloutd.ports.runs import Runners as Runners
+from rolloutd.ports.runs import RunnerStatus as RunnerStatus
+from rolloutd.ports.runs import RunRequest as RunRequest
+from rolloutd.ports.runs import RunState as RunState
+from rolloutd.ports.runs import StaleRuns as StaleRuns
+from rolloutd.ports.runs import StoresRuns as StoresRuns
+from rolloutd.ports.runs import TunedRunnerStatus as TunedRunnerStatus
+from rolloutd.ports.runs import load_of as load_of
+from rolloutd.ports.runs import total_parallel as total_parallel
+from rolloutd.ports.runs import wait_for_end as wait_for_end
+from rolloutd.ports.sources import Anchor as Anchor
+from rolloutd.ports.sources import Message as Message
+from rolloutd.ports.sources import Notification as Notification
+from rolloutd.ports.sources import Notifier as Notifier
+from rolloutd.ports.sources import SourceStore as SourceStore
+from rolloutd.ports.sources import TrafficProbe as TrafficProbe
+from rolloutd.ports.steps import Check as Check
+from rolloutd.ports.steps import IsolationStatus as IsolationStatus
+from rolloutd.ports.steps import Isolator as Isolator
+from rolloutd.ports.steps import ProgressKind as ProgressKind
+from rolloutd.ports.steps import ProgressReport as ProgressReport
+from rolloutd.ports.steps import StepContext as StepContext
+from rolloutd.ports.steps import SupportsBlockerWatch as SupportsBlockerWatch
+from rolloutd.ports.steps import SupportsDryRun as SupportsDryRun
+from rolloutd.ports.steps import SupportsHoldRelease as SupportsHoldRelease
+from rolloutd.ports.steps import SupportsProgressReports as SupportsProgressReports
+from rolloutd.ports.steps import report_wait as report_wait
+from rolloutd.ports.steps import reported_waits as reported_waits
+from rolloutd.ports.store import AuditBase as AuditBase
+from rolloutd.ports.store import AuditCheckpointReport as AuditCheckpointReport
+from rolloutd.ports.store import AuditEntry as AuditEntry
+from rolloutd.ports.store import AuditReport as AuditReport
+from rolloutd.ports.store import BusyTime as BusyTime
+from rolloutd.ports.store import ClosedRollout as ClosedRollout
+from rolloutd.ports.store import KeptForecast as KeptForecast
+from rolloutd.ports.store import NodeConfigurations as NodeConfigurations
+from rolloutd.ports.store import PostgresqlAddress as PostgresqlAddress
+from rolloutd.ports.store import RolloutRecord as RolloutRecord
+from rolloutd.ports.store import RowMismatch as RowMismatch
+from rolloutd.ports.store import SourceAnswer as SourceAnswer
+from rolloutd.ports.store import StepDuration as StepDuration
+from rolloutd.ports.store import Store as Store
+from rolloutd.ports.store import StoredVolume as StoredVolume
+from rolloutd.ports.types import JSON as JSON
+from rolloutd.ports.types import PinnedSource as PinnedSource
