@@ -49,7 +49,6 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser of the command line."""
     whole = argparse.ArgumentParser(
         prog="rolloutd", description="The rolloutd daemon; control it with rolloutctl."
     )

@@ -269,7 +269,6 @@ def _expect(holds: bool, problem: str) -> None:
 
 
 def rollout_of(event: events.Event) -> str | None:
-    """Return the rollout that an event is about, None for an event of the fleet."""
     if isinstance(event, events.StepRecorded):
         return event.record.rollout
     if isinstance(event, events.PreparationRecorded):

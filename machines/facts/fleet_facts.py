@@ -197,7 +197,6 @@ class FleetFacts(Forkable):
         return self._targets[rollout].values()
 
     def targets_by_node(self, rollout: str) -> Mapping[str, Target]:
-        """Return the targets of a rollout by their nodes."""
         return self._targets[rollout]
 
     def targets_on(self, node: str) -> Iterable[Target]:

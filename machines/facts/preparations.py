@@ -136,7 +136,7 @@ class RolloutPreparations:
         stage = next((each for each in self.stages_for(node) if not self.is_done(each, node)), None)
         if stage is None:
             return
-        position = self._position(target)
+        position = (self._waves.get(target.wave, len(self._waves)), target.position, target.node)
         self._places[target.node] = (stage.name, position)
         places, row = self.stages[stage.name], self.rows.get((target.node, stage.name))
         if row is not None and row.state is PreparationState.FAILED:
@@ -181,9 +181,6 @@ class RolloutPreparations:
         row = self.rows.get((node.name, stage.name))
         # A manifest that was built again makes the stage due again, although its row says done.
         return row is not None and row.state in PREPARED and row.content == self.content(stage, node)
-
-    def _position(self, target: Target) -> Position:
-        return (self._waves.get(target.wave, len(self._waves)), target.position, target.node)
 
 
 def duration_s(row: Preparation, now: float) -> float:

@@ -152,7 +152,6 @@ class Records(Index):
 
     @journaled
     def end_work(self, work: NodeWork) -> None:
-        """Record that work on a node has ended."""
         self._recorded_work = self._own(self._recorded_work)
         # By identity: two checks of one node are equal, and each ends for itself.
         left = tuple(each for each in self.recorded_work(work.node) if each is not work)

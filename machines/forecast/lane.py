@@ -27,7 +27,6 @@ class Lane:
     action: Action | None = None
 
     def add(self, record: StepRecord) -> None:
-        """Add a record that has ended."""
         self.records = upsert(self.records, record)
         # To the millisecond: the same durations at other instants differ by a rounding.
         self.passed += ((round(record.at - self.began_at, 3), record.state),)

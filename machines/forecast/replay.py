@@ -181,12 +181,10 @@ class Replay:
     """The items and turns of which each is one of `needs`."""
 
     def walked(self) -> Draw:
-        """Return the walk itself as a draw."""
         starts = array("d", [item.walked_at for item in self.items])
         return starts, array("d", [item.walked_end for item in self.items])
 
     def draw(self, random: RandomSource) -> Draw:
-        """Return one draw."""
         draw_number = random.random
         self.distributions.draw(draw_number)
         times_s = []

@@ -22,11 +22,6 @@ from machines.rules.start_blockers import window_groups
 from machines.states import Phase
 
 
-def _runs_of(attempt: Attempt) -> list[int]:
-    """Return the numbers of an attempt's steps that are runs."""
-    return [number for number, step in enumerate(attempt.steps) if step.is_run]
-
-
 def replay_of(walk: Walk, before: Index) -> Replay:
     """Return the replay of a walk that has ended; `before` are the facts that it began with."""
     assumed = walk.assumptions
@@ -78,7 +73,7 @@ class _Builder:
             elif part.is_run:
                 self._add_run(part)
             else:
-                self._add_resumed(part)
+                self._add_rest(part, part.step, part.began_at, self._woken_by(part.attempt, part.began_at))
         for gate, asked_at in self.walk.approvals.asked_at.items():
             self.replay.gates[gate] = self._turn(gate[0], asked_at)
         for rollout in self.before.rollouts.values():
@@ -119,7 +114,6 @@ class _Builder:
     # items
 
     def _part(self, attempt: Attempt, since: float, until: float, steps: Sequence[WalkedStep]) -> Item:
-        """Return a part of an attempt that has these steps."""
         drawn = [each for each in steps if len(each.durations) > 1]
         drawn_s = sum(each.duration_s for each in drawn)
         fixed_s = until - since - drawn_s
@@ -183,10 +177,6 @@ class _Builder:
         others = [each for each in self._in_outage[attempt.outage] if items[each].attempt is not attempt]
         return tuple(each for each in others if abs(items[each].walked_end - at) <= TOLERANCE_S)
 
-    def _add_resumed(self, part: Part) -> None:
-        """Add what an attempt does after it has waited for another one on its node."""
-        self._add_rest(part, part.step, part.began_at, self._woken_by(part.attempt, part.began_at))
-
     def _add_run(self, part: Part) -> None:
         """Add a run of an attempt, and what comes between it and the next one or the end."""
         attempt, step = part.attempt, part.attempt.steps[part.step]
@@ -211,7 +201,7 @@ class _Builder:
 
     def _failure(self, attempt: Attempt) -> Failure:
         assert attempt.ends_at is not None
-        runs = _runs_of(attempt)
+        runs = [number for number, step in enumerate(attempt.steps) if step.is_run]
         steps = attempt.steps
         failed_at = steps[runs[-1]].ends_at if runs else attempt.ends_at
         whole = self._part(attempt, attempt.starts_at, attempt.ends_at, steps)

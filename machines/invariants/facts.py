@@ -23,8 +23,6 @@ from machines.states import IN_FLIGHT_PHASES, Phase
 
 
 class InvariantFacts(WorkFacts, Protocol):
-    """The facts before an event."""
-
     @property
     def limits(self) -> Limits: ...
     @property

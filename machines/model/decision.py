@@ -110,8 +110,6 @@ class DocumentPilot:
 
 @dataclass(frozen=True, slots=True)
 class CheckDrift:
-    """Check these nodes of a rollout for drift."""
-
     rollout: str
     nodes: tuple[str, ...]
 
@@ -220,7 +218,6 @@ class Decision:
     wake_at: float | None = None
 
     def of(self, kind: type[C]) -> tuple[C, ...]:
-        """Return the commands of one kind."""
         return tuple(command for command in self.commands if isinstance(command, kind))
 
 

@@ -105,7 +105,6 @@ class Failure:
 
     @property
     def params(self) -> dict[str, str]:
-        """What a reason says of the failure."""
         return {"step": self.step, "message": self.message, "code": self.code.value}
 
     @property

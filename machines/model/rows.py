@@ -180,7 +180,6 @@ class RowReader(Protocol):
 
 
 def with_part(rollout: Rollout, row: RolloutPart) -> Rollout:
-    """Return the rollout with a row that was written."""
     match row:
         case Failure():
             return replace(rollout, failures=(*rollout.failures, row))

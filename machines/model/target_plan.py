@@ -86,7 +86,6 @@ def lacks_change(plan: Plan, node: Node) -> bool:
 
 
 def lacks_check(plan: Plan, node: Node) -> bool:
-    """Return whether no check of the plan judges this node."""
     return not any(spec.team is None and applies(spec, node) for spec in plan.verify)
 
 

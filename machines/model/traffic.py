@@ -106,7 +106,6 @@ def _idle_too_briefly(result: TrafficResult, idle_for_s: float) -> Reason | None
 
 
 def probe_pending_reason(target: Target) -> Reason:
-    """Return the reason of a node that is being probed."""
     remedy = Remedy(RemedyKind.WAIT_FOR_PROBE)
     return Reason(
         ReasonCode.TRAFFIC_UNKNOWN, target.node, {"detail": None, "count": None}, target.since, remedy

@@ -49,7 +49,6 @@ def work_blocker(index: Index, wanted: WorkKind, node: str, now: float, rollout:
 
 
 def work_reason(index: Index, work: NodeWork) -> Reason:
-    """Return the work on a node as the reason of what waits for it."""
     match work.cause:
         case Hold() as hold:
             held = Unavailability(work.node, UnavailabilityCause.HELD, hold)

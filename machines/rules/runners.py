@@ -52,7 +52,6 @@ def no_runner_reason(node: str, since: float) -> Reason:
 
 
 def problem_reason(rule: RunnerRule, node: str, problem: RunnerProblem) -> Reason:
-    """Return the reason of a node whose runner has a problem."""
     code = ReasonCode.RUNNER_FULL if problem.is_full else ReasonCode.RUNNER_DOWN
     params = {**_described(rule), "detail": problem.detail}
     return Reason(

@@ -13,7 +13,6 @@ from typing import Final
 from machines.facts.index import Index
 from machines.facts.outages import in_flight_on, is_isolated
 from machines.model.node import natural_sort_key
-from machines.model.plan import WaveDef
 from machines.model.reasons import Params, Reason, ReasonCode, Remedy, RemedyKind
 from machines.model.rollout import Rollout, Target
 from machines.model.train import Train
@@ -94,7 +93,7 @@ def outage_reason(index: Index, target: Target, now: float) -> Reason | None:
 def join_blocker(index: Index, target: Target, now: float) -> Reason | None:
     """Return why a pending node may not join the outage in which it is; None also before a probe of it."""
     rollout = index.rollout(target.rollout)
-    wave = _wave(rollout, target)
+    wave = next(spec for spec in rollout.plan.waves if spec.name == target.wave)
     return (
         start_blockers.observe_only_blocker(index)
         or start_blockers.rollout_blocker(index, rollout, now)
@@ -163,7 +162,3 @@ def _others_on(index: Index, train: Train, node: str) -> Iterator[Target]:
     """Yield the targets of a train's rollouts on a node, in the train's order."""
     by_rollout = {target.rollout: target for target in index.targets_on(node)}
     return (by_rollout[each] for each in train.rollouts if each in by_rollout)
-
-
-def _wave(rollout: Rollout, target: Target) -> WaveDef:
-    return next(spec for spec in rollout.plan.waves if spec.name == target.wave)

@@ -106,7 +106,6 @@ class DecisionBuilder:
         self._counts[type(command)] += 1
 
     def count(self, kind: type[Command]) -> int:
-        """Return how many commands of a kind the decision has so far."""
         return self._counts[kind]
 
     def wake_by(self, at: float) -> None:

@@ -41,7 +41,6 @@ def blast_radius(index: Index, rollout: Rollout, gate: GateName, wave: str) -> B
 
 
 def _waves_behind(rollout: Rollout, gate: GateName, wave: str) -> Sequence[WaveDef]:
-    """Return the waves between a gate and the next one."""
     behind: list[list[WaveDef]] = [[]]
     for spec in rollout.plan.waves:
         behind[-1].append(spec)
@@ -63,11 +62,7 @@ def _at_once(index: Index, rollout: Rollout, spec: WaveDef, targets: Sequence[Ta
     ]
     # A node is in one pool of each key: the pools of a key add up, and the tightest key limits all.
     slots: Counter[str] = Counter()
-    for pool, count in _pool_counts(targets).items():
+    for pool, count in Counter(pool for target in targets for pool in target.pools).items():
         found = index.pool(pool)
         slots[found.key] += min(count, index.budget(found))
     return min([*bounds, *slots.values()])
-
-
-def _pool_counts(targets: Sequence[Target]) -> Counter[str]:
-    return Counter(pool for target in targets for pool in target.pools)

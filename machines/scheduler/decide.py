@@ -103,7 +103,6 @@ def explain_rollout_nodes(
     now: float,
     nodes: Iterable[str] | None = None,
 ) -> dict[str, Reason]:
-    """Return the reason for the state of each node of a rollout, or of these nodes."""
     index = index.at(now)
     if nodes is None:
         targets = index.targets(rollout_id)

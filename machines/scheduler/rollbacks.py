@@ -74,7 +74,6 @@ def queue_reason(index: Index, target: Target, now: float) -> Reason:
 
 
 def _rollout_blocker(index: Index, rollout: Rollout) -> Reason | None:
-    """Return why no rollback of the rollout starts."""
     return (
         start_blockers.doubt_blocker(index, rollout.id)
         or start_blockers.observe_only_blocker(index)

@@ -75,7 +75,6 @@ SLOT_STEP = "slot"
 
 
 def next_action(situation: Situation) -> Action:
-    """Return what comes next for one node."""
     plan, target, records, now = situation.plan, situation.target, situation.records, situation.now
     reconciler = _reconciler(situation)
     if target.order is NodeOrder.RETURN and target.phase not in IN_FLIGHT_PHASES:
@@ -217,7 +216,6 @@ class _Reconciler:
                 return None
 
     def start(self, step: Step, number: int) -> Action:
-        """Return the action of this try of a step."""
         match step.rule.action, step.spec:
             case StepAction.APPLY, StepDef() as spec:
                 isolate = self._apply_isolator(spec, number)

@@ -44,8 +44,6 @@ MAX_BACKOFF_S = 3600.0
 
 
 class Purpose(StrEnum):
-    """Why a step is done."""
-
     BASELINE = "baseline"
     """Find out which checks fail before anything is done."""
     CORDON = "cordon"

@@ -139,7 +139,6 @@ class S3Bucket:
         return name if name.startswith(prefix) else None
 
     def _name_of(self, found: ObjectMeta) -> str:
-        """Return the name of an object's directory."""
         matched = _KEY.fullmatch(found["path"])
         return matched["name"].removeprefix(f"{self._root}/") if matched else ""
 

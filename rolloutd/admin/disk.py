@@ -60,7 +60,6 @@ class CheckResult:
 
 
 def check_state_dir(path: Path) -> Iterator[CheckResult]:
-    """Check the directory and the disk that it is on."""
     if not path.is_dir():
         yield CheckResult(
             "state directory", False, f"{path}: no such directory; start the daemon once, or make it"

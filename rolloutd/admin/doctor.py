@@ -399,7 +399,6 @@ def _report_stopped(path: Path) -> CheckResult:
 
 
 def find_violations(index: Index) -> list[str]:
-    """Return the violations, one sentence each."""
     return [
         fault
         for rollout in index.rollouts.values()

@@ -289,7 +289,6 @@ class CommandGroup:
         return parser
 
     def add_group(self, name: str, summary: str) -> CommandGroup:
-        """Add a command with subcommands."""
         parser = self._subparsers.add_parser(name, help=summary, description=_as_sentence(summary))
         commands = parser.add_subparsers(metavar="COMMAND", required=True, dest="subcommand")
         return CommandGroup(commands, self._shared, self.root_parser)
@@ -345,7 +344,6 @@ def without_none(**fields: Any) -> dict[str, Any]:
 
 
 def is_terminal() -> bool:
-    """Return whether stdout is a terminal."""
     return sys.stdout.isatty()
 
 

@@ -78,7 +78,6 @@ def destination(args: Namespace) -> Destination:
 
 
 def context_names() -> list[str]:
-    """Return the names of all contexts."""
     return [LOCAL, *sorted(_read()["contexts"])]
 
 
@@ -103,7 +102,6 @@ _COLUMNS: Columns = {
 
 
 def add(call: Invocation) -> None:
-    """Add or replace a context."""
     args, stored = call.args, _read()
     if args.host.startswith("-"):  # ssh would take it for an option
         raise exits.Exit(exits.USAGE, f"rolloutctl context add: '{args.host}' is not a host; name one")

@@ -114,7 +114,8 @@ def _refresh(call: Invocation) -> int:
     begun = time.monotonic()
     call.client.post(api_path("inventory", "refresh"))
     while True:
-        sources = _sources(call)
+        answer: Inventory = call.get(api_path("inventory"), limit=1)
+        sources = answer["sources"]
         silent = [each for each in sources if not _answered_since(each, begun)]
         late = [each["source"] for each in silent if not _is_since(each["tried_age_s"], begun)]
         if not late:
@@ -123,11 +124,6 @@ def _refresh(call: Invocation) -> int:
             print_message(f"{', '.join(late)}: no answer in {REFRESH_WAIT_S:.0f} s; its last one is shown")
             return exits.REFUSED
         time.sleep(REFRESH_POLL_S)
-
-
-def _sources(call: Invocation) -> Sequence[InventorySourceStatus]:
-    answer: Inventory = call.get(api_path("inventory"), limit=1)
-    return answer["sources"]
 
 
 def _answered_since(source: InventorySourceStatus, begun: float) -> bool:

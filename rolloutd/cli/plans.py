@@ -130,7 +130,6 @@ def _duration_warnings(call: Invocation, name: str, text: bytes) -> list[str]:
 
 
 def schema(call: Invocation) -> None:
-    """Print the JSON Schema."""
     from rolloutd import planfile
 
     text = json.dumps(planfile.schema(), indent=2)
@@ -388,7 +387,6 @@ VERDICT_COLUMNS: Columns = {
 
 
 def verdicts(call: Invocation) -> int:
-    """List the verdicts, or clear one."""
     args = call.args
     if args.verb == "clear":
         if args.verdict is None or args.reason is None:

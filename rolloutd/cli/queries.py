@@ -83,7 +83,6 @@ def register(commands: CommandGroup) -> None:
 
 
 def status(call: Invocation) -> None:
-    """Show one rollout, or all of them."""
     args = call.args
     if args.rollout is not None:
         found = call.get(api_path("rollouts", args.rollout))
@@ -114,7 +113,6 @@ def _print_runners(call: Invocation) -> None:
 
 
 def rollouts(call: Invocation) -> int:
-    """List rollouts, or delete one."""
     args = call.args
     if args.verb == "delete":
         return _delete_rollout(call)

@@ -45,7 +45,6 @@ def read_gates(call: Invocation, group: str | None = None) -> list[RebootGate]:
 
 
 def print_gate(gate: RebootGate) -> None:
-    """Print a gate and who approved until when."""
     print_line(colorize(f"{PREFIX}{gate['group']}", "bold"))
     print_line(sanitize(f"  {format_gate(gate)}"))
     for each in gate["approvals"]:
@@ -55,7 +54,6 @@ def print_gate(gate: RebootGate) -> None:
 
 
 def format_gate(gate: RebootGate) -> str:
-    """Return a gate in one line."""
     return f"reboots {gate['state']}" + (f": {gate['missing']}" if gate["missing"] else "")
 
 

@@ -64,7 +64,6 @@ DECISIONS = frozenset(
 
 
 def render_rollout(client: Client, name: str) -> str:
-    """Return the page of a rollout."""
     rollout: Rollout = client.get(api_path("rollouts", name))
     path = api_path("rollouts", rollout["rollout"])
     nodes: list[Node] = client.get(f"{path}/nodes")["nodes"]

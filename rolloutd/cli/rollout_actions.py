@@ -89,7 +89,6 @@ def _describe_cancel(call: Invocation) -> str:
 
 
 def run_node_action(call: Invocation) -> int:
-    """Retry or advance."""
     action: str = call.args.command
     if call.args.node is None:
         answer = call.client.post(
@@ -133,7 +132,6 @@ def skip_node(call: Invocation) -> int:
 
 
 def return_node(call: Invocation) -> int:
-    """Return a node to service."""
     path = api_path("nodes", call.args.node, "return")
     answer = call.client.post(path, without_none(reason=call.args.reason))
     # Without the change: the rollout will be done with an exception.

@@ -85,7 +85,6 @@ def prepare_store(call: Invocation) -> NoReturn:
 
 
 def move_store(call: Invocation) -> NoReturn:
-    """Become the program that moves the store."""
     _run_admin(call, "move", ("from", "to"))
 
 

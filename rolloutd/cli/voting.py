@@ -97,7 +97,6 @@ def _add_gate_arguments(parser: Parser, *more: str, optional: bool = False) -> N
 
 
 def vote(call: Invocation) -> int:
-    """Vote yes or no."""
     args = call.args
     yes = args.command == "approve"
     if yes and (group := reboots.group_of(args.rollout)) is not None:
@@ -204,7 +203,6 @@ def _gate_digest(rollout: Rollout, gate: str, wave: str | None) -> str:
 
 
 def use_token(call: Invocation) -> int:
-    """Cast the vote of a token."""
     args = call.args
     # Bytes that are not UTF-8 are no token either: the daemon refuses them.
     text = sys.stdin.read() if args.file is None else args.file.read_text("utf-8", "replace")

@@ -88,7 +88,6 @@ def register(commands: CommandGroup) -> None:
 
 
 def watch_rollouts(call: Invocation) -> int:
-    """Watch one rollout, or all live ones."""
     return watch_until_closed(call, _rollout_ids(call))
 
 

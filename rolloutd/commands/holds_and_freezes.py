@@ -79,7 +79,7 @@ def hold(
     existing = find_hold(state, node, requested.source, requested.id)
     expired: Events = ()
     if existing is not None:
-        if _is_active(state, existing):
+        if existing.until is None or state.now() < existing.until:
             # No slot is judged: the hold has it already.
             _require_hold_owner(who, existing, "hold again")
             renewed = replace(existing, until=until, reason=reason)
@@ -194,10 +194,6 @@ def _require_free_slot(state: State, node: str) -> None:
     if peers := unobserved_peers(state, node, reason):
         raise SlotStateUnknown(reason, peers)
     raise Refused(reason.code, describe(reason))
-
-
-def _is_active(state: State, hold: Hold) -> bool:
-    return hold.until is None or state.now() < hold.until
 
 
 def _require_hold_owner(who: Principal, hold: Hold, verb: str) -> None:

@@ -85,7 +85,8 @@ def take_slot(state: State, machine: Machine) -> Events:
         raise Refused("too-many-holds", f"holds: the maximum of {MAX_HOLDS} is reached; release some")
     if (reason := reboot_blocker(index, node, now, reboot_gate(state, machine.group))) is not None:
         raise RebootRefused(reason, unobserved_peers(state, node, reason))
-    within_s = _reboot_within_s(state, node)
+    team = state.settings.teams.get(state.index.nodes[node].team or "")
+    within_s = None if team is None else team.reboot_within
     until = None if within_s is None else now + within_s
     return (
         *expired,
@@ -111,11 +112,6 @@ def machine_with_slot(state: State, group: str, machine_id: str) -> Machine | No
     return None if hold is None else Machine(group, machine_id, hold.node)
 
 
-def _reboot_within_s(state: State, node: str) -> float | None:
-    team = state.settings.teams.get(state.index.nodes[node].team or "")
-    return None if team is None else team.reboot_within
-
-
 # -- the gate of a group ------------------------------------------------------------
 
 
@@ -128,7 +124,6 @@ class GroupGate:
 
 
 def reboot_gates(state: State) -> tuple[GroupGate, ...]:
-    """Return the gates of all groups that have one."""
     settings = state.settings.fleetlock
     groups = {} if settings is None else settings.groups
     gates = ((reboot_gate(state, name), parse_selector(group.nodes)) for name, group in groups.items())

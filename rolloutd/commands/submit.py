@@ -395,7 +395,6 @@ def _train_events(
     opened: RolloutOpened,
     superseded: Sequence[Rollout],
 ) -> Events:
-    """Return the events by which the rollout joins a train."""
     nodes = [target.node for target in opened.targets]
     rollout = Rollout(opened.rollout, resolved.plan, resolved.digest, who.actor, opened.at, len(nodes))
     return trains.join(facts, who, rollout, nodes, {each.id for each in superseded})

@@ -44,7 +44,6 @@ def storable_variables(variables: Mapping[str, JSON]) -> Mapping[str, JSON]:
 
 
 def marked_secrets(variables: Mapping[str, JSON]) -> frozenset[str]:
-    """Return the names of variables that the inventory marks as secrets."""
     marked = variables.get(SECRETS_MARK)
     return frozenset(map(str, marked)) if isinstance(marked, list) else frozenset()
 

@@ -147,7 +147,6 @@ def is_listed(account: Account, members: Iterable[str]) -> bool:
 
 
 def identify(account: Account, teams: Mapping[str, TeamSettings], admins: Iterable[str]) -> Identity:
-    """Return an account with the rights that the settings give it."""
     return Identity(
         uid=account.uid,
         user=account.user,

@@ -200,7 +200,6 @@ def from_error(exc: RolloutdError) -> web.Response:
 
 
 def from_http_error(exc: web.HTTPException, request: web.Request) -> web.Response:
-    """Return the response to an error of the HTTP framework."""
     path = request.path[:MAX_ECHO_CHARS]
     match exc:
         case web.HTTPNotFound():

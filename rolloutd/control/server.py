@@ -199,7 +199,8 @@ class ControlServer:
                         if route.is_shared:
                             answer = await shared_answer(self._services, route.path, route.handler, parsed)
                             return responses.json_response(answer)
-                        result = await self._call(route, parsed)
+                        self._services.state.index.advance(self._services.state.now())
+                        result = await route.handler(self._services, parsed)
             except NotAllowed as exc:
                 await self._record_denial(identity, f"{route.method} {request.path}", str(exc))
                 raise
@@ -218,11 +219,6 @@ class ControlServer:
             peers = self._services.leadership.peers
             leader = peers.leader if peers is not None and peers.leader else "another daemon"
             raise NotLeader(f"this daemon: it is a standby, {leader} leads; send the request there")
-
-    async def _call(self, route: Route, parsed: Request[Any]) -> Any:
-        # Questions about facts that are due fork them; most need none so.
-        self._services.state.index.advance(self._services.state.now())
-        return await route.handler(self._services, parsed)
 
     async def _identify(self, request: web.Request) -> Identity | None:
         transport = request.transport

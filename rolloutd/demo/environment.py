@@ -63,8 +63,6 @@ MAX_PARALLEL = 4
 
 @dataclass(frozen=True, slots=True)
 class DemoEnvironment:
-    """The paths of the demo."""
-
     directory: Path
     short_directory: Path
 

@@ -48,8 +48,6 @@ _COMMANDS = ("sysctl", "healthcheck", "drain", "sudo")
 
 
 class NodeDirectory:
-    """The directory of one node."""
-
     def __init__(self, root: Path) -> None:
         self.root = root
 

@@ -94,8 +94,6 @@ class NodeSshServer:
 
 
 class _Connection(asyncssh.SSHServer):
-    """One connection to a node."""
-
     def __init__(self, server: NodeSshServer) -> None:
         self._server = server
         self._connection: asyncssh.SSHServerConnection | None = None

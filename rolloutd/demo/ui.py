@@ -50,8 +50,6 @@ class LogUi:
 
 
 class TerminalUi:
-    """Bars and questions on a terminal."""
-
     def __init__(self, *, interactive: bool) -> None:
         self._console = Console()
         self._interactive = interactive

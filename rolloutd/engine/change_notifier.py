@@ -41,7 +41,6 @@ class ChangeNotifier:
             self._subscribers.discard(event)
 
     def notify_committed(self, entries: Sequence[AuditEntry]) -> None:
-        """Signal new audit entries."""
         if entries:
             is_next = entries[0].seq == self.latest_seq + 1
             # A standby reads only the latest entry: those in between are in the store alone.

@@ -145,7 +145,6 @@ class Daemon:
         await self._observer.observe_now(nodes)
 
     def refresh_inventory(self, *sources: str) -> None:
-        """Refresh these inventory sources, or all, in the background."""
         if not self._is_stopping:
             self._tasks.create_task(self._inventory_refresher.refresh(*sources))
 
@@ -200,7 +199,9 @@ class Daemon:
             self._update_drivers()  # a user's order must not wait until the store can write
             return
         self._state.reasons = decision.reasons
-        self._make_room(decision)
+        for key in record_giving_way(self._state.index, decision):
+            if key in self._drivers:
+                self._drivers[key].wake_up()
         for waiting in decision.of(AwaitTurn):
             self._state.index.record_train_wait(waiting.rollout, waiting.node, self._state.now())
         self._observer.request_observations(self._tasks, [each.node for each in decision.of(Observe)])
@@ -216,12 +217,6 @@ class Daemon:
             self._scheduler.call_at("wake", decision.wake_at, self._wakeup.set)
         self._update_drivers()
         self.first_iteration_done.set()
-
-    def _make_room(self, decision: Decision) -> None:
-        """Record which isolations must give way, and which have a slot again."""
-        for key in record_giving_way(self._state.index, decision):
-            if key in self._drivers:
-                self._drivers[key].wake_up()
 
     async def _decide(self) -> Decision:
         """Decide and commit the decision; no other commit can happen in between."""

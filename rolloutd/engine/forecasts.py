@@ -87,7 +87,6 @@ class Forecaster:
         self._waiting = 0
 
     def request(self, **options: Any) -> ForecastRequest:
-        """Return a request by the present settings."""
         state, settings = self._state, self._state.settings
         teams = {name: TeamChecks(team.checks) for name, team in settings.teams.items()}
         return ForecastRequest(
@@ -211,7 +210,6 @@ def run_starts(state: State) -> dict[tuple[str, str], float]:
 
 
 def _not_up(index: Index) -> frozenset[str]:
-    """Return the nodes that are not known to be up."""
     seen = ((node, index.reported_observation(node)) for node in index.nodes)
     return frozenset(node for node, found in seen if found is None or found.sight is not NodeHealth.UP)
 

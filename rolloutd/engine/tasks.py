@@ -156,7 +156,6 @@ class BackgroundJobs(Generic[K]):
     def start(
         self, tasks: asyncio.TaskGroup, job: Callable[..., Coroutine[Any, Any, None]], *keys: K, name: str
     ) -> None:
-        """Start one job for the keys that no running job has."""
         new = [key for key in keys if key not in self._running]
         if new:
             # Here and not in the task: the loop may request the same keys before the task begins.

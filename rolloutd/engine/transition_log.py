@@ -36,7 +36,6 @@ WITHOUT_ACTOR = frozenset({"PhaseMoved", "NodesDiscovered"})
 
 
 def log_entries(entries: Iterable[AuditEntry]) -> None:
-    """Log the entries of one commit."""
     if not log.isEnabledFor(logging.INFO):
         return
     for entry in _join_parts(json.loads(each.text) for each in entries):

@@ -241,14 +241,11 @@ class StepHistory:
 
     def busy_s(self, rollout: str, node: str) -> float | None:
         """Return how long a node is busy: as long as one of those before, which its name decides."""
-        seconds = self._busy_seconds(rollout, node)
-        return Random(f"{rollout}/{node}").choice(seconds) if seconds else None  # noqa: S311  # no secret
-
-    def _busy_seconds(self, rollout: str, node: str) -> Sequence[float]:
         plan = self._index.rollout(rollout).plan.name
         names = (("rollout", rollout), ("plan", plan), ("class", self._class_of(node)))
         groups = [self._busy.get(key, ()) for key in names]
-        return next((group for group in groups if len(group) >= MIN_SAMPLES), ())
+        seconds = next((group for group in groups if len(group) >= MIN_SAMPLES), ())
+        return Random(f"{rollout}/{node}").choice(seconds) if seconds else None  # noqa: S311  # no secret
 
     def _find(self, rollout: str, class_name: str, step: str, action: StepAction) -> Sequence[float]:
         plan = self._index.rollout(rollout).plan

@@ -130,8 +130,6 @@ def parse_vote(obj: Mapping[str, JSON]) -> VoteObject:
 
 
 class VoteWatch(WatchHandler):
-    """The votes of one namespace."""
-
     def __init__(self, namespace: str, counter: VoteCounter) -> None:
         self.namespace = namespace
         self._counter = counter

@@ -359,12 +359,8 @@ def _check_node(node: nodes.Node) -> None:
         case nodes.Getattr() | nodes.Getitem() if (
             isinstance(node.node, nodes.Name) and node.node.name == "node"
         ):
-            _check_node_field(node)
+            name = node.attr if isinstance(node, nodes.Getattr) else getattr(node.arg, "value", None)
+            if name not in _NODE_FIELDS:
+                raise TemplateInvalid(f"a node has no '{name}'")
         case _ if not isinstance(node, _ALLOWED_NODES):
             raise TemplateInvalid(f"a {type(node).__name__.lower()} is not allowed in a template")
-
-
-def _check_node_field(node: nodes.Getattr | nodes.Getitem) -> None:
-    name = node.attr if isinstance(node, nodes.Getattr) else getattr(node.arg, "value", None)
-    if name not in _NODE_FIELDS:
-        raise TemplateInvalid(f"a node has no '{name}'")

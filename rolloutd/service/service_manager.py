@@ -37,10 +37,6 @@ class SystemdReporter:
     def on_iteration(self) -> None:
         """Ping the watchdog and report the status."""
         self._systemd.ping_watchdog()
-        self.report_status()
-
-    def report_status(self) -> None:
-        """Report the status; the first time, report that the daemon is ready."""
         sentence = format_status(self._state)
         if self._is_ready:
             self._systemd.set_status(sentence)

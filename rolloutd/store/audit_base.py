@@ -87,7 +87,6 @@ def restore_tables(connection: Connection, record: BaseRecord, replay: AuditRepl
 
 
 def make_base(connection: Connection, replay: AuditReplay, base: AuditBase, key: bytes) -> NewBase:
-    """Return a base with the replayed tables."""
     parts = [_compress({"table": "", "state": replay.state()}), *_dump_tables(connection)]
     digest = hashlib.sha256()
     for part in parts:

@@ -32,7 +32,6 @@ class StoredRows:
         return self.load(Verdict, "node = ? AND cleared_at IS NULL", node)
 
     def load(self, kind: type[R], where: str, *values: Any) -> tuple[R, ...]:
-        """Return the rows of a condition, with an order if it has one."""
         table = TABLES[kind]
         return tuple(map(table.decode, self._execute(f"{table.select} WHERE {where}", values)))
 

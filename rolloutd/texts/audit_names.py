@@ -29,7 +29,6 @@ _VALUES = {
 
 
 def current_event_name(name: str) -> str:
-    """Return today's name of an event."""
     return _EVENTS.get(name, name)
 
 

@@ -87,7 +87,6 @@ def short_digest(digest: str) -> str:
 
 
 def entry_role(entry: Mapping[str, Any]) -> str:
-    """Return the role in which an audit entry is drawn."""
     entry = with_current_names(entry)
     fields = entry.get("fields") or {}
     match entry["event"]:

@@ -47,7 +47,6 @@ def parse_moment(text: str, now: float) -> float | None:
 
 
 def moment_items(history: History, rollout: RolloutState, at: float, now: float) -> Iterator[Item]:
-    """Yield the rows of the rollout at a moment."""
     yield heading(f"AT {formatting.format_datetime(at)}", f"{formatting.format_age(at, now)}: 0 shows now")
     if at < history.loaded_from:
         yield note_row(

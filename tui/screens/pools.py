@@ -26,8 +26,6 @@ SIDE_WIDTH = 17
 
 
 class PoolRows:
-    """Rows above the pools, then one row for each pool."""
-
     def __init__(
         self,
         head: Sequence[Item],
@@ -51,7 +49,6 @@ class PoolRows:
 
 
 def strip_rows(pools: Sequence[PoolState], order: str, *, nodes_known: bool) -> PoolRows:
-    """Return rows in which a cell is a node."""
     head = [
         heading("POOLS", f"{len(pools)}, {order}"),
         ("", lambda width: [(" ", ""), *legend(width - 1)]),

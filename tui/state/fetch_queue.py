@@ -193,5 +193,4 @@ class KeyPriority:
         return max(0.0, min(self._last + ANSWER_S, self._began + MAX_DELAY_S) - self._now())
 
     def since_key(self) -> float:
-        """Return the seconds since the last key."""
         return self._now() - self._last

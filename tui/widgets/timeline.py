@@ -202,7 +202,6 @@ def frozen_intervals(history: History, end: float) -> list[tuple[float, float]]:
 def pool_bar(
     history: History, nodes: Sequence[NodeState], scale: TimeScale, moment: float | None = None
 ) -> Line:
-    """Return what a pool's nodes did as one line."""
     return _with_moment(pool_cells(history, nodes, scale), scale, moment)
 
 

@@ -126,8 +126,6 @@ class LineWidget(Widget):
 
 
 class RowSource(Protocol):
-    """The rows of a list."""
-
     def __len__(self) -> int: ...
 
     def key(self, row: int) -> str:

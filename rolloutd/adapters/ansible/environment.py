@@ -160,8 +160,6 @@ class TreeConfig:
 
 @dataclass(frozen=True, slots=True)
 class RunPaths:
-    """One run's paths on this machine."""
-
     run_id: str
     events: Path
     local_tmp: Path

@@ -167,7 +167,6 @@ class RunDirectory:
             draft.replace(self.path / "run.json")
 
     def read_claim(self) -> Claim | None:
-        """Return the run's claim, or None."""
         try:
             return Claim.parse((self.path / "claim").read_text())
         except FileNotFoundError:
@@ -184,7 +183,6 @@ class RunDirectory:
         return self.read_status() is not None or self.read_metadata().get("refused") is not None
 
     def read_status(self) -> RunStatus | None:
-        """Return the end of the run, or None."""
         found = _read_json(self.path / "status")
         return RunStatus(**found) if isinstance(found, dict) else None
 

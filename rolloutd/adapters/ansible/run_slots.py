@@ -67,7 +67,6 @@ class RunSlots:
         self.status.active = self._slots.active
 
     def record_end(self, cpu_s: float, duration_s: float) -> None:
-        """Measure a run that has ended."""
         self._cpu_s = self._cpu_s * DECAY + cpu_s
         self._duration_s = self._duration_s * DECAY + duration_s
         if self._duration_s > 0.0:

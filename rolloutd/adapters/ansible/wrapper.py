@@ -134,7 +134,6 @@ def start_time(pid: int) -> str:
 
 
 def boot_id() -> str:
-    """Return the kernel's id of this boot."""
     return read_proc_file("/proc/sys/kernel/random/boot_id").decode().strip()
 
 
@@ -166,7 +165,6 @@ def spawn(cwd: bytes, output: int) -> int:
 
 
 def execute_program(binary: bytes, arguments: list[bytes], environment: list[bytes]) -> None:
-    """Become the program."""
     try:
         os.execve(binary, arguments, dict(line.split(b"=", 1) for line in environment if line))  # noqa: S606 - a list
     except OSError as error:

@@ -42,8 +42,6 @@ class Claim:
 
 
 class Claims:
-    """The claims in one organization."""
-
     def __init__(self, client: AwxClient) -> None:
         self._client = client
 
@@ -67,7 +65,6 @@ class Claims:
         return claim, claim.facts.get("rolloutd_claim") == nonce
 
     async def find(self, organization: int, handle: str) -> Claim | None:
-        """Return the claim of a run with its host."""
         query: Query = {"name": NAME_PREFIX + handle, "organization": organization}
         listed = await self._client.list_all("inventories/", query)
         exact = [
@@ -82,7 +79,6 @@ class Claims:
         return await self._with_host(claim)
 
     async def list_all(self, organization: int) -> Sequence[Mapping[str, JSON]]:
-        """Return the inventories of all runs."""
         query: Query = {"name__startswith": NAME_PREFIX, "organization": organization}
         listed = await self._client.list_all("inventories/", query)
         return [each for each in listed if not each.get("pending_deletion")]

@@ -96,7 +96,6 @@ class AwxClient:
         return (await self.request("GET", path, query=query))[1]
 
     async def list_all(self, path: str, query: Query) -> Sequence[Mapping[str, JSON]]:
-        """Return all objects of a list."""
         objects: list[Mapping[str, JSON]] = []
         size = 0
         for page in range(1, MAX_PAGES + 1):

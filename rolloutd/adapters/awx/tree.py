@@ -30,8 +30,6 @@ _FALSE = frozenset({"false", "no", "off", "0", "n", "f"})
 
 @dataclass(slots=True)
 class PlaybookTasks:
-    """The tasks of one playbook."""
-
     tree: Path
     count: int = 0
     defying: str = ""

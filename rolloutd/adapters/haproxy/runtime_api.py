@@ -63,8 +63,6 @@ class ServerState:
 
 
 class Balancer:
-    """One HAProxy of the settings."""
-
     def __init__(self, name: str, params: BalancerParams, context: AdapterContext) -> None:
         self.name = name
         self._address = params.model_dump(exclude_none=True)
@@ -122,7 +120,6 @@ class Balancer:
         await self._command(f"set server {backend}/{server} weight {weight}")
 
     async def _table(self, line: str, delimiter: str, first_column: str) -> list[dict[str, str]]:
-        """Return the rows of an answer, by column."""
         answer = await self._request(line)
         before, head, table = answer.partition(f"# {first_column}{delimiter}")
         if not head:

@@ -107,7 +107,6 @@ def parse_error(status: int, phrase: str, body: str, headers: Mapping[str, str])
 
 
 def parse_watch_error(status: Mapping[str, JSON]) -> ApiError:
-    """Return the error of a watch's ERROR event."""
     code = status.get("code")
     return ApiError(
         code if isinstance(code, int) else 500,

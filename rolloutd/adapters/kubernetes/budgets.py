@@ -118,8 +118,6 @@ class _Requests:
 
 @dataclass
 class BudgetWatch(WatchHandler):
-    """All budgets of one cluster."""
-
     cluster: Cluster
     is_synced: bool = False
     _budgets: dict[str, dict[str, Budget]] = field(default_factory=dict)
@@ -147,7 +145,6 @@ class BudgetWatch(WatchHandler):
                 self._reset()
 
     def covering(self, pod: Pod) -> list[Budget]:
-        """Return the budgets that select the pod."""
         candidates = self._budgets.get(pod.namespace, {}).values()
         return [each for each in candidates if selector_matches(each.selector, pod.labels)]
 

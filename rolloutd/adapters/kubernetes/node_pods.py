@@ -34,7 +34,6 @@ class NodePods(WatchHandler):
         self._node = node
 
     async def watch(self) -> None:
-        """Watch until cancelled."""
         await run_list_watch(self._cluster, PODS_PATH, _bound_to_query(self._node), self)
 
     def remove(self, pod: Pod) -> None:

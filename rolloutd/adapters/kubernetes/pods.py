@@ -151,7 +151,6 @@ def _stays(pod: Pod, policy: EvictionPolicy, now: float) -> bool:
 
 
 def terminating_text(pods: Iterable[Pod]) -> str:
-    """Return a sentence about the pods that are terminating."""
     return join_names(
         [
             f"{pod.id} is ending" + ("" if pod.grace_s is None else f" (grace period {pod.grace_s} s)")

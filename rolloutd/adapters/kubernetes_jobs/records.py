@@ -109,7 +109,6 @@ class RunRecord:
 
 
 def describe(request: RunRequest) -> dict[str, Any]:
-    """Return what a run is of."""
     return {
         "run": request.run_id,
         "node": request.node,

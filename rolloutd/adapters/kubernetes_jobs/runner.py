@@ -293,7 +293,8 @@ class KubernetesRunner:
                 raise NotFound(f"there is no run {handle} of runner {self._context.name}")
             if job is None:
                 return Unknown("the run's Job is gone, and left no result"), ""
-            _adopt(record, handle, job)
+            node = str((job["metadata"].get("annotations") or {}).get(objects.NODE, ""))
+            record.create(run=handle, node=node)
             if not pods and not pod_state.is_finished(job):
                 if record.metadata.get("begun") or job["spec"].get("suspend"):
                     # A Job that was suspended has lost its pod, and would begin the run again.
@@ -453,9 +454,3 @@ def _unavailable() -> Iterator[None]:
         if error.is_retryable or error.status == 403:
             raise RunnerUnavailable(str(error), is_full="quota" in error.message) from error
         raise
-
-
-def _adopt(record: RunRecord, handle: str, thing: Mapping[str, Any]) -> None:
-    """Begin the record of a run that another machine began."""
-    node = str((thing["metadata"].get("annotations") or {}).get(objects.NODE, ""))
-    record.create(run=handle, node=node)

@@ -96,7 +96,6 @@ class NetboxSession:
         self.http.close()
 
     def get(self, path: str) -> JSON:
-        """Return the JSON of a GET."""
         with self._translated_errors():
             response = self.http.get(self._url + path, allow_redirects=False)
         return self._read_json(response)

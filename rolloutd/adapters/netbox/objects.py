@@ -53,7 +53,6 @@ class Mapper:
 
     @property
     def paths(self) -> frozenset[str]:
-        """The paths that are read."""
         return frozenset(self.labels.values()) | ({self.provider_id} if self.provider_id else set())
 
     @property

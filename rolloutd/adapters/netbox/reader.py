@@ -80,7 +80,6 @@ class Reader:
         return {(each.kind, each.id): each for each in found}
 
     def read_some(self, keys: Iterable[ObjectKey]) -> dict[ObjectKey, NetboxObject]:
-        """Return those of the objects that match."""
         found: dict[ObjectKey, NetboxObject] = {}
         for kind in self._kinds:
             ids = sorted(number for of_kind, number in keys if of_kind == kind and self._has_id(number))

@@ -223,8 +223,6 @@ class GitCache:
 
 @dataclass(frozen=True, slots=True)
 class _Remote:
-    """A remote repository and its cache."""
-
     cache: Path
     url: str
     environment: dict[str, str]

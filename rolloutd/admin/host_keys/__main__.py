@@ -43,8 +43,6 @@ FILE_MODE = 0o644
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options(ProgramOptions):
-    """Options of hosts scan."""
-
     nodes: Sequence[str] = ()
     known: Sequence[str] = ()
     console: Sequence[str] = ()

@@ -13,8 +13,6 @@ from rolloutd.admin.program import ProgramOptions, UsageError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options(ProgramOptions):
-    """Options of init."""
-
     inventory: Sequence[str] = ()
     kubeconfig: Sequence[str] = ()
     haproxy: Sequence[str] = ()

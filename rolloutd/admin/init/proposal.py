@@ -118,7 +118,6 @@ def invalid_team_names(nodes: Iterable[Mapping[str, str]]) -> list[str]:
 
 
 def source_change(kind: str, params: Mapping[str, JSON], reason: str) -> Change:
-    """Return the change that adds an inventory source."""
     return Change(("inventory", APPEND), {kind: dict(params)}, reason)
 
 

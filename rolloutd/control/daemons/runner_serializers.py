@@ -18,7 +18,6 @@ from rolloutd.texts.runner_text import describe_runner
 
 
 def runs(runners: Mapping[str, RunnerStatus], rules: Sequence[RunnerRule]) -> wire_runners.Runs:
-    """Return the runs on this machine, and all runners."""
     local = runners.get(LOCAL_RUNNER, RunnerStatus())
     tuned = local if isinstance(local, TunedRunnerStatus) else TunedRunnerStatus()
     return {

@@ -29,7 +29,6 @@ from rolloutd.ports import RunnerStatus
 
 
 def node(state: State, resolved: ResolvedRollout, target: Target) -> wire_nodes.Node:
-    """Return a node of a rollout."""
     return _node(state, resolved, target, blocking_reason(state, resolved, target))
 
 
@@ -63,7 +62,6 @@ def nodes(
     seq: int,
     among: Collection[str] | None = None,
 ) -> wire_nodes.Nodes:
-    """Return nodes of a rollout with their reasons."""
     index, rollout, now = resolved.index, resolved.rollout.id, state.now()
     # Almost in order already, so that sorting 100,000 targets takes some milliseconds.
     in_order = sorted(index.targets(rollout), key=attrgetter("position"))
@@ -107,7 +105,6 @@ def _is_selected(index: Index, query: NodesQuery, target: Target) -> bool:
 
 
 def why(state: State, resolved: ResolvedRollout, target: Target) -> wire_nodes.NodeReason:
-    """Return why a node does not move."""
     return {
         "node": target.node,
         "phase": target.phase.value,

@@ -108,7 +108,6 @@ async def result_lines(
 def report_lines(
     checks: Iterable[Coroutine[Any, Any, ComplianceReport]],
 ) -> AsyncGenerator[wire_nodes.ImpactLine, None]:
-    """Yield the line of each check."""
     return result_lines(checks, _report_line)
 
 

@@ -97,7 +97,8 @@ async def _event_lines(
                     shown = latest_news()
                     lines.append(await _progress_line(services, rollout))
             page, after = await _read_entries(services, after, rollout)
-            lines += [_entry_line(each) for each in page]
+            # Spliced: the text of an entry is JSON in ASCII on one line.
+            lines += [b'{"seq":%d,"entry":%s}\n' % (each.seq, each.text.encode()) for each in page]
             for part in _joined(lines):
                 silent_since = loop.time()
                 yield part
@@ -149,11 +150,6 @@ def _joined(lines: Iterable[bytes]) -> Iterator[bytes]:
             part.clear()
     if part:
         yield bytes(part)
-
-
-def _entry_line(entry: AuditEntry) -> bytes:
-    # Spliced: the text of an entry is JSON in ASCII on one line.
-    return b'{"seq":%d,"entry":%s}\n' % (entry.seq, entry.text.encode())
 
 
 async def _progress_line(services: Services, rollout: str | None) -> bytes:

@@ -94,7 +94,6 @@ def _shown_text(tree: Path, path: str, left: int, *, is_old: bool) -> wire_plans
 
 
 def file_differences(before: Path, after: Path) -> list[wire_plans.FileDifference]:
-    """Return the files and links that differ, by path."""
     if before == after:
         return []
     old, new = _list_files(before), _list_files(after)

@@ -53,7 +53,6 @@ def _find_coverage(index: Index, rollout: Rollout, basis: tuple[int, int]) -> Co
 
 
 def traffic_probes(plan: Plan) -> list[str]:
-    """Return what each traffic probe of a plan reads, in one line each."""
     return [f"client traffic: {spec.kind} {_describe_params(spec)}" for spec in plan.traffic]
 
 

@@ -146,7 +146,6 @@ def minutes(slot_s: float, prepare_s: float) -> wire.Minutes:
 
 
 def rollout_line(state: State, index: Index, each: Rollout, now: float) -> wire.RolloutLine:
-    """Return a rollout of the index as a list shows it."""
     summary = _summary(each, rollout_progress(index, each.id, now))
     return {**summary, "ended_at": format_optional_timestamp(ended_at(each))}
 

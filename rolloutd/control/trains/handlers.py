@@ -69,7 +69,6 @@ async def remove_train(services: Services, request: Request[requests.ReasonBody]
 
 
 async def train_response(state: State, train: Train) -> wire_trains.Train:
-    """Return a train as the API shows it."""
     index = state.index
     # Rollouts that ended before the daemon's start are in the store alone.
     savings = train_savings(

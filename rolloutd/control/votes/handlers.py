@@ -52,7 +52,6 @@ async def _change_votes(
 
 
 def gate_response(services: Services, resolved: ResolvedRollout, name: GateName, wave: str) -> wire.Gate:
-    """Return the current state of a gate."""
     index, now = services.state.index, services.state.now()
     rollout = current(services.state, resolved).rollout
     return gate_serializers.gate(

@@ -257,7 +257,7 @@ class SourceReader:
         That is all of it while there is no answer, else the nodes that were removed in flight.
         """
         answer = self.nodes or ()
-        names = {self._fleet_name(node.name) for node in answer}
+        names = {self.fleet_names.get(node.name, node.name) for node in answer}
         more = [
             DiscoveredNode(
                 *(node.name, self.name, node.kind, node.labels),
@@ -292,9 +292,6 @@ class SourceReader:
         if self.nodes is not None:
             return [node.name for node in self.nodes]
         return [node.name for node in facts.nodes.values() if node.sources == (self.name,)]
-
-    def _fleet_name(self, name: str) -> str:
-        return self.fleet_names.get(name, name)
 
 
 def _compact(node: DiscoveredNode) -> DiscoveredNode:

@@ -78,7 +78,6 @@ class JobKind(Generic[C]):
 def job_kinds(
     state: State, adapters: AdapterSet, check_mode: CheckMode, drift: DriftChecker
 ) -> Sequence[JobKind[Any]]:
-    """Return the table."""
     both, preparer = (state, adapters), Preparer(state, adapters)
     current = partial(check_if_current, *both, check_mode)
     pilot = partial(document_pilot, state, adapters.runner)
@@ -99,8 +98,6 @@ def job_kinds(
 
 
 class CommandJobs:
-    """The jobs under way."""
-
     def __init__(self, state: State, kinds: Iterable[JobKind[Any]]) -> None:
         self._state = state
         self._kinds: Mapping[type, tuple[JobKind[Any], BackgroundJobs[str]]] = {

@@ -44,8 +44,6 @@ class HostOnlyObserver:
 
 
 class OnDemandObserver:
-    """The observations under way."""
-
     def __init__(self, state: State, observers: Sequence[Observer]) -> None:
         self._state = state
         self._observers = tuple(observers)

@@ -53,7 +53,6 @@ async def document_pilot(state: State, runner: PlaybookRuns, command: DocumentPi
 
 
 async def collect_evidence(state: State, runner: PlaybookRuns, target: Target) -> dict[str, Any]:
-    """Return the evidence as JSON."""
     records = await state.store.load_steps(target.rollout, target.node)
     ended = [record for record in records if record.state is not StepState.INTENDED]
     plan = state.index.rollout(target.rollout).plan

@@ -188,7 +188,6 @@ def _restored(node: str, report: GuardReport) -> StepResult:
 
 
 def _describe(node: str, report: GuardReport) -> str:
-    """Return what became of the guard, in one sentence."""
     match report.state:
         case GuardState.RESTORED:
             listed = ", ".join(report.restored[:MAX_LISTED_PATHS]) or "no path had changed"

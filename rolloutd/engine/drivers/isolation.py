@@ -35,8 +35,6 @@ SHARED_TEXT = "left to the other rollouts that hold this isolation"
 
 
 class Isolation:
-    """The isolation of one node in one rollout."""
-
     def __init__(self, session: NodeSession, journal: StepJournal, others: OtherAttempts) -> None:
         self._others = others
         self._session = session
@@ -46,7 +44,6 @@ class Isolation:
         self._last_observation: object = None
 
     async def isolate(self, action: actions.Isolate) -> StepResult:
-        """Isolate the node with one isolator."""
         spec = action.spec
         isolator = self._session.adapters.isolators[spec.kind]
         ctx = await self._session.step_context(

@@ -13,7 +13,6 @@ from rolloutd.ports import Checkpoint
 
 
 def wanted_digests(rollouts: Iterable[Rollout]) -> set[str]:
-    """Return the digests of all artifacts of rollouts."""
     return {entry.sha256 for each in rollouts for stage in each.prepare_stages for entry in stage.manifest}
 
 

@@ -21,8 +21,6 @@ FILE_NAME = "newest-commit.postgresql"
 
 
 class CommitMark:
-    """The mark of one state directory."""
-
     def __init__(self, state_dir: Path) -> None:
         self._path = state_dir / FILE_NAME
 

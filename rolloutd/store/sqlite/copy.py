@@ -96,7 +96,8 @@ def place_copy(path: Path, tables: Iterable[TableRows], key: bytes) -> None:
     """
     if path.exists():
         with closing(database.open_reader(path)) as old:
-            _require_unused(old, path)
+            if not read_refusal(old):
+                raise StoreFailed(f"{path}: a store is there already; name a state directory without one")
     owner = files.find_owner(path.parent)
     with files.temporary_database(path) as temporary:
         write_tables(temporary, tables)
@@ -106,11 +107,6 @@ def place_copy(path: Path, tables: Iterable[TableRows], key: bytes) -> None:
         # One that was moved away stays, under another name.
         files.preserve_previous(path)
         files.move_into_place(temporary, path)
-
-
-def _require_unused(old: sqlite3.Connection, path: Path) -> None:
-    if not read_refusal(old):
-        raise StoreFailed(f"{path}: a store is there already; name a state directory without one")
 
 
 class WithoutNul:

@@ -109,8 +109,6 @@ class _Server:
 
 
 class ForkServers:
-    """The fork servers of one runner."""
-
     def __init__(self, binary: str, pids: set[int]) -> None:
         """`binary` is the ansible-playbook of this Python; `pids` always has those of the servers."""
         self._binary = binary
@@ -150,7 +148,6 @@ class ForkServers:
                     server.channel.close()
 
     def close(self) -> None:
-        """End all servers."""
         self._end_all()
         if self._idle_timer is not None:
             self._idle_timer.cancel()
