@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from machines.facts.fleet_facts import FleetFacts
-from machines.model.node import NodeHealth, NodeKind, Observation
+from machines.model.node import ConflictKind, NodeHealth, NodeKind, Observation
 from machines.model.reasons import Param, Remedy, RemedyKind, UnavailabilityCause
 from machines.model.rollout import Hold, NodeOrder, Rollout, Target
-from machines.states import IN_FLIGHT_PHASES, Outcome, Phase
+from machines.states import IN_FLIGHT_PHASES, Phase
 
 CAUSE_PRECEDENCE: Final = {code: rank for rank, code in enumerate(UnavailabilityCause)}
 """Precedence of causes: our own work first, unknown last."""
@@ -24,6 +24,9 @@ TAKEN_BY_OTHERS: Final = frozenset(
     {UnavailabilityCause.CORDONED_BY_OTHER, UnavailabilityCause.LOCKED_BY_OTHER}
 )
 """Causes that are another tool's or user's will."""
+
+BLAMED_FOR_S: Final = 86_400.0
+"""A cluster that goes away later after our work was not broken by it: that shows within a day."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,13 +148,17 @@ def _counted_outage(facts: FleetFacts, node: str) -> Unavailability | None:
     """Return the observed outage that takes slots of the node's pools.
 
     Clusters do not serve for each other, and some are always away or new.  So an outage of a cluster counts
-    only once a rollout has changed it, because then it may be our doing.
+    only once a rollout has worked on it, however that ended, because then it may be our doing.
     """
-    found = observed_unavailability(facts, node)
-    if found is None or facts.nodes[node].kind is not NodeKind.CLUSTER or found.code in TAKEN_BY_OTHERS:
+    found, known = observed_unavailability(facts, node), facts.nodes[node]
+    if found is None or known.kind is not NodeKind.CLUSTER:
         return found
-    is_changed = any(target.outcome is Outcome.CHANGED for target in facts.targets_on(node))
-    return found if is_changed else None
+    away = next((each for each in known.conflicts if each.kind is ConflictKind.OUT_OF_SERVICE), None)
+    if found.code in TAKEN_BY_OTHERS and away is None:
+        return found
+    worked_at = facts.released_at(node)
+    is_unrelated = away is not None and away.since > worked_at + BLAMED_FOR_S
+    return None if not worked_at or is_unrelated else found
 
 
 def active_hold(facts: FleetFacts, node: str) -> Unavailability | None:

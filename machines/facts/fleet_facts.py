@@ -7,7 +7,7 @@ comparisons of staged files are unknown after a start.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar, cast
 
 from machines.facts.node_work import NodeWork
@@ -16,7 +16,7 @@ from machines.facts.sharing import Forkable
 from machines.model.causes import Causes
 from machines.model.decision import CheckRounds
 from machines.model.limits import DiskShortage, Limits, Refusal, TeamRules
-from machines.model.node import Node, Observation, SourceFreshness
+from machines.model.node import Node, NodeKind, Observation, SourceFreshness
 from machines.model.outage import OutageProgress
 from machines.model.preparation import Preparation, StagedComparison
 from machines.model.reasons import Reason
@@ -45,6 +45,8 @@ class FactsSnapshot:
     reboot_approvals: tuple[RebootApproval, ...] = ()
     team_rules: tuple[TeamRules, ...] = ()
     preparations: tuple[Preparation, ...] = ()
+    worked_on: Mapping[str, float] = field(default_factory=dict)
+    """When the latest work of any rollout on each cluster ended (epoch seconds)."""
     epoch: int = 0
 
 
@@ -75,6 +77,8 @@ class FleetFacts(Forkable):
         self._preparations: dict[str, RolloutPreparations] = {}
         self._preparing: dict[str, set[tuple[str, str, str]]] = {}
         self._recorded_work: dict[str, tuple[NodeWork, ...]] = {}
+        self.worked_on: Mapping[str, float] = {}
+        """When the work on each cluster ended of rollouts that are no longer here (epoch seconds)."""
         self._holds: dict[tuple[str, str, str], Hold] = {}
         self._holds_by_node: dict[str, dict[tuple[str, str, str], Hold]] = {}
         self._freezes: dict[str, Freeze] = {}
@@ -296,7 +300,14 @@ class FleetFacts(Forkable):
     def released_at(self, node: str) -> float:
         """Return when rolloutd last finished work on a node (epoch seconds), 0.0 for never."""
         ends = (t.since for t in self.targets_on(node) if t.attempt and t.phase not in IN_FLIGHT_PHASES)
-        return max(ends, default=0.0)
+        return max((self.worked_on.get(node, 0.0), *ends))
+
+    def _work_on(self, nodes: Iterable[str]) -> dict[str, float]:
+        """Return when the latest work ended on those of these nodes that are clusters."""
+        clusters = (
+            name for name in nodes if name in self._nodes and self._nodes[name].kind is NodeKind.CLUSTER
+        )
+        return {name: at for name in clusters if (at := self.released_at(name))}
 
     def traffic_of(self, rollout: str, node: str) -> TrafficResult | None:
         return self._traffic.get((rollout, node))
@@ -317,5 +328,6 @@ class FleetFacts(Forkable):
             reboot_approvals=self.reboot_approvals,
             team_rules=tuple(self.team_rules.values()),
             preparations=tuple(row for each in self._preparations.values() for row in each.rows.values()),
+            worked_on=self._work_on(self._nodes),
             epoch=self.epoch,
         )

@@ -82,6 +82,7 @@ class Projection(MeasuredFacts):
         for name, targets in groupby(snapshot.targets, key=lambda target: target.rollout):
             index._load_targets(name, tuple(targets))
         index._nodes = {node.name: node for node in snapshot.nodes}
+        index.worked_on = snapshot.worked_on
         index._load_preparations(snapshot.preparations)
         for hold in snapshot.holds:
             index._add_hold(hold)
@@ -293,6 +294,7 @@ class Projection(MeasuredFacts):
 
     def _delete_rollout(self, rollout: str) -> None:
         removed = list(self._targets[rollout].values())
+        self.worked_on = {**self.worked_on, **self._work_on(target.node for target in removed)}
         self._own_rollout_tables()
         if (preparations := self._preparations.pop(rollout, None)) is not None:
             for node, stage in preparations.active:

@@ -27,13 +27,16 @@ from machines.model.events import (
     StepRecorded,
     StepState,
 )
-from machines.model.node import UNLABELED, NodeHealth, NodeKind
+from machines.model.node import UNLABELED, ConflictKind, NodeHealth, NodeKind
 from machines.model.plan import GateName, OnFailure, VoteRequirement
 from machines.model.rollout import Hold, NodeOrder, Rollout, Target
 from machines.model.target_plan import isolators_for, lacks_isolator, plan_for_target
 from machines.model.traffic import IDLE_MAX_AGE_S
 from machines.model.windows import any_open
 from machines.states import IN_FLIGHT_PHASES, IllegalTransition, Outcome, Phase, Trigger, next_phase
+
+CONNECTION_BREAKS_S = 86_400.0
+"""A cluster that goes away later than this after our work went away for another cause."""
 
 
 def violation(
@@ -315,7 +318,23 @@ def is_down(facts: InvariantFacts, node: str, now: float) -> bool:
     for target in facts.targets_on(node):
         if target.phase in IN_FLIGHT_PHASES or target.phase is Phase.FAILED or target.isolated:
             return True
-    return any(_is_hold_active(hold, now) for hold in facts.holds_on(node)) or not _is_up(facts, node, now)
+    if any(_is_hold_active(hold, now) for hold in facts.holds_on(node)):
+        return True
+    return not _is_up(facts, node, now) and not _is_unrelated_outage(facts, node)
+
+
+def _is_unrelated_outage(facts: InvariantFacts, node: str) -> bool:
+    """Return whether the outage of a cluster is not our doing: clusters do not serve for each other."""
+    known, observation = facts.nodes[node], facts.observation(node)
+    if known.kind is not NodeKind.CLUSTER:
+        return False
+    away_since = [each.since for each in known.conflicts if each.kind is ConflictKind.OUT_OF_SERVICE]
+    if observation is not None and observation.cordoned_by_other and not away_since:
+        return False
+    worked_at = max(
+        [facts.worked_on.get(node, 0.0), *(each.since for each in facts.targets_on(node) if each.attempt)]
+    )
+    return not worked_at or any(since > worked_at + CONNECTION_BREAKS_S for since in away_since)
 
 
 def _is_up(facts: InvariantFacts, node: str, now: float) -> bool:

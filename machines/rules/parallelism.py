@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from machines.facts.index import Index
+from machines.model.node import NodeKind
 from machines.model.plan import WaveDef
-from machines.model.reasons import Params, Reason, ReasonCode, Remedy, RemedyKind
-from machines.model.rollout import Rollout
+from machines.model.reasons import Params, Reason, ReasonCode, Remedy, RemedyKind, UnavailabilityCause
+from machines.model.rollout import Rollout, Target
 from machines.rules import pools
 from machines.states import IN_FLIGHT_PHASES, Phase
 
@@ -80,11 +81,22 @@ def _parallelism_limits(
 
 
 def _unready_count(index: Index, rollout: Rollout) -> int:
-    """Return how many targets have failed, or are done and known not to be ready.
+    """Return how many targets have failed, or are not ready after their change."""
+    return sum(
+        target.phase is Phase.FAILED or _is_unready(index, rollout, target)
+        for target in index.targets(rollout.id)
+    )
 
-    A pending node that is not ready was not made so by the change, and must not stop the others.
-    """
-    phases = {target.node: target.phase for target in index.targets(rollout.id)}
-    done = (node for node, phase in phases.items() if phase is Phase.DONE)
-    down = (found for node in done if (found := index.unavailability(node)) is not None)
-    return sum(found.confirmed for found in down) + sum(each is Phase.FAILED for each in phases.values())
+
+def _is_unready(index: Index, rollout: Rollout, target: Target) -> bool:
+    found = index.unavailability(target.node)
+    if found is None or target.phase not in (Phase.DONE, Phase.PENDING):
+        return False
+    # One that was not changed must not stop the others.  One that may start although it is down, as a new
+    # cluster does, must not wait for itself.
+    is_observed = found.code in (UnavailabilityCause.DOWN, UnavailabilityCause.UNKNOWN)
+    if target.phase is Phase.PENDING and (not target.attempt or rollout.plan.bootstrap or not is_observed):
+        return False
+    # Unknown is what a cluster with a broken connection looks like; other nodes are observed only before a
+    # start.
+    return found.confirmed or index.nodes[target.node].kind is NodeKind.CLUSTER

@@ -28,7 +28,7 @@ HOST_KEY = "host_key"
 STATUS = "status"
 """Label or variable with the state of the machine's life in its source; see OUT_OF_SERVICE."""
 
-OUT_OF_SERVICE = frozenset({"planned", "offline"})
+OUT_OF_SERVICE = frozenset({"planned", "offline", "paused"})
 """Values of STATUS, in lower case, of machines that must not be maintained."""
 
 DEFAULT_STALE_AFTER_S = 3600.0

@@ -77,6 +77,13 @@ deleted_at IS NULL AND (ended_at IS NULL AND cancelled_at IS NULL OR rollout.id 
             WHERE cleanup.rollout = known.rollout AND cleanup.node = known.node AND cleanup.stage = 'cleanup'
               AND (cleanup.state = 'done' OR cleanup.attempt >= 3))))"""
 
+# Of all rollouts: a cluster that one of them broke may be down when it is no longer live.
+_LIST_WORK_ON_CLUSTERS = """
+SELECT node.name, max(target.since) FROM node JOIN target ON target.node = node.name
+WHERE node.kind = 'cluster' AND node.gone_at IS NULL
+    AND target.attempt > 0 AND target.phase IN ('pending', 'done', 'failed')
+GROUP BY node.name"""
+
 _SELECT_ROLLOUT = """
 SELECT id, content, change_digest, scope_digest, policy_digest, digest, submitted_by, submitted_at,
        approved_count, supersedes, source, overrides
@@ -108,6 +115,7 @@ def load_snapshot(connection: Connection, compile_plan: PlanCompiler) -> FactsSn
             preparations=tuple(
                 row for rollout in rollouts for row in load_preparations(connection, rollout.id)
             ),
+            worked_on=dict(connection.execute(_LIST_WORK_ON_CLUSTERS)),
             epoch=epoch,
         )
     finally:

@@ -50,6 +50,7 @@ from machines.model.events import (
     VoteCast,
     VoteWithdrawn,
 )
+from machines.model.node import NodeKind
 from machines.model.plan import Digest, GateName
 from machines.model.preparation import Preparation, PreparationState
 from machines.model.rollout import Failure, GateOpening, Hold, Interruption, NodeOrder, Target, Verdict
@@ -691,6 +692,15 @@ async def test_ended_rollout_leaves_snapshot_only(store: Store) -> None:
     for gone in (store.load_rollout, store.load_plan):
         with pytest.raises(NotFound):
             await gone("r1")
+
+
+async def test_work_on_cluster_known_after_its_rollout(store: Store) -> None:
+    await write(store, NodesDiscovered((replace(node("n1"), kind=NodeKind.CLUSTER), node("n2"))))
+    await write(store, rollout_opened(nodes=["n1", "n2"]))
+    assert (await store.load_snapshot()).worked_on == {}
+    await write(store, *moves_to_done("n1"), *moves_to_done("n2"), RolloutEnded("r1", 60.0))
+    snapshot = await store.load_snapshot()
+    assert (snapshot.rollouts, snapshot.worked_on) == ((), {"n1": 10.0})
 
 
 async def test_a_cancelled_rollout_stays_until_its_nodes_are_home(store: Store) -> None:

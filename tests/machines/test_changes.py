@@ -2,24 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
+from machines.facts.projection import Projection
 from machines.invariants.violations import violation
 from machines.model.actions import RunPlaybook, Transition
 from machines.model.decision import Admit, RollBack
-from machines.model.events import PhaseMoved, StepAction, StepRecord, StepState
+from machines.model.events import (
+    NodesDiscovered,
+    PhaseMoved,
+    RolloutCancelled,
+    StepAction,
+    StepRecord,
+    StepState,
+)
 from machines.model.limits import Budget, Limits, PoolRule
-from machines.model.node import Node, NodeHealth, NodeKind, Observation
+from machines.model.node import Conflict, ConflictKind, Node, NodeHealth, NodeKind, Observation
 from machines.model.plan import PLAYBOOK_RUN, Capability, GateName, OnFailure, Stage, StepDef
 from machines.model.rollout import FailureCode, Target
 from machines.model.runners import RunnerProblem
 from machines.scheduler.decide import decide, explain_node
-from machines.states import Phase, Trigger
+from machines.states import Outcome, Phase, Trigger
 from machines.workflow.next_action import next_action
 from machines.workflow.situation import Situation
-from tests.machines.builders import T0, admit, fail, finish, index_of, nodes_of, plan_of, submit, vote
+from tests.machines.builders import (
+    ALICE,
+    T0,
+    admit,
+    fail,
+    finish,
+    index_of,
+    nodes_of,
+    observed_up,
+    plan_of,
+    submit,
+    transition,
+    vote,
+)
 
 NET = Stage("net", kind="flux", params={"pin": "2"}, node_kinds=frozenset({NodeKind.CLUSTER}))
 APP = replace(NET, name="app")
@@ -28,6 +50,7 @@ UNDO = (
     replace(NET, name="rollback.net", undoes="run.net"),
 )
 PLAN = plan_of(stages=(NET, APP), rollback=UNDO, verify=())
+ADMITTED_C1 = PhaseMoved("R", "c1", Trigger.ADMITTED, Phase.PENDING, Phase.ISOLATING, 1, T0)
 CLUSTERS = [Node("c1", NodeKind.CLUSTER, labels={"team": "infra"})]
 
 
@@ -113,8 +136,7 @@ def test_invariants_allow_bootstrap_of_clusters_only() -> None:
     submit(index, bootstrap=True)
 
     def problem(node: str) -> str | None:
-        edge = (Trigger.ADMITTED, Phase.PENDING, Phase.ISOLATING)
-        return violation(index, PhaseMoved("R", node, *edge, 1, T0), T0)
+        return violation(index, replace(ADMITTED_C1, node=node), T0)
 
     assert problem("c1") is None
     assert all("says that it is up" in str(problem(node)) for node in ("n1", "c2"))
@@ -146,14 +168,83 @@ def test_cluster_that_is_away_holds_no_peer() -> None:
     assert explain_node(index, "R", "c1", T0).code == "starting"
 
 
-def test_cluster_that_a_rollout_changed_counts_as_down() -> None:
+def skip(index: Projection, node: str) -> None:
+    index.record_observations([Observation(node, NodeHealth.UP, T0)], T0)
+    fail(index, node)
+    vote(index, GateName.PROCEED, shown=[each.id for each in index.rollout("R").failures])
+    transition(index, node, Trigger.SKIPPED, Outcome.SKIPPED, isolated=False)
+
+
+def retry(index: Projection, node: str) -> None:
+    fail(index, node)
+    vote(index, GateName.PROCEED, shown=[each.id for each in index.rollout("R").failures])
+    transition(index, node, Trigger.RETRIED, isolated=False)
+
+
+def roll_back(index: Projection, node: str) -> None:
+    finish(index, node)
+    transition(index, node, Trigger.ROLLBACK_ORDERED, rolling_back=True)
+    for trigger in (Trigger.ISOLATED, Trigger.MAINTAINED):
+        transition(index, node, trigger, rolling_back=True)
+    transition(index, node, Trigger.VERIFIED, Outcome.ROLLED_BACK)
+
+
+def let_drift(index: Projection, node: str) -> None:
+    finish(index, node)
+    transition(index, node, Trigger.DRIFTED)
+
+
+@pytest.mark.parametrize("work", [finish, skip, retry, roll_back, let_drift])
+def test_cluster_that_a_rollout_worked_on_counts_as_down(work: Callable[[Projection, str], None]) -> None:
     clusters = [Node(f"c{number}", NodeKind.CLUSTER, labels={"team": "infra"}) for number in range(3)]
     index = index_of(clusters)
     submit(index, stages=(NET,))
-    finish(index, "c0")
-    assert explain_node(index, "R", "c1", T0).code == "starting"
+    work(index, "c0")
     index.record_observations([Observation("c0", NodeHealth.DOWN, T0, "no answer")], T0)
     assert explain_node(index, "R", "c1", T0).code == "peer-down"
+    assert "has 1 node down (c0)" in str(violation(index, ADMITTED_C1, T0))
+
+
+def test_broken_cluster_counts_after_its_rollout_is_forgotten() -> None:
+    index = index_of([Node(f"c{number}", NodeKind.CLUSTER, labels={"team": "infra"}) for number in range(3)])
+    submit(index, stages=(NET,))
+    finish(index, "c0")
+    index.record_observations([Observation("c0", NodeHealth.DOWN, T0, "no answer")], T0)
+    index.apply(RolloutCancelled("R", ALICE, "it breaks clusters", T0))
+    restarted = Projection.build(replace(index.snapshot(), rollouts=(), targets=()), Limits(), index._compile)
+    index.forget_rollout("R")
+    restarted.record_observations_of(index)
+    for facts in (index, restarted):
+        submit(facts, "R", stages=(NET,), name="fixed")
+        assert explain_node(facts, "R", "c1", T0).code == "peer-down"
+        assert "has 1 node down (c0)" in str(violation(facts, ADMITTED_C1, T0))
+
+
+@pytest.mark.parametrize(("after_s", "counts"), [(3600.0, True), (100_000.0, False)])
+def test_cluster_that_goes_away_long_after_work_holds_no_peer(after_s: float, *, counts: bool) -> None:
+    index = index_of([Node(f"c{number}", NodeKind.CLUSTER, labels={"team": "infra"}) for number in range(3)])
+    submit(index, stages=(NET,))
+    finish(index, "c0")
+    now = T0 + after_s
+    away = Conflict(ConflictKind.OUT_OF_SERVICE, "status", {"hub": "offline"}, now)
+    index.apply(NodesDiscovered((replace(index.nodes["c0"], conflicts=(away,)),)))
+    index.record_observations([*observed_up(["c1", "c2"], now), Observation("c0", NodeHealth.DOWN, now)], now)
+    assert explain_node(index, "R", "c1", now).code == ("peer-down" if counts else "starting")
+    assert (violation(index, ADMITTED_C1, now) is not None) is counts
+
+
+def test_paused_cluster_holds_no_peer() -> None:
+    paused = Conflict(ConflictKind.OUT_OF_SERVICE, "status", {"hub": "paused"}, T0)
+    first = Node("c0", NodeKind.CLUSTER, labels={"team": "infra"}, conflicts=(paused,))
+    others = [Node(f"c{number}", NodeKind.CLUSTER, labels={"team": "infra"}) for number in (1, 2)]
+    index = index_of([first, *others])
+    locked = Observation("c0", NodeHealth.UP, T0, "it is paused", cordoned_by_other=True, is_locked=True)
+    index.record_observations([locked], T0)
+    submit(index, stages=(NET,))
+    assert explain_node(index, "R", "c0", T0).code == "quarantined"
+    assert explain_node(index, "R", "c1", T0).code == "starting"
+    index.apply(NodesDiscovered((replace(first, conflicts=()),)))
+    assert explain_node(index, "R", "c1", T0).code == "peer-down", "Cluster API works on it"
 
 
 def test_failed_and_unready_targets_count_in_strategy() -> None:
@@ -183,6 +274,30 @@ def test_done_target_that_is_not_ready_counts_in_strategy() -> None:
     ready = [Observation("c0", NodeHealth.UP, T0), Observation("c3", NodeHealth.DOWN, T0, "offline")]
     index.record_observations(ready, T0)
     assert [each.node for each in decide(index, T0).of(Admit)] == ["c1"], "a pending one stops nobody else"
+
+
+@pytest.mark.parametrize("work", [finish, skip, retry, roll_back, let_drift])
+@pytest.mark.parametrize("health", [NodeHealth.DOWN, NodeHealth.UNKNOWN])
+def test_changed_target_that_is_not_ready_counts_in_strategy(
+    work: Callable[[Projection, str], None], health: NodeHealth
+) -> None:
+    clusters = [Node(f"c{number}", NodeKind.CLUSTER, labels={"team": f"t{number}"}) for number in range(2)]
+    index = index_of(clusters)
+    submit(index, stages=(NET,), max_unready=1)
+    work(index, "c0")
+    index.record_observations([Observation("c0", health, T0, "no answer")], T0)
+    assert not decide(index, T0).of(Admit)
+    index.record_observations([Observation("c0", NodeHealth.UP, T0)], T0)
+    assert decide(index, T0).of(Admit)
+
+
+def test_bootstrap_that_is_tried_again_needs_no_other_place() -> None:
+    index = index_of(CLUSTERS, observed=False)
+    index.record_observations([Observation("c1", NodeHealth.DOWN, T0, "new")], T0)
+    submit(index, stages=(NET,), max_unready=1, bootstrap=True)
+    retry(index, "c1")
+    index.record_observations([Observation("c1", NodeHealth.DOWN, T0 + 1, "new")], T0 + 1)
+    assert [each.node for each in decide(index, T0 + 1).of(Admit)] == ["c1"]
 
 
 def test_rollback_of_failed_target_needs_no_place_in_strategy() -> None:

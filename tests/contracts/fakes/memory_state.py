@@ -16,7 +16,7 @@ from machines.model.events import (
     VerdictCleared,
     VoteWithdrawn,
 )
-from machines.model.node import Node
+from machines.model.node import Node, NodeKind
 from machines.model.plan import Plan
 from machines.model.preparation import Preparation, PreparationState
 from machines.model.reboots import RebootApproval
@@ -38,6 +38,7 @@ from machines.model.rows import (
 from machines.model.step_record import StepAction, StepRecord, StepState
 from machines.model.train import Train
 from machines.model.windows import Freeze
+from machines.states import IN_FLIGHT_PHASES
 from rolloutd.errors import Conflict, TokenAlreadyUsed
 from rolloutd.ports import AuditBase, AuditEntry, BusyTime, KeptForecast, SourceAnswer, StepDuration
 
@@ -96,6 +97,13 @@ class MemoryState:
 
     def all(self, kind: type[R]) -> Iterable[R]:
         return self.rows[kind].values()
+
+    def work_on_clusters(self) -> dict[str, float]:
+        """Return when the latest work on each cluster ended."""
+        clusters = {node.name for node in self.all(Node) if node.kind is NodeKind.CLUSTER}
+        ended = [t for t in self.all(Target) if t.attempt and t.phase not in IN_FLIGHT_PHASES]
+        ended.sort(key=lambda target: target.since)
+        return {target.node: target.since for target in ended if target.node in clusters}
 
     def verdicts_on(self, node: str) -> Iterable[Verdict]:
         return [each for each in self.all(Verdict) if each.node == node]

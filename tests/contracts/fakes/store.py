@@ -116,6 +116,7 @@ class MemoryStore:
                 sorted((row.rules for row in memory.all(TeamRulesChanged)), key=lambda each: each.team)
             ),
             preparations=tuple(row for row in memory.all(Preparation) if row.rollout in live),
+            worked_on=memory.work_on_clusters(),
             epoch=memory.epoch,
         )
 
