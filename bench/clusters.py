@@ -31,9 +31,12 @@ def fill(server: FakeKubernetes, clusters: int) -> None:
     for number in range(clusters):
         meta = {"name": f"c{number:04}", "namespace": "fleet", "labels": {"region": f"r{number % 6}"}}
         status = {"conditions": conditions, "initialization": {"controlPlaneInitialized": True}}
-        cluster = {"metadata": meta, "spec": {}, "status": status, "apiVersion": f"{CLUSTER_API}/v1beta2"}
+        spec = {"controlPlaneEndpoint": {"host": meta["name"], "port": 6443}}
+        cluster = {"metadata": meta, "spec": spec, "status": status, "apiVersion": f"{CLUSTER_API}/v1beta2"}
         server.objects.create("clusters", cluster)
-        module = {"metadata": dict(meta), "spec": {}, "apiVersion": f"{FLUX_KUSTOMIZE}/v1"}
+        source = {"kind": "GitRepository", "name": "apps"}
+        spec = {"interval": "10m", "prune": True, "sourceRef": source}
+        module = {"metadata": dict(meta), "spec": spec, "apiVersion": f"{FLUX_KUSTOMIZE}/v1"}
         server.objects.create("kustomizations", module)
 
 

@@ -29,6 +29,9 @@ KINDS = {
     "kustomizations": "Kustomization",
     "helmreleases": "HelmRelease",
 }
+NOW = "2026-11-26T12:00:00Z"
+"""The time of everything that the tests' controllers write."""
+
 READY: Mapping[str, str] = {
     "Available": "True",
     "RemoteConnectionProbe": "True",
@@ -45,7 +48,7 @@ def condition(
     kind: str, status: str, reason: str = "", message: str = "", generation: int | None = 1
 ) -> dict[str, JSON]:
     found = {"type": kind, "status": status, "reason": reason or kind, "message": message}
-    found["lastTransitionTime"] = "2026-11-26T12:00:00Z"
+    found["lastTransitionTime"] = NOW
     return found if generation is None else {**found, "observedGeneration": generation}
 
 

@@ -6,11 +6,12 @@ They work a moment after a change.  What reaches a target is recorded: `applied`
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from tests.support.cluster_fleet import ClusterFleet, condition
+from tests.support.cluster_fleet import NOW, ClusterFleet, condition
 from tests.support.cluster_sandbox import ApiError
 
 JSON = Any
@@ -134,12 +135,19 @@ class FluxControllers:
             await self.fleet.set_status(resource, name, {"conditions": conditions})
             return
         revision = f"sha1:{pin}" if resource == "gitrepositories" else f"latest@{pin}"
+        artifact = {
+            "revision": revision,
+            "digest": f"sha256:{hashlib.sha256(revision.encode()).hexdigest()}",
+            "lastUpdateTime": NOW,
+            "path": f"{resource}/{name}.tar.gz",
+            "url": f"http://source-controller/{resource}/{name}.tar.gz",
+        }
         await self.fleet.set_status(
             resource,
             name,
             {
                 "conditions": [condition("Ready", "True", "Succeeded", "stored artifact", generation)],
-                "artifact": {"revision": revision},
+                "artifact": artifact,
                 "observedGeneration": generation,
             },
         )
@@ -239,7 +247,18 @@ class FluxControllers:
         values = tuple(sorted((str(k), str(v)) for k, v in (spec.get("values") or {}).items()))
         self.applied.setdefault(name, []).append(Applied(revision, values, run))
         number = 1 + max((each["version"] for each in history), default=0)
-        release = {"version": number, "chartVersion": attempted["lastAttemptedRevision"], "ociDigest": digest}
+        release = {
+            "version": number,
+            "chartName": name,
+            "chartVersion": attempted["lastAttemptedRevision"],
+            "ociDigest": digest,
+            "name": name,
+            "namespace": self.fleet.namespace,
+            "configDigest": digest,
+            "digest": digest,
+            "firstDeployed": NOW,
+            "lastDeployed": NOW,
+        }
         if self.content[digest] is Content.GOOD:
             await self._ready(
                 "helmreleases",

@@ -319,6 +319,10 @@ def _different(value: JSON, applied: JSON, path: tuple[str, ...]) -> list[tuple[
         return [
             each for key, item in applied.items() for each in _different(below.get(key), item, (*path, key))
         ]
+    if isinstance(applied, list) and isinstance(value, list) and len(value) == len(applied):
+        # The server fills default values into the items of a list too.
+        pairs = zip(value, applied, strict=True)
+        return [path] if any(_different(*each, path) for each in pairs) else []
     return [] if value == applied else [path]
 
 

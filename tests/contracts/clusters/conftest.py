@@ -23,7 +23,10 @@ from tests.support.cluster_fleet import ClusterFleet
 async def kubeconfig(tmp_path: Path) -> AsyncIterator[Path]:
     named = os.environ.get("ROLLOUTD_TEST_MANAGEMENT_KUBECONFIG")
     if named:
-        yield Path(named)
+        # A copy: tests change it to make the server silent.
+        copied = tmp_path / "kubeconfig"
+        copied.write_text(Path(named).read_text())
+        yield copied
         return
     from tests.support.fake_kubernetes import FakeKubernetes
 

@@ -142,7 +142,7 @@ async def test_initialised_long_ago_is_not_ready_now(
 
 
 async def test_uninitialised_cluster_is_planned(fleet: ClusterFleet, cluster: Cluster, clock: Clock) -> None:
-    await fleet.create("clusters", "east", {})
+    await fleet.create("clusters", "east", {"controlPlaneEndpoint": {"port": 6443}})
     async with watching(watch_of(fleet, cluster, clock)) as watched:
         await watched.until("east", NodeHealth.DOWN, "not initialised")
         node = (await watched.discovered())["east"]

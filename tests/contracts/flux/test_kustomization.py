@@ -182,7 +182,8 @@ async def test_edit_by_a_person_is_named_and_stays(env: FluxEnvironment) -> None
 
 async def test_field_of_another_writer_is_not_forced(env: FluxEnvironment) -> None:
     """A parent Kustomization manages the object, with another source."""
-    await env.fleet.create(*APPS, {"sourceRef": {"kind": "GitRepository", "name": "theirs"}, "path": "./"})
+    source = {"kind": "GitRepository", "name": "theirs"}
+    await env.fleet.create(*APPS, {"sourceRef": source, "path": "./", "interval": "10m", "prune": True})
     result = await run(env, "r1")
     assert isinstance(result, Failed)
     assert (result.code, "kubectl" in result.text) == (FailureCode.NEVER_STARTED, True)
@@ -326,7 +327,8 @@ async def test_secret_is_a_reference_and_its_digest(env: FluxEnvironment) -> Non
     secret = {"secret": "east-values", "key": "password", "digest": "d" * 64}
     assert isinstance(await run(env, "r1", values={"password": secret}), Ok)
     build = (await env.fleet.get(*APPS))["spec"]["postBuild"]
-    assert build["substituteFrom"] == [{"kind": "Secret", "name": "east-values"}]
+    (reference,) = build["substituteFrom"]
+    assert (reference["kind"], reference["name"]) == ("Secret", "east-values")
     assert isinstance(await run(env, "r2", values={"password": {**secret, "digest": "e" * 64}}), Ok)
     assert len({each.values for each in env.flux.applied["east-apps"]}) == 2
 

@@ -57,6 +57,9 @@ class Resource:
         return f"{self.group}/{self.api}" if self.group else self.api
 
 
+UNOBSERVED = {"observedGeneration": -1}
+"""The status of an object that no controller has seen."""
+
 RESOURCES: dict[str, Resource] = {
     "namespaces": Resource("Namespace", namespaced=False),
     "nodes": Resource("Node", namespaced=False),
@@ -82,7 +85,7 @@ RESOURCES: dict[str, Resource] = {
         "CustomResourceDefinition", "apiextensions.k8s.io", namespaced=False, generation=True
     ),
     "maintenancerollouts": Resource(
-        "MaintenanceRollout", "rolloutd.io", generation=True, default_status={"observedGeneration": -1}
+        "MaintenanceRollout", "rolloutd.io", generation=True, default_status=UNOBSERVED
     ),
     "maintenancevotes": Resource("MaintenanceVote", "rolloutd.io", generation=True),
     "validatingadmissionpolicies": Resource(
@@ -93,10 +96,10 @@ RESOURCES: dict[str, Resource] = {
     ),
     "clusters": Resource("Cluster", CLUSTER_API, generation=True, api="v1beta2"),
     "clusterprofiles": Resource("ClusterProfile", CLUSTER_PROFILES, generation=True, api="v1alpha1"),
-    "gitrepositories": Resource("GitRepository", FLUX_SOURCE, generation=True),
-    "ocirepositories": Resource("OCIRepository", FLUX_SOURCE, generation=True),
-    "kustomizations": Resource("Kustomization", FLUX_KUSTOMIZE, generation=True),
-    "helmreleases": Resource("HelmRelease", FLUX_HELM, generation=True, api="v2"),
+    "gitrepositories": Resource("GitRepository", FLUX_SOURCE, generation=True, default_status=UNOBSERVED),
+    "ocirepositories": Resource("OCIRepository", FLUX_SOURCE, generation=True, default_status=UNOBSERVED),
+    "kustomizations": Resource("Kustomization", FLUX_KUSTOMIZE, generation=True, default_status=UNOBSERVED),
+    "helmreleases": Resource("HelmRelease", FLUX_HELM, generation=True, api="v2", default_status=UNOBSERVED),
 }
 FLEET_KINDS = tuple(RESOURCES)[-6:]
 """What a management cluster has: each with a status of its own, and patched without a schema's merge keys."""

@@ -17,6 +17,7 @@ from aiohttp import web
 from tests.support.fake_kubernetes import discovery, patches, protobuf
 from tests.support.fake_kubernetes.access import Access, Rules, allows, review
 from tests.support.fake_kubernetes.controllers import end_pod
+from tests.support.fake_kubernetes.definitions import judge
 from tests.support.fake_kubernetes.errors import ApiRefusal, conflict
 from tests.support.fake_kubernetes.evictions import check_preconditions, evict
 from tests.support.fake_kubernetes.objects import FLEET_KINDS, RESOURCES, Change, Objects, format_time
@@ -281,6 +282,7 @@ class Server:
             thing["status"] = {"phase": "Pending"}
         elif asked.resource in ("nodes", "namespaces"):
             thing.setdefault("spec", {})
+        judge(asked.resource, thing)
         if asked.query.get("dryRun") == "All":
             return thing
         return self.objects.create(asked.resource, thing, manager=asked.manager, operation=operation)
@@ -317,6 +319,7 @@ class Server:
             after["status"] = before["status"]
         if asked.resource in IMMUTABLE_SPECS and after.get("spec") != before.get("spec"):
             raise ApiRefusal(422, "spec: Invalid value: spec is immutable", reason="Invalid")
+        judge(asked.resource, after)
         after["metadata"] = {**after["metadata"], "resourceVersion": wanted}
         return self.objects.update(
             asked.resource, before, after, manager=asked.manager, subresource=asked.subresource
@@ -356,6 +359,7 @@ class Server:
         after = patches.apply(before, asked.body, asked.manager, force=force)
         if asked.resource in IMMUTABLE_SPECS and after.get("spec") != before.get("spec"):
             raise ApiRefusal(422, "spec: Invalid value: spec is immutable", reason="Invalid")
+        judge(asked.resource, after)
         after["metadata"]["resourceVersion"] = meta.get("resourceVersion", "")
         return self.objects.update(
             asked.resource, before, after, manager=asked.manager, applied=patches.paths_of(asked.body)
