@@ -15,7 +15,7 @@ from typing import Any
 
 from machines.facts.projection import Projection
 from machines.model.events import DaemonStarted
-from rolloutd import __version__
+from rolloutd import __version__, plugin, ports
 from rolloutd.adapters.ansible.artifact_store import OUTPUT_DIRECTORY
 from rolloutd.adapters.ansible.machine import load_machine
 from rolloutd.adapters.ansible.tree_cache import TreeCache
@@ -53,31 +53,6 @@ from rolloutd.engine.runners import RoutedRunners
 from rolloutd.engine.state import State
 from rolloutd.engine.tasks import wait_for_first
 from rolloutd.errors import LeadershipLost, RolloutdError
-from rolloutd.plugin import (
-    ANCHORS,
-    CHANGES,
-    CHECKS,
-    GUARDS,
-    INVENTORIES,
-    ISOLATORS,
-    LOCAL_RUNNER,
-    OBSERVERS,
-    PROBES,
-    WATCHES,
-    installed_adapters,
-)
-from rolloutd.ports import (
-    AdapterContext,
-    Clock,
-    Inventory,
-    Leadership,
-    Notifier,
-    Observer,
-    PinnedSource,
-    RunnerContext,
-    Store,
-    Watch,
-)
 from rolloutd.service.disk_reserve import keep_reserve
 from rolloutd.service.listen_socket import check_bindable
 from rolloutd.service.preflight import find_missing_prerequisites
@@ -100,7 +75,7 @@ SOCKET_CHECK_S = 10.0
 """Interval between checks that the socket's file exists: a cleanup job may remove it."""
 
 
-async def serve(settings: Settings, leadership: Leadership | None = None) -> None:
+async def serve(settings: Settings, leadership: ports.Leadership | None = None) -> None:
     """Run the daemon until SIGTERM or SIGINT; playbook runs continue without it.
 
     It first waits for leadership; the lock of an SQLite file's state directory does not wait.
@@ -154,7 +129,7 @@ async def serve(settings: Settings, leadership: Leadership | None = None) -> Non
         await leadership.release()
 
 
-async def _keep_leadership(leadership: Leadership) -> None:
+async def _keep_leadership(leadership: ports.Leadership) -> None:
     """Renew until cancelled; Daemon.run() ends when it is lost."""
     while True:
         await asyncio.sleep(min(RENEW_S, leadership.renewal_s))
@@ -168,8 +143,8 @@ async def _run_services(
     compiler: TeamPlanCompiler,
     service: SystemdNotifier,
     inherited: socket.socket | None,
-    channels: Sequence[Notifier],
-    leadership: Leadership,
+    channels: Sequence[ports.Notifier],
+    leadership: ports.Leadership,
     step_down: Callable[[], None],
 ) -> Any:
     """Run the daemon and its socket for as long as the context is open."""
@@ -185,21 +160,21 @@ async def _run_services(
     shared: dict[str, Any] = {}
     runner = await _make_runners(state, shell, clock, sources, shared)
     scheduler = ApschedulerScheduler()
-    context = AdapterContext(shell, clock, runner, state.inventory_snapshot, settings, shared=shared)
+    context = ports.AdapterContext(shell, clock, runner, state.inventory_snapshot, settings, shared=shared)
     checkpoints, built = SshCheckpoints(shell), shared_store(settings, ARTIFACTS_DIRECTORY)
     stagers = {"ssh": SshStager(shell), "url": UrlStager(shell)}
     adapters = AdapterSet(
         runner,
-        AdapterRegistry(ISOLATORS, context),
-        AdapterRegistry(CHECKS, context),
+        AdapterRegistry(plugin.ISOLATORS, context),
+        AdapterRegistry(plugin.CHECKS, context),
         _make_source_lookup(state, sources, tree_cache),
-        AdapterRegistry(PROBES, context),
-        AdapterRegistry(GUARDS, context),
+        AdapterRegistry(plugin.PROBES, context),
+        AdapterRegistry(plugin.GUARDS, context),
         PreparationAdapters(
             stagers, SshSnapshots(shell), checkpoints, SshStagedFiles(shell), sources.tree_path, built
         ),
     )
-    inventories: list[Inventory] = _make_adapters(INVENTORIES, settings.inventory, context)
+    inventories: list[ports.Inventory] = _make_adapters(plugin.INVENTORIES, settings.inventory, context)
     daemon = Daemon(
         state,
         adapters,
@@ -211,8 +186,10 @@ async def _run_services(
             for inventory, source in zip(inventories, settings.inventory, strict=True)
         },
     )
-    watched = [source for source in settings.inventory if source.kind in installed_adapters(WATCHES)]
-    watches: list[Watch] = _make_adapters(WATCHES, watched, context)
+    watched = [
+        source for source in settings.inventory if source.kind in plugin.installed_adapters(plugin.WATCHES)
+    ]
+    watches: list[ports.Watch] = _make_adapters(plugin.WATCHES, watched, context)
     retention = RetentionCleaner(
         state,
         runner.artifacts,
@@ -225,7 +202,9 @@ async def _run_services(
     cleaner = NodeCleaner(state, files, checkpoints, stagers.values())
     notifications = _make_notifications(state, channels)
     anchor = AuditAnchor(
-        state, _make_adapters(ANCHORS, settings.audit.anchors, context), notifications.announce_audit_head
+        state,
+        _make_adapters(plugin.ANCHORS, settings.audit.anchors, context),
+        notifications.announce_audit_head,
     )
     forecaster = Forecaster(state, notifications.announce_missed_forecast)
     services = Services(
@@ -325,12 +304,12 @@ def _make_sources(settings: Settings, tree_cache: TreeCache) -> TreeStore:
 
 
 async def _make_runners(
-    state: State, shell: SshShell, clock: Clock, sources: TreeStore, shared: dict[str, Any]
+    state: State, shell: SshShell, clock: ports.Clock, sources: TreeStore, shared: dict[str, Any]
 ) -> RoutedRunners:
     settings = state.settings
     machine = await threads.FILES.run(load_machine, settings.state_dir)
-    context = RunnerContext(
-        LOCAL_RUNNER,
+    context = ports.RunnerContext(
+        plugin.LOCAL_RUNNER,
         shell,
         clock,
         state.inventory_snapshot,
@@ -342,15 +321,15 @@ async def _make_runners(
         marks=await state.database_id() if settings.store.postgresql is not None else "",
         shared=shared,
     )
-    local = await threads.FILES.run(create_runner, LOCAL_RUNNER, context)
+    local = await threads.FILES.run(create_runner, plugin.LOCAL_RUNNER, context)
     elsewhere = {
         each.runner_name: create_runner(
             each.kind, replace(context, name=each.runner_name, params=each.params, stale_runs=local)
         )
         for each in settings.runners
     }
-    changes = AdapterRegistry(CHANGES, replace(context, name="", stale_runs=local))
-    return RoutedRunners(state, {**elsewhere, LOCAL_RUNNER: local}, changes)
+    changes = AdapterRegistry(plugin.CHANGES, replace(context, name="", stale_runs=local))
+    return RoutedRunners(state, {**elsewhere, plugin.LOCAL_RUNNER: local}, changes)
 
 
 async def _run_later(daemon: Daemon, work: Callable[[], Awaitable[None]]) -> None:
@@ -387,7 +366,7 @@ async def _serve_fleetlock(state: State, daemon: Daemon) -> None:
         await run_fleetlock(state, daemon.observe_nodes)
 
 
-async def _run_operator(state: State, sources: TreeStore, context: AdapterContext) -> None:
+async def _run_operator(state: State, sources: TreeStore, context: ports.AdapterContext) -> None:
     if state.settings.operator is not None:
         # Imported here: a daemon without objects does not load it.
         from rolloutd.operator.runner import run_operator
@@ -408,10 +387,10 @@ def _gc_paused() -> Iterator[None]:
 
 async def _load_state(
     settings: Settings,
-    store: Store,
+    store: ports.Store,
     clock: SystemClock,
     compiler: TeamPlanCompiler,
-    leadership: Leadership,
+    leadership: ports.Leadership,
 ) -> State:
     with _gc_paused():
         snapshot = await store.load_snapshot()
@@ -438,7 +417,7 @@ async def _load_state(
     return state
 
 
-def _load_channels(settings: Settings) -> Sequence[Notifier]:
+def _load_channels(settings: Settings) -> Sequence[ports.Notifier]:
     """Return the notification channels; raises InvalidFile."""
     if settings.notify is None:
         return ()
@@ -451,7 +430,7 @@ def _load_channels(settings: Settings) -> Sequence[Notifier]:
     return channels
 
 
-def _make_notifications(state: State, channels: Sequence[Notifier]) -> NotificationDispatcher:
+def _make_notifications(state: State, channels: Sequence[ports.Notifier]) -> NotificationDispatcher:
     wanted = state.settings.notify
     if wanted is None:
         return NotificationDispatcher(state, ())
@@ -460,12 +439,12 @@ def _make_notifications(state: State, channels: Sequence[Notifier]) -> Notificat
 
 def _make_source_lookup(
     state: State, sources: TreeStore, tree_cache: TreeCache
-) -> Callable[[str], Awaitable[PinnedSource]]:
-    pinned: dict[str, PinnedSource] = {}
+) -> Callable[[str], Awaitable[ports.PinnedSource]]:
+    pinned: dict[str, ports.PinnedSource] = {}
 
-    async def find_source(rollout: str) -> PinnedSource:
+    async def find_source(rollout: str) -> ports.PinnedSource:
         if rollout not in pinned:
-            found = PinnedSource.from_record((await state.store.load_plan(rollout))[1])
+            found = ports.PinnedSource.from_record((await state.store.load_plan(rollout))[1])
             await tree_cache.prepare(await sources.find_tree(found))  # another machine may have stored it
             pinned[rollout] = found
         # Each time: a tree may be pruned, and another submit may add it again.
@@ -475,19 +454,21 @@ def _make_source_lookup(
     return find_source
 
 
-def _make_adapters(group: str, configured: Iterable[Any], context: AdapterContext) -> list[Any]:
+def _make_adapters(group: str, configured: Iterable[Any], context: ports.AdapterContext) -> list[Any]:
     return [create_adapter(group, each.kind, replace(context, params=each.params)) for each in configured]
 
 
-def _make_observers(context: AdapterContext, settings: Settings) -> Iterator[Observer]:
-    watched = {source.kind for source in settings.inventory} & installed_adapters(WATCHES).keys()
-    for kind in sorted(watched & installed_adapters(OBSERVERS).keys()):
-        yield create_adapter(OBSERVERS, kind, context)
+def _make_observers(context: ports.AdapterContext, settings: Settings) -> Iterator[ports.Observer]:
+    watched = {source.kind for source in settings.inventory} & plugin.installed_adapters(
+        plugin.WATCHES
+    ).keys()
+    for kind in sorted(watched & plugin.installed_adapters(plugin.OBSERVERS).keys()):
+        yield create_adapter(plugin.OBSERVERS, kind, context)
     for number, source in enumerate(settings.observe):
-        observer = create_adapter(OBSERVERS, source.kind, replace(context, params=source.params))
+        observer = create_adapter(plugin.OBSERVERS, source.kind, replace(context, params=source.params))
         yield HostOnlyObserver(observer, f"observe.{number}.{source.kind}")
     if not settings.observe:
-        yield HostOnlyObserver(create_adapter(OBSERVERS, "reachable", context), "observe.0.reachable")
+        yield HostOnlyObserver(create_adapter(plugin.OBSERVERS, "reachable", context), "observe.0.reachable")
 
 
 async def _ensure_socket(server: ControlServer, clock: SystemClock) -> None:

@@ -11,20 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from machines.facts.projection import Projection
+from machines.forecast import model
 from machines.forecast.attempt import Attempt, NodeKey
 from machines.forecast.bottleneck import bottleneck_of
-from machines.forecast.model import (
-    Assumption,
-    AssumptionCode,
-    Assumptions,
-    GateForecast,
-    NodeForecast,
-    RandomSource,
-    RolloutForecast,
-    Spread,
-    StepDurations,
-    TrainForecast,
-)
 from machines.forecast.replay import Draw, Replay
 from machines.forecast.replay_builder import replay_of
 from machines.forecast.timeline import Waits, own_bound
@@ -46,16 +35,16 @@ def typical(durations: Sequence[float]) -> float:
 def forecast(
     index: Projection,
     now: float,
-    durations: StepDurations,
-    assumptions: Assumptions,
+    durations: model.StepDurations,
+    assumptions: model.Assumptions,
     *,
     draws: int,
-    random: RandomSource,
+    random: model.RandomSource,
     records: Mapping[NodeKey, Sequence[StepRecord]] | None = None,
     explain: str = "",
     later: Sequence[tuple[float, Event]] = (),
     failing: frozenset[NodeKey] = frozenset(),
-) -> dict[str, RolloutForecast]:
+) -> dict[str, model.RolloutForecast]:
     """Return a forecast for each open rollout, by its id; it changes nothing of the facts.
 
     All open rollouts are walked together, because they share pools.  `durations` has at least one value for
@@ -90,7 +79,7 @@ def _forecast_of(
     replay: Replay,
     drawn: Draws,
     draws: int,
-) -> RolloutForecast:
+) -> model.RolloutForecast:
     nodes = []
     total: Waits = {}
     targets = sorted(before.targets(rollout.id), key=lambda each: each.position)
@@ -104,7 +93,7 @@ def _forecast_of(
     is_complete = _is_complete(before, walk, rollout)
     end = replay.ends[rollout.id]
     ends = [max(end.at(each), before.now) if is_complete else math.inf for _, each in drawn]
-    return RolloutForecast(
+    return model.RolloutForecast(
         rollout=rollout.id,
         made_at=before.now,
         draws=draws,
@@ -113,7 +102,7 @@ def _forecast_of(
         work_s=spread([each - before.now for each in ends]),
         nodes=tuple(nodes),
         gates=tuple(
-            GateForecast(gate, wave, spread([asked.at(each) for _, each in drawn]))
+            model.GateForecast(gate, wave, spread([asked.at(each) for _, each in drawn]))
             for (name, gate, wave), asked in replay.gates.items()
             if name == rollout.id
         ),
@@ -122,7 +111,7 @@ def _forecast_of(
     )
 
 
-def _train_forecast(before: Projection, walk: Walk, rollout: str) -> TrainForecast | None:
+def _train_forecast(before: Projection, walk: Walk, rollout: str) -> model.TrainForecast | None:
     """Return what the approved train of a rollout saves, by a walk without it."""
     train = before.train_of(rollout)
     if train is None:
@@ -130,7 +119,9 @@ def _train_forecast(before: Projection, walk: Walk, rollout: str) -> TrainForeca
     without = before.fork()
     without.apply(TrainRemoved(train.name, train.by, "", before.now))
     alone, together = walk.again(without).outages, walk.outages
-    return TrainForecast(train.name, alone.count - together.count, alone.downtime_s - together.downtime_s)
+    return model.TrainForecast(
+        train.name, alone.count - together.count, alone.downtime_s - together.downtime_s
+    )
 
 
 def _is_complete(before: Projection, walk: Walk, rollout: Rollout) -> bool:
@@ -146,15 +137,15 @@ def _node_forecast(
     drawn: Draws,
     rollout: str,
     node: str,
-) -> NodeForecast:
-    never = Spread(None, None)
+) -> model.NodeForecast:
+    never = model.Spread(None, None)
     if (rollout, node) not in replay.parts:
         target = walk.index.target(rollout, node)
         waits = walk.timeline.final_waits(walk.index, target, walk.now, walk.began_at + HORIZON_S)
-        return NodeForecast(node, never, never, waits)
+        return model.NodeForecast(node, never, never, waits)
     first, last = replay.parts[rollout, node]
     is_done = walk.index.target(rollout, node).phase is Phase.DONE
-    return NodeForecast(
+    return model.NodeForecast(
         node,
         spread([starts[first] for starts, _ in drawn]),
         spread([ends[last] for _, ends in drawn]) if is_done else never,
@@ -184,38 +175,38 @@ def _waits_to_start(before: Projection, attempt: Attempt) -> Mapping[ReasonCode,
     return waits
 
 
-def spread(values: Sequence[float]) -> Spread:
+def spread(values: Sequence[float]) -> model.Spread:
     """Return the median and the 90th percentile, by nearest rank; infinity is never."""
     ordered = sorted(values)
     ranks = (ordered[math.ceil(len(ordered) * share) - 1] for share in (0.5, 0.9))
     p50, p90 = (None if math.isinf(each) else each for each in ranks)
-    return Spread(p50, p90)
+    return model.Spread(p50, p90)
 
 
-def _assumptions(walk: Walk, rollout: Rollout, *, is_drawn: bool) -> tuple[Assumption, ...]:
+def _assumptions(walk: Walk, rollout: Rollout, *, is_drawn: bool) -> tuple[model.Assumption, ...]:
     assumed = walk.assumptions
     found = [
-        Assumption(AssumptionCode.APPROVE_AFTER, {"after_s": assumed.approve_after_s}),
-        Assumption(AssumptionCode.FAILURE_RATE, {"rate": assumed.failure_rate}),
+        model.Assumption(model.AssumptionCode.APPROVE_AFTER, {"after_s": assumed.approve_after_s}),
+        model.Assumption(model.AssumptionCode.FAILURE_RATE, {"rate": assumed.failure_rate}),
     ]
     if not math.isinf(assumed.parallel_runs):
         longer = assumed.contention.stretch(assumed.parallel_runs) - 1.0
         runs: dict[str, Param] = {"runs": assumed.parallel_runs, "longer": longer}
-        found.append(Assumption(AssumptionCode.PARALLEL_RUNS, runs))
+        found.append(model.Assumption(model.AssumptionCode.PARALLEL_RUNS, runs))
     if walk.unhealthy:
-        found.append(Assumption(AssumptionCode.NODES_HEALTHY, {"nodes": walk.unhealthy}))
+        found.append(model.Assumption(model.AssumptionCode.NODES_HEALTHY, {"nodes": walk.unhealthy}))
     if rollout.plan.traffic:
         nodes = [target.node for target in walk.index.targets(rollout.id)]
         is_known = assumed.busy_s is not None and any(
             assumed.busy_s(rollout.id, node) is not None for node in nodes
         )
-        history = Assumption(AssumptionCode.TRAFFIC_HISTORY, {"nodes": assumed.busy_nodes})
-        found.append(history if is_known else Assumption(AssumptionCode.TRAFFIC_IDLE))
+        history = model.Assumption(model.AssumptionCode.TRAFFIC_HISTORY, {"nodes": assumed.busy_nodes})
+        found.append(history if is_known else model.Assumption(model.AssumptionCode.TRAFFIC_IDLE))
     if is_drawn and assumed.common_deviation.share:
         share: dict[str, Param] = {"share": assumed.common_deviation.share}
-        found.append(Assumption(AssumptionCode.COMMON_DEVIATION, share))
+        found.append(model.Assumption(model.AssumptionCode.COMMON_DEVIATION, share))
     if is_drawn:
-        found.append(Assumption(AssumptionCode.ORDER_OF_ONE_WALK))
+        found.append(model.Assumption(model.AssumptionCode.ORDER_OF_ONE_WALK))
     if walk.is_cut_off:
-        found.append(Assumption(AssumptionCode.HORIZON, {"until": walk.began_at + HORIZON_S}))
+        found.append(model.Assumption(model.AssumptionCode.HORIZON, {"until": walk.began_at + HORIZON_S}))
     return tuple(found)

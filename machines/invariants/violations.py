@@ -15,18 +15,7 @@ from machines.facts.node_work import WorkKind
 from machines.invariants import vote_recount
 from machines.invariants.facts import EarlierEvents, InvariantFacts
 from machines.invariants.preparations import admission_violation, preparation_violation, work_violation
-from machines.model.events import (
-    Event,
-    GateOpened,
-    NodesRemoved,
-    PhaseMoved,
-    PreparationRecorded,
-    RolloutDeleted,
-    RolloutEnded,
-    StepAction,
-    StepRecorded,
-    StepState,
-)
+from machines.model import events
 from machines.model.node import UNLABELED, ConflictKind, NodeHealth, NodeKind
 from machines.model.plan import GateName, OnFailure, VoteRequirement
 from machines.model.rollout import Hold, NodeOrder, Rollout, Target
@@ -40,7 +29,7 @@ CONNECTION_BREAKS_S = 86_400.0
 
 
 def violation(
-    facts: InvariantFacts, event: Event, now: float, earlier: EarlierEvents | None = None
+    facts: InvariantFacts, event: events.Event, now: float, earlier: EarlierEvents | None = None
 ) -> str | None:
     """Return what must never happen and would by this event, None for nothing.
 
@@ -48,24 +37,24 @@ def violation(
     """
     earlier = EarlierEvents() if earlier is None else earlier
     match event:
-        case PhaseMoved():
+        case events.PhaseMoved():
             return _transition_violation(facts, event, now, earlier)
-        case GateOpened():
+        case events.GateOpened():
             return _gate_violation(facts, event, now)
-        case StepRecorded():
+        case events.StepRecorded():
             return _step_violation(facts, event)
-        case PreparationRecorded():
+        case events.PreparationRecorded():
             return preparation_violation(facts, event.preparation, now, earlier)
-        case NodesRemoved():
+        case events.NodesRemoved():
             removed = (target for name in event.names for target in facts.targets_on(name))
             busy = next((target for target in removed if target.phase in IN_FLIGHT_PHASES), None)
             return None if busy is None else f"{busy.node} cannot be removed: it is {busy.phase}"
-        case RolloutEnded():
+        case events.RolloutEnded():
             if facts.all_done(event.rollout):
                 return None
             unfinished = [t.node for t in facts.targets(event.rollout) if t.phase is not Phase.DONE]
             return f"{event.rollout} cannot end: {unfinished[0]} is not done"
-        case RolloutDeleted():
+        case events.RolloutDeleted():
             # The store loads no rollout that was closed before the daemon started.
             targets = facts.targets(event.rollout) if event.rollout in facts.rollouts else ()
             not_returned = [
@@ -85,7 +74,7 @@ def violation(
 # -- transitions -------------------------------------------------------------------
 
 
-def _requeue_violation(facts: InvariantFacts, event: PhaseMoved, target: Target) -> str | None:
+def _requeue_violation(facts: InvariantFacts, event: events.PhaseMoved, target: Target) -> str | None:
     """Return why a done node must not be changed again: only a plan that keeps its change may do that."""
     rollout, name = facts.rollouts[event.rollout], f"{event.node} of {event.rollout}"
     if not rollout.plan.keep or rollout.closed:
@@ -93,7 +82,7 @@ def _requeue_violation(facts: InvariantFacts, event: PhaseMoved, target: Target)
     return None if target.drift else f"{name} must not start again: no drift is recorded"
 
 
-def _rejoin_violation(facts: InvariantFacts, event: PhaseMoved, target: Target) -> str | None:
+def _rejoin_violation(facts: InvariantFacts, event: events.PhaseMoved, target: Target) -> str | None:
     """Return why a node must not be pending again: it is not a node that left and is back."""
     rejoins = target.outcome is Outcome.LEFT and event.node in facts.nodes
     if rejoins and not facts.rollouts[event.rollout].closed:
@@ -102,7 +91,7 @@ def _rejoin_violation(facts: InvariantFacts, event: PhaseMoved, target: Target) 
 
 
 def _transition_violation(
-    facts: InvariantFacts, event: PhaseMoved, now: float, earlier: EarlierEvents
+    facts: InvariantFacts, event: events.PhaseMoved, now: float, earlier: EarlierEvents
 ) -> str | None:
     name = f"{event.node} of {event.rollout}"
     target = facts.target(event.rollout, event.node)
@@ -157,7 +146,7 @@ def _rollback_violation(
 
 
 def _admission_violation(
-    facts: InvariantFacts, event: PhaseMoved, target: Target, now: float, earlier: EarlierEvents
+    facts: InvariantFacts, event: events.PhaseMoved, target: Target, now: float, earlier: EarlierEvents
 ) -> str | None:
     rollout = facts.rollouts[event.rollout]
     subject = f"{event.node} of {event.rollout} cannot start"
@@ -382,7 +371,7 @@ def _wave_violation(facts: InvariantFacts, rollout: Rollout, target: Target, now
     return f"its wave {target.wave} is not in the plan"
 
 
-def _gate_violation(facts: InvariantFacts, event: GateOpened, now: float) -> str | None:
+def _gate_violation(facts: InvariantFacts, event: events.GateOpened, now: float) -> str | None:
     rollout = facts.rollouts.get(event.rollout)
     if rollout is None:
         return f"there is no rollout {event.rollout}"
@@ -431,17 +420,17 @@ def _digest_at(rollout: Rollout, gate: GateName) -> str:
     return rollout.digest.whole if gate is not GateName.START or evidence is None else evidence.digest
 
 
-def _step_violation(facts: InvariantFacts, event: StepRecorded) -> str | None:
+def _step_violation(facts: InvariantFacts, event: events.StepRecorded) -> str | None:
     """Judge a step that is about to begin: a disruptive step needs a phase in which the node is isolated."""
     record = event.record
     # A result is never refused: it has happened, and without its record it would happen again.
-    if record.state is not StepState.INTENDED:
+    if record.state is not events.StepState.INTENDED:
         return None
     target = facts.target(record.rollout, record.node)
-    wrong = (record.action is StepAction.RUN and not _may_run(facts, target)) or (
-        record.action is StepAction.APPLY and target.phase not in IN_FLIGHT_PHASES
+    wrong = (record.action is events.StepAction.RUN and not _may_run(facts, target)) or (
+        record.action is events.StepAction.APPLY and target.phase not in IN_FLIGHT_PHASES
     )
-    if record.action is StepAction.REVERT and target.phase is Phase.VERIFYING:
+    if record.action is events.StepAction.REVERT and target.phase is Phase.VERIFYING:
         for other in _others_in_flight(facts, target):
             if not facts.outage_progress(other).has_passed:
                 step = f"{record.node} of {record.rollout} cannot return"

@@ -10,14 +10,8 @@ from dataclasses import dataclass, field, replace
 from enum import Enum, StrEnum
 from typing import Any, Protocol, TypeVar
 
+from machines.model import events
 from machines.model.configuration import NodeConfiguration
-from machines.model.events import (
-    ArtifactsBuilt,
-    RolloutOpened,
-    TeamRulesChanged,
-    VerdictCleared,
-    VoteWithdrawn,
-)
 from machines.model.node import Node
 from machines.model.preparation import Preparation
 from machines.model.reboots import RebootApproval
@@ -103,10 +97,10 @@ class RolloutRecords:
     nodes: tuple[str, ...] = ()
 
 
-RolloutAddition = Vote | GateOpening | Failure | PilotEvidence | ArtifactsBuilt
+RolloutAddition = Vote | GateOpening | Failure | PilotEvidence | events.ArtifactsBuilt
 """Rows that a rollout gets after its submit, one by one."""
 
-RolloutPart = RolloutAddition | VoteWithdrawn | RolloutRow
+RolloutPart = RolloutAddition | events.VoteWithdrawn | RolloutRow
 """Rows that are part of a rollout's value: see with_part() and find_part()."""
 
 StoreRow = (
@@ -117,13 +111,13 @@ StoreRow = (
     | ConfigurationDocument
     | UsedToken
     | Verdict
-    | VerdictCleared
+    | events.VerdictCleared
     | RolloutRecords
 )
 """Rows that no decision reads: stores keep them, the facts in memory do not."""
 
 Row = (
-    RolloutOpened
+    events.RolloutOpened
     | RolloutPart
     | Target
     | Preparation
@@ -133,7 +127,7 @@ Row = (
     | Freeze
     | Train
     | RebootApproval
-    | TeamRulesChanged
+    | events.TeamRulesChanged
     | StoreRow
 )
 
@@ -193,14 +187,14 @@ def with_part(rollout: Rollout, row: RolloutPart) -> Rollout:
             )
         case Vote():
             return replace(rollout, votes=(*rollout.votes, row))
-        case VoteWithdrawn():
+        case events.VoteWithdrawn():
             votes = (replace(v, withdrawn_at=row.at) if v.id == row.vote else v for v in rollout.votes)
             return replace(rollout, votes=tuple(votes))
         case GateOpening():
             return replace(rollout, opened=(*rollout.opened, row))
         case PilotEvidence():
             return replace(rollout, pilot_evidence=row)
-        case ArtifactsBuilt():
+        case events.ArtifactsBuilt():
             return replace(rollout, built={**rollout.built, row.stage: row.manifest})
 
 

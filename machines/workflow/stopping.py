@@ -8,14 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from machines.model.actions import (
-    FAILED_RUN_TIMEOUT_S,
-    Action,
-    CleanUpStaleRuns,
-    CompleteOrder,
-    StopRun,
-    Transition,
-)
+from machines.model import actions
 from machines.model.causes import Cause, CauseCode
 from machines.model.events import StepAction, StepRecord, StepState
 from machines.model.rollout import FailureCode, Target
@@ -25,33 +18,33 @@ REISOLATE_TIMEOUT_S = 30.0
 """Grace period before a run is stopped because isolation was lost (two drain passes)."""
 
 
-def next_stop_action(target: Target, records: Sequence[StepRecord]) -> Action:
+def next_stop_action(target: Target, records: Sequence[StepRecord]) -> actions.Action:
     """Return the next action for a node that a person ordered to stop.
 
     The node then fails where it is, isolated or not, so that people can inspect it and decide.
     """
     if target.phase not in IN_FLIGHT_PHASES:
-        return CompleteOrder(succeeded=False, causes=(Cause(CauseCode.NOTHING_TO_STOP),))
+        return actions.CompleteOrder(succeeded=False, causes=(Cause(CauseCode.NOTHING_TO_STOP),))
     requester = "" if target.order_by is None else target.order_by.name
     causes = (Cause(CauseCode.STOPPED, {"phase": target.phase.value, "by": requester}),)
     running = [r for r in records if r.handle and r.state is StepState.INTENDED]
     if running:
-        return StopRun(running[-1], causes)
+        return actions.StopRun(running[-1], causes)
     # The failure names the step that was stopped, because people judge by it what the node has.
     steps = [r.step for r in records if r.attempt == target.attempt]
     step = steps[-1] if steps else str(target.phase)
-    return Transition(Trigger.FAILED, step=step, causes=causes, code=FailureCode.DISTURBED)
+    return actions.Transition(Trigger.FAILED, step=step, causes=causes, code=FailureCode.DISTURBED)
 
 
 def clean_up_before_failure(
-    action: Action, records: Sequence[StepRecord], *, has_unfinished_run: bool, is_guarded: bool
-) -> Action:
+    action: actions.Action, records: Sequence[StepRecord], *, has_unfinished_run: bool, is_guarded: bool
+) -> actions.Action:
     """Return the action; before a failure, the end of what the failed run left on the node.
 
     Users may leave a failed node for days, while processes of its run would change it.  `records` are those
     of the attempt.  `is_guarded`: a guard may restore the node, and nothing may change it after that.
     """
-    if not isinstance(action, Transition) or action.trigger is not Trigger.FAILED:
+    if not isinstance(action, actions.Transition) or action.trigger is not Trigger.FAILED:
         return action
     runs = [position for position, record in enumerate(records) if record.action is StepAction.RUN]
     if not runs:
@@ -66,7 +59,7 @@ def clean_up_before_failure(
     if not tried and has_unfinished_run:
         before = [record.number for record in records if record.action is StepAction.CLEAN_UP]
         number = clean_ups[-1].number if clean_ups else max(before, default=0) + 1
-        return CleanUpStaleRuns(number, FAILED_RUN_TIMEOUT_S)
+        return actions.CleanUpStaleRuns(number, actions.FAILED_RUN_TIMEOUT_S)
     if has_failed and tried and tried[-1].state is not StepState.OK:
         left = Cause(CauseCode.PROCESSES_LEFT, {"text": tried[-1].text})
         return replace(action, causes=(*action.causes, left))
@@ -75,13 +68,13 @@ def clean_up_before_failure(
 
 def on_isolation_lost(
     target: Target,
-    next_step: Action,
+    next_step: actions.Action,
     records: Sequence[StepRecord],
     run_record: StepRecord | None,
     now: float,
     elapsed_s: float,
     isolate_timeout_s: float,
-) -> Action:
+) -> actions.Action:
     """Return what comes next for an isolator that is no longer in effect.
 
     `next_step` is what the isolator needs; `records` are its own records of this attempt, oldest first;
@@ -100,10 +93,10 @@ def on_isolation_lost(
     is_urgent = run_record is not None and latest.action is StepAction.APPLY
     # Time without a daemon does not count below, because no isolator was asked meanwhile.
     timeout_s = REISOLATE_TIMEOUT_S if is_urgent else isolate_timeout_s
-    if not isinstance(next_step, Transition) and min(now - lost_at, elapsed_s) < timeout_s:
+    if not isinstance(next_step, actions.Transition) and min(now - lost_at, elapsed_s) < timeout_s:
         return next_step
     lost = Cause(CauseCode.ISOLATION_LOST, {"node": target.node, "text": latest.text})
     if run_record is not None:
-        return StopRun(run_record, (lost, Cause(CauseCode.RUN_STOPPED)))
+        return actions.StopRun(run_record, (lost, Cause(CauseCode.RUN_STOPPED)))
     causes = (lost, Cause(CauseCode.RUN_NOT_STARTED))
-    return Transition(Trigger.FAILED, step=latest.step, causes=causes, code=FailureCode.NEVER_STARTED)
+    return actions.Transition(Trigger.FAILED, step=latest.step, causes=causes, code=FailureCode.NEVER_STARTED)

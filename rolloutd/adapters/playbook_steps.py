@@ -11,17 +11,7 @@ from __future__ import annotations
 import hashlib
 import re
 
-from rolloutd.ports import (
-    AdapterContext,
-    Failed,
-    IsolationStatus,
-    Ok,
-    RunRequest,
-    StepContext,
-    StepResult,
-    Unknown,
-    wait_for_end,
-)
+from rolloutd import ports
 
 MAX_KEY_LENGTH = 80
 """Characters of a key in a run's name: a rollout's id, of 69 characters at most, is complete in it."""
@@ -31,18 +21,20 @@ MIN_TIMEOUT_S = 60.0
 
 
 class _PlaybookAdapter:
-    def __init__(self, context: AdapterContext) -> None:
+    def __init__(self, context: ports.AdapterContext) -> None:
         self._runner = context.runner
         self._clock = context.clock
 
     async def _run(
-        self, ctx: StepContext, playbook: str, run_id: str, fencing_token: str = ""
-    ) -> Ok | Failed | Unknown:
+        self, ctx: ports.StepContext, playbook: str, run_id: str, fencing_token: str = ""
+    ) -> ports.Ok | ports.Failed | ports.Unknown:
         """Run a playbook on the node, or wait for the run that an earlier daemon started."""
         if not playbook or ctx.source is None:
-            return Failed(f"{ctx.step}: the playbook or the plan's source is missing; submit the plan again")
+            return ports.Failed(
+                f"{ctx.step}: the playbook or the plan's source is missing; submit the plan again"
+            )
         handle = await self._runner.start(
-            RunRequest(
+            ports.RunRequest(
                 run_id=run_id,
                 host=ctx.host,
                 source=ctx.source,
@@ -55,7 +47,7 @@ class _PlaybookAdapter:
                 step=ctx.step,
             )
         )
-        result = (await wait_for_end(self._runner, handle)).result
+        result = (await ports.wait_for_end(self._runner, handle)).result
         assert result is not None
         return result
 
@@ -63,16 +55,16 @@ class _PlaybookAdapter:
 class PlaybookIsolator(_PlaybookAdapter):
     """ports.Isolator with the parameters `file` and `undo`."""
 
-    async def inspect(self, ctx: StepContext) -> IsolationStatus:
-        return IsolationStatus(
+    async def inspect(self, ctx: ports.StepContext) -> ports.IsolationStatus:
+        return ports.IsolationStatus(
             is_isolated=None, prior=ctx.prior, text="a playbook cannot be asked: it always runs"
         )
 
-    async def isolate(self, ctx: StepContext) -> StepResult:
+    async def isolate(self, ctx: ports.StepContext) -> ports.StepResult:
         playbook, run_id = str(ctx.params.get("file") or ""), ctx.run_id or run_name(ctx, "do")
         return await self._run(ctx, playbook, run_id, ctx.fencing_token)
 
-    async def return_to_service(self, ctx: StepContext) -> StepResult:
+    async def return_to_service(self, ctx: ports.StepContext) -> ports.StepResult:
         playbook, run_id = str(ctx.params.get("undo") or ""), ctx.run_id or run_name(ctx, "undo")
         return await self._run(ctx, playbook, run_id, ctx.fencing_token)
 
@@ -83,11 +75,11 @@ class PlaybookCheck(_PlaybookAdapter):
     It asks no fence: it changes nothing, and a newer run must not make it a failure.
     """
 
-    async def check(self, ctx: StepContext) -> Ok | Failed | Unknown:
+    async def check(self, ctx: ports.StepContext) -> ports.Ok | ports.Failed | ports.Unknown:
         return await self._run(ctx, str(ctx.params.get("file") or ""), ctx.run_id or ctx.idempotency_key)
 
 
-def run_name(ctx: StepContext, action: str) -> str:
+def run_name(ctx: ports.StepContext, action: str) -> str:
     """Return the name of a run that rolloutd 0.1 has begun, by the step's key and action."""
     key = ctx.idempotency_key
     readable = re.sub(r"[^A-Za-z0-9._-]+", "-", key).strip("-._")[:MAX_KEY_LENGTH]

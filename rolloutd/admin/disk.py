@@ -16,17 +16,10 @@ from functools import partial
 from pathlib import Path
 
 from machines.model.timefmt import format_rfc3339
+from rolloutd import store
 from rolloutd.audit.audit_segments import SEGMENTS_DIRECTORY
 from rolloutd.errors import RolloutdError, StoreFailed
 from rolloutd.ports import AuditCheckpointReport, AuditReport, PostgresqlAddress, StoredVolume
-from rolloutd.store import (
-    Backend,
-    backend_of,
-    compare_with_audit,
-    examine_postgresql,
-    measure_volume,
-    read_audit_checkpoint,
-)
 from rolloutd.texts.formats import pluralize
 from rolloutd.texts.reason_text import describe_differences, describe_mismatch
 
@@ -85,12 +78,12 @@ def check_database(
     state_dir: Path, postgresql: PostgresqlAddress | None = None, redaction_key_file: Path | None = None
 ) -> tuple[list[CheckResult], bool]:
     """Check the database and its audit; return also whether this version can load it."""
-    backend = backend_of(state_dir, postgresql, redaction_key_file=redaction_key_file)
+    backend = store.backend_of(state_dir, postgresql, redaction_key_file=redaction_key_file)
     server: list[CheckResult] = []
     try:
         found = backend.examine()
         if postgresql is not None:
-            server = [CheckResult(*each) for each in examine_postgresql(postgresql)]
+            server = [CheckResult(*each) for each in store.examine_postgresql(postgresql)]
         if not found.exists:
             return [_report_missing_database(state_dir, found.text)], False
         if found.inaccessible:
@@ -100,7 +93,7 @@ def check_database(
             )
             return [CheckResult("database", False, text)], False
         checkpoint = _read_checkpoint(backend) if found.is_current else AuditCheckpointReport(OLDER_SCHEMA)
-        report = compare_with_audit(backend) if checkpoint.problem else None
+        report = store.compare_with_audit(backend) if checkpoint.problem else None
     except RolloutdError as error:
         return [CheckResult("database", False, str(error))], False
     if found.damage:
@@ -112,7 +105,7 @@ def check_database(
     is_loadable = found.is_current and not found.damage
     growth = []
     if is_loadable:
-        growth = [_describe_growth(backend.read_now(partial(measure_volume, backend, now=time.time())))]
+        growth = [_describe_growth(backend.read_now(partial(store.measure_volume, backend, now=time.time())))]
     if report is None:
         whole = f"the whole was last verified at {format_rfc3339(checkpoint.verified_at)}"
         trusted = f"entry {checkpoint.seq} and the rows that decisions use are as they were signed; {whole}"
@@ -148,9 +141,9 @@ def _describe_growth(volume: StoredVolume) -> CheckResult:
     return CheckResult("growth", True, text)
 
 
-def _read_checkpoint(backend: Backend) -> AuditCheckpointReport:
+def _read_checkpoint(backend: store.Backend) -> AuditCheckpointReport:
     try:
-        return read_audit_checkpoint(backend)
+        return store.read_audit_checkpoint(backend)
     except StoreFailed as error:
         return AuditCheckpointReport(str(error))
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from rolloutd import ports
 from rolloutd.adapters.ansible.runner import AnsibleRunner
 from rolloutd.adapters.haproxy.runtime_api import BalancerUnreachable, HaproxyFailed, choose_balancers
 from rolloutd.adapters.registry import create_adapter, create_runner
@@ -23,19 +24,6 @@ from rolloutd.adapters.timers import SystemClock
 from rolloutd.admin.disk import CheckResult
 from rolloutd.errors import HostKeyChanged, NodeUnreachable, RolloutdError
 from rolloutd.plugin import INVENTORIES
-from rolloutd.ports import (
-    JSON,
-    AdapterContext,
-    ChecksItsSystem,
-    DiscoveredNode,
-    Host,
-    Inventory,
-    InventorySnapshot,
-    Runner,
-    RunnerContext,
-    Shell,
-    SupportsPreflight,
-)
 from rolloutd.settings import Settings
 from rolloutd.texts.formats import pluralize
 
@@ -63,7 +51,7 @@ class SourceReading:
     """The check of one source, the nodes that it reported, and the checks of its rights."""
 
     check: CheckResult
-    nodes: Sequence[DiscoveredNode] = ()
+    nodes: Sequence[ports.DiscoveredNode] = ()
     rights: tuple[CheckResult, ...] = ()
 
 
@@ -74,15 +62,17 @@ def failed_check(subject: str, problem: Exception | str) -> CheckResult:
 
 @asynccontextmanager
 async def open_systems(
-    settings: Settings, hosts: Mapping[str, Mapping[str, JSON]] | None = None
-) -> AsyncIterator[AdapterContext]:
+    settings: Settings, hosts: Mapping[str, Mapping[str, ports.JSON]] | None = None
+) -> AsyncIterator[ports.AdapterContext]:
     """Yield what adapters need; `hosts` are the variables of nodes by name, where they are known."""
     shell = SshShell(settings.ssh.known_hosts, settings.ssh.user, settings.ssh.key_file)
     with tempfile.TemporaryDirectory(prefix="rolloutd-") as place:
-        snapshot = InventorySnapshot({name: dict(variables) for name, variables in (hosts or {}).items()})
+        snapshot = ports.InventorySnapshot(
+            {name: dict(variables) for name, variables in (hosts or {}).items()}
+        )
         find_tree = partial(tree_directory, settings.files_dir)
         runner = AnsibleRunner(Path(place), shell, find_tree, lambda: snapshot)
-        systems = AdapterContext(shell, SystemClock(), runner, lambda: snapshot, settings)
+        systems = ports.AdapterContext(shell, SystemClock(), runner, lambda: snapshot, settings)
         try:
             yield systems
         finally:
@@ -91,12 +81,12 @@ async def open_systems(
             await shell.close()
 
 
-async def read_sources(systems: AdapterContext, *, nodes: bool = True) -> list[SourceReading]:
+async def read_sources(systems: ports.AdapterContext, *, nodes: bool = True) -> list[SourceReading]:
     """Read every source of the settings; without `nodes` only its rights."""
     readings = []
     for source in systems.settings.inventory:
         try:
-            inventory: Inventory = create_adapter(
+            inventory: ports.Inventory = create_adapter(
                 INVENTORIES, source.kind, replace(systems, params=source.params)
             )
         except RolloutdError as error:
@@ -106,8 +96,8 @@ async def read_sources(systems: AdapterContext, *, nodes: bool = True) -> list[S
     return readings
 
 
-async def _read_source(inventory: Inventory, *, nodes: bool) -> SourceReading:
-    check, reported = CheckResult(inventory.source, True, "not read"), list[DiscoveredNode]()
+async def _read_source(inventory: ports.Inventory, *, nodes: bool) -> SourceReading:
+    check, reported = CheckResult(inventory.source, True, "not read"), list[ports.DiscoveredNode]()
     if nodes:
         try:
             reported = list(await inventory.refresh())
@@ -116,14 +106,14 @@ async def _read_source(inventory: Inventory, *, nodes: bool) -> SourceReading:
         except RolloutdError as error:
             return SourceReading(failed_check(inventory.source, error))
     rights: tuple[CheckResult, ...] = ()
-    if isinstance(inventory, SupportsPreflight):
+    if isinstance(inventory, ports.SupportsPreflight):
         subject, problems = f"{inventory.source} rights", await inventory.find_missing_prerequisites()
         rights = tuple(CheckResult(subject, False, text) for text in problems)
         rights = rights or (CheckResult(subject, True, "all that are needed"),)
     return SourceReading(check, reported, rights)
 
 
-async def check_balancers(systems: AdapterContext) -> list[CheckResult]:
+async def check_balancers(systems: ports.AdapterContext) -> list[CheckResult]:
     """Check that each balancer answers, and that its socket may change servers."""
     section = systems.settings.section("haproxy")
     known_nodes = systems.inventory().hosts
@@ -145,13 +135,13 @@ async def check_balancers(systems: AdapterContext) -> list[CheckResult]:
     return results
 
 
-async def check_runners(systems: AdapterContext) -> list[CheckResult]:
+async def check_runners(systems: ports.AdapterContext) -> list[CheckResult]:
     """Check that each runner of the settings is available and has what it needs."""
     results = []
     for each in systems.settings.runners:
         subject = f"runner {each.runner_name}"
         assert isinstance(systems.runner, AnsibleRunner)
-        context = RunnerContext(
+        context = ports.RunnerContext(
             each.runner_name,
             systems.shell,
             systems.clock,
@@ -163,10 +153,10 @@ async def check_runners(systems: AdapterContext) -> list[CheckResult]:
             shared=systems.shared,
         )
         try:
-            runner: Runner = create_runner(each.kind, context)
+            runner: ports.Runner = create_runner(each.kind, context)
             await runner.check_available()
             problems = (
-                await runner.find_missing_prerequisites() if isinstance(runner, ChecksItsSystem) else ()
+                await runner.find_missing_prerequisites() if isinstance(runner, ports.ChecksItsSystem) else ()
             )
         except RolloutdError as error:
             results.append(failed_check(subject, error))
@@ -176,12 +166,12 @@ async def check_runners(systems: AdapterContext) -> list[CheckResult]:
     return results
 
 
-async def check_logins(shell: Shell, hosts: Sequence[Host], fence_dir: str) -> list[CheckResult]:
+async def check_logins(shell: ports.Shell, hosts: Sequence[ports.Host], fence_dir: str) -> list[CheckResult]:
     """Log in to the first nodes of the sequence, all at once, and test what runs need there."""
     return await asyncio.gather(*(_check_login(shell, host, fence_dir) for host in hosts[:MAX_LOGINS]))
 
 
-async def _check_login(shell: Shell, host: Host, fence_dir: str) -> CheckResult:
+async def _check_login(shell: ports.Shell, host: ports.Host, fence_dir: str) -> CheckResult:
     subject = f"login {host.name}"
     try:
         tested = await shell.run(

@@ -12,18 +12,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from machines.facts.availability import failure_remedy
-from machines.model.events import (
-    Event,
-    HoldReleased,
-    HoldTaken,
-    NodeAdvanced,
-    NodeOrdered,
-    PreparationRecorded,
-    RolloutCancelled,
-    RolloutDeleted,
-    RolloutPaused,
-    RolloutResumed,
-)
+from machines.model import events
 from machines.model.preparation import Preparation, PreparationState
 from machines.model.reasons import Reason
 from machines.model.rollout import Actor, Hold, NodeOrder, Rollout, Target
@@ -44,7 +33,7 @@ LEFT_ISOLATED_SOURCE = "left"
 FLEETLOCK_SOURCE = "fleetlock"
 """The source of the holds of machines that reboot themselves; their ids are GROUP/ID."""
 
-Events = tuple[Event, ...]
+Events = tuple[events.Event, ...]
 
 
 class Principal(Protocol):
@@ -88,7 +77,7 @@ def pause(state: State, who: Principal, rollout: Rollout, reason: str, *, stop: 
     """Start no node of the rollout until a person resumes it; with `stop`, also stop running work."""
     require_plan_owner(who, rollout, "pause")
     _require_open(rollout)
-    paused = RolloutPaused(rollout.id, who.actor, reason, state.now())
+    paused = events.RolloutPaused(rollout.id, who.actor, reason, state.now())
     stops = _stop_orders(state, who, rollout, reason) if stop else ()
     return stops if rollout.paused is not None else (paused, *stops)
 
@@ -103,7 +92,7 @@ def resume(state: State, who: Principal, rollout: Rollout, reason: str) -> Event
             f"{rollout.id}: not paused by a person; resolve its failures (proceed, retry, skip, rollback), "
             "or withdraw the vote that rejected a gate",
         )
-    return (RolloutResumed(rollout.id, who.actor, reason, state.now()),)
+    return (events.RolloutResumed(rollout.id, who.actor, reason, state.now()),)
 
 
 def cancel(state: State, who: Principal, rollout: Rollout, reason: str, *, stop: bool = False) -> Events:
@@ -113,14 +102,14 @@ def cancel(state: State, who: Principal, rollout: Rollout, reason: str, *, stop:
     if rollout.cancelled is not None:
         return stops
     _require_open(rollout)
-    return (RolloutCancelled(rollout.id, who.actor, reason, state.now()), *stops)
+    return (events.RolloutCancelled(rollout.id, who.actor, reason, state.now()), *stops)
 
 
 def cancel_own(state: State, who: Principal, rollout: Rollout, reason: str) -> Events:
     """Cancel a rollout on behalf of its submitter, whose request is withdrawn."""
     if rollout.closed:
         return ()
-    return (RolloutCancelled(rollout.id, rollout.submitted_by, reason, state.now()),)
+    return (events.RolloutCancelled(rollout.id, rollout.submitted_by, reason, state.now()),)
 
 
 def delete(state: State, who: Principal, rollout: Rollout, targets: Sequence[Target]) -> Events:
@@ -132,7 +121,7 @@ def delete(state: State, who: Principal, rollout: Rollout, targets: Sequence[Tar
     require_plan_owner(who, rollout, "delete")
     if not rollout.closed:
         raise Refused("not-closed", f"{rollout.id}: not closed; cancel it first")
-    hold_events: list[Event] = []
+    hold_events: list[events.Event] = []
     for target in targets:
         if (
             target.phase in IN_FLIGHT_PHASES
@@ -161,7 +150,7 @@ def delete(state: State, who: Principal, rollout: Rollout, targets: Sequence[Tar
         raise Refused(
             "not-settled", f"{place} still runs stage {stage} of {rollout.id}; wait until it has ended"
         )
-    return (*hold_events, RolloutDeleted(rollout.id, who.actor, state.now()))
+    return (*hold_events, events.RolloutDeleted(rollout.id, who.actor, state.now()))
 
 
 # -- one node -----------------------------------------------------------------
@@ -179,7 +168,7 @@ def advance(state: State, who: Principal, rollout: Rollout, target: Target, reas
     positions = [each.position for each in state.index.targets(rollout.id) if each.wave == target.wave]
     if target.position == min(positions):
         return ()
-    return (NodeAdvanced(rollout.id, target.node, min(positions) - 1, who.actor, reason, state.now()),)
+    return (events.NodeAdvanced(rollout.id, target.node, min(positions) - 1, who.actor, reason, state.now()),)
 
 
 def retry(state: State, who: Principal, rollout: Rollout, target: Target, reason: str) -> Events:
@@ -191,7 +180,7 @@ def retry(state: State, who: Principal, rollout: Rollout, target: Target, reason
     if (failed := _failed_preparation(state, target)) is not None:
         _require_open(rollout)
         # It stays failed: its row has the snapshot and the run that the next try deals with first.
-        return (PreparationRecorded(replace(failed, not_before=state.now())),)
+        return (events.PreparationRecorded(replace(failed, not_before=state.now())),)
     _require_failed(rollout, target, "retried")
     _require_open(rollout, target)
     # A retried node keeps its slots, and its failure keeps it from starting: the other rollbacks would wait.
@@ -212,7 +201,7 @@ def retry_build(state: State, who: Principal, rollout: Rollout, reason: str) -> 
     failed = next((row for row in rows if row is not None and row.state is PreparationState.FAILED), None)
     if failed is None:
         raise Refused("not-failed", f"{rollout.id}: no build of it has failed; name the node to retry")
-    return (PreparationRecorded(replace(failed, not_before=state.now())),)
+    return (events.PreparationRecorded(replace(failed, not_before=state.now())),)
 
 
 def rollback(state: State, who: Principal, rollout: Rollout, target: Target, reason: str) -> Events:
@@ -247,9 +236,9 @@ def require_rollback(state: State, who: Principal, rollout: Rollout, verb: str) 
         )
 
 
-def rollback_order(state: State, who: Principal, target: Target, reason: str) -> NodeOrdered:
+def rollback_order(state: State, who: Principal, target: Target, reason: str) -> events.NodeOrdered:
     """Return the order to roll a node back as soon as its pools have a slot for it."""
-    return NodeOrdered(target.rollout, target.node, NodeOrder.ROLLBACK, who.actor, reason, state.now())
+    return events.NodeOrdered(target.rollout, target.node, NodeOrder.ROLLBACK, who.actor, reason, state.now())
 
 
 def skip(
@@ -271,7 +260,7 @@ def skip(
     skipped = transition(target, Trigger.SKIPPED, state.now(), outcome=Outcome.SKIPPED, text=text)
     if not target.isolated:
         return (skipped,)
-    held = HoldTaken(_left_isolated_hold(state, who, target, reason))
+    held = events.HoldTaken(_left_isolated_hold(state, who, target, reason))
     match isolation_choice:
         case "leave":
             return (skipped, held)
@@ -337,14 +326,14 @@ def unknown_node(state: State, node: str) -> NotFound:
 def _stop_orders(state: State, who: Principal, rollout: Rollout, reason: str) -> Events:
     """Return a stop order for every node in flight."""
     return tuple(
-        NodeOrdered(rollout.id, each.node, NodeOrder.STOP, who.actor, reason, state.now())
+        events.NodeOrdered(rollout.id, each.node, NodeOrder.STOP, who.actor, reason, state.now())
         for each in state.index.targets(rollout.id)
         if each.phase in IN_FLIGHT_PHASES and each.order is not NodeOrder.STOP
     )
 
 
-def _return_order(state: State, who: Principal, target: Target, reason: str) -> NodeOrdered:
-    return NodeOrdered(target.rollout, target.node, NodeOrder.RETURN, who.actor, reason, state.now())
+def _return_order(state: State, who: Principal, target: Target, reason: str) -> events.NodeOrdered:
+    return events.NodeOrdered(target.rollout, target.node, NodeOrder.RETURN, who.actor, reason, state.now())
 
 
 def _is_left_isolated(state: State, target: Target) -> bool:
@@ -355,7 +344,7 @@ def _is_left_isolated(state: State, target: Target) -> bool:
     )
 
 
-def _convert_to_person_hold(state: State, who: Principal, target: Target) -> Sequence[Event]:
+def _convert_to_person_hold(state: State, who: Principal, target: Target) -> Sequence[events.Event]:
     """Return the events that turn an isolation of a deleted rollout into the caller's hold."""
     left_hold, now = _left_isolated_hold(state, who, target, ""), state.now()
     is_left = _is_left_isolated(state, target)
@@ -365,8 +354,8 @@ def _convert_to_person_hold(state: State, who: Principal, target: Target) -> Seq
         f"{target.rollout} left it isolated and was deleted while the node was not in the inventory; "
         "return it to service by hand, then release it"
     )
-    released = HoldReleased(left_hold.node, LEFT_ISOLATED_SOURCE, left_hold.id, who.actor, now)
-    taken = HoldTaken(Hold(target.node, PERSON_SOURCE, left_hold.id, who.actor, reason, now))
+    released = events.HoldReleased(left_hold.node, LEFT_ISOLATED_SOURCE, left_hold.id, who.actor, now)
+    taken = events.HoldTaken(Hold(target.node, PERSON_SOURCE, left_hold.id, who.actor, reason, now))
     return (released, taken) if is_left else (taken,)
 
 

@@ -10,13 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from machines.facts.projection import Projection
 from machines.model.plan import Plan
-from rolloutd.configuration.target_values import (
-    VALUES,
-    MissingValue,
-    SecretDigests,
-    resolve_values,
-    stages_with_values,
-)
+from rolloutd.configuration import target_values
 from rolloutd.engine.state import State
 from rolloutd.errors import InvalidFile
 from rolloutd.planfile import PlanFile
@@ -33,16 +27,16 @@ MAX_VALUES_BYTES = 8 * 1024 * 1024
 SECRETS_AT_ONCE = 16
 """Secrets that are read at once at a submit, so that no management cluster is flooded."""
 
-NO_SECRETS: SecretDigests = {}
+NO_SECRETS: target_values.SecretDigests = {}
 
 
-async def digest_secrets(state: State, plan_file: PlanFile) -> SecretDigests:
+async def digest_secrets(state: State, plan_file: PlanFile) -> target_values.SecretDigests:
     """Return keyed digests of the secrets that the plan's values name, for each target."""
     plan = compile_plan(plan_file.content, teams=state.settings.teams)
     named = [
         (stage.kind, expression["secret"], expression["key"])
-        for stage in stages_with_values(plan)
-        for expression in stage.params[VALUES].values()
+        for stage in target_values.stages_with_values(plan)
+        for expression in stage.params[target_values.VALUES].values()
         if "secret" in expression and not isinstance(expression, str)
     ]
     if not named:
@@ -65,19 +59,19 @@ def resolve_all_values(
     plan_file: PlanFile,
     plan: Plan,
     nodes: Sequence[str],
-    secrets: SecretDigests,
+    secrets: target_values.SecretDigests,
 ) -> dict[str, dict[str, dict[str, JSON]]]:
     """Return the values of each target; refuses a plan of which a target lacks one."""
     values: dict[str, dict[str, dict[str, JSON]]] = {}
     missing: list[str] = []
-    if not any(stages_with_values(plan)):
+    if not any(target_values.stages_with_values(plan)):
         return values
     for node in nodes:
         try:
-            values[node] = resolve_values(
+            values[node] = target_values.resolve_values(
                 plan, node, facts.nodes[node].labels, connections.get(node, {}), secrets
             )
-        except MissingValue as error:
+        except target_values.MissingValue as error:
             missing.append(str(error))
     if missing:
         found = f"{pluralize(len(missing), 'target')} of {len(nodes)} without a value"

@@ -16,35 +16,10 @@ from typing import Any, Generic, Protocol, TypeVar
 import pytest
 
 from machines.model.node import NodeHealth, Observation
+from rolloutd import ports
 from rolloutd.contracts.harness import STEP_TIMEOUT_S, scenario, step_context
 from rolloutd.errors import AdapterFailed, NodeUnreachable, SourceFailed
 from rolloutd.plugin import Capability, Registration
-from rolloutd.ports import (
-    Busy,
-    Check,
-    Clock,
-    Failed,
-    GivesTemplates,
-    GuardReport,
-    GuardState,
-    Host,
-    Inventory,
-    IsolationStatus,
-    Isolator,
-    NodeGuard,
-    Observer,
-    Ok,
-    StepContext,
-    SupportsDryRun,
-    SupportsProgressReports,
-    TrafficProbe,
-    Unknown,
-    Watch,
-    require_plain_text,
-    require_readable,
-    require_typed,
-    without_templates,
-)
 
 MANY_NODES = 200
 """More nodes than an observer may have connections at once."""
@@ -64,10 +39,10 @@ class _Contract(Generic[BackendT]):
 class IsolatorBackend(Protocol):
     """An isolator that can say whether a node is isolated, its parameters, and a node."""
 
-    isolator: Isolator
-    host: Host
+    isolator: ports.Isolator
+    host: ports.Host
     params: Mapping[str, Any]
-    clock: Clock
+    clock: ports.Clock
 
     async def is_isolated(self) -> bool:
         """Return whether the node is out of service, without asking the isolator."""
@@ -84,14 +59,14 @@ class IsolatorContract(_Contract[IsolatorBackend]):
     can_inspect = True
     """False for an isolator whose inspect() says None: it acts even if others isolated the node."""
 
-    async def _inspected(self, backend: IsolatorBackend) -> StepContext:
+    async def _inspected(self, backend: IsolatorBackend) -> ports.StepContext:
         """Return the context with the prior state, which the daemon records before it acts."""
         ctx = step_context(backend.host, backend.params, backend.clock)
         return replace(ctx, prior=(await self._status(backend, ctx)).prior)
 
-    async def _status(self, backend: IsolatorBackend, ctx: StepContext) -> IsolationStatus:
+    async def _status(self, backend: IsolatorBackend, ctx: ports.StepContext) -> ports.IsolationStatus:
         status = await backend.isolator.inspect(ctx)
-        assert isinstance(status, IsolationStatus)
+        assert isinstance(status, ports.IsolationStatus)
         assert (status.is_isolated is not None) == self.can_inspect
         return status
 
@@ -99,10 +74,10 @@ class IsolatorContract(_Contract[IsolatorBackend]):
     async def test_isolates_and_returns_to_service(self, backend: IsolatorBackend) -> None:
         ctx = await self._inspected(backend)
         assert not (await self._status(backend, ctx)).is_isolated
-        assert isinstance(await backend.isolator.isolate(ctx), Ok)
+        assert isinstance(await backend.isolator.isolate(ctx), ports.Ok)
         assert await backend.is_isolated()
         assert (await self._status(backend, ctx)).is_isolated is not False
-        assert isinstance(await backend.isolator.return_to_service(ctx), Ok)
+        assert isinstance(await backend.isolator.return_to_service(ctx), ports.Ok)
         assert not await backend.is_isolated()
         assert not (await self._status(backend, ctx)).is_isolated
 
@@ -110,10 +85,10 @@ class IsolatorContract(_Contract[IsolatorBackend]):
     async def test_repeats_do_no_harm(self, backend: IsolatorBackend) -> None:
         ctx = await self._inspected(backend)
         for _ in range(2):
-            assert isinstance(await backend.isolator.isolate(ctx), Ok)
+            assert isinstance(await backend.isolator.isolate(ctx), ports.Ok)
             assert await backend.is_isolated()
         for _ in range(2):
-            assert isinstance(await backend.isolator.return_to_service(ctx), Ok)
+            assert isinstance(await backend.isolator.return_to_service(ctx), ports.Ok)
             assert not await backend.is_isolated()
 
     @scenario
@@ -122,8 +97,8 @@ class IsolatorContract(_Contract[IsolatorBackend]):
             return
         await backend.isolate_from_outside()
         ctx = await self._inspected(backend)
-        assert isinstance(await backend.isolator.isolate(ctx), Ok | Busy)
-        assert isinstance(await backend.isolator.return_to_service(ctx), Ok)
+        assert isinstance(await backend.isolator.isolate(ctx), ports.Ok | ports.Busy)
+        assert isinstance(await backend.isolator.return_to_service(ctx), ports.Ok)
         assert await backend.is_isolated()
 
     @scenario
@@ -138,18 +113,18 @@ class IsolatorContract(_Contract[IsolatorBackend]):
     async def test_registration_matches_adapter(self, backend: IsolatorBackend) -> None:
         if self.registration is not None:
             capabilities = self.registration.capabilities
-            assert (Capability.DRY_RUN in capabilities) == isinstance(backend.isolator, SupportsDryRun)
-            reports = isinstance(backend.isolator, SupportsProgressReports)
+            assert (Capability.DRY_RUN in capabilities) == isinstance(backend.isolator, ports.SupportsDryRun)
+            reports = isinstance(backend.isolator, ports.SupportsProgressReports)
             assert (Capability.PROGRESS_REPORTS in capabilities) == reports
 
 
 class CheckBackend(Protocol):
     """A check, its parameters, and a healthy node."""
 
-    check: Check
-    host: Host
+    check: ports.Check
+    host: ports.Host
     params: Mapping[str, Any]
-    clock: Clock
+    clock: ports.Clock
 
     async def break_node(self) -> None:
         """Change the node so that the check fails."""
@@ -164,21 +139,21 @@ class CheckBackend(Protocol):
 class CheckContract(_Contract[CheckBackend]):
     """The contract of ports.Check."""
 
-    async def _check(self, backend: CheckBackend) -> Ok | Failed | Unknown:
+    async def _check(self, backend: CheckBackend) -> ports.Ok | ports.Failed | ports.Unknown:
         return await backend.check.check(step_context(backend.host, backend.params, backend.clock))
 
     @scenario
     async def test_healthy_node_passes_and_is_unchanged(self, backend: CheckBackend) -> None:
         before = await backend.state()
         for _ in range(2):
-            assert isinstance(await self._check(backend), Ok)
+            assert isinstance(await self._check(backend), ports.Ok)
         assert await backend.state() == before
 
     @scenario
     async def test_failure_text_names_node(self, backend: CheckBackend) -> None:
         await backend.break_node()
         result = await self._check(backend)
-        assert isinstance(result, Failed)
+        assert isinstance(result, ports.Failed)
         assert backend.host.name in result.text
 
     @scenario
@@ -186,16 +161,16 @@ class CheckContract(_Contract[CheckBackend]):
         await backend.break_node()
         await self._check(backend)
         await backend.repair_node()
-        assert isinstance(await self._check(backend), Ok)
+        assert isinstance(await self._check(backend), ports.Ok)
 
 
 class TrafficProbeBackend(Protocol):
     """A traffic probe, its parameters, and an idle node."""
 
-    probe: TrafficProbe
-    host: Host
+    probe: ports.TrafficProbe
+    host: ports.Host
     params: Mapping[str, Any]
-    clock: Clock
+    clock: ports.Clock
 
     async def start_traffic(self) -> None:
         """Let clients use the node."""
@@ -210,21 +185,21 @@ class TrafficProbeBackend(Protocol):
 class TrafficProbeContract(_Contract[TrafficProbeBackend]):
     """The contract of ports.TrafficProbe."""
 
-    async def _probe(self, backend: TrafficProbeBackend) -> Ok | Busy | Unknown:
+    async def _probe(self, backend: TrafficProbeBackend) -> ports.Ok | ports.Busy | ports.Unknown:
         return await backend.probe.probe(step_context(backend.host, backend.params, backend.clock))
 
     @scenario
     async def test_idle_node_is_ok(self, backend: TrafficProbeBackend) -> None:
-        assert isinstance(await self._probe(backend), Ok)
+        assert isinstance(await self._probe(backend), ports.Ok)
 
     @scenario
     async def test_traffic_is_busy_until_it_ends(self, backend: TrafficProbeBackend) -> None:
         await backend.start_traffic()
         found = await self._probe(backend)
-        assert isinstance(found, Busy)
+        assert isinstance(found, ports.Busy)
         assert f"{backend.host.name} is busy" in found.text
         await backend.stop_traffic()
-        assert isinstance(await self._probe(backend), Ok)
+        assert isinstance(await self._probe(backend), ports.Ok)
 
     @scenario
     async def test_repeated_probe_changes_nothing(self, backend: TrafficProbeBackend) -> None:
@@ -235,18 +210,18 @@ class TrafficProbeContract(_Contract[TrafficProbeBackend]):
     async def test_unseen_traffic_is_unknown_and_names_node(self, backend: TrafficProbeBackend) -> None:
         await backend.hide_traffic()
         found = await self._probe(backend)
-        assert isinstance(found, Unknown)
+        assert isinstance(found, ports.Unknown)
         assert backend.host.name in found.text
 
 
 class ObserverBackend(Protocol):
     """An observer and three nodes: one up, one down, one that it cannot judge."""
 
-    observer: Observer
-    clock: Clock
-    up: Host
-    down: Host
-    unclear: Host
+    observer: ports.Observer
+    clock: ports.Clock
+    up: ports.Host
+    down: ports.Host
+    unclear: ports.Host
 
 
 class ObserverContract(_Contract[ObserverBackend]):
@@ -281,7 +256,7 @@ class ObserverContract(_Contract[ObserverBackend]):
 class InventoryBackend(Protocol):
     """An inventory whose source holds the nodes `names`."""
 
-    inventory: Inventory
+    inventory: ports.Inventory
     names: set[str]
 
     async def break_source(self) -> None:
@@ -303,13 +278,13 @@ class InventoryContract(_Contract[InventoryBackend]):
     async def test_daemon_takes_every_node(self, backend: InventoryBackend) -> None:
         """docs/plugins.md names the variables that a source may give."""
         for node in await backend.inventory.refresh():
-            if isinstance(backend.inventory, GivesTemplates):
-                require_readable(node.connection)
+            if isinstance(backend.inventory, ports.GivesTemplates):
+                ports.require_readable(node.connection)
             else:
-                require_typed(node.connection)
-                without_templates(node.connection)
+                ports.require_typed(node.connection)
+                ports.without_templates(node.connection)
             for key, text in node.labels.items():
-                require_plain_text(f"label {key!r}", f"{key}={text}")
+                ports.require_plain_text(f"label {key!r}", f"{key}={text}")
 
     @scenario
     async def test_repeated_refresh_returns_the_same(self, backend: InventoryBackend) -> None:
@@ -325,7 +300,7 @@ class InventoryContract(_Contract[InventoryBackend]):
 class WatchBackend(Protocol):
     """A watch whose source holds the nodes `names`."""
 
-    watch: Watch
+    watch: ports.Watch
     names: set[str]
 
     async def add_node(self) -> str:
@@ -371,10 +346,10 @@ class WatchContract(_Contract[WatchBackend]):
 class NodeGuardBackend(Protocol):
     """A guard, its parameters without `after`, and a node that it guards."""
 
-    guard: NodeGuard
-    host: Host
+    guard: ports.NodeGuard
+    host: ports.Host
     params: Mapping[str, Any]
-    clock: Clock
+    clock: ports.Clock
 
     async def change_node(self) -> None:
         """Change what the guard restores, as a playbook would."""
@@ -395,14 +370,18 @@ class NodeGuardContract(_Contract[NodeGuardBackend]):
     after_s = 2
     """Shortest silence that the guard can count; one test waits for it."""
 
-    def _context(self, backend: NodeGuardBackend, *, after_s: int = 600, attempt: int = 1) -> StepContext:
+    def _context(
+        self, backend: NodeGuardBackend, *, after_s: int = 600, attempt: int = 1
+    ) -> ports.StepContext:
         params = {**backend.params, "after": after_s}
         return replace(step_context(backend.host, params, backend.clock), attempt=attempt)
 
-    async def _arm_and_change(self, backend: NodeGuardBackend, ctx: StepContext) -> tuple[object, object]:
+    async def _arm_and_change(
+        self, backend: NodeGuardBackend, ctx: ports.StepContext
+    ) -> tuple[object, object]:
         """Change the node under an armed guard; return its states before and after the change."""
         before = await backend.state()
-        assert (await backend.guard.arm(ctx, order=ORDER)).state is GuardState.ARMED
+        assert (await backend.guard.arm(ctx, order=ORDER)).state is ports.GuardState.ARMED
         await backend.change_node()
         after = await backend.state()
         assert before != after
@@ -413,7 +392,7 @@ class NodeGuardContract(_Contract[NodeGuardBackend]):
         ctx = self._context(backend, after_s=self.after_s)
         before, _ = await self._arm_and_change(backend, ctx)
         async with asyncio.timeout(self.after_s + STEP_TIMEOUT_S):
-            while (report := await backend.guard.inspect(ctx)).state is not GuardState.RESTORED:
+            while (report := await backend.guard.inspect(ctx)).state is not ports.GuardState.RESTORED:
                 await backend.let_time_pass()
         assert (report.by, report.problems) == ("timer", ())
         assert report.restored
@@ -425,7 +404,7 @@ class NodeGuardContract(_Contract[NodeGuardBackend]):
         guard, ctx = backend.guard, self._context(backend)
         _, after = await self._arm_and_change(backend, ctx)
         for operation in (guard.disarm, guard.disarm, guard.restore):
-            assert (await operation(ctx)).state is GuardState.CONFIRMED
+            assert (await operation(ctx)).state is ports.GuardState.CONFIRMED
         assert await backend.state() == after
 
     @scenario
@@ -433,7 +412,7 @@ class NodeGuardContract(_Contract[NodeGuardBackend]):
         ctx = self._context(backend)
         before, _ = await self._arm_and_change(backend, ctx)
         report = await backend.guard.restore(ctx)
-        assert (report.state, report.by) == (GuardState.RESTORED, "daemon")
+        assert (report.state, report.by) == (ports.GuardState.RESTORED, "daemon")
         assert await backend.state() == before
         assert await backend.guard.restore(ctx) == report
         await backend.change_node()  # a run that continued without the daemon
@@ -444,29 +423,29 @@ class NodeGuardContract(_Contract[NodeGuardBackend]):
     async def test_second_arm_finds_first(self, backend: NodeGuardBackend) -> None:
         ctx = self._context(backend)
         before, _ = await self._arm_and_change(backend, ctx)
-        assert (await backend.guard.arm(ctx, order=NEWER_ORDER)).state is GuardState.ARMED
-        assert (await backend.guard.renew(ctx)).state is GuardState.ARMED
+        assert (await backend.guard.arm(ctx, order=NEWER_ORDER)).state is ports.GuardState.ARMED
+        assert (await backend.guard.renew(ctx)).state is ports.GuardState.ARMED
         await backend.guard.restore(ctx)
         assert await backend.state() == before
-        assert (await backend.guard.arm(ctx, order=NEWER_ORDER)).state is GuardState.RESTORED
+        assert (await backend.guard.arm(ctx, order=NEWER_ORDER)).state is ports.GuardState.RESTORED
 
     @scenario
     async def test_newer_guard_ends_older_one(self, backend: NodeGuardBackend) -> None:
         ctx, newer = self._context(backend), self._context(backend, attempt=2)
         before, after = await self._arm_and_change(backend, ctx)
-        assert (await backend.guard.arm(newer, order=NEWER_ORDER)).state is GuardState.ARMED
+        assert (await backend.guard.arm(newer, order=NEWER_ORDER)).state is ports.GuardState.ARMED
         assert await backend.state() == before
         await backend.change_node()
         with pytest.raises(AdapterFailed):
             await backend.guard.arm(ctx, order=ORDER)
-        assert (await backend.guard.restore(ctx)).state is GuardState.NONE
+        assert (await backend.guard.restore(ctx)).state is ports.GuardState.NONE
         assert await backend.state() == after
 
     @scenario
     async def test_node_without_guard_reports_none(self, backend: NodeGuardBackend) -> None:
         ctx = self._context(backend)
         for operation in self._questions(backend):
-            assert (await operation(ctx)).state is GuardState.NONE
+            assert (await operation(ctx)).state is ports.GuardState.NONE
 
     @scenario
     async def test_silent_node_is_unreachable(self, backend: NodeGuardBackend) -> None:
@@ -478,6 +457,6 @@ class NodeGuardContract(_Contract[NodeGuardBackend]):
 
     def _questions(
         self, backend: NodeGuardBackend
-    ) -> Sequence[Callable[[StepContext], Awaitable[GuardReport]]]:
+    ) -> Sequence[Callable[[ports.StepContext], Awaitable[ports.GuardReport]]]:
         guard = backend.guard
         return guard.renew, guard.disarm, guard.restore, guard.inspect

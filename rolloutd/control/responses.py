@@ -15,25 +15,9 @@ from typing import Any, cast
 from aiohttp import web
 from pydantic import ValidationError
 
+from rolloutd import errors
 from rolloutd.control import wire_errors
 from rolloutd.control.limits import TooMany
-from rolloutd.errors import (
-    AccountUnknown,
-    Conflict,
-    DeadlineInPast,
-    Diagnostic,
-    FailuresNotShown,
-    HostKeyChanged,
-    InvalidFile,
-    NodeUnreachable,
-    NotAllowed,
-    NotFound,
-    NotLeader,
-    Refused,
-    RolloutdError,
-    SourceFailed,
-    StoreFailed,
-)
 
 MAX_PROBLEMS = 10
 """Problems of one request that are listed; a person fixes no more at once."""
@@ -45,26 +29,26 @@ SLICE = 100
 """Items of a list that are encoded at once: a few milliseconds, also for the entries of a large submit."""
 
 
-class BadRequest(RolloutdError):
+class BadRequest(errors.RolloutdError):
     """The request is malformed."""
 
 
-class PayloadTooLarge(RolloutdError):
+class PayloadTooLarge(errors.RolloutdError):
     """The body exceeds the limit."""
 
 
-_STATUSES: Mapping[type[RolloutdError], tuple[int, str]] = {
+_STATUSES: Mapping[type[errors.RolloutdError], tuple[int, str]] = {
     BadRequest: (400, "wrong-request"),
     PayloadTooLarge: (413, "too-big"),
-    NotAllowed: (403, "not-allowed"),
-    AccountUnknown: (503, "account-unknown"),
-    NotFound: (404, "not-found"),
-    Conflict: (409, "conflict"),
-    StoreFailed: (503, "store-failed"),
-    NotLeader: (503, "not-leader"),
-    SourceFailed: (409, "source-failed"),
-    HostKeyChanged: (409, "unreachable"),
-    NodeUnreachable: (409, "unreachable"),
+    errors.NotAllowed: (403, "not-allowed"),
+    errors.AccountUnknown: (503, "account-unknown"),
+    errors.NotFound: (404, "not-found"),
+    errors.Conflict: (409, "conflict"),
+    errors.StoreFailed: (503, "store-failed"),
+    errors.NotLeader: (503, "not-leader"),
+    errors.SourceFailed: (409, "source-failed"),
+    errors.HostKeyChanged: (409, "unreachable"),
+    errors.NodeUnreachable: (409, "unreachable"),
 }
 
 
@@ -168,7 +152,9 @@ def json_response(body: bytes, status: int = 200) -> web.Response:
     return web.Response(body=body, status=status, content_type="application/json")
 
 
-def error_response(status: int, code: str, text: str, diagnostics: Sequence[Diagnostic] = ()) -> web.Response:
+def error_response(
+    status: int, code: str, text: str, diagnostics: Sequence[errors.Diagnostic] = ()
+) -> web.Response:
     body: wire_errors.Error = {
         "error": text,
         "code": code,
@@ -177,21 +163,21 @@ def error_response(status: int, code: str, text: str, diagnostics: Sequence[Diag
     return json_response(encode_json(body), status)
 
 
-def diagnostic_body(diagnostic: Diagnostic) -> wire_errors.Diagnostic:
+def diagnostic_body(diagnostic: errors.Diagnostic) -> wire_errors.Diagnostic:
     return cast("wire_errors.Diagnostic", asdict(diagnostic))
 
 
-def from_error(exc: RolloutdError) -> web.Response:
+def from_error(exc: errors.RolloutdError) -> web.Response:
     """Return the response to an error that rolloutd raised on purpose."""
     text = str(exc)
     match exc:
-        case InvalidFile():
+        case errors.InvalidFile():
             return error_response(422, "invalid-plan", text, exc.diagnostics)
-        case DeadlineInPast() | FailuresNotShown():
+        case errors.DeadlineInPast() | errors.FailuresNotShown():
             return error_response(400, exc.code, exc.text)
-        case Refused():
+        case errors.Refused():
             return error_response(429 if isinstance(exc, TooMany) else 409, exc.code, exc.text)
-        case Conflict():
+        case errors.Conflict():
             text = f"{text}; another change came first, check and repeat"
     status, code = next(
         (found for kind, found in _STATUSES.items() if isinstance(exc, kind)), (409, "refused")

@@ -16,22 +16,13 @@ from machines.model.configuration import ComplianceReport, TaskChange
 from machines.model.plan import Plan, Stage
 from machines.model.runners import runner_of
 from machines.rules.runners import unavailable_reason
+from rolloutd import ports
 from rolloutd.concurrency.slots import Slots
 from rolloutd.configuration.shown_variables import hide_values
 from rolloutd.configuration.target_values import params_for
 from rolloutd.engine.state import State
 from rolloutd.errors import Refused, RolloutdError, SourceFailed
 from rolloutd.plugin import LOCAL_RUNNER
-from rolloutd.ports import (
-    Failed,
-    PinnedSource,
-    Runners,
-    RunnerStatus,
-    RunRequest,
-    RunState,
-    Unknown,
-    wait_for_end,
-)
 from rolloutd.ports.guards import adapter_errors
 from rolloutd.texts.reason_text import describe
 
@@ -60,14 +51,14 @@ PROBLEMS = {
 class CheckMode:
     """Check-mode runs, at most half of each runner's runs at once: they must not delay a run of a rollout."""
 
-    def __init__(self, state: State, runner: Runners) -> None:
+    def __init__(self, state: State, runner: ports.Runners) -> None:
         self._state = state
         self._runner = runner
         self._slots = {name: Slots(partial(_half_of, status)) for name, status in runner.statuses.items()}
         self._numbers = itertools.count(1)
 
     async def check(
-        self, node: str, source: PinnedSource, plan: Plan, *, rollout: str = ""
+        self, node: str, source: ports.PinnedSource, plan: Plan, *, rollout: str = ""
     ) -> ComplianceReport:
         """Return what the plan's stages would change on the node; never raises an adapter's error.
 
@@ -95,7 +86,7 @@ class CheckMode:
         return self._slots.get("" if rule is None else rule.name, self._slots[LOCAL_RUNNER])
 
     async def _check_stage(
-        self, node: str, source: PinnedSource, plan: Plan, stage: Stage, rollout: str
+        self, node: str, source: ports.PinnedSource, plan: Plan, stage: Stage, rollout: str
     ) -> tuple[list[TaskChange], str]:
         """Return the tasks of one stage that would change the node, and why there may be more."""
         async with self._state.begin_work(WorkKind.CHECK_MODE, node, rollout) as obstacle:
@@ -104,14 +95,14 @@ class CheckMode:
             return await self._run_stage(node, source, plan, stage, rollout)
 
     async def _run_stage(
-        self, node: str, source: PinnedSource, plan: Plan, stage: Stage, rollout: str
+        self, node: str, source: ports.PinnedSource, plan: Plan, stage: Stage, rollout: str
     ) -> tuple[list[TaskChange], str]:
         if self._state.awaited_sources(node):
             raise SourceFailed(f"{node}: its inventory source has not answered since the daemon started")
         # Never the name of an earlier run: its result would be of another time.
         name = f"{rollout or PREVIEW}.{node}.check-{self._state.epoch}-{next(self._numbers)}"
         host = self._state.host(node)
-        request = RunRequest(
+        request = ports.RunRequest(
             run_id=self._runner.run_id_for(name, node, stage.kind),
             host=host,
             source=source,
@@ -130,7 +121,7 @@ class CheckMode:
         handle = request.run_id
         try:
             handle = await self._runner.start(request)
-            run = await wait_for_end(self._runner, handle)
+            run = await ports.wait_for_end(self._runner, handle)
         except (RolloutdError, TimeoutError, OSError):
             # It may have begun: once this work has ended, nothing else keeps an attempt from the node.
             await self._cancel(handle)
@@ -153,9 +144,9 @@ class CheckMode:
                 return
             await self._state.clock.sleep(CANCEL_RETRY_S)
 
-    async def _read_report(self, handle: str, run: RunState) -> tuple[list[TaskChange], str]:
+    async def _read_report(self, handle: str, run: ports.RunState) -> tuple[list[TaskChange], str]:
         changes: list[TaskChange] = []
-        problem = run.result.text if isinstance(run.result, Failed | Unknown) else ""
+        problem = run.result.text if isinstance(run.result, ports.Failed | ports.Unknown) else ""
         async for event in self._runner.read_events(handle):
             task = str(event.fields.get("task") or event.text)
             if event.kind == "changed":
@@ -165,5 +156,5 @@ class CheckMode:
         return changes, problem
 
 
-def _half_of(status: RunnerStatus) -> int:
+def _half_of(status: ports.RunnerStatus) -> int:
     return max(1, status.parallel // 2)

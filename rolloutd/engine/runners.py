@@ -21,29 +21,10 @@ from typing import TypeVar
 from machines.model.events import Event, RolloutOpened
 from machines.model.plan import PLAYBOOK_RUN
 from machines.model.runners import RunnerProblem, runner_of
+from rolloutd import ports
 from rolloutd.engine.state import State
 from rolloutd.errors import AdapterFailed, NotFound, Refused, RolloutdError, RunnerUnavailable
 from rolloutd.plugin import LOCAL_RUNNER
-from rolloutd.ports import (
-    Artifact,
-    ArtifactStore,
-    DigestsSecrets,
-    Failed,
-    HasFormerPlaces,
-    Host,
-    KeepsConnections,
-    LimitsSources,
-    Ok,
-    OnOneMachine,
-    RecordsPrevious,
-    RunEvent,
-    Runner,
-    RunnerStatus,
-    RunRequest,
-    RunState,
-    StoresRuns,
-    Unknown,
-)
 from rolloutd.ports.guards import adapter_errors, answers_of_system
 
 log = logging.getLogger("rolloutd.engine.runners")
@@ -75,7 +56,10 @@ class RoutedRunners:
     """ports.Runners by the rules of the settings."""
 
     def __init__(
-        self, state: State, runners: Mapping[str, Runner], changes: Mapping[str, Runner] | None = None
+        self,
+        state: State,
+        runners: Mapping[str, ports.Runner],
+        changes: Mapping[str, ports.Runner] | None = None,
     ) -> None:
         """`runners` by name, with that of this machine, which also has the runs of earlier settings.
 
@@ -83,11 +67,11 @@ class RoutedRunners:
         """
         self._state = state
         self._runners = dict(runners)
-        self._changes: Mapping[str, Runner] = {} if changes is None else changes
+        self._changes: Mapping[str, ports.Runner] = {} if changes is None else changes
         self._statuses = {name: runner.status for name, runner in runners.items()}
         self._unasked: dict[str, RunnerProblem] = {}
         """Why no change of a kind begins whose runner was not needed yet."""
-        limited = {name: each for name, each in runners.items() if isinstance(each, LimitsSources)}
+        limited = {name: each for name, each in runners.items() if isinstance(each, ports.LimitsSources)}
         state.source_limits = limited
         state.digest_secret = self.digest_secret
         self._names = {
@@ -101,13 +85,15 @@ class RoutedRunners:
         self.artifacts = _StoredRuns(self)
 
     @property
-    def statuses(self) -> Mapping[str, RunnerStatus]:
+    def statuses(self) -> Mapping[str, ports.RunnerStatus]:
         return self._statuses
 
     @property
-    def stores(self) -> Mapping[str, ArtifactStore]:
+    def stores(self) -> Mapping[str, ports.ArtifactStore]:
         """What the runners keep of ended runs, by runner."""
-        return {name: each.artifacts for name, each in self._runners.items() if isinstance(each, StoresRuns)}
+        return {
+            name: each.artifacts for name, each in self._runners.items() if isinstance(each, ports.StoresRuns)
+        }
 
     async def watch(self) -> None:
         """Ask until cancelled whether the runners are available, more often while one is not."""
@@ -192,7 +178,7 @@ class RoutedRunners:
 
     # -- which runner
 
-    def _find(self, name: str) -> Runner:
+    def _find(self, name: str) -> ports.Runner:
         """Return a runner of the settings, or that of a kind of change; raises NotFound."""
         if name not in self._runners:
             if name not in self._changes:
@@ -209,7 +195,7 @@ class RoutedRunners:
         if runner_name is None:
             return name  # start() waits until the settings have a runner for the node
         runner = self._find(runner_name)
-        own = runner.run_id_here(name) if isinstance(runner, OnOneMachine) else name
+        own = runner.run_id_here(name) if isinstance(runner, ports.OnOneMachine) else name
         return self.handle_of(runner_name, own)
 
     def is_elsewhere(self, handle: str) -> bool:
@@ -217,7 +203,7 @@ class RoutedRunners:
         if name is None:
             return True
         runner = self._runners[name]
-        return isinstance(runner, OnOneMachine) and runner.is_elsewhere(own)
+        return isinstance(runner, ports.OnOneMachine) and runner.is_elsewhere(own)
 
     def resolve(self, handle: str) -> tuple[str | None, str]:
         """Return the runner that a handle names, None for one that is not there, and its own handle."""
@@ -233,7 +219,7 @@ class RoutedRunners:
         """Return the handle of a runner's own handle."""
         return own if name == LOCAL_RUNNER else f"{_place(name, self._runners[name])}={own}"
 
-    def _name_for(self, host: Host) -> str | None:
+    def _name_for(self, host: ports.Host) -> str | None:
         """Return the name of a host's runner, None without one; this machine itself has its own runner."""
         node = self._state.index.nodes.get(host.name)
         if node is None or host.connection.get("ansible_connection") == "local":
@@ -241,7 +227,7 @@ class RoutedRunners:
         rule = runner_of(self._state.index.limits.runners, node)
         return None if rule is None else rule.name
 
-    def _name_for_start(self, request: RunRequest) -> str:
+    def _name_for_start(self, request: ports.RunRequest) -> str:
         """Return the runner of a run that begins or is found again; raises RunnerUnavailable without one."""
         if request.kind != PLAYBOOK_RUN:
             return request.kind
@@ -251,7 +237,7 @@ class RoutedRunners:
                 f"{request.run_id}: the settings no longer name its runner; its state is unknown"
             )
         local = self._runners[LOCAL_RUNNER]
-        machine = local.run_id_here("") if isinstance(local, OnOneMachine) else ""
+        machine = local.run_id_here("") if isinstance(local, ports.OnOneMachine) else ""
         names_machine = bool(machine) and own.endswith(machine)
         name = name if own != request.run_id or names_machine else self._name_for(request.host)
         if name is None:
@@ -260,28 +246,28 @@ class RoutedRunners:
 
     # -- ports.PlaybookRuns
 
-    async def start(self, request: RunRequest) -> str:
+    async def start(self, request: ports.RunRequest) -> str:
         name, inner = await self._ask_when_available(request, lambda runner, own: runner.start(own))
         handle = self.handle_of(name, inner)
         self._deadlines[handle] = self._state.now() + request.timeout_s + END_MARGIN_S
         return handle
 
-    async def read_previous(self, request: RunRequest) -> str | None:
-        async def read(runner: Runner, own: RunRequest) -> str | None:
-            return await runner.read_previous(own) if isinstance(runner, RecordsPrevious) else None
+    async def read_previous(self, request: ports.RunRequest) -> str | None:
+        async def read(runner: ports.Runner, own: ports.RunRequest) -> str | None:
+            return await runner.read_previous(own) if isinstance(runner, ports.RecordsPrevious) else None
 
         return (await self._ask_when_available(request, read))[1]
 
-    async def digest_secret(self, kind: str, host: Host, name: str, key: str) -> str:
+    async def digest_secret(self, kind: str, host: ports.Host, name: str, key: str) -> str:
         """Return a digest of a secret of a node that a plan's value names; raises RolloutdError."""
         runner = self._find(kind)
-        if not isinstance(runner, DigestsSecrets):
+        if not isinstance(runner, ports.DigestsSecrets):
             raise Refused("no-secrets", f"change {kind}: its values cannot name secrets; use another value")
         with adapter_errors(f"change {kind}"):
             return await runner.digest_secret(host, name, key)
 
     async def _ask_when_available(
-        self, request: RunRequest, ask: Callable[[Runner, RunRequest], Awaitable[T]]
+        self, request: ports.RunRequest, ask: Callable[[ports.Runner, ports.RunRequest], Awaitable[T]]
     ) -> tuple[str, T]:
         """Ask about a run as soon as its runner is available; its status shows the node meanwhile."""
         since, own = self._state.now(), replace(request, run_id=self.resolve(request.run_id)[1])
@@ -317,17 +303,19 @@ class RoutedRunners:
             if waiting.get(node) == since:
                 del waiting[node]
 
-    async def get_state(self, handle: str) -> RunState:
+    async def get_state(self, handle: str) -> ports.RunState:
         return await self._follow(handle, lambda runner, own: runner.get_state(own))
 
-    async def wait_for_change(self, handle: str) -> RunState:
+    async def wait_for_change(self, handle: str) -> ports.RunState:
         return await self._follow(handle, lambda runner, own: runner.wait_for_change(own))
 
-    async def _follow(self, handle: str, ask: Callable[[Runner, str], Awaitable[RunState]]) -> RunState:
+    async def _follow(
+        self, handle: str, ask: Callable[[ports.Runner, str], Awaitable[ports.RunState]]
+    ) -> ports.RunState:
         """Ask about a run; a runner that does not answer is asked again until the run must have ended."""
         name, own = self.resolve(handle)
         if name is None:
-            return RunState(Unknown(f"{handle}: the settings no longer name its runner"))
+            return ports.RunState(ports.Unknown(f"{handle}: the settings no longer name its runner"))
         until = self._deadlines.get(handle, self._state.now() + END_MARGIN_S)
         retries = iter(RETRY_S)
         while True:
@@ -337,8 +325,8 @@ class RoutedRunners:
             except RunnerUnavailable as error:
                 self._record(name, error)
                 if self._state.now() >= until:
-                    return RunState(
-                        Unknown(f"runner {name} has not answered since the run must be over: {error}")
+                    return ports.RunState(
+                        ports.Unknown(f"runner {name} has not answered since the run must be over: {error}")
                     )
                 await self._state.clock.sleep(next(retries, RETRY_S[-1]))
                 continue
@@ -346,7 +334,7 @@ class RoutedRunners:
                 self._deadlines.pop(handle, None)
             return state
 
-    async def read_events(self, handle: str, offset: int = 0) -> AsyncIterator[RunEvent]:
+    async def read_events(self, handle: str, offset: int = 0) -> AsyncIterator[ports.RunEvent]:
         runner, own = self._runner_with(handle)
         async for event in runner.read_events(own, offset):
             yield event
@@ -361,26 +349,26 @@ class RoutedRunners:
         self._deadlines.pop(handle, None)
 
     async def clean_up_stale_runs(
-        self, host: Host, *, timeout_s: float, fencing_token: str = ""
-    ) -> Ok | Failed | Unknown:
+        self, host: ports.Host, *, timeout_s: float, fencing_token: str = ""
+    ) -> ports.Ok | ports.Failed | ports.Unknown:
         """End what the node's unfinished runs left, each in its own way: changes, and then playbooks."""
         left = {self.resolve(handle)[0] for handle in await self._state.store.unfinished_runs(host.name)}
         changes = [kind for kind in self._changes if kind in left]
         playbooks = [self._name_for(host) or LOCAL_RUNNER] if left - set(changes) or not changes else []
-        result: Ok | Failed | Unknown = Ok()
+        result: ports.Ok | ports.Failed | ports.Unknown = ports.Ok()
         for name in (*changes, *playbooks):
             runner = self._find(name)
             result = await runner.clean_up_stale_runs(host, timeout_s=timeout_s, fencing_token=fencing_token)
-            if not isinstance(result, Ok):
+            if not isinstance(result, ports.Ok):
                 break
         return result
 
     async def keep_connections(self, nodes: Collection[str]) -> None:
         for runner in self._runners.values():
-            if isinstance(runner, KeepsConnections):
+            if isinstance(runner, ports.KeepsConnections):
                 await runner.keep_connections(nodes)
 
-    def _runner_with(self, handle: str) -> tuple[Runner, str]:
+    def _runner_with(self, handle: str) -> tuple[ports.Runner, str]:
         name, own = self.resolve(handle)
         if name is None:
             raise NotFound(f"{handle}: the settings no longer name its runner, which has the run")
@@ -393,8 +381,8 @@ class _StoredRuns:
     def __init__(self, runners: RoutedRunners) -> None:
         self._runners = runners
 
-    async def list_artifacts(self) -> Sequence[Artifact]:
-        listed: list[Artifact] = []
+    async def list_artifacts(self) -> Sequence[ports.Artifact]:
+        listed: list[ports.Artifact] = []
         for name, store in self._runners.stores.items():
             try:
                 artifacts = await store.list_artifacts()
@@ -413,13 +401,13 @@ class _StoredRuns:
             return False  # until the next time
 
 
-def _place(name: str, runner: Runner) -> str:
+def _place(name: str, runner: ports.Runner) -> str:
     """Return a runner's place as handles name it."""
     return _place_in_handles(name, runner.place)
 
 
-def _places(runner: Runner) -> Sequence[str]:
-    return (runner.place, *(runner.former_places if isinstance(runner, HasFormerPlaces) else ()))
+def _places(runner: ports.Runner) -> Sequence[str]:
+    return (runner.place, *(runner.former_places if isinstance(runner, ports.HasFormerPlaces) else ()))
 
 
 def _place_in_handles(name: str, place: str) -> str:

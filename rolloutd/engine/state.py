@@ -31,6 +31,7 @@ from machines.model.rollout import DAEMON
 from machines.rules.node_claims import work_blocker
 from machines.scheduler.expiry import extend_deadlines
 from machines.workflow.records import RepeatedTry
+from rolloutd import ports
 from rolloutd.configuration.sealed_variables import unseal
 from rolloutd.engine.adapter_failures import AdapterFailures
 from rolloutd.engine.change_notifier import ChangeNotifier
@@ -38,22 +39,6 @@ from rolloutd.engine.commit_lock import CommitLock, nodes_of_steps
 from rolloutd.engine.tasks import compute, free, wait_until_done
 from rolloutd.engine.transition_log import log_entries
 from rolloutd.errors import Conflict, FactsBehind, LeadershipLost, NotFound, Refused, StoreFailed
-from rolloutd.ports import (
-    DEFAULT_STALE_AFTER_S,
-    GROUPS,
-    JSON,
-    WITHHELD,
-    AuditEntry,
-    Clock,
-    DiscoveredNode,
-    Host,
-    InventorySnapshot,
-    LimitsSources,
-    RunnerStatus,
-    RunState,
-    Store,
-    StoredVolume,
-)
 from rolloutd.settings import Settings
 
 log = logging.getLogger("rolloutd.engine.state")
@@ -67,7 +52,7 @@ class CommitFunction(Protocol):
 
     def __call__(
         self, events: Sequence[Event], cause: str, at: float | None = None
-    ) -> Awaitable[tuple[AuditEntry, ...]]: ...
+    ) -> Awaitable[tuple[ports.AuditEntry, ...]]: ...
 
 
 class InvariantViolation(StoreFailed):
@@ -83,9 +68,9 @@ DATABASE_ID_LENGTH = 16
 MAX_KEPT_HOSTS = 1_024
 """Hosts whose variables are kept in plain form: as many nodes as are in flight in a large fleet."""
 
-NO_VARIABLES: Mapping[str, JSON] = {}
+NO_VARIABLES: Mapping[str, ports.JSON] = {}
 
-NO_RUN = RunState(None)
+NO_RUN = ports.RunState(None)
 """The run of a step that has none yet."""
 
 
@@ -94,7 +79,7 @@ class StepProgress:
     """What a node in flight is doing at this moment; never stored."""
 
     step: str = ""
-    run: RunState = NO_RUN
+    run: ports.RunState = NO_RUN
     since: float = 0.0
     repeated_try: RepeatedTry | None = None
     """What the isolator of a waiting node answers, and how often it has been tried."""
@@ -139,7 +124,7 @@ class SourceState:
     tried_at: float | None = None
     """When this daemon last queried it to the end, whatever came of it."""
     has_answered: bool = False
-    stale_after_s: float = DEFAULT_STALE_AFTER_S
+    stale_after_s: float = ports.DEFAULT_STALE_AFTER_S
     held: HeldAnswer | None = None
 
     @property
@@ -147,7 +132,7 @@ class SourceState:
         return SourceFreshness(self.source, self.refreshed_at, self.stale_after_s, self.held is not None)
 
 
-async def _refuse_secrets(kind: str, host: Host, name: str, key: str) -> str:
+async def _refuse_secrets(kind: str, host: ports.Host, name: str, key: str) -> str:
     raise Refused("no-secrets", f"change {kind}: this daemon has no runners; its values cannot name secrets")
 
 
@@ -156,25 +141,25 @@ class State:
     """The facts of this daemon, shared by its loop, its drivers and its handlers."""
 
     index: Projection
-    store: Store
-    clock: Clock
+    store: ports.Store
+    clock: ports.Clock
     settings: Settings
     changes: ChangeNotifier
-    connections: dict[str, Mapping[str, JSON]] = field(default_factory=dict)
+    connections: dict[str, Mapping[str, ports.JSON]] = field(default_factory=dict)
     canonical_names: Mapping[tuple[str, str], str] = field(default_factory=dict)
     step_progress: dict[tuple[str, str], StepProgress] = field(default_factory=dict)
-    runners: Mapping[str, RunnerStatus] = field(default_factory=dict)
-    source_limits: Mapping[str, LimitsSources] = field(default_factory=dict)
+    runners: Mapping[str, ports.RunnerStatus] = field(default_factory=dict)
+    source_limits: Mapping[str, ports.LimitsSources] = field(default_factory=dict)
     """The runners, by name, that cannot run the playbooks of every source."""
-    forecasts: Mapping[str, Mapping[str, JSON]] = field(default_factory=dict)
+    forecasts: Mapping[str, Mapping[str, ports.JSON]] = field(default_factory=dict)
     """The latest forecast of each open rollout, as the API answers it; never stored."""
     sources: dict[str, SourceState] = field(default_factory=dict)
-    reports: Mapping[str, Sequence[DiscoveredNode]] = field(default_factory=dict)
+    reports: Mapping[str, Sequence[ports.DiscoveredNode]] = field(default_factory=dict)
     """What each source last reported of a node, by the fleet's name."""
     reasons: Mapping[str, Reason] = field(default_factory=dict)
     last_write_error: str = ""
     conditions: dict[str, str] = field(default_factory=dict)
-    stored_volume: StoredVolume = field(default_factory=StoredVolume)
+    stored_volume: ports.StoredVolume = field(default_factory=ports.StoredVolume)
     """What the database held at the last pass of the retention."""
     job_failures: Counter[str] = field(default_factory=Counter)
     """Unexpected errors of background jobs since the start, by kind."""
@@ -184,7 +169,7 @@ class State:
     redaction_key: bytes = field(default_factory=lambda: os.urandom(32))
     """Key of the digests that stand for values of variables, and of the variables in the database."""
     wake_up_listeners: list[Callable[[], None]] = field(default_factory=list)
-    digest_secret: Callable[[str, Host, str, str], Awaitable[str]] = _refuse_secrets
+    digest_secret: Callable[[str, ports.Host, str, str], Awaitable[str]] = _refuse_secrets
     """Returns a digest of a secret by kind of change, node, name and key."""
     commit_listeners: list[Callable[[Sequence[Event], float], None]] = field(default_factory=list)
     """Each is called with the events of a commit and the seconds that it took."""
@@ -201,9 +186,9 @@ class State:
     """The names of all nodes in natural order, as the API last listed them."""
     change_matrix: Any = None
     """What the API last found of changes and nodes."""
-    _hosts: dict[str, tuple[Node, Mapping[str, JSON], Host]] = field(default_factory=dict)
+    _hosts: dict[str, tuple[Node, Mapping[str, ports.JSON], ports.Host]] = field(default_factory=dict)
     """Hosts, and what they were made of: a node in flight asks for its own some thirty times."""
-    _inventory_snapshot: InventorySnapshot | None = None
+    _inventory_snapshot: ports.InventorySnapshot | None = None
     _inventory_generation: int = 0
     _database_id: str = ""
     _write_lock: CommitLock = field(default_factory=CommitLock)
@@ -217,7 +202,7 @@ class State:
         for listener in self.wake_up_listeners:
             listener()
 
-    def host(self, node: str) -> Host:
+    def host(self, node: str) -> ports.Host:
         """Return a node and its connection variables; raises NotFound when the inventory no longer has it."""
         known = self.index.nodes.get(node)
         if known is None:
@@ -228,13 +213,13 @@ class State:
             return kept[2]
         if len(self._hosts) >= MAX_KEPT_HOSTS:
             self._hosts.clear()
-        host = Host(node, known.kind, known.labels, connection)
+        host = ports.Host(node, known.kind, known.labels, connection)
         self._hosts[node] = known, connection, host
         return host
 
     def awaited_sources(self, node: str) -> tuple[str, ...]:
         """Return the sources that must answer before the node's secrets are known; empty if they are."""
-        if WITHHELD not in self.connections.get(node, {}):
+        if ports.WITHHELD not in self.connections.get(node, {}):
             return ()
         sources = self.index.nodes[node].sources if node in self.index.nodes else ()
         answered = {name for name, each in self.sources.items() if each.has_answered}
@@ -242,7 +227,7 @@ class State:
         return tuple(each for each in sources if each not in answered) or sources
 
     def update_connections(
-        self, connections: Mapping[str, Mapping[str, JSON]], removed: Iterable[str] = ()
+        self, connections: Mapping[str, Mapping[str, ports.JSON]], removed: Iterable[str] = ()
     ) -> None:
         """Set the variables of nodes, and drop those of removed nodes."""
         lost = [name for name in removed if self.connections.pop(name, None) is not None]
@@ -256,16 +241,16 @@ class State:
         stored = await self.store.load_connections()
         self.update_connections({name: unseal(each, self.redaction_key) for name, each in stored.items()})
 
-    def inventory_snapshot(self) -> InventorySnapshot:
+    def inventory_snapshot(self) -> ports.InventorySnapshot:
         """Return all nodes' variables and groups; the same object until one of them changes."""
         if self._inventory_snapshot is None:
             self._inventory_generation += 1
             groups: dict[str, list[str]] = {}
             for node, connection in self.connections.items():
-                names = connection.get(GROUPS)
+                names = connection.get(ports.GROUPS)
                 for group in names if isinstance(names, list) else ():
                     groups.setdefault(str(group), []).append(node)
-            snapshot = InventorySnapshot(dict(self.connections), groups, self._inventory_generation)
+            snapshot = ports.InventorySnapshot(dict(self.connections), groups, self._inventory_generation)
             self._inventory_snapshot = snapshot
         return self._inventory_snapshot
 
@@ -318,7 +303,7 @@ class State:
         """Record that an adapter tried to reach its API; without an error it was answered."""
         self.adapter_failures.record_try(adapter, error, self.now())
 
-    async def record_start(self, started: DaemonStarted, last_entry: AuditEntry | None) -> None:
+    async def record_start(self, started: DaemonStarted, last_entry: ports.AuditEntry | None) -> None:
         """Commit the daemon's start; no isolation's deadline counts the time since the last entry."""
         extended: list[Event] = []
         if last_entry is not None:
@@ -332,7 +317,7 @@ class State:
 
     async def commit(
         self, events: Sequence[Event], *, actor: Actor = DAEMON, cause: str
-    ) -> tuple[AuditEntry, ...]:
+    ) -> tuple[ports.AuditEntry, ...]:
         """Write and apply the events, all or none.
 
         Raises InvariantViolation, Conflict or StoreFailed; in each case nothing has changed.
@@ -341,7 +326,7 @@ class State:
 
     async def commit_decided(
         self, decide: Callable[[], Sequence[Event]], *, actor: Actor = DAEMON, cause: str
-    ) -> tuple[AuditEntry, ...]:
+    ) -> tuple[ports.AuditEntry, ...]:
         """Commit what `decide` returns under the lock; raises as commit().  `decide` is called repeatedly."""
         nodes = nodes_of_steps(decide())
         async with self._write_lock.held(nodes):
@@ -384,7 +369,7 @@ class State:
 
     async def _commit(
         self, events: Sequence[Event], actor: Actor, cause: str, at: float | None = None
-    ) -> tuple[AuditEntry, ...]:
+    ) -> tuple[ports.AuditEntry, ...]:
         if not events:
             return ()
         # The store checks the term in its transaction; this only spares a write that must fail.
@@ -410,7 +395,7 @@ class State:
 
     async def _write_large(
         self, events: Sequence[Event], actor: Actor, cause: str, now: float
-    ) -> tuple[AuditEntry, ...]:
+    ) -> tuple[ports.AuditEntry, ...]:
         """Judge and apply the events in a thread, to a fork that replaces the facts once they are written."""
         # The lock is held: no event comes meanwhile, and the journal has what comes in without one.
         facts, after = self.index, self.index.fork()
@@ -439,7 +424,7 @@ class State:
         cause: str,
         now: float,
         successor: Projection | None = None,
-    ) -> tuple[AuditEntry, ...]:
+    ) -> tuple[ports.AuditEntry, ...]:
         """Write the events, then apply and publish them, even if the caller was cancelled.
 
         `successor` has them already, and not yet what came in since it was made.

@@ -13,18 +13,10 @@ from pydantic import (
 )
 
 from machines.model.timefmt import format_duration
+from rolloutd import plugin
 from rolloutd.planfile.document import truncate
 from rolloutd.planfile.prepare import OneKind, Variables
 from rolloutd.planfile.steps import MAX_STEPS, VerifyStep, params_model, step_model, usable_adapters
-from rolloutd.plugin import (
-    ABSENT,
-    CHANGES,
-    GUARDS,
-    Params,
-    Registration,
-    duration_field,
-    field_types,
-)
 from rolloutd.plugin.field_types import InvalidValue, Playbook, PositiveDuration, raise_invalid
 
 DEFAULT_EXPECTED_S = 900
@@ -51,16 +43,18 @@ class _Stage(OneKind):
 
     model_config = ConfigDict(json_schema_extra=_require_kind)
 
-    name: field_types.Name = Field(
-        default=ABSENT, description="Name of the stage: `configure`, of several `stage-N`."
+    name: plugin.field_types.Name = Field(
+        default=plugin.ABSENT, description="Name of the stage: `configure`, of several `stage-N`."
     )
-    playbook: Playbook = Field(default=ABSENT, description="Playbook, a path inside the source.")
+    playbook: Playbook = Field(default=plugin.ABSENT, description="Playbook, a path inside the source.")
     vars: Variables = Field(
         default={},
         description="Extra variables of a playbook; Ansible renders templates in them, rolloutd does not.",
     )
-    timeout: PositiveDuration = duration_field("30m", "Limit of the run.")
-    expected: PositiveDuration = duration_field("15m", "How long the run usually takes; at most `timeout`.")
+    timeout: PositiveDuration = plugin.duration_field("30m", "Limit of the run.")
+    expected: PositiveDuration = plugin.duration_field(
+        "15m", "How long the run usually takes; at most `timeout`."
+    )
     on_unknown: Literal["verify", "rerun", "pause"] = Field(
         default="verify", description="What to do when the result of the run is unknown."
     )
@@ -91,32 +85,32 @@ if TYPE_CHECKING:
     Stage = _Stage
 else:
     Stage = step_model(
-        "Stage", "One run on the isolated node: of a playbook, or a change.", CHANGES, base=_Stage
+        "Stage", "One run on the isolated node: of a playbook, or a change.", plugin.CHANGES, base=_Stage
     )
 
 
-class Rollback(Params):
+class Rollback(plugin.Params):
     """The playbook that undoes the change, run when a person or `on_failure` says so."""
 
     playbook: Playbook = Field(description="Playbook, a path inside the source.")
     vars: Variables = Field(
         default={}, description="Extra variables of the run; they override those of `maintain`."
     )
-    timeout: PositiveDuration = duration_field("30m", "Limit of the run.")
+    timeout: PositiveDuration = plugin.duration_field("30m", "Limit of the run.")
     verify: list[VerifyStep] = Field(
-        default=ABSENT,
+        default=plugin.ABSENT,
         min_length=1,
         max_length=MAX_STEPS,
         description="Checks after a rollback; without them the plan's `reachable` checks.",
     )
 
 
-class _GuardKeys(Params):
+class _GuardKeys(plugin.Params):
     """The keys of every guard besides its adapter's own."""
 
     kind: str = DEFAULT_GUARD
     confirm: list[VerifyStep] = Field(
-        default=ABSENT,
+        default=plugin.ABSENT,
         min_length=1,
         max_length=MAX_STEPS,
         description="Checks that must pass within `after` once the playbook has ended; `reachable` if not "
@@ -141,13 +135,13 @@ class _GuardKeys(Params):
         return checks
 
 
-def _guard_model(kind: str, adapter: Registration) -> type[Params]:
+def _guard_model(kind: str, adapter: plugin.Registration) -> type[plugin.Params]:
     default = DEFAULT_GUARD if kind == DEFAULT_GUARD else ...
     field = Field(default=default, description="The installed guard, which has further keys of its own.")
     return params_model(adapter, _GuardKeys, kind=(Literal[kind], field))
 
 
-def _validate_guard(value: Any, _: object) -> Params:
+def _validate_guard(value: Any, _: object) -> plugin.Params:
     """Validate a guard by the model of its kind."""
     kind = value.get("kind", DEFAULT_GUARD) if isinstance(value, dict) else DEFAULT_GUARD
     model = GUARD_MODELS.get(str(kind))
@@ -158,10 +152,10 @@ def _validate_guard(value: Any, _: object) -> Params:
     return model.model_validate(value)
 
 
-GUARD_MODELS = {kind: _guard_model(kind, adapter) for kind, adapter in usable_adapters(GUARDS).items()}
+GUARD_MODELS = {kind: _guard_model(kind, adapter) for kind, adapter in usable_adapters(plugin.GUARDS).items()}
 
 if TYPE_CHECKING:
-    Guard = Params
+    Guard = plugin.Params
 else:
     # Not a tagged union of pydantic: it puts the kind into the path of each mistake.
     _models = tuple(GUARD_MODELS.values()) or (_GuardKeys,)

@@ -37,20 +37,9 @@ from machines.model.preparation import (
 from machines.model.runners import RunnerRule
 from machines.model.selector import parse_selector
 from machines.model.windows import Window
+from rolloutd import plugin
 from rolloutd.planfile.change import COMMON_STAGE_KEYS, DEFAULT_GUARD
 from rolloutd.planfile.model import WindowSpec
-from rolloutd.plugin import (
-    CHANGES,
-    CHECKS,
-    GUARDS,
-    ISOLATORS,
-    LOCAL_RUNNER,
-    PLAYBOOK,
-    PROBES,
-    are_reversible,
-    command_parameters,
-    installed_adapters,
-)
 from rolloutd.ports import SourceRules
 from rolloutd.settings import PoolKey, Settings
 
@@ -90,7 +79,7 @@ class TeamChecks(Protocol):
 def compile_plan(content: Mapping[str, JSON], *, teams: Mapping[str, TeamChecks]) -> Plan:
     """Return the plan of a content, with each team's own checks, which apply to its nodes only."""
     spec = content["spec"]
-    verify = compile_steps(CHECKS, spec["verify"], "verify")
+    verify = compile_steps(plugin.CHECKS, spec["verify"], "verify")
     rollback, cleanup = spec["rollback"], (spec.get("prepare") or {}).get("cleanup")
     stages = tuple(_compile_stage(stage["name"], stage) for stage in spec["maintain"])
     return Plan(
@@ -101,16 +90,16 @@ def compile_plan(content: Mapping[str, JSON], *, teams: Mapping[str, TeamChecks]
         stages=stages,
         verify=verify + _compile_team_checks(teams),
         # A plan stored by a version without probes lacks the key.
-        traffic=compile_steps(PROBES, spec.get("traffic", ()), "traffic"),
+        traffic=compile_steps(plugin.PROBES, spec.get("traffic", ()), "traffic"),
         idle_for_s=float(spec.get("idle_for") or 0.0),
         poll_s=float(spec.get("poll") or DEFAULT_POLL_S),
-        isolate=compile_steps(ISOLATORS, spec["isolate"], "isolate"),
+        isolate=compile_steps(plugin.ISOLATORS, spec["isolate"], "isolate"),
         rollback=_rollback_of(stages) if rollback is None else (_compile_stage(ROLLBACK, rollback),),
         rollback_verify=_compile_rollback_checks(rollback, verify),
         on_failure=OnFailure(spec.get("on_failure", OnFailure.PAUSE)),
         at_most=spec.get("at_most"),
         start_timeout_s=spec["limits"].get("start"),
-        fallback_verify=compile_steps(CHECKS, [_DEFAULT_ROLLBACK_CHECK], "rollback.verify"),
+        fallback_verify=compile_steps(plugin.CHECKS, [_DEFAULT_ROLLBACK_CHECK], "rollback.verify"),
         gates={
             gate: _compile_vote_requirement(spec["gates"][gate.value])
             for gate in GateName
@@ -162,7 +151,7 @@ def _compile_runners(settings: Settings) -> tuple[RunnerRule, ...]:
         RunnerRule(each.runner_name, parse_selector(each.match or ""), each.parallel)
         for each in settings.runners
     )
-    return (*elsewhere, RunnerRule(LOCAL_RUNNER)) if settings.local_runner else tuple(elsewhere)
+    return (*elsewhere, RunnerRule(plugin.LOCAL_RUNNER)) if settings.local_runner else tuple(elsewhere)
 
 
 def compile_windows(windows: Sequence[Mapping[str, JSON]]) -> tuple[Window, ...]:
@@ -178,7 +167,7 @@ def compile_steps(
     right, plus the `timeout` of one try (seconds).  A stored plan may name a kind
     that is not installed any more: it has no capabilities, and its step fails.
     """
-    adapters = installed_adapters(group)
+    adapters = plugin.installed_adapters(group)
     return tuple(
         StepDef(
             name=f"{prefix}.{number}.{kind}",
@@ -202,8 +191,8 @@ def compile_steps(
 
 
 def _commands(group: str, kind: str) -> frozenset[str]:
-    adapters = installed_adapters(group)
-    return command_parameters(adapters[kind].params) if kind in adapters else frozenset()
+    adapters = plugin.installed_adapters(group)
+    return plugin.command_parameters(adapters[kind].params) if kind in adapters else frozenset()
 
 
 def _compile_pool_rule(pool: PoolKey) -> PoolRule:
@@ -221,7 +210,7 @@ def _compile_team_checks(teams: Mapping[str, TeamChecks]) -> tuple[StepDef, ...]
     return tuple(
         step
         for team in sorted(teams)
-        for step in compile_steps(CHECKS, teams[team].checks, f"team.{team}", team=team)
+        for step in compile_steps(plugin.CHECKS, teams[team].checks, f"team.{team}", team=team)
     )
 
 
@@ -270,11 +259,11 @@ def _compile_guard(guard: Mapping[str, JSON] | None) -> Guard | None:
     if guard is None:
         return None
     after_s = float(guard["after"])
-    confirm = compile_steps(CHECKS, guard["confirm"] or (_DEFAULT_CONFIRMATION,), "confirm")
+    confirm = compile_steps(plugin.CHECKS, guard["confirm"] or (_DEFAULT_CONFIRMATION,), "confirm")
     params = {key: value for key, value in guard.items() if key not in ("kind", "confirm")}
     kind, timeout_s = guard.get("kind", DEFAULT_GUARD), float(guard.get("timeout", GUARD_TIMEOUT_S))
     return Guard(
-        step=StepDef(GUARD_STEP, kind, params, timeout_s=timeout_s, commands=_commands(GUARDS, kind)),
+        step=StepDef(GUARD_STEP, kind, params, timeout_s=timeout_s, commands=_commands(plugin.GUARDS, kind)),
         after_s=after_s,
         confirm=tuple(
             replace(
@@ -294,22 +283,22 @@ def _seconds(duration: JSON) -> float | None:
 def _compile_stage(name: str, content: Mapping[str, JSON]) -> Stage:
     stage = Stage(
         name=name,
-        playbook=content.get(PLAYBOOK, ""),
+        playbook=content.get(plugin.PLAYBOOK, ""),
         variables=dict(content.get("vars", {})),
         timeout_s=float(content["timeout"]),
         on_unknown=OnUnknownPolicy(content.get("on_unknown", OnUnknownPolicy.VERIFY)),
     )
-    if PLAYBOOK in content:
+    if plugin.PLAYBOOK in content:
         return stage
     kind = next(key for key in content if key not in COMMON_STAGE_KEYS)
-    change = installed_adapters(CHANGES).get(kind)
+    change = plugin.installed_adapters(plugin.CHANGES).get(kind)
     node_kinds = frozenset[NodeKind]() if change is None else change.node_kinds
     return replace(stage, kind=kind, params=content[kind], node_kinds=node_kinds)
 
 
 def _rollback_of(stages: Sequence[Stage]) -> tuple[Stage, ...]:
     """Return the stages that restore what these recorded before them, none if one of them records nothing."""
-    if not are_reversible(stage.kind for stage in stages):
+    if not plugin.are_reversible(stage.kind for stage in stages):
         return ()
     names = [ROLLBACK] if len(stages) == 1 else [f"{ROLLBACK}.{stage.name}" for stage in stages]
     undoing = (
@@ -322,7 +311,7 @@ def _compile_rollback_checks(
     rollback: Mapping[str, JSON] | None, verify: Sequence[StepDef]
 ) -> tuple[StepDef, ...]:
     if rollback is not None and rollback["verify"] is not None:
-        return compile_steps(CHECKS, rollback["verify"], "rollback.verify")
+        return compile_steps(plugin.CHECKS, rollback["verify"], "rollback.verify")
     return tuple(step for step in verify if Capability.JUDGES_LIVENESS in step.capabilities)
 
 

@@ -21,34 +21,11 @@ from pydantic import (
     model_validator,
 )
 
+from rolloutd import plugin
 from rolloutd.planfile.model import WindowSpec
 from rolloutd.planfile.steps import MAX_STEPS, Step, VerifyStep, step_model
 from rolloutd.planfile.strategy import MAX_PARALLEL
-from rolloutd.plugin import (
-    ABSENT,
-    ANCHORS,
-    INVENTORIES,
-    OBSERVERS,
-    Params,
-    SelectorText,
-    SettingsSection,
-    duration_field,
-    installed_sections,
-)
-from rolloutd.plugin.field_types import (
-    MAX_ITEMS,
-    FilePath,
-    HttpUrl,
-    InvalidValue,
-    LabelKey,
-    NodeBudget,
-    OptionalPath,
-    PositiveDuration,
-    ShortName,
-    TeamName,
-    VariableGlob,
-    raise_invalid,
-)
+from rolloutd.plugin import field_types
 from rolloutd.settings.database import StoreSettings
 from rolloutd.settings.listeners import FleetLockSettings, Metrics, NodeName
 from rolloutd.settings.operator import Operator
@@ -65,7 +42,7 @@ _MEMBER = re.compile(r"@?[A-Za-z0-9_][A-Za-z0-9_.@+\\-]{0,255}\$?")
 
 def _parse_member(text: str) -> str:
     if not _MEMBER.fullmatch(text):
-        raise InvalidValue("this is not a member", "a user name, or @group")
+        raise field_types.InvalidValue("this is not a member", "a user name, or @group")
     return text
 
 
@@ -87,23 +64,23 @@ NotifyEvent = Literal[
 ]
 
 
-class _SourceKeys(Params):
+class _SourceKeys(plugin.Params):
     """The keys that every inventory source has besides its adapter's own."""
 
-    refresh: PositiveDuration = Field(
-        default=ABSENT, description="How often the source is read; `inventory_refresh` if not given."
+    refresh: field_types.PositiveDuration = Field(
+        default=plugin.ABSENT, description="How often the source is read; `inventory_refresh` if not given."
     )
-    stale_after: PositiveDuration = duration_field(
+    stale_after: field_types.PositiveDuration = plugin.duration_field(
         "1h", "Age of its last answer from which no node of it starts."
     )
-    max_removed: NodeBudget = Field(
+    max_removed: field_types.NodeBudget = Field(
         default="10%",
         description="How many of its nodes one answer may remove, as a number or a percentage; one that"
         " removes more is held for an admin.",
     )
-    expect: dict[SourceName, SelectorText] = Field(
+    expect: dict[SourceName, plugin.SelectorText] = Field(
         default={},
-        max_length=MAX_ITEMS,
+        max_length=field_types.MAX_ITEMS,
         description="Sources that must report its nodes too, each with the label selector of the nodes"
         ' concerned (`""`: all).',
     )
@@ -114,15 +91,15 @@ if TYPE_CHECKING:
     ObserveStep = Step
     AnchorStep = Step
 else:
-    InventorySource = step_model("InventorySource", "One source of nodes.", INVENTORIES, _SourceKeys)
-    ObserveStep = step_model("ObserveStep", "One way to see whether a node is up.", OBSERVERS)
-    AnchorStep = step_model("AnchorStep", "One place outside this machine to keep lines.", ANCHORS)
+    InventorySource = step_model("InventorySource", "One source of nodes.", plugin.INVENTORIES, _SourceKeys)
+    ObserveStep = step_model("ObserveStep", "One way to see whether a node is up.", plugin.OBSERVERS)
+    AnchorStep = step_model("AnchorStep", "One place outside this machine to keep lines.", plugin.ANCHORS)
 
 
-class PoolValue(Params):
+class PoolValue(plugin.Params):
     """The budget of one pool."""
 
-    max_unavailable: NodeBudget = Field(
+    max_unavailable: field_types.NodeBudget = Field(
         default=1,
         description='How many nodes may be down: a number, or a percentage such as "25%"; 0 closes the pool.',
     )
@@ -136,7 +113,7 @@ class PoolKey(PoolValue):
     )
 
 
-class TeamSettings(Params):
+class TeamSettings(plugin.Params):
     """A team: its members, and the checks and windows of its nodes."""
 
     members: list[Member] = Field(
@@ -151,13 +128,13 @@ class TeamSettings(Params):
     )
     windows: list[WindowSpec] = Field(
         default=[],
-        max_length=MAX_ITEMS,
+        max_length=field_types.MAX_ITEMS,
         description="When the team's nodes may start, within the plan's windows.",
     )
     canaries: list[NodeName] = Field(
         default=[], max_length=1000, description="Nodes that go first if a plan names no canaries of its own."
     )
-    reboot_within: PositiveDuration | None = Field(
+    reboot_within: field_types.PositiveDuration | None = Field(
         default=None,
         description="How long at most a node that reboots itself (`fleetlock`) keeps its slot; until it is"
         " back if not given.",
@@ -169,49 +146,52 @@ class TeamSettings(Params):
         return [step.content() for step in self.verify]
 
 
-class Ssh(Params):
+class Ssh(plugin.Params):
     """How nodes are reached unless the inventory says otherwise."""
 
-    known_hosts: OptionalPath = Field(
+    known_hosts: field_types.OptionalPath = Field(
         default=None, description="Host keys; the daemon user's own file if not given."
     )
-    user: ShortName | None = Field(
+    user: field_types.ShortName | None = Field(
         default=None, description="User on the nodes; the daemon's user if not given."
     )
-    key_file: OptionalPath = Field(default=None, description="Private key; ssh's own defaults if not given.")
+    key_file: field_types.OptionalPath = Field(
+        default=None, description="Private key; ssh's own defaults if not given."
+    )
     guard_dir: Annotated[str, Field(min_length=2, max_length=255, pattern="^/")] = Field(
         default="/var/lib/rolloutd/guard",
         description="Directory on the nodes for the backups of armed guards; made for root only.",
     )
 
 
-class Git(Params):
+class Git(plugin.Params):
     """Which git sources are accepted."""
 
     verify_signatures: bool = Field(
         default=False,
         description="Accept only sources whose tag or commit has a trusted signature; no uploads.",
     )
-    allowed_signers: OptionalPath = Field(
+    allowed_signers: field_types.OptionalPath = Field(
         default=None, description="Trusted ssh keys, in the format of ssh-keygen's allowed signers."
     )
-    gnupg_home: OptionalPath = Field(
+    gnupg_home: field_types.OptionalPath = Field(
         default=None, description="GnuPG directory; each OpenPGP key in its keyring is trusted."
     )
 
     @model_validator(mode="after")
     def _require_keys(self) -> Git:
         if self.verify_signatures and self.allowed_signers is None and self.gnupg_home is None:
-            raise InvalidValue("no key is trusted", "`allowed_signers` or `gnupg_home`, or both")
+            raise field_types.InvalidValue("no key is trusted", "`allowed_signers` or `gnupg_home`, or both")
         return self
 
 
 Command = Annotated[
-    list[Annotated[str, Field(min_length=1, max_length=1000)]], Field(min_length=1, max_length=MAX_ITEMS)
+    list[Annotated[str, Field(min_length=1, max_length=1000)]],
+    Field(min_length=1, max_length=field_types.MAX_ITEMS),
 ]
 
 
-class ShellCommands(Params):
+class ShellCommands(plugin.Params):
     """Commands that open a person's shell on a node; `{node}`, `{address}` and `{port}` stand for its own."""
 
     host: Command | None = Field(
@@ -225,13 +205,13 @@ class ShellCommands(Params):
     )
 
 
-class ServiceAccount(Params):
+class ServiceAccount(plugin.Params):
     """A ticket system or a chat whose signed tokens carry people's votes."""
 
-    key_file: FilePath = Field(
+    key_file: field_types.FilePath = Field(
         description="HMAC secret of at least 32 bytes, or Ed25519 public key (PEM); only the daemon reads it."
     )
-    teams: list[TeamName] = Field(
+    teams: list[field_types.TeamName] = Field(
         min_length=1, max_length=1000, description="Teams that the service may carry votes for."
     )
     people: dict[ExternalUser, ExternalUser] = Field(
@@ -241,21 +221,25 @@ class ServiceAccount(Params):
     )
 
 
-class Webhook(Params):
+class Webhook(plugin.Params):
     """A service that is sent signed notifications."""
 
-    url: HttpUrl = Field(description="Where they are posted.")
-    key_file: FilePath = Field(description="Secret of the signatures, in base64; only the daemon reads it.")
+    url: field_types.HttpUrl = Field(description="Where they are posted.")
+    key_file: field_types.FilePath = Field(
+        description="Secret of the signatures, in base64; only the daemon reads it."
+    )
 
 
-class Notify(Params):
+class Notify(plugin.Params):
     """Who is notified, and of what."""
 
-    urls_file: OptionalPath = Field(
+    urls_file: field_types.OptionalPath = Field(
         default=None, description="File with one apprise URL per line; only the daemon reads it."
     )
     webhooks: list[Webhook] = Field(
-        default=[], max_length=MAX_ITEMS, description="Services that get each notification, signed."
+        default=[],
+        max_length=field_types.MAX_ITEMS,
+        description="Services that get each notification, signed.",
     )
     events: list[NotifyEvent] = Field(
         default=[
@@ -268,45 +252,45 @@ class Notify(Params):
             "adapter-failing",
             "forecast-missed",
         ],
-        max_length=MAX_ITEMS,
+        max_length=field_types.MAX_ITEMS,
         description="Events that cause a notification.",
     )
-    nothing_moved: PositiveDuration = duration_field(
+    nothing_moved: field_types.PositiveDuration = plugin.duration_field(
         "1h", "Time without progress after which a rollout causes `nothing-moved`."
     )
 
     @model_validator(mode="after")
     def _require_channel(self) -> Notify:
         if self.urls_file is None and not self.webhooks:
-            raise InvalidValue("no channel is named", "`urls_file` or `webhooks`, or both")
+            raise field_types.InvalidValue("no channel is named", "`urls_file` or `webhooks`, or both")
         return self
 
 
-class Audit(Params):
+class Audit(plugin.Params):
     """Where the audit's latest hash is kept, so that a rewritten audit is noticed."""
 
     anchors: list[AnchorStep] = Field(
         default=[],
-        max_length=MAX_ITEMS,
+        max_length=field_types.MAX_ITEMS,
         description="Places that a user who can write the database cannot change.",
     )
-    anchor_every_s: PositiveDuration = duration_field(
+    anchor_every_s: field_types.PositiveDuration = plugin.duration_field(
         "1h",
         "How often the hash is written there, besides at every start and stop, and sent as `audit-head`.",
         alias="anchor_every",
     )
 
 
-class CoreSettings(Params):
+class CoreSettings(plugin.Params):
     """The settings of the daemon, without the sections that adapters own."""
 
-    state_dir: FilePath = Field(
+    state_dir: field_types.FilePath = Field(
         default=Path("/var/lib/rolloutd"), description="Directory of the database, the sources and the runs."
     )
-    socket: FilePath = Field(
+    socket: field_types.FilePath = Field(
         default=Path("/run/rolloutd/control.sock"), description="Unix socket of the HTTP API."
     )
-    socket_group: ShortName | None = Field(
+    socket_group: field_types.ShortName | None = Field(
         default=None,
         description="Group that may connect, besides the daemon's user; each vote is checked all the same.",
     )
@@ -315,11 +299,11 @@ class CoreSettings(Params):
         alias="files",
         description="Where uploaded trees, built artifacts and the output of ended runs are.",
     )
-    name: ShortName | None = Field(
+    name: field_types.ShortName | None = Field(
         default=None,
         description="Name of this daemon among those of one PostgreSQL database; by default the machine's.",
     )
-    redaction_key_file: OptionalPath = Field(
+    redaction_key_file: field_types.OptionalPath = Field(
         default=None,
         description="File with the key of sealed variables and of digests, 32 random bytes or more; by"
         " default `redaction.key` in `state_dir`. Daemons of one PostgreSQL database need the same key.",
@@ -327,23 +311,23 @@ class CoreSettings(Params):
     observe_only: bool = Field(default=False, description="Decide and explain everything, do nothing.")
     inventory: list[InventorySource] = Field(
         default=[],
-        max_length=MAX_ITEMS,
+        max_length=field_types.MAX_ITEMS,
         description="Sources of nodes; a node is the union of what they say.",
     )
-    inventory_refresh_s: PositiveDuration = duration_field(
+    inventory_refresh_s: field_types.PositiveDuration = plugin.duration_field(
         "5m", "How often the sources are read.", alias="inventory_refresh"
     )
     observe: list[ObserveStep] = Field(
         default=[ObserveStep.model_validate({"reachable": {}})],
-        max_length=MAX_ITEMS,
+        max_length=field_types.MAX_ITEMS,
         description="How nodes are seen up or down; with an empty list only sources that watch say it.",
         json_schema_extra={"default": [{"reachable": {}}]},
     )
-    observe_within_s: PositiveDuration = duration_field(
+    observe_within_s: field_types.PositiveDuration = plugin.duration_field(
         "60s", "Age from which an observation no longer counts.", alias="observe_within"
     )
     pools: Annotated[
-        dict[LabelKey, PoolKey],
+        dict[field_types.LabelKey, PoolKey],
         # A team loses one node at a time, whatever other pools are named.
         AfterValidator(lambda pools: {"team": PoolKey(), **pools}),
     ] = Field(
@@ -354,21 +338,21 @@ class CoreSettings(Params):
     max_parallel: int = Field(
         default=64, ge=1, le=MAX_PARALLEL, description="Nodes at once, all rollouts together."
     )
-    teams: dict[TeamName, TeamSettings] = Field(
+    teams: dict[field_types.TeamName, TeamSettings] = Field(
         default={}, max_length=1000, description="Teams by name; the label `team` names a node's team."
     )
     admins: list[Member] = Field(
         default=["root"], max_length=1000, description="Who may hold, freeze, pause and cancel everything."
     )
-    host_class: list[LabelKey] = Field(
+    host_class: list[field_types.LabelKey] = Field(
         default=[],
         max_length=20,
         description="Label keys that make classes of hosts: content that failed on one node of a class is not"
         " submitted to that class again. Without keys all nodes are one class.",
     )
-    show_vars: list[VariableGlob] = Field(
+    show_vars: list[field_types.VariableGlob] = Field(
         default=[],
-        max_length=MAX_ITEMS,
+        max_length=field_types.MAX_ITEMS,
         description="Names of variables, as globs, whose values every user of the socket may see; the others"
         " are shown as keyed digests. A plan can show its own (`spec.show_vars`).",
     )
@@ -409,7 +393,7 @@ class CoreSettings(Params):
     @model_validator(mode="after")
     def _require_whole_audit(self) -> CoreSettings:
         if self.store.postgresql is not None and self.keep.audit_s is not None:
-            raise InvalidValue(
+            raise field_types.InvalidValue(
                 "in PostgreSQL the daemon's role removes no entries", "`null`", at=("keep", "audit")
             )
         return self
@@ -426,9 +410,9 @@ class CoreSettings(Params):
             if name is not None and (source.kind, name) in taken:
                 path = (index, source.kind, *(("name",) if "name" in source.section.model_fields_set else ()))
                 message = f"another {source.kind} source has this name"
-                errors.append(InvalidValue(message, "a unique name", at=path, found=name))
+                errors.append(field_types.InvalidValue(message, "a unique name", at=path, found=name))
             taken.add((source.kind, name))
-        raise_invalid(errors)
+        field_types.raise_invalid(errors)
         return sources
 
     @property
@@ -441,7 +425,7 @@ class CoreSettings(Params):
         """The files that were read, in order; empty if all is default."""
         return self._files
 
-    def section(self, key: str) -> Mapping[str, Params]:
+    def section(self, key: str) -> Mapping[str, plugin.Params]:
         """Return the outside systems of a section that an adapter owns, by name."""
         return getattr(self, f"{_SECTION}{key}", {})
 
@@ -450,7 +434,7 @@ _SECTION = "section_"
 """Prefix of the fields of adapters' sections: no field of ours begins like this."""
 
 
-def _with_sections(sections: Mapping[str, SettingsSection]) -> type[CoreSettings]:
+def _with_sections(sections: Mapping[str, plugin.SettingsSection]) -> type[CoreSettings]:
     """Return the model of a settings file; a section cannot take the place of a key of ours."""
     taken = {field.alias or name for name, field in CoreSettings.model_fields.items()}
     fields: dict[str, Any] = {}
@@ -459,8 +443,8 @@ def _with_sections(sections: Mapping[str, SettingsSection]) -> type[CoreSettings
             log.error("settings section %s: rolloutd has this key; rename the section", key)
             continue
         fields[_SECTION + key] = (
-            dict[ShortName, section.params],  # type: ignore[name-defined]
-            Field(default={}, alias=key, max_length=MAX_ITEMS, description=section.description),
+            dict[field_types.ShortName, section.params],  # type: ignore[name-defined]
+            Field(default={}, alias=key, max_length=field_types.MAX_ITEMS, description=section.description),
         )
     doc = "The settings of the daemon."
     return create_model("Settings", __base__=CoreSettings, __doc__=doc, **fields)
@@ -469,4 +453,4 @@ def _with_sections(sections: Mapping[str, SettingsSection]) -> type[CoreSettings
 if TYPE_CHECKING:
     Settings = CoreSettings
 else:
-    Settings = _with_sections(installed_sections())
+    Settings = _with_sections(plugin.installed_sections())

@@ -13,19 +13,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from machines.facts.apply import rollout_of
-from machines.model.events import (
-    Event,
-    HoldTaken,
-    NodesDiscovered,
-    NodesRemoved,
-    PilotEvidenceAttached,
-    PreparationRecorded,
-    RolloutOpened,
-    StepRecord,
-    StepRecorded,
-    TargetsJoined,
-    TeamRulesChanged,
-)
+from machines.model import events
 from machines.model.node import Node
 from machines.model.rollout import Actor, FailureCode, Target
 from machines.model.step_record import MAX_STEP_TEXT_CHARS
@@ -36,7 +24,9 @@ NODES_PER_ENTRY = 500
 """Nodes per entry: some 100 KB, what a client accepts as one line of a stream."""
 
 
-def draft_entries(event: Event, *, actor: Actor, cause: str, at: float, digest: str | None) -> Iterator[str]:
+def draft_entries(
+    event: events.Event, *, actor: Actor, cause: str, at: float, digest: str | None
+) -> Iterator[str]:
     """Yield the entries of one event, each as canonical JSON without its last key `seq` and the brace.
 
     Raises ValueError when a value has no JSON form.
@@ -62,35 +52,35 @@ def add_sequence_number(draft_text: str, seq: int) -> str:
     return f'{draft_text},"seq":{seq}}}'
 
 
-def _node_of(event: Event) -> str | None:
+def _node_of(event: events.Event) -> str | None:
     match event:
-        case StepRecorded():
+        case events.StepRecorded():
             return event.record.node
-        case PreparationRecorded():
+        case events.PreparationRecorded():
             return event.preparation.node or None
-        case HoldTaken():
+        case events.HoldTaken():
             return event.hold.node
         case _:
             node: str | None = getattr(event, "node", None)
             return node
 
 
-def _split_fields(event: Event) -> Iterator[Mapping[str, Any]]:
+def _split_fields(event: events.Event) -> Iterator[Mapping[str, Any]]:
     """Yield the fields of an event, in several parts when it has many nodes."""
     match event:
-        case NodesDiscovered():
+        case events.NodesDiscovered():
             for part in _chunk(event.nodes):
                 yield {"nodes": [_node_fields(node) for node in part]}
-        case NodesRemoved():
+        case events.NodesRemoved():
             for names in _chunk(event.names):
                 yield {"names": list(names)}
-        case RolloutOpened():
+        case events.RolloutOpened():
             yield from _opened_fields(event)
-        case TargetsJoined():
+        case events.TargetsJoined():
             for number, targets in enumerate(_chunk(event.targets)):
                 targets_json = [_target_fields(target, event.at) for target in targets]
                 yield {"at": event.at, "part": number, "targets": targets_json}
-        case TeamRulesChanged():
+        case events.TeamRulesChanged():
             yield {
                 "actor": to_json(event.actor),
                 "at": event.at,
@@ -99,7 +89,7 @@ def _split_fields(event: Event) -> Iterator[Mapping[str, Any]]:
                 "team": event.rules.team,
                 "windows": [str(window) for window in event.rules.windows],
             }
-        case PilotEvidenceAttached():
+        case events.PilotEvidenceAttached():
             evidence = event.evidence
             # A hash and the digest that people vote for replace the content.
             yield {
@@ -108,17 +98,17 @@ def _split_fields(event: Event) -> Iterator[Mapping[str, Any]]:
                 "digest": evidence.digest,
                 "pilot_since": evidence.pilot_since,
             }
-        case PreparationRecorded():
+        case events.PreparationRecorded():
             # The snapshot is large, and of use only while the stage runs.
             yield {"preparation": to_json(replace(event.preparation, before=None))}
-        case StepRecorded():
+        case events.StepRecorded():
             content = {"content": event.content} if event.content else {}
             yield {"isolated": event.isolated, **content, **_step_fields(event.record)}
         case _:
             yield to_json(event)
 
 
-def _opened_fields(event: RolloutOpened) -> Iterator[Mapping[str, Any]]:
+def _opened_fields(event: events.RolloutOpened) -> Iterator[Mapping[str, Any]]:
     """Yield the fields of a submit; a hash and the digests that people vote for replace the content."""
     content = hash_text(canonical_json(event.content))
     overrides: Mapping[str, Any] = {}
@@ -141,7 +131,7 @@ def _opened_fields(event: RolloutOpened) -> Iterator[Mapping[str, Any]]:
         }
 
 
-def _step_fields(record: StepRecord) -> Mapping[str, Any]:
+def _step_fields(record: events.StepRecord) -> Mapping[str, Any]:
     """Return the fields of a step; hashes replace its output and the state that the isolator found."""
     rare: dict[str, Any] = {} if record.code is FailureCode.FAILED else {"code": record.code}
     rare |= {"waited_s": record.waited_s} if record.waited_s else {}

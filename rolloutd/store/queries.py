@@ -29,19 +29,8 @@ from machines.model.rows import (
 from machines.model.step_record import StepAction, StepRecord
 from machines.model.train import Train
 from machines.model.windows import Freeze
+from rolloutd import ports
 from rolloutd.errors import NotFound, RolloutdError, StoreFailed
-from rolloutd.ports import (
-    JSON,
-    AuditEntry,
-    BusyTime,
-    ClosedRollout,
-    DiscoveredNode,
-    KeptForecast,
-    NodeConfigurations,
-    RolloutRecord,
-    SourceAnswer,
-    StepDuration,
-)
 from rolloutd.store.backend import Connection
 from rolloutd.store.codec import decode_actor
 from rolloutd.store.rows import StoredRows
@@ -156,7 +145,7 @@ def load_steps(
     return StoredRows(connection).load(StepRecord, where, rollout, node, attempt)
 
 
-def load_step_durations(connection: Connection, limit: int) -> tuple[StepDuration, ...]:
+def load_step_durations(connection: Connection, limit: int) -> tuple[ports.StepDuration, ...]:
     """Return the durations of the latest steps and prepare stages that succeeded, the latest first."""
     steps = (
         "SELECT step.at, step.rollout, name, node, step, action, step.at - began_at - waited_s, handle != ''"
@@ -171,19 +160,19 @@ def load_step_durations(connection: Connection, limit: int) -> tuple[StepDuratio
     rows = [row for sql in (steps, stages) for row in connection.execute(sql, (limit,))]
     rows.sort(key=lambda row: -row[0])  # stable: the latest record first among equals
     return tuple(
-        StepDuration(rollout, plan, node, step, StepAction(action), max(0.0, seconds), at, bool(is_run))
+        ports.StepDuration(rollout, plan, node, step, StepAction(action), max(0.0, seconds), at, bool(is_run))
         for at, rollout, plan, node, step, action, seconds, is_run in rows[:limit]
     )
 
 
-def load_busy_times(connection: Connection, limit: int) -> tuple[BusyTime, ...]:
+def load_busy_times(connection: Connection, limit: int) -> tuple[ports.BusyTime, ...]:
     names = dict(connection.execute("SELECT id, name FROM rollout").fetchall())
     moves = connection.execute(
         "SELECT entry FROM audit WHERE event = 'PhaseMoved' ORDER BY seq DESC LIMIT ?", (limit,)
     )
     admitted = (json.loads(entry) for (entry,) in moves if '"trigger":"admitted"' in entry)
     return tuple(
-        BusyTime(entry["rollout"], names[entry["rollout"]], entry["node"], busy_s)
+        ports.BusyTime(entry["rollout"], names[entry["rollout"]], entry["node"], busy_s)
         for entry in admitted
         if (busy_s := entry["fields"].get("busy_s")) is not None and entry["rollout"] in names
     )
@@ -206,7 +195,7 @@ NODES_PER_LINE = 200
 """Nodes of a forecast that are encoded at once: a millisecond."""
 
 
-def keep_forecast(connection: Connection, kept: KeptForecast) -> None:
+def keep_forecast(connection: Connection, kept: ports.KeptForecast) -> None:
     """Keep a forecast, in place of one of the same rollout and instant, and drop the oldest ones."""
     connection.execute(
         "INSERT INTO forecast (rollout, made_at, occasion, answer, is_missed) VALUES (?, ?, ?, ?, ?)"
@@ -221,7 +210,7 @@ def keep_forecast(connection: Connection, kept: KeptForecast) -> None:
     )
 
 
-def load_forecasts(connection: Connection, rollout: str | None = None) -> tuple[KeptForecast, ...]:
+def load_forecasts(connection: Connection, rollout: str | None = None) -> tuple[ports.KeptForecast, ...]:
     """Return the kept forecasts, latest first, of rollouts that are not deleted."""
     rows = connection.execute(
         "SELECT forecast.rollout, made_at, occasion, answer, is_missed FROM forecast"
@@ -231,7 +220,7 @@ def load_forecasts(connection: Connection, rollout: str | None = None) -> tuple[
         (rollout,),
     )
     return tuple(
-        KeptForecast(name, made_at, occasion, _read_forecast(answer), bool(is_missed))
+        ports.KeptForecast(name, made_at, occasion, _read_forecast(answer), bool(is_missed))
         for name, made_at, occasion, answer, is_missed in rows
     )
 
@@ -272,7 +261,7 @@ def unfinished_runs(connection: Connection, node: str) -> tuple[str, ...]:
     return tuple(handle for (handle,) in (*rows, *connection.execute(lost, (node,)).fetchall()))
 
 
-def load_plan(connection: Connection, rollout: str) -> tuple[Mapping[str, JSON], Mapping[str, str]]:
+def load_plan(connection: Connection, rollout: str) -> tuple[Mapping[str, ports.JSON], Mapping[str, str]]:
     """Return a rollout's content and its pinned source; raises NotFound."""
     sql = "SELECT content, source FROM rollout WHERE id = ? AND deleted_at IS NULL"
     row = connection.execute(sql, (rollout,)).fetchone()
@@ -281,26 +270,26 @@ def load_plan(connection: Connection, rollout: str) -> tuple[Mapping[str, JSON],
     return json.loads(row[0]), json.loads(row[1])
 
 
-def load_connections(connection: Connection) -> Mapping[str, Mapping[str, JSON]]:
+def load_connections(connection: Connection) -> Mapping[str, Mapping[str, ports.JSON]]:
     rows = connection.execute("SELECT name, connection FROM node WHERE gone_at IS NULL").fetchall()
     # As one text: Python decodes it in a third of the time of a hundred thousand texts.
     connections = json.loads(f"[{','.join(text for _, text in rows)}]")
     return {name: connection for (name, _), connection in zip(rows, connections, strict=True)}
 
 
-def load_source_answers(connection: Connection) -> tuple[SourceAnswer, ...]:
-    nodes: dict[str, list[DiscoveredNode]] = {}
-    for node in StoredRows(connection).load(DiscoveredNode, "true ORDER BY source, name"):
+def load_source_answers(connection: Connection) -> tuple[ports.SourceAnswer, ...]:
+    nodes: dict[str, list[ports.DiscoveredNode]] = {}
+    for node in StoredRows(connection).load(ports.DiscoveredNode, "true ORDER BY source, name"):
         nodes.setdefault(node.source, []).append(node)
     sources = connection.execute("SELECT name, answered_at FROM source ORDER BY name")
-    return tuple(SourceAnswer(name, at, tuple(nodes.get(name, ()))) for name, at in sources)
+    return tuple(ports.SourceAnswer(name, at, tuple(nodes.get(name, ()))) for name, at in sources)
 
 
-def list_closed_rollouts(connection: Connection, limit: int = 100) -> tuple[ClosedRollout, ...]:
+def list_closed_rollouts(connection: Connection, limit: int = 100) -> tuple[ports.ClosedRollout, ...]:
     rows = connection.execute(_SELECT_CLOSED, (limit,)).fetchall()
     tally = "SELECT coalesce(outcome, phase), count(*) FROM target WHERE rollout = ? GROUP BY 1"
     return tuple(
-        ClosedRollout(
+        ports.ClosedRollout(
             *(id_, name, Digest(*digest), decode_actor(by), at, decode_interruption(*cancelled), ended_at),
             dict(connection.execute(tally, (id_,)).fetchall()),
         )
@@ -309,13 +298,15 @@ def list_closed_rollouts(connection: Connection, limit: int = 100) -> tuple[Clos
     )
 
 
-def list_rollout_records(connection: Connection) -> tuple[RolloutRecord, ...]:
+def list_rollout_records(connection: Connection) -> tuple[ports.RolloutRecord, ...]:
     sql = f"""
     SELECT id, source, CASE WHEN {IS_LIVE} THEN NULL ELSE coalesce(cancelled_at, ended_at, deleted_at) END,
            deleted_at IS NOT NULL
     FROM rollout ORDER BY number"""  # noqa: S608  # a constant
     rows = connection.execute(sql)
-    return tuple(RolloutRecord(id_, json.loads(source), at, bool(gone)) for id_, source, at, gone in rows)
+    return tuple(
+        ports.RolloutRecord(id_, json.loads(source), at, bool(gone)) for id_, source, at, gone in rows
+    )
 
 
 def find_identical(connection: Connection, change: str, selector_digest: str, policy: str) -> str | None:
@@ -357,7 +348,7 @@ def read_audit(
     rollout: str | None = None,
     node: str | None = None,
     event: str | None = None,
-) -> tuple[AuditEntry, ...]:
+) -> tuple[ports.AuditEntry, ...]:
     """Return audit entries oldest first: the first after a number, or the last before another."""
     filters = {"rollout": rollout, "node": node}
     values: list[str | int] = [value for value in filters.values() if value is not None]
@@ -371,7 +362,7 @@ def read_audit(
         where, values, order = where + " AND seq < ?", [*values, before], "seq DESC"
     sql = f"SELECT seq, entry, hash FROM audit WHERE seq > ?{where} ORDER BY {order} LIMIT ?"  # noqa: S608  # our columns
     rows = connection.execute(sql, (after, *values, min(limit, MAX_AUDIT_ROWS)))
-    entries = tuple(AuditEntry(*row) for row in rows)
+    entries = tuple(ports.AuditEntry(*row) for row in rows)
     return entries if before is None else entries[::-1]
 
 
@@ -381,9 +372,9 @@ def list_changed_nodes(connection: Connection, rollout: str, after: int) -> froz
     return frozenset(node for (node,) in connection.execute(sql, (rollout, after)))
 
 
-def latest_audit_entry(connection: Connection) -> AuditEntry | None:
+def latest_audit_entry(connection: Connection) -> ports.AuditEntry | None:
     row = connection.execute("SELECT seq, entry, hash FROM audit ORDER BY seq DESC LIMIT 1").fetchone()
-    return AuditEntry(*row) if row else None
+    return ports.AuditEntry(*row) if row else None
 
 
 def is_token_used(connection: Connection, token: str) -> bool:
@@ -438,7 +429,7 @@ def _compile_stored_plan(rollout: str, content: str, compile_plan: PlanCompiler)
         ) from error
 
 
-def load_configurations(connection: Connection, nodes: Sequence[str]) -> NodeConfigurations:
+def load_configurations(connection: Connection, nodes: Sequence[str]) -> ports.NodeConfigurations:
     """Return the records of these nodes, without those that have none, and what they refer to."""
     # One transaction: a document of a replaced record may be removed meanwhile.
     connection.execute("BEGIN")
@@ -448,7 +439,7 @@ def load_configurations(connection: Connection, nodes: Sequence[str]) -> NodeCon
         connection.execute("ROLLBACK")
 
 
-def _load_configurations(connection: Connection, nodes: Sequence[str]) -> NodeConfigurations:
+def _load_configurations(connection: Connection, nodes: Sequence[str]) -> ports.NodeConfigurations:
     rows = StoredRows(connection)
     known = {node: rows.get(NodeConfiguration, node) for node in nodes}
     records = {node: each for node, each in known.items() if each not in (None, NodeConfiguration())}
@@ -461,7 +452,7 @@ def _load_configurations(connection: Connection, nodes: Sequence[str]) -> NodeCo
     contents, rollouts = {each.content for each in found}, {each.rollout for each in found}
     documents = (rows.get(ConfigurationDocument, content) for content in contents)
     changes = "SELECT id, change_digest FROM rollout WHERE id = ?"
-    return NodeConfigurations(
+    return ports.NodeConfigurations(
         records,
         {each.content: each.document for each in documents if each is not None},
         dict(row for each in rollouts for row in connection.execute(changes, (each,))),

@@ -8,38 +8,12 @@ from dataclasses import fields
 from typing import Any, Final
 from zoneinfo import ZoneInfo
 
+from machines.model import events, rollout, rows
 from machines.model.configuration import NodeConfiguration
-from machines.model.events import (
-    ArtifactsBuilt,
-    RolloutOpened,
-    TeamRulesChanged,
-    VerdictCleared,
-    VoteWithdrawn,
-)
 from machines.model.limits import TeamRules
 from machines.model.node import Node
 from machines.model.preparation import Preparation, entry_of_record, entry_record
 from machines.model.reboots import RebootApproval
-from machines.model.rollout import (
-    Drift,
-    Failure,
-    FailureCode,
-    GateOpening,
-    Hold,
-    Interruption,
-    PilotEvidence,
-    Target,
-    Verdict,
-    Vote,
-)
-from machines.model.rows import (
-    ConfigurationDocument,
-    NodeConnection,
-    NodeRemoval,
-    PreparationSnapshot,
-    RolloutRow,
-    UsedToken,
-)
 from machines.model.step_record import StepRecord
 from machines.model.train import Train
 from machines.model.windows import Freeze, Window
@@ -58,8 +32,8 @@ MAX_SNAPSHOT_CHARS = 1_048_576
 """Characters of a node's snapshot: some ten thousand values."""
 
 
-def decode_interruption(by: str | None, reason: str | None, at: float | None) -> Interruption | None:
-    return None if by is None or at is None else Interruption(decode_actor(by), reason or "", at)
+def decode_interruption(by: str | None, reason: str | None, at: float | None) -> rollout.Interruption | None:
+    return None if by is None or at is None else rollout.Interruption(decode_actor(by), reason or "", at)
 
 
 def _interruption(prefix: str) -> Codec:
@@ -118,14 +92,18 @@ def _decode_windows(text: str) -> tuple[Window, ...]:
 
 def _decode_failure(
     id_: str | None, node: str, attempt: int, step: str, message: str, at: float, code: str
-) -> Failure | None:
-    return None if id_ is None else Failure(id_, node, attempt, step, message, at, FailureCode(code))
+) -> rollout.Failure | None:
+    return (
+        None
+        if id_ is None
+        else rollout.Failure(id_, node, attempt, step, message, at, rollout.FailureCode(code))
+    )
 
 
 _DRIFT = Codec(
     ("drift_since", "drift_tasks"),
     lambda drift: (None, "[]") if drift is None else (drift.since, drift.tasks),
-    lambda since, tasks: None if since is None else Drift(since, tuple(json.loads(tasks))),
+    lambda since, tasks: None if since is None else rollout.Drift(since, tuple(json.loads(tasks))),
 )
 
 # The target's row names its failure, whose own row has the rest.
@@ -133,7 +111,7 @@ _FAILURE = Codec(
     ("failure",),
     lambda failure: (None if failure is None else failure.id,),
     _decode_failure,
-    tuple(f"failure.{each.name}" for each in fields(Failure)),
+    tuple(f"failure.{each.name}" for each in fields(rollout.Failure)),
 )
 
 # A node that is written is in the inventory.
@@ -170,22 +148,22 @@ _SUBMIT: Mapping[str, str | Codec] = {
 TABLES: Final[Mapping[type[Any], Table[Any]]] = {
     each.kind: each
     for each in (
-        Table(RolloutOpened, "rollout", "id", _SUBMIT, partial=True),
+        Table(events.RolloutOpened, "rollout", "id", _SUBMIT, partial=True),
         Table(
-            RolloutRow,
+            rows.RolloutRow,
             "rollout",
             "id",
             {"paused": _interruption("paused"), "cancelled": _interruption("cancelled")},
         ),
         Table(
-            Target,
+            rollout.Target,
             "target",
             "rollout node",
             {"order": "order_kind", "failure": _FAILURE, "drift": _DRIFT},
             source="target LEFT JOIN failure"
             " ON failure.rollout = target.rollout AND failure.id = target.failure",
         ),
-        Table(Failure, "failure", "rollout id", owner="rollout"),
+        Table(rollout.Failure, "failure", "rollout id", owner="rollout"),
         Table(
             StepRecord,
             "step",
@@ -203,15 +181,15 @@ TABLES: Final[Mapping[type[Any], Table[Any]]] = {
             },
         ),
         Table(
-            PreparationSnapshot,
+            rows.PreparationSnapshot,
             "preparation_snapshot",
             "rollout node stage",
             {"before": Codec(("before",), _encode_snapshot, _decode_snapshot)},
         ),
-        Table(ArtifactsBuilt, "built_manifest", "rollout stage", {"manifest": _MANIFEST}),
-        Table(Vote, "vote", "rollout id", owner="rollout"),
+        Table(events.ArtifactsBuilt, "built_manifest", "rollout stage", {"manifest": _MANIFEST}),
+        Table(rollout.Vote, "vote", "rollout id", owner="rollout"),
         Table(
-            VoteWithdrawn,
+            events.VoteWithdrawn,
             "vote",
             "rollout id",
             {
@@ -223,28 +201,28 @@ TABLES: Final[Mapping[type[Any], Table[Any]]] = {
             },
             partial=True,
         ),
-        Table(UsedToken, "spent_token", "id"),
-        Table(GateOpening, "opened", "rollout gate wave", owner="rollout"),
-        Table(PilotEvidence, "pilot_evidence", "rollout", owner="rollout"),
-        Table(Verdict, "verdicts", "id", {"change": "change_digest"}, present="cleared_at IS NULL"),
+        Table(rows.UsedToken, "spent_token", "id"),
+        Table(rollout.GateOpening, "opened", "rollout gate wave", owner="rollout"),
+        Table(rollout.PilotEvidence, "pilot_evidence", "rollout", owner="rollout"),
+        Table(rollout.Verdict, "verdicts", "id", {"change": "change_digest"}, present="cleared_at IS NULL"),
         Table(
-            VerdictCleared,
+            events.VerdictCleared,
             "verdicts",
             "id",
             {"verdict": "id", "at": "cleared_at", "actor": "cleared_by", "reason": "cleared_reason"},
             partial=True,
         ),
         Table(NodeConfiguration, "node_configuration", "node", owner="node"),
-        Table(ConfigurationDocument, "configuration", "content"),
+        Table(rows.ConfigurationDocument, "configuration", "content"),
         Table(Node, "node", "name", {"identity": _IDENTITY}, present="gone_at IS NULL"),
-        Table(NodeConnection, "node", "name"),
-        Table(NodeRemoval, "node", "name"),
-        Table(Hold, "hold", "node source id"),
+        Table(rows.NodeConnection, "node", "name"),
+        Table(rows.NodeRemoval, "node", "name"),
+        Table(rollout.Hold, "hold", "node source id"),
         Table(Freeze, "freeze", "id"),
         Table(Train, "train", "name"),
         Table(RebootApproval, "reboot_approval", "id", {"group": "machine_group"}),
         Table(
-            TeamRulesChanged,
+            events.TeamRulesChanged,
             "team_rules",
             "team",
             {

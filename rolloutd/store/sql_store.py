@@ -17,16 +17,9 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from machines.facts.fleet_facts import FactsSnapshot
 from machines.model.events import Actor, Event
 from machines.model.rollout import Rollout
+from rolloutd import ports
 from rolloutd.concurrency import threads
 from rolloutd.errors import NotFound, StoreFailed
-from rolloutd.ports import (
-    AuditCheckpointReport,
-    AuditEntry,
-    AuditReport,
-    KeptForecast,
-    SourceAnswer,
-    StoredVolume,
-)
 from rolloutd.store import audit_base, queries, retention_queries
 from rolloutd.store.audit_base import NewBase
 from rolloutd.store.audit_checkpoint import AuditCheckpoint, verify_audit_checkpoint
@@ -50,7 +43,7 @@ def _query(
     return read
 
 
-def measure_volume(backend: Backend, connection: Connection, now: float) -> StoredVolume:
+def measure_volume(backend: Backend, connection: Connection, now: float) -> ports.StoredVolume:
     file_bytes, free_bytes = backend.file_sizes(connection)
     return replace(
         retention_queries.measure(connection, now),
@@ -123,16 +116,16 @@ class SqlStore:
 
     async def commit(
         self, events: Sequence[Event], *, actor: Actor, cause: str, at: float
-    ) -> tuple[AuditEntry, ...]:
+    ) -> tuple[ports.AuditEntry, ...]:
         """Write the events and their audit entries in one transaction, or nothing."""
         return await self._require_writer().commit(events, actor, cause, at)
 
-    async def save_source_answer(self, answer: SourceAnswer, removed: Sequence[str] = ()) -> None:
+    async def save_source_answer(self, answer: ports.SourceAnswer, removed: Sequence[str] = ()) -> None:
         await self._require_writer().write_unaudited(
             partial(write_source_answer, answer=answer, removed=tuple(removed))
         )
 
-    async def keep_forecast(self, kept: KeptForecast) -> None:
+    async def keep_forecast(self, kept: ports.KeptForecast) -> None:
         await self._require_writer().write_unaudited(partial(queries.keep_forecast, kept=kept))
 
     async def require_term(self) -> None:
@@ -154,7 +147,7 @@ class SqlStore:
     async def sign_audit_checkpoint(
         self, verified_at: float | None = None, *, all_rows: bool = False
     ) -> None:
-        def sign(checkpoint: AuditCheckpoint, head: AuditEntry) -> None:
+        def sign(checkpoint: AuditCheckpoint, head: ports.AuditEntry) -> None:
             if all_rows:
                 checkpoint.establish(head, verified_at or 0.0)
             else:
@@ -177,7 +170,7 @@ class SqlStore:
         # Not less: a file of an older version that could not be rewritten.
         return 0 < after[1] < before[1]
 
-    async def measure(self, now: float) -> StoredVolume:
+    async def measure(self, now: float) -> ports.StoredVolume:
         return await self._read(lambda connection: measure_volume(self.backend, connection, now))
 
     async def advance_audit_base(self, seq: int, at: float) -> None:
@@ -254,17 +247,17 @@ class SqlStore:
     load_audit_base = _query(audit_base.load_base)
     is_token_used = _query(queries.is_token_used)
 
-    async def verify_audit_checkpoint(self) -> AuditCheckpointReport:
+    async def verify_audit_checkpoint(self) -> ports.AuditCheckpointReport:
         """Compare on a connection of its own, so that other reads need not wait."""
         reader = await self.backend.open_reader()
         try:
             return await reader.run(partial(verify_audit_checkpoint, key=self._key))
         except self.backend.errors as error:
-            return AuditCheckpointReport(f"the database cannot be read: {error}")
+            return ports.AuditCheckpointReport(f"the database cannot be read: {error}")
         finally:
             await reader.close()
 
-    async def verify_audit(self, head: str | None = None, *, gently: bool = False) -> AuditReport:
+    async def verify_audit(self, head: str | None = None, *, gently: bool = False) -> ports.AuditReport:
         """Verify on a connection of its own, so that other reads need not wait."""
         try:
             is_stopping = self._is_stopping.is_set

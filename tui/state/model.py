@@ -19,16 +19,8 @@ from rolloutd.control.fleet import wire_fleet
 from rolloutd.control.plans import wire_plans
 from rolloutd.control.rollouts import wire
 from rolloutd.texts.audit_names import with_current_names
+from tui.state import values
 from tui.state.history import History
-from tui.state.values import (
-    CLOSED_STATES,
-    NodesSnapshot,
-    RolloutState,
-    parse_pool,
-    parse_timestamp,
-    reason_key,
-    remedy_deadline,
-)
 
 MAX_ENTRIES = 4_096
 """Entries kept for the audit's page, which adds them while it is open."""
@@ -72,7 +64,7 @@ class Model:
         self.seq = -1
         self.last_received_seq = -1
         self.closed_rollouts: list[wire.RolloutLine] = []
-        self.rollouts: dict[str, RolloutState] = {}
+        self.rollouts: dict[str, values.RolloutState] = {}
         self.missing_rollouts: set[str] = set()
         self.daemon_error: str | None = None
         self.health: wire_daemons.Health | None = None
@@ -116,7 +108,7 @@ class Model:
         self.missing_rollouts.discard(status["rollout"])
         self._add_fetch_request("nodes", status["rollout"], is_urgent=True)
 
-    def apply_nodes(self, rollout: str, snapshot: NodesSnapshot, *, is_whole: bool = True) -> None:
+    def apply_nodes(self, rollout: str, snapshot: values.NodesSnapshot, *, is_whole: bool = True) -> None:
         """Apply all nodes of a rollout, or with `is_whole=False` those that have changed."""
         known = self.rollouts.get(rollout)
         if known is None or (known.nodes is None and not is_whole):
@@ -150,7 +142,9 @@ class Model:
 
     def apply_closed_rollouts(self, rollouts: wire.Rollouts) -> None:
         """Keep the closed ones of all rollouts, the latest first."""
-        self.closed_rollouts = [each for each in rollouts["rollouts"] if each["state"] in CLOSED_STATES]
+        self.closed_rollouts = [
+            each for each in rollouts["rollouts"] if each["state"] in values.CLOSED_STATES
+        ]
 
     def reset(self) -> None:
         """Forget everything: the daemon serves another database."""
@@ -236,9 +230,9 @@ class Model:
         for known in self.rollouts.values():
             if not known.is_closed:
                 reason = known.status["reason"]
-                ends += [known.status["eta"], None if reason is None else remedy_deadline(reason)]
+                ends += [known.status["eta"], None if reason is None else values.remedy_deadline(reason)]
                 yield from known.node_deadlines
-        yield from (at for at in map(parse_timestamp, ends) if at is not None)
+        yield from (at for at in map(values.parse_timestamp, ends) if at is not None)
 
     # -- entries
 
@@ -298,11 +292,11 @@ class Model:
     def _apply_rollout_status(self, status: wire.Rollout, seq: int) -> None:
         known = self.rollouts.get(status["rollout"])
         if known is None:
-            known = self.rollouts[status["rollout"]] = RolloutState(status["rollout"], status, seq)
+            known = self.rollouts[status["rollout"]] = values.RolloutState(status["rollout"], status, seq)
         elif seq < known.seq:
             return
         old, new = known.status["reason"], status["reason"]
-        if (old and reason_key(old)) != (new and reason_key(new)) and known.nodes is not None:
+        if (old and values.reason_key(old)) != (new and values.reason_key(new)) and known.nodes is not None:
             # The nodes wait for the rollout's reason, and time may have changed it without an event.
             self._add_fetch_request("nodes", known.id, is_urgent=True)
         # A status of the stream shares with the one before what did not change.
@@ -311,7 +305,7 @@ class Model:
         if before["pools"] is not status["pools"] or not known.pools:
             self._set_pools(known, before["pools"])
 
-    def _set_pools(self, known: RolloutState, answers_before: Sequence[wire.Pool]) -> None:
+    def _set_pools(self, known: values.RolloutState, answers_before: Sequence[wire.Pool]) -> None:
         before, answers = known.pools, {each["pool"]: each for each in answers_before}
         known.pools = {}
         for each in known.status["pools"]:
@@ -319,13 +313,13 @@ class Model:
             if old is not None and answers[each["pool"]] is each:
                 known.pools[each["pool"]] = old
                 continue
-            known.pools[each["pool"]] = pool = parse_pool(each)
+            known.pools[each["pool"]] = pool = values.parse_pool(each)
             if old is not None:
                 pool.nodes, pool.version = old.nodes, old.version
         if known.nodes is not None and before.keys() != known.pools.keys():
             self._fill_pools(known)
 
-    def _fill_pools(self, known: RolloutState) -> None:
+    def _fill_pools(self, known: values.RolloutState) -> None:
         assert known.nodes is not None
         for pool in known.pools.values():
             pool.nodes = []

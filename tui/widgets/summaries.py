@@ -16,17 +16,8 @@ from rolloutd.control.rollouts import wire
 from rolloutd.texts import event_text
 from rolloutd.texts.formats import format_exceptions
 from tui.formatting import formatting
-from tui.state import permissions
+from tui.state import permissions, values
 from tui.state.model import Model
-from tui.state.values import (
-    BUSY_PHASES,
-    COUNTER_BY_OUTCOME,
-    NodeState,
-    PoolState,
-    RolloutState,
-    natural_sort_key,
-    parse_timestamp,
-)
 
 RATE_WINDOW_S = 900.0
 """Completions older than a quarter of an hour say little about the current rate."""
@@ -67,7 +58,7 @@ _MERGED_REASONS: Mapping[str, tuple[str, str]] = {
 class PendingGate:
     """A gate that waits, and whether the user can open it."""
 
-    rollout: RolloutState
+    rollout: values.RolloutState
     gate: wire.Gate
     needs_my_vote: bool
 
@@ -93,7 +84,7 @@ class WaitingGroup:
 class NodeSummary:
     """A rollout's nodes in one pass; completions are epoch seconds, `phase_counts` are by wave."""
 
-    failed: Sequence[NodeState]
+    failed: Sequence[values.NodeState]
     waiting_groups: Sequence[WaitingGroup]
     ready: Sequence[str]
     recent_completions: Sequence[float]
@@ -122,15 +113,15 @@ def state_glyph(state: str, skipped: int) -> tuple[str, str]:
     return ("✓", "warn") if state == "done" and skipped else _STATE_GLYPHS.get(state, ("?", "warn"))
 
 
-def sort_by_urgency(model: Model) -> list[RolloutState]:
+def sort_by_urgency(model: Model) -> list[values.RolloutState]:
     """Return the rollouts, those that need a decision first, then the latest first."""
     rank = {"paused": 0, "awaiting-approval": 1, "soaking": 2, "running": 2}
 
-    def urgency(each: RolloutState) -> tuple[int, float, str]:
+    def urgency(each: values.RolloutState) -> tuple[int, float, str]:
         is_mine = any(permissions.needs_my_vote(model, each, gate) for gate in each.status["gates"])
         return (
             0 if is_mine else rank.get(each.state, 3),
-            -(parse_timestamp(each.status["submitted_at"]) or 0.0),
+            -(values.parse_timestamp(each.status["submitted_at"]) or 0.0),
             each.id,
         )
 
@@ -159,7 +150,7 @@ def decided_gates(model: Model) -> list[PendingGate]:
     ]
 
 
-def describe_status(model: Model, rollout: RolloutState, now: float) -> tuple[str, str]:
+def describe_status(model: Model, rollout: values.RolloutState, now: float) -> tuple[str, str]:
     """Return a rollout's status as a sentence, and its missing votes, which must not be cut."""
     reason, moving = rollout.status["reason"], formatting.pluralize(len(rollout.in_flight), "node")
     sentence = "" if reason is None else _describe_reason(reason, now)
@@ -182,7 +173,7 @@ def describe_status(model: Model, rollout: RolloutState, now: float) -> tuple[st
             return f"{text}; {sentence}" if sentence else text, ""
 
 
-def describe_status_with_state(model: Model, rollout: RolloutState, now: float) -> tuple[str, str]:
+def describe_status_with_state(model: Model, rollout: values.RolloutState, now: float) -> tuple[str, str]:
     """Return the same with the rollout's state in front, unless the sentence begins with it."""
     (sentence, missing), reason = describe_status(model, rollout, now), rollout.status["reason"]
     if reason is not None and reason["code"] in STATE_IN_SENTENCE:
@@ -192,7 +183,7 @@ def describe_status_with_state(model: Model, rollout: RolloutState, now: float) 
 
 
 def _describe_reason(reason: wire.Reason, now: float) -> str:
-    since = parse_timestamp(reason["since"])
+    since = values.parse_timestamp(reason["since"])
     if since is None or since > now:
         return reason["text"]
     when = (
@@ -217,7 +208,7 @@ def missing_votes(pending: PendingGate) -> str:
     return ", ".join(f"{number} of {name}" if number > 1 else name for name, number in wanting)
 
 
-def _count_missing_votes(rollout: RolloutState) -> str:
+def _count_missing_votes(rollout: values.RolloutState) -> str:
     wanting = sum(
         max(0, need["want"] - need["have"])
         for gate in rollout.status["gates"]
@@ -227,9 +218,9 @@ def _count_missing_votes(rollout: RolloutState) -> str:
     return f"{formatting.pluralize(wanting, 'vote')} missing" if wanting else ""
 
 
-def completion_rate(rollout: RolloutState, summary: NodeSummary | None, now: float) -> float | None:
+def completion_rate(rollout: values.RolloutState, summary: NodeSummary | None, now: float) -> float | None:
     """Return the completed nodes per hour; None until two have completed recently."""
-    source: RolloutState | NodeSummary = rollout if summary is None else summary
+    source: values.RolloutState | NodeSummary = rollout if summary is None else summary
     completions = sorted(source.recent_completions)
     recent = completions[bisect_right(completions, now - RATE_WINDOW_S) :]
     if len(recent) < 2 or rollout.is_closed:
@@ -237,7 +228,7 @@ def completion_rate(rollout: RolloutState, summary: NodeSummary | None, now: flo
     return len(recent) * 3_600 / max(MIN_RATE_WINDOW_S, now - recent[0])
 
 
-def format_work_left(rollout: RolloutState) -> tuple[str, str]:
+def format_work_left(rollout: values.RolloutState) -> tuple[str, str]:
     """Return the time to the end by the forecast, its median and its 90th percentile; empty without one.
 
     It does not count down between two responses: nothing may be done meanwhile.
@@ -248,10 +239,10 @@ def format_work_left(rollout: RolloutState) -> tuple[str, str]:
     return formatting.format_duration(work["low_s"]), formatting.format_duration(work["high_s"])
 
 
-def summarize_nodes(nodes: Iterable[NodeState], now: float) -> NodeSummary:
+def summarize_nodes(nodes: Iterable[values.NodeState], now: float) -> NodeSummary:
     """Summarize all nodes in one pass: there may be ten thousand."""
     waits: dict[str, tuple[str, list[str]]] = {}
-    failed: list[NodeState] = []
+    failed: list[values.NodeState] = []
     ready: list[str] = []
     ends: list[float] = []
     waves: dict[str, Counter[str]] = {}
@@ -272,8 +263,8 @@ def summarize_nodes(nodes: Iterable[NodeState], now: float) -> NodeSummary:
             counts = waves.get(node.wave)
             if counts is None:
                 counts = waves[node.wave] = Counter()
-            done_as = COUNTER_BY_OUTCOME.get(node.outcome or "", phase)
-            counts["busy" if phase in BUSY_PHASES else done_as if phase == "done" else phase] += 1
+            done_as = values.COUNTER_BY_OUTCOME.get(node.outcome or "", phase)
+            counts["busy" if phase in values.BUSY_PHASES else done_as if phase == "done" else phase] += 1
     groups = _merge_similar(WaitingGroup(key, text, tuple(names)) for key, (text, names) in waits.items())
     groups.sort(key=lambda group: (-len(group.nodes), group.key))
     return NodeSummary(failed, groups, ready, sorted(ends), waves, last_end)
@@ -295,15 +286,15 @@ def _merge_similar(groups: Iterable[WaitingGroup]) -> list[WaitingGroup]:
     return merged
 
 
-POOL_ORDERS: Mapping[str, Callable[[PoolState], Any]] = {
+POOL_ORDERS: Mapping[str, Callable[[values.PoolState], Any]] = {
     "most urgent first": lambda pool: pool_rank(pool),
-    "by name": lambda pool: natural_sort_key(pool.pool),
+    "by name": lambda pool: values.natural_sort_key(pool.pool),
     "most left first": lambda pool: pool.done - pool.wanted,
 }
 """Sort orders of a rollout's pools; pools with equal keys stay in the daemon's order."""
 
 
-def pool_rank(pool: PoolState) -> int:
+def pool_rank(pool: values.PoolState) -> int:
     """Return 0 for a pool with failures, then over budget, full, unfinished, done."""
     if pool.failed:
         return 0
@@ -315,7 +306,7 @@ def pool_rank(pool: PoolState) -> int:
 
 
 def wave_segments(
-    rollout: RolloutState, summary: NodeSummary, plan: Mapping[str, Any] | None, now: float
+    rollout: values.RolloutState, summary: NodeSummary, plan: Mapping[str, Any] | None, now: float
 ) -> list[WaveSegment]:
     """Return the waves in order; soaks are 0 until the plan is known."""
     soaks = soak_by_wave(plan)

@@ -16,16 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rolloutd import ports
 from rolloutd.adapters.ansible.stale_processes import ENTER_CGROUP, MARK_VARIABLE
-from rolloutd.ports import (
-    GROUPS,
-    IMPLICIT_GROUPS,
-    WITHHELD,
-    ConnectionDefaults,
-    marked_as,
-    plain_value,
-    without_templates,
-)
 
 CALLBACK_DIR = Path(__file__).parent / "callback"
 
@@ -66,8 +58,8 @@ MAX_RANK_PASSES = 50
 RESERVED_HOST_VARIABLES = (
     "ansible_remote_tmp",
     "ansible_ssh_executable",
-    GROUPS,
-    WITHHELD,
+    ports.GROUPS,
+    ports.WITHHELD,
 )
 """Host variables that would override the run's marks, and rolloutd's own variables."""
 
@@ -253,7 +245,7 @@ def build_inventory(
     hosts: Mapping[str, Mapping[str, Any]],
     groups: Mapping[str, Sequence[str]],
     *,
-    defaults: ConnectionDefaults,
+    defaults: ports.ConnectionDefaults,
     common_args: str,
 ) -> dict[str, Any]:
     """Return the inventory in the YAML plugin's format, with our defaults; later groups take precedence."""
@@ -264,14 +256,14 @@ def build_inventory(
     children: dict[str, Any] = {
         group: {"hosts": {name: {} for name in members if name in host_variables}}
         for group, members in sorted(groups.items(), key=lambda each: ranks.get(each[0], (0, each[0])))
-        if group not in IMPLICIT_GROUPS
+        if group not in ports.IMPLICIT_GROUPS
     }
     return {"all": {"hosts": host_variables, "children": children}}
 
 
 def _group_ranks(hosts: Iterable[Mapping[str, Any]]) -> dict[str, tuple[int, str]]:
     """Return a sort key of each group, which orders the groups of each host as its own list does."""
-    orders = sorted({tuple(variables.get(GROUPS, ())) for variables in hosts})
+    orders = sorted({tuple(variables.get(ports.GROUPS, ())) for variables in hosts})
     ranks: dict[str, int] = {}
     for _ in range(MAX_RANK_PASSES):
         before = dict(ranks)
@@ -287,11 +279,11 @@ def _group_ranks(hosts: Iterable[Mapping[str, Any]]) -> dict[str, tuple[int, str
 def build_node_inventory(node: str, interpreter: str) -> dict[str, Any]:
     """Return the run's own variables of its node, which Ansible reads after the shared inventory."""
     # The node itself says where its Python is.
-    return {"all": {"hosts": {node: without_templates({"ansible_python_interpreter": interpreter})}}}
+    return {"all": {"hosts": {node: ports.without_templates({"ansible_python_interpreter": interpreter})}}}
 
 
 def _host_variables(
-    variables: Mapping[str, Any], defaults: ConnectionDefaults, common_args: str
+    variables: Mapping[str, Any], defaults: ports.ConnectionDefaults, common_args: str
 ) -> dict[str, Any]:
     host = {name: value for name, value in variables.items() if name not in RESERVED_HOST_VARIABLES}
     if defaults.user and not {"ansible_user", "ansible_ssh_user"} & host.keys():
@@ -299,7 +291,7 @@ def _host_variables(
     if defaults.key_file and not {"ansible_private_key_file", "ansible_ssh_private_key_file"} & host.keys():
         host["ansible_ssh_private_key_file"] = str(defaults.key_file)
     given = host.get("ansible_ssh_common_args", common_args)
-    common_arguments = plain_value(given)
+    common_arguments = ports.plain_value(given)
     # What is not a text, such as a vaulted value, stays as it is: its text would be a template.
     if (
         defaults.known_hosts
@@ -307,7 +299,7 @@ def _host_variables(
         and "UserKnownHostsFile" not in common_arguments
     ):
         known = shlex.quote(f"UserKnownHostsFile={defaults.known_hosts}")
-        host["ansible_ssh_common_args"] = marked_as(given, f"{common_arguments} -o {known}".strip())
+        host["ansible_ssh_common_args"] = ports.marked_as(given, f"{common_arguments} -o {known}".strip())
     return host
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Self
 
 from machines.model.rollout import FailureCode
+from rolloutd import ports
 from rolloutd.adapters.ansible import environment, fence, processes, wrapper
 from rolloutd.adapters.ansible.environment import RunPaths, TreeConfig
 from rolloutd.adapters.ansible.fast.fast_runs import FastRuns
@@ -19,32 +20,22 @@ from rolloutd.adapters.ansible.inventory_cache import InventoryCache
 from rolloutd.adapters.ansible.node_connections import NodeConnections, make_socket_directory
 from rolloutd.adapters.ansible.run_directory import RunDirectory
 from rolloutd.adapters.ansible.tree_cache import TreeCache
-from rolloutd.ports import (
-    JSON,
-    ConnectionDefaults,
-    Failed,
-    Host,
-    InventorySnapshot,
-    RunRequest,
-    marked_as,
-    plain_value,
-)
 
 
-def _is_local(connection: Mapping[str, JSON]) -> bool:
-    return bool(plain_value(connection.get("ansible_connection")) == "local")
+def _is_local(connection: Mapping[str, ports.JSON]) -> bool:
+    return bool(ports.plain_value(connection.get("ansible_connection")) == "local")
 
 
 @dataclass(frozen=True, slots=True)
 class LocalRun:
     """A run, and what its request names on this machine: the tree of its source, and the inventory."""
 
-    request: RunRequest
+    request: ports.RunRequest
     tree: Path
-    inventory: InventorySnapshot
+    inventory: ports.InventorySnapshot
 
     @classmethod
-    def resolve(cls, request: RunRequest, tree: Path, inventory: InventorySnapshot) -> Self:
+    def resolve(cls, request: ports.RunRequest, tree: Path, inventory: ports.InventorySnapshot) -> Self:
         """Return the run; a host that the inventory does not have is added to it.
 
         A request for this machine stays here, also if the inventory knows another host by its name.
@@ -52,20 +43,20 @@ class LocalRun:
         known, own = inventory.hosts.get(request.node), request.host.variables
         if known is None or (_is_local(own) and not _is_local(known)):
             hosts = {**inventory.hosts, request.node: own}
-            inventory = InventorySnapshot(hosts, inventory.groups)
+            inventory = ports.InventorySnapshot(hosts, inventory.groups)
         return cls(request, tree, inventory)
 
     @property
-    def variables(self) -> Mapping[str, JSON]:
+    def variables(self) -> Mapping[str, ports.JSON]:
         """The host's variables in the inventory, as plain texts."""
         return self.host.connection
 
     @property
-    def host(self) -> Host:
+    def host(self) -> ports.Host:
         return replace(self.request.host, connection=self.inventory.hosts[self.request.node])
 
 
-def validate_playbook(tree: Path, playbook: str) -> Failed | None:
+def validate_playbook(tree: Path, playbook: str) -> ports.Failed | None:
     """Return why a playbook cannot run, or None."""
     path = Path(os.path.normpath(tree / playbook))
     if not path.is_relative_to(tree):
@@ -74,10 +65,10 @@ def validate_playbook(tree: Path, playbook: str) -> Failed | None:
         problem = f"playbook {playbook}: the source does not have it; check its path and the commit"
     else:
         return None
-    return Failed(problem, code=FailureCode.NEVER_STARTED)
+    return ports.Failed(problem, code=FailureCode.NEVER_STARTED)
 
 
-def record_refusal(directory: RunDirectory, request: RunRequest, refusal: Failed) -> None:
+def record_refusal(directory: RunDirectory, request: ports.RunRequest, refusal: ports.Failed) -> None:
     """Create the directory of a run that never begins, with the reason."""
     directory.create()
     facts = {"rollout": request.rollout, "node": request.node, "code": refusal.code}
@@ -90,7 +81,7 @@ class Launcher:
     """Writes the files of runs, with what all runs of this machine share."""
 
     binary: str
-    defaults: ConnectionDefaults
+    defaults: ports.ConnectionDefaults
     fence_dir: str
     pipelining: bool
     inventories: InventoryCache
@@ -126,7 +117,7 @@ class Launcher:
         # Extra variables win over every other: the cleanup knows where the run's files are, and a playbook
         # which rollout's change it makes or undoes.
         given = run.host.variables.get("ansible_remote_tmp")
-        own = {"ansible_remote_tmp": marked_as(given, remote_tmp), **_name_rollout(request)}
+        own = {"ansible_remote_tmp": ports.marked_as(given, remote_tmp), **_name_rollout(request)}
         directory.write(directory.variables_file, {**request.variables, **own})
         refuse = ":"
         if request.fencing_token:
@@ -175,7 +166,7 @@ class Launcher:
         )
 
 
-def _describe(run: LocalRun, sockets: Path, shared: Path | None, remote_tmp: str) -> Mapping[str, JSON]:
+def _describe(run: LocalRun, sockets: Path, shared: Path | None, remote_tmp: str) -> Mapping[str, ports.JSON]:
     """Return what the runner needs to know of a run after a restart."""
     request = run.request
     return {
@@ -195,7 +186,7 @@ def _describe(run: LocalRun, sockets: Path, shared: Path | None, remote_tmp: str
     }
 
 
-def _name_rollout(request: RunRequest) -> Mapping[str, JSON]:
+def _name_rollout(request: ports.RunRequest) -> Mapping[str, ports.JSON]:
     return {"rolloutd_rollout": request.rollout, "rolloutd_attempt": request.attempt}
 
 
@@ -208,7 +199,7 @@ def spawn_wrapper(directory: RunDirectory, run_id: str) -> int:
 
 
 def _build_argv(
-    binary: str, directory: RunDirectory, request: RunRequest, interpreter: str | None
+    binary: str, directory: RunDirectory, request: ports.RunRequest, interpreter: str | None
 ) -> list[str]:
     own = ["--inventory", str(directory.node_inventory_file)] if interpreter is not None else []
     limit = ["--limit", request.node]

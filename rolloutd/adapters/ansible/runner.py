@@ -20,6 +20,7 @@ from pathlib import Path
 from weakref import WeakValueDictionary
 
 from machines.model.rollout import FailureCode
+from rolloutd import ports
 from rolloutd.adapters.ansible import (
     launcher,
     processes,
@@ -40,20 +41,6 @@ from rolloutd.adapters.ansible.run_slots import RunSlots
 from rolloutd.adapters.ansible.tree_cache import TreeCache
 from rolloutd.concurrency import threads
 from rolloutd.errors import AdapterFailed, NotFound
-from rolloutd.ports import (
-    ConnectionDefaults,
-    Failed,
-    Host,
-    InventorySnapshot,
-    Ok,
-    PinnedSource,
-    RunEvent,
-    RunRequest,
-    RunState,
-    Shell,
-    TunedRunnerStatus,
-    Unknown,
-)
 
 log = logging.getLogger("rolloutd.adapters.ansible.runner")
 
@@ -79,7 +66,7 @@ class _TrackedRun:
     process_exit: processes.ProcessExit | None = None
     offset: int = 0
     read_size: int = 0
-    result: Ok | Failed | Unknown | None = None
+    result: ports.Ok | ports.Failed | ports.Unknown | None = None
     has_slot: bool = False
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -90,9 +77,9 @@ class AnsibleRunner:
     def __init__(
         self,
         runs_dir: Path,
-        shell: Shell,
-        find_tree: Callable[[PinnedSource], Path],
-        inventory: Callable[[], InventorySnapshot],
+        shell: ports.Shell,
+        find_tree: Callable[[ports.PinnedSource], Path],
+        inventory: Callable[[], ports.InventorySnapshot],
         *,
         fence_dir: str = "",
         ansible_playbook: str | None = None,
@@ -128,7 +115,7 @@ class AnsibleRunner:
         self._fast = FastRuns(binary, self.status, enabled=warm, self_test=self_test)
         self._launcher = Launcher(
             binary,
-            ConnectionDefaults(known_hosts, user, key_file),
+            ports.ConnectionDefaults(known_hosts, user, key_file),
             fence_dir,
             pipelining,
             InventoryCache(self._runs_dir),
@@ -149,7 +136,7 @@ class AnsibleRunner:
     # -- the port ----------------------------------------------------------
 
     @property
-    def status(self) -> TunedRunnerStatus:
+    def status(self) -> ports.TunedRunnerStatus:
         return self._run_slots.status
 
     @property
@@ -167,14 +154,14 @@ class AnsibleRunner:
         machine = stale_processes.machine_of(handle)
         return bool(machine) and machine != self._machine
 
-    async def start(self, request: RunRequest) -> str:
+    async def start(self, request: ports.RunRequest) -> str:
         """Wait in the queue, then start; raises ValueError for an invalid run id."""
         request = replace(request, run_id=stale_processes.run_name(request.run_id))
         lock = self._start_locks.setdefault(request.run_id, asyncio.Lock())
         async with lock:
             return await self._start(request)
 
-    async def get_state(self, handle: str) -> RunState:
+    async def get_state(self, handle: str) -> ports.RunState:
         run = self._track(handle)
         async with run.lock:
             if run.result is None:
@@ -182,13 +169,13 @@ class AnsibleRunner:
                 self._drop_oldest_finished()
             progress_now = run.progress
         state = progress_now.run_state(run.result, run.directory.read_metadata().get("began_at"))
-        if not isinstance(run.result, Unknown):
+        if not isinstance(run.result, ports.Unknown):
             return state
         run_id = run.directory.path.name.partition("~")[0]
         directories = run_directory.directories_of(self._runs_dir, run_id)
         return replace(state, has_begun=any(each.may_have_begun() for each in directories))
 
-    async def wait_for_change(self, handle: str) -> RunState:
+    async def wait_for_change(self, handle: str) -> ports.RunState:
         run = self._track(handle)
         before = (run.offset, run.result)
         state = await self.get_state(handle)
@@ -197,7 +184,7 @@ class AnsibleRunner:
             state = await self.get_state(handle)
         return state
 
-    async def read_events(self, handle: str, offset: int = 0) -> AsyncIterator[RunEvent]:
+    async def read_events(self, handle: str, offset: int = 0) -> AsyncIterator[ports.RunEvent]:
         is_here = (self._runs_dir / Path(handle).name).is_dir()
         shared = None if is_here or self.shared_output is None else await self.shared_output.find(handle)
         directory = shared or self._track(handle).directory
@@ -228,11 +215,11 @@ class AnsibleRunner:
         await self._kill_local_processes(directory)
         if directory.read_status() is None:
             directory.record_cancelled(float(directory.read_metadata().get("began_at") or 0.0))
-        left: Ok | Failed | Unknown = Ok()
+        left: ports.Ok | ports.Failed | ports.Unknown = ports.Ok()
         if host is not None:
             left = await self._older_runs.end(host, timeout_s=CANCEL_ON_NODE_TIMEOUT_S, grace_share=0.0)
         await self.get_state(handle)
-        if not isinstance(left, Ok):
+        if not isinstance(left, ports.Ok):
             raise AdapterFailed(left.text)
 
     async def discard(self, handle: str) -> None:
@@ -242,12 +229,12 @@ class AnsibleRunner:
     def run_marker(self, node: str, run_id: str) -> str:
         return self._markers.run_marker(node, run_id)
 
-    async def end_inherited(self, host: Host, fencing_token: str) -> None:
+    async def end_inherited(self, host: ports.Host, fencing_token: str) -> None:
         await self._older_runs.end_inherited(host, f"{fencing_token} {self._machine or 'clean-up'}")
 
     async def clean_up_stale_runs(
-        self, host: Host, *, timeout_s: float, fencing_token: str = ""
-    ) -> Ok | Failed | Unknown:
+        self, host: ports.Host, *, timeout_s: float, fencing_token: str = ""
+    ) -> ports.Ok | ports.Failed | ports.Unknown:
         token = f"{fencing_token} {self._machine or 'clean-up'}" if fencing_token else ""
         return await self._older_runs.end(host, timeout_s=timeout_s, token=token)
 
@@ -264,7 +251,7 @@ class AnsibleRunner:
 
     # -- starting ----------------------------------------------------------
 
-    async def _start(self, request: RunRequest) -> str:
+    async def _start(self, request: ports.RunRequest) -> str:
         for directory in run_directory.directories_of(self._runs_dir, request.run_id):
             handle = directory.path.name
             if not directory.path.exists():
@@ -277,14 +264,14 @@ class AnsibleRunner:
         times = f"{run_directory.MAX_START_ATTEMPTS} times"
         raise NotFound(f"run {request.run_id}: begun {times} and never claimed; check the machine")
 
-    async def _launch(self, handle: str, directory: RunDirectory, request: RunRequest) -> None:
+    async def _launch(self, handle: str, directory: RunDirectory, request: ports.RunRequest) -> None:
         run = LocalRun.resolve(request, self._find_tree(request.source), self._inventory())
         if request.fencing_token:
             await self._older_runs.end_inherited(run.host, f"{request.fencing_token} {handle}")
         refusal = launcher.validate_playbook(run.tree, request.playbook)
         if refusal is None:
             python = await self._interpreters.resolve(run.host, run.tree, run.tree / request.playbook)
-            refusal = python if isinstance(python, Failed) else None
+            refusal = python if isinstance(python, ports.Failed) else None
         if refusal is not None:
             launcher.record_refusal(directory, request, refusal)
             return
@@ -365,14 +352,14 @@ class AnsibleRunner:
             run = self._tracked[handle] = _TrackedRun(directory, progress.Progress(node))
         return run
 
-    async def _read_result(self, run: _TrackedRun) -> Ok | Failed | Unknown | None:
+    async def _read_result(self, run: _TrackedRun) -> ports.Ok | ports.Failed | ports.Unknown | None:
         """Return the result after new events; the order matters: status after claim, events after status."""
         directory = run.directory
         refusal = directory.read_metadata().get("refused")
         if refusal is not None:
             facts = directory.read_metadata()
             code = FailureCode(facts.get("code", FailureCode.NEVER_STARTED))
-            return Failed(refusal, facts.get("evidence", ""), code)
+            return ports.Failed(refusal, facts.get("evidence", ""), code)
         is_running = await self._ensure_tracked(run)
         status = directory.read_status()
         await threads.RUNS.run(_read_new_events, run)
@@ -405,27 +392,27 @@ class AnsibleRunner:
             run.has_slot = True
         return claim.is_alive()
 
-    async def _resolve_lost_run(self, run: _TrackedRun) -> Unknown:
+    async def _resolve_lost_run(self, run: _TrackedRun) -> ports.Unknown:
         """Return the result of a run without a holder, after ending its processes on this machine."""
         claim = run.directory.read_claim()
         node = run.directory.read_metadata().get("node", "its node")
         if claim is not None and claim.holder == "daemon":
             run.directory.delete_secrets()  # the daemon may have crashed between claim and deletion
-            return Unknown(
+            return ports.Unknown(
                 f"the run on {node} was prepared and never began: the daemon or the machine stopped before it"
             )
         left = await self._kill_local_processes(run.directory)
         run.directory.delete_secrets()
         more = f"; {left} of its processes would not end" if left else ""
-        return Unknown(f"the run on {node} was lost: its process is gone and left no outcome{more}")
+        return ports.Unknown(f"the run on {node} was lost: its process is gone and left no outcome{more}")
 
-    async def _evaluate(self, run: _TrackedRun, status: run_directory.RunStatus) -> Ok | Failed:
+    async def _evaluate(self, run: _TrackedRun, status: run_directory.RunStatus) -> ports.Ok | ports.Failed:
         if run.process_exit is not None:
             self._run_slots.record_end(status.cpu_s, status.duration_s)
         result = await threads.RUNS.run(_evaluate, run, status)
         if self.shared_output is not None:
             await self.shared_output.share(run.directory)
-        if run.progress.changed_tasks or not isinstance(result, Ok):
+        if run.progress.changed_tasks or not isinstance(result, ports.Ok):
             self._interpreters.forget(run.progress.node)
         return result
 
@@ -476,7 +463,7 @@ def _read_new_events(run: _TrackedRun) -> None:
         run.offset = lines[-1].offset
 
 
-def _evaluate(run: _TrackedRun, status: run_directory.RunStatus) -> Ok | Failed:
+def _evaluate(run: _TrackedRun, status: run_directory.RunStatus) -> ports.Ok | ports.Failed:
     facts = run.directory.read_metadata()
     playbook, limit_s = str(facts.get("playbook", "")), float(facts.get("timeout_s", 0.0))
     run.directory.delete_secrets()
@@ -492,7 +479,11 @@ def _abandon(directory: RunDirectory, preparing: asyncio.Task[None]) -> None:
     directory.abandon()
 
 
-def _unfinished_run_host(directory: RunDirectory) -> Host | None:
+def _unfinished_run_host(directory: RunDirectory) -> ports.Host | None:
     """Return the host of a run that is not over, or None."""
     connection = directory.read_connection()
-    return None if connection is None else Host(str(directory.read_metadata()["node"]), connection=connection)
+    return (
+        None
+        if connection is None
+        else ports.Host(str(directory.read_metadata()["node"]), connection=connection)
+    )

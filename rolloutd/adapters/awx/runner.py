@@ -18,6 +18,7 @@ from time import time
 from weakref import WeakValueDictionary
 
 from machines.model.rollout import FailureCode
+from rolloutd import ports
 from rolloutd.adapters.ansible.progress import Progress
 from rolloutd.adapters.ansible.run_directory import MAX_START_ATTEMPTS
 from rolloutd.adapters.ansible.stale_processes import run_id_on, run_name
@@ -31,20 +32,6 @@ from rolloutd.adapters.awx.result import EndedRun, evaluate, is_lost
 from rolloutd.adapters.awx.stored_runs import StoredRuns
 from rolloutd.adapters.awx.templates import Template, Templates, TemplateUnusable
 from rolloutd.errors import AdapterFailed, NotFound, RunnerUnavailable
-from rolloutd.ports import (
-    JSON,
-    Failed,
-    Host,
-    Ok,
-    PinnedSource,
-    RunEvent,
-    RunnerContext,
-    RunnerStatus,
-    RunRequest,
-    RunState,
-    StaleRuns,
-    Unknown,
-)
 
 log = logging.getLogger("rolloutd.adapters.awx.runner")
 
@@ -87,12 +74,12 @@ class _TrackedRun:
     job: int
     node: str
     events: EventFold
-    state: Mapping[str, JSON]
+    state: Mapping[str, ports.JSON]
     running_since: float | None = None
     over_since: float | None = None
     is_complete: bool = False
     tracked_since: float = field(default_factory=time)
-    result: Ok | Failed | Unknown | None = None
+    result: ports.Ok | ports.Failed | ports.Unknown | None = None
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
@@ -100,22 +87,26 @@ class AwxRunner:
     """ports.Runner by job templates of an AWX."""
 
     def __init__(
-        self, context: RunnerContext, client: AwxClient, templates: Templates, times: AwxTimes | None = None
+        self,
+        context: ports.RunnerContext,
+        client: AwxClient,
+        templates: Templates,
+        times: AwxTimes | None = None,
     ) -> None:
         assert context.stale_runs is not None
         self._context = context
         self._client = client
         self._templates = templates
         self._claims = Claims(client)
-        self._stale_runs: StaleRuns = context.stale_runs
+        self._stale_runs: ports.StaleRuns = context.stale_runs
         self.artifacts = StoredRuns(templates, self._claims)
         self._times = times or AwxTimes()
         self._preparation = Preparation(context, templates, self._stale_runs)
         self._runs: dict[str, _TrackedRun] = {}
-        self._refused: dict[str, Failed] = {}
+        self._refused: dict[str, ports.Failed] = {}
         self._never_started: set[str] = set()
         self._start_locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        self.status = RunnerStatus(UNMEASURED_PARALLEL)
+        self.status = ports.RunnerStatus(UNMEASURED_PARALLEL)
 
     # -- the port
 
@@ -148,7 +139,7 @@ class AwxRunner:
         """Ask AWX for all that a run needs; an empty inventory is created and deleted."""
         return await find_problems(self._client, self._templates, self._claims)
 
-    def source_problem(self, source: PinnedSource) -> str:
+    def source_problem(self, source: ports.PinnedSource) -> str:
         """Return why AWX cannot run the playbooks of a source; empty if it can."""
         try:
             self._templates.require_source(source.kind, source.url)
@@ -156,16 +147,16 @@ class AwxRunner:
             return str(error)
         return ""
 
-    async def start(self, request: RunRequest) -> str:
+    async def start(self, request: ports.RunRequest) -> str:
         """Start the run; raises ValueError for an invalid run id."""
         request = replace(request, run_id=run_name(request.run_id))
         lock = self._start_locks.setdefault(request.run_id, asyncio.Lock())
         async with lock:
             return await self._start(request)
 
-    async def get_state(self, handle: str) -> RunState:
+    async def get_state(self, handle: str) -> ports.RunState:
         if (refusal := self._refused.get(handle)) is not None:
-            return RunState(refusal)
+            return ports.RunState(refusal)
         run = self._runs.get(handle) or await self._find(handle)
         async with run.lock:
             if run.result is None:
@@ -173,7 +164,7 @@ class AwxRunner:
         progress, began_at = run.events.progress, instant(run.state.get("started"))
         return progress.run_state(run.result, began_at)
 
-    async def wait_for_change(self, handle: str) -> RunState:
+    async def wait_for_change(self, handle: str) -> ports.RunState:
         before = self._version(handle)
         state = await self.get_state(handle)
         while state.result is None and self._version(handle) == before:
@@ -181,7 +172,7 @@ class AwxRunner:
             state = await self.get_state(handle)
         return state
 
-    async def read_events(self, handle: str, offset: int = 0) -> AsyncIterator[RunEvent]:
+    async def read_events(self, handle: str, offset: int = 0) -> AsyncIterator[ports.RunEvent]:
         if handle in self._refused:
             return
         run = self._runs.get(handle) or await self._find(handle)
@@ -202,10 +193,10 @@ class AwxRunner:
             raise AdapterFailed(
                 f"{run.node}: the inventory no longer has it, so what its run left there is not ended"
             )
-        host = Host(run.node, connection=connection)
+        host = ports.Host(run.node, connection=connection)
         left = await self._stale_runs.clean_up_stale_runs(host, timeout_s=CANCEL_ON_NODE_TIMEOUT_S)
         await self.get_state(handle)
-        if not isinstance(left, Ok):
+        if not isinstance(left, ports.Ok):
             raise AdapterFailed(left.text)
 
     async def discard(self, handle: str) -> None:
@@ -216,8 +207,8 @@ class AwxRunner:
             await self._claims.delete(claim)
 
     async def clean_up_stale_runs(
-        self, host: Host, *, timeout_s: float, fencing_token: str = ""
-    ) -> Ok | Failed | Unknown:
+        self, host: ports.Host, *, timeout_s: float, fencing_token: str = ""
+    ) -> ports.Ok | ports.Failed | ports.Unknown:
         """End the node's jobs in AWX, which could go on by `raw` tasks, then what they left on the node."""
         organization = await self._templates.organization()
         jobs = await self._claims.active_jobs(organization, host.name)
@@ -228,7 +219,7 @@ class AwxRunner:
 
     # -- starting
 
-    async def _start(self, request: RunRequest) -> str:
+    async def _start(self, request: ports.RunRequest) -> str:
         for attempt in range(1, MAX_START_ATTEMPTS + 1):
             handle = request.run_id if attempt == 1 else f"{request.run_id}~{attempt}"
             if handle in self._runs or handle in self._refused:
@@ -245,10 +236,10 @@ class AwxRunner:
             f"run {request.run_id} has been claimed {MAX_START_ATTEMPTS} times and never launched; check AWX"
         )
 
-    async def _begin(self, organization: int, handle: str, request: RunRequest) -> str:
+    async def _begin(self, organization: int, handle: str, request: ports.RunRequest) -> str:
         """Claim and launch the run; a refusal is the result of a run that never began."""
         prepared = await self._preparation.check(request)
-        if isinstance(prepared, Failed):
+        if isinstance(prepared, ports.Failed):
             self._refused[handle] = prepared
             return handle
         await self._stale_runs.end_inherited(request.host, request.fencing_token)
@@ -257,7 +248,7 @@ class AwxRunner:
             return await self._start(request)
         try:
             from_node = await self._preparation.prepare_node(request, handle, prepared.python)
-            if isinstance(from_node, Failed):
+            if isinstance(from_node, ports.Failed):
                 await self._claims.abandon(claim, request.node)
                 self._refused[handle] = from_node
                 return handle
@@ -276,8 +267,8 @@ class AwxRunner:
         return handle
 
     async def _launch(
-        self, handle: str, claim: Claim, template: Template, request: RunRequest
-    ) -> Mapping[str, JSON] | None:
+        self, handle: str, claim: Claim, template: Template, request: ports.RunRequest
+    ) -> Mapping[str, ports.JSON] | None:
         """Launch the job once; return None if AWX may have launched it without an answer."""
         body = {
             "inventory": claim.inventory,
@@ -289,7 +280,7 @@ class AwxRunner:
         }
         path = f"job_templates/{template.id}/launch/"
         try:
-            answer: Mapping[str, JSON] = (
+            answer: Mapping[str, ports.JSON] = (
                 await self._client.request("POST", path, body=body, accepted=(201,))
             )[1]
         except AnswerLost as error:
@@ -304,7 +295,7 @@ class AwxRunner:
         return answer
 
     async def _require_accepted(
-        self, handle: str, job: Mapping[str, JSON], claim: Claim, request: RunRequest
+        self, handle: str, job: Mapping[str, ports.JSON], claim: Claim, request: ports.RunRequest
     ) -> None:
         """Cancel a job at once that AWX launched otherwise than it was asked to."""
         wanted = {
@@ -319,7 +310,7 @@ class AwxRunner:
         await self.cancel(handle)
         run = self._runs[handle]
         text = f"AWX launched job {run.job} without {', '.join(ignored)}; let the template prompt for them"
-        run.result = Failed(text, code=FailureCode.NEVER_STARTED)
+        run.result = ports.Failed(text, code=FailureCode.NEVER_STARTED)
 
     async def _adopt(self, handle: str, claim: Claim) -> bool:
         """Find the job of a claim, or abandon the claim; return whether the run may have begun."""
@@ -340,7 +331,7 @@ class AwxRunner:
         self._never_started.add(handle)
         return False
 
-    async def _wait_out_launch(self, claim: Claim) -> Sequence[Mapping[str, JSON]]:
+    async def _wait_out_launch(self, claim: Claim) -> Sequence[Mapping[str, ports.JSON]]:
         """Return the jobs of a launch that was on its way when its claim was abandoned."""
         until = self._context.clock.now() + self._times.late_launch_s
         while not (jobs := await self._claims.jobs(claim)) and self._context.clock.now() < until:
@@ -377,7 +368,7 @@ class AwxRunner:
             raise NotFound(f"run {handle} was launched in {self._client.name} after it was abandoned")
         return run
 
-    def _track(self, handle: str, claim: Claim, job: Mapping[str, JSON]) -> _TrackedRun:
+    def _track(self, handle: str, claim: Claim, job: Mapping[str, ports.JSON]) -> _TrackedRun:
         facts = claim.facts
         check_only = bool(facts.get("rolloutd_check_only"))
         node = str(facts.get("rolloutd_node"))
@@ -396,7 +387,7 @@ class AwxRunner:
     def _count(self) -> None:
         self.status.active = sum(run.result is None for run in self._runs.values())
 
-    def _version(self, handle: str) -> tuple[int, object, JSON]:
+    def _version(self, handle: str) -> tuple[int, object, ports.JSON]:
         run = self._runs.get(handle)
         return (
             (0, None, None) if run is None else (run.events.next_counter, run.result, run.state.get("status"))
@@ -409,7 +400,7 @@ class AwxRunner:
         except AwxRefused as error:
             if error.status != 404:
                 raise
-            self._finish(run, Unknown(f"job {run.job} of {run.node} was deleted in AWX"))
+            self._finish(run, ports.Unknown(f"job {run.job} of {run.node} was deleted in AWX"))
             return
         if run.state.get("started") is not None:
             await run.events.read_new(self._client, run.job)
@@ -423,7 +414,7 @@ class AwxRunner:
                 await self._cancel_jobs([run.job])
             elif status == "running" and self._is_past_limits(run):
                 text = f"job {run.job} of {run.node} is past all limits, and AWX has not ended it"
-                self._finish(run, Unknown(text))
+                self._finish(run, ports.Unknown(text))
             return
         now = self._context.clock.now()
         run.over_since = run.over_since or now
@@ -457,9 +448,9 @@ class AwxRunner:
         answer = await self._client.get(f"jobs/{run.job}/job_events/", query)
         return max(Counter(each.get("counter") for each in answer["results"]).values(), default=0)
 
-    def _finish(self, run: _TrackedRun, result: Ok | Failed | Unknown) -> None:
+    def _finish(self, run: _TrackedRun, result: ports.Ok | ports.Failed | ports.Unknown) -> None:
         run.result = result
-        if run.events.progress.changed_tasks or not isinstance(result, Ok):
+        if run.events.progress.changed_tasks or not isinstance(result, ports.Ok):
             self._preparation.forget(run.node)
         finished = [handle for handle, each in self._runs.items() if each.result is not None]
         for handle in finished[: max(0, len(finished) - MAX_FINISHED_RUNS)]:
@@ -478,7 +469,7 @@ class AwxRunner:
                 await self._context.clock.sleep(self._times.poll_s)
 
 
-def make_runner(context: RunnerContext) -> AwxRunner:
+def make_runner(context: ports.RunnerContext) -> AwxRunner:
     params = context.params
     ca_file = params.get("ca_file")
     client = AwxClient(

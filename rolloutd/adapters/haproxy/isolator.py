@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from rolloutd import ports
 from rolloutd.adapters.haproxy.runtime_api import (
     AdminState,
     Balancer,
@@ -22,17 +23,6 @@ from rolloutd.adapters.haproxy.runtime_api import (
     server_names,
 )
 from rolloutd.errors import RolloutdError
-from rolloutd.ports import (
-    JSON,
-    AdapterContext,
-    Busy,
-    Failed,
-    IsolationStatus,
-    Ok,
-    StepContext,
-    StepResult,
-    Unknown,
-)
 from rolloutd.texts.formats import pluralize
 
 POLL_S = 0.5
@@ -45,24 +35,24 @@ POLLS = 40
 class HaproxyIsolator:
     """ports.Isolator by the admin state of a server."""
 
-    def __init__(self, context: AdapterContext, *, polls: int = POLLS) -> None:
+    def __init__(self, context: ports.AdapterContext, *, polls: int = POLLS) -> None:
         self._context = context
         self._clock = context.clock
         self._polls = polls
 
-    async def inspect(self, ctx: StepContext) -> IsolationStatus | Busy:
+    async def inspect(self, ctx: ports.StepContext) -> ports.IsolationStatus | ports.Busy:
         """Raises HaproxyFailed if a balancer or the server on it is unknown."""
         try:
             found = await self._server(ctx).read()
         except BalancerUnreachable as error:
-            return Busy(str(error))
+            return ports.Busy(str(error))
         prior = {name: {"state": str(each.admin), "weight": each.weight} for name, each in found.items()}
         is_isolated = all(each.admin is AdminState.MAINT and not each.sessions for each in found.values())
-        return IsolationStatus(
+        return ports.IsolationStatus(
             is_isolated, prior if ctx.prior is None else ctx.prior, describe(ctx.host.name, found)
         )
 
-    async def isolate(self, ctx: StepContext) -> StepResult:
+    async def isolate(self, ctx: ports.StepContext) -> ports.StepResult:
         """Drain for one pass; Busy while sessions are left or a balancer does not answer."""
         text = ""
         try:
@@ -77,17 +67,17 @@ class HaproxyIsolator:
                 elif count_sessions(found):
                     await self._clock.sleep(POLL_S)
                 elif ctx.cordon_only or states == {AdminState.MAINT}:
-                    return Ok(text)
+                    return ports.Ok(text)
                 else:
                     # Sessions are counted again afterwards: one may have come in meanwhile.
                     await server.set_state(found, AdminState.DRAIN, AdminState.MAINT)
-            return Busy(text)
+            return ports.Busy(text)
         except BalancerUnreachable as error:
-            return Busy(str(error))
+            return ports.Busy(str(error))
         except HaproxyFailed as error:
-            return Failed(str(error))
+            return ports.Failed(str(error))
 
-    async def return_to_service(self, ctx: StepContext) -> StepResult:
+    async def return_to_service(self, ctx: ports.StepContext) -> ports.StepResult:
         """Restore the server on each balancer that answers; one that does not keeps it from no other.
 
         Repeated, it changes only what the others still have open.
@@ -97,21 +87,21 @@ class HaproxyIsolator:
         try:
             server = self._server(ctx)
         except HaproxyFailed as error:
-            return Failed(str(error))
+            return ports.Failed(str(error))
         for balancer in server.balancers:
             try:
                 found[balancer.name] = await server.restore(balancer, ctx.prior[balancer.name])
             except (BalancerUnreachable, HaproxyFailed) as error:
                 problems[balancer.name] = error
         if not problems:
-            return Ok(describe(ctx.host.name, found))
+            return ports.Ok(describe(ctx.host.name, found))
         text = f"not restored on {', '.join(problems)}: {'; '.join(map(str, problems.values()))}"
         if found:
             text = f"{text}; restored: {describe(ctx.host.name, found)}"
         is_refused = all(isinstance(error, HaproxyFailed) for error in problems.values())
-        return Failed(text) if is_refused else Busy(text)
+        return ports.Failed(text) if is_refused else ports.Busy(text)
 
-    def _server(self, ctx: StepContext) -> _Server:
+    def _server(self, ctx: ports.StepContext) -> _Server:
         # The balancers that the attempt began with: another one has no recorded state to restore.
         names = () if ctx.prior is None else tuple(ctx.prior)
         return _Server(choose_balancers(ctx.params, self._context, names=names), *server_names(ctx.params))
@@ -123,23 +113,23 @@ class HaproxyTrafficProbe:
     Those of a process that a reload has replaced are not among them: only HAProxy's master socket has them.
     """
 
-    def __init__(self, context: AdapterContext) -> None:
+    def __init__(self, context: ports.AdapterContext) -> None:
         self._context = context
 
-    async def probe(self, ctx: StepContext) -> Ok | Busy | Unknown:
+    async def probe(self, ctx: ports.StepContext) -> ports.Ok | ports.Busy | ports.Unknown:
         node = ctx.host.name
         try:
             backend, server = server_names(ctx.params)
             balancers = choose_balancers(ctx.params, self._context)
             counts = {each.name: (await each.read(backend, server)).sessions for each in balancers}
         except (BalancerUnreachable, HaproxyFailed) as error:
-            return Unknown(f"{node}: traffic is unknown: {error}")
+            return ports.Unknown(f"{node}: traffic is unknown: {error}")
         total = sum(counts.values())
         parts = ", ".join(f"{name} {count}" for name, count in counts.items())
         text = f"{pluralize(total, 'session')} of {backend}/{server} ({parts})"
         if total <= int(ctx.params.get("max", 0)):
-            return Ok(text)
-        return Busy(f"{node} is busy: {text}", count=total)
+            return ports.Ok(text)
+        return ports.Busy(f"{node} is busy: {text}", count=total)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +149,7 @@ class _Server:
             if found[balancer.name].admin is old:
                 await balancer.set_state(self.backend, self.server, new)
 
-    async def restore(self, balancer: Balancer, prior: Mapping[str, JSON]) -> ServerState:
+    async def restore(self, balancer: Balancer, prior: Mapping[str, ports.JSON]) -> ServerState:
         """Restore weight and state on one balancer; the weight first, because `ready` lets clients in."""
         now = await balancer.read(self.backend, self.server)
         if now.weight != prior["weight"]:

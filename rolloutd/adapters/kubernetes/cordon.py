@@ -10,27 +10,15 @@ import asyncio
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 
+from rolloutd.adapters.kubernetes import nodes
 from rolloutd.adapters.kubernetes.api_errors import ApiError, malformed_answers, require_text
 from rolloutd.adapters.kubernetes.cluster import Backoff, Cluster, api_path
-from rolloutd.adapters.kubernetes.nodes import (
-    ISOLATED_BY,
-    KEPT_FOR,
-    LEGACY_DOMAIN,
-    MAX_REASON_LENGTH,
-    SOFT_TAINT,
-    CordonOwner,
-    CordonState,
-    IsolationRecord,
-    find_annotation,
-    parse_cordon_state,
-    parse_node,
-)
 from rolloutd.ports import JSON, Busy, Ok
 
 Patch = tuple[dict[str, JSON], str]
 """A patch, and the sentence that describes it once it is written."""
 
-Decide = Callable[[Mapping[str, JSON], CordonState], "Patch | Ok | Busy"]
+Decide = Callable[[Mapping[str, JSON], nodes.CordonState], "Patch | Ok | Busy"]
 
 MAX_CONFLICT_RETRIES = 10
 """Reads of a node that other clients keep changing; kubelets write every few seconds."""
@@ -40,30 +28,30 @@ async def read_node(cluster: Cluster, name: str) -> Mapping[str, JSON]:
     node: Mapping[str, JSON] = await cluster.get(api_path("nodes", name))
     with malformed_answers():
         # Read whole before any decision, so that none fails on a missing field half-way.
-        parse_node(node)
+        nodes.parse_node(node)
         require_text(node["metadata"]["resourceVersion"])
     return node
 
 
-def read_cordon_state(cluster: Cluster, node: Mapping[str, JSON], rollout: str) -> CordonState:
+def read_cordon_state(cluster: Cluster, node: Mapping[str, JSON], rollout: str) -> nodes.CordonState:
     seen = cluster.uncordoned_by_others.get(node["metadata"]["name"])
-    return parse_cordon_state(node, rollout, uncordoned_record=seen, domain=cluster.domain)
+    return nodes.parse_cordon_state(node, rollout, uncordoned_record=seen, domain=cluster.domain)
 
 
 async def cordon_node(cluster: Cluster, name: str, *, rollout: str, attempt: int, at: float) -> Ok | Busy:
     """Cordon the node for the rollout; Busy if another client or rollout holds it."""
 
-    def decide(node: Mapping[str, JSON], cordon: CordonState) -> Patch | Ok | Busy:
+    def decide(node: Mapping[str, JSON], cordon: nodes.CordonState) -> Patch | Ok | Busy:
         if cordon.hold_reason is not None:
             return Busy(f"{name} is {cordon.hold_reason}")
         match cordon.cordon_owner:
-            case CordonOwner.OTHER if not cordon.left_cordoned:
+            case nodes.CordonOwner.OTHER if not cordon.left_cordoned:
                 return Busy(f"{name} is {cordon.text}")
-            case CordonOwner.OURS:
+            case nodes.CordonOwner.OURS:
                 return Ok(f"{name} is cordoned")
-            case CordonOwner.NONE | CordonOwner.UNCORDONED_BY_OTHER | CordonOwner.OTHER:
+            case nodes.CordonOwner.NONE | nodes.CordonOwner.UNCORDONED_BY_OTHER | nodes.CordonOwner.OTHER:
                 since = datetime.fromtimestamp(at, UTC).isoformat()
-                record = IsolationRecord(rollout, attempt, since).annotation_value
+                record = nodes.IsolationRecord(rollout, attempt, since).annotation_value
                 return _build_patch(cluster, node, True, isolation=record), f"cordoned {name}"
 
     return await _compare_and_set(cluster, name, rollout, decide)
@@ -73,11 +61,11 @@ async def prefer_no_schedule(cluster: Cluster, name: str, *, rollout: str, at: f
     """Taint a node in service, and return since when it has the taint (epoch seconds); 0 for any other."""
     since = 0.0
 
-    def decide(node: Mapping[str, JSON], cordon: CordonState) -> Patch | Ok | Busy:
+    def decide(node: Mapping[str, JSON], cordon: nodes.CordonState) -> Patch | Ok | Busy:
         nonlocal since
-        if cordon.cordon_owner is not CordonOwner.NONE or cordon.hold_reason is not None:
+        if cordon.cordon_owner is not nodes.CordonOwner.NONE or cordon.hold_reason is not None:
             return Ok("")
-        key, taints = f"{cluster.domain}/{SOFT_TAINT}", (node.get("spec") or {}).get("taints") or []
+        key, taints = f"{cluster.domain}/{nodes.SOFT_TAINT}", (node.get("spec") or {}).get("taints") or []
         values = (str(each.get("value", "")) for each in taints if each["key"] == key)
         found = next(values, None)
         # The taint has its own time, so that a restarted daemon does not wait again from the start.
@@ -101,12 +89,12 @@ async def uncordon_node(
     release_node() recognises our cordon.
     """
 
-    def decide(node: Mapping[str, JSON], cordon: CordonState) -> Patch | Ok | Busy:
-        closed = cordon.cordon_owner in (CordonOwner.OURS, CordonOwner.OTHER)
+    def decide(node: Mapping[str, JSON], cordon: nodes.CordonState) -> Patch | Ok | Busy:
+        closed = cordon.cordon_owner in (nodes.CordonOwner.OURS, nodes.CordonOwner.OTHER)
         why = (
             hold_reason
             or cordon.hold_reason
-            or (cordon.text if cordon.cordon_owner is CordonOwner.OTHER else "")
+            or (cordon.text if cordon.cordon_owner is nodes.CordonOwner.OTHER else "")
         )
         if was_cordoned and not why:
             why = "as it was before us"
@@ -116,7 +104,7 @@ async def uncordon_node(
             return {"metadata": {"resourceVersion": node["metadata"]["resourceVersion"]}, **soft_taint}, done
         if cordon.record is None or cordon.record.rollout != rollout:
             return Ok(done)
-        kept = why if stays and cordon.cordon_owner is CordonOwner.OURS and not was_cordoned else None
+        kept = why if stays and cordon.cordon_owner is nodes.CordonOwner.OURS and not was_cordoned else None
         return _build_patch(cluster, node, stays, left_for=kept), done
 
     return await _compare_and_set(cluster, name, rollout, decide)
@@ -125,10 +113,10 @@ async def uncordon_node(
 async def release_node(cluster: Cluster, name: str) -> Ok | Busy:
     """Remove the cordon that we left for a hold; Busy while the node has a hold annotation."""
 
-    def decide(node: Mapping[str, JSON], cordon: CordonState) -> Patch | Ok | Busy:
-        if find_annotation(node, KEPT_FOR, cluster.domain) is None or cordon.record is not None:
+    def decide(node: Mapping[str, JSON], cordon: nodes.CordonState) -> Patch | Ok | Busy:
+        if nodes.find_annotation(node, nodes.KEPT_FOR, cluster.domain) is None or cordon.record is not None:
             return Ok(f"{name} is not kept by us")
-        closed = cordon.cordon_owner is not CordonOwner.NONE
+        closed = cordon.cordon_owner is not nodes.CordonOwner.NONE
         if cordon.left_cordoned and cordon.hold_reason is not None:
             return Busy(f"{name} is {cordon.hold_reason}")
         if closed and not cordon.left_cordoned:
@@ -149,15 +137,15 @@ def _build_patch(
     """Return the patch; null removes a field, so that an uncordoned node is exactly as it was."""
     meta = node["metadata"]
     present = meta.get("annotations") or {}
-    kept_for = f"{cluster.domain}/{KEPT_FOR}"
+    kept_for = f"{cluster.domain}/{nodes.KEPT_FOR}"
     annotations: dict[str, JSON] = {
-        f"{LEGACY_DOMAIN}/{name}": None
-        for name in (ISOLATED_BY, KEPT_FOR)
-        if f"{LEGACY_DOMAIN}/{name}" in present
+        f"{nodes.LEGACY_DOMAIN}/{name}": None
+        for name in (nodes.ISOLATED_BY, nodes.KEPT_FOR)
+        if f"{nodes.LEGACY_DOMAIN}/{name}" in present
     }
-    annotations[f"{cluster.domain}/{ISOLATED_BY}"] = isolation
+    annotations[f"{cluster.domain}/{nodes.ISOLATED_BY}"] = isolation
     if left_for is not None or kept_for in present:
-        annotations[kept_for] = None if left_for is None else left_for[:MAX_REASON_LENGTH]
+        annotations[kept_for] = None if left_for is None else left_for[: nodes.MAX_REASON_LENGTH]
     patch: dict[str, JSON] = {
         "metadata": {"resourceVersion": meta["resourceVersion"], "annotations": annotations},
         **_without_soft_taint(cluster, node),
@@ -170,7 +158,7 @@ def _build_patch(
 def _without_soft_taint(cluster: Cluster, node: Mapping[str, JSON]) -> dict[str, JSON]:
     """Return the part of a patch that removes our taint; empty if the node has none."""
     taints = (node.get("spec") or {}).get("taints") or []
-    rest = [taint for taint in taints if taint["key"] != f"{cluster.domain}/{SOFT_TAINT}"]
+    rest = [taint for taint in taints if taint["key"] != f"{cluster.domain}/{nodes.SOFT_TAINT}"]
     # The API server replaces the list as a whole.
     return {} if len(rest) == len(taints) else {"spec": {"taints": rest or None}}
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from machines.model.selector import parse_selector
 from machines.model.timefmt import format_duration
+from rolloutd import ports
 from rolloutd.adapters.kubernetes.api_errors import DOCTOR_HINT, ApiError, ClusterUnreachable
 from rolloutd.adapters.kubernetes.budgets import BudgetWatch
 from rolloutd.adapters.kubernetes.cluster import Cluster, retry_transient
@@ -30,19 +31,6 @@ from rolloutd.adapters.kubernetes.nodes import CordonOwner, CordonState
 from rolloutd.adapters.kubernetes.pods import EvictionPolicy, Pod, plan_drain
 from rolloutd.adapters.kubernetes.progress import clear_condition, set_condition, show_report
 from rolloutd.errors import NodeUnreachable
-from rolloutd.ports import (
-    JSON,
-    Busy,
-    Clock,
-    Failed,
-    Host,
-    IsolationStatus,
-    Ok,
-    ProgressReport,
-    StepContext,
-    StepResult,
-    Unknown,
-)
 
 DRAIN_PASS_S = 25.0
 """Limit of one `isolate`: most drains end in one pass, and the driver reads commands between two."""
@@ -61,7 +49,7 @@ class KubernetesIsolator:
     def __init__(
         self,
         clusters: ClusterRegistry,
-        clock: Clock,
+        clock: ports.Clock,
         *,
         drain_pass_s: float = DRAIN_PASS_S,
         api_retry_s: float = API_RETRY_S,
@@ -73,20 +61,20 @@ class KubernetesIsolator:
         self._budgets: dict[str, BudgetWatch] = {}
         self._blocker_watches = asyncio.Semaphore(MAX_BLOCKER_WATCHES)
 
-    async def inspect(self, ctx: StepContext) -> IsolationStatus | Busy:
+    async def inspect(self, ctx: ports.StepContext) -> ports.IsolationStatus | ports.Busy:
         cluster, name = self._clusters.resolve(ctx.host)
         try:
             return await retry_transient(
                 lambda: self._inspect(ctx, cluster, name), timeout_s=self._api_retry_s
             )
         except (ClusterUnreachable, ApiError) as error:
-            return Busy(_error_text(cluster, error))
+            return ports.Busy(_error_text(cluster, error))
 
-    async def isolate(self, ctx: StepContext) -> StepResult:
+    async def isolate(self, ctx: ports.StepContext) -> ports.StepResult:
         cluster, name = self._clusters.resolve(ctx.host)
         try:
             cordoned = await self._soft_stage(ctx, cluster, name) or await self._cordon(ctx, cluster, name)
-            if isinstance(cordoned, Busy):
+            if isinstance(cordoned, ports.Busy):
                 return cordoned
             await set_condition(cluster, name, self._clock.now())
             if ctx.cordon_only:
@@ -94,15 +82,15 @@ class KubernetesIsolator:
             timeout_s = max(1.0, min(self._drain_pass_s, ctx.deadline - self._clock.now()))
             policy = eviction_policy(ctx.params, await self._cordoned_at(ctx, cluster, name))
             drained = await drain(self._budget_watch(cluster), name, policy, timeout_s=timeout_s)
-            if isinstance(drained, Busy):
+            if isinstance(drained, ports.Busy):
                 return drained
             # Another client may have uncordoned the node during the drain: only the cordon of now counts.
             cordoned = await self._cordon(ctx, cluster, name)
-            return cordoned if isinstance(cordoned, Busy) else drained
+            return cordoned if isinstance(cordoned, ports.Busy) else drained
         except (ClusterUnreachable, ApiError) as error:
-            return Busy(_error_text(cluster, error))
+            return ports.Busy(_error_text(cluster, error))
 
-    async def return_to_service(self, ctx: StepContext) -> StepResult:
+    async def return_to_service(self, ctx: ports.StepContext) -> ports.StepResult:
         cluster, name = self._clusters.resolve(ctx.host)
         prior = parse_prior(ctx.prior)
         try:
@@ -121,24 +109,24 @@ class KubernetesIsolator:
         except ApiError as error:
             # A node that is gone has no cordon to restore.
             if error.status == 404:
-                return Ok(f"{name} is no longer in cluster {cluster.name}")
-            return Failed(_error_text(cluster, error))
+                return ports.Ok(f"{name} is no longer in cluster {cluster.name}")
+            return ports.Failed(_error_text(cluster, error))
         except ClusterUnreachable as error:
             # The patch may have been written before the connection was lost.
-            return Unknown(str(error))
+            return ports.Unknown(str(error))
 
-    async def release(self, host: Host) -> StepResult:
+    async def release(self, host: ports.Host) -> ports.StepResult:
         cluster, name = self._clusters.resolve(host)
         try:
             return await release_node(cluster, name)
         except (ClusterUnreachable, ApiError) as error:
-            return Busy(_error_text(cluster, error))
+            return ports.Busy(_error_text(cluster, error))
 
-    async def report(self, host: Host, report: ProgressReport) -> None:
+    async def report(self, host: ports.Host, report: ports.ProgressReport) -> None:
         cluster, name = self._clusters.resolve(host)
         await show_report(cluster, name, report)
 
-    async def dry_run(self, ctx: StepContext) -> Ok | Busy:
+    async def dry_run(self, ctx: ports.StepContext) -> ports.Ok | ports.Busy:
         cluster, name = self._clusters.resolve(ctx.host)
         policy = eviction_policy(ctx.params, self._clock.now())
         try:
@@ -146,7 +134,7 @@ class KubernetesIsolator:
         except ApiError as error:
             raise NodeUnreachable(_error_text(cluster, error)) from error
 
-    async def wait_until_unblocked(self, ctx: StepContext) -> None:
+    async def wait_until_unblocked(self, ctx: ports.StepContext) -> None:
         cluster, name = self._clusters.resolve(ctx.host)
         async with self._blocker_watches:
             await wait_until_unblocked(self._budget_watch(cluster), name, eviction_policy(ctx.params))
@@ -154,7 +142,7 @@ class KubernetesIsolator:
     def _budget_watch(self, cluster: Cluster) -> BudgetWatch:
         return self._budgets.setdefault(cluster.name, BudgetWatch(cluster))
 
-    async def _soft_stage(self, ctx: StepContext, cluster: Cluster, name: str) -> Busy | None:
+    async def _soft_stage(self, ctx: ports.StepContext, cluster: Cluster, name: str) -> ports.Busy | None:
         """Keep new pods away softly for the plan's time; Busy while it is not over."""
         wanted_s = float(ctx.params.get("prefer_no_schedule") or 0.0)
         if not wanted_s:
@@ -167,9 +155,11 @@ class KubernetesIsolator:
             await self._clock.sleep(wait_s)
         if remaining_s <= wait_s:
             return None
-        return Busy(f"{name} has a taint PreferNoSchedule for {format_duration(wanted_s)} before its cordon")
+        return ports.Busy(
+            f"{name} has a taint PreferNoSchedule for {format_duration(wanted_s)} before its cordon"
+        )
 
-    async def _cordoned_at(self, ctx: StepContext, cluster: Cluster, name: str) -> float:
+    async def _cordoned_at(self, ctx: ports.StepContext, cluster: Cluster, name: str) -> float:
         """Return since when the node is isolated (epoch seconds), if the plan needs it."""
         now = self._clock.now()
         if ctx.params.get("wait_for_jobs") is None:
@@ -177,12 +167,14 @@ class KubernetesIsolator:
         record = read_cordon_state(cluster, await read_node(cluster, name), ctx.rollout).record
         return now if record is None else record.began_at(now)
 
-    async def _cordon(self, ctx: StepContext, cluster: Cluster, name: str) -> Ok | Busy:
+    async def _cordon(self, ctx: ports.StepContext, cluster: Cluster, name: str) -> ports.Ok | ports.Busy:
         return await cordon_node(
             cluster, name, rollout=ctx.rollout, attempt=ctx.attempt, at=self._clock.now()
         )
 
-    async def _inspect(self, ctx: StepContext, cluster: Cluster, name: str) -> IsolationStatus | Busy:
+    async def _inspect(
+        self, ctx: ports.StepContext, cluster: Cluster, name: str
+    ) -> ports.IsolationStatus | ports.Busy:
         node = await read_node(cluster, name)
         pods = await list_pods_on(cluster, name)
         cordon = read_cordon_state(cluster, node, ctx.rollout)
@@ -191,11 +183,11 @@ class KubernetesIsolator:
         isolated_before = was_ours or ctx.prior is not None
         if cordon.cordon_owner is CordonOwner.OTHER and isolated_before and plan.is_empty:
             # Another client isolates the node: isolation is not lost, but the run must not continue.
-            return Busy(f"{name} is {cordon.text}")
+            return ports.Busy(f"{name} is {cordon.text}")
         done = cordon.cordon_owner is CordonOwner.OURS and plan.is_empty
         suffix = "" if plan.is_empty else "; pods are left that have to go"
         text = f"{name}: {cordon.text or cordon.hold_reason or 'in service'}{suffix}"
-        return IsolationStatus(
+        return ports.IsolationStatus(
             done, prior=_record_prior(node, cordon, pods) if ctx.prior is None else ctx.prior, text=text
         )
 
@@ -209,7 +201,7 @@ class PriorState:
     daemonset_pods: Mapping[str, bool] | None = None
 
 
-def parse_prior(prior: JSON) -> PriorState:
+def parse_prior(prior: ports.JSON) -> PriorState:
     """Read a recorded prior state; without a record the pods are unknown."""
     if not isinstance(prior, dict):
         return PriorState()
@@ -228,7 +220,7 @@ def daemonset_readiness(pods: Iterable[Pod]) -> dict[str, bool]:
     return ready
 
 
-def eviction_policy(params: Mapping[str, JSON], cordoned_at: float = 0.0) -> EvictionPolicy:
+def eviction_policy(params: Mapping[str, ports.JSON], cordoned_at: float = 0.0) -> EvictionPolicy:
     """Return the plan's choices about pods; the wait for Jobs counts from the cordon (epoch seconds)."""
     leave, jobs_s = params.get("leave_pods"), params.get("wait_for_jobs")
     return EvictionPolicy(
@@ -242,7 +234,7 @@ def eviction_policy(params: Mapping[str, JSON], cordoned_at: float = 0.0) -> Evi
     )
 
 
-def _record_prior(node: Mapping[str, JSON], cordon: CordonState, pods: list[Pod]) -> JSON:
+def _record_prior(node: Mapping[str, ports.JSON], cordon: CordonState, pods: list[Pod]) -> ports.JSON:
     spec, status = node.get("spec") or {}, node.get("status") or {}
     was_cordoned = bool(spec.get("unschedulable"))
     if cordon.cordon_owner is CordonOwner.OURS and cordon.record is not None:

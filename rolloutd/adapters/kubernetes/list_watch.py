@@ -12,13 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from rolloutd.adapters.kubernetes.api_errors import (
-    ApiError,
-    ClusterUnreachable,
-    malformed_answers,
-    parse_watch_error,
-    require_text,
-)
+from rolloutd.adapters.kubernetes import api_errors
 from rolloutd.adapters.kubernetes.cluster import Backoff, Cluster
 from rolloutd.ports import JSON
 
@@ -78,7 +72,7 @@ async def run_list_watch(
     while True:
         try:
             was_useful = await watch.list_and_watch()
-        except ApiError as error:
+        except api_errors.ApiError as error:
             # An expired version is not an outage: list again at once, unless it was listed just now.
             was_useful = error.status == 410 and not watch.has_just_listed
             # With the right to list alone each try lists again; a version of a kind may be served no longer.
@@ -86,7 +80,7 @@ async def run_list_watch(
                 watch.resource_version = ""
             if error.status != 410:
                 handler.on_disconnected(f"cluster {cluster.name} refused the watch: {error}")
-        except ClusterUnreachable as error:
+        except api_errors.ClusterUnreachable as error:
             handler.on_disconnected(str(error))
             was_useful = False
         if was_useful:
@@ -119,7 +113,7 @@ class ListWatch:
             if self._find_path is not None:
                 self._path = await self._find_path()
             page = await self._cluster.list(self._path, self._query, self._handler.parse)
-            with malformed_answers():
+            with api_errors.malformed_answers():
                 self._handler.on_list(page.items)
             # Last: a watch that continues from a list that could not be read would vouch for half of it.
             self.resource_version = page.resource_version
@@ -150,12 +144,12 @@ class ListWatch:
                 self._handler.on_watch_ended()
         return events
 
-    @malformed_answers()
+    @api_errors.malformed_answers()
     def _handle_event(self, event: Mapping[str, JSON]) -> None:
         obj = event["object"]
         if event["type"] == "ERROR":
-            raise parse_watch_error(obj)
-        version = require_text(obj["metadata"]["resourceVersion"])
+            raise api_errors.parse_watch_error(obj)
+        version = api_errors.require_text(obj["metadata"]["resourceVersion"])
         if event["type"] != "BOOKMARK":
             self._handler.on_event(event["type"], obj)
         # A bookmark moves the version too: that of a quiet list would expire.  An event that could not be

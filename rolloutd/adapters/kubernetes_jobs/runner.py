@@ -20,6 +20,7 @@ from typing import Any
 import yaml
 
 from machines.model.rollout import FailureCode
+from rolloutd import ports
 from rolloutd.adapters.ansible.progress import to_run_event
 from rolloutd.adapters.ansible.run_directory import RunDirectory
 from rolloutd.adapters.ansible.stale_processes import run_name
@@ -34,21 +35,6 @@ from rolloutd.adapters.kubernetes_jobs.report import MAX_LOG_BYTES
 from rolloutd.adapters.kubernetes_jobs.tree_server import TreeServer
 from rolloutd.concurrency import threads
 from rolloutd.errors import AdapterFailed, NotFound, RunnerUnavailable
-from rolloutd.ports import (
-    GROUPS,
-    Artifact,
-    Failed,
-    Host,
-    Ok,
-    PinnedSource,
-    RunEvent,
-    RunnerContext,
-    RunnerStatus,
-    RunRequest,
-    RunState,
-    StaleRuns,
-    Unknown,
-)
 
 POLL_S = 1.0
 """Interval of asking for the pods of many runs, by one request, and for the log of an active run."""
@@ -82,7 +68,7 @@ class KubernetesRunner:
     """ports.Runner in one namespace of a cluster; `artifacts` are the records of runs on this machine."""
 
     def __init__(
-        self, context: RunnerContext, cluster: Cluster, trees: TreeServer, stale_runs: StaleRuns
+        self, context: ports.RunnerContext, cluster: Cluster, trees: TreeServer, stale_runs: ports.StaleRuns
     ) -> None:
         self._context, self._params = context, context.params
         self._cluster, self._trees, self._stale_runs = cluster, trees, stale_runs
@@ -100,7 +86,7 @@ class KubernetesRunner:
         self._pods_at = -math.inf
         self._poll_s = MIN_POLL_S
         self._pods_lock = asyncio.Lock()
-        self.status = RunnerStatus(UNLIMITED)
+        self.status = ports.RunnerStatus(UNLIMITED)
         self.artifacts = self
         self.former_places = (f"{cluster.kubeconfig} {cluster.context or ''} {namespace}",)
         self.place = self._find_place(namespace)
@@ -120,7 +106,7 @@ class KubernetesRunner:
     async def check_available(self) -> None:
         await self._ask("GET", self._jobs, query={"limit": "1"})
 
-    async def start(self, request: RunRequest) -> str:
+    async def start(self, request: ports.RunRequest) -> str:
         record = self._record(request.run_id)
         async with self._lock(request.run_id):
             if record.result is not None:
@@ -132,7 +118,7 @@ class KubernetesRunner:
             if size > MAX_SECRET_BYTES and await self._get_job(request.run_id) is None:
                 text = f"what the run is given has {size} bytes, and a Secret at most {MAX_SECRET_BYTES}"
                 record.create(**describe(request))
-                record.store_result(Failed(f"{request.node}: {text}", code=FailureCode.NEVER_STARTED))
+                record.store_result(ports.Failed(f"{request.node}: {text}", code=FailureCode.NEVER_STARTED))
                 return request.run_id
             job = await self._claim(request)
             record.create(**describe(request))
@@ -142,7 +128,7 @@ class KubernetesRunner:
                 await self._create(self._budgets, objects.build_budget(job))
         return request.run_id
 
-    async def get_state(self, handle: str) -> RunState:
+    async def get_state(self, handle: str) -> ports.RunState:
         record = self._record(handle)
         async with self._lock(handle):
             result, waits = record.result, ""
@@ -152,7 +138,7 @@ class KubernetesRunner:
                     record.store_result(result)
             return await threads.RUNS.run(record.state, result, waits)
 
-    async def wait_for_change(self, handle: str) -> RunState:
+    async def wait_for_change(self, handle: str) -> ports.RunState:
         directory = self._record(handle).directory
         before = directory.events_size()
         while True:
@@ -161,7 +147,7 @@ class KubernetesRunner:
                 return state
             await asyncio.sleep(self._poll_s)
 
-    async def read_events(self, handle: str, offset: int = 0) -> AsyncIterator[RunEvent]:
+    async def read_events(self, handle: str, offset: int = 0) -> AsyncIterator[ports.RunEvent]:
         record = self._record(handle)
         if not record.exists:
             raise NotFound(f"there is no run {handle} of runner {self._context.name}")
@@ -178,10 +164,10 @@ class KubernetesRunner:
         await self._end_job(handle, record)
         async with self._lock(handle):
             text = f"the run of {record.metadata.get('playbook')} on {node} was cancelled"
-            record.store_result(Failed(text, code=FailureCode.DISTURBED))
-        host = Host(node, connection=self._context.inventory().hosts.get(node, {}))
+            record.store_result(ports.Failed(text, code=FailureCode.DISTURBED))
+        host = ports.Host(node, connection=self._context.inventory().hosts.get(node, {}))
         left = await self._stale_runs.clean_up_stale_runs(host, timeout_s=CLEAN_TIMEOUT_S)
-        if not isinstance(left, Ok):
+        if not isinstance(left, ports.Ok):
             raise AdapterFailed(left.text)
 
     async def discard(self, handle: str) -> None:
@@ -192,8 +178,8 @@ class KubernetesRunner:
             kept.pop(handle, None)
 
     async def clean_up_stale_runs(
-        self, host: Host, *, timeout_s: float, fencing_token: str = ""
-    ) -> Ok | Failed | Unknown:
+        self, host: ports.Host, *, timeout_s: float, fencing_token: str = ""
+    ) -> ports.Ok | ports.Failed | ports.Unknown:
         return await self._stale_runs.clean_up_stale_runs(
             host, timeout_s=timeout_s, fencing_token=fencing_token
         )
@@ -204,9 +190,11 @@ class KubernetesRunner:
         missing = await find_missing_permissions(self._cluster, permissions=rights)
         if missing:
             return missing
-        host = Host("none")
+        host = ports.Host("none")
         job = objects.build_job(
-            RunRequest("doctor", host, PinnedSource("", ""), "", rollout=""), self._owner, self._params
+            ports.RunRequest("doctor", host, ports.PinnedSource("", ""), "", rollout=""),
+            self._owner,
+            self._params,
         )
         try:
             answer = await self._ask("POST", self._jobs, query={"dryRun": "All"}, body=job)
@@ -217,7 +205,7 @@ class KubernetesRunner:
 
     # -- ports.ArtifactStore
 
-    async def list_artifacts(self) -> Sequence[Artifact]:
+    async def list_artifacts(self) -> Sequence[ports.Artifact]:
         return [each.artifact() for each in await threads.FILES.run(records_in, self._directory)]
 
     async def remove(self, name: str, *, unmodified_since: float) -> bool:
@@ -231,7 +219,7 @@ class KubernetesRunner:
 
     # -- starting
 
-    async def _claim(self, request: RunRequest) -> Mapping[str, Any]:
+    async def _claim(self, request: ports.RunRequest) -> Mapping[str, Any]:
         """Create the Job, or adopt the one that this run has created before."""
         wanted = objects.build_job(request, self._owner, self._params)
         try:
@@ -256,12 +244,12 @@ class KubernetesRunner:
             if error.status != 409:  # an earlier call has made it
                 raise RunnerUnavailable(str(error)) from error
 
-    async def _files(self, request: RunRequest) -> Mapping[str, bytes]:
+    async def _files(self, request: ports.RunRequest) -> Mapping[str, bytes]:
         """Return what the pod is given, secrets among it."""
         settings, snapshot, node = self._context.settings, self._context.inventory(), request.node
         url, digest = await self._trees.publish(self._context.find_tree(request.source))
         variables = dict(snapshot.hosts.get(node, request.host.variables))
-        variables.pop(GROUPS, None)
+        variables.pop(ports.GROUPS, None)
         spec = {
             **describe(request),
             "name": objects.job_name(request.run_id),
@@ -284,7 +272,9 @@ class KubernetesRunner:
 
     # -- following
 
-    async def _look(self, handle: str, record: RunRecord) -> tuple[Ok | Failed | Unknown | None, str]:
+    async def _look(
+        self, handle: str, record: RunRecord
+    ) -> tuple[ports.Ok | ports.Failed | ports.Unknown | None, str]:
         """Return a run's result, None while it has none, and why it has not begun."""
         pods = (await self._all_pods()).get(objects.job_name(handle), ())
         if not pods or not record.exists:
@@ -292,19 +282,19 @@ class KubernetesRunner:
             if not record.exists and (job is None or "deletionTimestamp" in job["metadata"]):
                 raise NotFound(f"there is no run {handle} of runner {self._context.name}")
             if job is None:
-                return Unknown("the run's Job is gone, and left no result"), ""
+                return ports.Unknown("the run's Job is gone, and left no result"), ""
             node = str((job["metadata"].get("annotations") or {}).get(objects.NODE, ""))
             record.create(run=handle, node=node)
             if not pods and not pod_state.is_finished(job):
                 if record.metadata.get("begun") or job["spec"].get("suspend"):
                     # A Job that was suspended has lost its pod, and would begin the run again.
                     await self._delete(handle, job["metadata"]["uid"])
-                    return Unknown("the run's pod is gone, and left no result"), ""
+                    return ports.Unknown("the run's pod is gone, and left no result"), ""
                 return await self._unbegun(handle, record, "its pod is not there yet")
             # A pod may have come since they were listed.
             pods = (await self._all_pods(at_once=True)).get(objects.job_name(handle), ())
             if not pods:
-                return Unknown("the run's pod is gone, and left no result"), ""
+                return ports.Unknown("the run's pod is gone, and left no result"), ""
         for pod in pods:
             is_over = pod_state.result_of(pod, handle) is not None
             if is_over or time.time() - self._log_read_at.get(handle, 0.0) >= POLL_S:
@@ -316,24 +306,24 @@ class KubernetesRunner:
             return await self._unbegun(handle, record, pod_state.waiting_reason(pods[0]))
         limit_s = float(record.metadata.get("timeout_s", 0.0)) + objects.START_S + END_MARGIN_S
         if result is None and time.time() > float(record.metadata["began_at"]) + limit_s:
-            return Unknown(
+            return ports.Unknown(
                 "the run's pod is past all limits and has not ended; its cluster node may be lost"
             ), ""
         return result, ""
 
     async def _unbegun(
         self, handle: str, record: RunRecord, waits: str
-    ) -> tuple[Ok | Failed | Unknown | None, str]:
+    ) -> tuple[ports.Ok | ports.Failed | ports.Unknown | None, str]:
         """Return that a run waits; one that has waited too long is removed, and never began."""
         if time.time() < float(record.metadata["began_at"]) + objects.START_S:
             return None, waits
         try:
             has_begun = await self._end_job(handle, record)
         except AdapterFailed as error:  # what has not ended may begin
-            return Unknown(str(error)), ""
+            return ports.Unknown(str(error)), ""
         if has_begun:
-            return Unknown(f"the run began while it was removed: {waits}"), ""
-        return Failed(f"the run never began: {waits}", code=FailureCode.NEVER_STARTED), ""
+            return ports.Unknown(f"the run began while it was removed: {waits}"), ""
+        return ports.Failed(f"the run never began: {waits}", code=FailureCode.NEVER_STARTED), ""
 
     async def _all_pods(self, *, at_once: bool = False) -> Mapping[str, Sequence[Mapping[str, Any]]]:
         """Return the pods of all runs by their Jobs: one request serves all who ask in an interval."""
@@ -422,7 +412,7 @@ class KubernetesRunner:
             return await self._cluster.request(method, path, **more)
 
 
-def make_runner(context: RunnerContext) -> KubernetesRunner:
+def make_runner(context: ports.RunnerContext) -> KubernetesRunner:
     params = context.params
     cluster = Cluster(context.name, params["kubeconfig"], params.get("context"))
     trees = TreeServer(params["trees"], context.settings.state_dir / "tree-url.key")

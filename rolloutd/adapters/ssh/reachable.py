@@ -13,22 +13,11 @@ import socket
 from collections.abc import Sequence
 
 from machines.model.node import NodeHealth, Observation
+from rolloutd import ports
 from rolloutd.adapters.ssh.login_errors import is_connection_refused
 from rolloutd.adapters.ssh.route import Route, read_route
 from rolloutd.adapters.ssh.shell_adapter import ShellAdapter
 from rolloutd.errors import HostKeyChanged, NodeUnreachable
-from rolloutd.ports import (
-    AdapterContext,
-    Clock,
-    ConnectionDefaults,
-    Failed,
-    Host,
-    Observer,
-    Ok,
-    Shell,
-    StepContext,
-    Unknown,
-)
 
 OBSERVE_TIMEOUT_S = 5.0
 """A live sshd sends its banner within milliseconds; a second TCP SYN goes out after one second."""
@@ -46,44 +35,46 @@ _LOCAL_ERRNOS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOM
 """Errors of this machine, which do not show the node's state."""
 
 
-def make_observer(context: AdapterContext) -> Observer:
+def make_observer(context: ports.AdapterContext) -> ports.Observer:
     ssh = context.settings.ssh
     return ReachableObserver(
-        context.shell, context.clock, ConnectionDefaults(ssh.known_hosts, ssh.user, ssh.key_file)
+        context.shell, context.clock, ports.ConnectionDefaults(ssh.known_hosts, ssh.user, ssh.key_file)
     )
 
 
 class ReachableCheck(ShellAdapter):
     """ports.Check by one new ssh login and `true`."""
 
-    async def check(self, ctx: StepContext) -> Ok | Failed | Unknown:
+    async def check(self, ctx: ports.StepContext) -> ports.Ok | ports.Failed | ports.Unknown:
         await self._shell.disconnect(ctx.host.name)  # a pooled connection would prove nothing
         try:
             result = await self._shell.run(ctx.host, "true", timeout_s=LOGIN_TIMEOUT_S)
         except HostKeyChanged as error:
-            return Failed(str(error))
+            return ports.Failed(str(error))
         except (NodeUnreachable, TimeoutError) as error:
-            return Failed(f"not reachable: {error}")
+            return ports.Failed(f"not reachable: {error}")
         if result.exit_status != 0:
-            return Failed(
+            return ports.Failed(
                 f"{ctx.host.name} accepts the login, but `true` ends with {result.exit_status}",
                 output=result.stderr,
             )
-        return Ok(f"{ctx.host.name} answers over ssh")
+        return ports.Ok(f"{ctx.host.name} answers over ssh")
 
 
 class ReachableObserver:
     """ports.Observer by the ssh banner over TCP, or by a login for nodes behind a jump host."""
 
-    def __init__(self, shell: Shell, clock: Clock, defaults: ConnectionDefaults | None = None) -> None:
+    def __init__(
+        self, shell: ports.Shell, clock: ports.Clock, defaults: ports.ConnectionDefaults | None = None
+    ) -> None:
         self._shell = shell
         self._clock = clock
-        self._defaults = defaults or ConnectionDefaults()
+        self._defaults = defaults or ports.ConnectionDefaults()
 
-    async def observe(self, hosts: Sequence[Host]) -> Sequence[Observation]:
+    async def observe(self, hosts: Sequence[ports.Host]) -> Sequence[Observation]:
         slots = asyncio.Semaphore(MAX_CONCURRENT_OBSERVATIONS)
 
-        async def observe_one(host: Host) -> Observation:
+        async def observe_one(host: ports.Host) -> Observation:
             async with slots:
                 sight, why = await self._observe_host(host)
             return Observation(node=host.name, sight=sight, at=self._clock.now(), why=why)
@@ -92,7 +83,7 @@ class ReachableObserver:
             tasks = [group.create_task(observe_one(host)) for host in hosts]
         return [task.result() for task in tasks]
 
-    async def _observe_host(self, host: Host) -> tuple[NodeHealth, str]:
+    async def _observe_host(self, host: ports.Host) -> tuple[NodeHealth, str]:
         try:
             route = read_route(host, self._defaults)
         except NodeUnreachable as error:
@@ -105,7 +96,7 @@ class ReachableObserver:
         except TimeoutError:
             return NodeHealth.DOWN, f"no ssh banner from {route.address} within {OBSERVE_TIMEOUT_S:g}s"
 
-    async def _observe_by_login(self, host: Host) -> tuple[NodeHealth, str]:
+    async def _observe_by_login(self, host: ports.Host) -> tuple[NodeHealth, str]:
         try:
             await self._shell.run(host, "true", timeout_s=LOGIN_TIMEOUT_S)
         except (NodeUnreachable, TimeoutError) as error:

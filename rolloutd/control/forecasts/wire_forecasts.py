@@ -6,14 +6,7 @@ from typing import NotRequired
 
 from typing_extensions import TypedDict
 
-from rolloutd.control.rollouts.wire import (
-    AssumptionText,
-    Bottleneck,
-    Instants,
-    Seconds,
-    TrainForecast,
-    VoteDeadline,
-)
+from rolloutd.control.rollouts import wire
 
 
 class NodeForecast(TypedDict):
@@ -21,8 +14,8 @@ class NodeForecast(TypedDict):
 
     node: str
     team: str | None
-    starts_at: Instants
-    ends_at: Instants
+    starts_at: wire.Instants
+    ends_at: wire.Instants
     waits: dict[str, float]
 
 
@@ -31,8 +24,8 @@ class GroupForecast(TypedDict):
 
     name: str
     nodes: int
-    starts_at: Instants
-    ends_at: Instants
+    starts_at: wire.Instants
+    ends_at: wire.Instants
 
 
 class GateForecast(TypedDict):
@@ -40,13 +33,13 @@ class GateForecast(TypedDict):
 
     gate: str
     wave: str | None
-    asked_at: Instants
+    asked_at: wire.Instants
 
 
 class ForecastDifference(TypedDict):
     """How many seconds later the changed forecast ends; negative is earlier."""
 
-    ends_at_s: Seconds
+    ends_at_s: wire.Seconds
 
 
 class ForecastBody(TypedDict):
@@ -60,9 +53,9 @@ class ForecastBody(TypedDict):
     made_at: str
     draws: int
     seed: int
-    assumptions: list[AssumptionText]
-    ends_at: Instants
-    work_s: Seconds
+    assumptions: list[wire.AssumptionText]
+    ends_at: wire.Instants
+    work_s: wire.Seconds
     stays_open: bool
     nodes: list[NodeForecast]
     pools: list[GroupForecast]
@@ -70,9 +63,9 @@ class ForecastBody(TypedDict):
     waves: list[GroupForecast]
     gates: list[GateForecast]
     waits: dict[str, float]
-    bottleneck: Bottleneck | None
-    train: TrainForecast | None
-    vote_deadline: VoteDeadline | None
+    bottleneck: wire.Bottleneck | None
+    train: wire.TrainForecast | None
+    vote_deadline: wire.VoteDeadline | None
 
 
 class Forecast(ForecastBody):

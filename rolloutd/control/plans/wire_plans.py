@@ -8,17 +8,7 @@ from typing_extensions import TypedDict
 
 from rolloutd.control.daemons.wire_runners import ChosenRunner
 from rolloutd.control.nodes.wire_nodes import TaskChange
-from rolloutd.control.rollouts.wire import (
-    AssumptionText,
-    Bottleneck,
-    Instants,
-    Reason,
-    RolloutState,
-    Seconds,
-    Source,
-    TrainForecast,
-    Work,
-)
+from rolloutd.control.rollouts import wire
 from rolloutd.control.wire_errors import Diagnostic
 
 RecordName = Literal["current", "previous", "invalid"]
@@ -39,7 +29,7 @@ class Submission(TypedDict):
 
     rollout: str
     digest: str
-    state: RolloutState
+    state: wire.RolloutState
     existing: bool
 
 
@@ -62,7 +52,7 @@ class PlanContent(TypedDict):
     """A rollout's plan in canonical form, its pinned source and its hashes."""
 
     content: dict[str, Any]
-    source: Source
+    source: wire.Source
     digest: str
     hashes: Hashes
 
@@ -76,7 +66,7 @@ class PreviewTarget(TypedDict):
     wave: str
     position: int
     runner: ChosenRunner | None
-    cannot_start: Reason | None
+    cannot_start: wire.Reason | None
 
 
 class PreviewWave(TypedDict):
@@ -146,11 +136,11 @@ class PreviewValue(TypedDict):
 class PlanDuration(TypedDict):
     """How long a plan takes, as `forecast` says: keys as there; `warning`: it takes longer than a month."""
 
-    ends_at: Instants
-    work_s: Seconds
-    bottleneck: Bottleneck | None
-    train: TrainForecast | None
-    assumptions: list[AssumptionText]
+    ends_at: wire.Instants
+    work_s: wire.Seconds
+    bottleneck: wire.Bottleneck | None
+    train: wire.TrainForecast | None
+    assumptions: list[wire.AssumptionText]
     warning: str | None
 
 
@@ -182,7 +172,7 @@ class Preview(TypedDict):
     traffic_probes: list[str]
     not_probed: list[str]
     not_isolated: list[str]
-    source: Source
+    source: wire.Source
     digest: str
     hashes: Hashes
     warnings: list[str]
@@ -323,7 +313,7 @@ class BlastRadius(TypedDict):
     nodes: int
     teams: list[str]
     at_once: int
-    work: Work | None
+    work: wire.Work | None
     traffic_probed: bool
 
 

@@ -11,23 +11,12 @@ from dataclasses import dataclass, field
 
 from machines.model.node import Conflict, ConflictKind, Node
 from machines.model.selector import Selector
-from rolloutd.ports import (
-    CLUSTER_ID,
-    HOST_KEY,
-    JSON,
-    MACHINE_ID,
-    OUT_OF_SERVICE,
-    PROVIDER_ID,
-    STATUS,
-    DiscoveredNode,
-    Host,
-    plain_value,
-)
+from rolloutd import ports
 
 TEAM = "team"
 """The label that names a node's owner."""
 
-IDENTITY_KEYS = (HOST_KEY, MACHINE_ID, CLUSTER_ID)
+IDENTITY_KEYS = (ports.HOST_KEY, ports.MACHINE_ID, ports.CLUSTER_ID)
 
 MAX_NAMES = 5
 """Other nodes named in one conflict; a shared address may have hundreds."""
@@ -43,7 +32,7 @@ Expectations = Mapping[str, Mapping[str, Selector]]
 class SourceReports:
     """What the sources report: their records by node, and the sources that have ever answered."""
 
-    by_node: Mapping[str, Sequence[DiscoveredNode]]
+    by_node: Mapping[str, Sequence[ports.DiscoveredNode]]
     answered: frozenset[str]
     expectations: Expectations = field(default_factory=dict)
 
@@ -59,9 +48,9 @@ def reconcile(
     keys = tuple(key for key in pool_keys if key != TEAM)
     shared = (
         _shared_addresses(reports.by_node),
-        _shared_ids(reports.by_node, MACHINE_ID, ConflictKind.MACHINE_ID_SHARED),
+        _shared_ids(reports.by_node, ports.MACHINE_ID, ConflictKind.MACHINE_ID_SHARED),
         # The merge gives one name to what shares this id, unless one source has two nodes with it.
-        _shared_ids(reports.by_node, PROVIDER_ID, ConflictKind.PROVIDER_ID_SHARED),
+        _shared_ids(reports.by_node, ports.PROVIDER_ID, ConflictKind.PROVIDER_ID_SHARED),
     )
     found = {}
     for name, node in nodes.items():
@@ -93,7 +82,7 @@ def _conflict(kind: ConflictKind, about: str, values: Mapping[str, str]) -> Conf
     return Conflict(kind, about, values, 0.0)
 
 
-def _label_conflicts(records: Sequence[DiscoveredNode], keys: Sequence[str]) -> Iterator[Conflict]:
+def _label_conflicts(records: Sequence[ports.DiscoveredNode], keys: Sequence[str]) -> Iterator[Conflict]:
     """Yield the owner and the pools that two sources report differently; a source may omit a label."""
     for key in (TEAM, *keys):
         values = {each.source: each.labels[key] for each in records if each.labels.get(key)}
@@ -110,12 +99,12 @@ def _missing_reports(node: Node, reports: SourceReports) -> Iterator[Conflict]:
                 yield _conflict(ConflictKind.NOT_REPORTED, expected, {source: node.name})
 
 
-def _pin_identity(records: Sequence[DiscoveredNode], pinned: Mapping[str, str]) -> Mapping[str, str]:
+def _pin_identity(records: Sequence[ports.DiscoveredNode], pinned: Mapping[str, str]) -> Mapping[str, str]:
     """Return the pinned values, the first reported one of what is not pinned yet, and the sources' ids."""
     found = dict(pinned)
     for record in records:
         # Those made of other values are pinned with these.
-        if record.id and record.id.partition("/")[0] not in (PROVIDER_ID, MACHINE_ID):
+        if record.id and record.id.partition("/")[0] not in (ports.PROVIDER_ID, ports.MACHINE_ID):
             found[id_key(record.source)] = record.id
         for key in IDENTITY_KEYS:
             if value := read_text(record.connection, key):
@@ -128,7 +117,9 @@ def id_key(source: str) -> str:
     return f"id in {source}"
 
 
-def _identity_conflicts(records: Sequence[DiscoveredNode], identity: Mapping[str, str]) -> Iterator[Conflict]:
+def _identity_conflicts(
+    records: Sequence[ports.DiscoveredNode], identity: Mapping[str, str]
+) -> Iterator[Conflict]:
     for key in IDENTITY_KEYS:
         reported = {each.source: read_text(each.connection, key) for each in records}
         others = {source: value for source, value in reported.items() if value not in ("", identity.get(key))}
@@ -136,15 +127,18 @@ def _identity_conflicts(records: Sequence[DiscoveredNode], identity: Mapping[str
             yield _conflict(ConflictKind.IDENTITY_CHANGED, key, {"pinned": identity[key], **others})
 
 
-def _status_conflicts(records: Sequence[DiscoveredNode]) -> Iterator[Conflict]:
+def _status_conflicts(records: Sequence[ports.DiscoveredNode]) -> Iterator[Conflict]:
     """Yield the sources in which the machine is planned or offline, though a plan could target it."""
-    status = {each.source: each.labels.get(STATUS) or read_text(each.connection, STATUS) for each in records}
-    values = {source: value for source, value in status.items() if value.lower() in OUT_OF_SERVICE}
+    status = {
+        each.source: each.labels.get(ports.STATUS) or read_text(each.connection, ports.STATUS)
+        for each in records
+    }
+    values = {source: value for source, value in status.items() if value.lower() in ports.OUT_OF_SERVICE}
     if values:
-        yield _conflict(ConflictKind.OUT_OF_SERVICE, STATUS, values)
+        yield _conflict(ConflictKind.OUT_OF_SERVICE, ports.STATUS, values)
 
 
-def _source_conflicts(records: Sequence[DiscoveredNode]) -> Iterator[Conflict]:
+def _source_conflicts(records: Sequence[ports.DiscoveredNode]) -> Iterator[Conflict]:
     """Yield what contradicts the earlier answers of a source."""
     for record in records:
         for kind, detail in record.conflicts.items():
@@ -155,14 +149,14 @@ def _source_conflicts(records: Sequence[DiscoveredNode]) -> Iterator[Conflict]:
                 yield _conflict(ConflictKind(kind), record.source, {record.source: detail})
 
 
-def _shared_addresses(by_node: Mapping[str, Sequence[DiscoveredNode]]) -> dict[str, Conflict]:
+def _shared_addresses(by_node: Mapping[str, Sequence[ports.DiscoveredNode]]) -> dict[str, Conflict]:
     """Return the nodes whose address and port bear another name too: a run would reach the wrong one."""
     names: dict[tuple[str, str, str], list[str]] = {}
     for name, records in by_node.items():
-        merged: dict[str, JSON] = {}
+        merged: dict[str, ports.JSON] = {}
         for record in reversed(records):
             merged |= record.connection
-        host = Host(name, connection=merged)
+        host = ports.Host(name, connection=merged)
         merged = dict(host.connection)
         if str(merged.get("ansible_connection", "ssh")) in _SSH:
             port = str(merged.get("ansible_port") or merged.get("ansible_ssh_port") or 22)
@@ -178,7 +172,7 @@ def _shared_addresses(by_node: Mapping[str, Sequence[DiscoveredNode]]) -> dict[s
 
 
 def _shared_ids(
-    by_node: Mapping[str, Sequence[DiscoveredNode]], key: str, kind: ConflictKind
+    by_node: Mapping[str, Sequence[ports.DiscoveredNode]], key: str, kind: ConflictKind
 ) -> dict[str, Conflict]:
     names: dict[str, list[str]] = {}
     for name, records in by_node.items():
@@ -197,9 +191,9 @@ def _shared(kind: ConflictKind, about: str, sharing: Iterable[str], name: str) -
     return _conflict(kind, about, dict.fromkeys(others[:MAX_NAMES], ""))
 
 
-def read_text(connection: Mapping[str, JSON], key: str) -> str:
+def read_text(connection: Mapping[str, ports.JSON], key: str) -> str:
     """Return an id or another text that a source reports of a node; empty if it reports none."""
-    value = plain_value(connection.get(key)) or ""
+    value = ports.plain_value(connection.get(key)) or ""
     text = str(value).strip() if isinstance(value, str | int) else ""  # some clouds' ids are numbers
     # ansible-inventory renders no template, so a whole group may have this one, which is the id of none.
     return "" if "{{" in text else text

@@ -14,6 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from machines.facts.index import Index
+from rolloutd import ports
 from rolloutd.configuration.sealed_variables import seal, unseal
 from rolloutd.configuration.secret_variables import storable_variables
 from rolloutd.engine.background.inventory_conflicts import id_key
@@ -21,21 +22,6 @@ from rolloutd.engine.background.inventory_identity import own_id, renames, with_
 from rolloutd.engine.state import HeldAnswer, SourceState, State
 from rolloutd.engine.tasks import compute_over
 from rolloutd.errors import RolloutdError, SourceFailed
-from rolloutd.ports import (
-    MAX_LABEL_LENGTH,
-    DiscoveredNode,
-    GivesTemplates,
-    InvalidVariable,
-    Inventory,
-    LeavesNodesOut,
-    SourceAnswer,
-    SourceRules,
-    require_plain_text,
-    require_readable,
-    require_typed,
-    require_utf8,
-    without_templates,
-)
 from rolloutd.ports.guards import adapter_errors, validate_result
 
 log = logging.getLogger("rolloutd.engine.background.inventory_sources")
@@ -51,19 +37,19 @@ SAVE_INTERVAL_S = 60.0
 class _Answer:
     """What the source reported: its valid nodes, and the problems of the others by name."""
 
-    nodes: Sequence[DiscoveredNode]
+    nodes: Sequence[ports.DiscoveredNode]
     invalid: Mapping[str, str]
 
 
 class SourceReader:
     """Queries one source and holds its answers."""
 
-    def __init__(self, state: State, inventory: Inventory, rules: SourceRules) -> None:
+    def __init__(self, state: State, inventory: ports.Inventory, rules: ports.SourceRules) -> None:
         self.name = inventory.source
         self.rules = rules
         self.status = state.sources.setdefault(self.name, SourceState(self.name))
         self.status.stale_after_s = rules.stale_after_s
-        self.nodes: Sequence[DiscoveredNode] | None = None
+        self.nodes: Sequence[ports.DiscoveredNode] | None = None
         """The answer in effect; None while there was never one."""
         self.invalid: Mapping[str, str] = {}
         """Why nodes of the last answer are left out, by name."""
@@ -74,20 +60,20 @@ class SourceReader:
         self.is_failing = False
         self._state = state
         self._inventory = inventory
-        self._gives_templates = isinstance(inventory, GivesTemplates)
+        self._gives_templates = isinstance(inventory, ports.GivesTemplates)
         self._answer: _Answer | None = None
         self._node_changes = -1
         """The fleet's count of changes when the answer took effect."""
         self._held_answer: _Answer | None = None
         self._accepted: dict[str, frozenset[str]] = {}
-        self._stored: Mapping[str, DiscoveredNode] = {}
-        self._stored_nodes: Sequence[DiscoveredNode] | None = None
+        self._stored: Mapping[str, ports.DiscoveredNode] = {}
+        self._stored_nodes: Sequence[ports.DiscoveredNode] | None = None
         """The answer that the store has, once it was compared with what is stored."""
         self._stored_at = 0.0
         self._is_queued = False
         self._lock = asyncio.Lock()
 
-    def restore(self, answer: SourceAnswer) -> None:
+    def restore(self, answer: ports.SourceAnswer) -> None:
         """Take over the last answer of an earlier daemon."""
         key = self._state.redaction_key
         nodes = [replace(node, connection=unseal(node.connection, key)) for node in answer.nodes]
@@ -150,7 +136,7 @@ class SourceReader:
         if nodes is None or answered_at is None or not self.status.has_answered:
             return
         stored = self._stored
-        changed: Sequence[DiscoveredNode] = ()
+        changed: Sequence[ports.DiscoveredNode] = ()
         removed: Sequence[str] = ()
         if nodes is not self._stored_nodes:
             stored, changed, removed = await compute_over(
@@ -158,7 +144,7 @@ class SourceReader:
             )
         if changed or removed or not 0 <= answered_at - self._stored_at < SAVE_INTERVAL_S:
             await self._state.store.save_source_answer(
-                SourceAnswer(self.name, answered_at, tuple(changed)), removed
+                ports.SourceAnswer(self.name, answered_at, tuple(changed)), removed
             )
             self._stored, self._stored_at = stored, answered_at
         self._stored_nodes = nodes
@@ -168,7 +154,7 @@ class SourceReader:
             with adapter_errors(f"inventory {self.name}"):
                 response = list(await self._inventory.refresh())
                 nodes = await compute_over(len(response), self._valid_nodes, response)
-        if isinstance(self._inventory, LeavesNodesOut):
+        if isinstance(self._inventory, ports.LeavesNodesOut):
             self.invalid = {**self.invalid, **self._inventory.left_out}
         if response and not nodes:
             raise SourceFailed(f"{self.name}: no node is valid; {next(iter(self.invalid.values()))}")
@@ -176,19 +162,19 @@ class SourceReader:
             raise SourceFailed(f"{self.name} answered with no node at all; its nodes stay as last known")
         return _Answer(nodes, self.invalid)
 
-    def _valid_nodes(self, nodes: Sequence[DiscoveredNode]) -> Sequence[DiscoveredNode]:
+    def _valid_nodes(self, nodes: Sequence[ports.DiscoveredNode]) -> Sequence[ports.DiscoveredNode]:
         """Return the valid nodes, with texts that no run renders; only Ansible's own sources give templates.
 
         Who may write a node's address in a cluster or a NetBox may not run code on this machine.
         """
-        valid: list[DiscoveredNode] = []
+        valid: list[ports.DiscoveredNode] = []
         invalid: dict[str, str] = {}
         before = {node.name: node for node in self.nodes or ()}
         for each in nodes:
-            node = validate_result(f"inventory {self.name}", each, DiscoveredNode)
+            node = validate_result(f"inventory {self.name}", each, ports.DiscoveredNode)
             try:
                 node = self._valid_node(node)
-            except InvalidVariable as error:
+            except ports.InvalidVariable as error:
                 invalid[node.name] = f"{node.name[:60]}: {error}; correct it in the source"
                 continue
             # Its id too is part of what is compared.
@@ -199,23 +185,23 @@ class SourceReader:
         self.invalid = invalid
         return valid
 
-    def _valid_node(self, node: DiscoveredNode) -> DiscoveredNode:
+    def _valid_node(self, node: ports.DiscoveredNode) -> ports.DiscoveredNode:
         for label, text in node.labels.items():
-            if len(text) > MAX_LABEL_LENGTH:
-                raise InvalidVariable(
-                    f"label {label} has {len(text)} characters, more than {MAX_LABEL_LENGTH}"
+            if len(text) > ports.MAX_LABEL_LENGTH:
+                raise ports.InvalidVariable(
+                    f"label {label} has {len(text)} characters, more than {ports.MAX_LABEL_LENGTH}"
                 )
             # A lone half of a pair, as JSON may have it, could be written neither to a log nor to a metric.
-            require_utf8(f"label {label}", text)
-        require_utf8("id", node.id)
+            ports.require_utf8(f"label {label}", text)
+        ports.require_utf8("id", node.id)
         if self._gives_templates:
-            require_readable(node.connection)
+            ports.require_readable(node.connection)
             return node
         for label, text in node.labels.items():
-            require_plain_text(f"label {label[:60]!r}", f"{label}={text}")
-        require_plain_text("id", node.id)
-        require_typed(node.connection)
-        return replace(node, connection=without_templates(node.connection))
+            ports.require_plain_text(f"label {label[:60]!r}", f"{label}={text}")
+        ports.require_plain_text("id", node.id)
+        ports.require_typed(node.connection)
+        return replace(node, connection=ports.without_templates(node.connection))
 
     async def _take(self, answer: _Answer) -> None:
         if self._is_repeated(answer):
@@ -244,14 +230,16 @@ class SourceReader:
         # _valid_nodes() keeps the object of each node that is as before.
         return is_same_fleet and answer.invalid == last.invalid and _are_same(answer.nodes, last.nodes)
 
-    def _judge(self, answer: _Answer, facts: Index) -> tuple[Sequence[DiscoveredNode], HeldAnswer | None]:
+    def _judge(
+        self, answer: _Answer, facts: Index
+    ) -> tuple[Sequence[ports.DiscoveredNode], HeldAnswer | None]:
         nodes = self._known_nodes(answer, facts)
         return nodes, self._reason_to_hold(nodes, facts)
 
-    def _known_nodes(self, answer: _Answer, facts: Index) -> Sequence[DiscoveredNode]:
+    def _known_nodes(self, answer: _Answer, facts: Index) -> Sequence[ports.DiscoveredNode]:
         return with_known_names(answer.nodes, self._nodes_in_effect(facts), answer.invalid, self._accepted)
 
-    def _nodes_in_effect(self, facts: Index) -> Sequence[DiscoveredNode]:
+    def _nodes_in_effect(self, facts: Index) -> Sequence[ports.DiscoveredNode]:
         """Return the answer in effect, and what the fleet has besides of this source alone.
 
         That is all of it while there is no answer, else the nodes that were removed in flight.
@@ -259,7 +247,7 @@ class SourceReader:
         answer = self.nodes or ()
         names = {self.fleet_names.get(node.name, node.name) for node in answer}
         more = [
-            DiscoveredNode(
+            ports.DiscoveredNode(
                 *(node.name, self.name, node.kind, node.labels),
                 self._state.connections.get(node.name, {}),
                 node.identity.get(id_key(self.name), ""),
@@ -269,7 +257,7 @@ class SourceReader:
         ]
         return [*answer, *more]
 
-    def _set_answer(self, answer: _Answer, nodes: Sequence[DiscoveredNode], at: float) -> None:
+    def _set_answer(self, answer: _Answer, nodes: Sequence[ports.DiscoveredNode], at: float) -> None:
         self.renamed = {**self.renamed, **renames(self.nodes or (), nodes)}
         # A name that another node still has is accepted once that node has its own new name.
         doubtful = {node.name for node in nodes if node.conflicts}
@@ -279,7 +267,7 @@ class SourceReader:
         self.status.has_answered = True
         self.status.refreshed_at, self.status.nodes = at, len(nodes)
 
-    def _reason_to_hold(self, nodes: Sequence[DiscoveredNode], facts: Index) -> HeldAnswer | None:
+    def _reason_to_hold(self, nodes: Sequence[ports.DiscoveredNode], facts: Index) -> HeldAnswer | None:
         """Return what the answer would do that a person must accept, None when it may take effect."""
         before = self._names_in_effect(facts)
         after = {node.name for node in nodes}
@@ -294,19 +282,19 @@ class SourceReader:
         return [node.name for node in facts.nodes.values() if node.sources == (self.name,)]
 
 
-def _compact(node: DiscoveredNode) -> DiscoveredNode:
+def _compact(node: ports.DiscoveredNode) -> ports.DiscoveredNode:
     """Return the node with labels whose texts it shares with others; a fleet has few different ones."""
     labels = {sys.intern(str(key)): sys.intern(str(value)) for key, value in node.labels.items()}
     return replace(node, labels=labels)
 
 
-def _are_same(nodes: Sequence[DiscoveredNode], others: Sequence[DiscoveredNode]) -> bool:
+def _are_same(nodes: Sequence[ports.DiscoveredNode], others: Sequence[ports.DiscoveredNode]) -> bool:
     return len(nodes) == len(others) and all(map(operator.is_, nodes, others))
 
 
 def _compare_stored(
-    nodes: Sequence[DiscoveredNode], before: Mapping[str, DiscoveredNode], key: bytes
-) -> tuple[Mapping[str, DiscoveredNode], tuple[DiscoveredNode, ...], tuple[str, ...]]:
+    nodes: Sequence[ports.DiscoveredNode], before: Mapping[str, ports.DiscoveredNode], key: bytes
+) -> tuple[Mapping[str, ports.DiscoveredNode], tuple[ports.DiscoveredNode, ...], tuple[str, ...]]:
     """Return an answer without secrets, what of it is new or changed, sealed, and which nodes it lacks."""
     stored = {node.name: _without_secrets(node) for node in nodes}
     changed = tuple(
@@ -317,6 +305,6 @@ def _compare_stored(
     return stored, changed, tuple(name for name in before if name not in stored)
 
 
-def _without_secrets(node: DiscoveredNode) -> DiscoveredNode:
+def _without_secrets(node: ports.DiscoveredNode) -> ports.DiscoveredNode:
     kept = storable_variables(node.connection)
     return node if kept is node.connection else replace(node, connection=kept)

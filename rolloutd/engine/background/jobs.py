@@ -16,17 +16,7 @@ from operator import attrgetter
 from typing import Any, Generic, TypeVar
 
 from machines.facts.dry_runs import DryRunResult
-from machines.model.decision import (
-    CheckDrift,
-    CheckIfCurrent,
-    CheckSoaking,
-    CompareStaged,
-    DocumentPilot,
-    DryRun,
-    Prepare,
-    ProbeTraffic,
-    Release,
-)
+from machines.model import decision
 from rolloutd.engine.background.current_checks import check_if_current
 from rolloutd.engine.background.drift_checks import DriftChecker
 from rolloutd.engine.background.dry_runs import run_dry_run, watch_blocker
@@ -84,16 +74,16 @@ def job_kinds(
     releasing = partial(release, *both, Counter())
     node = attrgetter("node")
     return (
-        JobKind("dry-run", DryRun, partial(run_dry_run, *both), MAX_OUTSIDE),
+        JobKind("dry-run", decision.DryRun, partial(run_dry_run, *both), MAX_OUTSIDE),
         JobKind("blocker", DryRunResult, partial(watch_blocker, *both), of_target=False),
-        JobKind("traffic", ProbeTraffic, partial(probe_node, *both), MAX_OUTSIDE),
-        JobKind("compare-staged", CompareStaged, partial(compare_staged, *both), MAX_COMPARISONS),
-        JobKind("current-check", CheckIfCurrent, current, node=node),
-        JobKind("soak", CheckSoaking, partial(check_soaking, *both), MAX_SOAK_CHECKS, node=node),
-        JobKind("drift", CheckDrift, drift.check_nodes, of_target=False),
-        JobKind("hold-release", Release, releasing, of_target=False),
-        JobKind("pilot", DocumentPilot, pilot, of_target=False),
-        JobKind("prepare", Prepare, preparer.prepare, of_target=False, node=preparer.node_of),
+        JobKind("traffic", decision.ProbeTraffic, partial(probe_node, *both), MAX_OUTSIDE),
+        JobKind("compare-staged", decision.CompareStaged, partial(compare_staged, *both), MAX_COMPARISONS),
+        JobKind("current-check", decision.CheckIfCurrent, current, node=node),
+        JobKind("soak", decision.CheckSoaking, partial(check_soaking, *both), MAX_SOAK_CHECKS, node=node),
+        JobKind("drift", decision.CheckDrift, drift.check_nodes, of_target=False),
+        JobKind("hold-release", decision.Release, releasing, of_target=False),
+        JobKind("pilot", decision.DocumentPilot, pilot, of_target=False),
+        JobKind("prepare", decision.Prepare, preparer.prepare, of_target=False, node=preparer.node_of),
     )
 
 

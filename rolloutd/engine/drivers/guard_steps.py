@@ -14,20 +14,10 @@ from machines.model import actions
 from machines.model.events import StepAction, StepRecord
 from machines.model.plan import Guard, StepDef
 from machines.workflow.guard import may_be_armed
+from rolloutd import ports
 from rolloutd.engine.drivers.node_session import NodeSession
 from rolloutd.engine.drivers.step_journal import StepJournal
 from rolloutd.errors import NodeUnreachable
-from rolloutd.ports import (
-    Busy,
-    Failed,
-    GuardReport,
-    GuardState,
-    NodeGuard,
-    Ok,
-    StepContext,
-    StepResult,
-    Unknown,
-)
 
 RENEWALS = 4
 """Renewals within the guard's `after`: a node may miss some of them."""
@@ -42,7 +32,7 @@ MAX_LISTED_PATHS = 5
 
 _CAUSES = {"timer": "the daemon was silent", "boot": "it rebooted", "daemon": "the change had failed"}
 
-Operation = Callable[[NodeGuard, StepContext], Awaitable[GuardReport]]
+Operation = Callable[[ports.NodeGuard, ports.StepContext], Awaitable[ports.GuardReport]]
 
 
 class GuardSteps:
@@ -70,15 +60,15 @@ class GuardSteps:
         if guard is None:
             return True
         until = self._state.now() + guard.after_s
-        while not isinstance(report := await self.renew(), GuardReport):
+        while not isinstance(report := await self.renew(), ports.GuardReport):
             if self._state.now() >= until:
                 text = f"{self._session.node} was not heard; no playbook was started"
-                await self._record_disarm(guard.step, Failed(text))
+                await self._record_disarm(guard.step, ports.Failed(text))
                 return False
             await self._state.clock.sleep(ARM_RETRY_S)
         return not await self.record_end(report)
 
-    async def keep_armed(self) -> GuardReport:
+    async def keep_armed(self) -> ports.GuardReport:
         """Renew the guard while the node can be heard; return once it has ended on the node."""
         guard = self._armed_guard()
         if guard is None:
@@ -87,11 +77,11 @@ class GuardSteps:
             raise AssertionError("unreachable")
         while True:
             report = await self.renew()
-            if isinstance(report, GuardReport) and report.state is not GuardState.ARMED:
+            if isinstance(report, ports.GuardReport) and report.state is not ports.GuardState.ARMED:
                 return report
             await self._state.clock.sleep(guard.after_s / RENEWALS)
 
-    async def renew(self) -> GuardReport | Failed | Unknown | None:
+    async def renew(self) -> ports.GuardReport | ports.Failed | ports.Unknown | None:
         """Let the guard's time begin again; None without a guard."""
         guard = self._armed_guard()
         if guard is None:
@@ -99,15 +89,15 @@ class GuardSteps:
         timeout_s = max(MIN_RENEWAL_TIMEOUT_S, guard.after_s / RENEWALS)
         return await self._ask(guard.step, lambda adapter, ctx: adapter.renew(ctx), timeout_s)
 
-    async def record_end(self, report: GuardReport) -> bool:
+    async def record_end(self, report: ports.GuardReport) -> bool:
         """Return whether the guard has ended before it was disarmed; that is recorded."""
         guard = self._armed_guard()
-        if guard is None or report.state is GuardState.ARMED:
+        if guard is None or report.state is ports.GuardState.ARMED:
             return False
-        await self._record_disarm(guard.step, Failed(_describe(self._session.node, report)))
+        await self._record_disarm(guard.step, ports.Failed(_describe(self._session.node, report)))
         return True
 
-    async def _record_disarm(self, spec: StepDef, result: StepResult) -> None:
+    async def _record_disarm(self, spec: StepDef, result: ports.StepResult) -> None:
         """Record an end of the guard that was not the answer to a disarm."""
         numbers = [r.number for r in self._journal.records if r.action is StepAction.DISARM]
         record = self._journal.begin(actions.UseGuard(spec, 1 + max(numbers, default=0), StepAction.DISARM))
@@ -124,7 +114,7 @@ class GuardSteps:
         self,
         use: actions.UseGuard,
         operation: Operation,
-        result_of: Callable[[str, GuardReport], StepResult],
+        result_of: Callable[[str, ports.GuardReport], ports.StepResult],
     ) -> None:
         spec, kind = use.spec, use.action
         # Not captured: without its package a node must not move, least of all be recorded as armed.
@@ -133,8 +123,8 @@ class GuardSteps:
         record = self._journal.begin(use)
         await self._journal.write(record)
         answer = await self._ask(spec, operation, spec.timeout_s)
-        if isinstance(answer, GuardReport):
-            if kind is StepAction.RESTORE and answer.state is GuardState.CONFIRMED:
+        if isinstance(answer, ports.GuardReport):
+            if kind is StepAction.RESTORE and answer.state is ports.GuardState.CONFIRMED:
                 # The answer to an earlier disarm was lost.
                 await self._record_disarm(spec, _confirmed(self._session.node, answer))
             result = result_of(self._session.node, answer)
@@ -142,62 +132,62 @@ class GuardSteps:
             # The node confirms or restores whatever the daemon sees, so no error is the last word on that.
             # An arm whose answer another daemon lost may have armed it, whatever this one is answered.
             is_refused = kind is StepAction.ARM and not was_begun
-            result = answer if is_refused else Unknown(answer.text)
+            result = answer if is_refused else ports.Unknown(answer.text)
         await self._journal.finish(record, result)
 
     async def _ask(
         self, spec: StepDef, operation: Operation, timeout_s: float
-    ) -> GuardReport | Failed | Unknown:
+    ) -> ports.GuardReport | ports.Failed | ports.Unknown:
         return await self._session.capture_errors(self._ask_node(spec, operation, timeout_s))
 
     async def _ask_node(
         self, spec: StepDef, operation: Operation, timeout_s: float
-    ) -> GuardReport | Failed | Unknown:
+    ) -> ports.GuardReport | ports.Failed | ports.Unknown:
         guard = self._session.adapters.guards[spec.kind]
         ctx = await self._session.step_context(spec)
         try:
             return await operation(guard, replace(ctx, deadline=self._state.now() + timeout_s))
         except NodeUnreachable as error:
-            return Unknown(str(error))
+            return ports.Unknown(str(error))
 
 
-def _armed(node: str, report: GuardReport) -> StepResult:
-    if report.state is GuardState.ARMED:
-        return Ok(f"{node} restores itself unless the change is confirmed")
-    return Failed(_describe(node, report))
+def _armed(node: str, report: ports.GuardReport) -> ports.StepResult:
+    if report.state is ports.GuardState.ARMED:
+        return ports.Ok(f"{node} restores itself unless the change is confirmed")
+    return ports.Failed(_describe(node, report))
 
 
-def _confirmed(node: str, report: GuardReport) -> StepResult:
-    if report.state is GuardState.CONFIRMED:
-        return Ok(f"{node}: the change is confirmed")
-    return Failed(_describe(node, report))
+def _confirmed(node: str, report: ports.GuardReport) -> ports.StepResult:
+    if report.state is ports.GuardState.CONFIRMED:
+        return ports.Ok(f"{node}: the change is confirmed")
+    return ports.Failed(_describe(node, report))
 
 
-def _restored(node: str, report: GuardReport) -> StepResult:
+def _restored(node: str, report: ports.GuardReport) -> ports.StepResult:
     match report.state:
-        case GuardState.RESTORED:
+        case ports.GuardState.RESTORED:
             paths, problems = list(report.restored), list(report.problems)
             value = {"by": report.by, "restored": paths, "problems": problems}
-            return Ok(_describe(node, report), value=value)
-        case GuardState.NONE:
-            return Ok()
-        case GuardState.CONFIRMED:
-            return Failed(_describe(node, report))
-        case GuardState.ARMED | GuardState.RESTORING:
-            return Busy(f"{node} restores itself now")
+            return ports.Ok(_describe(node, report), value=value)
+        case ports.GuardState.NONE:
+            return ports.Ok()
+        case ports.GuardState.CONFIRMED:
+            return ports.Failed(_describe(node, report))
+        case ports.GuardState.ARMED | ports.GuardState.RESTORING:
+            return ports.Busy(f"{node} restores itself now")
 
 
-def _describe(node: str, report: GuardReport) -> str:
+def _describe(node: str, report: ports.GuardReport) -> str:
     match report.state:
-        case GuardState.RESTORED:
+        case ports.GuardState.RESTORED:
             listed = ", ".join(report.restored[:MAX_LISTED_PATHS]) or "no path had changed"
             more = len(report.restored) - MAX_LISTED_PATHS
             listed += f" and {more} more" if more > 0 else ""
             cause = f" because {_CAUSES[report.by]}" if report.by in _CAUSES else ""
             return "; ".join((f"{node} restored itself{cause}: {listed}", *report.problems))
-        case GuardState.CONFIRMED:
+        case ports.GuardState.CONFIRMED:
             return f"{node}: the change was confirmed already, so it stays"
-        case GuardState.RESTORING | GuardState.ARMED:
+        case ports.GuardState.RESTORING | ports.GuardState.ARMED:
             return f"{node} restores itself"
-        case GuardState.NONE:
+        case ports.GuardState.NONE:
             return f"{node} has no guard of this attempt; inspect it"

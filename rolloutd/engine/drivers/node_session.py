@@ -10,36 +10,16 @@ from typing import Any, TypeVar
 from machines.model.plan import Capability, Plan, StepDef
 from machines.model.rollout import Target
 from machines.model.target_plan import plan_for_target
+from rolloutd import ports
 from rolloutd.configuration.shown_variables import hide_in_text, is_shown, texts_of_hidden
 from rolloutd.engine.outcomes import capture_errors
 from rolloutd.engine.state import State, StepProgress
 from rolloutd.errors import LeadershipLost, NotFound, SourceFailed
 from rolloutd.plugin.templates import render, rendered_texts, variables_named_in
-from rolloutd.ports import (
-    JSON,
-    Busy,
-    Check,
-    Checkpoints,
-    Failed,
-    IsolationStatus,
-    Isolator,
-    NodeGuard,
-    NodeSnapshots,
-    Ok,
-    PinnedSource,
-    Runners,
-    SharedDirectories,
-    StagedFiles,
-    Stager,
-    StepContext,
-    TrafficProbe,
-    Unknown,
-    reported_waits,
-)
 
 T = TypeVar("T")
 
-_WITH_TEXT = (Ok, Failed, Busy, Unknown, IsolationStatus)
+_WITH_TEXT = (ports.Ok, ports.Failed, ports.Busy, ports.Unknown, ports.IsolationStatus)
 """Results of adapters that people read."""
 
 
@@ -50,24 +30,24 @@ class PreparationAdapters:
     `built` has the directories of builds.
     """
 
-    stagers: Mapping[str, Stager]
-    snapshots: NodeSnapshots
-    checkpoints: Checkpoints
-    staged_files: StagedFiles
-    find_tree: Callable[[PinnedSource], Path]
-    built: SharedDirectories
+    stagers: Mapping[str, ports.Stager]
+    snapshots: ports.NodeSnapshots
+    checkpoints: ports.Checkpoints
+    staged_files: ports.StagedFiles
+    find_tree: Callable[[ports.PinnedSource], Path]
+    built: ports.SharedDirectories
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterSet:
     """Adapters by kind; `source` returns the pinned source of a rollout, NotFound if it was removed."""
 
-    runner: Runners
-    isolators: Mapping[str, Isolator]
-    checks: Mapping[str, Check]
-    source: Callable[[str], Awaitable[PinnedSource]]
-    probes: Mapping[str, TrafficProbe] = field(default_factory=dict)
-    guards: Mapping[str, NodeGuard] = field(default_factory=dict)
+    runner: ports.Runners
+    isolators: Mapping[str, ports.Isolator]
+    checks: Mapping[str, ports.Check]
+    source: Callable[[str], Awaitable[ports.PinnedSource]]
+    probes: Mapping[str, ports.TrafficProbe] = field(default_factory=dict)
+    guards: Mapping[str, ports.NodeGuard] = field(default_factory=dict)
     preparation: PreparationAdapters | None = None
 
     @property
@@ -116,7 +96,7 @@ class NodeSession:
     def progress(self) -> StepProgress:
         return self.state.step_progress.setdefault((self.rollout, self.node), StepProgress())
 
-    async def capture_errors(self, awaitable: Awaitable[T]) -> T | Failed | Unknown:
+    async def capture_errors(self, awaitable: Awaitable[T]) -> T | ports.Failed | ports.Unknown:
         """Await an action and return each error as an outcome; raises only StoreFailed.
 
         A daemon that may no longer lead acts no more: it raises LeadershipLost.
@@ -127,7 +107,7 @@ class NodeSession:
             if isinstance(awaitable, Coroutine):
                 awaitable.close()
             raise
-        with reported_waits(self._show_wait):
+        with ports.reported_waits(self._show_wait):
             return self.without_hidden(await capture_errors(self.subject, awaitable))
 
     def without_hidden(self, result: T) -> T:
@@ -143,7 +123,7 @@ class NodeSession:
         if not (hidden := self._hidden_texts()):
             return result
         shown: dict[str, Any] = {"text": hide_in_text(result.text, hidden)}
-        if isinstance(result, Ok | Failed):
+        if isinstance(result, ports.Ok | ports.Failed):
             shown["output"] = hide_in_text(result.output, hidden)
         return replace(result, **shown)
 
@@ -171,7 +151,7 @@ class NodeSession:
         return texts_of_hidden(filled, {name: variables[name] for name in named})
 
     @property
-    def variables(self) -> Mapping[str, JSON]:
+    def variables(self) -> Mapping[str, ports.JSON]:
         """The variables of the plan's stages; where two set the same one, the earlier stage wins."""
         return {k: v for stage in reversed(self.plan.stages) for k, v in stage.variables.items()}
 
@@ -191,7 +171,7 @@ class NodeSession:
         cordon_only: bool = False,
         is_baseline: bool = False,
         baseline: Any = None,
-    ) -> StepContext:
+    ) -> ports.StepContext:
         """Return the context of one step, named as its spec unless `step` says otherwise.
 
         Its idempotency key is the same after a restart.
@@ -203,7 +183,7 @@ class NodeSession:
             raise SourceFailed(f"{self.node}: its inventory source has not answered since the daemon started")
         host, attempt, step = state.host(self.node), self.target.attempt, step or spec.name
         variables = self.variables
-        return StepContext(
+        return ports.StepContext(
             host=host,
             rollout=self.rollout,
             attempt=attempt,
@@ -228,7 +208,7 @@ class NodeSession:
             fencing_token=await state.fence_token() if Capability.STARTS_RUN in spec.capabilities else "",
         )
 
-    def with_run_id(self, ctx: StepContext, recorded: str, name: str) -> StepContext:
+    def with_run_id(self, ctx: ports.StepContext, recorded: str, name: str) -> ports.StepContext:
         """Return the context of a step that is a run, with the run's id.
 
         That is the recorded id, unless its runner is elsewhere: then the step is repeated by another one.
