@@ -40,7 +40,7 @@ LIMIT_S = 1.0
 MIN_REFRESHES = 3
 """Redraws of the console, and answers of the command line, over which a difference lasts before it counts."""
 
-CAPTURE_INTERVAL_S = 0.1
+CAPTURE_INTERVAL_S = 0.2
 
 USUAL_GAP_S = 0.3
 """Between two answers of the command line; what is longer is the machine's, and no difference."""

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 import yaml
 
@@ -117,6 +116,8 @@ async def fleet(tmp_path: Path) -> AsyncIterator[Fleet]:
 
 def validate_status(status: Any) -> None:
     """Judge a status by the schema that a server would prune by, and by its size."""
+    import jsonschema  # its import takes a CPU second in each process that collects the tests
+
     definition = next(yaml.safe_load_all((DEPLOY / "crd.yaml").read_text()))
     schema = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"]
     jsonschema.validate(status, closed(schema))

@@ -12,7 +12,6 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import jsonschema
 import pytest
 import yaml
 
@@ -113,6 +112,8 @@ def list_problems(node: Schema) -> Iterator[str]:
 
 
 def default_problems(node: Schema) -> Iterator[str]:
+    import jsonschema  # its import takes a CPU second in each process that collects the tests
+
     try:
         jsonschema.validate(node["default"], node)
     except jsonschema.ValidationError as error:
