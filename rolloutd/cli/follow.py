@@ -10,7 +10,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -40,6 +40,7 @@ RECONNECT_INTERVAL_S = 1.0
 """Pause between two attempts to connect."""
 
 Line = dict[str, Any]
+EventQueue = queue.Queue[Line | Exception]
 
 PRINTED_EVENTS = frozenset({"PhaseMoved", "GateOpened", "TargetsJoined", *event_text.ROLLOUT_DECISIONS})
 """Events that get a line; the steps between them are in the audit."""
@@ -63,14 +64,9 @@ def watch_updates(client: Client, rollout_ids: Sequence[str]) -> Iterator[WatchU
 
     Raises ApiError, and DaemonUnreachable if the daemon stays away.
     """
-    lines: queue.Queue[Line | Exception] = queue.Queue(MAX_QUEUED_LINES)
     only = rollout_ids[0] if len(rollout_ids) == 1 else None
     rollouts = _fetch_rollouts(client, rollout_ids)
-    stop = threading.Event()
-    threading.Thread(
-        target=queue_events, args=(client, only, lines, stop), name="events", daemon=True
-    ).start()
-    try:
+    with event_queue(client, only) as lines:
         yield WatchUpdate((), rollouts)
         while True:
             batch = next_batch(lines)
@@ -79,28 +75,35 @@ def watch_updates(client: Client, rollout_ids: Sequence[str]) -> Iterator[WatchU
                 rollouts = _fetch_rollouts(client, rollout_ids)
             entries = [line["entry"] for line in batch if line.get("entry") is not None]
             yield WatchUpdate([entry for entry in entries if entry.get("rollout") in rollout_ids], rollouts)
-    finally:
-        stop.set()
 
 
 def _fetch_rollouts(client: Client, rollout_ids: Sequence[str]) -> list[Rollout]:
     return [client.get(api_path("rollouts", rollout)) for rollout in rollout_ids]
 
 
-def queue_events(
-    client: Client, rollout: str | None, lines: queue.Queue[Line | Exception], stop: threading.Event
-) -> None:
-    """Queue the event stream's lines, or the error that ends it, until `stop` is set."""
+@contextmanager
+def event_queue(client: Client, rollout: str | None) -> Iterator[EventQueue]:
+    """Yield a queue with the event stream's lines, or the error that ends it."""
+    lines: EventQueue = queue.Queue(MAX_QUEUED_LINES)
+    stop = threading.Event()
+
+    def follow() -> None:
+        try:
+            for line in follow_events(client, rollout, None, stop):
+                lines.put(line)
+                if stop.is_set():
+                    return
+        except (DaemonUnreachable, ApiError) as ended:
+            lines.put(ended)
+
+    threading.Thread(target=follow, name="events", daemon=True).start()
     try:
-        for line in follow_events(client, rollout, None, stop):
-            lines.put(line)
-            if stop.is_set():
-                return
-    except (DaemonUnreachable, ApiError) as ended:
-        lines.put(ended)
+        yield lines
+    finally:
+        stop.set()
 
 
-def next_batch(lines: queue.Queue[Line | Exception], timeout_s: float | None = None) -> list[Line]:
+def next_batch(lines: EventQueue, timeout_s: float | None = None) -> list[Line]:
     """Return at least one line, and those that follow within BATCH_WINDOW_S; raises queue.Empty."""
     batch = [_raise_if_error(lines.get(timeout=timeout_s))]
     deadline = time.monotonic() + BATCH_WINDOW_S

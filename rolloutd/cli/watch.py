@@ -11,7 +11,6 @@ import argparse
 import io
 import queue
 import sys
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -34,9 +33,9 @@ from rolloutd.cli.follow import (
     EventPrinter,
     Line,
     WatchUpdate,
+    event_queue,
     follow_log,
     next_batch,
-    queue_events,
     show_updates,
     watch_updates,
 )
@@ -155,13 +154,8 @@ def wait(call: Invocation) -> int:
     limit_s = float("inf") if args.timeout is None else args.timeout
     deadline = time.monotonic() + limit_s
     rollout: Rollout = call.get(api_path("rollouts", args.rollout))
-    lines: queue.Queue[Line | Exception] = queue.Queue()
-    stop = threading.Event()
-    threading.Thread(
-        target=queue_events, args=(call.client, rollout["rollout"], lines, stop), name="events", daemon=True
-    ).start()
     last_state = ""
-    try:
+    with event_queue(call.client, rollout["rollout"]) as lines:
         while True:
             is_met = wanted.is_met(call, rollout)
             if rollout["state"] != last_state:
@@ -177,8 +171,6 @@ def wait(call: Invocation) -> int:
             # While the daemon is away, the event thread reconnects or gives up.
             with suppress(DaemonUnreachable):
                 rollout = call.get(api_path("rollouts", rollout["rollout"]))
-    finally:
-        stop.set()
     call.print_data({"rollout": rollout["rollout"], "for": wanted.text, "met": is_met}, ())
     if not is_met:
         problem = f"it is {last_state}" if is_over else f"not within {format_duration(limit_s)}"
@@ -316,23 +308,20 @@ class _Screen(io.StringIO):
 
 def repeat_on_change(handler: Handler, call: Invocation) -> NoReturn:
     """Run the command until interrupted; raises what its first run raises."""
-    lines: queue.Queue[Line | Exception] = queue.Queue()
     # Documents of YAML need a mark between them; those of JSON end with their line.
     separator = "---\n" if call.args.json == "yaml" else ""
     shown = _capture(handler, call)
     _show(separator, shown)
-    threading.Thread(
-        target=queue_events, args=(call.client, None, lines, threading.Event()), name="events", daemon=True
-    ).start()
-    while True:
-        with suppress(queue.Empty):
-            next_batch(lines, REPEAT_INTERVAL_S)
-        # While the daemon is away, the last answer stays; the event thread reconnects or gives up.
-        with suppress(DaemonUnreachable):
-            latest = _capture(handler, call)
-            if latest != shown:
-                shown = latest
-                _show(separator, shown)
+    with event_queue(call.client, None) as lines:
+        while True:
+            with suppress(queue.Empty):
+                next_batch(lines, REPEAT_INTERVAL_S)
+            # While the daemon is away, the last answer stays; the event thread reconnects or gives up.
+            with suppress(DaemonUnreachable):
+                latest = _capture(handler, call)
+                if latest != shown:
+                    shown = latest
+                    _show(separator, shown)
 
 
 def _capture(handler: Handler, call: Invocation) -> tuple[str, str]:

@@ -15,8 +15,9 @@ import hashlib
 import hmac
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 PREFIX = "rdt1"
 """Marks a token and its format, so that scanners find leaked ones."""
@@ -31,36 +32,43 @@ MAX_TOKEN_LIFETIME_S = 7 * 86_400.0
 """Maximum validity: a change ticket is open for a week, and a leaked token should not be valid longer."""
 
 _ED25519_LENGTH = 64
-_ANSWERS = ("yes", "no", "withdraw")
-_GATES = ("pilot", "start", "continue", "proceed")
-_TEXT_FIELDS = ("service", "rollout", "gate", "digest", "answer", "outside", "nonce", "reason")
-_MAX_TEXT_CHARS = 2_000
-_MIN_NONCE_CHARS = 16
 
 
 class InvalidToken(ValueError):
     """The token is malformed or its signature is wrong."""
 
 
-@dataclass(frozen=True, slots=True)
-class Claims:
-    """A token's content; `expires` is epoch seconds, `outside` is the person's name in the service."""
+def _require_line(text: str) -> str:
+    if not text.strip() or not text.isprintable():
+        raise ValueError("not one line of text")
+    return text
 
-    service: str
-    rollout: str
-    gate: str
-    digest: str
-    answer: str
-    outside: str
-    expires: float
-    nonce: str
-    reason: str
-    team: str | None = None
-    wave: str | None = None
-    shown: tuple[str, ...] | None = None
-    nodes: tuple[str, ...] = ()
-    more: int = 0
-    until: float | None = None
+
+_Text = Annotated[str, Field(max_length=2_000), AfterValidator(_require_line)]
+_Names = Annotated[tuple[_Text, ...], Field(max_length=1_000)]
+_EpochSeconds = Annotated[float, Field(ge=0, lt=1e11)]
+
+
+class Claims(BaseModel):
+    """A token's content; `outside` is the person's name in the service."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    service: _Text
+    rollout: _Text
+    gate: Literal["pilot", "start", "continue", "proceed"]
+    digest: _Text
+    answer: Literal["yes", "no", "withdraw"]
+    outside: _Text
+    expires: _EpochSeconds
+    nonce: Annotated[_Text, Field(min_length=16)]
+    reason: _Text
+    team: _Text | None = None
+    wave: _Text | None = None
+    shown: _Names | None = None
+    nodes: _Names = ()
+    more: Annotated[int, Field(ge=0, le=1_000)] = 0
+    until: _EpochSeconds | None = None
     unseen: bool = False
 
     @property
@@ -143,57 +151,16 @@ def _parse_payload(body: str) -> dict[str, Any]:
 
 
 def _parse_claims(payload: Mapping[str, Any]) -> Claims:
-    unknown = set(payload) - set(Claims.__dataclass_fields__)
-    if unknown:
-        raise InvalidToken(f"the token: unknown claim {sorted(unknown)[0]!r}; sign one without it")
-    for name in _TEXT_FIELDS:
-        _require_text(name, payload.get(name))
-    for name in ("team", "wave"):
-        if payload.get(name) is not None:
-            _require_text(name, payload[name])
-    if payload["gate"] not in _GATES or payload["answer"] not in _ANSWERS:
-        raise InvalidToken(
-            f"the token: gate must be one of {', '.join(_GATES)}, answer one of {', '.join(_ANSWERS)}"
-        )
-    if len(payload["nonce"]) < _MIN_NONCE_CHARS:
-        raise InvalidToken(f"the token: nonce of fewer than {_MIN_NONCE_CHARS} characters; use a longer one")
-    more = payload.get("more", 0)
-    if type(more) is not int or not 0 <= more <= 1_000:
-        raise InvalidToken("the token: `more` must be a number from 0 to 1000")
-    if type(payload.get("unseen", False)) is not bool:
-        raise InvalidToken("the token: `unseen` must be true or false")
-    shown = payload.get("shown")
-    return Claims(
-        **{name: payload[name] for name in _TEXT_FIELDS},
-        expires=_parse_epoch_seconds("expires", payload.get("expires")),
-        team=payload.get("team"),
-        wave=payload.get("wave"),
-        shown=None if shown is None else _parse_names("shown", shown),
-        nodes=_parse_names("nodes", payload.get("nodes", [])),
-        more=more,
-        unseen=payload.get("unseen", False),
-        until=None if payload.get("until") is None else _parse_epoch_seconds("until", payload["until"]),
-    )
-
-
-def _require_text(name: str, value: object) -> None:
-    is_valid = isinstance(value, str) and 0 < len(value.strip()) <= _MAX_TEXT_CHARS and value.isprintable()
-    if not is_valid:
-        raise InvalidToken(f"the token: `{name}` must be one line of text")
-
-
-def _parse_epoch_seconds(name: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e11:
-        raise InvalidToken(f"the token: `{name}` must be epoch seconds")
-    return float(value)
-
-
-def _parse_names(name: str, value: object) -> tuple[str, ...]:
-    if not isinstance(value, list | tuple) or len(value) > 1_000:
-        raise InvalidToken(f"the token: `{name}` must be a list of names")
-    for each in value:
-        _require_text(name, each)
-    return tuple(value)
+    try:
+        # As JSON, in which a list is a tuple also where nothing else is converted.
+        return Claims.model_validate_json(json.dumps(payload))
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        claim = ".".join(map(str, first["loc"]))
+        if first["type"] == "extra_forbidden":
+            raise InvalidToken(f"the token: unknown claim {claim!r}; sign one without it") from None
+        problem = first["msg"].removeprefix("Value error, ")
+        raise InvalidToken(f"the token: wrong claim {claim!r} ({problem}); sign one with another") from None
 
 
 def _encode_base64url(raw: bytes) -> str:

@@ -10,7 +10,7 @@ import logging
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from pydantic import (
     AfterValidator,
@@ -242,16 +242,7 @@ class Notify(plugin.Params):
         description="Services that get each notification, signed.",
     )
     events: list[NotifyEvent] = Field(
-        default=[
-            "gate-waits",
-            "node-failed",
-            "disturbed",
-            "prepare-failed",
-            "rollout-ended",
-            "nothing-moved",
-            "adapter-failing",
-            "forecast-missed",
-        ],
+        default=[event for event in get_args(NotifyEvent) if event != "audit-head"],
         max_length=field_types.MAX_ITEMS,
         description="Events that cause a notification.",
     )

@@ -97,6 +97,19 @@ class Executor(Protocol):
         """Finish the work that was submitted, then close the connection."""
 
 
+class InlineExecutor:
+    """A connection in the caller's thread: a simulation under virtual time cannot wait for another one."""
+
+    def __init__(self, connection: Any) -> None:
+        self.connection = connection
+
+    async def run(self, work: Callable[[Any], T]) -> T:
+        return work(self.connection)
+
+    async def close(self) -> None:
+        self.connection.close()
+
+
 @dataclass(frozen=True, slots=True)
 class Examination:
     """The state of a database, which `text` names; `inaccessible`: files that this user may not write."""

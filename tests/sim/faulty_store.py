@@ -25,9 +25,8 @@ from rolloutd.errors import StoreFailed
 from rolloutd.ports import AuditEntry, AuditReport, SourceAnswer
 from rolloutd.store import SqlStore
 from rolloutd.store.audit_comparison import compare_with_audit
-from rolloutd.store.backend import Connection
+from rolloutd.store.backend import Connection, InlineExecutor
 from rolloutd.store.rows import StoredRows
-from rolloutd.store.sqlite.backend import InlineExecutor
 from rolloutd.store.writer import BatchWriter, Transaction, TransactionResult
 from tests.sim.fault_plan import EffectOutcome
 from tests.sim.loop import SimProcess

@@ -24,7 +24,15 @@ from rolloutd.errors import FactsBehind, LeadershipLost, StoreFailed
 from rolloutd.ports import AuditBase, AuditEntry, PostgresqlAddress
 from rolloutd.store import transfer
 from rolloutd.store.audit_base import load_base, sign_again
-from rolloutd.store.backend import ChainRow, Connection, Examination, Executor, RowChanges, TableRows
+from rolloutd.store.backend import (
+    ChainRow,
+    Connection,
+    Examination,
+    Executor,
+    InlineExecutor,
+    RowChanges,
+    TableRows,
+)
 from rolloutd.store.postgresql import copy, tables
 from rolloutd.store.postgresql.commit_mark import CommitMark
 from rolloutd.store.postgresql.connection import (
@@ -367,19 +375,6 @@ class SessionThread:
             self._is_closed = True
             await asyncio.get_running_loop().run_in_executor(self._thread, self._connection.close)
             self._thread.shutdown()
-
-
-class InlineExecutor:
-    """A session in the caller's thread."""
-
-    def __init__(self, connection: PostgresqlConnection) -> None:
-        self.connection = connection
-
-    async def run(self, work: Callable[[PostgresqlConnection], T]) -> T:
-        return work(self.connection)
-
-    async def close(self) -> None:
-        self.connection.close()
 
 
 def _close_unused(connecting: asyncio.Future[PostgresqlConnection]) -> None:

@@ -22,7 +22,15 @@ from rolloutd.errors import NotFound, StoreFailed
 from rolloutd.ports import AuditBase, AuditEntry
 from rolloutd.store import transfer
 from rolloutd.store.audit_base import load_base
-from rolloutd.store.backend import ChainRow, Connection, Examination, Executor, RowChanges, TableRows
+from rolloutd.store.backend import (
+    ChainRow,
+    Connection,
+    Examination,
+    Executor,
+    InlineExecutor,
+    RowChanges,
+    TableRows,
+)
 from rolloutd.store.signing_key import load_signing_key
 from rolloutd.store.sqlite import commit_mark, copy, database, lock
 from rolloutd.store.sqlite.row_changes import SqliteRowChanges
@@ -214,17 +222,6 @@ class ThreadExecutor(aiosqlite.Connection):
     async def run(self, work: Callable[[sqlite3.Connection], T]) -> T:
         # The lambda hides the arguments: aiosqlite's debug log prints them, and a batch may hold passwords.
         return cast(T, await self._execute(lambda: work(self._conn)))  # type: ignore[no-untyped-call]
-
-
-class InlineExecutor:
-    def __init__(self, connection: sqlite3.Connection) -> None:
-        self.connection = connection
-
-    async def run(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        return work(self.connection)
-
-    async def close(self) -> None:
-        self.connection.close()
 
 
 def _identify_files(path: Path) -> _FileIdentities:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -133,7 +134,7 @@ LISTED = {
 def test_watch_prints_a_message_once(
     daemon: CannedDaemon, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watch, "queue_events", lambda *_: None)
+    monkeypatch.setattr(watch, "event_queue", lambda *_: nullcontext())
     answers = iter([[], [], [LISTED]])
 
     def wait_for_change(*_: object) -> None:
