@@ -87,11 +87,15 @@ class AdapterFailed(RolloutdError):
 
 
 class RunnerUnavailable(RolloutdError):
-    """The system that executes runs does not answer, refuses or, if `is_full`, has no room."""
+    """The system that executes runs does not answer, refuses or, if `is_full`, has no room.
 
-    def __init__(self, text: str, *, is_full: bool = False) -> None:
+    `part` is the source of nodes, or the node, that alone it concerns.
+    """
+
+    def __init__(self, text: str, *, is_full: bool = False, part: str = "") -> None:
         super().__init__(text)
         self.is_full = is_full
+        self.part = part
 
 
 class NotifyFailed(RolloutdError):

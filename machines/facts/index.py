@@ -7,7 +7,7 @@ it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Self
 
 from machines.facts import votes
@@ -21,9 +21,9 @@ from machines.facts.preparations import RolloutPreparations
 from machines.model.decision import DueRollbacks
 from machines.model.limits import Limits
 from machines.model.node import Node, Observation, pools_of
-from machines.model.plan import Plan
+from machines.model.plan import PLAYBOOK_RUN, Plan
 from machines.model.rollout import Failure, Target
-from machines.model.runners import runner_of
+from machines.model.runners import RunnerRule, runner_of
 from machines.model.target_plan import plan_for_target
 from machines.states import IN_FLIGHT_PHASES, Phase
 
@@ -93,16 +93,25 @@ class Index(FleetFacts):
         """Return the observations of nodes that were left out of service because of a hold."""
         return [self._observations[node] for node in sorted(self._left_cordoned & self._observations.keys())]
 
+    def bounds_of(self, node: Node, kinds: Collection[str]) -> Iterator[RunnerRule]:
+        """Yield what bounds a node's runs of these kinds: its runner, for changes its sources' workers."""
+        rule, workers = runner_of(self.limits.runners, node), self.limits.workers
+        if PLAYBOOK_RUN in kinds and rule is not None and rule.parallel is not None:
+            yield rule
+        if any(kind != PLAYBOOK_RUN for kind in kinds):
+            yield from (RunnerRule(each, parallel=workers[each]) for each in node.sources if each in workers)
+
     def in_flight_of_runner(self, name: str) -> frozenset[str]:
-        """Return the nodes in flight whose playbooks a runner executes."""
+        """Return the nodes in flight that a runner's limit counts, or that of an inventory source."""
         if self.nodes_by_runner is None:
             nodes: dict[str, set[str]] = {}
             for rollout, name_of_node in self._needing_driver:
                 node = self._nodes.get(name_of_node)
                 is_in_flight = self._targets[rollout][name_of_node].phase in IN_FLIGHT_PHASES
                 if node is not None and is_in_flight:
-                    rule = runner_of(self.limits.runners, node)
-                    nodes.setdefault("" if rule is None else rule.name, set()).add(node.name)
+                    kinds = self._rollouts[rollout].plan.run_kinds
+                    for rule in self.bounds_of(node, kinds):
+                        nodes.setdefault(rule.name, set()).add(node.name)
             self.nodes_by_runner = {key: frozenset(each) for key, each in nodes.items()}
         return self.nodes_by_runner.get(name, frozenset())
 

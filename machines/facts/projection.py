@@ -415,7 +415,8 @@ class Projection(MeasuredFacts):
         """Mark what may start when a node leaves its runner; a runner without a limit was not full by it."""
         at = self._nodes.get(node)
         rule = None if at is None else runner_of(self.limits.runners, at)
-        if rule is None or rule.parallel is not None:
+        has_workers = at is not None and not self.limits.workers.keys().isdisjoint(at.sources)
+        if rule is None or rule.parallel is not None or has_workers:
             self.pending_groups.mark_all()
 
     def _count_target(self, target: Target) -> None:

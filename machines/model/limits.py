@@ -76,7 +76,8 @@ class Limits:
     """What the settings say about pools, windows and the whole fleet.
 
     `teams`: the teams of the settings, the only ones that can vote; None if unknown.  `runners` in the order
-    in which a node is matched.
+    in which a node is matched.  `workers`: how many nodes of a source may be in
+    flight with changes.
     """
 
     pools: Mapping[str, PoolRule] = field(default_factory=lambda: {"team": PoolRule()})
@@ -86,3 +87,4 @@ class Limits:
     observe_only: bool = False
     teams: frozenset[str] | None = None
     runners: tuple[RunnerRule, ...] = (RunnerRule(),)
+    workers: Mapping[str, int] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Which runner executes a node's playbooks, and what keeps a runner from work."""
+"""Which runner executes a node's playbooks and changes, and what keeps a runner from work."""
 
 from __future__ import annotations
 
@@ -37,3 +37,8 @@ def runner_of(rules: Sequence[RunnerRule], node: Node) -> RunnerRule | None:
     """
     labels = {**node.labels, "kind": node.kind.value}
     return next((rule for rule in rules if rule.match.matches(labels)), None)
+
+
+def part_of_runner(kind: str, part: str) -> str:
+    """Return how a problem names what a change's runner cannot reach: a source of nodes, or one node."""
+    return f"{kind} at {part}"

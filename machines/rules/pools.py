@@ -17,7 +17,6 @@ from machines.facts.pool_index import Pool
 from machines.model.node import natural_sort_key
 from machines.model.reasons import Param, Reason, ReasonCode, Remedy, RemedyKind, UnavailabilityCause
 from machines.model.rollout import Target
-from machines.model.runners import runner_of
 
 MAX_NAMED_NODES: Final = 3
 """Nodes named in one reason; more would not be read."""
@@ -145,9 +144,9 @@ class Capacity:
 
     def reserve(self, index: Index, target: Target) -> None:
         """Give the node a start, and a slot of each of its pools; a node that is down has these already."""
-        rule = runner_of(index.limits.runners, index.nodes[target.node])
+        kinds = index.rollout(target.rollout).plan.run_kinds
         # Only for a limit: which nodes a runner has in flight is counted again after each start.
-        if rule is not None and rule.parallel is not None:
+        for rule in index.bounds_of(index.nodes[target.node], kinds):
             has_start = target.node in self.nodes | index.in_flight_of_runner(rule.name)
             self._starts_by_runner[rule.name] += not has_start
         self.nodes.add(target.node)

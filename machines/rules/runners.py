@@ -6,7 +6,7 @@ from machines.facts.index import Index
 from machines.model.plan import PLAYBOOK_RUN
 from machines.model.reasons import Param, Reason, ReasonCode, Remedy, RemedyKind
 from machines.model.rollout import Target
-from machines.model.runners import RunnerProblem, RunnerRule, runner_of
+from machines.model.runners import RunnerProblem, RunnerRule, part_of_runner, runner_of
 from machines.rules.pools import Capacity
 
 
@@ -16,35 +16,32 @@ def runner_blocker(index: Index, target: Target, capacity: Capacity | None = Non
     for kind in sorted(kinds):
         if (reason := unavailable_reason(index, target.node, target.since, kind)) is not None:
             return reason
-    if PLAYBOOK_RUN not in kinds:
-        return None
-    rule = _rule_of(index, target.node)
-    if rule is None or rule.parallel is None:
-        return None
-    nodes = index.in_flight_of_runner(rule.name)
-    in_flight = (
-        len(nodes) - (target.node in nodes) + (0 if capacity is None else capacity.starts_of(rule.name))
-    )
-    if in_flight < rule.parallel:
-        return None
-    params: dict[str, Param] = {**_described(rule), "active": in_flight, "parallel": rule.parallel}
-    return Reason(ReasonCode.RUNNER_FULL, target.node, params, remedy=Remedy(RemedyKind.WAIT_FOR_CAPACITY))
+    node = index.nodes.get(target.node)
+    for rule in () if node is None else index.bounds_of(node, kinds):
+        assert rule.parallel is not None, "a rule without a limit bounds nothing"
+        nodes = index.in_flight_of_runner(rule.name)
+        starts = 0 if capacity is None else capacity.starts_of(rule.name)
+        in_flight = len(nodes) - (target.node in nodes) + starts
+        if in_flight >= rule.parallel:
+            params: dict[str, Param] = {**_described(rule), "active": in_flight, "parallel": rule.parallel}
+            remedy = Remedy(RemedyKind.WAIT_FOR_CAPACITY)
+            return Reason(ReasonCode.RUNNER_FULL, target.node, params, remedy=remedy)
+    return None
 
 
 def unavailable_reason(index: Index, node: str, since: float, kind: str = PLAYBOOK_RUN) -> Reason | None:
     """Return why no run of this kind on a node could begin now; `since` is when it began to need one."""
     if node not in index.nodes:
         return None  # it left the inventory, which other rules say
-    rule = _rule_of(index, node) if kind == PLAYBOOK_RUN else RunnerRule(kind)
+    at = index.nodes[node]
+    rule = runner_of(index.limits.runners, at) if kind == PLAYBOOK_RUN else RunnerRule(kind)
     if rule is None:
         return no_runner_reason(node, since)
-    problem = index.runner_problems.get(rule.name)
-    return None if problem is None else problem_reason(rule, node, problem)
-
-
-def _rule_of(index: Index, node: str) -> RunnerRule | None:
-    at = index.nodes.get(node)
-    return None if at is None else runner_of(index.limits.runners, at)
+    parts = () if kind == PLAYBOOK_RUN else (*at.sources, node)
+    for each in (rule, *(RunnerRule(part_of_runner(kind, part)) for part in parts)):
+        if (problem := index.runner_problems.get(each.name)) is not None:
+            return problem_reason(each, node, problem)
+    return None
 
 
 def no_runner_reason(node: str, since: float) -> Reason:

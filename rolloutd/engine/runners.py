@@ -20,7 +20,7 @@ from typing import TypeVar
 
 from machines.model.events import Event, RolloutOpened
 from machines.model.plan import PLAYBOOK_RUN
-from machines.model.runners import RunnerProblem, runner_of
+from machines.model.runners import RunnerProblem, part_of_runner, runner_of
 from rolloutd import ports
 from rolloutd.engine.state import State
 from rolloutd.errors import AdapterFailed, NotFound, Refused, RolloutdError, RunnerUnavailable
@@ -69,6 +69,8 @@ class RoutedRunners:
         self._runners = dict(runners)
         self._changes: Mapping[str, ports.Runner] = {} if changes is None else changes
         self._statuses = {name: runner.status for name, runner in runners.items()}
+        self._parts: dict[str, dict[str, RunnerProblem]] = {}
+        """Why a runner cannot reach parts of what it changes, by runner and part."""
         self._unasked: dict[str, RunnerProblem] = {}
         """Why no change of a kind begins whose runner was not needed yet."""
         limited = {name: each for name, each in runners.items() if isinstance(each, ports.LimitsSources)}
@@ -141,21 +143,28 @@ class RoutedRunners:
     async def _watch(self, name: str) -> None:
         while True:
             await self._check(name)
-            has_problem = self._runners[name].status.problem is not None
+            has_problem = self._runners[name].status.problem is not None or bool(self._parts.get(name))
             await self._state.clock.sleep(PROBLEM_CHECK_S if has_problem else CHECK_S)
 
     async def _check(self, name: str) -> None:
         try:
             with adapter_errors(f"runner {name}"):
                 async with asyncio.timeout(CHECK_S):
-                    await self._runners[name].check_available()
+                    runner = self._runners[name]
+                    await runner.check_available()
+                    parts = await runner.find_part_problems() if isinstance(runner, ports.HasParts) else {}
         except (RolloutdError, TimeoutError) as error:
             self._record(name, error)
         else:
             self._record(name, None)
+            self._record_parts(name, parts)
 
     def _record(self, name: str, error: Exception | None) -> None:
         """Record whether a runner is available, so that the rules know it."""
+        if isinstance(error, RunnerUnavailable) and error.part:
+            known = {part: each.detail for part, each in self._parts.get(name, {}).items()}
+            self._record_parts(name, {**known, error.part: str(error)})
+            return
         status, before = self._runners[name].status, self._runners[name].status.problem
         if error is None:
             status.problem = None
@@ -170,9 +179,28 @@ class RoutedRunners:
         )
         self._publish_problems()
 
+    def _record_parts(self, name: str, problems: Mapping[str, str]) -> None:
+        """Record which parts of what it changes a runner cannot reach."""
+        now, before = self._state.now(), self._parts.get(name, {})
+        parts = {
+            part: before[part] if part in before and before[part].detail == text else RunnerProblem(text, now)
+            for part, text in problems.items()
+        }
+        if parts == before:
+            return
+        for part in sorted(parts.keys() ^ before.keys()):
+            log.info("runner %s at %s: %s", name, part, problems.get(part, "available"))
+        self._parts[name] = parts
+        self._publish_problems()
+
     def _publish_problems(self) -> None:
         known = {key: each.problem for key, each in self.statuses.items() if each.problem is not None}
-        problems = {**self._unasked, **known}
+        of_parts = {
+            part_of_runner(name, part): problem
+            for name, parts in self._parts.items()
+            for part, problem in parts.items()
+        }
+        problems = {**self._unasked, **known, **of_parts}
         self._state.index.record_runner_problems(problems)
         self._state.wake_up()
 

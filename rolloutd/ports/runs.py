@@ -191,6 +191,14 @@ class Runner(PlaybookRuns, Protocol):
 
 
 @runtime_checkable
+class HasParts(Protocol):
+    """Optional port of a runner of several systems: one that does not answer stops only its own nodes."""
+
+    async def find_part_problems(self) -> Mapping[str, str]:
+        """Return why no run of a source of nodes could begin now, by source; the others answer."""
+
+
+@runtime_checkable
 class OnOneMachine(Protocol):
     """Optional port of a runner whose runs only the machine can follow on which they began."""
 

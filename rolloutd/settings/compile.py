@@ -143,6 +143,11 @@ def compile_limits(settings: Settings) -> Limits:
         observe_only=settings.observe_only,
         teams=frozenset(settings.teams),
         runners=_compile_runners(settings),
+        workers={
+            f"{each.kind}/{each.params['name']}": each.params["workers"]
+            for each in settings.inventory
+            if "workers" in each.params
+        },
     )
 
 

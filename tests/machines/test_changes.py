@@ -100,6 +100,42 @@ def test_change_waits_for_runner_of_its_kind_only() -> None:
     assert explain_node(index, "R", "c1", T0).code == "starting"
 
 
+def hubs(workers: int | None = None) -> Projection:
+    """Return an open rollout over four clusters, two of each hub."""
+    sources = {"c1": "a/hub", "c2": "a/hub", "c3": "a/other", "c4": "a/other"}
+    nodes = [Node(name, NodeKind.CLUSTER, (source,)) for name, source in sources.items()]
+    limits = Limits(pools={}, workers={} if workers is None else {"a/hub": workers})
+    index = index_of(nodes, limits=limits)
+    index.record_observations(observed_up(nodes, T0), T0)
+    submit(index, stages=(NET,), max_parallel=9)
+    return index
+
+
+def starts(index: Projection) -> list[str]:
+    return [each.node for each in decide(index, T0).of(Admit)]
+
+
+def test_silent_hub_stops_only_its_own_clusters() -> None:
+    index = hubs()
+    index.record_runner_problems({"flux at a/hub": RunnerProblem("no answer", T0)})
+    assert starts(index) == ["c3", "c4"]
+    reason = explain_node(index, "R", "c1", T0)
+    assert (reason.code, reason.params["runner"]) == ("runner-down", "flux at a/hub")
+    index.record_runner_problems({"flux at c4": RunnerProblem("no answer", T0)})
+    assert starts(index) == ["c1", "c2", "c3"]
+
+
+def test_workers_bound_changes_of_their_hub() -> None:
+    index = hubs(workers=1)
+    assert starts(index) == ["c1", "c3", "c4"]
+    admit(index, "c1")
+    index.record_backoffs(decide(index, T0).backoffs)
+    reason = explain_node(index, "R", "c2", T0)
+    assert (reason.code, reason.params["runner"], reason.params["parallel"]) == ("runner-full", "a/hub", 1)
+    transition(index, "c1", Trigger.ISOLATION_ABORTED)
+    assert starts(index) == ["c1", "c3", "c4"]
+
+
 def test_change_waits_for_nodes_of_its_kind() -> None:
     index = index_of(nodes_of({"infra": ["n1"]}))
     submit(index, stages=(NET,))

@@ -85,6 +85,8 @@ class Notes:
     read: list[str] = field(default_factory=list)
     cleaned: list[str] = field(default_factory=list)
     is_down: bool = False
+    silent: set[str] = field(default_factory=set)
+    """Nodes whose notes alone are out of reach."""
 
 
 class NoteRunner:
@@ -99,6 +101,9 @@ class NoteRunner:
         if self._notes.is_down:
             raise RunnerUnavailable("the notes are out of reach")
 
+    async def find_part_problems(self) -> dict[str, str]:
+        return dict.fromkeys(self._notes.silent, "its note is out of reach")
+
     async def read_previous(self, request: RunRequest) -> str:
         await self.check_available()
         self._notes.read.append(request.node)
@@ -106,6 +111,8 @@ class NoteRunner:
 
     async def start(self, request: RunRequest) -> str:
         await self.check_available()
+        if request.node in self._notes.silent:
+            raise RunnerUnavailable("its note is out of reach", part=request.node)
         if request.run_id not in self._notes.runs:
             self._notes.applied.append(request)
             self._notes.text[request.node] = noted_text(request)

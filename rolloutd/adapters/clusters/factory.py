@@ -54,6 +54,11 @@ class ManagementClusters:
         watch = self.watches.get(name)
         return "" if watch is None else watch.namespace
 
+    def part_of(self, target: Mapping[str, JSON]) -> str:
+        """Return what stops alone if a target's server is silent: its source, or the target of a list."""
+        watch = self.watches.get(str(target.get(MANAGEMENT_KEY, "")))
+        return str(target.get(NAME_KEY, "")) if watch is None else watch.source
+
     def is_listed(self, host: Host) -> bool:
         """Return whether the target is of a list, so that its objects are in the target itself."""
         return "/" in str(host.connection.get(MANAGEMENT_KEY, ""))

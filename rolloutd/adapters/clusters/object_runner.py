@@ -17,6 +17,7 @@ from typing import Any
 from machines.model.rollout import FailureCode
 from rolloutd.adapters.ansible.stale_processes import run_name
 from rolloutd.adapters.clusters.factory import management_clusters
+from rolloutd.adapters.clusters.inventory import MANAGEMENT_KEY, NAME_KEY
 from rolloutd.adapters.clusters.object_store import (
     PIN,
     RUN,
@@ -140,23 +141,21 @@ class ObjectRunner(ABC):
     # -- ports.Runner
 
     async def check_available(self) -> None:
-        """Return if a management cluster answers: one that does not is the concern of its own targets."""
-        clusters = [each.cluster for each in self._clusters.watches.values()]
-        problem: ClusterUnreachable | None = None
-        for cluster in clusters:
-            try:
-                await cluster.get("/version")
-            except ApiError:
-                return
-            except ClusterUnreachable as error:
-                problem = error
-            else:
-                return
-        if problem is not None:
-            raise RunnerUnavailable(str(problem)) from problem
+        return  # a management cluster that does not answer stops its own targets only
+
+    async def find_part_problems(self) -> Mapping[str, str]:
+        watches = list(self._clusters.watches.values())
+        answers = await asyncio.gather(
+            *(each.cluster.get("/version") for each in watches), return_exceptions=True
+        )
+        return {
+            watch.source: str(answer)
+            for watch, answer in zip(watches, answers, strict=True)
+            if isinstance(answer, ClusterUnreachable)
+        }
 
     async def read_previous(self, request: RunRequest) -> str:
-        with _unavailable():
+        with self._unavailable(request.host.connection):
             store = self._store(request.host.connection)
             obj = await store.get(self.object_of(request.host.connection, request.params))
             return "{}" if obj is None else await self.previous_of(store, obj)
@@ -165,7 +164,7 @@ class ObjectRunner(ABC):
         record = self._record(request.run_id)
         async with self._lock(request.run_id):
             if record.result is None:
-                with _unavailable():
+                with self._unavailable(request.host.connection):
                     # Before the claim: a system that does not answer must not have a run that never began.
                     if not record.exists:
                         await self._store(request.host.connection).cluster.get("/version")
@@ -177,9 +176,9 @@ class ObjectRunner(ABC):
     async def get_state(self, handle: str) -> RunState:
         record = self._record(handle)
         async with self._lock(handle):
-            with _unavailable():
-                if not record.exists:
-                    await self._adopt(handle, record)
+            if not record.exists:
+                await self._adopt(handle, record)
+            with self._unavailable(record.content["target"]):
                 if record.result is None:
                     await self._advance(record)
         self._count()
@@ -340,11 +339,17 @@ class ObjectRunner(ABC):
 
     async def _adopt(self, handle: str, record: RunRecord) -> None:
         """Begin the record of a run that another machine began, by the object that carries it."""
+        silent: RunnerUnavailable | None = None
         for name, cluster in self._clusters.clusters().items():
             store = self._stores.setdefault(cluster.name, ObjectStore(cluster))
             namespace = self._clusters.namespace_of(name)
             lists = [replace(each, namespace=namespace) for each in self.lists]
-            found = await store.find_run(lists, handle)
+            try:
+                with self._unavailable({MANAGEMENT_KEY: name, NAME_KEY: cluster.name}):
+                    found = await store.find_run(lists, handle)
+            except RunnerUnavailable as error:
+                silent = error  # another one may have the run
+                continue
             if found is None:
                 continue
             ref, obj = found
@@ -365,7 +370,7 @@ class ObjectRunner(ABC):
                 applied=_applied(obj, applied_fields(obj)),
             )
             return
-        raise NotFound(f"there is no run {handle} of the kind {self.kind}")
+        raise silent or NotFound(f"there is no run {handle} of the kind {self.kind}")
 
     def _create(self, record: RunRecord, request: RunRequest) -> None:
         try:
@@ -383,6 +388,19 @@ class ObjectRunner(ABC):
             name = target.get("cluster_management")
             raise AdapterFailed(f"the settings no longer name the management cluster {name}")
         return self._stores.setdefault(cluster.name, ObjectStore(cluster))
+
+    @contextmanager
+    def _unavailable(self, target: Mapping[str, Any]) -> Iterator[None]:
+        """Turn a target's server that does not answer, or cannot now, into RunnerUnavailable."""
+        try:
+            yield
+        except ClusterUnreachable as error:
+            raise RunnerUnavailable(str(error), part=self._clusters.part_of(target)) from error
+        except ApiError as error:
+            if error.is_retryable or error.status == 403:
+                text = f"cluster {target.get(MANAGEMENT_KEY)}: {error}"
+                raise RunnerUnavailable(text, part=self._clusters.part_of(target)) from error
+            raise AdapterFailed(str(error)) from error
 
     def _object(self, record: RunRecord) -> ObjectRef:
         return ObjectRef(**record.content["ref"])
@@ -415,16 +433,3 @@ def _failed(text: str, code: FailureCode) -> Judgement:
 
 def _removal(ref: ObjectRef, obj: Mapping[str, Any]) -> str:
     return f"{ref} is being deleted" if obj["metadata"].get("deletionTimestamp") else ""
-
-
-@contextmanager
-def _unavailable() -> Iterator[None]:
-    """Turn a server that does not answer, or cannot now, into RunnerUnavailable."""
-    try:
-        yield
-    except ClusterUnreachable as error:
-        raise RunnerUnavailable(str(error)) from error
-    except ApiError as error:
-        if error.is_retryable or error.status == 403:
-            raise RunnerUnavailable(str(error)) from error
-        raise AdapterFailed(str(error)) from error

@@ -37,6 +37,11 @@ class _ManagementParams(Params):
     namespace: Namespace = Field(
         default=ABSENT, description="Only clusters of this namespace; of all namespaces if not given."
     )
+    workers: Annotated[int, Field(ge=1, le=MAX_CLUSTERS)] = Field(
+        default=ABSENT,
+        description="Clusters in flight with changes at once, at most; below the `--concurrent` of its"
+        " controllers, because a failing health check holds one. Without it only pools limit them.",
+    )
     labels: dict[LabelKey, LabelKey] = Field(
         default={},
         max_length=MAX_ITEMS,

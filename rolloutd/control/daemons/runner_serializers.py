@@ -9,7 +9,7 @@ from machines.model.node import Node
 from machines.model.reasons import Param, Reason, ReasonCode, Remedy, RemedyKind
 from machines.model.runners import RunnerRule, runner_of
 from machines.model.timefmt import format_rfc3339
-from machines.rules.runners import no_runner_reason, problem_reason
+from machines.rules.runners import no_runner_reason, problem_reason, unavailable_reason
 from rolloutd.control.daemons import wire_runners
 from rolloutd.plugin import LOCAL_RUNNER
 from rolloutd.ports import RunnerStatus, TunedRunnerStatus
@@ -63,8 +63,10 @@ def waiting_reason(index: Index, node: str, runners: Mapping[str, RunnerStatus])
     at = index.nodes.get(node)
     if at is not None and runner_of(index.limits.runners, at) is None:
         return no_runner_reason(node, status.waiting[node])
+    rules = {rule.name: rule for rule in index.limits.runners}
+    if name not in rules and (reason := unavailable_reason(index, node, status.waiting[node], name)):
+        return reason
     if status.problem is not None:
-        rules = {rule.name: rule for rule in index.limits.runners}
         return problem_reason(rules.get(name, RunnerRule(name)), node, status.problem)
     params: dict[str, Param] = {"runner": name, "active": status.active, "parallel": status.parallel}
     end_of_run = Remedy(RemedyKind.WAIT_FOR_RUN)

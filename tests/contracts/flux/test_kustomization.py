@@ -298,14 +298,15 @@ async def test_silent_server_is_waited_for(env: FluxEnvironment) -> None:
     runner = env.open_runner()
     kubeconfig = env.kubeconfig.read_text()
     env.kubeconfig.write_text(kubeconfig.replace("127.0.0.1:", "127.0.0.1:1"))
-    with pytest.raises(RunnerUnavailable):
-        await runner.check_available()
-    with pytest.raises(RunnerUnavailable):
+    await runner.check_available()
+    assert list(await runner.find_part_problems()) == ["clusterapi/hub"]
+    with pytest.raises(RunnerUnavailable) as raised:
         await runner.start(env.request("r2", NEWER))
+    assert (raised.value.part, "hub" in str(raised.value)) == ("clusterapi/hub", True)
     env.kubeconfig.write_text(kubeconfig)
     # The first call finds that the credentials have changed.
-    with pytest.raises(RunnerUnavailable):
-        await runner.check_available()
+    assert list(await runner.find_part_problems()) == ["clusterapi/hub"]
+    assert list(await runner.find_part_problems()) == []
     assert isinstance((await ended(runner, await runner.start(env.request("r2", NEWER)))).result, Ok)
 
 

@@ -15,6 +15,7 @@ from machines.model.rollout import FailureCode
 from machines.scheduler.decide import explain_node
 from machines.states import Phase
 from rolloutd.control.client import ApiError
+from rolloutd.control.daemons.runner_serializers import waiting_reason
 from rolloutd.engine import runners
 from rolloutd.engine.drivers.node_session import AdapterSet
 from rolloutd.engine.runners import RoutedRunners
@@ -100,6 +101,28 @@ async def test_kind_is_asked_once_rollout_needs_it(fleet: Fleet) -> None:
     fleet.notes.is_down = False
     fleet.inside.clock.advance(runners.PROBLEM_CHECK_S)
     await until(fleet.inside, lambda: "note" not in problems.runner_problems)
+    watching.cancel()
+
+
+async def test_part_out_of_reach_stops_only_its_nodes(fleet: Fleet) -> None:
+    fleet.notes.silent = {"p1"}
+    index, clock = fleet.inside.state.index, fleet.inside.clock
+    watching = asyncio.create_task(fleet.runners.watch())
+    rollout = await fleet.inside.start(text=NOTED)
+    fleet.inside.observe_all_up()
+    await loop_iterations(20)
+    assert list(index.runner_problems) == ["note at p1"]
+    reason = explain_node(index, rollout, "p1", clock.now())
+    assert (reason.code, reason.params["runner"]) == ("runner-down", "note at p1")
+    assert explain_node(index, rollout, "p2", clock.now()).code != "runner-down"
+    starting = asyncio.create_task(fleet.runners.start(request(fleet.runners.run_id_for("r1", "p1", "note"))))
+    await loop_iterations(20)
+    shown = waiting_reason(index, "p1", fleet.runners.statuses)
+    assert shown is not None
+    assert shown.params["runner"] == "note at p1"
+    fleet.notes.silent.clear()
+    clock.advance(runners.PROBLEM_CHECK_S)
+    await until(fleet.inside, lambda: not index.runner_problems and starting.done())
     watching.cancel()
 
 
