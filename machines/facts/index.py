@@ -27,6 +27,9 @@ from machines.model.runners import RunnerRule, runner_of
 from machines.model.target_plan import plan_for_target
 from machines.states import IN_FLIGHT_PHASES, Phase
 
+JUDGED_AT_ONCE = 1_000
+"""Nodes of one part of an advance: each takes up to 15 µs, and a part less than the loop may pause."""
+
 
 class Index(FleetFacts):
     """The facts, and what follows from them at the instant `now` (epoch seconds)."""
@@ -55,6 +58,7 @@ class Index(FleetFacts):
         """By watch: the nodes that it reported as not up, the only ones that a confirmation may change."""
         self._incomplete_watches: frozenset[str] = frozenset()
         """The watches of which a report was dropped: they must report all nodes again."""
+        self.judged_at_once = JUDGED_AT_ONCE
 
     def fork(self) -> Self:
         """Return the same facts; a later change of one does not change the other."""
@@ -249,9 +253,7 @@ class Index(FleetFacts):
 
     def at(self, now: float) -> Self:
         """Return the facts at an instant: these, unless time alone has changed something since."""
-        is_due = self._pool_index.is_due(now) or self.pending_groups.is_due(now)
-        is_due = is_due or any(self._lapses_at(watch) <= now for watch in self._covering_watches)
-        if self.now <= now and not is_due:
+        if self.now <= now and not self._is_due(now):
             return self
         # In a fork, because only the daemon may advance the facts: a question must not end a hold.
         made = self.fork()
@@ -260,6 +262,14 @@ class Index(FleetFacts):
 
     def advance(self, now: float) -> None:
         """Let observations and holds expire; only the daemon does this, no question."""
+        while self.advance_in_part(now):
+            pass
+
+    def advance_in_part(self, now: float) -> bool:
+        """Advance as far as takes some milliseconds; return whether more is due.
+
+        Meanwhile pools and `unavailability` may show what has expired; at() never does.
+        """
         backwards = now < self.now
         # Reevaluation below reads `now`, so it is set first.
         self.now = now
@@ -268,8 +278,14 @@ class Index(FleetFacts):
         for watch in tuple(self._covering_watches):
             if self._lapses_at(watch) <= now:
                 self._end_coverage(watch)
-        self._pool_index.advance(self, now, self._is_still_due, self._covering_watches)
+        self._pool_index.advance(self, now, self._is_still_due, self._covering_watches, self.judged_at_once)
         self.pending_groups.end_due(now)
+        return self._pool_index.is_due(now)
+
+    def _is_due(self, now: float) -> bool:
+        """Return whether time alone may have changed something by this instant (epoch seconds)."""
+        is_due = self._pool_index.is_due(now) or self.pending_groups.is_due(now)
+        return is_due or any(self._lapses_at(watch) <= now for watch in self._covering_watches)
 
     def _lapses_at(self, watch: str) -> float:
         """Return until when the watch's last confirmation is recent enough (epoch seconds)."""
@@ -281,10 +297,7 @@ class Index(FleetFacts):
     def _end_coverage(self, watch: str) -> None:
         """Let each node of a watch count by its own report again."""
         self._covering_watches = {each: None for each in self._covering_watches if each != watch}
-        nodes = self._nodes_of_watch(watch)
-        for node in nodes:
-            self._schedule_reevaluation(self._observations[node])
-        self._pool_index.reevaluate(self, nodes)
+        self._pool_index.judge_again(self._nodes_of_watch(watch))
 
     def _lose_report(self, seen: Observation | None) -> None:
         """Note that a watch's report is dropped that it would otherwise only confirm."""
@@ -304,12 +317,10 @@ class Index(FleetFacts):
         # The next confirmation comes within seconds.
         self._confirmed_at, self._covering_watches = {}, {}
         self._traffic = {key: found for key, found in self._traffic.items() if found.at <= self.now}
-        for seen in self._observations.values():
-            self._schedule_reevaluation(seen)
         for hold in self._holds.values():
             if hold.until is not None:
                 self._pool_index.schedule_reevaluation(hold.node, hold.until, improves=True)
-        self._pool_index.reevaluate(self, self._nodes)
+        self._pool_index.judge_again(self._nodes)
         self.pending_groups.mark_all()
 
     def _schedule_reevaluation(self, observation: Observation) -> None:

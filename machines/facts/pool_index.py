@@ -10,7 +10,7 @@ import heapq
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Any, Self
 
 from machines.facts.availability import Unavailability, unavailability
 from machines.facts.fleet_facts import FleetFacts
@@ -59,6 +59,8 @@ class PoolIndex(Forkable):
         self._stale_at: dict[str, float] = {}
         """The instant of each node: one, however often the node is observed."""
         self._improvement_times: list[tuple[float, str]] = []
+        self._due: dict[str, None] = {}
+        """The nodes to judge again, whatever their instants."""
 
     def fork_for(self, groups: PendingGroups) -> Self:
         """Return a fork that marks these groups."""
@@ -152,6 +154,8 @@ class PoolIndex(Forkable):
 
     def reevaluate(self, facts: FleetFacts, nodes: Iterable[str], *, marks: bool = True) -> None:
         """Compute again whether these nodes are down; without `marks` only a change of that marks groups."""
+        # Once for each pool: all observations of a fleet may expire at once.
+        changed_pools: dict[str, None] = {}
         for node in nodes:
             if node not in self._pool_ids_by_node:
                 continue
@@ -182,7 +186,8 @@ class PoolIndex(Forkable):
                     (pool.unknown.add if unknown else pool.unknown.discard)(node)
                     _free_if_empty(pool.down)
                     _free_if_empty(pool.unknown)
-                self._refresh_full_pools(facts, self._pool_ids_by_node[node])
+                changed_pools |= dict.fromkeys(self._pool_ids_by_node[node])
+        self._refresh_full_pools(facts, changed_pools)
 
     def _refresh_full_pools(self, facts: FleetFacts, changed: Iterable[str]) -> None:
         """Compute again which of these pools are full, and mark their groups."""
@@ -209,9 +214,14 @@ class PoolIndex(Forkable):
 
     def is_due(self, now: float) -> bool:
         """Return whether time alone may have changed a node by this instant (epoch seconds)."""
-        if self._stale_instants and self._stale_instants[0] <= now:
+        if self._due or (self._stale_instants and self._stale_instants[0] <= now):
             return True
         return bool(self._improvement_times) and self._improvement_times[0][0] <= now
+
+    def judge_again(self, nodes: Iterable[str]) -> None:
+        """Let the next advances reevaluate these nodes, and schedule when their observations expire."""
+        self._due = self._own(self._due)
+        self._due.update(dict.fromkeys(nodes))
 
     def advance(
         self,
@@ -219,33 +229,57 @@ class PoolIndex(Forkable):
         now: float,
         is_current: Callable[[str, float], bool],
         covering_watches: Collection[str],
+        at_most: int,
     ) -> None:
-        """Reevaluate the nodes that are due, and drop what `is_current` refuses."""
-        due: dict[str, None] = {}
-        while self._stale_instants and self._stale_instants[0] <= now:
-            self._take_stale(facts, now, covering_watches, due)
+        """Reevaluate so many of the nodes that are due, and drop what `is_current` refuses."""
+        looked_at = 0
+        while looked_at < at_most and self._stale_instants and self._stale_instants[0] <= now:
+            looked_at += self._take_stale(facts, now, covering_watches, at_most - looked_at)
         # An instant that another observation or hold has replaced goes now, or it would wake the daemon.
         queue = self._improvement_times
-        while queue and (queue[0][0] <= now or not is_current(queue[0][1], queue[0][0])):
+        while (
+            looked_at < at_most and queue and (queue[0][0] <= now or not is_current(queue[0][1], queue[0][0]))
+        ):
             queue = self._improvement_times = self._own(queue)
             at, node = heapq.heappop(queue)
+            looked_at += 1
             if at <= now:
-                due[node] = None
-        if due:
-            self.reevaluate(facts, due)
+                self.judge_again((node,))
+        if not self._due:
+            return
+        self._due = self._own(self._due)
+        part = [self._due.popitem()[0] for _ in range(min(at_most, len(self._due)))]
+        _free_if_empty(self._due)
+        if self.is_due(now):  # many: their pools would mark all groups, one by one
+            self._groups.mark_all()
+        for node in part:
+            seen = facts.reported_observation(node)
+            if seen is None or seen.watch in covering_watches:
+                continue
+            expires_at = facts.observed_at(seen) + facts.limits.observe_within_s
+            if expires_at > now:
+                self.schedule_reevaluation(node, expires_at, improves=not seen.is_up)
+        self.reevaluate(facts, part)
 
     def _take_stale(
-        self, facts: FleetFacts, now: float, covering_watches: Collection[str], due: dict[str, None]
-    ) -> None:
-        """Add the nodes of the first instant to the due ones, but for those that were observed since.
+        self, facts: FleetFacts, now: float, covering_watches: Collection[str], at_most: int
+    ) -> int:
+        """Take so many nodes of the first instant; those that were not observed since are due.
 
         A node of a covering watch needs no instant of its own: it is reevaluated when the coverage ends.
+        Returns how many nodes it has taken.
         """
+        at, within_s = self._stale_instants[0], facts.limits.observe_within_s
         self._stale_nodes = self._own(self._stale_nodes)
-        self._stale_instants = self._own(self._stale_instants)
-        at = heapq.heappop(self._stale_instants)
-        nodes, within_s = self._stale_nodes.pop(at), facts.limits.observe_within_s
+        left = self._own_row(self._stale_nodes, at)
+        nodes = left[-at_most:]
+        del left[-at_most:]
+        if not left:
+            del self._stale_nodes[at]
+            self._stale_instants = self._own(self._stale_instants)
+            heapq.heappop(self._stale_instants)
         stale_at = self._stale_at = self._own(self._stale_at)
+        due = self._due = self._own(self._due)
         later_at, later = at, nodes
         # Each node of a fleet at rest comes here once a minute.
         for node in nodes:
@@ -263,6 +297,7 @@ class PoolIndex(Forkable):
             else:
                 del stale_at[node]
                 due[node] = None
+        return len(nodes)
 
     def _nodes_stale_at(self, at: float) -> list[str]:
         """Return the nodes of an instant, for writing."""
@@ -277,7 +312,7 @@ class PoolIndex(Forkable):
         return self._improvement_times[0][0] if self._improvement_times else math.inf
 
 
-def _free_if_empty(table: dict[str, Unavailability] | set[str]) -> None:
+def _free_if_empty(table: dict[str, Any] | set[str]) -> None:
     """Free what a table keeps of its largest size: at a start, it has all nodes, and soon none."""
     if not table:
         table.clear()

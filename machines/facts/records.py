@@ -60,7 +60,7 @@ class Records(Index):
     @journaled
     def record_observations(self, observations: Collection[Observation], now: float) -> None:
         """Record observations; one that is older than the last of its node is ignored."""
-        self.advance(now)
+        self.advance_in_part(now)
         known = self._observations = self._own(self._observations)
         fresh_after, up = self.now - self.limits.observe_within_s, NodeHealth.UP
         for observation in observations:
@@ -91,19 +91,26 @@ class Records(Index):
     @journaled
     def record_confirmation(self, watch: str, at: float, now: float) -> None:
         """Record that all that a watch has reported was true at an instant: one for all its nodes."""
-        self.advance(now)
-        # What was wrong at the end of our work is the node's own state if it is confirmed after it.
-        nodes: Iterable[str] = self._watched_not_up.get(watch, ())
+        self.advance_in_part(now)
         if watch not in self._covering_watches:
-            nodes = (node for node in self._nodes_of_watch(watch) if not self._is_fresh_and_up(node))
-        before = {node: observed_unavailability(self, node) for node in nodes}
-        self._confirmed_at = {**self._confirmed_at, watch: at}
-        if self._lapses_at(watch) > self.now:
-            self._covering_watches = {**self._covering_watches, watch: None}
+            expired = [node for node in self._nodes_of_watch(watch) if not self._is_fresh_and_up(node)]
+            self._confirm(watch, at)
+            self._pool_index.judge_again(expired)
+            self.advance_in_part(now)
+            return
+        # What was wrong at the end of our work is the node's own state if it is confirmed after it.
+        not_up: Iterable[str] = self._watched_not_up.get(watch, ())
+        before = {node: observed_unavailability(self, node) for node in not_up}
+        self._confirm(watch, at)
         for node, judged in before.items():
             after = observed_unavailability(self, node)
             if _judgement(judged) != _judgement(after):
                 self._pool_index.reevaluate(self, (node,))
+
+    def _confirm(self, watch: str, at: float) -> None:
+        self._confirmed_at = {**self._confirmed_at, watch: at}
+        if self._lapses_at(watch) > self.now:
+            self._covering_watches = {**self._covering_watches, watch: None}
 
     @journaled
     def expect_reports(self, watch: str) -> None:

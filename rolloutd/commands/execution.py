@@ -54,7 +54,7 @@ async def execute(state: State, who: Principal, command: Command) -> Executed:
     """Resolve, decide and commit a command; raises what it refuses, Conflict or StoreFailed."""
     resolved = await resolve_live(state, command.rollout) if command.rollout else None
     async with state.exclusive_commit(who.actor) as commit:
-        state.index.advance(state.now())
+        await state.advance()
         subject: tuple[Rollout | Target, ...] = ()
         if resolved is not None:
             resolved = current(state, resolved)

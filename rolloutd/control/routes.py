@@ -136,7 +136,7 @@ async def shared_answer(services: Services, path: str, handler: Handler, request
     anonymous = replace(request, identity=ANONYMOUS)
 
     async def compute() -> bytes:
-        services.state.index.advance(services.state.now())
+        await services.state.advance()
         return await encode_in_slices(await handler(services, anonymous))
 
     question = (*sorted(request.path_params.items()), request.input)

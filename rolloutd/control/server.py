@@ -199,7 +199,7 @@ class ControlServer:
                         if route.is_shared:
                             answer = await shared_answer(self._services, route.path, route.handler, parsed)
                             return responses.json_response(answer)
-                        self._services.state.index.advance(self._services.state.now())
+                        await self._services.state.advance()
                         result = await route.handler(self._services, parsed)
             except NotAllowed as exc:
                 await self._record_denial(identity, f"{route.method} {request.path}", str(exc))

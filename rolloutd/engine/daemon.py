@@ -222,9 +222,8 @@ class Daemon:
         """Decide and commit the decision; no other commit can happen in between."""
         async with self._state.exclusive_commit() as commit:
             await self._commit_due_membership(commit)
-            now = self._state.now()
+            now = await self._state.advance()
             began = asyncio.get_running_loop().time()
-            self._state.index.advance(now)
             decision = decide(self._state.index, now)
             # Before anything is awaited: what changes after the decision makes groups ready again.
             self._state.index.record_backoffs(decision.backoffs)

@@ -186,6 +186,7 @@ class NotificationDispatcher:
                     await wait_for_first(changed.wait(), self._state.clock.sleep(STALL_CHECK_S))
 
     async def _queue_notifications(self) -> None:
+        await self._state.advance()
         for notification in [
             *await self._notifications_from_audit(),
             *self._notifications_for_gates(),

@@ -36,7 +36,7 @@ from rolloutd.configuration.sealed_variables import unseal
 from rolloutd.engine.adapter_failures import AdapterFailures
 from rolloutd.engine.change_notifier import ChangeNotifier
 from rolloutd.engine.commit_lock import CommitLock, nodes_of_steps
-from rolloutd.engine.tasks import compute, free, wait_until_done
+from rolloutd.engine.tasks import compute, compute_in_parts, free, wait_until_done
 from rolloutd.engine.transition_log import log_entries
 from rolloutd.errors import Conflict, FactsBehind, LeadershipLost, NotFound, Refused, StoreFailed
 from rolloutd.settings import Settings
@@ -196,6 +196,12 @@ class State:
     def now(self) -> float:
         """Return the wall clock, epoch seconds."""
         return self.clock.now()
+
+    async def advance(self) -> float:
+        """Let observations and holds expire while the loop continues; return until when (epoch seconds)."""
+        # Before a question: one that is due forks the facts and lets all of it expire at once.
+        await compute_in_parts(lambda: self.index.advance_in_part(self.now()))
+        return self.index.now
 
     def wake_up(self) -> None:
         """Ask the loop to decide again soon."""

@@ -8,8 +8,23 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hashable, Iterable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Hashable,
+    Iterable,
+    Iterator,
+    Sequence,
+)
+from contextlib import (
+    AbstractAsyncContextManager,
+    asynccontextmanager,
+    contextmanager,
+    nullcontext,
+    suppress,
+)
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar
 
 from rolloutd.concurrency import threads
@@ -40,14 +55,29 @@ async def wait_for_first(signal: Awaitable[Any], awaitable: Awaitable[Any]) -> N
 
 
 async def compute(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Return what a long computation without I/O gives; it runs in a thread.
+    """Return what a long computation without I/O gives; it runs in a thread."""
+    with _without_collection():
+        return await threads.COMPUTATIONS.run(function, *args, **kwargs)
 
-    Meanwhile cycles are not collected: one collection stops the loop for longer than the computation does.
-    """
+
+async def compute_in_parts(part: Callable[[], bool]) -> None:
+    """Call `part` until it returns False; between two parts the loop continues."""
+    if not part():
+        return
+    with _without_collection():
+        is_unfinished = True
+        while is_unfinished:
+            await asyncio.sleep(0)
+            is_unfinished = part()
+
+
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """Collect no cycles in the body: one collection stops the loop for longer than a computation does."""
     gc.disable()
     _computations.add(computation := object())
     try:
-        return await threads.COMPUTATIONS.run(function, *args, **kwargs)
+        yield
     finally:
         _computations.remove(computation)
         # Computations may overlap; only the last one to end turns the collection on again.

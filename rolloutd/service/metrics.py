@@ -79,6 +79,7 @@ class MetricsCollector:
 
     async def render(self) -> bytes:
         """Return all metrics in Prometheus' text format."""
+        await self._state.advance()
         # Of one moment of the facts; the text of 500 pools takes longer than the loop may pause.
         collected = CollectorRegistry()
         collected.register(_Collected([*self.registry.collect()]))

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import pytest
+
 from machines.facts.fleet_facts import FactsSnapshot
 from machines.facts.projection import Projection
 from machines.model.events import NodesDiscovered, NodesRemoved
@@ -108,3 +112,38 @@ def test_fork_sees_no_later_confirmation() -> None:
     index.advance(T0 + 10.0 + VALID_S)
     assert fork.unavailability("n1") is not None
     assert index.unavailability("n1") is None
+
+
+def expired_alone(index: Projection) -> float:
+    return T0 + VALID_S
+
+
+def expired_together(index: Projection) -> float:
+    confirm(index, T0 + 1.0)
+    return T0 + 1.0 + VALID_S
+
+
+def confirmed_late(index: Projection) -> float:
+    index.advance(T0 + 3 * VALID_S)
+    confirm(index, T0 + 3 * VALID_S)
+    return T0 + 3 * VALID_S
+
+
+def valid_again(index: Projection) -> float:
+    index.advance(T0 + 3 * VALID_S)
+    return T0 + 1.0
+
+
+@pytest.mark.parametrize("become_due", [expired_alone, expired_together, confirmed_late, valid_again])
+def test_question_between_parts_sees_no_expired_node_up(become_due: Callable[[Projection], float]) -> None:
+    index = watched(**{f"n{number}": NodeHealth.UP for number in range(5)}, n5=NodeHealth.DOWN)
+    index.judged_at_once = 2
+    now = become_due(index)
+    parts = 0
+    while index.advance_in_part(now):
+        parts += 1
+        assert wrong_counts(index.at(now)) == []
+        assert index.at(now + 1.0) is not index
+    assert parts >= 1
+    assert index.at(now) is index
+    assert wrong_counts(index) == []

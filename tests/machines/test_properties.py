@@ -99,6 +99,7 @@ def test_invariants_and_oracle_find_nothing_forbidden(seed: int, steps: int) -> 
 @given(SEEDS, STEPS)
 def test_updated_index_equals_rebuilt_index(seed: int, steps: int) -> None:
     world = FleetSimulator.from_seed(seed)
+    world.index.judged_at_once = 1
     for _ in range(steps):
         world.step()
         mine = decide(world.index, world.now)

@@ -11,6 +11,7 @@ from machines.invariants import vote_recount
 
 def wrong_counts(index: Projection) -> list[str]:
     """Return which running counts are not those of an index that is built again from the same facts."""
+    index = index.at(index.now)
     fresh = Projection.build(index.snapshot(), index.limits)
     fresh.record_observations_of(index)
     kept, counted = dict(_counts(index)), dict(_counts(fresh))

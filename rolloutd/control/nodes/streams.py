@@ -164,7 +164,7 @@ async def _progress_line(services: Services, rollout: str | None) -> bytes:
 
 async def _newer_status(services: Services, version: int) -> StatusVersion:
     async def read() -> wire.Status:
-        services.state.index.advance(services.state.now())
+        await services.state.advance()
         found: wire.Status = await status(services, Request(ANONYMOUS, "status", {}, StatusQuery()))
         return found
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -115,3 +116,17 @@ async def test_submit_counts_its_targets(tmp_path: Path) -> None:
         inside.state.commit_listeners.append(lambda events, _: counted.append(count_rows(events)))
         rollout = await inside.submit()
         assert counted == [len(list(inside.state.index.targets(rollout)))]
+
+
+async def test_loop_continues_while_many_observations_expire(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        index = inside.state.index
+        index.judged_at_once = 1
+        inside.clock.advance(index.limits.observe_within_s)
+        advancing = asyncio.create_task(inside.state.advance())
+        await asyncio.sleep(0)
+        assert index.at(inside.clock.now()) is not index
+        assert gc.isenabled() is False
+        assert await advancing == inside.clock.now()
+        assert all(index.unavailability(node) for node in index.nodes)
+        assert gc.isenabled()
