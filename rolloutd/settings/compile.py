@@ -10,25 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
+from machines.model import plan
 from machines.model.limits import Budget, Limits, PoolRule
 from machines.model.node import NodeKind
-from machines.model.plan import (
-    DEFAULT_DRIFT_EVERY_S,
-    DEFAULT_POLL_S,
-    PILOT_WAVE,
-    Capability,
-    EnrolPolicy,
-    GateName,
-    Guard,
-    OnFailure,
-    OnUnknownPolicy,
-    Pilot,
-    Plan,
-    Stage,
-    StepDef,
-    VoteRequirement,
-    WaveDef,
-)
 from machines.model.preparation import (
     PrepareKind,
     PrepareStage,
@@ -76,13 +60,13 @@ class TeamChecks(Protocol):
     def checks(self) -> Sequence[StepContent]: ...
 
 
-def compile_plan(content: Mapping[str, JSON], *, teams: Mapping[str, TeamChecks]) -> Plan:
+def compile_plan(content: Mapping[str, JSON], *, teams: Mapping[str, TeamChecks]) -> plan.Plan:
     """Return the plan of a content, with each team's own checks, which apply to its nodes only."""
     spec = content["spec"]
     verify = compile_steps(plugin.CHECKS, spec["verify"], "verify")
     rollback, cleanup = spec["rollback"], (spec.get("prepare") or {}).get("cleanup")
     stages = tuple(_compile_stage(stage["name"], stage) for stage in spec["maintain"])
-    return Plan(
+    return plan.Plan(
         name=content["metadata"]["name"],
         owner=content["metadata"]["owner"],
         selector=parse_selector(spec["targets"]),
@@ -92,24 +76,24 @@ def compile_plan(content: Mapping[str, JSON], *, teams: Mapping[str, TeamChecks]
         # A plan stored by a version without probes lacks the key.
         traffic=compile_steps(plugin.PROBES, spec.get("traffic", ()), "traffic"),
         idle_for_s=float(spec.get("idle_for") or 0.0),
-        poll_s=float(spec.get("poll") or DEFAULT_POLL_S),
+        poll_s=float(spec.get("poll") or plan.DEFAULT_POLL_S),
         isolate=compile_steps(plugin.ISOLATORS, spec["isolate"], "isolate"),
         rollback=_rollback_of(stages) if rollback is None else (_compile_stage(ROLLBACK, rollback),),
         rollback_verify=_compile_rollback_checks(rollback, verify),
-        on_failure=OnFailure(spec.get("on_failure", OnFailure.PAUSE)),
+        on_failure=plan.OnFailure(spec.get("on_failure", plan.OnFailure.PAUSE)),
         at_most=spec.get("at_most"),
         start_timeout_s=spec["limits"].get("start"),
         fallback_verify=compile_steps(plugin.CHECKS, [_DEFAULT_ROLLBACK_CHECK], "rollback.verify"),
         gates={
             gate: _compile_vote_requirement(spec["gates"][gate.value])
-            for gate in GateName
+            for gate in plan.GateName
             if gate.value in spec["gates"]
         },
         windows=compile_windows(spec["windows"]),
         max_parallel=spec["max_parallel"],
         max_unready=((spec.get("strategy") or {}).get("incremental") or {}).get("maxUnready"),
         pool_keys=tuple(spec["pools"]["by"]),
-        enrol=EnrolPolicy(spec["enrol"]),
+        enrol=plan.EnrolPolicy(spec["enrol"]),
         probation_s=float(spec["probation"]),
         isolate_timeout_s=float(spec["limits"]["isolate"]),
         expected_s=float(sum(stage["expected"] for stage in spec["maintain"])),
@@ -165,7 +149,7 @@ def compile_windows(windows: Sequence[Mapping[str, JSON]]) -> tuple[Window, ...]
 
 def compile_steps(
     group: str, steps: Sequence[StepContent], prefix: str, *, team: str | None = None
-) -> tuple[StepDef, ...]:
+) -> tuple[plan.StepDef, ...]:
     """Return the steps of one port's adapters, named `PREFIX.NUMBER.KIND`.
 
     `timeout_s` limits the whole step: `within`, in which the answer may become
@@ -174,7 +158,7 @@ def compile_steps(
     """
     adapters = plugin.installed_adapters(group)
     return tuple(
-        StepDef(
+        plan.StepDef(
             name=f"{prefix}.{number}.{kind}",
             kind=kind,
             params={key: value for key, value in params.items() if key not in CORE_PARAMS},
@@ -211,7 +195,7 @@ def _compile_budget(max_unavailable: int | str) -> Budget:
     return Budget(count=None, percent=int(max_unavailable.removesuffix("%")))
 
 
-def _compile_team_checks(teams: Mapping[str, TeamChecks]) -> tuple[StepDef, ...]:
+def _compile_team_checks(teams: Mapping[str, TeamChecks]) -> tuple[plan.StepDef, ...]:
     return tuple(
         step
         for team in sorted(teams)
@@ -219,47 +203,47 @@ def _compile_team_checks(teams: Mapping[str, TeamChecks]) -> tuple[StepDef, ...]
     )
 
 
-def _compile_waves(spec: Mapping[str, JSON]) -> tuple[WaveDef, ...]:
+def _compile_waves(spec: Mapping[str, JSON]) -> tuple[plan.WaveDef, ...]:
     """Return the canaries, the declared waves and the rest.
 
     Canaries without a selector are the teams' nominated or first nodes, which
     are chosen when targets are resolved.
     """
     canary = spec["canary"]
-    first = WaveDef(
+    first = plan.WaveDef(
         name=CANARY_WAVE,
         select=None if canary is None else parse_selector(canary["select"]),
         max_parallel=1 if canary is None else canary["max_parallel"],
         soak_s=float(spec["soak"]),
-        gate=GateName.CONTINUE,
+        gate=plan.GateName.CONTINUE,
     )
     declared = (
-        WaveDef(
+        plan.WaveDef(
             name=wave["name"],
             select=parse_selector(wave["select"]),
             max_parallel=wave["max_parallel"],
             soak_s=float(wave["soak"]),
-            gate=None if wave["gate"] is None else GateName(wave["gate"]),
+            gate=None if wave["gate"] is None else plan.GateName(wave["gate"]),
         )
         for wave in spec["waves"]
     )
-    waves = (first, *declared, WaveDef(name=FLEET_WAVE))
+    waves = (first, *declared, plan.WaveDef(name=FLEET_WAVE))
     if (spec.get("pilot") or {}).get("node") is None:
         return waves
-    return (WaveDef(name=PILOT_WAVE, max_parallel=1, gate=GateName.START), *waves)
+    return (plan.WaveDef(name=plan.PILOT_WAVE, max_parallel=1, gate=plan.GateName.START), *waves)
 
 
 def _compile_drift_interval(spec: Mapping[str, JSON]) -> float | None:
     if spec.get("every") is not None:
         return float(spec["every"])
-    return DEFAULT_DRIFT_EVERY_S if spec.get("keep") else None
+    return plan.DEFAULT_DRIFT_EVERY_S if spec.get("keep") else None
 
 
-def _compile_pilot(pilot: Mapping[str, JSON] | None) -> Pilot | None:
-    return None if pilot is None else Pilot(pilot["node"], pilot["waived"] or "")
+def _compile_pilot(pilot: Mapping[str, JSON] | None) -> plan.Pilot | None:
+    return None if pilot is None else plan.Pilot(pilot["node"], pilot["waived"] or "")
 
 
-def _compile_guard(guard: Mapping[str, JSON] | None) -> Guard | None:
+def _compile_guard(guard: Mapping[str, JSON] | None) -> plan.Guard | None:
     """Return the guard; a check that confirms the change has no longer than the node waits."""
     if guard is None:
         return None
@@ -267,8 +251,10 @@ def _compile_guard(guard: Mapping[str, JSON] | None) -> Guard | None:
     confirm = compile_steps(plugin.CHECKS, guard["confirm"] or (_DEFAULT_CONFIRMATION,), "confirm")
     params = {key: value for key, value in guard.items() if key not in ("kind", "confirm")}
     kind, timeout_s = guard.get("kind", DEFAULT_GUARD), float(guard.get("timeout", GUARD_TIMEOUT_S))
-    return Guard(
-        step=StepDef(GUARD_STEP, kind, params, timeout_s=timeout_s, commands=_commands(plugin.GUARDS, kind)),
+    return plan.Guard(
+        step=plan.StepDef(
+            GUARD_STEP, kind, params, timeout_s=timeout_s, commands=_commands(plugin.GUARDS, kind)
+        ),
         after_s=after_s,
         confirm=tuple(
             replace(
@@ -285,13 +271,13 @@ def _seconds(duration: JSON) -> float | None:
     return None if duration is None else float(duration)
 
 
-def _compile_stage(name: str, content: Mapping[str, JSON]) -> Stage:
-    stage = Stage(
+def _compile_stage(name: str, content: Mapping[str, JSON]) -> plan.Stage:
+    stage = plan.Stage(
         name=name,
         playbook=content.get(plugin.PLAYBOOK, ""),
         variables=dict(content.get("vars", {})),
         timeout_s=float(content["timeout"]),
-        on_unknown=OnUnknownPolicy(content.get("on_unknown", OnUnknownPolicy.VERIFY)),
+        on_unknown=plan.OnUnknownPolicy(content.get("on_unknown", plan.OnUnknownPolicy.VERIFY)),
     )
     if plugin.PLAYBOOK in content:
         return stage
@@ -301,7 +287,7 @@ def _compile_stage(name: str, content: Mapping[str, JSON]) -> Stage:
     return replace(stage, kind=kind, params=content[kind], node_kinds=node_kinds)
 
 
-def _rollback_of(stages: Sequence[Stage]) -> tuple[Stage, ...]:
+def _rollback_of(stages: Sequence[plan.Stage]) -> tuple[plan.Stage, ...]:
     """Return the stages that restore what these recorded before them, none if one of them records nothing."""
     if not plugin.are_reversible(stage.kind for stage in stages):
         return ()
@@ -313,11 +299,11 @@ def _rollback_of(stages: Sequence[Stage]) -> tuple[Stage, ...]:
 
 
 def _compile_rollback_checks(
-    rollback: Mapping[str, JSON] | None, verify: Sequence[StepDef]
-) -> tuple[StepDef, ...]:
+    rollback: Mapping[str, JSON] | None, verify: Sequence[plan.StepDef]
+) -> tuple[plan.StepDef, ...]:
     if rollback is not None and rollback["verify"] is not None:
         return compile_steps(plugin.CHECKS, rollback["verify"], "rollback.verify")
-    return tuple(step for step in verify if Capability.JUDGES_LIVENESS in step.capabilities)
+    return tuple(step for step in verify if plan.Capability.JUDGES_LIVENESS in step.capabilities)
 
 
 def _compile_prepare(prepare: Mapping[str, JSON] | None) -> tuple[PrepareStage, ...]:
@@ -367,8 +353,8 @@ def _compile_prepare_stage(
     )
 
 
-def _compile_vote_requirement(requirement: Mapping[str, JSON]) -> VoteRequirement:
-    return VoteRequirement(
+def _compile_vote_requirement(requirement: Mapping[str, JSON]) -> plan.VoteRequirement:
+    return plan.VoteRequirement(
         owner=requirement["owner"],
         each_team=requirement["each_team"],
         four_eyes=requirement["four_eyes"],

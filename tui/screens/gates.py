@@ -16,17 +16,7 @@ from tui.formatting import formatting, lines
 from tui.formatting.glyphs import node_glyph, node_strip
 from tui.formatting.lines import Line, column, fit, fit_name
 from tui.operations.confirm import Selection
-from tui.screens.page import (
-    Item,
-    PaneContainer,
-    TwoPanes,
-    gate_lines,
-    heading,
-    item_rows,
-    note_row,
-    static_line,
-    vote_lines,
-)
+from tui.screens import page
 from tui.state import permissions
 from tui.state.values import NodeState
 from tui.widgets import summaries
@@ -49,7 +39,7 @@ MIN_LIST_LINES = 2
 """Lines of the list of gates at least; the content below gets the rest."""
 
 
-class GatesPage(TwoPanes):
+class GatesPage(page.TwoPanes):
     """The pending gates, the open ones with their votes, and below them the content of the selected one."""
 
     screen_name = "gates"
@@ -70,10 +60,10 @@ class GatesPage(TwoPanes):
         self._failures: dict[str, wire_nodes.Failures] = {}
         self._unread: dict[str, str] = {}
         self._loading: set[str] = set()
-        self._change_items: tuple[wire_plans.Review | None, list[Item]] = (None, [])
+        self._change_items: tuple[wire_plans.Review | None, list[page.Item]] = (None, [])
 
     def compose_body(self) -> Iterator[Widget]:
-        yield PaneContainer(
+        yield page.PaneContainer(
             VirtualList(id="list"), VirtualList(id="content", pin_cursor_to_top=True), id="body"
         )
 
@@ -121,19 +111,19 @@ class GatesPage(TwoPanes):
     def update_body(self) -> None:
         gate_list = self.query_one("#list", VirtualList)
         width = max(20, gate_list.size.width - 2)
-        items: list[Item] = []
+        items: list[page.Item] = []
         for each in self._all_gates():
             items += [
-                ("" if number else each.key, static_line(line))
-                for number, line in enumerate(gate_lines(self, each, width))
+                ("" if number else each.key, page.static_line(line))
+                for number, line in enumerate(page.gate_lines(self, each, width))
             ]
         if not summaries.pending_gates(self.console.model):
-            items.insert(0, note_row("no gate waits"))
-        gate_list.set_rows(item_rows(items))
+            items.insert(0, page.note_row("no gate waits"))
+        gate_list.set_rows(page.item_rows(items))
         gate_list.limit_height(fill=self.has_class("-wide"), min_rows=MIN_LIST_LINES)
         selected = self.selected_gate()
         content = [] if selected is None else list(self._content_items(selected))
-        self.query_one("#content", VirtualList).set_rows(item_rows(content))
+        self.query_one("#content", VirtualList).set_rows(page.item_rows(content))
 
     def do_open(self) -> None:
         selected, content = self.selected_gate(), self.query_one("#content", VirtualList)
@@ -157,7 +147,7 @@ class GatesPage(TwoPanes):
 
     # -- the content
 
-    def _content_items(self, pending: PendingGate) -> Iterator[Item]:
+    def _content_items(self, pending: PendingGate) -> Iterator[page.Item]:
         self._request_content(pending)
         model, gate = self.console.model, pending.gate["gate"]
         plan, review = model.plans.get(pending.rollout.id), model.reviews.get(pending.rollout.id)
@@ -168,7 +158,7 @@ class GatesPage(TwoPanes):
         if gate == "continue":
             yield from self._canary_items(pending)
         if review is None:
-            yield note_row("loading the change")
+            yield page.note_row("loading the change")
         else:
             yield from self._cached_change_items(review)
         yield from _target_items(pending, review)
@@ -178,13 +168,13 @@ class GatesPage(TwoPanes):
         if plan is not None:
             yield from _digest_items(plan)
         if review is not None:
-            yield heading("THE PLAN", "without defaults")
+            yield page.heading("THE PLAN", "without defaults")
             for value in review["plan"]:
                 line: Line = [(f"  {value['path']}: ", "dim"), (lines.sanitize(value["value"]), "")]
                 yield fixed_row(f"path:{value['path']}", line)
         yield from self._vote_items(pending)
 
-    def _cached_change_items(self, review: wire_plans.Review) -> list[Item]:
+    def _cached_change_items(self, review: wire_plans.Review) -> list[page.Item]:
         """Return the rows of a review, made once: a source of a thousand files has tens of thousands."""
         if self._change_items[0] is not review:
             self._change_items = (review, list(_change_items(review)))
@@ -222,9 +212,9 @@ class GatesPage(TwoPanes):
             self.set_timer(FAILURES_RETRY_S, partial(self._fetched.pop, rollout, None))
         self.update_view()
 
-    def _vote_items(self, pending: PendingGate) -> Iterator[Item]:
+    def _vote_items(self, pending: PendingGate) -> Iterator[page.Item]:
         gate, owner = pending.gate, pending.rollout.status["owner"]
-        yield heading("VOTES", event_text.gate_label(gate))
+        yield page.heading("VOTES", event_text.gate_label(gate))
         needs = [(f"owner {owner}", owner, gate["needs"]["owner"])] if gate["needs"]["owner"]["want"] else []
         needs += [
             (need["team"], need["team"], {"want": need["want"], "have": need["have"]})
@@ -242,20 +232,22 @@ class GatesPage(TwoPanes):
                     (members, "dim"),
                 ],
             )
-        for number, line in enumerate(vote_lines(gate, len(gate["votes"]))):
+        for number, line in enumerate(page.vote_lines(gate, len(gate["votes"]))):
             yield fixed_row(f"vote:{number}", line)
 
-    def _failure_items(self, pending: PendingGate) -> Iterator[Item]:
+    def _failure_items(self, pending: PendingGate) -> Iterator[page.Item]:
         rollout = pending.rollout
         listed, unread = self._failures.get(rollout.id), self._unread.get(rollout.id)
         if listed is None:
-            yield heading("FAILURES", "loading" if unread is None else "not read: no approval is possible")
+            yield page.heading(
+                "FAILURES", "loading" if unread is None else "not read: no approval is possible"
+            )
             if unread is not None:
-                yield note_row(lines.sanitize(unread))
+                yield page.note_row(lines.sanitize(unread))
             return
         total = len(listed["failures"]) + listed["omitted"]
         covers = "these" if not listed["omitted"] else "the first of them; the others need another vote"
-        yield heading("FAILURES", f"{total:,}: an approval covers {covers}")
+        yield page.heading("FAILURES", f"{total:,}: an approval covers {covers}")
         name_width = _name_width(each["node"] for each in listed["failures"])
         for each in listed["failures"]:
             node, text = (rollout.nodes or {}).get(each["node"]), event_text.failed_step(each)
@@ -266,15 +258,17 @@ class GatesPage(TwoPanes):
                 unknown = f"  {each['node']}: {lines.sanitize(text)}"
                 yield fixed_row(f"node:{each['node']}", [(unknown, "bad")])
 
-    def _pilot_items(self, pending: PendingGate) -> Iterator[Item]:
+    def _pilot_items(self, pending: PendingGate) -> Iterator[page.Item]:
         evidence, waived = pending.gate["evidence"], pending.gate["waived"]
         if waived is not None:
-            yield heading("PILOT", "waived")
+            yield page.heading("PILOT", "waived")
             yield fixed_row("waived", [(f"  {lines.sanitize(waived)}", "warn")])
         if evidence is None:
             return
         attempts = formatting.pluralize(evidence["attempts"], "attempt")
-        yield heading("PILOT", f"{evidence['node']} of {evidence['team']}: {evidence['outcome']}, {attempts}")
+        yield page.heading(
+            "PILOT", f"{evidence['node']} of {evidence['team']}: {evidence['outcome']}, {attempts}"
+        )
         summary = evidence["reason"] or f"outcome {evidence['outcome']}"
         yield fixed_row(f"node:{evidence['node']}", [(f"  {lines.sanitize(summary)}", "bold")])
         for number, step in enumerate(evidence["steps"]):
@@ -300,10 +294,10 @@ class GatesPage(TwoPanes):
             label = f"  log of {event_text.step_label(log['step'])}: {length}, on the node's page"
             yield fixed_row(f"pilot-log:{log['attempt']}:{log['step']}", [(label, "dim")])
 
-    def _canary_items(self, pending: PendingGate) -> Iterator[Item]:
+    def _canary_items(self, pending: PendingGate) -> Iterator[page.Item]:
         nodes = [each for each in (pending.rollout.nodes or {}).values() if each.wave == pending.gate["wave"]]
         done = sum(each.phase == "done" for each in nodes)
-        yield heading(f"RESULTS OF WAVE {pending.gate['wave']}", f"{done} of {len(nodes)} done")
+        yield page.heading(f"RESULTS OF WAVE {pending.gate['wave']}", f"{done} of {len(nodes)} done")
         yield "", lambda width: [("  ", ""), *node_strip(nodes, width - 4)]
         name_width = _name_width(node.node for node in nodes[:MAX_NODES])
         for node in nodes[:MAX_NODES]:
@@ -311,8 +305,8 @@ class GatesPage(TwoPanes):
             yield f"node:{node.node}", partial(_node_line, node, text, name_width)
 
 
-def fixed_row(key: str, line: Line) -> Item:
-    return key, static_line(line)
+def fixed_row(key: str, line: Line) -> page.Item:
+    return key, page.static_line(line)
 
 
 def _name_width(names: Iterable[str]) -> int:
@@ -332,43 +326,43 @@ def _node_line(node: NodeState, text: str, name_width: int, width: int) -> Line:
 # -- the review ---------------------------------------------------------------
 
 
-def _change_items(review: wire_plans.Review) -> Iterator[Item]:
+def _change_items(review: wire_plans.Review) -> Iterator[page.Item]:
     """Yield what is new against the previous rollout, then the text of each playbook."""
     if review["previous"] is None:
-        yield heading("CHANGE", "no earlier rollout of this plan")
+        yield page.heading("CHANGE", "no earlier rollout of this plan")
     else:
-        yield heading("CHANGE", f"differences to {review['previous']}, the previous rollout")
+        yield page.heading("CHANGE", f"differences to {review['previous']}, the previous rollout")
         differences = list(response_text.difference_lines(review))
         if not differences:
-            yield note_row("none: the same plan and the same source as before")
+            yield page.note_row("none: the same plan and the same source as before")
         roles = {"+": "ok", "-": "bad"}
         yield from _text_items("differences", differences, lambda line: roles.get(line.strip()[:1], "dim"))
     if review["unseen"]:
-        yield heading("NOT SHOWN", "an approval asks you to confirm that you approve it unseen")
+        yield page.heading("NOT SHOWN", "an approval asks you to confirm that you approve it unseen")
         for number, unseen in enumerate(review["unseen"]):
             yield fixed_row(f"unseen:{number}", [(f"  {lines.sanitize(unseen)}", "warn")])
     for title, files in (("PLAYBOOK", review["playbooks"]), ("FILE", review["files"])):
         for file in files:
             yield from _file_items(title, file)
     if review["commands"]:
-        yield heading("COMMANDS", "of the plan and of the teams' own checks")
+        yield page.heading("COMMANDS", "of the plan and of the teams' own checks")
         for each in review["commands"]:
             command: Line = [(f"  {each['path']}: ", "dim"), (lines.sanitize(each["text"]), "")]
             yield fixed_row(f"command:{each['path']}", command)
 
 
-def _file_items(title: str, file: wire_plans.PlaybookText) -> Iterator[Item]:
+def _file_items(title: str, file: wire_plans.PlaybookText) -> Iterator[page.Item]:
     text = file["text"]
     if text is None:
-        yield heading(title, file["path"])
-        yield note_row(lines.sanitize(file["note"] or ""))
+        yield page.heading(title, file["path"])
+        yield page.note_row(lines.sanitize(file["note"] or ""))
         return
     file_lines = text.splitlines()
-    yield heading(title, f"{file['path']}, {formatting.pluralize(len(file_lines), 'line')}")
+    yield page.heading(title, f"{file['path']}, {formatting.pluralize(len(file_lines), 'line')}")
     yield from _text_items(f"playbook:{file['path']}", file_lines, lambda _line: "")
 
 
-def _text_items(key: str, text: Sequence[str], role: Callable[[str], str]) -> Iterator[Item]:
+def _text_items(key: str, text: Sequence[str], role: Callable[[str], str]) -> Iterator[page.Item]:
     """Yield the first lines of a text; `w` on one of them shows the whole text."""
     for number, line in enumerate(text[:MAX_TEXT_LINES]):
         yield fixed_row(f"{key}:{number}", [(f"  {lines.sanitize(line)}", role(line))])
@@ -377,9 +371,9 @@ def _text_items(key: str, text: Sequence[str], role: Callable[[str], str]) -> It
         yield fixed_row(f"{key}:rest", [(f"  {rest}: w shows all", "dim")])
 
 
-def _target_items(pending: PendingGate, review: wire_plans.Review | None) -> Iterator[Item]:
+def _target_items(pending: PendingGate, review: wire_plans.Review | None) -> Iterator[page.Item]:
     rollout = pending.rollout
-    yield heading("TARGETS", formatting.pluralize(rollout.status["total"], "node"))
+    yield page.heading("TARGETS", formatting.pluralize(rollout.status["total"], "node"))
     found = None if review is None else response_text.find_gate(review, pending.gate)
     if found is not None:
         radius = response_text.describe_blast_radius(found["blast_radius"])
@@ -390,15 +384,15 @@ def _target_items(pending: PendingGate, review: wire_plans.Review | None) -> Ite
         yield fixed_row(f"pool:{pool.pool}", [*line, (f"{pool.max_unavailable} at a time", "dim")])
 
 
-def _check_items(review: wire_plans.Review) -> Iterator[Item]:
-    yield heading("CHECKS", "each node must pass these before it serves again")
+def _check_items(review: wire_plans.Review) -> Iterator[page.Item]:
+    yield page.heading("CHECKS", "each node must pass these before it serves again")
     for number, check in enumerate(review["checks"]):
         yield fixed_row(f"check:{number}", [("  ", ""), (lines.sanitize(check), "")])
 
 
-def _coverage_items(pending: PendingGate) -> Iterator[Item]:
+def _coverage_items(pending: PendingGate) -> Iterator[page.Item]:
     status = pending.rollout.status
-    yield heading(
+    yield page.heading(
         "NOT PROBED", "" if status["not_probed"] or status["not_isolated"] else "nothing is left out"
     )
     for missing in status["not_probed"]:
@@ -409,10 +403,10 @@ def _coverage_items(pending: PendingGate) -> Iterator[Item]:
         yield fixed_row(f"probe:{number}", [("  traffic probe: ", ""), (lines.sanitize(probe), "")])
 
 
-def _digest_items(plan: Mapping[str, Any]) -> Iterator[Item]:
+def _digest_items(plan: Mapping[str, Any]) -> Iterator[page.Item]:
     hashes, source = plan["hashes"], plan["source"]
     parts = (f"{name} {formatting.short_digest(hashes[name])}" for name in ("change", "scope", "policy"))
-    yield heading("DIGEST")
+    yield page.heading("DIGEST")
     yield fixed_row("digest", [("  whole   ", "dim"), (plan["digest"], "digest")])
     yield fixed_row("parts", [("  parts   ", "dim"), ("   ".join(parts), "")])
     yield fixed_row("source", [("  source  ", "dim"), (lines.sanitize(source["text"]), "")])

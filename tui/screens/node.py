@@ -21,17 +21,7 @@ from tui.formatting import formatting, lines
 from tui.formatting.glyphs import log_line, node_glyph
 from tui.formatting.lines import Line, fit, fit_name, justify
 from tui.operations.confirm import Selection
-from tui.screens.page import (
-    Item,
-    LazyRows,
-    PaneContainer,
-    RolloutScreen,
-    TwoPanes,
-    heading,
-    item_rows,
-    note_row,
-    static_line,
-)
+from tui.screens import page
 from tui.screens.text import SearchablePage
 from tui.state.values import NodeState, parse_timestamp
 from tui.widgets import summaries
@@ -57,7 +47,7 @@ STEP_GLYPHS = {
 }
 
 
-class NodePage(TwoPanes, RolloutScreen, SearchablePage):
+class NodePage(page.TwoPanes, page.RolloutScreen, SearchablePage):
     screen_name = "node"
     initial_focus = "#log"
     panes = ("log", "steps")
@@ -90,7 +80,7 @@ class NodePage(TwoPanes, RolloutScreen, SearchablePage):
     def compose_body(self) -> Iterator[Widget]:
         yield Banner(self._render_head, id="head", height=2)
         log = Vertical(Banner(self._render_log_head, id="loghead"), VirtualList(id="log"), id="logs")
-        yield PaneContainer(VirtualList(id="steps"), log, id="body")
+        yield page.PaneContainer(VirtualList(id="steps"), log, id="body")
 
     def on_mount(self) -> None:
         self._open_log()
@@ -108,7 +98,7 @@ class NodePage(TwoPanes, RolloutScreen, SearchablePage):
     def update_body(self) -> None:
         self._refresh_detail()
         self.query_one("#head", Banner).update_lines()
-        self.query_one("#steps", VirtualList).set_rows(item_rows(self._step_items()))
+        self.query_one("#steps", VirtualList).set_rows(page.item_rows(self._step_items()))
         self._show_log()
 
     # -- requests
@@ -264,20 +254,20 @@ class NodePage(TwoPanes, RolloutScreen, SearchablePage):
             return [*([(text, "warn")] for text in why), *([(text, "dim")] for text in ends)]
         return [[("in pools " + ", ".join(node.pools), "dim")]]
 
-    def _step_items(self) -> Iterator[Item]:
+    def _step_items(self) -> Iterator[page.Item]:
         detail = self.detail
         if detail is None:
-            yield note_row("loading" if self.node is not None else self._node_absence_note())
+            yield page.note_row("loading" if self.node is not None else self._node_absence_note())
             return
         yield from self._holder_items()
         for attempt in sorted({step["attempt"] for step in detail["steps"]}, reverse=True):
-            yield heading(f"ATTEMPT {attempt}")
+            yield page.heading(f"ATTEMPT {attempt}")
             for step in (each for each in detail["steps"] if each["attempt"] == attempt):
                 yield _step_key(step), _step_row(step, self.console.now())
         if not detail["steps"]:
-            yield note_row("no step has run on it yet")
+            yield page.note_row("no step has run on it yet")
 
-    def _holder_items(self) -> Iterator[Item]:
+    def _holder_items(self) -> Iterator[page.Item]:
         """Yield the holders of the pools' slots while the node is pending."""
         node, locks = self.node, self.console.model.locks
         if node is None or locks is None or node.phase != "pending":
@@ -285,21 +275,23 @@ class NodePage(TwoPanes, RolloutScreen, SearchablePage):
         pools = [(pool, summaries.confirmed_holders(pool)) for pool in locks["pools"]]
         pools = [(pool, holders) for pool, holders in pools if holders and pool["pool"] in node.pools]
         if pools:
-            yield heading("ITS SLOTS")
+            yield page.heading("ITS SLOTS")
         for pool, holders in pools:
             text = formatting.join_limited([each["why"] for each in holders], MAX_NAMED_HOLDERS, "; ")
             slots = f"{len(holders)}/{pool['max_unavailable']} "
             line: Line = [(f"  {pool['pool']} ", "bold"), (slots, "warn"), (lines.sanitize(text), "dim")]
-            yield f"slots:{pool['pool']}", static_line(line)
+            yield f"slots:{pool['pool']}", page.static_line(line)
 
     def _show_log(self) -> None:
         log = self.query_one("#log", VirtualList)
         was_last = log.rows is None or log.cursor >= len(log.rows) - 1
         shown = self._shown_log_lines()
         log.set_rows(
-            LazyRows(shown, lambda line: str(line["offset"]), lambda line, _width: self.mark(log_line(line)))
+            page.LazyRows(
+                shown, lambda line: str(line["offset"]), lambda line, _width: self.mark(log_line(line))
+            )
             if shown
-            else item_rows([note_row(self._empty_log_text())])
+            else page.item_rows([page.note_row(self._empty_log_text())])
         )
         self.query_one("#loghead", Banner).update_lines()
         if self.is_following and (was_last or not log.has_focus):
@@ -315,7 +307,7 @@ class NodePage(TwoPanes, RolloutScreen, SearchablePage):
 
     def _render_log_head(self, width: int) -> Sequence[Line]:
         which = f"attempt {self.attempt}" if self.attempt is not None else "latest attempt"
-        return [heading("LOG", f"{which}  {self._log_status}")[1](width)]
+        return [page.heading("LOG", f"{which}  {self._log_status}")[1](width)]
 
     def _empty_log_text(self) -> str:
         if self.log_lines:

@@ -33,14 +33,8 @@ from tui.screens.page import (
     vote_lines,
 )
 from tui.screens.pools import TimelineRows, strip_rows, timeline_columns
+from tui.state import values
 from tui.state.history import FLEET_HISTORY_EVENTS, ROLLOUT_HISTORY_EVENTS, History
-from tui.state.values import (
-    NodeState,
-    PoolState,
-    RolloutState,
-    parse_timestamp,
-    reason_key,
-)
 from tui.widgets import summaries, timeline
 from tui.widgets.summaries import POOL_ORDERS, WaitingGroup
 from tui.widgets.timeline import BarCache, TimelineView, TimeScale
@@ -209,7 +203,7 @@ class RolloutPage(TwoPanes, RolloutScreen):
     do_earlier, do_later = partialmethod(_move_moment, -1), partialmethod(_move_moment, 1)
     do_zoom_in, do_zoom_out = partialmethod(_zoom, -1), partialmethod(_zoom, 1)
 
-    def _pool_rows(self, rollout: RolloutState, pane: VirtualList) -> RowSource:
+    def _pool_rows(self, rollout: values.RolloutState, pane: VirtualList) -> RowSource:
         pools, model = self._pools_in_order(rollout), self.console.model
         self._scale = None
         if not self._shows_timeline or rollout.nodes is None or model.last_received_seq < 0:
@@ -228,7 +222,7 @@ class RolloutPage(TwoPanes, RolloutScreen):
         rows = TimelineRows(history, scale, moment, marks, starts, self._bars)
         return rows.rows(pools, self.pool_order, pane.size.height)
 
-    def _pools_in_order(self, rollout: RolloutState) -> list[PoolState]:
+    def _pools_in_order(self, rollout: values.RolloutState) -> list[values.PoolState]:
         """Return the pools in the chosen order, which changes at intervals so that rows can be read."""
         pools, rank = rollout.pools, summaries.pool_rank
         urgent = [name for name, pool in pools.items() if rank(pool) <= MAX_URGENT_RANK]
@@ -266,7 +260,7 @@ class RolloutPage(TwoPanes, RolloutScreen):
 
     # -- the log of the first failure
 
-    def _request_log_tail(self, node: NodeState) -> None:
+    def _request_log_tail(self, node: values.NodeState) -> None:
         wanted = (node.node, node.attempt)
         if wanted != self._log_tail_of:
             self._log_tail_of, self._log_tail = wanted, []
@@ -307,7 +301,7 @@ class RolloutPage(TwoPanes, RolloutScreen):
             justify([(owner + source, "dim")], digest, width),
         ]
 
-    def _preparation_lines(self, rollout: RolloutState, width: int) -> Iterator[Line]:
+    def _preparation_lines(self, rollout: values.RolloutState, width: int) -> Iterator[Line]:
         """Yield the bar of the nodes that are prepared, if the plan has prepare stages."""
         prepared = rollout.status["prepared"]
         if prepared is not None:
@@ -319,13 +313,13 @@ class RolloutPage(TwoPanes, RolloutScreen):
 
     # -- the pane of what happens now
 
-    def _items(self, rollout: RolloutState) -> Iterator[Item]:
+    def _items(self, rollout: values.RolloutState) -> Iterator[Item]:
         moment, model = self.timeline.moment, self.console.model
         if moment is None:
             return self._current_items(rollout)
         return moment_items(model.history(rollout.id), rollout, moment, self.console.now())
 
-    def _current_items(self, rollout: RolloutState) -> Iterator[Item]:
+    def _current_items(self, rollout: values.RolloutState) -> Iterator[Item]:
         pane = self.query_one("#now", VirtualList).size
         # A failure stands above its gate: a user reads what failed before approving it.
         yield from self._failed_items(rollout, pane)
@@ -355,7 +349,7 @@ class RolloutPage(TwoPanes, RolloutScreen):
                 for number, line in enumerate(vote_lines(gate, MAX_VOTES_SHOWN)):
                     yield f"vote:{gate['gate']}:{gate['wave']}:{number}", static_line(line)
 
-    def _failed_items(self, rollout: RolloutState, pane: Size) -> Iterator[Item]:
+    def _failed_items(self, rollout: values.RolloutState, pane: Size) -> Iterator[Item]:
         failed = self.console.node_summary(rollout).failed
         if not failed:
             return
@@ -374,7 +368,7 @@ class RolloutPage(TwoPanes, RolloutScreen):
                 for line in self._log_tail[-max(MIN_TAIL_LINES, pane.height - ROWS_BELOW_TAIL) :]:
                     yield "", static_line([("   ", ""), *log_line(line)])
 
-    def _waiting_items(self, rollout: RolloutState) -> Iterator[Item]:
+    def _waiting_items(self, rollout: values.RolloutState) -> Iterator[Item]:
         if rollout.nodes is None:
             yield heading("WAITING")
             yield note_row("loading")
@@ -393,22 +387,22 @@ class RolloutPage(TwoPanes, RolloutScreen):
         for group in groups[:MAX_GROUPS]:
             why = group.text
             # The head has the sentence already; but "running" alone is no reason to wait.
-            if reason is not None and reason_key(reason) == group.key and rollout.state != "running":
+            if reason is not None and values.reason_key(reason) == group.key and rollout.state != "running":
                 why = f"as the whole rollout is {rollout.state.replace('-', ' ')}"
             yield from _group_items(group, why, max(MIN_GROUP_WIDTH, width))
         if len(groups) > MAX_GROUPS:
             yield note_row(f"    and {len(groups) - MAX_GROUPS} more reasons: n shows all nodes")
 
 
-def _duration(rollout: RolloutState, history: History, now: float) -> tuple[float, float]:
+def _duration(rollout: values.RolloutState, history: History, now: float) -> tuple[float, float]:
     """Return when a rollout's start gate opened, and its end or the present."""
-    began, end = parse_timestamp(rollout.status["submitted_at"]) or now, now
+    began, end = values.parse_timestamp(rollout.status["submitted_at"]) or now, now
     for entry in history.decisions:
         if entry["event"] == "GateOpened" and entry["fields"]["gate"] == "start":
             began = entry["at"]
         elif entry["event"] in ("RolloutEnded", "RolloutCancelled") and rollout.is_closed:
             end = entry["at"]
-    latest = (parse_timestamp(each["since"]) or 0.0 for each in rollout.in_flight.values())
+    latest = (values.parse_timestamp(each["since"]) or 0.0 for each in rollout.in_flight.values())
     return began, max(began, end, *latest)
 
 
@@ -422,7 +416,7 @@ def in_flight_row(
 ) -> Callable[[int], Line]:
     """Return a function that draws phase, step, task, and the time against the usual time."""
     glyph, role = PHASE_GLYPHS.get(work["phase"], ("?", "warn"))
-    took = max(0.0, now - (parse_timestamp(_started_at(work)) or now))
+    took = max(0.0, now - (values.parse_timestamp(_started_at(work)) or now))
     times: Line = [
         (f" {formatting.format_clock(took)}", "warn" if took > expected_s * LATE_FACTOR else ""),
         (f" of ~{formatting.format_clock(expected_s)} ", "dim"),
@@ -447,7 +441,7 @@ def in_flight_row(
     return draw
 
 
-def _failed_row(node: NodeState, name_width: int) -> Callable[[int], Line]:
+def _failed_row(node: values.NodeState, name_width: int) -> Callable[[int], Line]:
     return lambda width: [
         (" ✗ ", "bad"),
         (column(node.node, name_width + 1, width), "bold"),
@@ -455,11 +449,11 @@ def _failed_row(node: NodeState, name_width: int) -> Callable[[int], Line]:
     ]
 
 
-def _failure_text(node: NodeState) -> str:
+def _failure_text(node: values.NodeState) -> str:
     return (node.failure or "it failed") + (f" (attempt {node.attempt})" if node.attempt > 1 else "")
 
 
-def _failure_lines(node: NodeState, name_width: int, width: int) -> Iterator[Line]:
+def _failure_lines(node: values.NodeState, name_width: int, width: int) -> Iterator[Line]:
     """Yield the failure of the first failed node in full: its cause is at the end of its message."""
     indent = name_width + 4
     text = lines.shorten(_failure_text(node), width - indent)

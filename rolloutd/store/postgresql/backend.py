@@ -22,17 +22,8 @@ from rolloutd.audit.audit_chain import GENESIS_HASH, ChainVerification
 from rolloutd.concurrency import threads
 from rolloutd.errors import FactsBehind, LeadershipLost, StoreFailed
 from rolloutd.ports import AuditBase, AuditEntry, PostgresqlAddress
-from rolloutd.store import transfer
+from rolloutd.store import backend, transfer
 from rolloutd.store.audit_base import load_base, sign_again
-from rolloutd.store.backend import (
-    ChainRow,
-    Connection,
-    Examination,
-    Executor,
-    InlineExecutor,
-    RowChanges,
-    TableRows,
-)
 from rolloutd.store.postgresql import copy, tables
 from rolloutd.store.postgresql.commit_mark import CommitMark
 from rolloutd.store.postgresql.connection import (
@@ -95,15 +86,15 @@ class PostgresqlBackend:
 
     # -- connections
 
-    async def open_writer(self) -> Executor:
+    async def open_writer(self) -> backend.Executor:
         return await self._open(self._connect_writer, repeats=False)
 
-    async def open_reader(self) -> Executor:
+    async def open_reader(self) -> backend.Executor:
         return await self._open(self.connect_reader, repeats=True)
 
-    async def _open(self, connect: Callable[[], PostgresqlConnection], *, repeats: bool) -> Executor:
+    async def _open(self, connect: Callable[[], PostgresqlConnection], *, repeats: bool) -> backend.Executor:
         if self._inline:
-            return InlineExecutor(self._explained(connect))
+            return backend.InlineExecutor(self._explained(connect))
         is_abandoned = threading.Event()
 
         def connect_unless_abandoned() -> PostgresqlConnection:
@@ -173,7 +164,7 @@ class PostgresqlBackend:
         # One for all daemons of the store, so that a takeover starts from the last leader's checkpoint.
         return derive_signing_key(self._state_dir, self._redaction_key_file, may_make=may_make)
 
-    def read_now(self, work: Callable[[Connection], T]) -> T:
+    def read_now(self, work: Callable[[backend.Connection], T]) -> T:
         try:
             with closing(self.connect_reader()) as connection:
                 return work(connection)
@@ -182,7 +173,7 @@ class PostgresqlBackend:
 
     # -- commits
 
-    def check_writable(self, connection: Connection) -> None:
+    def check_writable(self, connection: backend.Connection) -> None:
         session = cast(PostgresqlConnection, connection)
         session.is_sync_wait_cancelled = False
         if session.is_lost:
@@ -191,11 +182,11 @@ class PostgresqlBackend:
             except self.errors as error:
                 raise self.explain(error) from error
 
-    def is_in_doubt(self, connection: Connection) -> bool:
+    def is_in_doubt(self, connection: backend.Connection) -> bool:
         session = cast(PostgresqlConnection, connection)
         return session.is_lost or session.is_sync_wait_cancelled
 
-    def await_database(self, connection: Connection) -> None:
+    def await_database(self, connection: backend.Connection) -> None:
         session = cast(PostgresqlConnection, connection)
         if self._away_since is None:
             self._away_since = boot_time_s()
@@ -230,19 +221,21 @@ class PostgresqlBackend:
         self._away_since = None
         self._mark.write(epoch, head)
 
-    def append_entries(self, connection: Connection, entries: Sequence[AuditEntry]) -> None:
+    def append_entries(self, connection: backend.Connection, entries: Sequence[AuditEntry]) -> None:
         rows = [copy.audit_row(entry.seq, entry.text, entry.hash) for entry in entries]
         if rows:
             connection.executemany(_APPEND, rows)
 
-    def follow_rows(self, connection: Connection, columns: Mapping[str, Sequence[str]]) -> RowChanges:
+    def follow_rows(
+        self, connection: backend.Connection, columns: Mapping[str, Sequence[str]]
+    ) -> backend.RowChanges:
         # The triggers have the columns already: `prepare` made them for this version.
         return tables.PostgresqlRowChanges(cast(PostgresqlConnection, connection))
 
-    def release_space(self, connection: Connection) -> None:
+    def release_space(self, connection: backend.Connection) -> None:
         """Do nothing: PostgreSQL's own vacuum does it."""
 
-    def file_sizes(self, connection: Connection) -> tuple[int, int]:
+    def file_sizes(self, connection: backend.Connection) -> tuple[int, int]:
         sql = (
             "SELECT coalesce(sum(pg_total_relation_size(oid)), 0) FROM pg_class"
             " WHERE relkind = 'r' AND relnamespace = current_schema()::regnamespace"
@@ -251,7 +244,9 @@ class PostgresqlBackend:
 
     # -- the audit
 
-    def read_chain(self, connection: Connection, table: str, after: int, limit: int) -> Sequence[ChainRow]:
+    def read_chain(
+        self, connection: backend.Connection, table: str, after: int, limit: int
+    ) -> Sequence[backend.ChainRow]:
         return sqlite.read_chain(connection, table, after, limit)
 
     def verify_chain(self, head: str | None = None) -> ChainVerification:
@@ -276,7 +271,7 @@ class PostgresqlBackend:
     @contextmanager
     def open_comparison(
         self, audited: Callable[[str, str], str], *, is_resumable: bool = False
-    ) -> Iterator[Connection | None]:
+    ) -> Iterator[backend.Connection | None]:
         with tempfile.TemporaryDirectory(prefix=".comparison.", dir=self._state_dir) as directory:
             path = Path(directory) / "stored"
             with copy.exported(self.connect_reader) as found:
@@ -284,10 +279,10 @@ class PostgresqlBackend:
             with sqlite.open_comparison(path, audited, None) as comparison:
                 yield sqlite.WithoutNul(comparison)
 
-    def exported(self) -> AbstractContextManager[Iterator[TableRows]]:
+    def exported(self) -> AbstractContextManager[Iterator[backend.TableRows]]:
         return copy.exported(self.connect_reader)
 
-    def import_tables(self, found: Iterable[TableRows]) -> None:
+    def import_tables(self, found: Iterable[backend.TableRows]) -> None:
         with self._owned() as connection:
             copy.write_tables(connection, found)
             sign_again(connection, self.load_signing_key())
@@ -309,7 +304,7 @@ class PostgresqlBackend:
         except self.errors as error:
             raise self.explain(error) from error
 
-    def examine(self) -> Examination:
+    def examine(self) -> backend.Examination:
         try:
             with closing(PostgresqlConnection(self._address, {})) as connection:
                 version = tables.read_version(connection)
@@ -317,7 +312,7 @@ class PostgresqlBackend:
                     raise StoreFailed(f"{self.name}: it is not prepared; run `{tables.PREPARE}`")
                 server = connection.raw.info.parameter_status("server_version")
                 text = f"{self.name}, PostgreSQL {server}, schema {version}"
-                return Examination(text, is_current=version == tables.latest_version())
+                return backend.Examination(text, is_current=version == tables.latest_version())
         except self.errors as error:
             raise self.explain(error) from error
 

@@ -20,17 +20,8 @@ from rolloutd.audit.audit_chain import GENESIS_HASH, ChainVerification
 from rolloutd.concurrency import threads
 from rolloutd.errors import NotFound, StoreFailed
 from rolloutd.ports import AuditBase, AuditEntry
-from rolloutd.store import transfer
+from rolloutd.store import backend, transfer
 from rolloutd.store.audit_base import load_base
-from rolloutd.store.backend import (
-    ChainRow,
-    Connection,
-    Examination,
-    Executor,
-    InlineExecutor,
-    RowChanges,
-    TableRows,
-)
 from rolloutd.store.signing_key import load_signing_key
 from rolloutd.store.sqlite import commit_mark, copy, database, lock
 from rolloutd.store.sqlite.row_changes import SqliteRowChanges
@@ -64,7 +55,7 @@ class SqliteBackend:
     def explain(self, error: Exception) -> StoreFailed:
         return database.explain_failure(error, self.path)
 
-    async def open_writer(self) -> Executor:
+    async def open_writer(self) -> backend.Executor:
         lock.prepare_directory(self.path.parent)
         commit_mark.require_newest(self.path)
         return await self._open(self._connect_writer)
@@ -78,34 +69,34 @@ class SqliteBackend:
             raise
         return connection
 
-    async def open_reader(self) -> Executor:
+    async def open_reader(self) -> backend.Executor:
         return await self._open(database.open_reader)
 
-    async def _open(self, connect: Callable[[Path], sqlite3.Connection]) -> Executor:
+    async def _open(self, connect: Callable[[Path], sqlite3.Connection]) -> backend.Executor:
         if self._inline:
-            return InlineExecutor(connect(self.path))
+            return backend.InlineExecutor(connect(self.path))
         # Connect outside aiosqlite's thread: aiosqlite does not stop its thread when connecting fails there.
         connection = await threads.DATABASE.run(connect, self.path)
-        return cast(Executor, await ThreadExecutor(lambda: connection, iter_chunk_size=1))
+        return cast(backend.Executor, await ThreadExecutor(lambda: connection, iter_chunk_size=1))
 
     def load_signing_key(self, *, may_make: bool = True) -> bytes:
         return load_signing_key(self.path.parent, may_make=may_make)
 
-    def read_now(self, work: Callable[[Connection], T]) -> T:
+    def read_now(self, work: Callable[[backend.Connection], T]) -> T:
         try:
             with closing(database.open_reader(self.path)) as connection:
                 return work(connection)
         except self.errors as error:
             raise self.explain(error) from error
 
-    def check_writable(self, connection: Connection) -> None:
+    def check_writable(self, connection: backend.Connection) -> None:
         if self._opened_files is not None:
             _check_files_unchanged(self.path, self._opened_files)
 
-    def is_in_doubt(self, connection: Connection) -> bool:
+    def is_in_doubt(self, connection: backend.Connection) -> bool:
         return False  # what COMMIT answers is so
 
-    def await_database(self, connection: Connection) -> None:
+    def await_database(self, connection: backend.Connection) -> None:
         return
 
     def record_commit(self, epoch: int, head: AuditEntry) -> None:
@@ -113,27 +104,31 @@ class SqliteBackend:
             self._opened_files = _identify_files(self.path)
         commit_mark.write_mark(self.path, epoch, head.seq)
 
-    def append_entries(self, connection: Connection, entries: Sequence[AuditEntry]) -> None:
+    def append_entries(self, connection: backend.Connection, entries: Sequence[AuditEntry]) -> None:
         rows = [(entry.seq, entry.text, entry.hash) for entry in entries]
         connection.executemany("INSERT INTO audit (seq, entry, hash) VALUES (?, ?, ?)", rows)
 
-    def follow_rows(self, connection: Connection, columns: Mapping[str, Sequence[str]]) -> RowChanges:
+    def follow_rows(
+        self, connection: backend.Connection, columns: Mapping[str, Sequence[str]]
+    ) -> backend.RowChanges:
         return SqliteRowChanges(connection, columns)
 
-    def release_space(self, connection: Connection) -> None:
+    def release_space(self, connection: backend.Connection) -> None:
         (free,) = connection.execute("PRAGMA freelist_count").fetchone()
         for _ in range(min(free, RELEASED_PAGES)):
             # One each: Python makes one step of the statement, which frees one page.
             connection.execute("PRAGMA incremental_vacuum(1)").fetchall()
 
-    def file_sizes(self, connection: Connection) -> tuple[int, int]:
+    def file_sizes(self, connection: backend.Connection) -> tuple[int, int]:
         names = ("page_size", "page_count", "freelist_count")
         size, pages, free = (connection.execute(f"PRAGMA {name}").fetchone()[0] for name in names)
         return pages * size, free * size
 
     # -- the audit
 
-    def read_chain(self, connection: Connection, table: str, after: int, limit: int) -> Sequence[ChainRow]:
+    def read_chain(
+        self, connection: backend.Connection, table: str, after: int, limit: int
+    ) -> Sequence[backend.ChainRow]:
         return copy.read_chain(connection, table, after, limit)
 
     def verify_chain(self, head: str | None = None) -> ChainVerification:
@@ -161,14 +156,14 @@ class SqliteBackend:
     @contextmanager
     def open_comparison(
         self, audited: Callable[[str, str], str], *, is_resumable: bool = False
-    ) -> Iterator[Connection | None]:
+    ) -> Iterator[backend.Connection | None]:
         self._require_file()
         path = self.path.with_name(COMPARISON_FILE) if is_resumable else None
         with copy.open_comparison(self.path, audited, path) as connection:
             yield connection if database.has_current_schema(connection, "stored") else None
 
     @contextmanager
-    def exported(self) -> Iterator[Iterator[TableRows]]:
+    def exported(self) -> Iterator[Iterator[backend.TableRows]]:
         self._require_file()
         with closing(database.open_reader(self.path)) as connection:
             if not database.has_current_schema(connection):
@@ -176,7 +171,7 @@ class SqliteBackend:
             connection.execute("BEGIN")
             yield transfer.read_tables(connection, connection.execute)
 
-    def import_tables(self, found: Iterable[TableRows]) -> None:
+    def import_tables(self, found: Iterable[backend.TableRows]) -> None:
         copy.place_copy(self.path, found, self.load_signing_key())
 
     def write_refusal(self, text: str) -> None:
@@ -189,19 +184,19 @@ class SqliteBackend:
         if not self.path.is_file():
             raise NotFound(f"{self.path}: no such database; name another file")
 
-    def examine(self) -> Examination:
+    def examine(self) -> backend.Examination:
         if not self.path.exists():
-            return Examination(self.name, exists=False)
+            return backend.Examination(self.name, exists=False)
         files = (Path(f"{self.path}{suffix}") for suffix in database.FILE_SUFFIXES)
         existing = [file for file in files if file.exists()]
         inaccessible = [str(file) for file in existing if not os.access(file, os.R_OK | os.W_OK)]
         text = f"{self.path}, {self.path.stat().st_size // 1024} KiB"
         if inaccessible:
-            return Examination(text, inaccessible=tuple(inaccessible))
+            return backend.Examination(text, inaccessible=tuple(inaccessible))
         try:
             with closing(database.open_reader(self.path)) as connection:
                 damage = database.find_damage(connection)
-                return Examination(text, damage, database.has_current_schema(connection))
+                return backend.Examination(text, damage, database.has_current_schema(connection))
         except self.errors as error:
             raise self.explain(error) from error
 
