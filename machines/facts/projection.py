@@ -44,15 +44,7 @@ from machines.model.plan import Plan
 from machines.model.preparation import Preparation, PreparationState
 from machines.model.reboots import RebootApproval
 from machines.model.rollout import Failure, Hold, Rollout, Target
-from machines.model.rows import (
-    Delete,
-    NodeRemoval,
-    RolloutPart,
-    RolloutRow,
-    Row,
-    StoreRow,
-    with_part,
-)
+from machines.model.rows import Delete, NodeRemoval, RolloutPart, RolloutRow, Row, StoreRow, with_part
 from machines.model.runners import runner_of
 from machines.model.train import Train
 from machines.model.windows import Freeze

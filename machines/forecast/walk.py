@@ -62,14 +62,7 @@ from machines.model.decision import (
     RollBack,
     SkipQuarantined,
 )
-from machines.model.events import (
-    Event,
-    NodeOrdered,
-    PhaseMoved,
-    StepAction,
-    StepRecord,
-    StepRecorded,
-)
+from machines.model.events import Event, NodeOrdered, PhaseMoved, StepAction, StepRecord, StepRecorded
 from machines.model.preparation import StagedComparison
 from machines.model.rollout import FailureCode, Target
 from machines.model.step_result import Failed, Ok

@@ -43,7 +43,6 @@ from machines.rules.runners import runner_blocker
 MAX_OBSERVATIONS: Final = 256
 """Nodes to observe in one decision: what one batch of connections can carry."""
 
-
 MAX_PASSED_OVER: Final = 512
 """Nodes without an observation that a wave passes over in one decision when it may request no more: some
 milliseconds.  Behind them may be nodes that a watch has reported.

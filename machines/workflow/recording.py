@@ -9,15 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from machines.model.actions import (
-    CleanUpStaleRuns,
-    Isolate,
-    Probe,
-    Revert,
-    RunCheck,
-    RunPlaybook,
-    UseGuard,
-)
+from machines.model.actions import CleanUpStaleRuns, Isolate, Probe, Revert, RunCheck, RunPlaybook, UseGuard
 from machines.model.events import StepAction, StepRecord, StepState
 from machines.model.rollout import Target
 from machines.model.step_record import MAX_OUTPUT_CHARS

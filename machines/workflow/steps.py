@@ -35,7 +35,6 @@ UNKNOWN_MAX_TRIES = 3
 RETURN_MAX_TRIES = 45
 """Tries of a return to service whose isolator answers "busy", some 15 minutes; then a person decides."""
 
-
 FIRST_BACKOFF_S = 60.0
 """Delay after the first aborted isolation or failed prepare stage; it doubles with each further one."""
 

@@ -29,7 +29,6 @@ MIN_FREE_BYTES = 512 * 1024 * 1024
 ARTIFACT_DIRECTORIES = ("runs", "trees", "git", "artifacts", SEGMENTS_DIRECTORY)
 """Directories next to the database that grow; the settings' `keep` limits all but the segments."""
 
-
 OLDER_SCHEMA = "the database is older than this version"
 
 MAX_LISTED_MISMATCHES = 5

@@ -43,7 +43,6 @@ COMPRESSION_LEVEL = 6
 
 _NAME = re.compile(r"audit-(\d{12})-(\d{12})\.jsonl\.gz")
 
-
 Entry = tuple[int, str, str]
 """Number, text and hash of an audit entry."""
 

@@ -20,14 +20,7 @@ from rolloutd.cli import exits
 from rolloutd.cli.command_group import CommandGroup, Invocation, confirm, int_argument
 from rolloutd.cli.follow import PAGE_SIZE, follow_events, read_entries
 from rolloutd.cli.local import run_admin_query
-from rolloutd.cli.output import (
-    format_local,
-    parse_rfc3339,
-    print_line,
-    print_message,
-    print_now,
-    sanitize,
-)
+from rolloutd.cli.output import format_local, parse_rfc3339, print_line, print_message, print_now, sanitize
 from rolloutd.control.client import Client, api_path
 from rolloutd.texts import event_text
 from rolloutd.texts.audit_names import current_event_name

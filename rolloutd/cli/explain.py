@@ -22,7 +22,6 @@ _INDEX = re.compile(r"\[\d*\]")
 MAX_DEPTH = 12
 """Levels of --recursive: no file nests deeper, and a schema that contains itself ends."""
 
-
 MAX_FIELDS_NAMED = 8
 """Fields in an error; `explain` of the parent lists all of them."""
 

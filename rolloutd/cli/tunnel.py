@@ -34,7 +34,6 @@ CONNECT_TIMEOUT_S = 15
 SSH_TIMEOUT_S = 30.0
 """Timeout of ssh commands that ask no question."""
 
-
 KEPT_S = 60
 """How long a connection stays after its last use: the pause between two commands of a person."""
 

@@ -39,13 +39,7 @@ from rolloutd.cli.follow import (
     show_updates,
     watch_updates,
 )
-from rolloutd.cli.output import (
-    format_local,
-    parse_rfc3339,
-    print_message,
-    print_now,
-    sanitize,
-)
+from rolloutd.cli.output import format_local, parse_rfc3339, print_message, print_now, sanitize
 from rolloutd.cli.queries import CLOSED_STATES, GATES, PHASES, format_reason
 from rolloutd.control.client import DaemonUnreachable, api_path
 

@@ -15,7 +15,6 @@ from rolloutd.ports import AuditReport, RowMismatch
 
 ALL = "all"
 
-
 MAX_ENTRIES_SINCE = 10_000
 """Entries between a verification and its settlement: those of minutes, read while all commits wait."""
 

@@ -29,7 +29,6 @@ _SECRET_TEXT = re.compile(r"PRIVATE KEY-----|sshpass\s+-p")
 _SECRET_TEXT_PARTS = ("PRIVATE KEY", "://", "sshpass")
 """A text without one of these does not match; a fleet has a million texts, and this test is fast."""
 
-
 SECRETS_MARK = "rolloutd_no_log"
 """Variable of an inventory that lists the names of a node's further secret variables."""
 

@@ -22,7 +22,6 @@ WAIT_LIMIT_S = 120.0
 SHORT_LIMIT_S = 4.0
 """Time limit of the run that passes it."""
 
-
 FENCE = "3.10 aaaa 1000"
 """A fencing token."""
 

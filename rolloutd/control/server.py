@@ -23,13 +23,7 @@ from pydantic import BaseModel, ValidationError
 
 from rolloutd.concurrency import threads
 from rolloutd.control import responses
-from rolloutd.control.identity import (
-    AccountLookup,
-    CachedNameService,
-    Identity,
-    identify,
-    read_peer_uid,
-)
+from rolloutd.control.identity import AccountLookup, CachedNameService, Identity, identify, read_peer_uid
 from rolloutd.control.limits import DenialLog, LimitedProtocol, Limits
 from rolloutd.control.route_table import ROUTES
 from rolloutd.control.routes import Created, LineStream, Request, Route, Services, shared_answer

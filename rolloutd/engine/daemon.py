@@ -15,12 +15,7 @@ from functools import partial
 
 from machines.facts.apply import rollout_of
 from machines.model.causes import Cause, CauseCode
-from machines.model.decision import (
-    AwaitTurn,
-    Decision,
-    NextRound,
-    Observe,
-)
+from machines.model.decision import AwaitTurn, Decision, NextRound, Observe
 from machines.model.limits import Refusal
 from machines.model.rollout import NodeOrder
 from machines.model.timefmt import format_rfc3339

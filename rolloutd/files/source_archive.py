@@ -31,7 +31,6 @@ EXCLUDED_NAMES = frozenset({".git", "__pycache__"})
 """Names that are not packed: a repository's metadata and compiled Python change without the content, and no
 reviewer can read them."""
 
-
 REQUIREMENTS_FILES = tuple(
     f"{folder}requirements.{suffix}"
     for folder in ("", "collections/", "roles/")

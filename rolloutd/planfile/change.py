@@ -4,13 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, Union
 
-from pydantic import (
-    ConfigDict,
-    Field,
-    WrapValidator,
-    field_validator,
-    model_validator,
-)
+from pydantic import ConfigDict, Field, WrapValidator, field_validator, model_validator
 
 from machines.model.timefmt import format_duration
 from rolloutd import plugin
@@ -26,7 +20,6 @@ DEFAULT_GUARD = "ssh"
 
 _RUN_ONCE_KEYS = ("in_service", "baseline", "repair")
 """Keys of checks that have no meaning in `confirm`: it runs once, on the isolated node."""
-
 
 COMMON_STAGE_KEYS = frozenset({"name", "vars", "timeout", "expected", "on_unknown"})
 """Keys of a stage of every kind."""

@@ -44,7 +44,6 @@ OPTIONAL_POLICY_KEYS = (
 )
 """Keys that a plan has only when they are given and not false, so that other plans keep their digest."""
 
-
 RESOLVED_CHANGE_KEYS = ("values",)
 """Keys of the change that are added at submit: the values of each target."""
 

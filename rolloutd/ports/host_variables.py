@@ -55,7 +55,6 @@ _HOST_NAME = re.compile(
 )
 """A name of DNS; the underscore is not one of DNS, but names of machines have it."""
 
-
 _ZONE = re.compile(r"[A-Za-z0-9_.-]{1,15}")
 """An interface's name or number, as Linux limits it, behind the % of a link-local address."""
 

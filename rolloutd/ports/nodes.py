@@ -43,7 +43,6 @@ MAX_LABEL_LENGTH = 253
 WITHHELD = "rolloutd_withheld"
 """Key of a stored connection that lacks the node's secrets, until its sources report them again."""
 
-
 NO_CONFLICTS: Mapping[str, str] = {}
 """One for all: most nodes of a fleet have none."""
 

@@ -48,7 +48,6 @@ _STANDARD_ATTRIBUTES = frozenset(vars(logging.LogRecord("", 0, "", 0, "", (), No
 _NOISY_LOGGERS = ("apscheduler", "asyncssh", "aiosqlite", "asyncio", "transitions")
 """Libraries that log every timer and connection; only their warnings are written."""
 
-
 REPEAT_WINDOW_S = 60.0
 """Lines of one place in the code within this time are merged beyond MAX_REPEATS."""
 

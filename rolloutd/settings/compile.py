@@ -13,11 +13,7 @@ from typing import Any, Protocol
 from machines.model import plan
 from machines.model.limits import Budget, Limits, PoolRule
 from machines.model.node import NodeKind
-from machines.model.preparation import (
-    PrepareKind,
-    PrepareStage,
-    entry_of_record,
-)
+from machines.model.preparation import PrepareKind, PrepareStage, entry_of_record
 from machines.model.runners import RunnerRule
 from machines.model.selector import parse_selector
 from machines.model.windows import Window

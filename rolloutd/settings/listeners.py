@@ -5,14 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated
 
-from pydantic import (
-    AfterValidator,
-    Field,
-    PlainValidator,
-    StringConstraints,
-    ValidationInfo,
-    model_validator,
-)
+from pydantic import AfterValidator, Field, PlainValidator, StringConstraints, ValidationInfo, model_validator
 
 from rolloutd.plugin import Params, SelectorText
 from rolloutd.plugin.addresses import ListenAddress, parse_loopback

@@ -12,14 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
-from pydantic import (
-    AfterValidator,
-    Field,
-    PrivateAttr,
-    create_model,
-    field_validator,
-    model_validator,
-)
+from pydantic import AfterValidator, Field, PrivateAttr, create_model, field_validator, model_validator
 
 from rolloutd import plugin
 from rolloutd.planfile.model import WindowSpec

@@ -52,7 +52,6 @@ RowChange = tuple[str, str, str, int, str]
 Of a rollout that was inserted, the node is the rollout's id.
 """
 
-
 Row = Sequence[Any]
 
 

@@ -190,7 +190,6 @@ def count_attempts(connection: Connection, plan: str) -> tuple[int, int]:
 KEPT_FORECASTS = 20
 """Forecasts that are kept of a rollout: one for each gate and calendar that people have seen."""
 
-
 NODES_PER_LINE = 200
 """Nodes of a forecast that are encoded at once: a millisecond."""
 

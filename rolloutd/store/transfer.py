@@ -78,7 +78,6 @@ TABLES: Final = (
 )
 """The tables; one comes after those that it refers to.  What is of one machine or one database stays."""
 
-
 NUMBERED: Final = ("rollout", "vote", "opened", "failure")
 """Tables whose rows have numbers that the database gives."""
 

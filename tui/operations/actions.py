@@ -56,13 +56,11 @@ _KEY_LABELS = {
     "ctrl+s": "^s",
 }
 
-
 _ALL_SCREENS = (
     "fleet rollout nodes node gates locks audit teams inventory verdicts"
     " preparation handover comparison changes forecast text"
 )
 _NODE_SCREENS = "rollout node nodes"
-
 
 _move, _decide, _app = (partial(Action, group) for group in ("move", "decide", "app"))
 

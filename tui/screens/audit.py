@@ -24,7 +24,6 @@ MAX_ENTRIES = 20_000
 PREFETCH_ROWS = 20
 """Rows before the last one at which the page fetches earlier entries."""
 
-
 MAX_RESULT_LINES = 4
 """Lines for the result of the check on a narrow screen."""
 

@@ -20,7 +20,6 @@ MAX_CLOSED = 50
 MIN_NAME_WIDTH, MAX_NAME_WIDTH = 12, 48
 """Bounds for the column of rollout names, which takes a quarter of the width at most."""
 
-
 MIN_BAR_WIDTH = 5
 """A shorter bar says less than the figures after it."""
 

@@ -65,7 +65,6 @@ TABS = ("fleet", "gates", "locks", "audit", "teams", "inventory", "verdicts")
 Item = tuple[str, Callable[[int], Line]]
 """A row: its unique key, empty where the cursor cannot be, and a function that draws it."""
 
-
 T = TypeVar("T")
 
 

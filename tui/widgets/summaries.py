@@ -40,7 +40,6 @@ STATE_IN_SENTENCE = frozenset({"paused", "cancelled", "done-with-exceptions"})
 GATE_REASONS = frozenset({"gate-start", "gate-continue"})
 """Codes for which the console names the missing votes itself."""
 
-
 MAX_SIMILAR_GROUPS = 6
 """Groups of nodes with one kind of reason that are listed apart; more become one line."""
 

@@ -78,7 +78,6 @@ fi
 printf '%s\n' "$full" > "$file.$$" && mv -f "$file.$$" "$file"
 """
 
-
 REFUSE_COMMAND = (
     "for f in {places}; do [ -r $f ] && read -r n o s h <$f || continue; "
     "if [ x$o != x{owner} ]; then [ $s -gt {until} ]; "

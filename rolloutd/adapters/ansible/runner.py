@@ -21,14 +21,7 @@ from weakref import WeakValueDictionary
 
 from machines.model.rollout import FailureCode
 from rolloutd import ports
-from rolloutd.adapters.ansible import (
-    launcher,
-    processes,
-    progress,
-    run_directory,
-    stale_processes,
-    wrapper,
-)
+from rolloutd.adapters.ansible import launcher, processes, progress, run_directory, stale_processes, wrapper
 from rolloutd.adapters.ansible.artifact_store import RunArtifactStore, SharedOutput
 from rolloutd.adapters.ansible.fast.fast_runs import FastRuns, NotForked, SelfTest
 from rolloutd.adapters.ansible.interpreter import InterpreterCache

@@ -51,7 +51,6 @@ _PLAYBOOK = {
 _CONDITION_KEYS = frozenset({"false_condition", "skip_reason", "skipped_reason"})
 """Keys of a result that a condition of the playbook skipped, not check mode."""
 
-
 _OUTPUTS = ("stderr", "module_stderr", "stdout", "module_stdout")
 """Where the reason of a failure is: with a terminal, ssh has one stream, so it may be in the last one."""
 

@@ -48,7 +48,6 @@ REFUSED = frozenset({401, 403})
 
 _TOKEN = re.compile(r"[!-~]+", re.ASCII)
 
-
 Query = Mapping[str, str | int]
 
 

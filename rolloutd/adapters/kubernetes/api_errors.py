@@ -21,7 +21,6 @@ MAX_RETRY_AFTER_S = 30.0
 
 DOCTOR_HINT = "rolloutctl doctor names the rights that are missing"
 
-
 MALFORMED = (AttributeError, ArithmeticError, LookupError, RecursionError, TypeError, ValueError)
 """What reading JSON of an unexpected shape raises; `Infinity` is a number to json, hence ArithmeticError."""
 

@@ -23,7 +23,6 @@ POLICY_GROUP = "policy/v1"
 SYNC_TIMEOUT_S = 5.0
 """How long a drain waits for the first list of budgets; a server that answers lists them in milliseconds."""
 
-
 EVENT_TIMEOUT_S = 2.0
 """How long an accepted eviction counts while the budget's status does not show it."""
 

@@ -18,13 +18,7 @@ from rolloutd.adapters.kubernetes.budgets import BudgetWatch
 from rolloutd.adapters.kubernetes.cluster import Backoff, join_names, join_sentences
 from rolloutd.adapters.kubernetes.eviction import Evicted, EvictionBlocked, blocked_by_budgets, evict
 from rolloutd.adapters.kubernetes.node_pods import NodePods, list_pods_on
-from rolloutd.adapters.kubernetes.pods import (
-    DrainPlan,
-    EvictionPolicy,
-    Pod,
-    plan_drain,
-    terminating_text,
-)
+from rolloutd.adapters.kubernetes.pods import DrainPlan, EvictionPolicy, Pod, plan_drain, terminating_text
 from rolloutd.ports import Busy, Ok
 from rolloutd.texts.formats import pluralize
 

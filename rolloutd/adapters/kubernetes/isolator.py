@@ -38,7 +38,6 @@ DRAIN_PASS_S = 25.0
 API_RETRY_S = 90.0
 """Limit of the wait for an unreachable API server, longer than its restart takes."""
 
-
 MAX_BLOCKER_WATCHES = 32
 """Blocked nodes whose pods are watched at once; the others wait, so that the API server keeps few watches."""
 

@@ -13,12 +13,7 @@ from pydantic import AfterValidator, PlainValidator, model_validator
 
 from rolloutd.plugin import ABSENT, Field, FilePath, LabelKey, Params, Registration
 from rolloutd.plugin.addresses import parse_loopback
-from rolloutd.plugin.field_types import (
-    MAX_ITEMS,
-    InvalidValue,
-    ShortName,
-    with_json_schema,
-)
+from rolloutd.plugin.field_types import MAX_ITEMS, InvalidValue, ShortName, with_json_schema
 
 ObjectKind = Literal["devices", "virtual_machines"]
 

@@ -48,7 +48,6 @@ COMMIT = "commit"
 
 _REF_KINDS = {"refs/heads": "branch", "refs/tags": "tag"}
 
-
 _NO_PROGRAM = "/bin/false"
 """What verifies signatures of a kind for which no key is trusted: the daemon user's own keys do not count."""
 

@@ -18,7 +18,6 @@ UNSURE = 75
 
 _TOKEN = re.compile(r"[^A-Za-z0-9._-]")
 
-
 GUARD_SCRIPT = read_node_script("node_guard.sh")
 """The script on the node; its first lines list its operations."""
 

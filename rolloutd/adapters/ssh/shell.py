@@ -28,7 +28,6 @@ _log = logging.getLogger(__name__)
 HOST_KEY_ALGORITHMS = (("ssh-ed25519",), ("ecdsa-sha2-nistp256",), ("rsa-sha2-512", "rsa-sha2-256"))
 """Types of host keys that sshd has by default, each with the algorithms that it signs with."""
 
-
 _ENDED_EARLY = (
     asyncssh.KeyExchangeFailed,
     asyncssh.ConnectionLost,

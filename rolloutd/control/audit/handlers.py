@@ -21,10 +21,8 @@ from rolloutd.ports import AuditEntry
 
 routes = RouteTable()
 
-
 PAGE_SIZE = 200
 """Entries read from the store and decoded at once: few, because one may have 500 nodes."""
-
 
 MAX_SCANNED_ENTRIES = 50_000
 """Entries read for one page if the store cannot filter them (by actor); `next` says where to resume."""

@@ -21,9 +21,7 @@ from rolloutd.control.fleet import wire_fleet
 MAX_KEPT_STATES = 500_000
 """Nodes of closed rollouts whose state is kept, 130 bytes each; further ones are read again."""
 
-
 NEVER: wire_fleet.ChangeState = "never"
-
 
 ChangeKey = tuple[str, str]
 """A plan's name and the hash of what it does."""

@@ -17,7 +17,6 @@ from rolloutd.engine.tasks import compute
 
 routes = RouteTable()
 
-
 MAX_CLOSED = 50
 """Closed rollouts that are read, the latest: each may have ten thousand nodes."""
 

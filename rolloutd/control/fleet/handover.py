@@ -21,7 +21,6 @@ from rolloutd.texts.vote_text import describe_missing_votes
 
 routes = RouteTable()
 
-
 DECISIONS = (
     "RolloutOpened",
     *ROLLOUT_DECISIONS,
@@ -39,17 +38,13 @@ DECISIONS = (
 )
 """Events that are a person's decision, or a change of the daemon itself."""
 
-
 MAX_PER_KIND = 50
 """Latest decisions of one kind; `rolloutctl audit` has all."""
 
-
 MAX_FAILED_NAMED = 20
-
 
 MAX_CLOSED_SHOWN = 20
 """Latest closed rollouts that are considered; `rolloutctl rollouts` lists all."""
-
 
 LATEST = 2**62
 """A sequence number after all entries."""

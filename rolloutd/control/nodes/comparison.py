@@ -19,14 +19,11 @@ from rolloutd.ports import PlaybookRuns
 
 routes = RouteTable()
 
-
 MAX_NODES = 50
 """Canaries, and nodes of now: each one's log is read."""
 
-
 FACTOR = 1.5
 """A node is slower than its canaries from half as long again, and faster below two thirds."""
-
 
 MIN_DIFFERENCE_S = 5.0
 """Smaller differences are noise."""

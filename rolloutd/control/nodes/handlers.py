@@ -15,10 +15,8 @@ from rolloutd.engine.tasks import compute
 
 routes = RouteTable()
 
-
 MAX_CHANGED_ENTRIES = 10_000
 """Audit entries that are read for the nodes that changed; after more of them all nodes are shown."""
-
 
 FEW_NODES = 200
 """Nodes that are shown without a fork, of which each makes the next commit copy tables: some milliseconds."""

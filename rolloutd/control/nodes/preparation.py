@@ -22,14 +22,11 @@ from rolloutd.ports import Checkpoint
 NODE_TIMEOUT_S = 15.0
 """Limit of one node: a person waits."""
 
-
 MAX_NODES_AT_ONCE = 50
 """Nodes that are read at once, so that the daemon's own steps find free connections."""
 
-
 _Found = Mapping[tuple[str, str], Checkpoint] | str
 """The checkpoints of a node, or why they could not be read."""
-
 
 routes = RouteTable()
 

@@ -78,7 +78,6 @@ def _line(report: CleanReport, *, dry_run: bool) -> wire_nodes.CleanLine:
 
 T = TypeVar("T")
 
-
 L = TypeVar("L")
 
 

@@ -48,14 +48,11 @@ WRITE_BYTES = 2**16
 LOG_COST_FACTOR = 9
 """Pause after a read of a followed log, in multiples of its duration: a read begins at the first line."""
 
-
 LOG_POLL_S = 2.0
 """How often a followed log is read without a notification: a run's own output sends none."""
 
-
 PAGE_SIZE = 500
 """Entries read from the store at once."""
-
 
 routes = RouteTable()
 

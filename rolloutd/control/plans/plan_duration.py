@@ -13,14 +13,11 @@ from rolloutd.forecast.request import Draft
 
 log = logging.getLogger("rolloutd.control.plan_duration")
 
-
 DRAWS = 50
 """Draws of a preview: they cost less than the walk, and its p90 is off by some 4 % of the draws."""
 
-
 TIME_LIMIT_S = 10.0
 """Time that a preview waits for its forecast; 2,000 nodes take a second or two of an idle core."""
-
 
 MONTH_S = 30 * 86_400.0
 

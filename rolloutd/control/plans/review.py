@@ -229,7 +229,6 @@ DURATION_KEYS = frozenset(
 )
 """Plan keys whose values are durations, stored in seconds."""
 
-
 _PREFIX = "spec."
 
 

@@ -22,10 +22,8 @@ from rolloutd.texts.formats import pluralize
 MAX_TEXT_CHARS = 200_000
 """Characters of one file or difference, and of all differences together: voters read no more."""
 
-
 MAX_REVIEW_CHARS = 2_000_000
 """Characters of all texts of a review: an answer of some megabytes."""
-
 
 VAULT_HEADER = "$ANSIBLE_VAULT;"
 

@@ -13,7 +13,6 @@ from rolloutd.control.wire_errors import Diagnostic
 
 RecordName = Literal["current", "previous", "invalid"]
 
-
 DifferenceKind = Literal["new", "same", "changed"]
 
 

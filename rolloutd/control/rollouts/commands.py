@@ -17,7 +17,6 @@ from rolloutd.engine.state import State
 
 _PATH = "/v1/rollouts/{r}"
 
-
 routes = RouteTable()
 
 

@@ -12,7 +12,6 @@ from rolloutd.control.routes import Request, RouteTable, Services
 MAX_CLOSED_SHOWN = 20
 """Latest closed rollouts that `status --all` shows in full; `rollouts` lists all."""
 
-
 routes = RouteTable()
 
 

@@ -27,7 +27,6 @@ from rolloutd.texts.formats import describe_source
 
 NO_PROGRESS = StepProgress()
 
-
 INSTANT_PARAMS = frozenset({"at", "since", "until"})
 """Reason params that are instants (epoch seconds), as are all whose name ends in `_at`."""
 

@@ -14,7 +14,6 @@ from rolloutd.control.trains.wire_trains import RolloutTrain
 
 RolloutState = Literal["awaiting-approval", "running", "soaking", "paused", "done", "cancelled"]
 
-
 GateState = Literal["not-asked", "waiting", "open", "rejected", "in-doubt"]
 
 

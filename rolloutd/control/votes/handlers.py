@@ -5,10 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from machines.model.plan import GateName
-from rolloutd.commands import (
-    service_votes,
-    voting,
-)
+from rolloutd.commands import service_votes, voting
 from rolloutd.commands.execution import Command, Decide, current, execute, resolve_live
 from rolloutd.commands.resolve import ResolvedRollout
 from rolloutd.control import requests, rights

@@ -23,7 +23,6 @@ from rolloutd.ports import PinnedSource
 MAX_TASK_CHARS = 200
 """Characters of a task's name in the record: the audit keeps it for ever."""
 
-
 AT_ONCE = 64
 """Nodes of one rollout that are checked or wait for a run: more runs than a machine has for checks."""
 

@@ -22,7 +22,6 @@ from rolloutd.ports.guards import adapter_errors, validate_result
 
 log = logging.getLogger("rolloutd.engine.background.node_observations")
 
-
 RESTART_DELAY_S = 10.0
 """Pause before a broken watch restarts: short, because observations are valid for a minute."""
 

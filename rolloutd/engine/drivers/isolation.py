@@ -29,7 +29,6 @@ log = logging.getLogger("rolloutd.engine.drivers.isolation")
 RECHECK_INTERVAL_S = 15.0
 """Interval between inspections while a playbook runs; an observation that changes inspects at once."""
 
-
 SHARED_TEXT = "left to the other rollouts that hold this isolation"
 """Result of a return to service that only the last holder carries out."""
 

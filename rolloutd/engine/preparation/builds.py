@@ -21,7 +21,6 @@ from rolloutd.ports import Failed, Ok, Unknown
 MANIFEST_VARIABLE = "rolloutd_manifest"
 """Variable of a build's playbook: where, on the daemon's machine, it puts the manifest and its files."""
 
-
 ARTIFACTS_DIRECTORY = "artifacts"
 
 

@@ -8,13 +8,7 @@ from pathlib import Path
 
 from machines.model.node import Node
 from machines.model.node_snapshot import differences
-from machines.model.preparation import (
-    Preparation,
-    PreparationState,
-    PrepareKind,
-    PrepareStage,
-    entry_record,
-)
+from machines.model.preparation import Preparation, PreparationState, PrepareKind, PrepareStage, entry_record
 from machines.model.timefmt import format_rfc3339
 from rolloutd.engine.drivers.node_session import AdapterSet, PreparationAdapters
 from rolloutd.engine.outcomes import capture_errors
