@@ -8,6 +8,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Iterable
+from copy import copy
 from dataclasses import dataclass, field, fields, replace
 
 from machines.model.rollout import NodeOrder, Target
@@ -29,7 +30,10 @@ def percent_done(done: int, total: int, skipped: int, *, ended: bool) -> float:
 
 @dataclass(slots=True)
 class PoolCounters:
-    """Counts of a rollout's targets in one pool; the words mean the same as for the whole rollout."""
+    """Counts of a rollout's targets in one pool; the words mean the same as for the whole rollout.
+
+    `version` is another object after each change, so that forks never have the same one for other counts.
+    """
 
     total: int = 0
     done: int = 0
@@ -37,6 +41,7 @@ class PoolCounters:
     skipped: int = 0
     rolled_back: int = 0
     in_flight: int = 0
+    version: object = field(default_factory=object, compare=False)
 
 
 @dataclass(slots=True)
@@ -48,6 +53,9 @@ class RolloutCounters:
     ordered, or whose isolation was aborted, `joined_outages` those that got the change in the outage of
     another rollout; `durations` are the sorted seconds that changed nodes took;
     `times` are the sorted instants at which the nodes of a wave entered their phases.
+    `slot_ms` are the milliseconds that the latest attempts of nodes were in a slot, and the `holding` nodes
+    still are: there it is less the epoch milliseconds at which they were admitted.  As integers, because a
+    running sum of floats depends on the order of the events.
     """
 
     phases: Counter[Phase] = field(default_factory=Counter)
@@ -63,10 +71,12 @@ class RolloutCounters:
     joined_outages: set[str] = field(default_factory=set)
     durations: list[float] = field(default_factory=list)
     times: dict[str, list[float]] = field(default_factory=dict)
+    slot_ms: int = 0
+    holding: int = 0
 
     def copy(self) -> RolloutCounters:
         """Return counters of their own: a later change of these does not change them."""
-        made = RolloutCounters(**{each.name: getattr(self, each.name).copy() for each in fields(self)})
+        made = RolloutCounters(**{each.name: copy(getattr(self, each.name)) for each in fields(self)})
         made.times = {wave: times.copy() for wave, times in self.times.items()}
         made.waves = {wave: phases.copy() for wave, phases in self.waves.items()}
         made.pools = {pool: replace(counters) for pool, counters in self.pools.items()}
@@ -107,6 +117,11 @@ class RolloutCounters:
                     del self.teams[target.team]
             self._adjust_pools(target, delta)
         is_in_flight = target.phase in IN_FLIGHT_PHASES
+        if target.admitted_at and (is_in_flight or target.phase is Phase.FAILED):
+            self.holding += delta
+            self.slot_ms -= delta * round(target.admitted_at * 1000)
+        for duration in _duration_s(target):
+            self.slot_ms += delta * round(duration * 1000)
         for nodes, has_node in (
             (self.drifted, target.drift is not None),
             (self.rollbacks_due, target.order is NodeOrder.ROLLBACK and not is_in_flight),
@@ -145,9 +160,14 @@ class RolloutCounters:
         # The nearest rank, a time that a node really took: with few nodes an interpolation promises too much.
         return self.durations[-(-len(self.durations) * EXPECTED_PERCENTILE // 100) - 1]
 
+    def slot_s(self, now: float) -> float:
+        """Return how long the latest attempts of all nodes kept a slot, or have kept it (seconds)."""
+        return self.slot_ms / 1000 + self.holding * now
+
     def _adjust_pools(self, target: Target, delta: int) -> None:
         for pool in target.pools:
             counters = self.pools.setdefault(pool, PoolCounters())
+            counters.version = object()
             counters.total += delta
             if target.outcome in CARRIES_CHANGE:
                 counters.done += delta

@@ -25,6 +25,7 @@ class Pool:
     """The members of one pool: all, those known to be down, and those unknown.
 
     `cached_reason` says why the pool is full; it is dropped when that may have changed.
+    `version` is another object after each change, so that forks never have the same one for other nodes.
     """
 
     key: str
@@ -34,6 +35,7 @@ class Pool:
     down: set[str] = field(default_factory=set)
     unknown: set[str] = field(default_factory=set)
     cached_reason: Reason | None = field(default=None, compare=False)
+    version: object = field(default_factory=object, compare=False)
 
     def __post_init__(self) -> None:
         self.id = f"{self.key}/{self.value}"
@@ -148,7 +150,10 @@ class PoolIndex(Forkable):
 
     def _writable_pools(self, pools: Iterable[str]) -> list[Pool]:
         self._pools = self._own(self._pools)
-        return [self._own_row(self._pools, pool) for pool in pools]
+        writable = [self._own_row(self._pools, pool) for pool in pools]
+        for pool in writable:
+            pool.version = object()
+        return writable
 
     # -- availability
 

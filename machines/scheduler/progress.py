@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from machines.facts.counters import PoolCounters, percent_done
+from machines.facts.counters import percent_done
 from machines.facts.index import Index
 from machines.model.node import natural_sort_key
 from machines.model.reasons import Params, Reason, ReasonCode
@@ -37,26 +37,6 @@ class RolloutState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class PoolProgress:
-    """A rollout's progress in one pool.
-
-    `down` counts all nodes of the pool that take a slot, `unobserved` those of them without a fresh
-    observation.
-    """
-
-    pool: str
-    total: int
-    done: int
-    failed: int
-    skipped: int
-    rolled_back: int
-    in_flight: int
-    down: int
-    unobserved: int
-    max_unavailable: int
-
-
-@dataclass(frozen=True, slots=True)
 class RolloutProgress:
     """A rollout's state and counts.
 
@@ -74,8 +54,6 @@ class RolloutProgress:
     skipped: int
     rolled_back: int
     pending: int
-    in_flight: tuple[Target, ...]
-    pools: tuple[PoolProgress, ...]
     reason: Reason | None
     prepared: int | None
     slot_s: float
@@ -103,13 +81,9 @@ def rollout_progress(index: Index, rollout_id: str, now: float) -> RolloutProgre
         skipped=counters.skipped,
         rolled_back=counters.rolled_back,
         pending=counters.phases[Phase.PENDING],
-        in_flight=tuple(
-            index.target(rollout_id, node) for node in sorted(counters.in_flight, key=natural_sort_key)
-        ),
-        pools=_pool_progress(index, rollout_id),
         reason=reason,
         prepared=None if preparations is None else total - counters.skipped - preparations.unprepared,
-        slot_s=_slot_s(index, rollout, now),
+        slot_s=counters.slot_s(now if rollout.cancelled is None else rollout.cancelled.at),
         prepare_s=0.0 if preparations is None else preparations.spent_s(now),
     )
 
@@ -120,13 +94,6 @@ def slot_s(target: Target, now: float) -> float:
     if not target.admitted_at or target.phase is Phase.PENDING:
         return 0.0
     return max(0.0, (target.since if target.phase is Phase.DONE else now) - target.admitted_at)
-
-
-def _slot_s(index: Index, rollout: Rollout, now: float) -> float:
-    counters = index.counters(rollout.id)
-    until = now if rollout.cancelled is None else rollout.cancelled.at
-    holding = (index.target(rollout.id, node) for node in (*counters.in_flight, *counters.failed))
-    return sum(counters.durations) + sum(slot_s(target, until) for target in holding)
 
 
 def exceptions_reason(index: Index, rollout: Rollout) -> Reason | None:
@@ -156,19 +123,3 @@ def _state(index: Index, rollout: Rollout, wave_progress: WaveProgress, now: flo
     if rollout.plan.drift_every_s is not None and index.all_done(rollout.id):
         return RolloutState.DONE
     return RolloutState.RUNNING if wave_progress.blocker is None else RolloutState.AWAITING_APPROVAL
-
-
-def _pool_progress(index: Index, rollout_id: str) -> tuple[PoolProgress, ...]:
-    counters = index.counters(rollout_id).pools
-    found = ((each, index.pool(pool)) for pool, each in sorted(counters.items()))
-    return tuple(
-        PoolProgress(
-            pool=pool.id,
-            # Not asdict(): it copies deeply, which at 500 pools took most of a status.
-            **{name: getattr(each, name) for name in PoolCounters.__slots__},
-            down=len(pool.down) + len(pool.unknown),
-            unobserved=len(pool.unknown),
-            max_unavailable=index.budget(pool),
-        )
-        for each, pool in found
-    )

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from bisect import insort
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from enum import Enum
 from functools import cache, lru_cache
 from typing import Any, ForwardRef, TypeVar, cast
 
+from machines.model.node import natural_sort_key
 from machines.model.timefmt import format_rfc3339
 from rolloutd.control.requests import PageQuery
 
 T = TypeVar("T")
+Key = TypeVar("Key")
+
+MAX_INSERTED = 1_000
+"""New names that are inserted one by one; more of them are sorted with all others."""
 
 
 def fill(model: type[T], source: object, **given: Any) -> T:
@@ -57,6 +63,32 @@ def format_timestamp(instant: float) -> str:
 def format_optional_timestamp(instant: float | None) -> str | None:
     """Return an instant, or None if there is none; 0.0 means never."""
     return format_timestamp(instant) if instant else None
+
+
+def kept_rows(
+    kept: dict[str, dict[Key, tuple[object, T]]],
+    name: str,
+    sources: Mapping[Key, object],
+    make: Callable[[Key], T],
+) -> list[T]:
+    """Return the rows of a list by what each is made of; a row whose source is equal is the one kept."""
+    before = kept.get(name, {})
+    kept[name] = {
+        key: row if (row := before.get(key)) is not None and row[0] == source else (source, make(key))
+        for key, source in sources.items()
+    }
+    return [row for _, row in kept[name].values()]
+
+
+def in_natural_order(before: Iterable[str], names: Set[str]) -> list[str]:
+    """Return the names in their order, given that of the last time: only what differs is placed."""
+    ordered = list(filter(names.__contains__, before))
+    added = names - set(ordered) if len(ordered) < len(names) else set()
+    if len(added) > MAX_INSERTED:
+        return sorted(names, key=natural_sort_key)
+    for name in added:
+        insort(ordered, name, key=natural_sort_key)
+    return ordered
 
 
 def page(rest: Sequence[T], query: PageQuery, name_of: Callable[[T], str]) -> tuple[Sequence[T], str | None]:

@@ -35,10 +35,14 @@ def difference(
     """
     change: dict[str, Any] = {}
     for key, value in after.items():
-        if key in before and key in lists:
-            if changed := _list_difference(before[key], value, lists[key]):
+        known = before.get(key, change)
+        # Most rows are those of the answer before.
+        if known is value:
+            continue
+        if known is not change and key in lists:
+            if changed := _list_difference(known, value, lists[key]):
                 change[key] = changed
-        elif key not in before or before[key] != value:
+        elif known is change or known != value:
             change[key] = value
     return change
 
@@ -54,11 +58,14 @@ def merge(before: Object, change: Object, lists: Mapping[str, NamedItems] = STAT
 
 def _list_difference(before: list[Object], after: list[Object], items: NamedItems) -> dict[str, Any]:
     name, old = items.name, {each[items.name]: each for each in before}
-    found = [(each[name], difference(old.get(each[name], {}), each, items.lists)) for each in after]
-    change: dict[str, Any] = {}
-    if changed := [{name: key, **members} for key, members in found if members]:
-        change["items"] = changed
     order = [each[name] for each in after]
+    found = [(key, old.get(key, {}), each) for key, each in zip(order, after, strict=True)]
+    differing = [
+        (key, difference(known, each, items.lists)) for key, known, each in found if known is not each
+    ]
+    change: dict[str, Any] = {}
+    if changed := [{name: key, **members} for key, members in differing if members]:
+        change["items"] = changed
     if order != list(old):
         change["order"] = order
     return change

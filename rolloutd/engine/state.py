@@ -182,6 +182,8 @@ class State:
     """The store has an event that could not be applied: this process must not decide."""
     coverages: dict[str, Any] = field(default_factory=dict)
     """By rollout, what the API last found that its plan leaves out."""
+    rows: dict[str, Any] = field(default_factory=dict)
+    """By rollout, the lists of its last status, and what each row was made of."""
     names_in_order: Sequence[str] = ()
     """The names of all nodes in natural order, as the API last listed them."""
     change_matrix: Any = None

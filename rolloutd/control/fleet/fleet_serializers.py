@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right, insort
+from bisect import bisect_right
 from collections.abc import Sequence
 
 from machines.facts.availability import Unavailability
@@ -14,16 +14,13 @@ from machines.rules import pools
 from machines.rules.reboots import reboot_gate_view
 from rolloutd.commands import self_reboots
 from rolloutd.control.fleet import wire_fleet
-from rolloutd.control.formats import fill, format_optional_timestamp, format_timestamp, page
+from rolloutd.control.formats import fill, format_optional_timestamp, format_timestamp, in_natural_order, page
 from rolloutd.control.requests import PageQuery
 from rolloutd.engine.state import SourceState, State
 from rolloutd.engine.tasks import compute, compute_over
 from rolloutd.ports import CLUSTER_ID, HOST_KEY, MACHINE_ID, PROVIDER_ID, DiscoveredNode, Host
 from rolloutd.texts import reason_text
 from rolloutd.texts.vote_text import describe_missing_votes
-
-MAX_INSERTED = 1_000
-"""New names that are inserted one by one; more of them are sorted with all others."""
 
 
 async def locks(state: State) -> wire_fleet.Locks:
@@ -128,16 +125,8 @@ def _inventory_page(
 
 def names_in_order(state: State, index: Index) -> Sequence[str]:
     """Return the names of all nodes in natural order; the last answer is kept and changed by what differs."""
-    nodes = index.nodes
-    names = list(filter(nodes.__contains__, state.names_in_order))
-    added = nodes.keys() - set(names) if len(names) < len(nodes) else set()
-    if len(added) > MAX_INSERTED:
-        names = sorted(nodes, key=natural_sort_key)
-    else:
-        for name in added:
-            insort(names, name, key=natural_sort_key)
-    state.names_in_order = names
-    return names
+    state.names_in_order = in_natural_order(state.names_in_order, index.nodes.keys())
+    return state.names_in_order
 
 
 def page_of_names(names: Sequence[str], query: PageQuery) -> tuple[Sequence[str], str | None]:

@@ -80,7 +80,8 @@ def _rollout(state: State, resolved: ResolvedRollout, since: float) -> wire_flee
     progress = rollout_progress(resolved.index, rollout.id, now)
     targets = [each for each in resolved.index.targets(rollout.id) if each.since >= since]
     failed = [each.node for each in targets if each.phase is Phase.FAILED]
-    views = () if rollout.closed else gate_serializers.gate_views(resolved.index, rollout, now)
+    places = () if rollout.closed else gate_serializers.gate_places(rollout)
+    views = [gate_serializers.gate_view(resolved.index, rollout, *place, now) for place in places]
     return {
         "rollout": rollout.id,
         "plan": rollout.plan.name,

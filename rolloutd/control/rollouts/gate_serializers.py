@@ -5,25 +5,49 @@ A gate whose votes or opening the audit does not account for is in doubt: the vo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 from machines.facts import votes
 from machines.facts.index import Index
-from machines.model.plan import GateName
+from machines.model.plan import PILOT_WAVE, GateName
 from machines.model.rollout import Rollout, Vote
 from machines.model.rows import AuditMismatch
 from machines.rules import gates
-from rolloutd.control.formats import fill, format_timestamp
+from rolloutd.control.formats import fill, format_timestamp, kept_rows
 from rolloutd.control.rollouts import wire
 from rolloutd.texts.reason_text import describe_mismatch
 from rolloutd.texts.vote_text import describe_missing_votes
 
 
-def gate_views(index: Index, each: Rollout, now: float) -> Iterable[gates.GateView]:
-    for gate, wave in (*each.plan.gates_in_order, (GateName.PROCEED, "")):
-        yield gate_view(index, each, gate, wave, now)
+def gates_of(kept: dict[str, Any], index: Index, each: Rollout, now: float) -> list[tuple[wire.Gate, int]]:
+    """Return all gates, and how many votes each still needs; `kept` has those of the last time."""
+    index = index.at(now)
+    # All that a gate is made of: who must vote, which votes count, and whether it asks.
+    source = (
+        each,
+        index.limits,
+        index.mismatches,
+        frozenset(index.counters(each.id).teams),
+        [index.is_wave_over(each.id, wave.name) for wave in each.plan.waves],
+        index.wave_end(each.id, PILOT_WAVE),
+        len(votes.unexpired(each, each.votes, now)),
+        # How many nodes are prepared changes with most events.
+        None if index.preparations(each.id) is None else object(),
+    )
+    places = gate_places(each)
+
+    def make(place: tuple[GateName, str]) -> tuple[wire.Gate, int]:
+        view = gate_view(index, each, *place, now)
+        return gate(index, each, view, now), count_missing_votes(view)
+
+    return kept_rows(kept, "gates", dict.fromkeys(places, source), make)
+
+
+def gate_places(each: Rollout) -> Sequence[tuple[GateName, str]]:
+    """Return the gates of a rollout in their order, each with its wave."""
+    return (*each.plan.gates_in_order, (GateName.PROCEED, ""))
 
 
 def gate_view(index: Index, each: Rollout, gate: GateName, wave: str, now: float) -> gates.GateView:

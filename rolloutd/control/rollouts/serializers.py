@@ -10,14 +10,21 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, cast
 
-from machines.facts.counters import percent_done
+from machines.facts.counters import PoolCounters, percent_done
 from machines.facts.index import Index
+from machines.facts.pool_index import Pool
 from machines.model.reasons import Param, Reason
 from machines.model.rollout import Rollout, Target
 from machines.scheduler.progress import RolloutProgress, rollout_progress
 from machines.states import CARRIES_CHANGE, EXCEPTIONS, IN_FLIGHT_PHASES, Outcome
 from rolloutd.commands.resolve import ResolvedRollout
-from rolloutd.control.formats import fill, format_optional_timestamp, format_timestamp
+from rolloutd.control.formats import (
+    fill,
+    format_optional_timestamp,
+    format_timestamp,
+    in_natural_order,
+    kept_rows,
+)
 from rolloutd.control.rollouts import coverage, gate_serializers, wire
 from rolloutd.control.trains.train_serializers import rollout_train
 from rolloutd.engine.state import State, StepProgress
@@ -85,7 +92,8 @@ def rollout(state: State, resolved: ResolvedRollout, covered: coverage.Coverage)
     current, index = resolved.rollout, resolved.index
     latest = None if current.closed else state.forecasts.get(current.id)
     progress = rollout_progress(index, current.id, now)
-    views = list(gate_serializers.gate_views(index, current, now))
+    kept = _kept_lists(state, current.id)
+    gates = gate_serializers.gates_of(kept, index, current, now)
     return {
         **_summary(current, progress),
         "source": source(current.source),
@@ -93,12 +101,12 @@ def rollout(state: State, resolved: ResolvedRollout, covered: coverage.Coverage)
         "failed": progress.failed,
         "drifted": len(index.counters(current.id).drifted),
         "pending": progress.pending,
-        "in_flight": [in_flight(state, target) for target in progress.in_flight],
-        "pools": [fill(wire.Pool, pool) for pool in progress.pools],
-        "gates": [gate_serializers.gate(index, current, view, now) for view in views],
+        "in_flight": _in_flight(state, index.at(now), kept, current.id),
+        "pools": _pools(index.at(now), kept, current.id),
+        "gates": [gate for gate, _ in gates],
         "reason": reason(progress.reason),
         "work": work_left(latest, now),
-        "votes_missing": 0 if current.closed else sum(map(gate_serializers.count_missing_votes, views)),
+        "votes_missing": 0 if current.closed else sum(missing for _, missing in gates),
         "eta": None if latest is None else latest["ends_at"]["p90"],
         "forecast": forecast_summary(latest),
         "traffic_probes": coverage.traffic_probes(current.plan),
@@ -117,6 +125,43 @@ def rollout(state: State, resolved: ResolvedRollout, covered: coverage.Coverage)
         "minutes": minutes(progress.slot_s, progress.prepare_s),
         "train": rollout_train(index, current.id),
     }
+
+
+def _kept_lists(state: State, rollout: str) -> dict[str, Any]:
+    """Return the rows of the rollout's last status by list; a rollout that only the store has keeps none."""
+    if rollout not in state.index.rollouts:
+        return {}
+    if rollout not in state.rows:
+        state.rows = {key: each for key, each in state.rows.items() if key in state.index.rollouts}
+    kept: dict[str, Any] = state.rows.setdefault(rollout, {})
+    return kept
+
+
+def _in_flight(state: State, index: Index, kept: dict[str, Any], rollout: str) -> list[wire.InFlight]:
+    targets = index.targets_by_node(rollout)
+    sources = {}
+    for node in in_natural_order(kept.get("in_flight", ()), index.counters(rollout).in_flight):
+        live = _step_progress(state, target := targets[node])
+        sources[node] = (target, live.step, live.run)
+    return kept_rows(kept, "in_flight", sources, lambda node: in_flight(state, targets[node]))
+
+
+def _pools(index: Index, kept: dict[str, Any], rollout: str) -> list[wire.Pool]:
+    counters = index.counters(rollout).pools
+    pools = {name: index.pool(name) for name in sorted(counters)}
+    sources = {name: (counters[name].version, pool.version) for name, pool in pools.items()}
+    return kept_rows(kept, "pools", sources, lambda name: _pool(index, counters[name], pools[name]))
+
+
+def _pool(index: Index, counts: PoolCounters, pool: Pool) -> wire.Pool:
+    return fill(
+        wire.Pool,
+        counts,
+        pool=pool.id,
+        down=len(pool.down) + len(pool.unknown),
+        unobserved=len(pool.unknown),
+        max_unavailable=index.budget(pool),
+    )
 
 
 def work_left(latest: Mapping[str, Any] | None, now: float) -> wire.Work | None:
@@ -190,7 +235,7 @@ def closed_rollout_line(each: ClosedRollout) -> wire.RolloutLine:
 
 def in_flight(state: State, target: Target) -> wire.InFlight:
     """Return a node in flight, with its current step."""
-    live = state.step_progress.get((target.rollout, target.node), NO_PROGRESS)
+    live = _step_progress(state, target)
     return {
         "node": target.node,
         "pools": list(target.pools),
@@ -201,6 +246,10 @@ def in_flight(state: State, target: Target) -> wire.InFlight:
         "since": format_timestamp(target.since),
         "admitted_at": format_optional_timestamp(target.admitted_at),
     }
+
+
+def _step_progress(state: State, target: Target) -> StepProgress:
+    return state.step_progress.get((target.rollout, target.node), NO_PROGRESS)
 
 
 def all_in_flight(state: State, rollout_id: str | None) -> list[wire.RolloutInFlight]:
