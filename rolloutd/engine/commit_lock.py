@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 
-from machines.model.events import Event, PhaseMoved, StepRecorded
+from machines.model.events import Event, PhaseMoved, PreparationRecorded, StepRecorded
 from machines.states import Trigger
 
 MAX_SHARING = 64
@@ -27,6 +27,9 @@ def nodes_of_steps(events: Sequence[Event]) -> frozenset[str]:
         match event:
             case StepRecorded():
                 nodes.add(event.record.node)
+            # A build is of the whole rollout.
+            case PreparationRecorded(preparation=row) if row.node:
+                nodes.add(row.node)
             case PhaseMoved(trigger=trigger) if trigger in ORDINARY_TRIGGERS:
                 nodes.add(event.node)
             case _:

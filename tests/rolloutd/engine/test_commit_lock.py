@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 
-from machines.model.events import StepRecorded
+from machines.model.events import Event, PreparationRecorded, StepRecorded
+from machines.model.preparation import Preparation, PreparationState
 from machines.states import Trigger
 from rolloutd.engine.commit_lock import MAX_SHARING, CommitLock
 from rolloutd.store import open_store
 from rolloutd.store.writer import BatchWriter, Transaction
 from tests.rolloutd.control_environment import control_environment
+from tests.rolloutd.preparation_environment import plan_with
 
 
 class Holder:
@@ -95,8 +97,9 @@ async def test_sharing_is_limited() -> None:
     await late.release()
 
 
+@pytest.mark.parametrize("kind", ["step", "stage"])
 async def test_steps_of_several_nodes_share_a_transaction(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     batches: list[int] = []
     write = BatchWriter.write
@@ -109,13 +112,18 @@ async def test_steps_of_several_nodes_share_a_transaction(
         return await open_store(tmp_path / "state", compile_plan=compile_content)
 
     async with control_environment(tmp_path, store=open_database) as inside:
-        rollout = await inside.start()
+        rollout = await inside.start(**({"text": plan_with("one")} if kind == "stage" else {}))
+        events: list[Event] = []
         for node in ("p1", "s1"):
-            await inside.transition(rollout, node, Trigger.ADMITTED)
-        steps = [inside.step(rollout, node, "isolate.0.command") for node in ("p1", "s1")]
+            if kind == "stage":
+                row = Preparation(rollout, node, "one", 1, PreparationState.SKIPPED, "", at=0.0, began_at=0.0)
+                events.append(PreparationRecorded(row))
+            else:
+                await inside.transition(rollout, node, Trigger.ADMITTED)
+                events.append(StepRecorded(inside.step(rollout, node, "isolate.0.command"), isolated=True))
         monkeypatch.setattr(BatchWriter, "write", count)
-        commits = (inside.state.commit([StepRecorded(each, isolated=True)], cause="test") for each in steps)
-        entries = await asyncio.gather(*commits)
+        entries = await asyncio.gather(*(inside.state.commit([each], cause="test") for each in events))
         assert batches == [2]
         assert [len(each) for each in entries] == [1, 1]
-        assert all(inside.state.index.target(rollout, node).isolated for node in ("p1", "s1"))
+        if kind == "step":
+            assert all(inside.state.index.target(rollout, node).isolated for node in ("p1", "s1"))
