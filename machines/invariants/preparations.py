@@ -103,7 +103,7 @@ def _beginning_violation(facts: InvariantFacts, rollout: Rollout, row: Preparati
         if node is None or stage.kind is PrepareKind.BUILD or not stage.applies_to(node):
             continue
         done = facts.preparation(rollout.id, row.node, stage.name)
-        is_needed = stage.kind is PrepareKind.INSTALL or stage.artifacts_for(node)
+        is_needed = stage.kind is not PrepareKind.STAGE or stage.artifacts_for(node)
         if is_needed and (
             done is None or done.state not in (PreparationState.DONE, PreparationState.SKIPPED)
         ):

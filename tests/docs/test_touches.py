@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.touch_parts import PARTS, Part
-from tests.docs.touches import make_part, prove
+from tests.docs.touch_parts import Part
+from tests.docs.touches import PARTS, make_part, prove
 
 
 @pytest.mark.long

@@ -399,5 +399,3 @@ RUNNER = Registration("rolloutd.adapters.notes:NotesRunner", NotesParams)
 ''',
     },
 )
-
-PARTS: Final = (ISOLATOR, RUNNER, FRONT_END, WORK, PURPOSE, EVENT, FIELD)

@@ -8,10 +8,14 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
-from tests.docs.touch_parts import PARTS, Part
+from tests.docs.touch_kinds import NODE_KIND, PREPARE_KIND
+from tests.docs.touch_parts import EVENT, FIELD, FRONT_END, ISOLATOR, PURPOSE, RUNNER, WORK, Part
 
 ROOT = Path(__file__).resolve().parents[2]
+
+PARTS: Final = (ISOLATOR, RUNNER, FRONT_END, NODE_KIND, PREPARE_KIND, WORK, PURPOSE, EVENT, FIELD)
 
 COPIED = ("machines", "rolloutd", "tui", "tests")
 
