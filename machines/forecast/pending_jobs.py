@@ -19,8 +19,10 @@ from machines.model.events import (
     StepAction,
 )
 from machines.model.plan import PILOT_WAVE
-from machines.model.preparation import Preparation, PreparationState, PrepareKind
+from machines.model.preparation import PrepareKind
 from machines.model.rollout import PilotEvidence
+from machines.model.step_result import Ok
+from machines.workflow.recording import preparation_intent, preparation_result
 
 CHECK_MODE_STEP = "check-mode"
 """Under this name the durations are asked for a check whether a node needs the change."""
@@ -68,16 +70,14 @@ class PendingJobs:
         stage = next((each for each in rollout.prepare_stages if each.name == name), None)
         node = self.index.nodes.get(command.node)
         before = known.rows.get((command.node, name))
-        began_at = now
-        if before is not None and before.state is PreparationState.RUNNING:
-            row, began_at = before, before.began_at
-        else:
+        row = preparation_intent(command, before, now)
+        if row is not before:
             content = stage.playbook_digest if stage is not None else ""
             if stage is not None and node is not None:
                 content = known.content(stage, node)
-            state, key = PreparationState.RUNNING, (command.rollout, command.node, name)
-            row = Preparation(*key, command.attempt, state, content, now, now)
+            row = replace(row, content=content)
             self.index.apply(PreparationRecorded(row))
+        began_at = row.began_at
         self._at_work.add(command)
 
         def end(now: float) -> bool:
@@ -85,8 +85,7 @@ class PendingJobs:
             if command.node == BUILD_NODE and stage is not None:
                 # What a build makes is not known before: the nodes stage what the plan names.
                 self.index.apply(ArtifactsBuilt(command.rollout, name, stage.manifest, now))
-            done = replace(row, state=PreparationState.DONE, at=now)
-            self.index.apply(PreparationRecorded(done))
+            self.index.apply(PreparationRecorded(preparation_result(row, Ok(), now)))
             attempt.ends_at = now
             return True
 

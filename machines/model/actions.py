@@ -174,4 +174,10 @@ def retry_wait(record: StepRecord, delay_s: float, now: float, *, since: float |
     The delay counts from `since`, by default from the end of the last try.
     """
     until = (record.at if since is None else since) + delay_s
-    return Wait(until, record.step) if record.at <= now < until else None
+    return Wait(until, record.step) if is_pausing(record.at, until, now) else None
+
+
+def is_pausing(since: float, until: float, now: float) -> bool:
+    """Return whether a pause between two tries goes on; one that began in the future is over."""
+    # It is from before the clock was set back, and could go on for as long as that.
+    return since <= now < until

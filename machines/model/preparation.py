@@ -155,6 +155,9 @@ class PreparationState(StrEnum):
     DISTURBED = "disturbed"
 
 
+LOCALHOST = "localhost"
+"""The daemon's machine, as the node of a build."""
+
 CLEANUP = "cleanup"
 """The stage of a cancelled rollout that removes what others brought; no stage of a plan has this name."""
 
@@ -169,6 +172,9 @@ COMPARISON_RETRY_S = 60.0
 
 PREPARED = frozenset({PreparationState.DONE, PreparationState.SKIPPED})
 """States after which the node's next stage may begin."""
+
+TRIED_AGAIN = frozenset({PreparationState.FAILED, PreparationState.WAITING})
+"""States after which the same stage begins again, once `not_before` is over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +199,11 @@ class Preparation:
     handle: str = ""
     before: Mapping[str, str] | None = None
     not_before: float = 0.0
+
+    @property
+    def run_name(self) -> str:
+        """The name of this try's run."""
+        return f"{self.rollout}.{self.node or LOCALHOST}.prepare.{self.stage}.{self.attempt}"
 
 
 @dataclass(frozen=True, slots=True)

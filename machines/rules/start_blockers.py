@@ -16,6 +16,7 @@ from machines.facts.index import Index
 from machines.facts.node_work import WorkKind
 from machines.facts.outages import is_isolated
 from machines.model import traffic, windows
+from machines.model.actions import is_pausing
 from machines.model.node import NodeKind, Observation
 from machines.model.plan import GateName
 from machines.model.reasons import Params, Reason, ReasonCode, Remedy, RemedyKind, UnavailabilityCause
@@ -177,8 +178,7 @@ def _record_blocker(index: Index, rollout: Rollout, target: Target, now: float) 
         return Reason(ReasonCode.NODE_GONE, target.node, remedy=Remedy(RemedyKind.CHANGE_INVENTORY))
     if (doubt := quarantine_blocker(index, target) or stale_blocker(index, target, now)) is not None:
         return doubt
-    # A backoff that begins later than now is from before the clock was set back: it is over.
-    if target.since <= now < target.not_before:
+    if is_pausing(target.since, target.not_before, now):
         params: Params = {"until": target.not_before, "detail": target.last_text}
         remedy = Remedy(RemedyKind.WAIT_UNTIL, until=target.not_before)
         return Reason(ReasonCode.BACKOFF, target.node, params, target.since, remedy)

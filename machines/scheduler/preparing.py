@@ -12,10 +12,12 @@ from machines.facts.index import Index
 from machines.facts.node_work import WorkKind, conflicting_work
 from machines.facts.preparations import BUILD_NODE, RolloutPreparations, StagePlaces
 from machines.model import windows
+from machines.model.actions import is_pausing
 from machines.model.decision import Prepare
 from machines.model.preparation import (
     CLEANUP,
     DEFAULT_PREPARE_PARALLEL,
+    TRIED_AGAIN,
     PreparationState,
     PrepareKind,
     PrepareStage,
@@ -185,9 +187,8 @@ class _StageCollector:
         row = self.known.rows.get((node, stage))
         if row is not None and row.state is PreparationState.RUNNING:
             return False  # collected with those that run
-        # A row that lies in the future is from before the clock was set back: it delays nothing.
-        is_due_again = row is not None and row.state in (PreparationState.FAILED, PreparationState.WAITING)
-        if row is not None and is_due_again and row.at <= self.now < row.not_before:
+        is_again = row is not None and row.state in TRIED_AGAIN
+        if row is not None and is_again and is_pausing(row.at, row.not_before, self.now):
             self.builder.wake_by(row.not_before)
             return False
         self.builder.add(Prepare(self.rollout.id, node, stage, 1 if row is None else row.attempt + 1))

@@ -10,11 +10,13 @@ from dataclasses import replace
 from typing import Any
 
 from machines.model.actions import CleanUpStaleRuns, Isolate, Probe, Revert, RunCheck, RunPlaybook, UseGuard
+from machines.model.decision import Prepare
 from machines.model.events import StepAction, StepRecord, StepState
+from machines.model.preparation import TRIED_AGAIN, Preparation, PreparationState
 from machines.model.rollout import Target
 from machines.model.step_record import MAX_OUTPUT_CHARS
 from machines.model.step_result import Busy, Failed, Ok, StepResult, Unknown
-from machines.workflow.steps import CLEAN_UP
+from machines.workflow.steps import CLEAN_UP, backoff_s
 
 RecordedAction = Isolate | Probe | Revert | CleanUpStaleRuns | RunPlaybook | RunCheck | UseGuard
 """The actions that have a step record."""
@@ -82,3 +84,25 @@ def is_isolated_after(action: RecordedAction, result: StepResult | None) -> bool
             return False
         case _:
             return None
+
+
+def preparation_intent(wanted: Prepare, before: Preparation | None, at: float) -> Preparation:
+    """Return the row of a try of a prepare stage that is about to begin, or that runs already."""
+    if before is not None and before.attempt == wanted.attempt and before.state is PreparationState.RUNNING:
+        return before
+    key = (wanted.rollout, wanted.node, wanted.stage)
+    row = Preparation(*key, wanted.attempt, PreparationState.RUNNING, content="", at=at, began_at=at)
+    if before is not None and before.state in TRIED_AGAIN:
+        # What an earlier try may have disturbed is compared with its own snapshot.
+        row = replace(row, before=before.before, handle=before.handle)
+    if before is not None and before.state is PreparationState.WAITING:
+        row = replace(row, text=before.text)
+    return row
+
+
+def preparation_result(row: Preparation, result: StepResult, at: float) -> Preparation:
+    """Return the row of a prepare stage that ended like this; one that failed is tried again later."""
+    if isinstance(result, Ok):
+        return replace(row, state=PreparationState.DONE, text=row.text or result.text, at=at)
+    not_before = at + backoff_s(row.attempt - 1)
+    return replace(row, state=PreparationState.FAILED, text=result.text, at=at, not_before=not_before)

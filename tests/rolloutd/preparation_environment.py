@@ -60,6 +60,8 @@ class Fleet:
     edited: bool = False
     result: Failed | None = None
     """How each run ends, None for as the runner says."""
+    faults: int = 0
+    """So many questions about a run fail on the daemon's machine."""
     stager: FakeStager = field(default_factory=FakeStager)
     tree: Path = Path("/tree")
     build: Callable[[Path], None] = field(default=lambda manifest: None)
@@ -115,6 +117,9 @@ class InstallingRunner(FakeRunner):
         return await self.get_state(handle)
 
     async def get_state(self, handle: str) -> RunState:
+        if self._fleet.faults:
+            self._fleet.faults -= 1
+            raise OSError("no memory left")
         result = self._fleet.result
         return await super().get_state(handle) if result is None else RunState(result)
 

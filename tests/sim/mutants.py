@@ -116,8 +116,8 @@ MUTANTS = (
     Mutant(
         "staged-file-trusted-for-its-checkpoint",
         staged_files.compare_stages,
-        "staged_files.compare(host, wanted, timeout_s=timeout_s)",
-        "asyncio.sleep(0, {})",
+        "await staged_files.compare(host, wanted, timeout_s=timeout_s)",
+        "dict[str, str]()",
     ),
     Mutant("done-stage-prepared-again", node_stages._is_done, "True", "by_this_rollout"),
     Mutant(

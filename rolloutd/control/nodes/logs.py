@@ -11,12 +11,11 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 
 from machines.model.events import RunOutputPruned, StepRecord, StepState
-from machines.model.preparation import Preparation, PreparationState
+from machines.model.preparation import LOCALHOST, Preparation, PreparationState
 from machines.model.timefmt import format_duration
 from rolloutd.control.formats import format_timestamp
 from rolloutd.control.identity import Identity
 from rolloutd.control.nodes import wire_nodes
-from rolloutd.engine.preparation.journal import LOCALHOST, run_id
 from rolloutd.errors import NotFound, RunnerUnavailable
 from rolloutd.ports import RunEvent, Runners, Store
 from rolloutd.texts.formats import format_size
@@ -35,7 +34,7 @@ class RunOutput:
 
     def handle_here(self, row: Preparation) -> str:
         """Return the handle of a stage's run on this machine; an ended stage names none."""
-        return self._runner.run_id_for(run_id(row), row.node or LOCALHOST)
+        return self._runner.run_id_for(row.run_name, row.node or LOCALHOST)
 
     def events_read(self, handle: str) -> int:
         return self._read.get(handle, (0, 0))[0]

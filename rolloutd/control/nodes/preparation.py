@@ -7,7 +7,14 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from machines.facts.preparations import duration_s
 from machines.model.node import Node
-from machines.model.preparation import CLEANUP, PREPARED, Preparation, PreparationState, PrepareKind
+from machines.model.preparation import (
+    CLEANUP,
+    LOCALHOST,
+    PREPARED,
+    Preparation,
+    PreparationState,
+    PrepareKind,
+)
 from machines.model.rollout import Rollout
 from machines.states import Outcome, Phase
 from rolloutd.commands.resolve import ResolvedRollout, resolve_for_reading
@@ -93,7 +100,7 @@ def _preparations(resolved: ResolvedRollout, now: float) -> Iterable[wire_nodes.
         return
     for stage in rollout.prepare_stages:
         if stage.kind is PrepareKind.BUILD:
-            yield _preparation(stage.host or "localhost", stage.name, known.build_row(stage), "", now)
+            yield _preparation(stage.host or LOCALHOST, stage.name, known.build_row(stage), "", now)
     targets = (each for each in index.targets(rollout.id) if each.outcome is not Outcome.LEFT)
     for target in sorted(targets, key=lambda each: each.position):
         node = index.nodes.get(target.node)

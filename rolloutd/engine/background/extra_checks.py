@@ -10,7 +10,7 @@ from machines.model.events import StepAction, StepState
 from machines.model.plan import Capability, StepDef
 from machines.scheduler.checks import is_at_work
 from machines.workflow.steps import baseline_record
-from rolloutd.engine.drivers.node_session import NodeSession
+from rolloutd.engine.drivers.node_session import NodeSession, end_runs_on_node
 from rolloutd.engine.drivers.step_journal import StepJournal
 from rolloutd.errors import RolloutdError, StoreFailed
 from rolloutd.ports import Failed, Ok, StepContext, Unknown
@@ -64,11 +64,8 @@ async def _clean_up_stale_runs(session: NodeSession, journal: StepJournal) -> Ok
     earlier = [r.number for r in journal.records if r.action is StepAction.CLEAN_UP]
     record = journal.begin(CleanUpStaleRuns(1 + max(earlier, default=0)))
     await journal.write(record)
-    host, token = session.state.host(session.node), await session.state.fence_token()
     with adapter_errors("runner"):
-        result = await session.adapters.runner.clean_up_stale_runs(
-            host, timeout_s=STALE_RUN_TIMEOUT_S, fencing_token=token
-        )
+        result = await end_runs_on_node(session.state, session.adapters, session.node, STALE_RUN_TIMEOUT_S)
     await journal.finish(record, result)
     return result
 

@@ -227,3 +227,11 @@ def describe_holds(state: State, node: str) -> str:
     now = state.now()
     holds = (hold for hold in state.index.holds_on(node) if hold.until is None or now < hold.until)
     return "; ".join(f"held by {each.actor.name}: {each.reason}" for each in holds if each.source != "left")
+
+
+async def end_runs_on_node(
+    state: State, adapters: AdapterSet, node: str, timeout_s: float
+) -> ports.Ok | ports.Failed | ports.Unknown:
+    """Let the node refuse every command of the runs before, then end what they left there."""
+    host, token = state.host(node), await state.fence_token()
+    return await adapters.runner.clean_up_stale_runs(host, timeout_s=timeout_s, fencing_token=token)

@@ -22,7 +22,7 @@ from rolloutd.configuration.documents import Configuration, configuration_hash, 
 from rolloutd.configuration.target_values import params_for
 from rolloutd.engine.drivers.guard_steps import GuardSteps
 from rolloutd.engine.drivers.isolation import Isolation
-from rolloutd.engine.drivers.node_session import NodeSession
+from rolloutd.engine.drivers.node_session import NodeSession, end_runs_on_node
 from rolloutd.engine.drivers.step_journal import StepJournal
 from rolloutd.engine.tasks import Wakeup, running_in_background
 from rolloutd.ports import MAX_PREVIOUS_BYTES, Failed, Ok, RunRequest, RunState, StepResult, Unknown
@@ -70,13 +70,9 @@ class PlaybookExecution:
             self._journal.has_unfinished_run = False
 
     async def _end_runs_on_node(self, timeout_s: float) -> StepResult:
-        """Let the node refuse every command of the runs before, then end what they left there."""
-
-        async def end() -> StepResult:
-            host, token = self._state.host(self._session.node), await self._state.fence_token()
-            return await self._runner.clean_up_stale_runs(host, timeout_s=timeout_s, fencing_token=token)
-
-        return await self._session.capture_errors(end())
+        session = self._session
+        ending = end_runs_on_node(session.state, session.adapters, session.node, timeout_s)
+        return await session.capture_errors(ending)
 
     async def run(self, action: actions.RunPlaybook) -> None:
         """Start or find the run of a stage, and follow it to its end."""

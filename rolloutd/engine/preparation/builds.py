@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from machines.model.events import ArtifactsBuilt, PreparationRecorded
-from machines.model.preparation import PreparationState, entry_of_record
+from machines.model.events import ArtifactsBuilt, Event, PreparationRecorded
+from machines.model.preparation import entry_of_record
+from machines.workflow.recording import preparation_result
 from rolloutd.concurrency import threads
-from rolloutd.engine.drivers.node_session import AdapterSet
-from rolloutd.engine.outcomes import capture_errors
-from rolloutd.engine.preparation.journal import PrepareJob, PrepareJournal
-from rolloutd.engine.preparation.runs import PrepareRuns
+from rolloutd.engine.preparation.session import StageSession
 from rolloutd.engine.state import State
 from rolloutd.errors import AdapterFailed, NotFound
 from rolloutd.planfile.manifest import MAX_MANIFEST_BYTES, read_manifest
-from rolloutd.ports import Failed, Ok, Unknown
+from rolloutd.ports import Ok, StepResult
 
 MANIFEST_VARIABLE = "rolloutd_manifest"
 """Variable of a build's playbook: where, on the daemon's machine, it puts the manifest and its files."""
@@ -34,51 +31,31 @@ def built_directory(state: State, rollout: str, stage: str) -> Path:
     return state.settings.files_dir / ARTIFACTS_DIRECTORY / built_name(rollout, stage)
 
 
-class Builder:
-    """Carries out the builds of all rollouts."""
+async def build(session: StageSession) -> StepResult | None:
+    """Run a build's playbook and record the manifest that it wrote; None if that is recorded.
 
-    def __init__(
-        self, state: State, adapters: AdapterSet, journal: PrepareJournal, runs: PrepareRuns
-    ) -> None:
-        self._state = state
-        self._adapters = adapters
-        self._journal = journal
-        self._runs = runs
-
-    async def build(self, job: PrepareJob) -> None:
-        """Run a build's playbook and record the manifest that it wrote."""
-        directory = built_directory(self._state, job.rollout.id, job.stage.name)
-        path = directory / PurePosixPath(job.stage.manifest_file).name
-        await threads.FILES.run(directory.mkdir, parents=True, exist_ok=True)
-        if not job.row.content:  # a new try: the manifest of an earlier one is not its result
-            path.unlink(missing_ok=True)
-        row = replace(job.row, handle=self._runs.handle_of(job.row), content=job.stage.playbook_digest)
-        if not await self._journal.begin(row):
-            return
-        variables = {**job.stage.variables, MANIFEST_VARIABLE: str(path)}
-        job = replace(job, row=row)
-        request = await self._runs.request(
-            row, job.host.name, job.stage.playbook, variables, job.stage.timeout_s
-        )
-        result, row = await self._runs.run(row, request)
-        if not isinstance(result, Ok):
-            await self._journal.fail(row, result.text)
-            return
-        found = await capture_errors(row.rollout, threads.FILES.run(_read_built_manifest, path))
-        if isinstance(found, Failed | Unknown):
-            await self._journal.fail(row, found.text)
-            return
-        name = built_name(job.rollout.id, job.stage.name)
-        shared = await capture_errors(row.rollout, self._adapters.preparation_adapters.built.share(name))
-        if isinstance(shared, Failed | Unknown):
-            await self._journal.fail(row, shared.text)
-            return
-        now = self._state.now()
-        done = replace(row, state=PreparationState.DONE, at=now)
-        manifest = tuple(map(entry_of_record, found))
-        built = ArtifactsBuilt(row.rollout, row.stage, manifest, now)
-        # One commit: with the manifest nodes may begin to stage, so the build must be over.
-        await self._state.commit([built, PreparationRecorded(done)], cause=f"stage {row.stage} is built")
+    Raises NotFound, AdapterFailed and InvalidFile.
+    """
+    state, stage, rollout = session.state, session.stage, session.rollout.id
+    path = built_directory(state, rollout, stage.name) / PurePosixPath(stage.manifest_file).name
+    await threads.FILES.run(path.parent.mkdir, parents=True, exist_ok=True)
+    if not session.row.content:  # a new try: the manifest of an earlier one is not its result
+        path.unlink(missing_ok=True)
+    session.change(handle=session.run_handle, content=stage.playbook_digest)
+    if not await session.begin():
+        return None
+    variables = {**stage.variables, MANIFEST_VARIABLE: str(path)}
+    result = await session.run(stage.playbook, variables, stage.timeout_s)
+    if not isinstance(result, Ok):
+        return result
+    manifest = tuple(map(entry_of_record, await threads.FILES.run(_read_built_manifest, path)))
+    await session.ports.built.share(built_name(rollout, stage.name))
+    now = state.now()
+    done = PreparationRecorded(preparation_result(session.row, Ok(), now))
+    # One commit: with the manifest nodes may begin to stage, so the build must be over.
+    events: list[Event] = [ArtifactsBuilt(rollout, stage.name, manifest, now), done]
+    await state.commit(events, cause=f"stage {stage.name} is built")
+    return None
 
 
 def _read_built_manifest(path: Path) -> list[dict[str, Any]]:

@@ -6,23 +6,27 @@ A checkpoint says what a stage did, not what is on the node now.  What differs i
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from machines.model.decision import CompareStaged
+from machines.model.events import Event, PreparationRecorded
 from machines.model.node import Node
-from machines.model.preparation import PrepareStage, StagedComparison
+from machines.model.preparation import Preparation, PreparationState, PrepareStage, StagedComparison
+from machines.workflow.steps import backoff_s
 from rolloutd.engine.drivers.node_session import AdapterSet
 from rolloutd.engine.outcomes import capture_errors
-from rolloutd.engine.preparation.journal import PrepareJournal, render_for_host
+from rolloutd.engine.preparation.session import render_for_host
 from rolloutd.engine.state import State
 from rolloutd.ports import Failed, Host, StagedFile, StagedFiles, Unknown, staged_artifact
 
 
 async def compare_stages(
     staged_files: StagedFiles, host: Host, node: Node, stages: Iterable[PrepareStage]
-) -> Mapping[str, str] | Failed | Unknown:
+) -> Mapping[str, str]:
     """Return by stage the first of its files that differs on the node, and how; one command for all files.
 
     A stage has computed the same digests within its own limit, so the limits of the stages suffice.
+    Raises NodeUnreachable, TimeoutError and AdapterFailed.
     """
     files: dict[str, tuple[str, str, StagedFile]] = {}
     timeout_s = 0.0
@@ -36,11 +40,9 @@ async def compare_stages(
     if not files:
         return {}
     wanted = [file for _, _, file in files.values()]
-    found = await capture_errors(host.name, staged_files.compare(host, wanted, timeout_s=timeout_s))
-    if isinstance(found, Failed | Unknown):
-        return found
+    differences = await staged_files.compare(host, wanted, timeout_s=timeout_s)
     problems: dict[str, str] = {}
-    for path, difference in found.items():
+    for path, difference in differences.items():
         stage_name, title, _ = files[path]
         problems.setdefault(stage_name, f"{title}: {path} {difference}; staged again")
     return problems
@@ -62,10 +64,40 @@ async def compare_staged(state: State, adapters: AdapterSet, request: CompareSta
         record("its inventory source has not answered since the daemon started")
         return
     stages, host = known.compared_stages(node), state.host(node.name)
-    problems = await compare_stages(adapters.preparation_adapters.staged_files, host, node, stages)
+    comparing = compare_stages(adapters.preparation_adapters.staged_files, host, node, stages)
+    problems = await capture_errors(host.name, comparing)
     if isinstance(problems, Failed | Unknown):
         record(problems.text)
     elif not problems:
         record()
     else:
-        await PrepareJournal(state).stage_again(request.rollout, request.node, problems)
+        await stage_again(state, request.rollout, request.node, problems)
+
+
+async def stage_again(
+    state: State, rollout: str, node: str, problems: Mapping[str, str], begun: Preparation | None = None
+) -> None:
+    """Make stages due again whose files differ on the node; `problems` says how, by stage.
+
+    `begun` is the row of the stage that was to read them: it waits for them.
+    """
+    async with state.exclusive_commit() as commit:
+        index, now = state.index, state.now()
+        known, found = index.preparations(rollout), index.nodes.get(node)
+        if known is None or found is None or index.rollout(rollout).closed:
+            return
+        events: list[Event] = []
+        for stage in known.compared_stages(found):
+            row = known.rows.get((node, stage.name))
+            if stage.name not in problems or row is None or not known.is_done(stage, found):
+                continue  # it is due already
+            # At once for the first time: what differs again and again may be a disk that fails.
+            delay_s = backoff_s(row.attempt - 2) if row.attempt > 1 else 0.0
+            waiting = replace(row, state=PreparationState.WAITING, text=problems[stage.name], at=now)
+            events.append(PreparationRecorded(replace(waiting, not_before=now + delay_s)))
+        recorded = None if begun is None else known.rows.get((node, begun.stage))
+        if begun is not None and recorded is not None and recorded.state is PreparationState.RUNNING:
+            text = f"waits for {', '.join(problems)}"
+            waiting = replace(begun, state=PreparationState.WAITING, content="", text=text, at=now)
+            events.append(PreparationRecorded(waiting))
+        await commit(events, f"staged files differ: {'; '.join(problems.values())}")

@@ -19,6 +19,7 @@ from machines.scheduler.decide import decide
 from machines.states import Phase
 from rolloutd.control.client import ApiError
 from rolloutd.engine.drivers.node_session import AdapterSet
+from rolloutd.engine.drivers.playbook_execution import FOLLOW_RETRY_S, FOLLOW_TRIES
 from rolloutd.engine.notifications import NotificationDispatcher
 from rolloutd.ports import Failed, PinnedSource
 from tests.contracts.fakes.notifier import FakeNotifier
@@ -226,6 +227,22 @@ async def test_node_that_leaves_during_clean_up_ends_its_stage(tmp_path: Path) -
         assert "p1.install.2" not in fleet.runs
         assert row.state is PreparationState.FAILED
         assert row.text == "the rollout was closed, or the node left, before the stage ended"
+
+
+async def test_run_that_could_not_be_followed_is_found_again(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        rollout = await inside.start(text=plan_with("install"))
+        fleet = Fleet(faults=FOLLOW_TRIES - 1)
+        async with asyncio.TaskGroup() as tasks:
+            preparing = tasks.create_task(prepare_all(inside, fleet))
+            while not preparing.done():
+                if inside.clock.sleepers:
+                    inside.clock.advance(FOLLOW_RETRY_S)
+                await asyncio.sleep(0)
+        row = inside.state.index.preparation(rollout, "p1", "install")
+        assert row is not None
+        assert (row.state, row.attempt) == (PreparationState.DONE, 1)
+        assert not fleet.cleaned
 
 
 @pytest.mark.parametrize("stage", ["build", "install"])

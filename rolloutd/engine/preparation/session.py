@@ -1,0 +1,230 @@
+"""One try of a prepare stage: what is recorded of it, and its run.
+
+It may be killed between any two lines: the next daemon reads the same row, and finds the run by its claim.
+Each write of the row fails if another daemon has taken over.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any
+
+from machines.facts.preparations import BUILD_NODE
+from machines.model.events import Event, PreparationRecorded
+from machines.model.preparation import CLEANUP, LOCALHOST, Preparation, PreparationState, PrepareStage
+from machines.model.rollout import FailureCode, Rollout
+from machines.scheduler.preparing import may_begin
+from machines.states import Phase, Trigger
+from machines.workflow.phase_transitions import transition
+from machines.workflow.recording import preparation_result
+from rolloutd.engine.drivers.node_session import AdapterSet, PreparationAdapters, end_runs_on_node
+from rolloutd.engine.drivers.playbook_execution import FOLLOW_RETRY_S, FOLLOW_TRIES
+from rolloutd.engine.outcomes import capture_errors
+from rolloutd.engine.state import State
+from rolloutd.plugin.templates import render
+from rolloutd.ports import Failed, Host, Ok, RunRequest, RunState, StepResult, Unknown, wait_for_end
+
+LOCAL_CONNECTION = {
+    "ansible_connection": "local",
+    # As for Ansible's own localhost: what discovery finds first may be a stub that does not run.
+    "ansible_python_interpreter": sys.executable,
+}
+
+NODE_TIMEOUT_S = 60.0
+"""Limit of one command on a node: a checkpoint or a snapshot is some hundred kilobytes."""
+
+
+def render_for_host(text: str, host: Host) -> str:
+    """Return a path or a URL of a stage with the node's name, address and labels."""
+    rendered = render({"text": text}, node=host.name, address=host.address, labels=host.labels, variables={})
+    return str(rendered["text"])
+
+
+class StageSession:
+    """One try of a stage; `row` is its latest row, with what is not recorded yet."""
+
+    def __init__(
+        self, state: State, adapters: AdapterSet, rollout: Rollout, stage: PrepareStage, row: Preparation
+    ) -> None:
+        self.state = state
+        self.adapters = adapters
+        self.rollout = rollout
+        self.stage = stage
+        self.row = row
+
+    @cached_property
+    def host(self) -> Host:
+        """The host as the try began, because it may leave the inventory; raises NotFound."""
+        node = self.rollout.node_of_stage(self.row.node, self.row.stage)
+        if node in ("", LOCALHOST):
+            return Host(LOCALHOST, connection=LOCAL_CONNECTION)
+        return self.state.host(node)
+
+    @property
+    def is_local(self) -> bool:
+        return self.host.name == LOCALHOST
+
+    @property
+    def ports(self) -> PreparationAdapters:
+        return self.adapters.preparation_adapters
+
+    @property
+    def recorded_row(self) -> Preparation | None:
+        return self.state.index.preparation(self.row.rollout, self.row.node, self.row.stage)
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether the stage is recorded as begun and not as ended."""
+        return self.recorded_row is not None and self.recorded_row.state is PreparationState.RUNNING
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether its rollout is open, or is cleaned up, and the inventory has its node."""
+        index, row = self.state.index, self.row
+        rollout = index.rollouts.get(row.rollout)
+        is_open = rollout is not None and (not rollout.closed or row.stage == CLEANUP)
+        return is_open and (row.node == BUILD_NODE or row.node in index.nodes)
+
+    def rendered(self, text: str) -> str:
+        return render_for_host(text, self.host)
+
+    # -- records ------------------------------------------------------------------
+
+    def change(self, **changes: Any) -> None:
+        """Change the row; the next write records it."""
+        self.row = replace(self.row, **changes)
+
+    async def begin(self) -> bool:
+        """Record that the stage begins; return False when it may not begin any more."""
+        async with self.state.exclusive_commit() as commit:
+            row, now = self.row, self.state.now()
+            # A stage that runs already goes to its end, whatever may begin now.
+            if not self.is_under_way and not may_begin(
+                self.state.index, row.rollout, row.node, row.stage, now
+            ):
+                return False
+            self.change(at=now)
+            await commit([PreparationRecorded(self.row)], f"prepare stage {row.stage} {row.state}")
+            return True
+
+    async def record(self, *, cause: str = "", **changes: Any) -> None:
+        """Record the row with these changes."""
+        self.change(**{"at": self.state.now(), **changes})
+        cause = cause or f"prepare stage {self.row.stage} {self.row.state}"
+        await self.state.commit([PreparationRecorded(self.row)], cause=cause)
+
+    async def finish(self, result: StepResult) -> None:
+        """Record how the try ended, unless an end of it is recorded."""
+        recorded = self.recorded_row
+        has_ended = recorded is not None and recorded.attempt >= self.row.attempt and not self.is_under_way
+        if self.rollout.id in self.state.index.rollouts and not has_ended:
+            self.row = preparation_result(self.row, result, self.state.now())
+            await self.record()
+
+    async def disturbed(self, changed: Sequence[str]) -> None:
+        """Record what the stage changed on a node in service; the node fails, and nothing else begins."""
+        row, text, now = self.row, "; ".join(changed), self.state.now()
+        target = self.state.index.target(row.rollout, row.node)
+        if target.phase is not Phase.PENDING:
+            await self.finish(Failed(text))  # it was skipped or left meanwhile
+            return
+        step = f"prepare.{row.stage}"
+        moved = transition(
+            target,
+            Trigger.DISTURBED,
+            now,
+            step=step,
+            text=text,
+            code=FailureCode.PREPARE_DISTURBED,
+            suffix=f".{row.stage}.{row.attempt}",
+        )
+        self.change(state=PreparationState.DISTURBED, text=text, before=None, at=now)
+        events: list[Event] = [moved, PreparationRecorded(self.row)]
+        await self.state.commit(events, cause=f"{step} disturbed the node")
+
+    # -- the run of its playbook --------------------------------------------------
+
+    @property
+    def run_handle(self) -> str:
+        """The handle of the run, or the id with which it begins."""
+        node = self.row.node or LOCALHOST
+        return self.row.handle or self.adapters.runner.run_id_for(self.row.run_name, node)
+
+    async def has_run_begun(self) -> bool:
+        """Return whether the run has begun; False if that is unknown."""
+        if not self.row.handle:
+            return False
+        found = await capture_errors(self.row.rollout, self.adapters.runner.get_state(self.row.handle))
+        return isinstance(found, RunState) and found.has_begun
+
+    async def run(self, playbook: str, variables: Mapping[str, object], timeout_s: float) -> StepResult:
+        """Start or find the run, and follow it to its end.
+
+        The row keeps the handle of a run that may have left processes: the next try ends them first.
+        """
+        runner, row = self.adapters.runner, self.row
+        if runner.is_elsewhere(row.handle):
+            return Unknown("another machine, which no longer leads, began this run; it is repeated")
+        request = RunRequest(
+            run_id=row.handle.partition("~")[0],  # start() returns the handle of the run that has begun
+            host=self.host,
+            source=await self.adapters.source(row.rollout),
+            playbook=playbook,
+            variables=dict(variables),
+            timeout_s=timeout_s,
+            fencing_token=await self.state.fence_token(),
+            rollout=row.rollout,
+            attempt=row.attempt,
+            step=row.stage,
+        )
+        followed = await self._follow_with_retries(request)
+        if not isinstance(followed, RunState):
+            await self.cancel()
+            return followed
+        assert followed.result is not None, "the run is over"
+        if not _may_continue(followed.result):
+            self.change(handle="")
+        return followed.result
+
+    async def _follow_with_retries(self, request: RunRequest) -> RunState | Failed | Unknown:
+        """Follow the run to its end; one that cannot be followed continues, and is found again."""
+        for _ in range(FOLLOW_TRIES - 1):
+            followed = await capture_errors(self.row.rollout, self._follow(request))
+            if isinstance(followed, RunState):
+                return followed
+            await self.state.clock.sleep(FOLLOW_RETRY_S)
+            if not self.is_wanted:
+                return followed
+            await self.record()  # the next try may start the run: this daemon must still lead
+        return await capture_errors(self.row.rollout, self._follow(request))
+
+    async def _follow(self, request: RunRequest) -> RunState:
+        handle = await self.adapters.runner.start(request)
+        if handle != self.row.handle:
+            await self.record(handle=handle)
+        return await wait_for_end(self.adapters.runner, handle)
+
+    async def cancel(self) -> None:
+        """Cancel the run; something of it may be left on the node."""
+        # If another daemon has taken over, this write fails: the run is that daemon's now.
+        await self.record(cause=f"prepare stage {self.row.stage} is cancelled")
+        await capture_errors(self.row.handle, self.adapters.runner.cancel(self.row.handle))
+
+    async def end_lost_run(self) -> Failed | Unknown | None:
+        """End the processes of a run that was lost; return why some may be left."""
+        if not self.is_local:
+            ended = await end_runs_on_node(self.state, self.adapters, self.host.name, NODE_TIMEOUT_S)
+            if not isinstance(ended, Ok):
+                return ended
+        self.change(handle="")
+        return None
+
+
+def _may_continue(result: StepResult) -> bool:
+    """Return whether processes of the run may still be on the node, and change it after the comparison."""
+    # Cancelling ends the processes of this machine for certain, those of a node only if it answers.
+    lost = (FailureCode.DISTURBED, FailureCode.LOST, FailureCode.UNKNOWN, FailureCode.UNREACHABLE)
+    return isinstance(result, Unknown) or (isinstance(result, Failed) and result.code in lost)
