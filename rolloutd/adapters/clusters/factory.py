@@ -9,6 +9,7 @@ from machines.model.node import NodeHealth, Observation
 from rolloutd.adapters.clusters.cluster_watch import ClusterWatch
 from rolloutd.adapters.clusters.inventory import MANAGEMENT_KEY, NAME_KEY, NAMESPACE_KEY, ClusterInventory
 from rolloutd.adapters.clusters.listed import ListedClusters
+from rolloutd.adapters.clusters.target_identity import TargetIdentities
 from rolloutd.adapters.clusters.views import CLUSTER_API, CLUSTER_PROFILES, parse_cluster, parse_profile
 from rolloutd.adapters.kubernetes.cluster import Cluster
 from rolloutd.ports import JSON, AdapterContext, Clock, Host, RunnerContext
@@ -25,6 +26,7 @@ class ManagementClusters:
     def __init__(self, sources: Sequence[tuple[str, Mapping[str, JSON]]], clock: Clock) -> None:
         self.watches: dict[str, ClusterWatch] = {}
         self.lists: dict[str, ListedClusters] = {}
+        self.identities: dict[str, TargetIdentities] = {}
         for kind, params in sources:
             if kind == "kubeconfigs":
                 self.lists[params["name"]] = ListedClusters(params, clock)
@@ -35,6 +37,8 @@ class ManagementClusters:
             watch = ClusterWatch(cluster, clock, group, parse, kind=kind, namespace=namespace, prefix=prefix)
             watch.is_enabled = False
             self.watches[cluster.name] = watch
+            if params.get("check_kubeconfig"):
+                self.identities[cluster.name] = TargetIdentities(cluster)
 
     def management_of(self, host: Host) -> Cluster | None:
         """Return the cluster in which the objects of a target are: its own for one of a list."""
@@ -106,8 +110,9 @@ def management_clusters(context: AdapterContext | RunnerContext) -> ManagementCl
 
 
 def make_inventory(context: AdapterContext) -> ClusterInventory:
-    watch = management_clusters(context).watches[context.params["name"]]
-    return ClusterInventory(watch, labels=context.params["labels"])
+    clusters, name = management_clusters(context), context.params["name"]
+    identities = clusters.identities.get(name)
+    return ClusterInventory(clusters.watches[name], labels=context.params["labels"], identities=identities)
 
 
 def make_watch(context: AdapterContext) -> ClusterWatch:

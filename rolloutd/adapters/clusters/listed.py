@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 
 from machines.model.node import NodeHealth, NodeKind, Observation
 from rolloutd.adapters.clusters.inventory import INITIALIZED_KEY, MANAGEMENT_KEY, NAME_KEY, NAMESPACE_KEY
+from rolloutd.adapters.clusters.target_identity import ASKED_AT_ONCE, read_identity
 from rolloutd.adapters.kubernetes.api_errors import ApiError, ClusterUnreachable
-from rolloutd.adapters.kubernetes.cluster import Cluster, api_path
+from rolloutd.adapters.kubernetes.cluster import Cluster
 from rolloutd.ports import (
     CLUSTER_ID,
     JSON,
@@ -19,12 +20,6 @@ from rolloutd.ports import (
     OnTried,
     ignore_tries,
 )
-
-KUBE_SYSTEM = api_path("namespaces", "kube-system")
-"""The namespace whose uid is a cluster's identity: it lasts as long as the cluster."""
-
-ASKED_AT_ONCE = 20
-"""Clusters that are asked at once: one that does not answer takes its connection's five seconds."""
 
 
 class ListedClusters:
@@ -80,9 +75,8 @@ class ListedClusters:
     async def _ask(self, name: str) -> Observation:
         try:
             async with self._slots:
-                found = await self.clusters[name].get(KUBE_SYSTEM)
-            identity = str(found["metadata"]["uid"])
-        except (ClusterUnreachable, ApiError, LookupError, TypeError) as error:
+                identity = await read_identity(self.clusters[name])
+        except (ClusterUnreachable, ApiError) as error:
             now, why = self._clock.now(), str(error)
             self._seen[name] = Observation(name, NodeHealth.DOWN, now, why, watch=self.source)
         else:

@@ -17,7 +17,7 @@ from typing import Any
 from machines.model.rollout import FailureCode
 from rolloutd.adapters.ansible.stale_processes import run_name
 from rolloutd.adapters.clusters.factory import management_clusters
-from rolloutd.adapters.clusters.inventory import MANAGEMENT_KEY, NAME_KEY
+from rolloutd.adapters.clusters.inventory import MANAGEMENT_KEY, NAME_KEY, NAMESPACE_KEY
 from rolloutd.adapters.clusters.object_store import (
     PIN,
     RUN,
@@ -35,6 +35,7 @@ from rolloutd.adapters.clusters.run_records import RunRecord
 from rolloutd.adapters.kubernetes.api_errors import ApiError, ClusterUnreachable
 from rolloutd.errors import AdapterFailed, NotFound, RunnerUnavailable
 from rolloutd.ports import (
+    CLUSTER_ID,
     Artifact,
     Failed,
     Host,
@@ -129,6 +130,10 @@ class ObjectRunner(ABC):
     @abstractmethod
     def waits_before_apply(self, obj: Mapping[str, Any]) -> str:
         """Return why the object must not be changed now; empty if it may."""
+
+    def kubeconfig_of(self, record: RunRecord, current: Mapping[str, Any]) -> str:
+        """Return the Secret by which the change reaches its target, empty for that of Cluster API."""
+        return ""
 
     @abstractmethod
     def judge(self, record: RunRecord, obj: Mapping[str, Any]) -> Judgement:
@@ -293,10 +298,32 @@ class ObjectRunner(ABC):
             return Judgement(waits, 5.0)
         current = await store.get(ref)
         waits = "" if current is None else _removal(ref, current) or self.waits_before_apply(current)
+        waits = waits or await self._check_identity(record, {} if current is None else current)
         if waits:
             return Judgement(waits, 5.0)
         await self._write(store, ref, record)
         return Judgement(f"{ref}: applied", 30.0)
+
+    async def _check_identity(self, record: RunRecord, current: Mapping[str, Any]) -> str:
+        """Return why the target cannot be asked who it is; raises NotPossible if it is another cluster."""
+        target = record.content["target"]
+        identities = self._clusters.identities.get(str(target.get(MANAGEMENT_KEY)))
+        if identities is None:
+            return ""
+        name, recorded = f"{target[NAMESPACE_KEY]}/{target[NAME_KEY]}", target.get(CLUSTER_ID)
+        secret = self.kubeconfig_of(record, current)
+        try:
+            found = await identities.read(name, secret)
+        except ApiError as error:
+            if error.is_retryable:
+                raise
+            raise NotPossible(f"cluster {name}: its kubeconfig cannot be checked: {error}") from error
+        except ClusterUnreachable as error:
+            return f"cluster {name}: its kubeconfig cannot be checked: {error}"
+        if found == recorded:
+            return ""
+        text = f"cluster {name}: its kubeconfig reaches {found}, not {recorded or 'a known cluster'}"
+        raise NotPossible(f"{text}; mend the Secret, or accept it with rolloutctl inventory pin")
 
     async def _write(self, store: ObjectStore, ref: ObjectRef, record: RunRecord) -> None:
         content, spec = record.content, self.spec_of(record)

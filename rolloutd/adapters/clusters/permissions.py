@@ -24,7 +24,9 @@ _MODULE_VERBS: Mapping[str, str] = {
 }
 
 
-async def find_missing_cluster_permissions(cluster: Cluster, group: str, namespace: str) -> Sequence[str]:
+async def find_missing_cluster_permissions(
+    cluster: Cluster, group: str, namespace: str, *, reads_secrets: bool = False
+) -> Sequence[str]:
     """Return one sentence per missing right of the inventory and of the served kinds of changes."""
     rights = [
         Permission(verb, RESOURCES[group], purpose, group, namespace=namespace)
@@ -35,6 +37,8 @@ async def find_missing_cluster_permissions(cluster: Cluster, group: str, namespa
             Permission(verb, RESOURCES[group], purpose, group, namespace=namespace)
             for verb, purpose in (("get", "to read a cluster"), ("patch", "to set a topology's version"))
         ]
+    if reads_secrets:
+        rights.append(Permission("get", "secrets", "to check the kubeconfigs", namespace=namespace))
     if await _is_served(cluster, SOURCES):
         for kind in ("gitrepositories", "ocirepositories"):
             purposes = (("get", "to read a source"), ("create", "to make one for each pin"))

@@ -55,6 +55,12 @@ class _ManagementParams(Params):
 class ClusterApiParams(_ManagementParams):
     """Whole clusters from the `Cluster` objects of Cluster API, which are watched all the time."""
 
+    check_kubeconfig: bool = Field(
+        default=False,
+        description="Ask each cluster by its kubeconfig Secret, before each change too: its identity is the"
+        " uid of its namespace `kube-system`, and a Secret of another cluster is noticed.",
+    )
+
 
 class ClusterProfileParams(_ManagementParams):
     """Whole clusters from ClusterProfile objects, which are watched all the time."""

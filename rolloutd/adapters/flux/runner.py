@@ -128,6 +128,11 @@ class FluxRunner(ObjectRunner):
             build["substituteFrom"] = _secret_references(secrets)
         return {**fields, "sourceRef": reference, **({"postBuild": build} if build else {})}
 
+    def kubeconfig_of(self, record: RunRecord, current: Mapping[str, Any]) -> str:
+        spec = self._created_fields(record) if self.may_create(record.content["params"]) else {}
+        spec = spec or current.get("spec") or {}
+        return str(((spec.get("kubeConfig") or {}).get("secretRef") or {}).get("name") or "")
+
     def judge(self, record: RunRecord, obj: Mapping[str, Any]) -> Judgement:
         judge = judge_helm_release if obj["kind"] == HELM_RELEASE.kind else judge_kustomization
         return judge(_name_of(obj), obj, record.content["pin"])

@@ -51,6 +51,8 @@ class FluxEnvironment:
     kubeconfig: Path
     runner_type: Callable[[RunnerContext], ObjectRunner] = FluxRunner
     contexts: list[RunnerContext] = field(default_factory=list)
+    identity: str = ""
+    """The identity that is pinned for the target."""
 
     def open_runner(self, machine: str = "one") -> ObjectRunner:
         """Return a runner over the records of a machine."""
@@ -72,6 +74,7 @@ class FluxEnvironment:
             "cluster_management": "hub",
             "cluster_namespace": self.fleet.namespace,
             "cluster_name": "east",
+            "cluster_id": self.identity,
         }
         return Host("east", NodeKind.CLUSTER, connection=connection)
 
