@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -14,6 +16,9 @@ from rolloutd.control.fleet.change_matrix import NEVER, ChangeCounts, ChangeKey,
 from rolloutd.control.fleet.fleet_serializers import names_in_order, page_of_names
 from rolloutd.control.routes import Request, RouteTable, Services
 from rolloutd.engine.tasks import compute
+from rolloutd.errors import NotFound
+from rolloutd.texts.formats import SHORT_PIN_CHARS
+from rolloutd.texts.versions import Version, version_of
 
 routes = RouteTable()
 
@@ -38,9 +43,15 @@ async def changes(services: Services, request: Request[requests.ChangesQuery]) -
             found.setdefault(key, []).append(each.id)
             if not matrix.has_closed(key, each.id):
                 closed[each.id] = await state.store.load_targets(each.id)
+    versions: dict[str, Version] = {}
+    for key, rollouts in found.items():
+        if not matrix.has_version(key, rollouts[0]):
+            # A rollout that was deleted meanwhile is shown by its hash.
+            with suppress(NotFound):
+                versions[rollouts[0]] = version_of(*await state.store.load_plan(rollouts[0]))
     names = partial(names_in_order, state, index)
     # In a thread, on a fork: ten thousand targets take longer than the loop may pause.
-    return await compute(_answer, matrix, index, found, closed, query, names)
+    return await compute(_answer, matrix, index, found, closed, versions, query, names)
 
 
 def _answer(
@@ -48,20 +59,39 @@ def _answer(
     index: Index,
     found: Mapping[ChangeKey, Sequence[str]],
     closed: Mapping[str, Sequence[Target]],
+    versions: Mapping[str, Version],
     query: requests.ChangesQuery,
     names: Any,
 ) -> wire_fleet.Changes:
     with matrix.lock:
-        counted = matrix.update(index, found, closed, query.plan)
+        counted = matrix.update(index, found, closed, versions, query.plan)
         shown, next_after = page_of_names(names(), query)
-        lines = [_change_line(key, counts, shown) for key, counts in counted.items()]
+        named = {key: _version(key, counts) for key, counts in counted.items()}
+        times = Counter((key[0], each.text) for key, each in named.items())
+        lines = []
+        for key, counts in counted.items():
+            version, short = named[key], key[1][:SHORT_PIN_CHARS]
+            # The plan has changed since, and not its source.
+            is_ambiguous = times[key[0], version.text] > 1 and version.text != short
+            text = f"{version.text} ({short})" if is_ambiguous else version.text
+            lines.append(_change_line(key, counts, Version(text, version.pin), shown))
     return {"changes": lines, "next": next_after}
 
 
-def _change_line(key: ChangeKey, change: ChangeCounts, names: Sequence[str]) -> wire_fleet.Change:
+def _version(key: ChangeKey, change: ChangeCounts) -> Version:
+    """Return what the latest rollout of a change brings."""
+    latest = next(iter(change.rollouts.values()))
+    return latest.version or Version(key[1][:SHORT_PIN_CHARS], key[1])
+
+
+def _change_line(
+    key: ChangeKey, change: ChangeCounts, version: Version, names: Sequence[str]
+) -> wire_fleet.Change:
     return {
         "plan": key[0],
         "change": key[1],
+        "version": version.text,
+        "pin": version.pin,
         "rollouts": list(change.rollouts),
         "percent": _percent(change.counts),
         "counts": {state: number for state, number in change.counts.items() if number},

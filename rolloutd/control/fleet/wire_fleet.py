@@ -9,7 +9,18 @@ from typing_extensions import TypedDict
 from rolloutd.control.audit.wire_audit import AuditEntry
 from rolloutd.control.rollouts.wire import Reason, RolloutState, TeamVoteCount, VoteCount
 
-ChangeState = Literal["done", "drifted", "in-flight", "pending", "failed", "skipped", "never"]
+ChangeState = Literal[
+    "done",
+    "drifted",
+    "in-flight",
+    "pending",
+    "held",
+    "failed",
+    "unknown",
+    "skipped",
+    "replaced",
+    "never",
+]
 
 
 class SlotHolder(TypedDict):
@@ -228,7 +239,11 @@ class Team(TypedDict):
 
 
 class NodeChange(TypedDict):
-    """A node and whether it has the change; `never`: no rollout brought it there or will."""
+    """A node and whether it has the change.
+
+    `never`: no rollout brought it there or will.  `held`: pending, and a hold keeps the node.  `unknown`:
+    nothing shows how its run ended.  `replaced`: it got another change of the plan since.
+    """
 
     node: str
     state: ChangeState
@@ -246,11 +261,13 @@ class GroupChange(TypedDict):
 class Change(TypedDict):
     """A plan's name and the hash of what it does; `rollouts` are those that bring it, latest first.
 
-    `counts` and `groups` are over all nodes, `nodes` and `never` over those of the page.
+    `version` is what people call it, `pin` the whole commit or digest.  `counts` and `groups` are over all nodes, `nodes` and `never` over those of the page.
     """
 
     plan: str
     change: str
+    version: str
+    pin: str
     rollouts: list[str]
     percent: float
     counts: dict[ChangeState, int]

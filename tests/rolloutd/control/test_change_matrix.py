@@ -12,9 +12,10 @@ from machines.model.events import (
     RolloutCancelled,
     RolloutDeleted,
 )
-from machines.model.rollout import DAEMON
+from machines.model.rollout import DAEMON, Failure, FailureCode
+from machines.states import Trigger
 from rolloutd.control.fleet import change_matrix
-from tests.rolloutd.control_environment import PLAN, ControlEnvironment, control_environment
+from tests.rolloutd.control_environment import PLAN, URL, ControlEnvironment, control_environment
 
 
 async def ask(inside: ControlEnvironment, **query: Any) -> Any:
@@ -74,3 +75,60 @@ async def test_kept_matrix_answers_like_a_new_one(tmp_path: Path, monkeypatch: A
         await compare()
         assert [each["rollouts"] for each in seen[-1]["changes"]] == [[second]]
         assert len({str(each) for each in seen}) >= 6, "the steps change the answer"
+
+
+async def states_by_version(inside: ControlEnvironment) -> dict[str, str]:
+    """Return the states of p1, p2, s1 and s2 in each change, the latest change first."""
+    changes = (await ask(inside))["changes"]
+    return {each["version"]: " ".join(node["state"] for node in each["nodes"]) for each in changes}
+
+
+async def test_state_says_held_and_unknown(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        rollout = await inside.start()
+        await inside.isolate(rollout, "p1")
+        failure = Failure("p1#1", "p1", 1, "run.configure", "no answer", 1.0, FailureCode.UNKNOWN)
+        await inside.transition(rollout, "p1", Trigger.FAILED, failure=failure)
+        await inside.request("adam", "put", "/v1/holds", {"node": "s1", "reason": "disk swap"})
+        (states,) = (await states_by_version(inside)).values()
+        assert states == "unknown pending held pending"
+        await inside.request("adam", "delete", "/v1/holds", {"node": "s1"})
+        (change,) = (await ask(inside))["changes"]
+        assert change["counts"] == {"unknown": 1, "pending": 3}
+
+
+async def test_older_change_is_replaced_until_it_returns(tmp_path: Path) -> None:
+    """A module goes to another version and back: each node has one version at a time."""
+    async with control_environment(tmp_path) as inside:
+        first = await inside.start()
+        for node in ("p1", "s1"):
+            await inside.finish(first, node)
+        files = {"site.yml": "- hosts: all\n", "undo.yml": "- hosts: all\n"}
+        older = inside.sources.commit(URL, files, ["main"])
+        newer = inside.sources.commit(URL, {**files, "new.yml": ""}, [], ["v2"])
+        tagged = PLAN.replace("ref: main", "ref: v2")
+        second = await inside.start(text=tagged, supersede=True)
+        await inside.finish(second, "p1")
+        assert await states_by_version(inside) == {
+            "v2": "done pending pending pending",
+            older[:12]: "replaced never done never",
+        }
+        changes = (await ask(inside))["changes"]
+        assert [(each["pin"], each["percent"]) for each in changes] == [(newer, 25.0), (older, 25.0)]
+        await inside.start(supersede=True)
+        assert await states_by_version(inside) == {
+            older[:12]: "pending pending done pending",
+            "v2": "done never never never",
+        }
+
+
+async def test_changes_of_one_version_are_told_apart(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        await inside.submit()
+        await inside.submit(text=PLAN.replace("undo.yml", "site.yml"), supersede=True)
+        changes = (await ask(inside))["changes"]
+        assert len({each["pin"] for each in changes}) == 1
+        short = changes[0]["pin"][:12]
+        assert [each["version"] for each in changes] == [
+            f"{short} ({each['change'][:12]})" for each in changes
+        ]
