@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from rolloutd.cli import exits
@@ -15,6 +16,7 @@ from rolloutd.cli.output import (
     Columns,
     format_local,
     percent_of,
+    print_in_blocks,
     print_line,
     print_list,
     print_message,
@@ -23,6 +25,7 @@ from rolloutd.cli.output import (
     short_of,
 )
 from rolloutd.control.client import api_path
+from rolloutd.control.version_table import NEXT_STEPS, Cell, VersionTable, version_table
 from rolloutd.texts.formats import join_limited, pluralize
 
 if TYPE_CHECKING:
@@ -41,12 +44,21 @@ RECORDS = ("current", "previous", "invalid")
 MAX_NODES_NAMED = 5
 """Nodes of a group that are named; the others are counted."""
 
-STATES: tuple[ChangeState, ...] = ("done", "drifted", "in-flight", "pending", "failed", "skipped", "never")
+STATES: tuple[ChangeState, ...] = (
+    *("done", "drifted", "in-flight", "pending", "held"),
+    *("failed", "unknown", "skipped", "replaced", "never"),
+)
 
 
 def _count_nodes(state: ChangeState, change: Change) -> str:
     """Return how many nodes have a change in this state; an empty cell for none."""
     return str(change["counts"].get(state, ""))
+
+
+def _describe_counts(change: Change) -> str:
+    """Return the nodes by state: `52 done, 2 failed`."""
+    counts = change["counts"]
+    return ", ".join(f"{counts[state]} {state}" for state in STATES if state in counts)
 
 
 RECORD_COLUMNS: Columns = {
@@ -59,8 +71,13 @@ RECORD_COLUMNS: Columns = {
 }
 CHANGE_COLUMNS: Columns = {
     "PLAN": "plan",
-    "CHANGE": short_of("change"),
+    "VERSION": "version",
     "PERCENT": percent_of("percent"),
+    "NODES": _describe_counts,
+}
+CHANGE_WIDE: Columns = {
+    "CHANGE": short_of("change"),
+    "PIN": "pin",
     **{state.upper(): partial(_count_nodes, state) for state in STATES},
 }
 GROUP_COLUMNS: Columns = {
@@ -84,7 +101,7 @@ def register(commands: CommandGroup) -> None:
     summary = "show which node has which change, across rollouts"
     parser = commands.add_command("changes", changes, summary, is_list=True)
     parser.argument("plan", metavar="PLAN", text="only this plan, with its groups and nodes", nargs="?")
-    text = "a line for each node, with the version of each plan that it has or is moved to"
+    text = "a line for each node, with the version of each plan that it has; wide names whole pins"
     parser.add_argument("--matrix", action="store_true", help=text)
     summary = "run a rollout's playbook on its done nodes in check mode now, to find drift"
     commands.add_command("drift", drift, summary).rollout()
@@ -170,40 +187,35 @@ def changes(call: Invocation) -> None:
     if call.print_data(answer, [each["plan"] for each in answer["changes"]]):
         return
     if call.args.matrix:
-        _print_matrix(answer["changes"])
+        _print_matrix(version_table(answer["changes"]), is_wide=call.args.wide)
         return
-    call.print_items(CHANGE_COLUMNS, answer["changes"])
+    call.print_items(CHANGE_COLUMNS, answer["changes"], CHANGE_WIDE)
     if call.args.plan is not None:
         for change in answer["changes"]:
             _print_change(change)
 
 
-def _print_matrix(found: Sequence[Change]) -> None:
-    """Print for each node the latest change of each plan, and the one that it is moved from."""
-    rows: dict[str, dict[str, str]] = {}
-    is_settled: set[tuple[str, str]] = set()
-    for change in found:  # the latest first
-        plan, version = change["plan"], change["change"][:SHORT_HASH_CHARS]
-        for each in change["nodes"]:
-            node, state = each["node"], each["state"]
-            row = rows.setdefault(node, {"node": node})
-            if state == "done" and (node, plan) not in is_settled:
-                row[plan] = f"{row[plan]} from {version}" if plan in row else version
-                is_settled.add((node, plan))
-            elif state not in ("never", "done") and plan not in row:
-                row[plan] = f"{version} {state}"
-    plans = dict.fromkeys(change["plan"] for change in found)
-    columns: Columns = {"NODE": "node", **{plan.upper(): partial(_cell, plan) for plan in plans}}
-    print_list(columns, list(rows.values()))
+def _print_matrix(table: VersionTable, *, is_wide: bool) -> None:
+    """Print for each node its version of each plan, and what to do about the states that occur."""
+    columns: dict[str, str | Callable[[Any], Any]] = {"NODE": itemgetter(0)}
+    for plan, latest in table.latest.items():
+        heading = f"{plan.upper()} {latest['pin' if is_wide else 'version']}"
+        columns[heading] = partial(_describe_cell, plan, latest)
+    print_in_blocks(columns, list(table.rows.items()))
+    for state, number in table.states().items():
+        if state != "done":
+            print_message(f"{number} {state}: {NEXT_STEPS[state]}")
 
 
-def _cell(plan: str, row: dict[str, str]) -> str:
-    return row.get(plan, "-")
+def _describe_cell(plan: str, latest: Change, row: tuple[str, Mapping[str, Cell]]) -> str:
+    cell = row[1].get(plan)
+    return "-" if cell is None else cell.describe(latest)
 
 
 def _print_change(change: Change) -> None:
     print_line()
-    print_line(f"change {change['change'][:SHORT_HASH_CHARS]}, rollouts {', '.join(change['rollouts'])}")
+    short, rollouts = change["change"][:SHORT_HASH_CHARS], ", ".join(change["rollouts"])
+    print_line(sanitize(f"{change['version']} (pin {change['pin']}), change {short}, rollouts {rollouts}"))
     print_list(GROUP_COLUMNS, change["groups"])
     print_line()
     print_list({"NODE": "node", "STATE": "state"}, change["nodes"])

@@ -175,6 +175,30 @@ def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
             print_line(COLUMN_GAP.join(shown).rstrip())
 
 
+def print_in_blocks(columns: Columns, items: Sequence[Any]) -> None:
+    """Print a list whose columns may be too many for the terminal as several, each with the first column."""
+    first, *others = ({heading: source} for heading, source in columns.items())
+    room = shutil.get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize
+    blocks: list[Columns] = []
+    left = 0
+    for column in others:
+        width = _column_width(column, items) + len(COLUMN_GAP)
+        if not blocks or width > left:
+            blocks.append(first)
+            left = room - _column_width(first, items)
+        blocks[-1] = {**blocks[-1], **column}
+        left -= width
+    for number, block in enumerate(blocks):
+        if number:
+            print_line()
+        print_list(block, items)
+
+
+def _column_width(column: Columns, items: Iterable[Any]) -> int:
+    ((heading, source),) = column.items()
+    return max(len(heading), *(len(sanitize(_cell(item, source))) for item in items))
+
+
 def _fit_widths(widths: Sequence[int], total: int) -> list[int]:
     """Return the widths of columns that fit into `total` characters, as far as their limits allow."""
     *first, last = widths

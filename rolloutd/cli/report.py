@@ -16,16 +16,21 @@ from rolloutd.cli.output import format_local
 from rolloutd.cli.queries import format_gate, format_remaining
 from rolloutd.control.client import Client, api_path
 from rolloutd.control.response_text import describe_train
+from rolloutd.control.version_table import NEXT_STEPS, Cell, version_table
 from rolloutd.texts import event_text
 from rolloutd.texts.audit_names import with_current_names
 
 if TYPE_CHECKING:
+    from rolloutd.control.fleet.wire_fleet import Change
     from rolloutd.control.nodes.wire_nodes import Node
     from rolloutd.control.rollouts.wire import Rollout
 
 
 MAX_BARS = 200
 """Nodes of the timeline: failed ones first; the table has all of them."""
+
+MAX_VERSION_COLUMNS = 12
+"""Plans with a column in the table of nodes, the rollout's own first: a page has room for a dozen."""
 
 CHART_WIDTH = 1000.0
 """Width of the timeline in units of its drawing, which browsers scale to the page."""
@@ -68,11 +73,22 @@ def render_rollout(client: Client, name: str) -> str:
     path = api_path("rollouts", rollout["rollout"])
     nodes: list[Node] = client.get(f"{path}/nodes")["nodes"]
     entries = [with_current_names(each["entry"]) for each in read_entries(client, rollout=rollout["rollout"])]
+    table = version_table(client.get(api_path("changes"))["changes"])
+    rows = {node["node"]: table.rows.get(node["node"], {}) for node in nodes}
+    latest = _plans_with_cells(rollout["plan"], table.latest, rows.values())
+    cells = [cell for row in rows.values() for plan, cell in row.items() if plan in latest]
     page: str = _template().render(
         rollout=rollout,
         plan=client.get(f"{path}/plan"),
         nodes=nodes,
         words=[_describe_node(node) for node in nodes],
+        versions=rows,
+        latest=latest,
+        next_steps={
+            state: text
+            for state, text in NEXT_STEPS.items()
+            if state != "done" and any(cell.state == state for cell in cells)
+        },
         failures=[each for each in entries if (each.get("fields") or {}).get("failure")],
         decisions=[each for each in entries if each["event"] in DECISIONS],
         timeline=Timeline.from_entries(entries, nodes),
@@ -86,6 +102,15 @@ def render_rollout(client: Client, name: str) -> str:
         actor=event_text.actor_name,
     )
     return page
+
+
+def _plans_with_cells(
+    own: str, latest: Mapping[str, Change], rows: Iterable[Mapping[str, Cell]]
+) -> dict[str, Change]:
+    """Return the latest change of each plan that came to one of the nodes, the rollout's own plan first."""
+    plans = {plan for row in rows for plan in row}
+    shown = sorted((plan for plan in latest if plan in plans), key=lambda plan: plan != own)
+    return {plan: latest[plan] for plan in shown[:MAX_VERSION_COLUMNS]}
 
 
 def _describe_node(node: Node) -> str:

@@ -16,7 +16,7 @@ class Version(NamedTuple):
 
 
 def version_of(content: Mapping[str, Any], source: Mapping[str, str]) -> Version:
-    """Return what a stored plan brings: the version or digest that a change of its own names, else its source."""
+    """Return what a stored plan brings: what its change names by `version` or `digest`, else its source."""
     return next(_named_by_changes(content), _version_of_source(source))
 
 

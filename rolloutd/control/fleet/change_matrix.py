@@ -17,15 +17,13 @@ from machines.model.node import Node, NodeKind
 from machines.model.rollout import FailureCode, Target
 from machines.states import CARRIES_CHANGE, EXCEPTIONS, IN_FLIGHT_PHASES, Outcome, Phase
 from rolloutd.control.fleet import wire_fleet
+from rolloutd.control.version_table import CARRIED
 from rolloutd.texts.versions import Version
 
 MAX_KEPT_STATES = 500_000
 """Nodes of closed rollouts whose state is kept, 130 bytes each; further ones are read again."""
 
 NEVER: wire_fleet.ChangeState = "never"
-
-CARRIED: frozenset[wire_fleet.ChangeState] = frozenset({"done", "drifted"})
-"""States of a node that got the change, and so no longer has the plan's change before it."""
 
 ChangeKey = tuple[str, str]
 """A plan's name and the hash of what it does."""

@@ -261,7 +261,8 @@ class GroupChange(TypedDict):
 class Change(TypedDict):
     """A plan's name and the hash of what it does; `rollouts` are those that bring it, latest first.
 
-    `version` is what people call it, `pin` the whole commit or digest.  `counts` and `groups` are over all nodes, `nodes` and `never` over those of the page.
+    `version` is what people call it, `pin` the whole commit or digest.  `counts` and `groups` are over all
+    nodes, `nodes` and `never` over those of the page.
     """
 
     plan: str

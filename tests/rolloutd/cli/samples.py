@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -112,3 +113,20 @@ def run(capsys: pytest.CaptureFixture[str], *words: str) -> Run:
         code = int(ended.code or 0)
     told = capsys.readouterr()
     return code, told.out, told.err
+
+
+def change_of(plan: str, change: str, version: str, **states: str) -> Any:
+    """Return a change as the API answers it, with the state of each node."""
+    counts = Counter(states.values())
+    return {
+        "plan": plan,
+        "change": change * 16,
+        "version": version,
+        "pin": version + "-whole",
+        "rollouts": [f"{plan}-{change}"],
+        "percent": 50.0,
+        "counts": counts,
+        "nodes": [{"node": node, "state": state} for node, state in states.items()],
+        "groups": [{"group": "team/a", "total": 2, "done": 1, "percent": 50.0}],
+        "never": [node for node, state in states.items() if state == "never"],
+    }

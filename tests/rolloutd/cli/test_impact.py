@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
 from tests.rolloutd.canned_daemon import CannedDaemon
-from tests.rolloutd.cli.samples import run
+from tests.rolloutd.cli.samples import change_of, run
 
 SINCE = "2026-11-22T10:00:00Z"
 DRIFTED = {"code": "drifted", "text": "n2 has drifted", "since": SINCE}
@@ -53,38 +54,60 @@ def test_drift_as_json_has_diffs(drifted: CannedDaemon, capsys: pytest.CaptureFi
 def test_changes_of_a_plan_list_groups_and_nodes(
     daemon: CannedDaemon, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    change = {
-        "plan": "limits",
-        "change": "0123456789abcdef",
-        "rollouts": ["limits-abcde"],
-        "percent": 50.0,
-        "counts": {"done": 1, "never": 1},
-        "nodes": [{"node": "n1", "state": "done"}, {"node": "n2", "state": "never"}],
-        "groups": [{"group": "team/a", "total": 2, "done": 1, "percent": 50.0}],
-        "never": ["n2"],
-    }
+    change = change_of("limits", "0", "v1.4.2", n1="done", n2="never")
     daemon.answer("GET", "changes", {"changes": [change]})
     code, out, _ = run(capsys, "changes")
     assert (code, out.splitlines()[1].split()) == (
         0,
-        ["limits", "0123456789ab", "50", "%", "1", *"-----", "1"],
+        ["limits", "v1.4.2", "50", "%", *"1 done, 1 never".split()],
     )
+    wide = run(capsys, "changes", "-o", "wide")[1].splitlines()[1].split()
+    assert wide[4:6] == ["0" * 12, "v1.4.2-whole"]
     code, out, _ = run(capsys, "changes", "limits")
     assert daemon.requests[-1][2] == {"plan": "limits"}
     assert "team/a" in out
+    assert "v1.4.2 (pin v1.4.2-whole), change 000000000000, rollouts limits-0" in out
     assert out.splitlines()[-1].split() == ["n2", "never"]
     assert json.loads(run(capsys, "changes", "--json")[1]) == {"changes": [change]}
-    newer = {
-        **change,
-        "change": "fedcba9876543210",
-        "nodes": [{"node": "n1", "state": "failed"}, {"node": "n2", "state": "done"}],
-    }
-    other = {**change, "plan": "kernel"}
-    daemon.answer("GET", "changes", {"changes": [newer, change, other]})
-    lines = [line.split() for line in run(capsys, "changes", "--matrix")[1].splitlines()]
-    assert lines == [
-        ["NODE", "LIMITS", "KERNEL"],
-        ["n1", "fedcba987654", "failed", "from", "0123456789ab", "0123456789ab"],
-        ["n2", "fedcba987654", "-"],
+
+
+def test_matrix_has_versions_and_next_steps(daemon: CannedDaemon, capsys: pytest.CaptureFixture[str]) -> None:
+    changes = [
+        change_of("apps", "3", "v3", n1="failed", n2="done", n3="pending", n4="unknown", n5="never"),
+        change_of("apps", "2", "v2", n1="done", n2="replaced", n3="failed", n4="done", n5="skipped"),
+        change_of("apps", "1", "v1", n1="replaced", n2="replaced", n3="drifted", n4="replaced", n5="done"),
+        change_of("cni", "1", "1.16", n1="done", n2="never", n3="done", n4="held", n5="drifted"),
+    ]
+    daemon.answer("GET", "changes", {"changes": changes})
+    _, out, err = run(capsys, "changes", "--matrix")
+    assert [re.split("  +", line) for line in out.splitlines()] == [
+        ["NODE", "APPS v3", "CNI 1.16"],
+        ["n1", "failed, has v2", "1.16"],
+        ["n2", "v3", "-"],
+        ["n3", "pending, has v1", "1.16"],
+        ["n4", "unknown", "held"],
+        ["n5", "skipped v2, has v1", "drifted, has 1.16"],
+    ]
+    assert [line.partition(":")[0] for line in err.splitlines()] == [
+        *("1 failed", "1 unknown", "1 drifted", "1 held", "1 pending", "1 skipped")
     ]
     assert daemon.requests[-1][2] == {}, "all nodes, not a page"
+    assert run(capsys, "changes", "--matrix", "-o", "wide")[1].split()[:3] == ["NODE", "APPS", "v3-whole"]
+
+
+def test_matrix_wider_than_terminal_is_several_tables(
+    daemon: CannedDaemon, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"cluster-{number:02}" for number in range(60)]
+    changes = [
+        change_of(f"module-{number}", str(number), f"v1.{number}.0", **dict.fromkeys(names, "failed"))
+        for number in range(8)
+    ]
+    daemon.answer("GET", "changes", {"changes": changes})
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("NO_COLOR", "1")
+    lines = run(capsys, "changes", "--matrix")[1].splitlines()
+    assert max(map(len, lines)) <= 80
+    assert sum(line.startswith("cluster-07 ") for line in lines) == 3
+    assert all(f"MODULE-{number} v1.{number}.0" in "".join(lines) for number in range(8))

@@ -13,7 +13,7 @@ import pytest
 from rolloutd.cli.report import CHART_WIDTH, MAX_BARS, Timeline, render_rollout
 from rolloutd.control.client import Client
 from tests.rolloutd.canned_daemon import CannedDaemon, serve_canned
-from tests.rolloutd.cli.samples import ROLLOUT
+from tests.rolloutd.cli.samples import ROLLOUT, change_of
 
 ROLLOUT_ID = ROLLOUT["rollout"]
 
@@ -36,6 +36,13 @@ ENTRIES = [
     entry(200.0, "RolloutPaused", reason="lunch"),
 ]
 
+CHANGES = [
+    change_of("cni", "5", "1.16", n1="done", n9="done"),
+    change_of("elsewhere", "6", "9", n1="never", n9="done"),
+    change_of("somaxconn", "4", "v1.4.2", n1="failed", n9="done"),
+    change_of("somaxconn", "3", "v1.4.1", n1="done", n9="replaced"),
+]
+
 
 @pytest.fixture
 def daemon(tmp_path: Path) -> Iterator[CannedDaemon]:
@@ -56,6 +63,7 @@ def daemon(tmp_path: Path) -> Iterator[CannedDaemon]:
         entries = [{"seq": seq, "hash": "", "entry": each} for seq, each in enumerate(ENTRIES)]
         daemon.answer("GET", "audit", {"entries": entries, "next": None})
         daemon.answer("GET", "audit/head", {"seq": 6, "hash": "f" * 64, "at": None})
+        daemon.answer("GET", "changes", {"changes": CHANGES})
         daemon.answer("GET", "status", {"rollouts": [ROLLOUT], "trouble": None})
         yield daemon
 
@@ -94,6 +102,15 @@ def test_page_says_what_who_why_and_how_far(daemon: CannedDaemon) -> None:
         f"Audit entry 6, hash {'f' * 64}",
     ):
         assert words in text
+
+
+def test_nodes_have_versions_of_all_plans(daemon: CannedDaemon) -> None:
+    page = Page(render_rollout(Client(daemon.socket), ROLLOUT_ID))
+    nodes = " ".join(page.text.partition("Nodes")[2].split())
+    assert "Since somaxconn v1.4.2 cni 1.16 n1" in nodes, "the own plan first, no plan of other nodes"
+    assert "failed, has v1.4.1 1.16" in nodes
+    assert "failed: rolloutctl why ROLLOUT NODE" in nodes
+    assert ("span", {"title": "v1.4.2-whole"}) in page.tags
 
 
 def test_page_loads_nothing_and_runs_nothing(daemon: CannedDaemon) -> None:
