@@ -625,6 +625,8 @@ CHANGES: JSON = {
         {
             "plan": "limits",
             "change": "0123456789abcdef",
+            "version": "v1.4.2",
+            "pin": "3f2a9c1d4b5e" + "0" * 28,
             "rollouts": ["limits-abcde"],
             "percent": 33.33,
             "counts": {"done": 1, "drifted": 1, "never": 1},

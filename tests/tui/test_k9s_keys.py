@@ -348,6 +348,7 @@ ALL_PAGES: dict[str, tuple[str, ...]] = {
     "inventory": ("6",),
     "verdicts": ("7",),
     "changes": ("m",),
+    "change": ("m", "enter"),
     "handover": ("D",),
     "text": ("4", "w"),
     "help": ("question_mark",),

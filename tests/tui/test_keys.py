@@ -82,7 +82,7 @@ async def test_key_without_effect_says_where_it_works(socket_dir: Path) -> None:
     async with run_console(running_fleet(), socket_dir, size=(100, 30)) as (_, pilot, _server):
         await wait_for_text(pilot, "kernel-x7k2p")
         await pilot.press("o")
-        await wait_for_text(pilot, "sort: not on this page; it works on nodes, rollout")
+        await wait_for_text(pilot, "sort: not on this page; it works on changes, nodes, rollout")
         await pilot.press("3")
         await wait_for_text(pilot, "SLOTS TAKEN in 3 of 4 pools", "team/platform")
         await pilot.press("end", "enter")

@@ -31,6 +31,16 @@ PHASE_GLYPHS: dict[str, Glyph] = {
 }
 """By phase, and by outcome for done nodes."""
 
+CHANGE_GLYPHS: dict[str, Glyph] = {
+    **{state: PHASE_GLYPHS[state] for state in ("failed", "pending", "skipped", "done")},
+    "unknown": ("?", "bad"),
+    "drifted": ("≠", "warn"),
+    "held": ("‖", "warn"),
+    "in-flight": PHASE_GLYPHS["maintaining"],
+    "never": ("-", "faint"),
+}
+"""By the state of a change on a node."""
+
 PARTLY_DONE: Glyph = ("▣", "ok")
 """A cell of several nodes, some done and some pending."""
 

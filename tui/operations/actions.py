@@ -58,7 +58,7 @@ _KEY_LABELS = {
 
 _ALL_SCREENS = (
     "fleet rollout nodes node gates locks audit teams inventory verdicts"
-    " preparation handover comparison changes forecast text"
+    " preparation handover comparison changes change forecast text"
 )
 _NODE_SCREENS = "rollout node nodes"
 
@@ -70,7 +70,7 @@ ACTIONS: tuple[Action, ...] = (
         "enter",
         "open",
         "open what is under the cursor",
-        "fleet rollout nodes gates audit locks handover comparison forecast preparation",
+        "fleet rollout nodes gates audit locks handover comparison changes forecast preparation",
     ),
     _move(
         "back",
@@ -109,7 +109,7 @@ ACTIONS: tuple[Action, ...] = (
     ),
     _move("plan", "e", "plan", "open the plan in a pager", "fleet rollout gates"),
     _move("preparation", "P", "preparation", "show the prepare stages of each node", "rollout"),
-    _move("changes", "m", "changes", "show which node has which change", "fleet"),
+    _move("changes", "m", "changes", "show which node has which version of each plan", "fleet"),
     _move("handover", "D", "handover", "show what changed since your last handover", "fleet"),
     _move("compare", "V", "canaries", "compare the nodes with the canaries", "rollout gates"),
     _move("forecast", "i", "forecast", "show when nodes start, gates ask and all ends", "gates"),
@@ -120,12 +120,12 @@ ACTIONS: tuple[Action, ...] = (
         "slash",
         "find",
         "filter by words; ! excludes, esc shows all",
-        "fleet rollout nodes audit locks",
+        "fleet rollout nodes audit locks changes",
     ),
     _move("next_match", "n", "next", "go to the next line that matches", "text"),
     _move("previous_match", "N", "previous", "go to the previous line that matches"),
     _move("filter_log", "ampersand", "filter", "show the lines with all words; ! excludes", "node"),
-    _move("sort", "o", "sort", "change the order of the nodes or of the pools", "nodes rollout"),
+    _move("sort", "o", "sort", "change the order of the nodes or of the pools", "nodes rollout changes"),
     _move("sort_by_name", "N", "by name", "order the nodes by name"),
     _move("sort_by_age", "A", "by age", "order the nodes by their latest change"),
     _move("timeline", "t", "timeline", "show the pools over time, or their nodes", "rollout"),
@@ -141,7 +141,7 @@ ACTIONS: tuple[Action, ...] = (
         "full line",
         "show a cut line in full",
         "nodes node audit gates locks inventory verdicts preparation"
-        " teams changes forecast handover comparison",
+        " teams changes change forecast handover comparison",
     ),
     _move("next_pane", "tab", "other pane", "focus the other pane", "rollout node gates"),
     _move("follow", "f", "follow", "follow the end of the log, or stop", "node"),

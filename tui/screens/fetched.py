@@ -1,4 +1,4 @@
-"""Pages of one resource that is fetched for them: changes, comparison with the canaries, handover."""
+"""Pages of one resource that is fetched for them: comparison with the canaries, preparation, handover."""
 
 from __future__ import annotations
 
@@ -19,8 +19,6 @@ from tui.operations.confirm import Selection
 from tui.screens.page import TABS, Item, Page, heading, note_row, static_line
 from tui.state.values import parse_timestamp
 from tui.widgets import summaries
-
-ROLES = {"drifted": "warn", "failed": "bad", "never": "dim", "done": "ok"}
 
 MIN_NAME_WIDTH, MAX_NAME_WIDTH = 12, 40
 """Bounds for the columns of names."""
@@ -65,45 +63,6 @@ class FetchedPage(Page):
 
     def found_items(self, found: Any) -> Iterator[Item]:
         raise NotImplementedError
-
-
-class ChangesPage(FetchedPage):
-    """Which node has which change, across rollouts: by change, with its groups and the nodes without it."""
-
-    screen_name = "changes"
-    refresh_interval_s = 30.0
-    """The matrix covers the whole fleet and all rollouts, so it is not fetched with each event."""
-
-    def __init__(self) -> None:
-        super().__init__("changes")
-
-    def found_items(self, found: wire_fleet.Changes) -> Iterator[Item]:
-        for change in found["changes"]:
-            yield from _change_items(change)
-        if not found["changes"]:
-            yield note_row("no rollout has been submitted")
-
-
-def _change_items(change: wire_fleet.Change) -> Iterator[Item]:
-    key = f"{change['plan']} {formatting.short_digest(change['change'])}"
-    yield heading(key, formatting.format_percent(change["percent"]).lstrip())
-    counted: Line = [("  ", "")]
-    for state, number in change["counts"].items():
-        counted.append((f"{number} {state}  ", ROLES.get(state, "")))
-    yield f"{key} counts", static_line(counted)
-    for group in change["groups"]:
-        done = f"{group['done']}/{group['total']}"
-        figures: Line = [(f"{formatting.format_percent(group['percent'])}  ", ""), (done, "dim")]
-        yield f"{key} {group['group']}", partial(_change_row, group["group"], "bold", figures)
-    for state in ("drifted", "failed", "never"):
-        names = [node["node"] for node in change["nodes"] if node["state"] == state]
-        if names:
-            text = f"{formatting.pluralize(len(names), 'node')}: {', '.join(names)}"
-            yield f"{key} {state}", partial(_change_row, state, ROLES[state], [(text, "")])
-
-
-def _change_row(name: str, role: str, rest: Line, width: int) -> Line:
-    return [("  ", ""), (column(name, 33, width), role), *rest]
 
 
 class ComparisonPage(FetchedPage):

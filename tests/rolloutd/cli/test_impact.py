@@ -59,7 +59,7 @@ def test_changes_of_a_plan_list_groups_and_nodes(
     code, out, _ = run(capsys, "changes")
     assert (code, out.splitlines()[1].split()) == (
         0,
-        ["limits", "v1.4.2", "50", "%", *"1 done, 1 never".split()],
+        ["limits", "v1.4.2", "50", "%", "1", "done,", "1", "never"],
     )
     wide = run(capsys, "changes", "-o", "wide")[1].splitlines()[1].split()
     assert wide[4:6] == ["0" * 12, "v1.4.2-whole"]
