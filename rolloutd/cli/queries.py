@@ -6,7 +6,7 @@ nothing that the daemon could contradict.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from machines.model.timefmt import format_duration
@@ -28,6 +28,7 @@ from rolloutd.cli.output import (
     progress_bar,
     sanitize,
     short_of,
+    with_columns,
 )
 from rolloutd.control import response_text
 from rolloutd.control.client import api_path
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from rolloutd.control.plans.wire_plans import Preview
     from rolloutd.control.rollouts.wire import (
         Gate,
+        InFlight,
         PilotEvidence,
         Pool,
         Prepared,
@@ -145,7 +147,17 @@ def nodes(call: Invocation) -> None:
     query = {"selector": selector, "phase": phases, "pool": args.pool}
     found = call.get(api_path("rollouts", args.rollout, "nodes"), **query)["nodes"]
     if not call.print_data(found, [node["node"] for node in found]):
-        call.print_items(NODE_COLUMNS, found, NODE_WIDE)
+        call.print_items(with_runner(NODE_COLUMNS, found), found, NODE_WIDE)
+
+
+def with_runner(columns: Columns, nodes: Sequence[Node] | Sequence[InFlight]) -> Columns:
+    """Return the columns with that of the runners, where a fleet has more than one and some run now."""
+    return with_columns(columns, RUNNER) if any(map(_runner, nodes)) else columns
+
+
+def _runner(node: Node | InFlight) -> str | None:
+    # A daemon of an older version does not send it.
+    return node.get("runner")
 
 
 def why(call: Invocation) -> int:
@@ -238,7 +250,7 @@ def print_rollout(rollout: Rollout) -> None:
     print_gates(rollout)
     if rollout["in_flight"]:
         print_line()
-        print_list(IN_FLIGHT_COLUMNS, rollout["in_flight"])
+        print_list(with_runner(IN_FLIGHT_COLUMNS, rollout["in_flight"]), rollout["in_flight"])
     print_line()
     print_list(POOL_COLUMNS, rollout["pools"])
 
@@ -415,6 +427,7 @@ ROLLOUT_COLUMNS: Columns = {
     "SUBMITTED": lambda each: format_local(each["submitted_at"]),
     "ENDED": lambda each: format_local(each["ended_at"]) if each["ended_at"] else "",
 }
+RUNNER: Columns = {"RUNNER": _runner}
 NODE_COLUMNS: Columns = {
     "NODE": "node",
     "TEAM": "team",
@@ -430,6 +443,7 @@ NODE_WIDE: Columns = {
     "ISOLATED": lambda node: "yes" if node["isolated"] else "no",
     "IN SLOT": _minutes("slot"),
     "PREPARATION": _minutes("prepare"),
+    **RUNNER,
     "POOLS": "pools",
 }
 POOL_COLUMNS: Columns = {

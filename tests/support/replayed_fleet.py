@@ -335,7 +335,7 @@ class ReplayedFleet:
                 "phase": node["phase"],
                 "since": format_rfc3339(node["since"]),
                 "admitted_at": format_rfc3339(node["admitted_at"]),
-                **{key: self.in_progress[name][key] for key in ("step", "percent", "task")},
+                **{key: self.in_progress[name].get(key) for key in ("step", "percent", "task", "runner")},
             }
             for name in self.in_progress
             for node in [self.nodes[name]]

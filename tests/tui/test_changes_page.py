@@ -79,3 +79,16 @@ async def test_plan_shows_groups_and_nodes_without_change(socket_dir: Path) -> N
         assert "1 node: n2" in text
         assert "1 node: n3" in text
         assert "rolloutctl drift ROLLOUT shows what differs" in text
+
+
+async def test_work_in_flight_names_its_runner(socket_dir: Path) -> None:
+    fleet = running_fleet()
+    fleet.in_progress["pay000-01"]["runner"] = "flux"
+    async with run_console(fleet, socket_dir, size=(132, 40)) as (_, pilot, _server):
+        await wait_for_text(pilot, "kernel-x7k2p")
+        await pilot.press("enter")
+        await wait_for_text(pilot, "flux: Set")
+        await pilot.press("n", *"/pay000-01", "enter")
+        await wait_for_text(pilot, "runs by flux")
+        await pilot.press("enter")
+        await wait_for_text(pilot, "40 % by flux")

@@ -49,7 +49,7 @@ class ChangesPage(FetchedPage):
         self._read_answer: Any = None
         self._table = VersionTable()
         self._states: Mapping[wire_fleet.ChangeState, int] = {}
-        self._names: Sequence[str] = ()
+        self._names: list[str] = []
         self._name_width = 0
         self._widths: Sequence[int] = ()
 
@@ -82,8 +82,9 @@ class ChangesPage(FetchedPage):
         self._table = version_table(found["changes"])
         self._states = self._table.states()
         rows = self._table.rows
-        rank = (lambda node: _urgency(rows[node])) if self.order == BY_URGENCY else (lambda _: 0)
-        self._names = sorted(rows, key=lambda node: (rank(node), natural_sort_key(node)))
+        self._names = sorted(rows, key=natural_sort_key)
+        if self.order == BY_URGENCY:
+            self._names.sort(key=lambda node: _urgency(rows[node]))
         self._name_width = lines.column_width(rows, MIN_NAME_WIDTH, MAX_NAME_WIDTH) + 2
         versions = {plan: {each["version"]} for plan, each in self._table.latest.items()}
         for row in rows.values():

@@ -241,6 +241,7 @@ class NodePage(page.TwoPanes, page.RolloutScreen, SearchablePage):
         if work is not None:
             step, percent = event_text.step_label(work["step"] or "") or "starting", work["percent"]
             share = "" if percent is None else f" {formatting.format_percent(percent).lstrip()}"
+            share += f" by {runner}" if (runner := work.get("runner")) else ""
             return [[(step, "run"), (share, ""), (f"  {lines.sanitize(work['task'] or '')}", "dim")]]
         if node.failure:
             failure = None if self.detail is None else self.detail["failure"]

@@ -9,6 +9,7 @@ from typing import Any
 
 from textual.widget import Widget
 
+from rolloutd.control.rollouts import wire
 from tui.formatting import formatting, lines
 from tui.formatting.glyphs import node_glyph
 from tui.formatting.lines import Line, column, fit
@@ -63,7 +64,10 @@ class NodesPage(RolloutScreen):
         nodes = self._filtered_nodes()
         name_width = lines.column_width((node.node for node in nodes), MIN_NAME_WIDTH, MAX_NAME_WIDTH)
         states = lines.column_width(map(_state_text, nodes), 8, MAX_STATE_WIDTH)
-        draw = partial(_node_line, now=self.console.now(), name_width=name_width, state_width=states)
+        in_flight = {} if self.rollout is None else self.rollout.in_flight
+        draw = partial(
+            _node_line, now=self.console.now(), name_width=name_width, state_width=states, in_flight=in_flight
+        )
         self.body.set_rows(LazyRows(nodes, attrgetter("node"), draw))
         self.query_one("#head", Banner).update_lines()
 
@@ -123,10 +127,20 @@ def _state_text(node: NodeState) -> str:
     return (node.outcome or node.phase) + (f" #{node.attempt}" if node.attempt > 1 else "")
 
 
-def _node_line(node: NodeState, width: int, *, now: float, name_width: int, state_width: int) -> Line:
+def _node_line(
+    node: NodeState,
+    width: int,
+    *,
+    now: float,
+    name_width: int,
+    state_width: int,
+    in_flight: Mapping[str, wire.InFlight],
+) -> Line:
     glyph, role = node_glyph(node)
-    next_up = "next" if node.phase == "pending" else ""
-    why = node.failure or (node.reason["text"] if node.reason is not None else next_up)
+    work = in_flight.get(node.node)
+    runner = None if work is None else work.get("runner")
+    moves = "next" if node.phase == "pending" else f"runs by {runner}" if runner else ""
+    why = node.failure or (node.reason["text"] if node.reason is not None else moves)
     line: Line = [
         (f" {glyph} ", role),
         (column(node.node, name_width + 1, width), "bold"),

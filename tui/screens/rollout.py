@@ -424,6 +424,8 @@ def in_flight_row(
     task = lines.sanitize(work["task"] or "") or event_text.step_label(work["step"] or "") or "…"
     if work["task"] and work["step"] == ROLLBACK_STEP:
         task = f"rollback: {task}"
+    if runner := work.get("runner"):
+        task = f"{runner}: {task}"
 
     def draw(width: int) -> Line:
         left: Line = [

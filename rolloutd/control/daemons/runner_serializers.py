@@ -6,11 +6,14 @@ from collections.abc import Mapping, Sequence
 
 from machines.facts.index import Index
 from machines.model.node import Node
+from machines.model.plan import PLAYBOOK_RUN, Capability
 from machines.model.reasons import Param, Reason, ReasonCode, Remedy, RemedyKind
+from machines.model.rollout import Target
 from machines.model.runners import RunnerRule, runner_of
 from machines.model.timefmt import format_rfc3339
 from machines.rules.runners import no_runner_reason, problem_reason, unavailable_reason
 from rolloutd.control.daemons import wire_runners
+from rolloutd.engine.state import State
 from rolloutd.plugin import LOCAL_RUNNER
 from rolloutd.ports import RunnerStatus, TunedRunnerStatus
 from rolloutd.service.memory import memory_bytes
@@ -52,6 +55,25 @@ def chosen_runner(index: Index, node: Node | None) -> wire_runners.ChosenRunner 
     """Return which runner has a node, and the selector that chose it; None without one."""
     rule = None if node is None else runner_of(index.limits.runners, node)
     return None if rule is None else {"name": rule.name, "match": rule.match.text or None}
+
+
+def current_runner(state: State, target: Target, step: str) -> str | None:
+    """Return the runner, or the kind of change, that executes a node's run now.
+
+    None without a run, and where one runner executes all of them.
+    """
+    if not step or target.rollout not in state.index.rollouts:
+        return None
+    plan = state.index.rollouts[target.rollout].plan
+    stage = next((each for each in (*plan.stages, *plan.rollback) if each.step == step), None)
+    if stage is not None and stage.kind != PLAYBOOK_RUN:
+        return stage.kind
+    steps = (*plan.isolate, *plan.verify, *plan.rollback_verify)
+    is_run = stage is not None or any(
+        each.name == step and Capability.STARTS_RUN in each.capabilities for each in steps
+    )
+    chosen = chosen_runner(state.index, state.index.nodes.get(target.node))
+    return chosen["name"] if is_run and chosen is not None and len(state.runners) > 1 else None
 
 
 def waiting_reason(index: Index, node: str, runners: Mapping[str, RunnerStatus]) -> Reason | None:

@@ -19,7 +19,7 @@ from machines.scheduler import decide
 from machines.scheduler.progress import slot_s
 from machines.states import IN_FLIGHT_PHASES, Outcome, Phase
 from rolloutd.commands.resolve import ResolvedRollout
-from rolloutd.control.daemons.runner_serializers import chosen_runner, waiting_reason
+from rolloutd.control.daemons.runner_serializers import chosen_runner, current_runner, waiting_reason
 from rolloutd.control.formats import fill, format_optional_timestamp, page
 from rolloutd.control.nodes import wire_nodes
 from rolloutd.control.requests import NodesQuery
@@ -47,6 +47,7 @@ def _node(state: State, resolved: ResolvedRollout, target: Target, blocker: Reas
         "since": format_optional_timestamp(target.since),
         "step": live.step or None,
         "percent": round(live.run.percent, 1) if live.step else None,
+        "runner": current_runner(state, target, live.step),
         "reason": reason(blocker),
         "admitted_at": format_optional_timestamp(target.admitted_at),
         "minutes": minutes(

@@ -11,7 +11,10 @@ from rolloutd.control.rollouts.wire import Minutes, Reason
 
 
 class Node(TypedDict):
-    """A node of a rollout, as `nodes` shows it."""
+    """A node of a rollout, as `nodes` shows it.
+
+    `runner` executes its run now; null without a run, and where one runner executes all of them.
+    """
 
     node: str
     team: str | None
@@ -24,6 +27,7 @@ class Node(TypedDict):
     since: str | None
     step: str | None
     percent: float | None
+    runner: str | None
     reason: Reason | None
     admitted_at: str | None
     minutes: Minutes

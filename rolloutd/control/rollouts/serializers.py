@@ -18,6 +18,7 @@ from machines.model.rollout import Rollout, Target
 from machines.scheduler.progress import RolloutProgress, rollout_progress
 from machines.states import CARRIES_CHANGE, EXCEPTIONS, IN_FLIGHT_PHASES, Outcome
 from rolloutd.commands.resolve import ResolvedRollout
+from rolloutd.control.daemons.runner_serializers import current_runner
 from rolloutd.control.formats import (
     fill,
     format_optional_timestamp,
@@ -243,6 +244,7 @@ def in_flight(state: State, target: Target) -> wire.InFlight:
         "step": live.step or None,
         "percent": round(live.run.percent, 1) if live.step else None,
         "task": live.run.task or None,
+        "runner": current_runner(state, target, live.step),
         "since": format_timestamp(target.since),
         "admitted_at": format_optional_timestamp(target.admitted_at),
     }

@@ -159,7 +159,7 @@ class ForcedStage(TypedDict):
 
 
 class InFlight(TypedDict):
-    """A node that the daemon works on."""
+    """A node that the daemon works on; `runner` as in Node."""
 
     node: str
     pools: list[str]
@@ -167,6 +167,7 @@ class InFlight(TypedDict):
     step: str | None
     percent: float | None
     task: str | None
+    runner: str | None
     since: str
     admitted_at: str | None
 
