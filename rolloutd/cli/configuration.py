@@ -25,7 +25,7 @@ from rolloutd.cli.output import (
     short_of,
 )
 from rolloutd.control.client import api_path
-from rolloutd.control.version_table import NEXT_STEPS, Cell, VersionTable, version_table
+from rolloutd.control.fleet.version_table import NEXT_STEPS, Cell, VersionTable, version_table
 from rolloutd.texts.formats import join_limited, pluralize
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from rolloutd.cli.follow import read_entries
 from rolloutd.cli.output import format_local
 from rolloutd.cli.queries import format_gate, format_remaining
 from rolloutd.control.client import Client, api_path
+from rolloutd.control.fleet.version_table import NEXT_STEPS, Cell, version_table
 from rolloutd.control.response_text import describe_train
-from rolloutd.control.version_table import NEXT_STEPS, Cell, version_table
 from rolloutd.texts import event_text
 from rolloutd.texts.audit_names import with_current_names
 

@@ -10,7 +10,7 @@ from rich.cells import cell_len
 from textual.widget import Widget
 
 from rolloutd.control.fleet import wire_fleet
-from rolloutd.control.version_table import NEXT_STEPS, Cell, VersionTable, version_table
+from rolloutd.control.fleet.version_table import NEXT_STEPS, Cell, VersionTable, version_table
 from tui.formatting import formatting, lines
 from tui.formatting.glyphs import CHANGE_GLYPHS
 from tui.formatting.lines import UNCUT_WIDTH, Line, column, fit

@@ -17,7 +17,7 @@ from machines.model.node import Node, NodeKind
 from machines.model.rollout import FailureCode, Target
 from machines.states import CARRIES_CHANGE, EXCEPTIONS, IN_FLIGHT_PHASES, Outcome, Phase
 from rolloutd.control.fleet import wire_fleet
-from rolloutd.control.version_table import CARRIED
+from rolloutd.control.fleet.version_table import CARRIED
 from rolloutd.texts.versions import Version
 
 MAX_KEPT_STATES = 500_000
