@@ -22,6 +22,7 @@ from pathlib import Path
 import pytest
 
 from rolloutd.demo.environment import DemoEnvironment
+from tests.support.waiting import wait_until
 from tests.tui import figures
 from tests.tui.figures import Figures
 from tests.tui.terminal import ROOT, TIMEOUT_S, Terminal, rolloutctl_command, terminal
@@ -81,8 +82,8 @@ def test_console_and_command_line_agree_within_a_second(tmp_path_factory: pytest
             def compare_failure(name: str) -> None:
                 # The walkthrough settles the failure: both surfaces must have been read before.
                 if name == "5-failed":
-                    _wait_until(lambda: any(each.figures.get("failed") == 1.0 for each in screens))
-                    _wait_until(lambda: statuses[-1].figures["failed"] == 1.0)
+                    wait_until(lambda: any(each.figures.get("failed") == 1.0 for each in screens))
+                    wait_until(lambda: statuses[-1].figures["failed"] == 1.0)
 
             run_walkthrough(driven, demo, rollout, compare_failure)
             watched.wait_for_text("done:", "100 %  12 of 12 changed", "0 pending")
@@ -260,13 +261,6 @@ def _captures(driven: Terminal, watched: Terminal) -> Iterator[list[Sample]]:
     finally:
         stopped.set()
         thread.join()
-
-
-def _wait_until(holds: Callable[[], bool]) -> None:
-    until = time.monotonic() + TIMEOUT_S
-    while not holds():
-        assert time.monotonic() < until, "a surface never showed the failure"
-        time.sleep(CAPTURE_INTERVAL_S)
 
 
 def _environment() -> dict[str, str]:

@@ -15,6 +15,7 @@ from tests.contracts.fakes.runner import FakeRunHost, FakeRunner
 from tests.contracts.fakes.shell import FakeShell
 from tests.contracts.ssh_fixtures import serve_connections
 from tests.support.haproxy import Haproxy
+from tests.support.waiting import wait_in_loop_until
 
 RESPONSE = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nok"
 LIMIT_S = 60.0
@@ -60,7 +61,7 @@ class BalancedServer:
         haproxy = self.balancers[balancer]
         self._answer.clear()
         self._requests.append(asyncio.create_task(self._request(haproxy.port)))
-        await self._wait_until(lambda: haproxy.statistics()["n1"]["scur"] != "0")
+        await wait_in_loop_until(lambda: haproxy.statistics()["n1"]["scur"] != "0")
 
     async def answer_requests(self) -> Sequence[bytes]:
         """Answer all requests and return what their clients got, when no balancer counts one."""
@@ -68,7 +69,7 @@ class BalancedServer:
         responses = await asyncio.gather(*self._requests)
         self._requests.clear()
         for each in self.balancers.values():
-            await self._wait_until(lambda each=each: each.statistics()["n1"]["scur"] == "0")
+            await wait_in_loop_until(lambda each=each: each.statistics()["n1"]["scur"] == "0")
         return responses
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -84,11 +85,6 @@ class BalancedServer:
         response = await reader.read()
         writer.close()
         return response
-
-    async def _wait_until(self, condition: Any) -> None:
-        async with asyncio.timeout(LIMIT_S):
-            while not condition():
-                await asyncio.sleep(0.01)
 
 
 @asynccontextmanager

@@ -196,19 +196,16 @@ def rollout_line(state: State, index: Index, each: Rollout, now: float) -> wire.
 
 
 def _summary(each: Rollout, progress: RolloutProgress) -> wire.RolloutSummary:
-    return {
-        "rollout": each.id,
-        "plan": each.plan.name,
-        "digest": each.digest.whole,
-        "state": progress.state.value,
-        "percent": round(progress.percent, 2),
-        "total": progress.total,
-        "done": progress.done,
-        "skipped": progress.skipped,
-        "rolled_back": progress.rolled_back,
-        "submitted_by": each.submitted_by.name,
-        "submitted_at": format_timestamp(each.submitted_at),
-    }
+    return fill(
+        wire.RolloutSummary,
+        progress,
+        rollout=each.id,
+        plan=each.plan.name,
+        digest=each.digest.whole,
+        percent=round(progress.percent, 2),
+        submitted_by=each.submitted_by.name,
+        submitted_at=format_timestamp(each.submitted_at),
+    )
 
 
 def closed_rollout_line(each: ClosedRollout) -> wire.RolloutLine:

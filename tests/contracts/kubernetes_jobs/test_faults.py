@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from rolloutd.ports import Failed, Ok, RunState, Unknown, wait_for_end
 from tests.contracts.kubernetes_jobs.backend import NAMESPACE, JobsBackend, open_jobs_backend, shipped_rules
 from tests.support.fake_kubernetes.errors import ApiRefusal
 from tests.support.fake_kubernetes.server import ApiRequest
+from tests.support.waiting import wait_in_loop_until
 
 pytestmark = pytest.mark.servers
 
@@ -43,21 +44,15 @@ async def ended(runner: KubernetesRunner, handle: str) -> RunState:
         return await wait_for_end(runner, handle)
 
 
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(60.0):
-        while not condition():
-            await asyncio.sleep(0.05)
-
-
 @pytest.mark.long
 async def test_second_pod_is_refused_by_node(backend: JobsBackend) -> None:
     runner = backend.open()
     fenced = backend.request(Work.NEVER_ENDS, "r1", fencing_token="3.10 aaaa 1000")  # of a fence
     handle = await runner.start(fenced)
-    await until(backend.ansible.has_work)
+    await wait_in_loop_until(backend.ansible.has_work)
     second = backend.jobs.add_pod(job_of(backend))
     message = backend.jobs.place(second) / "message"
-    await until(message.exists)
+    await wait_in_loop_until(message.exists)
     assert "a newer run" in message.read_text()
     assert (await runner.get_state(handle)).result is None, "the first pod has the run"
     await runner.cancel(handle)
@@ -66,7 +61,7 @@ async def test_second_pod_is_refused_by_node(backend: JobsBackend) -> None:
 async def test_lost_beginning_of_log_is_an_event(backend: JobsBackend) -> None:
     runner = backend.open()
     handle = await runner.start(backend.request(Work.SUCCEEDS, "r1"))
-    await until(lambda: backend.jobs.pods_of(objects.job_name("r1")))
+    await wait_in_loop_until(lambda: backend.jobs.pods_of(objects.job_name("r1")))
     (pod,) = backend.jobs.pods_of(objects.job_name("r1"))
     backend.jobs.log_begins_at[pod["metadata"]["name"]] = 3
     assert isinstance((await ended(runner, handle)).result, Ok)
@@ -103,7 +98,7 @@ async def test_late_job_is_adopted_and_reordered_log_read(backend: JobsBackend) 
 async def test_unknown_result_does_not_turn(backend: JobsBackend) -> None:
     runner = backend.open()
     handle = await runner.start(backend.request(Work.NEVER_ENDS, "r1"))
-    await until(backend.ansible.has_work)
+    await wait_in_loop_until(backend.ansible.has_work)
     await backend.lose(handle)
     assert isinstance((await ended(runner, handle)).result, Unknown)
     (pod,) = backend.jobs.pods_of(objects.job_name("r1"))
@@ -169,7 +164,7 @@ async def test_pod_without_image_never_began(backend: JobsBackend, monkeypatch: 
     backend.jobs.may_start = False
     runner = backend.open()
     handle = await runner.start(backend.request(Work.SUCCEEDS, "r1"))
-    await until(lambda: backend.jobs.pods_of(objects.job_name("r1")))
+    await wait_in_loop_until(lambda: backend.jobs.pods_of(objects.job_name("r1")))
     async with asyncio.timeout(60.0):
         while (state := await runner.get_state(handle)).task != "its pod waits: ImagePullBackOff":
             await runner.wait_for_change(handle) if state.result else await asyncio.sleep(0.2)
@@ -210,7 +205,7 @@ async def test_pod_that_does_not_end_is_unknown(
     backend.jobs.may_start = False
     runner = backend.open()
     handle = await runner.start(backend.request(Work.SUCCEEDS, "r1"))
-    await until(lambda: backend.jobs.pods_of(objects.job_name("r1")))
+    await wait_in_loop_until(lambda: backend.jobs.pods_of(objects.job_name("r1")))
     monkeypatch.setattr(objects, "START_S", 0.0)
     monkeypatch.setattr(runner_module, "GONE_TIMEOUT_S", -1.0)
     result = (await ended(runner, handle)).result
@@ -225,7 +220,7 @@ async def test_job_that_cluster_changed_is_removed(backend: JobsBackend) -> None
     backend.cluster.server.interceptors.append(drop_policy)
     with pytest.raises(RunnerUnavailable, match="podReplacementPolicy"):
         await backend.open().start(backend.request(Work.SUCCEEDS, "r1"))
-    await until(lambda: not list(backend.cluster.objects.all("jobs", NAMESPACE)))
+    await wait_in_loop_until(lambda: not list(backend.cluster.objects.all("jobs", NAMESPACE)))
 
 
 async def test_name_of_another_run_is_not_adopted(backend: JobsBackend) -> None:
@@ -289,7 +284,7 @@ async def test_missing_right_is_named(backend: JobsBackend) -> None:
 async def test_begun_run_without_pod_is_unknown(backend: JobsBackend) -> None:
     runner = backend.open()
     handle = await runner.start(backend.request(Work.NEVER_ENDS, "r1"))
-    await until(backend.ansible.has_work)
+    await wait_in_loop_until(backend.ansible.has_work)
     assert (await runner.get_state(handle)).result is None
     for pod in backend.jobs.pods_of(objects.job_name("r1")):  # as of a Job that is suspended
         backend.jobs.lose(objects.job_name("r1"))

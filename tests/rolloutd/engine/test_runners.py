@@ -33,6 +33,7 @@ from tests.rolloutd.control_environment import PLAN, ControlEnvironment, control
 from tests.rolloutd.engine.test_daemon import ALL_CANARIES, running
 from tests.rolloutd.slow_store import adapters_of, daemon_of, loop_iterations
 from tests.support.directory_runner import DirectoryRunner
+from tests.support.waiting import wait_in_loop_until
 
 LOCAL_RULE = RunnerRule("local")
 RACK = "r1"
@@ -75,12 +76,6 @@ async def elsewhere(tmp_path: Path) -> AsyncIterator[Elsewhere]:
             yield made
         finally:
             made.shelf.end_all()
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(60.0):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 async def test_handle_names_runner_and_finds_run_again(elsewhere: Elsewhere) -> None:
@@ -172,7 +167,7 @@ async def test_playbook_check_is_stopped_at_its_runner(tmp_path: Path) -> None:
         spec = replace(spec, params={**spec.params, "file": "never.yml"})
         checking = asyncio.create_task(run_check(session, spec))
         try:
-            await until(lambda: both.shelf.has_work("p1"))
+            await wait_in_loop_until(lambda: both.shelf.has_work("p1"))
             (record,) = [each for each in await inside.state.store.load_steps(rollout, "p1") if each.handle]
             await both.open().cancel(record.handle)
             assert not both.shelf.has_work("p1")
@@ -203,7 +198,7 @@ async def test_playbook_isolator_is_found_where_it_began(tmp_path: Path) -> None
 
         isolating = asyncio.create_task(isolate(both.runners))
         try:
-            await until(lambda: both.shelf.has_work("p1"))
+            await wait_in_loop_until(lambda: both.shelf.has_work("p1"))
             isolating.cancel()
             # Meanwhile the settings give the node to this machine.
             inside.state.index.update_limits(replace(inside.state.index.limits, runners=(LOCAL_RULE,)))
@@ -257,7 +252,7 @@ async def test_start_waits_for_runner_that_is_down(elsewhere: Elsewhere) -> None
     both, state = elsewhere.runners, elsewhere.inside.state
     elsewhere.shelf.set_reachable(False)
     starting = asyncio.create_task(both.start(elsewhere.request("p1")))
-    await until(lambda: "p1" in both.statuses["shelf"].waiting)
+    await wait_in_loop_until(lambda: "p1" in both.statuses["shelf"].waiting)
     assert state.index.runner_problems["shelf"].detail.endswith("down")
     elsewhere.shelf.set_reachable(True)
     elsewhere.inside.clock.advance(runners.RETRY_S[-1])
@@ -272,7 +267,7 @@ async def test_silent_runner_is_waited_for_until_run_is_over(elsewhere: Elsewher
     handle = await both.start(elsewhere.request("p1", playbook="never.yml"))
     elsewhere.shelf.set_reachable(False)
     asking = asyncio.create_task(both.get_state(handle))
-    await until(lambda: "shelf" in elsewhere.inside.state.index.runner_problems)
+    await wait_in_loop_until(lambda: "shelf" in elsewhere.inside.state.index.runner_problems)
     elsewhere.shelf.set_reachable(True)
     clock.advance(runners.RETRY_S[-1])
     assert (await asking).result is None
@@ -299,7 +294,7 @@ async def test_malformed_answer_is_waited_for(elsewhere: Elsewhere, monkeypatch:
             asyncio.create_task(each)
             for each in (both.get_state(handle), both.start(elsewhere.request("p1", handle)))
         ]
-        await until(lambda: "shelf" in index.runner_problems)
+        await wait_in_loop_until(lambda: "shelf" in index.runner_problems)
         await loop_iterations(20)
         assert "unexpected answer (KeyError" in index.runner_problems["shelf"].detail
     clock.advance(runners.RETRY_S[-1])
@@ -311,7 +306,7 @@ async def test_runner_that_answers_again_is_seen(elsewhere: Elsewhere) -> None:
     both, index = elsewhere.runners, elsewhere.inside.state.index
     elsewhere.shelf.set_reachable(False)
     watching = asyncio.create_task(both.watch())
-    await until(lambda: "shelf" in index.runner_problems)
+    await wait_in_loop_until(lambda: "shelf" in index.runner_problems)
     elsewhere.shelf.set_reachable(True)
     await pass_time(elsewhere.inside, lambda: not index.runner_problems)
     watching.cancel()
@@ -339,11 +334,11 @@ async def test_hung_runner_delays_no_news_of_others(
         "hung": "not asked yet",
         "shelf": "not asked yet",
     }
-    await until(lambda: index.runner_problems["shelf"].detail.endswith("down"))
+    await wait_in_loop_until(lambda: index.runner_problems["shelf"].detail.endswith("down"))
     watching.cancel()
     monkeypatch.setattr(runners, "CHECK_S", 0.01)
     watching = asyncio.create_task(both.watch())
-    await until(lambda: index.runner_problems["hung"].detail == "no answer in time")
+    await wait_in_loop_until(lambda: index.runner_problems["hung"].detail == "no answer in time")
     watching.cancel()
 
 
@@ -385,7 +380,7 @@ async def test_rollout_walks_over_two_runners(tmp_path: Path) -> None:
         index = inside.state.index
         both.shelf.set_reachable(False)
         watching = asyncio.create_task(both.runners.watch())
-        await until(lambda: index.runner_problems)
+        await wait_in_loop_until(lambda: index.runner_problems)
         async with running(daemon_of(inside, both.adapters(tmp_path))):
             await pass_time(inside, lambda: index.target(rollout, "p2").outcome is Outcome.CHANGED)
             now = inside.clock.now()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,17 +14,12 @@ from rolloutd.errors import AlreadyRunning, LeadershipLost
 from rolloutd.settings import Settings
 from rolloutd.store import FILE_NAME, StateLock, open_store
 from tests.contracts.fakes.leadership import FakeLeadership, Seat
+from tests.support.waiting import wait_in_loop_until
 
 
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
     return Settings.model_validate({"state_dir": str(tmp_path / "state"), "socket": str(tmp_path / "s")})
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 async def test_standby_leads_after_leader_and_ends_when_lost(
@@ -40,7 +34,7 @@ async def test_standby_leads_after_leader_and_ends_when_lost(
     assert not settings.socket.exists()
     assert not (settings.state_dir / FILE_NAME).exists(), "a standby begins no term"
     await leader.release()
-    await until(settings.socket.exists)
+    await wait_in_loop_until(settings.socket.exists)
     assert seat.leader is standby
     leader.usurp()
     with pytest.raises(ExceptionGroup) as ended:
@@ -55,7 +49,7 @@ async def test_stopped_standby_ends_without_leading(settings: Settings) -> None:
     await leader.acquire()
     serving = asyncio.create_task(app.serve(settings, FakeLeadership(seat)))
     # Before it has a handler the signal would end the tests.
-    await until(lambda: signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL)
+    await wait_in_loop_until(lambda: signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL)
     os.kill(os.getpid(), signal.SIGTERM)
     await asyncio.wait_for(serving, 30)
     assert not (settings.state_dir / FILE_NAME).exists()
