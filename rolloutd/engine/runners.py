@@ -76,12 +76,7 @@ class RoutedRunners:
         limited = {name: each for name, each in runners.items() if isinstance(each, ports.LimitsSources)}
         state.source_limits = limited
         state.digest_secret = self.digest_secret
-        self._names = {
-            _place_in_handles(name, place): name
-            for name, runner in runners.items()
-            if name != LOCAL_RUNNER
-            for place in _places(runner)
-        }
+        self._names = {_place(name, runner): name for name, runner in runners.items() if name != LOCAL_RUNNER}
         self._deadlines: dict[str, float] = {}
         """Until when a runner's silence about a run is waited out, epoch seconds."""
         self.artifacts = _StoredRuns(self)
@@ -431,12 +426,4 @@ class _StoredRuns:
 
 def _place(name: str, runner: ports.Runner) -> str:
     """Return a runner's place as handles name it."""
-    return _place_in_handles(name, runner.place)
-
-
-def _places(runner: ports.Runner) -> Sequence[str]:
-    return (runner.place, *(runner.former_places if isinstance(runner, ports.HasFormerPlaces) else ()))
-
-
-def _place_in_handles(name: str, place: str) -> str:
-    return f"{name}.{hashlib.sha256(place.encode()).hexdigest()[:PLACE_DIGITS]}"
+    return f"{name}.{hashlib.sha256(runner.place.encode()).hexdigest()[:PLACE_DIGITS]}"

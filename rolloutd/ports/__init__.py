@@ -81,7 +81,6 @@ from rolloutd.ports.preparation import without_rollout as without_rollout
 from rolloutd.ports.runs import MAX_PREVIOUS_BYTES as MAX_PREVIOUS_BYTES
 from rolloutd.ports.runs import ChecksItsSystem as ChecksItsSystem
 from rolloutd.ports.runs import DigestsSecrets as DigestsSecrets
-from rolloutd.ports.runs import HasFormerPlaces as HasFormerPlaces
 from rolloutd.ports.runs import HasParts as HasParts
 from rolloutd.ports.runs import KeepsConnections as KeepsConnections
 from rolloutd.ports.runs import LimitsSources as LimitsSources

@@ -232,15 +232,6 @@ class DigestsSecrets(Protocol):
 
 
 @runtime_checkable
-class HasFormerPlaces(Protocol):
-    """Optional port of a runner whose place was named otherwise by an earlier version."""
-
-    @property
-    def former_places(self) -> Sequence[str]:
-        """The earlier names, by which handles that are still in use name it."""
-
-
-@runtime_checkable
 class KeepsConnections(Protocol):
     """Optional port of a runner whose runs can share connections to their nodes."""
 

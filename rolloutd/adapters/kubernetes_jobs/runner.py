@@ -88,15 +88,14 @@ class KubernetesRunner:
         self._pods_lock = asyncio.Lock()
         self.status = ports.RunnerStatus(UNLIMITED)
         self.artifacts = self
-        self.former_places = (f"{cluster.kubeconfig} {cluster.context or ''} {namespace}",)
         self.place = self._find_place(namespace)
 
     def _find_place(self, namespace: str) -> str:
-        """Return the server and the namespace; while the kubeconfig cannot be read, as it was before."""
+        """Return the server and the namespace; while the kubeconfig cannot be read, as remembered."""
         remembered = self._directory / "place"
         server = _server_of(self._cluster.kubeconfig, self._cluster.context)
         if server is None:
-            return remembered.read_text() if remembered.exists() else self.former_places[0]
+            return remembered.read_text() if remembered.exists() else str(self._cluster.kubeconfig)
         place = f"{server} {namespace}"
         remembered.write_text(place)
         return place

@@ -115,18 +115,6 @@ async def test_handle_of_removed_runner_is_unknown(elsewhere: Elsewhere) -> None
     assert moved.runners.is_elsewhere(handle), "the same name at another place is another runner"
 
 
-async def test_handle_with_former_place_finds_run(elsewhere: Elsewhere) -> None:
-    handle = await elsewhere.runners.start(elsewhere.request("p1"))
-    before, elsewhere.shelf.place = elsewhere.shelf.place, "the same shelf by another name"
-    both = RoutedRunners(elsewhere.inside.state, {"shelf": elsewhere.shelf, "local": elsewhere.local()})
-    assert both.is_elsewhere(handle)
-    elsewhere.shelf.former_places = (before,)  # type: ignore[attr-defined]
-    both = RoutedRunners(elsewhere.inside.state, {"shelf": elsewhere.shelf, "local": elsewhere.local()})
-    assert not both.is_elsewhere(handle)
-    await until_over(both, handle)
-    assert both.handle_of("shelf", "r1") != handle, "new runs have the new name"
-
-
 async def test_handle_of_other_machine_is_elsewhere(elsewhere: Elsewhere) -> None:
     assert elsewhere.runners.is_elsewhere("r1@ba9876543210")
     assert not elsewhere.runners.is_elsewhere("r1"), "a handle of rolloutd 0.1"
