@@ -31,12 +31,7 @@ from rolloutd.texts.formats import join_limited, pluralize
 if TYPE_CHECKING:
     from rolloutd.control.fleet.wire_fleet import Change, Changes, ChangeState
     from rolloutd.control.nodes.wire_nodes import Node
-    from rolloutd.control.plans.wire_plans import (
-        ConfigurationRecord,
-        Impact,
-        PlanDifferences,
-        ValueDifference,
-    )
+    from rolloutd.control.plans import wire_plans
 
 
 RECORDS = ("current", "previous", "invalid")
@@ -133,7 +128,7 @@ def diff(call: Invocation) -> None:
         print_message(f"{args.node}: {args.before} and {args.after} are equal")
 
 
-def print_plan_differences(answer: PlanDifferences) -> None:
+def print_plan_differences(answer: wire_plans.PlanDifferences) -> None:
     """Print each group of nodes with what a plan would change for them."""
     for group in answer["groups"]:
         count = pluralize(len(group["nodes"]), "node")
@@ -151,7 +146,7 @@ def print_plan_differences(answer: PlanDifferences) -> None:
             print_line(" " * len(prefix) + f"({sanitize(join_limited(group['nodes'], MAX_NODES_NAMED))})")
 
 
-def _print_record(call: Invocation, name: str, record: ConfigurationRecord | None) -> int:
+def _print_record(call: Invocation, name: str, record: wire_plans.ConfigurationRecord | None) -> int:
     is_printed = call.print_data(record, [] if record is None else [name])
     if record is None:
         node = call.args.node
@@ -165,7 +160,7 @@ def sanitize_lines(text: str) -> str:
     return "\n".join(map(sanitize, text.splitlines()))
 
 
-def _format_difference(difference: ValueDifference) -> str:
+def _format_difference(difference: wire_plans.ValueDifference) -> str:
     before, after = _format_value(difference["before"]), _format_value(difference["after"])
     return f"{sanitize(difference['name'])} {before} \u2192 {after}"
 
@@ -221,7 +216,9 @@ def _print_change(change: Change) -> None:
     print_list({"NODE": "node", "STATE": "state"}, change["nodes"])
 
 
-def read_impact(call: Invocation, path: str, body: Mapping[str, Any], nodes: Sequence[str]) -> Impact:
+def read_impact(
+    call: Invocation, path: str, body: Mapping[str, Any], nodes: Sequence[str]
+) -> wire_plans.Impact:
     """Return what check mode says of the nodes, in their order; progress goes to stderr."""
     reports: dict[str, Any] = {}
     with contextlib.closing(call.client.stream(path, method="POST", body=body)) as lines:
@@ -244,7 +241,7 @@ def read_impact(call: Invocation, path: str, body: Mapping[str, Any], nodes: Seq
     }
 
 
-def print_impact(impact: Impact, since: Mapping[str, str]) -> None:
+def print_impact(impact: wire_plans.Impact, since: Mapping[str, str]) -> None:
     """Print each task that would change a node, and what is unknown; `since` is when a node drifted."""
     found = impact["would_change"]
     rows = [

@@ -26,14 +26,7 @@ from rolloutd.control.client import api_path
 from rolloutd.texts.formats import join_limited, pluralize
 
 if TYPE_CHECKING:
-    from rolloutd.control.fleet.wire_fleet import (
-        Inventory,
-        InventoryNode,
-        InventoryNodeDetail,
-        InventorySourceStatus,
-        NodeReport,
-        ShellCommand,
-    )
+    from rolloutd.control.fleet import wire_fleet
     from rolloutd.control.nodes.wire_nodes import LeftFile
 
 
@@ -96,7 +89,7 @@ def inventory(call: Invocation) -> int:
         return _show_conflicts(call) or status
     if args.what is not None:
         return _show_node(call) or status
-    answer: Inventory = call.get(api_path("inventory"))
+    answer: wire_fleet.Inventory = call.get(api_path("inventory"))
     if not call.print_data(answer, [node["node"] for node in answer["nodes"]]):
         call.print_items(NODE_COLUMNS, answer["nodes"])
         if not args.is_csv:
@@ -114,7 +107,7 @@ def _refresh(call: Invocation) -> int:
     begun = time.monotonic()
     call.client.post(api_path("inventory", "refresh"))
     while True:
-        answer: Inventory = call.get(api_path("inventory"), limit=1)
+        answer: wire_fleet.Inventory = call.get(api_path("inventory"), limit=1)
         sources = answer["sources"]
         silent = [each for each in sources if not _answered_since(each, begun)]
         late = [each["source"] for each in silent if not _is_since(each["tried_age_s"], begun)]
@@ -126,7 +119,7 @@ def _refresh(call: Invocation) -> int:
         time.sleep(REFRESH_POLL_S)
 
 
-def _answered_since(source: InventorySourceStatus, begun: float) -> bool:
+def _answered_since(source: wire_fleet.InventorySourceStatus, begun: float) -> bool:
     # A held answer does not count as its last one.
     return source["held"] is not None or _is_since(source["age_s"], begun)
 
@@ -155,7 +148,7 @@ def _decide(call: Invocation) -> int:
 
 
 def _show_conflicts(call: Invocation) -> int:
-    answer: Inventory = call.get(api_path("inventory"))
+    answer: wire_fleet.Inventory = call.get(api_path("inventory"))
     nodes = [node for node in answer["nodes"] if node["conflicts"]]
     sources = [source for source in answer["sources"] if source["held"] or source["stale"]]
     if call.print_data({"nodes": nodes, "sources": sources}, [node["node"] for node in nodes]):
@@ -171,7 +164,7 @@ def _show_conflicts(call: Invocation) -> int:
 
 
 def _show_node(call: Invocation) -> int:
-    answer: InventoryNodeDetail = call.get(api_path("inventory", call.args.what))
+    answer: wire_fleet.InventoryNodeDetail = call.get(api_path("inventory", call.args.what))
     node = answer["node"]
     if call.print_data(answer, [node["node"]]):
         return exits.OK
@@ -185,7 +178,7 @@ def _show_node(call: Invocation) -> int:
     return exits.OK
 
 
-def _source_state(source: InventorySourceStatus) -> str:
+def _source_state(source: wire_fleet.InventorySourceStatus) -> str:
     held = source["held"]
     if held is not None:
         removed = f"removes {len(held['removed'])} of {pluralize(held['known'], 'node')}"
@@ -195,7 +188,7 @@ def _source_state(source: InventorySourceStatus) -> str:
     return "failing" if source["error"] else "fresh"
 
 
-def _format_labels(item: InventoryNode | NodeReport) -> str:
+def _format_labels(item: wire_fleet.InventoryNode | wire_fleet.NodeReport) -> str:
     return ",".join(f"{key}={value}" for key, value in sorted(item["labels"].items()))
 
 
@@ -288,13 +281,13 @@ def shell(call: Invocation) -> int:
     """Show the command, record it in the audit, and run it as the caller; return its exit code."""
     args, path = call.args, api_path("nodes", call.args.node, "shell")
     if args.show:
-        answer: ShellCommand = call.get(path)
+        answer: wire_fleet.ShellCommand = call.get(path)
         if not call.print_data(answer, [answer["node"]]):
             print_line(sanitize(shlex.join(answer["command"])))
         return exits.OK
     if args.reason is None:
         raise exits.Exit(exits.USAGE, "rolloutctl shell: no --reason; give one, or --show")
-    confirmed: list[ShellCommand] = []
+    confirmed: list[wire_fleet.ShellCommand] = []
 
     def read_command() -> str:
         confirmed.append(call.get(path))

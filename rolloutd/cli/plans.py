@@ -34,13 +34,7 @@ from rolloutd.errors import Diagnostic
 from rolloutd.texts.formats import format_size, pluralize
 
 if TYPE_CHECKING:
-    from rolloutd.control.plans.wire_plans import (
-        PlanDuration,
-        Preview,
-        PreviewGate,
-        PreviewStage,
-        PreviewTrain,
-    )
+    from rolloutd.control.plans import wire_plans
 
 
 STDIN = "-"
@@ -280,7 +274,7 @@ def _upload(call: Invocation, directory: Path, *, announce: bool) -> str:
     return answer["upload"]
 
 
-def print_preview(answer: Preview) -> None:
+def print_preview(answer: wire_plans.Preview) -> None:
     for columns, key in PREVIEW_LISTS:
         if answer[key] or key not in {"prepare", "values"}:
             print_list(columns, answer[key])
@@ -297,7 +291,7 @@ def print_preview(answer: Preview) -> None:
         print_message(f"warning: {warning}")
 
 
-def _print_duration(found: PlanDuration) -> None:
+def _print_duration(found: wire_plans.PlanDuration) -> None:
     print_line(f"takes {format_range(found['work_s'])}; ends {format_instants(found['ends_at'])}")
     if found["bottleneck"] is not None:
         print_line(format_bottleneck(found["bottleneck"]))
@@ -307,7 +301,7 @@ def _print_duration(found: PlanDuration) -> None:
         print_message(f"warning: {sanitize(found['warning'])}")
 
 
-def _format_train(train: PreviewTrain) -> str:
+def _format_train(train: wire_plans.PreviewTrain) -> str:
     nodes, other = pluralize(train["nodes_shared"], "node"), train["rollout"]
     if train["problem"] is not None:
         return f"{nodes} shared with {other}, which cannot be in one train: {train['problem']}"
@@ -318,19 +312,19 @@ def _format_train(train: PreviewTrain) -> str:
     return f"{nodes} shared with {other}; {how} saves up to {outages}"
 
 
-def _format_stage_size(stage: PreviewStage) -> str:
+def _format_stage_size(stage: wire_plans.PreviewStage) -> str:
     size = stage["bytes"]
     return "after the build" if size is None else format_size(size) if size else ""
 
 
-def _format_voters(gate: PreviewGate) -> str:
+def _format_voters(gate: wire_plans.PreviewGate) -> str:
     voters = gate["answerable_by"]
     owner = [f"owner: {', '.join(voters['owner'])}"] if voters["owner"] else []
     teams = [f"{team}: {', '.join(names) or 'no voters'}" for team, names in sorted(voters["teams"].items())]
     return "; ".join(owner + teams)
 
 
-def _format_requirement(gate: PreviewGate) -> str:
+def _format_requirement(gate: wire_plans.PreviewGate) -> str:
     needs = gate["needs"]
     parts = [f"{needs['owner']} of the owner"] if needs["owner"] else []
     parts += [f"{needs['each_team']} of each team"] if needs["each_team"] else []

@@ -40,16 +40,7 @@ if TYPE_CHECKING:
     from rolloutd.control.fleet.wire_fleet import PoolSlots, RebootReason
     from rolloutd.control.nodes.wire_nodes import Node
     from rolloutd.control.plans.wire_plans import Preview
-    from rolloutd.control.rollouts.wire import (
-        Gate,
-        InFlight,
-        PilotEvidence,
-        Pool,
-        Prepared,
-        Reason,
-        Rollout,
-        RolloutLine,
-    )
+    from rolloutd.control.rollouts import wire
 
 PHASES = ("pending", "isolating", "maintaining", "verifying", "done", "failed")
 
@@ -150,12 +141,12 @@ def nodes(call: Invocation) -> None:
         call.print_items(with_runner(NODE_COLUMNS, found), found, NODE_WIDE)
 
 
-def with_runner(columns: Columns, nodes: Sequence[Node] | Sequence[InFlight]) -> Columns:
+def with_runner(columns: Columns, nodes: Sequence[Node] | Sequence[wire.InFlight]) -> Columns:
     """Return the columns with that of the runners, where a fleet has more than one and some run now."""
     return with_columns(columns, RUNNER) if any(map(_runner, nodes)) else columns
 
 
-def _runner(node: Node | InFlight) -> str | None:
+def _runner(node: Node | wire.InFlight) -> str | None:
     # A daemon of an older version does not send it.
     return node.get("runner")
 
@@ -186,7 +177,7 @@ def why(call: Invocation) -> int:
 
 def _why_rollout(call: Invocation) -> int:
     """Explain why a rollout waits, and group its waiting nodes by reason."""
-    rollout: Rollout = call.get(api_path("rollouts", call.args.rollout))
+    rollout: wire.Rollout = call.get(api_path("rollouts", call.args.rollout))
     nodes: list[Node] = call.get(api_path("rollouts", rollout["rollout"], "nodes"))["nodes"]
     waiting: dict[str, list[str]] = {}
     for node in nodes:
@@ -221,14 +212,14 @@ def _why_reboot(call: Invocation, group: str) -> int:
     return exits.OK
 
 
-def format_reason(reason: Reason) -> str:
+def format_reason(reason: wire.Reason) -> str:
     """Return a reason in one line: what, since when, who or what can change it."""
     since = f", for {format_age(reason['since'])}" if reason["since"] else ""
     lifted = f"; lifted by {reason['lifted_by']}" if reason["lifted_by"] else ""
     return sanitize(f"{reason['text']} ({reason['code']}{since}{lifted})")
 
 
-def print_rollout(rollout: Rollout) -> None:
+def print_rollout(rollout: wire.Rollout) -> None:
     """Print a rollout's state, progress, reason, gates and pools."""
     plan = colorize(sanitize(rollout["plan"]), "bold")
     print_line(f"{plan}   {rollout['rollout']}   digest {rollout['digest'][:SHORT_HASH_CHARS]}")
@@ -255,12 +246,12 @@ def print_rollout(rollout: Rollout) -> None:
     print_list(POOL_COLUMNS, rollout["pools"])
 
 
-def format_prepared(prepared: Prepared) -> str:
+def format_prepared(prepared: wire.Prepared) -> str:
     """Return how many of the nodes behind a gate are prepared."""
     return f"{prepared['done']} of the {pluralize(prepared['total'], 'node')} after it prepared"
 
 
-def print_preparation(rollout: Rollout) -> None:
+def print_preparation(rollout: wire.Rollout) -> None:
     """Print how many nodes are prepared, and what preparation kept out of the slots."""
     prepared, minutes = rollout["prepared"], rollout["minutes"]
     if prepared is None:
@@ -276,7 +267,7 @@ def print_preparation(rollout: Rollout) -> None:
     print_line(f"{slot} in slots and {prepare} of preparation; without preparation {whole} in slots")
 
 
-def format_remaining(rollout: Rollout) -> str:
+def format_remaining(rollout: wire.Rollout) -> str:
     """Return when a rollout ends, and what people have left: `ends in 4m to 6m, 2 votes left`."""
     work, votes = rollout["work"], rollout["votes_missing"]
     parts = [f"ends in {format_range(work['low_s'], work['high_s'])}"] if work else []
@@ -284,7 +275,7 @@ def format_remaining(rollout: Rollout) -> str:
     return ", ".join(parts)
 
 
-def print_traffic_probes(shown: Rollout | Preview) -> None:
+def print_traffic_probes(shown: wire.Rollout | Preview) -> None:
     """Print what is probed for traffic before a node is isolated, and what is not."""
     for probe in shown["traffic_probes"]:
         print_line(f"traffic probe: {sanitize(probe)}")
@@ -294,13 +285,13 @@ def print_traffic_probes(shown: Rollout | Preview) -> None:
         print_line(f"not isolated: {sanitize(', '.join(shown['not_isolated']))}")
 
 
-def format_down(pool: Pool | PoolSlots) -> str:
+def format_down(pool: wire.Pool | PoolSlots) -> str:
     """Return the nodes that are down, and separately those without a fresh observation."""
     down, unobserved = pool["down"], pool.get("unobserved", 0)
     return str(down) if not unobserved else f"{down - unobserved} + {unobserved} unobserved"
 
 
-def print_gates(rollout: Rollout) -> None:
+def print_gates(rollout: wire.Rollout) -> None:
     """Print the gates with their votes: who, when, why; of a closed rollout those that had votes."""
     for gate in rollout["gates"]:
         is_over = rollout["state"] in CLOSED_STATES and gate["state"] in ("not-asked", "waiting")
@@ -322,7 +313,7 @@ def print_gates(rollout: Rollout) -> None:
             print_line(f"    {answer} by {voter}: {sanitize(vote['reason'])}")
 
 
-def format_gate(gate: Gate) -> str:
+def format_gate(gate: wire.Gate) -> str:
     """Return a gate's state and its missing votes, in one line."""
     name = event_text.gate_label(gate)
     if gate["state"] == "not-asked":
@@ -331,7 +322,7 @@ def format_gate(gate: Gate) -> str:
     return f"{name} is {gate['state'].replace('-', ' ')}{missing}"
 
 
-def _later_votes(gate: Gate) -> str:
+def _later_votes(gate: wire.Gate) -> str:
     """Return the votes that a gate will need; `proceed` needs some only after a failure."""
     needs = gate["needs"]
     wanted = ["the owner"] if needs["owner"]["want"] > needs["owner"]["have"] else []
@@ -342,7 +333,7 @@ def _later_votes(gate: Gate) -> str:
     return f"; {when} it needs votes of {', '.join(wanted)}"
 
 
-def print_evidence(evidence: PilotEvidence, digest: str) -> None:
+def print_evidence(evidence: wire.PilotEvidence, digest: str) -> None:
     """Print what the pilot showed: steps with their times, changed tasks, diffs and logs."""
     attempts = pluralize(evidence["attempts"], "attempt")
     print_line(f"    pilot {evidence['node']}: {evidence['outcome']}, {attempts}")
@@ -360,12 +351,12 @@ def print_evidence(evidence: PilotEvidence, digest: str) -> None:
         print_line(f"      log of {log['step']}: {length}, sha256 {log['sha256']}")
 
 
-def format_fraction(counts: Rollout | Pool | RolloutLine) -> str:
+def format_fraction(counts: wire.Rollout | wire.Pool | wire.RolloutLine) -> str:
     """Return the changed nodes of those that are to change, as in 7/11: skipped nodes are not."""
     return f"{counts['done']}/{counts['total'] - counts['skipped']}"
 
 
-def _format_counts(rollout: Rollout) -> str:
+def _format_counts(rollout: wire.Rollout) -> str:
     to_change = rollout["total"] - rollout["skipped"]
     parts = [f"{rollout['done']} of {pluralize(to_change, 'node')} changed"]
     for name, number in (
@@ -381,7 +372,7 @@ def _format_counts(rollout: Rollout) -> str:
     return ", ".join(parts)
 
 
-def _format_state(rollout: RolloutLine) -> str:
+def _format_state(rollout: wire.RolloutLine) -> str:
     exceptions = format_exceptions(rollout["skipped"], rollout["rolled_back"])
     return f"done, {exceptions}" if rollout["state"] == "done" and exceptions else rollout["state"]
 
@@ -391,7 +382,7 @@ def _format_step(node: Node) -> str:
     return f"{step} {format_percent(node['percent'])}" if step and node["percent"] is not None else step
 
 
-def _reason_text(item: Rollout | Node) -> str:
+def _reason_text(item: wire.Rollout | Node) -> str:
     return item["reason"]["text"] if item["reason"] else ""
 
 
