@@ -30,8 +30,8 @@ from rolloutd.store.postgresql.commit_mark import FILE_NAME as MARK
 from rolloutd.store.postgresql.commit_mark import CommitMark
 from rolloutd.store.postgresql.connection import Address
 from tests.contracts.store_backends import plan_of
-from tests.rolloutd.service.test_leadership import until
 from tests.support.postgresql import OWNER, ROLE, Postgresql, running_server
+from tests.support.waiting import wait_in_loop_until
 
 pytestmark = pytest.mark.servers("postgresql")
 
@@ -58,7 +58,7 @@ async def test_standby_serves_after_the_leader_has_lost_its_lease(
     dsn = postgresql.address(name).dsn
     first, second = (write_settings(tmp_path, each, dsn) for each in ("a", "b"))
     leading = asyncio.create_task(app.serve(first))
-    await until(first.socket.exists)
+    await wait_in_loop_until(first.socket.exists)
     epoch = (await asyncio.to_thread(Client(first.socket).get, "/v1/health"))["epoch"]
     waiting = asyncio.create_task(app.serve(second))
     await asyncio.wait((waiting, leading), timeout=0.5)
@@ -69,7 +69,7 @@ async def test_standby_serves_after_the_leader_has_lost_its_lease(
     with pytest.raises(ExceptionGroup) as ended:
         await asyncio.wait_for(leading, 30)
     assert ended.group_contains(LeadershipLost)
-    await until(second.socket.exists)
+    await wait_in_loop_until(second.socket.exists)
     health = await asyncio.to_thread(Client(second.socket).get, "/v1/health")
     assert health["epoch"] == epoch + 1
     assert not health["trouble"]
@@ -88,13 +88,13 @@ async def leader_and_standby(
     monkeypatch.setattr(standby, "STANDBY_AFTER_S", 30.0)
     first, second = (write_settings(root, each, dsn) for each in ("a", "b"))
     leading = asyncio.create_task(app.serve(first))
-    await until(first.socket.exists)
+    await wait_in_loop_until(first.socket.exists)
     await asyncio.to_thread(Client(first.socket).get, "/v1/health")
     # Not before: the first would answer as a standby until it leads.
     monkeypatch.setattr(standby, "STANDBY_AFTER_S", 0.05)
     waiting = asyncio.create_task(app.serve(second))
     try:
-        await until(second.socket.exists)
+        await wait_in_loop_until(second.socket.exists)
         async with asyncio.timeout(30):
             while not (await asyncio.to_thread(Client(first.socket).get, "/v1/status"))["standbys"]:
                 await asyncio.sleep(0.05)
@@ -179,7 +179,7 @@ async def test_pair_stops_where_a_promoted_server_lacks_the_tail(
             spare.start()
             async with leader_and_standby(dsn, tmp_path, monkeypatch) as (leader, _, *daemons):
                 head = (await asyncio.to_thread(leader.get, "/v1/audit/head"))["seq"]
-                await until(lambda: _replayed(spare) == head)
+                await wait_in_loop_until(lambda: _replayed(spare) == head)
                 with spare.connect() as session:
                     (receiver,) = session.execute("SELECT pid FROM pg_stat_wal_receiver").fetchone() or (0,)
                 os.kill(receiver, signal.SIGSTOP)
@@ -187,7 +187,7 @@ async def test_pair_stops_where_a_promoted_server_lacks_the_tail(
                 lost = (await asyncio.to_thread(leader.get, "/v1/audit/head"))["seq"]
                 assert lost > head
                 mark = CommitMark(tmp_path / "b")
-                await until(lambda: (mark.read() or (0, 0))[1] == lost)
+                await wait_in_loop_until(lambda: (mark.read() or (0, 0))[1] == lost)
                 await asyncio.to_thread(primary.stop)
                 os.kill(receiver, signal.SIGKILL)
                 await asyncio.to_thread(spare.promote)
@@ -206,7 +206,7 @@ async def test_pair_ends_where_an_older_copy_was_restored_below_it(
     async with leader_and_standby(postgresql.dsn(name, ROLE), tmp_path, monkeypatch) as (leader, _, *daemons):
         await asyncio.to_thread(leader.post, "/v1/freezes", {"scope": "all", "reason": "a storm"})
         head = (await asyncio.to_thread(leader.get, "/v1/audit/head"))["seq"]
-        await until(lambda: (CommitMark(tmp_path / "b").read() or (0, 0))[1] >= head)
+        await wait_in_loop_until(lambda: (CommitMark(tmp_path / "b").read() or (0, 0))[1] >= head)
         with postgresql.connect(name) as admin:
             admin.execute(
                 "BEGIN; SET LOCAL session_replication_role = replica; SET LOCAL search_path = rolloutd;"
@@ -231,7 +231,7 @@ async def test_restored_pair_leads_in_a_later_term(
         await asyncio.to_thread(leader.post, "/v1/freezes", {"scope": "all", "reason": "a storm"})
         seq = (await asyncio.to_thread(leader.get, "/v1/audit/head"))["seq"]
         epoch = (await asyncio.to_thread(leader.get, "/v1/health"))["epoch"]
-        await until(lambda: (CommitMark(tmp_path / "b").read() or (0, 0))[1] == seq)
+        await wait_in_loop_until(lambda: (CommitMark(tmp_path / "b").read() or (0, 0))[1] == seq)
     await asyncio.to_thread(postgresql.run, "pg_restore", "-d", postgresql.dsn(restored), backup)
     dsn = postgresql.address(restored).dsn
     both = [write_settings(tmp_path, each, dsn) for each in ("a", "b")]
@@ -271,7 +271,7 @@ async def test_store_of_a_live_daemon_is_not_moved(
     # Two leases and this: the move waits, because a leader may have been killed.
     monkeypatch.setattr(admin, "LEAD_MARGIN_S", -119.5)
     leading = asyncio.create_task(app.serve(leader))
-    await until(leader.socket.exists)
+    await wait_in_loop_until(leader.socket.exists)
     for name, refusal in (
         ("a", "holds it and runs; stop that daemon"),
         ("b", "the daemon of this store runs; stop it, and each"),
@@ -288,7 +288,7 @@ async def test_daemon_with_another_redaction_key_is_refused(postgresql: Postgres
     dsn = postgresql.address(postgresql.emptied_database()).dsn
     first = write_settings(tmp_path, "a", dsn)
     leading = asyncio.create_task(app.serve(first))
-    await until(first.socket.exists)
+    await wait_in_loop_until(first.socket.exists)
     await asyncio.to_thread(Client(first.socket).get, "/v1/health")
     leading.cancel()
     await asyncio.wait((leading,))
@@ -307,7 +307,7 @@ async def test_database_that_is_not_there_is_named(
         waiting = asyncio.create_task(
             app.serve(write_settings(tmp_path, "a", postgresql.dsn("absent", ROLE)))
         )
-        await until(lambda: "it answers nothing" in caplog.text)
+        await wait_in_loop_until(lambda: "it answers nothing" in caplog.text)
         said = b""
         while b"READY=1" not in said:
             with suppress(BlockingIOError):

@@ -33,9 +33,9 @@ from tests.contracts.store_backends import (
     vote,
     write,
 )
-from tests.rolloutd.service.test_leadership import until
 from tests.support.cutting_proxy import Cut, CuttingProxy
 from tests.support.postgresql import OWNER, ROLE, Postgresql
+from tests.support.waiting import wait_in_loop_until
 
 pytestmark = pytest.mark.servers("postgresql")
 
@@ -341,12 +341,12 @@ async def test_cancelled_read_of_an_unknown_outcome_is_repeated(
     proxy.is_refusing = True
     writing = asyncio.create_task(write(store, hold(3)))
     try:
-        await until(lambda: proxy.has_cut)
+        await wait_in_loop_until(lambda: proxy.has_cut)
         with postgresql.connect(name) as other, postgresql.connect(name) as admin:
             other.execute("BEGIN; SELECT 1 FROM rolloutd.term FOR UPDATE")
             proxy.is_refusing = False
             for _ in range(2):
-                await until(lambda: bool(_cancel_waiting(admin, "transactionid", "tuple")))
+                await wait_in_loop_until(lambda: bool(_cancel_waiting(admin, "transactionid", "tuple")))
                 assert not writing.done(), "it is unknown whether it was written"
             other.execute("COMMIT")
         assert len(await writing) == 1
@@ -444,10 +444,10 @@ async def test_commit_cancelled_while_it_waits_for_a_standby_is_not_answered(
             admin.execute("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
             admin.execute("SELECT pg_reload_conf()")
             try:
-                await until(lambda: _synchronous_names(postgresql) == "nobody")
+                await wait_in_loop_until(lambda: _synchronous_names(postgresql) == "nobody")
                 writing = asyncio.create_task(write(store, hold(1)))
                 for _ in range(2):  # the batch's own commit, and the one that would confirm it
-                    await until(lambda: bool(_cancel_waiting(admin, "SyncRep")))
+                    await wait_in_loop_until(lambda: bool(_cancel_waiting(admin, "SyncRep")))
                     assert not writing.done(), "it is on one disk alone"
             finally:
                 admin.execute("ALTER SYSTEM RESET synchronous_standby_names")
