@@ -53,6 +53,16 @@ class ManagementClusters:
         }
         return {name: watch.cluster for name, watch in self.watches.items()} | of_lists
 
+    def answering(self) -> Mapping[str, Cluster]:
+        """Return the clusters with objects of targets, without those of a list that do not answer."""
+        silent = {
+            f"{name}/{target}"
+            for name, listed in self.lists.items()
+            for target in listed.clusters
+            if listed.observe(target).sight is not NodeHealth.UP
+        }
+        return {name: cluster for name, cluster in self.clusters().items() if name not in silent}
+
     def namespace_of(self, name: str) -> str:
         """Return the only namespace in which a management cluster's objects are, empty for all."""
         watch = self.watches.get(name)

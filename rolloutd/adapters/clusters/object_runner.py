@@ -33,6 +33,7 @@ from rolloutd.adapters.clusters.object_store import (
 )
 from rolloutd.adapters.clusters.run_records import RunRecord
 from rolloutd.adapters.kubernetes.api_errors import ApiError, ClusterUnreachable
+from rolloutd.adapters.kubernetes.cluster import Cluster
 from rolloutd.errors import AdapterFailed, NotFound, RunnerUnavailable
 from rolloutd.ports import (
     CLUSTER_ID,
@@ -134,6 +135,10 @@ class ObjectRunner(ABC):
     def kubeconfig_of(self, record: RunRecord, current: Mapping[str, Any]) -> str:
         """Return the Secret by which the change reaches its target, empty for that of Cluster API."""
         return ""
+
+    def annotations_of(self, record: RunRecord, current: Mapping[str, Any] | None) -> Mapping[str, str]:
+        """Return further annotations of the object, by what it is before the run."""
+        return {}
 
     @abstractmethod
     def judge(self, record: RunRecord, obj: Mapping[str, Any]) -> Judgement:
@@ -329,7 +334,13 @@ class ObjectRunner(ABC):
         content, spec = record.content, self.spec_of(record)
         may_create = self.may_create(content["params"])
         obj = await store.write(
-            ref, spec, run=content["run"], token=content["token"], pin=content["pin"], may_create=may_create
+            ref,
+            spec,
+            run=content["run"],
+            token=content["token"],
+            pin=content["pin"],
+            may_create=may_create,
+            annotate=lambda current: self.annotations_of(record, current),
         )
         record.write(applied=_applied(obj, spec))
 
@@ -368,7 +379,7 @@ class ObjectRunner(ABC):
         """Begin the record of a run that another machine began, by the object that carries it."""
         silent: RunnerUnavailable | None = None
         for name, cluster in self._clusters.clusters().items():
-            store = self._stores.setdefault(cluster.name, ObjectStore(cluster))
+            store = self._store_in(cluster)
             namespace = self._clusters.namespace_of(name)
             lists = [replace(each, namespace=namespace) for each in self.lists]
             try:
@@ -414,6 +425,9 @@ class ObjectRunner(ABC):
         if cluster is None:
             name = target.get("cluster_management")
             raise AdapterFailed(f"the settings no longer name the management cluster {name}")
+        return self._store_in(cluster)
+
+    def _store_in(self, cluster: Cluster) -> ObjectStore:
         return self._stores.setdefault(cluster.name, ObjectStore(cluster))
 
     @contextmanager

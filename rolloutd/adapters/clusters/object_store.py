@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -30,6 +30,10 @@ MAX_APPLIES = 5
 
 IDLE_S = 60.0
 """How long a watch stays open without a run that is followed."""
+
+
+Annotate = Callable[[Mapping[str, JSON] | None], Mapping[str, str]]
+"""Returns further annotations of a write, by the object that it replaces."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +123,7 @@ class ObjectStore:
         token: str,
         pin: str,
         may_create: bool,
+        annotate: Annotate = lambda _: {},
     ) -> Mapping[str, JSON]:
         """Apply the fields for a run and return the object; a run that was applied is not applied again.
 
@@ -134,7 +139,7 @@ class ObjectStore:
                     raise TokenIsOlder(f"{ref} carries {notes[TOKEN]!r} of run {notes.get(RUN)}")
             elif not may_create:
                 raise ObjectMissing(f"{ref} does not exist; create it, or let the plan create it")
-            annotations = {RUN: run, PIN: pin, **({TOKEN: token} if token else {})}
+            annotations = {RUN: run, PIN: pin, **({TOKEN: token} if token else {}), **annotate(current)}
             body = ref.body(spec, annotations)
             try:
                 if current is None:
@@ -167,6 +172,12 @@ class ObjectStore:
             "PATCH", ref.path, query={"fieldManager": FIELD_MANAGER}, body=body, content_type=APPLY_PATCH
         )
         return dict(answer)
+
+    async def delete(self, ref: ObjectRef, found: Mapping[str, JSON]) -> None:
+        """Delete an object that is as it was found; raises ApiError (409) if it has changed."""
+        meta = found["metadata"]
+        preconditions = {"uid": meta["uid"], "resourceVersion": meta["resourceVersion"]}
+        await self.cluster.request("DELETE", ref.path, body={"preconditions": preconditions})
 
     async def _own(self, ref: ObjectRef, current: Mapping[str, JSON]) -> Mapping[str, JSON]:
         """Make the fields of our creation those of our applies, as kubectl does when it migrates.

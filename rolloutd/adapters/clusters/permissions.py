@@ -42,7 +42,8 @@ async def find_missing_cluster_permissions(
     if await _is_served(cluster, SOURCES):
         for kind in ("gitrepositories", "ocirepositories"):
             purposes = (("get", "to read a source"), ("create", "to make one for each pin"))
-            for verb, purpose in (*purposes, ("patch", "to apply one")):
+            unused = (("list", "to look for unused ones"), ("delete", "to remove an unused one"))
+            for verb, purpose in (*purposes, ("patch", "to apply one"), *unused):
                 rights.append(Permission(verb, kind, purpose, SOURCES, namespace=namespace))
         for module_group, kind in MODULES.items():
             for verb, purpose in _MODULE_VERBS.items():

@@ -22,10 +22,17 @@ from rolloutd.adapters.flux.judgement import (
     judge_kustomization,
     latest_release,
 )
+from rolloutd.adapters.flux.unused_sources import (
+    ARTIFACT,
+    NAME_PREFIX,
+    UnusedSources,
+    module_annotations,
+    used_annotation,
+)
 from rolloutd.adapters.kubernetes.api_errors import ApiError, ClusterUnreachable
 from rolloutd.adapters.kubernetes.cluster import api_path
 from rolloutd.errors import AdapterFailed
-from rolloutd.ports import Host, RunnerContext, RunRequest
+from rolloutd.ports import Artifact, Host, RunnerContext, RunRequest
 
 KUSTOMIZATION = ObjectRef("kustomize.toolkit.fluxcd.io/v1", "Kustomization", "kustomizations", "", "")
 HELM_RELEASE = ObjectRef("helm.toolkit.fluxcd.io/v2", "HelmRelease", "helmreleases", "", "")
@@ -35,6 +42,9 @@ SOURCES = {
     "Bucket": "buckets",
     "ExternalArtifact": "externalartifacts",
 }
+PINNED = ("GitRepository", "OCIRepository")
+"""Kinds of which a run makes one for each pin."""
+
 SOURCE_GROUP = "source.toolkit.fluxcd.io/v1"
 
 SOURCE_INTERVAL = "1h"
@@ -51,6 +61,11 @@ class FluxRunner(ObjectRunner):
     """ports.Runner of Kustomizations and HelmReleases."""
 
     kind = "flux"
+
+    def __init__(self, context: RunnerContext) -> None:
+        super().__init__(context)
+        made = [ObjectRef(SOURCE_GROUP, kind, SOURCES[kind], "", "") for kind in PINNED]
+        self._unused_sources = UnusedSources(self._clusters, self._store_in, made, self.lists)
 
     @property
     def lists(self) -> Sequence[ObjectRef]:
@@ -83,7 +98,7 @@ class FluxRunner(ObjectRunner):
             return ""
         ref, spec = found
         if spec:
-            await store.apply(ref, ref.body(spec))
+            await store.apply(ref, ref.body(spec, used_annotation(self._context.clock.now())))
         source = await store.get(ref)
         if source is None:
             raise NotPossible(f"{ref} does not exist any more, and was not made by rolloutd; restore it")
@@ -128,6 +143,9 @@ class FluxRunner(ObjectRunner):
             build["substituteFrom"] = _secret_references(secrets)
         return {**fields, "sourceRef": reference, **({"postBuild": build} if build else {})}
 
+    def annotations_of(self, record: RunRecord, current: Mapping[str, Any] | None) -> Mapping[str, str]:
+        return module_annotations(current, record.content["rollout"])
+
     def kubeconfig_of(self, record: RunRecord, current: Mapping[str, Any]) -> str:
         spec = self._created_fields(record) if self.may_create(record.content["params"]) else {}
         spec = spec or current.get("spec") or {}
@@ -153,10 +171,20 @@ class FluxRunner(ObjectRunner):
         if (kind := reference.get("kind")) in SOURCES:
             ref = ObjectRef(SOURCE_GROUP, kind, SOURCES[kind], namespace, str(reference["name"]))
             found = await store.get(ref)
-            is_ours = found is not None and ref.name.startswith(_PREFIX)
+            is_ours = found is not None and ref.name.startswith(NAME_PREFIX)
             source = {"kind": kind, "namespace": namespace, "name": ref.name}
             source["spec"] = _source_spec(found["spec"]) if found is not None and is_ours else {}
         return json.dumps({"spec": kept, "source": source, "pin": pin})
+
+    # -- ports.ArtifactStore
+
+    async def list_artifacts(self) -> Sequence[Artifact]:
+        return [*await super().list_artifacts(), *await self._unused_sources.list_artifacts()]
+
+    async def remove(self, name: str, *, unmodified_since: float) -> bool:
+        if name.startswith(f"{ARTIFACT}="):
+            return await self._unused_sources.remove(name, unmodified_since=unmodified_since)
+        return await super().remove(name, unmodified_since=unmodified_since)
 
     # -- ports.DigestsSecrets
 
@@ -193,7 +221,7 @@ class FluxRunner(ObjectRunner):
         spec: dict[str, Any] = {"interval": SOURCE_INTERVAL, "url": url, "ref": {key: content["pin"]}}
         if params.get("source_secret"):
             spec["secretRef"] = {"name": params["source_secret"]}
-        name = _PREFIX + _digest([kind, spec])[:SOURCE_NAME_DIGITS]
+        name = NAME_PREFIX + _digest([kind, spec])[:SOURCE_NAME_DIGITS]
         return ObjectRef(SOURCE_GROUP, kind, SOURCES[kind], namespace, name), spec
 
     def _created_fields(self, record: RunRecord) -> dict[str, Any]:
@@ -213,9 +241,6 @@ class FluxRunner(ObjectRunner):
             "wait": create["wait"],
             "timeout": f"{int(create['health_timeout'])}s",
         }
-
-
-_PREFIX = "rolloutd-"
 
 
 def make_runner(context: RunnerContext) -> FluxRunner:

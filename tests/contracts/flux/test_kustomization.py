@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+from dataclasses import replace
 
 import pytest
 
 from machines.model.rollout import FailureCode
+from rolloutd.adapters.clusters.object_store import ObjectRef
 from rolloutd.adapters.flux.runner import FluxRunner
+from rolloutd.adapters.flux.unused_sources import USED
 from rolloutd.errors import AdapterFailed, NotFound, RunnerUnavailable
 from rolloutd.ports import Failed, Ok, Unknown
 from tests.contracts.flux.environment import (
@@ -19,6 +22,7 @@ from tests.contracts.flux.environment import (
     GOOD,
     NEWER,
     SICK,
+    URL,
     FluxEnvironment,
     ended,
     until_says,
@@ -241,6 +245,52 @@ async def test_rollback_restores_reference_and_values(env: FluxEnvironment) -> N
     assert (last.revision, last.values) == (f"sha1:{GOOD}", (("a", "1"), ("b", "2")))
 
 
+async def test_source_is_removed_once_nothing_needs_it(env: FluxEnvironment) -> None:
+    """The source before the latest rollout stays for a rollback, and those of others always."""
+    ref = {"ref": {"commit": GOOD}, "url": URL, "interval": "1h"}
+    await env.fleet.create("gitrepositories", "rolloutd-theirs", ref)
+    runner = env.open_runner()
+
+    async def roll(rollout: str, pin: str, **values: str) -> None:
+        asked = replace(env.request(f"{rollout}{len(values)}", pin, values=values), rollout=rollout)
+        assert isinstance((await ended(runner, await runner.start(asked))).result, Ok)
+
+    async def sources_left() -> list[str]:
+        for each in await runner.list_artifacts():
+            if each.name.startswith("source="):
+                assert not await runner.remove(each.name, unmodified_since=each.modified_at - 1.0)
+                await runner.remove(each.name, unmodified_since=each.modified_at)
+        listed = await env.fleet.list("gitrepositories")
+        return sorted(each["spec"]["ref"]["commit"][0] for each in listed)
+
+    await roll("A", GOOD)
+    await roll("B", NEWER)
+    assert await sources_left() == ["a", "a", "b"]
+    # A second attempt of a rollout is undone to the state before its first one.
+    await roll("B", NEWER, a="b")
+    assert await sources_left() == ["a", "a", "b"]
+    await roll("C", NEWER, a="c")
+    assert await sources_left() == ["a", "b"], "only the foreign one of a is left"
+
+
+async def test_source_that_run_prepares_again_stays(env: FluxEnvironment) -> None:
+    await run(env, "r1")
+    runner = env.open_runner()
+    (old,) = [each for each in await runner.list_artifacts() if each.name.startswith("source=")]
+    store = runner._store(env.host.connection)
+    original = store.get
+
+    async def overtaken(ref: ObjectRef) -> object:
+        found = await original(ref)
+        await env.fleet.edit("gitrepositories", ref.name, {"metadata": {"annotations": {USED: "9999999999"}}})
+        return found
+
+    store.get = overtaken  # type: ignore[method-assign, assignment]
+    await env.fleet.delete(*APPS)
+    assert not await runner.remove(old.name, unmodified_since=old.modified_at)
+    assert len(await env.fleet.list("gitrepositories")) == 1
+
+
 async def test_rollback_to_nothing_is_refused(env: FluxEnvironment) -> None:
     runner = env.open_runner()
     previous = await runner.read_previous(env.request("r1"))
@@ -341,4 +391,4 @@ async def test_events_are_read_from_an_offset(env: FluxEnvironment) -> None:
     assert "applied and healthy" in events[-1].text
     assert [each async for each in runner.read_events("r1", events[0].offset)] == events[1:]
     await runner.discard("r1")
-    assert [each.name for each in await runner.list_artifacts()] == []
+    assert [each.name for each in await runner.list_artifacts() if "source=" not in each.name] == []

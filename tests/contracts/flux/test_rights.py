@@ -77,6 +77,10 @@ async def _use_everything(env: FluxEnvironment, fleet: ClusterFleet, kubeconfig:
         assert isinstance((await ended(runner, await runner.start(asked))).result, Ok)
     # Another machine looks for the run among all modules.
     assert isinstance((await ended(env.open_runner("two"), "r2")).result, Ok)
+    for module in (("helmreleases", "east-db"), ("kustomizations", "east-apps")):
+        await fleet.delete(*module)
+    for each in await runner.list_artifacts():
+        await runner.remove(each.name, unmodified_since=each.modified_at)
     env.runner_type = TopologyRunner
     upgrade, params = env.open_runner("three"), {"version": "v1.30.0"}
     await upgrade.start(

@@ -1,0 +1,125 @@
+"""Removal of pinned sources that no module names, and to which none may be rolled back.
+
+A source of others is never removed: ours carry our name, our annotation and our field manager.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from rolloutd.adapters.clusters.factory import ManagementClusters
+from rolloutd.adapters.clusters.object_store import ObjectRef, ObjectStore, without_inventory
+from rolloutd.adapters.kubernetes.api_errors import ApiError, ClusterUnreachable
+from rolloutd.adapters.kubernetes.cluster import DEFAULT_DOMAIN, FIELD_MANAGER, Cluster
+from rolloutd.ports import Artifact
+
+log = logging.getLogger("rolloutd.adapters.flux.unused_sources")
+
+NAME_PREFIX: Final = "rolloutd-"
+USED: Final = f"{DEFAULT_DOMAIN}/used"
+"""Annotation of a source: the hour, in epoch seconds, in which a run last prepared it."""
+
+ROLLOUT: Final = f"{DEFAULT_DOMAIN}/rollout"
+PREVIOUS: Final = f"{DEFAULT_DOMAIN}/previous"
+"""Annotations of a module: the rollout that last changed it, and the source before that, `KIND/NAME`."""
+
+HOUR_S = 3600
+
+ARTIFACT = "source"
+"""First part of the name of a source among the stored runs: `source=CLUSTER=KIND=NAMESPACE=NAME`."""
+
+
+def used_annotation(now: float) -> dict[str, str]:
+    """Return how a run marks its source; hours, so that many runs write it once."""
+    return {USED: str(int(now) // HOUR_S * HOUR_S)}
+
+
+def module_annotations(current: Mapping[str, Any] | None, rollout: str) -> dict[str, str]:
+    """Return what a module says of its rollback: the source before the rollout's first change."""
+    notes = {} if current is None else current["metadata"].get("annotations") or {}
+    previous = notes.get(PREVIOUS, "")
+    if current is not None and (not rollout or notes.get(ROLLOUT) != rollout):
+        previous = next(_references(current["spec"]), "")
+    return {key: value for key, value in ((ROLLOUT, rollout), (PREVIOUS, previous)) if value}
+
+
+class UnusedSources:
+    """Pinned sources as stored artifacts, which the retention removes once they are old enough."""
+
+    def __init__(
+        self,
+        clusters: ManagementClusters,
+        store_of: Callable[[Cluster], ObjectStore],
+        kinds: Sequence[ObjectRef],
+        modules: Sequence[ObjectRef],
+    ) -> None:
+        self._clusters = clusters
+        self._store_of = store_of
+        self._kinds = {each.kind: each for each in kinds}
+        self._modules = modules
+
+    async def list_artifacts(self) -> Sequence[Artifact]:
+        artifacts = []
+        for name, cluster in self._clusters.answering().items():
+            namespace = self._clusters.namespace_of(name)
+            for kind in self._kinds.values():
+                ref = replace(kind, namespace=namespace)
+                try:
+                    listed = await cluster.list(ref.list_path)
+                except (ApiError, ClusterUnreachable) as error:
+                    log.warning("cluster %s: its unused sources cannot be listed: %s", name, error)
+                    break
+                for each in listed.items:
+                    if (used := _used_at(each)) is not None:
+                        parts = (ARTIFACT, name, ref.kind, each["metadata"]["namespace"])
+                        artifacts.append(Artifact("=".join((*parts, each["metadata"]["name"])), used))
+        return artifacts
+
+    async def remove(self, name: str, *, unmodified_since: float) -> bool:
+        """Remove a source that no module names; one that a run has prepared meanwhile stays."""
+        _, hub, kind, namespace, source = name.split("=")
+        cluster = self._clusters.clusters().get(hub)
+        if cluster is None or kind not in self._kinds:
+            return False
+        store = self._store_of(cluster)
+        ref = replace(self._kinds[kind], namespace=namespace, name=source)
+        try:
+            found = await store.get(ref)
+            if found is None:
+                return True
+            used = _used_at(found)
+            if used is None or used > unmodified_since or await self._is_named(cluster, hub, ref):
+                return False
+            await store.delete(ref, found)
+        except (ApiError, ClusterUnreachable) as error:
+            log.info("cluster %s: %s stays: %s", hub, ref, error)
+            return False
+        return True
+
+    async def _is_named(self, cluster: Cluster, hub: str, source: ObjectRef) -> bool:
+        for module in self._modules:
+            ref = replace(module, namespace=self._clusters.namespace_of(hub))
+            for each in (await cluster.list(ref.list_path, convert=without_inventory)).items:
+                notes = each["metadata"].get("annotations") or {}
+                if f"{source.kind}/{source.name}" in (*_references(each["spec"]), notes.get(PREVIOUS)):
+                    return True
+        return False
+
+
+def _references(spec: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the sources that a module names."""
+    chart = (spec.get("chart") or {}).get("spec") or {}
+    for reference in (spec.get("sourceRef"), spec.get("chartRef"), chart.get("sourceRef")):
+        if reference:
+            yield f"{reference.get('kind')}/{reference.get('name')}"
+
+
+def _used_at(source: Mapping[str, Any]) -> float | None:
+    """Return when one of our sources was last used, epoch seconds; None for a source of others."""
+    meta = source["metadata"]
+    used = str((meta.get("annotations") or {}).get(USED, ""))
+    is_ours = any(each.get("manager") == FIELD_MANAGER for each in meta.get("managedFields") or ())
+    return float(used) if is_ours and meta["name"].startswith(NAME_PREFIX) and used.isdecimal() else None
