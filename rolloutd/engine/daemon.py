@@ -305,8 +305,10 @@ class Daemon:
             driver = Driver(self._state, self._adapters, *key, daemon_started_at=self._started_at)
             self._drivers[key] = driver
             self._tasks.create_task(self._run_driver(key, driver), name=f"drive {key[0]}/{key[1]}")
-        self._keep_connections()
-        drivers_of, index = Counter(node for _, node in self._drivers), self._state.index
+        nodes = frozenset(node for _, node in self._drivers)
+        self._keep_connections(nodes)
+        index, are_alone = self._state.index, len(nodes) == len(self._drivers)
+        drivers_of = {} if are_alone else Counter(node for _, node in self._drivers)
         for key, driver in self._drivers.items():
             if key[0] not in index.rollouts:
                 driver.wake_up()  # the rollout was deleted while the node's last step ends
@@ -317,14 +319,13 @@ class Daemon:
                 driver.stop_current_action()
             elif (
                 target.phase not in IN_FLIGHT_PHASES
-                or drivers_of[target.node] > 1
+                or drivers_of.get(target.node, 1) > 1
                 or index.outage_progress(target).waits
             ):
                 driver.wake_up()  # of several on one node, each may wait for another
 
-    def _keep_connections(self) -> None:
+    def _keep_connections(self, nodes: frozenset[str]) -> None:
         """Let the runs of each node in work share a connection, until its driver has ended."""
-        nodes = frozenset(node for _, node in self._drivers)
         if nodes != self._connected_nodes:
             self._connected_nodes = nodes
             self._tasks.create_task(self._end_other_connections(nodes), name="connections")

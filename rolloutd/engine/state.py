@@ -220,7 +220,7 @@ class State:
         if kept is not None and kept[0] is known and kept[1] is connection:
             return kept[2]
         if len(self._hosts) >= MAX_KEPT_HOSTS:
-            self._hosts.clear()
+            del self._hosts[next(iter(self._hosts))]  # the oldest: its node is mostly done
         host = ports.Host(node, known.kind, known.labels, connection)
         self._hosts[node] = known, connection, host
         return host

@@ -177,8 +177,9 @@ def rendered_texts(
 
 def _templates_in(value: JSON) -> Iterator[str]:
     match value:
-        case str() if "{{" in value:
-            yield value
+        case str():
+            if "{{" in value:
+                yield value
         case list() | tuple():
             for item in value:
                 yield from _templates_in(item)

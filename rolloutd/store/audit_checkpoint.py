@@ -50,6 +50,8 @@ class AuditCheckpoint:
         self._key = key
         self.digests = RowDigests(connection, key)
         self._record: AuditCheckpointRecord | None = None
+        self._written: tuple[tuple[str, str], AuditCheckpointRecord] | None = None
+        """The row that was written last, and its record; the transaction may have been rolled back."""
 
     # -- in each transaction of the writer
 
@@ -105,6 +107,9 @@ class AuditCheckpoint:
         row = self._connection.execute("SELECT content, signature FROM audit_checkpoint").fetchone()
         if row is None:
             return None, "the database has none"
+        # Each commit of the writer reads what the one before wrote.
+        if self._written is not None and row == self._written[0]:
+            return self._written[1], ""
         content, signature = row
         if not hmac.compare_digest(self._sign(content), signature):
             return None, "its signature is of another key"
@@ -146,11 +151,13 @@ class AuditCheckpoint:
 
     def _write(self, record: AuditCheckpointRecord) -> None:
         content = canonical_json(to_json(record))
+        signature = self._sign(content)
         sql = (
             "INSERT INTO audit_checkpoint (id, content, signature) VALUES (1, ?1, ?2)"
             " ON CONFLICT (id) DO UPDATE SET content = ?1, signature = ?2"
         )
-        self._connection.execute(sql, (content, self._sign(content)))
+        self._connection.execute(sql, (content, signature))
+        self._written = (content, signature), record
 
     def _sign(self, content: str) -> str:
         return hmac.new(self._key, content.encode(), hashlib.sha256).hexdigest()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
+from functools import lru_cache
 from typing import Any
 
 from machines.facts.apply import rollout_of
@@ -31,10 +32,10 @@ def draft_entries(
 
     Raises ValueError when a value has no JSON form.
     """
-    node = _node_of(event)
+    node, actor_json = _node_of(event), _actor_json(actor)
     for content in _split_fields(event):
         body = {
-            "actor": to_json(actor),
+            "actor": actor_json,
             "at": at,
             "cause": cause,
             "digest": digest,
@@ -44,6 +45,11 @@ def draft_entries(
             "rollout": rollout_of(event),
         }
         yield canonical_json(body)[:-1]
+
+
+@lru_cache(maxsize=1_024)  # the daemon writes most entries
+def _actor_json(actor: Actor) -> Any:
+    return to_json(actor)
 
 
 def add_sequence_number(draft_text: str, seq: int) -> str:

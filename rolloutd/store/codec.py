@@ -159,7 +159,7 @@ decode_actor = cast(Callable[[str], Actor], _decoder(Actor))
 
 
 def to_json(value: Any) -> Any:
-    if value is None or isinstance(value, str | int | float):
+    if value.__class__ in _PLAIN or isinstance(value, str | int | float):
         return value
     if is_dataclass(value):
         kind: Any = type(value)

@@ -13,6 +13,7 @@ from typing import Any
 
 from machines.model import actions
 from machines.model.events import StepAction, StepRecord
+from machines.model.node import Observation
 from machines.model.plan import Capability, Plan, StepDef
 from machines.states import Phase
 from machines.workflow import records
@@ -40,6 +41,7 @@ class Isolation:
         self._state = session.state
         self._journal = journal
         self._recheck_wakeup = Wakeup()
+        self._last_report: Observation | None = None
         self._last_observation: object = None
 
     async def isolate(self, action: actions.Isolate) -> StepResult:
@@ -138,6 +140,9 @@ class Isolation:
     def recheck(self) -> None:
         """Inspect soon, if the node's observation has changed."""
         observation = self._state.index.reported_observation(self._session.node)
+        if observation is self._last_report:
+            return  # as after most changes: each wakes up all drivers
+        self._last_report = observation
         observed = (
             None
             if observation is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
+from operator import is_
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -64,6 +65,8 @@ class NodeSession:
     adapters: AdapterSet
     rollout: str
     node: str
+    _kept: dict[str, tuple[tuple[object, ...], Any]] = field(default_factory=dict, repr=False, compare=False)
+    """By name, what was computed, and what it was computed of: a node in flight asks some ten times."""
 
     @property
     def subject(self) -> str:
@@ -129,15 +132,18 @@ class NodeSession:
 
     def _hidden_texts(self) -> dict[str, str]:
         """Return what stands for hidden variables in the plan's filled templates, and their templates."""
-        plan, variables = self.plan, self.variables
-        allowed = (*self.state.settings.show_vars, *plan.shown_variables)
+        plan, show_vars, host = self.plan, self.state.settings.show_vars, self.state.host(self.node)
+        return self._keep("hidden texts", (plan, show_vars, host), lambda: self._find_hidden(plan, host))
+
+    def _find_hidden(self, plan: Plan, host: ports.Host) -> dict[str, str]:
+        variables, allowed = self.variables, (*self.state.settings.show_vars, *plan.shown_variables)
         specs = [*plan.traffic, *plan.isolate, *plan.verify, *plan.rollback_verify, *plan.fallback_verify]
         specs += plan.guard.confirm if plan.guard is not None else ()
         named = {name for spec in specs for name in variables_named_in(spec.params)} & variables.keys()
         named = {name for name in named if not is_shown(name, allowed)}
         if not named:
             return {}
-        host, filled = self.state.host(self.node), dict[str, str]()
+        filled = dict[str, str]()
         for spec in specs:
             filled |= rendered_texts(
                 spec.params,
@@ -149,6 +155,14 @@ class NodeSession:
                 commands=spec.commands,
             )
         return texts_of_hidden(filled, {name: variables[name] for name in named})
+
+    def _keep(self, name: str, inputs: tuple[object, ...], compute: Callable[[], T]) -> T:
+        """Return what was computed of these same objects, or compute it."""
+        kept = self._kept.get(name)
+        if kept is None or not all(map(is_, kept[0], inputs)):
+            kept = self._kept[name] = (inputs, compute())
+        result: T = kept[1]
+        return result
 
     @property
     def variables(self) -> Mapping[str, ports.JSON]:
@@ -182,14 +196,11 @@ class NodeSession:
         if state.awaited_sources(self.node):
             raise SourceFailed(f"{self.node}: its inventory source has not answered since the daemon started")
         host, attempt, step = state.host(self.node), self.target.attempt, step or spec.name
-        variables = self.variables
-        return ports.StepContext(
-            host=host,
-            rollout=self.rollout,
-            attempt=attempt,
-            step=step,
-            idempotency_key=f"{self.rollout}.{self.node}.{attempt}.{step}.{number}",
-            params=render(
+        plan, variables = self.plan, self.variables
+        params: Mapping[str, ports.JSON] = self._keep(
+            f"params of {spec.name}",
+            (spec, host, plan),
+            lambda: render(
                 spec.params,
                 node=host.name,
                 address=host.address,
@@ -197,6 +208,14 @@ class NodeSession:
                 variables=variables,
                 commands=spec.commands,
             ),
+        )
+        return ports.StepContext(
+            host=host,
+            rollout=self.rollout,
+            attempt=attempt,
+            step=step,
+            idempotency_key=f"{self.rollout}.{self.node}.{attempt}.{step}.{number}",
+            params=dict(params),  # an adapter may change its own
             deadline=state.now() + spec.timeout_s,
             source=await self.adapters.source(self.rollout),
             prior=prior,
