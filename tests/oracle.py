@@ -543,8 +543,9 @@ class Oracle:
         return max(1, members * percent // 100) if percent else 0
 
     def _is_down(self, node: str, now: float) -> bool:
-        busy = node in self.in_progress or node in self.failed or node in self.isolated_by
-        return busy or self._is_held(node, now) or not self._is_up(node, now)
+        if node in self.in_progress or node in self.failed or node in self.isolated_by:
+            return True
+        return (bool(self.holds) and self._is_held(node, now)) or not self._is_up(node, now)
 
     def _is_held(self, node: str, now: float) -> bool:
         ends = (hold["until"] for (held, _), hold in self.holds.items() if held == node)

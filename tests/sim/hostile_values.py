@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from typing import Any
 
 from tests.sim.world import SimWorld
@@ -22,12 +23,16 @@ VARIABLES = {"note": TEMPLATE, "notes": {"deep": [TEMPLATE]}}
 def judge_command(world: SimWorld, command: str) -> None:
     """Report a command that a shell would read otherwise than its author wrote it."""
     world.coverage.count("values:shell-text")
-    try:
-        words = shlex.split(command)
-    except ValueError:
-        words = []
-    if SHELL_TEXT not in words:
+    if SHELL_TEXT not in _words_of(command):
         world.checker.report_violation(f"a shell would evaluate a label of a source: {command}")
+
+
+@lru_cache(maxsize=64)  # all nodes have the same label
+def _words_of(command: str) -> list[str]:
+    try:
+        return shlex.split(command)
+    except ValueError:
+        return []
 
 
 def judge_variables(world: SimWorld, variables: Mapping[str, Any]) -> None:

@@ -100,20 +100,21 @@ class SimLoop(asyncio.AbstractEventLoop):
 
     def step(self) -> bool:
         """Run one callback, letting time pass where none is ready; say whether there was one."""
-        while self._ready or self._advance_time():
-            ready = self._ready
+        ready = self._ready
+        while ready or self._advance_time():
             position = int(self._draw() * len(ready))
-            ready[position], ready[-1] = ready[-1], ready[position]
-            handle = ready.pop()
+            handle, last = ready[position], ready.pop()
+            if handle is not last:
+                ready[position] = last
             if handle.is_cancelled:
                 continue
             owner = handle.owner
-            if owner is not None and not owner.alive:
-                owner.dropped_handles.append(handle)
-                continue
+            if owner is not None:
+                if not owner.alive:
+                    owner.dropped_handles.append(handle)
+                    continue
+                owner.lived_until = self._now
             self.steps += 1
-            if handle.owner is not None:
-                handle.owner.lived_until = self._now
             try:
                 handle.context.run(handle.callback, *handle.args)
             except (SystemExit, KeyboardInterrupt):

@@ -114,12 +114,11 @@ class RecoveryUser:
             return
         rejections = [v for v in votes.valid_votes(rollout, gate, wave) if not v.yes]
         view = gates.gate_view(state.index, rollout, gate, wave, state.now())
-        waiting = any(t.needs_vote_of is not None for t in state.index.targets(name))
         if (
             not rejections
             and view.state != "waiting"
-            and not waiting
             and not any(h < w for _, w, h in view.teams)
+            and not any(t.needs_vote_of is not None for t in state.index.targets(name))
         ):
             return
         wave_or_none = wave or None

@@ -109,7 +109,8 @@ class Simulation:
         with self.loop.entered(), capture_errors(LogErrorHandler(self._on_log_error)):
             script = self.loop.create_task(self._script())
             while not script.done() and not violations and self.loop.steps < self._max_steps:
-                self._on_step()
+                if self.steps_to_crash >= 0:
+                    self._on_step()
                 if not self.loop.step():
                     break
         checker = self.world.checker
