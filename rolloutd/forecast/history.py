@@ -53,8 +53,6 @@ BEGINNING = 1 / 3
 Group = tuple[str, str, str, str]
 """The kind of a group, its name, the step and its action."""
 
-HostClass = Mapping[str, str]
-
 
 @dataclass(frozen=True, slots=True)
 class PastRun:

@@ -31,9 +31,6 @@ from rolloutd.plugin.field_types import (
     taken_names,
 )
 
-API_VERSION = "rolloutd/v1"
-KIND = "MaintenancePlan"
-
 RESERVED_WAVES = ("canary", "fleet")
 """Waves that every plan has."""
 

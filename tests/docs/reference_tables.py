@@ -10,9 +10,9 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from rolloutd.adapters.awx.rights import REQUESTS
 from rolloutd.control.routes import Route
 from rolloutd.planfile.schema import resolve_reference, value_schema
+from tests.support.awx_rights import REQUESTS
 
 JSON = Any
 Schema = dict[str, JSON]

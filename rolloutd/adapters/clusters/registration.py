@@ -120,7 +120,7 @@ CHECK = Registration(
     node_kinds=frozenset({NodeKind.CLUSTER}),
 )
 CHANGE = Registration(
-    "rolloutd.adapters.clusters.topology:make_runner",
+    "rolloutd.adapters.clusters.topology:TopologyRunner",
     TopologyParams,
     node_kinds=frozenset({NodeKind.CLUSTER}),
 )

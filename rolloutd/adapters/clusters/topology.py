@@ -13,7 +13,7 @@ from rolloutd.adapters.clusters.object_store import ObjectRef, ObjectStore
 from rolloutd.adapters.clusters.run_records import RunRecord
 from rolloutd.adapters.clusters.views import CLUSTER_API, PAUSED_ANNOTATION, read_conditions
 from rolloutd.adapters.kubernetes.api_errors import malformed_answers
-from rolloutd.ports import Ok, RunnerContext, RunRequest
+from rolloutd.ports import Ok, RunRequest
 
 WAITS = frozenset(
     {
@@ -117,7 +117,3 @@ def _percent(status: Mapping[str, Any]) -> float:
 def _cluster(version: str, namespace: str = "", name: str = "") -> ObjectRef:
     version = version or VERSIONS[CLUSTER_API][0]
     return ObjectRef(f"{CLUSTER_API}/{version}", "Cluster", "clusters", namespace, name)
-
-
-def make_runner(context: RunnerContext) -> TopologyRunner:
-    return TopologyRunner(context)

@@ -103,7 +103,7 @@ class FluxParams(ChangeParams):
 
 
 CHANGE = Registration(
-    "rolloutd.adapters.flux.runner:make_runner",
+    "rolloutd.adapters.flux.runner:FluxRunner",
     FluxParams,
     frozenset({Capability.RECORDS_PREVIOUS}),
     node_kinds=frozenset({NodeKind.CLUSTER}),

@@ -243,10 +243,6 @@ class FluxRunner(ObjectRunner):
         }
 
 
-def make_runner(context: RunnerContext) -> FluxRunner:
-    return FluxRunner(context)
-
-
 def _previous(record: RunRecord) -> Mapping[str, Any] | None:
     """Return what a run restores, empty if there was no object; None for a run that undoes nothing."""
     text = record.content.get("previous")

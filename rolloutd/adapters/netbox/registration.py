@@ -15,8 +15,6 @@ from rolloutd.plugin import ABSENT, Field, FilePath, LabelKey, Params, Registrat
 from rolloutd.plugin.addresses import parse_loopback
 from rolloutd.plugin.field_types import MAX_ITEMS, InvalidValue, ShortName, with_json_schema
 
-ObjectKind = Literal["devices", "virtual_machines"]
-
 _COMMON_FILTERS = frozenset(
     (
         *("tag", "tag__n", "tenant", "tenant__n", "tenant_group", "role", "role__n", "site", "site__n"),

@@ -92,7 +92,6 @@ class SshView:
     port: str
     hostname: str
     jump: str
-    identity_files: tuple[Path, ...]
 
 
 def find_inventories(machine: Machine, directory: Path) -> list[Candidate]:
@@ -215,7 +214,6 @@ def _read_ssh_view(machine: Machine, host: str) -> SshView | None:
         values.setdefault(key, []).append(value)
     if "hostname" not in values:
         return None
-    files = tuple(machine.path(text) for text in values.get("identityfile", ()))
     jump = values.get("proxyjump", values.get("proxycommand", [""]))[0]
     return SshView(
         host,
@@ -223,7 +221,6 @@ def _read_ssh_view(machine: Machine, host: str) -> SshView | None:
         values.get("port", [""])[0],
         values["hostname"][0],
         "" if jump.lower() == "none" else jump,
-        tuple(path for path in files if path.is_file()),
     )
 
 

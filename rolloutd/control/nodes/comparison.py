@@ -79,10 +79,6 @@ class _Measured:
         return self.target.phase is Phase.DONE
 
 
-def _is_outlier(node: wire_nodes.ComparedNode) -> bool:
-    return node["time"] != "usual" or bool(node["extra_tasks"] or node["missing_tasks"])
-
-
 async def _measure(state: State, runner: PlaybookRuns, target: Target, now: float) -> _Measured:
     end = target.since if target.phase is Phase.DONE else now
     return _Measured(target, max(0.0, end - target.admitted_at), await _changed_tasks(state, runner, target))

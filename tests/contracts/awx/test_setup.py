@@ -12,13 +12,13 @@ from aiohttp import web
 
 from machines.model.rollout import FailureCode
 from rolloutd.adapters.awx import http
-from rolloutd.adapters.awx.rights import REQUESTS
 from rolloutd.adapters.awx.tree import PlaybookTasks
 from rolloutd.contracts.runner import Work
 from rolloutd.errors import RunnerUnavailable
 from rolloutd.ports import Failed, Ok, PinnedSource, RunRequest, wait_for_end
 from tests.contracts.awx.backend import PIN, AwxBackend, open_scripted
 from tests.contracts.awx.test_faults import WHOLE, only_job, started
+from tests.support.awx_rights import REQUESTS
 from tests.support.fake_awx import FakeAwx
 from tests.support.fake_awx.server import TOKEN
 
