@@ -6,6 +6,7 @@ HTTP framework and no core.  It does not know what an answer means.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -24,6 +25,9 @@ STREAM_TIMEOUT_S = 45.0
 
 MAX_LINE_BYTES = 16 * 1024 * 1024
 """Bytes of one line of a stream; the longest are audit entries of a submit with 10,000 targets."""
+
+PART_BYTES = 2**16
+"""Bytes of lines that are yielded together at most, and read at once: one write of the daemon."""
 
 Query = Mapping[str, str | int | float | bool | None]
 
@@ -114,6 +118,14 @@ class Client:
 
         Raises StreamInterrupted if it breaks.  Closing the iterator closes the connection.
         """
+        with contextlib.closing(self.stream_parts(path, query, method=method, body=body)) as parts:
+            for lines in parts:
+                yield from lines
+
+    def stream_parts(
+        self, path: str, query: Query | None = None, *, method: str = "GET", body: Any = None
+    ) -> Generator[list[dict[str, Any]], None, None]:
+        """Yield what `stream` yields, but the lines together that the daemon wrote together."""
         # What comes before the first line may take as long as any other answer.
         connection = _UnixConnection(self.path, STREAM_TIMEOUT_S if body is None else self.timeout_s)
         target, content = _path_with_query(path, query), _encode_json(body)
@@ -121,7 +133,7 @@ class Client:
             # The response must be closed too: it keeps the socket open after its connection is closed.
             with self._request(connection, method, target, content, "application/json") as response:
                 _raise_for_status(response)
-                yield from _read_lines(response, self.path)
+                yield from _read_parts(response, self.path)
         finally:
             connection.close()
 
@@ -201,16 +213,31 @@ def _decode_json(text: bytes) -> Any:
         raise DaemonUnreachable("the answer is not JSON; check that the socket is rolloutd's") from exc
 
 
-def _read_lines(response: HTTPResponse, path: str) -> Iterator[dict[str, Any]]:
+def _read_parts(response: HTTPResponse, path: str) -> Iterator[list[dict[str, Any]]]:
+    """Yield the lines that arrive together: of the pieces of a write, only the last one ends a line."""
+    received, end = bytearray(), 0
     while True:
+        error: Exception | None = None
         try:
-            line = response.readline(MAX_LINE_BYTES)
+            piece = response.read1(PART_BYTES)
         except (OSError, HTTPException) as exc:
-            raise StreamInterrupted(f"the stream from {path} broke: {_error_text(exc)}") from exc
-        if not line:
-            return
-        if not line.endswith(b"\n"):
+            piece, error = b"", exc
+        received += piece
+        end = max(end, received.rfind(b"\n", len(received) - len(piece)) + 1)
+        if end and (not piece or end == len(received) or end >= PART_BYTES):
+            yield list(_read_entries(bytes(received[:end]), path))
+            del received[:end]
+            end = 0
+        if error is not None:
+            raise StreamInterrupted(f"the stream from {path} broke: {_error_text(error)}") from error
+        if len(received) - end > MAX_LINE_BYTES or (received and not piece):
             raise StreamInterrupted(f"the stream from {path} broke in the middle of a line")
+        if not piece:
+            return
+
+
+def _read_entries(lines: bytes, path: str) -> Iterator[dict[str, Any]]:
+    for line in lines.splitlines():
         try:
             entry = json.loads(line)
         except ValueError as exc:

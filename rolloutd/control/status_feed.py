@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Hashable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from rolloutd.control.responses import SharedAnswers, encode_in_slices, encode_json
 from rolloutd.control.status_changes import Object, difference
@@ -12,12 +13,16 @@ from rolloutd.control.status_changes import Object, difference
 
 @dataclass(slots=True)
 class StatusVersion:
-    """A status; `change` is what differs from version `number - 1`, and `news` what it was made for."""
+    """A status; `change` is what differs from version `number - 1`, and `news` what it was made for.
+
+    `writes` are those of the streams with its change, by what each had: ten consoles share one.
+    """
 
     number: int
     news: Hashable
     status: Object
     change: bytes | None
+    writes: dict[Hashable, Any] = field(default_factory=dict)
     _encoded: bytes | None = None
 
     async def line(self, after: int) -> bytes:
@@ -35,17 +40,17 @@ class StatusFeed:
     def __init__(self) -> None:
         self._latest: StatusVersion | None = None
         self._number = 0
-        self._followers = 0
+        self.followers = 0
 
     @contextmanager
     def follow(self) -> Iterator[None]:
         """Keep the latest version meanwhile: in a large fleet it takes megabytes."""
-        self._followers += 1
+        self.followers += 1
         try:
             yield
         finally:
-            self._followers -= 1
-            if not self._followers:
+            self.followers -= 1
+            if not self.followers:
                 self._latest = None
 
     async def newer(
@@ -67,7 +72,7 @@ class StatusFeed:
             # A rollout that is new is long: a whole status is encoded in slices.
             if before is not None and _rollouts(before.status) == _rollouts(status):
                 change = encode_json(difference(before.status, status))
-            if self._followers:
+            if self.followers:
                 self._latest = StatusVersion(self._number, seen, status, change)
             return b""
 

@@ -66,15 +66,15 @@ class MessageQueue:
         self._closed = False
         self.on_message: Callable[[], None] = lambda: None
 
-    def put(self, message: Message) -> bool:
-        """Add a message, waiting while the queue is full; return False once it is closed."""
+    def put(self, *messages: Message) -> bool:
+        """Add messages together, waiting while the queue is full; return False once it is closed."""
         with self._condition:
             while len(self._messages) >= self._limit and not self._closed:
                 self._condition.wait()
             if self._closed:
                 return False
-            self._messages.append(message)
-            first = len(self._messages) == 1
+            first = not self._messages
+            self._messages.extend(messages)
         # One wake-up serves all messages of a frame; a thousand a second would flood the loop.
         if first:
             self.on_message()
@@ -155,23 +155,26 @@ class EventListener:
         query = {"after": after, "follow": True, "status": True, "changes": True}
         status: Mapping[str, Any] = {}
         version = 0
-        with contextlib.closing(self._client.stream(api_path("events"), query)) as lines:
-            for line in lines:
-                self._last_received_at = self._now()
-                if "change" in line:
-                    if line["version"] != version + 1:
-                        # The next connection begins with a whole status.
-                        raise ValueError(f"version {line['version']} of the status follows {version}")
-                    line["status"] = merge(status, line["change"])
-                if "status" in line:
-                    status, version = line["status"], line.get("version", 0)
-                seq = line.get("seq")
-                if seq is not None:
-                    self._last_seq = seq
-                elif "heartbeat" in line:
-                    self._last_seq = max(self._last_seq or 0, line["heartbeat"])
-                if not self._message_queue.put(line):
+        with contextlib.closing(self._client.stream_parts(api_path("events"), query)) as parts:
+            for lines in parts:
+                self._last_received_at, last_seq = self._now(), self._last_seq
+                for line in lines:
+                    if "change" in line:
+                        if line["version"] != version + 1:
+                            # The next connection begins with a whole status.
+                            raise ValueError(f"version {line['version']} of the status follows {version}")
+                        line["status"] = merge(status, line["change"])
+                    if "status" in line:
+                        status, version = line["status"], line.get("version", 0)
+                    seq = line.get("seq")
+                    if seq is not None:
+                        last_seq = seq
+                    elif "heartbeat" in line:
+                        last_seq = max(last_seq or 0, line["heartbeat"])
+                # Together: a frame that has some of them would delay the others by a frame.
+                if not self._message_queue.put(*lines):
                     return
+                self._last_seq = last_seq
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 
 from machines.model.trust_events import LeaderSteppedDown
 from rolloutd.commands.execution import Command, execute
@@ -76,7 +77,7 @@ async def step_down(
 def daemons_of(services: Services) -> wire_daemons.Daemons:
     """Return who leads the store and who waits."""
     state = services.state
-    own = Peers(state.settings.name or os.uname().nodename, state.epoch, services.started_at)
+    own = Peers(state.settings.name or platform.node(), state.epoch, services.started_at)
     peers = services.leadership.peers or own
     leader = peers if services.is_standby else own
     return {

@@ -28,7 +28,7 @@ from machines.model.events import StepAction, StepRecorded, StepState
 from machines.states import Outcome, Trigger
 from rolloutd.control import identity, requests
 from rolloutd.control import server as border
-from rolloutd.control.client import ApiError, Client, DaemonUnreachable, StreamInterrupted
+from rolloutd.control.client import ApiError, Client, DaemonUnreachable, StreamInterrupted, _read_parts
 from rolloutd.control.formats import format_timestamp
 from rolloutd.control.identity import Account, CachedNameService, identify, read_peer_uid
 from rolloutd.control.limits import MERGE_WINDOW_S, DenialLog
@@ -550,6 +550,17 @@ async def test_stream_that_missed_a_version_gets_a_whole_status() -> None:
         change, whole = json.loads(await second.line(first.number)), json.loads(await second.line(0))
         assert change["change"] == {"rollouts": {"items": [{"rollout": "a", "percent": 1}]}, "seq": 1}
         assert whole["status"] == await read()
+        changes = SimpleNamespace(latest_seq=0, recent_after=lambda after, limit: ())
+        services: Any = SimpleNamespace(state=SimpleNamespace(changes=changes), status_feed=feed)
+        for has, is_shared in ((first.number, True), (0, False)):
+            one, other = [await streams._status_write(services, second, has, 0, None) for _ in range(2)]
+            assert one == other
+            assert (one is other) is is_shared
+        query = requests.EventsQuery(follow=True, status=True)
+        assert streams._interval_s(services, query) == streams.STATUS_INTERVAL_S
+        feed.followers = 100  # all of them together must leave most of the loop to others
+        assert streams._interval_s(services, query) == 100 * streams.STATUS_INTERVAL_PER_STREAM_S
+        feed.followers = 1
     assert feed._latest is None
 
 
@@ -640,6 +651,15 @@ async def test_a_stream_that_breaks_off_is_lost(tmp_path: Path) -> None:
     async with await asyncio.start_unix_server(broken, tmp_path / "s"):
         with pytest.raises(StreamInterrupted):
             await asyncio.to_thread(lambda: list(Client(tmp_path / "s").stream("/v1/events")))
+
+
+def test_lines_of_one_write_arrive_together() -> None:
+    pieces = iter([b'{"n":1}\n{"n"', b":2}\n", b'{"n":3}\n', b'{"n":4}\n{"n":', b""])
+    response: Any = SimpleNamespace(read1=lambda size: next(pieces))
+    parts: list[Any] = []
+    with pytest.raises(StreamInterrupted, match="middle of a line"):
+        parts.extend(_read_parts(response, "s"))
+    assert parts == [[{"n": 1}, {"n": 2}], [{"n": 3}], [{"n": 4}]]
 
 
 def test_the_client_imports_lightly() -> None:
