@@ -41,9 +41,12 @@ def example_names() -> list[str]:
 
 
 def example_files(name: str) -> dict[str, bytes]:
-    """Return the files of an example with the reference playbooks, by relative path."""
-    files = {f"playbooks/{path}": content for path, content in _read_tree(PLAYBOOKS) if path != README}
-    for path, content in _read_tree(EXAMPLES / name):
+    """Return the files of an example by relative path, with the reference playbooks if its plan uses them."""
+    own = dict(_read_tree(EXAMPLES / name))
+    files: dict[str, bytes] = {}
+    if b"path: ./playbooks" in own["plan.yml"]:
+        files = {f"playbooks/{path}": content for path, content in _read_tree(PLAYBOOKS) if path != README}
+    for path, content in own.items():
         if path.startswith(f"{TREE}/"):
             files[f"playbooks/{path.removeprefix(f'{TREE}/')}"] = content
         elif path != PREVIEW:

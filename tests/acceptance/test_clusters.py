@@ -1,4 +1,4 @@
-"""A module over clusters in regions: canaries, a bad revision, pins, joins, and a daemon that is killed.
+"""The example plan of clusters, over regions: a bad revision, pins, joins, and a daemon that is killed.
 
 Real are the daemon, its process, and git; the management cluster is the fake, and the test plays Flux's
 controllers in it.  What was done is judged by what reached the targets.  `make clusters` runs
@@ -17,11 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from rolloutd.control.client import ApiError, DaemonUnreachable, api_path
 from rolloutd.store import DatabaseBackend
+from tests.docs.example_previews import EXAMPLES
 from tests.support.cluster_fleet import ClusterFleet
-from tests.support.daemon_environment import WAIT_LIMIT_S, DaemonEnvironment, plan
+from tests.support.daemon_environment import WAIT_LIMIT_S, DaemonEnvironment
 from tests.support.fake_kubernetes import FakeKubernetes
 from tests.support.flux_controllers import Content, FluxControllers
 from tests.support.git_repository import Repository, git_server
@@ -34,7 +36,6 @@ SEED = int(os.environ.get("ROLLOUTD_TEST_SEED", "1"))
 REGIONS = 6
 OFFLINE = CLUSTERS // 6
 LONGEST_LIFE_S = 3.0
-VALUES = {"region": {"label": "region"}, "cluster": {"field": "/metadata/name"}}
 
 
 @dataclass
@@ -61,26 +62,10 @@ class Fleet:
 
     async def submit(self, pin: str, **more: Any) -> str:
         """Submit the module at a commit, which replaces the rollout before, and vote for its start."""
-        stage = {
-            "flux": {
-                "kustomization": "{{ node.name }}-apps",
-                "values": VALUES,
-                "create": {"path": "./apps"},
-                "failing_for": "0s",
-            },
-            "timeout": "5m",
-            "expected": "10s",
-        }
-        body = plan(
-            "apps",
-            source={"git": self.url, "ref": pin},
-            targets="module=apps",
-            canary={"select": "canary=true", "max_parallel": 1},
-            enrol="auto",
-            maintain=stage,
-            verify=[{"cluster": {"within": "60s"}}],
-            isolate=[{"none": {}}],
-        )
+        body = yaml.safe_load((EXAMPLES / "clusters" / "plan.yml").read_text())
+        spec = body["spec"]
+        spec |= {"source": {"git": self.url, "ref": pin}, "soak": "1s"}
+        spec["maintain"]["flux"]["failing_for"] = "0s"
         upload: dict[str, Any] = {"supersede": True, **more}
         rollout = str(await self.ask(self.daemon.submit, body, {"unused.yml": "[]\n"}, **upload))
         await self.ask(self.daemon.vote, rollout, "start")
@@ -201,7 +186,8 @@ async def _walk(fleet: Fleet) -> None:
     assert await fleet.pins() == dict.fromkeys(fleet.online(), good)
     for name in fleet.online():
         region = f"r{int(name[1:]) % REGIONS}"
-        assert fleet.flux.applied[f"{name}-apps"][-1].values == (("cluster", name), ("region", region))
+        values = (("cluster", name), ("host", f"{name}.example.com"), ("region", region))
+        assert fleet.flux.applied[f"{name}-apps"][-1].values == values
 
     # A bad revision: exactly one canary has it, and the rest is untouched.
     second = await fleet.submit(fleet.commit("bad", Content.UNHEALTHY))

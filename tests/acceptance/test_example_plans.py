@@ -161,7 +161,8 @@ async def test_preview_is_as_beside_the_plan(tmp_path: Path, name: str) -> None:
 def test_example_is_written_once_and_whole(tmp_path: Path) -> None:
     for name in example_names():
         files = example_files(name)
-        assert {"plan.yml", "README.md", "config.yaml", "playbooks/sysctl.yml"} <= set(files), name
+        assert {"plan.yml", "README.md", "config.yaml"} <= set(files), name
+        assert ("playbooks/sysctl.yml" in files) is (name != "clusters"), name
         assert not any("tree" in path or path == PREVIEW for path in files)
     written = write_example("reboot", tmp_path)
     before = (tmp_path / "plan.yml").read_bytes()

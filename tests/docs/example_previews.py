@@ -19,6 +19,7 @@ from rolloutd.admin.systems import open_systems, read_sources
 from rolloutd.cli.example_plans import PREVIEW, example_names, write_example
 from rolloutd.cli.plans import print_preview
 from rolloutd.settings import load
+from tests.support.cluster_fleet import ClusterFleet
 from tests.support.cluster_sandbox import KubernetesApi
 from tests.support.fake_kubernetes import FakeKubernetes
 
@@ -43,12 +44,21 @@ async def render_preview(name: str, directory: Path) -> str:
             stack.push_async_callback(api.close)
             for node in yaml.safe_load(nodes.read_text()):
                 await api.post("/api/v1/nodes", {"apiVersion": "v1", "kind": "Node", "metadata": node})
+        clusters = directory / "clusters.yaml"
+        if clusters.exists():
+            hub = await stack.enter_async_context(FakeKubernetes())
+            fleet = await stack.enter_async_context(
+                ClusterFleet(hub.kubeconfig(directory / "hub.kubeconfig"))
+            )
+            for cluster in yaml.safe_load(clusters.read_text()):
+                await fleet.add_cluster(cluster["name"], cluster["labels"])
         settings = load(directory / "config.yaml")
         async with open_systems(settings) as systems:
             readings = await read_sources(systems)
     assert all(reading.check.ok for reading in readings), [reading.check for reading in readings]
     reported = [node for reading in readings for node in reading.nodes]
     plan, tree = directory / "plan.yml", directory / "playbooks"
+    tree.mkdir(exist_ok=True)
     output = io.StringIO()
     with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
         print_preview(preview_offline(settings, reported, plan, tree, "alice", NOW))
