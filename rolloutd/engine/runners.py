@@ -99,7 +99,8 @@ class RoutedRunners:
         for name, runner in self._runners.items():
             if name != LOCAL_RUNNER and runner.status.problem is None:
                 runner.status.problem = unasked
-        self._unasked = dict.fromkeys(self._changes.keys() - self._runners.keys(), unasked)
+        unneeded = RunnerProblem("it is asked once a rollout needs it", self._state.now())
+        self._unasked = dict.fromkeys(self._changes.keys() - self._runners.keys(), unneeded)
         self._publish_problems()
         # Each by itself: one that does not answer must not delay what is known of the others.
         async with asyncio.TaskGroup() as tasks:

@@ -46,7 +46,7 @@ async def test_matrix_shows_clusters_and_modules(socket_dir: Path, size: tuple[i
         is_wide = size[0] == 200
         assert len(cells) == (17 if is_wide else 9)
         assert row.index("✗") == names.index("apps"), "the cell is under its heading"
-        assert "v1.10.0" in row if is_wide else "✗v1.1" in row
+        assert "✗ v1.11.0" in row if is_wide else "✗v1.11" in row
         assert "1 failed  ? 1 unknown  ≠ 1 drifted  ‖ 1 held  · 1 pending" in text
         order = [line.split()[0] for line in lines if line.lstrip().startswith("edge-")]
         assert order[:4] == ["edge-41", "edge-42", "edge-43", "edge-44"], "the most urgent first"
@@ -57,10 +57,10 @@ async def test_row_under_cursor_says_what_to_do(socket_dir: Path) -> None:
         await pilot.press("m")
         await wait_for_text(pilot, "edge-41")
         await pilot.press("slash", *"failed", "enter", "end")
-        text = await wait_for_text(pilot, "edge-41, apps failed, has v1.10.0: rolloutctl why")
+        text = await wait_for_text(pilot, "edge-41, apps failed, from v1.10.0: rolloutctl why")
         assert "edge-42" not in text
         await pilot.press("w")
-        text = await wait_for_text(pilot, "apps: failed, has v1.10.0")
+        text = await wait_for_text(pilot, "apps: failed, from v1.10.0")
         assert "failed: rolloutctl why ROLLOUT NODE" in text
         await pilot.press("escape", "enter")
         await wait_for_text(pilot, "apps-f", "edge-41")

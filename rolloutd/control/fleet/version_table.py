@@ -26,6 +26,9 @@ NEXT_STEPS: Mapping[ChangeState, str] = {
 """What to do about each state, the most urgent state first."""
 
 
+WAITING: frozenset[ChangeState] = frozenset({"pending", "held", "skipped"})
+"""States of a node that has the version of before; after a failed run it may have either."""
+
 CARRIED: frozenset[ChangeState] = frozenset({"done", "drifted"})
 """States of a node that got the change, and so no longer has the plan's change before it."""
 
@@ -39,17 +42,19 @@ class Cell(NamedTuple):
 
     @property
     def version(self) -> str:
-        """The version that the node has; empty if it has none, or if it is unknown which."""
-        if self.state in CARRIED:
-            return self.change["version"]
-        return "" if self.before is None or self.state == "unknown" else self.before["version"]
+        """The version that the node has, or that the latest run was to bring; empty if it has none."""
+        if self.state in WAITING:
+            return "" if self.before is None else self.before["version"]
+        return self.change["version"]
 
     def describe(self, latest: Change) -> str:
-        """Return the cell under a heading that names the plan's latest change: `failed, has v1.4.1`."""
+        """Return the cell under a heading that names the plan's latest change: `pending, has v1.4.1`."""
         if self.state == "done":
             return self.version
         text = self.state if self.change is latest else f"{self.state} {self.change['version']}"
-        return f"{text}, has {self.version}" if self.version else text
+        if self.before is None:
+            return text
+        return f"{text}, {'has' if self.state in WAITING else 'from'} {self.before['version']}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +82,8 @@ def version_table(changes: Sequence[Change]) -> VersionTable:
             if state in ("never", "replaced"):
                 continue
             cell = row.get(plan)
-            if cell is None:
+            # What failed holds back what is newer.
+            if cell is None or (cell.state in ("pending", "held") and state in ("failed", "unknown")):
                 row[plan] = Cell(change, state)
             elif (
                 state in ("done", "drifted") and cell.before is None and cell.state not in ("done", "drifted")

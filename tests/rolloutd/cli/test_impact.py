@@ -73,8 +73,12 @@ def test_changes_of_a_plan_list_groups_and_nodes(
 
 def test_matrix_has_versions_and_next_steps(daemon: CannedDaemon, capsys: pytest.CaptureFixture[str]) -> None:
     changes = [
-        change_of("apps", "3", "v3", n1="failed", n2="done", n3="pending", n4="unknown", n5="never"),
-        change_of("apps", "2", "v2", n1="done", n2="replaced", n3="failed", n4="done", n5="skipped"),
+        change_of(
+            "apps", "3", "v3", n1="failed", n2="done", n3="pending", n4="unknown", n5="never", n6="pending"
+        ),
+        change_of(
+            "apps", "2", "v2", n1="done", n2="replaced", n3="failed", n4="done", n5="skipped", n6="done"
+        ),
         change_of("apps", "1", "v1", n1="replaced", n2="replaced", n3="drifted", n4="replaced", n5="done"),
         change_of("cni", "1", "1.16", n1="done", n2="never", n3="done", n4="held", n5="drifted"),
     ]
@@ -82,14 +86,15 @@ def test_matrix_has_versions_and_next_steps(daemon: CannedDaemon, capsys: pytest
     _, out, err = run(capsys, "changes", "--matrix")
     assert [re.split("  +", line) for line in out.splitlines()] == [
         ["NODE", "APPS v3", "CNI 1.16"],
-        ["n1", "failed, has v2", "1.16"],
+        ["n1", "failed, from v2", "1.16"],
         ["n2", "v3", "-"],
-        ["n3", "pending, has v1", "1.16"],
-        ["n4", "unknown", "held"],
-        ["n5", "skipped v2, has v1", "drifted, has 1.16"],
+        ["n3", "failed v2, from v1", "1.16"],
+        ["n4", "unknown, from v2", "held"],
+        ["n5", "skipped v2, has v1", "drifted"],
+        ["n6", "pending, has v2", "-"],
     ]
     assert [line.partition(":")[0] for line in err.splitlines()] == [
-        *("1 failed", "1 unknown", "1 drifted", "1 held", "1 pending", "1 skipped")
+        *("2 failed", "1 unknown", "1 drifted", "1 held", "1 pending", "1 skipped")
     ]
     assert daemon.requests[-1][2] == {}, "all nodes, not a page"
     assert run(capsys, "changes", "--matrix", "-o", "wide")[1].split()[:3] == ["NODE", "APPS", "v3-whole"]

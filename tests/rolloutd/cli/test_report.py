@@ -108,7 +108,7 @@ def test_nodes_have_versions_of_all_plans(daemon: CannedDaemon) -> None:
     page = Page(render_rollout(Client(daemon.socket), ROLLOUT_ID))
     nodes = " ".join(page.text.partition("Nodes")[2].split())
     assert "Since somaxconn v1.4.2 cni 1.16 n1" in nodes, "the own plan first, no plan of other nodes"
-    assert "failed, has v1.4.1 1.16" in nodes
+    assert "failed, from v1.4.1 1.16" in nodes
     assert "failed: rolloutctl why ROLLOUT NODE" in nodes
     assert ("span", {"title": "v1.4.2-whole"}) in page.tags
 
