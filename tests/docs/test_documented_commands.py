@@ -86,9 +86,9 @@ ANSWERS_NO = {"drift", "config", "compare", "diff", "artifacts report"}
 """Commands whose exit code 1 is an answer."""
 
 STAND_INS = (
-    (r"somaxconn(-2026-11|-kj2fc)?|ROLLOUT|OLD", "{live}"),
+    (r"somaxconn(-2026-11|-kj2fc)?|apps|ROLLOUT|OLD", "{live}"),
     (r"app", "{prepared}"),
-    (r"n\d+|web-\d+|worker-\d+|pay-\d+|NODE", "p1"),
+    (r"n\d+|web-\d+|worker-\d+|pay-\d+|ams-\d|fra-\d|NODE", "p1"),
     (r"plan\.ya?ml|FILE", "{dir}/plan.yml"),
     (r"(playbooks/)?files/|DIR", "{dir}/files"),
     (r"PLAN", "sysctl"),
