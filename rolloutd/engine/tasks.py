@@ -18,13 +18,7 @@ from collections.abc import (
     Iterator,
     Sequence,
 )
-from contextlib import (
-    AbstractAsyncContextManager,
-    asynccontextmanager,
-    contextmanager,
-    nullcontext,
-    suppress,
-)
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext, suppress
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar
 
 from rolloutd.concurrency import threads

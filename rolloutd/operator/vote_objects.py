@@ -16,12 +16,7 @@ from typing import Final
 
 from pydantic import ValidationError
 
-from rolloutd.adapters.kubernetes.api_errors import (
-    ApiError,
-    ClusterUnreachable,
-    malformed_answers,
-    require_text,
-)
+from rolloutd.adapters.kubernetes import api_errors
 from rolloutd.adapters.kubernetes.cluster import DEFAULT_DOMAIN, FIELD_MANAGER, Cluster, api_path
 from rolloutd.adapters.kubernetes.list_watch import WatchHandler, run_list_watch
 from rolloutd.commands import voting
@@ -116,15 +111,15 @@ class VoteObject:
         return api_path(VOTES, self.name, namespace=self.namespace, group=GROUP_VERSION, subresource="status")
 
 
-@malformed_answers()
+@api_errors.malformed_answers()
 def parse_vote(obj: Mapping[str, JSON]) -> VoteObject:
     """Return the used fields of a vote."""
     meta = obj["metadata"]
     return VoteObject(
-        require_text(meta["namespace"]),
-        require_text(meta["name"]),
-        require_text(meta["uid"]),
-        datetime.fromisoformat(require_text(meta["creationTimestamp"])).timestamp(),
+        api_errors.require_text(meta["namespace"]),
+        api_errors.require_text(meta["name"]),
+        api_errors.require_text(meta["uid"]),
+        datetime.fromisoformat(api_errors.require_text(meta["creationTimestamp"])).timestamp(),
         dict(obj.get("spec") or {}),
     )
 
@@ -197,7 +192,7 @@ class VoteCounter:
         for vote in tuple(self._waiting.values()):
             try:
                 await self._write_status(vote, await self._judge(vote))
-            except (ApiError, ClusterUnreachable, StoreFailed) as error:
+            except (api_errors.ApiError, api_errors.ClusterUnreachable, StoreFailed) as error:
                 log.warning("vote %s/%s: %s; it is read again", vote.namespace, vote.name, error)
                 continue
             except Exception:
@@ -215,7 +210,7 @@ class VoteCounter:
             return ""
         try:
             await self._cast(vote)
-        except (ApiError, ClusterUnreachable, StoreFailed):
+        except (api_errors.ApiError, api_errors.ClusterUnreachable, StoreFailed):
             raise
         except RolloutdError as error:
             log.warning("vote %s/%s: not counted: %s", vote.namespace, vote.name, error)
@@ -255,13 +250,15 @@ class VoteCounter:
             subject = f"{resource} {POLICY_NAME}"
             try:
                 found = await self.cluster.get(api_path(resource, POLICY_NAME, group=ADMISSION_GROUP))
-            except ApiError as error:
+            except api_errors.ApiError as error:
                 if error.status == 404:
                     raise NotAllowed(f"{subject}: missing; apply it, then vote again") from None
                 raise
-            with malformed_answers():
+            with api_errors.malformed_answers():
                 meta = found["metadata"]
-                created_at = datetime.fromisoformat(require_text(meta["creationTimestamp"])).timestamp()
+                created_at = datetime.fromisoformat(
+                    api_errors.require_text(meta["creationTimestamp"])
+                ).timestamp()
                 generation = int(meta.get("generation") or 1)
             if found.get("spec") != wanted:
                 raise NotAllowed(f"{subject}: not as shipped; delete it and apply it again")
@@ -280,7 +277,7 @@ class VoteCounter:
             await self.cluster.request(
                 "PATCH", vote.status_path, query=query, body=body, content_type=APPLY_PATCH
             )
-        except ApiError as error:
+        except api_errors.ApiError as error:
             if error.status not in (404, 409):  # gone, or another of its name
                 raise
 

@@ -10,17 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, create_model, model_serializer
 
+from rolloutd import plugin
 from rolloutd.planfile.prepare import OneKind
-from rolloutd.plugin import (
-    ABSENT,
-    CHECKS,
-    ISOLATORS,
-    PROBES,
-    Params,
-    Registration,
-    SelectorText,
-    installed_adapters,
-)
 
 JSON = Any
 
@@ -34,7 +25,7 @@ class Step(OneKind):
     @property
     def params(self) -> dict[str, JSON]:
         """The parameters, defaults filled in, durations in seconds."""
-        section: Params = self.section
+        section: plugin.Params = self.section
         return section.model_dump(mode="json", by_alias=True, exclude_none=True)
 
     def items(self) -> Iterator[tuple[str, dict[str, JSON]]]:
@@ -45,25 +36,27 @@ class Step(OneKind):
         return {self.kind: self.params}
 
 
-def usable_adapters(group: str) -> dict[str, Registration]:
+def usable_adapters(group: str) -> dict[str, plugin.Registration]:
     """Return the installed adapters of a port that files may name, by kind."""
     return {
-        kind: adapter for kind, adapter in installed_adapters(group).items() if adapter.params is not None
+        kind: adapter
+        for kind, adapter in plugin.installed_adapters(group).items()
+        if adapter.params is not None
     }
 
 
-class _Where(Params):
+class _Where(plugin.Params):
     """The key that every step of a plan has besides its adapter's own."""
 
-    where: SelectorText = Field(
-        default=ABSENT,
+    where: plugin.SelectorText = Field(
+        default=plugin.ABSENT,
         description="Label selector of the nodes that the item is for; the key `kind` is the node's kind, "
         "`host`, `kubernetes` or `cluster`. All nodes that the adapter can handle if not given.",
     )
 
 
 def step_model(
-    name: str, doc: str, group: str, common: type[Params] | None = None, base: type[OneKind] = Step
+    name: str, doc: str, group: str, common: type[plugin.Params] | None = None, base: type[OneKind] = Step
 ) -> type[Any]:
     """Return the model of a mapping whose one key, besides those of `base`, is an installed kind of a port.
 
@@ -80,7 +73,9 @@ def step_model(
     return create_model(name, __base__=base, __doc__=doc, **fields)
 
 
-def params_model(adapter: Registration, common: type[Params] | None, **fields: Any) -> type[Params]:
+def params_model(
+    adapter: plugin.Registration, common: type[plugin.Params] | None, **fields: Any
+) -> type[plugin.Params]:
     """Return the model of an adapter's parameters, with the keys of `common` and further fields."""
     assert adapter.params is not None
     if common is None:
@@ -95,8 +90,10 @@ if TYPE_CHECKING:
     TrafficStep = Step
     VerifyStep = Step
 else:
-    IsolateStep = step_model("IsolateStep", "One way to take the node out of service.", ISOLATORS, _Where)
-    TrafficStep = step_model(
-        "TrafficStep", "One way to see whether client traffic runs on a node.", PROBES, _Where
+    IsolateStep = step_model(
+        "IsolateStep", "One way to take the node out of service.", plugin.ISOLATORS, _Where
     )
-    VerifyStep = step_model("VerifyStep", "One check that the node must pass.", CHECKS, _Where)
+    TrafficStep = step_model(
+        "TrafficStep", "One way to see whether client traffic runs on a node.", plugin.PROBES, _Where
+    )
+    VerifyStep = step_model("VerifyStep", "One check that the node must pass.", plugin.CHECKS, _Where)

@@ -31,7 +31,6 @@ MAX_APPLIES = 5
 IDLE_S = 60.0
 """How long a watch stays open without a run that is followed."""
 
-
 Annotate = Callable[[Mapping[str, JSON] | None], Mapping[str, str]]
 """Returns further annotations of a write, by the object that it replaces."""
 

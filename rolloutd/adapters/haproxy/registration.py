@@ -6,35 +6,26 @@ from typing import Annotated, Self
 
 from pydantic import model_validator
 
-from rolloutd.plugin import (
-    ABSENT,
-    MACHINES,
-    Capability,
-    Field,
-    Params,
-    PositiveDuration,
-    Registration,
-    SettingsSection,
-    TemplateText,
-    duration_field,
-)
+from rolloutd import plugin
 from rolloutd.plugin.field_types import MAX_ITEMS, InvalidValue, ShortName
 
 
-class BalancerParams(Params):
+class BalancerParams(plugin.Params):
     """One HAProxy, and how its Runtime API is reached."""
 
-    socket: Annotated[str, Field(max_length=107, pattern="^/.")] = Field(
-        default=ABSENT,
+    socket: Annotated[str, plugin.Field(max_length=107, pattern="^/.")] = plugin.Field(
+        default=plugin.ABSENT,
         description="Unix socket of the Runtime API (`stats socket PATH level admin`), an absolute path on"
         " this machine or on `node`.",
     )
-    node: Annotated[str, Field(min_length=1, max_length=253)] = Field(
-        default=ABSENT,
+    node: Annotated[str, plugin.Field(min_length=1, max_length=253)] = plugin.Field(
+        default=plugin.ABSENT,
         description="Node of the inventory that has the socket; reached over ssh, and needs python3.",
     )
-    tcp: Annotated[str, Field(min_length=3, max_length=260, pattern=r"^.+:[0-9]{1,5}$")] = Field(
-        default=ABSENT, description="Address and port of the Runtime API, such as 127.0.0.1:9999."
+    tcp: Annotated[str, plugin.Field(min_length=3, max_length=260, pattern=r"^.+:[0-9]{1,5}$")] = (
+        plugin.Field(
+            default=plugin.ABSENT, description="Address and port of the Runtime API, such as 127.0.0.1:9999."
+        )
     )
 
     @model_validator(mode="after")
@@ -44,13 +35,13 @@ class BalancerParams(Params):
         return self
 
 
-class _ServerParams(Params):
-    backend: TemplateText = Field(description="Backend of the server.")
-    server: TemplateText = Field(
+class _ServerParams(plugin.Params):
+    backend: plugin.TemplateText = plugin.Field(description="Backend of the server.")
+    server: plugin.TemplateText = plugin.Field(
         description="The node's name as a server of that backend, such as `{{ node.name }}`."
     )
-    balancers: list[ShortName] = Field(
-        default=ABSENT,
+    balancers: list[ShortName] = plugin.Field(
+        default=plugin.ABSENT,
         min_length=1,
         max_length=MAX_ITEMS,
         description="Balancers of the settings that have the server; all of them if not given.",
@@ -60,8 +51,8 @@ class _ServerParams(Params):
 class HaproxyIsolatorParams(_ServerParams):
     """Takes a server out of HAProxy's rotation: drains it, waits for its sessions, and sets it to maint."""
 
-    drain_timeout: PositiveDuration = Field(
-        default=ABSENT,
+    drain_timeout: plugin.PositiveDuration = plugin.Field(
+        default=plugin.ABSENT,
         description="Limit of the drain; after it the server is as it was before, and is tried later. "
         "`limits.isolate` if not given.",
     )
@@ -70,17 +61,23 @@ class HaproxyIsolatorParams(_ServerParams):
 class HaproxyProbeParams(_ServerParams):
     """Sessions are traffic: more than `max` of the server, on all balancers together, make the node busy."""
 
-    max: int = Field(default=0, ge=0, description="Sessions, running or queued, that still count as idle.")
-    timeout: PositiveDuration = duration_field("30s", "Limit of one probe; after it the result is unknown.")
+    max: int = plugin.Field(
+        default=0, ge=0, description="Sessions, running or queued, that still count as idle."
+    )
+    timeout: plugin.PositiveDuration = plugin.duration_field(
+        "30s", "Limit of one probe; after it the result is unknown."
+    )
 
 
-ISOLATOR = Registration(
+ISOLATOR = plugin.Registration(
     "rolloutd.adapters.haproxy.isolator:HaproxyIsolator",
     HaproxyIsolatorParams,
-    frozenset({Capability.CORDON_ONLY}),
-    node_kinds=MACHINES,
+    frozenset({plugin.Capability.CORDON_ONLY}),
+    node_kinds=plugin.MACHINES,
 )
-PROBE = Registration(
-    "rolloutd.adapters.haproxy.isolator:HaproxyTrafficProbe", HaproxyProbeParams, node_kinds=MACHINES
+PROBE = plugin.Registration(
+    "rolloutd.adapters.haproxy.isolator:HaproxyTrafficProbe", HaproxyProbeParams, node_kinds=plugin.MACHINES
 )
-SETTINGS = SettingsSection(BalancerParams, "Balancers by name, which plans isolate nodes from and probe.")
+SETTINGS = plugin.SettingsSection(
+    BalancerParams, "Balancers by name, which plans isolate nodes from and probe."
+)

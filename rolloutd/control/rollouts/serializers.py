@@ -18,14 +18,8 @@ from machines.model.rollout import Rollout, Target
 from machines.scheduler.progress import RolloutProgress, rollout_progress
 from machines.states import CARRIES_CHANGE, EXCEPTIONS, IN_FLIGHT_PHASES, Outcome
 from rolloutd.commands.resolve import ResolvedRollout
+from rolloutd.control import formats
 from rolloutd.control.daemons.runner_serializers import current_runner
-from rolloutd.control.formats import (
-    fill,
-    format_optional_timestamp,
-    format_timestamp,
-    in_natural_order,
-    kept_rows,
-)
 from rolloutd.control.rollouts import coverage, gate_serializers, wire
 from rolloutd.control.trains.train_serializers import rollout_train
 from rolloutd.engine.state import State, StepProgress
@@ -45,7 +39,7 @@ def reason(found: Reason | None) -> wire.Reason | None:
     return {
         "code": found.code,
         "text": reason_text.describe(found),
-        "since": format_optional_timestamp(found.since),
+        "since": formats.format_optional_timestamp(found.since),
         "lifted_by": reason_text.lifted_by(found) or None,
         "subject": found.subject,
         "params": _params(found.params),
@@ -55,7 +49,7 @@ def reason(found: Reason | None) -> wire.Reason | None:
             "kind": found.remedy.kind,
             "command": reason_text.command(found.remedy),
             "who": reason_text.describe_who(found.remedy),
-            "until": format_optional_timestamp(found.remedy.until),
+            "until": formats.format_optional_timestamp(found.remedy.until),
         },
     }
 
@@ -68,7 +62,7 @@ def _params(params: Mapping[str, Param]) -> dict[str, Any]:
 def _param(key: str, value: Param) -> object:
     match value:
         case float() | int() if key in INSTANT_PARAMS or key.endswith("_at"):
-            return format_timestamp(value)
+            return formats.format_timestamp(value)
         case tuple():
             return [_param(key, each) for each in value]
         case Mapping():
@@ -141,21 +135,21 @@ def _kept_lists(state: State, rollout: str) -> dict[str, Any]:
 def _in_flight(state: State, index: Index, kept: dict[str, Any], rollout: str) -> list[wire.InFlight]:
     targets = index.targets_by_node(rollout)
     sources = {}
-    for node in in_natural_order(kept.get("in_flight", ()), index.counters(rollout).in_flight):
+    for node in formats.in_natural_order(kept.get("in_flight", ()), index.counters(rollout).in_flight):
         live = _step_progress(state, target := targets[node])
         sources[node] = (target, live.step, live.run)
-    return kept_rows(kept, "in_flight", sources, lambda node: in_flight(state, targets[node]))
+    return formats.kept_rows(kept, "in_flight", sources, lambda node: in_flight(state, targets[node]))
 
 
 def _pools(index: Index, kept: dict[str, Any], rollout: str) -> list[wire.Pool]:
     counters = index.counters(rollout).pools
     pools = {name: index.pool(name) for name in sorted(counters)}
     sources = {name: (counters[name].version, pool.version) for name, pool in pools.items()}
-    return kept_rows(kept, "pools", sources, lambda name: _pool(index, counters[name], pools[name]))
+    return formats.kept_rows(kept, "pools", sources, lambda name: _pool(index, counters[name], pools[name]))
 
 
 def _pool(index: Index, counts: PoolCounters, pool: Pool) -> wire.Pool:
-    return fill(
+    return formats.fill(
         wire.Pool,
         counts,
         pool=pool.id,
@@ -192,11 +186,11 @@ def minutes(slot_s: float, prepare_s: float) -> wire.Minutes:
 
 def rollout_line(state: State, index: Index, each: Rollout, now: float) -> wire.RolloutLine:
     summary = _summary(each, rollout_progress(index, each.id, now))
-    return {**summary, "ended_at": format_optional_timestamp(ended_at(each))}
+    return {**summary, "ended_at": formats.format_optional_timestamp(ended_at(each))}
 
 
 def _summary(each: Rollout, progress: RolloutProgress) -> wire.RolloutSummary:
-    return fill(
+    return formats.fill(
         wire.RolloutSummary,
         progress,
         rollout=each.id,
@@ -204,7 +198,7 @@ def _summary(each: Rollout, progress: RolloutProgress) -> wire.RolloutSummary:
         digest=each.digest.whole,
         percent=round(progress.percent, 2),
         submitted_by=each.submitted_by.name,
-        submitted_at=format_timestamp(each.submitted_at),
+        submitted_at=formats.format_timestamp(each.submitted_at),
     )
 
 
@@ -226,8 +220,8 @@ def closed_rollout_line(each: ClosedRollout) -> wire.RolloutLine:
         "skipped": skipped,
         "rolled_back": counts.get(Outcome.ROLLED_BACK, 0),
         "submitted_by": each.submitted_by.name,
-        "submitted_at": format_timestamp(each.submitted_at),
-        "ended_at": format_optional_timestamp(ended_at(each)),
+        "submitted_at": formats.format_timestamp(each.submitted_at),
+        "ended_at": formats.format_optional_timestamp(ended_at(each)),
     }
 
 
@@ -242,8 +236,8 @@ def in_flight(state: State, target: Target) -> wire.InFlight:
         "percent": round(live.run.percent, 1) if live.step else None,
         "task": live.run.task or None,
         "runner": current_runner(state, target, live.step),
-        "since": format_timestamp(target.since),
-        "admitted_at": format_optional_timestamp(target.admitted_at),
+        "since": formats.format_timestamp(target.since),
+        "admitted_at": formats.format_optional_timestamp(target.admitted_at),
     }
 
 
