@@ -7,6 +7,7 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any
 
+from rolloutd.adapters.kubernetes.permissions import Permission
 from rolloutd.ports import JSON, RunRequest
 
 CONTAINER = "run"
@@ -151,3 +152,19 @@ def build_budget(job: Mapping[str, Any]) -> dict[str, Any]:
             "selector": {"matchLabels": {"batch.kubernetes.io/job-name": job["metadata"]["name"]}},
         },
     }
+
+
+def required_permissions(namespace: str) -> tuple[Permission, ...]:
+    """Return the rights of the runner in its namespace; deploy/kubernetes/runner/ grants no others."""
+    return (
+        Permission("create", "jobs", "to begin a run", "batch", namespace=namespace),
+        Permission("get", "jobs", "to find a run again", "batch", namespace=namespace),
+        Permission("list", "jobs", "to see whether the cluster answers", "batch", namespace=namespace),
+        Permission("delete", "jobs", "to cancel a run", "batch", namespace=namespace),
+        Permission("list", "pods", "to follow the runs", namespace=namespace),
+        Permission("get", "pods", "to read a run's events", subresource="log", namespace=namespace),
+        Permission("create", "secrets", "to give a run its variables and its key", namespace=namespace),
+        Permission(
+            "create", "poddisruptionbudgets", "to keep drains from a run", "policy", namespace=namespace
+        ),
+    )

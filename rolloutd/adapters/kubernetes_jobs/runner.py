@@ -29,7 +29,6 @@ from rolloutd.adapters.kubernetes.cluster import Cluster
 from rolloutd.adapters.kubernetes.permissions import find_missing_permissions
 from rolloutd.adapters.kubernetes_jobs import job as objects
 from rolloutd.adapters.kubernetes_jobs import pod_state
-from rolloutd.adapters.kubernetes_jobs.permissions import required_permissions
 from rolloutd.adapters.kubernetes_jobs.records import RunRecord, describe, numbered, records_in
 from rolloutd.adapters.kubernetes_jobs.report import MAX_LOG_BYTES
 from rolloutd.adapters.kubernetes_jobs.tree_server import TreeServer
@@ -185,7 +184,7 @@ class KubernetesRunner:
 
     async def find_missing_prerequisites(self) -> Sequence[str]:
         """Return which rights the namespace lacks, or what refuses or changes a Job."""
-        rights = required_permissions(self._params["namespace"])
+        rights = objects.required_permissions(self._params["namespace"])
         missing = await find_missing_permissions(self._cluster, permissions=rights)
         if missing:
             return missing

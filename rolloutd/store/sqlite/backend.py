@@ -22,9 +22,9 @@ from rolloutd.errors import NotFound, StoreFailed
 from rolloutd.ports import AuditBase, AuditEntry
 from rolloutd.store import backend, transfer
 from rolloutd.store.audit_base import load_base
+from rolloutd.store.schema import ROLLOUT_TABLES
 from rolloutd.store.signing_key import load_signing_key
 from rolloutd.store.sqlite import commit_mark, copy, database, lock
-from rolloutd.store.sqlite.row_changes import SqliteRowChanges
 
 T = TypeVar("T")
 
@@ -252,3 +252,51 @@ def _identify_file(path: str) -> tuple[int, int] | None:
     except OSError as error:  # an OSError would end the writer task
         raise StoreFailed(f"nothing was written: {path} cannot be inspected ({error})") from error
     return status.st_dev, status.st_ino
+
+
+_FUNCTION = "note_row"
+
+_EVENTS = (("INSERT", 0, 1), ("UPDATE", 1, 1), ("DELETE", 1, 0))
+"""Statements, and whether each has an old and a new row."""
+
+
+class SqliteRowChanges:
+    """store.backend.RowChanges by triggers that call a Python function."""
+
+    def __init__(self, connection: backend.Connection, columns: Mapping[str, Sequence[str]]) -> None:
+        self._changes: list[backend.RowChange] = []
+        cast(sqlite3.Connection, connection).create_function(_FUNCTION, 5, self._note)
+        for table, names in columns.items():
+            for event, old, new in _EVENTS:
+                opened = "new.id" if (table, event) == ("rollout", "INSERT") else "''"
+                calls = [_call(table, "old", -1, names, opened)] * old + [
+                    _call(table, "new", 1, names, opened)
+                ] * new
+                connection.execute(
+                    # Temporary, so no other connection has it.
+                    f"CREATE TEMP TRIGGER digest_{table}_{event} AFTER {event} ON main.{table}"
+                    f" BEGIN {' '.join(calls)} END"
+                )
+
+    def _note(self, table: str, rollout: str, node: str, sign: int, text: str) -> None:
+        self._changes.append((table, rollout, node, sign, text))
+
+    def begin(self) -> None:
+        self._changes.clear()
+
+    def mark(self) -> int:
+        return len(self._changes)
+
+    def forget_since(self, mark: int) -> None:
+        del self._changes[mark:]
+
+    def take(self) -> list[backend.RowChange]:
+        changes, self._changes = self._changes, []
+        return changes
+
+
+def _call(table: str, row: str, sign: int, columns: Sequence[str], opened: str) -> str:
+    rollout = f"{row}.rollout" if table in (*ROLLOUT_TABLES, "step") else "''"
+    node = f"{row}.node" if table == "step" else opened
+    text = backend.row_text([f"{row}.{column}" for column in columns])
+    return f"SELECT {_FUNCTION}('{table}', {rollout}, {node}, {sign}, {text});"
