@@ -52,6 +52,16 @@ async def test_matrix_shows_clusters_and_modules(socket_dir: Path, size: tuple[i
         assert order[:4] == ["edge-41", "edge-42", "edge-43", "edge-44"], "the most urgent first"
 
 
+@pytest.mark.parametrize(("width", "more"), [(44, "… 5 more"), (12, "NODES")])
+async def test_plans_without_room_are_counted(socket_dir: Path, width: int, more: str) -> None:
+    async with run_console(cluster_fleet(), socket_dir) as (_, pilot, _server):
+        await pilot.press("m")
+        await wait_for_text(pilot, "edge-41")
+        await pilot.resize_terminal(width, 24)
+        text = await wait_for_text(pilot, more)
+        assert max(map(len, text.splitlines())) <= width
+
+
 async def test_row_under_cursor_says_what_to_do(socket_dir: Path) -> None:
     async with run_console(cluster_fleet(), socket_dir) as (app, pilot, _server):
         await pilot.press("m")

@@ -25,6 +25,9 @@ MIN_NAME_WIDTH, MAX_NAME_WIDTH = 6, 40
 MIN_COLUMN_WIDTH = 7
 """Cells of a plan's column: a glyph, the beginning of a version, and a blank."""
 
+MORE_WIDTH = 11
+"""Cells for the number of plans without a column."""
+
 MIN_WIDTH_OF_STEP = 132
 """Cells in which what to do about a cell stands on one line."""
 
@@ -46,7 +49,7 @@ class ChangesPage(FetchedPage):
     def __init__(self) -> None:
         super().__init__("changes")
         self.order = BY_URGENCY
-        self._read_answer: Any = None
+        self._turned: Any = None
         self._table = VersionTable()
         self._states: Mapping[wire_fleet.ChangeState, int] = {}
         self._names: list[str] = []
@@ -62,8 +65,8 @@ class ChangesPage(FetchedPage):
         self.query_one("#head", Banner).update_lines()
 
     def found_items(self, found: wire_fleet.Changes) -> Iterator[Item]:
-        if self._read_answer is not found:
-            self._read(found)
+        if self._turned is not found:
+            self._turn(found)
         plans = self._table.latest
         if not plans:
             yield note_row("no rollout has been submitted")
@@ -76,9 +79,9 @@ class ChangesPage(FetchedPage):
         for node in self._names:
             yield f"node:{node}", partial(self._node_row, node)
 
-    def _read(self, found: wire_fleet.Changes) -> None:
+    def _turn(self, found: wire_fleet.Changes) -> None:
         """Turn the answer by node: once, because a large fleet takes a tenth of a second."""
-        self._read_answer = found
+        self._turned = found
         self._table = version_table(found["changes"])
         self._states = self._table.states()
         rows = self._table.rows
@@ -122,10 +125,12 @@ class ChangesPage(FetchedPage):
     def _layout(self, width: int) -> tuple[int, Sequence[int]]:
         """Return the width of the names, and those of as many plans as fit, cut alike."""
         names, widths = min(self._name_width, max(MIN_NAME_WIDTH, width // 3)), list(self._widths)
-        while sum(widths) > width - names - 1:
+        room = width - names - 1
+        while widths and sum(widths) > room:
             widest = max(widths)
             if widest <= MIN_COLUMN_WIDTH:
                 widths.pop()
+                room = width - names - MORE_WIDTH
             else:
                 widths[widths.index(widest)] = widest - 1
         return names, widths
@@ -169,7 +174,7 @@ class ChangesPage(FetchedPage):
         self._sort(BY_NAME)
 
     def _sort(self, order: str) -> None:
-        self.order, self._read_answer = order, None
+        self.order, self._turned = order, None
         self.update_view()
         self.body.show_cursor(at_top=True)
 

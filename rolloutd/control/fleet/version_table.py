@@ -25,7 +25,6 @@ NEXT_STEPS: Mapping[ChangeState, str] = {
 }
 """What to do about each state, the most urgent state first."""
 
-
 WAITING: frozenset[ChangeState] = frozenset({"pending", "held", "skipped"})
 """States of a node that has the version of before; after a failed run it may have either."""
 
