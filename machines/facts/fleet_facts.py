@@ -328,6 +328,6 @@ class FleetFacts(Forkable):
             reboot_approvals=self.reboot_approvals,
             team_rules=tuple(self.team_rules.values()),
             preparations=tuple(row for each in self._preparations.values() for row in each.rows.values()),
-            worked_on=self._work_on(self._nodes),
+            worked_on={**self.worked_on, **self._work_on(self._nodes)},
             epoch=self.epoch,
         )

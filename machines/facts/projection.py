@@ -215,6 +215,7 @@ class Projection(MeasuredFacts):
         self.nodes_by_runner = None
         if any(target.phase in IN_FLIGHT_PHASES for target in self.targets_on(row.name)):
             self._mark_runner_of(row.name)  # by its labels as they were
+        self.worked_on = {**self.worked_on, **self._work_on((row.name,))}  # it may come back
         self._nodes = self._own(self._nodes)
         self.node_changes += 1
         if isinstance(row, Node):

@@ -174,6 +174,7 @@ def _admission_violation(
         or _time_violation(facts, rollout, target, now)
         or admission_violation(facts, rollout, target, now)
         or _node_violation(facts, target, now, earlier)
+        or _strategy_violation(facts, rollout, target, now, earlier)
         or _traffic_violation(facts, rollout, target, now)
         or _pool_violation(facts, rollout, target, now, earlier)
     )
@@ -225,6 +226,36 @@ def _node_violation(facts: InvariantFacts, target: Target, now: float, earlier: 
     if not is_isolated and not _is_up(facts, target.node, now) and not _is_new_cluster(facts, target, now):
         return "no fresh observation says that it is up"
     return None
+
+
+def _strategy_violation(
+    facts: InvariantFacts, rollout: Rollout, target: Target, now: float, earlier: EarlierEvents
+) -> str | None:
+    """Return that the target's values are not voted for, or that too many targets are unready."""
+    if facts.changed_values.get((rollout.id, target.node)):
+        return "its values are not those of the vote"
+    most = rollout.plan.max_unready
+    if most is None:
+        return None
+    others = (each for each in facts.targets(rollout.id) if each.node != target.node)
+    unready = [
+        each.node for each in others if each.node in earlier.begun or _is_unready(facts, rollout, each, now)
+    ]
+    if len(unready) < most:
+        return None
+    return f"{len(unready)} targets are unready ({', '.join(unready[:3])}) and maxUnready is {most}"
+
+
+def _is_unready(facts: InvariantFacts, rollout: Rollout, target: Target, now: float) -> bool:
+    if target.phase in IN_FLIGHT_PHASES or target.phase is Phase.FAILED:
+        return True
+    # A new cluster was down before, and an isolated node waits in its own outage.
+    waits = target.phase is Phase.PENDING and (rollout.plan.bootstrap or target.isolated)
+    if not target.attempt or waits or target.node not in facts.nodes:
+        return False
+    seen = facts.observation(target.node)
+    is_down = seen is not None and seen.sight is not NodeHealth.UP
+    return is_down and not _is_unrelated_outage(facts, target.node, now)
 
 
 def _is_new_cluster(facts: InvariantFacts, target: Target, now: float) -> bool:
@@ -309,16 +340,17 @@ def is_down(facts: InvariantFacts, node: str, now: float) -> bool:
             return True
     if any(_is_hold_active(hold, now) for hold in facts.holds_on(node)):
         return True
-    return not _is_up(facts, node, now) and not _is_unrelated_outage(facts, node)
+    return not _is_up(facts, node, now) and not _is_unrelated_outage(facts, node, now)
 
 
-def _is_unrelated_outage(facts: InvariantFacts, node: str) -> bool:
+def _is_unrelated_outage(facts: InvariantFacts, node: str, now: float) -> bool:
     """Return whether the outage of a cluster is not our doing: clusters do not serve for each other."""
     known, observation = facts.nodes[node], facts.observation(node)
     if known.kind is not NodeKind.CLUSTER:
         return False
     away_since = [each.since for each in known.conflicts if each.kind is ConflictKind.OUT_OF_SERVICE]
-    if observation is not None and observation.cordoned_by_other and not away_since:
+    is_fresh = observation is not None and now - observation.at <= facts.limits.observe_within_s
+    if is_fresh and observation is not None and observation.cordoned_by_other and not away_since:
         return False
     worked_at = max(
         [facts.worked_on.get(node, 0.0), *(each.since for each in facts.targets_on(node) if each.attempt)]

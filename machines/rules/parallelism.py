@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from machines.facts.availability import observed_unavailability
 from machines.facts.index import Index
-from machines.model.node import NodeKind
 from machines.model.plan import WaveDef
-from machines.model.reasons import Params, Reason, ReasonCode, Remedy, RemedyKind, UnavailabilityCause
+from machines.model.reasons import Params, Reason, ReasonCode, Remedy, RemedyKind
 from machines.model.rollout import Rollout, Target
 from machines.rules import pools
-from machines.states import IN_FLIGHT_PHASES, Phase
+from machines.states import IN_FLIGHT_PHASES, Outcome, Phase
 
 
 def capacity_blocker(
@@ -71,7 +71,7 @@ def _parallelism_limits(
         ("rollout", rollout.plan.max_parallel, len(counters.in_flight) + admitted),
     )
     if rollout.plan.max_unready is not None and not is_rollback:
-        unready = len(counters.in_flight) + admitted + _unready_count(index, rollout)
+        unready = len(counters.in_flight) + admitted + len(unready_nodes(index, rollout))
         limits = (*limits, ("unready", rollout.plan.max_unready, unready))
     if wave is None:
         return limits
@@ -80,23 +80,26 @@ def _parallelism_limits(
     return (*limits, ("wave", wave.max_parallel, in_wave + admitted))
 
 
-def _unready_count(index: Index, rollout: Rollout) -> int:
-    """Return how many targets have failed, or are not ready after their change."""
-    return sum(
-        target.phase is Phase.FAILED or _is_unready(index, rollout, target)
+def unready_nodes(index: Index, rollout: Rollout) -> list[str]:
+    """Return the nodes of targets that have failed, or are not ready after their change."""
+    return [
+        target.node
         for target in index.targets(rollout.id)
-    )
+        if target.phase is Phase.FAILED or _is_unready(index, rollout, target)
+    ]
 
 
 def _is_unready(index: Index, rollout: Rollout, target: Target) -> bool:
-    found = index.unavailability(target.node)
-    if found is None or target.phase not in (Phase.DONE, Phase.PENDING):
+    # One that this rollout did not change must not stop the others.
+    if target.node not in index.nodes or (not target.attempt and target.outcome in (None, Outcome.SKIPPED)):
         return False
-    # One that was not changed must not stop the others.  One that may start although it is down, as a new
-    # cluster does, must not wait for itself.
-    is_observed = found.code in (UnavailabilityCause.DOWN, UnavailabilityCause.UNKNOWN)
-    if target.phase is Phase.PENDING and (not target.attempt or rollout.plan.bootstrap or not is_observed):
+    # One that may start although it is down, as a new cluster does, must not wait for itself.
+    may_start = target.isolated or rollout.plan.bootstrap
+    if target.phase is Phase.DONE:
+        found = index.unavailability(target.node)
+    elif target.phase is Phase.PENDING and not may_start:
+        found = observed_unavailability(index, target.node)
+    else:
         return False
-    # Unknown is what a cluster with a broken connection looks like; other nodes are observed only before a
-    # start.
-    return found.confirmed or index.nodes[target.node].kind is NodeKind.CLUSTER
+    # One that was ready when it was last observed is taken for ready, or all would be observed at each start.
+    return found is not None and (found.confirmed or found.last_seen_down or found.cause is None)

@@ -140,6 +140,7 @@ def node_blocker(index: Index, rollout: Rollout, target: Target, now: float) -> 
     """Return why this node may not start, whatever its pools say."""
     return (
         _record_blocker(index, rollout, target, now)
+        or _values_blocker(index, rollout, target)
         or gates.missing_team_vote(index, target)
         or target_freeze_blocker(index, target, now)
         or _unprepared_blocker(index, rollout, target, now)
@@ -226,6 +227,7 @@ def preparation_hindrance(index: Index, rollout: Rollout, target: Target, now: f
         or stale_blocker(index, target, now)
         or mismatch_blocker(index, f"node/{target.node}", f"team/{target.team}")
         or _coverage_blocker(index, rollout, target)
+        or _values_blocker(index, rollout, target)
         or gates.missing_team_vote(index, target)
         or target_freeze_blocker(index, target, now)
         or work_blocker(index, WorkKind.STAGE, target.node, now, target.rollout)
@@ -257,12 +259,18 @@ def _coverage_blocker(index: Index, rollout: Rollout, target: Target) -> Reason 
         return Reason(ReasonCode.NO_CHECK, target.node, since=target.since, remedy=remedy)
     if lacks_change(rollout.plan, node):
         return Reason(ReasonCode.NO_CHANGE, target.node, since=target.since, remedy=remedy)
-    if changed := index.changed_values.get((rollout.id, target.node)):
-        name, before, now = changed[0]
-        params: Params = {"name": name, "before": before, "now": now, "more": len(changed) - 1}
-        again = Remedy(RemedyKind.SUBMIT_AGAIN, {"plan": rollout.plan.name})
-        return Reason(ReasonCode.VALUES_CHANGED, target.node, params, remedy=again)
     return None
+
+
+def _values_blocker(index: Index, rollout: Rollout, target: Target) -> Reason | None:
+    """Return that a value of the target is not the one that people voted for; a rollback needs none."""
+    changed = index.changed_values.get((rollout.id, target.node))
+    if not changed:
+        return None
+    name, before, now = changed[0]
+    params: Params = {"name": name, "before": before, "now": now, "more": len(changed) - 1}
+    again = Remedy(RemedyKind.SUBMIT_AGAIN, {"plan": rollout.plan.name})
+    return Reason(ReasonCode.VALUES_CHANGED, target.node, params, remedy=again)
 
 
 def target_freeze_blocker(index: Index, target: Target, now: float) -> Reason | None:

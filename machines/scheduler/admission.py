@@ -126,6 +126,8 @@ def admit_wave(index: Index, rollout: Rollout, wave: WaveDef, now: float, builde
     A group without a node that could start, whatever else this decision starts, backs off.
     """
     wave_admission = _WaveAdmission(index, rollout, wave, now, builder)
+    if rollout.plan.max_unready is not None:
+        request_observations(index, parallelism.unready_nodes(index, rollout), builder)
     # First, because the nodes are out of service for them already.
     for target in trains.joinable(index, rollout, wave.name):
         wave_admission.admit_joiner(target)

@@ -69,8 +69,8 @@ deleted_at IS NULL AND (ended_at IS NULL AND cancelled_at IS NULL OR rollout.id 
 # Of all rollouts: a cluster that one of them broke may be down when it is no longer live.
 _LIST_WORK_ON_CLUSTERS = """
 SELECT node.name, max(target.since) FROM node JOIN target ON target.node = node.name
-WHERE node.kind = 'cluster' AND node.gone_at IS NULL
-    AND target.attempt > 0 AND target.phase IN ('pending', 'done', 'failed')
+WHERE node.kind = 'cluster' AND target.attempt > 0
+    AND target.phase IN ('pending', 'done', 'failed')
 GROUP BY node.name"""
 
 _SELECT_ROLLOUT = """

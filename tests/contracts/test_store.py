@@ -701,6 +701,8 @@ async def test_work_on_cluster_known_after_its_rollout(store: Store) -> None:
     await write(store, *moves_to_done("n1"), *moves_to_done("n2"), RolloutEnded("r1", 60.0))
     snapshot = await store.load_snapshot()
     assert (snapshot.rollouts, snapshot.worked_on) == ((), {"n1": 10.0})
+    await write(store, NodesRemoved(("n1",)))
+    assert (await store.load_snapshot()).worked_on == {"n1": 10.0}, "it may come back"
 
 
 async def test_a_cancelled_rollout_stays_until_its_nodes_are_home(store: Store) -> None:

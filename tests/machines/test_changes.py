@@ -10,9 +10,10 @@ import pytest
 from machines.facts.projection import Projection
 from machines.invariants.violations import violation
 from machines.model.actions import RunPlaybook, Transition
-from machines.model.decision import Admit, RollBack
+from machines.model.decision import Admit, Observe, RollBack
 from machines.model.events import (
     NodesDiscovered,
+    NodesRemoved,
     PhaseMoved,
     RolloutCancelled,
     StepAction,
@@ -256,6 +257,20 @@ def test_broken_cluster_counts_after_its_rollout_is_forgotten() -> None:
         assert "has 1 node down (c0)" in str(violation(facts, ADMITTED_C1, T0))
 
 
+def test_broken_cluster_counts_when_it_comes_back() -> None:
+    index = index_of([Node(f"c{number}", NodeKind.CLUSTER, labels={"team": "infra"}) for number in range(3)])
+    submit(index, stages=(NET,))
+    finish(index, "c0")
+    index.apply(RolloutCancelled("R", ALICE, "it breaks clusters", T0))
+    node = index.nodes["c0"]
+    index.apply(NodesRemoved(("c0",)))
+    index.forget_rollout("R")
+    index.apply(NodesDiscovered((node,)))
+    index.record_observations([Observation("c0", NodeHealth.DOWN, T0, "no answer")], T0)
+    submit(index, stages=(NET,), name="fixed")
+    assert explain_node(index, "R", "c1", T0).code == "peer-down"
+
+
 @pytest.mark.parametrize(("after_s", "counts"), [(3600.0, True), (100_000.0, False)])
 def test_cluster_that_goes_away_long_after_work_holds_no_peer(after_s: float, *, counts: bool) -> None:
     index = index_of([Node(f"c{number}", NodeKind.CLUSTER, labels={"team": "infra"}) for number in range(3)])
@@ -323,8 +338,34 @@ def test_changed_target_that_is_not_ready_counts_in_strategy(
     work(index, "c0")
     index.record_observations([Observation("c0", health, T0, "no answer")], T0)
     assert not decide(index, T0).of(Admit)
+    assert "maxUnready is 1" in str(violation(index, ADMITTED_C1, T0))
     index.record_observations([Observation("c0", NodeHealth.UP, T0)], T0)
+    assert violation(index, ADMITTED_C1, T0) is None
     assert decide(index, T0).of(Admit)
+
+
+def test_unready_target_is_observed_again_until_it_is_ready() -> None:
+    clusters = [Node(f"c{number}", NodeKind.CLUSTER, labels={"team": f"t{number}"}) for number in range(3)]
+    index = index_of(clusters)
+    submit(index, stages=(NET,), max_unready=1)
+    finish(index, "c0")
+    index.record_observations([Observation("c0", NodeHealth.DOWN, T0)], T0)
+    later = T0 + 300.0
+    index.advance(later)
+    decision = decide(index, later)
+    assert (decision.of(Admit), [each.node for each in decision.of(Observe)]) == ((), ["c0"])
+    index.record_observations(observed_up(["c0", "c1"], later), later)
+    assert [each.node for each in decide(index, later).of(Admit)] == ["c1"]
+    index.record_observations(observed_up(["c1", "c2"], later + 300.0), later + 300.0)
+    assert decide(index, later + 300.0).of(Admit), "one that was last seen ready is ready"
+
+
+def test_pinned_target_that_is_down_is_not_unready() -> None:
+    index = index_of(nodes_of({"t0": ["n0"], "t1": ["n1"]}))
+    index.record_observations([Observation("n0", NodeHealth.DOWN, T0)], T0)
+    submit(index, max_unready=1)
+    transition(index, "n0", Trigger.SKIPPED, Outcome.SKIPPED)
+    assert [each.node for each in decide(index, T0).of(Admit)] == ["n1"]
 
 
 def test_bootstrap_that_is_tried_again_needs_no_other_place() -> None:
@@ -334,6 +375,16 @@ def test_bootstrap_that_is_tried_again_needs_no_other_place() -> None:
     retry(index, "c1")
     index.record_observations([Observation("c1", NodeHealth.DOWN, T0 + 1, "new")], T0 + 1)
     assert [each.node for each in decide(index, T0 + 1).of(Admit)] == ["c1"]
+
+
+def test_target_with_other_values_waits_but_is_rolled_back() -> None:
+    index = index_of(CLUSTERS)
+    submit(index, stages=(NET,), rollback=UNDO[1:], on_failure=OnFailure.ROLLBACK_NODE)
+    index.record_changed_values({("R", "c1"): (("host", "a", "b"),)})
+    assert explain_node(index, "R", "c1", T0).code == "values-changed"
+    assert "not those of the vote" in str(violation(index, ADMITTED_C1, T0))
+    fail(index, "c1")
+    assert [each.node for each in decide(index, T0).of(RollBack)] == ["c1"]
 
 
 def test_rollback_of_failed_target_needs_no_place_in_strategy() -> None:

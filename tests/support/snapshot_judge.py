@@ -42,6 +42,8 @@ class SnapshotFacts:
     sources: Mapping[str, SourceFreshness] = field(default_factory=dict)
     preparations: dict[tuple[str, str, str], Preparation] = field(default_factory=dict)
     trains: tuple[Train, ...] = ()
+    worked_on: Mapping[str, float] = field(default_factory=dict)
+    changed_values: Mapping[tuple[str, str], tuple[tuple[str, str, str], ...]] = field(default_factory=dict)
     outages: Mapping[tuple[str, str], OutageProgress] = field(default_factory=dict)
 
     @classmethod
@@ -71,6 +73,7 @@ class SnapshotFacts:
             sources={each.source: each for each in sources},
             preparations={(each.rollout, each.node, each.stage): each for each in snapshot.preparations},
             trains=snapshot.trains,
+            worked_on=snapshot.worked_on,
             outages=outages or {},
         )
 

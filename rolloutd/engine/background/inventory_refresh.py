@@ -24,7 +24,6 @@ from machines.model.rollout import Actor
 from machines.model.timefmt import format_rfc3339
 from machines.model.trust_events import IdentityPinned, InventoryAccepted
 from machines.scheduler.membership import membership_events, renamed_targets
-from machines.states import Phase
 from rolloutd.configuration.target_values import changed_values
 from rolloutd.engine.background.inventory_comparison import FleetAnswers, FleetChange, compare_fleet
 from rolloutd.engine.background.inventory_identity import reported_name
@@ -166,31 +165,33 @@ class InventoryRefresher:
                     # the pools of its node.
                     async with self._state.exclusive_commit() as commit:
                         await self._commit_change(change, commit)
+                # Before anything else is awaited: no target starts with a value that has changed.
+                self._state.index.record_changed_values(self._changed_values())
                 for reader in self._readers.values():
                     await reader.save()
             except StoreFailed as failure:
                 log.error("the inventory could not be written: %s", failure)
                 self._state.last_write_error = str(failure)
+                self._state.index.record_changed_values(self._changed_values())
             self._state.index.record_sources([each.status.freshness for each in self._readers.values()])
-            self._state.index.record_changed_values(self._changed_values())
             self._report_held_and_stale()
             self._state.wake_up()
 
     def _changed_values(self) -> dict[tuple[str, str], tuple[tuple[str, str, str], ...]]:
-        """Return what pending targets have other values than people voted for."""
+        """Return which targets have other values than people voted for, in whatever phase they are now."""
         index, connections = self._state.index, self._state.connections
-        pending = (
+        targets = (
             (rollout, target)
             for rollout in index.rollouts.values()
             if rollout.plan.values and not rollout.closed
             for target in index.targets(rollout.id)
-            if target.phase is Phase.PENDING and target.node in index.nodes
+            if target.node in index.nodes
         )
         found = {
             (rollout.id, target.node): changed_values(
                 rollout.plan, target.node, index.nodes[target.node].labels, connections.get(target.node, {})
             )
-            for rollout, target in pending
+            for rollout, target in targets
         }
         return {key: changed for key, changed in found.items() if changed}
 

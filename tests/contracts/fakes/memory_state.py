@@ -84,12 +84,14 @@ class MemoryState:
     audit_base: AuditBase = AuditBase()  # frozen
     redaction_key: str = ""
     machines: set[str] = field(default_factory=set)
+    clusters: set[str] = field(default_factory=set)
+    """The names of nodes that are or were clusters."""
 
     def copy(self) -> MemoryState:
         """Return a copy to write on; the values in it never change."""
         rows = {kind: table.copy() for kind, table in self.rows.items()}
         own = (self.rollouts.copy(), self.answers.copy(), self.forecasts.copy())
-        shared = (self.audit_base, self.redaction_key, self.machines)
+        shared = (self.audit_base, self.redaction_key, self.machines, self.clusters)
         return MemoryState(self.epoch, self.entries.copy(), rows, *own, *shared)
 
     def get(self, kind: type[R], *key: Any) -> R | None:
@@ -100,10 +102,9 @@ class MemoryState:
 
     def work_on_clusters(self) -> dict[str, float]:
         """Return when the latest work on each cluster ended."""
-        clusters = {node.name for node in self.all(Node) if node.kind is NodeKind.CLUSTER}
         ended = [t for t in self.all(Target) if t.attempt and t.phase not in IN_FLIGHT_PHASES]
         ended.sort(key=lambda target: target.since)
-        return {target.node: target.since for target in ended if target.node in clusters}
+        return {target.node: target.since for target in ended if target.node in self.clusters}
 
     def verdicts_on(self, node: str) -> Iterable[Verdict]:
         return [each for each in self.all(Verdict) if each.node == node]
@@ -187,3 +188,5 @@ class MemoryState:
         if isinstance(row, StepRecord) and (row.rollout, row.node) not in self.rows[Target]:
             raise Conflict(f"{row.node} is not a target of {row.rollout}")
         table[key] = row
+        if isinstance(row, Node) and row.kind is NodeKind.CLUSTER:
+            self.clusters.add(row.name)

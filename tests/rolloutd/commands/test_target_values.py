@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from machines.model.plan import GateName
 from machines.scheduler.decide import explain_node
+from machines.states import Trigger
 from rolloutd.configuration.target_values import OBJECT_KEY, changed_values, read_field
 from rolloutd.control.client import ApiError
 from rolloutd.engine.background.inventory_refresh import InventoryRefresher
@@ -17,6 +19,7 @@ from rolloutd.engine.runners import RoutedRunners
 from rolloutd.ports import DiscoveredNode, Host
 from tests.contracts.fakes.runner import FakeRunner
 from tests.contracts.fakes.sources import SOURCE
+from tests.machines.builders import fail, transition, vote
 from tests.rolloutd.control_environment import NODES, PLAN, ControlEnvironment, control_environment
 from tests.support.note_change import NoteRunner, Notes, note_installed
 
@@ -143,6 +146,18 @@ async def test_changed_value_waits_until_submitted_again(inside: ControlEnvironm
     assert again != rollout
     await refresh.refresh()
     assert explain_node(index, again, "p1", now).code == "gate-start"
+
+
+async def test_changed_value_of_failed_target_blocks_its_retry(inside: ControlEnvironment) -> None:
+    rollout = await inside.start(text=plan_with())
+    inside.observe_all_up()
+    index = inside.state.index
+    failure = fail(index, "p1", rollout=rollout, at=inside.clock.now())
+    give_hosts(inside, p1="p1.moved")
+    await InventoryRefresher(inside.state, [Answers(inside)]).refresh()
+    vote(index, GateName.PROCEED, rollout=rollout, shown=(failure,), at=inside.clock.now())
+    transition(index, "p1", Trigger.RETRIED, rollout=rollout, at=inside.clock.now())
+    assert explain_node(index, rollout, "p1", inside.clock.now()).code == "values-changed"
 
 
 async def test_voted_values_reach_the_run(inside: ControlEnvironment) -> None:
