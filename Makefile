@@ -24,6 +24,7 @@ TESTS ?= tests --ignore=tests/docs
 LONG_TESTS ?= $(shell grep -rlE 'mark\.long|"long"' --include='test_*.py' tests)
 # make sim SEEDS=100000 runs for a night
 SEEDS ?= 500
+CLUSTER_SEEDS ?= 100
 # Tests mostly wait for ssh and Ansible, so more workers than there are cores.
 WORKERS ?= $(shell expr $$(nproc) + 3)
 LONG_WORKERS ?= $(WORKERS)
@@ -140,7 +141,7 @@ check: .venv-dev/installed
 	$(DEV)/python -m pytest -q tests/docs
 
 sim: .venv-dev/installed
-	@$(DEV)/python -m tests.sim --marks --seeds $(SEEDS)
+	@$(DEV)/python -m tests.sim --marks --seeds $(SEEDS) --clusters $(CLUSTER_SEEDS)
 
 sim-planted: .venv-dev/installed
 	@$(DEV)/python -m tests.sim.mutants

@@ -4,8 +4,9 @@ It shares no code with machines/ and imports nothing of the project.  The log is
 plain dicts, oldest first, each with `at` (epoch seconds) and `kind`:
 
     settings   pools {key: {"": n, value: n or "p%"}}, fleet, within
-    inventory  labels {node: {label: value}} of all known nodes
-    saw        node, up, foreign
+    inventory  labels {node: {label: value}} of all known nodes, clusters [node], away {node: since}: those
+               clusters that are out of service
+    saw        node, up, foreign, down: whether it was seen down, not unknown
     probe      rollout, node, idle: the result of the plan's traffic probes
     hold       node, id, until (or None);  release: node, id
     freeze     id, scope, until;  unfreeze: id
@@ -52,6 +53,12 @@ ANSWER_DELAY_S = 180
 
 PROBE_MAX_AGE_S = 30
 """Maximum age of a node's traffic probe when the node begins."""
+
+AWAY_BY_US_S = DAY_S
+"""A cluster that goes away later than this after the last work on it is no outage of ours."""
+
+PHASE_CHANGES = ("put-back", "done", "fail", "redden", "retry", "skip", "leave", "rejoin", "drift", "current")
+"""After these the node waits, is done or has failed."""
 
 NOT_SEEN_UP = "without a fresh observation that it is up"
 """What is said of a node that began unseen."""
@@ -103,11 +110,20 @@ class Oracle:
         self.aborted_rollbacks: set[tuple[str, str]] = set()
         self.failed_rollbacks: set[tuple[str, str]] = set()
         self.left_rollbacks: dict[str, set[str]] = defaultdict(set)
+        self.clusters: set[str] = set()
+        self.away: dict[str, float] = {}
+        self.begun: set[tuple[str, str]] = set()
+        self.worked_on: dict[str, float] = {}
 
     def check_entry(self, entry: Entry) -> Iterator[str]:
         """Apply one entry; yield what is wrong with it."""
         handler = getattr(self, "on_" + entry["kind"].replace("-", "_"))
         yield from handler(entry) or ()
+        place = entry.get("rollout", ""), entry.get("node", "")
+        if entry["kind"] == "begin":
+            self.begun.add(place)
+        if place in self.begun and entry["kind"] in PHASE_CHANGES:
+            self.worked_on[place[1]] = entry["at"]
 
     # -- the world
 
@@ -118,6 +134,7 @@ class Oracle:
         self.labels = entry["labels"]
         self._members.clear()
         self.disputed = set(entry.get("disputed", ()))
+        self.clusters, self.away = set(entry.get("clusters", ())), entry.get("away", {})
         self.observations = {node: seen for node, seen in self.observations.items() if node in self.labels}
 
     def on_answered(self, entry: Entry) -> None:
@@ -443,7 +460,8 @@ class Oracle:
             yield f"{who} while it is failed in {self.failed[node]}"
         if self._is_held(node, now):
             yield f"{who} while it is held"
-        if not self._are_together(self.isolated_by.get(node), name) and not self._is_up(node, now):
+        is_isolated = self._are_together(self.isolated_by.get(node), name)
+        if not is_isolated and not self._is_up(node, now) and not self._is_new(plan, node, now):
             yield f"{who} {NOT_SEEN_UP}"
 
     def _wave_violations(self, plan: Entry, node: str, now: float) -> Iterator[str]:
@@ -545,7 +563,26 @@ class Oracle:
     def _is_down(self, node: str, now: float) -> bool:
         if node in self.in_progress or node in self.failed or node in self.isolated_by:
             return True
-        return (bool(self.holds) and self._is_held(node, now)) or not self._is_up(node, now)
+        if self.holds and self._is_held(node, now):
+            return True
+        return not self._is_up(node, now) and not self._is_unrelated(node, now)
+
+    def _is_unrelated(self, node: str, now: float) -> bool:
+        """Return whether the outage of a node takes no slot: that of a cluster that we have not worked on."""
+        if node not in self.clusters:
+            return False
+        away = self.away.get(node)
+        seen = self.observations.get(node)
+        if away is None and seen and seen["foreign"] and now - seen["at"] <= self.settings["within"]:
+            return False
+        worked = self.worked_on.get(node)
+        return worked is None or (away is not None and away > worked + AWAY_BY_US_S)
+
+    def _is_new(self, plan: Entry, node: str, now: float) -> bool:
+        """Return whether a node is a cluster whose network comes from the plan."""
+        seen = self.observations.get(node)
+        fresh = seen is not None and now - seen["at"] <= self.settings["within"]
+        return bool(plan.get("bootstrap")) and node in self.clusters and fresh and seen["down"]
 
     def _is_held(self, node: str, now: float) -> bool:
         ends = (hold["until"] for (held, _), hold in self.holds.items() if held == node)

@@ -25,7 +25,7 @@ from tests.sim import exhaustive, large_fleet, required_coverage
 from tests.sim.fault_plan import EffectOutcome
 from tests.sim.random_streams import Coverage
 from tests.sim.scenario import SimResult
-from tests.sim.simulation import run_seed
+from tests.sim.seeds import run_clusters, run_seed
 
 CORPUS = Path(__file__).with_name("corpus.txt")
 
@@ -54,6 +54,7 @@ def main() -> int:
     known = [] if options.no_corpus else corpus()
     names = [*known, *small_names(options.small), *(f"seed {first + n}" for n in range(options.seeds))]
     names += [f"train {first + n}" for n in range(options.trains)]
+    names += [f"clusters {first + n}" for n in range(options.clusters)]
     coverage, failed = Coverage(), []
     for verdict in run_many(names, options.jobs):
         coverage.merge(verdict.coverage)
@@ -84,6 +85,8 @@ def run_one(name: str) -> SimResult:
     kind, _, rest = name.partition(" ")
     if kind in ("seed", "train"):
         return run_seed(int(rest), is_train=kind == "train")
+    if kind == "clusters":
+        return run_clusters(int(rest))
     plan, _, listed = rest.rpartition(" ")
     outcomes = dict(each.split(":") for each in listed.split(",")) if ":" in listed else {}
     return exhaustive.run_scripted(
@@ -95,6 +98,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.sim", description="Simulate the daemon.")
     parser.add_argument("--seeds", type=int, default=500, help="new seeds to run (default: 500)")
     parser.add_argument("--trains", type=int, default=0, help="new seeds with trains to run (default: 0)")
+    parser.add_argument("--clusters", type=int, default=0, help="new seeds with clusters (default: 0)")
     parser.add_argument("--first", type=int, help="first of the new seeds (default: drawn)")
     parser.add_argument("--no-corpus", action="store_true", help="leave the corpus out")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="simulations at once")

@@ -44,7 +44,7 @@ class ChangeJudge:
         """Hear that a change takes effect."""
         run, place = request.run_id, (request.rollout, request.node)
         self._changed.add(place)
-        content = noted_text(request)
+        content = json.dumps([noted_text(request), request.params.get("values")], sort_keys=True)
         if self._contents.setdefault(run, content) != content:
             self._report(f"{run} applies {content}, and has applied {self._contents[run]}")
         token = tuple(int(part) for part in request.fencing_token.split()[0].split("."))

@@ -29,6 +29,7 @@ from rolloutd.texts.cause_text import describe_causes
 from tests import oracle
 from tests.sim.change_judge import ChangeJudge
 from tests.sim.clean_judge import CleanJudge
+from tests.sim.cluster_judge import ClusterJudge
 from tests.sim.outage_judge import OutageJudge
 from tests.sim.prepare_judge import PrepareJudge
 from tests.sim.record_judge import RecordJudge
@@ -75,6 +76,8 @@ class Checker(OracleFeed):
         self.superseded = SupersedeJudge(self.plans, self.report_violation)
         self.outages = OutageJudge(self.plans, self.report_violation)
         self.changes = ChangeJudge(self.report_violation)
+        seen = lambda: self.oracle.observations  # noqa: E731  # the oracle replaces them
+        self.clusters = ClusterJudge(self.plans, self.report_violation, monotonic, seen)
         self.work = WorkJudge(now, self.report_violation)
         self._started_runs: dict[str, list[str]] = {}
         self._succeeded_runs: set[str] = set()
@@ -170,6 +173,7 @@ class Checker(OracleFeed):
         self.outages.on_commit(events)
         self.work.on_commit(events)
         self.changes.on_commit(events, self.nodes)
+        self.clusters.on_commit(events, self.nodes)
         decided = {event.rollout for event in events if _is_decided(event)}
         if len(decided) > 1:
             self.report_violation(f"one refused row would stop {' and '.join(sorted(decided))}")
@@ -294,7 +298,8 @@ class Checker(OracleFeed):
                 by_wall_s = undo_began_at - self._admitted_at[attempt]
                 self._judge_absence(attempt, self.plans[event.rollout].isolate_timeout_s, by_wall_s)
         if event.trigger is Trigger.SOAK_CHECK_FAILED:
-            is_unhealthy = machine.fails_checks or not machine.up or machine.version != "new"
+            is_well = machine.up and machine.available and not machine.fails_checks
+            is_unhealthy = not is_well or machine.version != "new"
             if (
                 not is_unhealthy
                 and self.unhealthy_until.get(event.node, 0.0) < self._monotonic() - UNHEALTHY_GRACE_S

@@ -203,7 +203,8 @@ class DaemonProcess:
             SimRunner(access),
             {kind: SimIsolator(access, kind) for kind in ("command", "playbook")}
             | {HOLD_AWARE_KIND: SimCordon(access)},
-            {"reachable": SimCheck(access, runs_command=False), "ssh": SimCheck(access, runs_command=True)},
+            {"ssh": SimCheck(access, runs_command=True)}
+            | {kind: SimCheck(access, runs_command=False) for kind in ("reachable", "cluster")},
             self._find_source,
             {"kubernetes": SimProbe(access)},
             guards={"ssh": SimNodeGuard(access)},
@@ -265,6 +266,7 @@ class DaemonProcess:
                         "watched",
                         machine.cordoned_by_other,
                         machine.left_isolated_by,
+                        is_locked=machine.paused,
                     )
                     self._world.checker.feed_oracle(
                         "saw", node=machine.name, up=True, foreign=machine.cordoned_by_other

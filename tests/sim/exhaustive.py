@@ -50,9 +50,6 @@ def _small_spec(**more: Any) -> dict[str, Any]:
     return {**plans.SMALL, **more}
 
 
-NOTE = {"note": {"text": "new"}, "expected": "2m"}
-"""A change of a kind that records what it replaces, in place of a playbook."""
-
 SMALL = (
     SmallScenario("one", 1, _small_spec(), {}),
     SmallScenario(
@@ -107,11 +104,11 @@ SMALL = (
     SmallScenario(
         "train and failing", 1, _small_spec(isolate=[plans.CORDON]), {1: RunFate.FAILS}, rollouts=2
     ),
-    SmallScenario("changed", 1, _small_spec(maintain=NOTE), {}),
+    SmallScenario("changed", 1, _small_spec(maintain=plans.NOTE), {}),
     SmallScenario(
         "changed and rolled back",
         2,
-        _small_spec(maintain=NOTE, canary={"select": "role=none"}, on_failure="rollback-wave"),
+        _small_spec(maintain=plans.NOTE, canary={"select": "role=none"}, on_failure="rollback-wave"),
         {1: RunFate.FAILS},
     ),
     SmallScenario("stuck", 1, _small_spec(limits={"isolate": "2m"}), {}, stuck=True),

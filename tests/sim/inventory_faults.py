@@ -74,7 +74,7 @@ class InventoryFaults:
     def _refresh(self) -> None:
         life = self._sim.newest_daemon()
         if life is not None and life.daemon is not None:
-            life.run(_refresh(life.daemon))
+            life.run(refresh(life.daemon))
 
     def _accept(self) -> None:
         """Let an admin accept what the source reports of a node: a quarantined one, if there is one."""
@@ -100,7 +100,8 @@ async def _pin(daemon: Daemon, node: str) -> None:
         return  # in flight, or gone: as people are told
 
 
-async def _refresh(daemon: Daemon) -> None:
+async def refresh(daemon: Daemon) -> None:
+    """Ask all sources."""
     daemon.refresh_inventory()
 
 

@@ -13,15 +13,17 @@ from pathlib import Path
 from typing import Final
 
 from machines.facts import availability, node_work, outages, votes
+from machines.invariants import violations
 from machines.model.preparation import PrepareStage
 from machines.model.rollout import Failure
-from machines.rules import pools, rollbacks
+from machines.rules import parallelism, pools, rollbacks, start_blockers
 from machines.scheduler import decided_events, expiry, preparing
 from machines.workflow.isolation_plan import IsolationPlan
 from machines.workflow.next_action import _Reconciler
 from machines.workflow.outage import Outage
 from rolloutd.commands import submit
-from rolloutd.engine.background import inventory_identity
+from rolloutd.configuration import target_values
+from rolloutd.engine.background import inventory_conflicts, inventory_identity
 from rolloutd.engine.background.audit_monitor import AuditMonitor
 from rolloutd.engine.background.dry_runs import _wait_until_unblocked
 from rolloutd.engine.background.inventory_refresh import InventoryRefresher
@@ -76,6 +78,48 @@ MUTANTS = (
         PlaybookExecution._with_previous,
         "replace(record, prior=previous)",
         "record",
+    ),
+    Mutant(
+        "unready-targets-not-counted",
+        parallelism.unready_nodes,
+        "target.phase is Phase.FAILED or _is_unready(index, rollout, target)",
+        "target.phase is Phase.FAILED",
+    ),
+    Mutant(
+        "values-read-again-at-the-start",
+        target_values.params_for,
+        "plan.values.get(host.name)",
+        "None",
+    ),
+    Mutant(
+        "target-with-other-values-started",
+        start_blockers._values_blocker,
+        "index.changed_values.get((rollout.id, target.node))",
+        "None",
+    ),
+    Mutant(
+        "values-of-failed-targets-not-compared",
+        InventoryRefresher._changed_values,
+        "target.node in index.nodes",
+        "target.node in index.nodes and target.phase.value == 'pending'",
+    ),
+    Mutant(
+        "cluster-started-before-its-control-plane",
+        inventory_conflicts._status_conflicts,
+        "value.lower() in ports.OUT_OF_SERVICE",
+        "value.lower() == 'offline'",
+    ),
+    Mutant(
+        "bootstrap-refused-by-the-invariants",
+        violations._node_violation,
+        "_is_new_cluster(facts, target, now)",
+        "False",
+    ),
+    Mutant(
+        "broken-cluster-holds-no-slot",
+        availability._counted_outage,
+        "not worked_at or is_unrelated",
+        "True",
     ),
     Mutant(
         "carry-over-judged-before-the-lock",
@@ -219,7 +263,7 @@ MUTANTS = (
     Mutant(
         "values-of-sources-rendered",
         SourceReader._valid_node,
-        "without_templates(node.connection)",
+        "ports.without_templates(node.connection)",
         "node.connection",
     ),
     Mutant(
@@ -250,8 +294,8 @@ MUTANTS = (
     Mutant(
         "restored-node-taken-for-confirmed",
         guard_steps._confirmed,
-        "report.state is GuardState.CONFIRMED",
-        "report.state is not GuardState.NONE",
+        "report.state is ports.GuardState.CONFIRMED",
+        "report.state is not ports.GuardState.NONE",
     ),
     Mutant(
         "slot-freed-on-failure",
@@ -322,7 +366,8 @@ def find(name: str) -> str | None:
     seeds = (f"seed {seed}" for seed in range(MUTANT_SEEDS))
     # By turns: either kind finds some bugs at once, and others late or never.
     trains = (f"train {seed}" for seed in range(MUTANT_SEEDS))
-    turns = zip_longest(small_names("some"), seeds, trains)
+    clusters = (f"clusters {seed}" for seed in range(MUTANT_SEEDS))
+    turns = zip_longest(small_names("some"), seeds, trains, clusters)
     names = [name for turn in turns for name in turn if name is not None]
     names = [each for each in (read_found().get(name),) if each is not None] + names
     with mutant.applied():

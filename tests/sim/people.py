@@ -136,6 +136,7 @@ class SimUsers:
             content = {**content, "spec": {**content["spec"], "soak": 60}}
             if self.world.streams.artifacts.random() < NEW_RELEASES:
                 content = plans.with_new_artifacts(content, name)
+            content = plans.with_values(content, daemon.compile(content), state)
             plan = daemon.compile(content)
             if plan.pilot_node is not None and plan.pilot_node not in state.index.nodes:
                 return False  # submit refuses a pilot that is not a target
@@ -181,6 +182,7 @@ class SimUsers:
         try:
             content, _ = await keeper.load_plan(old)
             content = plans.with_new_artifacts(content, release) if release else content
+            content = plans.with_values(content, daemon.compile(content), state)
             plan = daemon.compile(content)
             self.world.on_plan(name, plan)
             async with state.exclusive_commit(who.actor) as commit:

@@ -16,6 +16,8 @@ from machines.model.plan import Digest, Plan
 from machines.model.rollout import Actor, Target
 from machines.rules.waves import assign_waves
 from rolloutd import planfile
+from rolloutd.configuration.target_values import resolve_values, stages_with_values
+from rolloutd.engine.state import State
 from rolloutd.settings import Settings
 
 TEAMS = ("a", "b")
@@ -85,6 +87,39 @@ def random_spec(shape: random.Random) -> dict[str, Any]:
             "proceed": {"owner": shape.choice((1, 2))},
         }
     return spec
+
+
+NOTE: dict[str, Any] = {"note": {"text": "new"}, "expected": "2m"}
+"""A change of a kind that records what it replaces, in place of a playbook."""
+
+
+def random_cluster_spec(clusters: random.Random) -> dict[str, Any]:
+    """Return the spec of a plan for clusters: a change with a value of each, and a strategy."""
+    spec = {**SMALL, "isolate": [PLAYBOOK], "verify": [{"cluster": {}}], "enrol": "auto"}
+    values = {"host": {"field": "/spec/endpoint"}}
+    spec["maintain"] = {**NOTE, "note": {"text": "new", "values": values}, "timeout": "10m"}
+    strategy = {"incremental": {"maxUnready": clusters.choice((1, 2))}}
+    spec["strategy"] = clusters.choice((strategy, strategy, {"replace_all": True}))
+    if clusters.random() < 0.5:
+        spec["bootstrap"] = True
+    if clusters.random() < 0.3:
+        spec |= {"keep": True, "every": "10m"}
+    if clusters.random() < 0.5:
+        spec["on_failure"] = clusters.choice(("rollback-node", "rollback-wave", "rollback-all"))
+    if clusters.random() < 0.5:
+        spec["soak"] = "5m"
+    return spec
+
+
+def with_values(content: dict[str, Any], plan: Plan, state: State) -> dict[str, Any]:
+    """Return the content with the values of its targets, as submit resolves them."""
+    nodes = [node for node in state.index.nodes.values() if plan.selector.matches(node.labels)]
+    values = {
+        node.name: resolve_values(plan, node.name, node.labels, state.connections.get(node.name, {}), {})
+        for node in nodes
+        if any(stages_with_values(plan))
+    }
+    return {**content, "spec": {**content["spec"], "values": values}} if values else content
 
 
 def with_random_probes(traffic: random.Random, spec: dict[str, Any]) -> dict[str, Any]:

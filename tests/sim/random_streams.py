@@ -35,6 +35,7 @@ class RandomStreams:
     selections: random.Random
     jobs: random.Random
     trains: random.Random
+    clusters: random.Random
 
     @classmethod
     def of(cls, seed: int) -> Self:

@@ -104,7 +104,9 @@ class RecoveryUser:
             may_act = waits_long or not is_rolling_back
             if target.phase is Phase.FAILED and target.order is None and may_act:
                 await self._retry_or_skip(target)
-            if target.phase is Phase.PENDING and target.isolated and waits_long:
+            # Nobody submits again for a value that has changed: its target is left out.
+            has_other_value = (name, target.node) in state.index.changed_values
+            if target.phase is Phase.PENDING and waits_long and (target.isolated or has_other_value):
                 await self._users.command_node(_return, name, target.node)
 
     async def _approve_gate(self, state: State, name: str, gate: GateName, wave: str) -> None:

@@ -11,6 +11,7 @@ from tests.sim.random_streams import Coverage
 
 FAULTS = (
     "clock-jumps",
+    *("cluster-available", "cluster-endpoint", "cluster-joins", "cluster-paused", "cluster-up"),
     "crash",
     "database-locked",
     "deleted-in-soak",

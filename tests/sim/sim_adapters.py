@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from machines.model.node import NodeHealth, NodeKind, Observation
+from machines.model.node import NodeHealth, Observation
+from rolloutd.configuration.target_values import OBJECT_KEY
 from rolloutd.errors import NodeUnreachable, RolloutdError, SourceFailed
 from rolloutd.ports import (
     STATUS,
@@ -168,6 +169,8 @@ class SimCheck:
             return Failed(str(error))
         if machine.fails_checks:
             return Failed(f"{machine.name} still has its old boot id")
+        if not machine.available:
+            return Failed(f"{machine.name}: Available is False")
         wanted = ctx.params.get("equals")
         if self._runs_command and wanted is not None and machine.version != wanted:
             return Failed(f"it printed {machine.version!r}, not {wanted!r}")
@@ -190,15 +193,25 @@ class SimObserver:
 
     def _observe(self, world: SimWorld, node: str) -> Observation:
         machine = world.machines[node]
-        sight = NodeHealth.UP if machine.up else NodeHealth.DOWN
+        sight = NodeHealth.UP if machine.up and machine.available else NodeHealth.DOWN
         if world.fault_plan.chance("observation-lost", 0.02):
             sight = NodeHealth.UNKNOWN
         if self._access.is_current_leader:
             world.checker.feed_oracle(
-                "saw", node=node, up=sight is NodeHealth.UP, foreign=machine.cordoned_by_other
+                "saw",
+                node=node,
+                up=sight is NodeHealth.UP,
+                down=sight is NodeHealth.DOWN,
+                foreign=machine.cordoned_by_other,
             )
         return Observation(
-            node, sight, world.now(), f"seen {sight}", machine.cordoned_by_other, machine.left_isolated_by
+            node,
+            sight,
+            world.now(),
+            f"seen {sight}",
+            machine.cordoned_by_other,
+            machine.left_isolated_by,
+            is_locked=machine.paused,
         )
 
 
@@ -223,6 +236,8 @@ class SimInventory:
         for machine in world.machines.values():
             # One that the daemon may not have as a node, as after it vanished, is a new node by another name.
             machine.listed_as = machine.listed_as if machine.name in self._last_names else ""
+        if self._access.is_current_leader:
+            world.checker.clusters.on_answer(world.listed())
         clear = (each for each in world.listed() if each.has_address and not each.has_twin)
         self._last_names = {machine.name for machine in clear}
         twins = [self._object(machine, "twin") for machine in world.listed() if machine.has_twin]
@@ -233,13 +248,13 @@ class SimInventory:
         return DiscoveredNode(
             machine.listed_as or machine.name,
             self.source,
-            # Of the kind to which every item of the plans applies.
-            NodeKind.KUBERNETES,
+            machine.kind,
             labels={**machine.labels, **hostile_values.LABELS},
             connection={
                 **hostile_values.VARIABLES,
                 "ansible_host": machine.name if machine.has_address else "no address",
-                STATUS: "offline" if machine.disputed else "active",
+                STATUS: machine.status,
+                OBJECT_KEY: {"spec": {"endpoint": machine.endpoint}},
             },
             id=f"{sort}/{machine.name}",
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+from machines.model.node import NodeKind
 from rolloutd.ports import Checkpoint, Failed, GuardState, Ok, RunRequest, Unknown
 
 REPAIR_NOTICED_S = 300.0
@@ -69,6 +70,13 @@ class SimNode:
     """Whether the inventory has another object of its name."""
     has_address: bool = True
     """Whether the inventory has a valid address of it."""
+    kind: NodeKind = NodeKind.KUBERNETES
+    """Of the kind to which every item of the plans applies, unless it is a cluster."""
+    initialized: bool = True
+    available: bool = True
+    paused: bool = False
+    endpoint: str = ""
+    """A field of the cluster's object, which plans take as a value."""
     version: str = "old"
     isolation_flags: dict[str, IsolationFlag] = field(default_factory=dict)
     runs: dict[str, SimRun] = field(default_factory=dict)
@@ -98,9 +106,22 @@ class SimNode:
         return self.isolation_flags.setdefault(kind, IsolationFlag())
 
     @property
+    def status(self) -> str:
+        """What the inventory says of its life."""
+        if self.kind is not NodeKind.CLUSTER:
+            return "offline" if self.disputed else "active"
+        if not self.initialized:
+            return "planned"
+        if self.paused:
+            return "paused"
+        return "active" if self.up and not self.disputed else "offline"
+
+    @property
     def cordoned_by_other(self) -> bool:
         """Whether it is out of service, and not for a rollout of ours."""
-        return any(bit.set_by_other or bit.left_for_hold for bit in self.isolation_flags.values())
+        return self.paused or any(
+            bit.set_by_other or bit.left_for_hold for bit in self.isolation_flags.values()
+        )
 
     @property
     def left_isolated_by(self) -> str:

@@ -8,7 +8,7 @@ is left, and within a limit every rollout must end with no node isolated.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,22 +20,21 @@ from rolloutd.ports import GuardState
 from rolloutd.store import backend_of
 from rolloutd.store.audit_comparison import compare_with_audit
 from tests.sim import plans, suggested_commands, workspace
+from tests.sim.cluster_faults import ClusterFaults
 from tests.sim.daemon_process import DaemonProcess
-from tests.sim.fault_plan import FaultPlan, SeededFaults
+from tests.sim.fault_plan import FaultPlan
 from tests.sim.fault_schedule import FaultSchedule
 from tests.sim.forger import forge_votes, settle_forgeries
 from tests.sim.inventory_faults import InventoryFaults
 from tests.sim.job_faults import JobFaults
 from tests.sim.loop import CURRENT, SimLoop
 from tests.sim.people import OLGA, SAM, SimUsers
-from tests.sim.random_specs import random_specs
 from tests.sim.random_streams import Coverage, RandomStreams
 from tests.sim.random_user import RandomUser
 from tests.sim.recovery_user import RecoveryUser
 from tests.sim.scenario import Scenario, SimResult
-from tests.sim.sim_node import SimNode
 from tests.sim.staged_file_damage import damage_staged_files
-from tests.sim.workspace import LogErrorHandler, capture_errors, temporary_state_dir
+from tests.sim.workspace import LogErrorHandler, capture_errors
 from tests.sim.world import SimWorld
 
 RESTART_DELAY_S = 5.0
@@ -160,16 +159,7 @@ class Simulation:
     async def _script(self) -> None:
         restarter = self.loop.create_task(self._restart_daemons())
         await self._submit()
-        acting: list[asyncio.Task[None]] = []
-        if self._scenario.action_interval_s:
-            user, people = RandomUser(self._users), self.world.streams.people
-            acting.append(self.loop.create_task(user.act_randomly(people, self._scenario.action_interval_s)))
-            acting.append(self.loop.create_task(user.supersede_at_return()))
-            acting.append(self.loop.create_task(InventoryFaults(self).run()))
-            if self._scenario.is_train:
-                acting.append(self.loop.create_task(self._change_train()))
-            if any("prepare" in spec for spec in self._scenario.specs):
-                acting.append(self.loop.create_task(user.roll_out_again_and_clean()))
+        acting = [self.loop.create_task(each) for each in self._actors()]
         if any("traffic" in spec for spec in self._scenario.specs) and self._scenario.action_interval_s:
             self.loop.create_task(self._generate_traffic())
         if any(spec.get("keep") for spec in self._scenario.specs):
@@ -197,6 +187,21 @@ class Simulation:
         recovery.cancel()
         restarter.cancel()
         await self._check_final_state()
+
+    def _actors(self) -> Iterator[Coroutine[Any, Any, None]]:
+        """Yield what lets things happen until the faults stop."""
+        if not self._scenario.action_interval_s:
+            return
+        user, specs = RandomUser(self._users), self._scenario.specs
+        yield user.act_randomly(self.world.streams.people, self._scenario.action_interval_s)
+        yield user.supersede_at_return()
+        yield InventoryFaults(self).run()
+        if any("strategy" in spec for spec in specs):
+            yield ClusterFaults(self).run()
+        if self._scenario.is_train:
+            yield self._change_train()
+        if any("prepare" in spec for spec in specs):
+            yield user.roll_out_again_and_clean()
 
     # -- lives
 
@@ -275,7 +280,9 @@ class Simulation:
             return True
         if not life.state.index.nodes:
             return False
-        plan = life.compile(self._contents[name])
+        content = self._contents[name]
+        content = self._contents[name] = plans.with_values(content, life.compile(content), life.state)
+        plan = life.compile(content)
         if plan.pilot_node is not None and plan.pilot_node not in life.state.index.nodes:
             return False
         self.world.on_plan(name, plan)
@@ -452,35 +459,6 @@ class Simulation:
             for vote in acknowledged:
                 if vote not in stored:
                     checker.report_violation(f"vote {vote} was acknowledged and lost")
-
-
-def run_seed(seed: int, *, is_train: bool = False) -> SimResult:
-    """Run the simulation of a seed; `is_train`: over several rollouts in one train."""
-    chances = RandomStreams.of(seed)
-    shape = chances.shape
-    count = shape.randint(2, 6)
-    machines = [SimNode(f"n{number}", plans.random_labels(shape, number)) for number in range(1, count + 1)]
-    for machine in machines:
-        machine.version = "new" if chances.compliance.random() < 0.2 else "old"
-    scene = Scenario(
-        machines=machines,
-        settings=plans.with_random_cleaning(chances.cleaning, plans.random_settings(shape, count)),
-        specs=random_specs(chances, count, is_train=is_train),
-        fault_period_s=shape.choice((1800.0, 3600.0, 7200.0)),
-        action_interval_s=shape.choice((60.0, 180.0, 600.0)),
-        approve_probability=max(shape.choice((0.3, 0.7, 1.0)), is_train),
-        fault_probability=shape.choice((0.1, 0.3, 0.6)),
-        maybe_current=shape.random() < 0.3 and not is_train,
-        is_train=is_train,
-    )
-    with temporary_state_dir() as state_dir:
-        return Simulation(
-            f"{'train' if is_train else 'seed'} {seed}",
-            chances,
-            lambda marks: SeededFaults(chances.faults, marks),
-            scene,
-            state_dir,
-        ).run()
 
 
 def _leaves(error: BaseException | None) -> Iterator[BaseException]:

@@ -10,7 +10,7 @@ import os
 import pytest
 
 from tests.sim import workspace
-from tests.sim.simulation import run_seed
+from tests.sim.seeds import run_seed
 from tests.support.postgresql import Postgresql
 
 SEEDS = int(os.environ.get("ROLLOUTD_TEST_POSTGRESQL_SEEDS", "2"))

@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
+from machines.model.node import NodeKind
 from machines.model.plan import PLAYBOOK_RUN, Plan
 from machines.model.rollout import FailureCode
 from rolloutd.ports import Failed, GuardState, Ok, RunRequest
@@ -96,7 +97,8 @@ class SimWorld:
             self.job_faults.is_active = False
         for machine in self.machines.values():
             machine.up, machine.fails_checks, machine.stuck, machine.listed = True, False, False, True
-            machine.disputed = machine.has_twin = False
+            machine.disputed = machine.has_twin = machine.paused = False
+            machine.available = machine.initialized = True
             machine.listed_as, machine.has_address = "", True
             machine.traffic = machine.traffic_unknown = False
             self.uncordon(machine)
@@ -304,7 +306,10 @@ class SimWorld:
         machine.runs[run.handle] = run
         if run.request.kind != PLAYBOOK_RUN:
             self.checker.changes.on_applied(run.request)
+            self.checker.clusters.on_applied(run.request)
             machine.version = noted_text(run.request)
+            # The network of a new cluster comes from the change.
+            machine.available |= machine.initialized and machine.kind is NodeKind.CLUSTER
         run.percent = 10.0
         self.record(f"begin {run.handle}")
         fate = self.fault_plan.next_run_fate()

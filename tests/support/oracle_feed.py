@@ -31,6 +31,7 @@ from machines.model.events import (
     VoteCast,
     VoteWithdrawn,
 )
+from machines.model.node import ConflictKind, NodeKind
 from machines.model.plan import GateName, Plan
 from machines.model.rollout import NodeOrder
 from machines.model.train_events import TrainRemoved, TrainStored
@@ -68,6 +69,8 @@ class OracleFeed:
         self._now = now
         self._labels: dict[str, dict[str, str]] = {}
         self._disputed: set[str] = set()
+        self._clusters: set[str] = set()
+        self._away: dict[str, float] = {}
 
     def report_violation(self, text: str) -> None:
         """Record one violation."""
@@ -162,11 +165,23 @@ class OracleFeed:
             for node in event.nodes:
                 is_disputed = any(not each.is_warning for each in node.conflicts)
                 (self._disputed.add if is_disputed else self._disputed.discard)(node.name)
+                is_cluster = node.kind is NodeKind.CLUSTER
+                (self._clusters.add if is_cluster else self._clusters.discard)(node.name)
+                self._away.pop(node.name, None)
+                for each in node.conflicts:
+                    if each.kind is ConflictKind.OUT_OF_SERVICE:
+                        self._away[node.name] = each.since
         else:
             for name in event.names:
                 self._labels.pop(name, None)
                 self._disputed.discard(name)
-        self.feed_oracle("inventory", labels=dict(self._labels), disputed=sorted(self._disputed))
+        self.feed_oracle(
+            "inventory",
+            labels=dict(self._labels),
+            disputed=sorted(self._disputed),
+            clusters=sorted(self._clusters),
+            away=dict(self._away),
+        )
 
     def _on_vote(self, event: VoteCast | VoteWithdrawn | GateOpened) -> None:
         match event:
@@ -223,6 +238,7 @@ class OracleFeed:
             probed=bool(plan.traffic),
             pilot=plan.pilot_node,
             keep=plan.keep,
+            bootstrap=plan.bootstrap,
             on_failure=plan.on_failure.value,
             at_most=plan.at_most,
         )
