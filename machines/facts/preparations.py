@@ -90,6 +90,12 @@ class RolloutPreparations:
     def build_row(self, stage: PrepareStage) -> Preparation | None:
         return self.rows.get((BUILD_NODE, stage.name))
 
+    def failed_row(self, node: str) -> Preparation | None:
+        """Return the row of the stage at which a pending node failed, or with BUILD_NODE that of a build."""
+        names = self.stages if node == BUILD_NODE else (self.next_stage(node) or "",)
+        rows = (self.rows.get((node, name)) for name in names)
+        return next((row for row in rows if row is not None and row.state is PreparationState.FAILED), None)
+
     def spent_s(self, now: float) -> float:
         """Return the seconds that the latest attempt of each stage took on all nodes together."""
         return self._spent_s + sum(duration_s(self.rows[key], now) for key in self.active)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import TypeGuard
+
 from machines.facts.node_work import NodeWork, WorkKind, conflicting_work
 from machines.invariants.facts import EarlierEvents, InvariantFacts
+from machines.model.node import Node
 from machines.model.plan import PILOT_WAVE, GateName
 from machines.model.preparation import (
     CLEANUP,
@@ -11,6 +15,7 @@ from machines.model.preparation import (
     Preparation,
     PreparationState,
     PrepareKind,
+    PrepareStage,
 )
 from machines.model.rollout import Rollout, Target
 from machines.states import Phase
@@ -20,23 +25,28 @@ def admission_violation(facts: InvariantFacts, rollout: Rollout, target: Target,
     """Return why a node must not be isolated: a stage is not done, or its files were not compared."""
     node = facts.nodes[target.node]
     has_files = False
-    for stage in rollout.prepare_stages:
-        if stage.kind is PrepareKind.BUILD or not stage.applies_to(node):
-            continue
-        if stage.kind is PrepareKind.STAGE and not stage.built_by and not stage.artifacts_for(node):
-            continue
-        if stage.built_by in rollout.built and not stage.artifacts_for(node):
-            continue
+    for stage in _needed_stages(rollout, node):
         row = facts.preparation(rollout.id, target.node, stage.name)
-        state = None if row is None else row.state
-        is_done = state in (PreparationState.DONE, PreparationState.SKIPPED)
-        if row is None or not is_done or row.content != stage.content_for(node):
+        if not _is_done(row) or row.content != stage.content_for(node):
             return f"its prepare stage {stage.name} is not done"
         has_files |= stage.kind is PrepareKind.STAGE and not stage.playbook
     compared = facts.staged_comparison(rollout.id, target.node) if has_files else None
     if not has_files or (compared is not None and not compared.problem and _is_recent(compared.at, now)):
         return None
     return "its staged files were not compared just now"
+
+
+def _needed_stages(rollout: Rollout, node: Node) -> Iterator[PrepareStage]:
+    """Yield the stages with something to do on the node; what an unfinished build makes may be for it."""
+    for stage in rollout.prepare_stages:
+        if stage.kind is not PrepareKind.BUILD and stage.applies_to(node):
+            is_awaited = bool(stage.built_by) and stage.built_by not in rollout.built
+            if stage.kind is not PrepareKind.STAGE or is_awaited or stage.artifacts_for(node):
+                yield stage
+
+
+def _is_done(row: Preparation | None) -> TypeGuard[Preparation]:
+    return row is not None and row.state in (PreparationState.DONE, PreparationState.SKIPPED)
 
 
 def _is_recent(at: float, now: float) -> bool:
@@ -96,16 +106,12 @@ def _beginning_violation(facts: InvariantFacts, rollout: Rollout, row: Preparati
     entry = GateName.PILOT if target.wave == PILOT_WAVE else GateName.START
     if not any(each.gate is entry for each in rollout.opened):
         return f"the {entry} gate is not open"
+    names = [stage.name for stage in rollout.prepare_stages]
+    if row.stage not in names:
+        return f"the plan has no stage {row.stage}"
+    earlier = names[: names.index(row.stage)]
     node = facts.nodes.get(row.node)
-    for stage in rollout.prepare_stages:
-        if stage.name == row.stage:
-            return None
-        if node is None or stage.kind is PrepareKind.BUILD or not stage.applies_to(node):
-            continue
-        done = facts.preparation(rollout.id, row.node, stage.name)
-        is_needed = stage.kind is not PrepareKind.STAGE or stage.artifacts_for(node)
-        if is_needed and (
-            done is None or done.state not in (PreparationState.DONE, PreparationState.SKIPPED)
-        ):
+    for stage in () if node is None else _needed_stages(rollout, node):
+        if stage.name in earlier and not _is_done(facts.preparation(rollout.id, row.node, stage.name)):
             return f"stage {stage.name} is not done"
-    return f"the plan has no stage {row.stage}"
+    return None

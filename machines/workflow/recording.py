@@ -106,3 +106,10 @@ def preparation_result(row: Preparation, result: StepResult, at: float) -> Prepa
         return replace(row, state=PreparationState.DONE, text=row.text or result.text, at=at)
     not_before = at + backoff_s(row.attempt - 1)
     return replace(row, state=PreparationState.FAILED, text=result.text, at=at, not_before=not_before)
+
+
+def preparation_again(row: Preparation, problem: str, at: float) -> Preparation:
+    """Return the row of a stage that is due again, because its files differ on the node."""
+    # At once for the first time: what differs again and again may be a disk that fails.
+    delay_s = backoff_s(row.attempt - 2) if row.attempt > 1 else 0.0
+    return replace(row, state=PreparationState.WAITING, text=problem, at=at, not_before=at + delay_s)

@@ -12,8 +12,8 @@ from dataclasses import replace
 from typing import Protocol
 
 from machines.facts.availability import failure_remedy
+from machines.facts.preparations import BUILD_NODE
 from machines.model import events
-from machines.model.preparation import Preparation, PreparationState
 from machines.model.reasons import Reason
 from machines.model.rollout import Actor, Hold, NodeOrder, Rollout, Target
 from machines.rules.rollbacks import due_rollbacks, order_blocker
@@ -177,10 +177,8 @@ def retry(state: State, who: Principal, rollout: Rollout, target: Target, reason
     A pending node whose prepare stage failed is prepared again at once.
     """
     require_plan_owner(who, rollout, f"retry {target.node} of")
-    if (failed := _failed_preparation(state, target)) is not None:
-        _require_open(rollout)
-        # It stays failed: its row has the snapshot and the run that the next try deals with first.
-        return (events.PreparationRecorded(replace(failed, not_before=state.now())),)
+    if (retried := _retry_preparation(state, rollout, target.node)) is not None:
+        return (retried,)
     _require_failed(rollout, target, "retried")
     _require_open(rollout, target)
     # A retried node keeps its slots, and its failure keeps it from starting: the other rollbacks would wait.
@@ -195,13 +193,10 @@ def retry(state: State, who: Principal, rollout: Rollout, target: Target, reason
 def retry_build(state: State, who: Principal, rollout: Rollout, reason: str) -> Events:
     """Retry a rollout's failed build at once."""
     require_plan_owner(who, rollout, "retry the build of")
-    _require_open(rollout)
-    known = state.index.preparations(rollout.id)
-    rows = [] if known is None else [known.build_row(stage) for stage in rollout.prepare_stages]
-    failed = next((row for row in rows if row is not None and row.state is PreparationState.FAILED), None)
-    if failed is None:
+    if (retried := _retry_preparation(state, rollout, BUILD_NODE)) is None:
+        _require_open(rollout)
         raise Refused("not-failed", f"{rollout.id}: no build of it has failed; name the node to retry")
-    return (events.PreparationRecorded(replace(failed, not_before=state.now())),)
+    return (retried,)
 
 
 def rollback(state: State, who: Principal, rollout: Rollout, target: Target, reason: str) -> Events:
@@ -376,12 +371,15 @@ def _require_open(rollout: Rollout, failed: Target | None = None) -> None:
         raise Refused("ended", f"{rollout.id}: ended; submit the plan again with --again")
 
 
-def _failed_preparation(state: State, target: Target) -> Preparation | None:
-    """Return the prepare stage at which a pending node failed."""
-    known = state.index.preparations(target.rollout)
-    stage = None if known is None else known.next_stage(target.node)
-    row = None if stage is None else state.index.preparation(target.rollout, target.node, stage)
-    return row if row is not None and row.state is PreparationState.FAILED else None
+def _retry_preparation(state: State, rollout: Rollout, node: str) -> events.PreparationRecorded | None:
+    """Return the event by which a failed prepare stage is tried at once; None if none has failed."""
+    known = state.index.preparations(rollout.id)
+    failed = None if known is None else known.failed_row(node)
+    if failed is None:
+        return None
+    _require_open(rollout)
+    # It stays failed: its row has the snapshot and the run that the next try deals with first.
+    return events.PreparationRecorded(replace(failed, not_before=state.now()))
 
 
 def _require_failed(rollout: Rollout, target: Target, verb: str) -> None:

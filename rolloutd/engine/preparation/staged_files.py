@@ -12,7 +12,7 @@ from machines.model.decision import CompareStaged
 from machines.model.events import Event, PreparationRecorded
 from machines.model.node import Node
 from machines.model.preparation import Preparation, PreparationState, PrepareStage, StagedComparison
-from machines.workflow.steps import backoff_s
+from machines.workflow.recording import preparation_again
 from rolloutd.engine.drivers.node_session import AdapterSet
 from rolloutd.engine.outcomes import capture_errors
 from rolloutd.engine.preparation.session import render_for_host
@@ -91,10 +91,7 @@ async def stage_again(
             row = known.rows.get((node, stage.name))
             if stage.name not in problems or row is None or not known.is_done(stage, found):
                 continue  # it is due already
-            # At once for the first time: what differs again and again may be a disk that fails.
-            delay_s = backoff_s(row.attempt - 2) if row.attempt > 1 else 0.0
-            waiting = replace(row, state=PreparationState.WAITING, text=problems[stage.name], at=now)
-            events.append(PreparationRecorded(replace(waiting, not_before=now + delay_s)))
+            events.append(PreparationRecorded(preparation_again(row, problems[stage.name], now)))
         recorded = None if begun is None else known.rows.get((node, begun.stage))
         if begun is not None and recorded is not None and recorded.state is PreparationState.RUNNING:
             text = f"waits for {', '.join(problems)}"
