@@ -230,7 +230,9 @@ class FluxControllers:
 
     async def _release(self, name: str, obj: JSON) -> None:
         key, spec, generation = ("helmreleases", name), obj["spec"], obj["metadata"]["generation"]
-        revision = self._artifact(spec["chartRef"])
+        reference = spec.get("chartRef") or spec["chart"]["spec"]["sourceRef"]
+        is_git = reference["kind"] == "GitRepository"
+        revision = self._artifact(reference)
         state = (generation, revision)
         if spec.get("suspend") or self._done.get(key) == state:
             return
@@ -239,10 +241,10 @@ class FluxControllers:
             await self._ready("helmreleases", name, generation, "False", "SourceNotReady", "no artifact")
             return
         await self._ready("helmreleases", name, generation, "Unknown", "Progressing", "in progress")
-        digest = revision.rpartition("@")[2]
+        digest = revision.rpartition("@")[2].removeprefix("sha1:")
         status = obj.get("status") or {}
         history = list(status.get("history") or ())
-        attempted = {"lastAttemptedRevision": f"1.0.0+{digest[7:19]}", "lastAttemptedRevisionDigest": digest}
+        attempted = {"lastAttemptedRevision": f"1.0.0+{digest[:12] if is_git else digest[7:19]}"}
         run = (obj["metadata"].get("annotations") or {}).get("rolloutd.io/run", "")
         values = tuple(sorted((str(k), str(v)) for k, v in (spec.get("values") or {}).items()))
         self.applied.setdefault(name, []).append(Applied(revision, values, run))
@@ -251,7 +253,7 @@ class FluxControllers:
             "version": number,
             "chartName": name,
             "chartVersion": attempted["lastAttemptedRevision"],
-            "ociDigest": digest,
+            **({} if is_git else {"ociDigest": digest}),
             "name": name,
             "namespace": self.fleet.namespace,
             "configDigest": digest,

@@ -21,6 +21,9 @@ KEEPS_GOING = frozenset(
 )
 """Reasons of Ready=False for what the controller still waits for."""
 
+COMMIT_DIGITS = 12
+"""Digits of a commit that source-controller writes behind the version of a chart from git."""
+
 MAX_MESSAGE_CHARS = 400
 """Characters of a condition's message in a text."""
 
@@ -58,9 +61,10 @@ def judge_helm_release(name: str, obj: Mapping[str, Any], pin: str) -> Judgement
     if judgement is not None:
         return judgement
     latest = latest_release(obj.get("status") or {})
-    version, digest = str(latest.get("chartVersion") or "no chart"), str(latest.get("ociDigest") or "")
-    if latest.get("status") != "deployed" or digest != pin:
-        return Judgement(f"{name}: {version} {digest} is {latest.get('status', 'not there')}", 60.0)
+    version, reached = str(latest.get("chartVersion") or "no chart"), release_pin(latest)
+    is_pin = reached == pin[: len(reached)] if len(reached) == COMMIT_DIGITS else reached == pin
+    if latest.get("status") != "deployed" or not is_pin:
+        return Judgement(f"{name}: {version} {reached} is {latest.get('status', 'not there')}", 60.0)
     for kind in ("Released", "TestSuccess"):
         found = conditions.get(kind)
         if found is not None and found.get("status") != "True":
@@ -72,6 +76,12 @@ def latest_release(status: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the latest release of a HelmRelease's history, empty without one."""
     history: Sequence[Mapping[str, Any]] = status.get("history") or ()
     return max(history, key=lambda each: int(each.get("version") or 0), default={})
+
+
+def release_pin(release: Mapping[str, Any]) -> str:
+    """Return the pin of a release: its digest, or the first digits of the commit in its chart's version."""
+    metadata = str(release.get("chartVersion") or "").partition("+")[2].partition(".")[0]
+    return str(release.get("ociDigest") or (metadata if len(metadata) == COMMIT_DIGITS else ""))
 
 
 def is_revision(revision: str, pin: str) -> bool:

@@ -69,13 +69,16 @@ class FluxParams(ChangeParams):
         default=ABSENT, description="Name of the Kustomization, such as `{{ node.name }}-apps`."
     )
     helm_release: TemplateText = Field(
-        default=ABSENT, description="Name of the HelmRelease, whose chart is in `oci`."
+        default=ABSENT, description="Name of the HelmRelease, whose chart is in `oci` or at `chart`."
     )
     namespace: TemplateText = Field(
         default=ABSENT, description="Namespace of the object; that of the cluster's own object if not given."
     )
     oci: OciSource = Field(
         default=ABSENT, description="The pinned artifact; the plan's commit of its git source if not given."
+    )
+    chart: Text = Field(
+        default=ABSENT, description="Path of a HelmRelease's chart in the plan's git source, without `oci`."
     )
     source_secret: Text = Field(
         default=ABSENT, description="Secret in the same namespace by which the source is fetched."
@@ -97,8 +100,12 @@ class FluxParams(ChangeParams):
         given = self.model_fields_set
         if given.isdisjoint(self.exclusive):
             raise InvalidValue("the change names no module", "`kustomization` or `helm_release`")
-        if "helm_release" in given and "oci" not in given:
-            raise InvalidValue("the chart of a HelmRelease has no source", "`oci` with a digest")
+        if "helm_release" in given and len(given & {"oci", "chart"}) != 1:
+            raise InvalidValue(
+                "the chart of a HelmRelease has not one source", "`oci` with a digest, or `chart`"
+            )
+        if "kustomization" in given and "chart" in given:
+            raise InvalidValue("a Kustomization has no chart", "`create` with a path")
         return self
 
 

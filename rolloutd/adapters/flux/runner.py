@@ -21,6 +21,7 @@ from rolloutd.adapters.flux.judgement import (
     judge_helm_release,
     judge_kustomization,
     latest_release,
+    release_pin,
 )
 from rolloutd.adapters.flux.unused_sources import (
     ARTIFACT,
@@ -128,6 +129,10 @@ class FluxRunner(ObjectRunner):
         values, secrets = _split(params.get("values") or {})
         if "helm_release" in params:
             spec: dict[str, Any] = {"chartRef": reference}
+            if "chart" in params:
+                # The revision is then in the chart's version, so that each pin is a release of its own.
+                chart = {"chart": params["chart"], "sourceRef": reference, "reconcileStrategy": "Revision"}
+                spec = {"chart": {"spec": chart}}
             if values or secrets:
                 spec["values"] = {**values, **({SECRETS_VARIABLE: _digest(secrets)} if secrets else {})}
             if secrets:
@@ -160,8 +165,10 @@ class FluxRunner(ObjectRunner):
         spec, status = obj["spec"], obj.get("status") or {}
         if obj["kind"] == HELM_RELEASE.kind:
             kept = {key: spec[key] for key in ("chartRef", "chart", "values", "valuesFrom") if key in spec}
-            pin = str(latest_release(status).get("ociDigest") or "")
-            reference = spec.get("chartRef") or {}
+            pin = release_pin(latest_release(status))
+            reference = (
+                spec.get("chartRef") or ((spec.get("chart") or {}).get("spec") or {}).get("sourceRef") or {}
+            )
         else:
             kept = {key: spec[key] for key in ("sourceRef", "postBuild") if key in spec}
             pin = str(status.get("lastAppliedRevision") or "").rpartition("@")[2].removeprefix("sha1:")
@@ -174,6 +181,8 @@ class FluxRunner(ObjectRunner):
             is_ours = found is not None and ref.name.startswith(NAME_PREFIX)
             source = {"kind": kind, "namespace": namespace, "name": ref.name}
             source["spec"] = _source_spec(found["spec"]) if found is not None and is_ours else {}
+            # What is applied now may be older than the reference, which a rollback restores.
+            pin = next(iter((source["spec"].get("ref") or {}).values()), pin)
         return json.dumps({"spec": kept, "source": source, "pin": pin})
 
     # -- ports.ArtifactStore

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 from rolloutd.ports import Failed, Ok, RunRequest
-from tests.contracts.flux.environment import CREATE, FluxEnvironment, ended, until_says
+from tests.contracts.flux.environment import CREATE, NEWER, FluxEnvironment, ended, until_says
+from tests.contracts.flux.environment import GOOD as COMMIT
 from tests.support.flux_controllers import Content
 
 GOOD, BAD = (f"sha256:{digit * 64}" for digit in "ab")
@@ -35,6 +37,22 @@ async def test_deployed_chart_of_the_digest_is_done(env: FluxEnvironment) -> Non
     assert isinstance(state.result, Ok), state.result
     (applied,) = env.flux.applied["east-db"]
     assert (applied.revision, applied.values) == (f"latest@{GOOD}", (("size", "3"),))
+
+
+async def test_chart_of_git_is_done_by_its_commit(env: FluxEnvironment) -> None:
+    runner = env.open_runner()
+    given = {"helm_release": "east-db", "chart": "./charts/db", "values": {"size": "3"}, "create": CREATE}
+    for name, pin in (("r1", COMMIT), ("r2", NEWER)):
+        asked = replace(env.request(name, pin), params=given)
+        previous = await runner.read_previous(asked)
+        assert isinstance((await ended(runner, await runner.start(asked))).result, Ok)
+    assert [each.revision for each in env.flux.applied["east-db"]] == [f"sha1:{COMMIT}", f"sha1:{NEWER}"]
+    chart = (await env.fleet.get(*RELEASE))["spec"]["chart"]["spec"]
+    assert (chart["chart"], chart["reconcileStrategy"]) == ("./charts/db", "Revision")
+    assert json.loads(previous)["pin"] == COMMIT
+    undo = replace(env.request("r3", NEWER, previous=previous), params=given)
+    assert isinstance((await ended(runner, await runner.start(undo))).result, Ok)
+    assert env.flux.applied["east-db"][-1].revision == f"sha1:{COMMIT}"
 
 
 async def test_release_that_undid_itself_failed(env: FluxEnvironment) -> None:
