@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from rolloutd.adapters.kubernetes.node_pods import list_pods_on
 from rolloutd.adapters.kubernetes.node_watch import NodeWatch
 from rolloutd.adapters.kubernetes.pods import EvictionPolicy, plan_drain, terminating_text
 from rolloutd.errors import RolloutdError
+from tests.fuzz.cluster_answers import CLUSTER_ANSWERS, ClusterAnswers, part_of
 from tests.fuzz.engine import Consumer, encoded
 
 NODE = {
@@ -99,6 +100,7 @@ KUBERNETES = encoded(
     answer("pods", POD, POD),
     answer("budgets", BUDGET),
     {"kind": "error", "answer": STATUS},
+    *CLUSTER_ANSWERS,
 )
 
 
@@ -161,8 +163,23 @@ class CannedCluster(Cluster):
         return await super().request(method, path, *arguments, **options)
 
 
+class RoutedCluster(CannedCluster):
+    """A management cluster that answers each path with a part of the input."""
+
+    def __init__(self, found: Mapping[str, Any]) -> None:
+        super().__init__(b"", [])
+        self._found = found
+
+    async def request(self, method: str, path: str, *arguments: Any, **options: Any) -> Any:
+        if "_preload_content" not in options:
+            self._response = CannedResponse(json.dumps(part_of(self._found, path)).encode(), [])
+        return await super().request(method, path, *arguments, **options)
+
+
 @asynccontextmanager
-async def kubernetes(_: Path) -> AsyncIterator[Consumer]:
+async def kubernetes(directory: Path) -> AsyncIterator[Consumer]:
+    clusters = ClusterAnswers(directory)
+
     class Now:
         def now(self) -> float:
             return 1.0
@@ -194,6 +211,11 @@ async def kubernetes(_: Path) -> AsyncIterator[Consumer]:
                         budget = parse_budget(each)
                         budget.allows_unready()
                         selector_matches(budget.selector, {"app": "a"})
+                case "clusters" | "profiles" as kind:
+                    await clusters.watch(cluster, kind)
+                case "module":
+                    kind = found["answer"].get("kind") if isinstance(found.get("answer"), dict) else ""
+                    await clusters.run(RoutedCluster(found), kind)
                 case "error":
                     parse_error(429, "", json.dumps(found.get("answer")), {"Retry-After": "x"})
                 case _:

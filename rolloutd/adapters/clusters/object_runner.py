@@ -7,6 +7,7 @@ Cancelling ends only the following; nothing is deleted.
 from __future__ import annotations
 
 import asyncio
+import math
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from rolloutd.adapters.ansible.stale_processes import run_name
 from rolloutd.adapters.clusters.factory import management_clusters
 from rolloutd.adapters.clusters.inventory import MANAGEMENT_KEY, NAME_KEY, NAMESPACE_KEY
 from rolloutd.adapters.clusters.object_store import (
+    LIMIT,
     PIN,
     RUN,
     TOKEN,
@@ -32,7 +34,7 @@ from rolloutd.adapters.clusters.object_store import (
     managers_of,
 )
 from rolloutd.adapters.clusters.run_records import RunRecord
-from rolloutd.adapters.kubernetes.api_errors import ApiError, ClusterUnreachable
+from rolloutd.adapters.kubernetes.api_errors import ApiError, ClusterUnreachable, malformed_answers
 from rolloutd.adapters.kubernetes.cluster import Cluster
 from rolloutd.errors import AdapterFailed, NotFound, RunnerUnavailable
 from rolloutd.ports import (
@@ -80,7 +82,7 @@ class NotPossible(Exception):
 
 
 ADOPTED_LIMIT_S = 1800.0
-"""Time limit of a run that another machine began: its own is in that machine's record."""
+"""Time limit of a run that another machine began, if another writer has spoilt the object's note of it."""
 
 
 class ObjectRunner(ABC):
@@ -340,7 +342,10 @@ class ObjectRunner(ABC):
             token=content["token"],
             pin=content["pin"],
             may_create=may_create,
-            annotate=lambda current: self.annotations_of(record, current),
+            annotate=lambda current: {
+                LIMIT: f"{content['began_at']} {content['timeout_s']}",
+                **self.annotations_of(record, current),
+            },
         )
         record.write(applied=_applied(obj, spec))
 
@@ -392,12 +397,13 @@ class ObjectRunner(ABC):
                 continue
             ref, obj = found
             notes = obj["metadata"]["annotations"]
+            began_at, timeout_s = _limit(notes.get(LIMIT, ""), self._context.clock.now())
             record.write(
                 run=handle,
                 node="",
                 rollout="",
-                timeout_s=ADOPTED_LIMIT_S,
-                began_at=self._context.clock.now(),
+                timeout_s=timeout_s,
+                began_at=began_at,
                 token=notes.get(TOKEN, ""),
                 pin=notes.get(PIN, ""),
                 ref=asdict(ref),
@@ -432,9 +438,10 @@ class ObjectRunner(ABC):
 
     @contextmanager
     def _unavailable(self, target: Mapping[str, Any]) -> Iterator[None]:
-        """Turn a target's server that does not answer, or cannot now, into RunnerUnavailable."""
+        """Turn a target's server that does not answer, or not as it must, into RunnerUnavailable."""
         try:
-            yield
+            with malformed_answers():
+                yield
         except ClusterUnreachable as error:
             raise RunnerUnavailable(str(error), part=self._clusters.part_of(target)) from error
         except ApiError as error:
@@ -466,6 +473,16 @@ def _applied(obj: Mapping[str, Any], spec: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a record keeps of an object that was written."""
     meta = obj["metadata"]
     return {"uid": meta["uid"], "generation": meta["generation"], "spec": spec}
+
+
+def _limit(note: str, now: float) -> tuple[float, float]:
+    """Return when a run of another machine began, and its time limit (epoch seconds, seconds)."""
+    began_at, _, timeout_s = note.partition(" ")
+    try:
+        found = float(began_at), float(timeout_s)
+    except ValueError:
+        return now, ADOPTED_LIMIT_S
+    return found if all(map(math.isfinite, found)) else (now, ADOPTED_LIMIT_S)
 
 
 def _failed(text: str, code: FailureCode) -> Judgement:

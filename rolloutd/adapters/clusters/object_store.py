@@ -22,6 +22,9 @@ TOKEN: Final = f"{DEFAULT_DOMAIN}/token"
 PIN: Final = f"{DEFAULT_DOMAIN}/pin"
 """Annotation with the revision or version that the run applied."""
 
+LIMIT: Final = f"{DEFAULT_DOMAIN}/limit"
+"""Annotation with when the run began and its time limit, `EPOCH_SECONDS SECONDS`."""
+
 APPLY_PATCH: Final = "application/apply-patch+yaml"
 JSON_PATCH: Final = "application/json-patch+json"
 

@@ -8,11 +8,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 from rolloutd.adapters.clusters.factory import ManagementClusters
 from rolloutd.adapters.clusters.object_store import ObjectRef, ObjectStore, without_inventory
-from rolloutd.adapters.kubernetes.api_errors import ApiError, ClusterUnreachable
+from rolloutd.adapters.kubernetes.api_errors import (
+    ApiError,
+    ClusterUnreachable,
+    malformed_answers,
+    require_text,
+)
 from rolloutd.adapters.kubernetes.cluster import DEFAULT_DOMAIN, FIELD_MANAGER, Cluster
 from rolloutd.ports import Artifact
 
@@ -68,14 +74,11 @@ class UnusedSources:
             for kind in self._kinds.values():
                 ref = replace(kind, namespace=namespace)
                 try:
-                    listed = await cluster.list(ref.list_path)
+                    listed = await cluster.list(ref.list_path, convert=partial(_artifact_of, name, ref.kind))
                 except (ApiError, ClusterUnreachable) as error:
                     log.warning("cluster %s: its unused sources cannot be listed: %s", name, error)
                     break
-                for each in listed.items:
-                    if (used := _used_at(each)) is not None:
-                        parts = (ARTIFACT, name, ref.kind, each["metadata"]["namespace"])
-                        artifacts.append(Artifact("=".join((*parts, each["metadata"]["name"])), used))
+                artifacts += [each for each in listed.items if each is not None]
         return artifacts
 
     async def remove(self, name: str, *, unmodified_since: float) -> bool:
@@ -90,10 +93,11 @@ class UnusedSources:
             found = await store.get(ref)
             if found is None:
                 return True
-            used = _used_at(found)
-            if used is None or used > unmodified_since or await self._is_named(cluster, hub, ref):
-                return False
-            await store.delete(ref, found)
+            with malformed_answers():
+                used = _used_at(found)
+                if used is None or used > unmodified_since or await self._is_named(cluster, hub, ref):
+                    return False
+                await store.delete(ref, found)
         except (ApiError, ClusterUnreachable) as error:
             log.info("cluster %s: %s stays: %s", hub, ref, error)
             return False
@@ -115,6 +119,15 @@ def _references(spec: Mapping[str, Any]) -> Iterator[str]:
     for reference in (spec.get("sourceRef"), spec.get("chartRef"), chart.get("sourceRef")):
         if reference:
             yield f"{reference.get('kind')}/{reference.get('name')}"
+
+
+@malformed_answers()
+def _artifact_of(hub: str, kind: str, source: Mapping[str, Any]) -> Artifact | None:
+    """Return one of our sources as an artifact, None for one of others."""
+    if (used := _used_at(source)) is None:
+        return None
+    namespace, name = (require_text(source["metadata"][key]) for key in ("namespace", "name"))
+    return Artifact("=".join((ARTIFACT, hub, kind, namespace, name)), used)
 
 
 def _used_at(source: Mapping[str, Any]) -> float | None:

@@ -314,6 +314,15 @@ async def test_run_is_applied_once(env: FluxEnvironment) -> None:
         await elsewhere.get_state("never-was")
 
 
+async def test_run_of_other_machine_keeps_its_limit(env: FluxEnvironment) -> None:
+    first, elsewhere = env.open_runner(), env.open_runner("two")
+    await first.start(env.request("r1", ENDLESS, timeout_s=4.0))
+    await until_says(first, "r1", "Progressing")
+    result = (await ended(elsewhere, "r1")).result
+    assert isinstance(result, Failed)
+    assert result.text.startswith("time limit 4 s")
+
+
 async def test_older_token_changes_nothing(env: FluxEnvironment) -> None:
     passing = {"r1": ("3.10", GOOD, True), "r2": ("3.9", NEWER, False), "r3": ("4.1", NEWER, True)}
     for name, (number, pin, passes) in passing.items():
