@@ -36,6 +36,7 @@ SEED = int(os.environ.get("ROLLOUTD_TEST_SEED", "1"))
 REGIONS = 6
 OFFLINE = CLUSTERS // 6
 LONGEST_LIFE_S = 3.0
+PHASES = 6
 
 
 @dataclass
@@ -48,8 +49,18 @@ class Fleet:
     repository: Repository
     url: str
     offline: set[str] = field(default_factory=set)
+    draw: random.Random = field(default_factory=lambda: random.Random(SEED))
     kills: int = 0
+    phases: list[str] = field(default_factory=list)
     seen: Any = None
+
+    def begin(self, phase: str) -> None:
+        """Begin a phase, which gets its part of the kills while its end is waited for."""
+        self.phases.append(phase)
+
+    @property
+    def is_kill_due(self) -> bool:
+        return self.kills < KILLS * len(self.phases) // PHASES
 
     def online(self, *without: str) -> set[str]:
         return {f"c{number:02}" for number in range(CLUSTERS)} - self.offline - set(without)
@@ -88,11 +99,15 @@ class Fleet:
 
     async def until(self, condition: Callable[[], Any], what: str) -> Any:
         """Wait until a question is answered with yes; a daemon that is not there is asked again."""
-        deadline = asyncio.get_running_loop().time() + WAIT_LIMIT_S
-        while asyncio.get_running_loop().time() < deadline:
+        clock = asyncio.get_running_loop()
+        deadline, kill_at = clock.time() + WAIT_LIMIT_S, clock.time() + self.draw.uniform(0.3, LONGEST_LIFE_S)
+        while clock.time() < deadline:
             try:
-                if found := await condition():
+                if (found := await condition()) and not self.is_kill_due:
                     return found
+                if self.is_kill_due and (found or clock.time() >= kill_at):
+                    await self.kill_daemon()
+                    kill_at = clock.time() + self.draw.uniform(0.3, LONGEST_LIFE_S)
             except (ApiError, DaemonUnreachable):
                 pass
             await asyncio.sleep(0.2)
@@ -157,16 +172,9 @@ async def fleet_of_clusters(directory: Path) -> AsyncIterator[Fleet]:
 
 
 async def test_module_is_rolled_over_clusters(tmp_path: Path) -> None:
-    draw = random.Random(SEED)
     async with fleet_of_clusters(tmp_path) as fleet:
-        killing = asyncio.create_task(_kill(fleet, draw))
-        try:
-            await _walk(fleet)
-        finally:
-            killing.cancel()
-            await asyncio.gather(killing, return_exceptions=True)
-        while fleet.kills < KILLS:
-            await fleet.kill_daemon()
+        await _walk(fleet)
+        assert (fleet.kills, len(fleet.phases)) == (KILLS, PHASES)
         # Nothing was applied twice with another content, and nothing was taken away.
         assert {run: found for run, found in fleet.flux.contents_of_run.items() if len(found) > 1} == {}
         assert fleet.flux.pruned == []
@@ -176,6 +184,7 @@ async def test_module_is_rolled_over_clusters(tmp_path: Path) -> None:
 
 
 async def _walk(fleet: Fleet) -> None:
+    fleet.begin("canaries and all")
     good = fleet.commit("v1")
     names = fleet.online()
     fleet.offline = set(sorted(names)[-OFFLINE:])
@@ -189,6 +198,7 @@ async def _walk(fleet: Fleet) -> None:
         values = (("cluster", name), ("host", f"{name}.example.com"), ("region", region))
         assert fleet.flux.applied[f"{name}-apps"][-1].values == values
 
+    fleet.begin("bad revision")
     # A bad revision: exactly one canary has it, and the rest is untouched.
     second = await fleet.submit(fleet.commit("bad", Content.UNHEALTHY))
 
@@ -201,6 +211,7 @@ async def _walk(fleet: Fleet) -> None:
     assert [name for name, each in carried.items() if list(carried.values()).count(each) == 1] == [
         f"{canary}-apps"
     ]
+    fleet.begin("rollback")
     await fleet.post("rollouts", second, "nodes", canary, "rollback", reason="it is bad")
 
     async def is_back() -> bool:
@@ -209,6 +220,7 @@ async def _walk(fleet: Fleet) -> None:
     await fleet.until(is_back, f"{canary} is rolled back")
     assert await fleet.pins() == dict.fromkeys(fleet.online(), good)
 
+    fleet.begin("pin")
     # One cluster is pinned, and the rest continues.
     pinned, newer = max(fleet.online()), fleet.commit("v2")
     third = await fleet.submit(newer)
@@ -216,10 +228,12 @@ async def _walk(fleet: Fleet) -> None:
     await fleet.until_done(third, fleet.online(pinned))
     assert await fleet.pins() == dict.fromkeys(fleet.online(pinned), newer) | {pinned: good}
 
+    fleet.begin("join")
     # A cluster that joins gets the module; one that is deleted leaves, with its workload untouched.
     await fleet.objects.add_cluster("joined", {"region": "r0", "module": "apps", "canary": "false"})
     await fleet.until_done(third, {"joined"})
     assert (await fleet.pins())["joined"] == newer
+    fleet.begin("leave")
     left = min(fleet.online(pinned, canary))
     await fleet.objects.delete("clusters", left)
 
@@ -230,9 +244,3 @@ async def _walk(fleet: Fleet) -> None:
     await fleet.until(has_left, f"{left} has left")
     nodes = await fleet.nodes(third)
     assert {name for name, each in nodes.items() if each["phase"] == "pending"} == fleet.offline
-
-
-async def _kill(fleet: Fleet, draw: random.Random) -> None:
-    while fleet.kills < KILLS:
-        await asyncio.sleep(draw.uniform(0.3, LONGEST_LIFE_S))
-        await fleet.kill_daemon()
