@@ -6,6 +6,7 @@ but its id.  So it gets no more than a slot, and gives it back once it was seen 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -193,6 +194,37 @@ def withdraw_approval(state: State, who: Principal, group: str, reason: str) -> 
     if not any(each.id == id_ for each in state.index.reboot_approvals):
         raise Refused("no-vote", f"fleetlock/{group}: {who.user} has no approval there; nothing to withdraw")
     return (RebootApprovalWithdrawn(id_, who.actor, reason, state.now()),)
+
+
+def people_with_approval(state: State, group: str) -> frozenset[int]:
+    """Return the uids of the people whose approvals a group's gate counts; none without a gate."""
+    if reboot_gate(state, group) is None:
+        return frozenset()
+    return frozenset(
+        uid for each in _approvals_in_person(state, group) if (uid := each.actor.uid) is not None
+    )
+
+
+def withdraw_of_former_members(
+    state: State, who: Principal, group: str, teams: Mapping[int | None, frozenset[str]]
+) -> Events:
+    """Withdraw the approvals whose people are no longer members of a team that they approved for.
+
+    `teams` are those of each uid now.  An approval through a service has the teams that its token had.
+    """
+    events: list[RebootApprovalWithdrawn] = []
+    for each in _approvals_in_person(state, group):
+        left = set() if each.actor.uid not in teams else set(each.teams) - teams[each.actor.uid]
+        if left:
+            text = describe_causes((Cause(CauseCode.NOT_MEMBER, {"team": min(left)}),))
+            events.append(RebootApprovalWithdrawn(each.id, DAEMON, text, state.now()))
+    return tuple(events)
+
+
+def _approvals_in_person(state: State, group: str) -> list[RebootApproval]:
+    now = state.now()
+    active = (each for each in state.index.reboot_approvals if each.group == group and now < each.until)
+    return [each for each in active if each.actor.kind is ActorKind.PERSON]
 
 
 def _require_gate(state: State, group: str) -> RebootGate:

@@ -25,8 +25,11 @@ from rolloutd.commands.self_reboots import (
     RebootRefused,
     give_slot_back,
     machine_with_slot,
+    people_with_approval,
     take_slot,
+    withdraw_of_former_members,
 )
+from rolloutd.control.identity import AccountLookup, CachedNameService, identify
 from rolloutd.control.tcp_listener import TlsFiles, serve_tcp
 from rolloutd.engine.state import State
 from rolloutd.errors import NotFound, Refused, RolloutdError
@@ -103,8 +106,14 @@ class _Failure(Exception):
 class FleetLockServer:
     """Answers the calls of machines; `observe` observes nodes now."""
 
-    def __init__(self, state: State, observe: Callable[[Sequence[str]], Awaitable[None]]) -> None:
+    def __init__(
+        self,
+        state: State,
+        observe: Callable[[Sequence[str]], Awaitable[None]],
+        accounts: AccountLookup | None = None,
+    ) -> None:
         self._state = state
+        self._accounts = accounts or CachedNameService(state.now)
         self._observe = observe
         self._ids = MachineIds(state)
         self._observing = asyncio.Semaphore(MAX_OBSERVING)
@@ -153,6 +162,7 @@ class FleetLockServer:
     async def _lock(self, group: str, machine_id: str) -> None:
         """Take the machine's slot; observe its pool first if it is unknown whether one is free."""
         machine = await self._machine(group, machine_id)
+        await self._withdraw_of_former_members(machine)
         try:
             await self._commit(machine, take_slot, "pre-reboot")
             return
@@ -170,6 +180,20 @@ class FleetLockServer:
             await self._commit(machine, take_slot, "pre-reboot")
         except RebootRefused as refused:
             raise _wait(refused) from None
+
+    async def _withdraw_of_former_members(self, machine: Machine) -> None:
+        """End the approvals of people who have left their team; raises AccountUnknown."""
+        settings = self._state.settings
+        teams: Mapping[int | None, frozenset[str]] = {
+            uid: identify(await self._accounts.account(uid), settings.teams, settings.admins).teams
+            for uid in people_with_approval(self._state, machine.group)
+        }
+
+        def decide(state: State, who: Machine) -> Events:
+            return withdraw_of_former_members(state, who, who.group, teams)
+
+        if decide(self._state, machine):
+            await self._commit(machine, decide, "membership")
 
     async def _unlock(self, group: str, machine_id: str) -> None:
         """Give the machine's slot back once the node is seen well; success for one that has none."""

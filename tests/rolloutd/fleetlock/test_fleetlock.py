@@ -18,9 +18,10 @@ import aiohttp
 import pytest
 
 from machines.model.node import Node, NodeHealth, Observation
+from rolloutd.control.identity import Account, CachedNameService
 from rolloutd.fleetlock.machine_ids import client_id
 from rolloutd.fleetlock.server import FleetLockServer, serve_fleetlock
-from tests.rolloutd.control_environment import NODES, ControlEnvironment, control_environment
+from tests.rolloutd.control_environment import ACCOUNTS, NODES, ControlEnvironment, control_environment
 from tests.support.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -79,8 +80,13 @@ async def machines(
 
         served = inside.state.settings.fleetlock
         assert served is not None
+
+        def look_up(uid: int) -> Account:
+            return next(each for each in ACCOUNTS.values() if each.uid == uid)
+
+        accounts = CachedNameService(inside.state.now, look_up)
         async with (
-            serve_fleetlock(FleetLockServer(inside.state, observe), served),
+            serve_fleetlock(FleetLockServer(inside.state, observe, accounts), served),
             aiohttp.ClientSession() as session,
         ):
             yield Machines(inside, session, f"http://{address}", seen_down)

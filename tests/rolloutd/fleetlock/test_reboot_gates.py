@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,8 @@ import pytest
 
 from rolloutd.cli.main import main
 from rolloutd.control.client import ApiError
-from tests.rolloutd.control_environment import settings_of
+from rolloutd.control.identity import ACCOUNT_CACHE_TTL_S
+from tests.rolloutd.control_environment import ACCOUNTS, SETTINGS, settings_of
 from tests.rolloutd.fleetlock.test_fleetlock import IDS, Machines, machines
 
 WEEK_S = 7 * 86_400.0
@@ -75,6 +77,26 @@ async def test_machine_with_slot_keeps_it_after_withdrawal(tmp_path: Path) -> No
         # It may be on its way down already.
         assert (await fleet.lock("p1"))[0] == 200
         assert (await fleet.unlock("p1"))[0] == 200
+
+
+async def test_approval_ends_with_membership(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = {"groups": {"workers": {"ids": IDS, "owner": "infra", "gate": {"owner": 1, "each_team": 1}}}}
+    async with machines(tmp_path, fleetlock=gate) as fleet:
+        for who in ("olga", "paul", "sara"):
+            await approve(fleet, who)
+        assert (await fleet.lock("p1"))[0] == 200
+        # As a reload does: olga is no longer in team infra, and sara's account has no group any more.
+        served = fleet.inside.state.settings.fleetlock
+        teams = {**SETTINGS["teams"], "infra": {"members": ["oscar"]}}
+        changed = settings_of(teams=teams).model_copy(update={"fleetlock": served})
+        fleet.inside.state.settings = changed
+        monkeypatch.setitem(ACCOUNTS, "sara", replace(ACCOUNTS["sara"], groups=frozenset()))
+        fleet.inside.clock.advance(ACCOUNT_CACHE_TTL_S + 1)
+        assert (await fleet.lock("s1"))[1]["kind"] == "gate_closed"
+        assert [each.id for each in fleet.inside.state.index.reboot_approvals] == ["workers/paul"]
+        entries = await fleet.inside.state.store.read_audit(event="RebootApprovalWithdrawn")
+        assert ["no longer a member of " in each.text for each in entries] == [True, True]
+        assert (await fleet.lock("p1"))[0] == 200, "a slot that was taken stays"
 
 
 async def test_each_team_approves_its_own_nodes(tmp_path: Path) -> None:
