@@ -10,15 +10,18 @@ from typing import Any
 import pytest
 
 from machines.facts.preparations import BUILD_NODE
+from machines.model.decision import Prepare
 from machines.model.events import DriftRecorded, PreparationRecorded, RolloutEnded
-from machines.model.preparation import Preparation, PreparationState, StagedComparison
+from machines.model.preparation import CLEANUP, Preparation, PreparationState, StagedComparison
+from machines.scheduler.decide import decide
 from machines.scheduler.preparing import may_begin
 from machines.states import Trigger
 from rolloutd.control.client import ApiError
 from rolloutd.ports import Checkpoint, Host
 from tests.contracts.fakes.runner import Script
 from tests.rolloutd.control_environment import NODES, PLAN, URL, ControlEnvironment, control_environment
-from tests.rolloutd.preparation_environment import Fleet, plan_with, prepare_all
+from tests.rolloutd.decided_jobs import carry_out
+from tests.rolloutd.preparation_environment import Fleet, plan_with, prepare_all, preparing_adapters
 
 BUILDING = (
     plan_with("build").replace("{install: {", "{build: {").replace("site.yml}}]", "site.yml}}, {stage: {}}]")
@@ -337,6 +340,20 @@ async def test_artifacts_of_cancelled_rollout_stay_for_a_later_one_that_ended(tm
         await inside.restart()
         await prepare_all(inside, fleet)
         assert staged(fleet) == brought
+
+
+async def test_cleanup_begins_not_after_a_later_submit(tmp_path: Path) -> None:
+    async with control_environment(tmp_path, nodes=NODES[:1]) as inside:
+        fleet = Fleet(tree=tmp_path)
+        write_artifacts(inside, fleet, "1")
+        rollout = await inside.start(text=TWO_STAGES)
+        await prepare_all(inside, fleet)
+        await inside.request("olga", "post", f"/v1/rollouts/{rollout}/cancel", {"reason": "wrong"})
+        decided = decide(inside.state.index, inside.clock.now()).of(Prepare)
+        assert [each.stage for each in decided] == [CLEANUP]
+        await inside.submit(text=TWO_STAGES, again=True)
+        await carry_out(inside.state, preparing_adapters(inside, fleet), decided)
+        assert inside.state.index.preparation(rollout, "p1", CLEANUP) is None
 
 
 async def test_edited_fact_removes_nothing(tmp_path: Path) -> None:
