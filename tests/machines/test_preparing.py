@@ -240,13 +240,17 @@ def test_node_in_stage_is_not_checked() -> None:
 def test_build_runs_once_before_the_other_stages() -> None:
     build = PrepareStage("build", PrepareKind.BUILD, playbook="b.yml", manifest_file="a.yml")
     copy = replace(COPY, manifest=(), manifest_file="a.yml", built_by="build")
-    index = prepared_fleet(build, copy)
+    index = prepared_fleet(build, copy, INSTALL)
     assert due(index) == [("", "build")]
     assert explain_node(index, "R", "n4", T0).code == "preparing"
+    early = Preparation("R", "n4", "install", 1, PreparationState.RUNNING, "", T0, T0)
+    assert "stage copy is not done" in str(violation(index, PreparationRecorded(early), T0))
     assert decide(index, T0).of(Admit) == ()
     index.apply(ArtifactsBuilt("R", "build", (APP,), T0))
-    assert Admit("R", "n4") in decide(index, T0).of(Admit)  # nothing was built for it
-    assert due(index) == [("n1", "copy"), ("n3", "copy")]
+    assert violation(index, PreparationRecorded(early), T0) is None  # nothing was built for it
+    record(index, "n4", INSTALL, PreparationState.SKIPPED)
+    assert Admit("R", "n4") in decide(index, T0).of(Admit)
+    assert due(index)[:2] == [("n1", "copy"), ("n3", "copy")]
     assert index.rollout("R").amendments == 1
 
 
