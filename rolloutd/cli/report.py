@@ -32,6 +32,9 @@ MAX_BARS = 200
 MAX_VERSION_COLUMNS = 12
 """Plans with a column in the table of nodes, the rollout's own first: a page has room for a dozen."""
 
+MAX_NODES_OF_ALL_PLANS = 1_000
+"""Nodes of a rollout up to which versions of all plans are shown: an answer has each node in each change."""
+
 CHART_WIDTH = 1000.0
 """Width of the timeline in units of its drawing, which browsers scale to the page."""
 
@@ -73,7 +76,8 @@ def render_rollout(client: Client, name: str) -> str:
     path = api_path("rollouts", rollout["rollout"])
     nodes: list[Node] = client.get(f"{path}/nodes")["nodes"]
     entries = [with_current_names(each["entry"]) for each in read_entries(client, rollout=rollout["rollout"])]
-    table = version_table(client.get(api_path("changes"))["changes"])
+    query = {} if len(nodes) <= MAX_NODES_OF_ALL_PLANS else {"plan": rollout["plan"]}
+    table = version_table(client.get(api_path("changes"), query)["changes"])
     rows = {node["node"]: table.rows.get(node["node"], {}) for node in nodes}
     latest = _plans_with_cells(rollout["plan"], table.latest, rows.values())
     cells = [cell for row in rows.values() for plan, cell in row.items() if plan in latest]

@@ -104,6 +104,16 @@ def test_page_says_what_who_why_and_how_far(daemon: CannedDaemon) -> None:
         assert words in text
 
 
+def test_large_rollout_shows_versions_of_its_plan(
+    daemon: CannedDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rolloutd.cli.report.MAX_NODES_OF_ALL_PLANS", 0)
+    render_rollout(Client(daemon.socket), ROLLOUT_ID)
+    assert [query for _, path, query, _ in daemon.requests if path.endswith("/changes")] == [
+        {"plan": "somaxconn"}
+    ]
+
+
 def test_nodes_have_versions_of_all_plans(daemon: CannedDaemon) -> None:
     page = Page(render_rollout(Client(daemon.socket), ROLLOUT_ID))
     nodes = " ".join(page.text.partition("Nodes")[2].split())
