@@ -1,18 +1,21 @@
 """What a daemon costs while nothing happens in 1,000 clusters, compared with `flux reconcile` in a loop.
 
+At its end it rolls a module over 24 clusters, with more and fewer `workers`.
+
 The management cluster is the fake, in this process; the daemon is a process of its own.  The loop does what
 the command does for each module: it asks for a reconciliation and reads until it was handled.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
-import sys
 import tempfile
 import time
 from collections import Counter
 from pathlib import Path
 
+from bench._cluster_workers import measure_workers
 from tests.support.cluster_fleet import READY, ClusterFleet, condition
 from tests.support.daemon_environment import DaemonEnvironment
 from tests.support.fake_kubernetes import FakeKubernetes
@@ -83,7 +86,10 @@ async def measure(clusters: int) -> None:
             )
             cpu_s, requests = await loop_once(server, Path(name), clusters)
             print(f"a loop over {clusters} modules: {requests} requests, {cpu_s:.1f} CPU s with the server's")
+    await measure_workers()
 
 
 if __name__ == "__main__":
-    asyncio.run(measure(int(sys.argv[1]) if len(sys.argv) > 1 else 1000))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("clusters", nargs="?", type=int, default=1000)
+    asyncio.run(measure(parser.parse_args().clusters))
