@@ -17,7 +17,7 @@ from typing import Any
 from machines.facts.projection import Projection
 from machines.facts.votes import was_opened
 from machines.model.events import DaemonStarted, Event, StepAction, VoteCast
-from machines.model.node import NodeHealth, Observation
+from machines.model.node import NodeHealth, NodeKind, Observation
 from machines.model.plan import GateName
 from machines.model.rollout import Actor, ActorKind, Vote
 from machines.rules import gates
@@ -25,6 +25,7 @@ from machines.states import Trigger
 from machines.workflow.phase_transitions import transition
 from rolloutd.adapters.directory_store import DirectoryStore
 from rolloutd.concurrency.slots import Slots
+from rolloutd.configuration.target_values import OBJECT_KEY
 from rolloutd.engine.change_notifier import ChangeNotifier
 from rolloutd.engine.daemon import Daemon
 from rolloutd.engine.drivers.node_session import AdapterSet, PreparationAdapters
@@ -109,6 +110,9 @@ class TimedRunner:
     def _end(self, ended: asyncio.Event) -> None:
         ended.set()
         self._slots.release()
+
+    async def read_previous(self, request: RunRequest) -> str | None:
+        return '{"text": "old"}' if request.kind else None
 
     async def get_state(self, handle: str) -> RunState:
         if handle not in self._ends:
@@ -236,12 +240,18 @@ class _Observer:
 class _Inventory:
     source = "hosts"
 
-    def __init__(self, labels: Mapping[str, Mapping[str, str]]) -> None:
-        self._labels = labels
+    def __init__(self, labels: Mapping[str, Mapping[str, str]], kind: NodeKind) -> None:
+        self._labels, self._kind = labels, kind
 
     async def refresh(self) -> Sequence[DiscoveredNode]:
         return [
-            DiscoveredNode(name, self.source, labels=labels, connection={"ansible_host": name})
+            DiscoveredNode(
+                name,
+                self.source,
+                self._kind,
+                labels,
+                {"ansible_host": name, OBJECT_KEY: {"spec": {"endpoint": f"{name}.example"}}},
+            )
             for name, labels in self._labels.items()
         ]
 
@@ -279,6 +289,7 @@ class TimedDaemon:
     def submit(self, rollout: str, spec: Mapping[str, Any]) -> Event:
         """Return the submit of a plan over the nodes that it selects."""
         content = plans.content_of(rollout.lower(), {**SPEC, **spec})
+        content = plans.with_values(content, self.compiler(content), self.state)
         plan, now = self.compiler(content), self.clock.now()
         return plans.rollout_opened(rollout, content, plan, self.index, SUBMITTER, now, maybe_current=False)
 
@@ -359,6 +370,7 @@ async def timed_daemon(
     approve_after_s: float = 0.0,
     parallel_runs: int = 100_000,
     fails: Callable[[str], bool] = lambda _: False,
+    kind: NodeKind = NodeKind.HOST,
     **settings: Any,
 ) -> AsyncIterator[TimedDaemon]:
     """Run a daemon over these nodes; the inventory is known when this begins.
@@ -391,13 +403,13 @@ async def timed_daemon(
         )
         adapters = AdapterSet(
             TimedRunner(clock, duration_of, parallel_runs, fails),
-            {"command": TimedIsolator(duration_of)},
-            {"reachable": TimedCheck(duration_of), "ssh": TimedCheck(duration_of)},
+            {each: TimedIsolator(duration_of) for each in ("command", "playbook")},
+            {each: TimedCheck(duration_of) for each in ("reachable", "ssh", "cluster")},
             find_source,
             {"ssh": probe},
             preparation=prepare,
         )
-        inventories, observers = [_Inventory(labels)], [_Observer(clock)]
+        inventories, observers = [_Inventory(labels, kind)], [_Observer(clock)]
         daemon = Daemon(state, adapters, inventories=inventories, observers=observers, scheduler=scheduler)
         made = TimedDaemon(state, clock, daemon, compiler, probe, approve_after_s)
         daemon.iteration_listeners.append(lambda _: made.watch_gates())

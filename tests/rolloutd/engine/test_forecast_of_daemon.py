@@ -19,6 +19,7 @@ from machines.forecast.attempt import NodeKey
 from machines.forecast.forecast import forecast
 from machines.forecast.model import Assumptions, RolloutForecast
 from machines.model.events import FreezeStarted, HoldTaken, NodeOrdered, StepAction, StepRecord
+from machines.model.node import NodeKind
 from machines.model.reasons import ReasonCode
 from machines.model.rollout import Hold, NodeOrder
 from machines.model.train import Train
@@ -27,7 +28,8 @@ from machines.model.windows import Freeze
 from machines.states import Phase
 from rolloutd.engine.forecasts import run_starts
 from rolloutd.forecast.history import begun_at
-from tests.sim.plans import PREPARE
+from tests.sim.plans import PREPARE, random_cluster_spec
+from tests.support.note_change import note_installed
 from tests.support.timed_daemon import SUBMITTER, TimedDaemon, run_virtual, timed_daemon
 
 T0 = 1_800_000_000.0
@@ -213,6 +215,13 @@ def test_two_rollouts_share_pools_and_nodes() -> None:
 def test_gates_that_ask_each_team() -> None:
     need = {"owner": 1, "each_team": 1}
     check(submitted(soak="5m", gates={"start": need, "continue": need}), labels_of(18, 3))
+
+
+@pytest.mark.parametrize("strategy", [{"incremental": {"maxUnready": 2}}, {"replace_all": True}])
+def test_strategy_over_clusters(strategy: Mapping[str, Any]) -> None:
+    with note_installed():
+        spec = {**random_cluster_spec(random.Random(1)), "strategy": strategy, "bootstrap": True}
+        check(submitted(**spec, keep=False), labels_of(12, 6), kind=NodeKind.CLUSTER)
 
 
 def test_prepare_stages_before_the_first_node() -> None:
