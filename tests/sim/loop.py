@@ -19,7 +19,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from contextvars import Context, ContextVar, copy_context
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 T = TypeVar("T")
 
@@ -57,6 +57,20 @@ class SimProcess:
 CURRENT: ContextVar[SimProcess | None] = ContextVar("process", default=None)
 
 
+class SimTask(asyncio.Task[Any]):
+    """A task whose place in a set does not depend on its address: a task group cancels the tasks of a set."""
+
+    number: int
+
+    def __new__(cls, coro: Any, *, loop: SimLoop, **named: Any) -> Self:
+        task = super().__new__(cls)
+        task.number = next(loop.task_numbers)
+        return task
+
+    def __hash__(self) -> int:
+        return self.number
+
+
 class SimHandle:
     """A callback to be run.  asyncio's own handle asks its loop about debugging each time one is made."""
 
@@ -92,6 +106,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         self._ready: list[SimHandle] = []
         self._timers: list[tuple[float, int, SimHandle]] = []
         self._serial = itertools.count()
+        self.task_numbers = itertools.count()
         self._tasks: list[asyncio.Task[Any]] = []
         self._processes: list[SimProcess] = []
         self._running = False
@@ -241,7 +256,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         self, coro: Any, *, name: str | None = None, context: Context | None = None, **_: Any
     ) -> asyncio.Task[Any]:
         context = copy_context() if context is None else context
-        task: asyncio.Task[Any] = asyncio.Task(coro, loop=self, name=name, context=context)
+        task = SimTask(coro, loop=self, name=name, context=context)
         owner = context.get(CURRENT)
         if owner is None:
             self._tasks.append(task)
