@@ -395,23 +395,23 @@ async def _load_state(
     with _gc_paused():
         snapshot = await store.load_snapshot()
         index = Projection.build(snapshot, compile_limits(settings), compiler)
-    head = await store.latest_audit_entry()
-    key = load_redaction_key(settings.state_dir, settings.redaction_key_file)
-    state = State(
-        index,
-        store,
-        clock,
-        settings,
-        ChangeNotifier(head.seq if head else 0),
-        epoch=snapshot.epoch,
-        redaction_key=key,
-        leadership_lost=leadership.lost,
-        require_leadership=leadership.require,
-    )
-    if settings.store.postgresql is not None or settings.redaction_key_file is not None:
-        # Another key would seal what the next daemon cannot read, and give each configuration another hash.
-        await store.require_redaction_key(fingerprint(key))
-    await state.load_connections()
+        head = await store.latest_audit_entry()
+        key = load_redaction_key(settings.state_dir, settings.redaction_key_file)
+        state = State(
+            index,
+            store,
+            clock,
+            settings,
+            ChangeNotifier(head.seq if head else 0),
+            epoch=snapshot.epoch,
+            redaction_key=key,
+            leadership_lost=leadership.lost,
+            require_leadership=leadership.require,
+        )
+        if settings.store.postgresql is not None or settings.redaction_key_file is not None:
+            # Another key would seal what the next daemon cannot read, and give configurations other hashes.
+            await store.require_redaction_key(fingerprint(key))
+        await state.load_connections()
     started = DaemonStarted(snapshot.epoch, __version__, hash_settings(settings), clock.now())
     await state.record_start(started, head)
     return state

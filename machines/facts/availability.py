@@ -163,8 +163,10 @@ def _counted_outage(facts: FleetFacts, node: str) -> Unavailability | None:
 
 def active_hold(facts: FleetFacts, node: str) -> Unavailability | None:
     """Return the node's first hold that has not expired."""
-    active = (hold for hold in facts.holds_on(node) if hold.until is None or facts.now < hold.until)
-    return next((Unavailability(node, UnavailabilityCause.HELD, hold) for hold in active), None)
+    for hold in facts.holds_on(node):
+        if hold.until is None or facts.now < hold.until:
+            return Unavailability(node, UnavailabilityCause.HELD, hold)
+    return None
 
 
 def target_unavailability(facts: FleetFacts, target: Target) -> Unavailability:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from copy import copy
 from dataclasses import dataclass, field, fields, replace
 
@@ -105,7 +105,9 @@ class RolloutCounters:
 
     def _adjust_counts(self, target: Target, delta: int) -> None:
         self.phases[target.phase] += delta
-        self.waves.setdefault(target.wave, Counter())[target.phase] += delta
+        if (phases := self.waves.get(target.wave)) is None:
+            phases = self.waves[target.wave] = Counter()
+        phases[target.phase] += delta
         if target.outcome is not None:
             self.outcomes[target.outcome] += delta
         # Nodes that left are in no total, or a pool that lost nodes could never be complete.
@@ -122,16 +124,21 @@ class RolloutCounters:
             self.slot_ms -= delta * round(target.admitted_at * 1000)
         for duration in _duration_s(target):
             self.slot_ms += delta * round(duration * 1000)
-        for nodes, has_node in (
-            (self.drifted, target.drift is not None),
-            (self.rollbacks_due, target.order is NodeOrder.ROLLBACK and not is_in_flight),
-            (self.joined_outages, target.joined_outage),
-            (self.in_flight, is_in_flight),
-            (self.failed, target.phase is Phase.FAILED),
-            (self.exceptions, target.outcome in EXCEPTIONS),
-        ):
-            if has_node:
-                (nodes.add if delta > 0 else nodes.discard)(target.node)
+        self._adjust_names(target, set.add if delta > 0 else set.discard)
+
+    def _adjust_names(self, target: Target, count: Callable[[set[str], str], None]) -> None:
+        if target.drift is not None:
+            count(self.drifted, target.node)
+        if target.joined_outage:
+            count(self.joined_outages, target.node)
+        if target.outcome in EXCEPTIONS:
+            count(self.exceptions, target.node)
+        if target.phase in IN_FLIGHT_PHASES:
+            count(self.in_flight, target.node)
+        elif target.order is NodeOrder.ROLLBACK:
+            count(self.rollbacks_due, target.node)
+        if target.phase is Phase.FAILED:
+            count(self.failed, target.node)
 
     @property
     def left(self) -> int:
@@ -166,7 +173,8 @@ class RolloutCounters:
 
     def _adjust_pools(self, target: Target, delta: int) -> None:
         for pool in target.pools:
-            counters = self.pools.setdefault(pool, PoolCounters())
+            if (counters := self.pools.get(pool)) is None:
+                counters = self.pools[pool] = PoolCounters()
             counters.version = object()
             counters.total += delta
             if target.outcome in CARRIES_CHANGE:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -98,22 +99,24 @@ class PoolIndex(Forkable):
 
     def rebuild(self, facts: FleetFacts, keys: tuple[str, ...]) -> None:
         self._pools, self._pool_ids_by_node, self._unavailable, self._full_pool_ids = {}, {}, {}, set()
-        pools = self._pools
+        members, down, unknown = (defaultdict[str, list[str]](list) for _ in range(3))
         # Nothing shares the new tables yet, so nothing is copied before a write.
         for name, node in facts.nodes.items():
-            ids = tuple([id_of_pool(key, node.labels.get(key, UNLABELED)) for key in keys])
+            label = node.labels.get
+            ids = tuple([id_of_pool(key, label(key, UNLABELED)) for key in keys])
             self._pool_ids_by_node[name] = ids
-            for key, pool_id in zip(keys, ids, strict=True):
-                pool = pools.get(pool_id)
-                if pool is None:
-                    pool = pools[pool_id] = Pool(key, pool_id[len(key) + 1 :])
-                pool.members.add(name)
-        for name in facts.nodes:
+            for pool_id in ids:
+                members[pool_id].append(name)
             found = unavailability(facts, name)
             if found is not None:
                 self._unavailable[name] = found
-                for pool in self.pools_of_node(name):
-                    (pool.down if found.confirmed else pool.unknown).add(name)
+                nodes = down if found.confirmed else unknown
+                for pool_id in ids:
+                    nodes[pool_id].append(name)
+        for pool_id, names in members.items():
+            key, _, value = pool_id.partition("/")
+            pool = Pool(key, value, pool_id, set(names), set(down[pool_id]), set(unknown[pool_id]))
+            self._pools[pool_id] = pool
         # Once, when all are counted: of a hundred thousand nodes, once for each would cost a second.
         self._refresh_full_pools(facts, tuple(self._pools))
 

@@ -320,7 +320,7 @@ class Projection(MeasuredFacts):
         self._counters[rollout].add_all(targets)
         for target in targets:
             self._targets[rollout][target.node] = target
-            self._own_row(self._targets_by_node, target.node, dict)[rollout] = target
+            self._targets_by_node.setdefault(target.node, {})[rollout] = target
             if target.phase in IN_FLIGHT_PHASES:
                 self._in_flight += not self._shares_outage(target)
             elif target.phase is Phase.PENDING:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from enum import StrEnum
 from functools import cache, lru_cache, partial
-from itertools import chain
+from itertools import chain, repeat
 from operator import attrgetter
 from types import MappingProxyType, NoneType
 from typing import Any, Final, Generic, TypeVar, Union, cast, get_args, get_origin, get_type_hints
@@ -103,14 +103,14 @@ class Table(Generic[R]):
         values = self.encode(row, owner)
         return [values[at] for at in self._key]
 
-    def decode(self, columns: Sequence[Any]) -> R:
-        values = list(columns)
-        for at, width, decode in self._decoders:
-            if width == 1:
-                values[at] = decode(values[at])
-            else:
-                values[at : at + width] = (decode(*values[at : at + width]),)
-        return self.kind(*values)
+    def decode(self, rows: Sequence[Sequence[Any]]) -> Iterator[R]:
+        """Yield the values of rows, column by column: a start reads two hundred thousand rows."""
+        columns: list[Iterable[Any]] = list(zip(*rows, strict=True))
+        for at, width, decode in self._decoders if rows else ():
+            read = columns[at : at + width]
+            # A field of no column has the same value in all rows.
+            columns[at : at + width] = (map(decode, *read) if read else repeat(decode(), len(rows)),)
+        return map(self.kind, *columns) if rows else iter(())
 
 
 # -- columns --------------------------------------------------------------------

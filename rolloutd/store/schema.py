@@ -11,7 +11,7 @@ from zoneinfo import ZoneInfo
 from machines.model import events, rollout, rows
 from machines.model.configuration import NodeConfiguration
 from machines.model.limits import TeamRules
-from machines.model.node import Node
+from machines.model.node import NO_IDENTITY, Node
 from machines.model.preparation import Preparation, entry_of_record, entry_record
 from machines.model.reboots import RebootApproval
 from machines.model.step_record import StepRecord
@@ -100,6 +100,11 @@ def _decode_failure(
     )
 
 
+def _decode_identity(text: str) -> Mapping[str, str]:
+    identity: Mapping[str, str] = NO_IDENTITY if text == "{}" else json.loads(text)
+    return identity
+
+
 _DRIFT = Codec(
     ("drift_since", "drift_tasks"),
     lambda drift: (None, "[]") if drift is None else (drift.since, drift.tasks),
@@ -115,7 +120,9 @@ _FAILURE = Codec(
 )
 
 # A node that is written is in the inventory.
-_IDENTITY = Codec(("identity", "gone_at"), lambda identity: (identity, None), json.loads, ("node.identity",))
+_IDENTITY = Codec(
+    ("identity", "gone_at"), lambda identity: (identity, None), _decode_identity, ("node.identity",)
+)
 
 _MANIFEST = Codec(
     ("manifest",),
