@@ -239,7 +239,8 @@ class Checker(OracleFeed):
             for key, times in reversed(self._step_times.items())
             if key[:2] == (event.rollout, event.node)
         )
-        if event.downtime_s - self._extended_s.get(attempt, 0.0) > event.at - max(times) + ROUNDING_S:
+        # The latest sign of a daemon, not the greatest time: the clock may have been set back since.
+        if event.downtime_s - self._extended_s.get(attempt, 0.0) > event.at - times[-1] + ROUNDING_S:
             self.report_violation(f"{event.node}: its deadline was extended by more than the downtime")
         self._extended_s[attempt] = event.downtime_s
         times.append(event.at)
