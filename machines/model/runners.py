@@ -41,4 +41,4 @@ def runner_of(rules: Sequence[RunnerRule], node: Node) -> RunnerRule | None:
 
 def part_of_runner(kind: str, part: str) -> str:
     """Return how a problem names what a change's runner cannot reach: a source of nodes, or one node."""
-    return f"{kind} at {part}"
+    return f"{kind}@{part}"

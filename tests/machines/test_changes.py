@@ -118,11 +118,11 @@ def starts(index: Projection) -> list[str]:
 
 def test_silent_hub_stops_only_its_own_clusters() -> None:
     index = hubs()
-    index.record_runner_problems({"flux at a/hub": RunnerProblem("no answer", T0)})
+    index.record_runner_problems({"flux@a/hub": RunnerProblem("no answer", T0)})
     assert starts(index) == ["c3", "c4"]
     reason = explain_node(index, "R", "c1", T0)
-    assert (reason.code, reason.params["runner"]) == ("runner-down", "flux at a/hub")
-    index.record_runner_problems({"flux at c4": RunnerProblem("no answer", T0)})
+    assert (reason.code, reason.params["runner"]) == ("runner-down", "flux@a/hub")
+    index.record_runner_problems({"flux@c4": RunnerProblem("no answer", T0)})
     assert starts(index) == ["c1", "c2", "c3"]
 
 

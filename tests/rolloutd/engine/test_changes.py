@@ -111,15 +111,15 @@ async def test_part_out_of_reach_stops_only_its_nodes(fleet: Fleet) -> None:
     rollout = await fleet.inside.start(text=NOTED)
     fleet.inside.observe_all_up()
     await loop_iterations(20)
-    assert list(index.runner_problems) == ["note at p1"]
+    assert list(index.runner_problems) == ["note@p1"]
     reason = explain_node(index, rollout, "p1", clock.now())
-    assert (reason.code, reason.params["runner"]) == ("runner-down", "note at p1")
+    assert (reason.code, reason.params["runner"]) == ("runner-down", "note@p1")
     assert explain_node(index, rollout, "p2", clock.now()).code != "runner-down"
     starting = asyncio.create_task(fleet.runners.start(request(fleet.runners.run_id_for("r1", "p1", "note"))))
     await loop_iterations(20)
     shown = waiting_reason(index, "p1", fleet.runners.statuses)
     assert shown is not None
-    assert shown.params["runner"] == "note at p1"
+    assert shown.params["runner"] == "note@p1"
     fleet.notes.silent.clear()
     clock.advance(runners.PROBLEM_CHECK_S)
     await until(fleet.inside, lambda: not index.runner_problems and starting.done())
