@@ -23,11 +23,15 @@ class RunnerRule:
 
 @dataclass(frozen=True, slots=True)
 class RunnerProblem:
-    """Why a runner begins nothing: it is full, or it is down or refuses; `since` is epoch seconds."""
+    """Why a runner begins nothing: it is full, it is down or refuses, or no rollout has needed it yet.
+
+    `since` is epoch seconds.
+    """
 
     detail: str
     since: float
     is_full: bool = False
+    is_unneeded: bool = False
 
 
 def runner_of(rules: Sequence[RunnerRule], node: Node) -> RunnerRule | None:

@@ -99,7 +99,7 @@ class RoutedRunners:
         for name, runner in self._runners.items():
             if name != LOCAL_RUNNER and runner.status.problem is None:
                 runner.status.problem = unasked
-        unneeded = RunnerProblem("it is asked once a rollout needs it", self._state.now())
+        unneeded = RunnerProblem("it is asked once a rollout needs it", self._state.now(), is_unneeded=True)
         self._unasked = dict.fromkeys(self._changes.keys() - self._runners.keys(), unneeded)
         self._publish_problems()
         # Each by itself: one that does not answer must not delay what is known of the others.

@@ -88,6 +88,9 @@ def forecast_draft(draft: ResolvedPlan, who: Principal, content: Mapping[str, An
 def _index_with_draft(draft: ResolvedPlan, actor: Actor, now: float) -> Index:
     index = draft.facts.fork()
     index.advance(now)
+    # The rollout itself would be the first to need such a runner.
+    problems = {name: each for name, each in index.runner_problems.items() if not each.is_unneeded}
+    index.record_runner_problems(problems)
     index.load_rollout(*draft_rollout(draft, actor, now))
     return index
 

@@ -104,6 +104,18 @@ async def test_kind_is_asked_once_rollout_needs_it(fleet: Fleet) -> None:
     watching.cancel()
 
 
+async def test_preview_waits_for_no_unneeded_runner(fleet: Fleet) -> None:
+    watching = asyncio.create_task(fleet.runners.watch())
+    await loop_iterations(20)
+    assert fleet.inside.state.index.runner_problems["note"].is_unneeded
+    fleet.inside.observe_all_up()
+    file = {"file": "plan.yml", "text": NOTED}
+    shown = await fleet.inside.request("olga", "post", "/v1/plans/preview", file)
+    assert [each["cannot_start"] for each in shown["targets"] if each["node"] == "p1"] == [None]
+    assert fleet.inside.state.index.runner_problems["note"].is_unneeded, "only the preview leaves it out"
+    watching.cancel()
+
+
 async def test_part_out_of_reach_stops_only_its_nodes(fleet: Fleet) -> None:
     fleet.notes.silent = {"p1"}
     index, clock = fleet.inside.state.index, fleet.inside.clock
