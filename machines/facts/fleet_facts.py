@@ -1,6 +1,7 @@
 """The stored facts, and what was measured on nodes, read-only.
 
-Only projection.py changes them.  The store keeps no measurements: observations, traffic results and
+projection.py changes the stored ones by events, records.py and measured_facts.py the measured ones.  The
+store keeps no measurements: observations, traffic results and
 comparisons of staged files are unknown after a start.
 """
 
@@ -78,7 +79,7 @@ class FleetFacts(Forkable):
         self._preparing: dict[str, set[tuple[str, str, str]]] = {}
         self._recorded_work: dict[str, tuple[NodeWork, ...]] = {}
         self.worked_on: Mapping[str, float] = {}
-        """When the work on each cluster ended of rollouts that are no longer here (epoch seconds)."""
+        """When rollouts that are no longer here ended their work on each cluster (epoch seconds)."""
         self._holds: dict[tuple[str, str, str], Hold] = {}
         self._holds_by_node: dict[str, dict[tuple[str, str, str], Hold]] = {}
         self._freezes: dict[str, Freeze] = {}

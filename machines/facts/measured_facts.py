@@ -1,6 +1,6 @@
 """What the daemon measured on nodes of rollouts, and no store keeps: dry runs, traffic, comparisons.
 
-And when it measures again what is in service.
+It also has the times of the next measurements of nodes in service.
 """
 
 from __future__ import annotations

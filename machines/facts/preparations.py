@@ -34,7 +34,7 @@ BUILD_NODE = ""
 
 @dataclass(slots=True)
 class StagePlaces:
-    """The pending nodes whose next stage this is and does not run; `waiting` in the order of preparation."""
+    """The pending nodes that wait for this stage, or failed in it; `waiting` in the order of preparation."""
 
     waiting: list[Position] = field(default_factory=list)
     failed: set[str] = field(default_factory=set)

@@ -11,7 +11,7 @@ from machines.model.events import Event, RolloutOpened, TargetsJoined
 
 
 def first_violation(facts: Projection, events: Sequence[Event], now: float) -> str | None:
-    """Return what must never happen and would by these events, None for nothing; changes no fact."""
+    """Return the first rule that these events would break, None if they break none; changes no fact."""
     earlier, applied = EarlierEvents(), 0
     for number, event in enumerate(events, 1):
         broken = violation(facts, event, now, earlier)

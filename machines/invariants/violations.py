@@ -31,7 +31,7 @@ CONNECTION_BREAKS_S = 86_400.0
 def violation(
     facts: InvariantFacts, event: events.Event, now: float, earlier: EarlierEvents | None = None
 ) -> str | None:
-    """Return what must never happen and would by this event, None for nothing.
+    """Return the rule that this event would break, None if it breaks none.
 
     `earlier` are events of the same commit that are not yet among the facts.
     """

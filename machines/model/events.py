@@ -119,7 +119,7 @@ class StepRecorded:
 
 @dataclass(frozen=True, slots=True)
 class PreparationRecorded:
-    """A prepare stage of a node was begun or ended, or is to be tried again at once."""
+    """A prepare stage of a node has begun or ended, or is to be tried again."""
 
     preparation: Preparation
 

@@ -41,10 +41,11 @@ class StepState(StrEnum):
 class StepRecord:
     """One step of one attempt.
 
-    `number` counts the repetitions of a step; `handle` is the runner's opaque string; `prior` is the state
-    that an isolator found, or the value that a check measured; `output` is evidence for people, limited by
-    the shell; `visible_to` is the team that may read it, None for everyone; `code` is the sort of a failure.
-    `waited_s`: how long its run waited for a slot of the runner after `began_at`.
+    `number` counts the repetitions of a step; `handle` names the run in its runner, and `~` with a number
+    a further start of it; `prior` is the state that an isolator or a change of an object found, or the
+    value that a check measured; `output` is evidence for people, limited by the shell; `visible_to` is
+    the team that may read it, None for everyone; `code` is the sort of a failure.  `waited_s`: how long
+    its run waited for a slot of the runner after `began_at`.
     """
 
     rollout: str

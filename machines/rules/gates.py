@@ -1,7 +1,8 @@
 """Gates: who must still vote, and whether a gate is open.
 
-A gate counts people: so many owners, so many of each team.  Votes are bound to the digest; a proceed vote is
-also bound to the failures that it was shown.  What may start behind a gate is decided in machines/scheduler/.
+A gate counts people: it needs a number of owners, and a number of members of each team.  Votes are bound to
+the digest; a proceed vote is also bound to the failures that it was shown.  What may start behind a gate is
+decided in machines/scheduler/.
 
 Two rules are easily got wrong:
 

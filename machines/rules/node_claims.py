@@ -28,7 +28,7 @@ def claim_blocker(index: Index, target: Target, now: float) -> Reason | None:
 
 
 def quarantine_blocker(index: Index, target: Target) -> Reason | None:
-    """Return what the inventory sources contradict each other in about the node."""
+    """Return the values of the node in which the inventory sources contradict each other."""
     if not index.is_quarantined(target.node):
         return None
     found = [each for each in index.nodes[target.node].conflicts if not each.is_warning]

@@ -44,7 +44,7 @@ QUARANTINE_SKIP_S: Final = 24 * 3600.0
 """After this time a rollout no longer waits for a quarantined node: people have had a day to correct it."""
 
 REJOIN_WAIT_S: Final = 600.0
-"""So long after a node left its rollout does not end: the next two refreshes may report the node again."""
+"""A rollout does not end before this time after a node left: the next two refreshes may report it again."""
 
 
 def decide(index: Index, now: float) -> Decision:

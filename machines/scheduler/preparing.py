@@ -1,6 +1,6 @@
 """Preparation: which stage of which node runs next, and which builds.
 
-A stage needs no slot and no window of the plan.  What a driver does with it is not known here.
+A stage needs no slot and no window of the plan.  How it is executed is not known here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Ends a playbook run early, by a person's order or because isolation was lost, and what a failed one left.
+"""Ends a playbook run early, by a person's order or because isolation was lost, and clears a failed one.
 
 As in next_action.py, the answer follows from the records alone, so a restarted daemon continues the stop.
 """

@@ -48,7 +48,7 @@ class CommitLock:
 
     @asynccontextmanager
     async def held(self, nodes: Collection[str] = ()) -> AsyncIterator[None]:
-        """Hold the lock for these nodes; for none of them exclusively."""
+        """Hold the lock for these nodes; without nodes, hold it alone."""
         if self._waiting or not self._is_free_for(nodes):
             await self._wait(nodes)
         else:

@@ -328,6 +328,8 @@ class State:
     ) -> tuple[ports.AuditEntry, ...]:
         """Write and apply the events, all or none.
 
+        The way to the disk: first_violation() of the invariants, SqlStore.commit(), the writer's transaction,
+        apply.writes() for the rows of each event, and store/rows.py for their statements.
         Raises InvariantViolation, Conflict or StoreFailed; in each case nothing has changed.
         """
         return await self.commit_decided(lambda: events, actor=actor, cause=cause)
@@ -356,7 +358,7 @@ class State:
 
     @asynccontextmanager
     async def begin_work(self, kind: WorkKind, node: str, rollout: str = "") -> AsyncIterator[Reason | None]:
-        """Do work on a node in the body that no stored fact shows, or yield the work that it waits for."""
+        """Record work that no stored fact shows while the body runs; yield what it waits for, if anything."""
         work = NodeWork(kind, node, rollout)
         # Under the lock: a start that is being written is not in the facts yet.
         async with self._write_lock.held():

@@ -95,9 +95,9 @@ class RunLoad:
 class RunnerStatus:
     """The runs under way of one runner.
 
-    `parallel` limits the active ones; `waiting` is since when which node's run waits.  `problem` is why it
-    begins nothing, None while it is available.  `load` is None before a run has ended, and where it is not
-    measured.
+    `parallel` limits the active ones; `waiting` says of each node with a waiting run since when it waits.
+    `problem` is why it begins nothing, None while it is available.  `load` is None before a run has ended,
+    and where it is not measured.
     """
 
     parallel: int = 1

@@ -1,7 +1,7 @@
-"""Checks of finished canaries while they soak.
+"""Checks of a wave's finished nodes while it soaks.
 
-A check that fails during the soak moves the node from done to failed, which pauses the rollout; nothing
-else happens to the node.
+A check that fails during the soak moves the node from done to failed, with the verdict on its configuration
+in the same commit.  What follows is as after any failure: no further node starts, and `on_failure` decides.
 """
 
 from __future__ import annotations
