@@ -45,7 +45,6 @@ class CauseCode(StrEnum):
     DRIFTED = "drifted"
     ORDERED = "ordered"
     # Membership.
-    NOT_MEMBER = "not-member"
     NODE_GONE = "node-gone"
     NODE_BACK = "node-back"
     RENAMED = "renamed"

@@ -6,7 +6,6 @@ but its id.  So it gets no more than a slot, and gives it back once it was seen 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,7 +16,7 @@ from machines.model.reasons import Reason
 from machines.model.reboots import RebootApproval, RebootApprovalWithdrawn, RebootGate, RebootsApproved
 from machines.model.rollout import DAEMON, Actor, ActorKind, Hold
 from machines.model.selector import Selector, parse_selector
-from machines.rules.reboots import reboot_blocker, return_blocker
+from machines.rules.reboots import Members, active_approvals, reboot_blocker, return_blocker
 from machines.scheduler.expiry import end_hold
 from rolloutd.commands.holds_and_freezes import MAX_HOLDS, find_hold, unobserved_peers
 from rolloutd.commands.rollout_commands import FLEETLOCK_SOURCE, Events, Principal, unknown_node
@@ -74,7 +73,7 @@ class RebootRefused(Refused):
         self.unobserved = unobserved
 
 
-def take_slot(state: State, machine: Machine) -> Events:
+def take_slot(state: State, machine: Machine, members: Members) -> Events:
     """Return the events by which the machine may reboot, none if it may already; raises RebootRefused."""
     index, now, node = state.index, state.now(), machine.node
     expired: Events = ()
@@ -84,7 +83,8 @@ def take_slot(state: State, machine: Machine) -> Events:
         expired = (end_hold(hold, now, describe_causes((Cause(CauseCode.TIME_IS_OVER),))),)
     if len(index.holds) >= MAX_HOLDS:
         raise Refused("too-many-holds", f"holds: the maximum of {MAX_HOLDS} is reached; release some")
-    if (reason := reboot_blocker(index, node, now, reboot_gate(state, machine.group))) is not None:
+    reason = reboot_blocker(index, node, now, reboot_gate(state, machine.group), members)
+    if reason is not None:
         raise RebootRefused(reason, unobserved_peers(state, node, reason))
     team = state.settings.teams.get(state.index.nodes[node].team or "")
     within_s = None if team is None else team.reboot_within
@@ -201,30 +201,10 @@ def people_with_approval(state: State, group: str) -> frozenset[int]:
     if reboot_gate(state, group) is None:
         return frozenset()
     return frozenset(
-        uid for each in _approvals_in_person(state, group) if (uid := each.actor.uid) is not None
+        uid
+        for each in active_approvals(state.index, group, state.now())
+        if each.actor.kind is ActorKind.PERSON and (uid := each.actor.uid) is not None
     )
-
-
-def withdraw_of_former_members(
-    state: State, who: Principal, group: str, teams: Mapping[int | None, frozenset[str]]
-) -> Events:
-    """Withdraw the approvals whose people are no longer members of a team that they approved for.
-
-    `teams` are those of each uid now.  An approval through a service has the teams that its token had.
-    """
-    events: list[RebootApprovalWithdrawn] = []
-    for each in _approvals_in_person(state, group):
-        left = set() if each.actor.uid not in teams else set(each.teams) - teams[each.actor.uid]
-        if left:
-            text = describe_causes((Cause(CauseCode.NOT_MEMBER, {"team": min(left)}),))
-            events.append(RebootApprovalWithdrawn(each.id, DAEMON, text, state.now()))
-    return tuple(events)
-
-
-def _approvals_in_person(state: State, group: str) -> list[RebootApproval]:
-    now = state.now()
-    active = (each for each in state.index.reboot_approvals if each.group == group and now < each.until)
-    return [each for each in active if each.actor.kind is ActorKind.PERSON]
 
 
 def _require_gate(state: State, group: str) -> RebootGate:

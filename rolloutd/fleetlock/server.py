@@ -18,6 +18,7 @@ from aiohttp import web
 from pydantic import BaseModel, Field, ValidationError
 
 from machines.model.reasons import ReasonCode
+from machines.rules.reboots import Members
 from rolloutd.commands.execution import Command, execute
 from rolloutd.commands.rollout_commands import Events
 from rolloutd.commands.self_reboots import (
@@ -27,7 +28,6 @@ from rolloutd.commands.self_reboots import (
     machine_with_slot,
     people_with_approval,
     take_slot,
-    withdraw_of_former_members,
 )
 from rolloutd.control.identity import AccountLookup, CachedNameService, identify
 from rolloutd.control.tcp_listener import TlsFiles, serve_tcp
@@ -162,9 +162,13 @@ class FleetLockServer:
     async def _lock(self, group: str, machine_id: str) -> None:
         """Take the machine's slot; observe its pool first if it is unknown whether one is free."""
         machine = await self._machine(group, machine_id)
-        await self._withdraw_of_former_members(machine)
+        members = await self._members(machine)
+
+        def take(state: State, who: Machine) -> Events:
+            return take_slot(state, who, members)
+
         try:
-            await self._commit(machine, take_slot, "pre-reboot")
+            await self._commit(machine, take, "pre-reboot")
             return
         except RebootRefused as refused:
             if not refused.unobserved:
@@ -172,28 +176,25 @@ class FleetLockServer:
         async with self._observing:
             try:
                 # Another machine of the pool may have had it observed meanwhile.
-                await self._commit(machine, take_slot, "pre-reboot")
+                await self._commit(machine, take, "pre-reboot")
                 return
             except RebootRefused as refused:
                 await self._observe(refused.unobserved)
         try:
-            await self._commit(machine, take_slot, "pre-reboot")
+            await self._commit(machine, take, "pre-reboot")
         except RebootRefused as refused:
             raise _wait(refused) from None
 
-    async def _withdraw_of_former_members(self, machine: Machine) -> None:
-        """End the approvals of people who have left their team; raises AccountUnknown."""
+    async def _members(self, machine: Machine) -> Members:
+        """Return the teams now of the people who approved; raises AccountUnknown.
+
+        Nothing of it is written: an outage of the name service looks as if people had left their teams.
+        """
         settings = self._state.settings
-        teams: Mapping[int | None, frozenset[str]] = {
+        return {
             uid: identify(await self._accounts.account(uid), settings.teams, settings.admins).teams
             for uid in people_with_approval(self._state, machine.group)
         }
-
-        def decide(state: State, who: Machine) -> Events:
-            return withdraw_of_former_members(state, who, who.group, teams)
-
-        if decide(self._state, machine):
-            await self._commit(machine, decide, "membership")
 
     async def _unlock(self, group: str, machine_id: str) -> None:
         """Give the machine's slot back once the node is seen well; success for one that has none."""

@@ -86,7 +86,6 @@ _CLAUSES: Mapping[CauseCode, Callable[[Params], str]] = {
     CauseCode.DRIFTED: lambda p: f"drifted: {', '.join(p['tasks'])}" if "tasks" in p else "drifted",
     CauseCode.ORDERED: lambda p: f"ordered by {p['by']}",
     CauseCode.NODE_GONE: lambda _: "the inventory no longer has this node",
-    CauseCode.NOT_MEMBER: lambda p: f"no longer a member of {p['team']}",
     CauseCode.NODE_BACK: lambda _: "the inventory has this node again",
     CauseCode.RENAMED: lambda p: f"it was {p['outcome']} as {p['name']}",
     CauseCode.DONE_BEFORE: lambda p: f"done in {p['rollout']} with the same change",

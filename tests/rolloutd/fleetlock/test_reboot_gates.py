@@ -12,7 +12,7 @@ import pytest
 
 from rolloutd.cli.main import main
 from rolloutd.control.client import ApiError
-from rolloutd.control.identity import ACCOUNT_CACHE_TTL_S
+from rolloutd.control.identity import ACCOUNT_CACHE_TTL_S, Account
 from tests.rolloutd.control_environment import ACCOUNTS, SETTINGS, settings_of
 from tests.rolloutd.fleetlock.test_fleetlock import IDS, Machines, machines
 
@@ -79,11 +79,14 @@ async def test_machine_with_slot_keeps_it_after_withdrawal(tmp_path: Path) -> No
         assert (await fleet.unlock("p1"))[0] == 200
 
 
-async def test_approval_ends_with_membership(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_approval_counts_while_its_person_is_member(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     gate = {"groups": {"workers": {"ids": IDS, "owner": "infra", "gate": {"owner": 1, "each_team": 1}}}}
     async with machines(tmp_path, fleetlock=gate) as fleet:
         for who in ("olga", "paul", "sara"):
             await approve(fleet, who)
+        approved = fleet.inside.state.index.reboot_approvals
         assert (await fleet.lock("p1"))[0] == 200
         # As a reload does: olga is no longer in team infra, and sara's account has no group any more.
         served = fleet.inside.state.settings.fleetlock
@@ -93,10 +96,33 @@ async def test_approval_ends_with_membership(tmp_path: Path, monkeypatch: pytest
         monkeypatch.setitem(ACCOUNTS, "sara", replace(ACCOUNTS["sara"], groups=frozenset()))
         fleet.inside.clock.advance(ACCOUNT_CACHE_TTL_S + 1)
         assert (await fleet.lock("s1"))[1]["kind"] == "gate_closed"
-        assert [each.id for each in fleet.inside.state.index.reboot_approvals] == ["workers/paul"]
-        entries = await fleet.inside.state.store.read_audit(event="RebootApprovalWithdrawn")
-        assert ["no longer a member of " in each.text for each in entries] == [True, True]
+        assert fleet.inside.state.index.reboot_approvals == approved
         assert (await fleet.lock("p1"))[0] == 200, "a slot that was taken stays"
+
+
+async def test_outage_of_name_service_ends_no_approval(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with machines(tmp_path, fleetlock=GATES) as fleet:
+        await approve(fleet, "olga")
+        with monkeypatch.context() as outage:
+            outage.setitem(ACCOUNTS, "olga", Account(1001, "#1001", frozenset()))
+            assert (await fleet.lock("p1"))[1]["kind"] == "gate_closed"
+        fleet.inside.clock.advance(ACCOUNT_CACHE_TTL_S + 1)
+        assert (await fleet.lock("p1"))[0] == 200
+
+
+async def test_person_who_left_one_team_approves_for_other(tmp_path: Path) -> None:
+    async with machines(tmp_path, fleetlock=EACH_TEAM) as fleet:
+        state = fleet.inside.state
+        both = {**SETTINGS["teams"], "search": {"members": ["paul"]}}
+        asked = {"fleetlock": state.settings.fleetlock}
+        state.settings = settings_of(teams=both).model_copy(update=asked)
+        gate = await approve(fleet, "paul")
+        assert gate["state"] == "open"
+        state.settings = settings_of().model_copy(update=asked)
+        assert (await fleet.lock("s1"))[1]["kind"] == "gate_closed"
+        assert (await fleet.lock("p1"))[0] == 200
 
 
 async def test_each_team_approves_its_own_nodes(tmp_path: Path) -> None:
