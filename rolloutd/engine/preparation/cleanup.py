@@ -16,6 +16,8 @@ async def remove(session: StageSession) -> StepResult | None:
     # A node that has drifted waits like one that only has the files, and may run them.
     if (await session.state.store.find_changes_in_effect(node, [rollout]))[rollout]:
         return Ok("nothing was removed: the node has its change, or had it")
+    # A row with content is not taken for one that may have lost a run: its run is found again.
+    session.change(content=session.rollout.digest.change)
     if cleanup is not None:
         session.change(handle=session.run_handle)
     # The handle first: a daemon that is killed after the start must find the run.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +26,10 @@ from tests.rolloutd.preparation_environment import Fleet, plan_with, prepare_all
 
 BUILDING = (
     plan_with("build").replace("{install: {", "{build: {").replace("site.yml}}]", "site.yml}}, {stage: {}}]")
+)
+PLAYBOOK_CLEANS = plan_with().replace(
+    "prepare: []",
+    "prepare: {stages: [{install: {name: one, playbook: site.yml}}], cleanup: {playbook: undo.yml}}",
 )
 BUILT = b"built"
 BUILT_DIGEST = hashlib.sha256(BUILT).hexdigest()
@@ -305,11 +310,7 @@ async def test_restaged_artifacts_outlive_cancelled_rollout(tmp_path: Path) -> N
 
 async def test_cleanup_playbook_runs_on_nodes_without_the_change(tmp_path: Path) -> None:
     async with control_environment(tmp_path) as inside:
-        stages = "[{install: {name: one, playbook: site.yml}}]"
-        text = plan_with().replace(
-            "prepare: []", f"prepare: {{stages: {stages}, cleanup: {{playbook: undo.yml}}}}"
-        )
-        fleet, rollout = Fleet(), await inside.start(text=text)
+        fleet, rollout = Fleet(), await inside.start(text=PLAYBOOK_CLEANS)
         await prepare_all(inside, fleet)
         await inside.finish(rollout, "p1")
         fleet.runs.clear()
@@ -325,6 +326,25 @@ async def test_cleanup_playbook_runs_on_nodes_without_the_change(tmp_path: Path)
         rows = (await inside.request("nora", "get", f"/v1/rollouts/{rollout}/prepare"))["preparations"]
         cleaned = {row["node"]: row["state"] for row in rows if row["stage"] == "cleanup"}
         assert cleaned == dict.fromkeys(("p2", "s1", "s2"), "done")
+
+
+async def test_restarted_daemon_finds_cleanup_that_runs(tmp_path: Path) -> None:
+    async with control_environment(tmp_path, nodes=NODES[:1]) as inside:
+        fleet, rollout = Fleet(), await inside.start(text=PLAYBOOK_CLEANS)
+        await prepare_all(inside, fleet)
+        fleet.runs.clear()
+        inside.run_host.scripts["undo.yml"] = Script.OK
+
+        def kill_daemon() -> None:
+            fleet.after_start = lambda: None
+            raise asyncio.CancelledError
+
+        fleet.after_start = kill_daemon
+        await cancel(inside, fleet, rollout)
+        assert fleet.cleaned == []
+        row = inside.state.index.preparation(rollout, "p1", CLEANUP)
+        assert row is not None
+        assert (row.attempt, row.state) == (1, PreparationState.DONE)
 
 
 async def test_artifacts_of_cancelled_rollout_stay_for_a_later_one_that_ended(tmp_path: Path) -> None:
