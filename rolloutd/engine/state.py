@@ -24,7 +24,7 @@ from machines.facts.preparations import BUILD_NODE
 from machines.facts.projection import Projection
 from machines.invariants.commits import apply_judged, first_violation
 from machines.model.events import Actor, DaemonStarted, Event, MismatchSettled
-from machines.model.node import Node, SourceFreshness
+from machines.model.node import Node, NodeKind, SourceFreshness
 from machines.model.preparation import PreparationState
 from machines.model.reasons import Reason
 from machines.model.rollout import DAEMON
@@ -136,6 +136,15 @@ async def _refuse_secrets(kind: str, host: ports.Host, name: str, key: str) -> s
     raise Refused("no-secrets", f"change {kind}: this daemon has no runners; its values cannot name secrets")
 
 
+def _with_pinned_identity(node: Node, connection: Mapping[str, ports.JSON]) -> Mapping[str, ports.JSON]:
+    """Return a cluster's variables with its pinned identity: a source may report another one by now."""
+    if node.kind is not NodeKind.CLUSTER:
+        return connection
+    others = {key: each for key, each in connection.items() if key != ports.CLUSTER_ID}
+    pinned = {key: each for key, each in node.identity.items() if key == ports.CLUSTER_ID}
+    return {**others, **ports.without_templates(pinned)}
+
+
 @dataclass(slots=True)
 class State:
     """The facts of this daemon, shared by its loop, its drivers and its handlers."""
@@ -221,7 +230,7 @@ class State:
             return kept[2]
         if len(self._hosts) >= MAX_KEPT_HOSTS:
             del self._hosts[next(iter(self._hosts))]  # the oldest: its node is mostly done
-        host = ports.Host(node, known.kind, known.labels, connection)
+        host = ports.Host(node, known.kind, known.labels, _with_pinned_identity(known, connection))
         self._hosts[node] = known, connection, host
         return host
 

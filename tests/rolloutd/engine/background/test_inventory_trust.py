@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from machines.model.decision import Admit, Decision, EndRollout, OpenGate, SkipQuarantined
-from machines.model.events import GateOpened
+from machines.model.events import GateOpened, NodesDiscovered
 from machines.model.limits import Budget
-from machines.model.node import ConflictKind, Node
+from machines.model.node import ConflictKind, Node, NodeKind
 from machines.model.reasons import Reason
 from machines.model.rollout import Actor, ActorKind
 from machines.model.selector import parse_selector
@@ -28,7 +28,7 @@ from rolloutd.engine.background.inventory_refresh import InventoryRefresher
 from rolloutd.engine.daemon import Daemon
 from rolloutd.engine.state import State
 from rolloutd.errors import SourceFailed
-from rolloutd.ports import DiscoveredNode, SourceRules
+from rolloutd.ports import DiscoveredNode, SourceRules, without_templates
 from tests.contracts.fakes.clock import FakeScheduler
 from tests.rolloutd.control_environment import NODES, ControlEnvironment, control_environment
 from tests.rolloutd.slow_store import adapters_of, loop_iterations
@@ -231,6 +231,17 @@ def test_provider_id_that_one_source_has_twice_merges_no_nodes() -> None:
     merged = merge_inventories(two, connections={"web": variables})
     assert set(merged.connections) == {"web", "n2"}
     assert merged.connections["web"]["ansible_host"] == "10.0.0.1"
+
+
+async def test_cluster_has_its_pinned_identity(tmp_path: Path) -> None:
+    """A change compares it with what it reaches, so a newer answer must not take its place."""
+    async with control_environment(tmp_path) as inside:
+        for pinned, reported in (("old", "new"), ("old", None), (None, "new")):
+            identity = {} if pinned is None else {"cluster_id": pinned}
+            await inside.commit(NodesDiscovered((Node("east", NodeKind.CLUSTER, identity=identity),)))
+            variables = {} if reported is None else without_templates({"cluster_id": reported})
+            inside.state.update_connections({"east": variables})
+            assert inside.state.host("east").connection.get("cluster_id") == pinned
 
 
 async def test_pinned_identity_outlasts_agreement_until_an_admin_accepts(tmp_path: Path) -> None:
