@@ -308,6 +308,9 @@ class RoutedRunners:
                     self._record(name, error)
             with self._shown_waiting(name, request.node, since):
                 await self._state.clock.sleep(next(retries, RETRY_S[-1]))
+            if request.kind != PLAYBOOK_RUN and request.node in self._state.index.nodes:
+                # A cluster may have got the identity meanwhile that its change waits for.
+                own = replace(own, host=self._state.host(request.node))
         if self._runners[name].status.problem is not None:
             self._record(name, None)
         return name, answer

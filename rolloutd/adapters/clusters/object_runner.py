@@ -179,6 +179,7 @@ class ObjectRunner(ABC):
                 with self._unavailable(request.host.connection):
                     # Before the claim: a system that does not answer must not have a run that never began.
                     if not record.exists:
+                        self._require_pinned(request.host)
                         await self._store(request.host.connection).cluster.get("/version")
                     self._create(record, request)
                     await self._advance(record)
@@ -269,7 +270,8 @@ class ObjectRunner(ABC):
             else:
                 judgement = await self._look(store, ref, record)
         except NotPossible as error:
-            judgement = _failed(str(error), FailureCode.NEVER_STARTED)
+            code = FailureCode.DISTURBED if record.applied else FailureCode.NEVER_STARTED
+            judgement = _failed(str(error), code)
         except TokenIsOlder as error:
             judgement = _failed(f"a later run has the object: {error}", FailureCode.DISTURBED)
         except (FieldConflict, ObjectMissing) as error:
@@ -317,20 +319,23 @@ class ObjectRunner(ABC):
         identities = self._clusters.identities.get(str(target.get(MANAGEMENT_KEY)))
         if identities is None:
             return ""
-        name, recorded = f"{target[NAMESPACE_KEY]}/{target[NAME_KEY]}", target.get(CLUSTER_ID)
-        secret = self.kubeconfig_of(record, current)
+        name, pinned = f"{target[NAMESPACE_KEY]}/{target[NAME_KEY]}", target.get(CLUSTER_ID, "a pinned one")
         try:
-            found = await identities.read(name, secret)
-        except ApiError as error:
-            if error.is_retryable:
-                raise
-            raise NotPossible(f"cluster {name}: its kubeconfig cannot be checked: {error}") from error
-        except ClusterUnreachable as error:
+            reached = await identities.read(name, self.kubeconfig_of(record, current))
+        except (ApiError, ClusterUnreachable) as error:
+            # Also of a Secret that is missing: its controller may be writing it.
             return f"cluster {name}: its kubeconfig cannot be checked: {error}"
-        if found == recorded:
+        if reached == pinned:
             return ""
-        text = f"cluster {name}: its kubeconfig reaches {found}, not {recorded or 'a known cluster'}"
+        text = f"cluster {name}: its kubeconfig reaches {reached}, not {pinned}"
         raise NotPossible(f"{text}; mend the Secret, or accept it with rolloutctl inventory pin")
+
+    def _require_pinned(self, host: Host) -> None:
+        """Raise RunnerUnavailable for a target that has nothing yet with which its kubeconfig is compared."""
+        management = str(host.connection.get(MANAGEMENT_KEY))
+        if management in self._clusters.identities and not host.connection.get(CLUSTER_ID):
+            text = f"{host.name}: its kubeconfig has not reached it yet; its first identity is waited for"
+            raise RunnerUnavailable(text, part=host.name)
 
     async def _write(self, store: ObjectStore, ref: ObjectRef, record: RunRecord) -> None:
         content, spec = record.content, self.spec_of(record)
@@ -376,6 +381,8 @@ class ObjectRunner(ABC):
         made = int(record.content.get("recreations") or 0)
         if not self.may_create(record.content["params"]) or made >= MAX_RECREATIONS:
             return _failed(f"{ref} was deleted during the run", FailureCode.DISTURBED)
+        if waits := await self._check_identity(record, {}):
+            return Judgement(waits, 30.0)
         record.write(recreations=made + 1)
         await self._write(store, ref, record)
         return Judgement(f"{ref}: it was deleted, and is made again", 30.0)

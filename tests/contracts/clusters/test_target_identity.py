@@ -18,8 +18,9 @@ from rolloutd.adapters.clusters.target_identity import TargetIdentities
 from rolloutd.adapters.clusters.views import CLUSTER_API, parse_cluster
 from rolloutd.adapters.kubernetes.api_errors import ApiError
 from rolloutd.adapters.kubernetes.cluster import Cluster
+from rolloutd.errors import RunnerUnavailable
 from rolloutd.ports import CLUSTER_ID, Clock, Failed, Ok
-from tests.contracts.flux.environment import FluxEnvironment, ended, flux_environment, until_says
+from tests.contracts.flux.environment import ENDLESS, FluxEnvironment, ended, flux_environment, until_says
 from tests.support.cluster_fleet import ClusterFleet
 from tests.support.fake_kubernetes import FakeKubernetes
 
@@ -101,6 +102,37 @@ async def test_wrong_cluster_is_never_acted_on(targets: Targets) -> None:
     assert isinstance(result, Failed)
     assert (result.code, targets.uids["west"] in result.text) == (FailureCode.NEVER_STARTED, True)
     assert [each.run for each in targets.env.flux.applied["east-apps"]] == ["r1"]
+
+
+async def test_wrong_cluster_gets_no_object_again(targets: Targets) -> None:
+    await targets.use(targets.kubeconfig("east"))
+    runner = targets.open_runner(await targets.identity())
+    await runner.start(targets.env.request("r1", ENDLESS))
+    await targets.use(targets.kubeconfig("west"))
+    await targets.env.fleet.delete("kustomizations", "east-apps")
+    result = (await ended(runner, "r1")).result
+    assert isinstance(result, Failed)
+    assert (result.code, targets.uids["west"] in result.text) == (FailureCode.DISTURBED, True)
+    assert not await targets.env.fleet.find("kustomizations", "east-apps")
+
+
+async def test_run_waits_for_missing_secret(targets: Targets) -> None:
+    runner = targets.open_runner(targets.uids["east"])
+    await runner.start(targets.env.request("r1"))
+    await until_says(runner, "r1", "its kubeconfig cannot be checked: 404")
+    await targets.use(targets.kubeconfig("east"))
+    assert isinstance((await ended(runner, "r1")).result, Ok)
+
+
+async def test_target_without_identity_waits_alone(targets: Targets) -> None:
+    await targets.use(targets.kubeconfig("east"))
+    runner = targets.open_runner("")
+    with pytest.raises(RunnerUnavailable, match="first identity is waited for") as raised:
+        await runner.start(targets.env.request("r1"))
+    assert raised.value.part == "east"
+    targets.env.identity = targets.uids["east"]
+    await runner.start(targets.env.request("r1"))
+    assert isinstance((await ended(runner, "r1")).result, Ok)
 
 
 async def test_run_waits_for_target_that_is_silent(targets: Targets) -> None:

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from machines.model.actions import Isolate
+from machines.model.events import NodesDiscovered
+from machines.model.node import Node, NodeKind
 from machines.model.reasons import ReasonCode
 from machines.model.runners import RunnerProblem, RunnerRule
 from machines.model.selector import parse_selector
@@ -26,7 +28,7 @@ from rolloutd.engine.drivers.other_attempts import OtherAttempts
 from rolloutd.engine.drivers.step_journal import StepJournal
 from rolloutd.engine.runners import RoutedRunners
 from rolloutd.errors import NotFound, RunnerUnavailable
-from rolloutd.ports import Artifact, Failed, Host, Ok, RunRequest, Unknown
+from rolloutd.ports import CLUSTER_ID, Artifact, Failed, Host, Ok, RunRequest, Unknown
 from tests.contracts.fakes.runner import FakeRunner, Script, playbook_context
 from tests.contracts.fakes.sources import SOURCE, find_source
 from tests.rolloutd.control_environment import PLAN, ControlEnvironment, control_environment
@@ -328,6 +330,27 @@ async def test_hung_runner_delays_no_news_of_others(
     watching = asyncio.create_task(both.watch())
     await wait_in_loop_until(lambda: index.runner_problems["hung"].detail == "no answer in time")
     watching.cancel()
+
+
+class IdentityRunner(DirectoryRunner):
+    """A runner of changes that begins one only once its target has an identity."""
+
+    async def start(self, request: RunRequest) -> str:
+        if CLUSTER_ID not in request.host.connection:
+            raise RunnerUnavailable("east: no identity yet", part="east")
+        return await super().start(request)
+
+
+async def test_waiting_change_gets_its_targets_identity(elsewhere: Elsewhere, tmp_path: Path) -> None:
+    inside, kind = elsewhere.inside, "flux"
+    await inside.commit(NodesDiscovered((Node("east", NodeKind.CLUSTER),)))
+    both = RoutedRunners(inside.state, {kind: IdentityRunner(tmp_path / kind), "local": elsewhere.local()})
+    request = replace(elsewhere.request("east"), kind=kind, host=inside.state.host("east"))
+    starting = asyncio.create_task(both.start(request))
+    await wait_in_loop_until(lambda: inside.state.index.runner_problems)
+    await inside.commit(NodesDiscovered((Node("east", NodeKind.CLUSTER, identity={CLUSTER_ID: "u1"}),)))
+    await pass_time(inside, starting.done)
+    assert await starting
 
 
 class UnavailableStore:
