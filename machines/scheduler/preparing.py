@@ -42,7 +42,7 @@ def collect_preparations(index: Index, rollout: Rollout, now: float, builder: De
     if builder.dry_reason is not None or index.disk_shortage is not None:
         return
     if rollout.cancelled is not None:
-        if _is_to_be_cleaned(index, rollout):
+        if is_to_be_cleaned(index, rollout):
             _collect_cleanups(index, rollout, known, now, builder)
         return
     blocker = start_blockers.rollout_blocker(index, rollout, now)
@@ -78,7 +78,7 @@ def may_begin(index: Index, rollout: str, node: str, stage: str, now: float) -> 
     if host and conflicting_work(index, WorkKind.STAGE, host, now, own) is not None:
         return False
     if stage == CLEANUP:
-        return _is_to_be_cleaned(index, found)
+        return is_to_be_cleaned(index, found)
     blocker = start_blockers.rollout_blocker(index, found, now)
     if blocker is not None and blocker.code is not ReasonCode.PREPARE_FAILED:
         return False
@@ -108,7 +108,7 @@ def _free_places(known: RolloutPreparations, stage: PrepareStage) -> int:
     return limit - sum(name == stage.name for _, name in known.active)
 
 
-def _is_to_be_cleaned(index: Index, rollout: Rollout) -> bool:
+def is_to_be_cleaned(index: Index, rollout: Rollout) -> bool:
     """Return whether a cancelled rollout is cleaned up.
 
     A later one of its plan, also one that has ended, may have skipped stages because of what it brought.

@@ -16,7 +16,7 @@ from machines.facts.preparations import BUILD_NODE
 from machines.model.events import Event, PreparationRecorded
 from machines.model.preparation import CLEANUP, LOCALHOST, Preparation, PreparationState, PrepareStage
 from machines.model.rollout import FailureCode, Rollout
-from machines.scheduler.preparing import may_begin
+from machines.scheduler.preparing import is_to_be_cleaned, may_begin
 from machines.states import Phase, Trigger
 from machines.workflow.phase_transitions import transition
 from machines.workflow.recording import preparation_result
@@ -81,12 +81,24 @@ class StageSession:
         return self.recorded_row is not None and self.recorded_row.state is PreparationState.RUNNING
 
     @property
+    def _has_begun(self) -> bool:
+        """Whether the stage is under way; a row without content only ends the lost runs of earlier tries."""
+        row = self.recorded_row
+        return row is not None and row.state is PreparationState.RUNNING and bool(row.content)
+
+    @property
     def is_wanted(self) -> bool:
-        """Whether its rollout is open, or is cleaned up, and the inventory has its node."""
+        """Whether its rollout is open, or is cleaned up, and the inventory has its node.
+
+        A cleanup that has begun goes to its end.
+        """
         index, row = self.state.index, self.row
         rollout = index.rollouts.get(row.rollout)
-        is_open = rollout is not None and (not rollout.closed or row.stage == CLEANUP)
-        return is_open and (row.node == BUILD_NODE or row.node in index.nodes)
+        if rollout is None or (row.node != BUILD_NODE and row.node not in index.nodes):
+            return False
+        if row.stage == CLEANUP:
+            return self._has_begun or is_to_be_cleaned(index, rollout)
+        return not rollout.closed
 
     def rendered(self, text: str) -> str:
         return render_for_host(text, self.host)
@@ -101,10 +113,12 @@ class StageSession:
         """Record that the stage begins; return False when it may not begin any more."""
         async with self.state.exclusive_commit() as commit:
             row, now = self.row, self.state.now()
-            # A stage that runs already goes to its end, whatever may begin now.
-            if not self.is_under_way and not may_begin(
-                self.state.index, row.rollout, row.node, row.stage, now
-            ):
+            # A stage that has begun goes to its end, whatever may begin now.
+            if self.is_under_way:
+                may_go_on = self._has_begun or self.is_wanted
+            else:
+                may_go_on = may_begin(self.state.index, row.rollout, row.node, row.stage, now)
+            if not may_go_on:
                 return False
             self.change(at=now)
             await commit([PreparationRecorded(self.row)], f"prepare stage {row.stage} {row.state}")

@@ -24,7 +24,7 @@ from rolloutd.engine.notifications import NotificationDispatcher
 from rolloutd.ports import Failed, PinnedSource
 from tests.contracts.fakes.notifier import FakeNotifier
 from tests.contracts.fakes.runner import FakeRunner
-from tests.rolloutd.control_environment import control_environment
+from tests.rolloutd.control_environment import NODES, control_environment
 from tests.rolloutd.decided_jobs import carry_out
 from tests.rolloutd.preparation_environment import Fleet, plan_with, prepare_all
 
@@ -227,6 +227,30 @@ async def test_node_that_leaves_during_clean_up_ends_its_stage(tmp_path: Path) -
         assert "p1.install.2" not in fleet.runs
         assert row.state is PreparationState.FAILED
         assert row.text == "the rollout was closed, or the node left, before the stage ended"
+
+
+@pytest.mark.parametrize("is_superseded", [False, True], ids=["cancelled", "superseded"])
+async def test_stage_of_rollout_closed_meanwhile_begins_not(tmp_path: Path, *, is_superseded: bool) -> None:
+    async with control_environment(tmp_path, nodes=NODES[:1]) as inside:
+        rollout = await inside.start(text=plan_with("install"))
+        fleet = Fleet(result=Failed("cancelled", code=FailureCode.DISTURBED))
+        await prepare_all(inside, fleet)
+        inside.clock.advance(600.0)
+        inside.observe_all_up()
+
+        async def close() -> None:
+            fleet.result, fleet.during_clean_up = None, None
+            if is_superseded:
+                await inside.start(text=plan_with("other"), supersede=True)
+            else:
+                await inside.request("olga", "post", f"/v1/rollouts/{rollout}/cancel", {"reason": "wrong"})
+
+        fleet.during_clean_up = close
+        await prepare_all(inside, fleet)
+        row = inside.state.index.preparation(rollout, "p1", "install")
+        assert row is not None
+        assert "p1.install.2" not in fleet.runs
+        assert (row.attempt, row.state) == (2, PreparationState.FAILED)
 
 
 async def test_run_that_could_not_be_followed_is_found_again(tmp_path: Path) -> None:

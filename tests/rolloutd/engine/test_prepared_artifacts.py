@@ -14,11 +14,12 @@ from machines.facts.preparations import BUILD_NODE
 from machines.model.decision import Prepare
 from machines.model.events import DriftRecorded, PreparationRecorded, RolloutEnded
 from machines.model.preparation import CLEANUP, Preparation, PreparationState, StagedComparison
+from machines.model.rollout import FailureCode
 from machines.scheduler.decide import decide
 from machines.scheduler.preparing import may_begin
 from machines.states import Trigger
 from rolloutd.control.client import ApiError
-from rolloutd.ports import Checkpoint, Host
+from rolloutd.ports import Checkpoint, Failed, Host
 from tests.contracts.fakes.runner import Script
 from tests.rolloutd.control_environment import NODES, PLAN, URL, ControlEnvironment, control_environment
 from tests.rolloutd.decided_jobs import carry_out
@@ -374,6 +375,27 @@ async def test_cleanup_begins_not_after_a_later_submit(tmp_path: Path) -> None:
         await inside.submit(text=TWO_STAGES, again=True)
         await carry_out(inside.state, preparing_adapters(inside, fleet), decided)
         assert inside.state.index.preparation(rollout, "p1", CLEANUP) is None
+
+
+async def test_repeated_cleanup_begins_not_after_later_submit(tmp_path: Path) -> None:
+    async with control_environment(tmp_path, nodes=NODES[:1]) as inside:
+        fleet, rollout = Fleet(), await inside.start(text=PLAYBOOK_CLEANS)
+        await prepare_all(inside, fleet)
+        fleet.result = Failed("cancelled", code=FailureCode.DISTURBED)
+        await cancel(inside, fleet, rollout)
+        inside.clock.advance(600.0)
+        inside.observe_all_up()
+
+        async def submit() -> None:
+            fleet.result, fleet.during_clean_up = None, None
+            await inside.submit(text=PLAYBOOK_CLEANS, again=True)
+
+        fleet.during_clean_up = submit
+        await prepare_all(inside, fleet)
+        row = inside.state.index.preparation(rollout, "p1", CLEANUP)
+        assert row is not None
+        assert "p1.cleanup.2" not in fleet.runs
+        assert (row.attempt, row.state) == (2, PreparationState.FAILED)
 
 
 async def test_edited_fact_removes_nothing(tmp_path: Path) -> None:
