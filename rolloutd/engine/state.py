@@ -203,6 +203,7 @@ class State:
     _inventory_generation: int = 0
     _database_id: str = ""
     _write_lock: CommitLock = field(default_factory=CommitLock)
+    _advance_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def now(self) -> float:
         """Return the wall clock, epoch seconds."""
@@ -211,7 +212,9 @@ class State:
     async def advance(self) -> float:
         """Let observations and holds expire while the loop continues; return until when (epoch seconds)."""
         # Before a question: one that is due forks the facts and lets all of it expire at once.
-        await compute_in_parts(lambda: self.index.advance_in_part(self.now()))
+        # One caller at a time: the parts of many waiting requests would run in one turn of the loop.
+        async with self._advance_lock:
+            await compute_in_parts(lambda: self.index.advance_in_part(self.now()))
         return self.index.now
 
     def wake_up(self) -> None:

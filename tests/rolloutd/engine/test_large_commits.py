@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -130,3 +131,21 @@ async def test_loop_continues_while_many_observations_expire(tmp_path: Path) -> 
         assert await advancing == inside.clock.now()
         assert all(index.unavailability(node) for node in index.nodes)
         assert gc.isenabled()
+
+
+async def test_waiters_share_parts_and_survive_cancelled_one(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        index = inside.state.index
+        index.judged_at_once = 1
+        inside.clock.advance(index.limits.observe_within_s)
+        waiting = [asyncio.create_task(inside.state.advance()) for _ in range(3)]
+        expired = [0]
+        while not waiting[-1].done():
+            await asyncio.sleep(0)
+            expired.append(sum(index.unavailability(node) is not None for node in index.nodes))
+            # The first one runs the parts, until it is cancelled.
+            waiting[0].cancel()
+            if any(each.done() and not each.cancelled() for each in waiting):
+                assert expired[-1] == len(index.nodes)
+        assert waiting[0].cancelled()
+        assert max(after - before for before, after in pairwise(expired)) == 1
