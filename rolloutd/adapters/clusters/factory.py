@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from typing import cast
 
@@ -11,11 +12,15 @@ from rolloutd.adapters.clusters.inventory import MANAGEMENT_KEY, NAME_KEY, NAMES
 from rolloutd.adapters.clusters.listed import ListedClusters
 from rolloutd.adapters.clusters.target_identity import TargetIdentities
 from rolloutd.adapters.clusters.views import CLUSTER_API, CLUSTER_PROFILES, parse_cluster, parse_profile
+from rolloutd.adapters.kubernetes.api_errors import ApiError, ClusterUnreachable
 from rolloutd.adapters.kubernetes.cluster import Cluster
 from rolloutd.ports import JSON, AdapterContext, Clock, Host, RunnerContext
 
 SHARED = "clusters"
 """Key of what the adapters of one daemon share."""
+
+ANSWER_LIMIT_S = 20.0
+"""How long one management cluster may take: more than its credential plugin, less than the check of all."""
 
 _PARSERS = {"clusterapi": (CLUSTER_API, parse_cluster), "clusterprofile": (CLUSTER_PROFILES, parse_profile)}
 
@@ -77,6 +82,12 @@ class ManagementClusters:
         """Return whether the target is of a list, so that its objects are in the target itself."""
         return "/" in str(host.connection.get(MANAGEMENT_KEY, ""))
 
+    async def find_silent(self) -> Mapping[str, str]:
+        """Return why a management cluster does not answer, by its source."""
+        answers = await asyncio.gather(*(_problem_of(each.cluster) for each in self.watches.values()))
+        sources = (each.source for each in self.watches.values())
+        return {source: problem for source, problem in zip(sources, answers, strict=True) if problem}
+
     def observe(self, host: Host) -> Observation | None:
         """Return what is known of a cluster; None for another node."""
         name = str(host.connection.get(MANAGEMENT_KEY, ""))
@@ -91,6 +102,20 @@ class ManagementClusters:
             await watch.cluster.close()
         for listed in self.lists.values():
             await listed.close()
+
+
+async def _problem_of(cluster: Cluster) -> str:
+    """Return why a cluster does not answer, empty if it does."""
+    try:
+        async with asyncio.timeout(ANSWER_LIMIT_S):
+            await cluster.get("/version")
+    except TimeoutError:
+        return f"cluster {cluster.name} does not answer within {ANSWER_LIMIT_S:g} s"
+    except ClusterUnreachable as error:
+        return str(error)
+    except ApiError:
+        pass  # a refusal is an answer too
+    return ""
 
 
 class ClusterObserver:

@@ -156,15 +156,7 @@ class ObjectRunner(ABC):
         return  # a management cluster that does not answer stops its own targets only
 
     async def find_part_problems(self) -> Mapping[str, str]:
-        watches = list(self._clusters.watches.values())
-        answers = await asyncio.gather(
-            *(each.cluster.get("/version") for each in watches), return_exceptions=True
-        )
-        return {
-            watch.source: str(answer)
-            for watch, answer in zip(watches, answers, strict=True)
-            if isinstance(answer, ClusterUnreachable)
-        }
+        return await self._clusters.find_silent()
 
     async def read_previous(self, request: RunRequest) -> str:
         with self._unavailable(request.host.connection):

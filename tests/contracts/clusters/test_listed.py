@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
 from pathlib import Path
+
+import pytest
 
 from machines.model.node import NodeHealth
 from rolloutd.adapters.clusters.factory import ClusterObserver, ManagementClusters
@@ -35,4 +39,25 @@ async def test_listed_clusters_are_known_by_their_own_api(tmp_path: Path, clock:
         # Its identity is still the one that was read: another cluster behind its address would differ.
         assert {each.name: each.connection[CLUSTER_ID] for each in await source.refresh()} == uids
         assert clusters.management_of(hosts[0]) is source.clusters["east"]
+        await clusters.close()
+
+
+async def test_hub_that_never_answers_stops_no_other(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def keep_silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    monkeypatch.setattr("rolloutd.adapters.clusters.factory.ANSWER_LIMIT_S", 2.0)
+    async with FakeKubernetes() as server, await asyncio.start_server(keep_silent, "127.0.0.1", 0) as silent:
+        answering, hung = server.kubeconfig(tmp_path / "answering"), tmp_path / "hung"
+        port = silent.sockets[0].getsockname()[1]
+        hung.write_text(re.sub(r"127\.0\.0\.1:\d+", f"127.0.0.1:{port}", answering.read_text()))
+        hubs = {"answering": answering, "hung": hung}
+        params = [{"name": name, "kubeconfig": path, "prefix": ""} for name, path in hubs.items()]
+        clusters = ManagementClusters([("clusterapi", each) for each in params], clock)
+        async with asyncio.timeout(10.0):
+            problems = await clusters.find_silent()
+        assert problems == {"clusterapi/hung": "cluster hung does not answer within 2 s"}
         await clusters.close()

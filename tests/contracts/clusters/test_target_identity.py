@@ -108,6 +108,7 @@ async def test_wrong_cluster_gets_no_object_again(targets: Targets) -> None:
     await targets.use(targets.kubeconfig("east"))
     runner = targets.open_runner(await targets.identity())
     await runner.start(targets.env.request("r1", ENDLESS))
+    await until_says(runner, "r1", "Progressing")
     await targets.use(targets.kubeconfig("west"))
     await targets.env.fleet.delete("kustomizations", "east-apps")
     result = (await ended(runner, "r1")).result
