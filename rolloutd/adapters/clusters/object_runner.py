@@ -97,7 +97,8 @@ class ObjectRunner(ABC):
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._records: dict[str, RunRecord] = {}
         self._locks: dict[str, asyncio.Lock] = {}
-        self._stores: dict[str, ObjectStore] = {}
+        # By the cluster itself: targets of two lists, and a management cluster, may share a name.
+        self._stores: dict[Cluster, ObjectStore] = {}
         self.status = RunnerStatus(UNLIMITED)
         self.artifacts = self
         self.place = self.kind
@@ -433,7 +434,7 @@ class ObjectRunner(ABC):
         return self._store_in(cluster)
 
     def _store_in(self, cluster: Cluster) -> ObjectStore:
-        return self._stores.setdefault(cluster.name, ObjectStore(cluster))
+        return self._stores.setdefault(cluster, ObjectStore(cluster))
 
     @contextmanager
     def _unavailable(self, target: Mapping[str, Any]) -> Iterator[None]:

@@ -53,6 +53,8 @@ class FluxEnvironment:
     contexts: list[RunnerContext] = field(default_factory=list)
     identity: str = ""
     """The identity that is pinned for the target."""
+    inventory: list[SimpleNamespace] = field(default_factory=list)
+    """Inventories of the settings before that of the management cluster."""
 
     def open_runner(self, machine: str = "one") -> ObjectRunner:
         """Return a runner over the records of a machine."""
@@ -60,7 +62,7 @@ class FluxEnvironment:
         (state_dir / "runners").mkdir(parents=True, exist_ok=True)
         params = {"name": "hub", "kubeconfig": self.kubeconfig, "namespace": self.fleet.namespace}
         source = SimpleNamespace(kind="clusterapi", params={**params, "prefix": "", "labels": {}})
-        settings = SimpleNamespace(inventory=[source], state_dir=state_dir)
+        settings = SimpleNamespace(inventory=[*self.inventory, source], state_dir=state_dir)
         context = RunnerContext(
             "", FakeShell(), SystemClock(), lambda: InventorySnapshot({}), settings, lambda _: self.directory
         )
