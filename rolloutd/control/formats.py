@@ -73,8 +73,9 @@ def kept_rows(
 ) -> list[T]:
     """Return the rows of a list by what each is made of; a row whose source is equal is the one kept."""
     before = kept.get(name, {})
+    # With the new source: the next time it is most likely the same object, which is compared at once.
     kept[name] = {
-        key: row if (row := before.get(key)) is not None and row[0] == source else (source, make(key))
+        key: (source, row[1] if (row := before.get(key)) is not None and row[0] == source else make(key))
         for key, source in sources.items()
     }
     return [row for _, row in kept[name].values()]

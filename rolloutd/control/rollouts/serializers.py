@@ -133,11 +133,13 @@ def _kept_lists(state: State, rollout: str) -> dict[str, Any]:
 
 
 def _in_flight(state: State, index: Index, kept: dict[str, Any], rollout: str) -> list[wire.InFlight]:
-    targets = index.targets_by_node(rollout)
-    sources = {}
+    targets, nodes, sources = index.targets_by_node(rollout), state.index.nodes, {}
+    current = state.index.rollouts.get(rollout)
+    # What the runner of a row depends on, with the node's labels.
+    runners = (current and current.plan, state.index.limits.runners, len(state.runners) > 1)
     for node in formats.in_natural_order(kept.get("in_flight", ()), index.counters(rollout).in_flight):
         live = _step_progress(state, target := targets[node])
-        sources[node] = (target, live.step, live.run)
+        sources[node] = (target, live.step, live.run, nodes.get(node), runners)
     return formats.kept_rows(kept, "in_flight", sources, lambda node: in_flight(state, targets[node]))
 
 

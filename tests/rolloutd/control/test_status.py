@@ -9,9 +9,11 @@ from typing import Any
 from hypothesis import given, settings
 
 from machines.facts.projection import Projection
-from machines.model.events import TargetChanged
-from machines.model.plan import GateName, VoteRequirement
+from machines.model.events import NodesDiscovered, TargetChanged
+from machines.model.plan import GateName, Stage, VoteRequirement
 from machines.model.rows import AuditMismatch, MismatchKind
+from machines.model.runners import RunnerRule
+from machines.model.selector import parse_selector
 from machines.states import Outcome, Trigger
 from rolloutd.commands.resolve import ResolvedRollout
 from rolloutd.control.rollouts import serializers
@@ -19,9 +21,18 @@ from rolloutd.control.rollouts.coverage import Coverage
 from rolloutd.control.status_changes import difference, merge
 from rolloutd.engine.change_notifier import ChangeNotifier
 from rolloutd.engine.state import State, StepProgress
-from rolloutd.ports import RunState
+from rolloutd.ports import RunnerStatus, RunState
 from rolloutd.settings import Settings
-from tests.machines.builders import T0, admit, finish, index_of, nodes_of, submit, transition, vote
+from tests.machines.builders import (
+    T0,
+    admit,
+    finish,
+    index_of,
+    nodes_of,
+    submit,
+    transition,
+    vote,
+)
 from tests.machines.fleet_simulator import FleetSimulator
 from tests.machines.random_fleets import TEAMS
 from tests.machines.test_properties import EXAMPLES, SEEDS, rebuilt
@@ -120,6 +131,33 @@ def test_unchanged_rows_are_kept() -> None:
     for name in ("in_flight", "pools", "gates"):
         same = [new is old for old, new in zip(before[name], after[name], strict=True)]
         assert same == [each["pool"] != "team/c" if name == "pools" else True for each in after[name]]
+
+
+def test_row_in_flight_follows_runner_of_its_node() -> None:
+    index = index_of(nodes_of({"a": ("n1",)}))
+    plan = submit(index)
+    admit(index, "n1")
+    state = state_of(index, T0)
+    state.step_progress["R", "n1"] = StepProgress(step="run.configure")
+
+    def runner() -> str | None:
+        runner: str | None = status_of(state)["rollouts"][0]["in_flight"][0]["runner"]
+        return runner
+
+    assert runner() is None
+    state.runners = {"awx": RunnerStatus(), "local": RunnerStatus()}
+    rules = (RunnerRule("awx", parse_selector("team=a")), RunnerRule("local"))
+    index.update_limits(replace(index.limits, runners=rules))
+    assert runner() == "awx"
+    index.apply(NodesDiscovered((replace(index.nodes["n1"], labels={"team": "b"}),)))
+    assert runner() == "local"
+    index.update_limits(replace(index.limits, runners=(RunnerRule("awx"), RunnerRule("local"))))
+    assert runner() == "awx"
+    state.runners = {"awx": RunnerStatus()}
+    assert runner() is None
+    noted = replace(plan, stages=(Stage("configure", "", kind="note"),))
+    index.update_limits(index.limits, {"R": noted})
+    assert runner() == "note"
 
 
 def test_gates_follow_teams_and_expired_votes() -> None:
