@@ -92,6 +92,10 @@ class RoutedRunners:
             name: each.artifacts for name, each in self._runners.items() if isinstance(each, ports.StoresRuns)
         }
 
+    def may_remove_at(self, name: str) -> bool:
+        """Return whether ended runs of a runner may go: with `observe_only` those of this machine alone."""
+        return name == LOCAL_RUNNER or not self._state.index.limits.observe_only
+
     async def watch(self) -> None:
         """Ask until cancelled whether the runners are available, more often while one is not."""
         # Until it was asked no node starts: it would be isolated, and then wait for a runner that is down.
@@ -411,6 +415,8 @@ class _StoredRuns:
     async def list_artifacts(self) -> Sequence[ports.Artifact]:
         listed: list[ports.Artifact] = []
         for name, store in self._runners.stores.items():
+            if not self._runners.may_remove_at(name):
+                continue
             try:
                 artifacts = await store.list_artifacts()
             except RunnerUnavailable as error:  # what the other runners have is removed all the same
@@ -422,6 +428,8 @@ class _StoredRuns:
     async def remove(self, name: str, *, unmodified_since: float) -> bool:
         runner, own = self._runners.resolve(name)
         store = None if runner is None else self._runners.stores.get(runner)
+        if runner is not None and not self._runners.may_remove_at(runner):
+            return False  # it was listed before the settings changed
         try:
             return store is None or await store.remove(own, unmodified_since=unmodified_since)
         except RunnerUnavailable:

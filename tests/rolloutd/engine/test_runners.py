@@ -367,6 +367,9 @@ class FullStore:
     async def list_artifacts(self) -> Sequence[Artifact]:
         return [Artifact("r1", 0.0)]
 
+    async def remove(self, name: str, *, unmodified_since: float) -> bool:
+        return True
+
 
 async def test_runs_of_available_runners_are_listed(elsewhere: Elsewhere) -> None:
     local = FakeRunner(elsewhere.inside.run_host)
@@ -375,6 +378,18 @@ async def test_runs_of_available_runners_are_listed(elsewhere: Elsewhere) -> Non
     both = RoutedRunners(elsewhere.inside.state, {"shelf": elsewhere.shelf, "local": local})
     assert [each.name for each in await both.artifacts.list_artifacts()] == ["r1"]
     assert not await both.artifacts.remove(both.handle_of("shelf", "r2"), unmodified_since=0.0)
+
+
+async def test_observing_daemon_removes_nothing_elsewhere(elsewhere: Elsewhere) -> None:
+    local, index = FakeRunner(elsewhere.inside.run_host), elsewhere.inside.state.index
+    local.artifacts = elsewhere.shelf.artifacts = FullStore()  # type: ignore[attr-defined]
+    both = RoutedRunners(elsewhere.inside.state, {"shelf": elsewhere.shelf, "local": local})
+    there = both.handle_of("shelf", "r1")
+    assert [each.name for each in await both.artifacts.list_artifacts()] == ["r1", there]
+    assert await both.artifacts.remove(there, unmodified_since=0.0)
+    index.update_limits(replace(index.limits, observe_only=True))
+    assert [each.name for each in await both.artifacts.list_artifacts()] == ["r1"]
+    assert not await both.artifacts.remove(there, unmodified_since=0.0)
 
 
 async def test_stored_runs_of_all_runners_are_listed(elsewhere: Elsewhere) -> None:
