@@ -162,7 +162,13 @@ class ObjectStore:
     ) -> tuple[ObjectRef, Mapping[str, JSON]] | None:
         """Return the object of these lists that carries a run, None without one."""
         for ref in lists:
-            for obj in (await self.cluster.list(ref.list_path, convert=without_inventory)).items:
+            try:
+                listed = await self.cluster.list(ref.list_path, convert=without_inventory)
+            except ApiError as error:
+                if error.status == 404:
+                    continue  # the cluster has no objects of this kind: its controller is not installed
+                raise
+            for obj in listed.items:
                 if (obj["metadata"].get("annotations") or {}).get(RUN) == run:
                     meta = obj["metadata"]
                     return replace(ref, namespace=meta["namespace"], name=meta["name"]), obj
