@@ -21,7 +21,9 @@ from machines.model.rollout import Rollout, Target
 from machines.states import Phase
 
 
-def admission_violation(facts: InvariantFacts, rollout: Rollout, target: Target, now: float) -> str | None:
+def prepare_stages_violation(
+    facts: InvariantFacts, rollout: Rollout, target: Target, now: float
+) -> str | None:
     """Return why a node must not be isolated: a stage is not done, or its files were not compared."""
     node = facts.nodes[target.node]
     has_files = False

@@ -14,7 +14,7 @@ from dataclasses import replace
 from machines.facts.node_work import WorkKind
 from machines.invariants import vote_recount
 from machines.invariants.facts import EarlierEvents, InvariantFacts
-from machines.invariants.preparations import admission_violation, preparation_violation, work_violation
+from machines.invariants.preparations import preparation_violation, prepare_stages_violation, work_violation
 from machines.model import events
 from machines.model.node import UNLABELED, ConflictKind, NodeHealth, NodeKind
 from machines.model.plan import GateName, OnFailure, VoteRequirement
@@ -172,7 +172,7 @@ def _admission_violation(
         _votes_violation(rollout, target)
         or _wave_violation(facts, rollout, target, now)
         or _time_violation(facts, rollout, target, now)
-        or admission_violation(facts, rollout, target, now)
+        or prepare_stages_violation(facts, rollout, target, now)
         or _node_violation(facts, target, now, earlier)
         or _strategy_violation(facts, rollout, target, now, earlier)
         or _traffic_violation(facts, rollout, target, now)
