@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from machines.model.plan import VoteRequirement
 from machines.model.rollout import Actor
@@ -10,11 +11,15 @@ from machines.model.rollout import Actor
 
 @dataclass(frozen=True, slots=True)
 class RebootGate:
-    """What a group's reboots need: votes of its owner team, and of each node's own team."""
+    """What a group's reboots need: votes of its owner team, and of each node's own team.
+
+    `members` are the teams that people have now, by uid; a person who is not in it has those of the approval.
+    """
 
     group: str
     owner: str | None
     need: VoteRequirement
+    members: Mapping[int, frozenset[str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ and traffic are a rollout's.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -37,17 +37,9 @@ A gate that waits is a question about the rollout's change, and may wait for wee
 
 NO_TEAM: Final = "none"
 
-Members = Mapping[int, frozenset[str]]
-"""The teams of people now, by uid."""
 
-
-def reboot_blocker(
-    index: Index, node: str, now: float, gate: RebootGate | None = None, members: Members | None = None
-) -> Reason | None:
-    """Return why a node of the inventory may not reboot now, None if a slot of each of its pools is free.
-
-    With `members`, an approval in person counts only for the teams that its person has there.
-    """
+def reboot_blocker(index: Index, node: str, now: float, gate: RebootGate | None = None) -> Reason | None:
+    """Return why a node of the inventory may not reboot now, None if a slot of each of its pools is free."""
     team = index.nodes[node].team
     candidate = Target("", node, team, (), "", 0)
     return (
@@ -55,7 +47,7 @@ def reboot_blocker(
         or start_blockers.mismatch_blocker(index, "all", f"node/{node}", f"team/{team}")
         or node_claims.quarantine_blocker(index, candidate)
         or start_blockers.stale_blocker(index, candidate, now)
-        or _gate_blocker(index, gate, team, now, members)
+        or _gate_blocker(index, gate, team, now)
         or _stopped_rollout_blocker(index, node, now)
         or start_blockers.target_freeze_blocker(index, candidate, now)
         or start_blockers.closed_window(
@@ -93,12 +85,12 @@ def active_approvals(index: Index, group: str, now: float) -> tuple[RebootApprov
 
 
 def reboot_gate_view(
-    index: Index, gate: RebootGate, teams: Iterable[str | None], now: float, members: Members | None = None
+    index: Index, gate: RebootGate, teams: Iterable[str | None], now: float
 ) -> RebootGateView:
     """Return the state of a group's gate for the nodes of these teams; each team's is its own."""
     active = active_approvals(index, gate.group, now)
-    counted = active if members is None else [_for_present_teams(each, members) for each in active]
-    people, want = people_by_team(counted), gate.need.each_team
+    people = people_by_team([_for_present_teams(each, gate) for each in active])
+    want = gate.need.each_team
     owners = len(people.get(gate.owner or "", ()))
     # No person can vote for a node without a team, so such a node waits.
     names = sorted({team or NO_TEAM for team in teams}) if want else []
@@ -124,21 +116,19 @@ def reboot_gate_view(
     return RebootGateView(is_open, owners, votes, active, missing)
 
 
-def _for_present_teams(approval: RebootApproval, members: Members) -> RebootApproval:
+def _for_present_teams(approval: RebootApproval, gate: RebootGate) -> RebootApproval:
     """Return an approval with the teams that its person still has; one through a service keeps its teams."""
-    if approval.actor.kind is not ActorKind.PERSON:
-        return approval
     uid = approval.actor.uid
-    present = frozenset() if uid is None else members.get(uid, frozenset())
+    if approval.actor.kind is not ActorKind.PERSON or uid is None or uid not in gate.members:
+        return approval
+    present = gate.members[uid]
     return replace(approval, teams=tuple(each for each in approval.teams if each in present))
 
 
-def _gate_blocker(
-    index: Index, gate: RebootGate | None, team: str | None, now: float, members: Members | None
-) -> Reason | None:
+def _gate_blocker(index: Index, gate: RebootGate | None, team: str | None, now: float) -> Reason | None:
     if gate is None:
         return None
-    view = reboot_gate_view(index, gate, (team,), now, members)
+    view = reboot_gate_view(index, gate, (team,), now)
     if view.is_open:
         return None
     group = f"fleetlock/{gate.group}"

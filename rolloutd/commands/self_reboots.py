@@ -16,7 +16,7 @@ from machines.model.reasons import Reason
 from machines.model.reboots import RebootApproval, RebootApprovalWithdrawn, RebootGate, RebootsApproved
 from machines.model.rollout import DAEMON, Actor, ActorKind, Hold
 from machines.model.selector import Selector, parse_selector
-from machines.rules.reboots import Members, active_approvals, reboot_blocker, return_blocker
+from machines.rules.reboots import active_approvals, reboot_blocker, return_blocker
 from machines.scheduler.expiry import end_hold
 from rolloutd.commands.holds_and_freezes import MAX_HOLDS, find_hold, unobserved_peers
 from rolloutd.commands.rollout_commands import FLEETLOCK_SOURCE, Events, Principal, unknown_node
@@ -73,7 +73,7 @@ class RebootRefused(Refused):
         self.unobserved = unobserved
 
 
-def take_slot(state: State, machine: Machine, members: Members) -> Events:
+def take_slot(state: State, machine: Machine) -> Events:
     """Return the events by which the machine may reboot, none if it may already; raises RebootRefused."""
     index, now, node = state.index, state.now(), machine.node
     expired: Events = ()
@@ -83,8 +83,7 @@ def take_slot(state: State, machine: Machine, members: Members) -> Events:
         expired = (end_hold(hold, now, describe_causes((Cause(CauseCode.TIME_IS_OVER),))),)
     if len(index.holds) >= MAX_HOLDS:
         raise Refused("too-many-holds", f"holds: the maximum of {MAX_HOLDS} is reached; release some")
-    reason = reboot_blocker(index, node, now, reboot_gate(state, machine.group), members)
-    if reason is not None:
+    if (reason := reboot_blocker(index, node, now, reboot_gate(state, machine.group))) is not None:
         raise RebootRefused(reason, unobserved_peers(state, node, reason))
     team = state.settings.teams.get(state.index.nodes[node].team or "")
     within_s = None if team is None else team.reboot_within
@@ -138,7 +137,7 @@ def reboot_gate(state: State, group: str) -> RebootGate | None:
     if own is None or own.gate is None:
         return None
     need = VoteRequirement(owner=own.gate.owner, each_team=own.gate.each_team)
-    return RebootGate(group, own.owner, need)
+    return RebootGate(group, own.owner, need, state.reboot_approvers.get(group, {}))
 
 
 def require_group(state: State, group: str) -> FleetLockGroup:

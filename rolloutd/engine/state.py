@@ -195,6 +195,8 @@ class State:
     """By rollout, the lists of its last status, and what each row was made of."""
     names_in_order: Sequence[str] = ()
     """The names of all nodes in natural order, as the API last listed them."""
+    reboot_approvers: dict[str, Mapping[int, frozenset[str]]] = field(default_factory=dict)
+    """By FleetLock group, the teams that those who approved had at the last call; an outage hides teams."""
     change_matrix: Any = None
     """What the API last found of changes and nodes."""
     _hosts: dict[str, tuple[Node, Mapping[str, ports.JSON], ports.Host]] = field(default_factory=dict)

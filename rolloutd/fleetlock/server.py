@@ -18,7 +18,6 @@ from aiohttp import web
 from pydantic import BaseModel, Field, ValidationError
 
 from machines.model.reasons import ReasonCode
-from machines.rules.reboots import Members
 from rolloutd.commands.execution import Command, execute
 from rolloutd.commands.rollout_commands import Events
 from rolloutd.commands.self_reboots import (
@@ -162,13 +161,9 @@ class FleetLockServer:
     async def _lock(self, group: str, machine_id: str) -> None:
         """Take the machine's slot; observe its pool first if it is unknown whether one is free."""
         machine = await self._machine(group, machine_id)
-        members = await self._members(machine)
-
-        def take(state: State, who: Machine) -> Events:
-            return take_slot(state, who, members)
-
+        await self._look_up_approvers(machine.group)
         try:
-            await self._commit(machine, take, "pre-reboot")
+            await self._commit(machine, take_slot, "pre-reboot")
             return
         except RebootRefused as refused:
             if not refused.unobserved:
@@ -176,24 +171,24 @@ class FleetLockServer:
         async with self._observing:
             try:
                 # Another machine of the pool may have had it observed meanwhile.
-                await self._commit(machine, take, "pre-reboot")
+                await self._commit(machine, take_slot, "pre-reboot")
                 return
             except RebootRefused as refused:
                 await self._observe(refused.unobserved)
         try:
-            await self._commit(machine, take, "pre-reboot")
+            await self._commit(machine, take_slot, "pre-reboot")
         except RebootRefused as refused:
             raise _wait(refused) from None
 
-    async def _members(self, machine: Machine) -> Members:
-        """Return the teams now of the people who approved; raises AccountUnknown.
+    async def _look_up_approvers(self, group: str) -> None:
+        """Let approvals count for the teams that their people have now; raises AccountUnknown.
 
         Nothing of it is written: an outage of the name service looks as if people had left their teams.
         """
         settings = self._state.settings
-        return {
+        self._state.reboot_approvers[group] = {
             uid: identify(await self._accounts.account(uid), settings.teams, settings.admins).teams
-            for uid in people_with_approval(self._state, machine.group)
+            for uid in people_with_approval(self._state, group)
         }
 
     async def _unlock(self, group: str, machine_id: str) -> None:

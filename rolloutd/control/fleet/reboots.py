@@ -33,7 +33,10 @@ async def approve_reboots(
         until=body.until.timestamp(),
         team=body.team,
     )
-    await execute(services.state, request.identity, Command(f"approve reboots: {body.reason}", decide))
+    who, approvers = request.identity, services.state.reboot_approvers
+    await execute(services.state, who, Command(f"approve reboots: {body.reason}", decide))
+    if who.actor.uid is not None:  # who has come back to a team has it again
+        approvers[group] = {**approvers.get(group, {}), who.actor.uid: who.teams}
     return (await fleet_serializers.reboot_gates(services.state, group))[0]
 
 

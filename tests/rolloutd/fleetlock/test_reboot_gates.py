@@ -108,8 +108,21 @@ async def test_outage_of_name_service_ends_no_approval(
         with monkeypatch.context() as outage:
             outage.setitem(ACCOUNTS, "olga", Account(1001, "#1001", frozenset()))
             assert (await fleet.lock("p1"))[1]["kind"] == "gate_closed"
+        assert (await why(fleet, "p1"))["code"] == "gate-closed"
         fleet.inside.clock.advance(ACCOUNT_CACHE_TTL_S + 1)
         assert (await fleet.lock("p1"))[0] == 200
+
+
+async def test_person_who_comes_back_approves_again(tmp_path: Path) -> None:
+    async with machines(tmp_path, fleetlock=GATES) as fleet:
+        await approve(fleet, "olga")
+        state = fleet.inside.state
+        before = state.settings
+        teams = {**SETTINGS["teams"], "infra": {"members": ["oscar"]}}
+        state.settings = settings_of(teams=teams).model_copy(update={"fleetlock": before.fleetlock})
+        assert (await fleet.lock("p1"))[1]["kind"] == "gate_closed"
+        state.settings = before
+        assert (await approve(fleet, "olga"))["state"] == "open"
 
 
 async def test_person_who_left_one_team_approves_for_other(tmp_path: Path) -> None:
