@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, Final
 
 from rolloutd.adapters.clusters.factory import ManagementClusters
-from rolloutd.adapters.clusters.object_store import ObjectRef, ObjectStore, without_inventory
+from rolloutd.adapters.clusters.object_store import ObjectRef, ObjectStore
 from rolloutd.adapters.kubernetes.api_errors import (
     ApiError,
     ClusterUnreachable,
@@ -66,8 +66,12 @@ class UnusedSources:
         self._store_of = store_of
         self._kinds = {each.kind: each for each in kinds}
         self._modules = modules
+        self._named: dict[str, frozenset[str]] = {}
+        """The sources that modules name, `KIND/NAME`, by cluster, since the last list."""
 
     async def list_artifacts(self) -> Sequence[Artifact]:
+        """Return our sources in all clusters that answer; what modules name is read again after this."""
+        self._named.clear()
         artifacts = []
         for name, cluster in self._clusters.answering().items():
             namespace = self._clusters.namespace_of(name)
@@ -95,7 +99,9 @@ class UnusedSources:
                 return True
             with malformed_answers():
                 used = _used_at(found)
-                if used is None or used > unmodified_since or await self._is_named(cluster, hub, ref):
+                if used is None or used > unmodified_since:
+                    return False
+                if f"{kind}/{source}" in await self._named_at(hub, cluster):
                     return False
                 await store.delete(ref, found)
         except (ApiError, ClusterUnreachable) as error:
@@ -103,14 +109,24 @@ class UnusedSources:
             return False
         return True
 
-    async def _is_named(self, cluster: Cluster, hub: str, source: ObjectRef) -> bool:
-        for module in self._modules:
-            ref = replace(module, namespace=self._clusters.namespace_of(hub))
-            for each in (await cluster.list(ref.list_path, convert=without_inventory)).items:
-                notes = each["metadata"].get("annotations") or {}
-                if f"{source.kind}/{source.name}" in (*_references(each["spec"]), notes.get(PREVIOUS)):
-                    return True
-        return False
+    async def _named_at(self, hub: str, cluster: Cluster) -> frozenset[str]:
+        """Return the sources that the modules of a cluster name."""
+        if hub not in self._named:
+            # Once for many sources: a run marks its source as used before a module names it.
+            named: set[str] = set()
+            for module in self._modules:
+                ref = replace(module, namespace=self._clusters.namespace_of(hub))
+                for references in (await cluster.list(ref.list_path, convert=_named_by)).items:
+                    named |= references
+            self._named[hub] = frozenset(named)
+        return self._named[hub]
+
+
+@malformed_answers()
+def _named_by(module: Mapping[str, Any]) -> frozenset[str]:
+    """Return the sources that a module needs, for a rollback too."""
+    notes = module["metadata"].get("annotations") or {}
+    return frozenset((*_references(module["spec"]), notes.get(PREVIOUS, "")))
 
 
 def _references(spec: Mapping[str, Any]) -> Iterator[str]:
@@ -131,8 +147,9 @@ def _artifact_of(hub: str, kind: str, source: Mapping[str, Any]) -> Artifact | N
 
 
 def _used_at(source: Mapping[str, Any]) -> float | None:
-    """Return when one of our sources was last used, epoch seconds; None for a source of others."""
+    """Return the end of the hour in which one of our sources was last used; None for a source of others."""
     meta = source["metadata"]
     used = str((meta.get("annotations") or {}).get(USED, ""))
     is_ours = any(each.get("manager") == FIELD_MANAGER for each in meta.get("managedFields") or ())
-    return float(used) if is_ours and meta["name"].startswith(NAME_PREFIX) and used.isdecimal() else None
+    is_ours = is_ours and meta["name"].startswith(NAME_PREFIX) and used.isdecimal()
+    return float(used) + HOUR_S if is_ours else None

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 from rolloutd.ports import Ok
-from tests.contracts.flux.environment import FluxEnvironment, ended
+from tests.contracts.flux.environment import GOOD, NEWER, FluxEnvironment, ended, flux_environment
+from tests.support.cluster_fleet import ClusterFleet
 from tests.support.fake_kubernetes import FakeKubernetes
 
 
@@ -32,3 +34,23 @@ async def test_hub_without_controller_hides_no_run(env: FluxEnvironment, tmp_pat
         env.inventory = [SimpleNamespace(kind="clusterapi", params=params)]
         elsewhere = env.open_runner("two")
         assert isinstance((await ended(elsewhere, "r1")).result, Ok)
+
+
+async def test_modules_are_listed_once_in_each_pass(tmp_path: Path) -> None:
+    async with (
+        FakeKubernetes() as server,
+        ClusterFleet(server.kubeconfig(tmp_path / "hub")) as fleet,
+        flux_environment(fleet, tmp_path / "hub", tmp_path) as env,
+    ):
+        runner = env.open_runner()
+        for number, pin in enumerate((GOOD, NEWER)):
+            asked = replace(env.request(f"r{number}", pin), rollout=f"rollout-{number}")
+            assert isinstance((await ended(runner, await runner.start(asked))).result, Ok)
+        for _ in range(2):
+            server.server.answered.clear()
+            sources = [each for each in await runner.list_artifacts() if each.name.startswith("source=")]
+            assert len(sources) == 2
+            for each in sources:
+                assert not await runner.remove(each.name, unmodified_since=each.modified_at)
+            requests = [each.request for each in server.server.answered]
+            assert [each.resource for each in requests if each.verb == "list"].count("kustomizations") == 1
