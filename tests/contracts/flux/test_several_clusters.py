@@ -6,7 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
-from rolloutd.ports import Ok
+from machines.model.node import NodeKind
+from rolloutd.ports import Host, Ok
 from tests.contracts.flux.environment import GOOD, NEWER, FluxEnvironment, ended, flux_environment
 from tests.support.cluster_fleet import ClusterFleet
 from tests.support.fake_kubernetes import FakeKubernetes
@@ -22,6 +23,17 @@ async def test_clusters_of_one_name_share_no_objects(env: FluxEnvironment) -> No
     names = ("hub", "one/hub", "two/hub")
     clusters = {name: runner._store({"cluster_management": name}).cluster for name in names}
     assert clusters == dict(runner._clusters.clusters())
+
+
+async def test_listed_cluster_has_its_modules_itself(env: FluxEnvironment) -> None:
+    listed = {"edge-1": {"kubeconfig": env.kubeconfig, "labels": {}}}
+    params = {"name": "edge", "every": 20.0, "clusters": listed}
+    env.inventory = [SimpleNamespace(kind="kubeconfigs", params=params)]
+    target = {**env.host.connection, "cluster_management": "edge/edge-1", "cluster_name": "edge-1"}
+    request = replace(env.request("r1"), host=Host("edge-1", NodeKind.CLUSTER, connection=target))
+    runner = env.open_runner()
+    assert isinstance((await ended(runner, await runner.start(request))).result, Ok)
+    assert "kubeConfig" not in (await env.fleet.get("kustomizations", "east-apps"))["spec"]
 
 
 async def test_hub_without_controller_hides_no_run(env: FluxEnvironment, tmp_path: Path) -> None:
