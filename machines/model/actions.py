@@ -178,6 +178,6 @@ def retry_wait(record: StepRecord, delay_s: float, now: float, *, since: float |
 
 
 def is_pausing(since: float, until: float, now: float) -> bool:
-    """Return whether a pause between two tries goes on; one that began in the future is over."""
+    """Return whether a pause between two tries continues; one that began in the future is over."""
     # It is from before the clock was set back, and could go on for as long as that.
     return since <= now < until

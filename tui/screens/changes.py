@@ -223,7 +223,7 @@ def _counts(change: wire_fleet.Change) -> Line:
 
 
 class ChangePage(FetchedPage):
-    """The changes of one plan, the latest first: with their groups, and the nodes that need somebody."""
+    """The changes of one plan, the latest first: with their groups, and the nodes that need a person."""
 
     screen_name = "change"
     refresh_interval_s = ChangesPage.refresh_interval_s

@@ -321,7 +321,7 @@ class ObjectRunner(ABC):
         if reached == pinned:
             return ""
         text = f"cluster {name}: its kubeconfig reaches {reached}, not {pinned}"
-        raise NotPossible(f"{text}; mend the Secret, or accept it with rolloutctl inventory pin")
+        raise NotPossible(f"{text}; correct the Secret, or accept it with rolloutctl inventory pin")
 
     def _require_pinned(self, host: Host) -> None:
         """Raise RunnerUnavailable for a target that has nothing yet with which its kubeconfig is compared."""

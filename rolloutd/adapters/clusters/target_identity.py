@@ -39,7 +39,7 @@ INLINE = {
 
 
 class TargetIdentities:
-    """The clusters that the kubeconfig Secrets of a management cluster reach, read anew each time."""
+    """The clusters that the kubeconfig Secrets of a management cluster reach, read again each time."""
 
     def __init__(self, management: Cluster) -> None:
         self._management = management

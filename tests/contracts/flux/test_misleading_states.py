@@ -78,40 +78,40 @@ def said(found: Judgement) -> str:
         case Failed():
             return "failed"
         case _:
-            return "failing" if found.is_failing else "goes on"
+            return "failing" if found.is_failing else "continues"
 
 
 OLD_READY = condition("Ready", "True", generation=1)
 STATES: Mapping[str, tuple[Callable[[], str], str]] = {
     "all is done": (kustomization, "done"),
-    "it is suspended and keeps Ready": (lambda: kustomization(suspend=True), "goes on"),
-    "Ready is of an older generation": (lambda: kustomization(OLD_READY), "goes on"),
-    "the generation is not observed": (lambda: kustomization(observedGeneration=1), "goes on"),
-    "the applied revision is the last one": (lambda: kustomization(revision=GOOD), "goes on"),
-    "health is not there yet": (lambda: kustomization(condition("Healthy", "Unknown")), "goes on"),
+    "it is suspended and keeps Ready": (lambda: kustomization(suspend=True), "continues"),
+    "Ready is of an older generation": (lambda: kustomization(OLD_READY), "continues"),
+    "the generation is not observed": (lambda: kustomization(observedGeneration=1), "continues"),
+    "the applied revision is the last one": (lambda: kustomization(revision=GOOD), "continues"),
+    "health is not there yet": (lambda: kustomization(condition("Healthy", "Unknown")), "continues"),
     "a reconciliation goes on": (
         lambda: kustomization(condition("Ready", "Unknown", "Reconciling", generation=2)),
-        "goes on",
+        "continues",
     ),
     "a dependency is not ready": (
         lambda: kustomization(condition("Ready", "False", "DependencyNotReady", generation=2)),
-        "goes on",
+        "continues",
     ),
     "it stalled in an older generation": (
         lambda: kustomization(condition("Stalled", "True", generation=1)),
         "done",
     ),
     "the chart is deployed": (release, "done"),
-    "the chart was only tried": (lambda: release(digest=OTHER), "goes on"),
-    "the release is pending": (lambda: release(state="pending-upgrade"), "goes on"),
+    "the chart was only tried": (lambda: release(digest=OTHER), "continues"),
+    "the release is pending": (lambda: release(state="pending-upgrade"), "continues"),
     "the release was undone": (lambda: release(condition("Remediated", "True", generation=2)), "failed"),
-    "the test of the chart failed": (lambda: release(condition("TestSuccess", "False")), "goes on"),
+    "the test of the chart failed": (lambda: release(condition("TestSuccess", "False")), "continues"),
     "every machine has the version": (upgrade, "done"),
-    "all conditions are of the version before": (lambda: upgrade(generation=1), "goes on"),
-    "the topology is of the version before": (lambda: upgrade(TopologyReconciled=1), "goes on"),
-    "up to date of the version before": (lambda: upgrade(WorkerMachinesUpToDate=1), "goes on"),
-    "machines still roll": (lambda: upgrade(RollingOut="True"), "goes on"),
-    "a machine is behind the conditions": (lambda: upgrade(replicas=2), "goes on"),
+    "all conditions are of the version before": (lambda: upgrade(generation=1), "continues"),
+    "the topology is of the version before": (lambda: upgrade(TopologyReconciled=1), "continues"),
+    "up to date of the version before": (lambda: upgrade(WorkerMachinesUpToDate=1), "continues"),
+    "machines still roll": (lambda: upgrade(RollingOut="True"), "continues"),
+    "a machine is behind the conditions": (lambda: upgrade(replicas=2), "continues"),
     "the cluster is available": (sight, "up"),
     "initialised long ago and unreachable": (lambda: sight(RemoteConnectionProbe="False"), "offline"),
     "the probe does not know": (lambda: sight(RemoteConnectionProbe="Unknown"), "offline"),
