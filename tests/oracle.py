@@ -92,6 +92,8 @@ class Oracle:
         self.failures: dict[str, list[Entry]] = defaultdict(list)
         self.stop_reasons: dict[str, set[str]] = defaultdict(set)
         self.in_progress: dict[str, list[str]] = {}
+        self.shared_outages: dict[str, set[frozenset[str]]] = defaultdict(set)
+        """Of each node, the pairs of rollouts in one outage, until one of them ends other than failed."""
         self.trains: dict[str, list[str]] = {}
         self.ever_together: set[tuple[str, str]] = set()
         self.failed: dict[str, str] = {}
@@ -257,12 +259,15 @@ class Oracle:
             age = abs(now - self.answered_at)
             if age >= STALE_AFTER_S + ANSWER_DELAY_S:
                 yield f"{node} began in {name} by an inventory that is {age:.0f} s old"
+        shared = self.shared_outages[node]
         for other in self.in_progress.get(node, []):
-            # Whoever failed in a shared outage begins again in it.
-            if not self._is_after(other, name) and self.isolated_by.get(node) is None:
+            # A rollout that failed in a shared outage begins again in it.  The node may be in service by
+            # then: an undo whose answer was lost ends no rollout's part.
+            if not self._is_after(other, name) and frozenset((name, other)) not in shared:
                 yield f"{node} is already worked on in {other}"
             if not self._are_together(other, name):
                 yield f"{node} is already worked on in {other}, of another train"
+            shared.add(frozenset((name, other)))
         self.failed.pop(node, None)
         (self.started_isolated.add if node in self.isolated_by else self.started_isolated.discard)(node)
         self.in_progress.setdefault(node, []).append(name)
@@ -432,6 +437,8 @@ class Oracle:
             del self.failed[node]
         if self.running_playbooks.get(node) == name:
             del self.running_playbooks[node]
+        if state != "failed":
+            self.shared_outages[node] = {pair for pair in self.shared_outages[node] if name not in pair}
         self.begun_rollbacks.pop((name, node), None)
         self.target_states[name, node] = (state, entry["at"])
 

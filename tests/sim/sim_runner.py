@@ -111,11 +111,14 @@ class SimRunner:
         run = self._access.world.runs.get(handle)
         if run is None:
             return
-
         world = self._access.world
-        await self._access.run_effect(f"cancel {handle}", lambda: world.cancel(run), on_refused=lambda: None)
-        if handle in world.machines[run.request.node].runs and run.ignored_signals:
+
+        def raise_left() -> None:
             raise AdapterFailed(f"{run.request.node}: processes of {handle} do not end")
+
+        await self._access.run_effect(f"cancel {handle}", lambda: world.cancel(run), on_refused=raise_left)
+        if handle in world.machines[run.request.node].runs and run.ignored_signals:
+            raise_left()
 
     async def clean_up_stale_runs(
         self, host: Host, *, timeout_s: float, fencing_token: str = ""
