@@ -9,15 +9,16 @@ of the tests.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
+from collections.abc import Sequence
 
 from machines.facts.node_work import WorkKind
+from machines.facts.projection import Projection
 from machines.invariants import vote_recount
 from machines.invariants.facts import EarlierEvents, InvariantFacts
 from machines.invariants.preparations import preparation_violation, prepare_stages_violation, work_violation
 from machines.model import events
 from machines.model.node import UNLABELED, ConflictKind, NodeHealth, NodeKind
-from machines.model.plan import GateName, OnFailure, VoteRequirement
+from machines.model.plan import GateName, OnFailure
 from machines.model.rollout import Hold, NodeOrder, Rollout, Target
 from machines.model.target_plan import isolators_for, lacks_isolator, plan_for_target
 from machines.model.traffic import IDLE_MAX_AGE_S
@@ -26,6 +27,38 @@ from machines.states import IN_FLIGHT_PHASES, IllegalTransition, Outcome, Phase,
 
 CONNECTION_BREAKS_S = 86_400.0
 """A cluster that goes away later than this after our work went away for another cause."""
+
+
+def first_violation(facts: Projection, commit: Sequence[events.Event], now: float) -> str | None:
+    """Return the first rule that a commit's events would break, None if they break none; changes no fact.
+
+    Each event is judged after those before it, because one commit may free a slot and take it.
+    """
+    earlier, applied = EarlierEvents(), 0
+    for number, event in enumerate(commit, 1):
+        broken = violation(facts, event, now, earlier)
+        if broken is not None:
+            return broken
+        earlier.add(event)
+        # The new targets may move in the same commit.
+        if isinstance(event, events.RolloutOpened | events.TargetsJoined):
+            facts = facts.fork()
+            for each in commit[applied:number]:
+                facts.apply(each)
+            applied = number
+    return None
+
+
+def apply_judged(facts: Projection, commit: Sequence[events.Event], now: float) -> str | None:
+    """Apply events until one of them would break an invariant; return why it would, None for none."""
+    earlier = EarlierEvents()
+    for event in commit:
+        broken = violation(facts, event, now, earlier)
+        if broken is not None:
+            return broken
+        earlier.add(event)
+        facts.apply(event)
+    return None
 
 
 def violation(
@@ -40,7 +73,7 @@ def violation(
         case events.PhaseMoved():
             return _transition_violation(facts, event, now, earlier)
         case events.GateOpened():
-            return _gate_violation(facts, event, now)
+            return vote_recount.gate_violation(facts, event, now)
         case events.StepRecorded():
             return _step_violation(facts, event)
         case events.PreparationRecorded():
@@ -187,7 +220,8 @@ def _votes_violation(rollout: Rollout, target: Target) -> str | None:
     if not any(each.gate is entry for each in rollout.opened):
         return f"the {entry} gate is not open"
     for vote in rollout.votes:
-        if not vote.yes and vote.withdrawn_at is None and vote.digest == _digest_at(rollout, vote.gate):
+        is_valid = vote.withdrawn_at is None and vote.digest == vote_recount.digest_at(rollout, vote.gate)
+        if is_valid and not vote.yes:
             return f"{vote.actor.name} said no at {vote.gate}"
     return None
 
@@ -401,55 +435,6 @@ def _wave_violation(facts: InvariantFacts, rollout: Rollout, target: Target, now
         if spec.gate is GateName.CONTINUE and (GateName.CONTINUE, spec.name) not in opened:
             return f"the continue gate after wave {spec.name} is not open"
     return f"its wave {target.wave} is not in the plan"
-
-
-def _gate_violation(facts: InvariantFacts, event: events.GateOpened, now: float) -> str | None:
-    rollout = facts.rollouts.get(event.rollout)
-    if rollout is None:
-        return f"there is no rollout {event.rollout}"
-    # It never opens as such: each failure has its own votes, which open_failures() counts.
-    if event.gate is GateName.PROCEED:
-        return None
-    if event.gate is GateName.START and (problem := _evidence_violation(facts, rollout)):
-        return f"gate {event.gate} of {rollout.id} cannot open: {problem}"
-    ttl = rollout.plan.vote_ttl_s
-    votes = [
-        vote
-        for vote in rollout.votes
-        if vote.gate is event.gate
-        and vote.wave == event.wave
-        and vote.yes
-        and vote.withdrawn_at is None
-        and vote.digest == _digest_at(rollout, event.gate)
-        and (ttl is None or now < vote.at + ttl)
-    ]
-    need = rollout.plan.gates.get(event.gate, VoteRequirement(owner=1))
-    teams = set(facts.counters(rollout.id).teams)
-    if event.gate is GateName.PILOT and rollout.plan.pilot is not None:
-        owner = facts.target(rollout.id, str(rollout.plan.pilot.node)).team
-        teams = set() if owner is None else {owner}
-    if rollout.overrides and event.gate is rollout.plan.entry_gate:
-        need = replace(need, owner=max(1, need.owner), admin=1)
-    missing = vote_recount.missing_votes(rollout, need, votes, teams)
-    return f"gate {event.gate} of {rollout.id} cannot open: missing {missing}" if missing else None
-
-
-def _evidence_violation(facts: InvariantFacts, rollout: Rollout) -> str | None:
-    """Return why the evidence of the pilot does not allow the start, None without a pilot."""
-    if rollout.plan.pilot is None or rollout.plan.pilot.node is None:
-        return None
-    target, evidence = facts.target(rollout.id, rollout.plan.pilot.node), rollout.pilot_evidence
-    if target.phase not in (Phase.DONE, Phase.FAILED):
-        return f"its pilot {target.node} is {target.phase}"
-    if evidence is None or evidence.pilot_since != target.since:
-        return f"the evidence of its pilot {target.node} is not attached"
-    return None
-
-
-def _digest_at(rollout: Rollout, gate: GateName) -> str:
-    """Return the digest that votes at this gate must be for."""
-    evidence = rollout.pilot_evidence
-    return rollout.digest.whole if gate is not GateName.START or evidence is None else evidence.digest
 
 
 def _step_violation(facts: InvariantFacts, event: events.StepRecorded) -> str | None:

@@ -1,4 +1,4 @@
-"""Counts votes for the invariants, from the raw votes alone.
+"""Invariants of gates: whether one may open, counted from the raw votes alone.
 
 It shares no code with facts/votes.py.
 """
@@ -6,10 +6,62 @@ It shares no code with facts/votes.py.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from machines.invariants.facts import InvariantFacts
+from machines.model.events import GateOpened
 from machines.model.plan import ADMINS, GateName, VoteRequirement
 from machines.model.rollout import Actor, ActorKind, Failure, Rollout, Vote
+from machines.states import Phase
+
+
+def gate_violation(facts: InvariantFacts, event: GateOpened, now: float) -> str | None:
+    rollout = facts.rollouts.get(event.rollout)
+    if rollout is None:
+        return f"there is no rollout {event.rollout}"
+    # It never opens as such: each failure has its own votes, which open_failures() counts.
+    if event.gate is GateName.PROCEED:
+        return None
+    if event.gate is GateName.START and (problem := _evidence_violation(facts, rollout)):
+        return f"gate {event.gate} of {rollout.id} cannot open: {problem}"
+    ttl = rollout.plan.vote_ttl_s
+    votes = [
+        vote
+        for vote in rollout.votes
+        if vote.gate is event.gate
+        and vote.wave == event.wave
+        and vote.yes
+        and vote.withdrawn_at is None
+        and vote.digest == digest_at(rollout, event.gate)
+        and (ttl is None or now < vote.at + ttl)
+    ]
+    need = rollout.plan.gates.get(event.gate, VoteRequirement(owner=1))
+    teams = set(facts.counters(rollout.id).teams)
+    if event.gate is GateName.PILOT and rollout.plan.pilot is not None:
+        owner = facts.target(rollout.id, str(rollout.plan.pilot.node)).team
+        teams = set() if owner is None else {owner}
+    if rollout.overrides and event.gate is rollout.plan.entry_gate:
+        need = replace(need, owner=max(1, need.owner), admin=1)
+    missing = missing_votes(rollout, need, votes, teams)
+    return f"gate {event.gate} of {rollout.id} cannot open: missing {missing}" if missing else None
+
+
+def _evidence_violation(facts: InvariantFacts, rollout: Rollout) -> str | None:
+    """Return why the evidence of the pilot does not allow the start, None without a pilot."""
+    if rollout.plan.pilot is None or rollout.plan.pilot.node is None:
+        return None
+    target, evidence = facts.target(rollout.id, rollout.plan.pilot.node), rollout.pilot_evidence
+    if target.phase not in (Phase.DONE, Phase.FAILED):
+        return f"its pilot {target.node} is {target.phase}"
+    if evidence is None or evidence.pilot_since != target.since:
+        return f"the evidence of its pilot {target.node} is not attached"
+    return None
+
+
+def digest_at(rollout: Rollout, gate: GateName) -> str:
+    """Return the digest that votes at this gate must be for."""
+    evidence = rollout.pilot_evidence
+    return rollout.digest.whole if gate is not GateName.START or evidence is None else evidence.digest
 
 
 def open_failures(facts: InvariantFacts, rollout: Rollout) -> list[Failure]:

@@ -22,7 +22,7 @@ from machines.facts.apply import count_rows
 from machines.facts.node_work import WAITS_FOR, NodeWork, WorkKind
 from machines.facts.preparations import BUILD_NODE
 from machines.facts.projection import Projection
-from machines.invariants.commits import apply_judged, first_violation
+from machines.invariants.violations import apply_judged, first_violation
 from machines.model.events import Actor, DaemonStarted, Event, MismatchSettled
 from machines.model.node import Node, NodeKind, SourceFreshness
 from machines.model.preparation import PreparationState
@@ -342,8 +342,8 @@ class State:
     ) -> tuple[ports.AuditEntry, ...]:
         """Write and apply the events, all or none.
 
-        The way to the disk: first_violation() of the invariants, SqlStore.commit(), the writer's transaction,
-        apply.writes() for the rows of each event, and store/rows.py for their statements.
+        The way to the disk: first_violation() of the invariants, SqlStore.commit(), Writer.commit() with the
+        audit entries, write_events() in store/rows.py, apply.writes() for the rows of each event, TABLES.
         Raises InvariantViolation, Conflict or StoreFailed; in each case nothing has changed.
         """
         return await self.commit_decided(lambda: events, actor=actor, cause=cause)

@@ -1,21 +1,19 @@
 """The codec: values of the core as columns and JSON, and back by their types.
 
 A column has the name of its field, unless the table says otherwise.  Strings, numbers and flags are columns
-as they are; every other value is canonical JSON.  The statements follow from the columns and the key.
+as they are; every other value is canonical JSON.
 """
 
 from __future__ import annotations
 
 import json
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from enum import StrEnum
 from functools import cache, lru_cache, partial
-from itertools import chain, repeat
-from operator import attrgetter
-from types import MappingProxyType, NoneType
-from typing import Any, Final, Generic, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from types import NoneType
+from typing import Any, Final, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from machines.model.node import Conflict as NodeConflict
 from machines.model.rollout import Actor
@@ -28,9 +26,6 @@ _PLAIN: Final = frozenset({str, int, float, bool, NoneType})
 _SHARED: Final = (Actor, tuple[str, ...], tuple[NodeConflict, ...], Mapping[str, str])
 """Types of which many rows have one of few values, so each is decoded once."""
 
-_KEY_EXPRESSIONS: Final = {"attempt": "ifnull(attempt, -1)"}
-"""Columns of keys as their index has them."""
-
 
 @dataclass(frozen=True, slots=True)
 class Codec:
@@ -42,82 +37,16 @@ class Codec:
     selected: tuple[str, ...] = ()
 
 
-class Table(Generic[R]):
-    """One kind of row: its columns, the statements on them, and what converts both ways.
-
-    `given` has the fields that are not a column of their own name; of a row that is `partial`, all of them.
-    `owner`: the column of Write.owner.  `present`: the condition for rows that have not ended.
-    """
-
-    def __init__(
-        self,
-        kind: type[R],
-        name: str,
-        key: str,
-        given: Mapping[str, str | Codec] = MappingProxyType({}),
-        *,
-        owner: str = "",
-        source: str = "",
-        present: str = "",
-        partial: bool = False,
-    ) -> None:
-        names = tuple(given) if partial else tuple(each.name for each in fields(cast(Any, kind)))
-        hints = {} if partial else get_type_hints(kind)
-        codecs = [_codec(given.get(each, each), hints.get(each, str)) for each in names]
-        selected = [each.selected or tuple(f"{name}.{column}" for column in each.columns) for each in codecs]
-        self.kind, self.name, self._has_owner = kind, name, bool(owner)
-        self._get = attrgetter(*names)
-        encoders = [(at, each.encode) for at, each in enumerate(codecs) if each.encode is not None]
-        self._encoders = encoders[::-1]  # from the end, because each may make several columns of one
-        decoders = ((at, len(selected[at]), each.decode) for at, each in enumerate(codecs))
-        self._decoders = [(at, width, decode) for at, width, decode in decoders if decode is not None]
-        columns = [*filter(None, [owner]), *(column for each in codecs for column in each.columns)]
-        self._key = [columns.index(column) for column in key.split()]
-        self._write_statements(name, columns, key.split())
-        self.select = f"SELECT {', '.join(chain(*selected))} FROM {source or name}"  # noqa: S608
-        self.select_one = " AND ".join([f"{self.select} WHERE {self._where}", *filter(None, [present])])
-
-    def _write_statements(self, name: str, columns: Sequence[str], key: Sequence[str]) -> None:
-        places = {column: f"?{number}" for number, column in enumerate(columns, 1)}
-        changed = [column for column in columns if column not in key]
-        conditions = {each: _KEY_EXPRESSIONS.get(each, f"{name}.{each}") for each in key}
-        self._where = " AND ".join(f"{condition} = ?" for condition in conditions.values())
-        self.delete = f"DELETE FROM {name} WHERE {self._where}"  # noqa: S608
-        self.insert = f"INSERT INTO {name} ({', '.join(columns)}) VALUES ({', '.join(places.values())})"  # noqa: S608
-        assignments = ", ".join(f"{column} = excluded.{column}" for column in changed)
-        self.upsert = f"{self.insert} ON CONFLICT ({', '.join(key)}) DO UPDATE SET {assignments}"
-        assignments = ", ".join(f"{column} = {places[column]}" for column in changed)
-        where = " AND ".join(f"{condition} = {places[each]}" for each, condition in conditions.items())
-        self.update = f"UPDATE {name} SET {assignments} WHERE {where}"  # noqa: S608
-
-    def encode(self, row: R, owner: str = "") -> list[Any]:
-        """Return the row's columns; raises TypeError or ValueError for a value that has no JSON form."""
-        values = list(self._get(row))
-        for at, encode in self._encoders:
-            values[at : at + 1] = encode(values[at])
-        if self._has_owner:
-            values.insert(0, owner)
-        return [value if value.__class__ in _PLAIN else _encode(value) for value in values]
-
-    def key_of(self, row: R, owner: str = "") -> list[Any]:
-        values = self.encode(row, owner)
-        return [values[at] for at in self._key]
-
-    def decode(self, rows: Sequence[Sequence[Any]]) -> Iterator[R]:
-        """Yield the values of rows, column by column: a start reads two hundred thousand rows."""
-        columns: list[Iterable[Any]] = list(zip(*rows, strict=True))
-        for at, width, decode in self._decoders if rows else ():
-            read = columns[at : at + width]
-            # A field of no column has the same value in all rows.
-            columns[at : at + width] = (map(decode, *read) if read else repeat(decode(), len(rows)),)
-        return map(self.kind, *columns) if rows else iter(())
-
-
 # -- columns --------------------------------------------------------------------
 
 
-def _codec(given: str | Codec, hint: Any) -> Codec:
+def column_codec(given: str | Codec, hint: Any) -> Codec:
     return given if isinstance(given, Codec) else Codec((given,), decode=_decoder(hint))
+
+
+def encode_columns(values: Sequence[Any]) -> list[Any]:
+    """Return the columns of values; raises TypeError or ValueError for one that has no JSON form."""
+    return [value if value.__class__ in _PLAIN else _encode(value) for value in values]
 
 
 def _encode(value: Any) -> Any:

@@ -1,16 +1,22 @@
-"""The rows of a database: read, written as events say, and settled."""
+"""The rows of a database: read, written as events say, and settled.
+
+What an event does to rows is in machines/facts/apply.py, their columns and statements in schema.py.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import chain, groupby, islice
 from operator import itemgetter
 from typing import Any, TypeVar, cast
 
-from machines.model.events import MismatchSettled
+from machines.facts.apply import UnexpectedRow, writes
+from machines.model.events import Event, MismatchSettled
 from machines.model.rollout import Verdict
 from machines.model.rows import Delete, Expected, RolloutRecords, UsedToken, Write
-from rolloutd.errors import Conflict, TokenAlreadyUsed
+from rolloutd.errors import Conflict, StoreFailed, TokenAlreadyUsed
+from rolloutd.ports import DiscoveredNode, SourceAnswer
 from rolloutd.store.backend import Connection
 from rolloutd.store.schema import HASHED_COLUMNS, KEYS, ROLLOUT_TABLES, TABLES
 
@@ -41,15 +47,39 @@ class StoredRows:
         return tuple(chain.from_iterable(map(table.decode, parts)))
 
 
-def execute_writes(connection: Connection, writes: Iterable[Write | Delete]) -> None:
+def write_events(connection: Connection, events: Iterable[Event], at: float) -> None:
+    """Write what events do; raises Conflict, StoreFailed."""
+    rows = StoredRows(connection)
+    for event in events:
+        try:
+            if isinstance(event, MismatchSettled):
+                settle_row(connection, event)
+            else:
+                execute_writes(connection, writes(event, rows, at))
+        except UnexpectedRow as error:
+            raise Conflict(str(error)) from error
+        except UnicodeError:
+            raise  # a damaged file: see Backend.errors
+        except (LookupError, TypeError, ValueError) as error:
+            raise make_unstorable_error(error) from error
+
+
+def make_unstorable_error(error: Exception) -> StoreFailed:
+    return StoreFailed(
+        f"database: the event cannot be stored ({error}); nothing was written, report this as a bug"
+    )
+
+
+def execute_writes(connection: Connection, changes: Iterable[Write | Delete]) -> None:
     """Write rows; raises Conflict when one is not as it is expected."""
-    writes = list(writes)
-    for write in writes:
-        if isinstance(write.row, RolloutRecords):
-            _delete_records(connection, write.row)
-    writes = [each for each in writes if not isinstance(each.row, RolloutRecords)]
+    one_row_each: list[Write | Delete] = []
+    for change in changes:
+        if isinstance(change.row, RolloutRecords):
+            _delete_records(connection, change.row)
+        else:
+            one_row_each.append(change)
     # Equal statements in sequence run as one: a submit writes thousands of targets.
-    for sql, group in groupby(map(_statement, writes), key=itemgetter(0)):
+    for sql, group in groupby(map(_statement, one_row_each), key=itemgetter(0)):
         rows = [(values, write) for _, values, write in group]
         write, problem = rows[0][1], ""
         try:
@@ -92,6 +122,15 @@ def _statement(write: Write | Delete) -> tuple[str, list[Any], Write | Delete]:
             return table.update, values, write
         case Expected.ANY:
             return table.upsert, values, write
+
+
+def write_source_answer(connection: Connection, answer: SourceAnswer, removed: Iterable[str]) -> None:
+    """Write the new and changed nodes of a source's answer, and drop the `removed` ones."""
+    nodes = TABLES[DiscoveredNode]
+    execute_rows(connection, TABLES[SourceAnswer].upsert, [TABLES[SourceAnswer].encode(answer)])
+    changed = (replace(node, source=answer.source) for node in answer.nodes)
+    execute_rows(connection, nodes.upsert, [nodes.encode(node) for node in changed])
+    execute_rows(connection, nodes.delete, [(answer.source, name) for name in removed])
 
 
 def execute_rows(connection: Connection, sql: str, rows: Sequence[Sequence[Any]]) -> int:

@@ -1,11 +1,17 @@
-"""The schema: which columns hold each kind of row, and which of them follow from the audit."""
+"""The schema: which columns hold each kind of row, and which of them follow from the audit.
+
+The statements follow from the columns and the key.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
-from typing import Any, Final
+from itertools import chain, repeat
+from operator import attrgetter
+from types import MappingProxyType
+from typing import Any, Final, Generic, TypeVar, cast, get_type_hints
 from zoneinfo import ZoneInfo
 
 from machines.model import events, rollout, rows
@@ -20,7 +26,9 @@ from machines.model.windows import Freeze, Window
 from rolloutd.audit.audit_chain import canonical_json
 from rolloutd.errors import StoreFailed
 from rolloutd.ports import DiscoveredNode, SourceAnswer
-from rolloutd.store.codec import Codec, Table, decode_actor
+from rolloutd.store.codec import Codec, column_codec, decode_actor, encode_columns
+
+R = TypeVar("R")
 
 MAX_PRIOR_CHARS = 1_048_576
 """Characters of what an isolator found; a cut one could not be restored, so a larger one is refused."""
@@ -30,6 +38,81 @@ MAX_TEXT_CHARS = 4_000
 
 MAX_SNAPSHOT_CHARS = 1_048_576
 """Characters of a node's snapshot: some ten thousand values."""
+
+_KEY_EXPRESSIONS: Final = {"attempt": "ifnull(attempt, -1)"}
+"""Columns of keys as their index has them."""
+
+
+class Table(Generic[R]):
+    """One kind of row: its columns, the statements on them, and what converts both ways.
+
+    `given` has the fields that are not a column of their own name; of a row that is `partial`, all of them.
+    `owner`: the column of Write.owner.  `present`: the condition for rows that have not ended.
+    """
+
+    def __init__(
+        self,
+        kind: type[R],
+        name: str,
+        key: str,
+        given: Mapping[str, str | Codec] = MappingProxyType({}),
+        *,
+        owner: str = "",
+        source: str = "",
+        present: str = "",
+        partial: bool = False,
+    ) -> None:
+        names = tuple(given) if partial else tuple(each.name for each in fields(cast(Any, kind)))
+        hints = {} if partial else get_type_hints(kind)
+        codecs = [column_codec(given.get(each, each), hints.get(each, str)) for each in names]
+        selected = [each.selected or tuple(f"{name}.{column}" for column in each.columns) for each in codecs]
+        self.kind, self.name, self._has_owner = kind, name, bool(owner)
+        self.key = tuple(key.split())
+        self._get = attrgetter(*names)
+        encoders = [(at, each.encode) for at, each in enumerate(codecs) if each.encode is not None]
+        self._encoders = encoders[::-1]  # from the end, because each may make several columns of one
+        decoders = ((at, len(selected[at]), each.decode) for at, each in enumerate(codecs))
+        self._decoders = [(at, width, decode) for at, width, decode in decoders if decode is not None]
+        columns = [*filter(None, [owner]), *(column for each in codecs for column in each.columns)]
+        self._key = [columns.index(column) for column in self.key]
+        self._write_statements(name, columns, self.key)
+        self.select = f"SELECT {', '.join(chain(*selected))} FROM {source or name}"  # noqa: S608
+        self.select_one = " AND ".join([f"{self.select} WHERE {self._where}", *filter(None, [present])])
+
+    def _write_statements(self, name: str, columns: Sequence[str], key: Sequence[str]) -> None:
+        places = {column: f"?{number}" for number, column in enumerate(columns, 1)}
+        changed = [column for column in columns if column not in key]
+        conditions = {each: _KEY_EXPRESSIONS.get(each, f"{name}.{each}") for each in key}
+        self._where = " AND ".join(f"{condition} = ?" for condition in conditions.values())
+        self.delete = f"DELETE FROM {name} WHERE {self._where}"  # noqa: S608
+        self.insert = f"INSERT INTO {name} ({', '.join(columns)}) VALUES ({', '.join(places.values())})"  # noqa: S608
+        assignments = ", ".join(f"{column} = excluded.{column}" for column in changed)
+        self.upsert = f"{self.insert} ON CONFLICT ({', '.join(key)}) DO UPDATE SET {assignments}"
+        assignments = ", ".join(f"{column} = {places[column]}" for column in changed)
+        where = " AND ".join(f"{condition} = {places[each]}" for each, condition in conditions.items())
+        self.update = f"UPDATE {name} SET {assignments} WHERE {where}"  # noqa: S608
+
+    def encode(self, row: R, owner: str = "") -> list[Any]:
+        """Return the row's columns; raises TypeError or ValueError for a value that has no JSON form."""
+        values = list(self._get(row))
+        for at, encode in self._encoders:
+            values[at : at + 1] = encode(values[at])
+        if self._has_owner:
+            values.insert(0, owner)
+        return encode_columns(values)
+
+    def key_of(self, row: R, owner: str = "") -> list[Any]:
+        values = self.encode(row, owner)
+        return [values[at] for at in self._key]
+
+    def decode(self, rows: Sequence[Sequence[Any]]) -> Iterator[R]:
+        """Yield the values of rows, column by column: a start reads two hundred thousand rows."""
+        columns: list[Iterable[Any]] = list(zip(*rows, strict=True))
+        for at, width, decode in self._decoders if rows else ():
+            read = columns[at : at + width]
+            # A field of no column has the same value in all rows.
+            columns[at : at + width] = (map(decode, *read) if read else repeat(decode(), len(rows)),)
+        return map(self.kind, *columns) if rows else iter(())
 
 
 def decode_interruption(by: str | None, reason: str | None, at: float | None) -> rollout.Interruption | None:
@@ -150,7 +233,7 @@ _SUBMIT: Mapping[str, str | Codec] = {
     "override_reason": "override_reason",
 }
 
-# -- the tables -----------------------------------------------------------------
+# -- the tables, each after those that it refers to ------------------------------
 
 TABLES: Final[Mapping[type[Any], Table[Any]]] = {
     each.kind: each
@@ -177,6 +260,7 @@ TABLES: Final[Mapping[type[Any], Table[Any]]] = {
             "rollout node attempt step action number",
             {"prior": Codec(("prior",), _encode_prior, json.loads)},
         ),
+        Table(rollout.PilotEvidence, "pilot_evidence", "rollout", owner="rollout"),
         Table(
             Preparation,
             "preparation",
@@ -208,22 +292,7 @@ TABLES: Final[Mapping[type[Any], Table[Any]]] = {
             },
             partial=True,
         ),
-        Table(rows.UsedToken, "spent_token", "id"),
         Table(rollout.GateOpening, "opened", "rollout gate wave", owner="rollout"),
-        Table(rollout.PilotEvidence, "pilot_evidence", "rollout", owner="rollout"),
-        Table(rollout.Verdict, "verdicts", "id", {"change": "change_digest"}, present="cleared_at IS NULL"),
-        Table(
-            events.VerdictCleared,
-            "verdicts",
-            "id",
-            {"verdict": "id", "at": "cleared_at", "actor": "cleared_by", "reason": "cleared_reason"},
-            partial=True,
-        ),
-        Table(NodeConfiguration, "node_configuration", "node", owner="node"),
-        Table(rows.ConfigurationDocument, "configuration", "content"),
-        Table(Node, "node", "name", {"identity": _IDENTITY}, present="gone_at IS NULL"),
-        Table(rows.NodeConnection, "node", "name"),
-        Table(rows.NodeRemoval, "node", "name"),
         Table(rollout.Hold, "hold", "node source id"),
         Table(Freeze, "freeze", "id"),
         Table(Train, "train", "name"),
@@ -242,45 +311,26 @@ TABLES: Final[Mapping[type[Any], Table[Any]]] = {
             partial=True,
         ),
         Table(TeamRules, "team_rules", "team", {"windows": _WINDOWS}),
+        Table(rows.UsedToken, "spent_token", "id"),
+        Table(Node, "node", "name", {"identity": _IDENTITY}, present="gone_at IS NULL"),
+        Table(rows.NodeConnection, "node", "name"),
+        Table(rows.NodeRemoval, "node", "name"),
+        Table(NodeConfiguration, "node_configuration", "node", owner="node"),
+        Table(rows.ConfigurationDocument, "configuration", "content"),
+        Table(rollout.Verdict, "verdicts", "id", {"change": "change_digest"}, present="cleared_at IS NULL"),
+        Table(
+            events.VerdictCleared,
+            "verdicts",
+            "id",
+            {"verdict": "id", "at": "cleared_at", "actor": "cleared_by", "reason": "cleared_reason"},
+            partial=True,
+        ),
         Table(SourceAnswer, "source", "name", {"source": "name", "answered_at": "answered_at"}, partial=True),
         Table(DiscoveredNode, "source_node", "source name"),
     )
 }
 
 # -- what follows from the audit -------------------------------------------------
-
-KEYS: Final[Mapping[str, tuple[str, ...]]] = {
-    "rollout": ("id",),
-    "target": ("rollout", "node"),
-    "failure": ("rollout", "id"),
-    "step": ("rollout", "node", "attempt", "step", "action", "number"),
-    "pilot_evidence": ("rollout",),
-    "preparation": ("rollout", "node", "stage"),
-    "built_manifest": ("rollout", "stage"),
-    "vote": ("id",),
-    "opened": ("rollout", "gate", "wave"),
-    "hold": ("node", "source", "id"),
-    "freeze": ("id",),
-    "train": ("name",),
-    "reboot_approval": ("id",),
-    "team_rules": ("team",),
-    "spent_token": ("id",),
-    "node": ("name",),
-    "node_configuration": ("node",),
-    "verdicts": ("id",),
-}
-"""The compared tables and their keys; a table comes after those that it refers to."""
-
-ROLLOUT_TABLES: Final = (
-    "target",
-    "failure",
-    "pilot_evidence",
-    "preparation",
-    "built_manifest",
-    "vote",
-    "opened",
-)
-"""Tables whose rows belong to one rollout, but for the steps, which belong to its targets."""
 
 NOT_COMPARED_TABLES: Final[Mapping[str, str]] = {
     "audit": "its own hash chain covers it",
@@ -295,6 +345,23 @@ NOT_COMPARED_TABLES: Final[Mapping[str, str]] = {
     "preparation_snapshot": "needed only while the stage runs; the audit has none of it",
     "configuration": "its key is the hash of its document; the audit has the key",
 }
+
+KEYS: Final[Mapping[str, tuple[str, ...]]] = {
+    # A vote's id is unique in all rollouts; its table's key has the rollout too, which an event must name.
+    each.name: ("id",) if each.name == "vote" else each.key
+    for each in TABLES.values()
+    if each.name not in NOT_COMPARED_TABLES
+}
+"""The compared tables and the columns by which the audit names a row."""
+
+ROLLOUT_TABLES: Final = tuple(
+    dict.fromkeys(
+        each.name
+        for each in TABLES.values()
+        if each.key[0] == "rollout" and each.name in KEYS and each.kind is not StepRecord
+    )
+)
+"""Compared tables whose rows belong to one rollout, but for the steps, which belong to its targets."""
 
 NOT_COMPARED_COLUMNS: Final[Mapping[str, Mapping[str, str]]] = {
     "rollout": {"number": "only orders rows", "rows_digest": "the checkpoint's, over rows that are compared"},

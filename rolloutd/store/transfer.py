@@ -10,6 +10,7 @@ from itertools import islice
 from typing import Final
 
 from rolloutd.errors import StoreFailed
+from rolloutd.store import schema
 from rolloutd.store.backend import Connection, Row, TableRows
 
 ROWS_PER_STATEMENT = 1_000
@@ -52,29 +53,8 @@ TABLES: Final = (
     "audit_base_part",
     "audit",
     "term",
-    "node",
-    "rollout",
-    "target",
-    "failure",
-    "step",
-    "vote",
-    "opened",
-    "pilot_evidence",
-    "preparation",
-    "preparation_snapshot",
-    "built_manifest",
+    *dict.fromkeys(table.name for table in schema.TABLES.values()),
     "forecast",
-    "hold",
-    "freeze",
-    "team_rules",
-    "train",
-    "reboot_approval",
-    "spent_token",
-    "verdicts",
-    "node_configuration",
-    "configuration",
-    "source",
-    "source_node",
 )
 """The tables; one comes after those that it refers to.  What is of one machine or one database stays."""
 

@@ -13,22 +13,21 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
-from machines.facts.apply import UnexpectedRow, count_rows, rollout_of, writes
-from machines.model.events import Actor, Event, MismatchSettled, RolloutOpened
+from machines.facts.apply import count_rows, rollout_of
+from machines.model.events import Actor, Event, RolloutOpened
 from rolloutd.audit.audit_chain import GENESIS_HASH, hash_entry
 from rolloutd.concurrency import threads
-from rolloutd.errors import Conflict, LeadershipLost, StoreFailed
-from rolloutd.ports import AuditEntry, DiscoveredNode, SourceAnswer
+from rolloutd.errors import LeadershipLost, StoreFailed
+from rolloutd.ports import AuditEntry
 from rolloutd.store.audit_checkpoint import AuditCheckpoint
 from rolloutd.store.audit_entries import add_sequence_number, draft_entries
 from rolloutd.store.backend import Backend, Connection, Executor
-from rolloutd.store.rows import StoredRows, execute_rows, execute_writes, settle_row
-from rolloutd.store.schema import TABLES
+from rolloutd.store.rows import make_unstorable_error, write_events
 
 MAX_BATCH = 256
 """Transactions per commit: they share one fsync, and no transaction waits behind a long batch."""
@@ -207,38 +206,6 @@ class BatchWriter:
         return tuple(entries)
 
 
-def write_events(connection: Connection, events: Iterable[Event], at: float) -> None:
-    """Write what events do; raises Conflict, StoreFailed."""
-    rows = StoredRows(connection)
-    for event in events:
-        try:
-            if isinstance(event, MismatchSettled):
-                settle_row(connection, event)
-            else:
-                execute_writes(connection, writes(event, rows, at))
-        except UnexpectedRow as error:
-            raise Conflict(str(error)) from error
-        except UnicodeError:
-            raise  # a damaged file: see Backend.errors
-        except (LookupError, TypeError, ValueError) as error:
-            raise _make_unstorable_error(error) from error
-
-
-def _make_unstorable_error(error: Exception) -> StoreFailed:
-    return StoreFailed(
-        f"database: the event cannot be stored ({error}); nothing was written, report this as a bug"
-    )
-
-
-def write_source_answer(connection: Connection, answer: SourceAnswer, removed: Iterable[str]) -> None:
-    """Write the new and changed nodes of a source's answer, and drop the `removed` ones."""
-    nodes = TABLES[DiscoveredNode]
-    execute_rows(connection, TABLES[SourceAnswer].upsert, [TABLES[SourceAnswer].encode(answer)])
-    changed = (replace(node, source=answer.source) for node in answer.nodes)
-    execute_rows(connection, nodes.upsert, [nodes.encode(node) for node in changed])
-    execute_rows(connection, nodes.delete, [(answer.source, name) for name in removed])
-
-
 @dataclass(frozen=True, slots=True)
 class _PendingWrite:
     """A transaction in the queue, and the future of its caller."""
@@ -319,7 +286,7 @@ class Writer:
                 digest = opened.get(rollout) or self._digests.get(rollout) if rollout else None
                 drafts.extend(draft_entries(event, actor=actor, cause=cause, at=at, digest=digest))
         except (TypeError, ValueError) as error:
-            raise _make_unstorable_error(error) from error
+            raise make_unstorable_error(error) from error
         return Transaction(tuple(events), tuple(drafts), at), opened
 
     async def _run(self) -> None:
