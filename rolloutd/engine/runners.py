@@ -46,10 +46,35 @@ RETRY_S = (1.0, 2.0, 5.0, 10.0, 15.0)
 END_MARGIN_S = 300.0
 """Time after its own limit in which a run has ended: its wait to be started, and its end."""
 
+FOLLOW_TRIES = 3
+"""Tries to follow a run: a passing fault, such as no memory left, is over by then."""
+
+FOLLOW_RETRY_S = 5.0
+"""Pause between two such tries; the run continues meanwhile."""
+
 PLACE_DIGITS = 8
 """Hexadecimal digits of a runner's place in handles: a settings file has few runners."""
 
 _PLACED = re.compile(rf"([a-z0-9-]+\.[0-9a-f]{{{PLACE_DIGITS}}})=(.*)", re.DOTALL)
+
+
+async def follow_with_retries(
+    follow: Callable[[], Awaitable[T | ports.Failed | ports.Unknown]],
+    may_follow_again: Callable[[], Awaitable[bool]],
+) -> T | ports.Failed | ports.Unknown | None:
+    """Follow a run to its end; None if it may not be followed again, the last fault after the last try.
+
+    A run that the daemon cannot follow continues, so the next try finds it as after a restart; or it starts
+    the run.  `may_follow_again` makes the pause, and checks that this daemon still leads.
+    """
+    outcome: T | ports.Failed | ports.Unknown | None = None
+    for _ in range(FOLLOW_TRIES):
+        outcome = await follow()
+        if not isinstance(outcome, ports.Failed | ports.Unknown):
+            return outcome
+        if not await may_follow_again():
+            return None
+    return outcome
 
 
 class RoutedRunners:

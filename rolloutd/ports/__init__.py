@@ -97,6 +97,8 @@ from rolloutd.ports.runs import RunState as RunState
 from rolloutd.ports.runs import StaleRuns as StaleRuns
 from rolloutd.ports.runs import StoresRuns as StoresRuns
 from rolloutd.ports.runs import TunedRunnerStatus as TunedRunnerStatus
+from rolloutd.ports.runs import handle_of_start as handle_of_start
+from rolloutd.ports.runs import id_of as id_of
 from rolloutd.ports.runs import load_of as load_of
 from rolloutd.ports.runs import total_parallel as total_parallel
 from rolloutd.ports.runs import wait_for_end as wait_for_end

@@ -14,6 +14,9 @@ from rolloutd.ports.artifacts import ArtifactStore
 from rolloutd.ports.nodes import Host
 from rolloutd.ports.types import JSON, PinnedSource
 
+_START = "~"
+"""Stands in a handle before the number of a start; no id contains it."""
+
 MAX_PREVIOUS_BYTES = 65_536
 """Size of what a change records of the state that it replaces: references and values of one object."""
 
@@ -304,6 +307,16 @@ class Runners(PlaybookRuns, KeepsConnections, Protocol):
 
     def is_elsewhere(self, handle: str) -> bool:
         """Return whether the handle, or the id, is of a runner or machine that this daemon does not have."""
+
+
+def handle_of_start(run_id: str, number: int) -> str:
+    """Return the handle of a run's start; a start that can never begin is repeated under the next number."""
+    return run_id if number == 1 else f"{run_id}{_START}{number}"
+
+
+def id_of(handle: str) -> str:
+    """Return the id of the run that a handle is of."""
+    return handle.partition(_START)[0]
 
 
 async def wait_for_end(runs: PlaybookRuns, handle: str) -> RunState:

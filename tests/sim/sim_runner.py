@@ -9,7 +9,18 @@ from collections.abc import AsyncIterator, Collection
 
 from machines.model.plan import PLAYBOOK_RUN
 from rolloutd.errors import AdapterFailed, NotFound
-from rolloutd.ports import Failed, Host, Ok, RunEvent, RunnerStatus, RunRequest, RunState, Unknown
+from rolloutd.ports import (
+    Failed,
+    Host,
+    Ok,
+    RunEvent,
+    RunnerStatus,
+    RunRequest,
+    RunState,
+    Unknown,
+    handle_of_start,
+    id_of,
+)
 from tests.sim.fault_injection import FaultyAccess, PlantedError
 from tests.sim.hostile_values import judge_variables
 from tests.sim.sim_node import SimRun
@@ -35,10 +46,10 @@ class SimRunner:
         """Start the run, or find it by its claim; without a claim it is begun under another handle."""
         world = self._access.world
         judge_variables(world, request.host.variables)
-        if "~" in request.run_id:
+        if id_of(request.run_id) != request.run_id:
             raise ValueError(f"{request.run_id!r} is a handle and not a run id")
         for number in itertools.count(1):
-            handle = request.run_id if number == 1 else f"{request.run_id}~{number}"
+            handle = handle_of_start(request.run_id, number)
             run = world.runs.get(handle)
             if run is None:
                 break

@@ -16,6 +16,7 @@ from typing import Any
 
 from rolloutd.adapters.ansible import wrapper
 from rolloutd.adapters.ansible.processes import Claim
+from rolloutd.ports import handle_of_start
 
 MAX_START_ATTEMPTS = 16
 """Directories of one run; each needs one crash of the daemon between preparation and claim."""
@@ -261,9 +262,8 @@ def _read_tail(path: Path, limit: int) -> bytes:
 
 def directories_of(runs_dir: Path, run_id: str) -> Iterator[RunDirectory]:
     """Yield the directories that a run may have: each is used if the run of the one before never began."""
-    yield RunDirectory(runs_dir / run_id)
-    for attempt in range(2, MAX_START_ATTEMPTS + 1):
-        yield RunDirectory(runs_dir / f"{run_id}~{attempt}")
+    for number in range(1, MAX_START_ATTEMPTS + 1):
+        yield RunDirectory(runs_dir / handle_of_start(run_id, number))
 
 
 def _read_json(path: Path) -> Any:

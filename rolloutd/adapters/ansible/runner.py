@@ -164,7 +164,7 @@ class AnsibleRunner:
         state = progress_now.run_state(run.result, run.directory.read_metadata().get("began_at"))
         if not isinstance(run.result, ports.Unknown):
             return state
-        run_id = run.directory.path.name.partition("~")[0]
+        run_id = ports.id_of(run.directory.path.name)
         directories = run_directory.directories_of(self._runs_dir, run_id)
         return replace(state, has_begun=any(each.may_have_begun() for each in directories))
 
@@ -331,7 +331,7 @@ class AnsibleRunner:
     # -- following ---------------------------------------------------------
 
     def _track(self, handle: str) -> _TrackedRun:
-        if len(handle) > stale_processes.MAX_RUN_NAME and "~" not in handle:
+        if len(handle) > stale_processes.MAX_RUN_NAME and ports.id_of(handle) == handle:
             handle = stale_processes.run_name(handle)  # an id: the caller has not stored the handle yet
         run = self._tracked.get(handle)
         if run is None:

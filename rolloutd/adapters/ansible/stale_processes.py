@@ -25,7 +25,7 @@ from dataclasses import dataclass
 
 from rolloutd.adapters.ssh.shell_adapter import run_as_root
 from rolloutd.errors import NodeUnreachable
-from rolloutd.ports import Failed, Host, Ok, Shell, Unknown
+from rolloutd.ports import Failed, Host, Ok, Shell, Unknown, id_of
 from rolloutd.texts.formats import pluralize
 
 GRACE_SHARE = 0.5
@@ -278,13 +278,13 @@ def run_id_on(machine: str, name: str) -> str:
 
 def machine_of(handle: str) -> str:
     """Return the machine that a handle names; empty for one of an older version."""
-    machine = _MACHINE.search(handle.partition("~")[0])
+    machine = _MACHINE.search(id_of(handle))
     return machine[0][1:] if machine else ""
 
 
 def name_of(handle: str) -> str:
     """Return the name of a handle's run, which is the same on each machine."""
-    return handle.partition("~")[0].removesuffix(f"@{machine_of(handle)}")
+    return id_of(handle).removesuffix(f"@{machine_of(handle)}")
 
 
 async def end_stale_processes(

@@ -220,8 +220,8 @@ class AwxRunner:
     # -- starting
 
     async def _start(self, request: ports.RunRequest) -> str:
-        for attempt in range(1, MAX_START_ATTEMPTS + 1):
-            handle = request.run_id if attempt == 1 else f"{request.run_id}~{attempt}"
+        for number in range(1, MAX_START_ATTEMPTS + 1):
+            handle = ports.handle_of_start(request.run_id, number)
             if handle in self._runs or handle in self._refused:
                 return handle
             if handle in self._never_started:

@@ -24,15 +24,10 @@ from rolloutd.engine.drivers.guard_steps import GuardSteps
 from rolloutd.engine.drivers.isolation import Isolation
 from rolloutd.engine.drivers.node_session import NodeSession, end_runs_on_node
 from rolloutd.engine.drivers.step_journal import StepJournal
+from rolloutd.engine.runners import FOLLOW_RETRY_S, follow_with_retries
 from rolloutd.engine.tasks import Wakeup, running_in_background
-from rolloutd.ports import MAX_PREVIOUS_BYTES, Failed, Ok, RunRequest, RunState, StepResult, Unknown
+from rolloutd.ports import MAX_PREVIOUS_BYTES, Failed, Ok, RunRequest, RunState, StepResult, Unknown, id_of
 from rolloutd.texts.cause_text import describe_causes
-
-FOLLOW_TRIES = 3
-"""Tries to follow a run: a passing fault, such as no memory left, is over by then."""
-
-FOLLOW_RETRY_S = 5.0
-"""Pause between two such tries; the run continues meanwhile."""
 
 ELSEWHERE_RETRY_S = 15.0
 """Pause before a node is tried again on which a run of another machine may be under way."""
@@ -84,7 +79,7 @@ class PlaybookExecution:
             if self._runner.is_elsewhere(handle):
                 await self._supersede(action, replace(record, handle=handle))
                 return
-            record = replace(record, handle=handle.partition("~")[0])
+            record = replace(record, handle=id_of(handle))
         run_in_progress = action.is_started and await self._was_started(
             self._journal.recorded_version(record).handle
         )
@@ -218,28 +213,33 @@ class PlaybookExecution:
     ) -> StepResult | None:
         """Follow the run to its end; None when the node left, restored itself or could not be isolated again.
 
-        A run that the daemon cannot follow continues, so the daemon finds it again as after a restart.  After
-        the last try the run is cancelled: no second run may start on the node while it runs.
+        After the last try the run is cancelled: no second run may start on the node while it runs.
         """
-        failure: StepResult | None = Unknown("the run was not followed")
-        for _ in range(FOLLOW_TRIES):
-            outcome = await self._session.capture_errors(self._follow(action, record))
-            if outcome is None or isinstance(outcome, RunState):
-                return None if outcome is None else outcome.result
-            failure = outcome
-            await self._wakeup.wait_for(self._state.clock.sleep(FOLLOW_RETRY_S))
-            if not self._is_in_flight():
-                failure = None
-                break
-            # The next try may start the run: the node must be isolated, and this daemon must still lead.
-            run_in_progress = await self._was_started(self._journal.recorded_version(record).handle)
-            if not await self._isolation.ensure_isolated(self._session.plan, run_in_progress=run_in_progress):
-                return None
-            if not run_in_progress and not await self._guard.wait_until_heard():
-                return None
-            await self._journal.write(self._journal.recorded_version(record))
+        outcome = await follow_with_retries(
+            lambda: self._session.capture_errors(self._follow(action, record)),
+            lambda: self._may_follow_again(record),
+        )
+        if outcome is None or isinstance(outcome, RunState):
+            return None if outcome is None else outcome.result
+        await self._cancel(record)
+        return outcome
+
+    async def _may_follow_again(self, record: StepRecord) -> bool:
+        """Wait, then return whether the run may be followed again, which may start it."""
+        await self._wakeup.wait_for(self._state.clock.sleep(FOLLOW_RETRY_S))
+        if not self._is_in_flight():
+            await self._cancel(record)
+            return False
+        run_in_progress = await self._was_started(self._journal.recorded_version(record).handle)
+        if not await self._isolation.ensure_isolated(self._session.plan, run_in_progress=run_in_progress):
+            return False
+        if not run_in_progress and not await self._guard.wait_until_heard():
+            return False
+        await self._journal.write(self._journal.recorded_version(record))
+        return True
+
+    async def _cancel(self, record: StepRecord) -> None:
         await self._session.capture_errors(self._runner.cancel(self._journal.recorded_version(record).handle))
-        return failure
 
     async def _follow(self, action: actions.RunPlaybook, record: StepRecord) -> RunState | None:
         """Start or find the run and wait for its end; None when the node left, or must not continue it."""

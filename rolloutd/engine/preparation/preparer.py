@@ -18,7 +18,7 @@ from rolloutd.engine.preparation.node_stages import NodeStage
 from rolloutd.engine.preparation.rate_limit import RateLimits
 from rolloutd.engine.preparation.session import StageSession
 from rolloutd.engine.state import State
-from rolloutd.ports import Failed, StepResult
+from rolloutd.ports import StepResult
 
 
 class Preparer:
@@ -66,7 +66,7 @@ class Preparer:
         stage = session.stage
         if session.is_under_way:
             if not session.is_wanted:
-                return await _abandon(session)
+                return await session.abandon()
         elif not session.is_wanted or self._is_occupied(wanted):
             return None  # the next decision asks again
         if not session.row.content and await self._may_have_lost_run(session):
@@ -86,10 +86,3 @@ class Preparer:
             return True
         runs = bool(session.stage.playbook) and not session.is_local
         return runs and await self._state.has_unfinished_run(session.host.name)
-
-
-async def _abandon(session: StageSession) -> StepResult:
-    """End what a stage of a closed rollout, or of a node that is gone, left running."""
-    if session.row.handle:
-        await session.cancel()
-    return Failed("the rollout was closed, or the node left, before the stage ended")

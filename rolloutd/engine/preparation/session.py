@@ -21,11 +21,11 @@ from machines.states import Phase, Trigger
 from machines.workflow.phase_transitions import transition
 from machines.workflow.recording import preparation_result
 from rolloutd.engine.drivers.node_session import AdapterSet, PreparationAdapters, end_runs_on_node
-from rolloutd.engine.drivers.playbook_execution import FOLLOW_RETRY_S, FOLLOW_TRIES
 from rolloutd.engine.outcomes import capture_errors
+from rolloutd.engine.runners import FOLLOW_RETRY_S, follow_with_retries
 from rolloutd.engine.state import State
 from rolloutd.plugin.templates import render
-from rolloutd.ports import Failed, Host, Ok, RunRequest, RunState, StepResult, Unknown, wait_for_end
+from rolloutd.ports import Failed, Host, Ok, RunRequest, RunState, StepResult, Unknown, id_of, wait_for_end
 
 LOCAL_CONNECTION = {
     "ansible_connection": "local",
@@ -183,7 +183,7 @@ class StageSession:
         if runner.is_elsewhere(row.handle):
             return Unknown("another machine, which no longer leads, began this run; it is repeated")
         request = RunRequest(
-            run_id=row.handle.partition("~")[0],  # start() returns the handle of the run that has begun
+            run_id=id_of(row.handle),  # start() returns the handle of the run that has begun
             host=self.host,
             source=await self.adapters.source(row.rollout),
             playbook=playbook,
@@ -194,7 +194,12 @@ class StageSession:
             attempt=row.attempt,
             step=row.stage,
         )
-        followed = await self._follow_with_retries(request)
+        subject = row.rollout
+        followed = await follow_with_retries(
+            lambda: capture_errors(subject, self._follow(request)), self._may_follow_again
+        )
+        if followed is None:
+            return await self.abandon()
         if not isinstance(followed, RunState):
             await self.cancel()
             return followed
@@ -203,17 +208,13 @@ class StageSession:
             self.change(handle="")
         return followed.result
 
-    async def _follow_with_retries(self, request: RunRequest) -> RunState | Failed | Unknown:
-        """Follow the run to its end; one that cannot be followed continues, and is found again."""
-        for _ in range(FOLLOW_TRIES - 1):
-            followed = await capture_errors(self.row.rollout, self._follow(request))
-            if isinstance(followed, RunState):
-                return followed
-            await self.state.clock.sleep(FOLLOW_RETRY_S)
-            if not self.is_wanted:
-                return followed
-            await self.record()  # the next try may start the run: this daemon must still lead
-        return await capture_errors(self.row.rollout, self._follow(request))
+    async def _may_follow_again(self) -> bool:
+        """Wait, then return whether the run may be followed again, which may start it."""
+        await self.state.clock.sleep(FOLLOW_RETRY_S)
+        if not self.is_wanted:
+            return False
+        await self.record()
+        return True
 
     async def _follow(self, request: RunRequest) -> RunState:
         handle = await self.adapters.runner.start(request)
@@ -226,6 +227,12 @@ class StageSession:
         # If another daemon has taken over, this write fails: the run is that daemon's now.
         await self.record(cause=f"prepare stage {self.row.stage} is cancelled")
         await capture_errors(self.row.handle, self.adapters.runner.cancel(self.row.handle))
+
+    async def abandon(self) -> Failed:
+        """End what a stage of a closed rollout, or of a node that is gone, left running."""
+        if self.row.handle:
+            await self.cancel()
+        return Failed("the rollout was closed, or the node left, before the stage ended")
 
     async def end_lost_run(self) -> Failed | Unknown | None:
         """End the processes of a run that was lost; return why some may be left."""

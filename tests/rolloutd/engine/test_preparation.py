@@ -19,8 +19,8 @@ from machines.scheduler.decide import decide
 from machines.states import Phase
 from rolloutd.control.client import ApiError
 from rolloutd.engine.drivers.node_session import AdapterSet
-from rolloutd.engine.drivers.playbook_execution import FOLLOW_RETRY_S, FOLLOW_TRIES
 from rolloutd.engine.notifications import NotificationDispatcher
+from rolloutd.engine.runners import FOLLOW_RETRY_S, FOLLOW_TRIES
 from rolloutd.ports import Failed, PinnedSource
 from tests.contracts.fakes.notifier import FakeNotifier
 from tests.contracts.fakes.runner import FakeRunner

@@ -168,7 +168,7 @@ def run_wrapper(directory: str, initial: dict[str, str], prepared: Prepared) -> 
     os.setsid()
     sys.argv = [wrapper.__file__, directory]
     os.environ.clear()
-    run_id = os.path.basename(directory).partition("~")[0]  # noqa: PTH119
+    run_id = os.path.basename(directory).partition("~")[0]  # noqa: PTH119  # ports.id_of(), which is not here
     show_as(sys.argv, {"ROLLOUTD_RUN": run_id, "ROLLOUTD_RUN_DIR": directory})
     code = wrapper.main(functools.partial(become_ansible, initial, prepared))
     # Without Python's own end: it would free the server's objects, and so copy their pages first.

@@ -23,7 +23,8 @@ from machines.model.rollout import NodeOrder
 from machines.states import Outcome, Phase, Trigger
 from rolloutd.engine.drivers.driver import STORE_RETRY_S, Driver
 from rolloutd.engine.drivers.node_session import AdapterSet
-from rolloutd.engine.drivers.playbook_execution import ELSEWHERE_RETRY_S, FOLLOW_RETRY_S
+from rolloutd.engine.drivers.playbook_execution import ELSEWHERE_RETRY_S
+from rolloutd.engine.runners import FOLLOW_RETRY_S
 from rolloutd.errors import AdapterFailed, LeadershipLost, NodeUnreachable
 from rolloutd.ports import Busy, Failed, Host, IsolationStatus, Ok, RunRequest, StepContext, Unknown
 from tests.contracts.fakes.isolator import FakeIsolator
