@@ -30,11 +30,11 @@ from machines.facts.projection import Projection
 from machines.forecast.forecast import forecast, typical
 from machines.forecast.model import Assumptions
 from machines.forecast.walk import Walk
-from machines.model.events import StepAction
 from machines.model.limits import Limits, PoolRule
 from machines.model.node import Node, NodeHealth, Observation
 from machines.model.plan import GateName, Plan, Stage, StepDef, VoteRequirement, WaveDef
 from machines.model.selector import parse_selector
+from machines.model.step_record import StepAction
 
 NODES = 10_000
 POOLS = 100

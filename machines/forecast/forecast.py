@@ -18,9 +18,10 @@ from machines.forecast.replay import Draw, Replay
 from machines.forecast.replay_builder import replay_of
 from machines.forecast.timeline import Waits, own_bound
 from machines.forecast.walk import HORIZON_S, Walk
-from machines.model.events import Event, StepRecord
+from machines.model.events import Event
 from machines.model.reasons import Param, ReasonCode
 from machines.model.rollout import Rollout
+from machines.model.step_record import StepRecord
 from machines.model.train_events import TrainRemoved
 from machines.states import Phase
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from machines.model.actions import Action, Wait
-from machines.model.events import StepRecord
 from machines.model.plan import Plan
 from machines.model.rollout import Target
+from machines.model.step_record import StepRecord
 from machines.workflow.records import upsert
 
 

@@ -11,16 +11,11 @@ from machines.forecast.agenda import Agenda
 from machines.forecast.attempt import Attempt
 from machines.forecast.model import StepDurations
 from machines.model.decision import CheckIfCurrent, Command, DocumentPilot, Prepare
-from machines.model.events import (
-    ArtifactsBuilt,
-    ChangeNeeded,
-    PilotEvidenceAttached,
-    PreparationRecorded,
-    StepAction,
-)
+from machines.model.events import ArtifactsBuilt, ChangeNeeded, PilotEvidenceAttached, PreparationRecorded
 from machines.model.plan import PILOT_WAVE
 from machines.model.preparation import PrepareKind
 from machines.model.rollout import PilotEvidence
+from machines.model.step_record import StepAction
 from machines.model.step_result import Ok
 from machines.workflow.recording import preparation_intent, preparation_result
 

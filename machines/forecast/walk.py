@@ -62,9 +62,10 @@ from machines.model.decision import (
     RollBack,
     SkipQuarantined,
 )
-from machines.model.events import Event, NodeOrdered, PhaseMoved, StepAction, StepRecord, StepRecorded
+from machines.model.events import Event, NodeOrdered, PhaseMoved, StepRecorded
 from machines.model.preparation import StagedComparison
 from machines.model.rollout import FailureCode, Target
+from machines.model.step_record import StepAction, StepRecord
 from machines.model.step_result import Failed, Ok
 from machines.model.traffic import TrafficResult
 from machines.scheduler.admission import MAX_STARTS

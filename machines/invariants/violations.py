@@ -20,6 +20,7 @@ from machines.model import events
 from machines.model.node import UNLABELED, ConflictKind, NodeHealth, NodeKind
 from machines.model.plan import GateName, OnFailure
 from machines.model.rollout import Hold, NodeOrder, Rollout, Target
+from machines.model.step_record import StepAction, StepState
 from machines.model.target_plan import isolators_for, lacks_isolator, plan_for_target
 from machines.model.traffic import IDLE_MAX_AGE_S
 from machines.model.windows import any_open
@@ -441,13 +442,13 @@ def _step_violation(facts: InvariantFacts, event: events.StepRecorded) -> str | 
     """Judge a step that is about to begin: a disruptive step needs a phase in which the node is isolated."""
     record = event.record
     # A result is never refused: it has happened, and without its record it would happen again.
-    if record.state is not events.StepState.INTENDED:
+    if record.state is not StepState.INTENDED:
         return None
     target = facts.target(record.rollout, record.node)
-    wrong = (record.action is events.StepAction.RUN and not _may_run(facts, target)) or (
-        record.action is events.StepAction.APPLY and target.phase not in IN_FLIGHT_PHASES
+    wrong = (record.action is StepAction.RUN and not _may_run(facts, target)) or (
+        record.action is StepAction.APPLY and target.phase not in IN_FLIGHT_PHASES
     )
-    if record.action is events.StepAction.REVERT and target.phase is Phase.VERIFYING:
+    if record.action is StepAction.REVERT and target.phase is Phase.VERIFYING:
         for other in _others_in_flight(facts, target):
             if not facts.outage_progress(other).has_passed:
                 step = f"{record.node} of {record.rollout} cannot return"

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from machines.model.causes import Causes
-from machines.model.events import StepAction, StepRecord
 from machines.model.plan import Capability, Stage, StepDef
 from machines.model.rollout import FailureCode
+from machines.model.step_record import StepAction, StepRecord
 from machines.states import Outcome, Trigger
 
 

@@ -17,13 +17,11 @@ from machines.model.plan import Digest, GateName
 from machines.model.preparation import ManifestEntry, Preparation
 from machines.model.reboots import RebootApprovalWithdrawn, RebootsApproved
 from machines.model.rollout import Actor, Failure, Hold, NodeOrder, PilotEvidence, Target, Verdict, Vote
-from machines.model.step_record import StepAction, StepRecord, StepState
+from machines.model.step_record import StepRecord
 from machines.model.train_events import TrainRemoved, TrainStored
 from machines.model.trust_events import TrustEvent
 from machines.model.windows import Freeze
 from machines.states import Outcome, Phase, Trigger
-
-__all__ = ["Actor", "Event", "StepAction", "StepRecord", "StepState"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,9 @@ from dataclasses import replace
 
 from machines.model.actions import Action, StopRun, Transition, UseGuard, Wait
 from machines.model.causes import Cause, CauseCode, said
-from machines.model.events import StepAction, StepRecord, StepState
 from machines.model.plan import Guard
 from machines.model.rollout import BLAMES_CHANGE, UNATTENDED_RESTORE, FailureCode
+from machines.model.step_record import StepAction, StepRecord, StepState
 from machines.states import Trigger
 from machines.workflow.steps import UNKNOWN_RETRY_S, Retry, Rule, next_try
 

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 
 from machines.model.actions import Action, Probe, retry_wait
 from machines.model.causes import Causes, said
-from machines.model.events import StepAction, StepRecord, StepState
 from machines.model.plan import Capability, Plan, StepDef
 from machines.model.rollout import Target
+from machines.model.step_record import StepAction, StepRecord, StepState
 from machines.workflow.records import isolated_in_earlier_attempt
 from machines.workflow.steps import UNKNOWN_MAX_TRIES, UNKNOWN_RETRY_S
 

@@ -36,10 +36,10 @@ from machines.model.actions import (
     Wait,
 )
 from machines.model.causes import Cause, CauseCode, Causes, said
-from machines.model.events import StepAction, StepRecord, StepState
 from machines.model.outage import OutageProgress
 from machines.model.plan import OnUnknownPolicy, Stage, StepDef
 from machines.model.rollout import FailureCode, NodeOrder
+from machines.model.step_record import StepAction, StepRecord, StepState
 from machines.states import IN_FLIGHT_PHASES, Outcome, Phase, Trigger
 from machines.workflow.guard import end_guard_before, may_be_armed, stop_unguarded_run
 from machines.workflow.isolation_plan import IsolationPlan

@@ -11,10 +11,9 @@ from typing import Any
 
 from machines.model.actions import CleanUpStaleRuns, Isolate, Probe, Revert, RunCheck, RunPlaybook, UseGuard
 from machines.model.decision import Prepare
-from machines.model.events import StepAction, StepRecord, StepState
 from machines.model.preparation import TRIED_AGAIN, Preparation, PreparationState
 from machines.model.rollout import Target
-from machines.model.step_record import MAX_OUTPUT_CHARS
+from machines.model.step_record import MAX_OUTPUT_CHARS, StepAction, StepRecord, StepState
 from machines.model.step_result import Busy, Failed, Ok, StepResult, Unknown
 from machines.workflow.steps import CLEAN_UP, backoff_s
 

@@ -6,9 +6,9 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from machines.model.events import StepAction, StepRecord, StepState
 from machines.model.plan import StepDef
 from machines.model.rollout import FailureCode, Target
+from machines.model.step_record import StepAction, StepRecord, StepState
 
 _ISOLATOR_ACTIONS = (StepAction.APPLY, StepAction.INSPECT, StepAction.REVERT)
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from machines.model.causes import Causes
-from machines.model.events import StepRecord
 from machines.model.plan import Plan
 from machines.model.reasons import Reason
 from machines.model.rollout import Target
+from machines.model.step_record import StepRecord
 from machines.workflow.outage import Outage
 
 

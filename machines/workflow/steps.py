@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from machines.model.actions import Wait, retry_wait
-from machines.model.events import StepAction, StepRecord, StepState
 from machines.model.plan import Capability, Guard, Plan, Stage, StepDef
 from machines.model.rollout import FailureCode, Target
+from machines.model.step_record import StepAction, StepRecord, StepState
 from machines.states import Phase
 
 NOT_ISOLATED_RETRY_S = 20.0

@@ -10,8 +10,8 @@ from dataclasses import replace
 
 from machines.model import actions
 from machines.model.causes import Cause, CauseCode
-from machines.model.events import StepAction, StepRecord, StepState
 from machines.model.rollout import FailureCode, Target
+from machines.model.step_record import StepAction, StepRecord, StepState
 from machines.states import IN_FLIGHT_PHASES, Trigger
 
 REISOLATE_TIMEOUT_S = 30.0

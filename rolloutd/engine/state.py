@@ -23,11 +23,11 @@ from machines.facts.node_work import WAITS_FOR, NodeWork, WorkKind
 from machines.facts.preparations import BUILD_NODE
 from machines.facts.projection import Projection
 from machines.invariants.violations import apply_judged, first_violation
-from machines.model.events import Actor, DaemonStarted, Event, MismatchSettled
+from machines.model.events import DaemonStarted, Event, MismatchSettled
 from machines.model.node import Node, NodeKind, SourceFreshness
 from machines.model.preparation import PreparationState
 from machines.model.reasons import Reason
-from machines.model.rollout import DAEMON
+from machines.model.rollout import DAEMON, Actor
 from machines.rules.node_claims import work_blocker
 from machines.scheduler.expiry import extend_deadlines
 from machines.workflow.records import RepeatedTry

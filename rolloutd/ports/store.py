@@ -9,12 +9,12 @@ from typing import Protocol
 
 from machines.facts.fleet_facts import FactsSnapshot
 from machines.model.configuration import NodeConfiguration
-from machines.model.events import Actor, Event, StepRecord
+from machines.model.events import Event
 from machines.model.plan import Digest
 from machines.model.preparation import Preparation
-from machines.model.rollout import Interruption, Rollout, Target, Verdict
+from machines.model.rollout import Actor, Interruption, Rollout, Target, Verdict
 from machines.model.rows import AuditMismatch
-from machines.model.step_record import StepAction
+from machines.model.step_record import StepAction, StepRecord
 from rolloutd.audit.audit_chain import GENESIS_HASH, ChainVerification
 from rolloutd.ports.nodes import DiscoveredNode
 from rolloutd.ports.types import JSON

@@ -18,9 +18,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 from prometheus_client.registry import Collector
 
 from machines.facts.index import Index
-from machines.model.events import Event, PhaseMoved, StepAction, StepRecorded, StepState
+from machines.model.events import Event, PhaseMoved, StepRecorded
 from machines.model.plan import GateName
 from machines.model.rollout import Rollout
+from machines.model.step_record import StepAction, StepState
 from machines.rules import gates
 from machines.scheduler.progress import rollout_progress
 from machines.states import IN_FLIGHT_PHASES, Phase

@@ -17,7 +17,7 @@ from machines.facts.apply import rollout_of
 from machines.model import events
 from machines.model.node import Node
 from machines.model.rollout import Actor, FailureCode, Target
-from machines.model.step_record import MAX_STEP_TEXT_CHARS
+from machines.model.step_record import MAX_STEP_TEXT_CHARS, StepRecord
 from rolloutd.audit.audit_chain import canonical_json
 from rolloutd.store.codec import to_json
 
@@ -137,7 +137,7 @@ def _opened_fields(event: events.RolloutOpened) -> Iterator[Mapping[str, Any]]:
         }
 
 
-def _step_fields(record: events.StepRecord) -> Mapping[str, Any]:
+def _step_fields(record: StepRecord) -> Mapping[str, Any]:
     """Return the fields of a step; hashes replace its output and the state that the isolator found."""
     rare: dict[str, Any] = {} if record.code is FailureCode.FAILED else {"code": record.code}
     rare |= {"waited_s": record.waited_s} if record.waited_s else {}

@@ -16,7 +16,8 @@ from machines.facts.apply import UnexpectedRow, writes
 from machines.model import events
 from machines.model.limits import TeamRules
 from machines.model.plan import Digest
-from machines.model.rollout import PilotEvidence, Target
+from machines.model.rollout import Actor, PilotEvidence, Target
+from machines.model.step_record import StepRecord
 from machines.model.windows import DAYS, Window
 from rolloutd.errors import Conflict
 from rolloutd.store.audit_entries import NODES_PER_ENTRY
@@ -119,13 +120,11 @@ def decode_event(entry: Entry) -> events.Event:
             rules = TeamRules(
                 content["team"], tuple(map(_parse_window, content["windows"])), tuple(content["canaries"])
             )
-            return events.TeamRulesChanged(
-                rules, from_json(events.Actor, content["actor"]), "", content["at"]
-            )
+            return events.TeamRulesChanged(rules, from_json(Actor, content["actor"]), "", content["at"])
         case "StepRecorded":
             isolated, given = content.pop("isolated"), content.pop("content", "")
             record = {**content, "rollout": entry["rollout"], "node": entry["node"], "output": ""}
-            return events.StepRecorded(from_json(events.StepRecord, record), isolated, given)
+            return events.StepRecorded(from_json(StepRecord, record), isolated, given)
         case _:
             names = {each.name for each in fields(kind)}
             place: dict[str, Any] = {key: entry[key] for key in ("rollout", "node") if key in names}
@@ -146,7 +145,7 @@ def _decode_submit(rollout: str, content: dict[str, Any]) -> events.RolloutOpene
         source=content["source"],
         digest=from_json(Digest, content["digest"]),
         selector_digest=content["selector_digest"],
-        submitted_by=from_json(events.Actor, content["submitted_by"]),
+        submitted_by=from_json(Actor, content["submitted_by"]),
         at=content["at"],
         targets=_decode_targets(rollout, content, joined=False),
         again=content["again"],

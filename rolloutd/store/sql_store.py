@@ -15,8 +15,8 @@ from functools import partial
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from machines.facts.fleet_facts import FactsSnapshot
-from machines.model.events import Actor, Event
-from machines.model.rollout import Rollout
+from machines.model.events import Event
+from machines.model.rollout import Actor, Rollout
 from rolloutd import ports
 from rolloutd.concurrency import threads
 from rolloutd.errors import NotFound, StoreFailed

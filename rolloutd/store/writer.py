@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from machines.facts.apply import count_rows, rollout_of
-from machines.model.events import Actor, Event, RolloutOpened
+from machines.model.events import Event, RolloutOpened
+from machines.model.rollout import Actor
 from rolloutd.audit.audit_chain import GENESIS_HASH, hash_entry
 from rolloutd.concurrency import threads
 from rolloutd.errors import LeadershipLost, StoreFailed

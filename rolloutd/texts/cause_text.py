@@ -7,7 +7,7 @@ from typing import Any
 
 from machines.model import actions
 from machines.model.causes import Cause, CauseCode, Causes
-from machines.model.events import StepAction
+from machines.model.step_record import StepAction
 from rolloutd.texts.reason_text import describe
 
 Params = Mapping[str, Any]

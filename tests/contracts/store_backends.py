@@ -8,11 +8,12 @@ from typing import Any, Protocol
 
 import pytest
 
-from machines.model.events import Event, PhaseMoved, RolloutOpened, StepAction, StepRecord, StepState
+from machines.model.events import Event, PhaseMoved, RolloutOpened
 from machines.model.node import Node
 from machines.model.plan import Digest, GateName, Plan
 from machines.model.rollout import DAEMON, Actor, ActorKind, Failure, FailureCode, Target, Vote
 from machines.model.selector import Selector
+from machines.model.step_record import StepAction, StepRecord, StepState
 from machines.states import Outcome, Phase, Trigger
 from rolloutd.ports import AuditEntry, Store
 from rolloutd.store import open_store

@@ -40,9 +40,7 @@ from machines.model.events import (
     RolloutEnded,
     RolloutPaused,
     RolloutResumed,
-    StepAction,
     StepRecorded,
-    StepState,
     TargetChanged,
     TargetsJoined,
     VerdictCleared,
@@ -54,6 +52,7 @@ from machines.model.node import NodeKind
 from machines.model.plan import Digest, GateName
 from machines.model.preparation import Preparation, PreparationState
 from machines.model.rollout import Failure, GateOpening, Hold, Interruption, NodeOrder, Target, Verdict
+from machines.model.step_record import StepAction, StepState
 from machines.model.windows import Freeze
 from machines.states import Edge, Outcome, Phase, Trigger, edges
 from rolloutd.audit.audit_chain import GENESIS_HASH, hash_entry

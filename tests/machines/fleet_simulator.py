@@ -43,10 +43,7 @@ from machines.model.events import (
     RolloutEnded,
     RolloutPaused,
     RolloutResumed,
-    StepAction,
-    StepRecord,
     StepRecorded,
-    StepState,
     TargetChanged,
     TargetsJoined,
     VoteCast,
@@ -57,6 +54,7 @@ from machines.model.node import NodeHealth, Observation
 from machines.model.plan import GateName, Plan, VoteRequirement
 from machines.model.reasons import Reason
 from machines.model.rollout import Actor, ActorKind, Failure, Hold, Target, Vote
+from machines.model.step_record import StepAction, StepRecord, StepState
 from machines.model.traffic import TrafficResult
 from machines.model.windows import Freeze
 from machines.rules.gates import voting_blocker

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from machines.model.actions import Action, CleanUpStaleRuns, Isolate, RunCheck, RunPlaybook, Transition
 from machines.model.causes import Cause, CauseCode, said
-from machines.model.events import StepAction, StepRecord, StepState
 from machines.model.plan import StepDef
 from machines.model.rollout import Target
+from machines.model.step_record import StepAction, StepRecord, StepState
 from machines.states import Outcome, Phase, Trigger
 from machines.workflow.next_action import next_action
 from machines.workflow.situation import Situation

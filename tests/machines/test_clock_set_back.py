@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from machines.model.actions import CompleteOrder, Isolate, Probe, Revert, RunCheck, StopRun
 from machines.model.causes import Cause, CauseCode
-from machines.model.events import StepAction, StepRecord, StepState
 from machines.model.plan import Capability, StepDef
 from machines.model.rollout import NodeOrder, Target
+from machines.model.step_record import StepAction, StepRecord, StepState
 from machines.states import Phase
 from machines.workflow.next_action import next_action
 from machines.workflow.situation import Situation

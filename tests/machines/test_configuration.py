@@ -8,8 +8,9 @@ import pytest
 
 from machines.facts.apply import apply_to_target
 from machines.model.configuration import NodeConfiguration
-from machines.model.events import StepAction, StepRecord, StepRecorded, StepState
+from machines.model.events import StepRecorded
 from machines.model.rollout import FailureCode, Target
+from machines.model.step_record import StepAction, StepRecord, StepState
 from machines.states import Outcome, Phase, Trigger
 from machines.workflow.phase_transitions import transition
 

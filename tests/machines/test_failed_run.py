@@ -9,8 +9,8 @@ import pytest
 
 from machines.model.actions import FAILED_RUN_TIMEOUT_S, Action, CleanUpStaleRuns, Transition
 from machines.model.causes import said
-from machines.model.events import StepAction, StepRecord, StepState
 from machines.model.rollout import FailureCode, Target
+from machines.model.step_record import StepAction, StepRecord, StepState
 from machines.states import Phase, Trigger
 from machines.workflow.next_action import next_action
 from machines.workflow.situation import Situation

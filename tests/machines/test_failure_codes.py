@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from machines.model.actions import Action, RunPlaybook, Transition
-from machines.model.events import StepAction, StepRecord, StepState
 from machines.model.plan import OnUnknownPolicy, Stage
 from machines.model.rollout import FailureCode, Target
+from machines.model.step_record import StepAction, StepRecord, StepState
 from machines.states import Phase, Trigger
 from machines.workflow.next_action import next_action
 from machines.workflow.phase_transitions import transition

@@ -30,12 +30,13 @@ from machines.forecast.model import (
     Spread,
 )
 from machines.forecast.walk import HORIZON_S, Walk
-from machines.model.events import FreezeStarted, HoldTaken, RolloutPaused, StepAction, TeamRulesChanged
+from machines.model.events import FreezeStarted, HoldTaken, RolloutPaused, TeamRulesChanged
 from machines.model.limits import Limits, PoolRule, TeamRules
 from machines.model.node import NodeHealth, Observation
 from machines.model.plan import GateName, StepDef, VoteRequirement, WaveDef
 from machines.model.reasons import ReasonCode
 from machines.model.rollout import Hold
+from machines.model.step_record import StepAction
 from machines.model.windows import Freeze, Window
 from machines.scheduler.admission import MAX_STARTS
 from machines.scheduler.decide import decide

@@ -18,9 +18,9 @@ from machines.model.actions import (
     Wait,
 )
 from machines.model.causes import Cause, CauseCode, said
-from machines.model.events import StepAction, StepRecord, StepState
 from machines.model.plan import Guard, StepDef
 from machines.model.rollout import BLAMES_CHANGE, Failure, FailureCode, NodeOrder, Target
+from machines.model.step_record import StepAction, StepRecord, StepState
 from machines.states import Phase, Trigger
 from machines.workflow.guard import ANSWER_S
 from machines.workflow.next_action import next_action

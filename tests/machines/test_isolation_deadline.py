@@ -8,12 +8,13 @@ import pytest
 
 from machines.facts.apply import apply_to_target
 from machines.model.actions import Action, Isolate, Transition, Wait
-from machines.model.events import DeadlineExtended, StepAction, StepRecord, StepState
+from machines.model.events import DeadlineExtended
 from machines.model.node import Node
 from machines.model.plan import StepDef
 from machines.model.reasons import Reason, ReasonCode
 from machines.model.rollout import Target
 from machines.model.selector import parse_selector
+from machines.model.step_record import StepAction, StepRecord, StepState
 from machines.model.target_plan import plan_for_target
 from machines.states import Phase, Trigger
 from machines.workflow.next_action import SLOT_STEP, next_action

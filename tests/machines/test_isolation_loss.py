@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from machines.model.actions import Isolate, RunPlaybook, StopRun, Transition, Wait
 from machines.model.causes import said
-from machines.model.events import StepAction, StepRecord, StepState
 from machines.model.plan import Capability, StepDef
 from machines.model.rollout import Target
+from machines.model.step_record import StepAction, StepRecord, StepState
 from machines.states import Phase, Trigger
 from machines.workflow.next_action import next_action
 from machines.workflow.records import repeated_try

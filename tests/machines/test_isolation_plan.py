@@ -9,9 +9,9 @@ import pytest
 from machines.facts.apply import apply_to_target
 from machines.model.actions import Action, Isolate, Probe, Revert, Transition, Wait
 from machines.model.causes import Cause, CauseCode, said
-from machines.model.events import StepAction, StepRecord, StepState
 from machines.model.plan import Plan, StepDef
 from machines.model.rollout import Target
+from machines.model.step_record import StepAction, StepRecord, StepState
 from machines.states import Outcome, Phase, Trigger
 from machines.workflow.isolation_plan import PROBE_MAX_AGE_S, REPROBE_S
 from machines.workflow.next_action import next_action

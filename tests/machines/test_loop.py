@@ -7,9 +7,10 @@ from random import Random
 
 from machines.facts.projection import Projection
 from machines.model.actions import Transition, Wait
-from machines.model.events import StepRecord, StepRecorded
+from machines.model.events import StepRecorded
 from machines.model.limits import Budget, Limits, PoolRule
 from machines.model.plan import StepDef
+from machines.model.step_record import StepRecord
 from machines.model.step_result import Failed, Ok
 from machines.scheduler.decide import decide
 from machines.scheduler.decided_events import events_of

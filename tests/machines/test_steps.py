@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from machines.model.actions import Revert, Wait
-from machines.model.events import StepAction, StepRecord, StepState
 from machines.model.plan import Capability, Plan, Stage, StepDef
 from machines.model.rollout import NodeOrder, Target
+from machines.model.step_record import StepAction, StepRecord, StepState
 from machines.states import Phase
 from machines.workflow.next_action import next_action
 from machines.workflow.situation import Situation

@@ -15,19 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from machines.facts.projection import Projection
-from machines.model.events import (
-    Event,
-    GateOpened,
-    NodesDiscovered,
-    PhaseMoved,
-    StepAction,
-    StepRecord,
-    StepRecorded,
-    StepState,
-)
+from machines.model.events import Event, GateOpened, NodesDiscovered, PhaseMoved, StepRecorded
 from machines.model.node import Node, NodeHealth, NodeKind, Observation
 from machines.model.plan import GateName
 from machines.model.rollout import Failure
+from machines.model.step_record import StepAction, StepRecord, StepState
 from machines.states import Outcome, Phase, Trigger, next_phase
 from rolloutd.adapters.ssh.person_shell import shell_command
 from rolloutd.configuration.documents import configuration_hash, intended_configuration

@@ -18,11 +18,11 @@ from machines.model.events import (
     GateOpened,
     PhaseMoved,
     RolloutEnded,
-    StepAction,
     StepRecorded,
     TargetsJoined,
 )
 from machines.model.rollout import FailureCode
+from machines.model.step_record import StepAction
 from machines.states import Outcome, Phase, Trigger
 from rolloutd.ports import GuardState
 from rolloutd.texts.cause_text import describe_causes

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from machines.model.events import Event, PhaseMoved, StepAction, StepRecord, StepRecorded, StepState
+from machines.model.events import Event, PhaseMoved, StepRecorded
 from machines.model.plan import Plan
+from machines.model.step_record import StepAction, StepRecord, StepState
 from machines.states import IN_FLIGHT_PHASES, NEW_ATTEMPT, Phase
 
 Place = tuple[str, str]

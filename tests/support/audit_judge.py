@@ -10,7 +10,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-from machines.model.events import Event, NodesDiscovered, PhaseMoved, StepAction, StepRecorded, StepState
+from machines.model.events import Event, NodesDiscovered, PhaseMoved, StepRecorded
+from machines.model.step_record import StepAction, StepState
 from machines.states import Phase
 from rolloutd.settings import Settings
 from rolloutd.settings.compile import compile_plan

@@ -16,10 +16,11 @@ from typing import Any
 
 from machines.facts.projection import Projection
 from machines.facts.votes import was_opened
-from machines.model.events import DaemonStarted, Event, StepAction, VoteCast
+from machines.model.events import DaemonStarted, Event, VoteCast
 from machines.model.node import NodeHealth, NodeKind, Observation
 from machines.model.plan import GateName
 from machines.model.rollout import Actor, ActorKind, Vote
+from machines.model.step_record import StepAction
 from machines.rules import gates
 from machines.states import Trigger
 from machines.workflow.phase_transitions import transition

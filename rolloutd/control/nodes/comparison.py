@@ -6,9 +6,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from machines.model.events import StepAction, StepState
 from machines.model.plan import PILOT_WAVE
 from machines.model.rollout import Target
+from machines.model.step_record import StepAction, StepState
 from machines.states import IN_FLIGHT_PHASES, Outcome, Phase
 from rolloutd.commands.resolve import resolve_for_reading
 from rolloutd.control.nodes import wire_nodes

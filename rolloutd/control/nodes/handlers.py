@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from machines.model.events import StepRecord
+from machines.model.step_record import StepRecord
 from rolloutd.commands.resolve import resolve_for_reading
 from rolloutd.control.formats import fill
 from rolloutd.control.nodes import node_serializers, wire_nodes

@@ -10,8 +10,9 @@ import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
-from machines.model.events import RunOutputPruned, StepRecord, StepState
+from machines.model.events import RunOutputPruned
 from machines.model.preparation import LOCALHOST, Preparation, PreparationState
+from machines.model.step_record import StepRecord, StepState
 from machines.model.timefmt import format_duration
 from rolloutd.control.formats import format_timestamp
 from rolloutd.control.identity import Identity

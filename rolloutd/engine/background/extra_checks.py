@@ -6,8 +6,8 @@ Only a check that is a run is recorded, so that a restarted daemon finds it and 
 from __future__ import annotations
 
 from machines.model.actions import STALE_RUN_TIMEOUT_S, CleanUpStaleRuns, RunCheck
-from machines.model.events import StepAction, StepState
 from machines.model.plan import Capability, StepDef
+from machines.model.step_record import StepAction, StepState
 from machines.scheduler.checks import is_at_work
 from machines.workflow.steps import baseline_record
 from rolloutd.engine.drivers.node_session import NodeSession, end_runs_on_node

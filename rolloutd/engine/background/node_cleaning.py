@@ -14,9 +14,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from machines.facts.node_work import WorkKind
-from machines.model.events import Actor, NodeCleaned
+from machines.model.events import NodeCleaned
 from machines.model.reasons import Reason
-from machines.model.rollout import DAEMON
+from machines.model.rollout import DAEMON, Actor
 from machines.model.timefmt import format_duration
 from machines.rules import retention
 from machines.rules.node_claims import work_blocker

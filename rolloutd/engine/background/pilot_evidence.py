@@ -13,8 +13,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from machines.model.decision import DocumentPilot
-from machines.model.events import PilotEvidenceAttached, StepAction, StepRecord, StepState
+from machines.model.events import PilotEvidenceAttached
 from machines.model.rollout import PilotEvidence, Target
+from machines.model.step_record import StepAction, StepRecord, StepState
 from machines.rules.gates import needs_pilot_evidence
 from rolloutd.audit.audit_chain import canonical_json
 from rolloutd.configuration.shown_variables import hide_values

@@ -11,8 +11,9 @@ import logging
 from collections import deque
 from collections.abc import Sequence
 
-from machines.model.events import Event, PhaseMoved, StepAction, StepRecord, StepRecorded, StepState
+from machines.model.events import Event, PhaseMoved, StepRecorded
 from machines.model.plan import Capability
+from machines.model.step_record import StepAction, StepRecord, StepState
 from machines.model.timefmt import format_duration
 from machines.states import IN_FLIGHT_PHASES, Trigger
 from rolloutd.engine.drivers.node_session import AdapterSet, NodeSession

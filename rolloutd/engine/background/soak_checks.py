@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from machines.facts.node_work import WorkKind
 from machines.model.decision import CheckSoaking
-from machines.model.events import StepState
 from machines.model.plan import StepDef
 from machines.model.rollout import FailureCode, Target
+from machines.model.step_record import StepState
 from machines.scheduler.checks import can_fail_soak
 from machines.scheduler.membership import target_changes
 from machines.states import Outcome, Trigger

@@ -11,8 +11,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from machines.model import actions
-from machines.model.events import StepAction, StepRecord
 from machines.model.plan import Guard, StepDef
+from machines.model.step_record import StepAction, StepRecord
 from machines.workflow.guard import may_be_armed
 from rolloutd import ports
 from rolloutd.engine.drivers.node_session import NodeSession

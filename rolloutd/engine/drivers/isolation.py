@@ -12,9 +12,9 @@ from dataclasses import replace
 from typing import Any
 
 from machines.model import actions
-from machines.model.events import StepAction, StepRecord
 from machines.model.node import Observation
 from machines.model.plan import Capability, Plan, StepDef
+from machines.model.step_record import StepAction, StepRecord
 from machines.states import Phase
 from machines.workflow import records
 from machines.workflow.recording import is_isolated_after

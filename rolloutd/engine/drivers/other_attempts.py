@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from machines.model.events import StepRecord
 from machines.model.plan import StepDef
 from machines.model.rollout import Target
+from machines.model.step_record import StepRecord
 from machines.workflow.outage import held_isolators
 from rolloutd.engine.drivers.node_session import NodeSession
 

@@ -12,9 +12,9 @@ from dataclasses import replace
 from typing import Any
 
 from machines.model import actions
-from machines.model.events import StepRecord, StepState
 from machines.model.plan import PLAYBOOK_RUN
 from machines.model.rollout import FailureCode
+from machines.model.step_record import StepRecord, StepState
 from machines.model.target_plan import plan_with_values
 from machines.states import IN_FLIGHT_PHASES
 from machines.workflow.recording import record_of

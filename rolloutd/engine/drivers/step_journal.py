@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from machines.model.events import StepAction, StepRecord, StepRecorded
+from machines.model.events import StepRecorded
+from machines.model.step_record import StepAction, StepRecord
 from machines.workflow import records
 from machines.workflow.recording import RecordedAction, intent_of, record_of
 from rolloutd.configuration.documents import Configuration

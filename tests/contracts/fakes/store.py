@@ -18,21 +18,14 @@ from machines.facts.apply import UnexpectedRow, rollout_of, writes
 from machines.facts.fleet_facts import FactsSnapshot
 from machines.facts.preparations import preparations_of
 from machines.model.configuration import NodeConfiguration
-from machines.model.events import (
-    Actor,
-    Event,
-    RolloutOpened,
-    StepAction,
-    StepRecord,
-    StepState,
-    TeamRulesChanged,
-)
+from machines.model.events import Event, RolloutOpened, TeamRulesChanged
 from machines.model.node import Node
 from machines.model.plan import Plan
 from machines.model.preparation import PREPARED, Preparation, PreparationState
 from machines.model.reboots import RebootApproval
-from machines.model.rollout import Failure, Hold, Rollout, Target, Verdict
+from machines.model.rollout import Actor, Failure, Hold, Rollout, Target, Verdict
 from machines.model.rows import ConfigurationDocument, NodeConnection, UsedToken
+from machines.model.step_record import StepAction, StepRecord, StepState
 from machines.model.train import Train
 from machines.model.windows import Freeze
 from machines.states import IN_FLIGHT_PHASES, IllegalTransition, Outcome, Phase

@@ -14,10 +14,11 @@ import pytest
 
 from machines.facts.availability import Unavailability
 from machines.facts.node_work import NodeWork, WorkKind
-from machines.model.events import Event, GateOpened, NodesDiscovered, NodesRemoved, StepAction, StepRecorded
+from machines.model.events import Event, GateOpened, NodesDiscovered, NodesRemoved, StepRecorded
 from machines.model.plan import GateName
 from machines.model.reasons import UnavailabilityCause
 from machines.model.rollout import Failure, NodeOrder
+from machines.model.step_record import StepAction
 from machines.scheduler.decide import explain_node
 from machines.states import Outcome, Phase, Trigger
 from machines.workflow.phase_transitions import transition

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from machines.model.events import StepAction, StepRecorded
+from machines.model.events import StepRecorded
+from machines.model.step_record import StepAction
 from machines.states import Outcome, Trigger
 from rolloutd.cli.main import main
 from rolloutd.control.client import ApiError

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from machines.model.events import GateOpened, StepAction, StepRecorded
+from machines.model.events import GateOpened, StepRecorded
 from machines.model.plan import GateName
+from machines.model.step_record import StepAction
 from machines.model.timefmt import format_rfc3339
 from machines.states import Outcome, Trigger
 from rolloutd.control.response_text import describe_change

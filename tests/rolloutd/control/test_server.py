@@ -24,7 +24,8 @@ from typing import Any
 
 import pytest
 
-from machines.model.events import StepAction, StepRecorded, StepState
+from machines.model.events import StepRecorded
+from machines.model.step_record import StepAction, StepState
 from machines.states import Outcome, Trigger
 from rolloutd.control import identity, requests
 from rolloutd.control import server as border

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from machines.model.events import StepAction, StepRecord, StepState
 from machines.model.rollout import FailureCode
+from machines.model.step_record import StepAction, StepRecord, StepState
 from machines.scheduler.decide import explain_node
 from machines.states import Phase
 from rolloutd.control.client import ApiError

@@ -19,11 +19,10 @@ from machines.model.events import (
     NodeOrdered,
     RolloutCancelled,
     RolloutDeleted,
-    StepAction,
-    StepState,
 )
 from machines.model.node import NodeHealth, Observation
 from machines.model.rollout import Actor, ActorKind, Hold, NodeOrder
+from machines.model.step_record import StepAction, StepState
 from machines.model.windows import Freeze
 from machines.scheduler.decide import explain_node
 from machines.states import Phase, Trigger

@@ -18,10 +18,11 @@ import pytest
 from machines.forecast.attempt import NodeKey
 from machines.forecast.forecast import forecast
 from machines.forecast.model import Assumptions, RolloutForecast
-from machines.model.events import FreezeStarted, HoldTaken, NodeOrdered, StepAction, StepRecord
+from machines.model.events import FreezeStarted, HoldTaken, NodeOrdered
 from machines.model.node import NodeKind
 from machines.model.reasons import ReasonCode
 from machines.model.rollout import Hold, NodeOrder
+from machines.model.step_record import StepAction, StepRecord
 from machines.model.train import Train
 from machines.model.train_events import TrainStored
 from machines.model.windows import Freeze

@@ -8,8 +8,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from machines.model.events import NodeOrdered, RolloutCancelled, RolloutPaused, StepRecord
+from machines.model.events import NodeOrdered, RolloutCancelled, RolloutPaused
 from machines.model.rollout import Actor, ActorKind, NodeOrder
+from machines.model.step_record import StepRecord
 from machines.model.train import Train
 from machines.model.train_events import TrainRemoved, TrainStored
 from machines.states import Outcome, Phase

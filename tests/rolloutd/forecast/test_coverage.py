@@ -13,9 +13,9 @@ from machines.facts.projection import Projection
 from machines.forecast.forecast import forecast
 from machines.forecast.model import Assumptions, RolloutForecast
 from machines.forecast.walk import Walk
-from machines.model.events import StepAction
 from machines.model.limits import Limits, PoolRule
 from machines.model.plan import StepDef, WaveDef
+from machines.model.step_record import StepAction
 from rolloutd.forecast.history import StepHistory
 from rolloutd.ports import StepDuration
 from tests.machines.builders import T0, index_of, nodes_of, submit

@@ -18,9 +18,9 @@ from machines.model.events import (
     RolloutCancelled,
     RolloutEnded,
     StepRecorded,
-    StepState,
 )
 from machines.model.rollout import Hold
+from machines.model.step_record import StepState
 from machines.model.windows import Freeze
 from machines.states import Phase, Trigger
 from rolloutd.admin.disk import check_database

@@ -26,9 +26,7 @@ from machines.model.events import (
     PilotEvidenceAttached,
     PreparationRecorded,
     RolloutPaused,
-    StepAction,
     StepRecorded,
-    StepState,
     TargetsJoined,
     TeamRulesChanged,
     VerdictCleared,
@@ -42,6 +40,7 @@ from machines.model.reboots import RebootApproval, RebootsApproved
 from machines.model.rollout import Actor, ActorKind, Hold, NodeOrder, PilotEvidence, Verdict
 from machines.model.rows import MismatchKind
 from machines.model.selector import parse_selector
+from machines.model.step_record import StepAction, StepState
 from machines.model.train import Train
 from machines.model.train_events import TrainStored
 from machines.model.windows import Freeze, Window

@@ -15,9 +15,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from machines.model.events import HoldReleased, StepAction
+from machines.model.events import HoldReleased
 from machines.model.plan import Plan
 from machines.model.rollout import DAEMON
+from machines.model.step_record import StepAction
 from machines.states import Phase
 from rolloutd.ports import WITHHELD, Host, Ok, RunRequest
 from rolloutd.settings.compile import compile_plan

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from machines.model.events import FreezeStarted, HoldTaken, RequestDenied, StepRecorded, StepState
+from machines.model.events import FreezeStarted, HoldTaken, RequestDenied, StepRecorded
 from machines.model.rollout import Hold
-from machines.model.step_record import MAX_OUTPUT_CHARS, MAX_STEP_TEXT_CHARS
+from machines.model.step_record import MAX_OUTPUT_CHARS, MAX_STEP_TEXT_CHARS, StepState
 from machines.model.windows import Freeze
 from machines.states import Phase, Trigger
 from rolloutd.errors import Conflict, StoreFailed

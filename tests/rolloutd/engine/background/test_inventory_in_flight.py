@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from machines.model.events import NodesRemoved, StepAction, StepRecorded
+from machines.model.events import NodesRemoved, StepRecorded
 from machines.model.node import ConflictKind
+from machines.model.step_record import StepAction
 from machines.rules.node_claims import quarantine_blocker
 from machines.states import Outcome, Phase, Trigger
 from rolloutd.engine.background.inventory_refresh import REMOVED_KEPT_S, InventoryRefresher

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from machines.model.events import StepAction, StepRecorded, StepState
+from machines.model.events import StepRecorded
+from machines.model.step_record import StepAction, StepState
 from machines.states import Trigger
 from rolloutd.engine.background.progress_reports import ProgressReporter
 from rolloutd.engine.drivers.node_session import AdapterSet

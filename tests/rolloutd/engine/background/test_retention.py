@@ -16,12 +16,10 @@ from machines.model.events import (
     NodesRemoved,
     RolloutDeleted,
     RunOutputPruned,
-    StepAction,
-    StepRecord,
     StepRecorded,
-    StepState,
 )
 from machines.model.rollout import Actor, ActorKind
+from machines.model.step_record import StepAction, StepRecord, StepState
 from machines.states import Phase
 from rolloutd.engine.background import retention
 from rolloutd.engine.background.audit_export import AuditExporter

@@ -16,12 +16,11 @@ from machines.model.events import (
     PreparationRecorded,
     RolloutCancelled,
     RolloutDeleted,
-    StepAction,
     StepRecorded,
-    StepState,
 )
 from machines.model.preparation import Preparation, PreparationState
 from machines.model.rollout import DAEMON
+from machines.model.step_record import StepAction, StepState
 from machines.states import Phase, Trigger
 from rolloutd.adapters.playbook_steps import PlaybookCheck
 from rolloutd.engine.background import jobs

@@ -8,8 +8,8 @@ import pytest
 
 from machines.model.actions import CompleteOrder, StopRun, Transition
 from machines.model.causes import Cause, CauseCode
-from machines.model.events import StepAction, StepRecord, StepState
 from machines.model.rollout import Actor, ActorKind, NodeOrder, Target
+from machines.model.step_record import StepAction, StepRecord, StepState
 from machines.states import Outcome, Phase
 from machines.workflow.stopping import next_stop_action
 from rolloutd.engine.tasks import CancellableTask

@@ -10,16 +10,9 @@ from typing import Any
 
 import pytest
 
-from machines.model.events import (
-    Event,
-    NodeOrdered,
-    NodesRemoved,
-    StepAction,
-    StepRecord,
-    StepRecorded,
-    StepState,
-)
+from machines.model.events import Event, NodeOrdered, NodesRemoved, StepRecorded
 from machines.model.rollout import NodeOrder
+from machines.model.step_record import StepAction, StepRecord, StepState
 from machines.states import Outcome, Phase, Trigger
 from rolloutd.engine.drivers.driver import STORE_RETRY_S, Driver
 from rolloutd.engine.drivers.node_session import AdapterSet
