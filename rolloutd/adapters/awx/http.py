@@ -6,7 +6,6 @@ It does not know what it asks for.  No request that changes something is sent tw
 from __future__ import annotations
 
 import json
-import re
 import ssl
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,18 +14,13 @@ from pathlib import Path
 import aiohttp
 
 from rolloutd.adapters.bounded_read import read_start
+from rolloutd.adapters.json_api import describe_refusal, read_token
 from rolloutd.concurrency import threads
 from rolloutd.errors import AdapterFailed, RunnerUnavailable
 from rolloutd.ports import JSON
 
 MAX_ANSWER_BYTES = 16 * 1024 * 1024
 """Limit of one page: 200 events with their whole output are 1 MB."""
-
-MAX_TOKEN_BYTES = 4096
-"""Limit of a token file: a token has 30 characters, one of a gateway a few hundred."""
-
-MAX_DETAIL_LENGTH = 200
-"""Limit of a quoted error of the server."""
 
 MAX_PAGES = 500
 """Pages of one list, 100,000 objects: a longer list is not one that a run needs."""
@@ -45,8 +39,6 @@ OVERLOADED = frozenset({429, 500, 502, 503, 504})
 
 REFUSED = frozenset({401, 403})
 """Statuses that say that the account may not do it: the runner's problem, not a node's."""
-
-_TOKEN = re.compile(r"[!-~]+", re.ASCII)
 
 Query = Mapping[str, str | int]
 
@@ -131,7 +123,8 @@ class AwxClient:
         self, method: str, path: str, query: Query | None, body: JSON = None
     ) -> tuple[int, bytes, str]:
         """Send one request; return its status, its content, and the token that must not be quoted."""
-        token = await threads.FILES.run(self._read_token)
+        # Read for each request, so that a rotated one is used at once.
+        token = await threads.FILES.run(read_token, self._token_file, self.unavailable)
         try:
             session = self._open()
             async with session.request(
@@ -179,7 +172,7 @@ class AwxClient:
             body = content
         if status in accepted and not isinstance(body, bytes):
             return status, body
-        detail = _detail(body).replace(token, "***")
+        detail = describe_refusal(body, "error", token)
         if status in OVERLOADED:
             raise self._lost(f"HTTP status {status}{detail}")
         if status in REFUSED:
@@ -208,35 +201,3 @@ class AwxClient:
                 trust_env=False,
             )
         return self._session
-
-    def _read_token(self) -> str:
-        """Read the token for each request, so that a rotated one is used at once."""
-        try:
-            with self._token_file.open("rb") as stream:
-                text = stream.read(MAX_TOKEN_BYTES).decode("ascii").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            problem = error.strerror if isinstance(error, OSError) else "not ASCII"
-            raise self.unavailable(
-                f"{self._token_file} cannot be read ({problem})", "set `token_file`"
-            ) from None
-        if not _TOKEN.fullmatch(text):
-            raise self.unavailable(
-                f"{self._token_file} does not hold one token", "write the bare token into it"
-            )
-        return text
-
-
-def _detail(body: JSON) -> str:
-    """Return what the server says about its refusal, in parentheses."""
-    match body:
-        case {"detail": str(text)} | {"error": str(text)}:
-            pass
-        case {**fields} if fields:
-            text = "; ".join(f"{name}: {_first(problems)}" for name, problems in fields.items())
-        case _:
-            return ""
-    return f" ({' '.join(text[:MAX_DETAIL_LENGTH].rstrip('.').split())})"
-
-
-def _first(problems: JSON) -> str:
-    return str(problems[0] if isinstance(problems, list) and problems else problems)

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
 import ssl
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ import urllib3
 from pynetbox.core.query import ContentError, Request, RequestError
 from requests.adapters import HTTPAdapter
 
+from rolloutd.adapters.json_api import describe_refusal, read_token
 from rolloutd.errors import SourceFailed
 from rolloutd.ports import JSON
 
@@ -30,16 +30,9 @@ MAX_RESPONSE_BYTES = 64 * 1024 * 1024
 READ_RETRIES = 1
 """Further tries of a request that got no answer."""
 
-MAX_TOKEN_BYTES = 4096
-"""Limit of a token file: a token has 57 characters."""
-
-MAX_DETAIL_LENGTH = 200
-"""Limit of a quoted error of the server."""
-
 WRITE_METHODS = frozenset({"POST", "PUT"})
 """What the server lists under `actions` of an OPTIONS request, each if the token may do it."""
 
-_TOKEN = re.compile(r"[!-~]+", re.ASCII)
 _CHUNK_BYTES = 65_536
 
 
@@ -75,7 +68,7 @@ class NetboxSession:
     ) -> None:
         self.source = source
         self._url = url
-        self._token = _read_token(source, token_file)
+        self._token = read_token(token_file, self.error)
         self._deadline = time.monotonic() + limits.refresh_s
         self._limits = limits
         self.http = requests.Session()
@@ -85,9 +78,6 @@ class NetboxSession:
         paths = ssl.get_default_verify_paths()
         # requests would take the authorities of its own package, not those of the machine.
         self.http.verify = str(ca_file) if ca_file else paths.cafile or paths.capath or True
-        # Only tokens of version 2 have this prefix and a dot; each version has its own keyword.
-        keyword = "Bearer" if self._token.startswith("nbt_") and "." in self._token else "Token"
-        self.http.headers.update({"Authorization": f"{keyword} {self._token}", "Accept": "application/json"})
         adapter = _GuardedAdapter(_origin(url), limits, self._deadline)
         self.http.mount("https://", adapter)
         self.http.mount("http://", adapter)
@@ -95,17 +85,14 @@ class NetboxSession:
     def close(self) -> None:
         self.http.close()
 
-    def get(self, path: str) -> JSON:
-        with self._translated_errors():
-            response = self.http.get(self._url + path, allow_redirects=False)
-        return self._read_json(response)
+    def check(self, path: str) -> None:
+        """Raise HttpStatus if the server refuses to answer with JSON."""
+        self._send(lambda: list(self._request(path).get()))
 
     def may_write(self, path: str) -> bool:
         """Return whether the token may create or change objects of a list, as far as the server says."""
-        with self._translated_errors():
-            response = self.http.options(self._url + path, allow_redirects=False)
         try:
-            body = self._read_json(response)
+            body = self._send(self._request(path).options)
         except HttpStatus:
             return False  # a proxy may refuse the method
         actions = body.get("actions") if isinstance(body, dict) else None
@@ -114,22 +101,30 @@ class NetboxSession:
     def get_page(
         self, path: str, filters: Mapping[str, JSON], limit: int, offset: int
     ) -> tuple[JSON, Sequence[JSON]]:
-        """Return the count of a list and one page of it, by pynetbox.
+        """Return the count of a list and one page of it.
 
         Raises KeyError or TypeError for another answer.  The page is named by its offset, because the
         server's `next` link may name another host.
         """
-        request = _ListRequest(self._url + path, self.http, filters=dict(filters), limit=limit, offset=offset)
-        try:
-            with self._translated_errors():
-                found = list(request.get())
-        except (RequestError, ContentError) as error:
-            self._read_json(error.req)
-            raise TypeError("not a list") from None
-        return request.count, found
+        request = self._request(path, _ListRequest, filters=dict(filters), limit=limit, offset=offset)
+        page = self._send(lambda: list(request.get()))
+        return request.count, page
 
     def error(self, problem: str, remedy: str) -> SourceFailed:
         return SourceFailed(f"{self.source}: {problem}; {remedy}")
+
+    def _request(self, path: str, kind: type[Request] = Request, **page: Any) -> Request:
+        return kind(self._url + path, self.http, token=self._token, **page)
+
+    def _send(self, call: Callable[[], Any]) -> Any:
+        """Return the result of a call of pynetbox; raises SourceFailed, for a refusal HttpStatus."""
+        try:
+            with self._translated_errors():
+                return call()
+        except (RequestError, ContentError) as error:
+            raise self._refusal(error.req) from None
+        except RecursionError:
+            raise self.error("its answer is nested too deeply", "check `url` and any proxy") from None
 
     @contextlib.contextmanager
     def _translated_errors(self) -> Iterator[None]:
@@ -138,7 +133,7 @@ class NetboxSession:
             yield
         except requests.exceptions.TooManyRedirects as error:
             if error.response is not None:
-                self._read_json(error.response)
+                raise self._refusal(error.response) from None
             raise self.error("it redirects", "set `url` to its final address") from None
         except OtherOrigin:
             raise self.error("the server leads to another host", "set `url` to its final address") from None
@@ -160,44 +155,14 @@ class NetboxSession:
         except requests.exceptions.RequestException as error:
             raise self.error(f"the request failed ({type(error).__name__})", "check `url`") from None
 
-    def _read_json(self, response: requests.Response) -> JSON:
-        status = response.status_code
-        is_json = response.headers.get("Content-Type", "").partition(";")[0] == "application/json"
+    def _refusal(self, response: requests.Response) -> HttpStatus:
         try:
-            body = json.loads(response.content) if is_json else None
+            body = json.loads(response.content)
         except (ValueError, RecursionError):
-            is_json = False
-        if status == 200 and is_json:
-            return body
-        raise HttpStatus(status, f"{self.source}: {self._describe(status, body if is_json else None)}")
-
-    def _describe(self, status: int, body: JSON) -> str:
-        detail = self._detail(body)
-        match status:
-            case 200:
-                return "it answers without JSON, as a login page does; check `url` and any proxy"
-            case 400:
-                return f"it refuses the filter{detail}; correct `filter`"
-            case 401 | 403:
-                return f"it refuses the token{detail}; check the token and its rights"
-            case 404:
-                return "HTTP status 404; set `url` to the address of NetBox, without /api"
-            case _ if 300 <= status < 400:
-                return f"HTTP status {status}, a redirect; set `url` to its final address"
-            case _:
-                return f"HTTP status {status}{detail}; check the server"
-
-    def _detail(self, body: JSON) -> str:
-        """Return what the server says about its refusal, in parentheses."""
-        match body:
-            case {"detail": str(text)} | {"exception": str(text)}:
-                pass
-            case {**fields} if fields:
-                text = "; ".join(f"{name}: {_first(problems)}" for name, problems in fields.items())
-            case _:
-                return ""
-        text = text.replace(self._token, "***")
-        return f" ({' '.join(text[:MAX_DETAIL_LENGTH].rstrip('.').split())})"
+            body = None
+        status = response.status_code
+        detail = describe_refusal(body, "exception", self._token)
+        return HttpStatus(status, f"{self.source}: {_describe_status(status, detail)}")
 
 
 class _ListRequest(Request):  # type: ignore[misc]  # pynetbox has no types
@@ -285,22 +250,22 @@ def _is_silent(error: requests.exceptions.RequestException) -> bool:
     return isinstance(reason, urllib3.exceptions.ReadTimeoutError)
 
 
-def _read_token(source: str, path: Path) -> str:
-    try:
-        with path.open("rb") as stream:
-            text = stream.read(MAX_TOKEN_BYTES).decode("ascii").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        problem = error.strerror if isinstance(error, OSError) else "not ASCII"
-        raise SourceFailed(f"{source}: {path} cannot be read ({problem}); set `token_file`") from None
-    if not _TOKEN.fullmatch(text):
-        raise SourceFailed(f"{source}: {path} does not hold one token; write the bare token into it")
-    return text
+def _describe_status(status: int, detail: str) -> str:
+    match status:
+        case 200:
+            return "it answers without JSON, as a login page does; check `url` and any proxy"
+        case 400:
+            return f"it refuses the filter{detail}; correct `filter`"
+        case 401 | 403:
+            return f"it refuses the token{detail}; check the token and its rights"
+        case 404:
+            return "HTTP status 404; set `url` to the address of NetBox, without /api"
+        case _ if 300 <= status < 400:
+            return f"HTTP status {status}, a redirect; set `url` to its final address"
+        case _:
+            return f"HTTP status {status}{detail}; check the server"
 
 
 def _origin(url: str) -> tuple[str, str, int]:
     parts = urlsplit(url)
     return parts.scheme, parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
-
-
-def _first(problems: JSON) -> str:
-    return str(problems[0] if isinstance(problems, Sequence) and problems else problems)

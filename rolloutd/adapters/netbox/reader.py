@@ -27,7 +27,10 @@ class Reader:
     ) -> None:
         self._session = session
         self._kinds = kinds
-        self._filters = {name: _query_value(value) for name, value in filters.items()}
+        # As a URL has it; Python would write True.
+        self._filters = {
+            name: str(value).lower() if isinstance(value, bool) else value for name, value in filters.items()
+        }
         self._mapper = mapper
         self._fields = mapper.fields | compared_fields(filters)
         self._custom_fields: Mapping[str, custom_fields.CustomField] = {}
@@ -35,11 +38,11 @@ class Reader:
     def check_token(self) -> None:
         """Raise SourceFailed unless the token is valid."""
         try:
-            self._session.get("/api/authentication-check/")
+            self._session.check("/api/authentication-check/")
         except HttpStatus as error:
             if error.status != NOT_FOUND:
                 raise
-            self._session.get("/api/status/")  # before NetBox 4.5
+            self._session.check("/api/status/")  # before NetBox 4.5
 
     def check(self) -> None:
         """Raise SourceFailed unless the token is valid and the server knows the custom fields."""
@@ -111,8 +114,3 @@ class Reader:
                 )
                 raise self._session.error(problem, "correct `filter`")
         return found
-
-
-def _query_value(value: JSON) -> JSON:
-    """Return a filter's value as a URL has it; Python would write True."""
-    return str(value).lower() if isinstance(value, bool) else value

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from rolloutd.adapters.netbox.http import NetboxSession
 from rolloutd.adapters.netbox.objects import kind_fields, read_shape
-from rolloutd.errors import SourceFailed
 from rolloutd.ports import JSON
 
 PATHS = {"devices": "/api/dcim/devices/", "virtual_machines": "/api/virtualization/virtual-machines/"}
@@ -32,8 +31,9 @@ def list_objects(
     session: NetboxSession, kind: str, filters: Mapping[str, JSON], fields: frozenset[str]
 ) -> Sequence[Mapping[str, JSON]]:
     """Return all objects that match; raises SourceFailed rather than return a part."""
-    params = {**filters, "fields": rest_fields(kind, fields)}
-    return list_all(session, PATHS[kind], params)
+    # Not `primary_ip`, for which the server needs two queries for each object.
+    names = ("id", "name", "primary_ip4", "primary_ip6", *kind_fields(kind, fields))
+    return list_all(session, PATHS[kind], {**filters, "fields": ",".join(names)})
 
 
 def list_all(session: NetboxSession, path: str, params: Mapping[str, JSON]) -> Sequence[Mapping[str, JSON]]:
@@ -42,11 +42,8 @@ def list_all(session: NetboxSession, path: str, params: Mapping[str, JSON]) -> S
         count, records, is_shifted = _read_pages(session, path, params)
         if len({record["id"] for record in records}) == len(records) == count and not is_shifted:
             return records
-    raise incomplete_list(session, path, len(records), count)
-
-
-def incomplete_list(session: NetboxSession, path: str, came: int, count: int) -> SourceFailed:
-    return session.error(f"{came} of {count} objects came from {path}", "the next refresh reads them again")
+    problem = f"{len(records)} of {count} objects came from {path}"
+    raise session.error(problem, "the next refresh reads them again")
 
 
 def read_page(session: NetboxSession, path: str, params: Mapping[str, JSON]) -> Page:
@@ -62,11 +59,6 @@ def read_page(session: NetboxSession, path: str, params: Mapping[str, JSON]) -> 
         return Page(int(count), records)
 
     return read_shape(read, session.source)
-
-
-def rest_fields(kind: str, fields: frozenset[str]) -> str:
-    """Return the parameter `fields`; the server needs two queries for each object's `primary_ip`."""
-    return ",".join(["id", "name", "primary_ip4", "primary_ip6", *kind_fields(kind, fields)])
 
 
 def _read_pages(
