@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, cast
@@ -99,6 +100,9 @@ def _is_large(value: Any) -> bool:
 SHARE_OF_LOOP = 0.05
 """Share of the event loop for the computations of one shared route; MAX_PAUSE_S raises that of slow ones."""
 
+NEWEST_WEIGHT = 0.2
+"""Weight of the newest computation in the mean cost of a route: about the last five decide."""
+
 MAX_PAUSE_S = 0.2
 """Longest wait of a request for the next computation: a person reads no more than five answers a second."""
 
@@ -107,13 +111,14 @@ class SharedAnswers:
     """Answers that do not depend on the caller: equal requests that wait at once share one computation.
 
     A computation begins after the requests that it answers, so none gets older facts than it may know of.
-    Between two computations of a route there is a pause, in proportion to what the last one took.
+    Between two computations of a route there is a pause, in proportion to the CPU time of the last ones.
     """
 
     def __init__(self) -> None:
         self._waiting: dict[Hashable, asyncio.Task[bytes]] = {}
         self._tasks: set[asyncio.Task[bytes]] = set()
         self._not_before: dict[str, float] = {}
+        self._means_s: dict[str, float] = {}
 
     async def get(self, route: str, question: Hashable, compute: Callable[[], Awaitable[bytes]]) -> bytes:
         key = (route, question)
@@ -138,12 +143,17 @@ class SharedAnswers:
         await asyncio.sleep(self._not_before.get(route, 0.0) - loop.time())
         # A later request needs a later computation: it may know of facts that this one misses.
         del self._waiting[key]
-        began = loop.time()
+        began_s = time.thread_time()
         try:
             return await compute()
         finally:
             now = loop.time()
-            pause = (now - began) * (1 / SHARE_OF_LOOP - 1)
+            # CPU time: on a busy machine most of the duration is that of other processes.
+            took_s = time.thread_time() - began_s
+            # The mean of the last ones: a garbage collection during one of them delays the next one little.
+            mean_s = self._means_s.get(route, took_s)
+            self._means_s[route] = mean_s = mean_s + (took_s - mean_s) * NEWEST_WEIGHT
+            pause = mean_s * (1 / SHARE_OF_LOOP - 1)
             free_at = max(now, self._not_before.get(route, 0.0)) + pause
             self._not_before[route] = min(free_at, now + MAX_PAUSE_S)
 

@@ -78,8 +78,8 @@ class StatusFeed:
 
         latest = self._latest
         if latest is None or after == latest.number or (not after and latest.news != news()):
-            # In the name of the status, whose requests have the same share of the loop.
-            await answers.get("/v1/status", "versions", make)
+            # Streams have a share of the loop for themselves: requests for a whole status do not delay them.
+            await answers.get("/v1/events?status", "", make)
         assert self._latest is not None  # while somebody follows
         return self._latest
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from rolloutd.control.nodes.streams import STATUS_INTERVAL_S
 from tests.support.replayed_fleet import format_rfc3339
 from tests.tui.harness import (
     paused_fleet,
@@ -15,6 +16,7 @@ from tests.tui.harness import (
     wait_until,
 )
 from tests.tui.test_model import model_of, pending_fleet, stream_lines
+from tui.console import FRAME_INTERVAL_S
 from tui.state.model import OVERDUE_INTERVAL_S, REFRESH_INTERVAL_S
 from tui.widgets.virtual_list import VirtualList
 
@@ -92,6 +94,22 @@ def test_passed_deadline_is_requested_once_at_once() -> None:
         model.refresh(now)
         assert (("status", "") in model.fetch_requests) is is_requested, now
     assert ("nodes", fleet.id) in model.fetch_requests
+
+
+def test_status_of_the_stream_is_not_requested_again() -> None:
+    fleet = pending_fleet()
+    model = model_of(fleet)
+    model.refresh(1_000.0)
+    for status_at, now, is_requested in ((1_009.0, 1_010.0, False), (1_009.0, 1_020.0, True)):
+        model.apply_stream_lines([{"seq": None, "status": fleet.status()}], status_at)
+        model.fetch_requests.clear()
+        model.refresh(now)
+        assert (("status", "") in model.fetch_requests) is is_requested
+        assert ("locks", "") in model.fetch_requests
+
+
+def test_console_draws_each_status_of_a_stream_at_once() -> None:
+    assert STATUS_INTERVAL_S > FRAME_INTERVAL_S
 
 
 def test_vote_requests_the_reasons_of_waiting_nodes() -> None:

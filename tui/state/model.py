@@ -206,9 +206,10 @@ class Model:
         self.histories.clear()
         self.mark_stale()
 
-    def mark_stale(self, *, is_urgent: bool = True) -> None:
-        """Request everything on the screen again."""
-        self._add_fetch_request("status", is_urgent=is_urgent)
+    def mark_stale(self, *, is_urgent: bool = True, has_status: bool = False) -> None:
+        """Request everything on the screen again, or with `has_status` all but the status."""
+        if not has_status:
+            self._add_fetch_request("status", is_urgent=is_urgent)
         self._add_fetch_request("locks", is_urgent=is_urgent)
         for rollout in self._tracked_rollouts:
             self._add_fetch_request("nodes", rollout, is_urgent=is_urgent)
@@ -222,7 +223,9 @@ class Model:
         interval = OVERDUE_INTERVAL_S if passed else REFRESH_INTERVAL_S
         if has_just_passed or now - self._refreshed_at >= interval:
             self._refreshed_at = now
-            self.mark_stale(is_urgent=has_just_passed)
+            # The stream brings a status at shorter intervals.
+            has_status = self.status_at is not None and now - self.status_at < interval
+            self.mark_stale(is_urgent=has_just_passed, has_status=has_status and not has_just_passed)
 
     def _shown_deadlines(self) -> Iterator[float]:
         locks = self.locks

@@ -6,12 +6,13 @@ import asyncio
 import contextlib
 import gc
 import time
+from functools import partial
 from typing import Any
 
 import pytest
 
 from rolloutd.control.nodes.reports import result_lines
-from rolloutd.control.responses import SLICE, SharedAnswers, encode_in_slices, encode_json
+from rolloutd.control.responses import MAX_PAUSE_S, SLICE, SharedAnswers, encode_in_slices, encode_json
 from rolloutd.errors import NotFound, StoreFailed
 
 
@@ -82,14 +83,40 @@ async def test_error_of_abandoned_answer_is_not_logged(caplog: pytest.LogCapture
 async def test_costly_answers_leave_most_of_the_loop_to_others() -> None:
     answers, loop = SharedAnswers(), asyncio.get_running_loop()
 
-    async def compute() -> bytes:
-        time.sleep(0.005)  # the computation holds the loop
-        return b""
-
     began = loop.time()
     for _ in range(3):
-        await answers.get("/v1/status", "", compute)
+        await answers.get("/v1/status", "", partial(_answer_after, 0.005))
     assert loop.time() - began >= 3 * 0.005 + 2 * 0.045
+
+
+async def test_answer_that_waits_delays_no_later_one() -> None:
+    answers, loop = SharedAnswers(), asyncio.get_running_loop()
+
+    async def compute() -> bytes:
+        time.sleep(0.05)  # as on a machine whose cores others use
+        return b""
+
+    await answers.get("/v1/status", "", compute)
+    assert answers._not_before["/v1/status"] - loop.time() < MAX_PAUSE_S / 4
+
+
+async def test_one_costly_answer_delays_the_next_little() -> None:
+    answers, loop = SharedAnswers(), asyncio.get_running_loop()
+    for cpu_s in (0.0, 0.0, 0.008):
+        await answers.get("/v1/status", "", partial(_answer_after, cpu_s))
+    pause_s = answers._not_before["/v1/status"] - loop.time()
+    assert 0.008 < pause_s < MAX_PAUSE_S / 2
+
+
+async def _answer_after(cpu_s: float) -> bytes:
+    _use_cpu(cpu_s)
+    return b""
+
+
+def _use_cpu(seconds: float) -> None:
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        pass
 
 
 @pytest.mark.parametrize("error", [ConnectionResetError("the client has gone"), StoreFailed("disk full")])

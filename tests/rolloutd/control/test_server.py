@@ -502,15 +502,18 @@ async def test_progress_is_shared_by_resolved_rollout(tmp_path: Path) -> None:
         assert [len(json.loads(line)["progress"]) for line in await asyncio.gather(*asked)] == [0, 1]
 
 
-async def test_streams_of_consoles_bring_each_entry_and_a_status(tmp_path: Path) -> None:
+async def test_streams_of_consoles_bring_each_entry_and_a_status(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "IDLE_INTERVAL_S", 1e9)
     async with control_environment(tmp_path) as inside:
         rollout = await inside.submit()
-        streams = [asyncio.create_task(inside.stream_lines("/v1/events", 3, follow=True, status=True))]
-        streams += [asyncio.create_task(inside.stream_lines("/v1/events", 3, follow=True, status=True))]
+        followed = [asyncio.create_task(inside.stream_lines("/v1/events", 3, follow=True, status=True))]
+        followed += [asyncio.create_task(inside.stream_lines("/v1/events", 3, follow=True, status=True))]
         while len(inside.state.changes._subscribers) < 2:
             await asyncio.sleep(0.01)
         await inside.vote("olga", rollout, "start")
-        for first, *more in [await each for each in streams]:
+        for first, *more in [await each for each in followed]:
             assert [each["rollout"] for each in first["status"]["rollouts"]] == [rollout]
             (entry,) = (each["entry"] for each in more if "entry" in each)
             (status,) = (each["status"] for each in more if "status" in each)
@@ -518,7 +521,19 @@ async def test_streams_of_consoles_bring_each_entry_and_a_status(tmp_path: Path)
             assert status == await inside.request("olga", "get", "/v1/status")
 
 
-async def test_streams_bring_what_changed_of_one_status(tmp_path: Path) -> None:
+async def test_idle_stream_brings_a_status_at_intervals(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "IDLE_INTERVAL_S", 0.01)
+    async with control_environment(tmp_path) as inside, asyncio.timeout(60):
+        first, second = await inside.stream_lines("/v1/events", 2, follow=True, status=True)
+        assert first["version"] < second["version"]
+
+
+async def test_streams_bring_what_changed_of_one_status(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "IDLE_INTERVAL_S", 1e9)
     async with control_environment(tmp_path) as inside:
         rollout = await inside.submit()
         query = {"follow": True, "status": True, "changes": True}
@@ -539,12 +554,14 @@ async def test_streams_bring_what_changed_of_one_status(tmp_path: Path) -> None:
 
 async def test_stream_that_missed_a_version_gets_a_whole_status() -> None:
     feed, answers, seq = StatusFeed(), SharedAnswers(), 0
+    # Requests for a whole status have used their share of the loop.
+    answers._not_before["/v1/status"] = asyncio.get_running_loop().time() + 3_600
 
     async def read() -> Any:
         return {"rollouts": [{"rollout": "a", "percent": seq}], "seq": seq}
 
     with feed.follow():
-        first = await feed.newer(0, answers, read, lambda: seq)
+        first = await asyncio.wait_for(feed.newer(0, answers, read, lambda: seq), 60)
         seq = 1
         second = await feed.newer(first.number, answers, read, lambda: seq)
         assert await feed.newer(first.number, answers, read, lambda: seq) is second
