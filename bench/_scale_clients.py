@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from bench._scale_fleet import Fleet, longest_pause, with_fleet
+from rolloutd.concurrency import threads
 from rolloutd.control.client import Client, api_path
 from rolloutd.control.responses import MAX_PAUSE_S, SharedAnswers
 from rolloutd.control.routes import Services
@@ -35,13 +36,14 @@ ROUNDS = 5
 
 
 @asynccontextmanager
-async def served(fleet: Fleet) -> AsyncIterator[Path]:
+async def served(fleet: Fleet, status_feed: StatusFeed | None = None) -> AsyncIterator[Path]:
     """Serve the API of a fleet, and yield its socket."""
+    sys.setswitchinterval(threads.SWITCH_INTERVAL_S)  # as the daemon does
     unused: Any = None
     state = fleet.state
     needed = {"state": state, "started_at": state.now(), "version": "bench", "is_standby": False}
     needed["leadership"], needed["answers"] = FakeLeadership(Seat()), SharedAnswers()
-    needed["status_feed"] = StatusFeed()
+    needed["status_feed"] = status_feed or StatusFeed()
     services = Services(**({each.name: unused for each in fields(Services)} | needed))
     path = fleet.directory / "s"
     server = ControlServer(services, path=path)

@@ -29,12 +29,14 @@ def main(argv: list[str] | None = None) -> int:
     configure_logging(options.log_format)
     # Loaded here, so that --help and --version answer at once.
     from rolloutd.app import serve
+    from rolloutd.concurrency import threads
     from rolloutd.settings import load
 
     try:
         settings = load(options.config or (DEFAULT_CONFIG if DEFAULT_CONFIG.exists() else None))
         if options.check:
             return _check_settings(settings)
+        sys.setswitchinterval(threads.SWITCH_INTERVAL_S)
         _run_until_exit(serve(settings))
     except InvalidFile as invalid:
         for mistake in invalid.diagnostics:

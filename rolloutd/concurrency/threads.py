@@ -15,6 +15,9 @@ from typing import ParamSpec, TypeVar
 P = ParamSpec("P")
 T = TypeVar("T")
 
+SWITCH_INTERVAL_S = 0.001
+"""How long a computing thread may delay the loop after each call of the system; the default is 5 ms."""
+
 
 class ThreadPool:
     """At most `size` threads for one class of work; a thread starts when it is needed."""
