@@ -6,7 +6,9 @@ The state, the store and the API's server are real and in this process; its node
 phases by committed events.  Each console is the console's own connection, requests and model, in a process of
 its own and without its screen, and has the rollout's page open.  The loop's CPU time is that of its thread,
 and what the consoles cost is the difference to the same events without them.  An event is on the screen when
-the model has a status with its number, or a later one.
+the model has a status with its number, or a later one.  Of that time, `event to version` ends when the daemon
+has made that status and `event to console` when a console's process has read it.  `timer late` says what the
+machine adds to each of these steps: how much longer than asked for a console that has nothing to do sleeps.
 """
 
 from __future__ import annotations
@@ -15,11 +17,12 @@ import argparse
 import asyncio
 import json
 import logging
+import statistics
 import subprocess
 import sys
 import time
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
@@ -34,6 +37,8 @@ from machines.model.events import PhaseMoved
 from machines.model.node import NodeHealth, Observation
 from machines.states import Outcome, Phase, Trigger
 from rolloutd.control.client import Client
+from rolloutd.control.status_feed import StatusFeed, StatusVersion
+from tui.__main__ import tune_interpreter
 from tui.app import FRAME_INTERVAL_S, TICK_INTERVAL_S
 from tui.connection.event_stream import (
     REQUEST_TIMEOUT_S,
@@ -64,8 +69,14 @@ EDGES = (
 FIGURES: dict[str, tuple[str, float | None]] = {
     "consoles loop cpu": ("% of a core", 10.0),
     "consoles process cpu": ("% of a core", None),
+    "event to version p50": ("ms", None),
+    "event to version p99": ("ms", None),
+    "event to console p50": ("ms", None),
+    "event to console p99": ("ms", None),
     "event to screen p50": ("ms", None),
     "event to screen p99": ("ms", 150.0),
+    "timer late p50": ("ms", None),
+    "timer late p99": ("ms", None),
     "events": ("per second", None),
     "events loop cpu": ("% of a core", None),
     "one console's cpu": ("% of a core", None),
@@ -75,10 +86,28 @@ FIGURES: dict[str, tuple[str, float | None]] = {
 
 WARM_S = 2.0
 
-END_S = 2.0
-"""Until the last events have come to the screens."""
+END_LIMIT_S = 30.0
+"""When an event that is not on a screen counts as lost."""
+
+Stage = list[tuple[float, int]]
+"""When a status came to a stage of its way (monotonic), and its latest entry."""
 
 # -- a console without a screen ----------------------------------------------------
+
+
+class TimedClient(Client):
+    """The API's client, which notes when its stream has brought a status."""
+
+    def __init__(self, socket: Path) -> None:
+        super().__init__(socket)
+        self.read: Stage = []
+
+    def stream_parts(self, *args: Any, **options: Any) -> Generator[list[dict[str, Any]], None, None]:
+        for lines in super().stream_parts(*args, **options):
+            at = time.monotonic()
+            seqs = [each.get("change", each.get("status", {})).get("seq") for each in lines]
+            self.read += [(at, seq) for seq in seqs if seq is not None]
+            yield lines
 
 
 class HeadlessConsole:
@@ -86,11 +115,13 @@ class HeadlessConsole:
 
     def __init__(self, socket: Path) -> None:
         self.model = Model()
-        self.shown: list[tuple[float, int]] = []
-        """When the console would have drawn which latest entry (monotonic)."""
+        self.client = TimedClient(socket)
+        self.shown: Stage = []
+        self.late_s: list[float] = []
         self.requests: Counter[str] = Counter()
+        self.connections = 0
         self._messages = MessageQueue()
-        self._listener = EventListener(Client(socket), self._messages, time.time)
+        self._listener = EventListener(self.client, self._messages, time.time)
         self._fetches = FetchQueue(
             self.model, Client(socket, REQUEST_TIMEOUT_S), RequestRunner().run, time.time, lambda: 0.0
         )
@@ -105,7 +136,7 @@ class HeadlessConsole:
         loop = asyncio.get_running_loop()
         self._messages.on_message = partial(loop.call_soon_threadsafe, self._frame_requested.set)
         self._listener.start()
-        await asyncio.gather(self._draw_frames(), self._tick())
+        await asyncio.gather(self._draw_frames(), self._tick(), self._note_late_timers())
 
     def stop(self) -> None:
         """Ask the listening thread to end, before the loop that it wakes."""
@@ -123,6 +154,7 @@ class HeadlessConsole:
         lines: list[Mapping[str, Any]] = []
         for message in self._messages.take_all():
             if isinstance(message, Connected):
+                self.connections += 1
                 self.model.apply_status(message.initial_state["status"], message.at)
                 for rollout in self.model.rollouts:
                     self.model.track_nodes(rollout)
@@ -137,6 +169,12 @@ class HeadlessConsole:
             await asyncio.sleep(TICK_INTERVAL_S)
             self.model.refresh(time.time())
             self._send_due()
+
+    async def _note_late_timers(self) -> None:
+        while True:
+            due = time.monotonic() + TICK_S
+            await asyncio.sleep(TICK_S)
+            self.late_s.append(time.monotonic() - due)
 
     def _send_due(self) -> None:
         for fetch in self._fetches.due_fetches():
@@ -156,7 +194,7 @@ class HeadlessConsole:
 
 
 def be_console(socket: Path) -> None:
-    """Be a console until the input ends, then print what it has shown."""
+    """Be a console until it has shown the entry that the input names, then print when it had what."""
 
     async def run() -> None:
         console = HeadlessConsole(socket)
@@ -164,25 +202,45 @@ def be_console(socket: Path) -> None:
         while not console.has_nodes:
             await asyncio.sleep(TICK_S)
         print("ready", flush=True)
-        began_s = time.process_time()
-        await asyncio.to_thread(sys.stdin.buffer.read)
-        cpu_s = time.process_time() - began_s
+        began, began_cpu_s = time.monotonic(), time.process_time()
+        last = int(await asyncio.to_thread(sys.stdin.buffer.read))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(END_LIMIT_S):
+                while console.model.seq < last:
+                    await asyncio.sleep(TICK_S)
+        passed, cpu_s = time.monotonic() - began, time.process_time() - began_cpu_s
         task.cancel()
         console.stop()
-        print(json.dumps({"shown": console.shown, "requests": console.requests, "cpu_s": cpu_s}))
+        report = {name: getattr(console, name) for name in ("shown", "late_s", "connections")}
+        report |= {"read": console.client.read, "requests": console.requests.total() / passed}
+        print(json.dumps(report | {"cpu": cpu_s / passed}))
 
+    tune_interpreter()
     asyncio.run(run())
 
 
 # -- the daemon ----------------------------------------------------------------------
 
 
+class TimedFeed(StatusFeed):
+    """Versions of the status, with when each was made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.versions: Stage = []
+
+    async def newer(self, *args: Any) -> StatusVersion:
+        version = await super().newer(*args)
+        if not self.versions or self.versions[-1][1] < version.status["seq"]:
+            self.versions.append((time.monotonic(), version.status["seq"]))
+        return version
+
+
 class Mover:
     """Moves nodes of a rollout through their phases, a thousand events a second."""
 
     def __init__(self, fleet: Fleet, rollout: str) -> None:
-        self.committed: list[tuple[float, int]] = []
-        """When which entry was committed (monotonic)."""
+        self.committed: Stage = []
         self._fleet, self._rollout = fleet, rollout
         self._pending = iter(list(fleet.state.index.nodes))
         self._in_flight: deque[tuple[str, int]] = deque()
@@ -230,8 +288,8 @@ async def measure_consoles(fleet: Fleet, consoles: int, seconds: float) -> dict[
     fleet.running.cancel()  # the daemon decides nothing itself
     await asyncio.wait((fleet.running,))
     await fleet.open_window()
-    mover = Mover(fleet, rollout)
-    async with served(fleet) as socket:
+    mover, feed = Mover(fleet, rollout), TimedFeed()
+    async with served(fleet, feed) as socket:
         await mover.run(WARM_S)
         without = await mover.run(seconds / 2)
         command = (sys.executable, "-m", "bench.consoles", "--be-console", str(socket))
@@ -243,37 +301,49 @@ async def measure_consoles(fleet: Fleet, consoles: int, seconds: float) -> dict[
             await mover.run(WARM_S)
             mover.committed.clear()
             with_consoles = await mover.run(seconds)
-            await asyncio.sleep(END_S)
-            reports = [json.loads((await each.communicate(b""))[0]) for each in processes]
+            last = b"%d" % mover.committed[-1][1]
+            answers = await asyncio.gather(*(each.communicate(last) for each in processes))
+            reports = [json.loads(each) for each, _ in answers]
         finally:
             for each in processes:
                 with suppress(ProcessLookupError):
                     each.kill()
-    late = sorted(chain.from_iterable(_latencies(mover.committed, each["shown"]) for each in reports))
+    if (connections := sum(each["connections"] for each in reports)) > consoles:
+        raise RuntimeError(f"the consoles lost {connections - consoles} streams")
     loop_s, process_s = (a - 2 * b for a, b in zip(with_consoles, without, strict=True))
-    console_s = sum(each["cpu_s"] for each in reports) / (WARM_S + seconds + END_S)
-    requests = sum(sum(each["requests"].values()) for each in reports)
-    return {
+    stages = {"version": [feed.versions]}
+    stages["console"], stages["screen"] = ([each[key] for each in reports] for key in ("read", "shown"))
+    times = {
+        f"event to {name}": chain.from_iterable(_latencies(mover.committed, each) for each in found)
+        for name, found in stages.items()
+    }
+    times["timer late"] = chain.from_iterable(each["late_s"] for each in reports)
+    percentiles: dict[str, float] = {}
+    for name, values in times.items():
+        in_order = sorted(values)
+        for percent in (50, 99):
+            percentiles[f"{name} p{percent}"] = in_order[len(in_order) * percent // 100] * 1000
+    return percentiles | {
         "consoles loop cpu": loop_s / seconds * 100,
         "consoles process cpu": process_s / seconds * 100,
-        "event to screen p50": late[len(late) // 2] * 1000,
-        "event to screen p99": late[len(late) * 99 // 100] * 1000,
         "events": len(mover.committed) / seconds,
         "events loop cpu": without[0] * 2 / seconds * 100,
-        "one console's cpu": console_s / consoles * 100,
-        "requests": requests / (WARM_S + seconds + END_S),
+        "one console's cpu": statistics.mean(each["cpu"] for each in reports) * 100,
+        "requests": sum(each["requests"] for each in reports),
     }
 
 
-def _latencies(committed: list[tuple[float, int]], shown: list[tuple[float, int]]) -> Iterator[float]:
-    """Yield for each entry the seconds until a console had shown it; raises RuntimeError if it never had."""
+def _latencies(committed: Stage, stage: Stage) -> Iterator[float]:
+    """Yield for each entry the seconds until it came to a stage; raises RuntimeError if it never did."""
     place = 0
     for at, seq in committed:
-        while place < len(shown) and shown[place][1] < seq:
+        while place < len(stage) and stage[place][1] < seq:
             place += 1
-        if place == len(shown):
-            raise RuntimeError(f"entry {seq} was never shown")
-        yield max(0.0, shown[place][0] - at)
+        if place == len(stage):
+            raise RuntimeError(
+                f"entry {seq} did not come in {END_LIMIT_S:.0f} s; the last one is {stage[-1][1]}"
+            )
+        yield max(0.0, stage[place][0] - at)
 
 
 def main() -> None:
