@@ -40,7 +40,7 @@ from rolloutd.control.client import Client
 from rolloutd.control.status_feed import StatusFeed, StatusVersion
 from tui.__main__ import tune_interpreter
 from tui.app import FRAME_INTERVAL_S, TICK_INTERVAL_S
-from tui.connection.event_stream import (
+from tui.connection.streams import (
     REQUEST_TIMEOUT_S,
     Connected,
     EventListener,

@@ -23,7 +23,7 @@ from textual.screen import Screen
 from rolloutd.control.client import Client
 from rolloutd.control.user_state import UserState
 from rolloutd.control.user_time import LastLook
-from tui.connection.event_stream import Connected, Disconnected, EventListener, MessageQueue, RequestRunner
+from tui.connection.streams import Connected, Disconnected, EventListener, MessageQueue, RequestRunner
 from tui.console import FRAME_INTERVAL_S, ConsoleApp, import_pages
 from tui.formatting import formatting, theme
 from tui.formatting.ascii_filter import AsciiFilter
@@ -104,11 +104,11 @@ class Console(ConsoleApp):
         loop = asyncio.get_running_loop()
         self._request_runner = RequestRunner()
 
-        def request_frame() -> None:
+        def wake() -> None:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(self._frame_requested.set)
 
-        self._stream_messages.on_message = request_frame
+        self._stream_messages.on_message = wake
         self._event_listener.start()
         self._last_key_at = self._clock()
         self._looked_at = self._last_look.read(self._last_key_at)

@@ -16,8 +16,7 @@ from typing import Any
 from textual.app import App
 
 from rolloutd.control.client import Client, api_path
-from tui.connection.event_stream import REQUEST_TIMEOUT_S, Disconnected, RequestRunner, Response
-from tui.connection.log_stream import LogReader, OnLines
+from tui.connection.streams import REQUEST_TIMEOUT_S, Disconnected, RequestRunner, Response
 from tui.formatting import formatting
 from tui.formatting.lines import Line, fit, sanitize, wrap_text
 from tui.operations.dialog import Prompt
@@ -103,6 +102,11 @@ class ConsoleApp(App[None]):
         """Run the first of the named actions that there is."""
         raise NotImplementedError
 
+    def request_frame(self) -> None:
+        """Draw the page with the next frame."""
+        self._needs_drawing = True
+        self._frame_requested.set()
+
     # -- the frame of every page
 
     def status_line(self, width: int) -> Line:
@@ -160,8 +164,7 @@ class ConsoleApp(App[None]):
             # At once, also after a key: the response may be what the key asked for.
             self.redraw_screen()
         else:
-            self._needs_drawing = True
-            self._frame_requested.set()
+            self.request_frame()
 
     def node_summary(self, rollout: RolloutState) -> NodeSummary:
         """Return a rollout's summary; in a large fleet it may be some frames old."""
@@ -187,11 +190,6 @@ class ConsoleApp(App[None]):
         path = api_path("rollouts", rollout, "nodes", node, "log")
         stream = partial(self.request_client.stream, path, {"attempt": attempt})
         return await self.call_daemon(lambda: list(deque(stream(), maxlen=count)))
-
-    def open_log(self, rollout: str, node: str, attempt: int | None, on_lines: OnLines) -> LogReader:
-        loop = asyncio.get_running_loop()
-        path = ("rollouts", rollout, "nodes", node, "log")
-        return LogReader(self.client, path, attempt, on_lines, loop.call_soon_threadsafe)
 
     # -- messages
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from rolloutd.cli.output import format_percent, print_message, print_now, sanitize
 from rolloutd.cli.queries import CLOSED_STATES, format_fraction, format_reason
-from rolloutd.control.client import ApiError, Client, DaemonUnreachable, StreamInterrupted, api_path
+from rolloutd.control.client import ApiError, Client, DaemonUnreachable, api_path
+from rolloutd.control.reconnect import read_with_reconnect
 from rolloutd.texts import event_text
 
 if TYPE_CHECKING:
@@ -35,9 +36,6 @@ PAGE_SIZE = 1000
 
 RECONNECT_TIMEOUT_S = 120.0
 """How long a watcher waits for the daemon: long enough for an upgrade with migrations."""
-
-RECONNECT_INTERVAL_S = 1.0
-"""Pause between two attempts to connect."""
 
 Line = dict[str, Any]
 EventQueue = queue.Queue[Line | Exception]
@@ -127,10 +125,11 @@ def follow_events(
     """Yield the event stream's lines until `stop` is set; without `after`, from now on."""
     position = after
 
-    def connect() -> Iterator[Line]:
-        return client.stream(api_path("events"), {"after": position, "rollout": rollout, "follow": True})
+    def connect() -> Generator[list[Line], None, None]:
+        query = {"after": position, "rollout": rollout, "follow": True}
+        return client.stream_parts(api_path("events"), query)
 
-    for line in with_reconnect(connect, is_finite=False, stop=stop):
+    for line in _with_reconnect(connect, stop):
         if line.get("seq") is not None:
             position = line["seq"]
         elif line.get("heartbeat") is not None:
@@ -143,56 +142,31 @@ def follow_log(
 ) -> Iterator[Line]:
     """Yield the lines of a node's log, or of its prepare stage, from an offset until the run has ended."""
 
-    def connect() -> Iterator[Line]:
+    def connect() -> Generator[list[Line], None, None]:
         query = {"offset": offset, "attempt": attempt, "stage": stage, "follow": True}
-        return client.stream(api_path("rollouts", rollout, "nodes", node, "log"), query)
+        return client.stream_parts(api_path("rollouts", rollout, "nodes", node, "log"), query)
 
-    for line in with_reconnect(connect, is_finite=True):
+    for line in _with_reconnect(connect, is_finite=True):
         offset = line.get("offset", offset)
         yield line
 
 
-def with_reconnect(
-    connect: Callable[[], Iterator[Line]], *, is_finite: bool, stop: threading.Event | None = None
+def _with_reconnect(
+    connect: Callable[[], Generator[list[Line], None, None]],
+    stop: threading.Event | None = None,
+    *,
+    is_finite: bool = False,
 ) -> Iterator[Line]:
-    """Yield the lines of a stream, and reconnect when it breaks.
-
-    The first connection must succeed: raises DaemonUnreachable, ApiError.  A finite
-    stream ends when the daemon closes it.  Once `stop` is set, it does not reconnect.
-    """
-    stop = stop or threading.Event()
-    has_connected = False
-    lost_since: float | None = None
-    while True:
-        connected_at = time.monotonic()
-        try:
-            for line in connect():
-                has_connected = True
-                if lost_since is not None:
-                    print_message("daemon: reconnected")
-                    lost_since = None
-                yield line
-            if is_finite:
-                return
-            last_error: DaemonUnreachable = DaemonUnreachable("the daemon keeps closing the stream")
-        except StreamInterrupted as broken:
-            # A stream without lines was open for all that time: heartbeats of a log are not lines.
-            if time.monotonic() - connected_at > RECONNECT_TIMEOUT_S:
-                lost_since = None
-            last_error = broken
-        except DaemonUnreachable as unreachable:
-            if not has_connected:
-                raise
-            last_error = unreachable
-        if stop.is_set():
-            return
-        has_connected = True
-        if lost_since is None:
-            lost_since = time.monotonic()
-            print_message("daemon: not reachable; reconnecting")
-        if time.monotonic() - lost_since > RECONNECT_TIMEOUT_S:
-            raise last_error
-        stop.wait(RECONNECT_INTERVAL_S)
+    parts = read_with_reconnect(
+        connect,
+        lambda problem: print_message(
+            f"daemon: {'not reachable; reconnecting' if problem else 'reconnected'}"
+        ),
+        stop=stop or threading.Event(),
+        is_finite=is_finite,
+        give_up_after_s=RECONNECT_TIMEOUT_S,
+    )
+    return (line for part in parts for line in part)
 
 
 def read_entries(

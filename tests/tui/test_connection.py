@@ -20,7 +20,7 @@ from tests.tui.harness import (
     wait_until,
 )
 from tui.app import Console
-from tui.connection.event_stream import Response
+from tui.connection.streams import Response
 from tui.state.fetch_queue import NODES_PER_PAGE, FetchQueue
 from tui.state.model import FetchRequest, Model
 

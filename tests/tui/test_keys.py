@@ -22,7 +22,7 @@ from tests.tui.harness import (
     wait_for_text,
     wait_until,
 )
-from tui.connection.event_stream import Response
+from tui.connection.streams import Response
 from tui.operations.dialog import LOADING
 
 

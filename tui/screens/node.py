@@ -16,7 +16,7 @@ from textual.widget import Widget
 
 from rolloutd.control.nodes import wire_nodes
 from rolloutd.texts import event_text
-from tui.connection.log_stream import LogReader
+from tui.connection.streams import Lines, LogReader
 from tui.formatting import formatting, lines
 from tui.formatting.glyphs import log_line, node_glyph
 from tui.formatting.lines import Line, fit, fit_name, justify
@@ -133,13 +133,13 @@ class NodePage(page.TwoPanes, page.RolloutScreen, SearchablePage):
         if self._log_reader is not None:
             self._log_reader.stop()
         self.log_lines.clear()
-        open_log, on_lines = self.console.open_log, self._append_log_lines
-        self._log_reader = open_log(self.rollout_id, self.node_name, self.attempt, on_lines)
+        path = ("rollouts", self.rollout_id, "nodes", self.node_name, "log")
+        self._log_reader = LogReader(self.console.client, path, self.attempt, self._append_log_lines)
         self._log_reader.start()
 
-    def _append_log_lines(self, new_lines: Sequence[dict[str, Any]]) -> None:
+    def _append_log_lines(self, new_lines: Lines) -> None:
         self.log_lines.extend(new_lines)
-        self.update_view()
+        self.console.request_frame()
 
     # -- actions
 

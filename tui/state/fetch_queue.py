@@ -14,7 +14,7 @@ from typing import Any
 
 from rolloutd.control.client import Client, api_path
 from rolloutd.control.nodes import wire_nodes
-from tui.connection.event_stream import Response
+from tui.connection.streams import Response
 from tui.state.model import FetchRequest, Model
 from tui.state.values import NodesSnapshot, parse_nodes
 

@@ -7,18 +7,16 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from rolloutd.cli import follow
 from rolloutd.cli.follow import WatchUpdate
 from rolloutd.cli.main import parser
 from rolloutd.cli.progress_bars import draw_updates
-from rolloutd.control.client import StreamInterrupted
+from rolloutd.control import reconnect
 from tests.rolloutd.canned_daemon import CannedDaemon
 from tests.rolloutd.cli.samples import GATE, REASON, ROLLOUT, failure_of, run
 
@@ -340,7 +338,7 @@ def test_rollback_sends_its_choice_and_needs_one(
 def test_log_resumes_after_the_daemon_returns(
     daemon: CannedDaemon, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(follow, "RECONNECT_INTERVAL_S", 0.01)
+    monkeypatch.setattr(reconnect, "RECONNECT_DELAYS_S", (0.01,))
     line = {"at": "2026-11-20T08:00:00Z", "kind": "task"}
     daemon.streams["/v1/rollouts/r/nodes/n1/log"] = [
         [{**line, "offset": 10, "text": "first"}],
@@ -352,23 +350,6 @@ def test_log_resumes_after_the_daemon_returns(
     assert [text.split()[-1] for text in out.splitlines()] == ["first", "second"]
     assert "reconnecting" in err
     assert [asked[2]["offset"] for asked in daemon.requests[1:]] == ["0", "10"]
-
-
-def test_long_silent_stream_begins_new_loss(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = [0.0]
-    monkeypatch.setattr(follow, "RECONNECT_INTERVAL_S", 0.0)
-    monkeypatch.setattr("time.monotonic", lambda: clock[0])
-    streams = iter(([{"offset": 1}, None], [None], [{"offset": 2}]))
-
-    def connect() -> Iterator[dict[str, Any]]:
-        for line in next(streams):
-            clock[0] += 2 * follow.RECONNECT_TIMEOUT_S
-            if line is None:
-                raise StreamInterrupted("the daemon restarts")
-            yield line
-
-    lines = follow.with_reconnect(connect, is_finite=True)
-    assert [line["offset"] for line in lines] == [1, 2]
 
 
 @pytest.mark.parametrize("words", [[], ["-f"]])

@@ -1,4 +1,4 @@
-"""The event stream, resumed after each interruption, and requests in threads.
+"""The event stream and logs, resumed after each interruption, and requests in threads.
 
 The client blocks, so each use runs in a thread.  The queue between the listening
 thread and the console is bounded: when the console is slow, the thread waits,
@@ -11,18 +11,16 @@ import asyncio
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from rolloutd.control.client import ApiError, Client, DaemonUnreachable, api_path
+from rolloutd.control.reconnect import read_with_reconnect
 from rolloutd.control.status_changes import merge
 
 MAX_QUEUED_MESSAGES = 5_000
 """Five frames' worth of the busiest fleet measured, a few megabytes."""
-
-RECONNECT_DELAYS_S = (0.1, 0.2, 0.5, 1.0, 2.0)
-"""A daemon restart takes seconds; the last delay repeats until the daemon answers."""
 
 REQUEST_TIMEOUT_S = 20.0
 
@@ -33,6 +31,8 @@ MALFORMED = (KeyError, TypeError, ValueError)
 """What an answer raises that another version or another program has sent."""
 
 T = TypeVar("T")
+
+Lines = Sequence[dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,6 @@ class EventListener:
         self._stopped = threading.Event()
         self._last_seq: int | None = None
         self._last_received_at = now()
-        self._disconnect_reported = False
 
     def start(self) -> None:
         # A daemon thread: it may block in a read and must not delay the end of the process.
@@ -116,48 +115,44 @@ class EventListener:
         self._message_queue.close()
 
     def _run(self) -> None:
-        tries = 0
-        while not self._stopped.is_set():
-            last_seq = self._last_seq
-            try:
-                self._follow_events(self._connect())
-                reason = "the daemon closed the stream"
-            except (DaemonUnreachable, ApiError) as error:
-                reason = str(error)
-                if isinstance(error.__cause__, PermissionError):
-                    reason += "; members of its group may open it"
-            except MALFORMED as error:
-                reason = f"the daemon's answer is malformed: {error!r}"
-            # A stream that brought something was a good connection: the next try may come at once.
-            tries = 0 if self._last_seq != last_seq else tries + 1
-            if not self._disconnect_reported:
-                self._disconnect_reported = True
-                self._message_queue.put(Disconnected(self._last_received_at, reason))
-            self._stopped.wait(RECONNECT_DELAYS_S[min(tries, len(RECONNECT_DELAYS_S) - 1)])
-
-    def _connect(self) -> int:
-        """Read the initial state and return the entry after which the stream resumes."""
-        # Before the stream: an entry that is committed between the two comes with the stream.
-        initial_state = {
-            name: self._client.get(api_path(name)) for name in ("status", "whoami", "settings", "health")
-        }
-        seq = int(initial_state["status"]["seq"])
-        # A daemon with fewer entries than we have read serves another database.
-        is_new_history = self._last_seq is not None and seq < self._last_seq
-        if self._last_seq is None or is_new_history:
+        for seq, messages in read_with_reconnect(self._read, self._report, stop=self._stopped):
+            # Together: a frame that has some of them would delay the others by a frame.
+            if not self._message_queue.put(*messages):
+                return
             self._last_seq = seq
-        self._last_received_at = self._now()
-        self._disconnect_reported = False
-        self._message_queue.put(Connected(self._last_received_at, initial_state, is_new_history))
-        return self._last_seq
 
-    def _follow_events(self, after: int) -> None:
-        query = {"after": after, "follow": True, "status": True, "changes": True}
+    def _report(self, problem: DaemonUnreachable | None) -> None:
+        if problem is not None:
+            group = isinstance(problem.__cause__, PermissionError)
+            reason = f"{problem}{'; members of its group may open it' if group else ''}"
+            self._message_queue.put(Disconnected(self._last_received_at, reason))
+
+    def _read(self) -> Generator[tuple[int, Sequence[Message]], None, None]:
+        """Yield the initial state, then what the stream brings, each with the entry that it is as of."""
+        try:
+            # Before the stream: an entry that is committed between the two comes with the stream.
+            initial_state = {
+                name: self._client.get(api_path(name)) for name in ("status", "whoami", "settings", "health")
+            }
+            seq, last_seq = int(initial_state["status"]["seq"]), self._last_seq
+            # A daemon with fewer entries than we have read serves another database.
+            is_new_history = last_seq is not None and seq < last_seq
+            after = seq if last_seq is None or is_new_history else last_seq
+            self._last_received_at = self._now()
+            yield after, [Connected(self._last_received_at, initial_state, is_new_history)]
+            yield from self._follow_events(after)
+        except ApiError as error:
+            raise DaemonUnreachable(str(error)) from error
+        except MALFORMED as error:
+            raise DaemonUnreachable(f"the daemon's answer is malformed: {error!r}") from error
+
+    def _follow_events(self, last_seq: int) -> Generator[tuple[int, Sequence[Message]], None, None]:
+        query = {"after": last_seq, "follow": True, "status": True, "changes": True}
         status: Mapping[str, Any] = {}
         version = 0
         with contextlib.closing(self._client.stream_parts(api_path("events"), query)) as parts:
             for lines in parts:
-                self._last_received_at, last_seq = self._now(), self._last_seq
+                self._last_received_at = self._now()
                 for line in lines:
                     if "change" in line:
                         if line["version"] != version + 1:
@@ -170,11 +165,56 @@ class EventListener:
                     if seq is not None:
                         last_seq = seq
                     elif "heartbeat" in line:
-                        last_seq = max(last_seq or 0, line["heartbeat"])
-                # Together: a frame that has some of them would delay the others by a frame.
-                if not self._message_queue.put(*lines):
-                    return
-                self._last_seq = last_seq
+                        last_seq = max(last_seq, line["heartbeat"])
+                yield last_seq, lines
+
+
+class LogReader:
+    """A thread that reads the log of one attempt and follows it to its end."""
+
+    def __init__(
+        self, client: Client, path: Sequence[str], attempt: int | None, on_lines: Callable[[Lines], None]
+    ) -> None:
+        self._client = client
+        self._path = api_path(*path)
+        self._attempt = attempt
+        self._on_lines = on_lines
+        self._stopped = threading.Event()
+        self._loop = asyncio.get_running_loop()
+        self._offset = 0
+        self.status = "reading"
+
+    def start(self) -> None:
+        threading.Thread(target=self._run, name="log", daemon=True).start()
+
+    def stop(self) -> None:
+        """Deliver no more lines."""
+        self._stopped.set()
+
+    def _run(self) -> None:
+        try:
+            for lines in read_with_reconnect(self._read, self._report, stop=self._stopped, is_finite=True):
+                self._offset = lines[-1]["offset"] if lines else self._offset
+                self._emit("live", lines)
+            self._emit("ended")
+        except ApiError as error:
+            self._emit(str(error))
+        except MALFORMED as error:
+            self._emit(f"the daemon's answer is malformed: {error!r}")
+
+    def _read(self) -> Generator[Lines, None, None]:
+        query = {"offset": self._offset, "attempt": self._attempt, "follow": True}
+        return self._client.stream_parts(self._path, query)
+
+    def _report(self, problem: DaemonUnreachable | None) -> None:
+        self._emit("live" if problem is None else "the daemon is unreachable")
+
+    def _emit(self, status: str, lines: Lines = ()) -> None:
+        self.status = status
+        if not self._stopped.is_set():
+            # The console may have ended meanwhile, and its loop with it.
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._on_lines, lines)
 
 
 @dataclass(frozen=True, slots=True)
