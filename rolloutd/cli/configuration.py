@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from rolloutd.cli import exits
 from rolloutd.cli.command_group import CommandGroup, Invocation
 from rolloutd.cli.output import (
-    SHORT_HASH_CHARS,
     Columns,
     format_local,
     percent_of,
@@ -26,7 +25,7 @@ from rolloutd.cli.output import (
 )
 from rolloutd.control.client import api_path
 from rolloutd.control.fleet.version_table import NEXT_STEPS, Cell, VersionTable, version_table
-from rolloutd.texts.formats import join_limited, pluralize
+from rolloutd.texts.formats import join_limited, pluralize, short_hash
 
 if TYPE_CHECKING:
     from rolloutd.control.fleet.wire_fleet import Change, Changes, ChangeState
@@ -209,7 +208,7 @@ def _describe_cell(plan: str, latest: Change, row: tuple[str, Mapping[str, Cell]
 
 def _print_change(change: Change) -> None:
     print_line()
-    short, rollouts = change["change"][:SHORT_HASH_CHARS], ", ".join(change["rollouts"])
+    short, rollouts = short_hash(change["change"]), ", ".join(change["rollouts"])
     print_line(sanitize(f"{change['version']} (pin {change['pin']}), change {short}, rollouts {rollouts}"))
     print_list(GROUP_COLUMNS, change["groups"])
     print_line()

@@ -15,11 +15,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from rolloutd.cli.output import format_percent, print_message, print_now, sanitize
+from rolloutd.cli.output import print_message, print_now, sanitize
 from rolloutd.cli.queries import CLOSED_STATES, format_fraction, format_reason
 from rolloutd.control.client import ApiError, Client, DaemonUnreachable, api_path
 from rolloutd.control.reconnect import read_with_reconnect
 from rolloutd.texts import event_text
+from rolloutd.texts.formats import format_percent
 
 if TYPE_CHECKING:
     from rolloutd.control.audit.wire_audit import Audit, AuditEntry

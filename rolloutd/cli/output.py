@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from machines.model.node import natural_sort_key
 from machines.model.timefmt import format_duration
-from rolloutd.texts.formats import shorten_name
+from rolloutd.texts.formats import format_percent, short_hash, shorten_name
 
 FORMATS = ("json", "yaml", "name", "wide")
 """Values of `-o`; `wide` is a table with further columns, where there are some."""
@@ -35,13 +36,13 @@ COLUMN_GAP = "   "
 MIN_LAST_COLUMN_CHARS = 24
 """The last column, which has the reasons, is wrapped to no less: narrower lines are not read as sentences."""
 
+MAX_SORTED_CHARS = 1_000
+"""Characters of a cell that sorting reads: int() refuses thousands of digits."""
+
 UNIT_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
 UNIT = r"(\d{1,9})(ms|[smhd])"
 DURATION = rf"(?:{UNIT})+"
 """Ages and times of cells, such as `1m8s`."""
-
-MAX_SORTED_DIGITS = 300
-"""Digits of a number in a name that sorting reads: int() refuses thousands."""
 
 MIN_CUT_COLUMN_CHARS = 8
 """No column is cut to less: the beginning of a name says which one it is."""
@@ -51,9 +52,6 @@ AGE_UNITS = 2
 
 BAR_CELLS = 24
 """Width of a bar that leaves room for its numbers in 80 columns."""
-
-SHORT_HASH_CHARS = 12
-"""Characters of a hash that a person compares."""
 
 _COLORS = {"red": "31", "green": "32", "yellow": "33", "cyan": "36", "dim": "2", "bold": "1"}
 _STATE_COLORS = {
@@ -147,7 +145,7 @@ def percent_of(key: str) -> Callable[[Any], str]:
 
 def short_of(key: str) -> Callable[[Any], str]:
     """Return a cell with the beginning of a hash of the item."""
-    return lambda item: str(item[key][:SHORT_HASH_CHARS])
+    return lambda item: short_hash(item[key])
 
 
 def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
@@ -244,19 +242,16 @@ def sort_items(columns: Columns, items: Iterable[Any], heading: str) -> list[Any
     """
     source = {name.casefold(): value for name, value in columns.items()}[heading.casefold()]
 
-    def order(item: Any) -> tuple[bool, float, list[tuple[str, int]]]:
+    def order(item: Any) -> tuple[bool, float, tuple[str | int, ...]]:
         value = item[source] if isinstance(source, str) else source(item)
         if isinstance(value, int | float):
-            return (False, float(value), [])
+            return (False, float(value), ())
         text = _cell(item, source)
         if text == "-":  # an age of nothing
-            return (True, 0.0, [])
+            return (True, 0.0, ())
         if re.fullmatch(DURATION, text):
-            return (False, sum(int(number) * UNIT_S[unit] for number, unit in re.findall(UNIT, text)), [])
-        parts = re.split(r"(\d+)", text)
-        # Of "n10": ("n", 10), so that n2 is before it; digits beyond int()'s limit compare as text.
-        numbers = [int(digits[:MAX_SORTED_DIGITS]) for digits in parts[1::2]]
-        return (not text, 0.0, list(zip(parts[0::2], [*numbers, -1], strict=True)))
+            return (False, sum(int(number) * UNIT_S[unit] for number, unit in re.findall(UNIT, text)), ())
+        return (not text, 0.0, natural_sort_key(text[:MAX_SORTED_CHARS]))
 
     return sorted(items, key=order)
 
@@ -288,11 +283,6 @@ def progress_bar(percent: float, cells: int = BAR_CELLS) -> str:
     full, empty = ("\u2588", "\u2591") if "utf" in (sys.stdout.encoding or "").lower() else ("#", ".")
     filled = min(cells, int(percent / 100 * cells))
     return full * filled + empty * (cells - filled)
-
-
-def format_percent(percent: float | None) -> str:
-    """Return a percentage, rounded down; empty for None."""
-    return "" if percent is None else f"{int(percent)} %"
 
 
 def parse_rfc3339(text: str) -> datetime:

@@ -15,8 +15,9 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
 from rolloutd.cli.follow import WatchUpdate, event_lines, show_updates
-from rolloutd.cli.output import format_percent, sanitize
+from rolloutd.cli.output import sanitize
 from rolloutd.cli.queries import format_reason, format_remaining
+from rolloutd.texts.formats import format_percent
 
 if TYPE_CHECKING:
     from rolloutd.control.rollouts.wire import InFlight, Rollout

@@ -13,13 +13,11 @@ from machines.model.timefmt import format_duration
 from rolloutd.cli import exits, reboots
 from rolloutd.cli.command_group import CommandGroup, Invocation, confirm
 from rolloutd.cli.output import (
-    SHORT_HASH_CHARS,
     Columns,
     age_of,
     colorize,
     format_age,
     format_local,
-    format_percent,
     format_range,
     percent_of,
     print_line,
@@ -33,7 +31,7 @@ from rolloutd.cli.output import (
 from rolloutd.control import response_text
 from rolloutd.control.client import api_path
 from rolloutd.texts import event_text
-from rolloutd.texts.formats import format_exceptions, join_limited, pluralize
+from rolloutd.texts.formats import format_exceptions, format_percent, join_limited, pluralize, short_hash
 
 if TYPE_CHECKING:
     from rolloutd.control.daemons.wire_runners import Runner
@@ -222,7 +220,7 @@ def format_reason(reason: wire.Reason) -> str:
 def print_rollout(rollout: wire.Rollout) -> None:
     """Print a rollout's state, progress, reason, gates and pools."""
     plan = colorize(sanitize(rollout["plan"]), "bold")
-    print_line(f"{plan}   {rollout['rollout']}   digest {rollout['digest'][:SHORT_HASH_CHARS]}")
+    print_line(f"{plan}   {rollout['rollout']}   digest {short_hash(rollout['digest'])}")
     print_line(f"source {sanitize(rollout['source']['text'])}")
     wave = f"wave {rollout['wave']}" if rollout["wave"] else ""
     print_line(", ".join(filter(None, (colorize(rollout["state"]), wave, format_remaining(rollout)))))

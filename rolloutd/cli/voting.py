@@ -22,12 +22,12 @@ from rolloutd.cli.command_group import (
     time_argument,
     without_none,
 )
-from rolloutd.cli.output import SHORT_HASH_CHARS, colorize, print_line, print_message, sanitize
+from rolloutd.cli.output import colorize, print_line, print_message, sanitize
 from rolloutd.cli.queries import GATES, format_gate, print_gates, print_traffic_probes
 from rolloutd.control import response_text
 from rolloutd.control.client import api_path
 from rolloutd.texts import event_text
-from rolloutd.texts.formats import pluralize
+from rolloutd.texts.formats import pluralize, short_hash
 
 if TYPE_CHECKING:
     from rolloutd.control.nodes.wire_nodes import Failures
@@ -141,7 +141,7 @@ def _describe_approval(call: Invocation, body: dict[str, Any]) -> str:
     body.setdefault("digest", gate["digest"])
     radius = response_text.describe_blast_radius(found["blast_radius"])
     effect = response_text.describe_approval(found["your_approval"], rollout["owner"])
-    name, digest = rollout["rollout"], gate["digest"][:SHORT_HASH_CHARS]
+    name, digest = rollout["rollout"], short_hash(gate["digest"])
     details = f"digest {digest}; for the change and the plan: rolloutctl review {name}"
     unseen = "".join(f"\nnot shown by the review: {sanitize(each)}" for each in review["unseen"])
     deadline = response_text.describe_vote_deadline(rollout)

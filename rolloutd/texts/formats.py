@@ -11,19 +11,28 @@ MAX_COMPARED_NAMES = 2_000
 SUGGESTION_CUTOFF = 0.7
 """Minimum similarity of a suggestion, as difflib counts: `lgos` is near `logs`."""
 
-SHORT_PIN_CHARS = 12
-"""Characters of a commit or content hash that identify it among those of one repository."""
+SHORT_HASH_CHARS = 12
+"""Enough characters of a commit, digest or content hash to be unique, few enough to compare by eye."""
 
 
 def pluralize(number: int, singular: str, plural: str = "") -> str:
     """Return `1 node`, `2 nodes`; `plural` is for words that take no s."""
-    return f"{number} {singular if number == 1 else plural or singular + 's'}"
+    return f"{number:,} {singular if number == 1 else plural or singular + 's'}"
 
 
-def join_limited(names: Sequence[str], limit: int) -> str:
+def format_percent(percent: float | None) -> str:
+    """Return a percentage, rounded down: 100 means that every node is done; empty for None."""
+    return "" if percent is None else f"{int(percent)} %"
+
+
+def join_limited(names: Sequence[str], limit: int, separator: str = ", ") -> str:
     """Return the first names and the number of the others: `a, b and 3 more`."""
     more = len(names) - limit
-    return ", ".join(names[:limit]) + (f" and {more} more" if more > 0 else "")
+    return separator.join(names[:limit]) + (f" and {more:,} more" if more > 0 else "")
+
+
+def short_hash(text: str) -> str:
+    return text[:SHORT_HASH_CHARS]
 
 
 def shorten_name(name: str, width: int) -> str:
@@ -70,7 +79,7 @@ def suggest_name(name: str, known: Iterable[str], otherwise: str) -> str:
 
 def describe_source(pinned: Mapping[str, str]) -> str:
     """Return a pinned source in one line: `commit 3f2a9c1d4b5e, tag v1.4.2 of https://git.example/x.git`."""
-    pin = pinned["pin"][:SHORT_PIN_CHARS]
+    pin = short_hash(pinned["pin"])
     if pinned["kind"] != "git":
         return f"upload {pin}"
     named = "" if pinned.get("ref_kind", "commit") == "commit" else f", {pinned['ref_kind']} {pinned['ref']}"

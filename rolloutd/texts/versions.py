@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from rolloutd.texts.formats import SHORT_PIN_CHARS
+from rolloutd.texts.formats import short_hash
 
 
 class Version(NamedTuple):
@@ -34,7 +34,7 @@ def _named(params: Mapping[str, Any]) -> Iterator[Version]:
     # A template differs for each node, so it is not one version.
     text = version if isinstance(version, str) and "{{" not in version else ""
     if isinstance(digest, str):
-        yield Version(text or digest.partition(":")[2][:SHORT_PIN_CHARS], digest)
+        yield Version(text or short_hash(digest.partition(":")[2]), digest)
     elif text:
         yield Version(text, text)
 
@@ -42,4 +42,4 @@ def _named(params: Mapping[str, Any]) -> Iterator[Version]:
 def _version_of_source(source: Mapping[str, str]) -> Version:
     pin = source["pin"]
     is_tag = source.get("ref_kind") == "tag"
-    return Version(source["ref"] if is_tag else pin[:SHORT_PIN_CHARS], pin)
+    return Version(source["ref"] if is_tag else short_hash(pin), pin)

@@ -7,7 +7,6 @@ import pytest
 from tui.formatting import formatting
 from tui.formatting.ascii_filter import to_ascii
 from tui.formatting.lines import justify, line_text, progress_bar
-from tui.state.values import natural_sort_key
 
 
 @pytest.mark.parametrize(
@@ -16,10 +15,6 @@ from tui.state.values import natural_sort_key
 )
 def test_duration_has_five_characters_at_most(seconds: float, text: str) -> None:
     assert formatting.format_duration(seconds) == text
-
-
-def test_names_sort_by_their_numbers() -> None:
-    assert sorted(["n10", "n2", "db", "n1"], key=natural_sort_key) == ["db", "n1", "n2", "n10"]
 
 
 @pytest.mark.parametrize("width", [12, 40])

@@ -1,7 +1,4 @@
-"""Times, durations and numbers as text.
-
-The console may not import the core, so it has duration formats of its own.
-"""
+"""Times and durations in few cells, and what a filter shows; other formats are in rolloutd.texts.formats."""
 
 from __future__ import annotations
 
@@ -12,9 +9,6 @@ from typing import Any
 from rolloutd.texts.audit_names import with_current_names
 
 MINUTE_S, HOUR_S, DAY_S = 60, 3_600, 86_400
-
-SHORT_DIGEST_LENGTH = 12
-"""Enough characters to be unique, few enough to compare by eye."""
 
 
 def format_duration(seconds: float) -> str:
@@ -53,21 +47,6 @@ def format_datetime(at: float) -> str:
     return datetime.fromtimestamp(at).astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
-def format_percent(value: float) -> str:
-    """Return a percentage in five characters, rounded down: 100 means that every node is done."""
-    return "100 %" if value >= 100 else f"{min(int(value), 99):>3} %"
-
-
-def pluralize(number: int, singular: str, plural: str = "") -> str:
-    return f"{number:,} {singular if number == 1 else plural or singular + 's'}"
-
-
-def join_limited(names: Sequence[str], limit: int, separator: str = ", ") -> str:
-    """Return the first names and the number of the others: `a, b, and 3 more`."""
-    more = f"{separator}and {len(names) - limit:,} more" if len(names) > limit else ""
-    return f"{separator.join(names[:limit])}{more}"
-
-
 def join_first(names: Sequence[str], limit: int) -> str:
     """Return the first names on a line that says their number elsewhere: `a, b …`."""
     return ", ".join(names[:limit]) + (" …" if len(names) > limit else "")
@@ -80,10 +59,6 @@ def matches(text: str, wanted: str) -> bool:
         word[1:] not in lowered if word.startswith("!") and len(word) > 1 else word in lowered
         for word in wanted.lower().split()
     )
-
-
-def short_digest(digest: str) -> str:
-    return digest[:SHORT_DIGEST_LENGTH]
 
 
 def entry_role(entry: Mapping[str, Any]) -> str:

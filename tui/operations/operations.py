@@ -13,7 +13,7 @@ from typing import Any
 from rolloutd.control import response_text, user_time
 from rolloutd.control.client import api_path
 from rolloutd.control.rollouts import wire
-from rolloutd.texts import event_text
+from rolloutd.texts import event_text, formats
 from tui.formatting import formatting
 from tui.formatting.lines import sanitize
 from tui.operations.confirm import (
@@ -53,7 +53,7 @@ def _gate(selection: Selection) -> PendingGate:
 
 def _describe_rollout(rollout: RolloutState) -> str:
     status = rollout.status
-    return f"{rollout.id}  plan {status['plan']}, digest {formatting.short_digest(status['digest'])}"
+    return f"{rollout.id}  plan {status['plan']}, digest {formats.short_hash(status['digest'])}"
 
 
 def _digest_field(rollout: RolloutState) -> InputField:
@@ -280,8 +280,8 @@ def _vote_operation(*, yes: bool) -> Operation:
         if yes:
             text += _review_lines(selection)
         if yes and gate["gate"] == "proceed" and shown is not None:
-            count = formatting.pluralize(len(shown), "failure")
-            text.append(f"It covers {count}: {formatting.join_limited(shown, MAX_NAMED_FAILURES)}")
+            count = formats.pluralize(len(shown), "failure")
+            text.append(f"It covers {count}: {formats.join_limited(shown, MAX_NAMED_FAILURES)}")
         if missing_votes(pending):
             text.append(f"Votes missing now: {missing_votes(pending)}.")
         cancels = not yes and gate["gate"] in ("pilot", "start")

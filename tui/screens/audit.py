@@ -9,7 +9,7 @@ from typing import Any
 
 from textual.widget import Widget
 
-from rolloutd.texts import event_text
+from rolloutd.texts import event_text, formats
 from tui.formatting import formatting, lines
 from tui.formatting.lines import Line, column, fit_name, shorten
 from tui.screens.page import LazyRows, Page
@@ -132,7 +132,7 @@ class AuditPage(Page):
 
     def _render_head(self, width: int) -> Sequence[Line]:
         rows = self.body.rows
-        shown = formatting.pluralize(0 if rows is None else len(rows), "entry", "entries")
+        shown = formats.pluralize(0 if rows is None else len(rows), "entry", "entries")
         head: Line = [(f" {shown}, the latest first   ", "head"), *self.verify_result]
         if lines.line_width(head) <= width or not self.verify_result:
             return [head]

@@ -9,14 +9,15 @@ from typing import Any
 from rich.cells import cell_len
 from textual.widget import Widget
 
+from machines.model.node import natural_sort_key
 from rolloutd.control.fleet import wire_fleet
 from rolloutd.control.fleet.version_table import NEXT_STEPS, Cell, VersionTable, version_table
-from tui.formatting import formatting, lines
+from rolloutd.texts import formats
+from tui.formatting import lines
 from tui.formatting.glyphs import CHANGE_GLYPHS
 from tui.formatting.lines import UNCUT_WIDTH, Line, column, fit
 from tui.screens.fetched import FetchedPage
 from tui.screens.page import Item, heading, note_row, static_line
-from tui.state.values import natural_sort_key
 from tui.widgets.virtual_list import Banner, VirtualList
 
 MIN_NAME_WIDTH, MAX_NAME_WIDTH = 6, 40
@@ -210,7 +211,7 @@ def _cell_spans(cell: Cell | None, size: int) -> Line:
 
 def _plan_row(change: wire_fleet.Change, name_width: int, width: int) -> Line:
     line: Line = [("  ", ""), (column(change["plan"], name_width, width), "bold")]
-    line.append((f"{formatting.format_percent(change['percent'])}  ", ""))
+    line.append((f"{formats.format_percent(change['percent']):>5}  ", ""))
     line.append((f"{change['version']}  ", "digest"))
     return line + _counts(change)
 
@@ -242,19 +243,19 @@ class ChangePage(FetchedPage):
 
 def _change_items(change: wire_fleet.Change) -> Iterator[Item]:
     key = change["change"]
-    yield heading(change["version"], formatting.format_percent(change["percent"]).lstrip())
+    yield heading(change["version"], formats.format_percent(change["percent"]))
     yield f"{key} counts", static_line([("  ", ""), *_counts(change)])
     yield f"{key} pin", static_line([("  pin ", "dim"), (change["pin"], "digest")])
-    rollouts = f"  change {formatting.short_digest(key)}, {', '.join(change['rollouts'])}"
+    rollouts = f"  change {formats.short_hash(key)}, {', '.join(change['rollouts'])}"
     yield f"{key} rollouts", static_line([(rollouts, "dim")])
     for group in change["groups"]:
         done = f"{group['done']}/{group['total']}"
-        figures: Line = [(f"{formatting.format_percent(group['percent'])}  ", ""), (done, "dim")]
+        figures: Line = [(f"{formats.format_percent(group['percent']):>5}  ", ""), (done, "dim")]
         yield f"{key} {group['group']}", partial(_change_row, group["group"], "bold", figures)
     for state, step in NEXT_STEPS.items():
         names = [node["node"] for node in change["nodes"] if node["state"] == state]
         if names and state not in ("done", "pending"):
-            text = f"{formatting.pluralize(len(names), 'node')}: {', '.join(names)}"
+            text = f"{formats.pluralize(len(names), 'node')}: {', '.join(names)}"
             yield f"{key} {state}", partial(_change_row, state, CHANGE_GLYPHS[state][1], [(text, "")])
             yield "", static_line([(f"    {step}", "dim")])
 

@@ -11,7 +11,7 @@ from rolloutd.control import response_text
 from rolloutd.control.audit import wire_audit
 from rolloutd.control.fleet import wire_fleet
 from rolloutd.control.nodes import wire_nodes
-from rolloutd.texts import event_text
+from rolloutd.texts import event_text, formats
 from tui.formatting import formatting, lines
 from tui.formatting.glyphs import PHASE_GLYPHS
 from tui.formatting.lines import Line, column, fit, shorten
@@ -81,7 +81,7 @@ class ComparisonPage(FetchedPage):
 
     def found_items(self, found: wire_nodes.Comparison) -> Iterator[Item]:
         outliers = sum(bool(response_text.describe_outlier(each)) for each in found["nodes"])
-        count = formatting.pluralize(outliers, "outlier") if found["canaries"] else ""
+        count = formats.pluralize(outliers, "outlier") if found["canaries"] else ""
         yield heading("IN FLIGHT AND CHANGED", count)
         names = _name_width([*found["nodes"], *found["canaries"]])
         for each in found["nodes"]:
@@ -95,7 +95,7 @@ class ComparisonPage(FetchedPage):
         for each in found["canaries"]:
             yield _node_row(each, names)
         if found["omitted"]:
-            yield note_row(f"{formatting.pluralize(found['omitted'], 'more node')} not compared")
+            yield note_row(f"{formats.pluralize(found['omitted'], 'more node')} not compared")
 
     def do_open(self) -> None:
         if self.body.cursor_key:
@@ -226,11 +226,11 @@ class HandoverPage(FetchedPage):
 def _rollout_row(key: str, each: wire_fleet.HandoverRollout, text: str) -> Item:
     skipped = each["reason"] is not None and each["reason"]["code"] == "done-with-exceptions"
     glyph, role = summaries.state_glyph(each["state"], int(skipped))
-    percent = formatting.format_percent(each["percent"])
+    percent = formats.format_percent(each["percent"])
 
     def draw(width: int) -> Line:
         name = column(each["rollout"], MAX_NAME_WIDTH, width)
-        line: Line = [(f"  {glyph} ", role), (name, "bold"), (f"{percent}  ", "dim")]
+        line: Line = [(f"  {glyph} ", role), (name, "bold"), (f"{percent:>5}  ", "dim")]
         return [*line, (shorten(lines.sanitize(text), width - lines.line_width(line)), "")]
 
     return key, draw

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from rolloutd.control.rollouts import wire
+from rolloutd.texts import formats
 from rolloutd.texts.formats import format_exceptions
 from tui.formatting import formatting, lines
 from tui.formatting.lines import Line, column, fit
@@ -70,7 +71,7 @@ class FleetPage(Page):
             rate = summaries.completion_rate(rollout, None, now)
             work_left = summaries.format_work_left(rollout)[1]
             columns = (
-                (formatting.format_percent(rollout.status["percent"]), 5),
+                (formats.format_percent(rollout.status["percent"]), 5),
                 (f"{rollout.status['done']:,}/{rollout.wanted:,}", 13 if wide else 9),
                 (fit(f" {rollout.status['wave'] or ''}", 11 if wide else 7), 0),
                 ("" if rate is None else f"{rate:,.0f}/h", 8 if wide else 5),
@@ -102,7 +103,7 @@ def progress_line(rollout: RolloutState, rate: float | None, width: int) -> Line
     counts = rollout.status
     exceptions = format_exceptions(counts["skipped"], counts["rolled_back"])
     numbers = (
-        f" {formatting.format_percent(counts['percent'])}  {counts['done']:,} of {rollout.wanted:,} changed"
+        f" {formats.format_percent(counts['percent']):>5}  {counts['done']:,} of {rollout.wanted:,} changed"
         + (f", {counts['failed']:,} failed" if counts["failed"] else "")
         + (f", {exceptions}" if exceptions else "")
         + f", {len(rollout.in_flight)} in flight, {counts['pending']:,} pending"
@@ -150,7 +151,7 @@ def _status_row(text: str, missing: str) -> Callable[[int], Line]:
 
 def _closed_row(each: wire.RolloutLine, now: float) -> Callable[[int], Line]:
     glyph, role = summaries.state_glyph(each["state"], each["skipped"])
-    percent = formatting.format_percent(each["percent"])
+    percent = formats.format_percent(each["percent"])
     ended = formatting.format_age(parse_timestamp(each["ended_at"]), now)
     exceptions = format_exceptions(each["skipped"], each["rolled_back"]) if each["state"] == "done" else ""
     state = ", ".join(filter(None, (each["state"], exceptions)))
@@ -160,7 +161,7 @@ def _closed_row(each: wire.RolloutLine, now: float) -> Callable[[int], Line]:
             (f"{glyph} ", role),
             (column(each["rollout"], MAX_NAME_WIDTH, width), ""),
             (
-                f"{state}  {percent}  by {each['submitted_by']}",
+                f"{state}  {percent:>5}  by {each['submitted_by']}",
                 role if exceptions else "dim",
             ),
         ]

@@ -11,7 +11,7 @@ from textual.widget import Widget
 from rolloutd.control import response_text
 from rolloutd.control.nodes import wire_nodes
 from rolloutd.control.plans import wire_plans
-from rolloutd.texts import event_text
+from rolloutd.texts import event_text, formats
 from tui.formatting import formatting, lines
 from tui.formatting.glyphs import node_glyph, node_strip
 from tui.formatting.lines import Line, column, fit, fit_name
@@ -265,7 +265,7 @@ class GatesPage(page.TwoPanes):
             yield fixed_row("waived", [(f"  {lines.sanitize(waived)}", "warn")])
         if evidence is None:
             return
-        attempts = formatting.pluralize(evidence["attempts"], "attempt")
+        attempts = formats.pluralize(evidence["attempts"], "attempt")
         yield page.heading(
             "PILOT", f"{evidence['node']} of {evidence['team']}: {evidence['outcome']}, {attempts}"
         )
@@ -290,7 +290,7 @@ class GatesPage(page.TwoPanes):
                 key = f"pilot-diff:{number}:{line_number}"
                 yield fixed_row(key, [(f"    {lines.sanitize(line)}", role)])
         for log in evidence["logs"]:
-            length = formatting.pluralize(log["lines"], "line")
+            length = formats.pluralize(log["lines"], "line")
             label = f"  log of {event_text.step_label(log['step'])}: {length}, on the node's page"
             yield fixed_row(f"pilot-log:{log['attempt']}:{log['step']}", [(label, "dim")])
 
@@ -358,7 +358,7 @@ def _file_items(title: str, file: wire_plans.PlaybookText) -> Iterator[page.Item
         yield page.note_row(lines.sanitize(file["note"] or ""))
         return
     file_lines = text.splitlines()
-    yield page.heading(title, f"{file['path']}, {formatting.pluralize(len(file_lines), 'line')}")
+    yield page.heading(title, f"{file['path']}, {formats.pluralize(len(file_lines), 'line')}")
     yield from _text_items(f"playbook:{file['path']}", file_lines, lambda _line: "")
 
 
@@ -367,19 +367,19 @@ def _text_items(key: str, text: Sequence[str], role: Callable[[str], str]) -> It
     for number, line in enumerate(text[:MAX_TEXT_LINES]):
         yield fixed_row(f"{key}:{number}", [(f"  {lines.sanitize(line)}", role(line))])
     if len(text) > MAX_TEXT_LINES:
-        rest = formatting.pluralize(len(text) - MAX_TEXT_LINES, "more line")
+        rest = formats.pluralize(len(text) - MAX_TEXT_LINES, "more line")
         yield fixed_row(f"{key}:rest", [(f"  {rest}: w shows all", "dim")])
 
 
 def _target_items(pending: PendingGate, review: wire_plans.Review | None) -> Iterator[page.Item]:
     rollout = pending.rollout
-    yield page.heading("TARGETS", formatting.pluralize(rollout.status["total"], "node"))
+    yield page.heading("TARGETS", formats.pluralize(rollout.status["total"], "node"))
     found = None if review is None else response_text.find_gate(review, pending.gate)
     if found is not None:
         radius = response_text.describe_blast_radius(found["blast_radius"])
         yield fixed_row("blast-radius", [("  this gate starts: ", "dim"), (radius, "bold")])
     for pool in rollout.pools.values():
-        nodes = f"{formatting.pluralize(pool.total, 'node'):<12}"
+        nodes = f"{formats.pluralize(pool.total, 'node'):<12}"
         line: Line = [("  ", ""), (fit_name(pool.pool, 23) + " ", ""), (nodes, "")]
         yield fixed_row(f"pool:{pool.pool}", [*line, (f"{pool.max_unavailable} at a time", "dim")])
 
@@ -405,7 +405,7 @@ def _coverage_items(pending: PendingGate) -> Iterator[page.Item]:
 
 def _digest_items(plan: Mapping[str, Any]) -> Iterator[page.Item]:
     hashes, source = plan["hashes"], plan["source"]
-    parts = (f"{name} {formatting.short_digest(hashes[name])}" for name in ("change", "scope", "policy"))
+    parts = (f"{name} {formats.short_hash(hashes[name])}" for name in ("change", "scope", "policy"))
     yield page.heading("DIGEST")
     yield fixed_row("digest", [("  whole   ", "dim"), (plan["digest"], "digest")])
     yield fixed_row("parts", [("  parts   ", "dim"), ("   ".join(parts), "")])

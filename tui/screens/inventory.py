@@ -7,6 +7,7 @@ from typing import Any
 
 from rolloutd.control.fleet import wire_fleet
 from rolloutd.control.plans import wire_plans
+from rolloutd.texts import formats
 from tui.formatting import formatting, lines
 from tui.formatting.lines import Line, column
 from tui.operations.confirm import Selection
@@ -48,7 +49,7 @@ class InventoryPage(FetchedPage):
             yield f"source:{source['source']}", _source_row(source, names, self.console.now())
         conflicting = [node for node in found["nodes"] if node["conflicts"]]
         quarantined = sum(node["quarantined"] for node in conflicting)
-        note = f"{len(conflicting)} of {formatting.pluralize(len(found['nodes']), 'node')}"
+        note = f"{len(conflicting)} of {formats.pluralize(len(found['nodes']), 'node')}"
         yield heading("CONFLICTS", f"{note}, {quarantined} quarantined (✗): they do not start")
         names = lines.column_width((node["node"] for node in conflicting), 12, MAX_NAME_WIDTH)
         for node in conflicting:
@@ -64,7 +65,7 @@ def _source_row(
 ) -> Callable[[int], Line]:
     held = source["held"]
     if held is not None:
-        names = formatting.join_limited(held["removed"], MAX_NAMED_NODES)
+        names = formats.join_limited(held["removed"], MAX_NAMED_NODES)
         role, state = "bad", f"held: an answer removes {len(held['removed'])} of {held['known']}: {names}"
     elif source["stale"]:
         role, state = "bad", f"stale: no node of it starts: {source['error'] or 'no answer'}"
@@ -73,7 +74,7 @@ def _source_row(
     else:
         role, state = "ok", "fresh"
     age = formatting.format_age(parse_timestamp(source["refreshed_at"]), now)
-    right = f" {formatting.pluralize(source['nodes'], 'node')}, {age} "
+    right = f" {formats.pluralize(source['nodes'], 'node')}, {age} "
     return _row(("  ", source["source"], state, role), name_width, right)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from rolloutd.control.fleet import wire_fleet
+from rolloutd.texts import formats
 from tui.formatting import formatting, lines
 from tui.formatting.lines import Line, Span, column, fit, fit_name, justify
 from tui.operations.confirm import Selection
@@ -76,7 +77,7 @@ class LocksPage(Page):
             yield note_row("no hold")
         used = [pool for pool in locks["pools"] if summaries.confirmed_holders(pool)]
         free = [pool for pool in locks["pools"] if not summaries.confirmed_holders(pool)]
-        pools = formatting.pluralize(len(locks["pools"]), "pool")
+        pools = formats.pluralize(len(locks["pools"]), "pool")
         yield heading("SLOTS TAKEN", f"in {len(used)} of {pools}")
         for pool in used:
             yield _pool_row(pool)
@@ -126,7 +127,7 @@ def _pool_row(pool: wire_fleet.PoolSlots) -> Item:
     counts: Line = [
         (fit(f"{down}/{budget}", 5, align_right=True), role),
         (" down of ", "dim"),
-        (fit(formatting.pluralize(pool["members"], "node"), 12), "dim"),
+        (fit(formats.pluralize(pool["members"], "node"), 12), "dim"),
         ("●" * min(down, MAX_SLOT_MARKS), role),
         ("○" * max(0, min(budget, MAX_SLOT_MARKS) - down), "dim"),
     ]

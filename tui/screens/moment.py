@@ -9,7 +9,7 @@ from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 
 from rolloutd.control import user_time
-from rolloutd.texts import event_text
+from rolloutd.texts import event_text, formats
 from rolloutd.texts.formats import format_exceptions
 from tui.formatting import formatting, lines
 from tui.formatting.glyphs import phase_glyph
@@ -75,9 +75,9 @@ def _counts_line(past: list[tuple[NodeState, PastPhase]]) -> Line:
     skipped = counts["skipped"] + counts["rolled-back"]
     wanted = len(past) - skipped
     in_flight = sum(counts[phase] for phase in BUSY_PHASES)
-    percent = formatting.format_percent(100.0 * counts["done"] / wanted) if wanted else "-"
+    percent = formats.format_percent(100.0 * counts["done"] / wanted) if wanted else "-"
     return [
-        (f"  {percent}  {counts['done']:,} of {wanted:,} changed", "bold"),
+        (f"  {percent:>5}  {counts['done']:,} of {wanted:,} changed", "bold"),
         (f", {counts['failed']:,} failed" if counts["failed"] else "", "bad"),
         (f", {format_exceptions(skipped, counts['rolled-back'])}" if skipped else "", ""),
         (f", {in_flight:,} in flight, {counts['pending']:,} pending", ""),

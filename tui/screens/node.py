@@ -15,7 +15,7 @@ from textual.containers import Vertical
 from textual.widget import Widget
 
 from rolloutd.control.nodes import wire_nodes
-from rolloutd.texts import event_text
+from rolloutd.texts import event_text, formats
 from tui.connection.streams import Lines, LogReader
 from tui.formatting import formatting, lines
 from tui.formatting.glyphs import log_line, node_glyph
@@ -240,7 +240,7 @@ class NodePage(page.TwoPanes, page.RolloutScreen, SearchablePage):
         work = None if self.rollout is None else self.rollout.in_flight.get(node.node)
         if work is not None:
             step, percent = event_text.step_label(work["step"] or "") or "starting", work["percent"]
-            share = "" if percent is None else f" {formatting.format_percent(percent).lstrip()}"
+            share = "" if percent is None else f" {formats.format_percent(percent)}"
             share += f" by {runner}" if (runner := work.get("runner")) else ""
             return [[(step, "run"), (share, ""), (f"  {lines.sanitize(work['task'] or '')}", "dim")]]
         if node.failure:
@@ -278,7 +278,7 @@ class NodePage(page.TwoPanes, page.RolloutScreen, SearchablePage):
         if pools:
             yield page.heading("ITS SLOTS")
         for pool, holders in pools:
-            text = formatting.join_limited([each["why"] for each in holders], MAX_NAMED_HOLDERS, "; ")
+            text = formats.join_limited([each["why"] for each in holders], MAX_NAMED_HOLDERS, "; ")
             slots = f"{len(holders)}/{pool['max_unavailable']} "
             line: Line = [(f"  {pool['pool']} ", "bold"), (slots, "warn"), (lines.sanitize(text), "dim")]
             yield f"slots:{pool['pool']}", page.static_line(line)

@@ -9,13 +9,15 @@ from typing import Any
 
 from textual.widget import Widget
 
+from machines.model.node import natural_sort_key
 from rolloutd.control.rollouts import wire
+from rolloutd.texts import formats
 from tui.formatting import formatting, lines
 from tui.formatting.glyphs import node_glyph
 from tui.formatting.lines import Line, column, fit
 from tui.operations.confirm import Selection
 from tui.screens.page import LazyRows, RolloutScreen
-from tui.state.values import BUSY_PHASES, NodeState, natural_sort_key
+from tui.state.values import BUSY_PHASES, NodeState
 from tui.widgets.virtual_list import Banner, VirtualList
 
 MIN_NAME_WIDTH, MAX_NAME_WIDTH = 13, 64
@@ -113,7 +115,7 @@ class NodesPage(RolloutScreen):
         groups = self.console.node_summary(rollout).waiting_groups
         text = next((group.text for group in groups if group.key == self.reason), "none any more")
         reason = f" that wait: {text}" if self.reason else ""
-        found = formatting.pluralize(len(rows) if rows is not None else 0, "node")
+        found = formats.pluralize(len(rows) if rows is not None else 0, "node")
         return [[(f" {found}{pool}{reason}, {self.node_order}", "head")]]
 
 

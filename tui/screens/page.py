@@ -19,7 +19,7 @@ from textual.screen import Screen
 from textual.widget import Widget
 
 from rolloutd.control.rollouts import wire
-from rolloutd.texts import event_text
+from rolloutd.texts import event_text, formats
 from tui.console import ConsoleApp
 from tui.formatting import formatting
 from tui.formatting.lines import (
@@ -448,7 +448,7 @@ def gate_lines(page: Page, pending: PendingGate, width: int) -> list[Line]:
     glyph: Line = [(f"{mark} ", role)]
     badge: Line = [(" yours ", "mine")] if pending.needs_my_vote else []
     label = event_text.gate_label(gate)
-    digest = formatting.short_digest(pending.rollout.status["digest"])
+    digest = formats.short_hash(pending.rollout.status["digest"])
     room = width - line_width([(label, ""), (digest, ""), *badge]) - len("◆  of     ")
     rollout = fit_name(pending.rollout.id, max(MIN_ID_WIDTH, room), pad=False)
     title: Line = [(label, "bold"), (f" of {rollout} ", "")]
@@ -461,7 +461,7 @@ def gate_lines(page: Page, pending: PendingGate, width: int) -> list[Line]:
     lines = [justify([*glyph, *title, *badge], [(f" {digest} ", "digest")], width)]
     lines += [[("  ", ""), (text, "dim")] for text in wrap_text(missing, width - 4, 2)]
     if (prepared := gate["prepared"]) is not None:
-        total = formatting.pluralize(prepared["total"], "node")
+        total = formats.pluralize(prepared["total"], "node")
         lines.append([("  ", ""), (f"{prepared['done']:,} of the {total} after it prepared", "dim")])
     lines += vote_lines(gate, MAX_VOTES_SHOWN)
     if not pending.needs_my_vote and gate["state"] != "open":

@@ -11,7 +11,7 @@ from textual.widget import Widget
 
 from rolloutd.control import response_text
 from rolloutd.control.rollouts import wire
-from rolloutd.texts import event_text
+from rolloutd.texts import event_text, formats
 from tui.formatting import formatting, lines
 from tui.formatting.glyphs import PHASE_GLYPHS, log_line
 from tui.formatting.lines import Line, column, fit_name, justify
@@ -292,7 +292,7 @@ class RolloutPage(TwoPanes, RolloutScreen):
         segments = summaries.wave_segments(rollout, summary, model.plans.get(rollout.id), now)
         owner = f" plan {status['plan']} of {status['owner']}, by {status['submitted_by']}, "
         source = f"{status['source']['text']} "
-        digest: Line = [("digest ", "dim"), (formatting.short_digest(status["digest"]) + " ", "digest")]
+        digest: Line = [("digest ", "dim"), (formats.short_hash(status["digest"]) + " ", "digest")]
         return [
             *head,
             progress_line(rollout, summaries.completion_rate(rollout, summary, now), width),
@@ -306,8 +306,8 @@ class RolloutPage(TwoPanes, RolloutScreen):
         prepared = rollout.status["prepared"]
         if prepared is not None:
             share = prepared["done"] / prepared["total"] if prepared["total"] else 1.0
-            percent = formatting.format_percent(100.0 * share)
-            numbers = f" {percent}  {prepared['done']:,} of {prepared['total']:,} prepared"
+            percent = formats.format_percent(100.0 * share)
+            numbers = f" {percent:>5}  {prepared['done']:,} of {prepared['total']:,} prepared"
             bar = lines.progress_bar([(share, "ok")], max(8, width - len(numbers) - 3))
             yield [(" ", ""), *bar, (numbers, "")]
 
@@ -437,7 +437,7 @@ def in_flight_row(
             if width >= 76:
                 gauge_width = 10 if width >= 100 else 6
                 left += lines.progress_bar([(work["percent"] / 100, role)], gauge_width)
-            left.append((f" {formatting.format_percent(work['percent'])} ", ""))
+            left.append((f" {formats.format_percent(work['percent']):>5} ", ""))
         return justify([*left, (task, "")], times, width)
 
     return draw

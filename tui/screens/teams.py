@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rolloutd.control.daemons import wire_daemons
+from rolloutd.texts import formats
 from tui.formatting import formatting, lines
 from tui.formatting.lines import column
 from tui.screens.page import Item, Page, heading, note_row
@@ -29,7 +30,7 @@ class TeamsPage(Page):
             yield _team_row(team, is_mine=team["team"] in me["teams"])
         yield _field_row("admins", "admins", ", ".join(settings["admins"]))
         yield heading("LIMITS")
-        max_parallel = formatting.pluralize(settings["max_parallel"], "node")
+        max_parallel = formats.pluralize(settings["max_parallel"], "node")
         yield _field_row("max-parallel", "in parallel", f"{max_parallel}, all rollouts together")
         for key in settings["pools"]:
             budget = f"{key['max_unavailable']} down at a time, unless a pool has its own budget"
@@ -53,7 +54,7 @@ def _field_row(key: str, name: str, text: str) -> Item:
 
 def _team_row(team: wire_daemons.TeamSummary, *, is_mine: bool) -> Item:
     counts = (("check", team["checks"]), ("window", team["windows"]))
-    own = ", ".join(formatting.pluralize(number, noun) for noun, number in counts if number)
+    own = ", ".join(formats.pluralize(number, noun) for noun, number in counts if number)
     members = ", ".join(team["members"]) or "no members: cannot vote"
     return f"team:{team['team']}", lambda width: [
         ("● " if is_mine else "  ", "ok"),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rich.cells import cell_len, chop_cells
 
-from tui.formatting import formatting
+from rolloutd.texts import formats
 from tui.formatting.lines import UNCUT_WIDTH, Line, line_text, mark_matches, sanitize
 from tui.screens.page import LazyRows, Page
 from tui.widgets.virtual_list import VirtualList
@@ -71,7 +71,7 @@ class SearchablePage(Page):
     def do_copy(self) -> None:
         text = self.whole_text()[1]
         self.app.copy_to_clipboard(text)
-        count = formatting.pluralize(len(text.splitlines()), "line")
+        count = formats.pluralize(len(text.splitlines()), "line")
         self.console.show_message(f"copied {count} to the terminal's clipboard")
 
     def do_save(self) -> None:
@@ -91,7 +91,7 @@ class SearchablePage(Page):
         except OSError as error:
             self.console.show_message(f"{path}: {error.strerror}; save it under another name", "error")
         else:
-            count = formatting.pluralize(len(text.splitlines()), "line")
+            count = formats.pluralize(len(text.splitlines()), "line")
             self.console.show_message(f"saved {count} as {path}")
 
 

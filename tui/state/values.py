@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -31,13 +30,6 @@ MAX_RECENT_COMPLETIONS = 512
 def parse_timestamp(text: str | None) -> float | None:
     """Return the epoch seconds of an RFC 3339 timestamp."""
     return None if text is None else datetime.fromisoformat(text).timestamp()
-
-
-def natural_sort_key(name: str) -> list[tuple[int, int, str]]:
-    """Return a sort key that puts `n2` before `n10`."""
-    return [
-        (0, int(part), "") if part.isdecimal() else (1, 0, part) for part in re.split(r"(\d+)", name) if part
-    ]
 
 
 @dataclass(slots=True)

@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from machines.model.node import natural_sort_key
 from rolloutd.control.fleet import wire_fleet
 from rolloutd.control.rollouts import wire
-from rolloutd.texts import event_text
+from rolloutd.texts import event_text, formats
 from rolloutd.texts.formats import format_exceptions
 from tui.formatting import formatting
 from tui.state import permissions, values
@@ -151,7 +152,7 @@ def decided_gates(model: Model) -> list[PendingGate]:
 
 def describe_status(model: Model, rollout: values.RolloutState, now: float) -> tuple[str, str]:
     """Return a rollout's status as a sentence, and its missing votes, which must not be cut."""
-    reason, moving = rollout.status["reason"], formatting.pluralize(len(rollout.in_flight), "node")
+    reason, moving = rollout.status["reason"], formats.pluralize(len(rollout.in_flight), "node")
     sentence = "" if reason is None else _describe_reason(reason, now)
     waiting = [each for each in pending_gates(model) if each.gate["state"] == "waiting"]
     gate = next((each for each in waiting if each.rollout.id == rollout.id), None)
@@ -159,7 +160,7 @@ def describe_status(model: Model, rollout: values.RolloutState, now: float) -> t
         return f"{event_text.gate_label(gate.gate)} waits for votes of {missing_votes(gate)}", ""
     match rollout.state:
         case "done":
-            changed = f"{formatting.pluralize(rollout.status['done'], 'node')} changed or already current"
+            changed = f"{formats.pluralize(rollout.status['done'], 'node')} changed or already current"
             exceptions = format_exceptions(rollout.status["skipped"], rollout.status["rolled_back"])
             return sentence or ", ".join(filter(None, (changed, exceptions))), ""
         case "cancelled":
@@ -214,7 +215,7 @@ def _count_missing_votes(rollout: values.RolloutState) -> str:
         if gate["state"] == "waiting"
         for need in (gate["needs"]["owner"], *gate["needs"]["teams"])
     )
-    return f"{formatting.pluralize(wanting, 'vote')} missing" if wanting else ""
+    return f"{formats.pluralize(wanting, 'vote')} missing" if wanting else ""
 
 
 def completion_rate(rollout: values.RolloutState, summary: NodeSummary | None, now: float) -> float | None:
@@ -287,7 +288,7 @@ def _merge_similar(groups: Iterable[WaitingGroup]) -> list[WaitingGroup]:
 
 POOL_ORDERS: Mapping[str, Callable[[values.PoolState], Any]] = {
     "most urgent first": lambda pool: pool_rank(pool),
-    "by name": lambda pool: values.natural_sort_key(pool.pool),
+    "by name": lambda pool: natural_sort_key(pool.pool),
     "most left first": lambda pool: pool.done - pool.wanted,
 }
 """Sort orders of a rollout's pools; pools with equal keys stay in the daemon's order."""

@@ -17,7 +17,7 @@ from rolloutd.control.fleet.fleet_serializers import names_in_order, page_of_nam
 from rolloutd.control.routes import Request, RouteTable, Services
 from rolloutd.engine.tasks import compute
 from rolloutd.errors import NotFound
-from rolloutd.texts.formats import SHORT_PIN_CHARS
+from rolloutd.texts.formats import short_hash
 from rolloutd.texts.versions import Version, version_of
 
 routes = RouteTable()
@@ -70,7 +70,7 @@ def _answer(
         times = Counter((key[0], each.text) for key, each in named.items())
         lines = []
         for key, counts in counted.items():
-            version, short = named[key], key[1][:SHORT_PIN_CHARS]
+            version, short = named[key], short_hash(key[1])
             # The plan has changed since, and not its source.
             is_ambiguous = times[key[0], version.text] > 1 and version.text != short
             text = f"{version.text} ({short})" if is_ambiguous else version.text
@@ -81,7 +81,7 @@ def _answer(
 def _version(key: ChangeKey, change: ChangeCounts) -> Version:
     """Return what the latest rollout of a change brings."""
     latest = next(iter(change.rollouts.values()))
-    return latest.version or Version(key[1][:SHORT_PIN_CHARS], key[1])
+    return latest.version or Version(short_hash(key[1]), key[1])
 
 
 def _change_line(
