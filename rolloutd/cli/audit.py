@@ -28,9 +28,6 @@ from rolloutd.texts.audit_names import current_event_name
 if TYPE_CHECKING:
     from rolloutd.control.audit.wire_audit import AuditEntry
 
-ACTIONS = ("verify", "head", "export", "settle")
-"""Words after `audit` that are actions; `--rollout` selects a rollout of such a name."""
-
 ALL_MISMATCHES = "all"
 """Subject of `audit settle` that stands for every mismatch."""
 
@@ -53,24 +50,9 @@ timeline.txt    the same entries, one line each
 
 def register(commands: CommandGroup) -> None:
     parser = commands.add_command("audit", audit, "show who did what; verify or export the audit")
-    parser.usage = (
-        "rolloutctl audit [ROLLOUT | --rollout ROLLOUT] [--node NODE] [--actor NAME] [--kind EVENT]\n"
-        "                        [--after SEQ] [--limit N | --last N] [-f] [--json]\n"
-        "       rolloutctl audit verify [--database FILE] [--segments DIR] [--head HASH] [--anchor FILE]\n"
-        "                               [--json]\n"
-        "       rolloutctl audit head [--database FILE] [--json]\n"
-        "       rolloutctl audit settle SUBJECT|all --keep audit|database --reason TEXT [--yes] [--json]\n"
-        "       rolloutctl audit export ROLLOUT [--output FILE]"
-    )
-    target = "only this rollout; or an action: verify, head, settle or export"
-    parser.argument("target", metavar=" | ".join(("ROLLOUT", *ACTIONS)), text=target, nargs="?")
-    subject = "for export: the rollout; for settle: a mismatch, or all"
-    parser.argument("exported", metavar="ROLLOUT | SUBJECT | all", text=subject, nargs="?")
-    keep = "for settle: restore rows from the audit, or keep those of the database"
-    parser.add_argument("--keep", choices=("audit", "database"), help=keep)
-    parser.argument("--reason", metavar="TEXT", text="for settle: reason, kept in the audit")
-    rollout = f"only this rollout, even if its name is {' or '.join(ACTIONS)}"
-    parser.argument("--rollout", metavar="ROLLOUT", text=rollout)
+    parser.rollout(optional=True)
+    rollout = "only this rollout, even if its name is that of a verb"
+    parser.argument("--rollout", metavar="ROLLOUT", text=rollout, dest="rollout_named")
     parser.argument("--node", metavar="NODE", text="only this node")
     parser.argument("--actor", metavar="NAME", text="only this person")
     parser.argument("--kind", metavar="EVENT", text="only this kind of event, such as VoteCast")
@@ -80,43 +62,39 @@ def register(commands: CommandGroup) -> None:
     size.add_argument("--limit", metavar="N", type=int_argument(1), help="only the first N entries")
     size.add_argument("-n", "--last", metavar="N", type=int_argument(1), help="only the last N entries")
     parser.flag("-f", "--follow", text="show new entries until interrupted")
-    database = "for verify and head: read this file, without a daemon"
-    parser.argument("--database", metavar="FILE", text=database, type=Path)
-    segments = "for verify: directory with the segments of older entries"
-    parser.argument("--segments", metavar="DIR", text=segments, type=Path)
-    anchor = "for verify: copy of the anchors' lines, which the audit must agree with"
-    parser.argument("--anchor", metavar="FILE", text=anchor, type=Path)
-    output = "for export: archive to write (ROLLOUT.tar.gz); - is stdout"
+    verbs = commands.add_verbs(parser)
+    parser = verbs.add_command("verify", _verify_chain, "check that the audit is intact")
+    head = verbs.add_command("head", _print_head, "print the latest hash, to keep elsewhere")
+    for each in (parser, head):
+        each.argument("--database", metavar="FILE", text="read this file, without a daemon", type=Path)
+    for option, text in (
+        ("--segments", "directory with the segments of older entries"),
+        ("--anchor", "copy of the anchors' lines, which the audit must agree with"),
+    ):
+        metavar = "DIR" if option == "--segments" else "FILE"
+        parser.argument(option, metavar=metavar, text=text, type=Path)
+    noted = "a hash noted earlier, which the chain must contain"
+    parser.argument("--head", metavar="HASH", text=noted, type=_hash_argument)
+    summary = "settle what the audit does not account for, and verify again"
+    parser = verbs.add_command("settle", _settle, summary)
+    subject = "a mismatch, as verify lists it, or all"
+    parser.argument("subject", metavar="SUBJECT | all", text=subject)
+    keep = "restore rows from the audit, or keep those of the database"
+    parser.add_argument("--keep", choices=("audit", "database"), help=keep, required=True)
+    parser.reason().yes()
+    parser = verbs.add_command(
+        "export", _export, "write all of a rollout to an archive", formats=()
+    ).rollout()
+    output = "archive to write (ROLLOUT.tar.gz); - is stdout"
     parser.argument("--output", metavar="FILE", text=output, type=Path)
-    head = "for verify: a hash noted earlier, which the chain must contain"
-    parser.argument("--head", metavar="HASH", text=head, type=_hash_argument)
-    parser.yes()
 
 
 def audit(call: Invocation) -> int:
-    """Show entries; verify or export the audit."""
+    """Show entries."""
     args = call.args
-    action = args.target if args.rollout is None and args.target in ACTIONS else None
-    if args.target == "export" and args.rollout is not None and args.exported is None:
-        action, args.exported = "export", args.rollout
-    if action == "export":
-        return _export(call)
-    if action == "settle":
-        return _settle(call)
-    if args.exported is not None or args.output is not None or (args.rollout and args.target):
-        raise exits.Exit(
-            exits.USAGE, "rolloutctl audit: too many arguments; name one ROLLOUT, or use audit export ROLLOUT"
-        )
-    if action == "verify":
-        return _verify_chain(call)
-    if action == "head" and args.head is None:
-        return _print_head(call)
-    if any(each is not None for each in (args.database, args.head, args.anchor, args.segments)):
-        raise exits.Exit(
-            exits.USAGE,
-            "rolloutctl audit: --database, --segments, --head and --anchor need a verb; use audit verify",
-        )
-    args.rollout = args.rollout or args.target
+    if args.rollout_named is not None and args.rollout is not None:
+        raise exits.Exit(exits.USAGE, "rolloutctl audit: two rollouts; name one, or give --rollout alone")
+    args.rollout = args.rollout_named or args.rollout
     if args.follow:
         return _follow_entries(call)
     entries = _fetch_entries(call, args.after) if args.last is None else _last_entries(call)
@@ -234,7 +212,8 @@ def _compare_anchor(call: Invocation, exported: dict[str, Any] | None) -> str:
         anchored = [each for each in anchored if each.seq > through]
     numbers = sorted({each.seq for each in anchored if each.seq > through})
     if call.args.database is not None:
-        hashes = {int(seq): text for seq, text in _read_chain(call.args, numbers)["hashes"].items()}
+        chain = _read_chain(call.args.database, call.args.head, numbers)
+        hashes = {int(seq): text for seq, text in chain["hashes"].items()}
     else:
         pages = (call.get(api_path("audit"), after=seq - 1, limit=1)["entries"] for seq in numbers)
         hashes = {entry["seq"]: entry["hash"] for page in pages for entry in page}
@@ -248,15 +227,10 @@ def _compare_anchor(call: Invocation, exported: dict[str, Any] | None) -> str:
 def _settle(call: Invocation) -> int:
     """Settle rows that the audit does not account for, and verify again."""
     args = call.args
-    if args.exported is None or args.keep is None or args.reason is None:
-        raise exits.Exit(
-            exits.USAGE,
-            "rolloutctl audit settle: no SUBJECT, --keep or --reason; list subjects with audit verify",
-        )
-    if args.exported == ALL_MISMATCHES:
+    if args.subject == ALL_MISMATCHES:
         lost = f"all rows that differ: only those of the {args.keep} are kept; this cannot be undone"
         confirm(call, lambda: lost, "settle them?", must_ask=True)
-    body = {"subjects": [args.exported], "keep": args.keep, "reason": args.reason}
+    body = {"subjects": [args.subject], "keep": args.keep, "reason": args.reason}
     return _print_verification(call, call.client.post(api_path("audit", "settle"), body))
 
 
@@ -279,7 +253,7 @@ def _print_head(call: Invocation) -> int:
     if call.args.database is None:
         found: dict[str, Any] = call.get(api_path("audit", "head"))
     else:
-        verification = _read_chain(call.args)
+        verification = _read_chain(call.args.database)
         if not verification["ok"]:
             raise exits.Exit(exits.REFUSED, f"NOT INTACT: {verification['message']}")
         found = {"seq": verification["entries"], "hash": verification["head"], "at": None, "exported": None}
@@ -288,12 +262,11 @@ def _print_head(call: Invocation) -> int:
     return exits.OK
 
 
-def _read_chain(args: argparse.Namespace, numbers: Sequence[int] = ()) -> dict[str, Any]:
+def _read_chain(database: Path, head: str | None = None, numbers: Sequence[int] = ()) -> dict[str, Any]:
     """Return the verification of a file's chain, and the hashes of these entries."""
-    head = [] if args.head is None else [f"--head={args.head}"]
-    return run_admin_query(
-        ["chain", f"--file={args.database}", *head, *(f"--entry={number}" for number in numbers)]
-    )
+    options = [] if head is None else [f"--head={head}"]
+    options += [f"--entry={number}" for number in numbers]
+    return run_admin_query(["chain", f"--file={database}", *options])
 
 
 def _read_segments(directory: Path, exported: dict[str, Any], numbers: Sequence[int] = ()) -> dict[str, Any]:
@@ -312,27 +285,18 @@ def _hash_argument(text: str) -> str:
 
 
 def _export(call: Invocation) -> int:
-    if call.args.exported is None:
-        raise exits.Exit(
-            exits.USAGE,
-            "rolloutctl audit export: no ROLLOUT; name one (--rollout export shows one so named)",
-        )
-    return _export_rollout(call.client, call.args.exported, call.args.output)
-
-
-def _export_rollout(client: Client, rollout_name: str, output: Path | None) -> int:
     """Write everything that the API shows this user of one rollout; `-` is stdout.
 
     The times in the archive are the rollout's, so the same rollout gives the same files.
     """
     import tarfile  # rolloutctl's start-up counts
 
-    rollout = client.get(api_path("rollouts", rollout_name))
+    rollout, output = call.get(api_path("rollouts", call.args.rollout)), call.args.output
     name = rollout["rollout"]
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
         at = int(parse_rfc3339(rollout["submitted_at"]).timestamp())
-        for path, text in _archive_files(client, name, rollout):
+        for path, text in _archive_files(call.client, name, rollout):
             content = text.encode("utf-8", "replace")
             member = tarfile.TarInfo(f"{name}/{path}")
             member.size, member.mtime = len(content), at

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NoReturn, TypeVar
 
@@ -133,6 +133,7 @@ class Parser(argparse.ArgumentParser):
         # A script's abbreviation would fail as ambiguous once an option with the same beginning is added.
         settings.setdefault("allow_abbrev", False)
         super().__init__(**settings)
+        self.verbs: argparse._SubParsersAction[Parser] | None = None
 
     def argument(self, *names: str, metavar: str, text: str, **settings: Any) -> Parser:
         """Add an argument with a value; `text` is its help."""
@@ -167,11 +168,45 @@ class Parser(argparse.ArgumentParser):
         return self.flag("--yes", text="do not ask for confirmation; needed where no terminal can ask")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Report unknown arguments with the command's own usage; argparse would print rolloutctl's."""
+        """Let the verb's parser read the arguments if they name one.
+
+        Unknown arguments are reported with the command's own usage; argparse would print rolloutctl's.
+        """
+        words, verbs = list(args or ()), {} if self.verbs is None else self.verbs.choices
+        position = self._first_argument(words)
+        first = "" if position is None else words[position]
+        if position is not None and first in verbs:
+            return verbs[first].parse_known_args(words[:position] + words[position + 1 :], namespace)
+        if self.verbs is not None:
+            self.verbs.nargs = argparse.SUPPRESS  # it takes no argument: none of them is a verb
         parsed, unknown = super().parse_known_args(args, namespace)
-        if unknown and self._subparsers is None:
-            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        if unknown and (self._subparsers is None or verbs):
+            near = nearest_name(first, verbs)
+            self.error(
+                f"'{first}' is unknown; did you mean '{near}'?"
+                if near
+                else f"unrecognized arguments: {' '.join(unknown)}"
+            )
         return parsed, unknown
+
+    def _first_argument(self, words: Sequence[str]) -> int | None:
+        """Return the place of the first word that is no option, nor the value of one."""
+        is_value = False
+        for place, word in enumerate(words):
+            if not is_value and not word.startswith("-"):
+                return place
+            action = None if is_value else self._option_string_actions.get(word)
+            is_value = action is not None and action.nargs != 0
+        return None
+
+    def format_help(self) -> str:
+        """Return the help; of a command with verbs, the usage of both."""
+        if self.verbs is not None:
+            self.verbs.nargs = argparse.PARSER
+            values = [action.metavar for action in self._get_positional_actions() if action is not self.verbs]
+            own = " ".join(f"[{value}]" for value in ("OPTION ...", *values))
+            self.usage = f"{self.prog} {own}\n       {self.prog} {{{','.join(self.verbs.choices)}}} ..."
+        return super().format_help()
 
     def error(self, message: str) -> NoReturn:
         """Print the problem and exit 2."""
@@ -287,6 +322,12 @@ class CommandGroup:
             handler=handler, wide=False, watch=False, is_local=is_local, is_csv=False, no_headers=False
         )
         return parser
+
+    def add_verbs(self, parser: Parser) -> CommandGroup:
+        """Return the group of a command's verbs; add them after the command's own arguments."""
+        text = "in place of the arguments above; VERB --help shows its own"
+        parser.verbs = parser.add_subparsers(title="verbs", metavar="VERB", prog=parser.prog, help=text)
+        return CommandGroup(parser.verbs, self._shared, self.root_parser)
 
     def add_group(self, name: str, summary: str) -> CommandGroup:
         parser = self._subparsers.add_parser(name, help=summary, description=_as_sentence(summary))
@@ -404,6 +445,9 @@ def _suggest_option(parser: argparse.ArgumentParser, message: str) -> str:
         return ""
     if unknown[1] == "--output" and "-o" in _known_options(parser):
         return "--output is unknown; use -o"  # kubectl has both; here audit export writes to --output
+    verbs = (parser.verbs.choices if isinstance(parser, Parser) and parser.verbs is not None else {}).items()
+    if verb := next((name for name, each in verbs if unknown[1] in each._option_string_actions), None):
+        return f"{unknown[1]} is of a verb; use {parser.prog} {verb}"
     # Without the dashes, which make short options alike.
     known = sorted(option.lstrip("-") for option in _known_options(parser))
     near = nearest_name(unknown[1].lstrip("-"), known)

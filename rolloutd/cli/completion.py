@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
-from rolloutd.cli.command_group import CommandGroup, Invocation
+from rolloutd.cli.command_group import CommandGroup, Invocation, Parser
 from rolloutd.cli.contexts import context_names
 from rolloutd.cli.explain import field_names
 from rolloutd.cli.output import print_line
@@ -98,7 +98,7 @@ def completion(root_parser: argparse.ArgumentParser, call: Invocation) -> None:
 
 def completes(metavar: str) -> bool:
     """Return whether an argument with this name of its value is completed."""
-    return any(word.islower() or word in _KINDS_BY_METAVAR for word in metavar.split(" | "))
+    return any(word in _KINDS_BY_METAVAR for word in metavar.split(" | "))
 
 
 def _set_completers(
@@ -113,9 +113,9 @@ def _set_completers(
             for below in action.choices.values():
                 _set_completers(below, own, functions)
         elif isinstance(action.metavar, str) and action.choices is None:
-            words = action.metavar.split(" | ")
-            verbs = [word for word in words if word.islower()]
-            kinds = [_KINDS_BY_METAVAR[word] for word in words if word in _KINDS_BY_METAVAR]
+            kinds = [_KINDS_BY_METAVAR[word] for word in action.metavar.split(" | ") if completes(word)]
+            of_verbs = parser.verbs if isinstance(parser, Parser) and not action.option_strings else None
+            verbs = [*of_verbs.choices] if of_verbs is not None else []
             if kinds and kinds[0] in own:
                 action.complete = own[kinds[0]]  # type: ignore[attr-defined]
             elif kinds:

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from rolloutd.control.nodes.wire_nodes import LeftFile
 
 
-VERBS = {"conflicts": "list the quarantined nodes", "accept": "SOURCE", "pin": "NODE"}
-
 REFRESH_WAIT_S = 10.0
 """Most sources answer in less; a person waits no longer for a list."""
 
@@ -45,22 +43,16 @@ MAX_NAMES_SHOWN = 10
 def register(commands: CommandGroup) -> None:
     summary = "list nodes, what each source reports, and conflicts"
     parser = commands.add_command("inventory", inventory, summary, is_list=True)
-    parser.usage = (
-        "rolloutctl inventory [--refresh] [--json] [NODE]\n"
-        "       rolloutctl inventory conflicts [--json]\n"
-        "       rolloutctl inventory accept SOURCE --reason TEXT\n"
-        "       rolloutctl inventory pin NODE --reason TEXT"
-    )
-    what = (
-        "a node: show what each source reports about it; conflicts: list the quarantined nodes;"
-        " accept: apply the held answer of a source; pin: accept the identity, the new name or"
-        " the removal that its sources report now"
-    )
-    parser.argument("what", metavar="NODE | conflicts | accept | pin", text=what, nargs="?")
-    name = "the source to accept, or the node to pin"
-    parser.argument("name", metavar="SOURCE | NODE", text=name, nargs="?")
-    parser.flag("--refresh", text="read the inventory sources again first")
-    parser.reason(required=False, when="for accept and pin").watch()
+    what = "a node: show what each source reports about it"
+    parser.argument("node", metavar="NODE", text=what, nargs="?")
+    verbs = commands.add_verbs(parser)
+    conflicts = verbs.add_command("conflicts", show_conflicts, "list the quarantined nodes")
+    for each in (parser, conflicts):
+        each.flag("--refresh", text="read the inventory sources again first").watch()
+    parser = verbs.add_command("accept", accept, "apply the held answer of a source")
+    parser.argument("source", metavar="SOURCE", text="the source").reason()
+    summary = "accept the identity, the new name or the removal that a node's sources report now"
+    verbs.add_command("pin", pin, summary).node().reason()
     parser = commands.add_command("clean", clean, "remove from nodes what ended rollouts left there")
     parser.argument("subject", metavar="NODE | ROLLOUT", text="a node, or a rollout for all its nodes")
     parser.flag("--dry-run", text="only print what would be removed")
@@ -73,21 +65,10 @@ def register(commands: CommandGroup) -> None:
 
 
 def inventory(call: Invocation) -> int:
-    """List the known nodes and sources, show one node, or decide what is believed."""
+    """List the known nodes and sources, or show one node."""
     args = call.args
-    if args.what in ("accept", "pin"):
-        return _decide(call)
-    if args.name is not None and args.what == "conflicts":
-        raise exits.Exit(exits.USAGE, f"rolloutctl inventory conflicts: takes no name; leave out {args.name}")
-    if args.name is not None:
-        raise exits.Exit(
-            exits.USAGE,
-            f"rolloutctl inventory: unknown verb '{args.what}'; use accept or pin, or leave out {args.name}",
-        )
     status = _refresh(call) if args.refresh else exits.OK
-    if args.what == "conflicts":
-        return _show_conflicts(call) or status
-    if args.what is not None:
+    if args.node is not None:
         return _show_node(call) or status
     answer: wire_fleet.Inventory = call.get(api_path("inventory"))
     if not call.print_data(answer, [node["node"] for node in answer["nodes"]]):
@@ -129,30 +110,27 @@ def _is_since(age_s: float | None, begun: float) -> bool:
     return age_s is not None and age_s < time.monotonic() - begun
 
 
-def _decide(call: Invocation) -> int:
-    """Accept a source's held answer, or a node's new identity."""
-    args = call.args
-    if args.watch:
-        usage = f"rolloutctl inventory {args.what}: --watch is for the lists; leave it out"
-        raise exits.Exit(exits.USAGE, usage)
-    if args.name is None or args.reason is None:
-        usage = f"rolloutctl inventory {args.what}: no {VERBS[args.what]} or no --reason; give both"
-        raise exits.Exit(exits.USAGE, usage)
-    if args.what == "accept":
-        body = {"source": args.name, "reason": args.reason}
-        answer = call.client.post(api_path("inventory", "accept"), body)
-        return call.report(answer, f"{args.name}: its answer is in effect", args.name)
-    answer = call.client.post(api_path("inventory", args.name, "pin"), {"reason": args.reason})
-    result_text = "what its sources report is accepted"
-    return call.report(answer, f"{args.name}: {result_text}", args.name)
+def accept(call: Invocation) -> int:
+    """Accept a source's held answer."""
+    source = call.args.source
+    answer = call.client.post(api_path("inventory", "accept"), {"source": source, "reason": call.args.reason})
+    return call.report(answer, f"{source}: its answer is in effect", source)
 
 
-def _show_conflicts(call: Invocation) -> int:
+def pin(call: Invocation) -> int:
+    """Accept a node's new identity."""
+    node = call.args.node
+    answer = call.client.post(api_path("inventory", node, "pin"), {"reason": call.args.reason})
+    return call.report(answer, f"{node}: what its sources report is accepted", node)
+
+
+def show_conflicts(call: Invocation) -> int:
+    status = _refresh(call) if call.args.refresh else exits.OK
     answer: wire_fleet.Inventory = call.get(api_path("inventory"))
     nodes = [node for node in answer["nodes"] if node["conflicts"]]
     sources = [source for source in answer["sources"] if source["held"] or source["stale"]]
     if call.print_data({"nodes": nodes, "sources": sources}, [node["node"] for node in nodes]):
-        return exits.OK
+        return status
     rows = [{"node": node["node"], **each} for node in nodes for each in node["conflicts"]]
     if rows:
         print_list(CONFLICT_COLUMNS, rows)
@@ -160,11 +138,11 @@ def _show_conflicts(call: Invocation) -> int:
         print_line(sanitize(f"{source['source']}: {_source_state(source)}"))
     if not rows and not sources:
         print_message("the sources agree, and none is held or stale")
-    return exits.OK
+    return status
 
 
 def _show_node(call: Invocation) -> int:
-    answer: wire_fleet.InventoryNodeDetail = call.get(api_path("inventory", call.args.what))
+    answer: wire_fleet.InventoryNodeDetail = call.get(api_path("inventory", call.args.node))
     node = answer["node"]
     if call.print_data(answer, [node["node"]]):
         return exits.OK

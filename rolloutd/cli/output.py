@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from machines.model.node import natural_sort_key
 from machines.model.timefmt import format_duration
 from rolloutd.texts.formats import format_percent, short_hash, shorten_name
 
@@ -240,6 +239,8 @@ def sort_items(columns: Columns, items: Iterable[Any], heading: str) -> list[Any
 
     Raises KeyError for an unknown heading.
     """
+    from machines.model.node import natural_sort_key  # rolloutctl's start-up counts
+
     source = {name.casefold(): value for name, value in columns.items()}[heading.casefold()]
 
     def order(item: Any) -> tuple[bool, float, tuple[str | int, ...]]:

@@ -84,10 +84,8 @@ def register(commands: CommandGroup) -> None:
     parser.argument("file", metavar="FILE", text="file to write (stdout)", nargs="?")
     summary = "list contents that failed and are not submitted again, or clear one"
     parser = commands.add_command("verdicts", verdicts, summary, is_list=True)
-    parser.usage = "rolloutctl verdicts [--json]\n       rolloutctl verdicts clear VERDICT --reason TEXT"
-    parser.argument("verb", metavar="clear", text="clear a verdict", nargs="?", choices=("clear",))
-    parser.argument("verdict", metavar="VERDICT", text="id of the verdict to clear", nargs="?")
-    parser.reason(required=False, when="for clear")
+    parser = commands.add_verbs(parser).add_command("clear", clear_verdict, "allow a content again")
+    parser.argument("verdict", metavar="VERDICT", text="id of the verdict to clear").reason()
 
 
 def format_diagnostic(diagnostic: Mapping[str, Any]) -> str:
@@ -381,14 +379,6 @@ VERDICT_COLUMNS: Columns = {
 
 
 def verdicts(call: Invocation) -> int:
-    args = call.args
-    if args.verb == "clear":
-        if args.verdict is None or args.reason is None:
-            missing = "VERDICT" if args.verdict is None else "--reason"
-            raise exits.Exit(exits.USAGE, f"rolloutctl verdicts clear: no {missing}; give one")
-        answer = call.client.post(api_path("verdicts", args.verdict, "clear"), {"reason": args.reason})
-        result_text = "cleared; its content may be submitted again"
-        return call.report(answer, f"{args.verdict}: {result_text}", args.verdict)
     found = call.get(api_path("verdicts"))["verdicts"]
     if call.print_data(found, [each["id"] for each in found]):
         return exits.OK
@@ -397,3 +387,9 @@ def verdicts(call: Invocation) -> int:
     else:
         call.print_items(VERDICT_COLUMNS, found)
     return exits.OK
+
+
+def clear_verdict(call: Invocation) -> int:
+    verdict = call.args.verdict
+    answer = call.client.post(api_path("verdicts", verdict, "clear"), {"reason": call.args.reason})
+    return call.report(answer, f"{verdict}: cleared; its content may be submitted again", verdict)

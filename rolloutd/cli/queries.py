@@ -55,13 +55,10 @@ def register(commands: CommandGroup) -> None:
     summary = "show the rollouts' state and progress"
     parser = commands.add_command("status", status, summary, is_list=True)
     parser.rollout(optional=True).flag("--all", text="include closed rollouts").watch()
-    parser = commands.add_command(
-        "rollouts", rollouts, "list all rollouts, or delete a closed one", is_list=True
-    )
-    parser.usage = "rolloutctl rollouts [--json]\n       rolloutctl rollouts delete ROLLOUT [--yes]"
-    parser.argument("verb", metavar="delete", text="delete a closed rollout", nargs="?", choices=("delete",))
-    deleted = "the rollout to delete, with the output of its runs; its audit stays"
-    parser.argument("rollout", metavar="ROLLOUT", text=deleted, nargs="?").watch().yes()
+    summary = "list all rollouts, or delete a closed one"
+    parser = commands.add_command("rollouts", rollouts, summary, is_list=True).watch()
+    verbs, summary = commands.add_verbs(parser), "delete a closed rollout, with the output of its runs"
+    verbs.add_command("delete", delete_rollout, summary).rollout().yes()
     parser = commands.add_command("nodes", nodes, "list the nodes of a rollout", is_list=True)
     parser.rollout().watch()
     selector = "only nodes whose labels match, such as team=payments,rack!=r1 (repeatable: all must match)"
@@ -104,9 +101,6 @@ def _print_runners(call: Invocation) -> None:
 
 
 def rollouts(call: Invocation) -> int:
-    args = call.args
-    if args.verb == "delete":
-        return _delete_rollout(call)
     answer = call.get(api_path("rollouts"))
     if call.print_data(answer, [each["rollout"] for each in answer["rollouts"]]):
         return exits.OK
@@ -117,11 +111,8 @@ def rollouts(call: Invocation) -> int:
     return exits.OK
 
 
-def _delete_rollout(call: Invocation) -> int:
+def delete_rollout(call: Invocation) -> int:
     name = call.args.rollout
-    if name is None or call.args.watch:
-        problem = "no ROLLOUT; name one" if name is None else "--watch is for the list; leave it out"
-        raise exits.Exit(exits.USAGE, f"rolloutctl rollouts delete: {problem}")
     loss = f"{name}: the output of its runs is lost for ever; its audit stays"
     confirm(call, lambda: loss, "delete it?", must_ask=True)
     answer = call.client.delete(api_path("rollouts", name))

@@ -138,10 +138,12 @@ def unknown_words(words: tuple[str, ...]) -> Iterator[str]:
             if word.partition("=")[0] not in below._option_string_actions:
                 yield word
         elif groups and word != "COMMAND":
-            if word not in groups[0].choices:
+            if word in groups[0].choices:
+                below = groups[0].choices[word]
+                continue
+            if getattr(below, "verbs", None) is None:
                 yield word
-                return
-            below = groups[0].choices[word]
+            return
 
 
 @pytest.mark.parametrize("command", named("rolloutd"))

@@ -9,13 +9,13 @@ from rolloutd.cli.main import parser
 
 
 def leaf_parsers() -> dict[str, argparse.ArgumentParser]:
-    """Return the parser of each command without subcommands, by its words."""
+    """Return the parser of each command, by its words; a command with verbs has its own."""
     return dict(_walk("", parser()))
 
 
 def _walk(words: str, top: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.ArgumentParser]]:
     groups = [each for each in top._actions if isinstance(each, argparse._SubParsersAction)]
-    if not groups:
+    if not groups or getattr(top, "verbs", None) is not None:
         yield words.strip(), top
     for group in groups:
         for name, below in group.choices.items():

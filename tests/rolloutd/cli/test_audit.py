@@ -61,14 +61,6 @@ def test_rollout_named_like_an_action_is_reachable(
     assert daemon.requests[-1][2]["rollout"] == name
 
 
-def test_action_with_rollout_option_is_refused(
-    daemon: CannedDaemon, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code, _, err = run(capsys, "audit", "verify", "--rollout", "r")
-    assert (code, daemon.requests) == (2, [])
-    assert "too many arguments" in err
-
-
 def test_an_event_of_a_newer_daemon_is_shown_by_its_name(
     daemon: CannedDaemon, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -14,8 +14,8 @@ IRREVERSIBLE = {
     "cancel": ["cancel r --reason x", "cancel r --now --reason x"],
     "rollback": ["rollback r --all --reason x", "rollback r --wave w --reason x"],
     "clean": ["clean n1 --reason x"],
-    "rollouts": ["rollouts delete r"],
-    "audit": ["audit settle all --keep database --reason x"],
+    "rollouts delete": ["rollouts delete r"],
+    "audit settle": ["audit settle all --keep database --reason x"],
 }
 """Commands that lose something for ever or act on many nodes, in each form that does."""
 
@@ -30,9 +30,21 @@ ASKS_ITSELF = {"init", "hosts scan"}
 
 NEVER_ASKS = {
     # They read.
+    *("rollouts", "verdicts", "audit", "audit verify", "audit head", "audit export"),
     *("context list", "explain", "wait", "forecast"),
     *("status", "nodes", "why", "watch", "logs", "handover", "compare", "changes", "config", "diff"),
-    *("drift", "gates", "review", "locks", "inventory", "team show", "prepare", "checkpoints", "names"),
+    *(
+        "drift",
+        "gates",
+        "review",
+        "locks",
+        "inventory",
+        "inventory conflicts",
+        "team show",
+        "prepare",
+        "checkpoints",
+        "names",
+    ),
     *(
         "artifacts verify",
         "artifacts report",
@@ -44,7 +56,8 @@ NEVER_ASKS = {
     ),
     *("doctor", "backup", "tui", "web", "demo", "completion", "help", "artifacts manifest"),
     # Another command takes it back, or the daemon keeps what was before.
-    *("plan submit", "verdicts", "reject", "withdraw", "token sign", "token use", "pause", "resume"),
+    *("inventory accept", "inventory pin", "verdicts clear"),
+    *("plan submit", "reject", "withdraw", "token sign", "token use", "pause", "resume"),
     *("retry", "advance", "skip", "return", "hold", "release", "freeze", "unfreeze", "team windows"),
     *("context add", "context use", "context remove"),
     *("train add", "train approve", "train show", "train remove", "leader step-down"),

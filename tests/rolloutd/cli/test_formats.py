@@ -27,6 +27,7 @@ NOTHING_LISTED = {
         "report",
         "plan schema",
         "plan new",
+        "audit export",
     ),
     *("token sign", "token use", "context add", "context use", "context remove"),
     # Other programs, which have their own tests.
