@@ -7,7 +7,7 @@ argument, because every user of the machine can list arguments.
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,9 +23,10 @@ from rolloutd.cli.command_group import (
     without_none,
 )
 from rolloutd.cli.output import colorize, print_line, print_message, sanitize
-from rolloutd.cli.queries import GATES, format_gate, print_gates, print_traffic_probes
-from rolloutd.control import response_text
+from rolloutd.cli.queries import GATES, format_gate, print_gates
+from rolloutd.control import response_text, review_text
 from rolloutd.control.client import api_path
+from rolloutd.control.review_text import ReviewLine, ReviewSection
 from rolloutd.texts import event_text
 from rolloutd.texts.formats import pluralize, short_hash
 
@@ -264,52 +265,17 @@ def review(call: Invocation) -> None:
 
 def _print_review(rollout: Rollout, review: Review) -> None:
     """Print the change, the targets, the checks, what is not probed, the digest, then the plan."""
-    if review["previous"] is not None:
-        _print_section(f"CHANGE since {review['previous']}")
-        _print_lines(response_text.difference_lines(review), "none: the same plan and the same source")
-    if review["unseen"]:
-        _print_section("NOT SHOWN, so an approval needs --unseen")
-        _print_lines(review["unseen"])
-    for title, files in (("PLAYBOOK", review["playbooks"]), ("FILE", review["files"])):
-        for file in files:
-            _print_section(f"{title} {file['path']}")
-            _print_lines((file["text"] or file["note"] or "").splitlines())
-    if review["commands"]:
-        _print_section("COMMANDS")
-        commands = "\n".join(f"{each['path']}: {each['text']}" for each in review["commands"])
-        _print_lines(commands.splitlines())
-    if review["overrides"]:
-        _print_section("FAILED BEFORE with the same content")
-        _print_lines(f"{e['node']} in {e['rollout']}, {e['step']}: {e['text']}" for e in review["overrides"])
-    _print_section("TARGETS")
-    for gate in rollout["gates"]:
-        found = response_text.find_gate(review, gate)
-        if found is not None and gate["state"] in ("waiting", "rejected"):
-            print_line(
-                f"  {gate['gate']} starts {response_text.describe_blast_radius(found['blast_radius'])}"
-            )
-            print_line(f"  {response_text.describe_approval(found['your_approval'], rollout['owner'])}")
-    for pool in rollout["pools"]:
-        nodes = pluralize(pool["total"], "node")
-        print_line(sanitize(f"  {pool['pool']}: {nodes}, {pool['max_unavailable']} at a time"))
-    _print_section("CHECKS")
-    _print_lines(review["checks"])
-    _print_section("NOT PROBED")
-    print_traffic_probes(rollout)
-    _print_section("DIGEST")
-    print_line(f"  {rollout['digest']}")
-    _print_section("PLAN without defaults")
-    _print_lines(f"{each['path']}: {each['value']}" for each in review["plan"])
-
-
-def _print_section(title: str) -> None:
-    print_line()
-    print_line(colorize(sanitize(title), "bold"))
-
-
-def _print_lines(lines: Iterable[str], otherwise: str = "nothing") -> None:
-    printed = 0
-    for printed, line in enumerate(lines, 1):  # noqa: B007  # counted, without keeping them
-        print_line(f"  {sanitize(line)}")
-    if not printed:
-        print_line(f"  {otherwise}")
+    gates = [gate for gate in rollout["gates"] if gate["state"] in ("waiting", "rejected")]
+    digest = ReviewSection("DIGEST", "", [ReviewLine("", rollout["digest"])])
+    for section in (
+        *review_text.change_sections(review),
+        *review_text.scope_sections(rollout, review, gates),
+        digest,
+        review_text.plan_section(review),
+    ):
+        print_line()
+        print_line(f"{colorize(section.title, 'bold')} {sanitize(section.note)}".rstrip())
+        for line in section.lines:
+            print_line(sanitize(f"  {line.label}{line.text}"))
+        if not section.lines and section.otherwise:
+            print_line(f"  {sanitize(section.otherwise)}")

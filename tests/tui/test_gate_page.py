@@ -32,7 +32,7 @@ async def test_gate_page_shows_change_before_plan(socket_dir: Path) -> None:
         places = [text.index(each) for each in (*order, "THE PLAN", "VOTES")]
         assert places == sorted(places)
         assert (
-            "this gate starts: 8 nodes of 4 teams, at most 4 at once, about 55s, traffic not probed" in text
+            "gate start starts: 8 nodes of 4 teams, at most 4 at once, about 55s, traffic not probed" in text
         )
         assert "sysctl -n net.core.somaxconn" in text
         assert "not probed: client traffic" in text
@@ -136,6 +136,7 @@ async def test_unseen_files_ask_for_a_word_of_their_own(socket_dir: Path) -> Non
         "unseen": ["group_vars/all.yml: not shown: encrypted (31 bytes, sha256 abc)"],
         "files": [{"path": "roles/a/tasks/main.yml", "text": "- raw: drain", "note": None}],
         "commands": [{"path": "team.pay.0.ssh: run", "text": "systemctl is-active pay"}],
+        "overrides": [{"node": "n1", "rollout": "kernel-before", "step": "run.configure", "text": "exit 2"}],
     }
     async with run_console(fleet, socket_dir, size=(100, 40)) as (app, pilot, _):
         await pilot.press("2")
@@ -145,6 +146,7 @@ async def test_unseen_files_ask_for_a_word_of_their_own(socket_dir: Path) -> Non
         assert "group_vars/all.yml: not shown: encrypted" in text
         assert "FILE roles/a/tasks/main.yml, 1 line" in text
         assert "systemctl is-active pay" in text
+        assert "n1 in kernel-before, run.configure: exit 2" in text
         await pilot.press("a")
         await wait_for_text(pilot, "Not shown: group_vars/all.yml", "type unseen to approve them")
         await pilot.press(*"read", "enter")

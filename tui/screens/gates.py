@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
 from textual.widget import Widget
 
-from rolloutd.control import response_text
+from rolloutd.control import review_text
 from rolloutd.control.nodes import wire_nodes
 from rolloutd.control.plans import wire_plans
+from rolloutd.control.review_text import ReviewSection
 from rolloutd.texts import event_text, formats
 from tui.formatting import formatting, lines
 from tui.formatting.glyphs import node_glyph, node_strip
@@ -96,17 +97,13 @@ class GatesPage(page.TwoPanes):
         """Return the whole playbook or all differences if the cursor is on their lines."""
         selected, content = self.selected_gate(), self.query_one("#content", VirtualList)
         review = None if selected is None else self.console.model.reviews.get(selected.rollout.id)
-        kind, _, name = content.cursor_key.partition(":")
         if not content.has_focus or review is None:
             return super().full_text()
-        if kind == "differences":
-            return f"differences to {review['previous']}", "\n".join(response_text.difference_lines(review))
-        if kind == "playbook":
-            path = name.partition(":")[0]
-            files = (*review["playbooks"], *review["files"])
-            text = next((each["text"] for each in files if each["path"] == path), None)
-            return (path, text) if text is not None else super().full_text()
-        return super().full_text()
+        texts = (each for each in review_text.change_sections(review) if each.is_text)
+        text = next((each for each in texts if content.cursor_key.startswith(_section_key(each))), None)
+        if text is None:
+            return super().full_text()
+        return f"{text.title} {text.note}", "\n".join(line.text for line in text.lines)
 
     def update_body(self) -> None:
         gate_list = self.query_one("#list", VirtualList)
@@ -161,23 +158,17 @@ class GatesPage(page.TwoPanes):
             yield page.note_row("loading the change")
         else:
             yield from self._cached_change_items(review)
-        yield from _target_items(pending, review)
-        if review is not None:
-            yield from _check_items(review)
-        yield from _coverage_items(pending)
+        yield from _section_items(review_text.scope_sections(pending.rollout.status, review, [pending.gate]))
         if plan is not None:
             yield from _digest_items(plan)
         if review is not None:
-            yield page.heading("THE PLAN", "without defaults")
-            for value in review["plan"]:
-                line: Line = [(f"  {value['path']}: ", "dim"), (lines.sanitize(value["value"]), "")]
-                yield fixed_row(f"path:{value['path']}", line)
+            yield from _section_items([review_text.plan_section(review)])
         yield from self._vote_items(pending)
 
     def _cached_change_items(self, review: wire_plans.Review) -> list[page.Item]:
         """Return the rows of a review, made once: a source of a thousand files has tens of thousands."""
         if self._change_items[0] is not review:
-            self._change_items = (review, list(_change_items(review)))
+            self._change_items = (review, list(_section_items(review_text.change_sections(review))))
         return self._change_items[1]
 
     def _request_content(self, pending: PendingGate) -> None:
@@ -325,82 +316,28 @@ def _node_line(node: NodeState, text: str, name_width: int, width: int) -> Line:
 
 # -- the review ---------------------------------------------------------------
 
-
-def _change_items(review: wire_plans.Review) -> Iterator[page.Item]:
-    """Yield what is new against the previous rollout, then the text of each playbook."""
-    if review["previous"] is None:
-        yield page.heading("CHANGE", "no earlier rollout of this plan")
-    else:
-        yield page.heading("CHANGE", f"differences to {review['previous']}, the previous rollout")
-        differences = list(response_text.difference_lines(review))
-        if not differences:
-            yield page.note_row("none: the same plan and the same source as before")
-        roles = {"+": "ok", "-": "bad"}
-        yield from _text_items("differences", differences, lambda line: roles.get(line.strip()[:1], "dim"))
-    if review["unseen"]:
-        yield page.heading("NOT SHOWN", "an approval asks you to confirm that you approve it unseen")
-        for number, unseen in enumerate(review["unseen"]):
-            yield fixed_row(f"unseen:{number}", [(f"  {lines.sanitize(unseen)}", "warn")])
-    for title, files in (("PLAYBOOK", review["playbooks"]), ("FILE", review["files"])):
-        for file in files:
-            yield from _file_items(title, file)
-    if review["commands"]:
-        yield page.heading("COMMANDS", "of the plan and of the teams' own checks")
-        for each in review["commands"]:
-            command: Line = [(f"  {each['path']}: ", "dim"), (lines.sanitize(each["text"]), "")]
-            yield fixed_row(f"command:{each['path']}", command)
+REVIEW_ROLES = {"added": "ok", "removed": "bad", "context": "dim", "warning": "warn", "strong": "bold"}
 
 
-def _file_items(title: str, file: wire_plans.PlaybookText) -> Iterator[page.Item]:
-    text = file["text"]
-    if text is None:
-        yield page.heading(title, file["path"])
-        yield page.note_row(lines.sanitize(file["note"] or ""))
-        return
-    file_lines = text.splitlines()
-    yield page.heading(title, f"{file['path']}, {formats.pluralize(len(file_lines), 'line')}")
-    yield from _text_items(f"playbook:{file['path']}", file_lines, lambda _line: "")
+def _section_items(sections: Iterable[ReviewSection]) -> Iterator[page.Item]:
+    """Yield each section; of a text the first lines, `w` on one of them shows the whole text."""
+    for section in sections:
+        key = _section_key(section)
+        yield page.heading(section.title, lines.sanitize(section.note))
+        limit = MAX_TEXT_LINES if section.is_text else len(section.lines)
+        for number, each in enumerate(section.lines[:limit]):
+            line: Line = [(f"  {lines.sanitize(each.label)}", "dim")]
+            line.append((lines.sanitize(each.text), REVIEW_ROLES.get(each.kind, "")))
+            yield fixed_row(f"{key}{number}", line)
+        if len(section.lines) > limit:
+            rest = formats.pluralize(len(section.lines) - limit, "more line")
+            yield fixed_row(f"{key}rest", [(f"  {rest}: w shows all", "dim")])
+        if not section.lines and section.otherwise:
+            yield page.note_row(lines.sanitize(section.otherwise))
 
 
-def _text_items(key: str, text: Sequence[str], role: Callable[[str], str]) -> Iterator[page.Item]:
-    """Yield the first lines of a text; `w` on one of them shows the whole text."""
-    for number, line in enumerate(text[:MAX_TEXT_LINES]):
-        yield fixed_row(f"{key}:{number}", [(f"  {lines.sanitize(line)}", role(line))])
-    if len(text) > MAX_TEXT_LINES:
-        rest = formats.pluralize(len(text) - MAX_TEXT_LINES, "more line")
-        yield fixed_row(f"{key}:rest", [(f"  {rest}: w shows all", "dim")])
-
-
-def _target_items(pending: PendingGate, review: wire_plans.Review | None) -> Iterator[page.Item]:
-    rollout = pending.rollout
-    yield page.heading("TARGETS", formats.pluralize(rollout.status["total"], "node"))
-    found = None if review is None else response_text.find_gate(review, pending.gate)
-    if found is not None:
-        radius = response_text.describe_blast_radius(found["blast_radius"])
-        yield fixed_row("blast-radius", [("  this gate starts: ", "dim"), (radius, "bold")])
-    for pool in rollout.pools.values():
-        nodes = f"{formats.pluralize(pool.total, 'node'):<12}"
-        line: Line = [("  ", ""), (fit_name(pool.pool, 23) + " ", ""), (nodes, "")]
-        yield fixed_row(f"pool:{pool.pool}", [*line, (f"{pool.max_unavailable} at a time", "dim")])
-
-
-def _check_items(review: wire_plans.Review) -> Iterator[page.Item]:
-    yield page.heading("CHECKS", "each node must pass these before it serves again")
-    for number, check in enumerate(review["checks"]):
-        yield fixed_row(f"check:{number}", [("  ", ""), (lines.sanitize(check), "")])
-
-
-def _coverage_items(pending: PendingGate) -> Iterator[page.Item]:
-    status = pending.rollout.status
-    yield page.heading(
-        "NOT PROBED", "" if status["not_probed"] or status["not_isolated"] else "nothing is left out"
-    )
-    for missing in status["not_probed"]:
-        yield fixed_row(f"not-probed:{missing}", [(f"  not probed: {lines.sanitize(missing)}", "warn")])
-    for nodes in status["not_isolated"]:
-        yield fixed_row(f"not-isolated:{nodes}", [(f"  not isolated: {lines.sanitize(nodes)}", "warn")])
-    for number, probe in enumerate(status["traffic_probes"]):
-        yield fixed_row(f"probe:{number}", [("  traffic probe: ", ""), (lines.sanitize(probe), "")])
+def _section_key(section: ReviewSection) -> str:
+    return f"{section.title}:{section.note}:"
 
 
 def _digest_items(plan: Mapping[str, Any]) -> Iterator[page.Item]:

@@ -120,7 +120,7 @@ def test_unseen_files_are_named_and_approved_with_unseen(
     daemon.answer("POST", "rollouts/r/votes", GATE)
     _, out, _ = run(capsys, "review", "r")
     for text in (
-        "NOT SHOWN, so an approval needs --unseen",
+        "NOT SHOWN an approval must confirm them: with --unseen",
         "encrypted (31 bytes",
         "FILE roles/a/tasks/main.yml",
     ):
@@ -142,7 +142,13 @@ def test_review_shows_change_first_and_plan_last(
     daemon.answer("GET", "rollouts/r", {**ROLLOUT, "owner": "infra", "gates": [{**GATE, "wave": None}]})
     daemon.answer("GET", "rollouts/somaxconn-abcde/review", review)
     code, out, _ = run(capsys, "review", "r")
-    order = ("CHANGE since somaxconn-before", "-soak: 10m", "PLAYBOOK sysctl.yml", "- hosts: all", "TARGETS")
+    order = (
+        "CHANGE differences to somaxconn-before",
+        "-soak: 10m",
+        "PLAYBOOK sysctl.yml",
+        "- hosts: all",
+        "TARGETS",
+    )
     places = [
         out.index(each) for each in (*order, "at most 4 at once", "CHECKS", "NOT PROBED", "DIGEST", "PLAN")
     ]
