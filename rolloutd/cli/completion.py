@@ -137,10 +137,6 @@ def _rollouts(call: Invocation) -> Iterable[str]:
     return (name for each in lines for name in (each["rollout"], each["plan"]))
 
 
-def _plans(call: Invocation) -> Iterable[str]:
-    return (each["plan"] for each in call.get(api_path("rollouts"))["rollouts"])
-
-
 def _nodes(call: Invocation, key: str = "node") -> Iterable[str | None]:
     return (node[key] for node in call.get(api_path("inventory"))["nodes"])
 
@@ -149,23 +145,11 @@ def _labels(call: Invocation) -> Iterable[str]:
     return sorted({key for node in call.get(api_path("inventory"))["nodes"] for key in node["labels"]})
 
 
-def _sources(call: Invocation) -> Iterable[str]:
-    return (source["source"] for source in call.get(api_path("inventory"), limit=1)["sources"])
-
-
-def _events(_: Invocation) -> Iterable[str]:
-    return event_text.EVENT_NAMES
-
-
 def _scopes(call: Invocation) -> Iterable[str]:
     pools = (lock["pool"] for lock in call.get(api_path("locks"))["pools"])
     nodes: list[dict[str, Any]] = call.get(api_path("inventory"))["nodes"]
     teams = (f"team/{node['team']}" for node in nodes if node["team"])
     return ("all", *teams, *pools, *(f"node/{node['node']}" for node in nodes))
-
-
-def _pools(call: Invocation) -> Iterable[str]:
-    return (slots["pool"] for slots in call.get(api_path("locks"))["pools"])
 
 
 def _conditions(call: Invocation) -> Iterable[str]:
@@ -177,22 +161,18 @@ def _waves(call: Invocation) -> Iterable[str | None]:
     return (gate["wave"] for each in call.get(api_path("status"))["rollouts"] for gate in each["gates"])
 
 
-def _verdicts(call: Invocation) -> Iterable[str]:
-    return (each["id"] for each in call.get(api_path("verdicts"))["verdicts"])
-
-
 _READERS: Mapping[str, Callable[[Invocation], Iterable[str | None]]] = {
     "rollouts": _rollouts,
-    "plans": _plans,
+    "plans": lambda call: (each["plan"] for each in call.get(api_path("rollouts"))["rollouts"]),
     "nodes": _nodes,
     "teams": partial(_nodes, key="team"),
     "scopes": _scopes,
     "waves": _waves,
-    "verdicts": _verdicts,
-    "sources": _sources,
+    "verdicts": lambda call: (each["id"] for each in call.get(api_path("verdicts"))["verdicts"]),
+    "sources": lambda call: (each["source"] for each in call.get(api_path("inventory"), limit=1)["sources"]),
     "labels": _labels,
-    "events": _events,
-    "pools": _pools,
+    "events": lambda _: event_text.EVENT_NAMES,
+    "pools": lambda call: (each["pool"] for each in call.get(api_path("locks"))["pools"]),
     "trains": lambda call: (each["name"] for each in call.get(api_path("trains"))["trains"]),
     "contexts": lambda _: context_names(),
     "fields": lambda _: field_names(),

@@ -44,9 +44,8 @@ STATES: tuple[ChangeState, ...] = (
 )
 
 
-def _count_nodes(state: ChangeState, change: Change) -> str:
-    """Return how many nodes have a change in this state; an empty cell for none."""
-    return str(change["counts"].get(state, ""))
+def _count_nodes(state: ChangeState, change: Change) -> int | None:
+    return change["counts"].get(state)
 
 
 def _describe_counts(change: Change) -> str:
@@ -151,12 +150,9 @@ def _print_record(call: Invocation, name: str, record: wire_plans.ConfigurationR
         node = call.args.node
         print_message(f"{node}: no {name} configuration; list its records with rolloutctl config {node}")
     elif not is_printed:
-        print_line(sanitize_lines(json.dumps(record["values"], indent=2, ensure_ascii=False, sort_keys=True)))
+        for line in json.dumps(record["values"], indent=2, ensure_ascii=False, sort_keys=True).splitlines():
+            print_line(sanitize(line))
     return exits.OK
-
-
-def sanitize_lines(text: str) -> str:
-    return "\n".join(map(sanitize, text.splitlines()))
 
 
 def _format_difference(difference: wire_plans.ValueDifference) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -145,7 +145,8 @@ MAX_NODES_SHOWN = 40
 
 
 def _summary_lines(found: ForecastBody) -> Iterator[str]:
-    yield f"{sanitize(found['rollout'])} ends {format_instants(found['ends_at'])}{_open_note(found)}"
+    note = "; it stays open after that, because its plan checks for drift" if found["stays_open"] else ""
+    yield f"{sanitize(found['rollout'])} ends {format_instants(found['ends_at'])}{note}"
     if found["waits"]:
         total = sum(found["waits"].values())
         causes = list(found["waits"].items())[:MAX_WAITS_SHOWN]
@@ -157,10 +158,6 @@ def _summary_lines(found: ForecastBody) -> Iterator[str]:
         yield format_train(found["train"])
     for assumption in found["assumptions"]:
         yield f"assumed: {sanitize(assumption['text'])}"
-
-
-def _open_note(found: ForecastBody) -> str:
-    return "; it stays open after that, because its plan checks for drift" if found["stays_open"] else ""
 
 
 def format_difference(found: Seconds) -> str:
@@ -223,12 +220,8 @@ def _rate(text: str) -> float:
     return rate
 
 
-def _p50(key: str) -> Any:
-    return lambda item: format_local(item[key]["p50"]) if item[key]["p50"] else "never"
-
-
-def _p90(key: str) -> Any:
-    return lambda item: format_local(item[key]["p90"]) if item[key]["p90"] else "never"
+def _instant(key: str, part: str = "p50") -> Callable[[Any], str]:
+    return lambda item: format_local(item[key][part]) if item[key][part] else "never"
 
 
 def _longest_wait(item: Any) -> str:
@@ -238,27 +231,27 @@ def _longest_wait(item: Any) -> str:
 
 _ROLLOUT_COLUMNS: Columns = {
     "ROLLOUT": "rollout",
-    "ENDS": _p50("ends_at"),
-    "P90": _p90("ends_at"),
+    "ENDS": _instant("ends_at"),
+    "P90": _instant("ends_at", "p90"),
     "NODES AHEAD": lambda item: len(item["nodes"]),
     "WAITS MOST FOR": _longest_wait,
 }
 _GATE_COLUMNS: Columns = {
     "GATE": event_text.gate_label,
-    "ASKED": _p50("asked_at"),
-    "P90": _p90("asked_at"),
+    "ASKED": _instant("asked_at"),
+    "P90": _instant("asked_at", "p90"),
 }
 _GROUP_COLUMNS: Columns = {
     "NODES": "nodes",
-    "FIRST STARTS": _p50("starts_at"),
-    "LAST IS BACK": _p50("ends_at"),
-    "P90": _p90("ends_at"),
+    "FIRST STARTS": _instant("starts_at"),
+    "LAST IS BACK": _instant("ends_at"),
+    "P90": _instant("ends_at", "p90"),
 }
 _NODE_COLUMNS: Columns = {
     "NODE": "node",
-    "STARTS": _p50("starts_at"),
-    "BACK": _p50("ends_at"),
-    "BACK P90": _p90("ends_at"),
+    "STARTS": _instant("starts_at"),
+    "BACK": _instant("ends_at"),
+    "BACK P90": _instant("ends_at", "p90"),
     "WAITS MOST FOR": _longest_wait,
 }
 _SCORE_COLUMNS: Columns = {

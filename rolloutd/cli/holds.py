@@ -53,18 +53,20 @@ def register(commands: CommandGroup) -> None:
             "team", metavar="TEAM", text="the team's name"
         )
 
-    add("show", show_team, "show a team's windows, canaries and freezes")
+    summary = "show a team's windows, canaries and freezes"
+    add("show", lambda call: _print_team(call, call.get(api_path("teams", call.args.team))), summary)
     parser = add("windows", set_windows, "set when the team's nodes may start; all other windows apply too")
     window = 'a window, such as "mon-fri 09:00-16:00 Europe/Amsterdam"'
     parser.argument("window", metavar="WINDOW", text=window, nargs="*", type=_window_argument)
     parser.flag("--none", text="remove the team's own windows").reason()
-    parser = add("canaries", set_canaries, "set which of the team's nodes go first")
+    summary = "set which of the team's nodes go first"
+    parser = add("canaries", lambda call: _set_rules(call, "canaries", call.args.node), summary)
     canary = "a canary; give them in the order in which they start"
     parser.argument("node", metavar="NODE", text=canary, nargs="*")
     parser.flag("--none", text="remove the team's own canaries").reason()
-    parser = add("freeze", freeze_team, "start none of the team's nodes until the freeze is lifted")
+    parser = add("freeze", start_freeze, "start none of the team's nodes until the freeze is lifted")
     parser.until("end of the freeze").reason()
-    add("unfreeze", unfreeze_team, "lift the team's freeze").reason(required=False)
+    add("unfreeze", lift_freeze, "lift the team's freeze").reason(required=False)
 
 
 def show_locks(call: Invocation) -> None:
@@ -74,9 +76,11 @@ def show_locks(call: Invocation) -> None:
         return
     print_list(POOL_COLUMNS, answer["pools"])
     for hold in answer["holds"]:
-        print_line(sanitize(_format_hold(hold)))
+        what = f"held: {hold['node']} as {hold['source']}/{hold['id']}{_until(hold)}"
+        print_line(sanitize(f"{what} by {hold['by']}: {hold['reason']}"))
     for freeze in answer["freezes"]:
-        print_line(sanitize(_format_freeze(freeze)))
+        what = f"frozen: {freeze['scope']} as {freeze['id']}{_until(freeze)}"
+        print_line(sanitize(f"{what} by {freeze['by']}: {freeze['reason']}"))
     for gate in answer["reboot_gates"]:
         reboots.print_gate(gate)
 
@@ -88,9 +92,8 @@ def take_hold(call: Invocation) -> int:
     # Asked before the hold: the rollout may finish its work on the node before the hold is granted.
     rollout = None if call.args.json else _busy_rollout(call, args.node)
     granted: Hold = call.client.put(api_path("holds"), body)
-    until = f" until {format_local(granted['until'])}" if granted["until"] else ""
     later = f", once {rollout} finishes its work there" if rollout else ""
-    held = f"{args.node}: held as {granted['source']}/{granted['id']}{until}{later}"
+    held = f"{args.node}: held as {granted['source']}/{granted['id']}{_until(granted)}{later}"
     return call.report(granted, held, args.node)
 
 
@@ -107,18 +110,25 @@ def release_hold(call: Invocation) -> int:
 
 def start_freeze(call: Invocation) -> int:
     args = call.args
-    body = without_none(reason=args.reason, scope=args.scope, until=args.until)
+    body = without_none(reason=args.reason, scope=_scope(call), until=args.until)
     answer: Freeze = call.client.post(api_path("freezes"), body)
     return call.report(answer, f"frozen: {answer['scope']}", answer["scope"])
 
 
 def lift_freeze(call: Invocation) -> int:
     args = call.args
-    answer = call.client.delete(api_path("freezes"), without_none(scope=args.scope, reason=args.reason))
-    scope = args.scope or "all"
+    scope = _scope(call)
+    answer = call.client.delete(api_path("freezes"), without_none(scope=scope, reason=args.reason))
+    scope = scope or "all"
     if answer["lifted"]:
         return call.report(answer, f"{scope}: {pluralize(answer['lifted'], 'freeze')} lifted", scope)
     return call.report_no_change(answer, f"{scope}: no freeze; list all freezes with rolloutctl locks")
+
+
+def _scope(call: Invocation) -> str | None:
+    """Return the scope of a freeze: that of `team freeze` is its team."""
+    team = getattr(call.args, "team", None)
+    return call.args.scope if team is None else f"team/{team}"
 
 
 def _busy_rollout(call: Invocation, node: str) -> str | None:
@@ -159,18 +169,8 @@ def _format_holder(holder: SlotHolder) -> str:
     return f"{holder['node']} ({holder['rollout'] or hold or holder['state']}{since})"
 
 
-def _format_hold(hold: Hold) -> str:
-    until = f" until {format_local(hold['until'])}" if hold["until"] else ""
-    return f"held: {hold['node']} as {hold['source']}/{hold['id']}{until} by {hold['by']}: {hold['reason']}"
-
-
-def _format_freeze(freeze: Freeze) -> str:
-    until = f" until {format_local(freeze['until'])}" if freeze["until"] else ""
-    return f"frozen: {freeze['scope']} as {freeze['id']}{until} by {freeze['by']}: {freeze['reason']}"
-
-
-def show_team(call: Invocation) -> int:
-    return _print_team(call, call.get(api_path("teams", call.args.team)))
+def _until(lock: Hold | Freeze) -> str:
+    return f" until {format_local(lock['until'])}" if lock["until"] else ""
 
 
 def set_windows(call: Invocation) -> int:
@@ -182,21 +182,6 @@ def set_windows(call: Invocation) -> int:
         problem = str(error).removeprefix("the body: ")
         example = "write 'mon-fri 09:00-16:00 Europe/Amsterdam'"
         raise exits.Exit(exits.USAGE, f"rolloutctl team windows: {problem}; {example}") from error
-
-
-def set_canaries(call: Invocation) -> int:
-    return _set_rules(call, "canaries", call.args.node)
-
-
-def freeze_team(call: Invocation) -> int:
-    call.args.scope = f"team/{call.args.team}"
-    return start_freeze(call)
-
-
-def unfreeze_team(call: Invocation) -> int:
-    """Lift a team's freeze."""
-    call.args.scope = f"team/{call.args.team}"
-    return lift_freeze(call)
 
 
 def _set_rules(call: Invocation, field: str, values: list[Any]) -> int:
@@ -218,8 +203,7 @@ def _print_team(call: Invocation, team: Team) -> int:
         print_line(sanitize(f"  {name} of the settings: {', '.join(settings) or 'none'}"))
         print_line(sanitize(f"  {name} of its own: {', '.join(own) or 'none'}"))
     for each in team["freezes"]:
-        until = f" until {format_local(each['until'])}" if each["until"] else ""
-        print_line(sanitize(f"  frozen as {each['id']}{until} by {each['by']}: {each['reason']}"))
+        print_line(sanitize(f"  frozen as {each['id']}{_until(each)} by {each['by']}: {each['reason']}"))
     return exits.OK
 
 

@@ -90,7 +90,8 @@ def _refresh(call: Invocation) -> int:
     while True:
         answer: wire_fleet.Inventory = call.get(api_path("inventory"), limit=1)
         sources = answer["sources"]
-        silent = [each for each in sources if not _answered_since(each, begun)]
+        # A held answer does not count as a source's last one.
+        silent = [each for each in sources if each["held"] is None and not _is_since(each["age_s"], begun)]
         late = [each["source"] for each in silent if not _is_since(each["tried_age_s"], begun)]
         if not late:
             return exits.REFUSED if silent else exits.OK
@@ -98,11 +99,6 @@ def _refresh(call: Invocation) -> int:
             print_message(f"{', '.join(late)}: no answer in {REFRESH_WAIT_S:.0f} s; its last one is shown")
             return exits.REFUSED
         time.sleep(REFRESH_POLL_S)
-
-
-def _answered_since(source: wire_fleet.InventorySourceStatus, begun: float) -> bool:
-    # A held answer does not count as its last one.
-    return source["held"] is not None or _is_since(source["age_s"], begun)
 
 
 def _is_since(age_s: float | None, begun: float) -> bool:

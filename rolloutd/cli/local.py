@@ -5,7 +5,6 @@ They need libraries that rolloutctl does not load, because its start-up counts.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -47,9 +46,9 @@ def register(commands: CommandGroup) -> None:
 
 def _register_console(commands: CommandGroup) -> None:
     summary = "open the console in this terminal: watch rollouts, vote and act"
-    tui_parser = commands.add_command("tui", tui, summary, formats=())
+    tui_parser = commands.add_command("tui", run_console, summary, formats=())
     summary = "serve the console to a browser on this machine"
-    web_parser = commands.add_command("web", web, summary, formats=())
+    web_parser = commands.add_command("web", run_console, summary, formats=())
     for parser in (tui_parser, web_parser):
         parser.set_defaults(opens_own_tunnel=True)
         parser.add_argument("--theme", choices=("dark", "light"), help="colour theme (as the terminal)")
@@ -78,19 +77,15 @@ def run_admin_command(call: Invocation) -> NoReturn:
     exec_module("rolloutd.admin", arguments)
 
 
-def tui(call: Invocation) -> int:
-    return _run_console(call, ["--no-mouse"] if call.args.no_mouse else [])
-
-
-def web(call: Invocation) -> int:
-    """Serve the console to a browser."""
-    return _run_console(call, ["--web", "--port", str(call.args.port)])
-
-
-def _run_console(call: Invocation, options: list[str]) -> int:
-    """Become the console; with --host, run it at the other end of a tunnel, which then ends with it."""
+def run_console(call: Invocation) -> int:
+    """Become the console or its web server; with --host, run it at a tunnel's end, which ends with it."""
     args = call.args
-    arguments = [*_display_options(args), *options]
+    if args.command == "web":
+        options = ["--web", "--port", str(args.port)]
+    else:
+        options = ["--no-mouse"] if args.no_mouse else []
+    theme = ["--theme", args.theme] if args.theme is not None else []
+    arguments = [*theme, *(f"--{name}" for name in ("ascii", "still") if getattr(args, name)), *options]
     chosen = destination(args)
     if chosen.host is None:
         exec_module("tui", ["--socket", call.client.path, *arguments])
@@ -105,11 +100,6 @@ def report(call: Invocation) -> None:
     from rolloutd.cli.report import render_rollout
 
     print_line(render_rollout(call.client, call.args.rollout))
-
-
-def _display_options(args: argparse.Namespace) -> list[str]:
-    theme = ["--theme", args.theme] if args.theme is not None else []
-    return [*theme, *(f"--{name}" for name in ("ascii", "still") if getattr(args, name))]
 
 
 def exec_module(module: str, arguments: list[str]) -> NoReturn:

@@ -235,11 +235,6 @@ def print_rollout(rollout: wire.Rollout) -> None:
     print_list(POOL_COLUMNS, rollout["pools"])
 
 
-def format_prepared(prepared: wire.Prepared) -> str:
-    """Return how many of the nodes behind a gate are prepared."""
-    return f"{prepared['done']} of the {pluralize(prepared['total'], 'node')} after it prepared"
-
-
 def print_preparation(rollout: wire.Rollout) -> None:
     """Print how many nodes are prepared, and what preparation kept out of the slots."""
     prepared, minutes = rollout["prepared"], rollout["minutes"]
@@ -289,8 +284,9 @@ def print_gates(rollout: wire.Rollout) -> None:
         print_line(
             f"  {sanitize(f'{event_text.gate_label(gate)} was not opened' if is_over else format_gate(gate))}"
         )
-        if gate["prepared"] is not None:
-            print_line(f"    {format_prepared(gate['prepared'])}")
+        if (prepared := gate["prepared"]) is not None:
+            total = pluralize(prepared["total"], "node")
+            print_line(f"    {prepared['done']} of the {total} after it prepared")
         if gate["waived"]:
             print_line(f"    pilot waived: {sanitize(gate['waived'])}")
         if gate["evidence"] is not None and gate["state"] != "open":

@@ -6,6 +6,7 @@ They need libraries that rolloutctl does not load, because its start-up counts.
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import NoReturn
 
 from rolloutd.cli.command_group import CommandGroup, Invocation
@@ -42,7 +43,7 @@ _SECOND_SOURCES = (
 
 def register(commands: CommandGroup) -> None:
     summary = "write the daemon's settings from what this machine and the inventory have"
-    parser = commands.add_command("init", init, summary, formats=("json",), is_local=True)
+    parser = commands.add_command("init", partial(set_up, "init"), summary, formats=("json",), is_local=True)
     for name, metavar, text in _TEXTS:
         parser.argument(name, metavar=metavar, text=f"{text} (repeatable)", action="append", default=[])
     for name, metavar, text in _VALUES:
@@ -54,7 +55,9 @@ def register(commands: CommandGroup) -> None:
     parser.flag("--yes", text="ask nothing: take what is proposed, and write")
     hosts = commands.add_group("hosts", "compare and store the host keys of nodes")
     summary = "collect host keys, compare them with second sources, and store what you approve"
-    parser = hosts.add_command("scan", scan, summary, formats=("json",), is_local=True)
+    parser = hosts.add_command(
+        "scan", partial(set_up, "host_keys"), summary, formats=("json",), is_local=True
+    )
     parser.argument("nodes", metavar="NODE", text="only these nodes (all)", nargs="*")
     parser.argument("--config", metavar="FILE", text="the settings file (/etc/rolloutd/config.yaml)")
     for name, metavar, text in _SECOND_SOURCES:
@@ -68,43 +71,28 @@ def register(commands: CommandGroup) -> None:
 
 def _register_store(store: CommandGroup) -> None:
     summary = "make or migrate the tables in PostgreSQL, and let the daemon's role use them"
-    parser = store.add_command("prepare", prepare_store, summary, formats=("json",), is_local=True)
+    parser = store.add_command("prepare", change_store, summary, formats=("json",), is_local=True)
     text = "the database as its owner, such as 'host=db dbname=rolloutd user=rolloutd_owner'"
     parser.argument("--dsn", metavar="OWNER_DSN", text=text, required=True)
     parser.argument("--role", metavar="NAME", text="the daemon's role, which owns nothing", required=True)
     parser.argument("--password-file", metavar="FILE", text="file with the owner's password")
     summary = "move the store between the databases of two settings files; the daemons must be stopped"
-    parser = store.add_command("move", move_store, summary, formats=("json",), is_local=True)
+    parser = store.add_command("move", change_store, summary, formats=("json",), is_local=True)
     parser.argument("--from", metavar="FILE", text="settings of the present store", required=True)
     parser.argument("--to", metavar="FILE", text="settings of the store to move to", required=True)
 
 
-def prepare_store(call: Invocation) -> NoReturn:
-    """Become the program that makes the tables."""
-    _run_admin(call, "prepare", ("dsn", "role", "password_file"))
-
-
-def move_store(call: Invocation) -> NoReturn:
-    _run_admin(call, "move", ("from", "to"))
-
-
-def _run_admin(call: Invocation, verb: str, names: tuple[str, ...]) -> NoReturn:
+def change_store(call: Invocation) -> NoReturn:
+    """Become the program that makes the tables, or moves the store."""
+    verb = call.args.subcommand
+    names = ("dsn", "role", "password_file") if verb == "prepare" else ("from", "to")
     values = {name: getattr(call.args, name) for name in names}
     options = [f"--{name.replace('_', '-')}={value}" for name, value in values.items() if value is not None]
     exec_module("rolloutd.admin", [verb, *options, *(["--json"] if call.args.json else [])])
 
 
-def scan(call: Invocation) -> NoReturn:
-    """Become the program that scans, compares and stores host keys."""
-    exec_module("rolloutd.admin.host_keys", [_options(call)])
-
-
-def init(call: Invocation) -> NoReturn:
-    """Become the program that proposes, tests and writes the settings."""
-    exec_module("rolloutd.admin.init", [_options(call)])
-
-
-def _options(call: Invocation) -> str:
-    """Return the options as the program reads them."""
+def set_up(module: str, call: Invocation) -> NoReturn:
+    """Become the program of host keys, or that of the settings; it reads the options as JSON."""
     given = vars(call.args).items()
-    return json.dumps({name: value for name, value in given if isinstance(value, str | bool | list)})
+    options = {name: value for name, value in given if isinstance(value, str | bool | list)}
+    exec_module(f"rolloutd.admin.{module}", [json.dumps(options)])

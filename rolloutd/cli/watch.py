@@ -81,7 +81,11 @@ def register(commands: CommandGroup) -> None:
 
 
 def watch_rollouts(call: Invocation) -> int:
-    return watch_until_closed(call, _rollout_ids(call))
+    name = call.args.rollout
+    found = (
+        call.get(api_path("status"))["rollouts"] if name is None else [call.get(api_path("rollouts", name))]
+    )
+    return watch_until_closed(call, [rollout["rollout"] for rollout in found])
 
 
 def watch_until_closed(call: Invocation, rollout_ids: Sequence[str]) -> int:
@@ -271,12 +275,6 @@ def _changed_rollouts_printer(call: Invocation) -> Callable[[WatchUpdate], None]
         last[:] = update.rollouts
 
     return show
-
-
-def _rollout_ids(call: Invocation) -> list[str]:
-    if call.args.rollout is not None:
-        return [call.get(api_path("rollouts", call.args.rollout))["rollout"]]
-    return [rollout["rollout"] for rollout in call.get(api_path("status"))["rollouts"]]
 
 
 REPEAT_INTERVAL_S = 10.0
