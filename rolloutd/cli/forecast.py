@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from machines.model.timefmt import format_duration
 from rolloutd.cli import exits
 from rolloutd.cli.command_group import CommandGroup, Invocation, int_argument, time_argument, without_none
-from rolloutd.cli.forecast_figures import format_bottleneck, format_instants, format_train
+from rolloutd.cli.forecast_figures import format_instants, format_train
 from rolloutd.cli.output import (
     AGE_UNITS,
     Columns,
@@ -23,6 +23,7 @@ from rolloutd.cli.output import (
 from rolloutd.cli.plans import request_about_plan
 from rolloutd.control import user_time
 from rolloutd.control.client import api_path
+from rolloutd.control.response_text import describe_bottleneck
 from rolloutd.texts import event_text
 from rolloutd.texts.formats import pluralize
 
@@ -153,7 +154,7 @@ def _summary_lines(found: ForecastBody) -> Iterator[str]:
         shares = (f"{code} {100 * seconds / total:.0f} %" for code, seconds in causes)
         yield f"nodes wait for: {', '.join(shares)}"
     if found["bottleneck"] is not None:
-        yield format_bottleneck(found["bottleneck"])
+        yield sanitize(f"bottleneck: {describe_bottleneck(found['bottleneck'])}")
     if found["train"] is not None:
         yield format_train(found["train"])
     for assumption in found["assumptions"]:

@@ -9,7 +9,7 @@ from rolloutd.cli.output import AGE_UNITS, format_local, sanitize
 from rolloutd.texts.formats import pluralize
 
 if TYPE_CHECKING:
-    from rolloutd.control.rollouts.wire import Bottleneck, Instants, Seconds, TrainForecast
+    from rolloutd.control.rollouts.wire import Instants, Seconds, TrainForecast
 
 
 def format_instants(found: Instants) -> str:
@@ -18,13 +18,6 @@ def format_instants(found: Instants) -> str:
         return "never, as it is"
     p90 = "never" if found["p90"] is None else format_local(found["p90"])
     return f"{format_local(found['p50'])} (p90 {p90})"
-
-
-def format_bottleneck(found: Bottleneck) -> str:
-    """Return `bottleneck: pool team/payments; with one more there it ends 2h earlier`."""
-    saves = format_duration(found["saves_s"], AGE_UNITS) if found["saves_s"] >= 1 else "no"
-    more = "without it" if found["kind"] == "window" else "with one more there"
-    return f"bottleneck: {sanitize(found['kind'])} {sanitize(found['name'])}; {more} it ends {saves} earlier"
 
 
 def format_train(found: TrainForecast) -> str:

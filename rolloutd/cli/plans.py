@@ -17,7 +17,7 @@ from machines.model.timefmt import format_duration
 from rolloutd.cli import example_plans, exits
 from rolloutd.cli.command_group import CommandGroup, Invocation, without_none
 from rolloutd.cli.configuration import print_impact, print_plan_differences, read_impact
-from rolloutd.cli.forecast_figures import format_bottleneck, format_instants, format_range, format_train
+from rolloutd.cli.forecast_figures import format_instants, format_range, format_train
 from rolloutd.cli.output import (
     FORMATS,
     UNNAMED_FORMATS,
@@ -30,6 +30,7 @@ from rolloutd.cli.output import (
 from rolloutd.cli.queries import print_traffic_probes
 from rolloutd.cli.watch import watch_until_closed
 from rolloutd.control.client import ApiError, DaemonUnreachable, api_path
+from rolloutd.control.response_text import describe_bottleneck
 from rolloutd.errors import Diagnostic
 from rolloutd.texts.formats import format_size, pluralize
 
@@ -292,7 +293,7 @@ def print_preview(answer: wire_plans.Preview) -> None:
 def _print_duration(found: wire_plans.PlanDuration) -> None:
     print_line(f"takes {format_range(found['work_s'])}; ends {format_instants(found['ends_at'])}")
     if found["bottleneck"] is not None:
-        print_line(format_bottleneck(found["bottleneck"]))
+        print_line(sanitize(f"bottleneck: {describe_bottleneck(found['bottleneck'])}"))
     if found["train"] is not None:
         print_line(format_train(found["train"]))
     if found["warning"] is not None:

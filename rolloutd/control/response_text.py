@@ -13,7 +13,7 @@ if TYPE_CHECKING:  # the command line's start-up counts
     from rolloutd.control.fleet.wire_fleet import HandoverRollout
     from rolloutd.control.nodes.wire_nodes import ComparedNode, Comparison
     from rolloutd.control.plans.wire_plans import ApprovalEffect, BlastRadius, GateReview, Review
-    from rolloutd.control.rollouts.wire import Gate, Rollout
+    from rolloutd.control.rollouts.wire import Bottleneck, Gate, Rollout
 
 TIME_UNITS = 2
 
@@ -52,6 +52,13 @@ def describe_train(rollout: Rollout) -> str:
     if train["state"] == "waiting" and rollout["rollout"] in train["missing"]:
         return f"{shown}; rolloutctl approve {rollout['rollout']} train"
     return f"{shown}, {pluralize(train['outages_saved'], 'outage')} saved"
+
+
+def describe_bottleneck(found: Bottleneck) -> str:
+    """Return `pool team/payments; with one more there it ends 2h earlier`."""
+    saves = format_duration(found["saves_s"], TIME_UNITS) if found["saves_s"] >= 1 else "no"
+    more = "without it" if found["kind"] == "window" else "with one more there"
+    return f"{found['kind']} {found['name']}; {more} it ends {saves} earlier"
 
 
 def describe_vote_deadline(rollout: Rollout) -> str:

@@ -61,7 +61,7 @@ async def test_forecast_shows_ends_gates_and_nodes(socket_dir: Path) -> None:
     async with run_console(running_fleet(), socket_dir) as (_, pilot, _server):
         await pilot.press("enter", "i")
         text = await wait_for_text(pilot, "NODES 2", "bottleneck", "continue after canary")
-        assert "pool rack/r1: with one more there it ends 1h earlier" in text
+        assert "pool rack/r1; with one more there it ends 1h earlier" in text
         assert "each gate gets its votes 0s after it is asked" in text
         assert "closed-01" in text
         assert "never, as things are" in text

@@ -65,19 +65,29 @@ class FetchedPage(Page):
         raise NotImplementedError
 
 
-class ComparisonPage(FetchedPage):
-    """The nodes of a rollout against its canaries: times and changed tasks, outliers first."""
+class RolloutResourcePage(FetchedPage):
+    """A page of one resource of a rollout; the keys of its rows begin with the name of a node."""
 
-    screen_name = "comparison"
-    refresh_interval_s = 5.0
-    """The times of nodes in flight grow."""
+    resource = ""
 
     def __init__(self, rollout: str) -> None:
-        super().__init__("rollouts", rollout, "comparison")
+        super().__init__("rollouts", rollout, self.resource)
         self.rollout_id = rollout
 
     def breadcrumb(self) -> str:
-        return f"▸ {self.rollout_id} ▸ canaries"
+        return f"▸ {self.rollout_id} ▸ {self.screen_name}"
+
+    def do_open(self) -> None:
+        if node := self.body.cursor_key.partition(":")[0]:
+            self.console.open_page("node", self.rollout_id, node)
+
+
+class ComparisonPage(RolloutResourcePage):
+    """The nodes of a rollout against its canaries: times and changed tasks, outliers first."""
+
+    screen_name = resource = "comparison"
+    refresh_interval_s = 5.0
+    """The times of nodes in flight grow."""
 
     def found_items(self, found: wire_nodes.Comparison) -> Iterator[Item]:
         outliers = sum(bool(response_text.describe_outlier(each)) for each in found["nodes"])
@@ -96,10 +106,6 @@ class ComparisonPage(FetchedPage):
             yield _node_row(each, names)
         if found["omitted"]:
             yield note_row(f"{formats.pluralize(found['omitted'], 'more node')} not compared")
-
-    def do_open(self) -> None:
-        if self.body.cursor_key:
-            self.console.open_page("node", self.rollout_id, self.body.cursor_key)
 
 
 def _name_width(rows: Sequence[wire_nodes.ComparedNode] | Sequence[wire_nodes.Preparation]) -> int:
@@ -134,19 +140,12 @@ PREPARATION_ROLES = {
 """Roles of the states, the most urgent state first."""
 
 
-class PreparationPage(FetchedPage):
+class PreparationPage(RolloutResourcePage):
     """The prepare stages of a rollout on each of its nodes; those that failed come first."""
 
-    screen_name = "preparation"
+    screen_name, resource = "preparation", "prepare"
     refresh_interval_s = 2.0
     """A stage of a large artifact takes minutes."""
-
-    def __init__(self, rollout: str) -> None:
-        super().__init__("rollouts", rollout, "prepare")
-        self.rollout_id = rollout
-
-    def breadcrumb(self) -> str:
-        return f"▸ {self.rollout_id} ▸ preparation"
 
     def selection(self) -> Selection:
         rollout = self.console.model.rollouts.get(self.rollout_id)
@@ -167,10 +166,6 @@ class PreparationPage(FetchedPage):
                 yield "", static_line([("      ", ""), *text])
         if not rows:
             yield note_row("the plan has no prepare stages")
-
-    def do_open(self) -> None:
-        if self.body.cursor_key:
-            self.console.open_page("node", self.rollout_id, self.body.cursor_key.partition(":")[0])
 
 
 def _needs_people(each: wire_nodes.Preparation) -> bool:

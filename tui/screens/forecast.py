@@ -4,31 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from rolloutd.control import response_text
 from rolloutd.control.forecasts import wire_forecasts
 from rolloutd.control.rollouts import wire
 from rolloutd.texts import event_text
 from tui.formatting import formatting, lines
 from tui.formatting.lines import Line, column, fit
-from tui.screens.fetched import FetchedPage
+from tui.screens.fetched import RolloutResourcePage
 from tui.screens.page import Item, heading, note_row, static_line
 from tui.state.values import parse_timestamp
 
 NAME_WIDTH = 28
 
 
-class ForecastPage(FetchedPage):
+class ForecastPage(RolloutResourcePage):
     """The latest forecast that the daemon has made."""
 
-    screen_name = "forecast"
+    screen_name = resource = "forecast"
     refresh_interval_s = 10.0
     """The daemon makes one a minute at most."""
-
-    def __init__(self, rollout: str) -> None:
-        super().__init__("rollouts", rollout, "forecast")
-        self.rollout_id = rollout
-
-    def breadcrumb(self) -> str:
-        return f"▸ {self.rollout_id} ▸ forecast"
 
     def found_items(self, found: wire_forecasts.Forecast) -> Iterator[Item]:
         made_at = parse_timestamp(found["made_at"]) or 0.0
@@ -37,11 +31,7 @@ class ForecastPage(FetchedPage):
         yield self._span_row("end", self.rollout_id, found["ends_at"], None)
         bottleneck = found["bottleneck"]
         if bottleneck is not None:
-            saves_s = bottleneck["saves_s"]
-            saved = formatting.format_duration(saves_s) if saves_s >= 1 else "no"
-            what = "without it" if bottleneck["kind"] == "window" else "with one more there"
-            text = f"{bottleneck['kind']} {bottleneck['name']}: {what} it ends {saved} earlier"
-            yield _text_row("bottleneck", "bottleneck", text)
+            yield _text_row("bottleneck", "bottleneck", response_text.describe_bottleneck(bottleneck))
         for assumption in found["assumptions"]:
             yield _text_row(f"assumed {assumption['code']}", "assumed", assumption["text"])
         yield heading("GATES", "when they ask for votes" if found["gates"] else "none is ahead")

@@ -128,12 +128,11 @@ def filter_items(items: Iterable[Item], wanted: str) -> list[Item]:
             blocks.append([item])
         else:
             blocks[-1].append(item)
-    return [item for block in blocks if _block_matches(block, wanted) for item in block]
-
-
-def _block_matches(block: Sequence[Item], wanted: str) -> bool:
-    text = " ".join(line_text(draw(UNCUT_WIDTH)) for _, draw in block) if block[0][0] else ""
-    return not block[0][0] or formatting.matches(text, wanted)
+    texts = (" ".join(line_text(draw(UNCUT_WIDTH)) for _, draw in block) for block in blocks)
+    shown = zip(blocks, texts, strict=True)
+    return [
+        item for block, text in shown if not block[0][0] or formatting.matches(text, wanted) for item in block
+    ]
 
 
 class Page(BlankWidget, Screen[None]):
@@ -318,7 +317,7 @@ class Page(BlankWidget, Screen[None]):
         shown = [each for each in sorted(actions.ACTIONS, key=_key_rank) if self.screen_name in each.screens]
         keys = [self._render_key(each, selection) for each in shown if each.name != "help"]
         # A user who may only read needs the other keys first.
-        keys = sorted(filter(None, keys), key=_is_not_permitted)
+        keys = sorted(filter(None, keys), key=lambda key: key[0][1].startswith("faint"))
         self._first_key %= len(keys) or 1
         more: Line = [("… ", "dim@more_keys")]
         help_keys: Line = [("?", "key@help"), (" keys ", "dim@help")]
@@ -351,10 +350,6 @@ class Page(BlankWidget, Screen[None]):
             return [(f"{action.key_label} {action.title} (not permitted)  ", f"faint@{name}")]
         title = "show all" if name == "back" and self.filter_text else action.title
         return [(action.key_label, f"key@{name}"), (f" {title}  ", f"dim@{name}")]
-
-
-def _is_not_permitted(key: Line) -> bool:
-    return key[0][1].startswith("faint")
 
 
 def _key_rank(action: Action) -> int:
