@@ -28,7 +28,7 @@ from rolloutd.cli.output import (
     short_of,
     with_columns,
 )
-from rolloutd.control import response_text
+from rolloutd.control import response_text, review_text
 from rolloutd.control.client import api_path
 from rolloutd.texts import event_text
 from rolloutd.texts.formats import format_exceptions, format_percent, join_limited, pluralize, short_hash
@@ -290,7 +290,11 @@ def print_gates(rollout: wire.Rollout) -> None:
         if gate["waived"]:
             print_line(f"    pilot waived: {sanitize(gate['waived'])}")
         if gate["evidence"] is not None and gate["state"] != "open":
-            print_evidence(gate["evidence"], gate["digest"])
+            pilot = review_text.pilot_section(gate["evidence"])
+            print_line(f"    votes are for the plan and this evidence: digest {gate['digest']}")
+            print_line(f"    pilot {sanitize(pilot.note)}")
+            for line in pilot.lines:
+                print_line(f"      {sanitize(line.label + line.text)}")
         for vote in gate["votes"]:
             answer = "withdrawn" if vote["withdrawn"] else "yes" if vote["yes"] else "no"
             not_counted = "" if vote["counts"] or vote["withdrawn"] else ", does not count"
@@ -316,24 +320,6 @@ def _later_votes(gate: wire.Gate) -> str:
         return ""
     when = "after a failure" if gate["gate"] == "proceed" else "later"
     return f"; {when} it needs votes of {', '.join(wanted)}"
-
-
-def print_evidence(evidence: wire.PilotEvidence, digest: str) -> None:
-    """Print what the pilot showed: steps with their times, changed tasks, diffs and logs."""
-    attempts = pluralize(evidence["attempts"], "attempt")
-    print_line(f"    pilot {evidence['node']}: {evidence['outcome']}, {attempts}")
-    print_line(f"    votes are for the plan and this evidence: digest {digest}")
-    for step in evidence["steps"]:
-        text = f": {step['text']}" if step["text"] else ""
-        what = f"{step['action']} {step['step']}: {step['state']} in {step['seconds']:g} s"
-        print_line(f"      {sanitize(what + text)}")
-    for change in evidence["changes"]:
-        print_line(f"      changed: {sanitize(change['task'])}")
-        for line in (change["diff"] or "").splitlines():
-            print_line(f"        {sanitize(line)}")
-    for log in evidence["logs"]:
-        length = pluralize(log["lines"], "line")
-        print_line(f"      log of {log['step']}: {length}, sha256 {log['sha256']}")
 
 
 def format_fraction(counts: wire.Rollout | wire.Pool | wire.RolloutLine) -> str:

@@ -11,7 +11,7 @@ from rolloutd.texts.formats import pluralize
 
 if TYPE_CHECKING:  # the command line's start-up counts
     from rolloutd.control.plans.wire_plans import PlaybookText, Review
-    from rolloutd.control.rollouts.wire import Gate, Rollout
+    from rolloutd.control.rollouts.wire import Gate, PilotEvidence, Rollout
 
 Kind = Literal["", "added", "removed", "context", "warning", "strong"]
 
@@ -85,6 +85,24 @@ def scope_sections(rollout: Rollout, review: Review | None, gates: Iterable[Gate
     lines = [ReviewLine(label, each, "warning") for label, each in missing]
     lines += [ReviewLine("traffic probe: ", each) for each in rollout["traffic_probes"]]
     yield ReviewSection("NOT PROBED", "" if missing else "nothing is left out", lines, otherwise="")
+
+
+def pilot_section(evidence: PilotEvidence) -> ReviewSection:
+    """Return what the pilot showed: its steps with their times, changed tasks with their diffs, and logs."""
+    attempts = pluralize(evidence["attempts"], "attempt")
+    team = f" of {evidence['team']}" if evidence["team"] else ""
+    note = f"{evidence['node']}{team}: {evidence['outcome']}, {attempts}"
+    lines = [ReviewLine("", evidence["reason"] or f"outcome {evidence['outcome']}", "strong")]
+    for step in evidence["steps"]:
+        took = f"{event_text.step_label(step['step'])}: {step['state']} in {step['seconds']:g} s: "
+        lines.append(ReviewLine(took, step["text"], "" if step["state"] == "ok" else "removed"))
+    for change in evidence["changes"]:
+        lines.append(ReviewLine("changed: ", change["task"]))
+        lines += [_difference(f"  {line}") for line in (change["diff"] or "").splitlines()]
+    for log in evidence["logs"]:
+        length = f"{pluralize(log['lines'], 'line')}, sha256 {log['sha256']}"
+        lines.append(ReviewLine(f"log of {event_text.step_label(log['step'])}: ", length))
+    return ReviewSection("PILOT", note, lines)
 
 
 def plan_section(review: Review) -> ReviewSection:

@@ -13,9 +13,9 @@ from rolloutd.control.nodes import wire_nodes
 from rolloutd.control.plans import wire_plans
 from rolloutd.control.review_text import ReviewSection
 from rolloutd.texts import event_text, formats
-from tui.formatting import formatting, lines
+from tui.formatting import lines
 from tui.formatting.glyphs import node_glyph, node_strip
-from tui.formatting.lines import Line, column, fit, fit_name
+from tui.formatting.lines import Line, column, fit_name
 from tui.operations.confirm import Selection
 from tui.screens import page
 from tui.state import permissions
@@ -254,36 +254,8 @@ class GatesPage(page.TwoPanes):
         if waived is not None:
             yield page.heading("PILOT", "waived")
             yield fixed_row("waived", [(f"  {lines.sanitize(waived)}", "warn")])
-        if evidence is None:
-            return
-        attempts = formats.pluralize(evidence["attempts"], "attempt")
-        yield page.heading(
-            "PILOT", f"{evidence['node']} of {evidence['team']}: {evidence['outcome']}, {attempts}"
-        )
-        summary = evidence["reason"] or f"outcome {evidence['outcome']}"
-        yield fixed_row(f"node:{evidence['node']}", [(f"  {lines.sanitize(summary)}", "bold")])
-        for number, step in enumerate(evidence["steps"]):
-            is_ok = step["state"] == "ok"
-            yield fixed_row(
-                f"pilot-step:{number}",
-                [
-                    ("  ✓ " if is_ok else "  ✗ ", "ok" if is_ok else "bad"),
-                    (fit(event_text.step_label(step["step"]), 28), ""),
-                    (f"{formatting.format_duration(step['seconds']):>8}  ", "dim"),
-                    (lines.sanitize(step["text"]), "dim"),
-                ],
-            )
-        for number, change in enumerate(evidence["changes"]):
-            changed = f"  changed: {lines.sanitize(change['task'])}"
-            yield fixed_row(f"pilot-change:{number}", [(changed, "")])
-            for line_number, line in enumerate((change["diff"] or "").splitlines()):
-                role = {"+": "ok", "-": "bad"}.get(line[:1], "dim")
-                key = f"pilot-diff:{number}:{line_number}"
-                yield fixed_row(key, [(f"    {lines.sanitize(line)}", role)])
-        for log in evidence["logs"]:
-            length = formats.pluralize(log["lines"], "line")
-            label = f"  log of {event_text.step_label(log['step'])}: {length}, on the node's page"
-            yield fixed_row(f"pilot-log:{log['attempt']}:{log['step']}", [(label, "dim")])
+        if evidence is not None:
+            yield from _section_items([review_text.pilot_section(evidence)])
 
     def _canary_items(self, pending: PendingGate) -> Iterator[page.Item]:
         nodes = [each for each in (pending.rollout.nodes or {}).values() if each.wave == pending.gate["wave"]]
