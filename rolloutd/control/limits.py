@@ -57,6 +57,10 @@ class Rank(IntEnum):
         return cls.ADMIN if identity.admin else cls.MEMBER if identity.teams else cls.STRANGER
 
 
+_SHARES = {Rank.STRANGER: (1 / 16, 1 / 4), Rank.MEMBER: (1 / 4, 7 / 8), Rank.ADMIN: (1 / 2, 1)}
+"""Shares of a quota that one user of a rank may hold, and all users up to this rank together."""
+
+
 class TooMany(Refused):
     """A user has reached a limit."""
 
@@ -65,11 +69,7 @@ class TooMany(Refused):
 
 
 class Quota:
-    """Counts of one kind, by user.
-
-    Maxima: strangers together a quarter, strangers and members seven eighths; one stranger
-    a sixteenth, one member a quarter, one admin a half.
-    """
+    """Counts of one kind, by user."""
 
     def __init__(self, kind: str, total: int, ranks: dict[int, Rank]) -> None:
         self.kind = kind
@@ -84,14 +84,9 @@ class Quota:
     def acquire(self, uid: int) -> None:
         """Count one more; raises TooMany."""
         rank = self._ranks.get(uid, Rank.STRANGER)
-        per_user = max(1, self.total // {Rank.STRANGER: 16, Rank.MEMBER: 4, Rank.ADMIN: 2}[rank])
+        per_user, together = (max(1, int(self.total * share)) for share in _SHARES[rank])
         if self._held[uid] >= per_user:
             raise TooMany(self.kind, per_user)
-        together = {
-            Rank.STRANGER: max(1, self.total // 4),
-            Rank.MEMBER: max(1, self.total * 7 // 8),
-            Rank.ADMIN: self.total,
-        }[rank]
         # A share counts the lower ranks too, so that what is left of the total is for higher ones.
         held = sum(count for other, count in self._held.items() if self._ranks.get(other, 0) <= rank)
         if held >= together or self.held >= self.total:
