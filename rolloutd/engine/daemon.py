@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import partial
 
 from machines.facts.apply import rollout_of
@@ -101,14 +101,14 @@ class Daemon:
             tasks.create_task(self._stop_when_leadership_lost(), name="leadership")
             tasks.create_task(self._stop_when_facts_behind(), name="facts")
             # Before the first driver: no node is moved by a row that the audit does not account for.
-            if not await self._audit_monitor.begin():
-                self._retry_audit_verification()
-            self._scheduler.call_every("audit", INTERVAL_S, self._start_audit_check)
+            await self._retry_unless(self._audit_monitor.begin)
+            check = partial(self._start_on_audit, self._audit_monitor.check)
+            self._scheduler.call_every("audit", INTERVAL_S, check)
             self._update_drivers()
             # Nodes in flight continue at once; a new node starts only on a fresh inventory.
             await self._inventory_refresher.refresh()
             self.reschedule()
-            tasks.create_task(self._check_audit_later(), name="audit")
+            self._start_on_audit(self._verify_audit_if_due)
             self._wakeup.set()
             try:
                 await self._iterate_for_ever()
@@ -154,31 +154,23 @@ class Daemon:
         """Verify the audit for a user, and obey the report."""
         return await self._audit_monitor.verify()
 
-    def _start_audit_verification(self) -> None:
+    def _start_on_audit(self, check: Callable[[], Awaitable[bool]]) -> None:
         if not self._is_stopping:  # a timer may fire while the last tasks end
-            self._tasks.create_task(self._verify_audit(), name="audit")
+            self._tasks.create_task(self._retry_unless(check), name="audit")
 
-    async def _verify_audit(self) -> None:
-        if not await self._audit_monitor.try_to_verify():
-            self._retry_audit_verification()
+    def _start_audit_verification(self) -> None:
+        self._start_on_audit(self._audit_monitor.try_to_verify)
 
-    def _retry_audit_verification(self) -> None:
-        retry_at = self._state.now() + RETRY_S
-        self._scheduler.call_at("audit-retry", retry_at, self._start_audit_verification)
+    async def _retry_unless(self, check: Callable[[], Awaitable[bool]]) -> None:
+        """Verify the whole audit later unless the check could read it."""
+        if not await check():
+            retry_at = self._state.now() + RETRY_S
+            self._scheduler.call_at("audit-retry", retry_at, self._start_audit_verification)
 
-    def _start_audit_check(self) -> None:
-        if not self._is_stopping:
-            self._tasks.create_task(self._check_audit(), name="audit")
-
-    async def _check_audit_later(self) -> None:
+    async def _verify_audit_if_due(self) -> bool:
         # First decide: a start waits only for the checkpoint, and a whole verification may be due.
         await self.first_iteration_done.wait()
-        if not await self._audit_monitor.verify_if_due():
-            self._retry_audit_verification()
-
-    async def _check_audit(self) -> None:
-        if not await self._audit_monitor.check():
-            self._retry_audit_verification()
+        return await self._audit_monitor.verify_if_due()
 
     # -- one iteration
 
