@@ -35,8 +35,9 @@ class WatchedClusters:
                 lock_annotations=source["lock_annotations"],
             )
             self.clusters.add(cluster)
-            leases = LeaseWatch(cluster, source["lock_leases"]) if "lock_leases" in source else None
-            watch = NodeWatch(cluster, clock, prefix=source["prefix"], leases=leases)
+            watch = NodeWatch(cluster, clock, prefix=source["prefix"])
+            if "lock_leases" in source:
+                watch.leases = LeaseWatch(cluster, source["lock_leases"])
             self.watches[cluster.name] = watch
             watch.is_enabled = False
 

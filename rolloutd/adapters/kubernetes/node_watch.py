@@ -6,12 +6,12 @@ from collections.abc import Coroutine, Mapping
 from typing import Any
 
 from machines.model.node import NodeHealth, Observation
-from rolloutd.adapters.kubernetes.cluster import Cluster, api_path
+from rolloutd.adapters.kubernetes.cluster import api_path
 from rolloutd.adapters.kubernetes.cluster_registry import source_name
 from rolloutd.adapters.kubernetes.lease_watch import LeaseWatch
 from rolloutd.adapters.kubernetes.nodes import ISOLATED_BY, CordonOwner, NodeView, find_annotation, parse_node
-from rolloutd.adapters.kubernetes.object_watch import REPORT_INTERVAL_S, ObjectWatch
-from rolloutd.ports import JSON, Clock
+from rolloutd.adapters.kubernetes.object_watch import ObjectWatch
+from rolloutd.ports import JSON
 
 NODES_PATH = api_path("nodes")
 
@@ -19,17 +19,7 @@ NODES_PATH = api_path("nodes")
 class NodeWatch(ObjectWatch[NodeView]):
     """ports.Watch of one cluster; the fleet's name of a node is `prefix` and the cluster's name."""
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        clock: Clock,
-        *,
-        prefix: str = "",
-        report_interval_s: float = REPORT_INTERVAL_S,
-        leases: LeaseWatch | None = None,
-    ) -> None:
-        super().__init__(cluster, clock, prefix=prefix, report_interval_s=report_interval_s)
-        self.leases = leases
+    leases: LeaseWatch | None = None
 
     @property
     def source(self) -> str:

@@ -63,8 +63,9 @@ async def locks(tmp_path: Path) -> AsyncIterator[Locks]:
         kubernetes.objects.create("nodes", {"metadata": {"name": "n1"}, "spec": {}, "status": READY})
         config = kubernetes.kubeconfig(tmp_path / "kubeconfig")
         cluster = Cluster("prod", config, lock_annotations=[KURED])
-        leases = LeaseWatch(cluster, NAMESPACE)
-        async with watching(NodeWatch(cluster, SystemClock(), leases=leases)) as core:
+        watch = NodeWatch(cluster, SystemClock())
+        watch.leases = leases = LeaseWatch(cluster, NAMESPACE)
+        async with watching(watch) as core:
             made = Locks(kubernetes, core, leases)
             await made.until_locked(False)
             yield made
@@ -115,7 +116,8 @@ async def test_node_is_unknown_until_leases_are_read(tmp_path: Path) -> None:
         kubernetes.objects.create("nodes", {"metadata": {"name": "n1"}, "spec": {}, "status": READY})
         token = kubernetes.token(({"apiGroups": [""], "resources": ["nodes"], "verbs": ["*"]},))
         cluster = Cluster("prod", kubernetes.kubeconfig(tmp_path / "kubeconfig", token=token))
-        watch = NodeWatch(cluster, SystemClock(), leases=LeaseWatch(cluster, NAMESPACE))
+        watch = NodeWatch(cluster, SystemClock())
+        watch.leases = LeaseWatch(cluster, NAMESPACE)
         missing = await KubernetesInventory(cluster, watch=watch).find_missing_prerequisites()
         assert [each for each in missing if "may not list leases (coordination.k8s.io)" in each]
         async with watching(watch) as core:
