@@ -97,7 +97,7 @@ class Edge:
     trigger: Trigger
     source: Phase
     target: Phase
-    outcomes: frozenset[Outcome] = frozenset()
+    outcomes: frozenset[Outcome]
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from rolloutd.adapters.ansible.artifact_store import OUTPUT_DIRECTORY
 from rolloutd.adapters.ansible.machine import load_machine
 from rolloutd.adapters.ansible.tree_cache import TreeCache
 from rolloutd.adapters.directory_store import shared_store
-from rolloutd.adapters.registry import AdapterRegistry, create_adapter, create_runner
+from rolloutd.adapters.registry import AdapterRegistry, create_adapter
 from rolloutd.adapters.sources.git import TrustedKeys
 from rolloutd.adapters.sources.tree_store import TREES_DIRECTORY, TreeStore
 from rolloutd.adapters.ssh.checkpoints import SshCheckpoints
@@ -321,10 +321,12 @@ async def _make_runners(
         marks=await state.database_id() if settings.store.postgresql is not None else "",
         shared=shared,
     )
-    local = await threads.FILES.run(create_runner, plugin.LOCAL_RUNNER, context)
+    local = await threads.FILES.run(create_adapter, plugin.RUNNERS, plugin.LOCAL_RUNNER, context)
     elsewhere = {
-        each.runner_name: create_runner(
-            each.kind, replace(context, name=each.runner_name, params=each.params, stale_runs=local)
+        each.runner_name: create_adapter(
+            plugin.RUNNERS,
+            each.kind,
+            replace(context, name=each.runner_name, params=each.params, stale_runs=local),
         )
         for each in settings.runners
     }

@@ -56,7 +56,7 @@ def _is_recent(at: float, now: float) -> bool:
 
 
 def work_violation(
-    facts: InvariantFacts, wanted: WorkKind, node: str, now: float, rollout: str = ""
+    facts: InvariantFacts, wanted: WorkKind, node: str, now: float, rollout: str
 ) -> str | None:
     """Return the work on the node that work of a rollout must wait for."""
     work = conflicting_work(facts, wanted, node, now, rollout)

@@ -95,7 +95,7 @@ class SourceFreshness:
     source: str
     refreshed_at: float | None
     stale_after_s: float
-    is_held: bool = False
+    is_held: bool
 
     def is_stale(self, now: float) -> bool:
         """Return whether the last answer is too old to start a node by it, or from the future."""

@@ -94,7 +94,7 @@ class RolloutRecords:
     """All rows of these nodes in a rollout; without nodes, all other rows of it."""
 
     rollout: str
-    nodes: tuple[str, ...] = ()
+    nodes: tuple[str, ...]
 
 
 RolloutAddition = Vote | GateOpening | Failure | PilotEvidence | events.ArtifactsBuilt

@@ -29,14 +29,13 @@ def slot_holders(index: Index, pool: str, now: float) -> tuple[Unavailability, .
     return tuple(_by_precedence(index, (*found.down, *found.unknown)))
 
 
-def slot_blocker(index: Index, target: Target, now: float, reserved: Capacity | None = None) -> Reason | None:
+def slot_blocker(index: Index, target: Target, now: float) -> Reason | None:
     """Return why no pool has a slot for this target, None when all have one.
 
-    A node that is down already takes no second slot.  `reserved` are the slots that the decision being made
-    has given away.
+    A node that is down already takes no second slot.
     """
     index = index.at(now)
-    found = pool_without_slot(index, target, reserved)
+    found = pool_without_slot(index, target)
     if found is None:
         return None
     pool, confirmed_down = found
@@ -53,7 +52,8 @@ def pool_without_slot(
     """Return the pool without a slot for this target, and how many of its nodes are known to be down.
 
     The number is None when only unknown nodes take the slots: an observation may free one.  This is the rule
-    itself; slot_blocker() gives the reason.
+    itself; slot_blocker() gives the reason.  `reserved` are the slots that the decision being made has given
+    away.
     """
     node = target.node
     undecided: tuple[Pool, None] | None = None

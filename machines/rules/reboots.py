@@ -38,7 +38,7 @@ A gate that waits is a question about the rollout's change, and may wait for wee
 NO_TEAM: Final = "none"
 
 
-def reboot_blocker(index: Index, node: str, now: float, gate: RebootGate | None = None) -> Reason | None:
+def reboot_blocker(index: Index, node: str, now: float, gate: RebootGate | None) -> Reason | None:
     """Return why a node of the inventory may not reboot now, None if a slot of each of its pools is free."""
     team = index.nodes[node].team
     candidate = Target("", node, team, (), "", 0)

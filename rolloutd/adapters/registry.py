@@ -7,7 +7,7 @@ from pkgutil import resolve_name
 from typing import Any
 
 from rolloutd.errors import RolloutdError
-from rolloutd.plugin import RUNNERS, installed_adapters
+from rolloutd.plugin import installed_adapters
 from rolloutd.ports import AdapterContext, RunnerContext
 
 
@@ -39,16 +39,7 @@ class AdapterRegistry(Mapping[str, Any]):
 
 
 def create_adapter(group: str, kind: str, context: AdapterContext | RunnerContext) -> Any:
-    """Return a new adapter; raises AdapterNotFound, which names those that are installed."""
-    return _factory(group, kind)(context)
-
-
-def create_runner(kind: str, context: RunnerContext) -> Any:
-    """Return a new runner; raises AdapterNotFound."""
-    return _factory(RUNNERS, kind)(context)
-
-
-def _factory(group: str, kind: str) -> Any:
+    """Return a new adapter or runner; raises AdapterNotFound, which names those that are installed."""
     registrations = installed_adapters(group)
     if kind not in registrations:
         known = ", ".join(registrations) or "none"
@@ -61,4 +52,4 @@ def _factory(group: str, kind: str) -> Any:
         raise AdapterNotFound(
             f"adapter {kind} ({group}): a word of the plan, not an adapter; nothing calls it"
         )
-    return resolve_name(factory)
+    return resolve_name(factory)(context)

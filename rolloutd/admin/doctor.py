@@ -134,7 +134,7 @@ async def run_checks(settings: Settings, report: DaemonReport) -> list[CheckResu
         if is_loadable:
             results += await _check_content(settings)
     if settings.shared_files.is_named:
-        results.append(await check_files(settings))
+        results.append(await _run_check("files", lambda: _check_files(settings)))
     results += await check_accounts_and_programs(settings)
     results.append(report.daemon)
     results += [] if report.runs is None else [report.runs]
@@ -247,11 +247,6 @@ async def _check_pipelining(settings: Settings, store: Store) -> list[CheckResul
     finally:
         await shell.close()
     return [] if suggestion is None else [suggestion]
-
-
-async def check_files(settings: Settings) -> CheckResult:
-    """Write, read and remove a file where all machines have theirs."""
-    return await _run_check("files", lambda: _check_files(settings))
 
 
 async def _check_files(settings: Settings) -> str:

@@ -17,13 +17,13 @@ from pathlib import Path
 from rolloutd import ports
 from rolloutd.adapters.ansible.runner import AnsibleRunner
 from rolloutd.adapters.haproxy.runtime_api import BalancerUnreachable, HaproxyFailed, choose_balancers
-from rolloutd.adapters.registry import create_adapter, create_runner
+from rolloutd.adapters.registry import create_adapter
 from rolloutd.adapters.sources.tree_store import tree_directory
 from rolloutd.adapters.ssh.shell import SshShell
 from rolloutd.adapters.timers import SystemClock
 from rolloutd.admin.disk import CheckResult
 from rolloutd.errors import HostKeyChanged, NodeUnreachable, RolloutdError
-from rolloutd.plugin import INVENTORIES
+from rolloutd.plugin import INVENTORIES, RUNNERS
 from rolloutd.settings import Settings
 from rolloutd.texts.formats import pluralize
 
@@ -153,7 +153,7 @@ async def check_runners(systems: ports.AdapterContext) -> list[CheckResult]:
             shared=systems.shared,
         )
         try:
-            runner: ports.Runner = create_runner(each.kind, context)
+            runner: ports.Runner = create_adapter(RUNNERS, each.kind, context)
             await runner.check_available()
             problems = (
                 await runner.find_missing_prerequisites() if isinstance(runner, ports.ChecksItsSystem) else ()

@@ -42,7 +42,7 @@ class Executed:
     """A command that was committed: its events, and its rollout with the facts after them."""
 
     events: Events
-    resolved: ResolvedRollout | None = None
+    resolved: ResolvedRollout | None
 
     @property
     def rollout(self) -> ResolvedRollout:

@@ -179,7 +179,7 @@ def retry(state: State, who: Principal, rollout: Rollout, target: Target, reason
     require_plan_owner(who, rollout, f"retry {target.node} of")
     if (retried := _retry_preparation(state, rollout, target.node)) is not None:
         return (retried,)
-    _require_failed(rollout, target, "retried")
+    _require_failed(rollout, target)
     _require_open(rollout, target)
     # A retried node keeps its slots, and its failure keeps it from starting: the other rollbacks would wait.
     if any(each.node == target.node for each in due_rollbacks(state.index, rollout).targets):
@@ -382,11 +382,11 @@ def _retry_preparation(state: State, rollout: Rollout, node: str) -> events.Prep
     return events.PreparationRecorded(replace(failed, not_before=state.now()))
 
 
-def _require_failed(rollout: Rollout, target: Target, verb: str) -> None:
+def _require_failed(rollout: Rollout, target: Target) -> None:
     if target.phase is not Phase.FAILED:
         raise Refused(
             "not-failed",
-            f"{target.node}: {_describe_phase(target)} in {rollout.id}; only failed nodes can be {verb}",
+            f"{target.node}: {_describe_phase(target)} in {rollout.id}; only failed nodes can be retried",
         )
     _require_no_order(target)
 

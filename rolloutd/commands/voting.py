@@ -67,10 +67,10 @@ def _new_vote(state: State, who: Principal, rollout: Rollout, ballot: Ballot) ->
     """Return the vote to cast; raises NotAllowed, NotFound or Refused."""
     now = state.now()
     teams = _voting_teams(state, who, rollout, ballot.gate, ballot.team)
-    wave = resolve_wave(state, rollout, ballot.gate, ballot.wave)
+    wave = resolve_wave(rollout, ballot.gate, ballot.wave)
     _require_open_vote(state, rollout, ballot, wave, now)
     shown = _covered_failures(state, rollout, ballot) if ballot.gate is GateName.PROCEED else ()
-    _require_valid_extent(rollout, ballot, now)
+    _require_valid_extent(ballot, now)
     cast = Vote(
         id=_unused_id(rollout),
         gate=ballot.gate,
@@ -137,7 +137,7 @@ def withdraw(
     wave: str | None,
 ) -> Events:
     """Withdraw one's own votes at a gate: a yes until the gate opens, a no at any time."""
-    gate_wave = resolve_wave(state, rollout, gate, wave)
+    gate_wave = resolve_wave(rollout, gate, wave)
     own_votes = [
         each
         for each in votes.valid_votes(rollout, gate, gate_wave)
@@ -156,7 +156,7 @@ def withdraw(
     return tuple(VoteWithdrawn(rollout.id, each.id, who.actor, reason, state.now()) for each in withdrawable)
 
 
-def resolve_wave(state: State, rollout: Rollout, gate: GateName, requested: str | None) -> str:
+def resolve_wave(rollout: Rollout, gate: GateName, requested: str | None) -> str:
     """Return the requested wave, else the first one whose gate is not open."""
     if gate is not GateName.CONTINUE:
         return ""
@@ -299,7 +299,7 @@ def _require_open_vote(state: State, rollout: Rollout, ballot: Ballot, wave: str
         )
 
 
-def _require_valid_extent(rollout: Rollout, ballot: Ballot, now: float) -> None:
+def _require_valid_extent(ballot: Ballot, now: float) -> None:
     has_extent = bool(ballot.nodes) or ballot.more > 0 or ballot.until is not None or ballot.shown is not None
     if has_extent and ballot.gate is not GateName.PROCEED:
         raise Refused("proceed-only", "shown, nodes, more and until: only at proceed; remove them")

@@ -48,7 +48,7 @@ def marked_secrets(variables: Mapping[str, JSON]) -> frozenset[str]:
 
 
 def map_secrets(
-    value: Any, replace_secret: Callable[[str, Any], Any], marked: Collection[str] = (), name: str = ""
+    value: Any, replace_secret: Callable[[str, Any], Any], marked: Collection[str], name: str = ""
 ) -> Any:
     """Return the value with what `replace_secret` makes of each secret in it.
 

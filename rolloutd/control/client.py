@@ -123,7 +123,7 @@ class Client:
                 yield from lines
 
     def stream_parts(
-        self, path: str, query: Query | None = None, *, method: str = "GET", body: Any = None
+        self, path: str, query: Query | None, *, method: str = "GET", body: Any = None
     ) -> Generator[list[dict[str, Any]], None, None]:
         """Yield what `stream` yields, but the lines together that the daemon wrote together."""
         # What comes before the first line may take as long as any other answer.

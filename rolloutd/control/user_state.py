@@ -13,8 +13,8 @@ from typing import Any
 class UserState:
     """A JSON file of one client; a file that cannot be used is ignored."""
 
-    def __init__(self, name: str, directory: Path | None = None) -> None:
-        home = directory or Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+    def __init__(self, name: str) -> None:
+        home = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
         self._path = home / "rolloutd" / f"{name}.json"
 
     def read(self) -> Mapping[str, Any]:

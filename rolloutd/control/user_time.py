@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 from machines.model.timefmt import format_rfc3339
 from rolloutd.control.user_state import UserState
@@ -63,9 +62,9 @@ DEFAULT_SPAN_S = 8 * 3600.0
 class LastLook:
     """The instant of the last look (epoch seconds) for one daemon; a file that cannot be used is ignored."""
 
-    def __init__(self, daemon: str, directory: Path | None = None) -> None:
+    def __init__(self, daemon: str) -> None:
         self._daemon = daemon
-        self._state = UserState("last-look", directory)
+        self._state = UserState("last-look")
 
     def read(self, now: float) -> float:
         at = self._state.read().get(self._daemon)

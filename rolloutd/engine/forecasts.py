@@ -159,16 +159,14 @@ class Forecaster:
             previous, state.forecasts = state.forecasts, answers
             state.changes.notify_progress()  # consoles show the figures of a forecast
             for rollout, answer in answers.items():
-                await self._keep_for_gates(rollout, answer, previous.get(rollout), request.now)
+                await self._keep_for_gates(answer, previous.get(rollout), request.now)
                 await self._report_missed(rollout, answer)
         except RolloutdError as error:
             # Nothing depends on it: the status says so, and has the forecast before.
             log.warning("forecast: not made: %s", error)
             state.report_job("forecast", "forecast", str(error).removeprefix("forecast: "))
 
-    async def _keep_for_gates(
-        self, rollout: str, answer: Answer, before: Answer | None, made_at: float
-    ) -> None:
+    async def _keep_for_gates(self, answer: Answer, before: Answer | None, made_at: float) -> None:
         """Keep the first forecast at which a gate waits: it is shown to those who vote."""
         waiting = _waiting_gates(answer)
         if waiting and waiting != (set() if before is None else _waiting_gates(before)):

@@ -51,7 +51,7 @@ class Draft:
     rollout: Rollout
     targets: tuple[Target, ...]
     content: Mapping[str, Any]
-    train: tuple[Event, ...] = ()
+    train: tuple[Event, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,7 @@ class RolloutObject:
     source: Mapping[str, str] | None
     supersede: bool
     status: Mapping[str, JSON]
-    is_being_removed: bool = False
+    is_being_removed: bool
 
     @property
     def status_path(self) -> str:

@@ -347,13 +347,10 @@ def _number_as_text(value: object) -> object:
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
-def _duration_at_least(minimum: int, allowed: str) -> Callable[[int], int]:
-    def check(seconds: int) -> int:
-        if seconds < minimum:
-            raise InvalidValue("this duration is too short", allowed)
-        return seconds
-
-    return check
+def _require_duration(seconds: int) -> int:
+    if seconds < 1:
+        raise InvalidValue("this duration is too short", "at least 1s")
+    return seconds
 
 
 def with_json_schema(**keywords: Any) -> WithJsonSchema:
@@ -369,7 +366,7 @@ Duration = Annotated[int, BeforeValidator(parse_duration), _DURATION_SCHEMA]
 PositiveDuration = Annotated[
     int,
     BeforeValidator(parse_duration),
-    AfterValidator(_duration_at_least(1, "at least 1s")),
+    AfterValidator(_require_duration),
     _DURATION_SCHEMA,
 ]
 SelectorText = Annotated[

@@ -162,7 +162,7 @@ def rendered_texts(
     address: str,
     labels: Mapping[str, str],
     variables: Mapping[str, JSON],
-    commands: Collection[str] = (),
+    commands: Collection[str],
 ) -> dict[str, str]:
     """Return the templates within a value that name one of these variables, by what they are rendered to."""
     names = {"node": {"name": node, "address": address, "labels": dict(labels)}, "vars": dict(variables)}

@@ -87,16 +87,16 @@ class RepeatFilter(logging.Filter):
         return count < MAX_REPEATS
 
 
-def configure_logging(log_format: LogFormat, environ: Mapping[str, str] = os.environ) -> None:
-    logging.basicConfig(level=logging.INFO, handlers=[make_handler(log_format, environ)], force=True)
+def configure_logging(log_format: LogFormat) -> None:
+    logging.basicConfig(level=logging.INFO, handlers=[make_handler(log_format)], force=True)
     for name in _NOISY_LOGGERS:
         logging.getLogger(name).setLevel(logging.WARNING)
 
 
-def make_handler(log_format: LogFormat, environ: Mapping[str, str] = os.environ) -> logging.Handler:
+def make_handler(log_format: LogFormat) -> logging.Handler:
     """Return the handler of a form; without a journal it writes to stderr."""
     if log_format == "auto":
-        log_format = "journal" if is_connected_to_journal(environ) else "text"
+        log_format = "journal" if is_connected_to_journal(os.environ) else "text"
     handler: logging.Handler
     if log_format == "journal" and JOURNAL_SOCKET.exists():
         handler = JournalHandler(JOURNAL_SOCKET)

@@ -62,7 +62,7 @@ def schema() -> dict[str, Any]:
     return schema_of_model(Settings, TITLE)
 
 
-def _read_file(path: Path, content: bytes | None = None) -> Document:
+def _read_file(path: Path, content: bytes | None) -> Document:
     try:
         if content is None:
             with path.open("rb") as opened:

@@ -63,9 +63,7 @@ def backend_of(
     return PostgresqlBackend(postgresql, state_dir, redaction_key_file=redaction_key_file, inline=inline)
 
 
-def leadership_of(
-    state_dir: Path, postgresql: PostgresqlAddress | None = None, *, name: str = ""
-) -> Leadership:
+def leadership_of(state_dir: Path, postgresql: PostgresqlAddress | None, *, name: str) -> Leadership:
     """Return how the daemon of a state directory comes to lead; only with PostgreSQL does it wait."""
     if postgresql is None:
         return StateLock(state_dir)

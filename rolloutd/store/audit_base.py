@@ -143,12 +143,12 @@ def has_exported(connection: Connection) -> bool:
     return any(connection.execute(sql).fetchone() is not None for sql in (entry, part))
 
 
-def origin_of(connection: Connection, schema: str) -> str:
+def origin_of(connection: Connection) -> str:
     """Return the hash of the very first entry, which identifies the database; empty for none."""
-    record = read_base(connection, schema)
+    record = read_base(connection, "stored")
     if record is not None:
         return record.base.origin
-    row = connection.execute(f"SELECT hash FROM {schema}.audit WHERE seq = 1").fetchone()  # noqa: S608  # our names
+    row = connection.execute("SELECT hash FROM stored.audit WHERE seq = 1").fetchone()
     return row[0] if row else ""
 
 

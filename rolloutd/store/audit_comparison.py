@@ -151,7 +151,7 @@ class _Comparison:
             chain = verify_entries(entries, None, self._replay.add, start=start)
         if not chain.ok or chain.entries != seq:
             raise StoreFailed(f"audit: entry {chain.entries + 1} is missing or altered; see audit verify")
-        origin = audit_base.origin_of(self._connection, "stored")
+        origin = audit_base.origin_of(self._connection)
         base = AuditBase(seq, chain.head, origin, at)
         return audit_base.make_base(self._connection, self._replay, base, self._key)
 

@@ -5,7 +5,7 @@ The columns of the audit that follow from an entry are not transferred; each dat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Final
 
@@ -67,11 +67,9 @@ REFUSAL_KEY = "refuses_start"
 UNFINISHED = "a move to it was not finished; repeat `rolloutctl store move`"
 
 
-def read_tables(
-    connection: Connection, stream: Callable[[str], Iterator[Row]], tables: Iterable[str] = TABLES
-) -> Iterator[TableRows]:
+def read_tables(connection: Connection, stream: Callable[[str], Iterator[Row]]) -> Iterator[TableRows]:
     """Yield the tables of one moment; the caller has begun a transaction, and `stream` reads within it."""
-    for table in tables:
+    for table in TABLES:
         columns = _COLUMNS.get(table) or columns_of(connection, table)
         sql = f"SELECT {', '.join(columns)} FROM {table} ORDER BY {_ORDERS[table]}"  # noqa: S608
         yield TableRows(table, columns, stream(sql))

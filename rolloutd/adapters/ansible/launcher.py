@@ -87,7 +87,7 @@ class Launcher:
     inventories: InventoryCache
     connections: NodeConnections
     fast: FastRuns
-    tree_cache: TreeCache | None = None
+    tree_cache: TreeCache | None
 
     def prepare(self, directory: RunDirectory, run: LocalRun, marker: str, interpreter: str | None) -> None:
         """Create the run's directory with the files of the wrapper and Ansible; raises FileExistsError."""
@@ -117,7 +117,11 @@ class Launcher:
         # Extra variables win over every other: the cleanup knows where the run's files are, and a playbook
         # which rollout's change it makes or undoes.
         given = run.host.variables.get("ansible_remote_tmp")
-        own = {"ansible_remote_tmp": ports.marked_as(given, remote_tmp), **_name_rollout(request)}
+        own = {
+            "ansible_remote_tmp": ports.marked_as(given, remote_tmp),
+            "rolloutd_rollout": request.rollout,
+            "rolloutd_attempt": request.attempt,
+        }
         directory.write(directory.variables_file, {**request.variables, **own})
         refuse = ":"
         if request.fencing_token:
@@ -184,10 +188,6 @@ def _describe(run: LocalRun, sockets: Path, shared: Path | None, remote_tmp: str
         "remote_tmp": remote_tmp,
         "fenced": bool(request.fencing_token),
     }
-
-
-def _name_rollout(request: ports.RunRequest) -> Mapping[str, ports.JSON]:
-    return {"rolloutd_rollout": request.rollout, "rolloutd_attempt": request.attempt}
 
 
 def spawn_wrapper(directory: RunDirectory, run_id: str) -> int:

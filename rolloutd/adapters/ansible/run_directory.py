@@ -204,9 +204,9 @@ class RunDirectory:
         count, *rest = (self.path / "command").read_text().split("\0")[6:]
         return dict(line.split("=", 1) for line in rest[int(count) :])
 
-    def append_event(self, kind: str, text: str) -> None:
+    def append_event(self, text: str) -> None:
         """Append an event of the runner's own; on a full disk the log lacks it."""
-        line = json.dumps({"at": round(time.time(), 3), "kind": kind, "text": text}) + "\n"
+        line = json.dumps({"at": round(time.time(), 3), "kind": "process", "text": text}) + "\n"
         with contextlib.suppress(OSError):
             fd = os.open(self.events_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
             with os.fdopen(fd, "w") as file:
@@ -238,17 +238,17 @@ class RunDirectory:
         """Return the complete events from `offset` on, at most one read."""
         return list(self.iter_events(offset))
 
-    def read_output_tail(self, limit: int = MAX_RESULT_OUTPUT_BYTES) -> str:
-        """Return the last `limit` bytes of the output."""
+    def read_output_tail(self) -> str:
+        """Return the last MAX_RESULT_OUTPUT_BYTES of the output."""
         rotated = [path for n in (0, 1) if (path := self.path / f"output.{n}").exists()]
         rotated.sort(key=lambda path: path.stat().st_mtime_ns)
         tail = b""
         for path in [*reversed(rotated), self.path / "output"]:
-            if len(tail) < limit:
-                tail = _read_tail(path, limit - len(tail)) + tail
+            if len(tail) < MAX_RESULT_OUTPUT_BYTES:
+                tail = _read_tail(path, MAX_RESULT_OUTPUT_BYTES - len(tail)) + tail
         total = sum(path.stat().st_size for path in [*rotated, self.path / "output"] if path.exists())
         text = tail.decode(errors="replace")
-        return text if total <= limit else f"[... the beginning is left out ...]\n{text}"
+        return text if total <= MAX_RESULT_OUTPUT_BYTES else f"[... the beginning is left out ...]\n{text}"
 
 
 def _read_tail(path: Path, limit: int) -> bytes:

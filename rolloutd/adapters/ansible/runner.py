@@ -296,10 +296,10 @@ class AnsibleRunner:
         try:
             pid = await self._fast.fork(directory, run.tree)
         except NotForked as reason:
-            directory.append_event("process", f"Ansible started as a new process: {reason}")
+            directory.append_event(f"Ansible started as a new process: {reason}")
             self.status.started["new process"] += 1
             return launcher.spawn_wrapper(directory, run.request.run_id)
-        directory.append_event("process", "Ansible started as a fork")
+        directory.append_event("Ansible started as a fork")
         self.status.started["fork"] += 1
         return pid
 

@@ -293,9 +293,9 @@ async def end_stale_processes(
     tokens: Collection[str],
     *,
     timeout_s: float,
-    grace_share: float = GRACE_SHARE,
+    grace_share: float,
     remote_tmp_dirs: tuple[str, ...],
-    oldest_run_age_s: float = 0.0,
+    oldest_run_age_s: float,
 ) -> Ok | Failed | Unknown:
     """End all processes of runs on the node with a mark of these one or two tokens, and remove their files.
 

@@ -67,7 +67,7 @@ class EventFold:
 
     progress: Progress
     expected_tasks: int
-    check_only: bool = False
+    check_only: bool
     next_counter: int = 1
     lost: int = 0
     output: str = ""

@@ -36,9 +36,9 @@ class EndedRun:
     job: Mapping[str, JSON]
     events: EventFold
     facts: Mapping[str, JSON]
-    is_complete: bool = True
-    begins: int = 1
-    is_cancelled: bool = False
+    is_complete: bool
+    begins: int
+    is_cancelled: bool
 
     @property
     def title(self) -> str:

@@ -25,7 +25,7 @@ _MODULE_VERBS: Mapping[str, str] = {
 
 
 async def find_missing_cluster_permissions(
-    cluster: Cluster, group: str, namespace: str, *, reads_secrets: bool = False
+    cluster: Cluster, group: str, namespace: str, *, reads_secrets: bool
 ) -> Sequence[str]:
     """Return one sentence per missing right of the inventory and of the served kinds of changes."""
     rights = [

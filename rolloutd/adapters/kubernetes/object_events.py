@@ -29,7 +29,7 @@ class ObjectEvent:
     reason: str
     message: str
     at: float
-    is_warning: bool = False
+    is_warning: bool
 
 
 async def write_event(cluster: Cluster, subject: Mapping[str, str], event: ObjectEvent) -> None:

@@ -106,7 +106,9 @@ class ObjectWatch(WatchHandler, Generic[V]):
         self._on_observed, self._on_tried = on_observed, on_tried
         try:
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._watch_list(), name=f"watch {self.cluster.name}")
+                tasks.create_task(
+                    run_list_watch(self.cluster, self.find_path, {}, self), name=f"watch {self.cluster.name}"
+                )
                 tasks.create_task(self._report_periodically(), name=f"beat {self.cluster.name}")
                 for name, more in self.watches_besides().items():
                     tasks.create_task(more, name=f"{name} {self.cluster.name}")
@@ -116,9 +118,6 @@ class ObjectWatch(WatchHandler, Generic[V]):
         finally:
             self._is_open = False
             self.disconnect_reason = f"cluster {self.cluster.name} is not watched any more"
-
-    async def _watch_list(self) -> None:
-        await run_list_watch(self.cluster, self.find_path, {}, self)
 
     def watches_besides(self) -> Mapping[str, Coroutine[Any, Any, None]]:
         """Return what else runs while the list is watched, by name."""

@@ -64,10 +64,10 @@ class Pod:
 class DrainPlan:
     """The pods to evict, those that end already, Jobs' pods that may finish, and refusals as sentences."""
 
-    to_evict: tuple[Pod, ...] = ()
-    terminating: tuple[Pod, ...] = ()
-    finishing: tuple[Pod, ...] = ()
-    refused: tuple[str, ...] = ()
+    to_evict: tuple[Pod, ...]
+    terminating: tuple[Pod, ...]
+    finishing: tuple[Pod, ...]
+    refused: tuple[str, ...]
 
     @property
     def is_empty(self) -> bool:

@@ -131,9 +131,7 @@ class GitCache:
     As ports.ArtifactStore it removes mirrors: they save transfers, and a later fetch makes them again.
     """
 
-    def __init__(
-        self, directory: Path, trusted_keys: TrustedKeys | None = None, *, allow_local: bool = False
-    ) -> None:
+    def __init__(self, directory: Path, trusted_keys: TrustedKeys | None, *, allow_local: bool) -> None:
         self._directory = directory
         self._trusted_keys = trusted_keys
         self._allow_local = allow_local

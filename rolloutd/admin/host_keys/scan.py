@@ -52,9 +52,9 @@ class JudgedKey:
 
     key: HostKey
     state: KeyState
-    confirmed_by: tuple[str, ...] = ()
-    contradicted_by: tuple[str, ...] = ()
-    replaces: tuple[HostKey, ...] = ()
+    confirmed_by: tuple[str, ...]
+    contradicted_by: tuple[str, ...]
+    replaces: tuple[HostKey, ...]
 
     def to_json(self) -> dict[str, JSON]:
         return {

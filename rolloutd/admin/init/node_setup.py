@@ -95,7 +95,7 @@ class NodeSetup:
     user: str
     public_key: str
     fence_dir: str
-    own_keys: int = 0
+    own_keys: int
 
     @property
     def sudoers_line(self) -> str:

@@ -49,7 +49,7 @@ async def rollouts(services: Services, request: Request) -> wire.Rollouts:
     state = services.state
     now = state.now()
     index = state.index.at(now)
-    lines = [serializers.rollout_line(state, index, each, now) for each in index.rollouts.values()]
+    lines = [serializers.rollout_line(index, each, now) for each in index.rollouts.values()]
     lines += [
         serializers.closed_rollout_line(each)
         for each in await state.store.list_closed_rollouts(MAX_CLOSED)

@@ -186,7 +186,7 @@ def minutes(slot_s: float, prepare_s: float) -> wire.Minutes:
     return {"slot": round(slot_s / 60.0, 2), "prepare": round(prepare_s / 60.0, 2)}
 
 
-def rollout_line(state: State, index: Index, each: Rollout, now: float) -> wire.RolloutLine:
+def rollout_line(index: Index, each: Rollout, now: float) -> wire.RolloutLine:
     summary = _summary(each, rollout_progress(index, each.id, now))
     return {**summary, "ended_at": formats.format_optional_timestamp(ended_at(each))}
 

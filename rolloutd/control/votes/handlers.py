@@ -43,7 +43,7 @@ async def _change_votes(
     name = GateName(request.input.gate)
     resolved = await resolve_live(services.state, request.path_params["r"])
     # Resolved before the vote, which may open the gate: without a name the next gate would answer.
-    wave = voting.resolve_wave(services.state, resolved.rollout, name, request.input.wave)
+    wave = voting.resolve_wave(resolved.rollout, name, request.input.wave)
     await execute_on_path(services, request, decide)
     return gate_response(services, resolved, name, wave)
 
@@ -68,7 +68,7 @@ async def vote_by_token(services: Services, request: Request[requests.TokenVote]
         accounts[claims.service], claims, request.identity, resolved.rollout.submitted_by
     )
     gate = GateName(claims.gate)
-    wave = voting.resolve_wave(state, resolved.rollout, gate, claims.wave)
+    wave = voting.resolve_wave(resolved.rollout, gate, claims.wave)
     unseen = await unseen_by_voters(state, services.sources, resolved)
     command = Command(
         f"{claims.answer} by token: {claims.reason}",

@@ -157,7 +157,7 @@ class InventoryRefresher:
     async def _commit_results(self) -> None:
         """Commit the nodes that the sources have reported so far."""
         async with self._commit_lock:
-            if self._has_unanswered() and not self._state.index.nodes:
+            if any(reader.nodes is None for reader in self._readers.values()) and not self._state.index.nodes:
                 log.warning("no node is known yet: an inventory source has never answered")
             try:
                 if (change := await self._compare()) is not None:
@@ -194,9 +194,6 @@ class InventoryRefresher:
             for rollout, target in targets
         }
         return {key: changed for key, changed in found.items() if changed}
-
-    def _has_unanswered(self) -> bool:
-        return any(reader.nodes is None for reader in self._readers.values())
 
     async def _compare(self) -> FleetChange | None:
         """Return what the sources' answers change, None without sources."""
@@ -429,7 +426,7 @@ def _describe_held_answer(source: str, removed: int, known: int) -> str:
     )
 
 
-def _describe_stale_source(source: str, refreshed_at: float | None, error: str = "") -> str:
+def _describe_stale_source(source: str, refreshed_at: float | None, error: str) -> str:
     """Return that an inventory source has not answered for too long."""
     last = "never answered" if refreshed_at is None else f"last answered at {format_rfc3339(refreshed_at)}"
     return f"inventory {source}: it {last}, so no node of it starts{error and f': {error}'}"
