@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from machines.forecast.timeline import Waits
@@ -36,6 +36,7 @@ class Attempt:
     """One attempt of a node, or one prepare stage of it: `stage` is "" for an attempt.
 
     `ends_at` is None as long as it has not ended.  `needed_s`: the time that must be left in a window.
+    `bounds`: how many nodes may be in flight at its runner, and at the inventories with workers, by name.
     `outage_of`: the attempt that began the outage which this one has joined.
     """
 
@@ -46,6 +47,7 @@ class Attempt:
     wave: str = ""
     team: str | None = None
     pools: tuple[str, ...] = ()
+    bounds: Mapping[str, int] = field(default_factory=dict)
     is_running: bool = False
     is_rollback: bool = False
     outage_of: Attempt | None = None

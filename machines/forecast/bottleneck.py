@@ -22,6 +22,8 @@ from machines.rules.start_blockers import window_groups
 Serial = tuple[float, BottleneckKind, str]
 """Serial time in seconds, and whose it is."""
 
+_LOCAL_RUNNER = (BottleneckKind.RUNNER, "runner")
+
 
 def bottleneck_of(before: Projection, walk: Walk, rollout: str) -> Bottleneck | None:
     """Return the bottleneck of a rollout, None when no node of it waits; `walk` has ended."""
@@ -32,7 +34,7 @@ def bottleneck_of(before: Projection, walk: Walk, rollout: str) -> Bottleneck | 
     changed, assumptions = before.fork(), walk.assumptions
     limits, plan = _with_one_more(changed, rollout, kind, name)
     changed.update_limits(limits, {rollout: plan})
-    if kind is BottleneckKind.RUNNER:
+    if (kind, name) == _LOCAL_RUNNER:
         assumptions = replace(assumptions, parallel_runs=assumptions.parallel_runs + 1)
     saves_s = _ends_at(walk, rollout) - _ends_at(walk.again(changed, assumptions), rollout)
     return Bottleneck(kind, name, max(0.0, saves_s))
@@ -66,14 +68,16 @@ def _serial_times(before: Projection, walk: Walk, rollout: str) -> list[Serial]:
         # What joins an outage takes no slot of its own.
         if each.outage_of is None:
             fleet_s += took_s
-            for pool in each.pools:
-                work_s[pool] += took_s
+            for name in (*each.pools, *each.bounds):
+                work_s[name] += took_s
     budgets = {pool: before.budget(before.pool(pool)) for pool in pools}
     found: list[Serial] = [
         (work_s[pool] / budget, BottleneckKind.POOL, pool) for pool, budget in budgets.items() if budget
     ]
+    bounds = {name: most for each in own for name, most in each.bounds.items()}
+    found += [(work_s[name] / most, BottleneckKind.RUNNER, name) for name, most in bounds.items()]
     found.append((fleet_s / before.limits.max_parallel, BottleneckKind.MAX_PARALLEL, "fleet"))
-    found.append((runs_s / walk.assumptions.parallel_runs, BottleneckKind.RUNNER, "runner"))
+    found.append((runs_s / walk.assumptions.parallel_runs, *_LOCAL_RUNNER))
     if plan.max_parallel:
         found.append((rollout_s / plan.max_parallel, BottleneckKind.MAX_PARALLEL, rollout))
     ends_at = max((each.ends_at for each in own if each.ends_at), default=before.now)
@@ -121,6 +125,11 @@ def _with_one_more(index: Projection, rollout: str, kind: BottleneckKind, name: 
             index.team_rules = {key: each for key, each in index.team_rules.items() if key != team}
             return replace(limits, team_windows={**limits.team_windows, team: ()}), plan
         case BottleneckKind.RUNNER:
-            return limits, plan
+            workers = {each: most + (each == name) for each, most in limits.workers.items()}
+            runners = (
+                rule if rule.parallel is None else replace(rule, parallel=rule.parallel + (rule.name == name))
+                for rule in limits.runners
+            )
+            return replace(limits, workers=workers, runners=tuple(runners)), plan
         case _:
             assert_never(kind)

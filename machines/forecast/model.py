@@ -139,7 +139,10 @@ class BottleneckKind(StrEnum):
     MAX_PARALLEL = "max-parallel"
     """The rollout's or its wave's limit, by its name, or the fleet's (`fleet`); one more may be in flight."""
     RUNNER = "runner"
-    """The runner, by the name `runner`; it executes one more run at once."""
+    """The runner, by the name `runner`; it executes one more run at once.
+
+    A runner elsewhere, or an inventory with workers, by its name; one more of its nodes may be in flight.
+    """
     WINDOW = "window"
     """The windows of the plan or of a team, by `plan` or `team/NAME`; they are always open."""
 

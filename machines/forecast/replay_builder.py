@@ -21,6 +21,9 @@ from machines.forecast.walk import Walk
 from machines.rules.start_blockers import window_groups
 from machines.states import Phase
 
+_RUNS_OF = "runs of "
+"""Begins the names of the slots of a runner or inventory; no pool has a name with spaces."""
+
 
 def replay_of(walk: Walk, before: Index) -> Replay:
     """Return the replay of a walk that has ended; `before` are the facts that it began with."""
@@ -161,9 +164,10 @@ class _Builder:
 
     def _take_slots(self, attempt: Attempt, shared: frozenset[str]) -> tuple[int, ...]:
         """Return the slots that an attempt takes: those of its node only if it begins the outage."""
-        own, of_node = self._limits(attempt), [*attempt.pools, "fleet"]
+        own, of_node = self._limits(attempt), [*_limits_of_node(attempt), "fleet"]
         if attempt.outage_of is not None:
-            of_node = [each for each in attempt.pools if each not in attempt.outage_of.pools]
+            taken = _limits_of_node(attempt.outage_of)
+            of_node = [each for each in _limits_of_node(attempt) if each not in taken]
         elif attempt.node in shared:
             of_node.append(f"node/{attempt.node}")
         for names, releaser in ((own, attempt), (of_node, self._ends_last[attempt.outage])):
@@ -261,6 +265,8 @@ class _Builder:
                 return self._add_slots(name, [-math.inf] * (most or 1))
             case "node" if name == f"node/{attempt.node}":
                 return self._add_slots(name, [-math.inf])
+            case _ if name.startswith(_RUNS_OF):
+                return self._add_slots(name, [-math.inf] * attempt.bounds[name.removeprefix(_RUNS_OF)])
             case _:
                 return self._add_slots(name, self._pool_slots(name))
 
@@ -331,3 +337,7 @@ class _Builder:
             )
             self._openings[key] = Openings(groups, self.before.now) if groups else None
         return self._openings[key]
+
+
+def _limits_of_node(attempt: Attempt) -> list[str]:
+    return [*attempt.pools, *(f"{_RUNS_OF}{name}" for name in attempt.bounds)]

@@ -227,13 +227,15 @@ class Walk:
         key = (target.rollout, target.node)
         first = next(iter(in_flight_on(self.index, target.node)), target)
         starter = None if first.rollout == target.rollout else self._current[first.rollout, target.node]
+        node, kinds = self.index.nodes[target.node], self.index.rollout(target.rollout).plan.run_kinds
         attempt = self._current[key] = Attempt(
             *key,
             "",
             at,
             target.wave,
-            self.index.nodes[target.node].team,
+            node.team,
             tuple(pool.id for pool in self.index.pools_for(*key)),
+            {rule.name: rule.parallel or 1 for rule in self.index.bounds_of(node, kinds)},
             is_rollback=target.rolling_back,
             outage_of=starter,
             needed_s=self.index.expected_s(target.rollout),

@@ -32,8 +32,8 @@ from machines.forecast.model import (
 from machines.forecast.walk import HORIZON_S, Walk
 from machines.model.events import FreezeStarted, HoldTaken, RolloutPaused, TeamRulesChanged
 from machines.model.limits import Limits, PoolRule, TeamRules
-from machines.model.node import NodeHealth, Observation
-from machines.model.plan import GateName, StepDef, VoteRequirement, WaveDef
+from machines.model.node import Node, NodeHealth, NodeKind, Observation
+from machines.model.plan import GateName, Stage, StepDef, VoteRequirement, WaveDef
 from machines.model.reasons import ReasonCode
 from machines.model.rollout import Hold
 from machines.model.step_record import StepAction
@@ -331,6 +331,35 @@ def test_bottleneck_names_runner() -> None:
     assert made.ends_at.p50 == T0 + 500.0
     assert made.bottleneck == Bottleneck(BottleneckKind.RUNNER, "runner", 200.0)
     assert made.waits == {ReasonCode.RUNNER_FULL: 600.0}
+
+
+CHANGE = Stage("apps", kind="flux", node_kinds=frozenset({NodeKind.CLUSTER}))
+
+
+def clusters_of_hub() -> list[Node]:
+    """Return five clusters of one inventory, each of another team."""
+    return [Node(f"c{n}", NodeKind.CLUSTER, ("a/hub",), labels={"team": f"t{n}"}) for n in range(5)]
+
+
+@pytest.mark.parametrize("most", [1, 2])
+def test_draws_keep_workers_as_they_keep_max_parallel(most: int) -> None:
+    nodes = clusters_of_hub()
+    by_limit, by_workers = index_of(nodes), index_of(nodes, Limits(workers={"a/hub": most}))
+    submit(by_limit, stages=(CHANGE,), max_parallel=most)
+    submit(by_workers, stages=(CHANGE,))
+    durations = lambda *step: (50.0, 100.0, 150.0)  # noqa: E731
+    limited, bounded = (forecast_of(each, draws=50, durations=durations) for each in (by_limit, by_workers))
+    assert bounded.ends_at == limited.ends_at
+    spreads = [[(each.starts_at, each.ends_at) for each in made.nodes] for made in (bounded, limited)]
+    assert spreads[0] == spreads[1]
+
+
+def test_bottleneck_names_inventory_with_workers() -> None:
+    index = index_of(clusters_of_hub(), Limits(workers={"a/hub": 2}))
+    submit(index, stages=(CHANGE,))
+    made = forecast_of(index, explain="R")
+    assert starts(made) == {"c0": 0.0, "c1": 0.0, "c2": 200.0, "c3": 200.0, "c4": 400.0}
+    assert made.bottleneck == Bottleneck(BottleneckKind.RUNNER, "a/hub", 200.0)
 
 
 def test_run_is_slower_beside_others() -> None:
