@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, Union
 
 from pydantic import ConfigDict, Field, WrapValidator, field_validator, model_validator
@@ -72,6 +74,26 @@ class _Stage(OneKind):
             limit = f"at most {format_duration(self.timeout)}"
             raise InvalidValue(message, limit, at=("expected",), found=format_duration(self.expected))
         return self
+
+
+def module_cycles(stages: Sequence[_Stage]) -> Iterator[InvalidValue]:
+    """Yield an error if modules that the stages move wait for each other: none would ever be ready."""
+    changes = [
+        (index, stage.kind, stage.section)
+        for index, stage in enumerate(stages)
+        if isinstance(stage.section, plugin.ChangeParams)
+    ]
+    order: TopologicalSorter[str] = TopologicalSorter()
+    for *_, change in changes:
+        order.add(change.module, *change.waits_for)
+    try:
+        order.prepare()
+    except CycleError as error:
+        cycle = set(error.args[1])
+        at = next((index, kind) for index, kind, change in changes if change.module in cycle)
+        message = "the modules wait for each other, so none gets ready"
+        allowed = "`depends_on` without a cycle"
+        yield InvalidValue(message, allowed, at=at, at_key=True, found=", ".join(sorted(cycle)))
 
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, mo
 
 from machines.model.timefmt import format_duration
 from machines.model.windows import DAYS, Window, longest_opening
-from rolloutd.planfile.change import Guard, Rollback, Stage
+from rolloutd.planfile.change import Guard, Rollback, Stage, module_cycles
 from rolloutd.planfile.prepare import Cleanup, PrepareItem, stage_names
 from rolloutd.planfile.steps import MAX_STEPS, IsolateStep, TrafficStep, VerifyStep
 from rolloutd.planfile.strategy import MAX_PARALLEL, Strategy
@@ -439,6 +439,12 @@ class Spec(Params):
             if isinstance(stage.section, ChangeParams) and stage.section.needs_commit:
                 message = f"the change {stage.kind} needs a commit, and the source is a directory"
                 raise InvalidValue(message, "`source: {git, ref}`", at=(index, stage.kind), at_key=True)
+        return stages
+
+    @field_validator("maintain")
+    @classmethod
+    def _require_order(cls, stages: list[Stage]) -> list[Stage]:
+        raise_invalid(module_cycles(stages))
         return stages
 
     @field_validator("maintain")

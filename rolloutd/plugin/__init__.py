@@ -10,7 +10,7 @@ is imported when the daemon first needs the adapter.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import entry_points
@@ -156,6 +156,16 @@ class ChangeParams(Params):
     def needs_commit(self) -> bool:
         """Whether it moves its nodes to the commit of the plan's source, which then must be a git ref."""
         return False
+
+    @property
+    def module(self) -> str:
+        """What it moves on a node, empty if no other change waits for that."""
+        return ""
+
+    @property
+    def waits_for(self) -> Collection[str]:
+        """The modules that must be ready on the node first."""
+        return ()
 
 
 class CheckParams(Params):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Annotated, Self
 
 from pydantic import model_validator
@@ -94,6 +95,24 @@ class FluxParams(ChangeParams):
     @property
     def needs_commit(self) -> bool:
         return "oci" not in self.model_fields_set
+
+    @property
+    def module(self) -> str:
+        return self._ref(str(self.kustomization if self._is_kustomization else self.helm_release))
+
+    @property
+    def waits_for(self) -> Collection[str]:
+        names = self.create.depends_on if "create" in self.model_fields_set else ()
+        return [self._ref(name) for name in names]
+
+    def _ref(self, name: str) -> str:
+        """Return how an object of the same kind and namespace is named, as Flux resolves a dependency."""
+        namespace = f"{self.namespace}/" if "namespace" in self.model_fields_set else ""
+        return f"{'Kustomization' if self._is_kustomization else 'HelmRelease'} {namespace}{name}"
+
+    @property
+    def _is_kustomization(self) -> bool:
+        return "kustomization" in self.model_fields_set
 
     @model_validator(mode="after")
     def _require_module(self) -> Self:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
+
 import pytest
 
 from rolloutd.planfile import InvalidFile, read
@@ -389,12 +392,42 @@ def test_uninstalled_guard_is_refused() -> None:
     assert mistake.message == "no guard `switch` is installed; install the package that provides it"
 
 
+MODULES_PLAN = (
+    "apiVersion: rolloutd/v1\nkind: MaintenancePlan\nmetadata: {name: apps, owner: infra}\nspec:\n"
+    '  source: {git: "https://git.example/apps.git", ref: main}\n  targets: kind=cluster\n'
+    "  isolate: [{none: {}}]\n  maintain: {flux: {kustomization: apps}}\n  verify: [{cluster: {}}]\n"
+)
+
+
 def test_change_to_a_commit_of_a_directory_is_refused() -> None:
-    plan = (
-        b"apiVersion: rolloutd/v1\nkind: MaintenancePlan\nmetadata: {name: apps, owner: infra}\nspec:\n"
-        b"  source: SOURCE\n  targets: kind=cluster\n  isolate: [{none: {}}]\n"
-        b"  maintain: {flux: {kustomization: apps}}\n  verify: [{cluster: {}}]\n"
-    )
-    (problem,) = diagnostics_of(plan.replace(b"SOURCE", b"{path: .}"))
+    source = '{git: "https://git.example/apps.git", ref: main}'
+    (problem,) = diagnostics_of(MODULES_PLAN.replace(source, "{path: .}"))
     assert (problem.line, problem.allowed) == (8, "`source: {git, ref}`")
-    assert not diagnostics_of(plan.replace(b"SOURCE", b'{git: "https://git.example/apps.git", ref: main}'))
+    assert not diagnostics_of(MODULES_PLAN)
+
+
+@pytest.mark.parametrize(
+    ("modules", "cycle"),
+    [
+        ({"net": ["apps"], "apps": ["net"]}, "Kustomization apps, Kustomization net"),
+        ({"net": [], "apps": ["{{ node.name }}", "apps"]}, "Kustomization apps"),
+        ({"net": [], "apps": ["net", "elsewhere"]}, None),
+        ({"apps": ["net"], "net": []}, None),
+    ],
+)
+def test_modules_that_wait_for_each_other_are_refused(
+    modules: Mapping[str, list[str]], cycle: str | None
+) -> None:
+    stages = [
+        {"flux": {"kustomization": name, "create": {"depends_on": needed}}}
+        for name, needed in modules.items()
+    ]
+    problems = diagnostics_of(MODULES_PLAN.replace("{flux: {kustomization: apps}}", json.dumps(stages)))
+    assert [each.found for each in problems] == ([] if cycle is None else [cycle])
+
+
+def test_helm_release_waits_for_no_kustomization() -> None:
+    release = "{flux: {helm_release: net, chart: ./net, create: {depends_on: [apps]}}}"
+    module = "{flux: {kustomization: apps, create: {depends_on: [net]}}}"
+    stages = f"[{release}, {module}]"
+    assert not diagnostics_of(MODULES_PLAN.replace("{flux: {kustomization: apps}}", stages))
