@@ -1,4 +1,4 @@
-"""What must hold of clusters as targets: their values, their bootstrap, and how many are unready at once."""
+"""What must hold of clusters as targets: values, bootstrap, how many are at work or unready at once."""
 
 from __future__ import annotations
 
@@ -30,6 +30,8 @@ class ClusterJudge:
         observations: Callable[[], Mapping[str, Mapping[str, Any]]],
     ) -> None:
         self._plans, self._report, self._now = plans, report, now
+        self.workers: int | None = None
+        """How many clusters of the inventory may be in flight at once."""
         self._observations = observations
         self._answers: dict[str, list[tuple[float, str]]] = {}
         self._phases: dict[tuple[str, str], str] = {}
@@ -68,6 +70,9 @@ class ClusterJudge:
         voted = self._voted(event.rollout, event.node).get("host")
         if voted is not None and voted not in self._recent_answers(event.node):
             self._report(f"{who} with the value {node.endpoint}, and people voted for {voted}")
+        at_work = {name for (_, name), phase in self._phases.items() if phase in WORKING} - {event.node}
+        if self.workers is not None and len(at_work) >= self.workers:
+            self._report(f"{who} while {', '.join(sorted(at_work))} are at work (workers {self.workers})")
         if plan.max_unready is None:
             return
         unready = [

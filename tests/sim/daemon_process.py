@@ -217,14 +217,15 @@ class DaemonProcess:
                 DirectoryStore(PLAYBOOK_TREE / "artifacts"),
             ),
         )
+        inventory = SimInventory(access, state.settings)
         self.daemon = Daemon(
             state,
             adapters,
-            inventories=[SimInventory(access)],
+            inventories=[inventory],
             observers=[SimObserver(access)],
             scheduler=SimScheduler(world),
             # A fleet of ten would be held at the second leaver.
-            source_rules={SimInventory.source: SourceRules(max_removed=Budget(count=None, percent=50))},
+            source_rules={inventory.source: SourceRules(max_removed=Budget(count=None, percent=50))},
         )
         self.cleaner = NodeCleaner(state, SimNodeFiles(access), SimCheckpoints(access), [stager])
         state.commit_listeners.append(self._hear_commit)

@@ -16,7 +16,7 @@ from machines.facts import availability, node_work, outages, votes
 from machines.invariants import violations
 from machines.model.preparation import PrepareStage
 from machines.model.rollout import Failure
-from machines.rules import parallelism, pools, rollbacks, start_blockers
+from machines.rules import parallelism, pools, rollbacks, runners, start_blockers
 from machines.scheduler import decided_events, expiry, preparing
 from machines.workflow.isolation_plan import IsolationPlan
 from machines.workflow.next_action import _Reconciler
@@ -80,6 +80,12 @@ MUTANTS = (
         "record",
     ),
     Mutant(
+        "more-clusters-started-than-workers",
+        runners.runner_blocker,
+        "in_flight >= rule.parallel",
+        "in_flight > rule.parallel",
+    ),
+    Mutant(
         "unready-targets-not-counted",
         parallelism.unready_nodes,
         "target.phase is Phase.FAILED or _is_unready(index, rollout, target)",
@@ -126,6 +132,12 @@ MUTANTS = (
         Driver._transition,
         "await self._state.commit_decided(decide, cause=text or action.trigger.value)",
         "await self._state.commit(decide(), cause='before the lock')",
+    ),
+    Mutant(
+        "cause-of-an-abort-kept-by-its-driver",
+        Driver._next_action,
+        "self._state.index.record_abort(self.rollout, self.node, action.causes)",
+        "None",
     ),
     Mutant(
         "deadline-extended-by-more-than-downtime",
@@ -249,6 +261,8 @@ MUTANTS = (
         "stage.max_parallel",
         "stage.max_parallel + 1",
     ),
+    _open_cell("attempt", "check-mode"),
+    _open_cell("attempt", "release"),
     _open_cell("check-mode", "check-mode"),
     _open_cell("cleaning", "check-mode"),
     _open_cell("cleaning", "hold"),

@@ -271,6 +271,13 @@ def random_settings(shape: random.Random, nodes: int) -> Settings:
     )
 
 
+def with_workers(settings: Settings, workers: int) -> Settings:
+    """Return the settings with an inventory of clusters that so many controllers work on."""
+    hub = {"name": "hub", "kubeconfig": "/etc/rolloutd/hub.kubeconfig", "workers": workers}
+    inventory = Settings.model_validate({"inventory": [{"clusterapi": hub}]}).inventory
+    return settings.model_copy(update={"inventory": inventory})
+
+
 def with_random_cleaning(cleaning: random.Random, settings: Settings) -> Settings:
     """Return the settings, sometimes those of a daemon that soon cleans nodes by itself."""
     keep = settings.keep.model_copy(update={"on_nodes_s": 300})

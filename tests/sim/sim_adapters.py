@@ -24,6 +24,7 @@ from rolloutd.ports import (
     StepResult,
     Unknown,
 )
+from rolloutd.settings import Settings
 from tests.sim import hostile_values
 from tests.sim.fault_injection import FaultyAccess
 from tests.sim.hostile_values import judge_command
@@ -218,10 +219,10 @@ class SimObserver:
 class SimInventory:
     """ports.Inventory: the nodes that are listed now."""
 
-    source = "hosts"
-
-    def __init__(self, access: FaultyAccess) -> None:
+    def __init__(self, access: FaultyAccess, settings: Settings) -> None:
         self._access = access
+        names = (f"{each.kind}/{each.params['name']}" for each in settings.inventory)
+        self.source = next(names, "hosts")
         self.groups = {"all": sorted(access.world.machines)}
         self._last_names: set[str] = set()
 
@@ -230,7 +231,7 @@ class SimInventory:
         world = self._access.world
         await world.latency(1.0)
         if world.source_fails:
-            raise SourceFailed("hosts: the file cannot be read")
+            raise SourceFailed(f"{self.source}: the file cannot be read")
         if self._access.is_current_leader:
             world.checker.feed_oracle("answered")
         for machine in world.machines.values():

@@ -99,6 +99,8 @@ class Simulation:
             checker.work.current_facts = self._current_facts
         checker.outages.on_joined = lambda: self.coverage.count("train:joined")
         checker.on_settings(scenario.settings)
+        limits = (source.params.get("workers") for source in scenario.settings.inventory)
+        checker.clusters.workers = next(limits, None)
 
     # -- the whole of it
 
