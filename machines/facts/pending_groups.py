@@ -50,8 +50,10 @@ class PendingGroups(Forkable):
         self._groups_by_rollout: dict[str, dict[QueueGroup, None]] = {}
         self._ready: dict[tuple[str, str], list[QueueEntry]] = {}
         """By rollout and wave, in order."""
-        self._backed_off: dict[QueueGroup, tuple[float, QueueEntry]] = {}
-        """Until when, infinity for a mark alone; and the entry of the group once it is ready again."""
+        self._backed_off: dict[QueueGroup, float] = {}
+        """Until when, infinity for a mark alone."""
+        self._waiting: dict[tuple[str, str], dict[QueueGroup, QueueEntry]] = {}
+        """By rollout and wave: the entries of groups that are backed off, for when they are ready again."""
         self._by_instant: dict[float, dict[QueueGroup, None]] = {}
         """The groups that are ready again at an instant: one instant for all of them."""
         self._instants: list[float] = []
@@ -63,7 +65,7 @@ class PendingGroups(Forkable):
     def clear(self) -> None:
         self._groups, self._group_by_target = {}, {}
         self._groups_by_pool, self._groups_by_rollout = {}, {}
-        self._ready, self._backed_off = {}, {}
+        self._ready, self._backed_off, self._waiting = {}, {}, {}
         self._by_instant, self._instants = {}, []
 
     def enqueue(self, target: Target, position: QueuePosition, pools: tuple[str, ...]) -> None:
@@ -143,13 +145,14 @@ class PendingGroups(Forkable):
     def back_off(self, backoffs: Iterable[BackOff]) -> None:
         """Skip the groups in which a decision could start nothing."""
         for each in backoffs:
-            group, until, known = each.group, each.until, self._backed_off.get(each.group)
-            if group not in self._groups or (known is not None and known[0] == until):
+            group, until = each.group, each.until
+            if group not in self._groups or self._backed_off.get(group) == until:
                 continue
             self._end_backoff(group)
             self._remove_entry(group)
-            self._backed_off = self._own(self._backed_off)
-            self._backed_off[group] = (until, (self._groups[group][0], group))
+            self._backed_off, self._waiting = self._own(self._backed_off), self._own(self._waiting)
+            self._backed_off[group] = until
+            self._own_row(self._waiting, group[:2], dict)[group] = self._groups[group][0], group
             if not math.isinf(until):
                 self._by_instant = self._own(self._by_instant)
                 if until not in self._by_instant:
@@ -196,36 +199,40 @@ class PendingGroups(Forkable):
             self._make_ready(self._groups_by_rollout.get(rollout, ()))
 
     def mark_all(self) -> None:
-        # Not one by one: for a hundred thousand groups that holds the loop for a fifth of a second.
-        ended, self._backed_off = self._backed_off, {}
+        # A wave at a time: one by one, a hundred thousand groups hold the loop for a fifth of a second.
+        waiting, self._waiting, self._backed_off = self._waiting, {}, {}
         self._by_instant, self._instants = {}, []
-        self._add_entries(entry for _, entry in ended.values())
+        for wave, entries in waiting.items():
+            self._add_entries(wave, list(entries.values()))
 
     def _make_ready(self, groups: Iterable[QueueGroup]) -> None:
-        ended = (self._end_backoff(group) for group in groups)
-        self._add_entries(entry for entry in ended if entry is not None)
-
-    def _add_entries(self, entries: Iterable[QueueEntry]) -> None:
         by_wave: dict[tuple[str, str], list[QueueEntry]] = {}
-        for entry in entries:
-            by_wave.setdefault(entry[1][:2], []).append(entry)
-        for wave, of_wave in by_wave.items():
-            self._ready = self._own(self._ready)
-            ready = self._own_row(self._ready, wave, list)
-            if len(of_wave) == 1:
-                insort(ready, of_wave[0])
-            else:  # one sort costs less than as many insertions as a window opening has groups
-                ready += of_wave
-                ready.sort()
+        for group in groups:
+            if (entry := self._end_backoff(group)) is not None:
+                by_wave.setdefault(group[:2], []).append(entry)
+        for wave, entries in by_wave.items():
+            self._add_entries(wave, entries)
+
+    def _add_entries(self, wave: tuple[str, str], entries: Sequence[QueueEntry]) -> None:
+        self._ready = self._own(self._ready)
+        ready = self._own_row(self._ready, wave, list)
+        if len(entries) == 1:
+            insort(ready, entries[0])
+        else:  # one sort costs less than as many insertions as a window opening has groups
+            ready += entries
+            ready.sort()
 
     def _end_backoff(self, group: QueueGroup) -> QueueEntry | None:
         """Forget a group's backoff; return its entry if it had one, which the caller adds."""
-        found = self._backed_off.get(group)
-        if found is None:
+        until, wave = self._backed_off.get(group), group[:2]
+        if until is None:
             return None
-        until, entry = found
-        self._backed_off = self._own(self._backed_off)
+        self._backed_off, self._waiting = self._own(self._backed_off), self._own(self._waiting)
         del self._backed_off[group]
+        waiting = self._own_row(self._waiting, wave)
+        entry = waiting.pop(group)
+        if not waiting:
+            del self._waiting[wave]
         if until in self._by_instant:
             self._by_instant = self._own(self._by_instant)
             del self._own_row(self._by_instant, until)[group]

@@ -53,8 +53,8 @@ MAX_STARTS: Final = 32
 meanwhile.  Its commit is followed by the next decision.
 """
 
-MAX_BACKOFFS: Final = 512
-"""Groups that one decision backs off: some milliseconds.  After a window has opened over a fleet whose
+MAX_BACKOFFS: Final = 256
+"""Groups that one decision backs off: some ten milliseconds.  After a window has opened over a fleet whose
 inventory is stale, each of its groups backs off; the next decision continues at once.
 """
 
