@@ -83,19 +83,31 @@ class RolloutCounters:
         return made
 
     def add_all(self, targets: Iterable[Target]) -> None:
-        """Count many targets; sorting the durations once is cheaper than inserting each."""
+        """Count many targets: those that are alike at once, and with one sort."""
+        alike: dict[object, list[Target]] = {}
         for target in targets:
-            self._adjust_counts(target, 1)
-            self.durations += _duration_s(target)
-            self.times.setdefault(target.wave, []).append(target.since)
+            totals = target.phase, target.outcome, target.wave, target.team, target.pools
+            alike.setdefault(totals, []).append(target)
+        for group in alike.values():
+            self._adjust_totals(group[0], len(group))
+            times = self.times.setdefault(group[0].wave, [])
+            for target in group:
+                durations = _duration_s(target)
+                self._adjust_slots(target, durations, 1)
+                self._adjust_names(target, set.add)
+                self.durations += durations
+                times.append(target.since)
         for values in (self.durations, *self.times.values()):
             values.sort()
 
     def adjust(self, target: Target, delta: int) -> None:
         """Count a target in (`delta` 1) or out (`delta` -1)."""
-        self._adjust_counts(target, delta)
+        durations = _duration_s(target)
+        self._adjust_totals(target, delta)
+        self._adjust_slots(target, durations, delta)
+        self._adjust_names(target, set.add if delta > 0 else set.discard)
         times = self.times.setdefault(target.wave, [])
-        for values, value in ((times, target.since), *((self.durations, s) for s in _duration_s(target))):
+        for values, value in ((times, target.since), *((self.durations, s) for s in durations)):
             if delta > 0:
                 insort(values, value)
             else:
@@ -103,7 +115,8 @@ class RolloutCounters:
         if not times:
             del self.times[target.wave]
 
-    def _adjust_counts(self, target: Target, delta: int) -> None:
+    def _adjust_totals(self, target: Target, delta: int) -> None:
+        """Count by phase, outcome, wave, team and pools, which add_all() groups by."""
         self.phases[target.phase] += delta
         if (phases := self.waves.get(target.wave)) is None:
             phases = self.waves[target.wave] = Counter()
@@ -118,13 +131,14 @@ class RolloutCounters:
                 if not self.teams[target.team]:
                     del self.teams[target.team]
             self._adjust_pools(target, delta)
+
+    def _adjust_slots(self, target: Target, durations: Iterable[float], delta: int) -> None:
         is_in_flight = target.phase in IN_FLIGHT_PHASES
         if target.admitted_at and (is_in_flight or target.phase is Phase.FAILED):
             self.holding += delta
             self.slot_ms -= delta * round(target.admitted_at * 1000)
-        for duration in _duration_s(target):
+        for duration in durations:
             self.slot_ms += delta * round(duration * 1000)
-        self._adjust_names(target, set.add if delta > 0 else set.discard)
 
     def _adjust_names(self, target: Target, count: Callable[[set[str], str], None]) -> None:
         if target.drift is not None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -99,24 +98,28 @@ class PoolIndex(Forkable):
 
     def rebuild(self, facts: FleetFacts, keys: tuple[str, ...]) -> None:
         self._pools, self._pool_ids_by_node, self._unavailable, self._full_pool_ids = {}, {}, {}, set()
-        members, down, unknown = (defaultdict[str, list[str]](list) for _ in range(3))
-        # Nothing shares the new tables yet, so nothing is copied before a write.
+        # By labels: a fleet has far fewer of them than nodes.
+        groups: dict[tuple[str, ...], tuple[tuple[str, ...], list[str], list[str], list[str]]] = {}
         for name, node in facts.nodes.items():
             label = node.labels.get
-            ids = tuple([id_of_pool(key, label(key, UNLABELED)) for key in keys])
+            values = tuple([label(key, UNLABELED) for key in keys])
+            group = groups.get(values)
+            if group is None:
+                group = groups[values] = tuple(map(id_of_pool, keys, values)), [], [], []
+            ids, members, down, unknown = group
             self._pool_ids_by_node[name] = ids
-            for pool_id in ids:
-                members[pool_id].append(name)
+            members.append(name)
             found = unavailability(facts, name)
             if found is not None:
                 self._unavailable[name] = found
-                nodes = down if found.confirmed else unknown
-                for pool_id in ids:
-                    nodes[pool_id].append(name)
-        for pool_id, names in members.items():
-            key, _, value = pool_id.partition("/")
-            pool = Pool(key, value, pool_id, set(names), set(down[pool_id]), set(unknown[pool_id]))
-            self._pools[pool_id] = pool
+                (down if found.confirmed else unknown).append(name)
+        # Nothing shares the new pools yet, so nothing is copied before a write.
+        for values, (ids, members, down, unknown) in groups.items():
+            for key, value, pool_id in zip(keys, values, ids, strict=True):
+                pool = self._pools.setdefault(pool_id, Pool(key, value))
+                pool.members.update(members)
+                pool.down.update(down)
+                pool.unknown.update(unknown)
         # Once, when all are counted: of a hundred thousand nodes, once for each would cost a second.
         self._refresh_full_pools(facts, tuple(self._pools))
 

@@ -318,16 +318,17 @@ class Projection(MeasuredFacts):
         """Store the targets of a snapshot in bulk, before the pools and the groups exist."""
         self._own_rollout_tables()
         self._counters[rollout].add_all(targets)
+        by_node, pending = self._targets_by_node, self._pending[rollout]
+        self._targets[rollout] |= {target.node: target for target in targets}
         for target in targets:
-            self._targets[rollout][target.node] = target
-            self._targets_by_node.setdefault(target.node, {})[rollout] = target
+            by_node.setdefault(target.node, {})[rollout] = target
             if target.phase in IN_FLIGHT_PHASES:
                 self._in_flight += not self._shares_outage(target)
             elif target.phase is Phase.PENDING:
-                self._pending[rollout].setdefault(target.wave, []).append(queue_position(target))
+                pending.setdefault(target.wave, []).append(queue_position(target))
             if target.needs_driver:
                 self._needing_driver.add((rollout, target.node))
-        for queue in self._pending[rollout].values():
+        for queue in pending.values():
             queue.sort()
 
     def _load_preparations(self, rows: Iterable[Preparation]) -> None:

@@ -107,13 +107,11 @@ def _joined_targets(
 ) -> Iterator[Event]:
     if rollout.plan.enrol is EnrolPolicy.NEVER:
         return
-    known = index.nodes
-    nodes = known.values() if names is None else [known[name] for name in names if name in known]
-    new = [
-        node
-        for node in nodes
-        if index.get(Target, rollout.id, node.name) is None and rollout.plan.selector.matches(node.labels)
-    ]
+    known, targets = index.nodes, index.targets_by_node(rollout.id)
+    names = known if names is None else [name for name in names if name in known]
+    # By name first: usually most of the fleet are targets.
+    others = [known[name] for name in names if name not in targets]
+    new = [node for node in others if rollout.plan.selector.matches(node.labels)]
     if not new:
         return
     present = tuple(index.targets(rollout.id))

@@ -68,10 +68,10 @@ deleted_at IS NULL AND (ended_at IS NULL AND cancelled_at IS NULL OR rollout.id 
 
 # Of all rollouts: a cluster that one of them broke may be down when it is no longer live.
 _LIST_WORK_ON_CLUSTERS = """
-SELECT node.name, max(target.since) FROM node JOIN target ON target.node = node.name
-WHERE node.kind = 'cluster' AND target.attempt > 0
-    AND target.phase IN ('pending', 'done', 'failed')
-GROUP BY node.name"""
+SELECT node, max(since) FROM target
+WHERE node IN (SELECT name FROM node WHERE kind = 'cluster') AND attempt > 0
+    AND phase IN ('pending', 'done', 'failed')
+GROUP BY node"""
 
 _SELECT_ROLLOUT = """
 SELECT id, content, change_digest, scope_digest, policy_digest, digest, submitted_by, submitted_at,

@@ -8,18 +8,23 @@ from rolloutd.ports import StoredVolume
 from rolloutd.store.backend import Connection
 from rolloutd.store.queries import IS_LIVE
 
+# The rollouts that ended in the period come first, hence CROSS JOIN: without one, no target is read.
 _UNCLEANED = f"""
-WITH ended AS (
-    SELECT id, CASE WHEN {IS_LIVE} THEN NULL ELSE coalesce(cancelled_at, ended_at, deleted_at) END AS at
-    FROM rollout WHERE coalesce(cancelled_at, ended_at, deleted_at, ?1) >= ?1),
+WITH live AS (SELECT id FROM rollout WHERE {IS_LIVE}),
+ended AS (
+    SELECT id, coalesce(cancelled_at, ended_at, deleted_at) AS at
+    FROM rollout
+    WHERE coalesce(cancelled_at, ended_at, deleted_at) >= ?1 AND id NOT IN (SELECT id FROM live)),
 touched AS (
-    SELECT node, max(coalesce(ended.at, ?2 + 1)) AS at
-    FROM ended JOIN target ON target.rollout = ended.id
-    WHERE attempt > 0 OR ended.at IS NULL OR EXISTS (
+    SELECT node, max(ended.at) AS at
+    FROM ended CROSS JOIN target
+    WHERE target.rollout = ended.id AND (attempt > 0 OR EXISTS (
         SELECT 1 FROM preparation
-        WHERE preparation.rollout = target.rollout AND preparation.node = target.node)
+        WHERE preparation.rollout = target.rollout AND preparation.node = target.node))
     GROUP BY node)
-SELECT node FROM touched WHERE at >= ?1 AND at <= ?2 AND NOT EXISTS (
+SELECT node FROM touched WHERE at >= ?1 AND at <= ?2
+AND node NOT IN (SELECT target.node FROM target WHERE rollout IN (SELECT id FROM live))
+AND NOT EXISTS (
     SELECT 1 FROM audit WHERE audit.node = touched.node AND event = 'NodeCleaned' AND audit.at >= touched.at)
 ORDER BY node"""  # noqa: S608  # a constant
 

@@ -6,7 +6,7 @@ changes, and the loop carries out what it found.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from machines.model.node import Node, NodeKind
@@ -41,13 +41,15 @@ class FleetAnswers:
     def unanswered(self) -> frozenset[str]:
         return frozenset(name for name, nodes in self.answers.items() if nodes is None)
 
-    def may_be_reported_later(self, node: Node) -> bool:
-        """Return whether a source that has not answered yet may report the node.
+    def reported_later(self) -> Collection[str]:
+        """Return the nodes that a source which has not answered yet may report.
 
         A source that the settings no longer name may have been renamed to one that has not answered.
         """
-        unanswered = self.unanswered
-        return bool(unanswered) and any(s in unanswered or s not in self.answers for s in node.sources)
+        if not self.unanswered:
+            return ()
+        answered = self.answers.keys() - self.unanswered
+        return {name for name, node in self.known.items() if not answered.issuperset(node.sources)}
 
 
 @dataclass(slots=True)
@@ -72,9 +74,7 @@ def compare_fleet(answers: FleetAnswers) -> FleetChange:
     discovered = [node for nodes in answers.answers.values() for node in nodes or ()]
     merged = merge_inventories(discovered, known, answers.connections, unanswered)
     nodes, connections = merged.nodes, merged.connections
-    may_come = (
-        {name for name, node in known.items() if answers.may_be_reported_later(node)} if unanswered else ()
-    )
+    may_come = answers.reported_later()
     for name in [name for name, node in nodes.items() if _has_left_cluster(known.get(name), node)]:
         # Another source may still list the machine: remove the node now; the next refresh adds a host.
         if name not in may_come:
