@@ -28,11 +28,12 @@ def next_shared_action(
     """
     target = situation.target
     others = [each for each in index.targets_on(target.node) if each.rollout != target.rollout]
-    progress_of = {each.rollout: index.outage_progress(each) for each in others}
-    outage = Outage(outage_peers(target, others, progress_of), held=held)
-    situation = replace(situation, outage=outage)
+    if others or held:
+        progress_of = {each.rollout: index.outage_progress(each) for each in others}
+        outage = Outage(outage_peers(target, others, progress_of), held=held)
+        situation = replace(situation, outage=outage)
     train = index.train_of(target.rollout)
-    if target.phase is not Phase.VERIFYING or not (outage.peers or train):
+    if target.phase is not Phase.VERIFYING or not (situation.outage.peers or train):
         return next_action(situation), False
     before = index.outage_progress(target)
     if train is not None and target.isolated:

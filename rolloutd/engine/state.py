@@ -12,7 +12,7 @@ import asyncio
 import json
 import logging
 import os
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -65,8 +65,8 @@ LARGE_COMMIT_ROWS = 100
 DATABASE_ID_LENGTH = 16
 """Hexadecimal digits in a fencing token by which a node distinguishes two databases."""
 
-MAX_KEPT_HOSTS = 1_024
-"""Hosts whose variables are kept in plain form: as many nodes as are in flight in a large fleet."""
+MAX_KEPT_HOSTS = 4_096
+"""Hosts whose variables are kept in plain form: a thousand nodes in flight, and peers observed meanwhile."""
 
 NO_VARIABLES: Mapping[str, ports.JSON] = {}
 
@@ -199,7 +199,7 @@ class State:
     """By FleetLock group, the teams that those who approved had at the last call; an outage hides teams."""
     change_matrix: Any = None
     """What the API last found of changes and nodes."""
-    _hosts: dict[str, tuple[Node, Mapping[str, ports.JSON], ports.Host]] = field(default_factory=dict)
+    _hosts: OrderedDict[str, tuple[Node, object, ports.Host]] = field(default_factory=OrderedDict)
     """Hosts, and what they were made of: a node in flight asks for its own some thirty times."""
     _inventory_snapshot: ports.InventorySnapshot | None = None
     _inventory_generation: int = 0
@@ -226,15 +226,15 @@ class State:
 
     def host(self, node: str) -> ports.Host:
         """Return a node and its connection variables; raises NotFound when the inventory no longer has it."""
-        known = self.index.nodes.get(node)
-        if known is None:
+        if (known := self.index.nodes.get(node)) is None:
             raise NotFound(f"the inventory no longer has {node}")
         connection = self.connections.get(node, NO_VARIABLES)
         kept = self._hosts.get(node)
         if kept is not None and kept[0] is known and kept[1] is connection:
+            self._hosts.move_to_end(node)  # it outlasts the peers that are observed for it
             return kept[2]
         if len(self._hosts) >= MAX_KEPT_HOSTS:
-            del self._hosts[next(iter(self._hosts))]  # the oldest: its node is mostly done
+            self._hosts.popitem(last=False)
         host = ports.Host(node, known.kind, known.labels, _with_pinned_identity(known, connection))
         self._hosts[node] = known, connection, host
         return host

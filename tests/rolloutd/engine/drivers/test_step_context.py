@@ -41,11 +41,11 @@ async def test_adapter_changes_parameters_of_one_step(tmp_path: Path) -> None:
         assert (await session.step_context(session.plan.isolate[0])).params["do"] == "drain payments"
 
 
-async def test_another_host_drops_only_the_oldest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_host_in_use_outlasts_its_peers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with control_environment(tmp_path) as inside:
         monkeypatch.setattr(state, "MAX_KEPT_HOSTS", 2)
-        first, second, third = list(inside.state.index.nodes)[:3]
-        inside.state.host(first)
-        kept = inside.state.host(second)
-        inside.state.host(third)
-        assert inside.state.host(second) is kept
+        in_flight, *peers = list(inside.state.index.nodes)[:4]
+        kept = inside.state.host(in_flight)
+        for peer in peers:
+            inside.state.host(peer)
+            assert inside.state.host(in_flight) is kept
