@@ -65,6 +65,8 @@ class SimWorld:
         self.is_finished = False
         self.poll_s = 3.0
         """How long a look at a run's progress takes, about."""
+        self.run_s = (20.0, 80.0)
+        """How long a run takes, at least and at most."""
         self.commit_s = 0.0
         """How long the disk takes for a batch of commits."""
         self.job_faults: JobFaults | None = None
@@ -313,7 +315,8 @@ class SimWorld:
         run.percent = 10.0
         self.record(f"begin {run.handle}")
         fate = self.fault_plan.next_run_fate()
-        length_s = 20.0 + self.streams.latency.random() * 60.0
+        shortest_s, longest_s = self.run_s
+        length_s = shortest_s + self.streams.latency.random() * (longest_s - shortest_s)
         if fate is RunFate.ESCAPED:
             run.ignored_signals = 1
         if fate in (RunFate.KILLED, RunFate.ORPHANED, RunFate.ESCAPED):
