@@ -12,6 +12,7 @@ export LC_ALL PATH
 umask 077
 
 LOCK_WAIT_S=20           # an arm or a restore of another process
+START_WAITS=50           # how often `watch` looks for the timer that it has started, each 0.2 s
 RESTORE_WAITS=150        # how often `restore` looks for the end of the detached restore, each 0.2 s
 COMMAND_LIMIT_S=60       # of each command after a restore
 KILL_AFTER_S=10          # of a command that ignores SIGTERM: the restore must end
@@ -169,10 +170,10 @@ arm() {
         is_newest || fail "a newer guard was armed on the node; this one is too late"
         end_others
         back_up
-        extend
         [ -z "$across_reboot" ] || enable_at_boot
         : > "$guard/armed"
         make_durable
+        extend    # after what a slow disk delays: that is not the daemon's silence
         watch || { remove; fail "the node's timer cannot be started"; }
     fi
     renew
@@ -218,8 +219,17 @@ is_watched() {
     fi
 }
 
+# Returns once the timer runs.  systemd answers then; a process has to write its id, and until then the next
+# call would start a second one.
 watch() {
-    is_watched || launch '' "$(cat "$guard/after")" timer
+    is_watched || launch '' "$(cat "$guard/after")" timer || return
+    [ ! -d /run/systemd/system ] || return 0
+    waited=0
+    while [ -e "$guard/armed" ] && ! is_watched; do
+        [ "$waited" -lt "$START_WAITS" ] || return
+        sleep 0.2 2> /dev/null || sleep 1
+        waited=$((waited + 1))
+    done
 }
 
 stop_watching() {

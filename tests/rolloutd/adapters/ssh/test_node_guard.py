@@ -162,6 +162,7 @@ async def test_timer_that_finds_restore_locked_is_started_again(
         path = node.etc / "a"
         path.write_text("before")
         await node.arm(node.context(path))
+        os.kill(int((node.guard_dir / "watcher").read_text()), signal.SIGKILL)  # it would take the lock too
         path.write_text("after")
         expire = node.script("expire", "r1.1", "timer", "now")
         with (node.guard_dir / "restore.lock").open("w") as lock:
@@ -210,9 +211,7 @@ async def test_guard_of_other_rollout_without_timer_is_left_to_people(tmp_path: 
         path.write_text("before")
         ctx, later = node.context(path), replace(node.context(path), rollout="r2")
         await node.arm(ctx)
-        watcher = node.guard_dir / "watcher"
-        await wait_in_loop_until(lambda: watcher.exists() and watcher.read_text().endswith("\n"))
-        process = Path("/proc", watcher.read_text().strip(), "cmdline")
+        process = Path("/proc", (node.guard_dir / "watcher").read_text().strip(), "cmdline")
         os.kill(int(process.parent.name), signal.SIGKILL)  # as a reboot does
         # It ends only when it gets the processor, and until then it counts as a timer.
         await wait_in_loop_until(lambda: not process.exists() or not process.read_bytes())
@@ -225,6 +224,19 @@ async def test_guard_of_other_rollout_without_timer_is_left_to_people(tmp_path: 
         assert (await node.guard.arm(retried, order="1.8 database 1800000001")).state is GuardState.ARMED
         assert path.read_text() == "before"
         await node.guard.disarm(retried)
+
+
+async def test_timer_slow_to_begin_is_started_once(tmp_path: Path) -> None:
+    log, program = tmp_path / "log", tmp_path / "bin" / "setsid"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\necho $$ >> {log}\nsleep 0.3\nexec {shutil.which("setsid")} "$@"\n')
+    program.chmod(0o755)
+    async with node_in(tmp_path) as node:
+        wrap = node.shell.wrap
+        path = f"PATH={program.parent}:{os.environ['PATH']}"
+        node.shell.wrap = lambda command: ["env", path, *wrap(command)]
+        await node.arm(node.context())
+        assert (node.guard_dir / "watcher").read_text() == log.read_text()
 
 
 async def test_exactly_one_of_disarm_and_timer_wins(tmp_path: Path) -> None:
