@@ -80,7 +80,7 @@ from machines.workflow.outage import OUTAGE_STEP, held_isolators
 from machines.workflow.phase_transitions import transition
 from machines.workflow.recording import RecordedAction, intent_of, is_isolated_after, record_of
 from machines.workflow.situation import Situation
-from machines.workflow.steps import AFTER_PREFIX
+from machines.workflow.steps import StepPrefix, names_after
 
 HORIZON_S = 366 * 86_400.0
 """How far ahead a walk goes: a plan that needs more than a year ends on no useful date."""
@@ -441,7 +441,7 @@ class Walk:
             # Only the first attempt of an outage isolates the node, and only the last one returns it.
             case Isolate(spec=spec) | Revert(spec=spec) if spec.name in self._held(target, self._lanes[key]):
                 return (0.0,)
-            case RunCheck(spec=spec) if record.step.startswith(AFTER_PREFIX):
+            case RunCheck(spec=spec) if names_after(StepPrefix.AFTER, record.step):
                 return self.durations(*key, spec.name, record.action)
             case _:
                 return self.durations(*key, record.step, record.action)

@@ -27,6 +27,9 @@ DEFAULT_TIMEOUT_S = 30 * 60.0
 
 JsonValue = Any  # JSON as it was read: None, bool, int, float, str, list, dict
 
+RUN_PREFIX = "run."
+"""Stands in the ids of steps before the name of a stage that is run."""
+
 PLAYBOOK_RUN: Final = ""
 """The kind of a run of a playbook: it has none, because kinds are those of changes."""
 
@@ -149,7 +152,7 @@ class Stage:
     @property
     def step(self) -> str:
         """Name under which the runs of this stage are recorded."""
-        return f"run.{self.name}"
+        return f"{RUN_PREFIX}{self.name}"
 
 
 @dataclass(frozen=True, slots=True)

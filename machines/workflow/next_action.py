@@ -41,7 +41,12 @@ from machines.model.plan import OnUnknownPolicy, Stage, StepDef
 from machines.model.rollout import FailureCode, NodeOrder
 from machines.model.step_record import StepAction, StepRecord, StepState
 from machines.states import IN_FLIGHT_PHASES, Outcome, Phase, Trigger
-from machines.workflow.guard import end_guard_before, may_be_armed, stop_unguarded_run
+from machines.workflow.failing import (
+    clean_up_before_failure,
+    end_guard_before,
+    may_be_armed,
+    stop_unguarded_run,
+)
 from machines.workflow.isolation_plan import IsolationPlan
 from machines.workflow.records import (
     active_isolations,
@@ -68,7 +73,7 @@ from machines.workflow.steps import (
     repair_step,
     stages_for,
 )
-from machines.workflow.stopping import clean_up_before_failure, next_stop_action, on_isolation_lost
+from machines.workflow.stopping import next_stop_action, on_isolation_lost
 
 SLOT_STEP = "slot"
 """Step of an isolated node that waits until its pools have a slot for it."""

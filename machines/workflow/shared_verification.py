@@ -17,7 +17,15 @@ from machines.model.step_record import StepAction, StepRecord, StepState
 from machines.states import Trigger
 from machines.workflow.outage import OUTAGE_STEP
 from machines.workflow.situation import Situation
-from machines.workflow.steps import AFTER_PREFIX, CLEAN_UP, Purpose, Step, needs_clean_node, steps_after
+from machines.workflow.steps import (
+    CLEAN_UP,
+    Purpose,
+    Step,
+    StepPrefix,
+    names_after,
+    needs_clean_node,
+    steps_after,
+)
 
 
 class Walker(Protocol):
@@ -130,13 +138,10 @@ class SharedVerification:
         """Return the changes of others after which a check of this attempt failed."""
         keys = set()
         for record in self.walker.attempt_records:
-            if record.step.startswith(AFTER_PREFIX) and record.state in (StepState.FAILED, StepState.UNKNOWN):
-                names = (spec.name for spec in self.situation.plan.verify)
-                keys |= {
-                    record.step[len(AFTER_PREFIX) : -len(name) - 1]
-                    for name in names
-                    if record.step.endswith(f".{name}")
-                }
+            if record.state in (StepState.FAILED, StepState.UNKNOWN):
+                names = names_after(StepPrefix.AFTER, record.step)
+                checks = (f".{spec.name}" for spec in self.situation.plan.verify)
+                keys |= {names.removesuffix(check) for check in checks if names.endswith(check)}
         return {key for key in keys if not key.endswith(".settled") and self._judge_after(key) != ""}
 
     def progress(self, action: Action | None) -> OutageProgress:

@@ -149,8 +149,32 @@ class Step:
         return RULES[self.purpose]
 
 
-AFTER_PREFIX = "after."
-BASELINE_PREFIX = "baseline."
+class StepPrefix(StrEnum):
+    """What stands before the name of a check or a stage in the id of a step that the plan does not name.
+
+    The runs of its stages are `run.NAME` (Stage.step).
+    """
+
+    BASELINE = "baseline"
+    PROBATION = "probation"
+    RETURN = "return"
+    PROBE = "probe"
+    """With the number of the run whose result is unknown."""
+    AFTER = "after"
+    """With the change of another rollout, after which the check is made again."""
+    SOAK = "soak"
+    """Outside an attempt: while the node soaks, or before its first attempt."""
+    PREPARE = "prepare"
+
+
+def step_id(prefix: StepPrefix, *names: str) -> str:
+    return ".".join((prefix, *names))
+
+
+def names_after(prefix: StepPrefix, step: str) -> str:
+    """Return a step's id without this prefix; empty if it has another one."""
+    return step.removeprefix(f"{prefix}.") if step.startswith(f"{prefix}.") else ""
+
 
 CLEAN_UP = Step("clear", Purpose.CLEAN_UP)
 
@@ -167,7 +191,7 @@ def compile_steps(plan: Plan, target: Target) -> tuple[Step, ...]:
     cordons = [spec for spec in plan.isolate if Capability.CORDON_ONLY in spec.capabilities]
     baseline = [] if target.rolling_back else [spec for spec in plan.verify if spec.baseline]
     rows = [
-        *_rows(Purpose.BASELINE, baseline, BASELINE_PREFIX),
+        *_rows(Purpose.BASELINE, baseline, StepPrefix.BASELINE),
         *_rows(Purpose.CORDON, cordons),
         *_rows(Purpose.ISOLATE, plan.isolate),
         *_guarded(
@@ -179,21 +203,21 @@ def compile_steps(plan: Plan, target: Target) -> tuple[Step, ...]:
         *_rows(Purpose.VERIFY_IN_SERVICE, in_service),
     ]
     if plan.probation_s > 0:
-        rows.append(Step("probation", Purpose.WATCH))
-        rows += _rows(Purpose.PROBATION, in_service or liveness, "probation.")
-    return (*rows, *_rows(Purpose.CONFIRM_RETURN, liveness, "return."))
+        rows.append(Step(StepPrefix.PROBATION.value, Purpose.WATCH))
+        rows += _rows(Purpose.PROBATION, in_service or liveness, StepPrefix.PROBATION)
+    return (*rows, *_rows(Purpose.CONFIRM_RETURN, liveness, StepPrefix.RETURN))
 
 
 def judging_steps(plan: Plan, run: int) -> list[Step]:
     """Return the checks that find out whether this run, whose result is unknown, made its change."""
     isolated = (spec for spec in plan.verify if not spec.in_service)
-    return _rows(Purpose.JUDGE_RUN, isolated, f"probe.{run}.")
+    return _rows(Purpose.JUDGE_RUN, isolated, StepPrefix.PROBE, str(run))
 
 
 def steps_after(plan: Plan, change: str) -> list[Step]:
     """Return the checks that this change passes, again after the change of another rollout."""
     isolated = (spec for spec in plan.verify if not spec.in_service)
-    return _rows(Purpose.JUDGE_OTHER, isolated, f"{AFTER_PREFIX}{change}.")
+    return _rows(Purpose.JUDGE_OTHER, isolated, StepPrefix.AFTER, change)
 
 
 def repair_step(plan: Plan, spec: StepDef) -> Step:
@@ -205,7 +229,7 @@ def repair_step(plan: Plan, spec: StepDef) -> Step:
 
 def baseline_record(spec: StepDef, records: Sequence[StepRecord]) -> StepRecord | None:
     """Return the result of a check before the change, None if it has none."""
-    step = BASELINE_PREFIX + spec.name
+    step = step_id(StepPrefix.BASELINE, spec.name)
     ended = (r for r in reversed(records) if r.step == step and r.state is not StepState.INTENDED)
     return next(ended, None)
 
@@ -298,8 +322,8 @@ def _guarded(guard: Guard | None, runs: list[Step]) -> list[Step]:
     return [arm, *runs, *confirm, disarm]
 
 
-def _rows(purpose: Purpose, specs: Iterable[StepDef], prefix: str = "") -> list[Step]:
-    return [Step(prefix + spec.name, purpose, spec) for spec in specs]
+def _rows(purpose: Purpose, specs: Iterable[StepDef], *prefix: str) -> list[Step]:
+    return [Step(".".join((*prefix, spec.name)), purpose, spec) for spec in specs]
 
 
 def backoff_s(failed_before: int) -> float:

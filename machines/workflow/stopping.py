@@ -1,4 +1,4 @@
-"""Ends a playbook run early, by a person's order or because isolation was lost, and clears a failed one.
+"""Ends a playbook run early, by a person's order or because isolation was lost.
 
 As in next_action.py, the answer follows from the records alone, so a restarted daemon continues the stop.
 """
@@ -6,7 +6,6 @@ As in next_action.py, the answer follows from the records alone, so a restarted 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from machines.model import actions
 from machines.model.causes import Cause, CauseCode
@@ -34,36 +33,6 @@ def next_stop_action(target: Target, records: Sequence[StepRecord]) -> actions.A
     steps = [r.step for r in records if r.attempt == target.attempt]
     step = steps[-1] if steps else str(target.phase)
     return actions.Transition(Trigger.FAILED, step=step, causes=causes, code=FailureCode.DISTURBED)
-
-
-def clean_up_before_failure(
-    action: actions.Action, records: Sequence[StepRecord], *, has_unfinished_run: bool, is_guarded: bool
-) -> actions.Action:
-    """Return the action; before a failure, the end of what the failed run left on the node.
-
-    Users may leave a failed node for days, while processes of its run would change it.  `records` are those
-    of the attempt.  `is_guarded`: a guard may restore the node, and nothing may change it after that.
-    """
-    if not isinstance(action, actions.Transition) or action.trigger is not Trigger.FAILED:
-        return action
-    runs = [position for position, record in enumerate(records) if record.action is StepAction.RUN]
-    if not runs:
-        return action
-    run = records[runs[-1]]
-    has_failed = run.state is StepState.FAILED and run.code is FailureCode.FAILED
-    if not has_failed and not is_guarded:
-        return action
-    clean_ups = [record for record in records[runs[-1] :] if record.action is StepAction.CLEAN_UP]
-    # Tried, not done: a node that the change has cut off must fail, and be restored, all the same.
-    tried = [record for record in clean_ups if record.state is not StepState.INTENDED]
-    if not tried and has_unfinished_run:
-        before = [record.number for record in records if record.action is StepAction.CLEAN_UP]
-        number = clean_ups[-1].number if clean_ups else max(before, default=0) + 1
-        return actions.CleanUpStaleRuns(number, actions.FAILED_RUN_TIMEOUT_S)
-    if has_failed and tried and tried[-1].state is not StepState.OK:
-        left = Cause(CauseCode.PROCESSES_LEFT, {"text": tried[-1].text})
-        return replace(action, causes=(*action.causes, left))
-    return action
 
 
 def on_isolation_lost(

@@ -20,6 +20,7 @@ from statistics import fmean, variance
 from machines.facts.index import Index
 from machines.forecast.contention import Contention, share_alone
 from machines.forecast.model import Deviation
+from machines.model.plan import RUN_PREFIX
 from machines.model.step_record import StepAction, StepRecord, StepState
 from rolloutd.ports import BusyTime, RunLoad, StepDuration
 
@@ -255,7 +256,7 @@ class StepHistory:
             # One sample is not a known duration: as two equal ones it is drawn.
             return sorted(some) if len(some) > 1 else [*some, *some]
         # `expected` is of the whole node; what is not known of other steps is within it.
-        is_run = action is StepAction.RUN and step.startswith("run.")
+        is_run = action is StepAction.RUN and step.startswith(RUN_PREFIX)
         stages = max(1, len(plan.stages))
         return (plan.expected_s / stages,) if is_run else (0.0,)
 

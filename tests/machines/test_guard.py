@@ -22,7 +22,7 @@ from machines.model.plan import Guard, StepDef
 from machines.model.rollout import BLAMES_CHANGE, Failure, FailureCode, NodeOrder, Target
 from machines.model.step_record import StepAction, StepRecord, StepState
 from machines.states import Phase, Trigger
-from machines.workflow.guard import ANSWER_S
+from machines.workflow.failing import ANSWER_S
 from machines.workflow.next_action import next_action
 from machines.workflow.situation import Situation
 from machines.workflow.steps import UNKNOWN_MAX_TRIES, UNKNOWN_RETRY_S

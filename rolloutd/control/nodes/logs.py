@@ -14,6 +14,7 @@ from machines.model.events import RunOutputPruned
 from machines.model.preparation import LOCALHOST, Preparation, PreparationState
 from machines.model.step_record import StepRecord, StepState
 from machines.model.timefmt import format_duration
+from machines.workflow.steps import StepPrefix, step_id
 from rolloutd.control.formats import format_timestamp
 from rolloutd.control.identity import Identity
 from rolloutd.control.nodes import wire_nodes
@@ -120,7 +121,7 @@ async def stage_lines(
     async for event, already_read in _stage_events(output, row, attempt, is_latest=is_latest):
         number += already_read + 1
         if number > offset:
-            yield _line(number, event, attempt, f"prepare.{row.stage}")
+            yield _line(number, event, attempt, step_id(StepPrefix.PREPARE, row.stage))
 
 
 async def _stage_events(

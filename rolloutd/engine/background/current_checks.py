@@ -16,7 +16,7 @@ from machines.model.rollout import Target
 from machines.scheduler.checks import is_at_work
 from machines.states import Outcome, Phase, Trigger
 from machines.workflow.phase_transitions import transition
-from rolloutd.engine.background.extra_checks import run_check
+from rolloutd.engine.background.checks_outside_attempts import check_outside_attempt
 from rolloutd.engine.check_mode import CheckMode
 from rolloutd.engine.drivers.node_session import AdapterSet, NodeSession
 from rolloutd.engine.redaction import redact_for_team
@@ -54,7 +54,7 @@ async def _why_change_is_needed(session: NodeSession, check_mode: CheckMode) -> 
         if report.compliance is not Compliance.COMPLIANT:
             return describe_report(report)
     for spec in plan.verify:
-        result = await run_check(session, spec)
+        result = await check_outside_attempt(session, spec)
         if not isinstance(result, Ok):
             return f"{spec.name}: {redact_for_team(result, spec.team).text}"
     return ""

@@ -15,8 +15,8 @@ from machines.scheduler.checks import can_fail_soak
 from machines.scheduler.membership import target_changes
 from machines.states import Outcome, Trigger
 from machines.workflow.phase_transitions import transition
-from machines.workflow.steps import is_excused
-from rolloutd.engine.background.extra_checks import run_check
+from machines.workflow.steps import StepPrefix, is_excused, step_id
+from rolloutd.engine.background.checks_outside_attempts import check_outside_attempt
 from rolloutd.engine.drivers.node_session import AdapterSet, NodeSession
 from rolloutd.engine.outcomes import verdict_events
 from rolloutd.engine.redaction import redact_for_team
@@ -63,7 +63,7 @@ async def _repeat_check(session: NodeSession, spec: StepDef) -> Ok | Failed | Un
     recheck_s = min(float(spec.params.get("within", 0) or 0), MAX_RECHECK_S)
     until, checks_made = state.now() + recheck_s, 0
     while True:
-        result = await run_check(session, spec)
+        result = await check_outside_attempt(session, spec)
         checks_made += 1
         if isinstance(result, Ok) or (checks_made >= MIN_FAILED_CHECKS and state.now() >= until):
             return result
@@ -77,7 +77,7 @@ async def _fail_node(state: State, target: Target, spec: StepDef, result: Failed
     async with state.exclusive_commit() as commit:
         if not can_fail_soak(state.index, target):
             return
-        step, now = f"soak.{spec.name}", state.now()
+        step, now = step_id(StepPrefix.SOAK, spec.name), state.now()
         moved = transition(target, Trigger.SOAK_CHECK_FAILED, now, step=step, text=text, code=code)
         current = state.index.target(target.rollout, target.node)
         # A done target does not follow its node: a retry must not start it by the votes of its old team.

@@ -13,7 +13,7 @@ from dataclasses import replace
 from machines.model import actions
 from machines.model.plan import Guard, StepDef
 from machines.model.step_record import StepAction, StepRecord
-from machines.workflow.guard import may_be_armed
+from machines.workflow.failing import may_be_armed
 from rolloutd import ports
 from rolloutd.engine.drivers.node_session import NodeSession
 from rolloutd.engine.drivers.step_journal import StepJournal

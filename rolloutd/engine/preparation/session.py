@@ -20,6 +20,7 @@ from machines.scheduler.preparing import is_to_be_cleaned, may_begin
 from machines.states import Phase, Trigger
 from machines.workflow.phase_transitions import transition
 from machines.workflow.recording import preparation_result
+from machines.workflow.steps import StepPrefix, step_id
 from rolloutd.engine.drivers.node_session import AdapterSet, PreparationAdapters, end_runs_on_node
 from rolloutd.engine.outcomes import capture_errors
 from rolloutd.engine.runners import FOLLOW_RETRY_S, follow_with_retries
@@ -145,7 +146,7 @@ class StageSession:
         if target.phase is not Phase.PENDING:
             await self.finish(Failed(text))  # it was skipped or left meanwhile
             return
-        step = f"prepare.{row.stage}"
+        step = step_id(StepPrefix.PREPARE, row.stage)
         moved = transition(
             target,
             Trigger.DISTURBED,

@@ -14,7 +14,7 @@ from machines.model.decision import DryRun, Release
 from machines.model.node import NodeHealth, Observation
 from machines.model.plan import StepDef
 from rolloutd.engine.adapter_failures import REPORTED_AFTER
-from rolloutd.engine.background.extra_checks import run_check
+from rolloutd.engine.background.checks_outside_attempts import check_outside_attempt
 from rolloutd.engine.background.hold_release import RETRY_S
 from rolloutd.engine.background.inventory_refresh import InventoryRefresher
 from rolloutd.engine.background.node_observations import (
@@ -127,7 +127,7 @@ async def test_a_check_of_a_canary_that_soaks(tmp_path: Path) -> None:
     async with control_environment(tmp_path) as inside:
         rollout = await inside.start()
         spec = inside.state.index.rollout(rollout).plan.verify[0]
-        said = await run_check(NodeSession(inside.state, gear(inside), rollout, "p1"), spec)
+        said = await check_outside_attempt(NodeSession(inside.state, gear(inside), rollout, "p1"), spec)
         assert isinstance(said, Unknown)
         assert said.text.startswith("check reachable: [Errno 13]")
 
@@ -268,7 +268,7 @@ async def test_an_answer_of_another_shape_is_none(tmp_path: Path, caplog: pytest
         assert seen.sight is NodeHealth.UNKNOWN
 
         spec = state.index.rollout(rollout).plan.verify[0]
-        said = await run_check(NodeSession(state, adapters, rollout, "p1"), spec)
+        said = await check_outside_attempt(NodeSession(state, adapters, rollout, "p1"), spec)
         assert said == Unknown("check reachable: returned True, which is not a valid result")
 
         probe = StepDef("traffic.0.kubernetes", "kubernetes")

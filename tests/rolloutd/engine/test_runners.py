@@ -20,7 +20,7 @@ from machines.states import Outcome, Trigger
 from rolloutd.adapters.playbook_steps import PlaybookCheck, PlaybookIsolator
 from rolloutd.control.daemons.runner_serializers import waiting_reason
 from rolloutd.engine import runners
-from rolloutd.engine.background.extra_checks import run_check
+from rolloutd.engine.background.checks_outside_attempts import check_outside_attempt
 from rolloutd.engine.check_mode import CheckMode
 from rolloutd.engine.drivers.isolation import Isolation
 from rolloutd.engine.drivers.node_session import AdapterSet, NodeSession
@@ -155,7 +155,7 @@ async def test_playbook_check_is_stopped_at_its_runner(tmp_path: Path) -> None:
         session = NodeSession(inside.state, adapters, rollout, "p1")
         spec = inside.state.index.rollout(rollout).plan.verify[0]
         spec = replace(spec, params={**spec.params, "file": "never.yml"})
-        checking = asyncio.create_task(run_check(session, spec))
+        checking = asyncio.create_task(check_outside_attempt(session, spec))
         try:
             await wait_in_loop_until(lambda: both.shelf.has_work("p1"))
             (record,) = [each for each in await inside.state.store.load_steps(rollout, "p1") if each.handle]

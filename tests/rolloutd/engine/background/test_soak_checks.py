@@ -24,7 +24,7 @@ from machines.model.step_record import StepAction, StepState
 from machines.states import Phase, Trigger
 from rolloutd.adapters.playbook_steps import PlaybookCheck
 from rolloutd.engine.background import jobs
-from rolloutd.engine.background.extra_checks import RUN_INTERVAL_S, run_check
+from rolloutd.engine.background.checks_outside_attempts import RUN_INTERVAL_S, check_outside_attempt
 from rolloutd.engine.background.jobs import CommandJobs
 from rolloutd.engine.background.soak_checks import RECHECK_S
 from rolloutd.engine.drivers.node_session import AdapterSet, NodeSession
@@ -162,21 +162,21 @@ async def test_playbook_check_of_soaking_canary_is_found_again(tmp_path: Path) -
         checks = {"playbook": PlaybookCheck(playbook_context(inside.run_host))}
         adapters = AdapterSet(FakeRunner(inside.run_host), {}, checks, find_source)
         session = NodeSession(inside.state, adapters, rollout, "p1")
-        first = asyncio.create_task(run_check(session, spec))
+        first = asyncio.create_task(check_outside_attempt(session, spec))
         while not inside.run_host.has_work("p1"):
             await asyncio.sleep(0)
         first.cancel()  # the daemon stops, its run does not
         await asyncio.wait({first})
         (run,) = inside.run_host.runs.values()
         run.end(Failed("the service answers 503"))
-        assert await run_check(session, spec) == Failed("the service answers 503")
+        assert await check_outside_attempt(session, spec) == Failed("the service answers 503")
         assert len(inside.run_host.runs) == 1
         inside.run_host.scripts = {"undo.yml": Script.OK}
         for _ in range(2):
-            assert isinstance(await run_check(session, spec), Ok)
+            assert isinstance(await check_outside_attempt(session, spec), Ok)
         assert len(inside.run_host.runs) == 2, "a fresh pass stays valid"
         inside.clock.advance(RUN_INTERVAL_S)
-        await run_check(session, spec)
+        await check_outside_attempt(session, spec)
         assert len(inside.run_host.runs) == 3
 
 
@@ -196,10 +196,11 @@ async def test_lost_playbook_check_is_cleaned_up_before_the_next(tmp_path: Path)
         now = inside.clock.now()
         stage = Preparation(preparing, "p1", "one", 1, PreparationState.RUNNING, "", now, now)
         await inside.commit(PreparationRecorded(stage))
-        result = await run_check(NodeSession(inside.state, adapters, rollout, "p1"), spec)
+        result = await check_outside_attempt(NodeSession(inside.state, adapters, rollout, "p1"), spec)
         assert isinstance(result, Unknown)  # cleaning up would end the run of the stage too
         await inside.commit(PreparationRecorded(replace(stage, state=PreparationState.DONE)))
-        assert isinstance(await run_check(NodeSession(inside.state, adapters, rollout, "p1"), spec), Ok)
+        session = NodeSession(inside.state, adapters, rollout, "p1")
+        assert isinstance(await check_outside_attempt(session, spec), Ok)
         records = await inside.state.store.load_steps(rollout, "p1")
         assert [r.action for r in records][-2:] == [StepAction.CLEAN_UP, StepAction.CHECK]
         assert not await inside.state.store.unfinished_runs("p1")
@@ -216,7 +217,7 @@ async def test_playbook_check_of_deleted_rollout_is_unknown(tmp_path: Path) -> N
         now = inside.clock.now()
         await inside.commit(RolloutCancelled(rollout, DAEMON, "because", now))
         await inside.commit(RolloutDeleted(rollout, DAEMON, now))
-        result = await run_check(NodeSession(inside.state, adapters, rollout, "p1"), spec)
+        result = await check_outside_attempt(NodeSession(inside.state, adapters, rollout, "p1"), spec)
         assert result == Unknown(f"{rollout}: the rollout was deleted")
 
 

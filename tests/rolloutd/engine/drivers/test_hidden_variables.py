@@ -12,7 +12,7 @@ from rolloutd.adapters.ssh.check import SshCheck
 from rolloutd.adapters.ssh.command import CommandIsolator
 from rolloutd.adapters.ssh.command_probe import CommandProbe
 from rolloutd.adapters.ssh.shell import ShellResult
-from rolloutd.engine.background.extra_checks import run_check
+from rolloutd.engine.background.checks_outside_attempts import check_outside_attempt
 from rolloutd.engine.drivers.isolation import Isolation
 from rolloutd.engine.drivers.node_session import AdapterSet, NodeSession
 from rolloutd.engine.drivers.other_attempts import OtherAttempts
@@ -81,7 +81,7 @@ async def results(session: NodeSession) -> list[StepResult | IsolationStatus]:
     for spec in plan.verify[1:]:
         context = await session.step_context(spec)
         given.append(await session.capture_errors(session.adapters.checks["ssh"].check(context)))
-        given.append(await run_check(session, spec))
+        given.append(await check_outside_attempt(session, spec))
     return given
 
 

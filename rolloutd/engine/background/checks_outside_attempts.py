@@ -9,7 +9,7 @@ from machines.model.actions import STALE_RUN_TIMEOUT_S, CleanUpStaleRuns, RunChe
 from machines.model.plan import Capability, StepDef
 from machines.model.step_record import StepAction, StepState
 from machines.scheduler.checks import is_at_work
-from machines.workflow.steps import baseline_record
+from machines.workflow.steps import StepPrefix, baseline_record, step_id
 from rolloutd.engine.drivers.node_session import NodeSession, end_runs_on_node
 from rolloutd.engine.drivers.step_journal import StepJournal
 from rolloutd.errors import RolloutdError, StoreFailed
@@ -20,9 +20,9 @@ RUN_INTERVAL_S = 300.0
 """Interval between runs of a check that is a run: each costs processes here and a login on the node."""
 
 
-async def run_check(session: NodeSession, spec: StepDef) -> Ok | Failed | Unknown:
-    """Run one check once; raises StoreFailed."""
-    step = f"soak.{spec.name}"
+async def check_outside_attempt(session: NodeSession, spec: StepDef) -> Ok | Failed | Unknown:
+    """Check a node once; raises StoreFailed."""
+    step = step_id(StepPrefix.SOAK, spec.name)
     try:
         if Capability.STARTS_RUN in spec.capabilities:
             return await _run_recorded(session, spec, step)

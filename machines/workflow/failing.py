@@ -1,4 +1,4 @@
-"""The guard of one attempt: whether it may be armed, and what its records say of its end.
+"""What comes before a node fails: the end of its run's processes, and the restore by its guard.
 
 An armed guard restores the node unless it is disarmed.  So a change ends in one of two ways: the guard was
 disarmed (DISARM is OK), or the node was restored (RESTORE is OK).  The node decides which; the records only
@@ -10,7 +10,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from machines.model.actions import Action, StopRun, Transition, UseGuard, Wait
+from machines.model.actions import (
+    FAILED_RUN_TIMEOUT_S,
+    Action,
+    CleanUpStaleRuns,
+    StopRun,
+    Transition,
+    UseGuard,
+    Wait,
+)
 from machines.model.causes import Cause, CauseCode, said
 from machines.model.plan import Guard
 from machines.model.rollout import BLAMES_CHANGE, UNATTENDED_RESTORE, FailureCode
@@ -29,6 +37,36 @@ _RESTORE = Rule(
     StepAction.RESTORE,
     retries={StepState.BUSY: Retry(UNKNOWN_RETRY_S), StepState.UNKNOWN: Retry(UNKNOWN_RETRY_S)},
 )
+
+
+def clean_up_before_failure(
+    action: Action, records: Sequence[StepRecord], *, has_unfinished_run: bool, is_guarded: bool
+) -> Action:
+    """Return the action; before a failure, the end of what the failed run left on the node.
+
+    Users may leave a failed node for days, while processes of its run would change it.  `records` are those
+    of the attempt.  `is_guarded`: a guard may restore the node, and nothing may change it after that.
+    """
+    if not isinstance(action, Transition) or action.trigger is not Trigger.FAILED:
+        return action
+    runs = [position for position, record in enumerate(records) if record.action is StepAction.RUN]
+    if not runs:
+        return action
+    run = records[runs[-1]]
+    has_failed = run.state is StepState.FAILED and run.code is FailureCode.FAILED
+    if not has_failed and not is_guarded:
+        return action
+    clean_ups = [record for record in records[runs[-1] :] if record.action is StepAction.CLEAN_UP]
+    # Tried, not done: a node that the change has cut off must fail, and be restored, all the same.
+    tried = [record for record in clean_ups if record.state is not StepState.INTENDED]
+    if not tried and has_unfinished_run:
+        before = [record.number for record in records if record.action is StepAction.CLEAN_UP]
+        number = clean_ups[-1].number if clean_ups else max(before, default=0) + 1
+        return CleanUpStaleRuns(number, FAILED_RUN_TIMEOUT_S)
+    if has_failed and tried and tried[-1].state is not StepState.OK:
+        left = Cause(CauseCode.PROCESSES_LEFT, {"text": tried[-1].text})
+        return replace(action, causes=(*action.causes, left))
+    return action
 
 
 def may_be_armed(records: Sequence[StepRecord]) -> bool:
