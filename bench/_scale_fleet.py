@@ -30,7 +30,7 @@ from machines.model.node import NodeHealth, Observation
 from machines.model.plan import GateName
 from machines.states import Outcome, Phase, Trigger
 from rolloutd import planfile
-from rolloutd.adapters.timers import ApschedulerScheduler
+from rolloutd.adapters.timers import ApschedulerTimers
 from rolloutd.commands import rollout_commands
 from rolloutd.commands.submit import submit
 from rolloutd.commands.voting import Ballot, vote
@@ -60,7 +60,7 @@ from tests.contracts.fakes.isolator import FakeIsolator
 from tests.contracts.fakes.observer import FakeObserver
 from tests.contracts.fakes.runner import FakeRunHost, FakeRunner, Script
 from tests.contracts.fakes.sources import FakeSourceStore, find_source
-from tests.sim.sim_clock import SimScheduler
+from tests.sim.sim_clock import SimTimers
 from tests.support.virtual_loop import VirtualLoop
 
 URL = "https://git.example/playbooks.git"
@@ -157,7 +157,7 @@ class BenchInventory:
 
 
 class VirtualWorld:
-    """What SimScheduler needs of its world."""
+    """What SimTimers needs of its world."""
 
     is_finished = False
 
@@ -260,13 +260,13 @@ async def with_fleet(
         state = State(index, store, clock, settings, ChangeNotifier(), epoch=snapshot.epoch)
         await state.commit([DaemonStarted(snapshot.epoch, "bench", "", clock.now())], cause="bench")
         inventory = BenchInventory(nodes)
-        scheduler: Any = SimScheduler(VirtualWorld(clock)) if virtual else ApschedulerScheduler()  # type: ignore[arg-type]
+        timers: Any = SimTimers(VirtualWorld(clock)) if virtual else ApschedulerTimers()  # type: ignore[arg-type]
         run_host = FakeRunHost({"site.yml": Script.OK})
         adapters = AdapterSet(
             FakeRunner(run_host), {"command": FakeIsolator()}, {"reachable": FakeCheck()}, find_source
         )
         observer = FakeObserver(clock)
-        daemon = Daemon(state, adapters, inventories=[inventory], observers=[observer], scheduler=scheduler)
+        daemon = Daemon(state, adapters, inventories=[inventory], observers=[observer], timers=timers)
         fleet = Fleet(state, clock, daemon, inventory, run_host, Path(directory))
         fleet.running = asyncio.create_task(daemon.run())
         try:
@@ -275,7 +275,7 @@ async def with_fleet(
         finally:
             fleet.running.cancel()
             await asyncio.wait((fleet.running,))
-            scheduler.close()
+            timers.close()
             await store.close()
 
 

@@ -30,7 +30,7 @@ from rolloutd.adapters.ssh.shell import SshShell
 from rolloutd.adapters.ssh.snapshot import SshSnapshots
 from rolloutd.adapters.ssh.staged_files import SshStagedFiles
 from rolloutd.adapters.ssh.stager import SshStager, UrlStager
-from rolloutd.adapters.timers import ApschedulerScheduler, SystemClock
+from rolloutd.adapters.timers import ApschedulerTimers, SystemClock
 from rolloutd.adapters.webhook_notifier import load_webhook
 from rolloutd.audit.audit_segments import SEGMENTS_DIRECTORY
 from rolloutd.concurrency import threads
@@ -159,7 +159,7 @@ async def _run_services(
     )
     shared: dict[str, Any] = {}
     runner = await _make_runners(state, shell, clock, sources, shared)
-    scheduler = ApschedulerScheduler()
+    timers = ApschedulerTimers()
     context = ports.AdapterContext(shell, clock, runner, state.inventory_snapshot, settings, shared=shared)
     checkpoints, built = SshCheckpoints(shell), shared_store(settings, ARTIFACTS_DIRECTORY)
     stagers = {"ssh": SshStager(shell), "url": UrlStager(shell)}
@@ -180,7 +180,7 @@ async def _run_services(
         adapters,
         inventories=inventories,
         observers=list(_make_observers(context, settings)),
-        scheduler=scheduler,
+        timers=timers,
         source_rules={
             inventory.source: compile_source_rules(source.params)
             for inventory, source in zip(inventories, settings.inventory, strict=True)
@@ -237,7 +237,7 @@ async def _run_services(
     )
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, systemd_reporter.request_reload)
     if service.watchdog_ping_interval_s is not None:
-        scheduler.call_every("watchdog", service.watchdog_ping_interval_s, daemon.wake_up)
+        timers.call_every("watchdog", service.watchdog_ping_interval_s, daemon.wake_up)
     try:
         async with asyncio.TaskGroup() as tasks:
             # Before the loop, so that no decision is made before the first check.
@@ -281,7 +281,7 @@ async def _run_services(
                     task.cancel()
     finally:
         await server.stop()
-        scheduler.close()
+        timers.close()
         if not leadership.lost.is_set():
             with contextlib.suppress(RolloutdError, TimeoutError):
                 async with asyncio.timeout(ANCHOR_AT_STOP_S):

@@ -176,7 +176,7 @@ class RolloutPreparations:
             if stage.kind is PrepareKind.BUILD or not stage.applies_to(node):
                 continue
             is_awaited = stage.built_by and stage.built_by not in self.rollout.built
-            if stage.kind is not PrepareKind.STAGE or is_awaited or stage.artifacts_for(node):
+            if stage.kind is not PrepareKind.COPY or is_awaited or stage.artifacts_for(node):
                 yield stage
 
     def compared_stages(self, node: Node) -> tuple[PrepareStage, ...]:

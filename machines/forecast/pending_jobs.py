@@ -88,7 +88,7 @@ class PendingJobs:
         attempt = Attempt(*place, name, began_at, is_running=began_at < now)
         self.agenda.begin_attempt(attempt)
         durations = self.durations(*place, name, StepAction.RUN)
-        if stage is not None and stage.kind is not PrepareKind.STAGE:
+        if stage is not None and stage.kind is not PrepareKind.COPY:
             self.agenda.queue_run(durations, attempt, end, at=began_at, now=now, is_slowed=True)
         else:
             self.agenda.begin_step(durations, attempt, end, at=began_at, now=now)

@@ -31,7 +31,7 @@ def prepare_stages_violation(
         row = facts.preparation(rollout.id, target.node, stage.name)
         if not _is_done(row) or row.content != stage.content_for(node):
             return f"its prepare stage {stage.name} is not done"
-        has_files |= stage.kind is PrepareKind.STAGE and not stage.playbook
+        has_files |= stage.kind is PrepareKind.COPY and not stage.playbook
     compared = facts.staged_comparison(rollout.id, target.node) if has_files else None
     if not has_files or (compared is not None and not compared.problem and _is_recent(compared.at, now)):
         return None
@@ -43,7 +43,7 @@ def _needed_stages(rollout: Rollout, node: Node) -> Iterator[PrepareStage]:
     for stage in rollout.prepare_stages:
         if stage.kind is not PrepareKind.BUILD and stage.applies_to(node):
             is_awaited = bool(stage.built_by) and stage.built_by not in rollout.built
-            if stage.kind is not PrepareKind.STAGE or is_awaited or stage.artifacts_for(node):
+            if stage.kind is not PrepareKind.COPY or is_awaited or stage.artifacts_for(node):
                 yield stage
 
 

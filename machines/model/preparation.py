@@ -25,7 +25,8 @@ DEFAULT_TOLERATE = Budget(count=None, percent=10)
 
 class PrepareKind(StrEnum):
     BUILD = "build"
-    STAGE = "stage"
+    COPY = "stage"
+    """Bring artifacts to the node; the plan calls it `stage`."""
     INSTALL = "install"
 
 
@@ -96,7 +97,7 @@ class PrepareStage:
     @property
     def is_compared(self) -> bool:
         """Whether nodes compare its artifacts; only a user's playbook knows where it puts its own."""
-        return self.kind is PrepareKind.STAGE and not self.playbook
+        return self.kind is PrepareKind.COPY and not self.playbook
 
     def is_forced_on(self, node: str) -> bool:
         return self.force and (not self.force_nodes or node in self.force_nodes)

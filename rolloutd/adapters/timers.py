@@ -44,8 +44,8 @@ class SystemClock:
         await asyncio.sleep(seconds)
 
 
-class ApschedulerScheduler:
-    """ports.Scheduler; made and used inside one running event loop."""
+class ApschedulerTimers:
+    """ports.Timers; made and used inside one running event loop."""
 
     def __init__(self) -> None:
         self._is_open = True

@@ -249,15 +249,17 @@ class OptionalReasonBody(RequestBody):
     reason: Reason | None = None
 
 
-class WithdrawVote(ReasonBody):
-    """The gate at which the caller's votes are withdrawn."""
-
+class _AtGate(ReasonBody):
     gate: Gate
     team: Name | None = None
     wave: Name | None = None
 
 
-class CastVote(WithdrawVote):
+class WithdrawVote(_AtGate):
+    """The gate at which the caller's votes are withdrawn."""
+
+
+class CastVote(_AtGate):
     """A yes or no at a gate; `shown` are the failures that a proceed vote covers.
 
     `unseen` approves also what the review does not show.

@@ -34,7 +34,7 @@ from rolloutd.engine.drivers.driver import Driver
 from rolloutd.engine.drivers.node_session import AdapterSet
 from rolloutd.engine.state import CommitFunction, InvariantViolation, State
 from rolloutd.errors import Conflict, FactsBehind, LeadershipLost, RolloutdError, StoreFailed
-from rolloutd.ports import AuditReport, Inventory, Observer, Scheduler, SourceRules
+from rolloutd.ports import AuditReport, Inventory, Observer, SourceRules, Timers
 from rolloutd.ports.guards import adapter_errors
 from rolloutd.texts.cause_text import describe_causes
 
@@ -60,13 +60,13 @@ class Daemon:
         *,
         inventories: Sequence[Inventory],
         observers: Sequence[Observer],
-        scheduler: Scheduler,
+        timers: Timers,
         source_rules: Mapping[str, SourceRules] | None = None,
     ) -> None:
         self._state = state
         self._adapters = adapters
         state.runners = adapters.runner.statuses
-        self._scheduler = scheduler
+        self._timers = timers
         self._wakeup = asyncio.Event()
         self._started_at = state.now()
         self._drivers: dict[tuple[str, str], Driver] = {}
@@ -103,7 +103,7 @@ class Daemon:
             # Before the first driver: no node is moved by a row that the audit does not account for.
             await self._retry_unless(self._audit_monitor.begin)
             check = partial(self._start_on_audit, self._audit_monitor.check)
-            self._scheduler.call_every("audit", INTERVAL_S, check)
+            self._timers.call_every("audit", INTERVAL_S, check)
             self._update_drivers()
             # Nodes in flight continue at once; a new node starts only on a fresh inventory.
             await self._inventory_refresher.refresh()
@@ -148,7 +148,7 @@ class Daemon:
         default_s = self._state.settings.inventory_refresh_s
         for source, seconds in self._inventory_refresher.intervals_s(default_s).items():
             refresh = partial(self.refresh_inventory, source)
-            self._scheduler.call_every(f"inventory {source}", seconds, refresh)
+            self._timers.call_every(f"inventory {source}", seconds, refresh)
 
     async def verify_audit(self) -> AuditReport:
         """Verify the audit for a user, and obey the report."""
@@ -165,7 +165,7 @@ class Daemon:
         """Verify the whole audit later unless the check could read it."""
         if not await check():
             retry_at = self._state.now() + RETRY_S
-            self._scheduler.call_at("audit-retry", retry_at, self._start_audit_verification)
+            self._timers.call_at("audit-retry", retry_at, self._start_audit_verification)
 
     async def _verify_audit_if_due(self) -> bool:
         # First decide: a start waits only for the checkpoint, and a whole verification may be due.
@@ -182,7 +182,7 @@ class Daemon:
         except StoreFailed as failure:
             log.error("decision: not written: %s", failure)
             self._state.last_write_error = str(failure)
-            self._scheduler.call_at("store", self._state.now() + STORE_RETRY_S, self._wakeup.set)
+            self._timers.call_at("store", self._state.now() + STORE_RETRY_S, self._wakeup.set)
             self._update_drivers()  # a user's order must not wait until the store can write
             return
         self._state.reasons = decision.reasons
@@ -201,7 +201,7 @@ class Daemon:
         if decision.wake_at is not None and decision.wake_at <= self._state.now():
             self._wakeup.set()  # the next decision continues this one
         elif decision.wake_at is not None:
-            self._scheduler.call_at("wake", decision.wake_at, self._wakeup.set)
+            self._timers.call_at("wake", decision.wake_at, self._wakeup.set)
         self._update_drivers()
         self.first_iteration_done.set()
 

@@ -21,8 +21,8 @@ class Clock(Protocol):
     async def sleep(self, seconds: float) -> None: ...
 
 
-class Scheduler(Protocol):
-    """Calls the daemon back at an instant."""
+class Timers(Protocol):
+    """Timers by key: each calls the daemon back at an instant, or at an interval."""
 
     def call_at(self, key: str, instant: float, callback: Callable[[], None]) -> None:
         """Schedule the callback; a later call with the same key replaces it."""

@@ -313,7 +313,7 @@ def _compile_prepare(prepare: Mapping[str, JSON] | None) -> tuple[PrepareStage, 
         )
         stage = _compile_prepare_stage(PrepareKind(kind), item, prepare, built_by)
         if stage.kind is PrepareKind.INSTALL:
-            stage = replace(stage, reads=tuple(s for s in stages if s.kind is PrepareKind.STAGE))
+            stage = replace(stage, reads=tuple(s for s in stages if s.kind is PrepareKind.COPY))
         stages.append(stage)
     return tuple(stages)
 

@@ -56,7 +56,7 @@ from tests.support.snapshot_judge import SnapshotFacts
 
 NODES = nodes_of({"a": ("n1", "n2"), "b": ("n3", "n4")}, arch={"n1": "amd64", "n2": "amd64", "n3": "arm64"})
 APP = ManifestEntry("app", "1", ArtifactKind.FILE, 10, "ab" * 32, "app", select=parse_selector("arch"))
-COPY = PrepareStage("copy", PrepareKind.STAGE, manifest=(APP,), method="sftp", max_parallel=2)
+COPY = PrepareStage("copy", PrepareKind.COPY, manifest=(APP,), method="sftp", max_parallel=2)
 INSTALL = PrepareStage("install", PrepareKind.INSTALL, playbook="i.yml", tolerate=Budget(count=1))
 READING = replace(INSTALL, reads=(COPY,))
 CLOSED = Window(frozenset(range(7)), 0, 60, ZoneInfo("UTC"))

@@ -29,7 +29,7 @@ from rolloutd.texts.reason_text import describe
 from tests.machines.builders import ALICE, T0, index_of, nodes_of, observed_up, submit
 
 APP = ManifestEntry("app", "1", ArtifactKind.FILE, 10, "ab" * 32, "app")
-COPY = PrepareStage("copy", PrepareKind.STAGE, manifest=(APP,), method="ssh", to="/cache")
+COPY = PrepareStage("copy", PrepareKind.COPY, manifest=(APP,), method="ssh", to="/cache")
 NODES = nodes_of({"a": ("n1", "n2"), "b": ("n3",)})
 
 

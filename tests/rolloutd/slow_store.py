@@ -13,7 +13,7 @@ from rolloutd.engine.drivers.node_session import AdapterSet
 from rolloutd.errors import StoreFailed
 from rolloutd.ports import AuditEntry, Check, DiscoveredNode, Inventory, Isolator
 from tests.contracts.fakes.check import FakeCheck
-from tests.contracts.fakes.clock import FakeScheduler
+from tests.contracts.fakes.clock import FakeTimers
 from tests.contracts.fakes.isolator import FakeIsolator
 from tests.contracts.fakes.runner import FakeRunner
 from tests.contracts.fakes.sources import find_source
@@ -83,13 +83,11 @@ def daemon_of(
     env: ControlEnvironment,
     adapters: AdapterSet,
     inventory: Inventory | None = None,
-    alarm: FakeScheduler | None = None,
+    alarm: FakeTimers | None = None,
 ) -> Daemon:
     """Return a daemon over the facts of a house."""
-    alarm = alarm or FakeScheduler(env.clock)
-    return Daemon(
-        env.state, adapters, inventories=[inventory or FakeInventory()], observers=[], scheduler=alarm
-    )
+    alarm = alarm or FakeTimers(env.clock)
+    return Daemon(env.state, adapters, inventories=[inventory or FakeInventory()], observers=[], timers=alarm)
 
 
 async def loop_iterations(count: int) -> None:

@@ -42,7 +42,7 @@ from tests.sim.sim_adapters import (
     SimObserver,
     SimProbe,
 )
-from tests.sim.sim_clock import SimClock, SimScheduler
+from tests.sim.sim_clock import SimClock, SimTimers
 from tests.sim.sim_guard import SimNodeGuard
 from tests.sim.sim_preparation import SimCheckpoints, SimNodeFiles, SimSnapshots, SimStager
 from tests.sim.sim_runner import SimRunner
@@ -223,7 +223,7 @@ class DaemonProcess:
             adapters,
             inventories=[inventory],
             observers=[SimObserver(access)],
-            scheduler=SimScheduler(world),
+            timers=SimTimers(world),
             # A fleet of ten would be held at the second leaver.
             source_rules={inventory.source: SourceRules(max_removed=Budget(count=None, percent=50))},
         )

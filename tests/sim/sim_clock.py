@@ -28,8 +28,8 @@ class SimClock:
         await asyncio.sleep(seconds)
 
 
-class SimScheduler:
-    """ports.Alarm: instants become delays when they are set, as a timer's do."""
+class SimTimers:
+    """ports.Timers: instants become delays when they are set, as a timer's do."""
 
     def __init__(self, world: SimWorld) -> None:
         self._world = world

@@ -56,7 +56,7 @@ from rolloutd.settings.compile import compile_limits
 from rolloutd.store import open_store
 from tests.contracts.fakes.sources import find_source
 from tests.sim import plans
-from tests.sim.sim_clock import SimScheduler
+from tests.sim.sim_clock import SimTimers
 from tests.support.virtual_loop import VirtualLoop
 
 DurationOf = Callable[[str, str, str, StepAction], float]
@@ -258,7 +258,7 @@ class _Inventory:
 
 
 class _World:
-    """What SimScheduler needs of its world."""
+    """What SimTimers needs of its world."""
 
     is_finished = False
 
@@ -395,7 +395,7 @@ async def timed_daemon(
         index = Projection.build(snapshot, compile_limits(configured), compiler)
         state = State(index, store, clock, configured, ChangeNotifier(), epoch=snapshot.epoch)
         await state.commit([DaemonStarted(snapshot.epoch, "timed", "", clock.now())], cause="test")
-        probe, scheduler = TimedProbe(clock), SimScheduler(_World(clock))  # type: ignore[arg-type]
+        probe, timers = TimedProbe(clock), SimTimers(_World(clock))  # type: ignore[arg-type]
         facts = _NodeFacts()
         stager = TimedStager(lambda node: duration_of("", node, "stage", StepAction.RUN))
         place = Path(directory)
@@ -411,7 +411,7 @@ async def timed_daemon(
             preparation=prepare,
         )
         inventories, observers = [_Inventory(labels, kind)], [_Observer(clock)]
-        daemon = Daemon(state, adapters, inventories=inventories, observers=observers, scheduler=scheduler)
+        daemon = Daemon(state, adapters, inventories=inventories, observers=observers, timers=timers)
         made = TimedDaemon(state, clock, daemon, compiler, probe, approve_after_s)
         daemon.iteration_listeners.append(lambda _: made.watch_gates())
         running = asyncio.create_task(daemon.run())
@@ -423,7 +423,7 @@ async def timed_daemon(
             for task in (running, *made._tasks):
                 task.cancel()
             await asyncio.wait((running, *made._tasks))
-            scheduler.close()
+            timers.close()
             await store.close()
 
 

@@ -357,13 +357,13 @@ class AnsibleRunner:
         status = directory.read_status()
         await threads.RUNS.run(_read_new_events, run)
         if status is not None:
-            return await self._evaluate(run, status)
+            return await self._end(run, status)
         if is_running:
             return None
         # cancel() does not take the run's lock and may have recorded a status meanwhile.
         status = directory.read_status()
         if status is not None:
-            return await self._evaluate(run, status)
+            return await self._end(run, status)
         return await self._resolve_lost_run(run)
 
     async def _ensure_tracked(self, run: _TrackedRun) -> bool:
@@ -399,10 +399,10 @@ class AnsibleRunner:
         more = f"; {left} of its processes would not end" if left else ""
         return ports.Unknown(f"the run on {node} was lost: its process is gone and left no outcome{more}")
 
-    async def _evaluate(self, run: _TrackedRun, status: run_directory.RunStatus) -> ports.Ok | ports.Failed:
+    async def _end(self, run: _TrackedRun, status: run_directory.RunStatus) -> ports.Ok | ports.Failed:
         if run.process_exit is not None:
             self._run_slots.record_end(status.cpu_s, status.duration_s)
-        result = await threads.RUNS.run(_evaluate, run, status)
+        result = await threads.RUNS.run(_read_outcome, run, status)
         if self.shared_output is not None:
             await self.shared_output.share(run.directory)
         if run.progress.changed_tasks or not isinstance(result, ports.Ok):
@@ -456,7 +456,7 @@ def _read_new_events(run: _TrackedRun) -> None:
         run.offset = lines[-1].offset
 
 
-def _evaluate(run: _TrackedRun, status: run_directory.RunStatus) -> ports.Ok | ports.Failed:
+def _read_outcome(run: _TrackedRun, status: run_directory.RunStatus) -> ports.Ok | ports.Failed:
     facts = run.directory.read_metadata()
     playbook, limit_s = str(facts.get("playbook", "")), float(facts.get("timeout_s", 0.0))
     run.directory.delete_secrets()

@@ -148,7 +148,7 @@ def _prepare_stages(index: Index, rollout: Rollout, targets: list[Target]) -> li
     for stage in rollout.prepare_stages:
         is_build = stage.kind is PrepareKind.BUILD
         chosen = [] if is_build else [node for node in nodes if stage.applies_to(node)]
-        if stage.kind is PrepareKind.STAGE and not stage.built_by:
+        if stage.kind is PrepareKind.COPY and not stage.built_by:
             chosen = [node for node in chosen if stage.artifacts_for(node)]
         size = None if stage.built_by else sum(total_bytes(stage.artifacts_for(node)) for node in chosen)
         # A limit for each value of a label: the values transfer side by side.

@@ -38,7 +38,7 @@ async def withdraw(services: Services, request: Request[requests.WithdrawVote]) 
 
 
 async def _change_votes(
-    services: Services, request: Request[requests.WithdrawVote], decide: Decide
+    services: Services, request: Request[requests.CastVote] | Request[requests.WithdrawVote], decide: Decide
 ) -> wire.Gate:
     name = GateName(request.input.gate)
     resolved = await resolve_live(services.state, request.path_params["r"])

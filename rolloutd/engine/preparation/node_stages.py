@@ -111,7 +111,7 @@ class NodeStage:
         """Do the stage; `previous` are the digests that stay on the node for a rollback."""
         session, stage = self._session, self._session.stage
         if stage.playbook:
-            given = await self._given_artifacts() if stage.kind is PrepareKind.STAGE else {}
+            given = await self._given_artifacts() if stage.kind is PrepareKind.COPY else {}
             return await session.run(stage.playbook, {**stage.variables, **given}, stage.timeout_s)
         stager = session.ports.stagers.get(stage.method)
         if stager is None:

@@ -50,8 +50,8 @@ class _Job:
     interval_s: float | None
 
 
-class FakeScheduler:
-    """ports.Alarm over a clock: `ring` pokes whatever is due by that clock."""
+class FakeTimers:
+    """ports.Timers over a clock: `ring` pokes whatever is due by that clock."""
 
     def __init__(self, clock: FakeClock) -> None:
         self._clock = clock

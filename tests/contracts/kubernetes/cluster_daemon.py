@@ -20,7 +20,7 @@ from rolloutd.adapters.kubernetes.factory import WatchObserver
 from rolloutd.adapters.kubernetes.inventory import KubernetesInventory
 from rolloutd.adapters.kubernetes.isolator import KubernetesIsolator
 from rolloutd.adapters.kubernetes.node_watch import NodeWatch
-from rolloutd.adapters.timers import ApschedulerScheduler, SystemClock
+from rolloutd.adapters.timers import ApschedulerTimers, SystemClock
 from rolloutd.commands.resolve import resolve_rollout
 from rolloutd.control.nodes.node_serializers import blocking_reason
 from rolloutd.engine.background.node_observations import run_watch
@@ -98,7 +98,7 @@ class ClusterDaemon:
             adapters,
             inventories=[_SandboxInventory(self._sandbox, self._cluster, watch)],
             observers=[WatchObserver({self._cluster.name: watch}, clock)],
-            scheduler=ApschedulerScheduler(),
+            timers=ApschedulerTimers(),
         )
         watching = run_watch(state, watch, daemon.refresh_inventory)
         self._tasks = (asyncio.create_task(daemon.run()), asyncio.create_task(watching))

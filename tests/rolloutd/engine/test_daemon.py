@@ -34,7 +34,7 @@ from rolloutd.engine.drivers.driver import Driver
 from rolloutd.errors import StoreFailed
 from rolloutd.ports import Busy, Failed, Host, Ok, StepContext, StepResult
 from tests.contracts.fakes.check import FakeCheck
-from tests.contracts.fakes.clock import START, FakeClock, FakeScheduler
+from tests.contracts.fakes.clock import START, FakeClock, FakeTimers
 from tests.contracts.fakes.isolator import FakeIsolator
 from tests.contracts.fakes.runner import Script
 from tests.rolloutd.commands.test_commands import REASON
@@ -85,7 +85,7 @@ async def test_preparation_begins_when_its_window_opens(tmp_path: Path) -> None:
         window = '{days: mon-sun, from: "08:05", to: "12:00", zone: UTC}'  # it is 08:00
         stages = "[{install: {name: one, playbook: site.yml}}]"
         text = plan_with().replace("prepare: []", f"prepare: {{stages: {stages}, windows: [{window}]}}")
-        fleet, alarm = Fleet(), FakeScheduler(inside.clock)
+        fleet, alarm = Fleet(), FakeTimers(inside.clock)
         rollout = await inside.start(text=text)
         daemon = daemon_of(inside, preparing_adapters(inside, fleet), alarm=alarm)
 

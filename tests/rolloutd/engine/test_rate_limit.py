@@ -75,7 +75,7 @@ def test_limit_is_kept_until_its_rollout_is_closed() -> None:
     index = index_of(nodes_of({"a": ("n1",)}))
     for name in "RS":
         submit(index, name)
-    limits, app, other = RateLimits(), *(PrepareStage(name, PrepareKind.STAGE) for name in ("app", "other"))
+    limits, app, other = RateLimits(), *(PrepareStage(name, PrepareKind.COPY) for name in ("app", "other"))
     limit = limits.limit("R", app, index.rollouts)
     limits.limit("S", app, index.rollouts)
     assert limits.limit("R", app, index.rollouts) is limit

@@ -16,7 +16,7 @@ from machines.model.train_events import TrainRemoved, TrainStored
 from machines.states import Outcome, Phase
 from rolloutd.ports import Failed, GuardState, Ok, StepContext
 from tests.contracts.fakes.check import FakeCheck
-from tests.contracts.fakes.clock import FakeScheduler
+from tests.contracts.fakes.clock import FakeTimers
 from tests.contracts.fakes.isolator import FakeIsolator
 from tests.contracts.fakes.node_guard import FakeNodeGuard
 from tests.rolloutd.control_environment import NODES, PLAN, ControlEnvironment, control_environment
@@ -58,7 +58,7 @@ class TrainEnvironment:
     checks: ChecksByRollout
     guard: FakeNodeGuard
     rollouts: list[str]
-    alarm: FakeScheduler
+    alarm: FakeTimers
 
     def train_stored(self, members: int) -> TrainStored:
         """Return the event of a train of the first rollouts."""
@@ -111,7 +111,7 @@ async def train_environment(
 ) -> AsyncIterator[TrainEnvironment]:
     """Run a daemon over rollouts of the same nodes, in a train of all or of the first `members`."""
     async with control_environment(tmp_path, store=open_slow_store) as env:
-        isolator, checks, alarm = FakeIsolator(), ChecksByRollout(), FakeScheduler(env.clock)
+        isolator, checks, alarm = FakeIsolator(), ChecksByRollout(), FakeTimers(env.clock)
         rollouts = []
         for number in range(size):
             plan = text.replace("name: sysctl", f"name: change{number}")

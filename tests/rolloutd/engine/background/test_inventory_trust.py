@@ -29,7 +29,7 @@ from rolloutd.engine.daemon import Daemon
 from rolloutd.engine.state import State
 from rolloutd.errors import SourceFailed
 from rolloutd.ports import DiscoveredNode, SourceRules, without_templates
-from tests.contracts.fakes.clock import FakeScheduler
+from tests.contracts.fakes.clock import FakeTimers
 from tests.rolloutd.control_environment import NODES, ControlEnvironment, control_environment
 from tests.rolloutd.slow_store import adapters_of, loop_iterations
 
@@ -373,20 +373,20 @@ async def test_source_without_any_answer_is_stale(tmp_path: Path) -> None:
 async def test_each_source_has_its_own_schedule(tmp_path: Path) -> None:
     async with control_environment(tmp_path) as inside:
         fast, slow = Source("fast", dict(ALL)), Source("slow", dict(ALL))
-        scheduler = FakeScheduler(inside.clock)
+        timers = FakeTimers(inside.clock)
         daemon = Daemon(
             inside.state,
             adapters_of(inside, tmp_path),
             inventories=[fast, slow],
             observers=[],
-            scheduler=scheduler,
+            timers=timers,
             source_rules={"fast": SourceRules(refresh_s=60.0)},
         )
         running = asyncio.create_task(daemon.run())
         await loop_iterations(50)
         for _ in range(int(inside.state.settings.inventory_refresh_s / 60)):
             inside.clock.advance(60)
-            scheduler.run_due()
+            timers.run_due()
             await loop_iterations(50)
         running.cancel()
         await asyncio.wait({running})
