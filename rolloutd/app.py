@@ -160,7 +160,7 @@ async def _run_services(
     shared: dict[str, Any] = {}
     runner = await _make_runners(state, shell, clock, sources, shared)
     timers = ApschedulerTimers()
-    context = ports.AdapterContext(shell, clock, runner, state.inventory_snapshot, settings, shared=shared)
+    context = ports.AdapterContext(shell, clock, runner, state.connections.snapshot, settings, shared=shared)
     checkpoints, built = SshCheckpoints(shell), shared_store(settings, ARTIFACTS_DIRECTORY)
     stagers = {"ssh": SshStager(shell), "url": UrlStager(shell)}
     adapters = AdapterSet(
@@ -312,7 +312,7 @@ async def _make_runners(
         plugin.LOCAL_RUNNER,
         shell,
         clock,
-        state.inventory_snapshot,
+        state.connections.snapshot,
         settings,
         sources.tree_path,
         machine=machine,

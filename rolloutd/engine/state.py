@@ -12,8 +12,8 @@ import asyncio
 import json
 import logging
 import os
-from collections import Counter, OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -24,7 +24,6 @@ from machines.facts.preparations import BUILD_NODE
 from machines.facts.projection import Projection
 from machines.invariants.violations import apply_judged, first_violation
 from machines.model.events import DaemonStarted, Event, MismatchSettled
-from machines.model.node import Node, NodeKind, SourceFreshness
 from machines.model.preparation import PreparationState
 from machines.model.reasons import Reason
 from machines.model.rollout import DAEMON, Actor
@@ -36,6 +35,7 @@ from rolloutd.configuration.sealed_variables import unseal
 from rolloutd.engine.adapter_failures import AdapterFailures
 from rolloutd.engine.change_notifier import ChangeNotifier
 from rolloutd.engine.commit_lock import CommitLock, nodes_of_steps
+from rolloutd.engine.node_connections import NodeConnections, SourceState
 from rolloutd.engine.tasks import compute, compute_in_parts, free, wait_until_done
 from rolloutd.engine.transition_log import log_entries
 from rolloutd.errors import Conflict, FactsBehind, LeadershipLost, NotFound, Refused, StoreFailed
@@ -65,11 +65,6 @@ LARGE_COMMIT_ROWS = 100
 DATABASE_ID_LENGTH = 16
 """Hexadecimal digits in a fencing token by which a node distinguishes two databases."""
 
-MAX_KEPT_HOSTS = 4_096
-"""Hosts whose variables are kept in plain form: a thousand nodes in flight, and peers observed meanwhile."""
-
-NO_VARIABLES: Mapping[str, ports.JSON] = {}
-
 NO_RUN = ports.RunState(None)
 """The run of a step that has none yet."""
 
@@ -97,52 +92,8 @@ class StepProgress:
     """Inventory sources whose first answer the node waits for, because its secrets are not stored."""
 
 
-@dataclass(frozen=True, slots=True)
-class HeldAnswer:
-    """What an answer that waits for a person would do to the nodes of its source, by the source's names.
-
-    `known` counts the nodes of the answer in effect.
-    """
-
-    at: float
-    known: int
-    removed: tuple[str, ...]
-
-
-@dataclass(slots=True)
-class SourceState:
-    """An inventory source: its last answer in effect, and how the last refresh went.
-
-    `refreshed_at` may be of an earlier daemon; `has_answered` is since the start of this one.
-    """
-
-    source: str
-    refreshed_at: float | None = None
-    nodes: int = 0
-    error: str = ""
-    failing_since: float | None = None
-    tried_at: float | None = None
-    """When this daemon last queried it to the end, whatever came of it."""
-    has_answered: bool = False
-    stale_after_s: float = ports.DEFAULT_STALE_AFTER_S
-    held: HeldAnswer | None = None
-
-    @property
-    def freshness(self) -> SourceFreshness:
-        return SourceFreshness(self.source, self.refreshed_at, self.stale_after_s, self.held is not None)
-
-
 async def _refuse_secrets(kind: str, host: ports.Host, name: str, key: str) -> str:
     raise Refused("no-secrets", f"change {kind}: this daemon has no runners; its values cannot name secrets")
-
-
-def _with_pinned_identity(node: Node, connection: Mapping[str, ports.JSON]) -> Mapping[str, ports.JSON]:
-    """Return a cluster's variables with its pinned identity: a source may report another one by now."""
-    if node.kind is not NodeKind.CLUSTER:
-        return connection
-    others = {key: each for key, each in connection.items() if key != ports.CLUSTER_ID}
-    pinned = {key: each for key, each in node.identity.items() if key == ports.CLUSTER_ID}
-    return {**others, **ports.without_templates(pinned)}
 
 
 @dataclass(slots=True)
@@ -154,7 +105,7 @@ class State:
     clock: ports.Clock
     settings: Settings
     changes: ChangeNotifier
-    connections: dict[str, Mapping[str, ports.JSON]] = field(default_factory=dict)
+    connections: NodeConnections = field(default_factory=NodeConnections)
     canonical_names: Mapping[tuple[str, str], str] = field(default_factory=dict)
     step_progress: dict[tuple[str, str], StepProgress] = field(default_factory=dict)
     runners: Mapping[str, ports.RunnerStatus] = field(default_factory=dict)
@@ -199,10 +150,6 @@ class State:
     """By FleetLock group, the teams that those who approved had at the last call; an outage hides teams."""
     change_matrix: Any = None
     """What the API last found of changes and nodes."""
-    _hosts: OrderedDict[str, tuple[Node, object, ports.Host]] = field(default_factory=OrderedDict)
-    """Hosts, and what they were made of: a node in flight asks for its own some thirty times."""
-    _inventory_snapshot: ports.InventorySnapshot | None = None
-    _inventory_generation: int = 0
     _database_id: str = ""
     _write_lock: CommitLock = field(default_factory=CommitLock)
     _advance_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -228,16 +175,7 @@ class State:
         """Return a node and its connection variables; raises NotFound when the inventory no longer has it."""
         if (known := self.index.nodes.get(node)) is None:
             raise NotFound(f"the inventory no longer has {node}")
-        connection = self.connections.get(node, NO_VARIABLES)
-        kept = self._hosts.get(node)
-        if kept is not None and kept[0] is known and kept[1] is connection:
-            self._hosts.move_to_end(node)  # it outlasts the peers that are observed for it
-            return kept[2]
-        if len(self._hosts) >= MAX_KEPT_HOSTS:
-            self._hosts.popitem(last=False)
-        host = ports.Host(node, known.kind, known.labels, _with_pinned_identity(known, connection))
-        self._hosts[node] = known, connection, host
-        return host
+        return self.connections.host(known)
 
     def awaited_sources(self, node: str) -> tuple[str, ...]:
         """Return the sources that must answer before the node's secrets are known; empty if they are."""
@@ -248,33 +186,10 @@ class State:
         # All of them, if each has answered without the secrets: only another answer can bring them.
         return tuple(each for each in sources if each not in answered) or sources
 
-    def update_connections(
-        self, connections: Mapping[str, Mapping[str, ports.JSON]], removed: Iterable[str] = ()
-    ) -> None:
-        """Set the variables of nodes, and drop those of removed nodes."""
-        lost = [name for name in removed if self.connections.pop(name, None) is not None]
-        if lost or any(self.connections.get(name) != each for name, each in connections.items()):
-            self.connections.update(connections)
-            self._inventory_snapshot = None
-            self._hosts.clear()  # secrets stay in memory no longer than their node
-
     async def load_connections(self) -> None:
         """Take over the nodes' variables that an earlier daemon stored; raises StoreFailed."""
         stored = await self.store.load_connections()
-        self.update_connections({name: unseal(each, self.redaction_key) for name, each in stored.items()})
-
-    def inventory_snapshot(self) -> ports.InventorySnapshot:
-        """Return all nodes' variables and groups; the same object until one of them changes."""
-        if self._inventory_snapshot is None:
-            self._inventory_generation += 1
-            groups: dict[str, list[str]] = {}
-            for node, connection in self.connections.items():
-                names = connection.get(ports.GROUPS)
-                for group in names if isinstance(names, list) else ():
-                    groups.setdefault(str(group), []).append(node)
-            snapshot = ports.InventorySnapshot(dict(self.connections), groups, self._inventory_generation)
-            self._inventory_snapshot = snapshot
-        return self._inventory_snapshot
+        self.connections.change({name: unseal(each, self.redaction_key) for name, each in stored.items()})
 
     async def database_id(self) -> str:
         """Return a part of the hash of the first audit entry, also after that was exported."""

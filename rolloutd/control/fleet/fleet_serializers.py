@@ -16,7 +16,8 @@ from rolloutd.commands import self_reboots
 from rolloutd.control.fleet import wire_fleet
 from rolloutd.control.formats import fill, format_optional_timestamp, format_timestamp, in_natural_order, page
 from rolloutd.control.requests import PageQuery
-from rolloutd.engine.state import SourceState, State
+from rolloutd.engine.node_connections import SourceState
+from rolloutd.engine.state import State
 from rolloutd.engine.tasks import compute, compute_over
 from rolloutd.ports import CLUSTER_ID, HOST_KEY, MACHINE_ID, PROVIDER_ID, DiscoveredNode, Host
 from rolloutd.texts import reason_text

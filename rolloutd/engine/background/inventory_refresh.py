@@ -245,7 +245,7 @@ class InventoryRefresher:
         await commit(events, "inventory refreshed")
         for reader in self._readers.values():
             reader.renamed = {}
-        self._state.update_connections(change.connections, removed)
+        self._state.connections.change(change.connections, removed)
         self._accepted_removals.difference_update(removed)
         self._due_nodes.update(removed, (node.name for node in changed))
         self._is_membership_due = True

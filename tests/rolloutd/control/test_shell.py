@@ -38,7 +38,7 @@ async def test_shell_is_refused_to_others_than_its_team(tmp_path: Path, who: str
 
 async def test_shell_by_an_invalid_route_is_a_clear_error(tmp_path: Path) -> None:
     async with control_environment(tmp_path) as inside:
-        inside.state.update_connections({"p1": {"ansible_host": "{{ address }}"}})
+        inside.state.connections.change({"p1": {"ansible_host": "{{ address }}"}})
         with pytest.raises(ApiError, match="p1: ansible_host is a template") as refused:
             await inside.request("paul", "get", PATH)
         assert (refused.value.status, refused.value.code) == (409, "no-route")

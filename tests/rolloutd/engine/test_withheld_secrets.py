@@ -53,7 +53,7 @@ class PasswordSource:
 async def restart(inside: ControlEnvironment) -> None:
     """Forget what a daemon has in memory only."""
     state = inside.state
-    state.update_connections({}, tuple(state.connections))
+    state.connections.change({}, tuple(state.connections))
     await state.load_connections()
     state.sources.clear()
 

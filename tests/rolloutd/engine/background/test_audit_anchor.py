@@ -40,7 +40,7 @@ async def anchored(
     )
     shell = SshShell(sshd.known_hosts, sshd.user, sshd.key_file)
     context = AdapterContext(
-        shell, env.clock, FakeRunner(env.run_host), env.state.inventory_snapshot, settings
+        shell, env.clock, FakeRunner(env.run_host), env.state.connections.snapshot, settings
     )
     (place,) = settings.audit.anchors
     adapter = create_adapter(ANCHORS, place.kind, replace(context, params=place.params))

@@ -98,9 +98,9 @@ async def test_removed_node_is_not_in_runs_after_restart(tmp_path: Path) -> None
     async with control_environment(tmp_path) as inside:
         await reported(inside, Source("hosts", {"p1": {}, "p2": {}}, {"p1": ["web"], "p2": ["web"]}))
         await reported(inside, Source("hosts", {"p1": {}}, {"p1": ["web"]}))
-        inside.state.update_connections({}, tuple(inside.state.connections))
+        inside.state.connections.change({}, tuple(inside.state.connections))
         await inside.state.load_connections()
-        snapshot = inside.state.inventory_snapshot()
+        snapshot = inside.state.connections.snapshot()
         assert ("p2" in snapshot.hosts, snapshot.groups) == (False, {"web": ["p1"]})
 
 
@@ -148,28 +148,28 @@ async def test_groups_of_all_sources_are_joined_and_outlive_the_daemon(tmp_path:
         one = Source("one", {"p1": {}, "p2": {}}, {"p1": ["web"], "p2": ["web"]})
         two = Source("two", {"p2": {}, "s1": {}}, {"p2": ["db"], "s1": ["web"]})
         await reported(inside, one, two)
-        assert inside.state.inventory_snapshot().groups == {"web": ["p1", "p2", "s1"], "db": ["p2"]}
-        inside.state.update_connections({}, tuple(inside.state.connections))
+        assert inside.state.connections.snapshot().groups == {"web": ["p1", "p2", "s1"], "db": ["p2"]}
+        inside.state.connections.change({}, tuple(inside.state.connections))
         await inside.state.load_connections()
-        assert inside.state.inventory_snapshot().groups == {"web": ["p1", "p2", "s1"], "db": ["p2"]}
+        assert inside.state.connections.snapshot().groups == {"web": ["p1", "p2", "s1"], "db": ["p2"]}
         two.groups = {}
         await reported(inside, one, two)
-        assert inside.state.inventory_snapshot().groups == {"web": ["p1", "p2"]}
+        assert inside.state.connections.snapshot().groups == {"web": ["p1", "p2"]}
 
 
 async def test_the_fleet_is_one_value_until_a_refresh_changes_it(tmp_path: Path) -> None:
     async with control_environment(tmp_path) as inside:
         one = Source("one", {"p1": {}, "p2": {}})
         await reported(inside, one)
-        fleet = inside.state.inventory_snapshot()
+        fleet = inside.state.connections.snapshot()
         await reported(inside, one)
-        assert inside.state.inventory_snapshot() is fleet
+        assert inside.state.connections.snapshot() is fleet
         await reported(inside, Source("one", {"p1": {}, "p2": {}}, {"p1": ["web"]}))
-        changed = inside.state.inventory_snapshot()
+        changed = inside.state.connections.snapshot()
         assert changed.generation > fleet.generation
         assert (fleet.groups, changed.groups) == ({}, {"web": ["p1"]})
-        inside.state.update_connections({}, ["p2"])
-        assert list(inside.state.inventory_snapshot().hosts) == ["p1"]
+        inside.state.connections.change({}, ["p2"])
+        assert list(inside.state.connections.snapshot().hosts) == ["p1"]
 
 
 class SlowSource(Source):

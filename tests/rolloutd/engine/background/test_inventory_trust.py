@@ -240,7 +240,7 @@ async def test_cluster_has_its_pinned_identity(tmp_path: Path) -> None:
             identity = {} if pinned is None else {"cluster_id": pinned}
             await inside.commit(NodesDiscovered((Node("east", NodeKind.CLUSTER, identity=identity),)))
             variables = {} if reported is None else without_templates({"cluster_id": reported})
-            inside.state.update_connections({"east": variables})
+            inside.state.connections.change({"east": variables})
             assert inside.state.host("east").connection.get("cluster_id") == pinned
 
 

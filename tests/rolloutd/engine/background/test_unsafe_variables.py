@@ -109,7 +109,7 @@ async def test_templates_of_sources_are_never_rendered(tmp_path: Path) -> None:
         stored = await inside.state.store.load_connections()
         for connection in (inside.state.connections["p1"], unseal(stored["p1"], inside.state.redaction_key)):
             assert plain_variables(connection) == variables
-        hosts = {"p1": inside.state.inventory_snapshot().hosts["p1"]}
+        hosts = {"p1": inside.state.connections.snapshot().hosts["p1"]}
         assert inside.state.host("p1").connection == variables
     printed = play(tmp_path, hosts)
     assert attack in printed.replace("\\", "")
@@ -120,7 +120,7 @@ async def test_templates_of_ansible_sources_are_rendered(tmp_path: Path) -> None
     async with control_environment(tmp_path) as inside:
         own = TemplateSource("hosts", dict(LABELS), {"p1": {MACHINE_ID: "{{ 40 + 2 }}"}})
         await InventoryRefresher(inside.state, [own]).refresh()
-        hosts = {"p1": inside.state.inventory_snapshot().hosts["p1"]}
+        hosts = {"p1": inside.state.connections.snapshot().hosts["p1"]}
     printed = play(tmp_path, hosts)
     assert '"machine_id": 42' in printed
     assert "40 + 2" not in printed
@@ -229,7 +229,7 @@ async def test_other_source_names_groups_by_their_grammar(tmp_path: Path, groups
         cloud = Source("cloud", {"w1": {}, "w2": {}}, variables)
         await InventoryRefresher(inside.state, [cloud]).refresh()
         assert "w1" not in inside.state.index.nodes
-        assert inside.state.inventory_snapshot().groups == {"web": ["w2"], "db-1": ["w2"]}
+        assert inside.state.connections.snapshot().groups == {"web": ["w2"], "db-1": ["w2"]}
 
 
 async def test_label_that_is_not_utf8_spoils_no_metric(tmp_path: Path) -> None:
