@@ -11,7 +11,8 @@ import statistics
 import sys
 import tokenize
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,8 +32,11 @@ def main() -> None:
 
 def measure(root: Path) -> dict[str, str]:
     """Return the figures of one checkout, by name."""
-    texts = [path.read_text() for place in PRODUCT for path in sorted((root / place).rglob("*.py"))]
+    paths = [path for place in PRODUCT for path in sorted((root / place).rglob("*.py"))]
+    texts = [path.read_text() for path in paths]
     trees = [ast.parse(text) for text in texts]
+    modules = {module_name(path.relative_to(root)): tree for path, tree in zip(paths, trees, strict=True)}
+    classes = {each.name: each for tree in trees for each in ast.walk(tree) if isinstance(each, ast.ClassDef)}
     sizes = [text.count("\n") for text in texts]
     functions = [
         node
@@ -61,6 +65,11 @@ def measure(root: Path) -> dict[str, str]:
         "functions of three lines or fewer, used once": f"{100 * len(used_once) / len(functions):.0f} %",
         "duplicated blocks of six lines": f"{count_duplicates(texts)}",
         "comment lines": f"{100 * comments / lines:.1f} %",
+        "longest chain of imports": f"{len(longest_import_chain(modules))}",
+        "classes": f"{len(classes):,}",
+        "classes with one subclass": f"{len(with_one_subclass(classes))}",
+        "protocols with one implementation": f"{len(with_one_implementation(classes))}",
+        "classes that are named once": f"{sum(uses[name] == 1 for name in classes)}",
     }
 
 
@@ -77,6 +86,65 @@ def used_names(tree: ast.AST) -> Iterator[str]:
             yield node.id
         elif isinstance(node, ast.Attribute):
             yield node.attr
+
+
+def module_name(path: Path) -> str:
+    return ".".join(path.with_suffix("").parts).removesuffix(".__init__")
+
+
+def longest_import_chain(modules: Mapping[str, ast.Module]) -> list[str]:
+    """Return the longest chain of modules of which each imports the next when it is imported."""
+    imports = {name: set(imported_modules(tree, modules)) - {name} for name, tree in modules.items()}
+    chains: dict[str, list[str]] = {}
+    for name in TopologicalSorter(imports).static_order():
+        chains[name] = [name, *max((chains[each] for each in imports[name]), key=len, default=[])]
+    return max(chains.values(), key=len)
+
+
+def imported_modules(tree: ast.Module, modules: Mapping[str, ast.Module]) -> Iterator[str]:
+    """Yield which of the modules a module imports at its top level."""
+    for node in tree.body:
+        if isinstance(node, ast.Import):
+            yield from (each.name for each in node.names if each.name in modules)
+        elif isinstance(node, ast.ImportFrom) and node.module in modules:
+            names = (f"{node.module}.{each.name}" for each in node.names)
+            yield from (name if name in modules else str(node.module) for name in names)
+
+
+def base_names(definition: ast.ClassDef) -> list[str]:
+    bases = [each.value if isinstance(each, ast.Subscript) else each for each in definition.bases]
+    return [each.attr if isinstance(each, ast.Attribute) else getattr(each, "id", "") for each in bases]
+
+
+def with_one_subclass(classes: Mapping[str, ast.ClassDef]) -> list[str]:
+    subclasses = Counter(base for each in classes.values() for base in base_names(each))
+    return sorted(name for name in classes if subclasses[name] == 1)
+
+
+def with_one_implementation(classes: Mapping[str, ast.ClassDef]) -> list[str]:
+    """Return the protocols whose members one class alone has, and no protocol extends."""
+    members = {name: set(member_names(each, classes)) for name, each in classes.items()}
+    protocols = {name for name, each in classes.items() if "Protocol" in base_names(each)}
+    subclasses = Counter(base for each in classes.values() for base in base_names(each))
+    implementing = {
+        name: sum(members[name] <= members[each] for each in classes.keys() - protocols) for name in protocols
+    }
+    return sorted(name for name, count in implementing.items() if count == 1 and not subclasses[name])
+
+
+def member_names(definition: ast.ClassDef, classes: Mapping[str, ast.ClassDef]) -> Iterator[str]:
+    """Yield the names of methods and attributes, also of those that the class inherits."""
+    for node in ast.walk(definition):
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                yield name
+            case ast.AnnAssign(target=ast.Name(id=name)) | ast.Assign(targets=[ast.Name(id=name)]):
+                yield name
+            case ast.Attribute(value=ast.Name(id="self"), attr=name, ctx=ast.Store()):
+                yield name
+    for base in base_names(definition):
+        if base in classes and base != definition.name:
+            yield from member_names(classes[base], classes)
 
 
 def count_comments(text: str) -> int:
