@@ -1,8 +1,7 @@
 """The stored facts, and what was measured on nodes, read-only.
 
-projection.py changes the stored ones by events, records.py and measured_facts.py the measured ones.  The
-store keeps no measurements: observations, traffic results and
-comparisons of staged files are unknown after a start.
+projection.py changes the stored ones by events, records.py the measured ones.  The store keeps no
+measurements: observations, traffic results and comparisons of staged files are unknown after a start.
 """
 
 from __future__ import annotations

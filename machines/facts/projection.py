@@ -15,8 +15,7 @@ The tests check it after every step of random fleets.  Three rules keep it true:
 - Whatever may allow a waiting node to start must mark its group, so that it is ready again.  A forgotten
   mark is the worst error here: the node waits although nothing blocks it, until a restart.
 
-What comes in without an event is in records.py and measured_facts.py.  Other parts see the index only as the
-read-only Index.
+What comes in without an event is in records.py.  Other parts see the index only as the read-only Index.
 """
 
 from __future__ import annotations
@@ -32,9 +31,9 @@ from machines.facts.apply import rollout_of, writes
 from machines.facts.availability import target_unavailability
 from machines.facts.counters import RolloutCounters
 from machines.facts.fleet_facts import FactsSnapshot
-from machines.facts.measured_facts import MeasuredFacts
 from machines.facts.pending_groups import QueuePosition, queue_position
 from machines.facts.preparations import RolloutPreparations, preparations_of
+from machines.facts.records import Records
 from machines.facts.votes import looks_ahead
 from machines.model import events
 from machines.model.events import ArtifactsBuilt, RolloutOpened, TeamRulesChanged
@@ -54,7 +53,7 @@ PlanCompiler = Callable[[Mapping[str, Any]], Plan]
 """Makes a plan from its canonical content; the shell provides it."""
 
 
-class Projection(MeasuredFacts):
+class Projection(Records):
     def __init__(self, limits: Limits, compile_plan: PlanCompiler | None = None) -> None:
         super().__init__(limits)
         self._compile = compile_plan

@@ -1,27 +1,31 @@
 """Facts that come in without an event, because the store does not keep them.
 
-Observations, work of this process, and what the daemon found out about itself; measured_facts.py has what it
-measured.  They are unknown after a start.  Each is written to a journal too, while the facts after a large
+Observations, measurements on nodes of rollouts, work of this process, and what the daemon found out about
+itself.  They are unknown after a start.  Each is written to a journal too, while the facts after a large
 commit are made.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from machines.facts.availability import Unavailability, observed_unavailability
+from machines.facts.dry_runs import DryRunResult
 from machines.facts.fleet_facts import FleetFacts, IsolationProgress
 from machines.facts.index import Index
 from machines.facts.node_work import NodeWork
 from machines.model.causes import Causes
-from machines.model.decision import BackOff
+from machines.model.decision import BackOff, NextRound
 from machines.model.limits import DiskShortage, Limits, Refusal
 from machines.model.node import NodeHealth, Observation, SourceFreshness
 from machines.model.outage import OutageProgress
+from machines.model.preparation import StagedComparison
 from machines.model.reasons import Reason, UnavailabilityCause
 from machines.model.rows import AuditMismatch
 from machines.model.runners import RunnerProblem
+from machines.model.traffic import TrafficResult
 
 P = ParamSpec("P")
 
@@ -251,6 +255,56 @@ class Records(Index):
 
     def _mark_targets_on(self, node: str) -> None:
         self.pending_groups.mark_node(node, [each.rollout for each in self.targets_on(node)])
+
+    # -- measurements on nodes of rollouts
+
+    @journaled
+    def record_dry_run(self, result: DryRunResult) -> None:
+        self.dry_run_results = self._own(self.dry_run_results)
+        self.dry_run_results.record(result)
+        self.pending_groups.mark_node(result.node, (result.rollout,))
+
+    @journaled
+    def forget_dry_run(self, rollout: str, node: str) -> None:
+        """Drop a dry-run result, because what it was about has changed."""
+        self.dry_run_results = self._own(self.dry_run_results)
+        self.dry_run_results.forget(rollout, node)
+        self.pending_groups.mark_node(node, (rollout,))
+
+    @journaled
+    def record_traffic(self, traffic: TrafficResult) -> None:
+        """Record a traffic result; one of a closed rollout is ignored, unless nodes wait for a rollback."""
+        rollout = self._rollouts.get(traffic.rollout)
+        if rollout is None or (rollout.closed and not self._counters[rollout.id].rollbacks_due):
+            return
+        self._traffic = self._own(self._traffic)
+        key = (traffic.rollout, traffic.node)
+        found = replace(traffic, poll_s=rollout.plan.poll_s)
+        self._traffic[key] = found.following(self._traffic.get(key))
+        # A busy node concerns its whole group: the next one of it is tried instead.
+        self.pending_groups.mark_node(traffic.node, (traffic.rollout,))
+
+    @journaled
+    def record_comparison(self, comparison: StagedComparison) -> None:
+        """Record that a node's staged files were compared; of a closed rollout it is ignored."""
+        rollout = self._rollouts.get(comparison.rollout)
+        if rollout is None or rollout.closed:
+            return
+        self._comparisons = self._own(self._comparisons)
+        self._comparisons[comparison.rollout, comparison.node] = comparison
+        self.pending_groups.mark_node(comparison.node, (comparison.rollout,))
+
+    @journaled
+    def record_next_round(self, next_round: NextRound) -> None:
+        """Record when the next round of checks of a rollout begins."""
+        if next_round.rollout in self._rollouts:
+            self._next_rounds = self._own(self._next_rounds)
+            self._next_rounds[next_round.rollout, next_round.checks] = next_round.at
+
+    def _forget_measured(self, is_of: Callable[[str, str], bool]) -> None:
+        """Drop the traffic and the comparisons of these (rollout, node)."""
+        self._traffic = {key: each for key, each in self._traffic.items() if not is_of(*key)}
+        self._comparisons = {key: each for key, each in self._comparisons.items() if not is_of(*key)}
 
 
 def _judgement(seen: Unavailability | None) -> tuple[UnavailabilityCause, bool] | None:
