@@ -12,11 +12,14 @@ from enum import StrEnum
 from typing import Final, Protocol
 
 from machines.facts.outages import OutageFacts, may_share_outage
+from machines.model.reasons import ReasonCode
 from machines.model.rollout import Hold, Target
 from machines.states import IN_FLIGHT_PHASES, Phase
 
 
 class WorkKind(StrEnum):
+    """Kinds of work; those that no stored fact shows have the code of the reason that names them."""
+
     ATTEMPT = "attempt"
     """A target in flight, with its slots."""
     KEPT_DOWN = "kept-down"
@@ -24,12 +27,12 @@ class WorkKind(StrEnum):
     HOLD = "hold"
     STAGE = "stage"
     """A prepare stage, or a build whose host is the node."""
-    CHECKS = "checks"
+    CHECKS = ReasonCode.CHECKING.value
     """Checks of a node in service: whether it soaks well, or needs no change."""
-    CHECK_MODE = "check-mode"
-    CLEANING = "cleaning"
+    CHECK_MODE = ReasonCode.CHECK_MODE.value
+    CLEANING = ReasonCode.CLEANING.value
     """What ended rollouts left is being removed."""
-    RELEASE = "release"
+    RELEASE = ReasonCode.RELEASING.value
     """An isolation that a hold left is being undone."""
 
 

@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from machines.facts.availability import Unavailability, target_unavailability
 from machines.facts.index import Index
 from machines.facts.node_work import NodeWork, WorkKind, conflicting_work
 from machines.model.node import ACCEPTED_BY_PIN
 from machines.model.reasons import Params, Reason, ReasonCode, Remedy, RemedyKind, UnavailabilityCause
 from machines.model.rollout import Hold, Target
-
-_WORK_CODES: Final = {
-    WorkKind.CHECKS: ReasonCode.CHECKING,
-    WorkKind.CHECK_MODE: ReasonCode.CHECK_MODE,
-    WorkKind.CLEANING: ReasonCode.CLEANING,
-    WorkKind.RELEASE: ReasonCode.RELEASING,
-}
-"""Reasons of work that no stored fact shows."""
 
 
 def claim_blocker(index: Index, target: Target, now: float) -> Reason | None:
@@ -58,7 +48,7 @@ def work_reason(index: Index, work: NodeWork) -> Reason:
     if work.kind is WorkKind.STAGE:
         remedy = Remedy(RemedyKind.WAIT_FOR_PREPARATION)
         return Reason(ReasonCode.PREPARING, work.node, {"rollout": work.rollout}, remedy=remedy)
-    return Reason(_WORK_CODES[work.kind], work.node, remedy=Remedy(RemedyKind.WAIT_FOR_WORK))
+    return Reason(ReasonCode(work.kind.value), work.node, remedy=Remedy(RemedyKind.WAIT_FOR_WORK))
 
 
 def availability_reason(code: ReasonCode, found: Unavailability) -> Reason:

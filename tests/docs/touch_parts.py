@@ -118,16 +118,15 @@ assert isinstance(second, RunCheck) and second.step.startswith("warm.")
 WORK: Final = Part(
     "a kind of work on a node",
     (
-        ("machines/facts/node_work.py", '    RELEASE = "release"\n', '    BENCHMARK = "benchmark"\n'),
+        (
+            "machines/facts/node_work.py",
+            "    RELEASE = ReasonCode.RELEASING.value\n",
+            "    BENCHMARK = ReasonCode.BENCHMARK.value\n",
+        ),
         (
             "machines/facts/node_work.py",
             "    WorkKind.RELEASE: _ROLLOUTS | {WorkKind.RELEASE},\n",
             "    WorkKind.BENCHMARK: frozenset(WorkKind),\n",
-        ),
-        (
-            "machines/rules/node_claims.py",
-            "    WorkKind.RELEASE: ReasonCode.RELEASING,\n",
-            "    WorkKind.BENCHMARK: ReasonCode.BENCHMARK,\n",
         ),
         ("machines/model/reasons.py", '    RELEASING = "releasing"\n', '    BENCHMARK = "benchmark"\n'),
         (

@@ -28,7 +28,7 @@ NEVER_TOGETHER: Final = frozenset(
     for pair in (
         ("attempt", "check-mode"),
         ("attempt", "cleaning"),
-        ("attempt", "release"),
+        ("attempt", "releasing"),
         ("check-mode", "check-mode"),
         ("check-mode", "cleaning"),
         ("stage", "check-mode"),
