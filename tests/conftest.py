@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from importlib.metadata import distribution
 from itertools import groupby
 from pathlib import Path
@@ -95,6 +96,20 @@ def pytest_configure() -> None:
         raise pytest.UsageError(f"the installed entry points are old; run `{command}`")
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect the tests without the garbage collector, which takes a third of the time.
+
+    It ignores them later: a collection by a test would examine all tests.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 @pytest.hookimpl(trylast=True)  # after the tests that `-m` excludes are gone
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip what needs servers that are not here, and begin with the slow tests."""
@@ -114,11 +129,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _begin_with_slow(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
     """Return the tests in an order in which each worker begins with its share of the slow files.
 
-    xdist gives each worker consecutive tests, and idle workers the last ones of others: so the run ends with
-    quick tests, and no worker waits long for the last.
+    The files with long tests come first.  xdist gives each worker consecutive tests, and idle workers the
+    last ones of others: so the run ends with quick tests, and no worker waits long for the last.
     """
-    quick = [item for item in items if not _is_slow(item)]
-    files = [list(group) for _, group in groupby(filter(_is_slow, items), lambda item: item.path)]
+    long = {item.path for item in items if item.get_closest_marker("long")}
+    first = [item for item in items if item.path in long]
+    slow = [item for item in items if item.path not in long and item.nodeid.startswith(SLOW)]
+    quick = [item for item in items if item.path not in long and not item.nodeid.startswith(SLOW)]
+    files = [list(group) for _, group in groupby((*first, *slow), lambda item: item.path)]
     ordered: list[pytest.Item] = []
     for number in range(workers):
         size = (len(items) - len(ordered)) // (workers - number)
@@ -127,10 +145,6 @@ def _begin_with_slow(items: list[pytest.Item], workers: int) -> list[pytest.Item
         ordered += [*share, *quick[:room]]
         del quick[:room]
     return ordered + quick
-
-
-def _is_slow(item: pytest.Item) -> bool:
-    return item.nodeid.startswith(SLOW)
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
