@@ -52,7 +52,8 @@ def main() -> int:
     began = time.perf_counter()
     first = options.first if options.first is not None else secrets.randbelow(SEED_LIMIT)
     known = [] if options.no_corpus else corpus()
-    names = [*known, *small_names(options.small), *(f"seed {first + n}" for n in range(options.seeds))]
+    names = [*known, *small_names(options.small, options.small_first)]
+    names += [f"seed {first + n}" for n in range(options.seeds)]
     names += [f"train {first + n}" for n in range(options.trains)]
     names += [f"clusters {first + n}" for n in range(options.clusters)]
     coverage, failed = Coverage(), []
@@ -105,6 +106,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--small", choices=tuple(SMALL_STRIDES), default="all", help="how many of the small plans' runs"
     )
+    parser.add_argument(
+        "--small-first", type=int, default=0, metavar="N", help="first of the small plans' runs (default: 0)"
+    )
     parser.add_argument("--marks", action="store_true", help="fail when some fault or edge never occurred")
     parser.add_argument("--stop", action="store_true", help="stop at the first failure")
     parser.add_argument("--nodes", type=int, help="run one rollout over so many nodes, without faults")
@@ -112,15 +116,16 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def small_names(which: str) -> Iterator[str]:
-    """Yield the names of the small plans' simulations, all quiet ones and every so many-th of the others."""
+def small_names(which: str, first: int = 0) -> Iterator[str]:
+    """Yield the names of every so many-th simulation of the small plans; from 0, all quiet ones too."""
     stride = SMALL_STRIDES[which]
     if not stride:
         return
     quiet = (*exhaustive.SMALL, exhaustive.PREPARED_TOGETHER, exhaustive.TWO_NODES)
-    yield from (exhaustive.name_of(small, {}) for small in quiet)
+    if not first:
+        yield from (exhaustive.name_of(small, {}) for small in quiet)
     cases = [*exhaustive.single_faults(), *exhaustive.fault_pairs()]
-    for small, ways in cases[::stride]:
+    for small, ways in cases[first::stride]:
         yield exhaustive.name_of(small, ways)
 
 

@@ -58,9 +58,9 @@ def test_large_fleet_comes_to_its_end() -> None:
     assert "500 of 500 nodes changed" in run_module("tests.sim", "--nodes", "500")
 
 
-@pytest.mark.parametrize("which", ["few", pytest.param("some", marks=pytest.mark.long)])
-def test_small_plans_survive_every_effect_outcome(which: str) -> None:
-    small = ("--seeds", "0", "--small", which, "--no-corpus")
+@pytest.mark.parametrize("first", [0, *(pytest.param(n, marks=pytest.mark.long) for n in (25, 50))])
+def test_small_plans_survive_every_effect_outcome(first: int) -> None:
+    small = ("--seeds", "0", "--small", "few", "--small-first", str(first), "--no-corpus")
     assert ", 0 failed," in run_module("tests.sim", *small, "--jobs", "1")
 
 

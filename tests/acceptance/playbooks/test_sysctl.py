@@ -102,19 +102,9 @@ class Parameters:
         return {name: (self.node.kernel / name).read_text().strip() for name in self.BEFORE}
 
 
-FILES = pytest.mark.parametrize(
-    "text",
-    [
-        None,
-        pytest.param("vm.swappiness = 60", marks=pytest.mark.long),
-    ],
-    ids=["no file", "no last newline"],
-)
-
-
-@FILES
-async def test_two_rollouts_undone_newest_first(node: Node, text: str | None) -> None:
-    world = Parameters(node, text)
+# With a file that was there before: tests/acceptance/test_two_rollouts.py.
+async def test_two_rollouts_undone_newest_first(node: Node) -> None:
+    world = Parameters(node, None)
     await world.play("sysctl.yml", "r1")
     after_first = world.state()
     await world.play("sysctl.yml", "r2")
@@ -136,9 +126,8 @@ async def test_two_rollouts_undone_newest_first(node: Node, text: str | None) ->
     assert await world.play("sysctl-undo.yml", "r1") == 0
 
 
-@FILES
-async def test_two_rollouts_undone_oldest_first(node: Node, text: str | None) -> None:
-    world = Parameters(node, text)
+async def test_two_rollouts_undone_oldest_first(node: Node) -> None:
+    world = Parameters(node, None)
     await world.play("sysctl.yml", "r1")
     await world.play("sysctl.yml", "r2")
     await world.play("sysctl-undo.yml", "r1")
