@@ -7,7 +7,7 @@
 SHELL := /bin/sh
 .DELETE_ON_ERROR:
 .SUFFIXES:
-.PHONY: packages runners clusters soak takeovers trains reboots plain-runs interpreters test-failed sim sim-planted sim-coverage test-long docs help demo test test-web screenshots check bench figures touches lock clean
+.PHONY: packages runners clusters soak takeovers trains reboots plain-runs interpreters test-failed sim sim-planted sim-coverage test-long test-all docs help demo test test-web screenshots check bench figures touches lock clean
 
 export PYTHON
 # The tests start hundreds of our processes: without bytecode each compiles 230 modules in half a CPU second.
@@ -20,8 +20,8 @@ SOURCES := $(shell find machines rolloutd playbooks tui -type f -not -name '*.py
 DEMO ?=
 # Without the tests of the documents, which `make check` runs.
 TESTS ?= tests --ignore=tests/docs
-# Only files with long tests: to collect all others would cost each worker seven CPU seconds.
-LONG_TESTS ?= $(shell grep -rlE 'mark\.long|"long"' --include='test_*.py' tests)
+# Only files with long tests: to collect all others would cost each worker five CPU seconds.
+LONG_TESTS = $(if $(filter file,$(origin TESTS)),$(shell grep -rlE 'mark\.long|"long"' --include='test_*.py' --exclude-dir=docs tests),$(TESTS))
 # make sim SEEDS=100000 runs for a night
 SEEDS ?= 500
 CLUSTER_SEEDS ?= 100
@@ -36,6 +36,7 @@ help:
 	@echo "make test         all other tests but the long ones (TESTS=tests/machines: only those)"
 	@echo "make test-long    acceptance tests over many nodes; a daemon killed KILLS=50 times"
 	@echo "make soak         three days of the daemon's life in SOAK_S=7200 seconds, with kills, drift and full disks"
+	@echo "make test-all     both of these in one run, as CI does"
 	@echo "make test-failed  the tests that failed in the last run, one at a time"
 	@echo "make test-web     the console in a headless Chromium"
 	@echo "make sim          simulate the daemon under faults: known seeds and SEEDS=500 new ones"
@@ -70,14 +71,17 @@ KILLS ?= 50
 INPUTS ?= 10000
 # Playbooks are killed after each task; by STRIDE=3 after each third.
 STRIDE ?= 1
+COUNTS = ROLLOUTD_TEST_KILLS=$(KILLS) ROLLOUTD_TEST_FUZZ_INPUTS=$(INPUTS) ROLLOUTD_TEST_KILL_STRIDE=$(STRIDE)
+LONG_PROGRAMS = sshd haproxy prometheus postgresql systemd faketime lua5.1 tmux mmdebstrap umoci crun seccomp
 test-long: .venv-dev/installed
-	@.ci/packages --try sshd haproxy prometheus postgresql systemd faketime lua5.1 tmux mmdebstrap umoci crun seccomp
-	ROLLOUTD_TEST_KILLS=$(KILLS) ROLLOUTD_TEST_FUZZ_INPUTS=$(INPUTS) ROLLOUTD_TEST_KILL_STRIDE=$(STRIDE) \
-	$(DEV)/python -m pytest -n $(LONG_WORKERS) --dist worksteal --durations=15 -rP -m long $(LONG_TESTS)
-	ROLLOUTD_TEST_WARM=off $(DEV)/python -m pytest -q -n 0 $(PLAIN_TEST)
+	@.ci/packages --try $(LONG_PROGRAMS)
+	$(COUNTS) $(DEV)/python -m pytest -n $(LONG_WORKERS) --dist worksteal --durations=15 -rP -m long $(LONG_TESTS)
 
-# A daemon whose runs are plain.  Runs themselves are compared by test_forks.py, and test_runner.py has both kinds.
-PLAIN_TEST = tests/acceptance/test_faults.py::test_lost_playbooks_reported_and_restored_by_resubmit
+# One collection, and quick tests keep all cores busy while the last long ones end.
+test-all: .venv-dev/installed
+	@.ci/packages --try $(LONG_PROGRAMS)
+	$(COUNTS) $(DEV)/python -m pytest -n $(WORKERS) --dist worksteal --durations=30 $(TESTS)
+
 plain-runs: .venv-dev/installed
 	@.ci/packages --try sshd haproxy postgresql faketime
 	ROLLOUTD_TEST_WARM=off $(DEV)/python -m pytest -n $(LONG_WORKERS) --dist worksteal tests/acceptance \

@@ -92,9 +92,10 @@ def test_a_node_that_stops_answering_in_the_middle_fails_alone(made: DaemonEnvir
     made.wait_until(lambda: made.nodes(rollout)["n1"]["phase"] == "done", "n1 is done after the retry")
 
 
-def test_lost_playbooks_reported_and_restored_by_resubmit(tmp_path: Path) -> None:
+@pytest.mark.parametrize("warm", [WARM, pytest.param("off", marks=pytest.mark.long, id="plain")])
+def test_lost_playbooks_reported_and_restored_by_resubmit(tmp_path: Path, warm: str) -> None:
     """As after a restore on another machine: the doctor knows, and the same plan brings them back."""
-    with daemon_environment(tmp_path, fleet_labels(2, 1, 1)) as made:
+    with daemon_environment(tmp_path, fleet_labels(2, 1, 1), ansible={"warm": warm}) as made:
         change = plan("gone", maintain={"playbook": "change.yml", "vars": {"log_file": str(made.log_file)}})
         playbooks = {"change.yml": CHANGE_PLAYBOOK}
         rollout = made.submit(change, playbooks)
@@ -106,7 +107,7 @@ def test_lost_playbooks_reported_and_restored_by_resubmit(tmp_path: Path) -> Non
             "auto": "1 started as forks and 0 as new processes; 1 fork server, .* MiB\n",
             "off": "1 as new processes; 0 fork servers, .*; none is forked: settings: ansible.warm is off",
         }
-        assert re.search(f"ok    runs: 0 of at most .*{started[WARM]}", said), said
+        assert re.search(f"ok    runs: 0 of at most .*{started[warm]}", said), said
         assert "ok    pipelining: sudo on n1 needs no terminal" in said
         shutil.rmtree(tmp_path / "state" / "trees")
         assert f"WRONG playbooks: those of {rollout} are missing in" in doctor(made)
