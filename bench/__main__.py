@@ -7,6 +7,7 @@ next.  All of them are run, also after one has failed.
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +19,7 @@ LIMIT_S = 7200.0
 
 
 def main(wanted: list[str]) -> int:
-    """Run the measurements and return 0 when all of them could be made."""
+    """Run the measurements and return 0 when all of them could be made and none exceeds its limits."""
     known = {path.stem: path for path in sorted(HERE.glob("*.py")) if not path.stem.startswith("_")}
     if len(wanted) > 1 and wanted[1].startswith("-"):
         wanted, options = wanted[:1], wanted[1:]
@@ -28,17 +29,18 @@ def main(wanted: list[str]) -> int:
     if unknown:
         print(f"no measurement {', '.join(sorted(unknown))}; there is {', '.join(known)}", file=sys.stderr)
         return 2
-    failed = []
+    failed: list[str] = []
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     for name in wanted or known:
         if not options:  # its output alone, which may be JSON
             print(f"-- {name}", flush=True)
-        ended = subprocess.run(
-            [sys.executable, "-m", f"bench.{name}", *options], cwd=HERE.parent, timeout=LIMIT_S, check=False
-        )
-        if ended.returncode:
-            failed.append(name)
+        with subprocess.Popen([sys.executable, "-m", f"bench.{name}", *options], cwd=HERE.parent) as running:
+            try:
+                failed += [name] * bool(running.wait(LIMIT_S))
+            finally:
+                running.terminate()  # and not a kill: a measurement removes its files
     if failed:
-        print(f"could not be measured: {', '.join(failed)}", file=sys.stderr)
+        print(f"failed, or above a limit: {', '.join(failed)}", file=sys.stderr)
     return 1 if failed else 0
 
 

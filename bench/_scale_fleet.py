@@ -1,6 +1,6 @@
 """One fleet of `bench scale`: a daemon in this process, and what each thing that happens to it costs.
 
-    python -m bench._scale_fleet pauses|idle|transitions|decision|expiry
+    python -m bench._scale_fleet pauses|idle|transitions|decision
 
 The loop, the drivers and the store are real; nodes, playbooks and the inventory answer at once from memory.
 A pause is the CPU time that the loop's thread needs for one callback, so other load does not change it.
@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -301,10 +301,6 @@ async def measure_pauses(fleet: Fleet) -> dict[str, float]:
     rollouts: list[str] = []
     await pause_of("supersede", _then_settle(fleet, _keep(rollouts, fleet.submit("sat", 2, supersede=True))))
     (rollout,) = rollouts
-    answered: list[str] = []
-    await pause_of("forecast", _forecast(state, rollout, answered))
-    if not answered:  # too late, so nothing was read in the loop
-        del figures["loop pause forecast"]
     await fleet.open_start_gate(rollout)
     # A failure stops all further starts, so none comes before all nodes are in work.
     fleet.run_host.scripts = {"site.yml": Script.LONG}
@@ -334,14 +330,6 @@ async def measure_pauses(fleet: Fleet) -> dict[str, float]:
     await pause_of("retry", _retry_all(fleet, rollout, sorted(counters().failed)))
     assert tasks <= asyncio.all_tasks(), "the daemon has ended"
     return figures
-
-
-async def _forecast(state: State, rollout: str, answered: list[str]) -> None:
-    """Ask the forecast's process, and note the rollout if it answers within its limit."""
-    forecaster = Forecaster(state)
-    with suppress(StoreFailed):
-        await forecaster.ask(forecaster.request(rollouts=(rollout,)))
-        answered.append(rollout)
 
 
 async def _keep(found: list[str], work: Awaitable[str]) -> None:
@@ -423,20 +411,21 @@ def resident_kib() -> float:
 
 async def measure_forecast(fleet: Fleet) -> dict[str, float]:
     """Ask the forecast's process about all nodes; return the pause (ms), none if it is too late."""
-    rollout, answered = await fleet.submit("sat", 1), list[str]()
+    rollout = next(iter(fleet.state.index.rollouts), None) or await fleet.submit("sat", 1)
     await fleet.settle()
     gc.collect()
+    forecaster = Forecaster(fleet.state)
     with longest_pause() as found:
-        await _forecast(fleet.state, rollout, answered)
-    return {"loop pause forecast": found[0]} if answered else {}
+        try:
+            await forecaster.ask(forecaster.request(rollouts=(rollout,)))
+        except StoreFailed:  # too late, so nothing was read in the loop
+            return {}
+    return {"loop pause forecast": found[0]}
 
 
 async def measure_expiry(fleet: Fleet) -> dict[str, float]:
     """Let the observations of all nodes expire at once, as when a watch ends; return the pause (ms)."""
-    state = fleet.state
-    await fleet.open_start_gate(await fleet.submit("sat", 1))
-    await fleet.settle()
-    now = state.now()
+    state, now = fleet.state, fleet.state.now()
     seen = [Observation(each, NodeHealth.UP, now) for each in state.index.nodes]
     state.index.record_observations(seen, now)
     await fleet.settle()
@@ -488,9 +477,7 @@ def main() -> None:
         with asyncio.Runner(loop_factory=VirtualLoop) as runner:
             found = runner.run(with_fleet(nodes, measure_idle, virtual=True))
     else:
-        measure = {"pauses": measure_pauses, "transitions": measure_transitions, "expiry": measure_expiry}[
-            wanted
-        ]
+        measure = {"pauses": measure_pauses, "transitions": measure_transitions}[wanted]
         found = asyncio.run(with_fleet(nodes, measure))
     print(json.dumps(found))
 

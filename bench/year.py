@@ -2,7 +2,8 @@
 
     python -m bench year [--nodes 10000] [--weeks 52] [--keep-audit 63d]
 
-The store, the facts and the retention are real; the clock is set forward a week at a time.
+The store, the facts and the retention are real; the clock is set forward a week at a time.  The whole year of
+10,000 nodes takes about 17 minutes of CPU and 2 GB in the directory for temporary files.
 """
 
 from __future__ import annotations
