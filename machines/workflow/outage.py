@@ -85,7 +85,8 @@ class Outage:
 
     def accusation(self, target: Target) -> str | None:
         """Return what an earlier attempt's checks say since this change: "" passed, None not known yet."""
-        answers = [p.progress.judged.get(change_key(target)) for p in self.earlier if p.target.isolated]
+        # Those that have left the isolation too: a rollback may begin after that, and would never be settled.
+        answers = [peer.progress.judged.get(change_key(target)) for peer in self.earlier]
         return next((answer for answer in answers if answer), None if None in answers else "")
 
 

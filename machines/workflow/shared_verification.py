@@ -100,7 +100,7 @@ class SharedVerification:
         judged = [peer for peer in outage.peers if peer.must_be_judged]
         for peer in judged:
             # In turns, as in service.
-            before = (each for each in outage.earlier if each is not peer and each.target.isolated)
+            before = (each for each in outage.earlier if each is not peer)
             if any(peer.key not in each.progress.judged for each in before):
                 return wait
             verdict = self._judge_after(peer.key)

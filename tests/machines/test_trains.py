@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
 
 from machines.facts.projection import Projection
-from machines.model.actions import Revert, Wait
+from machines.model.actions import Revert, Transition, Wait
 from machines.model.decision import Admit, RollBack
 from machines.model.events import FreezeStarted, HoldTaken, NodeOrdered, RolloutCancelled, RolloutPaused
 from machines.model.limits import Limits, PoolRule
@@ -25,7 +26,7 @@ from machines.rules.trains import next_joiner, outage_reason, turn_blocker
 from machines.scheduler.decide import decide, explain_node
 from machines.states import Outcome, Phase, Trigger
 from machines.workflow.next_action import next_action
-from machines.workflow.outage import Outage
+from machines.workflow.outage import Outage, Peer
 from machines.workflow.situation import Situation
 from tests.machines.builders import ALICE, T0, index_of, nodes_of, observed_up, plan_of, submit, transition
 
@@ -215,6 +216,26 @@ def test_return_that_began_waits_for_nobody(is_returning: bool, expected: type[o
     )
     outage = Outage(joiner="R2")
     action = next_action(Situation(plan, target, records, T0 + 9.0, elapsed_s=9.0, outage=outage))
+    assert isinstance(action, expected)
+
+
+@pytest.mark.parametrize(
+    ("judged", "expected"),
+    [({}, Wait), ({"R1.2": ""}, Revert), ({"R1.2": "R2: it broke"}, Transition)],
+)
+def test_rollback_hears_rollouts_that_left_its_outage(
+    judged: Mapping[str, str], expected: type[object]
+) -> None:
+    """R2 left the outage; R1 could not return the node, and was rolled back in it."""
+    plan = plan_of(isolate=(CORDON,), verify=())
+    others = Target("R2", NODE, "a", (), "fleet", 0, phase=Phase.VERIFYING, attempt=1, since=T0)
+    own = replace(others, rollout="R1", attempt=2, isolated=True, admitted_at=T0 + 1.0)
+    records = [
+        StepRecord("R1", NODE, 2, CORDON.name, StepAction.APPLY, 1, StepState.OK, T0 + 2.0, T0 + 2.0),
+    ]
+    progress = OutageProgress(1, has_passed=True, has_served=True, waits=True, judged=judged)
+    outage = Outage((Peer(others, progress, is_later=False),))
+    action = next_action(Situation(plan, own, records, T0 + 9.0, elapsed_s=9.0, outage=outage))
     assert isinstance(action, expected)
 
 
