@@ -134,12 +134,6 @@ MUTANTS = (
         "await self._state.commit(decide(), cause='before the lock')",
     ),
     Mutant(
-        "cause-of-an-abort-kept-by-its-driver",
-        Driver._next_action,
-        "self._state.index.record_abort(self.rollout, self.node, action.causes)",
-        "None",
-    ),
-    Mutant(
         "deadline-extended-by-more-than-downtime",
         expiry.extend_deadlines,
         "target.downtime_s + now - max(silent_since, target.since)",
@@ -262,7 +256,6 @@ MUTANTS = (
         "stage.max_parallel + 1",
     ),
     _open_cell("attempt", "check-mode"),
-    _open_cell("attempt", "release"),
     _open_cell("check-mode", "check-mode"),
     _open_cell("cleaning", "check-mode"),
     _open_cell("cleaning", "hold"),
