@@ -18,15 +18,13 @@ from pathlib import Path
 import pytest
 
 from tests.support.forked_process import CLI, run_forked
+from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = (sys.executable, "-m", "rolloutd.cli", "demo")
 
 LIMIT_S = 300.0
 """A demo takes half a minute; on a loaded machine some times that."""
-
-GONE_LIMIT_S = 60.0
-"""More than the sweeper takes at the most."""
 
 
 @pytest.fixture
@@ -64,13 +62,6 @@ def mentioning(directory: Path) -> list[str]:
     return found
 
 
-def wait_until_gone(directory: Path) -> None:
-    until = time.monotonic() + GONE_LIMIT_S
-    while left := mentioning(directory):
-        assert time.monotonic() < until, left
-        select.select([], [], [], 0.05)
-
-
 @pytest.mark.long
 def test_fault_in_each_phase_is_shown_and_settled(away: dict[str, str]) -> None:
     faults = {"n3": "isolating", "n4": "maintaining", "n5": "verifying"}
@@ -97,7 +88,7 @@ def test_nothing_is_written_outside_its_directory(away: dict[str, str], tmp_path
     assert (kept / "state").is_dir()
     (socket,) = re.findall(r"export ROLLOUTD_SOCKET=(\S+)", ended.stderr)
     assert Path(socket).parent == kept or not Path(socket).parent.exists()
-    wait_until_gone(kept)
+    wait_until(lambda: not mentioning(kept), f"no process has {kept}")
     again = run(away, "--headless", "--dir", str(kept))
     assert (again.returncode, "not empty" in again.stderr) == (2, True)
 
@@ -139,11 +130,8 @@ def test_interrupted_it_leaves_nothing_behind(
     started.communicate(timeout=LIMIT_S)
     assert started.returncode == code
     temporary = Path(away["TMPDIR"])
-    wait_until_gone(temporary)
-    until = time.monotonic() + GONE_LIMIT_S
-    while left := list(temporary.iterdir()):
-        assert time.monotonic() < until, left
-        select.select([], [], [], 0.05)
+    wait_until(lambda: not mentioning(temporary), f"no process has {temporary}")
+    wait_until(lambda: not list(temporary.iterdir()), f"{temporary} is empty")
 
 
 def test_a_person_is_asked_at_each_gate(away: dict[str, str]) -> None:

@@ -27,6 +27,7 @@ from tests.support.cluster_environment import (
 from tests.support.cluster_sandbox import ClusterSandbox as Cluster
 from tests.support.daemon_environment import WAIT_LIMIT_S
 from tests.support.fake_kubernetes.server import ApiRequest
+from tests.support.waiting import wait_in_loop_until
 
 JSON = Any
 
@@ -132,7 +133,7 @@ async def test_kill_during_drain_and_hold_keeps_outcome(
             states = [await made.sandbox.get_node(node) for node in (first, held)]
             return all(node["spec"].get("unschedulable") for node in states)
 
-        await made.sandbox.wait_until(drained_or_draining)
+        await wait_in_loop_until(drained_or_draining)
         await made.in_thread(made.daemon.kill_daemon)
         await made.sandbox.annotate(held, HOLD_ANNOTATION, "mine now")
         made.daemon.resume_playbooks()
@@ -167,7 +168,7 @@ async def test_uncordoned_while_its_playbook_runs_a_node_is_isolated_again(
         async def isolated_again() -> bool:
             return bool((await made.sandbox.get_node(node))["spec"].get("unschedulable"))
 
-        await made.sandbox.wait_until(isolated_again)
+        await wait_in_loop_until(isolated_again)
         assert made.daemon.spans()[0].end is None, "it was isolated again while the playbook ran"
         made.daemon.resume_playbooks()
         await made.wait_until(lambda: made.daemon.nodes(rollout)[node]["phase"] == "done", "it is done")

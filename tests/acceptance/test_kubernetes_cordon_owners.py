@@ -24,6 +24,7 @@ from tests.support.cluster_environment import (
     single_node_wave,
 )
 from tests.support.fake_kubernetes.server import ApiRequest
+from tests.support.waiting import wait_in_loop_until
 
 JSON = Any
 Where = pytest.TempPathFactory
@@ -223,7 +224,7 @@ async def has_cordon_owner_view(made: ClusterEnvironment, node: str, before: JSO
     async def same() -> bool:
         return bool(await cordon_owner_view(made, node) == before)
 
-    await made.sandbox.wait_until(same)
+    await wait_in_loop_until(same)
 
 
 async def stays_for(made: ClusterEnvironment, node: str) -> None:

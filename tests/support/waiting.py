@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import time
 from collections.abc import Callable
 from typing import Any
@@ -21,8 +22,13 @@ def wait_until(condition: Callable[[], Any], what: str = "") -> Any:
     return found
 
 
-async def wait_in_loop_until(condition: Callable[[], Any]) -> None:
-    """Wait without blocking the loop, on which the condition depends."""
+async def wait_in_loop_until(condition: Callable[[], Any]) -> Any:
+    """Return what the condition, plain or async, gives once that is true, without blocking the loop."""
     async with asyncio.timeout(LIMIT_S):
-        while not condition():
+        while True:
+            found = condition()
+            if inspect.isawaitable(found):
+                found = await found
+            if found:
+                return found
             await asyncio.sleep(POLL_S)

@@ -22,8 +22,7 @@ from rolloutd.adapters.clusters.views import (
 from rolloutd.adapters.kubernetes.cluster import Cluster
 from rolloutd.ports import CLUSTER_ID, STATUS, Clock, DiscoveredNode
 from tests.support.cluster_fleet import ClusterFleet, condition
-
-WAIT_S = 60.0
+from tests.support.waiting import wait_in_loop_until
 
 
 @dataclass
@@ -42,12 +41,12 @@ class Watched:
         self.changes += 1
 
     async def until(self, name: str, sight: NodeHealth, why: str = "") -> Observation:
-        async with asyncio.timeout(WAIT_S):
-            while True:
-                seen = self.last.get(name)
-                if seen is not None and seen.sight is sight and why in seen.why:
-                    return seen
-                await asyncio.sleep(0.02)
+        def reported() -> Observation | None:
+            seen = self.last.get(name)
+            return seen if seen is not None and seen.sight is sight and why in seen.why else None
+
+        seen: Observation = await wait_in_loop_until(reported)
+        return seen
 
     async def discovered(self) -> dict[str, DiscoveredNode]:
         return {each.name: each for each in await self.inventory.refresh()}

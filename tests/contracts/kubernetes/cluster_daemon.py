@@ -37,6 +37,7 @@ from tests.contracts.fakes.sources import find_source
 from tests.contracts.fakes.store import MemoryStore
 from tests.sim.plans import rollout_opened
 from tests.support.cluster_sandbox import ClusterSandbox
+from tests.support.waiting import wait_in_loop_until
 
 JSON = Any
 
@@ -111,7 +112,7 @@ class ClusterDaemon:
 
     async def submit(self, drain_timeout: str, nodes: Sequence[str]) -> None:
         """Submit the plan once these nodes are known, and vote for its start."""
-        await self._sandbox.wait_until(lambda: self._knows(nodes))
+        await wait_in_loop_until(lambda: self._knows(nodes))
         text = PLAN.format(prefix=self._sandbox.prefix, drain_timeout=drain_timeout)
         content = planfile.read(text.encode(), "plan.yaml").content
         plan, now = self._compile(content), self.state.now()

@@ -14,6 +14,7 @@ from rolloutd.adapters.kubernetes.isolator import KubernetesIsolator
 from rolloutd.ports import Clock, Failed, IsolationStatus, Ok, Unknown
 from tests.contracts.kubernetes.steps import step_context
 from tests.support.cluster_sandbox import ClusterSandbox
+from tests.support.waiting import wait_in_loop_until
 
 
 @pytest.fixture
@@ -51,7 +52,7 @@ async def test_every_daemon_that_was_there_is_there_again(
 ) -> None:
     node = await sandbox.node("a")
     await sandbox.pod("agent-1", node, daemon="agent")
-    await sandbox.wait_until(lambda: ready(check, node))
+    await wait_in_loop_until(lambda: ready(check, node))
     look = await KubernetesIsolator(ClusterRegistry([cluster]), clock).inspect(step_context(node))
     assert isinstance(look, IsolationStatus)
     asked = step_context(node, prior=look.prior, daemonsets_ready=True)
@@ -80,7 +81,7 @@ async def test_pods_of_a_selector(sandbox: ClusterSandbox, check: KubernetesChec
     async def green() -> bool:
         return isinstance(await check.check(asked), Ok)
 
-    await sandbox.wait_until(green)
+    await wait_in_loop_until(green)
 
 
 async def test_missing_node_fails_and_unreachable_cluster_is_unknown(

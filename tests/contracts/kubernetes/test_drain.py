@@ -16,6 +16,7 @@ from rolloutd.adapters.kubernetes.node_pods import list_pods_on
 from rolloutd.adapters.kubernetes.pods import MIRROR_ANNOTATION, EvictionPolicy, Pod
 from rolloutd.ports import Busy, Ok
 from tests.support.cluster_sandbox import ClusterSandbox
+from tests.support.waiting import wait_in_loop_until
 
 REFUSE = EvictionPolicy()
 DELETE = EvictionPolicy(delete_local_storage=True, delete_without_controller=True)
@@ -186,7 +187,7 @@ async def test_two_budgets_over_one_pod(sandbox: ClusterSandbox, cluster: Cluste
 async def test_a_budget_over_pods_without_a_controller(sandbox: ClusterSandbox, cluster: Cluster) -> None:
     node = await sandbox.node("a")
     await sandbox.pod("bare", node, labels={"app": "bare"})
-    await sandbox.wait_until(lambda: is_ready(sandbox, "bare"))
+    await wait_in_loop_until(lambda: is_ready(sandbox, "bare"))
     await sandbox.budget("bare", {"app": "bare"}, maxUnavailable=1)
     await sandbox.wait_for_budget("bare", 1)
     result = await drain(BudgetWatch(cluster), node, DELETE, timeout_s=SHORT_LIMIT_S)

@@ -21,6 +21,7 @@ from rolloutd.adapters.kubernetes.nodes import (
 from rolloutd.ports import Busy, Clock, IsolationStatus, Ok, StepContext
 from tests.contracts.kubernetes.steps import step_context
 from tests.support.cluster_sandbox import ClusterSandbox
+from tests.support.waiting import wait_in_loop_until
 
 JSON = Any
 
@@ -193,7 +194,7 @@ async def test_soft_taint_precedes_cordon_and_goes_with_it(
     async def isolated() -> bool:
         return isinstance(await isolator.isolate(ctx), Ok)
 
-    await sandbox.wait_until(isolated)
+    await wait_in_loop_until(isolated)
     after = await sandbox.get_node(node)
     assert after["spec"]["unschedulable"] is True
     assert soft_taints(after) == []

@@ -22,6 +22,7 @@ from rolloutd.operator.controller import Controller
 from rolloutd.operator.vote_objects import VoteCounter
 from tests.rolloutd.control_environment import PLAN, ControlEnvironment, control_environment
 from tests.support.cluster_sandbox import ApiError, ClusterSandbox, KubernetesApi
+from tests.support.waiting import wait_in_loop_until
 
 JSON = Any
 
@@ -36,7 +37,6 @@ CLUSTER_WIDE = {
         "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings"
     ),
 }
-WAIT_S = 60.0
 
 
 @dataclass
@@ -93,14 +93,8 @@ class Front:
             found.update(await self.api.get(self.path("maintenancevotes", vote)))
             return "counted" in (found.get("status") or {})
 
-        await until(is_judged)
+        await wait_in_loop_until(is_judged)
         return found["status"]
-
-
-async def until(condition: Any) -> None:
-    async with asyncio.timeout(WAIT_S):
-        while not await condition():
-            await asyncio.sleep(0.05)
 
 
 @asynccontextmanager
@@ -120,7 +114,7 @@ async def installed(api: KubernetesApi, namespace: str) -> AsyncIterator[None]:
             found = [await api.find(f"/apis/rolloutd.io/v1/namespaces/{namespace}/{kind}") for kind in kinds]
             return None not in found
 
-        await until(are_served)
+        await wait_in_loop_until(are_served)
         # Eve may create votes, and approves nothing.
         rule = {"apiGroups": ["rolloutd.io"], "resources": ["maintenancevotes"], "verbs": ["create"]}
         reads = {"apiGroups": ["rolloutd.io"], "resources": ["maintenancerollouts"], "verbs": ["get"]}
@@ -195,12 +189,12 @@ async def test_definition_refuses_what_is_not_one_plan(front: Front) -> None:
 async def test_applied_object_is_rollout_with_status_and_events(front: Front) -> None:
     # 900 KiB, which only server-side apply takes.
     await front.apply("large", plan=PLAN + "".join(f"# {n} {'x' * 1_015}\n" for n in range(900)))
-    await until(lambda: is_approvable(front, "large"))
+    await wait_in_loop_until(lambda: is_approvable(front, "large"))
     status = await front.status("large")
     assert status["observedGeneration"] == 1
     edit = {"apiVersion": "rolloutd.io/v1", "kind": "MaintenanceRollout", "status": {"state": "done"}}
     await front.api.apply(front.path("maintenancerollouts", "large") + "/status", edit)
-    await until(lambda: is_approvable(front, "large"))
+    await wait_in_loop_until(lambda: is_approvable(front, "large"))
     events = (await front.api.get(f"/api/v1/namespaces/{front.namespace}/events"))["items"]
     reasons = {each["reason"] for each in events if each["involvedObject"]["name"] == "large"}
     assert {"Submitted", "AwaitingApproval"} <= reasons
@@ -209,12 +203,12 @@ async def test_applied_object_is_rollout_with_status_and_events(front: Front) ->
     async def is_closed() -> bool:
         return bool(front.inside.state.index.rollouts[status["rollout"]].closed)
 
-    await until(is_closed)
+    await wait_in_loop_until(is_closed)
 
 
 async def test_vote_objects_prove_their_voters(front: Front) -> None:
     await front.apply("kernel", plan=PLAN)
-    await until(lambda: is_approvable(front, "kernel"))
+    await wait_in_loop_until(lambda: is_approvable(front, "kernel"))
 
     async def is_in_force() -> bool:
         try:
@@ -223,7 +217,7 @@ async def test_vote_objects_prove_their_voters(front: Front) -> None:
             return "voter must be" in str(refused)
         return False
 
-    await until(is_in_force)
+    await wait_in_loop_until(is_in_force)
     with pytest.raises(ApiError, match="may not approve"):
         await front.vote(front.eve, "kernel")
     # The clocks of a cluster count whole seconds.
@@ -240,7 +234,7 @@ async def test_vote_objects_prove_their_voters(front: Front) -> None:
 
 async def test_policy_put_back_proves_nothing_that_was_made_without_it(front: Front) -> None:
     await front.apply("kernel", plan=PLAN)
-    await until(lambda: is_approvable(front, "kernel"))
+    await wait_in_loop_until(lambda: is_approvable(front, "kernel"))
     kind = "ValidatingAdmissionPolicyBinding"
     path = f"{CLUSTER_WIDE[kind]}/{vote_objects.POLICY_NAME}"
     shipped = {
@@ -261,7 +255,7 @@ async def test_policy_put_back_proves_nothing_that_was_made_without_it(front: Fr
             return False
         return True
 
-    await until(is_forged)
+    await wait_in_loop_until(is_forged)
     judged = await front.counted(forged[0])
     assert (judged["counted"], "missing" in judged["reason"]) == (False, True)
     await front.api.apply(path, shipped)

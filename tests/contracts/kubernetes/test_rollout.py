@@ -20,6 +20,7 @@ from rolloutd.ports import Ok
 from tests.contracts.fakes.runner import Script
 from tests.contracts.kubernetes.cluster_daemon import LONG_PASS_S, ROLLOUT, ClusterDaemon
 from tests.support.cluster_sandbox import ClusterSandbox
+from tests.support.waiting import wait_in_loop_until
 
 JSON = Any
 
@@ -48,7 +49,7 @@ async def test_daemon_that_restarts_often_returns_node(
     await sandbox.workload("api", [node], grace_s=3600)
     await daemon.start()
     await daemon.submit(f"{DRAIN_TIMEOUT_S:.0f}s", [node])
-    await sandbox.wait_until(lambda: is_cordoned(sandbox, node))
+    await wait_in_loop_until(lambda: is_cordoned(sandbox, node))
     admitted_at, deadlines = daemon.target(node).admitted_at, set()
     while daemon.target(node).phase is Phase.ISOLATING:
         await asyncio.sleep(RESTART_S)
@@ -79,7 +80,7 @@ async def test_drained_node_is_finished_when_peer_leaves(
     daemon.drain_pass_s = LONG_PASS_S
     await daemon.start()
     await daemon.submit("10m", [node, peer])
-    await sandbox.wait_until(lambda: is_cordoned(sandbox, node))
+    await wait_in_loop_until(lambda: is_cordoned(sandbox, node))
 
     sandbox.silent_nodes.add(peer)
     if outage == "kubelet":
@@ -87,7 +88,7 @@ async def test_drained_node_is_finished_when_peer_leaves(
     else:
         await sandbox.api.delete(f"/api/v1/nodes/{peer}")
     # Only an outage that the daemon knows before the drain is complete makes the node wait.
-    await sandbox.wait_until(lambda: _async(not daemon.is_up(peer)))
+    await wait_in_loop_until(lambda: not daemon.is_up(peer))
     await sandbox.api.delete(f"{sandbox.pods_path}/{pod}", gracePeriodSeconds=0)
     if outage == "kubelet":
 
@@ -95,12 +96,12 @@ async def test_drained_node_is_finished_when_peer_leaves(
             reason = await daemon.why(node)
             return reason is not None and reason.code is ReasonCode.POOL_OVER_BUDGET
 
-        await sandbox.wait_until(waits_for_slot)
+        await wait_in_loop_until(waits_for_slot)
         assert await is_cordoned(sandbox, node)
         sandbox.silent_nodes.discard(peer)
         await sandbox.post_heartbeat(peer)
 
-    await sandbox.wait_until(lambda: _async(daemon.target(node).phase is Phase.DONE))
+    await wait_in_loop_until(lambda: daemon.target(node).phase is Phase.DONE)
     assert (daemon.target(node).outcome, daemon.target(node).attempt) == (Outcome.CHANGED, 1)
     assert not await is_cordoned(sandbox, node)
 
@@ -111,11 +112,11 @@ async def test_hold_during_drain_returns_slot_at_once(sandbox: ClusterSandbox, d
     await sandbox.workload("api", [node], grace_s=3600)
     await daemon.start()
     await daemon.submit("10m", [node])
-    await sandbox.wait_until(lambda: is_cordoned(sandbox, node))
+    await wait_in_loop_until(lambda: is_cordoned(sandbox, node))
     await daemon.kill()
     await sandbox.annotate(node, HOLD_ANNOTATION, "disk, alice")
     await daemon.start()
-    await sandbox.wait_until(lambda: _async(daemon.target(node).phase is Phase.PENDING))
+    await wait_in_loop_until(lambda: daemon.target(node).phase is Phase.PENDING)
     assert "disk, alice" in daemon.target(node).last_text
     assert await is_cordoned(sandbox, node)
 
@@ -140,7 +141,7 @@ async def test_kubectl_describe_shows_each_phase(
             reasons = {event["reason"] for event in found["items"]}
             return reason in reasons and daemon.target(node).phase is phase
 
-        await sandbox.wait_until(is_there)
+        await wait_in_loop_until(is_there)
         return await kubectl(kubeconfig, "describe", "node", node)
 
     blocked = await described("DrainBlocked", Phase.ISOLATING)
@@ -172,7 +173,3 @@ async def kubectl(kubeconfig: Path, *arguments: str) -> str:
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     output, _ = await process.communicate()
     return output.decode()
-
-
-async def _async(value: bool) -> bool:
-    return value

@@ -19,6 +19,7 @@ from rolloutd.adapters.kubernetes.permissions import find_missing_permissions
 from rolloutd.ports import MACHINE_ID, PROVIDER_ID, Clock
 from tests.contracts.kubernetes.steps import step_context
 from tests.support.cluster_sandbox import ClusterSandbox
+from tests.support.waiting import wait_in_loop_until
 
 
 @dataclass
@@ -66,16 +67,16 @@ async def test_unchanged_nodes_are_confirmed(sandbox: ClusterSandbox, cluster: C
         async def confirmed_twice() -> bool:
             return node in core.last and confirmations >= 2
 
-        await sandbox.wait_until(confirmed_twice)
+        await wait_in_loop_until(confirmed_twice)
         seen, confirmations = core.last[node], 0
-        await sandbox.wait_until(confirmed_twice)
+        await wait_in_loop_until(confirmed_twice)
         assert core.last[node] is seen
         is_enough = False
 
         async def reported_again() -> bool:
             return core.last[node] is not seen
 
-        await sandbox.wait_until(reported_again)
+        await wait_in_loop_until(reported_again)
         assert core.last[node].watch == watch.source
 
 
@@ -95,20 +96,20 @@ async def test_what_happens_to_a_node_is_seen(
         async def down() -> bool:
             return core.last[node].sight is NodeHealth.DOWN
 
-        await sandbox.wait_until(up)
+        await wait_in_loop_until(up)
         assert "kubelet v1.36.2" in core.last[node].why
         await sandbox.cordon(node)
-        await sandbox.wait_until(foreign)
+        await wait_in_loop_until(foreign)
         assert "cordoned by kubectl" in core.last[node].why
         await sandbox.cordon(node, unschedulable=False)
-        await sandbox.wait_until(up)
+        await wait_in_loop_until(up)
         await sandbox.annotate(node, HOLD_ANNOTATION, "mine")
-        await sandbox.wait_until(foreign)
+        await wait_in_loop_until(foreign)
         await sandbox.annotate(node, HOLD_ANNOTATION, None)
-        await sandbox.wait_until(up)
+        await wait_in_loop_until(up)
         sandbox.silent_nodes.add(node)
         await sandbox.post_heartbeat(node, ready="False")
-        await sandbox.wait_until(down)
+        await wait_in_loop_until(down)
         assert "NotReady" in core.last[node].why
 
 
@@ -122,7 +123,7 @@ async def test_our_own_cordon_is_not_foreign(sandbox: ClusterSandbox, cluster: C
         async def ours() -> bool:
             return node in core.last and "isolated for r-1" in core.last[node].why
 
-        await sandbox.wait_until(ours)
+        await wait_in_loop_until(ours)
         assert not core.last[node].cordoned_by_other
         assert core.last[node].sight is NodeHealth.DOWN
 
@@ -150,14 +151,14 @@ async def test_who_joins_and_leaves_changes_the_inventory(
         async def noticed() -> bool:
             return core.changes > before
 
-        await sandbox.wait_until(noticed)
+        await wait_in_loop_until(noticed)
         assert second in {each.name for each in await inventory.refresh()}
         await sandbox.api.delete(f"/api/v1/nodes/{first}")
 
         async def gone() -> bool:
             return core.last[first].sight is NodeHealth.UNKNOWN
 
-        await sandbox.wait_until(gone)
+        await wait_in_loop_until(gone)
         assert first not in {each.name for each in await inventory.refresh()}
 
 
@@ -178,14 +179,14 @@ async def test_observations_stay_fresh_while_nothing_happens(
         async def seen() -> bool:
             return node in core.last
 
-        await sandbox.wait_until(seen)
+        await wait_in_loop_until(seen)
         sandbox.silent_nodes.add(node)
         first = core.last[node].at
 
         async def again() -> bool:
             return core.last[node].at > first
 
-        await sandbox.wait_until(again)
+        await wait_in_loop_until(again)
 
 
 async def test_an_administrator_lacks_no_right(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any
@@ -19,14 +19,12 @@ from typing import Any
 import aiohttp
 
 from tests.support.cluster_sandbox.api import ApiError, KubernetesApi
+from tests.support.waiting import wait_in_loop_until
 
 JSON = Any
 
 HEARTBEAT_S = 5.0
 """A control plane gives a silent kubelet 40 s or more."""
-
-LIMIT_S = 90.0
-"""How long anything a test waits for may take on a loaded machine."""
 
 POLL_S = 0.05
 RETRY_S = 0.05
@@ -90,7 +88,7 @@ class ClusterSandbox:
         }
         await self.api.post("/api/v1/nodes", body)
         await self.post_heartbeat(name)
-        await self.wait_until(lambda: self._is_ready(name))
+        await wait_in_loop_until(lambda: self._is_ready(name))
         return name
 
     async def post_heartbeat(self, name: str, *, ready: str = "True") -> None:
@@ -134,7 +132,7 @@ class ClusterSandbox:
             await self.pod(f"{name}-{uuid.uuid4().hex[:5]}", node, workload=name, **spec)
         if min_available is not None:
             await self.budget(name, {"app": name}, minAvailable=min_available)
-        await self.wait_until(lambda: self._is_workload_ready(name, len(nodes)))
+        await wait_in_loop_until(lambda: self._is_workload_ready(name, len(nodes)))
         if min_available is not None:
             await self.wait_for_budget(name, len(nodes))
 
@@ -180,7 +178,7 @@ class ClusterSandbox:
                 "volumes": [{"name": "scratch", "emptyDir": {}}] if local else [],
             },
         }
-        await self.wait_until(lambda: self._try_create_pod(body))
+        await wait_in_loop_until(lambda: self._try_create_pod(body))
         return name
 
     async def finish(self, pod: str) -> None:
@@ -205,7 +203,7 @@ class ClusterSandbox:
             status = (await self.api.get(path)).get("status") or {}
             return bool(status.get("observedGeneration")) and status.get("currentHealthy") == healthy
 
-        await self.wait_until(look)
+        await wait_in_loop_until(look)
 
     # -- what people do, and what tests look at
 
@@ -226,12 +224,6 @@ class ClusterSandbox:
         """Name the world's pods on a node."""
         found = await self.api.get(self.pods_path, fieldSelector=f"spec.nodeName={node}")
         return {pod["metadata"]["name"] for pod in found["items"]}
-
-    async def wait_until(self, condition: Callable[[], Any]) -> None:
-        """Wait for a condition, an async function that says true; a test that waits too long fails."""
-        async with asyncio.timeout(LIMIT_S):
-            while not await condition():
-                await asyncio.sleep(POLL_S)
 
     # -- playing kubelet, scheduler and controllers
 
