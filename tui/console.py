@@ -8,9 +8,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 from textual.app import App
@@ -183,13 +181,6 @@ class ConsoleApp(App[None]):
 
     async def fetch_path(self, *parts: str, **query: Any) -> Response[Any]:
         return await self.call_daemon(lambda: self.request_client.get(api_path(*parts), query))
-
-    async def fetch_log_tail(
-        self, rollout: str, node: str, attempt: int, count: int
-    ) -> Response[list[dict[str, Any]]]:
-        path = api_path("rollouts", rollout, "nodes", node, "log")
-        stream = partial(self.request_client.stream, path, {"attempt": attempt})
-        return await self.call_daemon(lambda: list(deque(stream(), maxlen=count)))
 
     # -- messages
 

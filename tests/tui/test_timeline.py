@@ -15,7 +15,7 @@ from machines.model.windows import Window
 from tests.support.replayed_fleet import ReplayedFleet
 from tests.tui.harness import NOON, paused_fleet, run_console, running_fleet, screen_text, wait_for_text
 from tests.tui.test_model import apply_moves, moves, pending_fleet, property_settings
-from tui.formatting.lines import line_text
+from tui.formatting.lines import line_text, merge_spans
 from tui.screens.moment import parse_moment
 from tui.state.history import MAX_TRANSITIONS, History
 from tui.state.values import NodeState, PoolState
@@ -106,7 +106,7 @@ def test_bar_shows_the_longest_phase_and_every_failure() -> None:
         fleet.at += seconds
         fleet.move(first, phase, outcome=outcome, failure="no" if phase == "failed" else "")
     scale = TimeScale(began, 10.0, 10, fleet.at + 14)
-    bar = line_text(timeline.pool_bar(complete_history(fleet), nodes, scale))
+    bar = line_text(timeline.pool_cells(complete_history(fleet), nodes, scale))
     assert bar == "··◑◑✗◔◔◕· "
 
 
@@ -272,4 +272,4 @@ def test_bar_extended_by_events_equals_one_drawn_at_once(
         pool.nodes, pool.version = node_states(fleet), pool.version + 1
         scale = view.scale(40, 1_000.0, fleet.at)
         extended = bars.pool_bar(history, pool, scale, None)
-        assert extended == timeline.pool_bar(history, pool.nodes, scale)
+        assert extended == merge_spans(timeline.pool_cells(history, pool.nodes, scale))

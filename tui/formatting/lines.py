@@ -21,8 +21,8 @@ Line = list[Span]
 UNCUT_WIDTH = 4_000
 """Cells of a row that is drawn in full: no line exceeds them."""
 
-MIN_COLUMN_WIDTH, MAX_WORD_WIDTH = 12, 24
-"""Cells that a column keeps on a narrow screen, and cells of a name in a text that does not fit."""
+MIN_COLUMN_WIDTH, MAX_COLUMN_WIDTH, MAX_WORD_WIDTH = 12, 48, 24
+"""Cells of a column of names, at least and at most, and of a name in a text that does not fit."""
 
 _LONG_WORD = re.compile(rf"[^\s,;:()\"]{{{MAX_WORD_WIDTH + 1},}}")
 
@@ -40,7 +40,9 @@ def sanitize(text: str) -> str:
     return _CONTROL.sub(" ", text)
 
 
-def column_width(names: Iterable[str], min_width: int, max_width: int) -> int:
+def column_width(
+    names: Iterable[str], min_width: int = MIN_COLUMN_WIDTH, max_width: int = MAX_COLUMN_WIDTH
+) -> int:
     """Return the width of the longest name, within bounds."""
     return min(max_width, max(min_width, max(map(cell_len, names), default=0)))
 

@@ -20,9 +20,6 @@ from tui.screens.page import TABS, Item, Page, heading, note_row, static_line
 from tui.state.values import parse_timestamp
 from tui.widgets import summaries
 
-MIN_NAME_WIDTH, MAX_NAME_WIDTH = 12, 40
-"""Bounds for the columns of names."""
-
 
 class FetchedPage(Page):
     """A page of one resource, which the page fetches itself: the model does not keep it."""
@@ -109,7 +106,7 @@ class ComparisonPage(RolloutResourcePage):
 
 
 def _name_width(rows: Sequence[wire_nodes.ComparedNode] | Sequence[wire_nodes.Preparation]) -> int:
-    return lines.column_width((each["node"] for each in rows), MIN_NAME_WIDTH, MAX_NAME_WIDTH) + 2
+    return lines.column_width(each["node"] for each in rows) + 2
 
 
 def _node_row(node: wire_nodes.ComparedNode, name_width: int) -> Item:
@@ -224,7 +221,7 @@ def _rollout_row(key: str, each: wire_fleet.HandoverRollout, text: str) -> Item:
     percent = formats.format_percent(each["percent"])
 
     def draw(width: int) -> Line:
-        name = column(each["rollout"], MAX_NAME_WIDTH, width)
+        name = column(each["rollout"], lines.MAX_COLUMN_WIDTH, width)
         line: Line = [(f"  {glyph} ", role), (name, "bold"), (f"{percent:>5}  ", "dim")]
         return [*line, (shorten(lines.sanitize(text), width - lines.line_width(line)), "")]
 

@@ -30,9 +30,6 @@ MAX_TEXT_LINES = 40
 MAX_NODES = 200
 """Canaries listed."""
 
-MAX_NAME_WIDTH = 40
-"""Cells of the column of node names."""
-
 FAILURES_RETRY_S = 5.0
 """Between two requests for the failures while the daemon does not answer them."""
 
@@ -239,7 +236,7 @@ class GatesPage(page.TwoPanes):
         total = len(listed["failures"]) + listed["omitted"]
         covers = "these" if not listed["omitted"] else "the first of them; the others need another vote"
         yield page.heading("FAILURES", f"{total:,}: an approval covers {covers}")
-        name_width = _name_width(each["node"] for each in listed["failures"])
+        name_width = lines.column_width(each["node"] for each in listed["failures"])
         for each in listed["failures"]:
             node, text = (rollout.nodes or {}).get(each["node"]), event_text.failed_step(each)
             if node is not None:
@@ -262,7 +259,7 @@ class GatesPage(page.TwoPanes):
         done = sum(each.phase == "done" for each in nodes)
         yield page.heading(f"RESULTS OF WAVE {pending.gate['wave']}", f"{done} of {len(nodes)} done")
         yield "", lambda width: [("  ", ""), *node_strip(nodes, width - 4)]
-        name_width = _name_width(node.node for node in nodes[:MAX_NODES])
+        name_width = lines.column_width(node.node for node in nodes[:MAX_NODES])
         for node in nodes[:MAX_NODES]:
             text = node.outcome or node.failure or node.phase
             yield f"node:{node.node}", partial(_node_line, node, text, name_width)
@@ -270,10 +267,6 @@ class GatesPage(page.TwoPanes):
 
 def fixed_row(key: str, line: Line) -> page.Item:
     return key, page.static_line(line)
-
-
-def _name_width(names: Iterable[str]) -> int:
-    return lines.column_width(names, lines.MIN_COLUMN_WIDTH, MAX_NAME_WIDTH)
 
 
 def _node_line(node: NodeState, text: str, name_width: int, width: int) -> Line:

@@ -15,9 +15,6 @@ from tui.screens.fetched import FetchedPage
 from tui.screens.page import Item, heading, note_row
 from tui.state.values import parse_timestamp
 
-MAX_NAME_WIDTH = 48
-"""Cells of a name, and a third of the row at most."""
-
 MAX_NAMED_NODES = 10
 """Nodes of a held answer that are named; YAML has all."""
 
@@ -44,14 +41,14 @@ class InventoryPage(FetchedPage):
 
     def found_items(self, found: wire_fleet.Inventory) -> Iterator[Item]:
         yield heading("SOURCES", str(len(found["sources"])))
-        names = lines.column_width((each["source"] for each in found["sources"]), 12, MAX_NAME_WIDTH)
+        names = lines.column_width(each["source"] for each in found["sources"])
         for source in found["sources"]:
             yield f"source:{source['source']}", _source_row(source, names, self.console.now())
         conflicting = [node for node in found["nodes"] if node["conflicts"]]
         quarantined = sum(node["quarantined"] for node in conflicting)
         note = f"{len(conflicting)} of {formats.pluralize(len(found['nodes']), 'node')}"
         yield heading("CONFLICTS", f"{note}, {quarantined} quarantined (✗): they do not start")
-        names = lines.column_width((node["node"] for node in conflicting), 12, MAX_NAME_WIDTH)
+        names = lines.column_width(node["node"] for node in conflicting)
         for node in conflicting:
             for number, conflict in enumerate(node["conflicts"]):
                 key = f"node:{node['node']}:{number}"
@@ -121,7 +118,7 @@ class VerdictsPage(FetchedPage):
             yield note_row("rolloutctl verdicts clear ID --reason TEXT")
         else:
             yield note_row("no content failed by its own fault, so none is refused")
-        names = lines.column_width((each["id"] for each in found["verdicts"]), 12, MAX_NAME_WIDTH)
+        names = lines.column_width(each["id"] for each in found["verdicts"])
         for verdict in reversed(found["verdicts"]):
             age = formatting.format_age(parse_timestamp(verdict["at"]), self.console.now())
             text = (

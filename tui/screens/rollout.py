@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial, partialmethod
 from typing import Any
@@ -10,6 +11,7 @@ from textual.geometry import Size
 from textual.widget import Widget
 
 from rolloutd.control import response_text
+from rolloutd.control.client import api_path
 from rolloutd.control.rollouts import wire
 from rolloutd.texts import event_text, formats
 from tui.formatting import formatting, lines
@@ -267,7 +269,9 @@ class RolloutPage(TwoPanes, RolloutScreen):
             self.run_worker(self._fetch_log_tail(*wanted), group="log-tail", exclusive=True)
 
     async def _fetch_log_tail(self, node: str, attempt: int) -> None:
-        response = await self.console.fetch_log_tail(self.rollout_id, node, attempt, MAX_TAIL_LINES)
+        path = api_path("rollouts", self.rollout_id, "nodes", node, "log")
+        stream = partial(self.console.request_client.stream, path, {"attempt": attempt})
+        response = await self.console.call_daemon(lambda: list(deque(stream(), maxlen=MAX_TAIL_LINES)))
         if response.result is not None:
             self._log_tail = response.result
         elif response.unreachable is not None:

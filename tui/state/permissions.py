@@ -6,6 +6,7 @@ refuse, and names the people to ask.
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass
 
 from rolloutd.control.rollouts import wire
@@ -28,46 +29,38 @@ ALLOWED = Permission(is_allowed=True)
 UNKNOWN_USER = Permission(is_allowed=False, reason="your user is not known yet")
 
 
-def _denied(who: str) -> Permission:
-    return Permission(is_allowed=False, reason=f"not permitted: {who} may")
-
-
 def rollout_permission(model: Model, rollout: RolloutState) -> Permission:
     """Return whether the user may pause, resume, cancel, retry, skip and roll back."""
-    me, owner = model.current_user, rollout.status["owner"]
-    if me is None:
-        return UNKNOWN_USER
-    if me["admin"] or owner in me["teams"]:
-        return ALLOWED
-    return _denied(f"{team_with_members(model, owner)} and admins")
+    return team_permission(model, rollout.status["owner"])
 
 
 def team_permission(model: Model, team: str | None) -> Permission:
     """Return whether the user may do what the node's team may."""
-    me = model.current_user
-    if me is None:
-        return UNKNOWN_USER
-    if me["admin"] or team in me["teams"]:
-        return ALLOWED
-    return _denied("admins" if team is None else f"{team_with_members(model, team)} and admins")
+    who = "admins" if team is None else f"{team_with_members(model, team)} and admins"
+    return _permission(model, {team}, who)
 
 
 def hold_and_freeze_permission(model: Model) -> Permission:
-    me = model.current_user
-    if me is None:
-        return UNKNOWN_USER
-    return ALLOWED if me["admin"] or me["teams"] else _denied("members of any team and admins")
+    teams = () if model.current_user is None else model.current_user["teams"]
+    return _permission(model, set(teams), "members of any team and admins")
 
 
 def vote_permission(model: Model, rollout: RolloutState, gate: wire.Gate) -> Permission:
+    teams = dict.fromkeys([rollout.status["owner"], *(need["team"] for need in gate["needs"]["teams"])])
+    who = "; ".join(team_with_members(model, team) for team in teams)
+    return _permission(model, teams.keys(), who, includes_admins=False)
+
+
+def _permission(
+    model: Model, teams: Set[str | None] | Set[str], who: str, *, includes_admins: bool = True
+) -> Permission:
+    """Return whether the user is in one of the teams, or an admin; else `who` may."""
     me = model.current_user
     if me is None:
         return UNKNOWN_USER
-    owner = rollout.status["owner"]
-    teams = dict.fromkeys([owner, *(need["team"] for need in gate["needs"]["teams"])])
-    if teams.keys() & set(me["teams"]):
+    if (me["admin"] and includes_admins) or not teams.isdisjoint(me["teams"]):
         return ALLOWED
-    return _denied("; ".join(team_with_members(model, team) for team in teams))
+    return Permission(is_allowed=False, reason=f"not permitted: {who} may")
 
 
 def needs_my_vote(model: Model, rollout: RolloutState, gate: wire.Gate) -> bool:

@@ -101,7 +101,6 @@ class WaveSegment:
     done: int
     failed: int
     skipped: int
-    busy: int
     soak_s: float
     soak_remaining: float | None
     gate: wire.Gate | None
@@ -326,7 +325,6 @@ def wave_segments(
                 done=counts["done"],
                 failed=counts["failed"],
                 skipped=counts["skipped"],
-                busy=counts["busy"],
                 soak_s=soak_s,
                 soak_remaining=left if soaks_now else None,
                 gate=gates.get(name),

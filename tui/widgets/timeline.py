@@ -199,12 +199,6 @@ def frozen_intervals(history: History, end: float) -> list[tuple[float, float]]:
     return list(begun.values())
 
 
-def pool_bar(
-    history: History, nodes: Sequence[NodeState], scale: TimeScale, moment: float | None = None
-) -> Line:
-    return _with_moment(pool_cells(history, nodes, scale), scale, moment)
-
-
 def pool_cells(history: History, nodes: Sequence[NodeState], scale: TimeScale) -> list[Glyph]:
     """Return by interval what a pool's nodes did: a failure first, else the phase that took most of it."""
     columns = scale.columns
