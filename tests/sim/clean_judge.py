@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from machines.model.events import Event, NodeCleaned, PhaseMoved, RolloutDeleted
 from machines.model.plan import Plan
-from machines.states import Outcome, Phase
+from machines.states import Outcome, Phase, Trigger
 
 if TYPE_CHECKING:
     from tests.sim.sim_node import SimNode
@@ -38,7 +38,10 @@ class CleanJudge:
     def on_commit(self, events: Sequence[Event]) -> None:
         for event in events:
             match event:
-                case PhaseMoved() if event.target is Phase.DONE:
+                # A rollback whose isolation was aborted changed nothing: a later rollout may be in effect.
+                case PhaseMoved() if (
+                    event.target is Phase.DONE and event.trigger is not Trigger.ISOLATION_ABORTED
+                ):
                     self._on_done(event)
                 case RolloutDeleted():
                     # Nodes that later rollouts found to be current rely on it too.
