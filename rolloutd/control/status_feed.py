@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,11 +16,13 @@ from rolloutd.control.status_changes import Object, difference
 class StatusVersion:
     """A status; `change` is what differs from version `number - 1`, and `news` what it was made for.
 
+    `begun_at`: when its facts were read, in the loop's time.
     `writes` are those of the streams with its change, by what each had: ten consoles share one.
     """
 
     number: int
     news: Hashable
+    begun_at: float
     status: Object
     change: bytes | None
     writes: dict[Hashable, Any] = field(default_factory=dict)
@@ -64,7 +67,7 @@ class StatusFeed:
 
         async def make() -> bytes:
             # Before the facts: what comes meanwhile is news for the next version.
-            seen = news()
+            seen, begun_at = news(), asyncio.get_running_loop().time()
             status = await read_status()
             # After the facts: another version may have been made meanwhile.
             before, change = self._latest, None
@@ -73,7 +76,7 @@ class StatusFeed:
             if before is not None and _rollouts(before.status) == _rollouts(status):
                 change = encode_json(difference(before.status, status))
             if self.followers:
-                self._latest = StatusVersion(self._number, seen, status, change)
+                self._latest = StatusVersion(self._number, seen, begun_at, status, change)
             return b""
 
         latest = self._latest

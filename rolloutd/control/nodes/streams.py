@@ -91,16 +91,17 @@ async def _event_lines(
             changed.clear()
             write, now, interval_s = None, loop.time(), _interval_s(services, query)
             if query.follow and latest_news() != shown and now - live_at >= interval_s:
-                live_at = now
                 # With the entries, which came while it was made: both reach the screen in one frame.
                 if query.status:
                     newer = await _newer_status(services, version)
+                    # Not `now`: a stream that began later than others would get each of their versions late.
+                    live_at = newer.begun_at
                     write = await _status_write(
                         services, newer, version if query.changes else 0, after, rollout
                     )
                     version, shown = newer.number, newer.news
                 else:
-                    shown = latest_news()
+                    live_at, shown = now, latest_news()
                     write = await _write(services, await _progress_line(services, rollout), after, rollout)
             parts, after, is_last = write or await _write(services, b"", after, rollout)
             for part in parts:
