@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
-from dataclasses import asdict
-from typing import Any, cast
+from collections.abc import Awaitable, Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 from aiohttp import web
 from pydantic import ValidationError
@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from rolloutd import errors
 from rolloutd.control import wire_errors
 from rolloutd.control.limits import TooMany
+from rolloutd.engine.tasks import compute_over
 
 MAX_PROBLEMS = 10
 """Problems of one request that are listed; a person fixes no more at once."""
@@ -28,6 +29,17 @@ MAX_ECHO_CHARS = 200
 
 SLICE = 100
 """Items of a list that are encoded at once: a few milliseconds, also for the entries of a large submit."""
+
+
+P = ParamSpec("P")
+Body = TypeVar("Body")
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded(Generic[Body]):
+    """JSON that a thread has encoded: the loop neither encodes its thousands of objects nor inspects them."""
+
+    text: bytes
 
 
 class BadRequest(errors.RolloutdError):
@@ -61,26 +73,51 @@ def encode_json(body: Any) -> bytes:
 
 async def encode_in_slices(body: Any) -> bytes:
     """Return the same JSON; between the slices of a long list, the loop does other work."""
+    parts: list[bytes] = []
+    for part in _json_parts(body):
+        if parts:
+            await asyncio.sleep(0)
+        parts.append(part)
+    return b"".join(parts)
+
+
+async def encode_rows(
+    rows: int, function: Callable[P, Any], *args: P.args, **kwargs: P.kwargs
+) -> Encoded[Any]:
+    """Return what a computation over so many rows gives; over many it runs, and is encoded, in a thread."""
+
+    def encode() -> Encoded[Any]:
+        # In parts too: the loop must get the interpreter in between.
+        return Encoded(b"".join(_json_parts(function(*args, **kwargs))))
+
+    return await compute_over(rows, encode)
+
+
+def _json_parts(body: Any) -> Iterator[bytes]:
     if not isinstance(body, dict) or not any(map(_is_large, body.values())):
-        return encode_json(body)
-    members = []
+        yield encode_json(body)
+        return
+    opening = b"{"
     for key, value in body.items():
-        members.append(encode_json(key) + b":" + await _encode_value(value))
-    return b"{" + b",".join(members) + b"}"
+        yield opening + encode_json(key) + b":"
+        yield from _list_parts(value) if _is_large(value) else (encode_json(value),)
+        opening = b","
+    yield b"}"
 
 
-async def _encode_value(value: Any) -> bytes:
-    if not _is_large(value):
-        return encode_json(value)
-    slices = []
-    for begin in range(0, len(value), SLICE):
-        part = value[begin : begin + SLICE]
+def _list_parts(values: Sequence[Any]) -> Iterator[bytes]:
+    opening = b"["
+    for begin in range(0, len(values), SLICE):
+        part = values[begin : begin + SLICE]
         if _is_large(part):
-            slices += [await encode_in_slices(each) for each in part]
+            for each in part:
+                yield opening
+                yield from _json_parts(each)
+                opening = b","
         else:
-            slices.append(encode_json(part)[1:-1])
-        await asyncio.sleep(0)
-    return b"[" + b",".join(slices) + b"]"
+            yield opening + encode_json(part)[1:-1]
+        opening = b","
+    yield b"]"
 
 
 def _is_large(value: Any) -> bool:

@@ -16,7 +16,7 @@ from machines.model.rollout import Actor
 from rolloutd.control import rights
 from rolloutd.control.identity import Identity
 from rolloutd.control.requests import NoParams, QueryParams, RequestBody
-from rolloutd.control.responses import SharedAnswers, encode_in_slices
+from rolloutd.control.responses import Encoded, SharedAnswers, encode_in_slices
 from rolloutd.control.status_feed import StatusFeed
 from rolloutd.engine.background.drift_checks import DriftChecker
 from rolloutd.engine.background.node_cleaning import NodeCleaner
@@ -96,7 +96,7 @@ LineStream = AsyncGenerator[Any, None]
 """A stream: one JSON object per line, or the bytes of several lines that streams share."""
 
 Handler = Callable[[Services, Request[Any]], Awaitable[Any]]
-"""Returns a JSON value, Created, or a LineStream if the route streams."""
+"""Returns a JSON value, Created, Encoded if the route is shared, or a LineStream if it streams."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,8 @@ async def shared_answer(services: Services, path: str, handler: Handler, request
 
     async def compute() -> bytes:
         await services.state.advance()
-        return await encode_in_slices(await handler(services, anonymous))
+        answer = await handler(services, anonymous)
+        return answer.text if isinstance(answer, Encoded) else await encode_in_slices(answer)
 
     question = (*sorted(request.path_params.items()), request.input)
     return await services.answers.get(path, question, compute)
@@ -154,7 +155,7 @@ class RouteTable(list[Route]):
             model: Any = next(iter(get_args(hints["request"])), NoParams)
             is_body, returned = issubclass(model, RequestBody), hints["return"]
             kinds = {get_origin(each): each for each in (returned, *get_args(returned))}
-            wrapped = kinds.get(AsyncGenerator) or kinds.get(Created)
+            wrapped = kinds.get(AsyncGenerator) or kinds.get(Created) or kinds.get(Encoded)
             self.append(
                 Route(
                     method,

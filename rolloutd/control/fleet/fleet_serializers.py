@@ -16,6 +16,7 @@ from rolloutd.commands import self_reboots
 from rolloutd.control.fleet import wire_fleet
 from rolloutd.control.formats import fill, format_optional_timestamp, format_timestamp, in_natural_order, page
 from rolloutd.control.requests import PageQuery
+from rolloutd.control.responses import Encoded, encode_rows
 from rolloutd.engine.node_connections import SourceState
 from rolloutd.engine.state import State
 from rolloutd.engine.tasks import compute, compute_over
@@ -24,13 +25,13 @@ from rolloutd.texts import reason_text
 from rolloutd.texts.vote_text import describe_missing_votes
 
 
-async def locks(state: State) -> wire_fleet.Locks:
+async def locks(state: State) -> Encoded[wire_fleet.Locks]:
     now = state.now()
     # In a thread, on a fork: each node that is not observed holds a slot, in a fleet at rest all of them.
     index = state.index.fork()
     gates = self_reboots.reboot_gates(state)
     seq = state.changes.latest_seq
-    return await compute_over(len(index.nodes), _locks, index.at(now), gates, now, seq)
+    return await encode_rows(len(index.nodes), _locks, index.at(now), gates, now, seq)
 
 
 def _locks(index: Index, gates: Sequence[self_reboots.GroupGate], now: float, seq: int) -> wire_fleet.Locks:

@@ -14,6 +14,7 @@ from rolloutd.commands.rollout_commands import PERSON_SOURCE, Events, Principal,
 from rolloutd.control import requests, rights
 from rolloutd.control.fleet import fleet_serializers, wire_fleet
 from rolloutd.control.requests import PageQuery
+from rolloutd.control.responses import Encoded
 from rolloutd.control.routes import Request, RouteTable, Services
 from rolloutd.engine.state import State
 from rolloutd.errors import NodeUnreachable, Refused
@@ -22,7 +23,7 @@ routes = RouteTable()
 
 
 @routes.add("GET", "/v1/locks", is_shared=True, on_standby=True)
-async def locks(services: Services, request: Request) -> wire_fleet.Locks:
+async def locks(services: Services, request: Request) -> Encoded[wire_fleet.Locks]:
     """Show every pool's slots and holders, the holds and the freezes."""
     return await fleet_serializers.locks(services.state)
 

@@ -10,20 +10,18 @@ from rolloutd.control.formats import fill
 from rolloutd.control.nodes import node_serializers, wire_nodes
 from rolloutd.control.nodes.logs import may_see_output
 from rolloutd.control.requests import MAX_NODES_NAMED, NodesQuery
+from rolloutd.control.responses import Encoded, encode_rows
 from rolloutd.control.routes import Request, RouteTable, Services
-from rolloutd.engine.tasks import compute
+from rolloutd.engine.tasks import FEW_ROWS
 
 routes = RouteTable()
 
 MAX_CHANGED_ENTRIES = 10_000
 """Audit entries that are read for the nodes that changed; after more of them all nodes are shown."""
 
-FEW_NODES = 200
-"""Nodes that are shown without a fork, of which each makes the next commit copy tables: some milliseconds."""
-
 
 @routes.add("GET", "/v1/rollouts/{r}/nodes", is_shared=True, on_standby=True)
-async def nodes(services: Services, request: Request[NodesQuery]) -> wire_nodes.Nodes:
+async def nodes(services: Services, request: Request[NodesQuery]) -> Encoded[wire_nodes.Nodes]:
     """Show the nodes of a rollout, or those that have changed."""
     state, query = services.state, request.input
     resolved = await resolve_for_reading(state, request.path_params["r"])
@@ -34,11 +32,11 @@ async def nodes(services: Services, request: Request[NodesQuery]) -> wire_nodes.
         names = await state.store.list_changed_nodes(resolved.rollout.id, query.changed_after)
         # Again: the rollout may have been deleted, or the index replaced, while the audit was read.
         resolved = await resolve_for_reading(state, resolved.rollout.id)
-    if names is not None and len(names) <= FEW_NODES:
-        return node_serializers.nodes(state, resolved, query, seq, names)
-    fixed = replace(resolved, index=resolved.index.fork())
-    # In a thread, on a fork: ten thousand nodes take longer than the loop may pause.
-    return await compute(node_serializers.nodes, state, fixed, query, seq, names)
+    rows = len(resolved.index.targets_by_node(resolved.rollout.id)) if names is None else len(names)
+    if rows > FEW_ROWS:
+        # In a thread, on a fork: ten thousand nodes take longer than the loop may pause.
+        resolved = replace(resolved, index=resolved.index.fork())
+    return await encode_rows(rows, node_serializers.nodes, state, resolved, query, seq, names)
 
 
 @routes.add("GET", "/v1/rollouts/{r}/nodes/{n}", on_standby=True)
