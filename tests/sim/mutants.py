@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from machines.facts import availability, node_work, outages, votes
+from machines.facts.node_work import WorkKind
 from machines.invariants import violations
 from machines.model.preparation import PrepareStage
 from machines.model.rollout import Failure
@@ -50,13 +51,13 @@ MUTANT_SEEDS = 400
 """Seeds within which every bug is found; most are found within twenty."""
 
 
-def _open_cell(wanted: str, present: str) -> Mutant:
+def _open_cell(wanted: WorkKind, present: WorkKind) -> Mutant:
     """Return the bug that work of one kind does not wait for that of another."""
     return Mutant(
         f"{wanted}-begun-beside-{present}",
         node_work.conflicts,
         "work.kind not in WAITS_FOR[wanted]",
-        f"work.kind not in WAITS_FOR[wanted] or (wanted, work.kind) == ({wanted!r}, {present!r})",
+        f"work.kind not in WAITS_FOR[wanted] or (wanted, work.kind) == ({wanted.value!r}, {present.value!r})",
     )
 
 
@@ -255,11 +256,11 @@ MUTANTS = (
         "stage.max_parallel",
         "stage.max_parallel + 1",
     ),
-    _open_cell("attempt", "check-mode"),
-    _open_cell("check-mode", "check-mode"),
-    _open_cell("cleaning", "check-mode"),
-    _open_cell("cleaning", "hold"),
-    _open_cell("stage", "hold"),
+    _open_cell(WorkKind.ATTEMPT, WorkKind.CHECK_MODE),
+    _open_cell(WorkKind.CHECK_MODE, WorkKind.CHECK_MODE),
+    _open_cell(WorkKind.CLEANING, WorkKind.CHECK_MODE),
+    _open_cell(WorkKind.CLEANING, WorkKind.HOLD),
+    _open_cell(WorkKind.STAGE, WorkKind.HOLD),
     Mutant("dead-node-stops-all-rollbacks", rollbacks._stops_rollbacks, "not is_dead", "True"),
     Mutant(
         "label-unquoted-in-commands",
