@@ -4,6 +4,10 @@
 
 What a seed judges after each commit by the whole fleet is judged here by the daemon's own invariants for each
 event, and by a recount of the running counts now and then.
+
+On a busy machine a node costs some 8 ms of CPU time, at 3,000 nodes as at 100,000. The submit of 100,000
+takes 40 s more and leaves 0.8 GB in memory, and each hourly answer of their inventory costs some 35 s,
+which grows a run of eleven hours.
 """
 
 from __future__ import annotations
