@@ -22,6 +22,7 @@ from rolloutd.ports.context import Timers as Timers
 from rolloutd.ports.host_variables import GROUPS as GROUPS
 from rolloutd.ports.host_variables import IMPLICIT_GROUPS as IMPLICIT_GROUPS
 from rolloutd.ports.host_variables import InvalidVariable as InvalidVariable
+from rolloutd.ports.host_variables import is_marked_form as is_marked_form
 from rolloutd.ports.host_variables import marked_as as marked_as
 from rolloutd.ports.host_variables import plain_value as plain_value
 from rolloutd.ports.host_variables import plain_variables as plain_variables

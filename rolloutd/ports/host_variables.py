@@ -147,6 +147,31 @@ def marked_as(given: JSON, text: str) -> JSON:
     return text if unsafe_text(given) is None else {UNSAFE_KEY: text}
 
 
+def is_marked_form(variables: Mapping[str, JSON], marked: Mapping[str, JSON]) -> bool:
+    """Return whether `marked` is what without_templates() makes of such variables, at less cost."""
+    return len(variables) == len(marked) and all(
+        name in marked and (value == marked[name] if name == GROUPS else _is_marked_form(value, marked[name]))
+        for name, value in variables.items()
+    )
+
+
+def _is_marked_form(value: JSON, marked: JSON) -> bool:
+    """Return whether _marked() has made `marked` of such a value; no deeper than what it has made."""
+    if isinstance(value, str):
+        return unsafe_text(marked) == value
+    if isinstance(value, list | tuple):
+        if not isinstance(marked, list) or len(value) != len(marked):
+            return False
+        return all(map(_is_marked_form, value, marked))
+    if not isinstance(value, Mapping):
+        return bool(value == marked)
+    if (text := unsafe_text(value)) is not None:
+        return unsafe_text(marked) == text
+    if not isinstance(marked, Mapping) or len(value) != len(marked):
+        return False
+    return all(key in marked and _is_marked_form(each, marked[key]) for key, each in value.items())
+
+
 def _marked(name: str, value: JSON, depth: int) -> JSON:
     require_utf8(name, value)
     if depth == 0:

@@ -173,18 +173,33 @@ class SourceReader:
         before = {node.name: node for node in self.nodes or ()}
         for each in nodes:
             node = validate_result(f"inventory {self.name}", each, ports.DiscoveredNode)
+            known = before.get(node.name)
+            # As before: it was valid.  One object is stored once, and later comparisons end at once.
+            if known is not None and self._repeats(node, known):
+                valid.append(known)
+                continue
             try:
                 node = self._valid_node(node)
             except ports.InvalidVariable as error:
                 invalid[node.name] = f"{node.name[:60]}: {error}; correct it in the source"
                 continue
             # Its id too is part of what is compared.
-            node = node if node.id or not (own := own_id(node)) else replace(node, id=own)
-            # What is as before keeps its object: it is stored once, and later comparisons end at once.
-            known = before.get(node.name)
-            valid.append(known if known is not None and known == node else _compact(node))
+            valid.append(_compact(node if node.id or not (own := own_id(node)) else replace(node, id=own)))
         self.invalid = invalid
         return valid
+
+    def _repeats(self, node: ports.DiscoveredNode, known: ports.DiscoveredNode) -> bool:
+        """Return whether the source says of a node what made the valid one."""
+        return (
+            (node.source, node.kind, node.labels) == (known.source, known.kind, known.labels)
+            and (node.id or own_id(node)) == known.id
+            and node.conflicts == known.conflicts
+            and (
+                node.connection == known.connection
+                if self._gives_templates
+                else ports.is_marked_form(node.connection, known.connection)
+            )
+        )
 
     def _valid_node(self, node: ports.DiscoveredNode) -> ports.DiscoveredNode:
         for label, text in node.labels.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -66,6 +67,34 @@ class Source:
             )
             for name, labels in nodes.items()
         ]
+
+
+async def test_repeated_node_is_not_validated_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fleet of 100,000 is read every few minutes, and few of its nodes have changed."""
+    asked: list[str] = []
+    is_ip_address = ipaddress.ip_address
+
+    def counted(text: str) -> Any:
+        asked.append(text)
+        return is_ip_address(text)
+
+    monkeypatch.setattr(ipaddress, "ip_address", counted)
+    variables = {name: {"ansible_host": f"10.0.0.{number}"} for number, name in enumerate(ALL)}
+    async with control_environment(tmp_path) as inside:
+        source = Source("cloud", ALL, variables)
+        refresher = InventoryRefresher(inside.state, [source])
+        await refresher.refresh()
+        assert asked == [each["ansible_host"] for each in variables.values()]
+        asked.clear()
+        await refresher.refresh()
+        assert asked == []
+        first = next(iter(ALL))
+        source.variables = variables | {first: {"ansible_host": "10.0.1.1"}}
+        await refresher.refresh()
+        assert asked == ["10.0.1.1"]
+        source.variables = variables | {first: {"ansible_host": "-oProxyCommand=x"}}
+        await refresher.refresh()
+        assert inside.state.sources["cloud"].error or first not in inside.state.index.nodes
 
 
 def admitted(inside: ControlEnvironment) -> list[str]:

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 import rolloutd.adapters as adapters_package
@@ -36,6 +38,7 @@ from rolloutd.ports import (
     InvalidVariable,
     InventorySnapshot,
     RunRequest,
+    is_marked_form,
     plain_variables,
     without_templates,
 )
@@ -322,3 +325,20 @@ def test_marking_twice_changes_nothing() -> None:
     assert without_templates(once) == once
     assert Host("n1", connection=once).connection["b"] == [1, None, True, {"c": "{{ y }}"}]
     assert Node("n1").labels == {}
+
+
+VARIABLES = st.dictionaries(
+    st.sampled_from(("a", "b", GROUPS)),
+    st.recursive(
+        st.sampled_from((None, True, 0, 1.5, "x", "{{ y }}", {"__ansible_unsafe": "x"})),
+        lambda values: st.lists(values, max_size=2) | st.dictionaries(st.sampled_from("ab"), values),
+        max_leaves=4,
+    ),
+)
+
+
+@given(VARIABLES, VARIABLES)
+def test_marked_form_is_recognised(variables: dict[str, Any], others: dict[str, Any]) -> None:
+    marked = without_templates(variables)
+    assert is_marked_form(variables, marked)
+    assert is_marked_form(others, marked) == (without_templates(others) == marked)
