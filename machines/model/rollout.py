@@ -91,8 +91,8 @@ UNATTENDED_RESTORE: Final = "guard.unattended"
 class Failure:
     """One failure of one node; `step` and `message` make its signature.
 
-    `id` is `node#attempt`, or `node#attempt.2` for a node that fails again in one attempt (a canary during
-    the soak).
+    `id` is `node#attempt`, `node#attempt.2` for a check that fails during the soak, and
+    `node#attempt.stage.try` for a prepare stage that disturbs the node, after its last attempt.
     """
 
     id: str

@@ -23,14 +23,15 @@ def transition(
 ) -> PhaseMoved:
     """Return the event of a target that takes an edge; `step` is the step that failed.
 
-    `suffix` distinguishes failures of one attempt.
+    `suffix` distinguishes failures with one attempt's number.
 
     Raises IllegalTransition when the table has no such edge.
     """
     target_phase = next_phase(trigger, target.phase, outcome)
     failure = None
     if target_phase is Phase.FAILED:
-        # A canary that fails during the soak fails a second time in one attempt; failure ids must differ.
+        # Stored ids of failures during the soak end like this.  A node that soaks has not failed in its
+        # attempt, but a prepare stage may disturb it before the next one: that has a suffix of its own.
         suffix = ".2" if trigger is Trigger.SOAK_CHECK_FAILED else suffix
         id_ = f"{target.node}#{target.attempt}{suffix}"
         # Nothing runs on a node before it is isolated.

@@ -1,6 +1,7 @@
 """The Store port: one writer task, one reading connection.
 
-The SQL is in schema.py, rows.py, queries.py and writer.py; this file only passes on and answers.
+It passes on and answers, and has the SQL of the redaction key's row.  Other SQL is in the files beside it;
+that of one database, such as the INSERT of audit entries, is in its backend.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One prepare stage of one node: checkpoint, record, snapshot, act, snapshot, record."""
+"""One prepare stage of one node: snapshot, record, act, snapshot, checkpoint, record."""
 
 from __future__ import annotations
 

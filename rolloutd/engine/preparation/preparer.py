@@ -22,7 +22,7 @@ from rolloutd.ports import StepResult
 
 
 class Preparer:
-    """The prepare stages under way."""
+    """Carries out prepare stages; between them it remembers only the rate limits that they share."""
 
     def __init__(self, state: State, adapters: AdapterSet) -> None:
         self._state = state
