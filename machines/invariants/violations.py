@@ -273,20 +273,16 @@ def _strategy_violation(
     if most is None:
         return None
     others = (each for each in facts.targets(rollout.id) if each.node != target.node)
-    unready = [
-        each.node for each in others if each.node in earlier.begun or _is_unready(facts, rollout, each, now)
-    ]
+    unready = [each.node for each in others if each.node in earlier.begun or _is_unready(facts, each, now)]
     if len(unready) < most:
         return None
     return f"{len(unready)} targets are unready ({', '.join(unready[:3])}) and maxUnready is {most}"
 
 
-def _is_unready(facts: InvariantFacts, rollout: Rollout, target: Target, now: float) -> bool:
+def _is_unready(facts: InvariantFacts, target: Target, now: float) -> bool:
     if target.phase in IN_FLIGHT_PHASES or target.phase is Phase.FAILED:
         return True
-    # A new cluster was down before, and an isolated node waits in its own outage.
-    waits = target.phase is Phase.PENDING and (rollout.plan.bootstrap or target.isolated)
-    if not target.attempt or waits or target.node not in facts.nodes:
+    if not target.attempt or target.node not in facts.nodes:
         return False
     seen = facts.observation(target.node)
     is_down = seen is not None and seen.sight is not NodeHealth.UP

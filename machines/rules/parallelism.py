@@ -17,10 +17,11 @@ def capacity_blocker(
     wave: WaveDef,
     capacity: pools.Capacity,
     *,
+    node: str,
     joins: bool = False,
     is_rollback: bool = False,
 ) -> Reason | None:
-    """Return what allows no more nodes in flight: the disk, or a limit of the fleet, rollout or wave.
+    """Return what allows the node no start: the disk, or a limit of the fleet, rollout or wave.
 
     `joins`: the node is in flight in another rollout, and the fleet's limit counts it already.  A
     rollback makes no further target unready.
@@ -30,7 +31,7 @@ def capacity_blocker(
         remedy = Remedy(RemedyKind.FREE_DISK)
         return Reason(ReasonCode.DISK_FULL, "rolloutd", sizes, shortage.since, remedy)
     for scope, limit, in_flight in _parallelism_limits(
-        index, rollout, wave, capacity, is_rollback=is_rollback
+        index, rollout, wave, capacity, node=node, is_rollback=is_rollback
     ):
         if limit is not None and in_flight >= limit and not (joins and scope == "fleet"):
             params: Params = {
@@ -50,18 +51,28 @@ def remaining_capacity(
     wave: WaveDef | None,
     capacity: pools.Capacity,
     *,
+    node: str | None = None,
     is_rollback: bool = False,
 ) -> int:
-    """Return how many more nodes of the wave, None for the rollout, may be in flight."""
+    """Return how many more nodes of the wave, None for the rollout, may be in flight.
+
+    `node`: the next to start, None for one that is ready.
+    """
     # A run that cannot write its files would fail its node for a reason that is not the node's.
     if index.disk_shortage is not None:
         return 0
-    limits = _parallelism_limits(index, rollout, wave, capacity, is_rollback=is_rollback)
+    limits = _parallelism_limits(index, rollout, wave, capacity, node=node, is_rollback=is_rollback)
     return max(0, min(most - in_flight for _, most, in_flight in limits if most is not None))
 
 
 def _parallelism_limits(
-    index: Index, rollout: Rollout, wave: WaveDef | None, capacity: pools.Capacity, *, is_rollback: bool
+    index: Index,
+    rollout: Rollout,
+    wave: WaveDef | None,
+    capacity: pools.Capacity,
+    *,
+    node: str | None,
+    is_rollback: bool,
 ) -> tuple[tuple[str, int | None, int], ...]:
     """Return each limit on nodes in flight: whose it is, how many may be, how many are."""
     admitted = capacity.admitted_by_rollout[rollout.id]
@@ -71,7 +82,9 @@ def _parallelism_limits(
         ("rollout", rollout.plan.max_parallel, len(counters.in_flight) + admitted),
     )
     if rollout.plan.max_unready is not None and not is_rollback:
-        unready = len(counters.in_flight) + admitted + len(unready_nodes(index, rollout))
+        # One that may start although it is down, as a new cluster does, must not wait for itself.
+        others = [other for other in unready_nodes(index, rollout) if other != node]
+        unready = len(counters.in_flight) + admitted + len(others)
         limits = (*limits, ("unready", rollout.plan.max_unready, unready))
     if wave is None:
         return limits
@@ -85,19 +98,17 @@ def unready_nodes(index: Index, rollout: Rollout) -> list[str]:
     return [
         target.node
         for target in index.targets(rollout.id)
-        if target.phase is Phase.FAILED or _is_unready(index, rollout, target)
+        if target.phase is Phase.FAILED or _is_unready(index, target)
     ]
 
 
-def _is_unready(index: Index, rollout: Rollout, target: Target) -> bool:
+def _is_unready(index: Index, target: Target) -> bool:
     # One that this rollout did not change must not stop the others.
     if target.node not in index.nodes or (not target.attempt and target.outcome in (None, Outcome.SKIPPED)):
         return False
-    # One that may start although it is down, as a new cluster does, must not wait for itself.
-    may_start = target.isolated or rollout.plan.bootstrap
     if target.phase is Phase.DONE:
         found = index.unavailability(target.node)
-    elif target.phase is Phase.PENDING and not may_start:
+    elif target.phase is Phase.PENDING:
         found = observed_unavailability(index, target.node)
     else:
         return False

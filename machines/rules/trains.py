@@ -100,7 +100,7 @@ def join_blocker(index: Index, target: Target, now: float) -> Reason | None:
         or start_blockers.wave_blocker(waves.wave_progress(index, rollout, now), target)
         or start_blockers.node_blocker(index, rollout, target, now)
         or pools.slot_blocker(index, target, now)
-        or parallelism.capacity_blocker(index, rollout, wave, pools.Capacity(), joins=True)
+        or parallelism.capacity_blocker(index, rollout, wave, pools.Capacity(), node=target.node, joins=True)
         or start_blockers.traffic_blocker(index, target)
         or preparing.comparison_blocker(index, target)
     )

@@ -39,6 +39,7 @@ from machines.model.reasons import Reason
 from machines.model.rollout import Rollout, Target
 from machines.rules import parallelism, pools, preparing, start_blockers, trains
 from machines.rules.runners import runner_blocker
+from machines.states import Phase
 
 MAX_OBSERVATIONS: Final = 256
 """Nodes to observe in one decision: what one batch of connections can carry."""
@@ -127,7 +128,11 @@ def admit_wave(index: Index, rollout: Rollout, wave: WaveDef, now: float, builde
     """
     wave_admission = _WaveAdmission(index, rollout, wave, now, builder)
     if rollout.plan.max_unready is not None:
-        request_observations(index, parallelism.unready_nodes(index, rollout), builder)
+        unready = parallelism.unready_nodes(index, rollout)
+        request_observations(index, unready, builder)
+        wave_admission.unready = frozenset(
+            node for node in unready if index.target(rollout.id, node).phase is Phase.PENDING
+        )
     # First, because the nodes are out of service for them already.
     for target in trains.joinable(index, rollout, wave.name):
         wave_admission.admit_joiner(target)
@@ -209,6 +214,9 @@ class _WaveAdmission:
     passed_over: int = 0
     counted_starts: int = -1
     capacity_left: int = 0
+    unready: frozenset[str] = frozenset()
+    """Pending nodes that are not ready after their change."""
+    is_full_for_ready: bool = False
     window_blockers: dict[str | None, Reason | None] = field(default_factory=dict)
     """By team, which is asked once for all its groups."""
 
@@ -217,7 +225,10 @@ class _WaveAdmission:
         # Only a start changes the capacity, and asking for it costs more than to pass over a node.
         if len(self.builder.capacity.nodes) != self.counted_starts:
             self.counted_starts = len(self.builder.capacity.nodes)
-            self.capacity_left = self._remaining_capacity()
+            # Each of them counts for all others, so one of them may have room where no ready node has.
+            unready = next(iter(self.unready), None)
+            self.capacity_left = self._remaining_capacity(unready)
+            self.is_full_for_ready = unready is not None and not self._remaining_capacity(None)
         has_room = self.capacity_left > 0 and self.builder.count(Admit) < MAX_STARTS
         # Of all waves together: a later rollout takes no slot of nodes that this decision does not reach.
         may_back_off = len(self.builder.backoffs) < MAX_BACKOFFS
@@ -236,8 +247,9 @@ class _WaveAdmission:
     def try_admit(self, target: Target, cursor: _GroupCursor) -> bool:
         """Admit the node unless a rule blocks it; return whether to try the next one of its group."""
         index, builder = self.index, self.builder
-        if self._is_passed_over(target.node) or target.node in builder.capacity.nodes:
-            # A node that another rollout starts in the same decision is free again later.
+        is_full = self.is_full_for_ready and target.node not in self.unready
+        if is_full or self._is_passed_over(target.node) or target.node in builder.capacity.nodes:
+            # Another node's outage ends, and a node that another rollout starts is free again later.
             cursor.stays_active = True
             return True
         if runner_blocker(index, target) is not None:
@@ -291,7 +303,7 @@ class _WaveAdmission:
             capacity = self.builder.capacity
             blocked = pools.pool_without_slot(self.index, target, capacity)
             is_full = runner_blocker(self.index, target, capacity) is not None
-            if blocked is None and not is_full and self._remaining_capacity():
+            if blocked is None and not is_full and self._remaining_capacity(target.node):
                 capacity.reserve(self.index, target)
                 self.builder.add(Admit(target.rollout, target.node))
 
@@ -336,7 +348,7 @@ class _WaveAdmission:
         """Return None for a node to admit now; else whether to try the next one of its group."""
         result, pool_ids = self.index.dry_run_results.fresh(target, self.now), self._pool_ids(target)
         has_competitors = any(self.index.pending_groups.has_competitors(pool) for pool in pool_ids)
-        ahead = dry_runs.DRY_RUN_AHEAD * self._remaining_capacity()
+        ahead = dry_runs.DRY_RUN_AHEAD * self._remaining_capacity(target.node)
         # Later nodes wait for these answers: more dry runs would only find out more than can start.
         if self.dry_runs_by_pool.is_exhausted(pool_ids) or self.builder.count(DryRun) >= ahead:
             return False
@@ -371,10 +383,9 @@ class _WaveAdmission:
                 return True
         yields = result is not None and (result.busy is not False or self.rollout.plan.idle_for_s > 0)
         cursor.stays_active = True
-        if (
-            builder.probes_by_pool.is_exhausted(pool_ids)
-            or self.probe_count >= traffic.PROBE_AHEAD * self._remaining_capacity()
-        ):
+        if builder.probes_by_pool.is_exhausted(
+            pool_ids
+        ) or self.probe_count >= traffic.PROBE_AHEAD * self._remaining_capacity(target.node):
             return yields
         self.probe_count += 1
         builder.probes_by_pool.add(pool_ids, undecided=not yields)
@@ -442,8 +453,10 @@ class _WaveAdmission:
     def _expires_at(self, team: str | None, blocker: Reason) -> float:
         return start_blockers.blocker_expires_at(self.index, self.rollout, team, blocker, self.now)
 
-    def _remaining_capacity(self) -> int:
-        left = parallelism.remaining_capacity(self.index, self.rollout, self.wave, self.builder.capacity)
+    def _remaining_capacity(self, node: str | None) -> int:
+        left = parallelism.remaining_capacity(
+            self.index, self.rollout, self.wave, self.builder.capacity, node=node
+        )
         return max(0, left - trains.reserved_places(self.index, self.rollout))
 
     def _pool_ids(self, target: Target) -> list[str]:

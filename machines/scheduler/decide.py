@@ -146,7 +146,7 @@ def _pending_reason(
     reasons = (
         own_blocker,
         pools.slot_blocker(index, target, now),
-        parallelism.capacity_blocker(index, rollout, wave, pools.Capacity()),
+        parallelism.capacity_blocker(index, rollout, wave, pools.Capacity(), node=target.node),
         start_blockers.traffic_blocker(index, target),
         preparing_rules.comparison_blocker(index, target),
         start_blockers.observe_only_blocker(index),

@@ -66,7 +66,7 @@ def queue_reason(index: Index, target: Target, now: float) -> Reason:
         or own
         or slot
         or parallelism.capacity_blocker(
-            index, rollout, _wave(rollout, target), pools.Capacity(), is_rollback=True
+            index, rollout, _wave(rollout, target), pools.Capacity(), node=target.node, is_rollback=True
         )
         or (None if target.isolated else start_blockers.traffic_blocker(index, target))
         or Reason(ReasonCode.ROLLBACK_QUEUED, target.node, since=target.ordered_at or None)

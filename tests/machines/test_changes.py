@@ -361,13 +361,20 @@ def test_pinned_target_that_is_down_is_not_unready() -> None:
     assert [each.node for each in decide(index, T0).of(Admit)] == ["n1"]
 
 
-def test_bootstrap_that_is_tried_again_needs_no_other_place() -> None:
-    index = index_of(CLUSTERS, observed=False)
-    index.record_observations([Observation("c1", NodeHealth.DOWN, T0, "new")], T0)
-    submit(index, stages=(NET,), max_unready=1, bootstrap=True)
-    retry(index, "c1")
-    index.record_observations([Observation("c1", NodeHealth.DOWN, T0 + 1, "new")], T0 + 1)
-    assert [each.node for each in decide(index, T0 + 1).of(Admit)] == ["c1"]
+@pytest.mark.parametrize("bootstrap", [False, True])
+def test_isolated_target_tried_again_waits_only_for_others(*, bootstrap: bool) -> None:
+    clusters = [Node(f"c{number}", NodeKind.CLUSTER, labels={"team": f"t{number}"}) for number in (1, 2)]
+    index = index_of(clusters)
+    submit(index, stages=(NET,), max_unready=1, bootstrap=bootstrap)
+    failure = fail(index, "c2")
+    vote(index, GateName.PROCEED, shown=(failure,))
+    transition(index, "c2", Trigger.RETRIED, isolated=not bootstrap)
+    index.record_observations([Observation("c2", NodeHealth.DOWN, T0 + 1, "no answer")], T0 + 1)
+    assert [each.node for each in decide(index, T0 + 1).of(Admit)] == ["c2"]
+    reason = explain_node(index, "R", "c1", T0 + 1)
+    assert (reason.code, reason.params["scope"], reason.params["in_flight"]) == ("max-parallel", "unready", 1)
+    assert explain_node(index, "R", "c2", T0 + 1).code == "starting"
+    assert "1 targets are unready (c2)" in str(violation(index, ADMITTED_C1, T0 + 1))
 
 
 def test_target_with_other_values_waits_but_is_rolled_back() -> None:

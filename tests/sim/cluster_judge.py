@@ -78,18 +78,15 @@ class ClusterJudge:
         unready = [
             name
             for (rollout, name), phase in self._phases.items()
-            if rollout == event.rollout
-            and name != event.node
-            and self._is_unready(rollout, name, phase, plan)
+            if rollout == event.rollout and name != event.node and self._is_unready(rollout, name, phase)
         ]
         if len(unready) >= plan.max_unready:
             self._report(f"{who} while {', '.join(unready)} are unready (maxUnready {plan.max_unready})")
 
-    def _is_unready(self, rollout: str, node: str, phase: str, plan: Plan) -> bool:
+    def _is_unready(self, rollout: str, node: str, phase: str) -> bool:
         if phase in (*WORKING, "failed"):
             return True
-        # A new cluster that is tried again was down before.
-        if (rollout, node) not in self._changed or (phase == "pending" and plan.bootstrap):
+        if (rollout, node) not in self._changed:
             return False
         seen = self._observations().get(node)
         return seen is not None and not seen["up"]
