@@ -66,12 +66,11 @@ class NodeConfiguration:
 
         What was before that is not known, and what was taken off must not come back with the next rollback.
         """
-        if self.previous is not None and self.previous.rollout == target.rollout:
-            # A later rollout is in effect: its own rollback must not bring back what was taken off.
-            return replace(self, previous=None)
+        is_own = self.previous is not None and self.previous.rollout == target.rollout
+        kept = None if is_own else self.previous
         if not self._is_current(target.rollout):
-            return self
-        restored = None if self.previous is None else replace(self.previous, at=at)
+            return replace(self, previous=kept)
+        restored = None if kept is None else replace(kept, at=at)
         return replace(self, current=restored, previous=None)
 
     def _is_current(self, rollout: str) -> bool:

@@ -138,6 +138,15 @@ def test_rollback_of_two_rollouts_restores_nothing_that_was_taken_off(
         assert node.contents() == (left, None, None)
 
 
+def test_rollback_removes_every_content_of_its_rollout(node: Node) -> None:
+    node.begin("r2", "C")
+    node.move(*PASSED)
+    node.move(Trigger.ROLLBACK_ORDERED)
+    node.give("")
+    node.move(*ROLLED_BACK)
+    assert node.contents() == (None, None, None), "what the rollout replaced is not known any more"
+
+
 def test_failed_soak_makes_the_previous_one_current(node: Node) -> None:
     node.move(Trigger.SOAK_CHECK_FAILED)
     assert node.contents() == ("A", None, "B")

@@ -46,6 +46,8 @@ class RecordJudge:
         is_current = passed[1] is not None and passed[1][1] == rollout
         content = self._given.get((rollout, node))
         if event.outcome is Outcome.ROLLED_BACK:
+            if passed[0] is not None and passed[0][1] == rollout:
+                passed[0] = None  # no rollback of a later rollout brings it back
             if is_current:
                 passed[:] = [None, passed[0]]
         elif content is not None and event.trigger is Trigger.VERIFIED:
