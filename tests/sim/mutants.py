@@ -89,7 +89,7 @@ MUTANTS = (
     Mutant(
         "unready-targets-not-counted",
         parallelism.unready_nodes,
-        "target.phase is Phase.FAILED or _is_unready(index, rollout, target)",
+        "target.phase is Phase.FAILED or _is_unready(index, target)",
         "target.phase is Phase.FAILED",
     ),
     Mutant(
