@@ -107,6 +107,7 @@ class Route:
     `access` is checked before query and body are read, and is in the documents.  `is_heavy`: a core is busy
     for seconds, so only few run at once.  `is_shared`: the answer does not depend on the caller, so equal
     requests share one.  `on_standby`: the answer needs only the store, so that a standby gives it too.
+    `operation` begins the cause of audit entries, which are permanent; it is for commands that use it.
     """
 
     method: str
@@ -122,6 +123,7 @@ class Route:
     is_heavy: bool = False
     is_shared: bool = False
     on_standby: bool = False
+    operation: str = ""
     access: rights.Access = rights.EVERYBODY
 
     @property

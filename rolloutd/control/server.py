@@ -223,7 +223,7 @@ class ControlServer:
         return identify(await self._accounts.account(uid), settings.teams, settings.admins)
 
     async def _read_request(self, route: Route, request: web.Request, identity: Identity) -> Request[Any]:
-        path_params, operation = dict(request.match_info), route.handler.__name__
+        path_params, operation = dict(request.match_info), route.operation
         query = _parse_query(route, request)
         if route.upload_type is not None:
             upload = await self._read_upload(route, request, identity.uid)

@@ -70,7 +70,7 @@ async def audit_head(services: Services, request: Request) -> wire_audit.AuditHe
     return {"seq": latest.seq, "hash": latest.hash, "at": at, "exported": await _exported(services)}
 
 
-@routes.add("POST", "/v1/audit/settle", access=rights.ADMIN)
+@routes.add("POST", "/v1/audit/settle", access=rights.ADMIN, operation="settle")
 async def settle(services: Services, request: Request[requests.SettleBody]) -> wire_audit.AuditVerification:
     """Restore rows from the audit, or accept them as they are stored."""
     body = request.input

@@ -20,19 +20,19 @@ routes = RouteTable()
 _PATH = "/v1/rollouts/{r}/nodes/{n}"
 
 
-@routes.add("POST", f"{_PATH}/advance", access=rights.PLAN_OR_NODE_OWNER)
+@routes.add("POST", f"{_PATH}/advance", access=rights.PLAN_OR_NODE_OWNER, operation="advance")
 async def advance(services: Services, request: Request[requests.ReasonBody]) -> wire_nodes.Node:
     """Move a waiting node to the front of its wave."""
     return await _command_node(services, request, rollout_commands.advance)
 
 
-@routes.add("POST", f"{_PATH}/retry", access=rights.PLAN_OWNER)
+@routes.add("POST", f"{_PATH}/retry", access=rights.PLAN_OWNER, operation="retry")
 async def retry(services: Services, request: Request[requests.ReasonBody]) -> wire_nodes.Node:
     """Retry a failed node."""
     return await _command_node(services, request, rollout_commands.retry)
 
 
-@routes.add("POST", f"{_PATH}/rollback", access=rights.PLAN_OWNER)
+@routes.add("POST", f"{_PATH}/rollback", access=rights.PLAN_OWNER, operation="rollback")
 async def rollback(services: Services, request: Request[requests.ReasonBody]) -> wire_nodes.Node:
     """Run the rollback playbook on a failed node, or order that of a changed one."""
 
@@ -43,7 +43,7 @@ async def rollback(services: Services, request: Request[requests.ReasonBody]) ->
     return await _command_node(services, request, decide)
 
 
-@routes.add("POST", f"{_PATH}/skip", access=rights.PLAN_OWNER)
+@routes.add("POST", f"{_PATH}/skip", access=rights.PLAN_OWNER, operation="skip")
 async def skip(services: Services, request: Request[requests.SkipNode]) -> wire_nodes.Node:
     """Leave a node out of a rollout."""
     command = partial(rollout_commands.skip, isolation_choice=request.input.put_back)

@@ -20,25 +20,25 @@ _PATH = "/v1/rollouts/{r}"
 routes = RouteTable()
 
 
-@routes.add("POST", f"{_PATH}/pause", access=rights.PLAN_OWNER)
+@routes.add("POST", f"{_PATH}/pause", access=rights.PLAN_OWNER, operation="pause")
 async def pause(services: Services, request: Request[requests.ReasonNowBody]) -> wire.Rollout:
     """Start no node of a rollout until it is resumed."""
     return await _command_rollout(services, request, partial(rollout_commands.pause, stop=request.input.now))
 
 
-@routes.add("POST", f"{_PATH}/resume", access=rights.PLAN_OWNER)
+@routes.add("POST", f"{_PATH}/resume", access=rights.PLAN_OWNER, operation="resume")
 async def resume(services: Services, request: Request[requests.ReasonBody]) -> wire.Rollout:
     """Lift a person's pause."""
     return await _command_rollout(services, request, rollout_commands.resume)
 
 
-@routes.add("POST", f"{_PATH}/retry", access=rights.PLAN_OWNER)
+@routes.add("POST", f"{_PATH}/retry", access=rights.PLAN_OWNER, operation="retry_build")
 async def retry_build(services: Services, request: Request[requests.ReasonBody]) -> wire.Rollout:
     """Retry the failed build of a rollout at once."""
     return await _command_rollout(services, request, rollout_commands.retry_build)
 
 
-@routes.add("POST", f"{_PATH}/cancel", access=rights.PLAN_OWNER)
+@routes.add("POST", f"{_PATH}/cancel", access=rights.PLAN_OWNER, operation="cancel")
 async def cancel(services: Services, request: Request[requests.ReasonNowBody]) -> wire.Rollout:
     """End a rollout: none of its nodes starts again."""
     return await _command_rollout(services, request, partial(rollout_commands.cancel, stop=request.input.now))
@@ -61,7 +61,7 @@ async def delete(services: Services, request: Request) -> wire.DeleteResponse:
     return {"rollout": rollout_id}
 
 
-@routes.add("POST", f"{_PATH}/rollback", access=rights.PLAN_OWNER)
+@routes.add("POST", f"{_PATH}/rollback", access=rights.PLAN_OWNER, operation="roll_back")
 async def roll_back(services: Services, request: Request[requests.RollBack]) -> wire.RollbackResponse:
     """Order the rollback of nodes, of a wave or of a whole rollout, also of one that has ended."""
     body = request.input

@@ -19,7 +19,7 @@ from rolloutd.errors import NotAllowed, Refused, TokenAlreadyUsed
 routes = RouteTable()
 
 
-@routes.add("POST", "/v1/rollouts/{r}/votes", access=rights.VOTER)
+@routes.add("POST", "/v1/rollouts/{r}/votes", access=rights.VOTER, operation="vote")
 async def vote(services: Services, request: Request[requests.CastVote]) -> wire.Gate:
     """Vote yes or no at a gate."""
     resolved = await resolve_live(services.state, request.path_params["r"])
@@ -27,7 +27,7 @@ async def vote(services: Services, request: Request[requests.CastVote]) -> wire.
     return await _change_votes(services, request, partial(voting.vote, ballot=ballot))
 
 
-@routes.add("POST", "/v1/rollouts/{r}/withdraw", access=rights.OWN_VOTE)
+@routes.add("POST", "/v1/rollouts/{r}/withdraw", access=rights.OWN_VOTE, operation="withdraw")
 async def withdraw(services: Services, request: Request[requests.WithdrawVote]) -> wire.Gate:
     """Withdraw one's own votes at a gate."""
     body = request.input

@@ -216,6 +216,7 @@ async def test_response_of_each_route_matches_its_model(tmp_path: Path, kind: st
         assert set(asked) == {(route.method, route.path) for route in ROUTES}
         routes = {(route.method, route.path): route for route in ROUTES}
         for key, (who, path, body) in asked.items():
+            seq = inside.state.changes.latest_seq
             answer = await assert_matches_schema(inside, routes[key].streams, who, key[0].lower(), path, body)
             lines = answer if routes[key].streams else [answer]
             assert lines
@@ -223,6 +224,11 @@ async def test_response_of_each_route_matches_its_model(tmp_path: Path, kind: st
             for line in lines:
                 # A key that the model lacks would be missing in what it returns.
                 assert model.validate_python(line, strict=True) == line, key
+            # A command whose route has no operation would leave a cause without its first word.
+            causes = [
+                json.loads(entry.text)["cause"] for entry in await inside.state.store.read_audit(after=seq)
+            ]
+            assert not any(cause.startswith(":") for cause in causes), key
 
 
 async def assert_matches_schema(
@@ -265,6 +271,25 @@ async def test_errors_have_one_shape(tmp_path: Path) -> None:
                 await inside.request("olga", method, path, *(() if body is None else (body,)))
             assert refused.value.status == status, (method, path, refused.value.body)
             assert error.validate_python(refused.value.body, strict=True) == refused.value.body
+
+
+def test_operations_in_the_audit_never_change() -> None:
+    operations = {(route.method, route.path): route.operation for route in ROUTES if route.operation}
+    rollout, node = "/v1/rollouts/{r}", "/v1/rollouts/{r}/nodes/{n}"
+    assert operations == {
+        ("POST", f"{rollout}/votes"): "vote",
+        ("POST", f"{rollout}/withdraw"): "withdraw",
+        ("POST", f"{rollout}/pause"): "pause",
+        ("POST", f"{rollout}/resume"): "resume",
+        ("POST", f"{rollout}/retry"): "retry_build",
+        ("POST", f"{rollout}/cancel"): "cancel",
+        ("POST", f"{rollout}/rollback"): "roll_back",
+        ("POST", f"{node}/advance"): "advance",
+        ("POST", f"{node}/retry"): "retry",
+        ("POST", f"{node}/rollback"): "rollback",
+        ("POST", f"{node}/skip"): "skip",
+        ("POST", "/v1/audit/settle"): "settle",
+    }
 
 
 def test_the_document_is_whole() -> None:
