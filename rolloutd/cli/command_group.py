@@ -388,15 +388,18 @@ def is_terminal() -> bool:
     return sys.stdout.isatty()
 
 
+def is_asked(call: Invocation) -> bool:
+    """Return whether a user at a terminal confirms the command."""
+    return not call.args.yes and is_terminal() and sys.stdin.isatty()
+
+
 def confirm(call: Invocation, read_text: Callable[[], str], question: str, *, must_ask: bool = False) -> None:
     """Ask a user at a terminal to confirm what the text says; raises Exit if they decline.
 
     Without a terminal a script has decided, except for what cannot be undone: `must_ask` then demands --yes.
     """
-    if call.args.yes:
-        return
-    if not is_terminal() or not sys.stdin.isatty():
-        if must_ask:
+    if not is_asked(call):
+        if must_ask and not call.args.yes:
             raise exits.Exit(
                 exits.USAGE, f"rolloutctl {call.args.command}: no terminal to ask at; confirm it with --yes"
             )

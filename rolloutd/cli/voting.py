@@ -19,6 +19,7 @@ from rolloutd.cli.command_group import (
     Parser,
     confirm,
     int_argument,
+    is_asked,
     time_argument,
     without_none,
 )
@@ -112,7 +113,12 @@ def vote(call: Invocation) -> int:
         body |= without_none(nodes=args.node, more=args.more, until=args.until, unseen=args.unseen or None)
         if args.gate == "proceed":
             body["shown"] = _show_failures(call, args.node)
-        confirm(call, lambda: _describe_approval(call, body), f"approve {args.gate}?")
+        # With --yes or without a terminal nothing is shown, and only --digest binds the vote.
+        if is_asked(call):
+            text, digest = _describe_approval(call)
+            # The vote is for what is shown, even if the evidence changes while the user reads.
+            body = without_none(digest=digest) | body
+            confirm(call, lambda: text, f"approve {args.gate}?")
     return _report(call, call.client.post(api_path("rollouts", args.rollout, "votes"), body))
 
 
@@ -129,17 +135,18 @@ def _show_failures(call: Invocation, chosen: Collection[str] = ()) -> list[str]:
     return [each["id"] for each in covered]
 
 
-def _describe_approval(call: Invocation, body: dict[str, Any]) -> str:
-    """Return what the approval starts and which missing votes it gives; bind the vote to what was shown."""
+def _describe_approval(call: Invocation) -> tuple[str, str | None]:
+    """Return what the approval starts and which missing votes it gives, and the digest of that.
+
+    None in place of the digest if the gate is open or not one of the rollout.
+    """
     rollout: Rollout = call.get(api_path("rollouts", call.args.rollout))
     review: Review = call.get(api_path("rollouts", rollout["rollout"], "review"))
     asked = [gate for gate in rollout["gates"] if gate["gate"] == call.args.gate and gate["state"] != "open"]
     gate = next((each for each in asked if call.args.wave in (None, each["wave"])), None)
     found = None if gate is None else response_text.find_gate(review, gate)
     if gate is None or found is None:
-        return f"{rollout['rollout']}: {call.args.gate} is open or not a gate of it"
-    # The vote is for what is shown, even if the evidence changes while the user reads.
-    body.setdefault("digest", gate["digest"])
+        return f"{rollout['rollout']}: {call.args.gate} is open or not a gate of it", None
     radius = response_text.describe_blast_radius(found["blast_radius"])
     effect = response_text.describe_approval(found["your_approval"], rollout["owner"])
     name, digest = rollout["rollout"], short_hash(gate["digest"])
@@ -147,7 +154,7 @@ def _describe_approval(call: Invocation, body: dict[str, Any]) -> str:
     unseen = "".join(f"\nnot shown by the review: {sanitize(each)}" for each in review["unseen"])
     deadline = response_text.describe_vote_deadline(rollout)
     lines = (f"{name}: {call.args.gate} starts {radius}", deadline, effect, f"{details}{unseen}")
-    return "\n".join(line for line in lines if line)
+    return "\n".join(line for line in lines if line), gate["digest"]
 
 
 def withdraw_vote(call: Invocation) -> int:

@@ -107,6 +107,16 @@ def test_approve_on_a_terminal_shows_what_it_starts(daemon: CannedDaemon, answer
     assert not sent or body["digest"] == gate["digest"]
 
 
+@pytest.mark.parametrize("yes", [(), ("--yes",)])
+def test_script_binds_its_vote_by_digest_only(
+    daemon: CannedDaemon, capsys: pytest.CaptureFixture[str], yes: tuple[str, ...]
+) -> None:
+    daemon.answer("POST", "rollouts/r/votes", {**GATE, "gate": "start", "wave": None})
+    words = ("approve", "r", "start", "--reason", "read", *yes)
+    assert run(capsys, *words)[0] == run(capsys, *words, "--digest", "f" * 64)[0] == 0
+    assert [body.get("digest") for _, _, _, body in daemon.requests] == [None, "f" * 64]
+
+
 def test_unseen_files_are_named_and_approved_with_unseen(
     daemon: CannedDaemon, capsys: pytest.CaptureFixture[str]
 ) -> None:
