@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from rolloutd.ports import JSON
@@ -41,4 +41,4 @@ def describe_refusal(body: JSON, key: str, token: str) -> str:
 
 
 def _first(problems: JSON) -> str:
-    return str(problems[0] if isinstance(problems, Sequence) and problems else problems)
+    return str(problems[0] if isinstance(problems, list) and problems else problems)
