@@ -65,16 +65,15 @@ async def follow_with_retries(
     """Follow a run to its end; None if it may not be followed again, the last fault after the last try.
 
     A run that the daemon cannot follow continues, so the next try finds it as after a restart; or it starts
-    the run.  `may_follow_again` makes the pause, and checks that this daemon still leads.
+    the run.  `may_follow_again` makes the pause before another try, and checks that this daemon still leads.
     """
-    outcome: T | ports.Failed | ports.Unknown | None = None
-    for _ in range(FOLLOW_TRIES):
+    for _ in range(FOLLOW_TRIES - 1):
         outcome = await follow()
         if not isinstance(outcome, ports.Failed | ports.Unknown):
             return outcome
         if not await may_follow_again():
             return None
-    return outcome
+    return await follow()
 
 
 class RoutedRunners:

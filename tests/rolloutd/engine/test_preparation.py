@@ -20,7 +20,7 @@ from machines.states import Phase
 from rolloutd.control.client import ApiError
 from rolloutd.engine.drivers.node_session import AdapterSet
 from rolloutd.engine.notifications import NotificationDispatcher
-from rolloutd.engine.runners import FOLLOW_RETRY_S, FOLLOW_TRIES
+from rolloutd.engine.runners import FOLLOW_RETRY_S, FOLLOW_TRIES, follow_with_retries
 from rolloutd.ports import Failed, PinnedSource
 from tests.contracts.fakes.notifier import FakeNotifier
 from tests.contracts.fakes.runner import FakeRunner
@@ -267,6 +267,24 @@ async def test_run_that_could_not_be_followed_is_found_again(tmp_path: Path) -> 
         assert row is not None
         assert (row.state, row.attempt) == (PreparationState.DONE, 1)
         assert not fleet.cleaned
+
+
+async def test_last_try_to_follow_gives_its_fault_at_once() -> None:
+    tries = pauses = 0
+
+    async def follow() -> Failed:
+        nonlocal tries
+        tries += 1
+        return Failed(f"try {tries}: no memory left")
+
+    async def may_follow_again() -> bool:
+        nonlocal pauses
+        pauses += 1
+        return pauses < FOLLOW_TRIES  # the rollout is closed in a pause after the last try
+
+    outcome = await follow_with_retries(follow, may_follow_again)
+    assert outcome == Failed(f"try {FOLLOW_TRIES}: no memory left")
+    assert pauses == FOLLOW_TRIES - 1
 
 
 @pytest.mark.parametrize("stage", ["build", "install"])
