@@ -420,7 +420,7 @@ class Walk:
         """Begin an action that takes time."""
         assert not isinstance(action, NoAction | Transition | CompleteOrder | Wait)
         if isinstance(action, StopRun):
-            lane.add(record_of(action.record, Failed("", code=FailureCode.DISTURBED), self.now))
+            lane.add(record_of(action.record, Failed("", code=FailureCode.INTERFERENCE), self.now))
             return self._drive(key)
         record = intent_of(action, target, began_at)
         self._record_isolation(target, record, is_isolated_after(action, None))

@@ -76,7 +76,7 @@ class FailureCode(StrEnum):
     """A prepare stage changed what it must not change on a node in service."""
     RESTORED_ITSELF = "restored-itself"
     """The node undid the change, because the change was not confirmed in time."""
-    DISTURBED = "disturbed"
+    INTERFERENCE = "disturbed"
     """Another rollout, a user or another tool changed the node or stopped its run during the attempt."""
 
 

@@ -27,7 +27,7 @@ NOT_BEGUN: Final = frozenset(
 )
 """Failures before the run began: they changed nothing."""
 
-NOT_COUNTED: Final = NOT_BEGUN | {FailureCode.DISTURBED}
+NOT_COUNTED: Final = NOT_BEGUN | {FailureCode.INTERFERENCE}
 """Failures that say nothing against the change, so they roll nothing back by themselves."""
 
 

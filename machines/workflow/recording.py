@@ -85,17 +85,21 @@ def is_isolated_after(action: RecordedAction, result: StepResult | None) -> bool
             return None
 
 
-def preparation_intent(wanted: Prepare, before: Preparation | None, at: float) -> Preparation:
+def preparation_intent(wanted: Prepare, earlier: Preparation | None, at: float) -> Preparation:
     """Return the row of a try of a prepare stage that is about to begin, or that runs already."""
-    if before is not None and before.attempt == wanted.attempt and before.state is PreparationState.RUNNING:
-        return before
+    if (
+        earlier is not None
+        and earlier.attempt == wanted.attempt
+        and earlier.state is PreparationState.RUNNING
+    ):
+        return earlier
     key = (wanted.rollout, wanted.node, wanted.stage)
     row = Preparation(*key, wanted.attempt, PreparationState.RUNNING, content="", at=at, began_at=at)
-    if before is not None and before.state in TRIED_AGAIN:
+    if earlier is not None and earlier.state in TRIED_AGAIN:
         # What an earlier try may have disturbed is compared with its own snapshot.
-        row = replace(row, before=before.before, handle=before.handle)
-    if before is not None and before.state is PreparationState.WAITING:
-        row = replace(row, text=before.text)
+        row = replace(row, before=earlier.before, handle=earlier.handle)
+    if earlier is not None and earlier.state is PreparationState.WAITING:
+        row = replace(row, text=earlier.text)
     return row
 
 

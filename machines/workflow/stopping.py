@@ -32,7 +32,7 @@ def next_stop_action(target: Target, records: Sequence[StepRecord]) -> actions.A
     # The failure names the step that was stopped, because people judge by it what the node has.
     steps = [r.step for r in records if r.attempt == target.attempt]
     step = steps[-1] if steps else str(target.phase)
-    return actions.Transition(Trigger.FAILED, step=step, causes=causes, code=FailureCode.DISTURBED)
+    return actions.Transition(Trigger.FAILED, step=step, causes=causes, code=FailureCode.INTERFERENCE)
 
 
 def on_isolation_lost(

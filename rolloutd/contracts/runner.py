@@ -145,7 +145,7 @@ class RunnerContract:
         assert not await backend.has_work()
         state = await _ended(runner, handle)
         assert isinstance(state.result, Failed), state.result
-        assert state.result.code is FailureCode.DISTURBED
+        assert state.result.code is FailureCode.INTERFERENCE
         await runner.cancel(handle)
         assert await runner.get_state(handle) == state
         assert (await backend.open_runner().get_state(handle)).result == state.result

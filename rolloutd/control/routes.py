@@ -43,7 +43,7 @@ class Services:
     """
 
     state: State
-    runner: Runners
+    runners: Runners
     check_mode: CheckMode
     drift: DriftChecker
     sources: SourceStore

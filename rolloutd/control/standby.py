@@ -113,7 +113,7 @@ class Standby:
         absent: Any = None
         return Services(
             state,
-            runner=absent,
+            runners=absent,
             check_mode=absent,
             drift=absent,
             sources=absent,

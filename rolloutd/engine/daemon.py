@@ -65,13 +65,13 @@ class Daemon:
     ) -> None:
         self._state = state
         self._adapters = adapters
-        state.runners = adapters.runner.statuses
+        state.runners = adapters.runners.statuses
         self._timers = timers
         self._wakeup = asyncio.Event()
         self._started_at = state.now()
         self._drivers: dict[tuple[str, str], Driver] = {}
         self._connected_nodes: frozenset[str] | None = None
-        self.check_mode = CheckMode(state, adapters.runner)
+        self.check_mode = CheckMode(state, adapters.runners)
         self.drift = DriftChecker(state, adapters.source, self.check_mode)
         self._jobs = CommandJobs(state, job_kinds(state, adapters, self.check_mode, self.drift))
         self._observer = OnDemandObserver(state, observers)
@@ -325,7 +325,7 @@ class Daemon:
     async def _end_other_connections(self, nodes: Collection[str]) -> None:
         try:
             with adapter_errors("runner"):
-                await self._adapters.runner.keep_connections(nodes)
+                await self._adapters.runners.keep_connections(nodes)
         except (RolloutdError, TimeoutError) as error:
             log.warning("connections of runs are not ended: %s", error)
 

@@ -63,7 +63,7 @@ def test_failure_names_what_may_be_left(state: StepState) -> None:
 
 
 @pytest.mark.parametrize(
-    "code", [FailureCode.UNREACHABLE, FailureCode.LOST, FailureCode.NEVER_STARTED, FailureCode.DISTURBED]
+    "code", [FailureCode.UNREACHABLE, FailureCode.LOST, FailureCode.NEVER_STARTED, FailureCode.INTERFERENCE]
 )
 def test_node_without_run_or_answer_fails_at_once(code: FailureCode) -> None:
     assert isinstance(after(replace(RUN, code=code)), Transition)

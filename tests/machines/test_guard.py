@@ -146,7 +146,7 @@ def test_stop_order_restores_first() -> None:
     stopped = replace(MAINTAINING, order=NodeOrder.STOP)
     assert isinstance(after(ARMED, RUNNING, target=stopped), StopRun)
     assert after(ARMED, RUN_FAILED, target=stopped) == RESTORE
-    assert failure(ARMED, RUN_FAILED, RESTORED, target=stopped).code is FailureCode.DISTURBED
+    assert failure(ARMED, RUN_FAILED, RESTORED, target=stopped).code is FailureCode.INTERFERENCE
 
 
 def test_node_that_was_lost_and_restored_itself_says_so() -> None:

@@ -125,7 +125,9 @@ def test_rollout_admits_nothing_while_rollback_begins() -> None:
     assert decision.of(Admit) == ()
 
 
-@pytest.mark.parametrize("code", [FailureCode.NEVER_STARTED, FailureCode.UNREACHABLE, FailureCode.DISTURBED])
+@pytest.mark.parametrize(
+    "code", [FailureCode.NEVER_STARTED, FailureCode.UNREACHABLE, FailureCode.INTERFERENCE]
+)
 def test_failure_that_blames_no_change_rolls_nothing_back(code: FailureCode) -> None:
     index = fleet()
     fail(index, "n5", at=T0 + 5)

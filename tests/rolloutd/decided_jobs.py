@@ -16,7 +16,7 @@ from rolloutd.engine.state import State
 
 def command_jobs(state: State, adapters: AdapterSet) -> CommandJobs:
     """Return the jobs of all kinds over these adapters."""
-    check_mode = CheckMode(state, adapters.runner)
+    check_mode = CheckMode(state, adapters.runners)
     drift = DriftChecker(state, adapters.source, check_mode)
     return CommandJobs(state, job_kinds(state, adapters, check_mode, drift))
 

@@ -385,7 +385,7 @@ class SimWorld:
     def cancel(self, run: SimRun) -> None:
         """End a run, its wrapper and, unless it ignores signals, its work."""
         self._end_work(run)
-        cancelled = Failed("cancelled", code=FailureCode.DISTURBED)
+        cancelled = Failed("cancelled", code=FailureCode.INTERFERENCE)
         run.has_wrapper, run.result = False, run.result or cancelled
 
     def _remove_run(self, run: SimRun) -> None:

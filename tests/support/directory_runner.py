@@ -125,7 +125,7 @@ class DirectoryRunner:
         if kind == "ok":
             return RunState(Ok(text), 100.0)
         return RunState(
-            Failed(text, code=FailureCode.DISTURBED if kind == "cancelled" else FailureCode.FAILED)
+            Failed(text, code=FailureCode.INTERFERENCE if kind == "cancelled" else FailureCode.FAILED)
         )
 
     async def wait_for_change(self, handle: str) -> RunState:

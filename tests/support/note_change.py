@@ -136,7 +136,7 @@ class NoteRunner:
 
     async def cancel(self, handle: str) -> None:
         if handle in self._notes.runs and self._notes.runs[handle].result is None:
-            self._notes.runs[handle] = RunState(Failed("cancelled", code=FailureCode.DISTURBED))
+            self._notes.runs[handle] = RunState(Failed("cancelled", code=FailureCode.INTERFERENCE))
 
     async def discard(self, handle: str) -> None:
         self._notes.runs.pop(handle, None)

@@ -131,7 +131,7 @@ def evaluate_run(
 def _failure_code(progress: Progress, status: RunStatus, *, is_fenced: bool) -> FailureCode:
     """Return what the failure is of; a run begins with the first task of the user's playbook."""
     if status.ended == "cancelled":
-        return FailureCode.DISTURBED
+        return FailureCode.INTERFERENCE
     failure = progress.failure_event or {}
     if failure.get("kind") == "unreachable":
         # The fence had reached the node, so its first task may have changed it before the connection ended.

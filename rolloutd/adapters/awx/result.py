@@ -109,7 +109,7 @@ def _evaluate(run: EndedRun, ended: str, code: int) -> Ok | Failed:
 
 def _never_began(run: EndedRun, status: str, explanation: str) -> Failed:
     if status == "canceled":
-        return Failed(f"{run.title} was cancelled in AWX before it began", code=FailureCode.DISTURBED)
+        return Failed(f"{run.title} was cancelled in AWX before it began", code=FailureCode.INTERFERENCE)
     return Failed(
         f"{run.title} was not begun by AWX: {explanation or status}", code=FailureCode.NEVER_STARTED
     )

@@ -214,7 +214,7 @@ class ObjectRunner(ABC):
                 raise NotFound(f"there is no run {handle} of the kind {self.kind}")
             what = "what it applied stays" if record.applied else "nothing was applied"
             text = f"the change of {self._object(record)} was cancelled; {what}"
-            record.store_result(Failed(text, code=FailureCode.DISTURBED), self._context.clock.now())
+            record.store_result(Failed(text, code=FailureCode.INTERFERENCE), self._context.clock.now())
         self._count()
 
     async def discard(self, handle: str) -> None:
@@ -263,10 +263,10 @@ class ObjectRunner(ABC):
             else:
                 judgement = await self._look(store, ref, record)
         except NotPossible as error:
-            code = FailureCode.DISTURBED if record.applied else FailureCode.NEVER_STARTED
+            code = FailureCode.INTERFERENCE if record.applied else FailureCode.NEVER_STARTED
             judgement = _failed(str(error), code)
         except TokenIsOlder as error:
-            judgement = _failed(f"a later run has the object: {error}", FailureCode.DISTURBED)
+            judgement = _failed(f"a later run has the object: {error}", FailureCode.INTERFERENCE)
         except (FieldConflict, ObjectMissing) as error:
             judgement = _failed(str(error), FailureCode.NEVER_STARTED)
         except ApiError as error:
@@ -361,19 +361,19 @@ class ObjectRunner(ABC):
         run = (obj["metadata"].get("annotations") or {}).get(RUN)
         if run != record.content["run"]:
             by = f"run {run}" if run else "another client, which created it again"
-            return _failed(f"{ref} was taken over by {by}", FailureCode.DISTURBED)
+            return _failed(f"{ref} was taken over by {by}", FailureCode.INTERFERENCE)
         changed = changed_fields(obj, applied["spec"])
         if changed:
             by = ", ".join(managers_of(obj, changed)) or "another client"
             text = f"{ref}: {by} changed {', '.join(changed[:5])} after this run; let one writer own it"
-            return _failed(text, FailureCode.DISTURBED)
+            return _failed(text, FailureCode.INTERFERENCE)
         return self.judge(record, obj)
 
     async def _make_again(self, store: ObjectStore, ref: ObjectRef, record: RunRecord) -> Judgement:
         """Create an object again that was deleted during the run, with the recorded fields."""
         made = int(record.content.get("recreations") or 0)
         if not self.may_create(record.content["params"]) or made >= MAX_RECREATIONS:
-            return _failed(f"{ref} was deleted during the run", FailureCode.DISTURBED)
+            return _failed(f"{ref} was deleted during the run", FailureCode.INTERFERENCE)
         if waits := await self._check_identity(record, {}):
             return Judgement(waits, 30.0)
         record.write(recreations=made + 1)

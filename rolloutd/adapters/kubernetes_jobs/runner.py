@@ -162,7 +162,7 @@ class KubernetesRunner:
         await self._end_job(handle, record)
         async with self._lock(handle):
             text = f"the run of {record.metadata.get('playbook')} on {node} was cancelled"
-            record.store_result(ports.Failed(text, code=FailureCode.DISTURBED))
+            record.store_result(ports.Failed(text, code=FailureCode.INTERFERENCE))
         host = ports.Host(node, connection=self._context.inventory().hosts.get(node, {}))
         left = await self._stale_runs.clean_up_stale_runs(host, timeout_s=CLEAN_TIMEOUT_S)
         if not isinstance(left, ports.Ok):

@@ -33,7 +33,7 @@ MIN_DIFFERENCE_S = 5.0
 async def compare(services: Services, request: Request) -> wire_nodes.Comparison:
     """Compare the nodes of now with the canaries: durations and changed tasks."""
     resolved = await resolve_for_reading(services.state, request.path_params["r"])
-    state, runner, rollout = services.state, services.runner, resolved.rollout
+    state, runner, rollout = services.state, services.runners, resolved.rollout
     now = state.now()
     wave = next(wave.name for wave in rollout.plan.waves if wave.name != PILOT_WAVE)
     targets = [each for each in resolved.index.targets(rollout.id) if each.admitted_at]

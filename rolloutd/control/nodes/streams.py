@@ -223,7 +223,7 @@ def _node_log(
 ) -> AsyncGenerator[wire_nodes.LogLine, None]:
     """Stream an attempt on a node; following the latest one begins with the first attempt."""
     query, attempt = request.input, request.input.attempt
-    reader = logs.LogReader(services.state.store, services.runner, key, request.identity)
+    reader = logs.LogReader(services.state.store, services.runners, key, request.identity)
 
     async def read(offset: int) -> AsyncIterator[wire_nodes.LogLine]:
         nonlocal attempt
@@ -258,7 +258,7 @@ def _stage_log(
         index = services.state.index if rollout.id in services.state.index.rollouts else resolved.index
         return index.preparation(rollout.id, node, name)
 
-    output = logs.RunOutput(services.runner)
+    output = logs.RunOutput(services.runners)
 
     async def read(offset: int) -> AsyncIterator[wire_nodes.LogLine]:
         if (row := find_row()) is not None:

@@ -70,7 +70,7 @@ def job_kinds(
 ) -> Sequence[JobKind[Any]]:
     both, preparer = (state, adapters), Preparer(state, adapters)
     current = partial(check_if_current, *both, check_mode)
-    pilot = partial(document_pilot, state, adapters.runner)
+    pilot = partial(document_pilot, state, adapters.runners)
     releasing = partial(release, *both, Counter())
     node = attrgetter("node")
     return (

@@ -43,7 +43,7 @@ class PreparationAdapters:
 class AdapterSet:
     """Adapters by kind; `source` returns the pinned source of a rollout, NotFound if it was removed."""
 
-    runner: ports.Runners
+    runners: ports.Runners
     isolators: Mapping[str, ports.Isolator]
     checks: Mapping[str, ports.Check]
     source: Callable[[str], Awaitable[ports.PinnedSource]]
@@ -232,9 +232,9 @@ class NodeSession:
 
         That is the recorded id, unless its runner is elsewhere: then the step is repeated by another one.
         """
-        runner = self.adapters.runner
-        is_here = bool(recorded) and not runner.is_elsewhere(recorded)
-        return replace(ctx, run_id=recorded if is_here else runner.run_id_for(name, self.node))
+        runners = self.adapters.runners
+        is_here = bool(recorded) and not runners.is_elsewhere(recorded)
+        return replace(ctx, run_id=recorded if is_here else runners.run_id_for(name, self.node))
 
     def _require_rollout(self) -> None:
         if self.rollout not in self.state.index.rollouts:
@@ -253,4 +253,4 @@ async def end_runs_on_node(
 ) -> ports.Ok | ports.Failed | ports.Unknown:
     """Let the node refuse every command of the runs before, then end what they left there."""
     host, token = state.host(node), await state.fence_token()
-    return await adapters.runner.clean_up_stale_runs(host, timeout_s=timeout_s, fencing_token=token)
+    return await adapters.runners.clean_up_stale_runs(host, timeout_s=timeout_s, fencing_token=token)

@@ -49,7 +49,7 @@ class PlaybookExecution:
     ) -> None:
         self._session = session
         self._state = session.state
-        self._runner = session.adapters.runner
+        self._runners = session.adapters.runners
         self._journal = journal
         self._isolation = isolation
         self._guard = guard
@@ -73,10 +73,10 @@ class PlaybookExecution:
         """Start or find the run of a stage, and follow it to its end."""
         stage, session = action.stage, self._session
         run = f"{session.rollout}.{session.node}.{session.target.attempt}.{stage.name}.{action.number}"
-        record = self._journal.begin(action, handle=self._runner.run_id_for(run, session.node, stage.kind))
+        record = self._journal.begin(action, handle=self._runners.run_id_for(run, session.node, stage.kind))
         if action.is_started:
             handle = self._journal.recorded_version(record).handle
-            if self._runner.is_elsewhere(handle):
+            if self._runners.is_elsewhere(handle):
                 await self._supersede(action, replace(record, handle=handle))
                 return
             record = replace(record, handle=id_of(handle))
@@ -115,7 +115,7 @@ class PlaybookExecution:
             return record
         request = await self._build_request(action, record.handle)
         async with running_in_background(
-            self._session.capture_errors(self._runner.read_previous(request))
+            self._session.capture_errors(self._runners.read_previous(request))
         ) as reading:
             reading.add_done_callback(lambda _: self._wakeup.trigger())
             while not reading.done() and self._is_in_flight():
@@ -178,14 +178,14 @@ class PlaybookExecution:
         """Cancel a run by a user's order, and record it."""
         handle = action.record.handle
         failure: StepResult | None
-        if self._runner.is_elsewhere(handle):
+        if self._runners.is_elsewhere(handle):
             ended = await self._end_runs_on_node(actions.FAILED_RUN_TIMEOUT_S)
             failure = None if isinstance(ended, Ok) else ended
         else:
-            failure = await self._session.capture_errors(self._runner.cancel(handle))
+            failure = await self._session.capture_errors(self._runners.cancel(handle))
         text = describe_causes(action.causes)
         text += "" if failure is None else f"; the run may continue: {failure.text}"
-        await self._journal.finish(action.record, Failed(text, code=FailureCode.DISTURBED))
+        await self._journal.finish(action.record, Failed(text, code=FailureCode.INTERFERENCE))
         # A cancelled run may have left processes, which the next run must not meet.
         self._journal.has_unfinished_run = True
 
@@ -239,20 +239,22 @@ class PlaybookExecution:
         return True
 
     async def _cancel(self, record: StepRecord) -> None:
-        await self._session.capture_errors(self._runner.cancel(self._journal.recorded_version(record).handle))
+        await self._session.capture_errors(
+            self._runners.cancel(self._journal.recorded_version(record).handle)
+        )
 
     async def _follow(self, action: actions.RunPlaybook, record: StepRecord) -> RunState | None:
         """Start or find the run and wait for its end; None when the node left, or must not continue it."""
         async with running_in_background(self._guard.keep_armed()) as guard_ended:
             guard_ended.add_done_callback(self._wake_at_end)
             request = await self._build_request(action, record.handle)
-            async with running_in_background(self._runner.start(request)) as starting:
+            async with running_in_background(self._runners.start(request)) as starting:
                 # A run that waits for its runner must not begin once its guard has ended or its node left.
                 starting.add_done_callback(self._wake_at_end)
                 while not starting.done() and not guard_ended.done() and self._is_in_flight():
                     await self._wakeup.wait_for(asyncio.wait((starting,)))
             if starting.cancelled() and not guard_ended.done():
-                await self._session.capture_errors(self._runner.cancel(record.handle))
+                await self._session.capture_errors(self._runners.cancel(record.handle))
                 return None
             if starting.cancelled():
                 await self._guard.record_end(guard_ended.result())
@@ -267,14 +269,14 @@ class PlaybookExecution:
                 async with running_in_background(self._isolation.wait_until_lost(self._session.plan)) as lost:
                     lost.add_done_callback(self._wake_at_end)
                     while not lost.done() and not guard_ended.done():
-                        run_state = await self._runner.get_state(handle)
+                        run_state = await self._runners.get_state(handle)
                         self._publish_progress(run_state)
                         if run_state.result is not None:
                             return run_state
                         if not self._is_in_flight():
-                            await self._runner.cancel(handle)
+                            await self._runners.cancel(handle)
                             return None
-                        await self._wakeup.wait_for(self._runner.wait_for_change(handle))
+                        await self._wakeup.wait_for(self._runners.wait_for_change(handle))
                 if guard_ended.done():
                     await self._guard.record_end(guard_ended.result())
                     return None
@@ -288,7 +290,7 @@ class PlaybookExecution:
 
     async def _was_started(self, handle: str) -> bool:
         """Return whether the runner may have started the run: a timeout counts as yes, an error as no."""
-        state = await self._session.capture_errors(self._runner.get_state(handle))
+        state = await self._session.capture_errors(self._runners.get_state(handle))
         return state.has_begun if isinstance(state, RunState) else not isinstance(state, Failed)
 
     def _is_in_flight(self) -> bool:

@@ -49,7 +49,7 @@ async def build(session: StageSession) -> StepResult | None:
     if not isinstance(result, Ok):
         return result
     manifest = tuple(map(entry_of_record, await threads.FILES.run(_read_built_manifest, path)))
-    await session.ports.built.share(built_name(rollout, stage.name))
+    await session.preparation_adapters.built.share(built_name(rollout, stage.name))
     now = state.now()
     done = PreparationRecorded(preparation_result(session.row, Ok(), now))
     # One commit: with the manifest nodes may begin to stage, so the build must be over.

@@ -30,19 +30,19 @@ async def remove(session: StageSession) -> StepResult | None:
 
 async def _remove_artifacts(session: StageSession) -> Ok:
     """Remove only what this rollout brought, and nothing that another may need."""
-    ports, host, rollout = session.ports, session.host, session.rollout
-    checkpoints = await ports.checkpoints.read(host, timeout_s=NODE_TIMEOUT_S)
+    adapters, host, rollout = session.preparation_adapters, session.host, session.rollout
+    checkpoints = await adapters.checkpoints.read(host, timeout_s=NODE_TIMEOUT_S)
     if checkpoints is None:
         return Ok("nothing was removed: the node's checkpoints are not as they were written")
     left = without_rollout(checkpoints, rollout.id)
     others = (each for each in session.state.index.rollouts.values() if each.cancelled is None)
     keep = wanted_digests(others) | remembered_digests(left.values())
     for stage in rollout.prepare_stages:
-        stager = ports.stagers.get(stage.method)
+        stager = adapters.stagers.get(stage.method)
         digests = {each.sha256 for each in stage.manifest} - keep
         if digests and stager is not None:
             await stager.remove(host, session.rendered(stage.to), digests, timeout_s=NODE_TIMEOUT_S)
     if left != checkpoints:
         await session.record()  # it fails if another daemon has taken over
-        await ports.checkpoints.remove(host, rollout.id, timeout_s=NODE_TIMEOUT_S)
+        await adapters.checkpoints.remove(host, rollout.id, timeout_s=NODE_TIMEOUT_S)
     return Ok("the staged artifacts are removed")

@@ -58,7 +58,9 @@ class NodeStage:
             return None
         is_resumed = bool(session.row.content)
         session.change(content=session.row.content or stage.content_for(node))
-        checkpoints = await session.ports.checkpoints.read(session.host, timeout_s=NODE_TIMEOUT_S) or {}
+        checkpoints = (
+            await session.preparation_adapters.checkpoints.read(session.host, timeout_s=NODE_TIMEOUT_S) or {}
+        )
         checkpoint = checkpoints.get((session.rollout.plan.name, stage.name))
         is_done = checkpoint is not None and _is_done(checkpoint, session, is_resumed=is_resumed)
         # The checkpoint says what was staged, not what is there now.
@@ -103,7 +105,7 @@ class NodeStage:
         elif not is_done and not await session.has_run_begun():
             # Also for a resumed row: its run may begin hours after the files were compared.
             compared = (each for each in stage.reads if each.is_compared and each.applies_to(node))
-        return await compare_stages(session.ports.staged_files, session.host, node, compared)
+        return await compare_stages(session.preparation_adapters.staged_files, session.host, node, compared)
 
     async def _act(
         self, replaced: Checkpoint | None, previous: Collection[str], checkpoints: Collection[Checkpoint]
@@ -113,7 +115,7 @@ class NodeStage:
         if stage.playbook:
             given = await self._given_artifacts() if stage.kind is PrepareKind.COPY else {}
             return await session.run(stage.playbook, {**stage.variables, **given}, stage.timeout_s)
-        stager = session.ports.stagers.get(stage.method)
+        stager = session.preparation_adapters.stagers.get(stage.method)
         if stager is None:
             return Failed(f"{stage.method}: no such stager is installed; change the stage's `method`")
         result = await self._stage_artifacts(stager)
@@ -192,21 +194,23 @@ class NodeStage:
             artifacts={each.name: staged_artifact(to, each) for each in self._artifacts},
             previous=previous,
         )
-        await session.ports.checkpoints.write(session.host, checkpoint, timeout_s=NODE_TIMEOUT_S)
+        await session.preparation_adapters.checkpoints.write(
+            session.host, checkpoint, timeout_s=NODE_TIMEOUT_S
+        )
 
     async def _measure(self) -> Mapping[str, str]:
         session = self._session
-        return await session.ports.snapshots.snapshot(session.host, timeout_s=NODE_TIMEOUT_S)
+        return await session.preparation_adapters.snapshots.snapshot(session.host, timeout_s=NODE_TIMEOUT_S)
 
     async def _manifest_directory(self) -> Path:
         """Return the directory of the stage's manifest: in the source, or where its build made it."""
         session, stage = self._session, self._session.stage
         if stage.built_by:
-            await session.ports.built.find(
+            await session.preparation_adapters.built.find(
                 built_name(session.rollout.id, stage.built_by)
             )  # or another machine's
             return built_directory(session.state, session.rollout.id, stage.built_by)
-        tree = session.ports.find_tree(await session.adapters.source(session.rollout.id))
+        tree = session.preparation_adapters.find_tree(await session.adapters.source(session.rollout.id))
         return (tree / stage.manifest_file).parent
 
     def _take(self) -> TakeBytes:

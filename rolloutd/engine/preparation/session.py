@@ -69,7 +69,7 @@ class StageSession:
         return self.host.name == LOCALHOST
 
     @property
-    def ports(self) -> PreparationAdapters:
+    def preparation_adapters(self) -> PreparationAdapters:
         return self.adapters.preparation_adapters
 
     @property
@@ -166,13 +166,13 @@ class StageSession:
     def run_handle(self) -> str:
         """The handle of the run, or the id with which it begins."""
         node = self.row.node or LOCALHOST
-        return self.row.handle or self.adapters.runner.run_id_for(self.row.run_name, node)
+        return self.row.handle or self.adapters.runners.run_id_for(self.row.run_name, node)
 
     async def has_run_begun(self) -> bool:
         """Return whether the run has begun; False if that is unknown."""
         if not self.row.handle:
             return False
-        found = await capture_errors(self.row.rollout, self.adapters.runner.get_state(self.row.handle))
+        found = await capture_errors(self.row.rollout, self.adapters.runners.get_state(self.row.handle))
         return isinstance(found, RunState) and found.has_begun
 
     async def run(self, playbook: str, variables: Mapping[str, object], timeout_s: float) -> StepResult:
@@ -180,8 +180,8 @@ class StageSession:
 
         The row keeps the handle of a run that may have left processes: the next try ends them first.
         """
-        runner, row = self.adapters.runner, self.row
-        if runner.is_elsewhere(row.handle):
+        runners, row = self.adapters.runners, self.row
+        if runners.is_elsewhere(row.handle):
             return Unknown("another machine, which no longer leads, began this run; it is repeated")
         request = RunRequest(
             run_id=id_of(row.handle),  # start() returns the handle of the run that has begun
@@ -218,16 +218,16 @@ class StageSession:
         return True
 
     async def _follow(self, request: RunRequest) -> RunState:
-        handle = await self.adapters.runner.start(request)
+        handle = await self.adapters.runners.start(request)
         if handle != self.row.handle:
             await self.record(handle=handle)
-        return await wait_for_end(self.adapters.runner, handle)
+        return await wait_for_end(self.adapters.runners, handle)
 
     async def cancel(self) -> None:
         """Cancel the run; something of it may be left on the node."""
         # If another daemon has taken over, this write fails: the run is that daemon's now.
         await self.record(cause=f"prepare stage {self.row.stage} is cancelled")
-        await capture_errors(self.row.handle, self.adapters.runner.cancel(self.row.handle))
+        await capture_errors(self.row.handle, self.adapters.runners.cancel(self.row.handle))
 
     async def abandon(self) -> Failed:
         """End what a stage of a closed rollout, or of a node that is gone, left running."""
@@ -248,5 +248,5 @@ class StageSession:
 def _may_continue(result: StepResult) -> bool:
     """Return whether processes of the run may still be on the node, and change it after the comparison."""
     # Cancelling ends the processes of this machine for certain, those of a node only if it answers.
-    lost = (FailureCode.DISTURBED, FailureCode.LOST, FailureCode.UNKNOWN, FailureCode.UNREACHABLE)
+    lost = (FailureCode.INTERFERENCE, FailureCode.LOST, FailureCode.UNKNOWN, FailureCode.UNREACHABLE)
     return isinstance(result, Unknown) or (isinstance(result, Failed) and result.code in lost)

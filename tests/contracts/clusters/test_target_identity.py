@@ -113,7 +113,7 @@ async def test_wrong_cluster_gets_no_object_again(targets: Targets) -> None:
     await targets.env.fleet.delete("kustomizations", "east-apps")
     result = (await ended(runner, "r1")).result
     assert isinstance(result, Failed)
-    assert (result.code, targets.uids["west"] in result.text) == (FailureCode.DISTURBED, True)
+    assert (result.code, targets.uids["west"] in result.text) == (FailureCode.INTERFERENCE, True)
     assert not await targets.env.fleet.find("kustomizations", "east-apps")
 
 

@@ -231,7 +231,7 @@ class FakeRunner:
         """End the run, here and on the node."""
         run = self._find(handle)
         text = f"the run of {run.request.playbook} on {run.request.node} was cancelled"
-        run.end(Failed(text, code=FailureCode.DISTURBED))
+        run.end(Failed(text, code=FailureCode.INTERFERENCE))
         run.on_node = False
 
     async def keep_connections(self, nodes: Collection[str]) -> None:

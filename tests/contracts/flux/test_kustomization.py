@@ -179,7 +179,7 @@ async def test_edit_by_a_person_is_named_and_stays(env: FluxEnvironment) -> None
     await env.fleet.edit(*APPS, {"spec": {"path": "./mine"}})
     result = (await ended(runner, handle)).result
     assert isinstance(result, Failed)
-    assert result.code is FailureCode.DISTURBED
+    assert result.code is FailureCode.INTERFERENCE
     assert "kubectl changed spec.path" in result.text
     assert (await env.fleet.get(*APPS))["spec"]["path"] == "./mine"
 
@@ -225,7 +225,7 @@ async def test_cancel_follows_no_more_and_deletes_nothing(env: FluxEnvironment) 
     await runner.cancel("r1")
     result = (await runner.get_state("r1")).result
     assert isinstance(result, Failed)
-    assert (result.code, "what it applied stays" in result.text) == (FailureCode.DISTURBED, True)
+    assert (result.code, "what it applied stays" in result.text) == (FailureCode.INTERFERENCE, True)
     assert (await env.fleet.get(*APPS))["metadata"]["annotations"]["rolloutd.io/run"] == "r1"
     assert env.flux.pruned == []
 

@@ -630,7 +630,7 @@ async def test_a_log_tells_steps_and_what_their_runs_said(tmp_path: Path) -> Non
 async def log_of_a_run(inside: ControlEnvironment, rollout: str) -> None:
     """Let a run have been on p1, and be recorded."""
     request = RunRequest("run-1", Host("p1"), SOURCE, "site.yml")
-    handle = await inside.server._services.runner.start(request)
+    handle = await inside.server._services.runners.start(request)
     await inside.commit(
         StepRecorded(inside.step(rollout, "p1", "run.configure", StepAction.RUN, handle=handle))
     )
@@ -734,12 +734,12 @@ async def test_followed_log_reads_each_event_once(tmp_path: Path, monkeypatch: p
     async with control_environment(tmp_path) as inside:
         rollout = await inside.start()
         await inside.isolate(rollout, "p1")
-        handle = await inside.server._services.runner.start(
+        handle = await inside.server._services.runners.start(
             RunRequest("run-1", Host("p1"), SOURCE, "site.yml")
         )
         step = inside.step(rollout, "p1", "run.configure", StepAction.RUN, handle=handle)
         await inside.commit(StepRecorded(replace(step, state=StepState.INTENDED)))
-        runner, read = inside.server._services.runner, list[int]()
+        runner, read = inside.server._services.runners, list[int]()
         read_all = runner.read_events
 
         async def count(handle: str, offset: int = 0) -> AsyncIterator[RunEvent]:
@@ -770,7 +770,7 @@ async def test_log_says_that_runner_is_down(tmp_path: Path, monkeypatch: pytest.
             raise RunnerUnavailable("awx: no answer")
             yield
 
-        runner = inside.server._services.runner
+        runner = inside.server._services.runners
         monkeypatch.setattr(runner, "read_events", refuse)
         adam = identify(ACCOUNTS["adam"], inside.state.settings.teams, ())
         reader = LogReader(inside.state.store, runner, (rollout, "p1"), adam)

@@ -199,7 +199,7 @@ async def test_retry_keeps_snapshot_and_ends_lost_run(tmp_path: Path) -> None:
 async def test_rest_of_cancelled_run_is_cleaned_before_comparison(tmp_path: Path) -> None:
     async with control_environment(tmp_path) as inside:
         rollout = await inside.start(text=plan_with("install"))
-        fleet = Fleet(result=Failed("cancelled", code=FailureCode.DISTURBED))
+        fleet = Fleet(result=Failed("cancelled", code=FailureCode.INTERFERENCE))
         await prepare_all(inside, fleet)
         row = inside.state.index.preparation(rollout, "p1", "install")
         assert row is not None
@@ -216,7 +216,7 @@ async def test_rest_of_cancelled_run_is_cleaned_before_comparison(tmp_path: Path
 async def test_node_that_leaves_during_clean_up_ends_its_stage(tmp_path: Path) -> None:
     async with control_environment(tmp_path) as inside:
         rollout = await inside.start(text=plan_with("install"))
-        fleet = Fleet(result=Failed("cancelled", code=FailureCode.DISTURBED))
+        fleet = Fleet(result=Failed("cancelled", code=FailureCode.INTERFERENCE))
         await prepare_all(inside, fleet)
         inside.clock.advance(600.0)
         inside.observe_all_up()
@@ -233,7 +233,7 @@ async def test_node_that_leaves_during_clean_up_ends_its_stage(tmp_path: Path) -
 async def test_stage_of_rollout_closed_meanwhile_begins_not(tmp_path: Path, *, is_superseded: bool) -> None:
     async with control_environment(tmp_path, nodes=NODES[:1]) as inside:
         rollout = await inside.start(text=plan_with("install"))
-        fleet = Fleet(result=Failed("cancelled", code=FailureCode.DISTURBED))
+        fleet = Fleet(result=Failed("cancelled", code=FailureCode.INTERFERENCE))
         await prepare_all(inside, fleet)
         inside.clock.advance(600.0)
         inside.observe_all_up()

@@ -381,7 +381,7 @@ async def test_repeated_cleanup_begins_not_after_later_submit(tmp_path: Path) ->
     async with control_environment(tmp_path, nodes=NODES[:1]) as inside:
         fleet, rollout = Fleet(), await inside.start(text=PLAYBOOK_CLEANS)
         await prepare_all(inside, fleet)
-        fleet.result = Failed("cancelled", code=FailureCode.DISTURBED)
+        fleet.result = Failed("cancelled", code=FailureCode.INTERFERENCE)
         await cancel(inside, fleet, rollout)
         inside.clock.advance(600.0)
         inside.observe_all_up()

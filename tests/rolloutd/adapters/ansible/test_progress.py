@@ -225,7 +225,7 @@ TASK = event("task")
         ((), exited(1), FailureCode.NEVER_STARTED),
         ((TASK, event("ok")), exited(-9), FailureCode.UNKNOWN),
         ((TASK,), RunStatus("limit", -15, 0.0, 1.0, 0), FailureCode.FAILED),
-        ((TASK,), RunStatus("cancelled", -15, 0.0, 1.0, 0), FailureCode.DISTURBED),
+        ((TASK,), RunStatus("cancelled", -15, 0.0, 1.0, 0), FailureCode.INTERFERENCE),
     ],
 )
 def test_failure_has_the_code_of_its_cause(
