@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from machines.facts.node_work import WAITS_FOR, NodeWork, WorkKind, conflicting_work, work_on
+from machines.facts.node_work import WAITS_FOR, NodeWork, WorkKind, conflicting_work, conflicts, work_on
 from machines.facts.projection import Projection
 from machines.invariants.violations import violation
 from machines.model.decision import Admit, BackOff
@@ -32,6 +32,7 @@ from tests.machines.builders import (
     transition,
 )
 from tests.machines.test_preparing import INSTALL, due, prepared_fleet
+from tests.support.mutation import Mutant
 
 MAY_SHARE = {
     frozenset(pair)
@@ -124,6 +125,17 @@ def test_node_with_other_work_is_not_admitted(present: WorkKind) -> None:
     assert reason.remedy is not None
     admitted = phase_transitions.transition(index.target("R", "n1"), Trigger.ADMITTED, T0)
     assert violation(index, admitted, T0) is not None
+
+
+def test_planted_attempt_beside_release_is_detected() -> None:
+    planted = Mutant(
+        "attempt-begun-beside-release",
+        conflicts,
+        "work.kind not in WAITS_FOR[wanted]",
+        "work.kind not in WAITS_FOR[wanted] or (wanted, work.kind) == ('attempt', 'releasing')",
+    )
+    with planted.applied(), pytest.raises(AssertionError):
+        test_node_with_other_work_is_not_admitted(WorkKind.RELEASE)
 
 
 @pytest.mark.parametrize("present", sorted(WAITS_FOR[WorkKind.STAGE] & set(IN_MEMORY)))

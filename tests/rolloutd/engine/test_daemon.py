@@ -49,6 +49,7 @@ from tests.rolloutd.slow_store import (
     open_slow_store,
     store_of,
 )
+from tests.support.mutation import Mutant
 
 ALL_CANARIES = 'canary: {select: "team in (payments,search)", max_parallel: 9}'
 
@@ -417,6 +418,13 @@ async def test_abort_keeps_cause_that_is_over(tmp_path: Path) -> None:
             isolator.let.set()
             await until(inside, lambda: inside.phase(rollout, "p1") is Phase.PENDING)
             assert "is over its budget" in inside.state.index.target(rollout, "p1").last_text
+
+
+async def test_planted_unrecorded_cause_of_abort_is_detected(tmp_path: Path) -> None:
+    recorded = "self._state.index.record_abort(self.rollout, self.node, action.causes)"
+    planted = Mutant("cause-of-an-abort-kept-by-its-driver", Driver._next_action, recorded, "None")
+    with planted.applied(), pytest.raises(AssertionError, match="is over its budget"):
+        await test_abort_keeps_cause_that_is_over(tmp_path)
 
 
 def observe(inside: ControlEnvironment, node: str, health: NodeHealth) -> None:
