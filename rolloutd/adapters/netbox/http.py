@@ -21,6 +21,7 @@ from pynetbox.core.query import ContentError, Request, RequestError
 from requests.adapters import HTTPAdapter
 
 from rolloutd.adapters.json_api import describe_refusal, read_token
+from rolloutd.adapters.netbox.objects import read_shape
 from rolloutd.errors import SourceFailed
 from rolloutd.ports import JSON
 
@@ -86,13 +87,13 @@ class NetboxSession:
         self.http.close()
 
     def check(self, path: str) -> None:
-        """Raise HttpStatus if the server refuses to answer with JSON."""
-        self._send(lambda: list(self._request(path).get()))
+        """Raise HttpStatus if the server refuses to answer with JSON, SourceFailed for other answers."""
+        read_shape(lambda: self._send(lambda: list(self._request(path).get())), self.source)
 
     def may_write(self, path: str) -> bool:
         """Return whether the token may create or change objects of a list, as far as the server says."""
         try:
-            body = self._send(self._request(path).options)
+            body = read_shape(lambda: self._send(self._request(path).options), self.source)
         except HttpStatus:
             return False  # a proxy may refuse the method
         actions = body.get("actions") if isinstance(body, dict) else None
@@ -103,8 +104,8 @@ class NetboxSession:
     ) -> tuple[JSON, Sequence[JSON]]:
         """Return the count of a list and one page of it.
 
-        Raises KeyError or TypeError for another answer.  The page is named by its offset, because the
-        server's `next` link may name another host.
+        Raises KeyError, TypeError or ValueError for another answer.  The page is named by its offset, because
+        the server's `next` link may name another host.
         """
         request = self._request(path, _ListRequest, filters=dict(filters), limit=limit, offset=offset)
         page = self._send(lambda: list(request.get()))

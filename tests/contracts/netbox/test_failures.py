@@ -72,6 +72,28 @@ async def test_answer_of_no_netbox_fails(
     assert await inventory.refresh() == whole
 
 
+@pytest.mark.parametrize(
+    ("method", "body", "error"),
+    [
+        ("GET", "null", "TypeError"),
+        ("GET", "5", "TypeError"),
+        ("GET", '{"results": []}', "KeyError"),
+        ("GET", "1" * 5000, "ValueError"),
+        ("OPTIONS", "1" * 5000, "ValueError"),
+    ],
+)
+async def test_other_answer_to_check_is_named(server: Server, method: str, body: str, error: str) -> None:
+    async def answer(request: web.Request) -> web.StreamResponse | None:
+        is_asked = request.method == method
+        return web.Response(text=body, content_type="application/json") if is_asked else None
+
+    fake_of(server).intercept = answer
+    problem = f"its answer is not that of a NetBox ({error}); check `url`"
+    assert await server.inventory().find_missing_prerequisites() == [f"netbox/netbox: {problem}"]
+    if method == "GET":
+        assert await failure(server) == problem
+
+
 async def test_scattered_500_is_retried_for_reading(server: Server) -> None:
     fake_of(server).intercept = answer_once(DEVICES, lambda: web.Response(status=500), times=2)
     assert await server.inventory().refresh()
