@@ -36,6 +36,9 @@ def read_with_reconnect(
         try:
             with closing(connect()) as stream:
                 for item in stream:
+                    # A silent stream brings heartbeats: the wait for an item is never longer than one.
+                    if stop.is_set():
+                        return
                     has_connected = True
                     if lost_since is not None:
                         lost_since = None

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import socketserver
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -22,7 +22,7 @@ class CannedDaemon:
     def __init__(self, socket: Path) -> None:
         self.socket = socket
         self.answers: dict[tuple[str, str], tuple[int, Any]] = {}
-        self.streams: dict[str, list[list[dict[str, Any]]]] = {}
+        self.streams: dict[str, list[Iterable[dict[str, Any]]]] = {}
         self.requests: list[tuple[str, str, dict[str, str], Any]] = []
         self.answer("GET", "health", {"runs": {"runners": []}})
 
@@ -63,7 +63,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     do_GET = do_POST = do_PUT = do_DELETE = handle_any  # noqa: N815 - http.server looks for these
 
-    def _stream(self, left: list[list[dict[str, Any]]]) -> None:
+    def _stream(self, left: list[Iterable[dict[str, Any]]]) -> None:
         """Send the next connection's lines; all but the last connection break off in a line's middle."""
         lines = left.pop(0)
         self.send_response(200)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
 
 from rolloutd.control.client import ApiError, Client
+from tests.rolloutd.canned_daemon import serve_canned
 from tests.support.replay_server import ReplayServer
 from tests.support.replayed_fleet import ReplayedFleet
 from tests.tui.harness import (
@@ -20,7 +24,7 @@ from tests.tui.harness import (
     wait_until,
 )
 from tui.app import Console
-from tui.connection.streams import Response
+from tui.connection.streams import LogReader, Response
 from tui.state.fetch_queue import NODES_PER_PAGE, FetchQueue
 from tui.state.model import FetchRequest, Model
 
@@ -199,6 +203,28 @@ async def test_status_is_repeated_by_its_duration_within_half_a_second(
     assert not [*queue.due_fetches()]
     clock[0] += pause * 0.2
     assert [*queue.due_fetches()]
+
+
+@pytest.mark.parametrize("last", [{"offset": 2, "kind": "stdout"}, {"offset": 1, "kind": "heartbeat"}])
+async def test_stopped_log_reader_ends_its_thread(socket_dir: Path, last: dict[str, Any]) -> None:
+    sent: SimpleQueue[Any] = SimpleQueue()
+    was_received = asyncio.Event()
+    with serve_canned(socket_dir / "s") as daemon:
+        daemon.streams["/v1/rollouts/r/log"] = [iter(sent.get, None)]
+        reader = LogReader(
+            Client(daemon.socket), ("rollouts", "r", "log"), None, lambda _: was_received.set()
+        )
+        before = {*threading.enumerate()}
+        reader.start()
+        (thread,) = (each for each in {*threading.enumerate()} - before if each.name == "log")
+        sent.put({"offset": 1, "kind": "stdout"})
+        await asyncio.wait_for(was_received.wait(), 20)
+        reader.stop()
+        sent.put(last)
+        await asyncio.to_thread(thread.join, 20)
+        is_over = not thread.is_alive()
+        sent.put(None)
+    assert is_over
 
 
 async def test_console_waits_for_a_missing_daemon(socket_dir: Path) -> None:

@@ -188,7 +188,7 @@ class LogReader:
         threading.Thread(target=self._run, name="log", daemon=True).start()
 
     def stop(self) -> None:
-        """Deliver no more lines."""
+        """Deliver no more lines; the thread ends at the stream's next lines or heartbeat."""
         self._stopped.set()
 
     def _run(self) -> None:

@@ -36,3 +36,21 @@ def test_heartbeat_of_silent_stream_ends_loss(monkeypatch: pytest.MonkeyPatch) -
     )
     assert [*parts] == [[1], [], [2]]
     assert reports == [False, True, False, True]
+
+
+@pytest.mark.parametrize("part", [[1], []], ids=["lines", "heartbeats"])
+def test_stop_closes_stream_at_its_next_part(part: list[int]) -> None:
+    stop, closed = Event(), Event()
+
+    def connect() -> Generator[list[int], None, None]:
+        try:
+            while True:
+                yield part
+        finally:
+            closed.set()
+
+    parts = reconnect.read_with_reconnect(connect, lambda _: None, stop=stop, is_finite=True)
+    assert next(parts) == part
+    stop.set()
+    assert next(parts, None) is None
+    assert closed.is_set()
