@@ -347,6 +347,9 @@ class Oracle:
         node = entry["node"]
         if not self._are_together(self.isolated_by.pop(node, None), entry["rollout"]):
             yield f"{node} was un-isolated by {entry['rollout']}, which had not isolated it"
+        # The outage has ended, unless a rollout is at work: its node is isolated again.
+        if node not in self.in_progress:
+            self.shared_outages.pop(node, None)
 
     def on_put_back(self, entry: Entry) -> Iterator[str]:
         node, name = entry["node"], entry["rollout"]

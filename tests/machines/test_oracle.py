@@ -55,6 +55,12 @@ def test_failed_rollout_begins_again_in_its_outage(end: str) -> None:
     assert accusations(*SHARED, fail("first"), step(end, "first"), begin("first")) == []
 
 
+def test_failed_rollouts_begin_in_wrong_order_after_return() -> None:
+    ended = (fail("first"), fail("second"), step("back", "first"))
+    again = (step("retry", "first"), step("retry", "second"), begin("second"), begin("first"))
+    assert accusations(*SHARED, *ended, *again) == ["0 begin: n1 is already worked on in second"]
+
+
 def test_earlier_rollout_joining_outage_is_accused() -> None:
     alone = (begin("second"), step("isolated", "second"), begin("first"))
     assert accusations(*alone) == ["0 begin: n1 is already worked on in second"]
