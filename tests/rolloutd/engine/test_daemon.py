@@ -299,9 +299,6 @@ async def test_rollback_and_admission_of_one_decision_are_written(tmp_path: Path
         assert not inside.state.conditions
 
 
-# -- a clock that is set back --------------------------------------------------------
-
-
 async def test_a_node_that_cannot_be_isolated_is_put_back_no_later(tmp_path: Path) -> None:
     async with control_environment(tmp_path) as inside:
         rollout = await inside.start()
@@ -373,9 +370,6 @@ async def test_downtime_never_counts_against_isolation(tmp_path: Path) -> None:
             await asyncio.wait({driving})
             assert shown == pytest.approx(deadline, abs=1)
         assert inside.phase(rollout, "p1") is Phase.ISOLATING
-
-
-# -- a peer that goes down at the moment when a node is isolated -----------------------
 
 
 @pytest.mark.parametrize("peer_recovers", [True, False])
