@@ -151,7 +151,7 @@ sim-planted: .venv-dev/installed
 	@$(DEV)/python -m tests.sim.mutants
 
 # The loop, the drivers and the store: the simulation alone must reach 90 % of them.
-REACHED = rolloutd/engine/daemon.py,rolloutd/engine/drivers/driver.py,rolloutd/engine/tasks.py,rolloutd/engine/drivers/isolation.py,rolloutd/engine/drivers/step_journal.py,rolloutd/engine/drivers/traffic_probes.py,rolloutd/engine/drivers/playbook_execution.py,rolloutd/engine/drivers/node_session.py,rolloutd/store/*,rolloutd/store/sqlite/commit_mark.py,rolloutd/store/sqlite/database.py,rolloutd/store/sqlite/engine.py,rolloutd/store/sqlite/lock.py
+REACHED = rolloutd/engine/daemon.py,rolloutd/engine/drivers/driver.py,rolloutd/engine/tasks.py,rolloutd/engine/drivers/isolation.py,rolloutd/engine/drivers/step_journal.py,rolloutd/engine/drivers/traffic_probes.py,rolloutd/engine/drivers/run_execution.py,rolloutd/engine/drivers/node_session.py,rolloutd/store/*,rolloutd/store/sqlite/commit_mark.py,rolloutd/store/sqlite/database.py,rolloutd/store/sqlite/engine.py,rolloutd/store/sqlite/lock.py
 sim-coverage: .venv-dev/installed
 	@$(DEV)/python -m coverage run --branch --data-file=.coverage-sim --include='$(REACHED)' \
 		-m tests.sim --jobs 1 --first 0 --seeds 100 --small some

@@ -296,7 +296,7 @@ class RoutedRunners:
             raise RunnerUnavailable(f"{request.node}: no runner of the settings is for it")
         return name
 
-    # -- ports.PlaybookRuns
+    # -- ports.Runs
 
     async def start(self, request: ports.RunRequest) -> str:
         name, inner = await self._ask_when_available(request, lambda runner, own: runner.start(own))

@@ -86,7 +86,6 @@ from rolloutd.ports.runs import HasParts as HasParts
 from rolloutd.ports.runs import KeepsConnections as KeepsConnections
 from rolloutd.ports.runs import LimitsSources as LimitsSources
 from rolloutd.ports.runs import OnOneMachine as OnOneMachine
-from rolloutd.ports.runs import PlaybookRuns as PlaybookRuns
 from rolloutd.ports.runs import RecordsPrevious as RecordsPrevious
 from rolloutd.ports.runs import RunEvent as RunEvent
 from rolloutd.ports.runs import RunLoad as RunLoad
@@ -94,6 +93,7 @@ from rolloutd.ports.runs import Runner as Runner
 from rolloutd.ports.runs import Runners as Runners
 from rolloutd.ports.runs import RunnerStatus as RunnerStatus
 from rolloutd.ports.runs import RunRequest as RunRequest
+from rolloutd.ports.runs import Runs as Runs
 from rolloutd.ports.runs import RunState as RunState
 from rolloutd.ports.runs import StaleRuns as StaleRuns
 from rolloutd.ports.runs import StoresRuns as StoresRuns

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rolloutd.ports.nodes import Shell
-from rolloutd.ports.runs import PlaybookRuns, StaleRuns
+from rolloutd.ports.runs import Runs, StaleRuns
 from rolloutd.ports.types import JSON, PinnedSource
 
 
@@ -59,7 +59,7 @@ class AdapterContext:
 
     shell: Shell
     clock: Clock
-    runner: PlaybookRuns
+    runner: Runs
     inventory: Callable[[], InventorySnapshot]
     settings: Any
     params: Mapping[str, JSON] = field(default_factory=dict)

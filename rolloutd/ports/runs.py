@@ -133,8 +133,8 @@ def load_of(statuses: Mapping[str, RunnerStatus]) -> RunLoad | None:
     return next((each.load for each in statuses.values() if each.load is not None), None)
 
 
-class PlaybookRuns(Protocol):
-    """Playbook runs; a run outlives the daemon and is found again by its handle."""
+class Runs(Protocol):
+    """Runs of playbooks or changes; a run outlives the daemon and is found again by its handle."""
 
     async def start(self, request: RunRequest) -> str:
         """Start the run and return its handle; a claimed run is not started again.
@@ -171,7 +171,7 @@ class PlaybookRuns(Protocol):
         """
 
 
-class Runner(PlaybookRuns, Protocol):
+class Runner(Runs, Protocol):
     """Runs playbooks, or changes of one kind, in one place.
 
     A call raises RunnerUnavailable if the system that executes the runs does not answer, is full or refuses:
@@ -286,10 +286,10 @@ class StaleRuns(Protocol):
     async def clean_up_stale_runs(
         self, host: Host, *, timeout_s: float, fencing_token: str = ""
     ) -> Ok | Failed | Unknown:
-        """End what earlier runs left on the host, as PlaybookRuns has it."""
+        """End what earlier runs left on the host, as Runs has it."""
 
 
-class Runners(PlaybookRuns, KeepsConnections, Protocol):
+class Runners(Runs, KeepsConnections, Protocol):
     """All runners as one.
 
     Playbooks go to the runner that the settings name for their node, changes to that of their kind.
@@ -319,7 +319,7 @@ def id_of(handle: str) -> str:
     return handle.partition(_START)[0]
 
 
-async def wait_for_end(runs: PlaybookRuns, handle: str) -> RunState:
+async def wait_for_end(runs: Runs, handle: str) -> RunState:
     """Return the state of a run once it is over."""
     state = await runs.get_state(handle)
     while state.result is None:

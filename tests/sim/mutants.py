@@ -34,7 +34,7 @@ from rolloutd.engine.drivers import guard_steps
 from rolloutd.engine.drivers.driver import Driver
 from rolloutd.engine.drivers.isolation import Isolation
 from rolloutd.engine.drivers.node_session import NodeSession
-from rolloutd.engine.drivers.playbook_execution import PlaybookExecution
+from rolloutd.engine.drivers.run_execution import RunExecution
 from rolloutd.engine.preparation import node_stages, staged_files
 from rolloutd.engine.state import State
 from rolloutd.engine.tasks import BackgroundJobs
@@ -76,7 +76,7 @@ MUTANTS = (
     ),
     Mutant(
         "state-before-a-change-not-recorded",
-        PlaybookExecution._with_previous,
+        RunExecution._with_previous,
         "replace(record, prior=previous)",
         "record",
     ),
@@ -240,7 +240,7 @@ MUTANTS = (
     ),
     Mutant(
         "processes-left-on-the-node-forgotten",
-        PlaybookExecution.clean_up_stale_runs,
+        RunExecution.clean_up_stale_runs,
         "isinstance(result, Ok)",
         "True",
     ),

@@ -15,7 +15,7 @@ from rolloutd.control.nodes import wire_nodes
 from rolloutd.control.routes import Request, RouteTable, Services
 from rolloutd.engine.state import State
 from rolloutd.errors import RolloutdError
-from rolloutd.ports import PlaybookRuns
+from rolloutd.ports import Runs
 
 routes = RouteTable()
 
@@ -79,12 +79,12 @@ class _Measured:
         return self.target.phase is Phase.DONE
 
 
-async def _measure(state: State, runner: PlaybookRuns, target: Target, now: float) -> _Measured:
+async def _measure(state: State, runner: Runs, target: Target, now: float) -> _Measured:
     end = target.since if target.phase is Phase.DONE else now
     return _Measured(target, max(0.0, end - target.admitted_at), await _changed_tasks(state, runner, target))
 
 
-async def _changed_tasks(state: State, runner: PlaybookRuns, target: Target) -> tuple[str, ...] | None:
+async def _changed_tasks(state: State, runner: Runs, target: Target) -> tuple[str, ...] | None:
     """Return the tasks that changed something in the latest attempt; None if a run's log cannot be read."""
     found: dict[str, None] = {}
     records = await state.store.load_steps(target.rollout, target.node, target.attempt)

@@ -21,7 +21,7 @@ from rolloutd.audit.audit_chain import canonical_json
 from rolloutd.configuration.shown_variables import hide_values
 from rolloutd.engine.state import State
 from rolloutd.errors import NotFound, RolloutdError
-from rolloutd.ports import PlaybookRuns
+from rolloutd.ports import Runs
 
 log = logging.getLogger("rolloutd.engine.background.pilot_evidence")
 
@@ -35,7 +35,7 @@ MAX_DIFF_CHARS = 32_768
 """Characters of all diffs together: as much as people read before they vote."""
 
 
-async def document_pilot(state: State, runner: PlaybookRuns, command: DocumentPilot) -> None:
+async def document_pilot(state: State, runner: Runs, command: DocumentPilot) -> None:
     """Attach the evidence of a pilot that is done."""
     rollout = state.index.rollouts.get(command.rollout)
     if rollout is None or rollout.plan.pilot_node is None:
@@ -53,7 +53,7 @@ async def document_pilot(state: State, runner: PlaybookRuns, command: DocumentPi
         await commit([PilotEvidenceAttached(rollout.id, target.node, evidence)], "the pilot is done")
 
 
-async def collect_evidence(state: State, runner: PlaybookRuns, target: Target) -> dict[str, Any]:
+async def collect_evidence(state: State, runner: Runs, target: Target) -> dict[str, Any]:
     records = await state.store.load_steps(target.rollout, target.node)
     ended = [record for record in records if record.state is not StepState.INTENDED]
     plan = state.index.rollout(target.rollout).plan
@@ -90,7 +90,7 @@ def _step(record: StepRecord) -> dict[str, Any]:
     }
 
 
-async def _read_run(runner: PlaybookRuns, record: StepRecord) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+async def _read_run(runner: Runs, record: StepRecord) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Return the changed tasks of a run, and the length and hash of its log."""
     changes: list[dict[str, Any]] = []
     lines, hashed = 0, hashlib.sha256()

@@ -36,7 +36,7 @@ from rolloutd.engine.drivers.guard_steps import GuardSteps
 from rolloutd.engine.drivers.isolation import Isolation
 from rolloutd.engine.drivers.node_session import AdapterSet, NodeSession
 from rolloutd.engine.drivers.other_attempts import OtherAttempts
-from rolloutd.engine.drivers.playbook_execution import PlaybookExecution
+from rolloutd.engine.drivers.run_execution import RunExecution
 from rolloutd.engine.drivers.step_journal import StepJournal
 from rolloutd.engine.outcomes import verdict_events
 from rolloutd.engine.redaction import redact_for_team
@@ -91,9 +91,7 @@ class Driver:
         self._others = OtherAttempts(session)
         self._isolation = Isolation(session, self._journal, self._others)
         self._guard = GuardSteps(session, self._journal)
-        self._execution = PlaybookExecution(
-            session, self._journal, self._isolation, self._guard, self._wakeup
-        )
+        self._execution = RunExecution(session, self._journal, self._isolation, self._guard, self._wakeup)
         self._current_action = CancellableTask()
         self._stopping = False
         self._clock_set_back = (0.0, 0.0)

@@ -24,7 +24,7 @@ from tests.contracts.fakes.isolator import FakeIsolator
 from tests.contracts.fakes.runner import FakeRunner
 from tests.contracts.fakes.sources import SOURCE
 from tests.rolloutd.control_environment import PLAN, ControlEnvironment, control_environment
-from tests.rolloutd.engine.drivers.test_playbook_execution import run_driver
+from tests.rolloutd.engine.drivers.test_run_execution import run_driver
 from tests.rolloutd.engine.test_daemon import until
 from tests.rolloutd.slow_store import adapters_of, loop_iterations
 from tests.support.note_change import NoteRunner, Notes, note_installed

@@ -16,7 +16,7 @@ from machines.model.step_record import StepAction, StepRecord, StepState
 from machines.states import Outcome, Phase, Trigger
 from rolloutd.engine.drivers.driver import STORE_RETRY_S, Driver
 from rolloutd.engine.drivers.node_session import AdapterSet
-from rolloutd.engine.drivers.playbook_execution import ELSEWHERE_RETRY_S
+from rolloutd.engine.drivers.run_execution import ELSEWHERE_RETRY_S
 from rolloutd.engine.runners import FOLLOW_RETRY_S
 from rolloutd.errors import AdapterFailed, LeadershipLost, NodeUnreachable
 from rolloutd.ports import Busy, Failed, Host, IsolationStatus, Ok, RunRequest, StepContext, Unknown

@@ -36,7 +36,7 @@ ELSEWHERE_MARGIN_S = 300.0
 """Time after its own limit in which a run of another machine has ended: its wait for a slot, and its end."""
 
 
-class PlaybookExecution:
+class RunExecution:
     """The runs of one node in one rollout."""
 
     def __init__(
