@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from rolloutd import errors
 from rolloutd.control import wire_errors
 from rolloutd.control.limits import TooMany
-from rolloutd.engine.tasks import compute_over
+from rolloutd.engine.tasks import compute_over, count_thread_time
 
 MAX_PROBLEMS = 10
 """Problems of one request that are listed; a person fixes no more at once."""
@@ -135,7 +135,8 @@ def _is_large(value: Any) -> bool:
 
 
 SHARE_OF_LOOP = 0.05
-"""Share of the event loop for the computations of one shared route; MAX_PAUSE_S raises that of slow ones."""
+"""Share of Python's one processor for the computations of one shared route, on the loop and in threads;
+MAX_PAUSE_S raises that of slow ones."""
 
 NEWEST_WEIGHT = 0.2
 """Weight of the newest computation in the mean cost of a route: about the last five decide."""
@@ -180,13 +181,13 @@ class SharedAnswers:
         await asyncio.sleep(self._not_before.get(route, 0.0) - loop.time())
         # A later request needs a later computation: it may know of facts that this one misses.
         del self._waiting[key]
-        began_s = time.thread_time()
+        in_threads, began_s = count_thread_time(), time.thread_time()
         try:
             return await compute()
         finally:
             now = loop.time()
             # CPU time: on a busy machine most of the duration is that of other processes.
-            took_s = time.thread_time() - began_s
+            took_s = time.thread_time() - began_s + in_threads.used_s
             # The mean of the last ones: a garbage collection during one of them delays the next one little.
             mean_s = self._means_s.get(route, took_s)
             self._means_s[route] = mean_s = mean_s + (took_s - mean_s) * NEWEST_WEIGHT

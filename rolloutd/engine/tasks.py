@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import time
 from collections.abc import (
     AsyncIterator,
     Awaitable,
@@ -19,6 +20,8 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext, suppress
+from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar
 
 from rolloutd.concurrency import threads
@@ -48,10 +51,35 @@ async def wait_for_first(signal: Awaitable[Any], awaitable: Awaitable[Any]) -> N
         waited.result()
 
 
+@dataclass(slots=True)
+class ThreadTime:
+    """CPU seconds that a task's computations have taken in threads."""
+
+    used_s: float = 0.0
+
+
+_thread_time: ContextVar[ThreadTime] = ContextVar("thread_time")
+
+
+def count_thread_time() -> ThreadTime:
+    """Return what counts the time of the computations that this task begins from now on."""
+    _thread_time.set(counted := ThreadTime())
+    return counted
+
+
 async def compute(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Return what a long computation without I/O gives; it runs in a thread."""
+    counted = _thread_time.get(ThreadTime())
+
+    def measured() -> T:
+        began_s = time.thread_time()
+        try:
+            return function(*args, **kwargs)
+        finally:
+            counted.used_s += time.thread_time() - began_s
+
     with _without_collection():
-        return await threads.COMPUTATIONS.run(function, *args, **kwargs)
+        return await threads.COMPUTATIONS.run(measured)
 
 
 async def compute_in_parts(part: Callable[[], bool]) -> None:

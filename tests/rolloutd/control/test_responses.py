@@ -13,6 +13,7 @@ import pytest
 
 from rolloutd.control.nodes.reports import result_lines
 from rolloutd.control.responses import MAX_PAUSE_S, SLICE, SharedAnswers, encode_in_slices, encode_json
+from rolloutd.engine import tasks
 from rolloutd.errors import NotFound, StoreFailed
 
 
@@ -87,6 +88,18 @@ async def test_costly_answers_leave_most_of_the_loop_to_others() -> None:
     for _ in range(3):
         await answers.get("/v1/status", "", partial(_answer_after, 0.005))
     assert loop.time() - began >= 3 * 0.005 + 2 * 0.045
+
+
+async def test_cost_in_a_thread_counts_as_on_the_loop() -> None:
+    answers, loop = SharedAnswers(), asyncio.get_running_loop()
+
+    async def compute_in_thread() -> bytes:
+        await tasks.compute(_use_cpu, 0.01)
+        return b""
+
+    await answers.get("/v1/locks", "", compute_in_thread)
+    pause_s = answers._not_before["/v1/locks"] - loop.time()
+    assert pause_s > MAX_PAUSE_S / 2
 
 
 async def test_answer_that_waits_delays_no_later_one() -> None:
