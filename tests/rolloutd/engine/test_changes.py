@@ -55,7 +55,7 @@ class Fleet:
         return RoutedRunners(self.inside.state, {"local": local}, {"note": NoteRunner(self.notes, place)})
 
     def adapters(self) -> AdapterSet:
-        return replace(adapters_of(self.inside, self.directory), runner=self.runners)
+        return replace(adapters_of(self.inside, self.directory), runners=self.runners)
 
     async def runs(self, rollout: str, node: str = "p1") -> list[StepRecord]:
         steps = await self.inside.state.store.load_steps(rollout, node)

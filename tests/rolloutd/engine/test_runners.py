@@ -63,7 +63,7 @@ class Elsewhere:
         return FakeRunner(self.inside.run_host, "0123456789ab")
 
     def adapters(self, directory: Path) -> AdapterSet:
-        return replace(adapters_of(self.inside, directory), runner=self.runners)
+        return replace(adapters_of(self.inside, directory), runners=self.runners)
 
     def request(self, node: str, run: str = "r1", playbook: str = "succeeds.yml") -> RunRequest:
         return RunRequest(run, Host(node, labels={}), SOURCE, playbook)
