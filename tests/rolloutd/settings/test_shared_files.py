@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rolloutd.admin.doctor import check_files
+from rolloutd.admin.doctor import _check_files
 from rolloutd.errors import InvalidFile
 from rolloutd.service.preflight import find_missing_prerequisites
 from rolloutd.settings import load
@@ -53,20 +53,20 @@ async def test_doctor_writes_and_empties_the_bucket(tmp_path: Path, s3_server: S
         f"bucket: {bucket.name}, endpoint: '{bucket.endpoint}', credentials_file: {bucket.credentials_file}"
     )
     settings = load(write(tmp_path, f"{{s3: {{{place}}}}}"))
-    result = await check_files(settings)
+    result = await _check_files(settings)
     assert (result.ok, result.text) == (
         True,
         f"bucket {bucket.name} can be written, read, listed and emptied",
     )
     assert not [path for path in bucket.directory.rglob("*") if path.is_file()]
     bucket.write_credentials(secret="wrong")
-    result = await check_files(settings)
+    result = await _check_files(settings)
     assert not result.ok
     assert result.text == f"bucket {bucket.name}: the secret key is wrong; check `files.s3.credentials_file`"
 
 
 async def test_doctor_names_shared_directory_that_is_missing(tmp_path: Path) -> None:
-    result = await check_files(load(write(tmp_path, f"{{directory: {tmp_path / 'absent'}}}")))
+    result = await _check_files(load(write(tmp_path, f"{{directory: {tmp_path / 'absent'}}}")))
     text = f"{tmp_path / 'absent'}: no such directory; mount it on all machines"
     assert (result.ok, result.text) == (False, text)
 
