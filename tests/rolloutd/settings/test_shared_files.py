@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from rolloutd.admin.doctor import _check_files
+from rolloutd.admin.disk import CheckResult
+from rolloutd.admin.doctor import _check_files, _run_check
 from rolloutd.errors import InvalidFile
 from rolloutd.service.preflight import find_missing_prerequisites
-from rolloutd.settings import load
+from rolloutd.settings import Settings, load
 from tests.support.s3_server import S3Server
 
 
@@ -47,26 +48,30 @@ def test_unusable_files_are_refused(tmp_path: Path, files: str, message: str) ->
         load(write(tmp_path, files))
 
 
+async def files_check(settings: Settings) -> CheckResult:
+    return await _run_check("files", lambda: _check_files(settings))
+
+
 async def test_doctor_writes_and_empties_the_bucket(tmp_path: Path, s3_server: S3Server) -> None:
     bucket = s3_server.make_bucket()
     place = (
         f"bucket: {bucket.name}, endpoint: '{bucket.endpoint}', credentials_file: {bucket.credentials_file}"
     )
     settings = load(write(tmp_path, f"{{s3: {{{place}}}}}"))
-    result = await _check_files(settings)
+    result = await files_check(settings)
     assert (result.ok, result.text) == (
         True,
         f"bucket {bucket.name} can be written, read, listed and emptied",
     )
     assert not [path for path in bucket.directory.rglob("*") if path.is_file()]
     bucket.write_credentials(secret="wrong")
-    result = await _check_files(settings)
+    result = await files_check(settings)
     assert not result.ok
     assert result.text == f"bucket {bucket.name}: the secret key is wrong; check `files.s3.credentials_file`"
 
 
 async def test_doctor_names_shared_directory_that_is_missing(tmp_path: Path) -> None:
-    result = await _check_files(load(write(tmp_path, f"{{directory: {tmp_path / 'absent'}}}")))
+    result = await files_check(load(write(tmp_path, f"{{directory: {tmp_path / 'absent'}}}")))
     text = f"{tmp_path / 'absent'}: no such directory; mount it on all machines"
     assert (result.ok, result.text) == (False, text)
 
