@@ -69,7 +69,7 @@ def test_evidence_of_pilot_bound_to_start_votes_and_void_after_change(tmp_path: 
             text=True,
             check=True,
         ).stdout
-        assert ": changed, 1 attempt" in shown
+        assert "    pilot n2 of t2: changed, 1 attempt" in shown.splitlines()
         assert "+somaxconn 65535" in shown
 
         with pytest.raises(ApiError, match="is for digest"):
