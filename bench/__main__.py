@@ -17,6 +17,9 @@ HERE = Path(__file__).resolve().parent
 LIMIT_S = 7200.0
 """The longest measurement takes an hour; one that takes longer than this hangs."""
 
+TERMINATION_S = 30.0
+"""Time for a measurement to end its processes and remove up to 5 GB of files."""
+
 
 def main(wanted: list[str]) -> int:
     """Run the measurements and return 0 when all of them could be made and none exceeds its limits."""
@@ -38,7 +41,11 @@ def main(wanted: list[str]) -> int:
             try:
                 failed += [name] * bool(running.wait(LIMIT_S))
             finally:
-                running.terminate()  # and not a kill: a measurement removes its files
+                running.terminate()  # a measurement removes its files
+                try:
+                    running.wait(TERMINATION_S)
+                except subprocess.TimeoutExpired:
+                    running.kill()
     if failed:
         print(f"failed, or above a limit: {', '.join(failed)}", file=sys.stderr)
     return 1 if failed else 0
