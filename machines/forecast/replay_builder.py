@@ -21,7 +21,7 @@ from machines.forecast.walk import Walk
 from machines.rules.start_blockers import window_groups
 from machines.states import Phase
 
-_RUNS_OF = "runs of "
+_RUNS_OF = " "
 """Begins the names of the slots of a runner or inventory; no pool has a name with spaces."""
 
 

@@ -27,7 +27,7 @@ _CHANGING = (
     ("INSTANT", re.compile(r"\b\d\d:\d\d:\d\d\b")),
     ("DURATION", re.compile(r"\b(\d+(\.\d+)?(ms|s|m|h|d))+\b")),
     ("ID", re.compile(r"\b([a-z]+)-[a-z0-9]{5}\b(?=[^a-z0-9-]|$)")),
-    ("SIZE", re.compile(r"\b\d+(\.\d+)? ([KMG]iB|bytes)\b")),
+    ("SIZE", re.compile(r"\b\d[\d,]*(\.\d+)? ([KMG]iB|bytes)\b")),
     (" ", re.compile(r"[ \t]+")),
 )
 

@@ -240,7 +240,7 @@ async def test_text_over_the_limit_is_not_cut_silently(tmp_path: Path) -> None:
         review = await read_review(inside, await inside.submit())
         (shown,) = [each for each in review["playbooks"] if each["path"] == "site.yml"]
         assert shown["text"] is None
-        assert shown["note"].startswith("not shown: longer than 200,000 characters (240013 bytes")
+        assert shown["note"].startswith("not shown: longer than 200,000 characters (240,013 bytes")
         assert review["unseen"] == [f"site.yml: {shown['note']}"]
 
 

@@ -75,7 +75,7 @@ def test_large_event_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     submitted = RolloutOpened("r", "somaxconn", {}, {}, digest, "", ANA, 0.0, targets)
     logged_lines(caplog, submitted, ANA)
     assert logged_lines(caplog, NodesRemoved(names)) == [
-        ("INFO", "r: ana submitted somaxconn, 1001 targets [test]"),
+        ("INFO", "r: ana submitted somaxconn, 1,001 targets [test]"),
         ("INFO", "the inventory no longer has n0, n1, n2 and 998 more [test]"),
     ]
 
