@@ -17,13 +17,12 @@ from machines.forecast.walk import Walk
 from machines.model import windows
 from machines.model.limits import Budget, Limits, PoolRule
 from machines.model.plan import Plan
-from machines.model.runners import LOCAL_RUNNER
 from machines.rules.start_blockers import window_groups
 
 Serial = tuple[float, BottleneckKind, str]
 """Serial time in seconds, and whose it is."""
 
-_LOCAL_RUNNER = (BottleneckKind.RUNNER, LOCAL_RUNNER)
+_LOCAL_RUNNER = (BottleneckKind.RUNNER, "runner")
 
 
 def bottleneck_of(before: Projection, walk: Walk, rollout: str) -> Bottleneck | None:

@@ -8,9 +8,6 @@ from dataclasses import dataclass, field
 from machines.model.node import Node
 from machines.model.selector import Selector
 
-LOCAL_RUNNER = "local"
-"""Name of the runner on the daemon's machine, of the kind of that name; the settings give it to no other."""
-
 
 @dataclass(frozen=True, slots=True)
 class RunnerRule:

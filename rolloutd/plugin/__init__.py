@@ -22,7 +22,6 @@ from pydantic_core import CoreSchema
 
 from machines.model.node import NodeKind
 from machines.model.plan import Capability
-from machines.model.runners import LOCAL_RUNNER
 from rolloutd.plugin.field_types import (
     Command,
     Duration,
@@ -92,6 +91,9 @@ SETTINGS = "rolloutd.settings"
 
 PLAYBOOK = "playbook"
 """Key of a stage that runs a playbook, in the place of a kind of change."""
+
+LOCAL_RUNNER = "local"
+"""Name of the runner on the daemon's machine, of the kind of that name."""
 
 ABSENT: Any = None
 """The default of a key that a file may omit but not set to null."""

@@ -36,7 +36,6 @@ from machines.model.node import Node, NodeHealth, NodeKind, Observation
 from machines.model.plan import GateName, Stage, StepDef, VoteRequirement, WaveDef
 from machines.model.reasons import ReasonCode
 from machines.model.rollout import Hold
-from machines.model.runners import RunnerRule
 from machines.model.step_record import StepAction
 from machines.model.windows import Freeze, Window
 from machines.scheduler.admission import MAX_STARTS
@@ -330,7 +329,7 @@ def test_bottleneck_names_runner() -> None:
     assert starts(made) == {"n1": 0.0, "n2": 0.0, "n3": 0.0, "n4": 0.0}
     # One after the other, and the last check.
     assert made.ends_at.p50 == T0 + 500.0
-    assert made.bottleneck == Bottleneck(BottleneckKind.RUNNER, "local", 200.0)
+    assert made.bottleneck == Bottleneck(BottleneckKind.RUNNER, "runner", 200.0)
     assert made.waits == {ReasonCode.RUNNER_FULL: 600.0}
 
 
@@ -353,15 +352,6 @@ def test_draws_keep_workers_as_they_keep_max_parallel(most: int) -> None:
     assert bounded.ends_at == limited.ends_at
     spreads = [[(each.starts_at, each.ends_at) for each in made.nodes] for made in (bounded, limited)]
     assert spreads[0] == spreads[1]
-
-
-def test_runner_named_runner_is_not_the_local_one() -> None:
-    limits = Limits(runners=(RunnerRule("runner", parallel=1),))
-    index = index_of(nodes_of({"a": ["n1"], "b": ["n2"]}), limits)
-    submit(index, verify=(StepDef("verify.0.reachable", "reachable"),))
-    made = forecast_of(index, explain="R", parallel_runs=1)
-    # One more node in flight there: this machine still executes one run after the other.
-    assert made.bottleneck == Bottleneck(BottleneckKind.RUNNER, "runner", 100.0)
 
 
 def test_bottleneck_names_inventory_with_workers() -> None:
