@@ -17,6 +17,7 @@ from tests.tui.harness import (
 )
 from tui.operations.dialog import Dialog
 from tui.screens.gates import GatesPage
+from tui.screens.node import NodePage
 
 
 async def test_gate_page_shows_change_before_plan(socket_dir: Path) -> None:
@@ -115,6 +116,11 @@ async def test_start_gate_shows_evidence_of_pilot(socket_dir: Path) -> None:
         assert "4 tasks, 1 changed" in text
         assert "changed: set somaxconn" in text
         assert "+somaxconn 65535" in text
+        assert "the node's page has the logs" in text
+        await pilot.press("tab", "home", "enter")
+        await wait_until(pilot, lambda: isinstance(app.screen, NodePage))
+        assert isinstance(app.screen, NodePage)
+        assert app.screen.node_name == "pay-01"
 
 
 async def test_failures_that_cannot_be_read_allow_no_vote(socket_dir: Path) -> None:

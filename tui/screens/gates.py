@@ -252,7 +252,10 @@ class GatesPage(page.TwoPanes):
             yield page.heading("PILOT", "waived")
             yield fixed_row("waived", [(f"  {lines.sanitize(waived)}", "warn")])
         if evidence is not None:
-            yield from _section_items([review_text.pilot_section(evidence)])
+            title, (_, outcome), *details = _section_items([review_text.pilot_section(evidence)])
+            yield from (title, (f"node:{evidence['node']}", outcome), *details)
+            if evidence["logs"]:
+                yield page.note_row("the node's page has the logs; Enter on the outcome opens it")
 
     def _canary_items(self, pending: PendingGate) -> Iterator[page.Item]:
         nodes = [each for each in (pending.rollout.nodes or {}).values() if each.wave == pending.gate["wave"]]
