@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from machines.model.timefmt import format_rfc3339
 from rolloutd.cli import exits
-from rolloutd.cli.command_group import CommandGroup, Invocation, confirm, int_argument
+from rolloutd.cli.command_group import CommandGroup, Invocation, Parser, confirm, int_argument
 from rolloutd.cli.follow import PAGE_SIZE, follow_events, read_entries
 from rolloutd.cli.local import run_admin_query
 from rolloutd.cli.output import format_local, parse_rfc3339, print_line, print_message, print_now, sanitize
@@ -50,9 +50,7 @@ timeline.txt    the same entries, one line each
 
 def register(commands: CommandGroup) -> None:
     parser = commands.add_command("audit", audit, "show who did what; verify or export the audit")
-    parser.rollout(optional=True)
-    rollout = "only this rollout, even if its name is that of a verb"
-    parser.argument("--rollout", metavar="ROLLOUT", text=rollout, dest="rollout_named")
+    _add_rollout(parser, required=False)
     parser.argument("--node", metavar="NODE", text="only this node")
     parser.argument("--actor", metavar="NAME", text="only this person")
     parser.argument("--kind", metavar="EVENT", text="only this kind of event, such as VoteCast")
@@ -82,19 +80,25 @@ def register(commands: CommandGroup) -> None:
     keep = "restore rows from the audit, or keep those of the database"
     parser.add_argument("--keep", choices=("audit", "database"), help=keep, required=True)
     parser.reason().yes()
-    parser = verbs.add_command(
-        "export", _export, "write all of a rollout to an archive", formats=()
-    ).rollout()
+    parser = verbs.add_command("export", _export, "write all of a rollout to an archive", formats=())
+    _add_rollout(parser, required=True)
     output = "archive to write (ROLLOUT.tar.gz); - is stdout"
     parser.argument("--output", metavar="FILE", text=output, type=Path)
+
+
+def _add_rollout(parser: Parser, *, required: bool) -> None:
+    """Add a rollout, as an argument or as an option."""
+    either = parser.add_mutually_exclusive_group(required=required)
+    # Without a default, which would replace the value of the option.
+    text, absent = "rollout id, its prefix, or its plan's name", argparse.SUPPRESS
+    either.add_argument("rollout", metavar="ROLLOUT", help=text, nargs="?", default=absent)
+    text = "the same, also of a rollout whose name is that of a verb"
+    either.add_argument("--rollout", metavar="ROLLOUT", help=text)
 
 
 def audit(call: Invocation) -> int:
     """Show entries."""
     args = call.args
-    if args.rollout_named is not None and args.rollout is not None:
-        raise exits.Exit(exits.USAGE, "rolloutctl audit: two rollouts; name one, or give --rollout alone")
-    args.rollout = args.rollout_named or args.rollout
     if args.follow:
         return _follow_entries(call)
     entries = _fetch_entries(call, args.after) if args.last is None else _last_entries(call)

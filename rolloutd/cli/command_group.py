@@ -190,12 +190,16 @@ class Parser(argparse.ArgumentParser):
         return parsed, unknown
 
     def _first_argument(self, words: Sequence[str]) -> int | None:
-        """Return the place of the first word that is no option, nor the value of one."""
+        """Return the place of the first word that is no option, nor the value of one, before a `--`."""
+        parsers = (self,) if self.verbs is None else (*self.verbs.choices.values(), self)
+        options = dict(pair for parser in parsers for pair in parser._option_string_actions.items())
         is_value = False
         for place, word in enumerate(words):
+            if not is_value and word == "--":
+                return None
             if not is_value and not word.startswith("-"):
                 return place
-            action = None if is_value else self._option_string_actions.get(word)
+            action = None if is_value else options.get(word)
             is_value = action is not None and action.nargs != 0
         return None
 

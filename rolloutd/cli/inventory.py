@@ -49,6 +49,7 @@ def register(commands: CommandGroup) -> None:
     conflicts = verbs.add_command("conflicts", show_conflicts, "list the quarantined nodes")
     for each in (parser, conflicts):
         each.flag("--refresh", text="read the inventory sources again first").watch()
+    conflicts.flag("--no-headers", text="print no headings")
     parser = verbs.add_command("accept", accept, "apply the held answer of a source")
     parser.argument("source", metavar="SOURCE", text="the source").reason()
     summary = "accept the identity, the new name or the removal that a node's sources report now"

@@ -61,6 +61,28 @@ def test_rollout_named_like_an_action_is_reachable(
     assert daemon.requests[-1][2]["rollout"] == name
 
 
+def test_word_after_two_dashes_is_no_verb(daemon: CannedDaemon, capsys: pytest.CaptureFixture[str]) -> None:
+    daemon.answer("GET", "audit", {"entries": [], "next": None})
+    assert run(capsys, "audit", "--", "verify") == (0, "", "no entry matches\n")
+    assert daemon.requests[-1][2]["rollout"] == "verify"
+
+
+@pytest.mark.parametrize(
+    ("words", "path"),
+    [
+        ("export --rollout head", "rollouts/head"),
+        ("--rollout head export", "rollouts/head"),
+        ("--output a.tar.gz export head", "rollouts/head"),
+        (f"--head {'0' * 64} verify", "audit/verify"),
+    ],
+)
+def test_option_of_verb_may_precede_it(
+    daemon: CannedDaemon, capsys: pytest.CaptureFixture[str], words: str, path: str
+) -> None:
+    assert "nothing at" in run(capsys, "audit", *words.split())[2]
+    assert daemon.requests[-1][1] == f"/v1/{path}"
+
+
 def test_an_event_of_a_newer_daemon_is_shown_by_its_name(
     daemon: CannedDaemon, capsys: pytest.CaptureFixture[str]
 ) -> None:

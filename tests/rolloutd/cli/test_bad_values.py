@@ -123,6 +123,7 @@ audit --last 0
 audit {{live}} extra
 audit -f nosuch
 audit export nosuch
+audit export --rollout nosuch
 audit export {{live}} --output {{dir}}/nosuch/file
 audit settle nosuch --keep audit {REASON}
 audit settle all

@@ -225,6 +225,17 @@ def test_color_is_as_chosen(
         assert ("\x1b[31mfailed" in run(capsys, *words)[1]) is is_colored
 
 
+def test_conflicts_are_listed_without_headings(
+    daemon: CannedDaemon, capsys: pytest.CaptureFixture[str]
+) -> None:
+    conflict = {"kind": "name", "text": "two names", "warning": False, "since": "2026-11-20T18:35:00.000Z"}
+    nodes = [{"node": name, "conflicts": [conflict]} for name in ("n1", "n2")]
+    source = {"source": "hosts", "held": None, "stale": True}
+    daemon.answer("GET", "inventory", {"nodes": nodes, "sources": [source]})
+    out = run(capsys, "inventory", "conflicts", "--no-headers")[1]
+    assert [line.split()[0] for line in out.splitlines()] == ["n1", "n2", "hosts:"]
+
+
 def test_csv_of_nothing_has_headings(capsys: pytest.CaptureFixture[str]) -> None:
     print_csv({"A": "a", "B": "b"}, ())
     assert capsys.readouterr().out == "A,B\n"
