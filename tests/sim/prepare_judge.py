@@ -19,6 +19,7 @@ from machines.model.preparation import (
     PrepareKind,
     PrepareStage,
 )
+from machines.model.rollout import Failure, Vote
 from machines.states import Trigger
 
 if TYPE_CHECKING:
@@ -51,6 +52,9 @@ class PrepareJudge:
         """The runs that disturbed their nodes, until a record says so."""
         self._stopped: dict[str, set[str]] = {}
         """The disturbed nodes of each rollout, until people said to proceed."""
+        self._failures: dict[str, list[Failure]] = {}
+        self._votes: dict[str, list[Vote]] = {}
+        """The votes of each rollout to proceed."""
         self._installed: dict[tuple[str, str, str], frozenset[str]] = {}
         """What was whole on a node when the latest run of an install began, by plan, stage and node."""
         self._readable: dict[str, frozenset[str]] = {}
@@ -88,10 +92,14 @@ class PrepareJudge:
                     self._on_row(event.preparation)
                 case PhaseMoved():
                     self._stopped.get(event.rollout, set()).discard(event.node)
+                    if event.failure is not None:
+                        self._failures.setdefault(event.rollout, []).append(event.failure)
                     if event.trigger is Trigger.ADMITTED:
                         self._require_whole_files(event)
                 case VoteCast() if event.vote.gate is GateName.PROCEED:
                     self._stopped.pop(event.rollout, None)
+                    if event.vote.yes:
+                        self._votes.setdefault(event.rollout, []).append(event.vote)
                 case GateOpened() if event.gate is GateName.PROCEED:
                     self._stopped.pop(event.rollout, None)
         for event in events:
@@ -165,8 +173,24 @@ class PrepareJudge:
 
     def _note_disturbance(self, row: Preparation) -> None:
         if row.state is PreparationState.DISTURBED:
-            self._stopped.setdefault(row.rollout, set()).add(row.node)
+            if not any(self._expects(vote, row) for vote in self._votes.get(row.rollout, ())):
+                self._stopped.setdefault(row.rollout, set()).add(row.node)
             self._disturbed_by.pop((row.rollout, row.node, row.stage), None)
+
+    def _expects(self, vote: Vote, row: Preparation) -> bool:
+        """Return whether a vote named the node, or allowed more failures like those that it was shown."""
+        failures = self._failures.get(row.rollout, [])
+        alike = {failure.signature for failure in failures if failure.id in vote.shown}
+        later = [
+            failure
+            for failure in failures
+            if failure.id not in vote.shown
+            and failure.at >= vote.at
+            and (vote.until is None or failure.at <= vote.until)
+        ]
+        named = [failure.node for failure in later if failure.node in vote.nodes]
+        more = [each.node for each in later if each.node not in vote.nodes and each.signature in alike]
+        return row.node in {*named, *more[: vote.more]}
 
     def _content(self, row: Preparation) -> str:
         """Return the content of the stage's checkpoint on the node."""
