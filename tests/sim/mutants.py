@@ -12,7 +12,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Final
 
-from machines.facts import availability, node_work, outages
+from machines.facts import availability, node_work, outages, votes
 from machines.facts.node_work import WorkKind
 from machines.invariants import violations
 from machines.model.preparation import PrepareStage
@@ -334,6 +334,12 @@ MUTANTS = (
         InventoryRefresher._kept,
         "not is_kept and not self._is_in_flight(node.name)",
         "not is_kept",
+    ),
+    Mutant(
+        "vote-counted-for-another-digest",
+        votes.valid_votes,
+        "vote.digest == rollout.digest_at(gate)",
+        "True",
     ),
 )
 
