@@ -174,11 +174,12 @@ _FILES = {
     "extends_documentation_fragment: [default_callback, result_format_callback]\n'''\n"
     "class CallbackModule(Default):\n    CALLBACK_NAME = 'loud'\n"
     "    def v2_playbook_on_start(self, playbook):\n        self._display.display('LOUD')\n",
-    "callbacks/tally.py": "from ansible.plugins.callback import CallbackBase\n"
+    "callbacks/tally.py": "import atexit\nfrom ansible.plugins.callback import CallbackBase\n"
     "class CallbackModule(CallbackBase):\n    CALLBACK_NAME = 'tally'\n    CALLBACK_NEEDS_ENABLED = True\n"
     "    def v2_playbook_on_stats(self, stats):\n        self._display.display('TALLY')\n"
-    # Only the end of the process writes this.
-    "        self.kept = open(1, 'w', closefd=False)\n        self.kept.write('KEPT\\n')\n",
+    # Only the end of the process writes this; without atexit, Python may drop the buffer.
+    "        kept = open(1, 'w', closefd=False)\n        kept.write('KEPT\\n')\n"
+    "        atexit.register(kept.flush)\n",
     "strategies/slow.py": "from ansible.plugins.strategy.linear import StrategyModule as Linear\n"
     "DOCUMENTATION = '''\nname: slow\nshort_description: x\ndescription: x\n'''\n"
     "class StrategyModule(Linear):\n    pass\n",
