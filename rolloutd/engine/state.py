@@ -35,7 +35,8 @@ from rolloutd.configuration.sealed_variables import unseal
 from rolloutd.engine.adapter_failures import AdapterFailures
 from rolloutd.engine.change_notifier import ChangeNotifier
 from rolloutd.engine.commit_lock import CommitLock, nodes_of_steps
-from rolloutd.engine.node_connections import NodeConnections, SourceState
+from rolloutd.engine.connection_variables import ConnectionVariables
+from rolloutd.engine.source_state import SourceState
 from rolloutd.engine.tasks import compute, compute_in_parts, free, wait_until_done
 from rolloutd.engine.transition_log import log_entries
 from rolloutd.errors import Conflict, FactsBehind, LeadershipLost, NotFound, Refused, StoreFailed
@@ -105,7 +106,7 @@ class State:
     clock: ports.Clock
     settings: Settings
     changes: ChangeNotifier
-    connections: NodeConnections = field(default_factory=NodeConnections)
+    connections: ConnectionVariables = field(default_factory=ConnectionVariables)
     canonical_names: Mapping[tuple[str, str], str] = field(default_factory=dict)
     step_progress: dict[tuple[str, str], StepProgress] = field(default_factory=dict)
     runners: Mapping[str, ports.RunnerStatus] = field(default_factory=dict)

@@ -1,7 +1,7 @@
 """The Store port: one writer task, one reading connection.
 
-It passes on and answers, and has the SQL of the redaction key's row.  Other SQL is in the files beside it;
-that of one database, such as the INSERT of audit entries, is in its backend.
+The SQL of the redaction key's row is here, other SQL in the other files of this folder; that of one database,
+such as the INSERT of audit entries, is in its backend.
 """
 
 from __future__ import annotations

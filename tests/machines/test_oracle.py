@@ -31,7 +31,7 @@ def step(kind: str, rollout: str) -> dict[str, Any]:
 
 
 def accusations(*entries: dict[str, Any]) -> list[str]:
-    """Return what the oracle says of who began beside whom on a node that two rollouts of a train share."""
+    """Return which begins the oracle accuses on a node that two rollouts of a train share."""
     plan = {
         "kind": "plan", "digest": "", "by": 1, "owner": "", "keys": [], "waves": [], "windows": [],
         "ttl": None, "gates": {"proceed": {"owner": 0, "each": 0, "eyes": False, "per_team": False}},

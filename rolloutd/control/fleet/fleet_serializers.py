@@ -17,7 +17,7 @@ from rolloutd.control.fleet import wire_fleet
 from rolloutd.control.formats import fill, format_optional_timestamp, format_timestamp, in_natural_order, page
 from rolloutd.control.requests import PageQuery
 from rolloutd.control.responses import Encoded, encode_rows
-from rolloutd.engine.node_connections import SourceState
+from rolloutd.engine.source_state import SourceState
 from rolloutd.engine.state import State
 from rolloutd.engine.tasks import compute, compute_over
 from rolloutd.ports import CLUSTER_ID, HOST_KEY, MACHINE_ID, PROVIDER_ID, DiscoveredNode, Host

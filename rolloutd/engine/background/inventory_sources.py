@@ -19,7 +19,7 @@ from rolloutd.configuration.sealed_variables import seal, unseal
 from rolloutd.configuration.secret_variables import storable_variables
 from rolloutd.engine.background.inventory_conflicts import id_key
 from rolloutd.engine.background.inventory_identity import own_id, renames, with_known_names
-from rolloutd.engine.node_connections import HeldAnswer, SourceState
+from rolloutd.engine.source_state import HeldAnswer, SourceState
 from rolloutd.engine.state import State
 from rolloutd.engine.tasks import compute_over
 from rolloutd.errors import RolloutdError, SourceFailed

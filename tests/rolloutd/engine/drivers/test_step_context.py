@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from machines.model.events import NodesDiscovered
-from rolloutd.engine import node_connections
+from rolloutd.engine import connection_variables
 from rolloutd.engine.drivers.node_session import AdapterSet, NodeSession
 from tests.contracts.fakes.runner import FakeRunner
 from tests.contracts.fakes.sources import find_source
@@ -43,7 +43,7 @@ async def test_adapter_changes_parameters_of_one_step(tmp_path: Path) -> None:
 
 async def test_host_in_use_outlasts_its_peers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with control_environment(tmp_path) as inside:
-        monkeypatch.setattr(node_connections, "MAX_KEPT_HOSTS", 2)
+        monkeypatch.setattr(connection_variables, "MAX_KEPT_HOSTS", 2)
         in_flight, *peers = list(inside.state.index.nodes)[:4]
         kept = inside.state.host(in_flight)
         for peer in peers:
