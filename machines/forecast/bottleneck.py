@@ -22,7 +22,8 @@ from machines.rules.start_blockers import window_groups
 Serial = tuple[float, BottleneckKind, str]
 """Serial time in seconds, and whose it is."""
 
-_LOCAL_RUNNER = (BottleneckKind.RUNNER, "runner")
+_LOCAL_RUNNER = (BottleneckKind.RUNNER, "")
+"""The daemon's own machine, without a name here: a runner elsewhere may be named `runner`."""
 
 
 def bottleneck_of(before: Projection, walk: Walk, rollout: str) -> Bottleneck | None:
@@ -37,7 +38,7 @@ def bottleneck_of(before: Projection, walk: Walk, rollout: str) -> Bottleneck | 
     if (kind, name) == _LOCAL_RUNNER:
         assumptions = replace(assumptions, parallel_runs=assumptions.parallel_runs + 1)
     saves_s = _ends_at(walk, rollout) - _ends_at(walk.again(changed, assumptions), rollout)
-    return Bottleneck(kind, name, max(0.0, saves_s))
+    return Bottleneck(kind, name or "runner", max(0.0, saves_s))
 
 
 def _ends_at(walk: Walk, rollout: str) -> float:

@@ -36,6 +36,7 @@ from machines.model.node import Node, NodeHealth, NodeKind, Observation
 from machines.model.plan import GateName, Stage, StepDef, VoteRequirement, WaveDef
 from machines.model.reasons import ReasonCode
 from machines.model.rollout import Hold
+from machines.model.runners import RunnerRule
 from machines.model.step_record import StepAction
 from machines.model.windows import Freeze, Window
 from machines.scheduler.admission import MAX_STARTS
@@ -331,6 +332,15 @@ def test_bottleneck_names_runner() -> None:
     assert made.ends_at.p50 == T0 + 500.0
     assert made.bottleneck == Bottleneck(BottleneckKind.RUNNER, "runner", 200.0)
     assert made.waits == {ReasonCode.RUNNER_FULL: 600.0}
+
+
+def test_runner_named_runner_is_not_the_local_one() -> None:
+    limits = Limits(runners=(RunnerRule("runner", parallel=1),))
+    index = index_of(nodes_of({"a": ["n1"], "b": ["n2"]}), limits)
+    submit(index, verify=(StepDef("verify.0.reachable", "reachable"),))
+    made = forecast_of(index, explain="R", parallel_runs=1)
+    # One more node in flight there: this machine still executes one run after the other.
+    assert made.bottleneck == Bottleneck(BottleneckKind.RUNNER, "runner", 100.0)
 
 
 CHANGE = Stage("apps", kind="flux", node_kinds=frozenset({NodeKind.CLUSTER}))
