@@ -7,7 +7,7 @@
 SHELL := /bin/sh
 .DELETE_ON_ERROR:
 .SUFFIXES:
-.PHONY: packages runners clusters soak takeovers trains reboots plain-runs interpreters test-failed sim sim-planted sim-coverage test-long test-all docs help demo test test-web screenshots check bench figures touches lock clean
+.PHONY: packages runners clusters soak takeovers trains reboots plain-runs interpreters test-failed sim sim-planted sim-coverage test-long docs help demo test test-web screenshots check bench figures touches lock clean
 
 export PYTHON
 # The tests start hundreds of our processes: without bytecode each compiles 230 modules in half a CPU second.
@@ -35,7 +35,6 @@ help:
 	@echo "make check        style, types, import contracts, documents"
 	@echo "make test         all other tests but the long ones (TESTS=tests/machines: only those)"
 	@echo "make test-long    acceptance tests over many nodes; a daemon killed KILLS=50 times"
-	@echo "make test-all     the tests of \`make test\` and \`make test-long\` in one run, as CI does"
 	@echo "make soak         three days of the daemon's life in SOAK_S=7200 seconds, with kills, drift and full disks"
 	@echo "make test-failed  the tests that failed in the last run, one at a time"
 	@echo "make test-web     the console in a headless Chromium"
@@ -71,16 +70,10 @@ KILLS ?= 50
 INPUTS ?= 10000
 # Playbooks are killed after each task; by STRIDE=3 after each third.
 STRIDE ?= 1
-COUNTS = ROLLOUTD_TEST_KILLS=$(KILLS) ROLLOUTD_TEST_FUZZ_INPUTS=$(INPUTS) ROLLOUTD_TEST_KILL_STRIDE=$(STRIDE)
-LONG_PROGRAMS = sshd haproxy prometheus postgresql systemd faketime lua5.1 tmux mmdebstrap umoci crun seccomp
 test-long: .venv-dev/installed
-	@.ci/packages --try $(LONG_PROGRAMS)
-	$(COUNTS) $(DEV)/python -m pytest -n $(LONG_WORKERS) --dist worksteal --durations=15 -rP -m long $(LONG_TESTS)
-
-# One collection, and quick tests keep all cores busy while the last long ones end.
-test-all: .venv-dev/installed
-	@.ci/packages --try $(LONG_PROGRAMS)
-	$(COUNTS) $(DEV)/python -m pytest -n $(WORKERS) --dist worksteal --durations=30 $(TESTS)
+	@.ci/packages --try sshd haproxy prometheus postgresql systemd faketime lua5.1 tmux mmdebstrap umoci crun seccomp
+	ROLLOUTD_TEST_KILLS=$(KILLS) ROLLOUTD_TEST_FUZZ_INPUTS=$(INPUTS) ROLLOUTD_TEST_KILL_STRIDE=$(STRIDE) \
+	$(DEV)/python -m pytest -n $(LONG_WORKERS) --dist worksteal --durations=15 -rP -m long $(LONG_TESTS)
 
 plain-runs: .venv-dev/installed
 	@.ci/packages --try sshd haproxy postgresql faketime
