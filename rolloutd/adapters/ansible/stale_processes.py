@@ -12,8 +12,9 @@ Two kinds of processes stay: those that the service manager started, which have
 no mark, and daemons that left the run and wrote a pid file.  If the login may
 not inspect a process that may be the run's, the answer is `unseen`, never `clear`.
 
-The script is POSIX sh and needs /proc, kill, grep and sleep.  It arrives on
-stdin, so that its own command line has no mark.
+The script is POSIX sh and needs /proc, awk, find, grep and xargs.  It arrives on
+stdin, so that its own command line has no mark.  A node may have thousands of
+processes, so the shell itself looks only at those of runs.
 """
 
 from __future__ import annotations
@@ -67,97 +68,108 @@ token=$1 wait_s=$2 term_s=$3 age_s=$4
 shift 4
 # The launcher's last argument: sudo may have changed HOME.
 for home do :; done
+for program in awk find grep xargs; do
+    command -v "$program" >/dev/null || { echo "$program: not on this node; install it" >&2; exit 3; }
+done
 own=$$
+ticks=$(getconf CLK_TCK 2>/dev/null || echo 100)
+# Names of processes may be no text.
+export LC_ALL=C
 
 # Prints the pids that bear the mark of a run of this node.
 marked() {
-    set -- /proc/[0-9]*/environ /proc/[0-9]*/cmdline /proc/[0-9]*/cgroup
     # The brackets keep grep's own command line from matching.
-    grep -lsE "[r]olloutd-run-(${token% *}|${token#* })-" "$@" 2>/dev/null | while read -r file; do
-        pid=${file#/proc/}
-        echo "${pid%%/*}"
-    done | sort -u | tr '\n' ' '
+    printf '%s\n' /proc/[0-9]*/environ /proc/[0-9]*/cmdline /proc/[0-9]*/cgroup |
+        xargs grep -lsE "[r]olloutd-run-(${token% *}|${token#* })-" 2>/dev/null |
+        sed 's|/[a-z]*$||; s|.*/||' | sort -u | tr '\n' ' '
 }
 
-# Whether the first line of a pid file names the process: in the usual places, its directory, its arguments.
-has_pid_file() {
+# Prints a line for each live process: pid, parent, group, session, start in clock ticks since the boot.
+processes() {
+    printf '%s\n' /proc/[0-9]*/stat | awk '{
+        text = ""
+        while ((getline line < $0) > 0) text = text line " "
+        close($0)
+        pid = text + 0
+        # A name may have spaces and brackets.
+        if (sub(/^.*\) /, "", text) && split(text, field, " ") > 19 && field[1] !~ /[ZX]/)
+            print pid, field[2], field[3], field[4], field[20]
+    }'
+}
+
+# Prints those of the processes that the first line of a pid file names: in the usual places, their
+# directories, their arguments.  A file that is older than the process names an earlier one of the same pid.
+with_pid_file() {
     {
         find /run /var/run/ /var/lock/ -xdev -maxdepth 3 -type f -name '*.pid'
         find /tmp /var/tmp -xdev -maxdepth 6 -type f -name '*.pid'
-        find "$home" "/proc/$1/cwd/" -xdev -maxdepth 2 -type f -name '*.pid'
-        tr '\0' '\n' < "/proc/$1/cmdline" | sed -n 's|^[^/]*\(/.*\.pid\)$|\1|p'
+        find "$home" $(printf '/proc/%s/cwd/ ' "$@") -xdev -maxdepth 2 -type f -name '*.pid'
+        cat $(printf '/proc/%s/cmdline ' "$@") | tr '\0' '\n' | sed -n 's|^[^/]*\(/.*\.pid\)$|\1|p'
     } 2>/dev/null | while IFS= read -r file; do
         first=
         [ -f "$file" ] && { read -r first rest < "$file"; } 2>/dev/null
-        [ "$first" = "$1" ] && echo yes && break
-    done | grep -q yes
-}
-
-# Sets `table` to the live processes (pid:parent:group:session) and drops from `found` those that have ended.
-read_table() {
-    table=
-    for file in /proc/[0-9]*/stat; do
-        { read -r line < "$file"; } 2>/dev/null || continue
-        pid=${line%% *}
-        set -f; set -- ${line##*) }; set +f
-        case $1 in
-        Z | X) case $found in *" $pid "*) found="${found%% "$pid" *} ${found#* "$pid" }" ;; esac ;;
-        *)
-            table="$table $pid:$2:$3:$4"
-            case "$found|$before" in *" $pid "*"|"*) ;; *"|"*" $pid "*) found="$found$pid " ;; esac ;;
-        esac
+        case " $* " in *" ${first:-none} "*) ;; *) continue ;; esac
+        # A node without stat spares both.
+        written=$(stat -L -c %Y "$file" 2>/dev/null || date +%s)
+        [ "$written" -ge "$(started "$first")" ] && printf '%s ' "$first"
     done
 }
 
-# Takes daemons out of `found`, with their descendants and sessions: a daemon has left the run's sessions and
-# its parent (a double fork), and a pid file says that it is to stay.
-spare_daemons() {
-    daemons=' '
-    for entry in $table; do
-        pid=${entry%%:*} rest=${entry#*:}
-        case $found in *" $pid "*) ;; *) continue ;; esac
-        case $found in *" ${rest%%:*} "*) continue ;; esac
-        session=${rest##*:}
-        [ "$session" = "$pid" ] || case $table in *" $session:"*) continue ;; esac
-        case $spared in *" $pid "*) ;; *) has_pid_file "$pid" || continue ;; esac
-        daemons="$daemons$pid "
+# Prints the second before which no pid file of the process was written; two earlier, because the clock of
+# the boot and that of some file systems count whole seconds.
+started() {
+    printf '%s\n' "$table" | awk -v pid="$1" -v boot="$(sed -n 's/^btime //p' /proc/stat)" -v ticks="$ticks" '
+        $1 == pid { print boot + int($5 / ticks) - 2; exit }'
+}
+
+# Sets `daemons` to those of the processes of a run that are to stay: a daemon has left the run's sessions
+# and its parent (a double fork), and a pid file says that it is to stay.
+find_daemons() {
+    set -- $(printf '%s\n' "$table" | awk -v known="$found $before" '
+        BEGIN { split(known, pids, " "); for (i in pids) run[pids[i]] }
+        { parent[$1] = $2; session[$1] = $4 }
+        END {
+            for (pid in parent)
+                if (pid in run && !(parent[pid] in run) && (session[pid] == pid || !(session[pid] in parent)))
+                    print pid
+        }')
+    daemons=
+    for pid do
+        shift
+        case " $spared " in *" $pid "*) daemons="$daemons$pid " ;; *) set -- "$@" "$pid" ;; esac
     done
+    [ $# = 0 ] || daemons="$daemons$(with_pid_file "$@")"
     spared=$daemons
-    [ "$daemons" = ' ' ] && return
-    grown=yes
-    while [ -n "$grown" ]; do
-        grown=
-        for entry in $table; do
-            pid=${entry%%:*} rest=${entry#*:}
-            case $daemons in *" $pid "*) continue ;; esac
-            case $daemons in *" ${rest%%:*} "* | *" ${rest##*:} "*) daemons="$daemons$pid " grown=yes ;; esac
-        done
-    done
-    for pid in $daemons; do
-        case $found in *" $pid "*) found="${found%% "$pid" *} ${found#* "$pid" }" ;; esac
-    done
 }
 
 # Sets `found` to the live processes of marked runs, their sessions, groups and descendants, and to what is
-# left of the last look: a process that bears the mark may have ended before those that do not.
+# left of the last look: a process that bears the mark may have ended before those that do not.  Daemons
+# that are to stay are left out, with their sessions and descendants.
 look() {
-    before=$found found=" $(marked)"
-    [ "$found$before" = '  ' ] && return 0
-    read_table
-    spare_daemons
-    grown=yes
-    while [ -n "$grown" ]; do
-        grown=
-        for entry in $table; do
-            pid=${entry%%:*} rest=${entry#*:}
-            case $found$daemons in *" $pid "*) continue ;; esac
-            [ "$pid" = "$own" ] && continue
-            group=${rest#*:}
-            case $found$before in
-            *" ${rest%%:*} "* | *" ${group%:*} "* | *" ${group#*:} "*) found="$found$pid " grown=yes ;;
-            esac
-        done
-    done
+    before=$found found=$(marked)
+    [ -n "$found$before" ] || return 0
+    table=$(processes) || exit 3
+    find_daemons
+    found=$(printf '%s\n' "$table" | awk -v known="$found $before" -v daemons="$daemons" -v own="$own" '
+        function chain(kind, of, pid) { next_of[kind, pid] = first_of[kind, of]; first_of[kind, of] = pid }
+        # Adds to the set what belongs to its members, each of which is looked at once.
+        function spread(kinds, set,    kind, count, at, pid, i) {
+            for (pid in set) queue[++count] = pid
+            for (at = 1; at <= count; at++)
+                for (i = 1; kind = substr(kinds, i, 1); i++)
+                    for (pid = first_of[kind, queue[at]]; pid; pid = next_of[kind, pid])
+                        if (!(pid in set) && !(pid in left_out)) { set[pid]; queue[++count] = pid }
+        }
+        { live[$1]; chain("p", $2, $1); chain("g", $3, $1); chain("s", $4, $1) }
+        END {
+            split(daemons, pids, " "); for (i in pids) stay[pids[i]]
+            spread("ps", stay)
+            for (pid in stay) left_out[pid]
+            left_out[own]
+            split(known, pids, " "); for (i in pids) if (!(pids[i] in left_out)) run[pids[i]]
+            spread("pgs", run)
+            for (pid in run) if (pid in live) printf "%s ", pid
+        }') || exit 3
 }
 
 # Prints the processes that can be the run's and that this user may not inspect: orphans of an ended session
@@ -166,18 +178,14 @@ unseen() {
     [ "$(id -u)" = 0 ] && return
     [ -d /proc/1 ] || { echo 'all of other users'; return; }
     read -r up rest < /proc/uptime
-    since=$(( (${up%.*} - age_s) * $(getconf CLK_TCK 2>/dev/null || echo 100) ))
-    read_table
     slice=$(grep -o '/user-[0-9]*\.slice/' /proc/self/cgroup | head -n 1)
-    for file in /proc/[0-9]*/stat; do
-        { read -r line < "$file"; } 2>/dev/null || continue
-        pid=${line%% *}
-        [ -r "/proc/$pid/environ" ] && continue
-        set -f; set -- ${line##*) }; set +f
-        case $1 in Z | X) continue ;; esac
-        # Kernel threads have the parent 2 or no session; field 22 is the start, perhaps before the run's.
-        [ "$2" = 2 ] || [ "$4" = 0 ] || [ "${20}" -lt "$since" ] && continue
-        case $table in *" $4:"*) continue ;; esac
+    # Kernel threads have the parent 2 or no session.
+    for pid in $(processes | awk -v since=$(((${up%.*} - age_s) * ticks)) '
+        { live[$1] }
+        $2 != 2 && $4 != 0 && $5 >= since { session[$1] = $4 }
+        END { for (pid in session) if (!(session[pid] in live)) print pid }')
+    do
+        [ -d "/proc/$pid" ] && [ ! -r "/proc/$pid/environ" ] || continue
         grep -q '\.service' "/proc/$pid/cgroup" 2>/dev/null && continue
         [ -z "$slice" ] || grep -q "$slice" "/proc/$pid/cgroup" 2>/dev/null || continue
         printf '%s ' "$pid"
@@ -196,7 +204,7 @@ await() {
     left=$1 quiet=
     while :; do
         look
-        if [ "$found" = ' ' ]; then
+        if [ -z "$found" ]; then
             [ -z "$quiet" ] || return 0
             quiet=yes
         else
@@ -209,14 +217,14 @@ await() {
     done
 }
 
-found=' ' ended= spared=' ' daemons=' '
+found= ended= spared=
 if ! await "$wait_s"; then
     ended=$found
     send TERM
     sleep 0.2 2>/dev/null || sleep 1
     await "$term_s" || await 5 KILL
 fi
-if [ "$found" != ' ' ]; then
+if [ -n "$found" ]; then
     echo "left $found"
     for pid in $found; do tr '\0' ' ' < "/proc/$pid/cmdline" | cut -c 1-200; echo; done
     exit 1

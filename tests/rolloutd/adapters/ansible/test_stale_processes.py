@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -127,6 +128,76 @@ async def test_daemon_with_a_pid_file_stays(real: AnsibleBackend) -> None:
     assert isinstance(cleared, Ok), cleared
     assert not real.has_work()
     assert wrapper.is_alive(int(pid_file.read_text()))
+
+
+def test_pid_file_of_earlier_process_spares_nothing(tmp_path: Path) -> None:
+    """Pids come again: a file that was written before the process began names another one."""
+    mark = {"ROLLOUTD_RUN_MARK": "rolloutd-run-0123456789abcdef-r1+"}
+    processes = [
+        subprocess.Popen(["sleep", "8642"], env=mark, cwd=tmp_path, start_new_session=True) for _ in range(2)
+    ]
+    try:
+        for process, age_s in zip(processes, (0.0, 60.0), strict=True):
+            pid_file = tmp_path / f"{process.pid}.pid"
+            pid_file.write_text(f"{process.pid}\n")
+            os.utime(pid_file, (time.time() - age_s,) * 2)
+        script = subprocess.run(
+            ["/bin/sh", "-s", "--", "0123456789abcdef", "0", "1", "600", "/nonexistent"],
+            input=stale_processes.SCRIPT,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert script.stdout.split() == ["clear", str(processes[1].pid)]
+        assert [process.poll() for process in processes] == [None, -signal.SIGTERM]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+@pytest.mark.parametrize("marked", [True, False], ids=["of a run", "unseen"])
+def test_more_processes_take_no_more_commands(tmp_path: Path, marked: bool) -> None:
+    """A node may have thousands of processes: the shell does nothing for each of them."""
+    few, many = (commands_of_search(tmp_path / str(count), count, marked) for count in (20, 400))
+    # The commands of a pipe may write their lines into each other.
+    assert abs(many - few) < 20
+
+
+def commands_of_search(directory: Path, processes: int, marked: bool) -> int:
+    """Return how many commands the shell executes on a node with so many processes.
+
+    One of them is a run's; without it the search asks, as a login other than root, what it may not inspect.
+    """
+    first = 5_000_000  # above all pids of Linux: signals reach nobody
+    pids = range(first, first + processes)
+    for pid in pids:
+        process = directory / "proc" / str(pid)
+        process.mkdir(parents=True)
+        numbers = f"{pid - 1} {pid} {first} {'0 ' * 15}100"
+        (process / "stat").write_text(f"{pid} (a) b\n) S {numbers}\n")
+        (process / "environ").write_bytes(b"HOME=/\0")
+        (process / "cmdline").write_bytes(b"sleep\x001\0")
+    (directory / "proc" / "1").mkdir()
+    (directory / "proc" / "uptime").write_text("100.00 100.00\n")
+    if marked:
+        mark = b"ROLLOUTD_RUN_MARK=rolloutd-run-0123456789abcdef-r1+\0"
+        (directory / f"proc/{pids[-1]}/environ").write_bytes(mark)
+    programs = directory / "bin"
+    programs.mkdir()
+    for name, text in {"sleep": "", "sudo": "exit 1", "id": f"echo {0 if marked else 1000}"}.items():
+        (programs / name).write_text(f"#!/bin/sh\n{text}\n")
+        (programs / name).chmod(0o755)
+    script = subprocess.run(
+        ["/bin/sh", "-xs", "--", "0123456789abcdef", "0", "1", "600", "/nonexistent"],
+        input=stale_processes.SCRIPT.replace("/proc", str(directory / "proc")),
+        capture_output=True,
+        text=True,
+        env={"PATH": f"{programs}:/usr/bin:/bin"},
+        check=False,
+    )
+    assert script.stdout.splitlines()[0].split() == (["left", str(pids[-1])] if marked else ["clear"])
+    return sum(line.startswith("+") for line in script.stderr.splitlines())
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs two users")
