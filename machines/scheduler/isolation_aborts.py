@@ -15,7 +15,7 @@ from machines.model.decision import AbortIsolation, Decision, DeferMaintenance
 from machines.model.node import Observation, natural_sort_key
 from machines.model.reasons import Reason, ReasonCode, UnavailabilityCause
 from machines.model.rollout import Target
-from machines.rules import pools
+from machines.rules import pools, start_blockers
 from machines.scheduler.admission import DecisionBuilder
 from machines.states import Phase
 
@@ -47,6 +47,14 @@ def collect(index: Index, now: float, builder: DecisionBuilder) -> None:
     commands: list[AbortIsolation | DeferMaintenance] = [*aborts.values(), *deferrals.values()]
     for command in commands:
         builder.add(command)
+
+
+def decide_giving_way(index: Index, now: float) -> Decision:
+    """Return which isolations give way, and nothing else: the part of a decision that drivers need."""
+    builder = DecisionBuilder(start_blockers.observe_only_blocker(index))
+    if builder.dry_reason is None:
+        collect(index, now, builder)
+    return builder.build()
 
 
 def record_giving_way(facts: Records, decision: Decision) -> set[tuple[str, str]]:

@@ -21,7 +21,7 @@ from machines.model.rollout import NodeOrder
 from machines.model.timefmt import format_rfc3339
 from machines.scheduler.decide import decide
 from machines.scheduler.decided_events import EventGroup, GroupKind, events_of
-from machines.scheduler.isolation_aborts import record_giving_way
+from machines.scheduler.isolation_aborts import decide_giving_way, record_giving_way
 from machines.states import IN_FLIGHT_PHASES
 from rolloutd.engine.background.audit_monitor import INTERVAL_S, RETRY_S, AuditMonitor
 from rolloutd.engine.background.drift_checks import DriftChecker
@@ -104,6 +104,10 @@ class Daemon:
             await self._retry_unless(self._audit_monitor.begin)
             check = partial(self._start_on_audit, self._audit_monitor.check)
             self._timers.call_every("audit", INTERVAL_S, check)
+            # No daemon remembers which isolations gave way: without it a node that waits for a slot would be
+            # changed now, because the first decision comes only after the inventory's answer.
+            decision = decide_giving_way(self._state.index, await self._state.advance())
+            record_giving_way(self._state.index, decision)
             self._update_drivers()
             # Nodes in flight continue at once; a new node starts only on a fresh inventory.
             await self._inventory_refresher.refresh()

@@ -49,7 +49,6 @@ from tests.rolloutd.slow_store import (
     open_slow_store,
     store_of,
 )
-from tests.support.mutation import Mutant
 
 ALL_CANARIES = 'canary: {select: "team in (payments,search)", max_parallel: 9}'
 
@@ -136,19 +135,6 @@ class BlockingAdapter(FakeCheck, FakeIsolator):
     async def _wait(self) -> None:
         self.begun.set()
         await self.let.wait()
-
-
-class BlockingReturn(BlockingAdapter):
-    """An isolator that isolates at once, and returns a node when it is let."""
-
-    async def isolate(self, ctx: StepContext) -> StepResult:
-        """Isolate the node."""
-        return await FakeIsolator.isolate(self, ctx)
-
-    async def return_to_service(self, ctx: StepContext) -> StepResult:
-        """Return the node to service, later."""
-        await self._wait()
-        return await super().return_to_service(ctx)
 
 
 # -- what takes time ---------------------------------------------------------------
@@ -370,61 +356,6 @@ async def test_downtime_never_counts_against_isolation(tmp_path: Path) -> None:
             await asyncio.wait({driving})
             assert shown == pytest.approx(deadline, abs=1)
         assert inside.phase(rollout, "p1") is Phase.ISOLATING
-
-
-@pytest.mark.parametrize("peer_recovers", [True, False])
-async def test_isolated_node_outlasts_outage_of_peer(tmp_path: Path, peer_recovers: bool) -> None:
-    async with control_environment(tmp_path) as inside:
-        rollout = await inside.start()
-        await inside.transition(rollout, "p1", Trigger.ADMITTED)
-        isolator = BlockingAdapter()
-        async with running(daemon_of(inside, adapters_of(inside, tmp_path, isolator))):
-            await isolator.begun.wait()
-            observe(inside, "p2", NodeHealth.DOWN)
-            await loop_iterations(50)
-            isolator.let.set()
-            await until(inside, lambda: inside.state.step_progress[rollout, "p1"].awaited_slot)
-            assert isolator.actions == [("p1", "do")]
-            assert inside.phase(rollout, "p1") is Phase.ISOLATING
-            if peer_recovers:
-                observe(inside, "p2", NodeHealth.UP)
-                await until(inside, lambda: inside.phase(rollout, "p1") is Phase.DONE)
-                assert inside.state.index.target(rollout, "p1").attempt == 1
-            else:
-                inside.clock.advance(inside.state.index.rollout(rollout).plan.isolate_timeout_s)
-                observe(inside, "p2", NodeHealth.DOWN)
-                await until(inside, lambda: inside.phase(rollout, "p1") is Phase.PENDING)
-                assert isolator.actions == [("p1", "do"), ("p1", "undo")]
-
-
-async def test_abort_keeps_cause_that_is_over(tmp_path: Path) -> None:
-    async with control_environment(tmp_path) as inside:
-        rollout = await inside.start()
-        await inside.transition(rollout, "p1", Trigger.ADMITTED)
-        isolator = BlockingReturn()
-        isolator.results["p1", "do"] = Busy("a pod is held by its budget")
-        async with running(daemon_of(inside, adapters_of(inside, tmp_path, isolator))):
-            await until(inside, lambda: isolator.actions)
-            observe(inside, "p2", NodeHealth.DOWN)
-            await isolator.begun.wait()
-            observe(inside, "p2", NodeHealth.UP)
-            await until(inside, lambda: not inside.state.index.over_budget_targets)
-            isolator.let.set()
-            await until(inside, lambda: inside.phase(rollout, "p1") is Phase.PENDING)
-            assert "is over its budget" in inside.state.index.target(rollout, "p1").last_text
-
-
-async def test_planted_unrecorded_cause_of_abort_is_detected(tmp_path: Path) -> None:
-    recorded = "self._state.index.record_abort(self.rollout, self.node, action.causes)"
-    planted = Mutant("cause-of-an-abort-kept-by-its-driver", Driver._next_action, recorded, "None")
-    with planted.applied(), pytest.raises(AssertionError, match="is over its budget"):
-        await test_abort_keeps_cause_that_is_over(tmp_path)
-
-
-def observe(inside: ControlEnvironment, node: str, health: NodeHealth) -> None:
-    now = inside.clock.now()
-    inside.state.index.record_observations([Observation(node, health, now, "kubelet")], now)
-    inside.state.wake_up()
 
 
 # -- what is said while the disk is full, and after -----------------------------------
