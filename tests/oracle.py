@@ -445,6 +445,23 @@ class Oracle:
         self.begun_rollbacks.pop((name, node), None)
         self.target_states[name, node] = (state, entry["at"])
 
+    # -- pools
+
+    def pools_of(self, rollout: str, node: str) -> list[str]:
+        """Return the pools of a node that a rollout obeys."""
+        return self._pools(self.plans[rollout], node) if node in self.labels else []
+
+    def members_of(self, pool: str) -> list[str]:
+        """Return the nodes of a pool."""
+        return self._members_of(*pool.split("/", 1))
+
+    def excess(self, pool: str, now: float) -> tuple[int, int]:
+        """Return by how many nodes a pool is over its budget: by what was committed, and at most."""
+        members = self.members_of(pool)
+        budget = self._budget(*pool.split("/", 1), len(members))
+        taken = [n for n in members if n in self.in_progress or n in self.failed or self._is_held(n, now)]
+        return len(taken) - budget, sum(self._is_down(each, now) for each in members) - budget
+
     # -- may a node begin?
 
     def _admission_violations(self, name: str, node: str, now: float) -> Iterator[str]:

@@ -27,6 +27,7 @@ from machines.states import Outcome, Phase, Trigger
 from rolloutd.ports import GuardState
 from rolloutd.texts.cause_text import describe_causes
 from tests import oracle
+from tests.sim.budget_judge import BudgetJudge
 from tests.sim.change_judge import ChangeJudge
 from tests.sim.clean_judge import CleanJudge
 from tests.sim.cluster_judge import ClusterJudge
@@ -79,6 +80,7 @@ class Checker(OracleFeed):
         seen = lambda: self.oracle.observations  # noqa: E731  # the oracle replaces them
         self.clusters = ClusterJudge(self.plans, self.report_violation, monotonic, seen)
         self.work = WorkJudge(now, self.report_violation)
+        self.budgets = BudgetJudge(lambda: self.oracle, now, monotonic, self.report_violation)
         self._started_runs: dict[str, list[str]] = {}
         self._succeeded_runs: set[str] = set()
         self._maybe_isolated: set[tuple[str, str]] = set()
@@ -107,6 +109,8 @@ class Checker(OracleFeed):
             ):
                 continue
             self.report_violation(f"{kind}: {text}")
+        if kind in ("saw", "settings"):
+            self.budgets.look()
 
     # -- what the world saw
 
@@ -179,6 +183,7 @@ class Checker(OracleFeed):
             self.report_violation(f"one refused row would stop {' and '.join(sorted(decided))}")
         for event in events:
             self.on_event(event)
+        self.budgets.on_commit(events)
 
     def on_event(self, event: Event) -> None:
         """Hear one committed event."""

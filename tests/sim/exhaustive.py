@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, field
+from functools import cache, partial
 from typing import Any
 
 from tests.sim import plans
@@ -37,13 +37,28 @@ class SmallScenario:
     nodes: int
     spec: Mapping[str, Any]
     fates: Mapping[int, RunFate]
-    stuck: bool = False
+    stuck_s: float = 0.0
+    """Until when no isolation ends."""
     cordoned: bool = False
     away: bool = False
     busy: bool = False
     releases: tuple[str, ...] = ()
     rollouts: int = 1
     """Of this plan; several are in one train."""
+    limit: int = 1
+    """How many nodes of a team may be down."""
+    limits: Mapping[str, int] = field(default_factory=dict)
+    """The same from a line of the trace on."""
+    run_s: float = 0.0
+    """How long each run takes; 0: as in every simulation."""
+    crash_at_s: float = 0.0
+    """When the daemon is killed; 0: never."""
+    held_at: str = ""
+    """A line of the trace at which somebody holds the first node."""
+    slow: str = ""
+    """The effect whose answer is slow."""
+    shows: str = ""
+    """A line of the trace without which a quiet run proves nothing."""
 
 
 def _small_spec(**more: Any) -> dict[str, Any]:
@@ -111,7 +126,43 @@ SMALL = (
         _small_spec(maintain=plans.NOTE, canary={"select": "role=none"}, on_failure="rollback-wave"),
         {1: RunFate.FAILS},
     ),
-    SmallScenario("stuck", 1, _small_spec(limits={"isolate": "2m"}), {}, stuck=True),
+    SmallScenario("stuck", 1, _small_spec(limits={"isolate": "2m"}), {}, stuck_s=600.0),
+    # One of two isolations gives way, and when it begins to its pool has room again.
+    SmallScenario(
+        "over budget",
+        2,
+        _small_spec(canary={"select": "role=none"}),
+        {},
+        stuck_s=60.0,
+        limit=2,
+        limits={
+            "commit apply-busy:n2:isolate.0.command#1": 1,
+            "commit revert-intended:n1:isolate.0.command#1": 2,
+        },
+        shows="commit isolation-aborted:n1",
+    ),
+    # An isolated node waits for the slot of another, and the daemon is killed meanwhile.
+    SmallScenario(
+        "waiting for a slot",
+        2,
+        _small_spec(canary={"select": "role=none"}),
+        {},
+        limit=2,
+        limits={"commit apply-intended:n2:isolate.0.command#1": 1},
+        run_s=300.0,
+        crash_at_s=240.0,
+    ),
+    # Somebody holds a node while it is isolated, and the answer to its release is slow.
+    SmallScenario(
+        "held",
+        1,
+        _small_spec(isolate=[plans.CORDON]),
+        {},
+        stuck_s=60.0,
+        held_at="commit apply-busy:n1:isolate.0.kubernetes#1",
+        slow="let go n1",
+        shows="let go n1",
+    ),
 )
 """Each on its own: what fails in one place only must not hide behind another."""
 
@@ -128,12 +179,12 @@ def run_scripted(small: SmallScenario, outcomes: Mapping[int, EffectOutcome]) ->
     """Run a small plan with some effects that go otherwise."""
     streams = RandomStreams.of(0)
     machines = [
-        SimNode(f"n{number}", {"team": "a", "rack": "r1"}, stuck=small.stuck)
+        SimNode(f"n{number}", {"team": "a", "rack": "r1"}, stuck=small.stuck_s > 0)
         for number in range(1, small.nodes + 1)
     ]
     scenario = Scenario(
         machines,
-        plans.default_settings(),
+        plans.with_team_limit(plans.default_settings(), small.limit),
         [dict(small.spec) for _ in range(small.rollouts)],
         FAULT_PERIOD_S,
         releases=small.releases,
@@ -143,7 +194,7 @@ def run_scripted(small: SmallScenario, outcomes: Mapping[int, EffectOutcome]) ->
         simulation = Simulation(
             name_of(small, outcomes),
             streams,
-            lambda marks: ScriptedFaults(outcomes, marks, small.fates),
+            lambda marks: ScriptedFaults(outcomes, marks, small.fates, small.slow),
             scenario,
             state_dir,
         )
@@ -161,12 +212,24 @@ def run_scripted(small: SmallScenario, outcomes: Mapping[int, EffectOutcome]) ->
             closed = f"do kubernetes R1.n1.1.{plans.FIRST_CORDON}.1"
             simulation.world.triggers[closed] = lambda: setattr(machines[0], "traffic", True)
             simulation.loop.call_from_world(120.0, lambda: setattr(machines[0], "traffic", False))
-        if small.stuck:
-            simulation.loop.call_from_world(600.0, lambda: setattr(machines[0], "stuck", False))
+        if small.run_s:
+            simulation.world.run_s = (small.run_s, small.run_s)
+        if small.held_at:
+            simulation.world.job_faults = None
+            hold = partial(simulation.loop.call_from_world, 0.0, partial(simulation.hold_node, "n1"))
+            simulation.world.triggers[small.held_at] = hold
+        if small.crash_at_s:
+            simulation.loop.call_from_world(small.crash_at_s, simulation.crash_daemon)
+        for line, limit in small.limits.items():
+            simulation.world.triggers[line] = partial(simulation.change_team_limit, limit)
+        for machine in machines if small.stuck_s else ():
+            simulation.loop.call_from_world(small.stuck_s, partial(setattr, machine, "stuck", False))
         result = simulation.run()
     joined = result.coverage.counts.get("train:joined", 0)
     if small.rollouts > 1 and not outcomes and joined < small.nodes * (small.rollouts - 1):
         result.violations.append(f"only {joined} attempts have joined the outage of another")
+    if small.shows and not outcomes and not any(line.endswith(small.shows) for line in result.trace):
+        result.violations.append(f"nothing shows {small.shows}")
     is_killed_only = outcomes and set(outcomes.values()) <= set(PAIRED_OUTCOMES)
     if is_killed_only and not result.violations:
         result.violations += [

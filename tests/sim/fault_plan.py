@@ -72,14 +72,16 @@ class NoFaults:
 
 
 class ScriptedFaults(NoFaults):
-    """Effects go as a table says, by their number from 0; all others go well."""
+    """Effects go as a table says, by their number from 0; all others go well, those of one label slowly."""
 
     def __init__(
         self,
         outcomes: Mapping[int, EffectOutcome],
         coverage: Coverage,
         fates: Mapping[int, RunFate] | None = None,
+        slow: str = "",
     ) -> None:
+        self._slow = slow
         self.labels: list[str] = []
         self._outcomes = outcomes
         self._fates = fates or {}
@@ -87,7 +89,8 @@ class ScriptedFaults(NoFaults):
         self._coverage = coverage
 
     def next_outcome(self, label: str) -> EffectOutcome:
-        way = self._outcomes.get(len(self.labels), EffectOutcome.SUCCEEDS)
+        usual = EffectOutcome.SLOW if label == self._slow else EffectOutcome.SUCCEEDS
+        way = self._outcomes.get(len(self.labels), usual)
         self.labels.append(label)
         self._coverage.count(f"outcome:{way}")
         return way

@@ -81,11 +81,10 @@ class FaultSchedule:
         self._sim.coverage.count("fault:isolation-never-ends")
 
     def _change_settings(self) -> None:
-        """Let somebody write other limits and have them read: a daemon that misses it starts with them."""
-        self._sim.settings = plans.with_random_limits(self._sim.world.streams.faults, self._sim.settings)
-        daemon = self._sim.newest_daemon()
-        if daemon is not None:
-            daemon.run(daemon.reload(self._sim.settings))
+        """Let somebody write other limits."""
+        self._sim.change_settings(
+            plans.with_random_limits(self._sim.world.streams.faults, self._sim.settings)
+        )
 
     def _put_in_service(self) -> None:
         """Let somebody put a node in service at which we are."""

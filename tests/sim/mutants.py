@@ -18,7 +18,7 @@ from machines.invariants import violations
 from machines.model.preparation import PrepareStage
 from machines.model.rollout import Failure
 from machines.rules import parallelism, pools, rollbacks, runners, start_blockers
-from machines.scheduler import decided_events, expiry, preparing
+from machines.scheduler import decided_events, expiry, isolation_aborts, preparing
 from machines.workflow.isolation_plan import IsolationPlan
 from machines.workflow.next_action import _Reconciler
 from machines.workflow.outage import Outage
@@ -135,6 +135,12 @@ MUTANTS = (
         "await self._state.commit(decide(), cause='before the lock')",
     ),
     Mutant(
+        "cause-of-an-abort-kept-by-its-driver",
+        Driver._next_action,
+        "self._state.index.record_abort(self.rollout, self.node, action.causes)",
+        "None",
+    ),
+    Mutant(
         "deadline-extended-by-more-than-downtime",
         expiry.extend_deadlines,
         "target.downtime_s + now - max(silent_since, target.since)",
@@ -239,6 +245,24 @@ MUTANTS = (
         """,
     ),
     Mutant(
+        "over-budget-reason-kept-for-ever",
+        isolation_aborts.record_giving_way,
+        "facts.record_over_budget(over_budget)",
+        "facts.record_over_budget({**facts._over_budget, **over_budget})",
+    ),
+    Mutant(
+        "over-budget-reason-lost-at-a-restart",
+        Daemon.run,
+        "record_giving_way(self._state.index, decision)",
+        "None",
+    ),
+    Mutant(
+        "over-budget-reason-not-recorded",
+        isolation_aborts.record_giving_way,
+        "facts.record_over_budget(over_budget)",
+        "None",
+    ),
+    Mutant(
         "processes-left-on-the-node-forgotten",
         RunExecution.clean_up_stale_runs,
         "isinstance(result, Ok)",
@@ -257,6 +281,7 @@ MUTANTS = (
         "stage.max_parallel + 1",
     ),
     _open_cell(WorkKind.ATTEMPT, WorkKind.CHECK_MODE),
+    _open_cell(WorkKind.ATTEMPT, WorkKind.RELEASE),
     _open_cell(WorkKind.CHECK_MODE, WorkKind.CHECK_MODE),
     _open_cell(WorkKind.CLEANING, WorkKind.CHECK_MODE),
     _open_cell(WorkKind.CLEANING, WorkKind.HOLD),

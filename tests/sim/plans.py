@@ -294,6 +294,12 @@ def with_random_limits(faults: random.Random, settings: Settings) -> Settings:
     return settings.model_copy(update={"pools": pools, "max_parallel": content["max_parallel"]})
 
 
+def with_team_limit(settings: Settings, nodes: int) -> Settings:
+    """Return the settings by which so many nodes of a team may be down."""
+    pools = Settings.model_validate({"pools": {"team": {"max_unavailable": nodes}}}).pools
+    return settings.model_copy(update={"pools": pools})
+
+
 def default_settings() -> Settings:
     """Return the settings under which the small plans run: one node of a team at a time."""
     return Settings.model_validate({"inventory_refresh": "10m", "teams": {"infra": {}, "a": {}, "b": {}}})

@@ -14,9 +14,11 @@ from typing import Any
 
 from machines.facts.index import Index
 from machines.states import IN_FLIGHT_PHASES, Phase
+from rolloutd.commands import holds_and_freezes
 from rolloutd.engine.state import State
 from rolloutd.errors import AlreadyRunning, NotFound, StoreFailed
 from rolloutd.ports import GuardState
+from rolloutd.settings import Settings
 from rolloutd.store import backend_of
 from rolloutd.store.audit_comparison import compare_with_audit
 from tests.sim import plans, suggested_commands, workspace
@@ -207,10 +209,32 @@ class Simulation:
 
     # -- lives
 
+    def crash_daemon(self) -> None:
+        """Crash the daemon at its next step."""
+        self.steps_to_crash = 1
+
     def stop_daemon_for_minutes(self) -> None:
         """Crash the daemon at its next step; it is started again after two minutes."""
-        self.steps_to_crash = 1
+        self.crash_daemon()
         self.restart_at = self.loop.time() + 120.0
+
+    def change_team_limit(self, nodes: int) -> None:
+        """Let somebody write how many nodes of a team may be down, and have it read."""
+        self.change_settings(plans.with_team_limit(self.settings, nodes))
+
+    def change_settings(self, settings: Settings) -> None:
+        """Let somebody write other settings and have them read: a daemon that misses it starts with them."""
+        self.settings, daemon = settings, self.newest_daemon()
+        if daemon is not None:
+            daemon.run(daemon.reload(settings))
+
+    def hold_node(self, node: str) -> None:
+        """Let somebody hold a node."""
+        self.loop.create_task(
+            self._users.run_command(
+                OLGA, "hold", lambda now: holds_and_freezes.hold(now, OLGA, node, "tests")
+            )
+        )
 
     def newest_daemon(self) -> DaemonProcess | None:
         """Return the daemon that answers people now."""
