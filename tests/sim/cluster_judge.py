@@ -70,9 +70,10 @@ class ClusterJudge:
         voted = self._voted(event.rollout, event.node).get("host")
         if voted is not None and voted not in self._recent_answers(event.node):
             self._report(f"{who} with the value {node.endpoint}, and people voted for {voted}")
-        at_work = {name for (_, name), phase in self._phases.items() if phase in WORKING} - {event.node}
-        if self.workers is not None and len(at_work) >= self.workers:
-            self._report(f"{who} while {', '.join(sorted(at_work))} are at work (workers {self.workers})")
+        if self.workers is not None:  # else nothing is counted: it would be over all nodes of a large fleet
+            at_work = {name for (_, name), phase in self._phases.items() if phase in WORKING} - {event.node}
+            if len(at_work) >= self.workers:
+                self._report(f"{who} while {', '.join(sorted(at_work))} are at work (workers {self.workers})")
         if plan.max_unready is None:
             return
         unready = [
