@@ -34,6 +34,7 @@ from rolloutd.adapters.timers import ApschedulerTimers
 from rolloutd.commands import rollout_commands
 from rolloutd.commands.submit import submit
 from rolloutd.commands.voting import Ballot, vote
+from rolloutd.concurrency import garbage
 from rolloutd.control.identity import Identity
 from rolloutd.engine.background.node_observations import run_watch
 from rolloutd.engine.change_notifier import ChangeNotifier
@@ -259,7 +260,7 @@ async def with_fleet(
         )
         snapshot = await store.load_snapshot()
         index = Projection.build(snapshot, compile_limits(settings), compiler)
-        gc.freeze()  # as the daemon does at its start: else each collection inspects all that was imported
+        garbage.tune()  # as the daemon does at its start
         state = State(index, store, clock, settings, ChangeNotifier(), epoch=snapshot.epoch)
         await state.commit([DaemonStarted(snapshot.epoch, "bench", "", clock.now())], cause="bench")
         inventory = BenchInventory(nodes)

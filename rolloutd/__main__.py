@@ -29,7 +29,7 @@ def main(argv: list[str] | None = None) -> int:
     configure_logging(options.log_format)
     # Loaded here, so that --help and --version answer at once.
     from rolloutd.app import serve
-    from rolloutd.concurrency import threads
+    from rolloutd.concurrency import garbage, threads
     from rolloutd.settings import load
 
     try:
@@ -37,6 +37,7 @@ def main(argv: list[str] | None = None) -> int:
         if options.check:
             return _check_settings(settings)
         sys.setswitchinterval(threads.SWITCH_INTERVAL_S)
+        garbage.tune()
         _run_until_exit(serve(settings))
     except InvalidFile as invalid:
         for mistake in invalid.diagnostics:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import logging
 import signal
 import socket
@@ -33,7 +32,7 @@ from rolloutd.adapters.ssh.stager import SshStager, UrlStager
 from rolloutd.adapters.timers import ApschedulerTimers, SystemClock
 from rolloutd.adapters.webhook_notifier import load_webhook
 from rolloutd.audit.audit_segments import SEGMENTS_DIRECTORY
-from rolloutd.concurrency import threads
+from rolloutd.concurrency import garbage, threads
 from rolloutd.configuration.documents import fingerprint, load_redaction_key
 from rolloutd.control.routes import Services
 from rolloutd.control.server import ControlServer
@@ -376,17 +375,6 @@ async def _run_operator(state: State, sources: TreeStore, context: ports.Adapter
         await run_operator(state, sources, context)
 
 
-@contextlib.contextmanager
-def _gc_paused() -> Iterator[None]:
-    """Exempt what the body loads from garbage collection: it is never freed, and scans cost time."""
-    gc.disable()
-    try:
-        yield
-        gc.freeze()
-    finally:
-        gc.enable()
-
-
 async def _load_state(
     settings: Settings,
     store: ports.Store,
@@ -394,7 +382,7 @@ async def _load_state(
     compiler: TeamPlanCompiler,
     leadership: ports.Leadership,
 ) -> State:
-    with _gc_paused():
+    with garbage.uncollected():  # what is loaded here stays
         snapshot = await store.load_snapshot()
         index = Projection.build(snapshot, compile_limits(settings), compiler)
         head = await store.latest_audit_entry()

@@ -1,1 +1,1 @@
-"""Threads for calls that block, and a semaphore whose limit may change."""
+"""Threads for calls that block, a semaphore whose limit may change, and when garbage is collected."""

@@ -6,7 +6,6 @@ It knows neither nodes nor adapters.
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import time
 from collections.abc import (
@@ -16,15 +15,14 @@ from collections.abc import (
     Coroutine,
     Hashable,
     Iterable,
-    Iterator,
     Sequence,
 )
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar
 
-from rolloutd.concurrency import threads
+from rolloutd.concurrency import garbage, threads
 from rolloutd.ports import Clock
 
 log = logging.getLogger("rolloutd.engine.tasks")
@@ -78,7 +76,7 @@ async def compute(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -
         finally:
             counted.used_s += time.thread_time() - began_s
 
-    with _without_collection():
+    with garbage.uncollected():
         return await threads.COMPUTATIONS.run(measured)
 
 
@@ -86,28 +84,11 @@ async def compute_in_parts(part: Callable[[], bool]) -> None:
     """Call `part` until it returns False; between two parts the loop continues."""
     if not part():
         return
-    with _without_collection():
+    with garbage.uncollected():
         is_unfinished = True
         while is_unfinished:
             await asyncio.sleep(0)
             is_unfinished = part()
-
-
-@contextmanager
-def _without_collection() -> Iterator[None]:
-    """Collect no cycles in the body: one collection stops the loop for longer than a computation does."""
-    gc.disable()
-    _computations.add(computation := object())
-    try:
-        yield
-    finally:
-        _computations.remove(computation)
-        # Computations may overlap; only the last one to end turns the collection on again.
-        if not _computations:
-            # What is left of a large one, such as the targets of a submit, has no cycles and goes by itself.
-            if gc.get_count()[0] > MANY_OBJECTS:
-                gc.freeze()
-            gc.enable()
 
 
 async def free(values: list[Any]) -> None:
@@ -134,9 +115,6 @@ async def for_each(items: Iterable[T], work: Callable[[T], Awaitable[object]], *
         raise errors.exceptions[0] from None
 
 
-MANY_OBJECTS = 50_000
-"""Objects left of computations that are exempt from collection: it would stop the loop to inspect them."""
-
 FEW_ROWS = 200
 """Rows over which a computation holds the loop for some milliseconds at most."""
 
@@ -146,9 +124,6 @@ async def compute_over(rows: int, function: Callable[P, T], *args: P.args, **kwa
     if rows <= FEW_ROWS:
         return function(*args, **kwargs)
     return await compute(function, *args, **kwargs)
-
-
-_computations: set[object] = set()
 
 
 class Wakeup:
