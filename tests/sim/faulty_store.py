@@ -7,8 +7,9 @@ checker gets each committed event; before each commit, the invariants check the 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from machines.facts.fleet_facts import FactsSnapshot
@@ -62,7 +63,9 @@ class FaultyStore:
         self._limits_before: Limits | None = None
         self._committed_at = 0.0
         self._checked_commits = 0
-        self._pending_batches: deque[Sequence[Event]] = deque()
+        self._batch_numbers = itertools.count()
+        self._pending_batches: dict[int, Sequence[Event]] = {}
+        """The events of the transactions that wait, in their order; a refused one is never written."""
 
     async def commit(
         self, events: Sequence[Event], *, actor: Actor, cause: str, at: float
@@ -85,11 +88,8 @@ class FaultyStore:
             # What SQLite has committed it also says; its answer can be lost only by dying.
             raise StoreFailed(f"nothing was written: {label}")
         self._snapshot_facts(at)
-        self._pending_batches.append(events)
-        try:
+        with self._pending(events):
             entries = await self._inner.commit(events, actor=actor, cause=cause, at=at)
-        finally:
-            self._pending_batches = deque(each for each in self._pending_batches if each is not events)
         if outcome is EffectOutcome.TWICE and not any(isinstance(event, TargetChanged) for event in events):
             await self._commit_again(events, actor, cause, at)
         if outcome is EffectOutcome.CUT_AFTER:
@@ -98,19 +98,27 @@ class FaultyStore:
 
     async def save_source_answer(self, answer: SourceAnswer, removed: Sequence[str] = ()) -> None:
         """Store what a source reported; it takes its turn among the commits."""
-        batch: list[Event] = []
-        self._pending_batches.append(batch)
-        try:
+        with self._pending():
             await self._inner.save_source_answer(answer, removed)
+
+    @contextmanager
+    def _pending(self, events: Sequence[Event] = ()) -> Iterator[None]:
+        """Keep the events of a transaction until it is written or refused."""
+        number = next(self._batch_numbers)
+        self._pending_batches[number] = events
+        try:
+            yield
         finally:
-            self._pending_batches = deque(each for each in self._pending_batches if each is not batch)
+            self._pending_batches.pop(number, None)
 
     def intercept_writes(self, writer: BatchWriter) -> None:
         """Report each transaction when it is on disk, also if the daemon dies before the answer."""
         write = writer.write
 
         def overheard(batch: Sequence[Transaction]) -> list[TransactionResult]:
-            batch_events = [self._pending_batches.popleft() if self._pending_batches else () for _ in batch]
+            oldest = list(itertools.islice(self._pending_batches, len(batch)))
+            batch_events = [self._pending_batches.pop(number) for number in oldest]
+            batch_events += [()] * (len(batch) - len(oldest))
             answers = write(batch)
             for events, answer in zip(batch_events, answers, strict=True):
                 if isinstance(answer, tuple) and not self._world.is_finished:
@@ -231,23 +239,15 @@ class FaultyStore:
         if cut < KILLED_WHILE_SIGNING:
             self._world.coverage.count("fault:killed-while-signing")
             await self._world.cut_power(self._process)
-        batch: list[Event] = []
-        self._pending_batches.append(batch)
-        try:
+        with self._pending():
             await self._inner.sign_audit_checkpoint(verified_at, all_rows=all_rows)
-        finally:
-            self._pending_batches = deque(each for each in self._pending_batches if each is not batch)
         if KILLED_WHILE_SIGNING <= cut < 2 * KILLED_WHILE_SIGNING:
             await self._world.cut_power(self._process)
 
     async def drop_audit_checkpoint(self) -> None:
         """Drop it; it takes its turn among the commits."""
-        batch: list[Event] = []
-        self._pending_batches.append(batch)
-        try:
+        with self._pending():
             await self._inner.drop_audit_checkpoint()
-        finally:
-            self._pending_batches = deque(each for each in self._pending_batches if each is not batch)
 
     async def load_steps(self, *args: Any, **named: Any) -> Any:
         """Read, or raise a disk error."""
