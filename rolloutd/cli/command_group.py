@@ -137,6 +137,8 @@ class Parser(argparse.ArgumentParser):
 
     def argument(self, *names: str, metavar: str, text: str, **settings: Any) -> Parser:
         """Add an argument with a value; `text` is its help."""
+        if not names[0].startswith("-"):
+            settings.setdefault("type", _non_empty)
         self.add_argument(*names, metavar=metavar, help=text, **settings)
         return self
 
@@ -420,6 +422,13 @@ def confirm(call: Invocation, read_text: Callable[[], str], question: str, *, mu
 def _non_blank(text: str) -> str:
     if not text.strip():
         raise argparse.ArgumentTypeError("it is empty; the audit needs a reason")
+    return text
+
+
+def _non_empty(text: str) -> str:
+    """Refuse an empty name, as a script's unset variable gives: in an API path it would be another path."""
+    if not text:
+        raise argparse.ArgumentTypeError("it is empty; name one")
     return text
 
 

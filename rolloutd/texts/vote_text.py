@@ -25,7 +25,7 @@ def describe_missing_votes(params: Params) -> str:
         votes += f" (four eyes: the vote of {params['submitter']} does not count)"
     text = "; ".join(part for part in (failures + (f" and {more} more" if more else ""), votes) if part)
     if params.get("superseded"):
-        text += f" (votes for {params['superseded']} were for another digest and are void here)"
+        text += f" (votes for {params['superseded']} do not count here)"
     return text.strip()
 
 

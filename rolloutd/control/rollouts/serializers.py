@@ -85,7 +85,7 @@ def source(pinned: Mapping[str, str]) -> wire.Source:
 def rollout(state: State, resolved: ResolvedRollout, covered: coverage.Coverage) -> wire.Rollout:
     now = state.now()
     current, index = resolved.rollout, resolved.index
-    latest = None if current.closed else state.forecasts.get(current.id)
+    latest = None if current.closed else _forecast_ahead(state.forecasts.get(current.id), now)
     progress = rollout_progress(index, current.id, now)
     kept = _kept_lists(state, current.id)
     gates = gate_serializers.gates_of(kept, index, current, now)
@@ -159,6 +159,16 @@ def _pool(index: Index, counts: PoolCounters, pool: Pool) -> wire.Pool:
         unobserved=len(pool.unknown),
         max_unavailable=index.budget(pool),
     )
+
+
+def _forecast_ahead(latest: Mapping[str, Any] | None, now: float) -> Mapping[str, Any] | None:
+    """Return a forecast, None once its end has passed.
+
+    On a busy machine the next one may take minutes, and an end in the past says nothing of what is left.
+    """
+    if latest is None or latest["ends_at"]["p90"] is None:
+        return latest
+    return latest if datetime.fromisoformat(latest["ends_at"]["p90"]).timestamp() > now else None
 
 
 def work_left(latest: Mapping[str, Any] | None, now: float) -> wire.Work | None:

@@ -266,7 +266,8 @@ class Rollout(RolloutSummary):
     """A rollout as `status` shows it; `expected_s` is the usual time of one of its nodes.
 
     `skipped` nodes are done without the change, `rolled_back` is how many of these were changed before.
-    `forecast`, `work` and `eta` (its p90) are of the latest forecast, null before the first one.
+    `forecast`, `work` and `eta` (its p90) are of the latest forecast, null before the first one and once
+    `eta` has passed.
     `votes_missing` counts votes at all gates ahead, `minutes` are of all nodes; `prepared` may be null.
     """
 

@@ -16,6 +16,10 @@ from tests.rolloutd.control_environment import PLAN
 REASON = "--reason x"
 WRONG = f"""
 status nosuch
+status ''
+nodes ''
+why {{live}} ''
+logs {{live}} ''
 nodes nosuch
 nodes {{live}} --selector 'team in'
 nodes {{live}} --phase nosuch
@@ -78,7 +82,9 @@ handover --since yesterday
 handover --since 2h3x
 handover --since 2100-01-01T00:00:00Z
 compare nosuch
+changes ''
 changes nosuch
+config ''
 config nosuch
 config p1 --record nosuch
 diff nosuch
@@ -150,6 +156,7 @@ plan submit {{dir}}/plan.yml --override-verdict nosuch {REASON}
 plan submit {{dir}}/plan.yml --override-verdict {{verdict}} {REASON}
 plan submit {{dir}}/plan.yml --override-verdict nosuch
 plan schema {{dir}}/nosuch/x
+approve '' start {REASON}
 approve nosuch start {REASON}
 approve {{live}} nosuch {REASON}
 approve {{live}} start {REASON}
@@ -194,6 +201,7 @@ retry {{live}} nosuch {REASON}
 advance nosuch p1 {REASON}
 advance {{live}} nosuch {REASON}
 advance {{live}} p1 {REASON}
+skip {{live}} '' {REASON}
 skip nosuch p1 {REASON}
 skip {{live}} nosuch {REASON}
 skip {{live}} p1 {REASON}

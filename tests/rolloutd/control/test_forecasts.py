@@ -15,6 +15,7 @@ from machines.model.events import FreezeStarted
 from machines.model.windows import Freeze
 from rolloutd.control.client import ApiError
 from rolloutd.control.plans import plan_duration
+from rolloutd.control.response_text import describe_vote_deadline
 from rolloutd.engine import forecasts
 from rolloutd.engine.forecasts import Forecaster
 from rolloutd.forecast import __main__ as process
@@ -419,6 +420,22 @@ async def test_forecasts_of_one_second_are_all_kept(tmp_path: Path) -> None:
         kept = await inside.state.store.load_forecasts(rollout)
         assert [each.occasion for each in kept] == ["gate start", "calendar"]
         assert len({each.answer["made_at"] for each in kept}) == 1
+
+
+async def test_forecast_whose_end_has_passed_is_not_shown(tmp_path: Path) -> None:
+    async with forecast_environment(tmp_path) as inside:
+        rollout = await inside.submit()
+        await Forecaster(inside.state)._refresh()
+        shown = await inside.request("nora", "get", f"/v1/rollouts/{rollout}")
+        left_s = shown["work"]["high_s"]
+        inside.clock.advance(left_s - 2.0)
+        shown = await inside.request("nora", "get", f"/v1/rollouts/{rollout}")
+        assert 1.0 <= shown["work"]["high_s"] <= 3.0
+        assert "a yes now: ends" in describe_vote_deadline(shown)
+        inside.clock.advance(4.0)
+        shown = await inside.request("nora", "get", f"/v1/rollouts/{rollout}")
+        assert (shown["work"], shown["eta"], shown["forecast"]) == (None, None, None)
+        assert describe_vote_deadline(shown) == ""
 
 
 async def test_missed_forecast_is_reported_once(tmp_path: Path) -> None:

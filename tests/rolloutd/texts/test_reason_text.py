@@ -380,7 +380,7 @@ def test_votes_missing_alike_share_a_clause() -> None:
     assert describe_missing_votes({**VOTES, "teams": teams, "submitter": "eve", "superseded": "Q"}) == (
         "the vote of the owner, team infra, is missing; the vote of team c is missing (the settings have no "
         "team c; an admin must add it); the votes of teams a and b are missing (four eyes: the vote of eve "
-        "does not count) (votes for Q were for another digest and are void here)"
+        "does not count) (votes for Q do not count here)"
     )
 
 
