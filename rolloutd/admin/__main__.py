@@ -17,6 +17,7 @@ from rolloutd.configuration.documents import KEY_FILE as REDACTION_KEY_FILE
 from rolloutd.errors import InvalidFile, RolloutdError, StoreFailed
 from rolloutd.ports import Leadership
 from rolloutd.settings import DEFAULT_CONFIG, Settings, load
+from rolloutd.texts.formats import pluralize
 
 VERBS = ("doctor", "verify", "chain", "segments", "backup", "restore", "prepare", "move")
 
@@ -154,14 +155,25 @@ def _run_backup(settings: Settings, options: argparse.Namespace) -> int:
 
 
 def _run_restore(settings: Settings, options: argparse.Namespace) -> int:
+    from rolloutd.adapters.ansible import forgotten_runs
     from rolloutd.store import restore
 
     _require_file(settings)
     result = restore(settings.state_dir, options.file)
+    suffix, runs_dir = f"forgotten-{result.epoch}", settings.state_dir / "runs"
+    forgotten = forgotten_runs.set_aside(runs_dir, known=result.handles, since=result.ends_at, suffix=suffix)
     if options.json:
         kept = None if result.previous_database is None else str(result.previous_database)
         sys.stdout.write(
-            json.dumps({"head": result.verification.head, "kept": kept, "epoch": result.epoch}) + "\n"
+            json.dumps(
+                {
+                    "head": result.verification.head,
+                    "kept": kept,
+                    "epoch": result.epoch,
+                    "forgotten_runs": forgotten,
+                }
+            )
+            + "\n"
         )
     else:
         sys.stdout.write(
@@ -172,6 +184,11 @@ def _run_restore(settings: Settings, options: argparse.Namespace) -> int:
     _write_stderr(
         "the daemon has forgotten what happened after the backup; inspect every node that was in flight since"
     )
+    if forgotten:
+        _write_stderr(
+            f"{pluralize(forgotten, 'run')} after the backup: not known, so begun again when the rollouts"
+            f" continue; their output: {runs_dir}/*.{suffix}"
+        )
     _write_stderr("the playbooks' trees do not come with it: `rolloutctl doctor` says whether any is missing")
     return EXIT_OK
 

@@ -225,7 +225,7 @@ def use_token(call: Invocation) -> int:
 
 def _report(call: Invocation, gate: Gate) -> int:
     if not call.print_data(gate, [_gate_path(call.args.rollout, gate)]):
-        print_line(format_gate(gate))
+        print_line(sanitize(format_gate(gate)))
     return exits.OK
 
 

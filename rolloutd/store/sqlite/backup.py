@@ -7,7 +7,7 @@ copy are checked.  Playbook trees and logs of runs are plain files and not part 
 from __future__ import annotations
 
 import sqlite3
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,11 +35,16 @@ UPDATE {table} SET connection = json_patch('{{"rolloutd_withheld": true}}', json
 
 @dataclass(frozen=True, slots=True)
 class RestoreResult:
-    """The result of a restore: audit report, path of the old database, new epoch."""
+    """The result of a restore: audit report, path of the old database, new epoch.
+
+    `ends_at` is the instant of the copy's last audit entry, `handles` are those of the runs that it knows.
+    """
 
     verification: ChainVerification
     previous_database: Path | None
     epoch: int
+    ends_at: float
+    handles: frozenset[str]
 
 
 def backup(state_dir: Path, target: Path) -> ChainVerification:
@@ -84,6 +89,7 @@ def restore(state_dir: Path, backup_file: Path) -> RestoreResult:
                 )
             mark = commit_mark.read_mark(target)
             epoch = _advance_epoch(temporary, _read_epoch(target), 0 if mark is None else mark[0])
+            ends_at, handles = _read_end(temporary)
             _sign_base(temporary, SqliteBackend(target).load_signing_key())
             files.change_owner(temporary, owner)
             previous = files.preserve_previous(target)
@@ -94,7 +100,7 @@ def restore(state_dir: Path, backup_file: Path) -> RestoreResult:
         files.change_owner(state_dir / lock.FILE_NAME, owner)
     finally:
         state_lock.close()
-    return RestoreResult(verification, previous, epoch)
+    return RestoreResult(verification, previous, epoch, ends_at, handles)
 
 
 def _require_safe_target(state_dir: Path, target: Path) -> None:
@@ -176,6 +182,20 @@ def _advance_epoch(temporary: Path, newest: int | None, marked: int) -> int:
         epoch = max(current + EPOCH_INCREMENT if newest is None else max(current, newest), marked)
         database.write_epoch(connection, epoch)
     return epoch
+
+
+def _read_end(temporary: Path) -> tuple[float, frozenset[str]]:
+    """Return the instant of the last audit entry, and the handles of all runs."""
+    handles: set[str] = set()
+    with closing(sqlite3.connect(temporary, isolation_level=None)) as connection:
+        last = connection.execute(
+            "SELECT json_extract(entry, '$.at') FROM audit ORDER BY seq DESC LIMIT 1"
+        ).fetchone()
+        for table in ("step", "preparation"):
+            # A copy of an older version may lack the table.
+            with suppress(sqlite3.OperationalError):
+                handles.update(handle for (handle,) in connection.execute(f"SELECT handle FROM {table}"))  # noqa: S608
+    return (0.0 if last is None else float(last[0])), frozenset(handles)
 
 
 def _sign_base(temporary: Path, key: bytes) -> None:
