@@ -22,6 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from bench._scale_inventory import POOL_SIZE, BenchInventory
 from bench.decide import decision_times
 from machines.facts.counters import RolloutCounters
 from machines.facts.projection import Projection
@@ -44,7 +45,6 @@ from rolloutd.engine.forecasts import OWN_TIME_LIMIT_S, Forecaster
 from rolloutd.engine.state import State
 from rolloutd.errors import StoreFailed
 from rolloutd.ports import (
-    DiscoveredNode,
     Failed,
     OnConfirmed,
     OnNodesChanged,
@@ -66,9 +66,6 @@ from tests.support.virtual_loop import VirtualLoop
 
 URL = "https://git.example/playbooks.git"
 OWNER = Identity(1001, "olga", frozenset(), admin=True, teams=frozenset({"infra"}))
-
-POOL_SIZE = 100
-"""Nodes of one pool: a fleet of 100,000 has 1,000 pools, as the largest ones have racks."""
 
 AT_WORK = 500
 """Nodes that are in work at once, fail and are retried."""
@@ -126,38 +123,6 @@ class BenchClock:
 
     def advance(self, seconds: float) -> None:
         self._offset_s += seconds
-
-
-class BenchInventory:
-    """ports.Inventory of so many nodes."""
-
-    source = "bench"
-
-    def __init__(self, nodes: int) -> None:
-        self._nodes, self._relabelled = nodes, 0
-
-    async def refresh(self) -> Sequence[DiscoveredNode]:
-        # Made again each time, as a source's answer is; in a thread, as a long answer is parsed.
-        return await asyncio.to_thread(self._answer)
-
-    def _answer(self) -> Sequence[DiscoveredNode]:
-        roles = ({"role": "spare"} if number < self._relabelled else {} for number in range(self._nodes))
-        return [self._node(number, **labels) for number, labels in enumerate(roles)]
-
-    def relabel(self, count: int) -> None:
-        """Let the next answer differ in so many nodes."""
-        self._relabelled = count
-
-    def _node(self, number: int, **labels: str) -> DiscoveredNode:
-        # All are canaries, because only this wave lets many nodes fail at once.
-        labels = {
-            "canary": "yes",
-            "team": f"t{number // POOL_SIZE}",
-            "rack": f"r{number % POOL_SIZE}",
-            **labels,
-        }
-        variables = {"ansible_host": f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}"}
-        return DiscoveredNode(f"n{number:06}", self.source, labels=labels, connection=variables)
 
 
 class VirtualWorld:
@@ -292,15 +257,22 @@ async def measure_pauses(fleet: Fleet) -> dict[str, float]:
     nodes = len(state.index.nodes)
     tasks = asyncio.all_tasks()
 
-    async def pause_of(name: str, work: Awaitable[object]) -> None:
+    async def pause_of(name: str, work: Awaitable[object]) -> float:
+        """Do the work, and return its CPU seconds."""
+        began_s = time.process_time()
         with longest_pause() as found:
             await work
+        cpu_s = time.process_time() - began_s
         figures[f"loop pause {name}"] = found[0]
         gc.collect()
+        return cpu_s
 
+    await fleet.daemon._inventory_refresher.refresh()  # once more what the first answer has written
     await fleet.settle()
     fleet.inventory.relabel(TEN)
-    await pause_of("refresh", fleet.daemon._inventory_refresher.refresh())
+    answering_s = fleet.inventory.answering_s
+    refresh_s = await pause_of("refresh", fleet.daemon._inventory_refresher.refresh())
+    figures["refresh cpu"] = refresh_s - (fleet.inventory.answering_s - answering_s)
     await pause_of("submit", _then_settle(fleet, fleet.submit("sat", 1)))
     rollouts: list[str] = []
     await pause_of("supersede", _then_settle(fleet, _keep(rollouts, fleet.submit("sat", 2, supersede=True))))

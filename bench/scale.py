@@ -75,6 +75,7 @@ LIMITS: dict[str, tuple[str, float | None]] = {
     "loop pause submit": ("ms", 50.0),
     "loop pause supersede": ("ms", 50.0),
     "loop pause refresh": ("ms", 50.0),
+    "refresh cpu": ("s", 1.0),
     "loop pause forecast": ("ms", 20.0),
     "loop pause window": ("ms", 50.0),
     "loop pause failures": ("ms", 50.0),

@@ -19,6 +19,7 @@ from rolloutd.ports.context import Clock as Clock
 from rolloutd.ports.context import InventorySnapshot as InventorySnapshot
 from rolloutd.ports.context import RunnerContext as RunnerContext
 from rolloutd.ports.context import Timers as Timers
+from rolloutd.ports.host_variables import ADDRESS_VARIABLES as ADDRESS_VARIABLES
 from rolloutd.ports.host_variables import GROUPS as GROUPS
 from rolloutd.ports.host_variables import IMPLICIT_GROUPS as IMPLICIT_GROUPS
 from rolloutd.ports.host_variables import InvalidVariable as InvalidVariable

@@ -149,10 +149,14 @@ def marked_as(given: JSON, text: str) -> JSON:
 
 def is_marked_form(variables: Mapping[str, JSON], marked: Mapping[str, JSON]) -> bool:
     """Return whether `marked` is what without_templates() makes of such variables, at less cost."""
-    return len(variables) == len(marked) and all(
-        name in marked and (value == marked[name] if name == GROUPS else _is_marked_form(value, marked[name]))
-        for name, value in variables.items()
-    )
+    if len(variables) != len(marked):
+        return False
+    for name, value in variables.items():  # no generator: a fleet has a million variables
+        if name not in marked:
+            return False
+        if not (value == marked[name] if name == GROUPS else _is_marked_form(value, marked[name])):
+            return False
+    return True
 
 
 def _is_marked_form(value: JSON, marked: JSON) -> bool:

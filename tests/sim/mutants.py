@@ -106,9 +106,9 @@ MUTANTS = (
     ),
     Mutant(
         "values-of-failed-targets-not-compared",
-        InventoryRefresher._changed_values,
-        "target.node in index.nodes",
-        "target.node in index.nodes and target.phase.value == 'pending'",
+        InventoryRefresher._compare_values,
+        "each in targets",
+        "each in targets and targets[each].phase.value == 'pending'",
     ),
     Mutant(
         "cluster-started-before-its-control-plane",

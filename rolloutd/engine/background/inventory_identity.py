@@ -7,7 +7,7 @@ the last valid one in effect.  It knows one source's answers, and neither the fl
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from machines.model.node import ConflictKind
@@ -23,13 +23,19 @@ def with_known_names(
     before: Sequence[DiscoveredNode],
     invalid: Mapping[str, str],
     accepted: Mapping[str, Collection[str]] | None = None,
-) -> list[DiscoveredNode]:
+) -> Sequence[DiscoveredNode]:
     """Return the nodes of an answer by the names of the answer in effect, with what contradicts it.
 
     `invalid` has the problems of records without a node, by name, `accepted` the new names and ids that an
-    admin has accepted, by the name before.
+    admin has accepted, by the name before.  A record that is in effect as it is costs little, and if all are,
+    the sequence of those in effect is returned.
     """
-    reported, before, accepted = _with_ids(reported), _with_ids(before), accepted or {}
+    accepted, in_effect = accepted or {}, before
+    settled = _settled(reported, before, {*invalid, *accepted})
+    if len(settled) == len(reported) == len(before):
+        return before
+    reported, doubtful = without(reported, settled), without(before, settled)
+    reported, before = _with_ids(reported), _with_ids(doubtful)
     objects: dict[str, list[DiscoveredNode]] = {}
     for node in reported:
         objects.setdefault(node.name, []).append(node)
@@ -63,7 +69,50 @@ def with_known_names(
     for name, problem in invalid.items():
         if name in last and name not in found:
             found[name] = replace(last[name], conflicts={ConflictKind.INVALID.value: problem})
-    return list(found.values())
+    # What is as before stays the same object in the same place, also in conflict: it is no change.
+    last = {node.name: node for node in doubtful}
+    named = [last[name] if last.get(name) == node else node for name, node in found.items()]
+    return _in_order_of(in_effect, [*settled, *named])
+
+
+def _settled(
+    reported: Sequence[DiscoveredNode], before: Sequence[DiscoveredNode], doubtful: Collection[str]
+) -> Sequence[DiscoveredNode]:
+    """Return the records that are in effect as they are, and share no name and no id with any other."""
+    both = set(map(id, reported)) & set(map(id, before))
+    settled = reported if len(both) == len(reported) else [node for node in reported if id(node) in both]
+    others = [
+        node
+        for nodes in (reported, before)
+        if len(nodes) > len(both)
+        for node in nodes
+        if id(node) not in both
+    ]
+    names, ids = set(doubtful), set[str]()
+    while others or names:
+        names.update(node.name for node in others)
+        ids.update(node.id for node in others if node.id)
+        others = [node for node in settled if node.name in names or node.id in ids]
+        if not others:
+            break
+        settled = without(settled, others)
+    return settled
+
+
+def _in_order_of(
+    before: Sequence[DiscoveredNode], nodes: Sequence[DiscoveredNode]
+) -> Sequence[DiscoveredNode]:
+    kept = set(map(id, nodes))
+    ordered = [node for node in before if id(node) in kept]
+    if len(ordered) == len(before) == len(nodes):
+        return before
+    return [*ordered, *without(nodes, before)]
+
+
+def without(nodes: Sequence[DiscoveredNode], others: Iterable[DiscoveredNode]) -> Sequence[DiscoveredNode]:
+    """Return the nodes that are not among the others, as objects."""
+    left_out = set(map(id, others))
+    return [node for node in nodes if id(node) not in left_out] if left_out else nodes
 
 
 def reported_name(node: DiscoveredNode) -> str:
@@ -87,8 +136,10 @@ def _with_ids(reported: Sequence[DiscoveredNode]) -> list[DiscoveredNode]:
 
 def own_id(node: DiscoveredNode) -> str:
     """Return the id of a machine whose source gives none of its own; empty without one."""
-    ids = ((key, read_text(node.connection, key)) for key in (PROVIDER_ID, MACHINE_ID))
-    return next((f"{key}/{value}" for key, value in ids if value), "")
+    for key in (PROVIDER_ID, MACHINE_ID):
+        if key in node.connection and (value := read_text(node.connection, key)):
+            return f"{key}/{value}"
+    return ""
 
 
 def _known_node(node: DiscoveredNode, name: str, objects: Sequence[DiscoveredNode]) -> DiscoveredNode:

@@ -27,13 +27,15 @@ class MergedInventory:
     """Nodes and connections by name; where two sources differ, the first one named wins.
 
     `canonical_names` maps (source, its name) to the fleet's name where they differ, empty for a rejected
-    node; `rejected` has the problems by source.  `reports` are the sources' own records by the fleet's name.
+    node; `rejected` has the problems by source, `refused` the records of these nodes.  `reports` are the
+    sources' other records by the fleet's name.
     """
 
     nodes: dict[str, Node] = field(default_factory=dict)
     connections: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     canonical_names: dict[tuple[str, str], str] = field(default_factory=dict)
     rejected: dict[str, list[str]] = field(default_factory=dict)
+    refused: list[DiscoveredNode] = field(default_factory=list)
     reports: dict[str, tuple[DiscoveredNode, ...]] = field(default_factory=dict)
     sources: dict[str, tuple[str]] = field(default_factory=dict)
     """One object for all nodes that only this source reports."""
@@ -44,10 +46,12 @@ def merge_inventories(
     known_nodes: Mapping[str, Node] | None = None,
     connections: Mapping[str, Mapping[str, Any]] | None = None,
     unanswered: Iterable[str] = (),
+    foreign_groups: Mapping[str, str] | None = None,
 ) -> MergedInventory:
     """Merge what the sources found, in their order.
 
     `known_nodes` and `connections` keep their names and clusters; `unanswered` sources have not answered yet.
+    `foreign_groups` are those of all nodes, if the sources found more than these (groups_without_host()).
     """
     known_nodes = known_nodes or {}
     merged, unanswered_sources = MergedInventory(), frozenset(unanswered)
@@ -68,35 +72,33 @@ def merge_inventories(
             merged.canonical_names[node.source, node.name] = name
         named.append((name, node))
     clusters = _assign_clusters(named, known_nodes, unanswered_sources)
-    foreign_groups = _groups_without_host(found)
+    if foreign_groups is None:
+        foreign_groups = groups_without_host(found)
     for name, node in named:
         cluster = clusters.get(name, node.source)
+        problem = ""
         if name in IMPLICIT_GROUPS:
-            merged.canonical_names[node.source, node.name] = ""
             problem = f"{name} is the name of a group that Ansible makes; rename the node in the source"
-            merged.rejected.setdefault(node.source, []).append(problem)
         elif name in foreign_groups:
-            merged.canonical_names[node.source, node.name] = ""
             problem = (
                 f"{name} is the name of a group of {foreign_groups[name]}; rename the node in the source"
             )
-            merged.rejected.setdefault(node.source, []).append(problem)
         elif not _is_valid_name(name):
-            merged.canonical_names[node.source, node.name] = ""
             problem = f"{name[:60]!r} is not a node name; use letters, digits, '-', '_' and '.', at most 128"
-            merged.rejected.setdefault(node.source, []).append(problem)
         elif node.kind is not NodeKind.HOST and cluster != node.source:
-            merged.canonical_names[node.source, node.name] = ""
             problem = (
                 f"{node.name} is also in {cluster}: give one of the two clusters a prefix in the settings"
             )
+        if problem:
+            merged.canonical_names[node.source, node.name] = ""
             merged.rejected.setdefault(node.source, []).append(problem)
+            merged.refused.append(node)
         else:
             _add_node(merged, name, node)
     return merged
 
 
-def _groups_without_host(found: Iterable[DiscoveredNode]) -> dict[str, str]:
+def groups_without_host(found: Iterable[DiscoveredNode]) -> dict[str, str]:
     """Return the sources of the groups that have no host of their name in their source.
 
     A host of another source with such a name would take the group's place in playbooks: they would skip the
@@ -104,7 +106,7 @@ def _groups_without_host(found: Iterable[DiscoveredNode]) -> dict[str, str]:
     """
     groups: dict[str, set[str]] = {}
     for node in found:
-        if names := _group_names(node.connection):
+        if names := node.connection.get(GROUPS):
             groups.setdefault(node.source, set()).update(names)
     hosts = {(node.source, node.name) for node in found} if groups else set()
     return {name: source for source, names in groups.items() for name in names if (source, name) not in hosts}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 
@@ -20,18 +20,19 @@ from machines.facts.node_work import work_on
 from machines.model.events import Event, NodesDiscovered, NodesRemoved
 from machines.model.node import Conflict as SourceConflict
 from machines.model.node import ConflictKind, Node
+from machines.model.plan import Plan
 from machines.model.rollout import Actor
 from machines.model.timefmt import format_rfc3339
 from machines.model.trust_events import IdentityPinned, InventoryAccepted
 from machines.scheduler.membership import membership_events, renamed_targets
 from rolloutd.configuration.target_values import changed_values
 from rolloutd.engine.background.inventory_comparison import FleetAnswers, FleetChange, compare_fleet
-from rolloutd.engine.background.inventory_identity import reported_name
+from rolloutd.engine.background.inventory_differences import ComparedInventory
 from rolloutd.engine.background.inventory_sources import SourceReader
 from rolloutd.engine.state import CommitFunction, State
-from rolloutd.engine.tasks import FEW_ROWS, compute_over
+from rolloutd.engine.tasks import compute_over
 from rolloutd.errors import Conflict, NotFound, Refused, StoreFailed
-from rolloutd.ports import Inventory, SourceRules
+from rolloutd.ports import JSON, Inventory, SourceRules
 from rolloutd.texts.cause_text import describe_causes
 from rolloutd.texts.formats import pluralize
 
@@ -64,12 +65,13 @@ class InventoryRefresher:
         self._accepted_removals: set[str] = set()
         self._deferred_moves: set[str] = set()
         self._membership_basis: object = None
-        self._unchanged: FleetChange | None = None
-        """The result of the last comparison, if it changed nothing of the fleet."""
-        self._compared: tuple[object, ...] = ()
-        """What that comparison was of."""
+        self._compared = ComparedInventory()
         self._due_nodes: set[str] = set()
         """The nodes that changed since the targets were adapted to all nodes."""
+        self._due_values: set[str] = set()
+        """The nodes that changed since the values of the targets were compared."""
+        self._valued: dict[str, Plan] = {}
+        """The plans of the rollouts of which the values of all targets were compared."""
         self._commit_lock = asyncio.Lock()
         self._report_unknown_expectations()
 
@@ -108,7 +110,7 @@ class InventoryRefresher:
             event = InventoryAccepted(source, len(held.removed), actor, reason, self._state.now())
             # The audit first: no answer takes effect without a record of who accepted it.
             await self._state.commit([event], actor=actor, cause=f"inventory accept: {reason}")
-            reader.accept()
+            await reader.accept()
         await self._commit_results()
 
     async def pin_identity(self, node: str, actor: Actor, reason: str) -> None:
@@ -136,7 +138,7 @@ class InventoryRefresher:
             await self._state.commit([pinned, unpinned], actor=actor, cause=f"inventory pin: {reason}")
             for report in self._state.reports.get(node, ()):
                 if report.conflicts and report.source in self._readers:
-                    self._readers[report.source].accept_node(report.name)
+                    await self._readers[report.source].accept_node(report.name)
         await self._commit_results()
 
     async def _restore(self) -> None:
@@ -160,74 +162,71 @@ class InventoryRefresher:
             if any(reader.nodes is None for reader in self._readers.values()) and not self._state.index.nodes:
                 log.warning("no node is known yet: an inventory source has never answered")
             try:
-                if (change := await self._compare()) is not None:
-                    # No decision in between: a node that starts is not removed, and a target has the team and
-                    # the pools of its node.
-                    async with self._state.exclusive_commit() as commit:
-                        await self._commit_change(change, commit)
-                # Before anything else is awaited: no target starts with a value that has changed.
-                self._state.index.record_changed_values(self._changed_values())
+                change = await self._compare()
+                # No decision in between: a node that starts is not removed, a target has the team and the
+                # pools of its node, and none starts with a value that has changed.
+                async with self._state.exclusive_commit() as commit:
+                    try:
+                        if change is not None:
+                            await self._commit_change(change, commit)
+                    finally:
+                        await self._compare_values()
                 for reader in self._readers.values():
                     await reader.save()
             except StoreFailed as failure:
                 log.error("the inventory could not be written: %s", failure)
                 self._state.last_write_error = str(failure)
-                self._state.index.record_changed_values(self._changed_values())
             self._state.index.record_sources([each.status.freshness for each in self._readers.values()])
             self._report_held_and_stale()
             self._state.wake_up()
 
-    def _changed_values(self) -> dict[tuple[str, str], tuple[tuple[str, str, str], ...]]:
-        """Return which targets have other values than people voted for, in whatever phase they are now."""
-        index, connections = self._state.index, self._state.connections
-        targets = (
-            (rollout, target)
+    async def _compare_values(self) -> None:
+        """Record which targets have other values than people voted for, in whatever phase they are now."""
+        index = self._state.index
+        plans = {
+            rollout.id: rollout.plan
             for rollout in index.rollouts.values()
             if rollout.plan.values and not rollout.closed
-            for target in index.targets(rollout.id)
-            if target.node in index.nodes
-        )
-        found = {
-            (rollout.id, target.node): changed_values(
-                rollout.plan, target.node, index.nodes[target.node].labels, connections.get(target.node, {})
-            )
-            for rollout, target in targets
         }
-        return {key: changed for key, changed in found.items() if changed}
+        names: dict[str, Collection[str]] = {}
+        for rollout, plan in plans.items():
+            targets = index.targets_by_node(rollout)
+            is_new = self._valued.get(rollout) is not plan
+            names[rollout] = (
+                targets.keys() if is_new else {each for each in self._due_values if each in targets}
+            )
+        before = {
+            (rollout, node): changed
+            for (rollout, node), changed in index.changed_values.items()
+            if rollout in plans and node not in names[rollout]
+        }
+        count, nodes = sum(map(len, names.values())), index.fork().nodes
+        found = await compute_over(count, _changed_values, plans, names, nodes, self._state.connections)
+        self._state.index.record_changed_values(before | found)
+        self._valued, self._due_values = plans, set()
 
     async def _compare(self) -> FleetChange | None:
         """Return what the sources' answers change, None without sources."""
         if not self._readers:
             self._report_no_source()
             return None
-        basis = self._comparison_basis()
-        if self._unchanged is not None and basis == self._compared:
-            self._report_rejected(self._unchanged.rejected)
-            return self._unchanged
         answers = FleetAnswers(
             {name: reader.nodes for name, reader in self._readers.items()},
             {name: reader.rules.expect for name, reader in self._readers.items()},
             self._state.index.fork().nodes,
             self._state.connections,
-            self._state.reports,
             tuple(self._state.index.limits.pools),
             self._state.now(),
             self._state.redaction_key,
         )
         # In a thread; nodes and variables change only under the lock that is held here.
-        change = await compute_over(answers.size, compare_fleet, answers)
-        # What differs and was not written, such as the move of a node in flight, is found again next time.
-        is_empty = not (change.changed or change.removed or change.connections)
-        self._unchanged, self._compared = (change if is_empty else None), basis
-        self._state.reports = change.reports
-        self._set_names(change.canonical_names)
+        change = await compute_over(answers.size, compare_fleet, answers, self._compared)
+        self._compared, self._state.reports = change.compared, change.compared.reports
+        for reader in self._readers.values():
+            reader.fleet_names = change.compared.canonical_names
+        self._state.canonical_names = change.canonical_names
         self._report_rejected(change.rejected)
         return change
-
-    def _comparison_basis(self) -> tuple[object, ...]:
-        """Return what a comparison depends on; what the fleet has changes with its count of changes."""
-        answers = tuple(_Same(reader.nodes) for reader in self._readers.values())
-        return (*answers, self._state.index.node_changes, tuple(self._state.index.limits.pools))
 
     async def _commit_change(self, change: FleetChange, commit: CommitFunction) -> None:
         known = self._state.index.nodes
@@ -248,6 +247,7 @@ class InventoryRefresher:
         self._state.connections.change(change.connections, removed)
         self._accepted_removals.difference_update(removed)
         self._due_nodes.update(removed, (node.name for node in changed))
+        self._due_values.update(removed, (node.name for node in changed), change.connections)
         self._is_membership_due = True
         await self.commit_due_membership(commit)
 
@@ -260,11 +260,12 @@ class InventoryRefresher:
             return
         conflict: Conflict | None = None
         index, now, basis = self._state.index, self._state.now(), _membership_basis(self._state.index)
-        if basis == self._membership_basis and len(self._due_nodes) <= FEW_ROWS:
-            found = membership_events(index, now, describe_causes, self._due_nodes)
-        else:
+        names = self._due_nodes if basis == self._membership_basis else None
+        found: Sequence[Event] = ()
+        if names is None or names:
+            # In a thread also for few nodes: one that joins is placed behind all targets.
             found = await compute_over(
-                len(index.nodes), membership_events, index.fork(), now, describe_causes
+                len(index.nodes), membership_events, index.fork(), now, describe_causes, names
             )
         # One commit for each rollout: an altered row must not keep the nodes of others with their old teams.
         for _, events in groupby(found, key=rollout_of):
@@ -304,7 +305,7 @@ class InventoryRefresher:
         new, old_names = {node.name for node in change.changed} - self._state.index.nodes.keys(), {}
         for name, reader in self._readers.items():
             for old, own_name in reader.renamed.items():
-                fleet_name = change.canonical_names.get((name, own_name), own_name)
+                fleet_name = change.compared.canonical_names.get((name, own_name), own_name)
                 if fleet_name in new and old in change.removed:
                     old_names[fleet_name] = old
         if not old_names:
@@ -339,18 +340,6 @@ class InventoryRefresher:
             self._state.conditions[NO_SOURCE_CONDITION] = (
                 "the settings name no inventory: nodes stay as last known; name one and restart the daemon"
             )
-
-    def _set_names(self, names: Mapping[tuple[str, str], str]) -> None:
-        """Set which names of the sources are other names of the fleet, and which the sources have now."""
-        for name, reader in self._readers.items():
-            reader.fleet_names = {own: fleet for (source, own), fleet in names.items() if source == name}
-        reported = {
-            (name, reported_name(node)): reader.fleet_names.get(node.name, node.name)
-            for name, reader in self._readers.items()
-            for node in reader.nodes or ()
-            if node.conflicts
-        }
-        self._state.canonical_names = {**names, **reported}
 
     def _report_rejected(self, rejected: Mapping[str, Sequence[str]]) -> None:
         """Report rejected nodes as errors of their sources."""
@@ -405,17 +394,20 @@ def _in_pools_of(node: Node, before: Node, pool_keys: Sequence[str], now: float)
     return replace(node, labels=labels, conflicts=(*node.conflicts, *warnings))
 
 
-class _Same:
-    """A value that equals only itself; it keeps the value, so that no other one takes its place."""
-
-    def __init__(self, value: object) -> None:
-        self._value = value
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and self._value is other._value
-
-    def __hash__(self) -> int:
-        return id(self._value)
+def _changed_values(
+    plans: Mapping[str, Plan],
+    names: Mapping[str, Collection[str]],
+    nodes: Mapping[str, Node],
+    connections: Mapping[str, Mapping[str, JSON]],
+) -> dict[tuple[str, str], tuple[tuple[str, str, str], ...]]:
+    """Return the values of some targets that are not those of the vote, by rollout and node."""
+    found = {
+        (rollout, node): changed_values(plan, node, nodes[node].labels, connections.get(node, {}))
+        for rollout, plan in plans.items()
+        for node in names[rollout]
+        if node in nodes
+    }
+    return {key: changed for key, changed in found.items() if changed}
 
 
 def _describe_held_answer(source: str, removed: int, known: int) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import operator
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +17,7 @@ from rolloutd import ports
 from rolloutd.configuration.sealed_variables import seal, unseal
 from rolloutd.configuration.secret_variables import storable_variables
 from rolloutd.engine.background.inventory_conflicts import id_key
-from rolloutd.engine.background.inventory_identity import own_id, renames, with_known_names
+from rolloutd.engine.background.inventory_identity import own_id, renames, with_known_names, without
 from rolloutd.engine.source_state import HeldAnswer, SourceState
 from rolloutd.engine.state import State
 from rolloutd.engine.tasks import compute_over
@@ -42,6 +41,15 @@ class _Answer:
     invalid: Mapping[str, str]
 
 
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    """The nodes of an answer by their known names, the accepted new names, and why it is held, if it is."""
+
+    nodes: Sequence[ports.DiscoveredNode]
+    renamed: Mapping[str, str]
+    held: HeldAnswer | None
+
+
 class SourceReader:
     """Queries one source and holds its answers."""
 
@@ -56,20 +64,17 @@ class SourceReader:
         """Why nodes of the last answer are left out, by name."""
         self.renamed: Mapping[str, str] = {}
         """The new names that an admin has accepted and no commit has written, by the names before."""
-        self.fleet_names: Mapping[str, str] = {}
-        """The fleet's names of nodes that the source names otherwise."""
+        self.fleet_names: Mapping[tuple[str, str], str] = {}
+        """The fleet's names of nodes that a source names otherwise, by source and its name."""
         self.is_failing = False
         self._state = state
         self._inventory = inventory
         self._gives_templates = isinstance(inventory, ports.GivesTemplates)
         self._answer: _Answer | None = None
-        self._node_changes = -1
-        """The fleet's count of changes when the answer took effect."""
         self._held_answer: _Answer | None = None
         self._accepted: dict[str, frozenset[str]] = {}
-        self._stored: Mapping[str, ports.DiscoveredNode] = {}
-        self._stored_nodes: Sequence[ports.DiscoveredNode] | None = None
-        """The answer that the store has, once it was compared with what is stored."""
+        self._stored: Sequence[ports.DiscoveredNode] = ()
+        """The answer that the store has, with what the store lacks of it."""
         self._stored_at = 0.0
         self._is_queued = False
         self._lock = asyncio.Lock()
@@ -78,8 +83,8 @@ class SourceReader:
         """Take over the last answer of an earlier daemon."""
         key = self._state.redaction_key
         nodes = [replace(node, connection=unseal(node.connection, key)) for node in answer.nodes]
-        self.nodes = self._valid_nodes(nodes)  # an older daemon stored them as they came
-        self._stored = {node.name: node for node in nodes}
+        self.nodes = self._valid_nodes([*nodes])  # an older daemon stored them as they came
+        self._stored = nodes
         self._stored_at = answer.answered_at
         self.status.refreshed_at, self.status.nodes = answer.answered_at, len(self.nodes)
 
@@ -113,21 +118,24 @@ class SourceReader:
     def clear_error(self) -> None:
         self.status.error, self.status.failing_since = "", None
 
-    def accept(self) -> None:
+    async def accept(self) -> None:
         """Let the held answer take effect, if there is one."""
-        if self.status.held is not None and self._held_answer is not None:
-            nodes = self._known_nodes(self._held_answer, self._state.index)
-            self._set_answer(self._held_answer, nodes, self.status.held.at)
+        while self.status.held is not None and (answer := self._held_answer) is not None:
+            judged = await self._judge(answer)
+            if answer is self._held_answer:  # the source has given no other one meanwhile
+                self._set_answer(answer, judged, self.status.held.at)
 
-    def accept_node(self, name: str) -> None:
+    async def accept_node(self, name: str) -> None:
         """Let the source's present name and id of a node count, in this answer or in the next one."""
         known = next((node for node in self.nodes or () if node.name == name), None)
         if known is None:
             return
         self._accepted[name] = frozenset(known.conflicts.values())
-        if self._answer is not None and self.status.refreshed_at is not None and self.status.held is None:
-            nodes = self._known_nodes(self._answer, self._state.index)
-            self._set_answer(self._answer, nodes, self.status.refreshed_at)
+        answer, at = self._answer, self.status.refreshed_at
+        if answer is not None and at is not None and self.status.held is None:
+            judged = await self._judge(answer)
+            if answer is self._answer and self.status.held is None:
+                self._set_answer(answer, judged, at)
 
     async def save(self) -> None:
         """Store the answer in effect; raises StoreFailed."""
@@ -136,44 +144,50 @@ class SourceReader:
         nodes = self.nodes
         if nodes is None or answered_at is None or not self.status.has_answered:
             return
-        stored = self._stored
         changed: Sequence[ports.DiscoveredNode] = ()
         removed: Sequence[str] = ()
-        if nodes is not self._stored_nodes:
-            stored, changed, removed = await compute_over(
+        if nodes is not self._stored:
+            changed, removed = await compute_over(
                 len(nodes), _compare_stored, nodes, self._stored, self._state.redaction_key
             )
         if changed or removed or not 0 <= answered_at - self._stored_at < SAVE_INTERVAL_S:
             await self._state.store.save_source_answer(
                 ports.SourceAnswer(self.name, answered_at, tuple(changed)), removed
             )
-            self._stored, self._stored_at = stored, answered_at
-        self._stored_nodes = nodes
+            self._stored_at = answered_at
+        self._stored = nodes
 
     async def _read(self) -> _Answer:
         async with asyncio.timeout(SOURCE_TIMEOUT_S):
             with adapter_errors(f"inventory {self.name}"):
                 response = list(await self._inventory.refresh())
-                nodes = await compute_over(len(response), self._valid_nodes, response)
+                count = len(response)
+                nodes = await compute_over(count, self._valid_nodes, response)
         if isinstance(self._inventory, ports.LeavesNodesOut):
             self.invalid = {**self.invalid, **self._inventory.left_out}
-        if response and not nodes:
+        if count and not nodes:
             raise SourceFailed(f"{self.name}: no node is valid; {next(iter(self.invalid.values()))}")
         if not nodes:
             raise SourceFailed(f"{self.name} answered with no node at all; its nodes stay as last known")
         return _Answer(nodes, self.invalid)
 
-    def _valid_nodes(self, nodes: Sequence[ports.DiscoveredNode]) -> Sequence[ports.DiscoveredNode]:
+    def _valid_nodes(self, nodes: list[ports.DiscoveredNode]) -> Sequence[ports.DiscoveredNode]:
         """Return the valid nodes, with texts that no run renders; only Ansible's own sources give templates.
 
-        Who may write a node's address in a cluster or a NetBox may not run code on this machine.
+        Who may write a node's address in a cluster or a NetBox may not run code on this machine.  The list is
+        empty then: to free a large answer at once stops the loop for longer than it may pause.
         """
         valid: list[ports.DiscoveredNode] = []
         invalid: dict[str, str] = {}
-        before = {node.name: node for node in self.nodes or ()}
-        for each in nodes:
-            node = validate_result(f"inventory {self.name}", each, ports.DiscoveredNode)
-            known = before.get(node.name)
+        # What the source said, and not what was made of it: a record in conflict is repeated too.
+        last = (self.nodes or ()) if self._answer is None else self._answer.nodes
+        before = {node.name: node for node in last}
+        adapter = f"inventory {self.name}"
+        nodes.reverse()
+        while nodes:
+            node = validate_result(adapter, nodes.pop(), ports.DiscoveredNode)
+            # Once: two records of one name are two objects.
+            known = before.pop(node.name, None)
             # As before: it was valid.  One object is stored once, and later comparisons end at once.
             if known is not None and self._repeats(node, known):
                 valid.append(known)
@@ -190,16 +204,13 @@ class SourceReader:
 
     def _repeats(self, node: ports.DiscoveredNode, known: ports.DiscoveredNode) -> bool:
         """Return whether the source says of a node what made the valid one."""
-        return (
-            (node.source, node.kind, node.labels) == (known.source, known.kind, known.labels)
-            and (node.id or own_id(node)) == known.id
-            and node.conflicts == known.conflicts
-            and (
-                node.connection == known.connection
-                if self._gives_templates
-                else ports.is_marked_form(node.connection, known.connection)
-            )
-        )
+        if node.labels != known.labels or (node.id or own_id(node)) != known.id:
+            return False
+        if node.source != known.source or node.kind != known.kind or node.conflicts != known.conflicts:
+            return False
+        if self._gives_templates:
+            return node.connection == known.connection
+        return ports.is_marked_form(node.connection, known.connection)
 
     def _valid_node(self, node: ports.DiscoveredNode) -> ports.DiscoveredNode:
         for label, text in node.labels.items():
@@ -220,15 +231,10 @@ class SourceReader:
         return replace(node, connection=ports.without_templates(node.connection))
 
     async def _take(self, answer: _Answer) -> None:
-        if self._is_repeated(answer):
-            self.status.refreshed_at = self._state.now()
-            return
-        node_changes = self._state.index.node_changes
-        known = max(len(answer.nodes), len(self.nodes or self._state.index.nodes))
-        nodes, held = await compute_over(known, self._judge, answer, self._state.index.fork())
+        judged = await self._judge(answer)
+        held = judged.held
         if held is None:
-            self._set_answer(answer, nodes, self._state.now())
-            self._node_changes = node_changes
+            self._set_answer(answer, judged, self._state.now())
             return
         if self.status.held is None:
             log.warning(
@@ -237,47 +243,47 @@ class SourceReader:
             )
         self.status.held, self._held_answer = held, answer
 
-    def _is_repeated(self, answer: _Answer) -> bool:
-        """Return whether an answer is the one in effect, over the same fleet: then it has the same nodes."""
-        last = self._answer
-        if last is None or self.status.held is not None or not self.status.has_answered or self._accepted:
-            return False
-        is_same_fleet = self._node_changes == self._state.index.node_changes
-        # _valid_nodes() keeps the object of each node that is as before.
-        return is_same_fleet and answer.invalid == last.invalid and _are_same(answer.nodes, last.nodes)
+    async def _judge(self, answer: _Answer) -> _Judged:
+        facts = self._state.index.fork()
+        known = max(len(answer.nodes), len(self.nodes or facts.nodes))
+        return await compute_over(known, self._compare, answer, facts)
 
-    def _judge(
-        self, answer: _Answer, facts: Index
-    ) -> tuple[Sequence[ports.DiscoveredNode], HeldAnswer | None]:
-        nodes = self._known_nodes(answer, facts)
-        return nodes, self._reason_to_hold(nodes, facts)
+    def _compare(self, answer: _Answer, facts: Index) -> _Judged:
+        before = self.nodes or ()
+        more = self._more_in_effect(before, facts)
+        in_effect = [*before, *more] if more else before
+        nodes = with_known_names(answer.nodes, in_effect, answer.invalid, self._accepted)
+        if nodes is before and self.nodes is not None:
+            return _Judged(nodes, {}, None)
+        old, new = without(before, nodes), without(nodes, before)
+        return _Judged(nodes, renames(old, new), self._reason_to_hold(nodes, facts))
 
-    def _known_nodes(self, answer: _Answer, facts: Index) -> Sequence[ports.DiscoveredNode]:
-        return with_known_names(answer.nodes, self._nodes_in_effect(facts), answer.invalid, self._accepted)
-
-    def _nodes_in_effect(self, facts: Index) -> Sequence[ports.DiscoveredNode]:
-        """Return the answer in effect, and what the fleet has besides of this source alone.
+    def _more_in_effect(
+        self, answer: Sequence[ports.DiscoveredNode], facts: Index
+    ) -> Sequence[ports.DiscoveredNode]:
+        """Return what the fleet has of this source alone, besides the answer in effect.
 
         That is all of it while there is no answer, else the nodes that were removed in flight.
         """
-        answer = self.nodes or ()
-        names = {self.fleet_names.get(node.name, node.name) for node in answer}
-        more = [
+        names = {self.fleet_names.get((self.name, node.name), node.name) for node in answer}
+        others = facts.nodes.keys() - names
+        return [
             ports.DiscoveredNode(
                 *(node.name, self.name, node.kind, node.labels),
                 self._state.connections.get(node.name, {}),
                 node.identity.get(id_key(self.name), ""),
             )
-            for node in facts.nodes.values()
-            if node.sources == (self.name,) and node.name not in names
+            for node in (facts.nodes.values() if others else ())
+            if node.name in others and node.sources == (self.name,)
         ]
-        return [*answer, *more]
 
-    def _set_answer(self, answer: _Answer, nodes: Sequence[ports.DiscoveredNode], at: float) -> None:
-        self.renamed = {**self.renamed, **renames(self.nodes or (), nodes)}
-        # A name that another node still has is accepted once that node has its own new name.
-        doubtful = {node.name for node in nodes if node.conflicts}
-        self._accepted = {name: each for name, each in self._accepted.items() if name in doubtful}
+    def _set_answer(self, answer: _Answer, judged: _Judged, at: float) -> None:
+        nodes = judged.nodes
+        self.renamed = {**self.renamed, **judged.renamed}
+        if self._accepted:
+            # A name that another node still has is accepted once that node has its own new name.
+            doubtful = {node.name for node in nodes if node.conflicts}
+            self._accepted = {name: each for name, each in self._accepted.items() if name in doubtful}
         self.nodes, self._answer = nodes, answer
         self.status.held, self._held_answer = None, None
         self.status.has_answered = True
@@ -304,21 +310,18 @@ def _compact(node: ports.DiscoveredNode) -> ports.DiscoveredNode:
     return replace(node, labels=labels)
 
 
-def _are_same(nodes: Sequence[ports.DiscoveredNode], others: Sequence[ports.DiscoveredNode]) -> bool:
-    return len(nodes) == len(others) and all(map(operator.is_, nodes, others))
-
-
 def _compare_stored(
-    nodes: Sequence[ports.DiscoveredNode], before: Mapping[str, ports.DiscoveredNode], key: bytes
-) -> tuple[Mapping[str, ports.DiscoveredNode], tuple[ports.DiscoveredNode, ...], tuple[str, ...]]:
-    """Return an answer without secrets, what of it is new or changed, sealed, and which nodes it lacks."""
-    stored = {node.name: _without_secrets(node) for node in nodes}
+    nodes: Sequence[ports.DiscoveredNode], stored: Sequence[ports.DiscoveredNode], key: bytes
+) -> tuple[tuple[ports.DiscoveredNode, ...], tuple[str, ...]]:
+    """Return what of an answer is new or changed, sealed and without secrets, and which nodes it lacks."""
+    before = {node.name: _without_secrets(node) for node in without(stored, nodes)}
+    after = {node.name: _without_secrets(node) for node in without(nodes, stored)}
     changed = tuple(
         replace(node, connection=seal(node.connection, key))
-        for name, node in stored.items()
+        for name, node in after.items()
         if before.get(name) != node
     )
-    return stored, changed, tuple(name for name in before if name not in stored)
+    return changed, tuple(name for name in before if name not in after)
 
 
 def _without_secrets(node: ports.DiscoveredNode) -> ports.DiscoveredNode:
