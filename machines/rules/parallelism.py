@@ -41,6 +41,11 @@ def capacity_blocker(
                 "max_parallel": limit,
             }
             remedy = Remedy(RemedyKind.WAIT_FOR_CAPACITY)
+            if scope == "unready":
+                others = _other_unready_nodes(index, rollout, node)
+                params = {**params, "nodes": tuple(others[: pools.MAX_NAMED_NODES])}
+                # Without work in flight none will be done: the first must be ready, or be decided about.
+                remedy = _unready_remedy(index, rollout, others[0]) if in_flight == len(others) else remedy
             return Reason(ReasonCode.MAX_PARALLEL, rollout.id, params, remedy=remedy)
     return None
 
@@ -82,8 +87,7 @@ def _parallelism_limits(
         ("rollout", rollout.plan.max_parallel, len(counters.in_flight) + admitted),
     )
     if rollout.plan.max_unready is not None and not is_rollback:
-        # One that may start although it is down, as a new cluster does, must not wait for itself.
-        others = [other for other in unready_nodes(index, rollout) if other != node]
+        others = _other_unready_nodes(index, rollout, node)
         unready = len(counters.in_flight) + admitted + len(others)
         limits = (*limits, ("unready", rollout.plan.max_unready, unready))
     if wave is None:
@@ -100,6 +104,18 @@ def unready_nodes(index: Index, rollout: Rollout) -> list[str]:
         for target in index.targets(rollout.id)
         if target.phase is Phase.FAILED or _is_unready(index, target)
     ]
+
+
+def _other_unready_nodes(index: Index, rollout: Rollout, node: str | None) -> list[str]:
+    # One that may start although it is down, as a new cluster does, must not wait for itself.
+    return [other for other in unready_nodes(index, rollout) if other != node]
+
+
+def _unready_remedy(index: Index, rollout: Rollout, node: str) -> Remedy:
+    """Return who or what makes an unready node ready."""
+    is_pending = index.target(rollout.id, node).phase is Phase.PENDING
+    found = observed_unavailability(index, node) if is_pending else index.unavailability(node)
+    return Remedy(RemedyKind.WAIT_FOR_HEALTH, {"node": node}) if found is None else found.remedy
 
 
 def _is_unready(index: Index, target: Target) -> bool:

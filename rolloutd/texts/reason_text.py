@@ -206,14 +206,14 @@ def _outside_window(_: str, params: Params) -> str:
 
 
 def _max_parallel(rollout: str, params: Params) -> str:
-    scope = {"fleet": "the fleet", "rollout": rollout}.get(
-        params["scope"], f"wave {params['wave']} of {rollout}"
-    )
-    number = params["in_flight"]
+    named = {"fleet": "the fleet", "rollout": rollout}
+    scope = named.get(params["scope"], f"wave {params['wave']} of {rollout}")
+    number, most = params["in_flight"], params["max_parallel"]
     if params["scope"] == "unready":
-        return f"{pluralize(number, 'target')} of {rollout} unready; maxUnready is {params['max_parallel']}"
+        who = ", ".join(params["nodes"]) or "in flight"
+        return f"{pluralize(number, 'target')} of {rollout} unready ({who}); maxUnready is {most}"
     nodes = f"{pluralize(number, 'node')} of {scope} {'is' if number == 1 else 'are'} in flight"
-    return f"{nodes}, and max_parallel is {params['max_parallel']}"
+    return f"{nodes}, and max_parallel is {most}"
 
 
 def _pool_full(state: str, pool: str, params: Params) -> str:

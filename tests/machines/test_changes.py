@@ -15,6 +15,7 @@ from machines.model.events import NodesDiscovered, NodesRemoved, PhaseMoved, Rol
 from machines.model.limits import Budget, Limits, PoolRule
 from machines.model.node import Conflict, ConflictKind, Node, NodeHealth, NodeKind, Observation
 from machines.model.plan import PLAYBOOK_RUN, Capability, GateName, OnFailure, Stage, StepDef
+from machines.model.reasons import Remedy, RemedyKind
 from machines.model.rollout import FailureCode, Target
 from machines.model.runners import RunnerProblem
 from machines.model.step_record import StepAction, StepRecord, StepState
@@ -22,6 +23,7 @@ from machines.scheduler.decide import decide, explain_node
 from machines.states import Outcome, Phase, Trigger
 from machines.workflow.next_action import next_action
 from machines.workflow.situation import Situation
+from rolloutd.texts.reason_text import describe
 from tests.machines.builders import (
     ALICE,
     T0,
@@ -375,6 +377,36 @@ def test_isolated_target_tried_again_waits_only_for_others(*, bootstrap: bool) -
     assert (reason.code, reason.params["scope"], reason.params["in_flight"]) == ("max-parallel", "unready", 1)
     assert explain_node(index, "R", "c2", T0 + 1).code == "starting"
     assert "1 targets are unready (c2)" in str(violation(index, ADMITTED_C1, T0 + 1))
+
+
+def test_unready_targets_name_each_other_and_what_ends_it() -> None:
+    clusters = [Node(f"c{number}", NodeKind.CLUSTER, labels={"team": f"t{number}"}) for number in (1, 2, 3)]
+    index = index_of(clusters)
+    submit(index, stages=(NET,), max_unready=1, bootstrap=True)
+    for name in ("c1", "c2"):
+        vote(index, GateName.PROCEED, shown=(fail(index, name),))
+        transition(index, name, Trigger.RETRIED)
+    index.record_observations([Observation(name, NodeHealth.DOWN, T0 + 1) for name in ("c1", "c2")], T0 + 1)
+    assert not decide(index, T0 + 1).of(Admit)
+    for name, other in (("c1", "c2"), ("c2", "c1")):
+        reason = explain_node(index, "R", name, T0 + 1)
+        assert (reason.params["in_flight"], reason.params["nodes"]) == (1, (other,))
+        assert describe(reason) == f"1 target of R unready ({other}); maxUnready is 1"
+        assert reason.remedy == Remedy(RemedyKind.WAIT_FOR_HEALTH, {"node": other})
+    index.record_observations([Observation("c2", NodeHealth.UP, T0 + 1)], T0 + 1)
+    assert [each.node for each in decide(index, T0 + 1).of(Admit)] == ["c1"]
+    admit(index, "c1")
+    assert explain_node(index, "R", "c3", T0 + 1).remedy == Remedy(RemedyKind.WAIT_FOR_CAPACITY)
+
+
+def test_failed_target_that_counts_as_unready_is_to_be_settled() -> None:
+    clusters = [Node(f"c{number}", NodeKind.CLUSTER, labels={"team": f"t{number}"}) for number in (1, 2)]
+    index = index_of(clusters)
+    submit(index, stages=(NET,), max_unready=1)
+    vote(index, GateName.PROCEED, shown=(fail(index, "c1"),))
+    remedy = explain_node(index, "R", "c2", T0).remedy
+    assert remedy is not None
+    assert (remedy.kind, remedy.args["node"]) == (RemedyKind.RETRY, "c1")
 
 
 def test_target_with_other_values_waits_but_is_rolled_back() -> None:
