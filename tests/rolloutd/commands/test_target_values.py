@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from machines.model.plan import GateName
+from machines.model.plan import GateName, Plan
 from machines.scheduler.decide import explain_node
 from machines.states import Trigger
 from rolloutd.configuration.target_values import OBJECT_KEY, changed_values, read_field
 from rolloutd.control.client import ApiError
+from rolloutd.engine.background import inventory_refresh
 from rolloutd.engine.background.inventory_refresh import InventoryRefresher
 from rolloutd.engine.check_mode import CheckMode
 from rolloutd.engine.runners import RoutedRunners
@@ -146,6 +147,29 @@ async def test_changed_value_waits_until_submitted_again(inside: ControlEnvironm
     assert again != rollout
     await refresh.refresh()
     assert explain_node(index, again, "p1", now).code == "gate-start"
+
+
+async def test_only_values_of_changed_nodes_are_compared(
+    inside: ControlEnvironment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compared: list[str] = []
+
+    def counted(plan: Plan, node: str, *rest: Any) -> Any:
+        compared.append(node)
+        return changed_values(plan, node, *rest)
+
+    monkeypatch.setattr(inventory_refresh, "changed_values", counted)
+    rollout = await inside.start(text=plan_with())
+    refresh = InventoryRefresher(inside.state, [Answers(inside)])
+    await refresh.refresh()
+    assert sorted(compared) == [node.name for node in NODES]  # a rollout that it has not seen before
+    compared.clear()
+    host = {"host": "p1.moved", "port": 6443}
+    inside.state.connections["p1"] = {OBJECT_KEY: {"spec": {"controlPlaneEndpoint": host}}}
+    await refresh.refresh()
+    await refresh.refresh()
+    assert compared == ["p1"]
+    assert inside.state.index.changed_values == {(rollout, "p1"): (("HOST", "p1.example", "p1.moved"),)}
 
 
 async def test_changed_value_of_failed_target_blocks_its_retry(inside: ControlEnvironment) -> None:
