@@ -42,8 +42,7 @@ from machines.model.rows import (
     Write,
 )
 from machines.model.step_record import StepRecord, StepState
-from machines.model.train import Train
-from machines.model.train_events import TrainRemoved, TrainStored
+from machines.model.train import Train, TrainRemoved, TrainStored
 from machines.model.windows import Freeze
 from machines.states import NEW_ATTEMPT, RESETS_BACKOFF, IllegalTransition, Phase, Trigger, next_phase
 

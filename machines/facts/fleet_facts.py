@@ -15,17 +15,15 @@ from machines.facts.preparations import RolloutPreparations
 from machines.facts.sharing import Forkable
 from machines.model.causes import Causes
 from machines.model.decision import CheckRounds
-from machines.model.limits import DiskShortage, Limits, Refusal, TeamRules
+from machines.model.limits import DiskShortage, Limits, Refusal, RunnerProblem, TeamRules
 from machines.model.node import Node, NodeKind, Observation, SourceFreshness
-from machines.model.outage import OutageProgress
 from machines.model.preparation import Preparation, StagedComparison
 from machines.model.reasons import Reason
 from machines.model.reboots import RebootApproval
 from machines.model.rollout import Hold, Rollout, Target, Verdict
 from machines.model.rows import AuditMismatch, find_part
-from machines.model.runners import RunnerProblem
 from machines.model.traffic import TrafficResult
-from machines.model.train import Train
+from machines.model.train import OutageProgress, Train
 from machines.model.windows import Freeze
 from machines.states import IN_FLIGHT_PHASES, Phase
 

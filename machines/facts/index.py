@@ -19,11 +19,10 @@ from machines.facts.pending_groups import PendingGroups, QueuePosition
 from machines.facts.pool_index import Pool, PoolIndex
 from machines.facts.preparations import RolloutPreparations
 from machines.model.decision import DueRollbacks
-from machines.model.limits import Limits
+from machines.model.limits import Limits, RunnerRule, runner_of
 from machines.model.node import Node, Observation, pools_of
 from machines.model.plan import PLAYBOOK_RUN, Plan
 from machines.model.rollout import Failure, Target
-from machines.model.runners import RunnerRule, runner_of
 from machines.model.target_plan import plan_for_target
 from machines.states import IN_FLIGHT_PHASES, Phase
 
@@ -253,7 +252,9 @@ class Index(FleetFacts):
 
     def at(self, now: float) -> Self:
         """Return the facts at an instant: these, unless time alone has changed something since."""
-        if self.now <= now and not self._is_due(now):
+        is_due = self._pool_index.is_due(now) or self.pending_groups.is_due(now)
+        is_due = is_due or any(self._lapses_at(watch) <= now for watch in self._covering_watches)
+        if self.now <= now and not is_due:
             return self
         # In a fork, because only the daemon may advance the facts: a question must not end a hold.
         made = self.fork()
@@ -276,16 +277,12 @@ class Index(FleetFacts):
         if backwards:
             self._on_clock_set_back()
         for watch in tuple(self._covering_watches):
-            if self._lapses_at(watch) <= now:
-                self._end_coverage(watch)
+            if self._lapses_at(watch) <= now:  # each node of it counts by its own report again
+                self._covering_watches = {each: None for each in self._covering_watches if each != watch}
+                self._pool_index.judge_again(self._nodes_of_watch(watch))
         self._pool_index.advance(self, now, self._is_still_due, self._covering_watches, self.judged_at_once)
         self.pending_groups.end_due(now)
         return self._pool_index.is_due(now)
-
-    def _is_due(self, now: float) -> bool:
-        """Return whether time alone may have changed something by this instant (epoch seconds)."""
-        is_due = self._pool_index.is_due(now) or self.pending_groups.is_due(now)
-        return is_due or any(self._lapses_at(watch) <= now for watch in self._covering_watches)
 
     def _lapses_at(self, watch: str) -> float:
         """Return until when the watch's last confirmation is recent enough (epoch seconds)."""
@@ -293,11 +290,6 @@ class Index(FleetFacts):
 
     def _nodes_of_watch(self, watch: str) -> list[str]:
         return [node for node, seen in self._observations.items() if seen.watch == watch]
-
-    def _end_coverage(self, watch: str) -> None:
-        """Let each node of a watch count by its own report again."""
-        self._covering_watches = {each: None for each in self._covering_watches if each != watch}
-        self._pool_index.judge_again(self._nodes_of_watch(watch))
 
     def _lose_report(self, seen: Observation | None) -> None:
         """Note that a watch's report is dropped that it would otherwise only confirm."""

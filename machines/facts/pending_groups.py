@@ -160,9 +160,6 @@ class PendingGroups(Forkable):
                     heapq.heappush(self._instants, until)
                 self._own_row(self._by_instant, until, dict)[group] = None
 
-    def is_backed_off(self, group: QueueGroup) -> bool:
-        return group in self._backed_off
-
     def is_due(self, now: float) -> bool:
         """Return whether a backoff is over by this instant (epoch seconds)."""
         return bool(self._instants) and self._instants[0] <= now
@@ -243,9 +240,7 @@ class PendingGroups(Forkable):
         return entry
 
     def _add_entry(self, group: QueueGroup) -> None:
-        self._ready = self._own(self._ready)
-        ready = self._own_row(self._ready, (group.rollout, group.wave), list)
-        insort(ready, (self._groups[group][0], group))
+        self._add_entries(group[:2], [(self._groups[group][0], group)])
 
     def _remove_entry(self, group: QueueGroup) -> None:
         """Remove a group from the ready ones, if it is among them."""

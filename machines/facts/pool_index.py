@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -51,10 +51,12 @@ class PoolIndex(Forkable):
     def __init__(self, groups: PendingGroups) -> None:
         super().__init__()
         self._groups = groups
-        self._pools: dict[str, Pool] = {}
+        self.pools: dict[str, Pool] = {}
+        """All pools that have members, by id."""
         self._pool_ids_by_node: dict[str, tuple[str, ...]] = {}
         self._unavailable: dict[str, Unavailability] = {}
-        self._full_pool_ids: set[str] = set()
+        self.full_pool_ids: set[str] = set()
+        """The pools whose nodes known to be down use up the budget."""
         self._stale_nodes: dict[float, list[str]] = {}
         """By instant: a watch reports all its nodes at once, and so they expire together."""
         self._stale_instants: list[float] = []
@@ -70,18 +72,8 @@ class PoolIndex(Forkable):
         made._groups = groups
         return made
 
-    @property
-    def pools(self) -> Mapping[str, Pool]:
-        """All pools that have members, by id."""
-        return self._pools
-
-    @property
-    def full_pool_ids(self) -> set[str]:
-        """The ids of the pools whose nodes known to be down use up the budget."""
-        return self._full_pool_ids
-
     def pools_of_node(self, node: str) -> tuple[Pool, ...]:
-        return tuple([self._pools[pool] for pool in self._pool_ids_by_node.get(node, ())])
+        return tuple([self.pools[pool] for pool in self._pool_ids_by_node.get(node, ())])
 
     def ids_of_node(self, node: str) -> tuple[str, ...]:
         return self._pool_ids_by_node.get(node, ())
@@ -97,7 +89,7 @@ class PoolIndex(Forkable):
     # -- membership
 
     def rebuild(self, facts: FleetFacts, keys: tuple[str, ...]) -> None:
-        self._pools, self._pool_ids_by_node, self._unavailable, self._full_pool_ids = {}, {}, {}, set()
+        self.pools, self._pool_ids_by_node, self._unavailable, self.full_pool_ids = {}, {}, {}, set()
         # By labels: a fleet has far fewer of them than nodes.
         groups: dict[tuple[str, ...], tuple[tuple[str, ...], list[str], list[str], list[str]]] = {}
         for name, node in facts.nodes.items():
@@ -116,12 +108,12 @@ class PoolIndex(Forkable):
         # Nothing shares the new pools yet, so nothing is copied before a write.
         for values, (ids, members, down, unknown) in groups.items():
             for key, value, pool_id in zip(keys, values, ids, strict=True):
-                pool = self._pools.setdefault(pool_id, Pool(key, value))
+                pool = self.pools.setdefault(pool_id, Pool(key, value))
                 pool.members.update(members)
                 pool.down.update(down)
                 pool.unknown.update(unknown)
         # Once, when all are counted: of a hundred thousand nodes, once for each would cost a second.
-        self._refresh_full_pools(facts, tuple(self._pools))
+        self._refresh_full_pools(facts, tuple(self.pools))
 
     def update_node(self, facts: FleetFacts, node: Node, keys: tuple[str, ...]) -> None:
         self.remove_node(facts, node.name)
@@ -140,23 +132,23 @@ class PoolIndex(Forkable):
         self._refresh_full_pools(facts, left)
         for pool_id in left:
             # Values of labels come and go; pools without members would pile up for the life of the daemon.
-            if not self._pools[pool_id].members:
-                del self._pools[pool_id]
+            if not self.pools[pool_id].members:
+                del self.pools[pool_id]
 
     def _add_to_pools(self, node: Node, keys: tuple[str, ...]) -> None:
         values = [(key, node.labels.get(key, UNLABELED)) for key in keys]
-        self._pools = self._own(self._pools)
+        self.pools = self._own(self.pools)
         for key, value in values:
-            if f"{key}/{value}" not in self._pools:
-                self._pools[f"{key}/{value}"] = Pool(key, value)
+            if f"{key}/{value}" not in self.pools:
+                self.pools[f"{key}/{value}"] = Pool(key, value)
         self._pool_ids_by_node = self._own(self._pool_ids_by_node)
         self._pool_ids_by_node[node.name] = tuple([id_of_pool(key, value) for key, value in values])
         for pool in self._writable_pools(self._pool_ids_by_node[node.name]):
             pool.members.add(node.name)
 
     def _writable_pools(self, pools: Iterable[str]) -> list[Pool]:
-        self._pools = self._own(self._pools)
-        writable = [self._own_row(self._pools, pool) for pool in pools]
+        self.pools = self._own(self.pools)
+        writable = [self._own_row(self.pools, pool) for pool in pools]
         for pool in writable:
             pool.version = object()
         return writable
@@ -204,9 +196,9 @@ class PoolIndex(Forkable):
         """Compute again which of these pools are full, and mark their groups."""
         for pool in self._writable_pools(changed):
             full = bool(pool.members) and len(pool.down) >= self.budget(facts, pool)
-            if full != (pool.id in self._full_pool_ids):
-                self._full_pool_ids = self._own(self._full_pool_ids)
-                (self._full_pool_ids.add if full else self._full_pool_ids.discard)(pool.id)
+            if full != (pool.id in self.full_pool_ids):
+                self.full_pool_ids = self._own(self.full_pool_ids)
+                (self.full_pool_ids.add if full else self.full_pool_ids.discard)(pool.id)
             pool.cached_reason = None
             self._groups.mark_pool(pool.id)
 

@@ -37,14 +37,13 @@ from machines.facts.records import Records
 from machines.facts.votes import looks_ahead
 from machines.model import events
 from machines.model.events import ArtifactsBuilt, RolloutOpened, TeamRulesChanged
-from machines.model.limits import Limits
+from machines.model.limits import Limits, runner_of
 from machines.model.node import Node
 from machines.model.plan import Plan
 from machines.model.preparation import Preparation, PreparationState
 from machines.model.reboots import RebootApproval
 from machines.model.rollout import Failure, Hold, Rollout, Target
 from machines.model.rows import Delete, NodeRemoval, RolloutPart, RolloutRow, Row, StoreRow, with_part
-from machines.model.runners import runner_of
 from machines.model.train import Train
 from machines.model.windows import Freeze
 from machines.states import IN_FLIGHT_PHASES, Outcome, Phase

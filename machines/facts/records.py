@@ -18,14 +18,13 @@ from machines.facts.index import Index
 from machines.facts.node_work import NodeWork
 from machines.model.causes import Causes
 from machines.model.decision import BackOff, NextRound
-from machines.model.limits import DiskShortage, Limits, Refusal
+from machines.model.limits import DiskShortage, Limits, Refusal, RunnerProblem
 from machines.model.node import NodeHealth, Observation, SourceFreshness
-from machines.model.outage import OutageProgress
 from machines.model.preparation import StagedComparison
 from machines.model.reasons import Reason, UnavailabilityCause
 from machines.model.rows import AuditMismatch
-from machines.model.runners import RunnerProblem
 from machines.model.traffic import TrafficResult
+from machines.model.train import OutageProgress
 
 P = ParamSpec("P")
 
@@ -97,7 +96,9 @@ class Records(Index):
         """Record that all that a watch has reported was true at an instant: one for all its nodes."""
         self.advance_in_part(now)
         if watch not in self._covering_watches:
-            expired = [node for node in self._nodes_of_watch(watch) if not self._is_fresh_and_up(node)]
+            seen, within_s = self._observations, self.limits.observe_within_s
+            reports = (seen[node] for node in self._nodes_of_watch(watch))
+            expired = [each.node for each in reports if not each.is_up or self.now >= each.at + within_s]
             self._confirm(watch, at)
             self._pool_index.judge_again(expired)
             self.advance_in_part(now)
@@ -124,11 +125,6 @@ class Records(Index):
     def lacks_reports(self, watch: str) -> bool:
         """Return whether something that the watch has reported was dropped, so that it must report again."""
         return watch in self._incomplete_watches
-
-    def _is_fresh_and_up(self, node: str) -> bool:
-        """Return whether the last report of a node alone shows that it is up."""
-        seen = self._observations[node]
-        return seen.is_up and self.now < seen.at + self.limits.observe_within_s
 
     def _record_observation(self, observation: Observation, *, repeats: bool) -> None:
         node = observation.node

@@ -5,6 +5,7 @@ The voters are invented: each has one vote, for one team.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
@@ -65,9 +66,9 @@ class Approvals:
             if self.after_s is not None:
                 self._due[rollout.id, rollout.plan.entry_gate, _JOINERS] = now + self.after_s
 
-    def next_due(self) -> float | None:
-        """Return when the next gate gets its votes, None when no gate does."""
-        return min(self._due.values(), default=None)
+    def next_due(self) -> float:
+        """Return when the next gate gets its votes, infinity when no gate does."""
+        return min(self._due.values(), default=math.inf)
 
     def due_events(self, index: Index, now: float) -> Iterator[Event]:
         """Yield the votes of the gates that get theirs now; after a failure also the next try of its node."""

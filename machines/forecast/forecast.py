@@ -22,7 +22,7 @@ from machines.model.events import Event
 from machines.model.reasons import Param, ReasonCode
 from machines.model.rollout import Rollout
 from machines.model.step_record import StepRecord
-from machines.model.train_events import TrainRemoved
+from machines.model.train import TrainRemoved
 from machines.states import Phase
 
 Draws = Sequence[Draw]

@@ -284,12 +284,11 @@ class _Builder:
         """Return when each slot of a pool is free of what takes it before the walk and is not of it."""
         pool = self.before.pool(name)
         budget = self.before.budget(pool)
-        taken = [self._released_at(node) for node in pool.down if not self._is_running(node)]
+        targets_on = self.before.targets_on
+        at_rest = (node for node in pool.down if not any(each.needs_driver for each in targets_on(node)))
+        taken = [self._released_at(node) for node in at_rest]
         # Of a pool over its budget the last ones count: a node starts once fewer are down than may be.
         return sorted([-math.inf] * budget + taken)[-budget:] if budget else [math.inf]
-
-    def _is_running(self, node: str) -> bool:
-        return any(target.needs_driver for target in self.before.targets_on(node))
 
     def _released_at(self, node: str) -> float:
         if node in self._first_start:

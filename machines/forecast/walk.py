@@ -20,15 +20,13 @@ from typing import Any
 
 from machines.facts.dry_runs import DryRunResult
 from machines.facts.fleet_facts import IsolationProgress
-from machines.facts.outages import in_flight_on, is_isolated
+from machines.facts.node_work import in_flight_on, is_isolated
 from machines.facts.projection import Projection
 from machines.forecast.agenda import Agenda
 from machines.forecast.approvals import Approvals
 from machines.forecast.assumed_health import assume_healthy
-from machines.forecast.attempt import Attempt, NodeKey
-from machines.forecast.lane import Lane, kind_of, later_by
+from machines.forecast.attempt import Attempt, Lane, NodeKey, WalkedOutages, kind_of, later_by
 from machines.forecast.model import Assumptions, StepDurations
-from machines.forecast.outages import WalkedOutages
 from machines.forecast.pending_jobs import PendingJobs
 from machines.forecast.timeline import Timeline
 from machines.model.actions import (
@@ -157,7 +155,7 @@ class Walk:
             now = min(
                 self.agenda.next_at(),
                 math.inf if wake_at is None else wake_at,
-                due if (due := self.approvals.next_due()) is not None else math.inf,
+                self.approvals.next_due(),
             )
             if now > self.began_at + HORIZON_S:
                 self.is_cut_off = not math.isinf(now)

@@ -33,7 +33,9 @@ def prepare_stages_violation(
             return f"its prepare stage {stage.name} is not done"
         has_files |= stage.kind is PrepareKind.COPY and not stage.playbook
     compared = facts.staged_comparison(rollout.id, target.node) if has_files else None
-    if not has_files or (compared is not None and not compared.problem and _is_recent(compared.at, now)):
+    is_whole = compared is not None and not compared.problem
+    is_recent = compared is not None and 0.0 <= now - compared.at < COMPARISON_MAX_AGE_S
+    if not has_files or (is_whole and is_recent):
         return None
     return "its staged files were not compared just now"
 
@@ -49,10 +51,6 @@ def _needed_stages(rollout: Rollout, node: Node) -> Iterator[PrepareStage]:
 
 def _is_done(row: Preparation | None) -> TypeGuard[Preparation]:
     return row is not None and row.state in (PreparationState.DONE, PreparationState.SKIPPED)
-
-
-def _is_recent(at: float, now: float) -> bool:
-    return 0.0 <= now - at < COMPARISON_MAX_AGE_S
 
 
 def work_violation(

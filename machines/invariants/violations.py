@@ -19,7 +19,7 @@ from machines.invariants.preparations import preparation_violation, prepare_stag
 from machines.model import events
 from machines.model.node import UNLABELED, ConflictKind, NodeHealth, NodeKind
 from machines.model.plan import GateName, OnFailure
-from machines.model.rollout import Hold, NodeOrder, Rollout, Target
+from machines.model.rollout import NodeOrder, Rollout, Target
 from machines.model.step_record import StepAction, StepState
 from machines.model.target_plan import isolators_for, lacks_isolator, plan_for_target
 from machines.model.traffic import IDLE_MAX_AGE_S
@@ -369,7 +369,7 @@ def is_down(facts: InvariantFacts, node: str, now: float) -> bool:
     for target in facts.targets_on(node):
         if target.phase in IN_FLIGHT_PHASES or target.phase is Phase.FAILED or target.isolated:
             return True
-    if any(_is_hold_active(hold, now) for hold in facts.holds_on(node)):
+    if any(hold.until is None or now < hold.until for hold in facts.holds_on(node)):
         return True
     return not _is_up(facts, node, now) and not _is_unrelated_outage(facts, node, now)
 
@@ -400,10 +400,6 @@ def _is_up(facts: InvariantFacts, node: str, now: float) -> bool:
 def _is_quarantined(facts: InvariantFacts, node: str) -> bool:
     known = facts.nodes.get(node)
     return known is not None and any(not each.is_warning for each in known.conflicts)
-
-
-def _is_hold_active(hold: Hold, now: float) -> bool:
-    return hold.until is None or now < hold.until
 
 
 # -- waves, failures, gates -----------------------------------------------------------

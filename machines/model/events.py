@@ -18,7 +18,7 @@ from machines.model.preparation import ManifestEntry, Preparation
 from machines.model.reboots import RebootApprovalWithdrawn, RebootsApproved
 from machines.model.rollout import Actor, Failure, Hold, NodeOrder, PilotEvidence, Target, Verdict, Vote
 from machines.model.step_record import StepRecord
-from machines.model.train_events import TrainRemoved, TrainStored
+from machines.model.train import TrainRemoved, TrainStored
 from machines.model.trust_events import TrustEvent
 from machines.model.windows import Freeze
 from machines.states import Outcome, Phase, Trigger

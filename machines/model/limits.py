@@ -1,14 +1,15 @@
-"""Limits of the settings; every plan obeys them.
+"""Limits of the settings, which every plan obeys, and its runners, with what keeps one from work.
 
 A plan can add pool keys for its own rollout, with a budget of 1, and can widen nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from machines.model.runners import RunnerRule
+from machines.model.node import Node
+from machines.model.selector import Selector
 from machines.model.windows import Window
 
 DEFAULT_OBSERVATION_MAX_AGE_S = 60.0
@@ -72,6 +73,31 @@ class TeamRules:
 
 
 @dataclass(frozen=True, slots=True)
+class RunnerRule:
+    """A runner of the settings, and the nodes that it is for; the first rule that matches a node counts.
+
+    `parallel`: how many nodes it may have in flight; None leaves that to its own queue.
+    """
+
+    name: str = ""
+    match: Selector = field(default_factory=Selector)
+    parallel: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerProblem:
+    """Why a runner begins nothing: it is full, it is down or refuses, or no rollout has needed it yet.
+
+    `since` is epoch seconds.
+    """
+
+    detail: str
+    since: float
+    is_full: bool = False
+    is_unneeded: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Limits:
     """What the settings say about pools, windows and the whole fleet.
 
@@ -88,3 +114,17 @@ class Limits:
     teams: frozenset[str] | None = None
     runners: tuple[RunnerRule, ...] = (RunnerRule(),)
     workers: Mapping[str, int] = field(default_factory=dict)
+
+
+def runner_of(rules: Sequence[RunnerRule], node: Node) -> RunnerRule | None:
+    """Return the rule of the runner that executes a node's playbooks; None if there is none.
+
+    The key `kind` of a selector is the node's kind, as in a plan's items.
+    """
+    labels = {**node.labels, "kind": node.kind.value}
+    return next((rule for rule in rules if rule.match.matches(labels)), None)
+
+
+def part_of_runner(kind: str, part: str) -> str:
+    """Return how a problem names what a change's runner cannot reach: a source of nodes, or one node."""
+    return f"{kind}@{part}"

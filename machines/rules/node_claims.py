@@ -10,13 +10,6 @@ from machines.model.reasons import Params, Reason, ReasonCode, Remedy, RemedyKin
 from machines.model.rollout import Hold, Target
 
 
-def claim_blocker(index: Index, target: Target, now: float) -> Reason | None:
-    """Return what keeps a person's command from starting a playbook of the rollout on the node at once."""
-    return quarantine_blocker(index, target) or work_blocker(
-        index, WorkKind.ATTEMPT, target.node, now, target.rollout
-    )
-
-
 def quarantine_blocker(index: Index, target: Target) -> Reason | None:
     """Return the values of the node in which the inventory sources contradict each other."""
     if not index.is_quarantined(target.node):

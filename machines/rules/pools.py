@@ -58,7 +58,7 @@ def pool_without_slot(
     node = target.node
     undecided: tuple[Pool, None] | None = None
     for pool in index.pools_for(target.rollout, node):
-        reserved_count = 0 if reserved is None else reserved.count(pool.id)
+        reserved_count = 0 if reserved is None else reserved.slots[pool.id]
         limit = index.budget(pool)
         # A node that is down has its slot already: it must not wait for itself.
         confirmed_down = len(pool.down) + reserved_count - (node in pool.down)
@@ -132,15 +132,10 @@ class Capacity:
 
     nodes: set[str] = field(default_factory=set)
     admitted_by_rollout: Counter[str] = field(default_factory=Counter)
-    _slots: Counter[str] = field(default_factory=Counter)
-    _starts_by_runner: Counter[str] = field(default_factory=Counter)
-
-    def starts_of(self, runner: str) -> int:
-        """Return how many nodes of a runner begin to be in flight."""
-        return self._starts_by_runner[runner]
-
-    def count(self, pool: str) -> int:
-        return self._slots[pool]
+    slots: Counter[str] = field(default_factory=Counter)
+    """By pool."""
+    starts_by_runner: Counter[str] = field(default_factory=Counter)
+    """How many nodes of a runner begin to be in flight."""
 
     def reserve(self, index: Index, target: Target) -> None:
         """Give the node a start, and a slot of each of its pools; a node that is down has these already."""
@@ -148,10 +143,10 @@ class Capacity:
         # Only for a limit: which nodes a runner has in flight is counted again after each start.
         for rule in index.bounds_of(index.nodes[target.node], kinds):
             has_start = target.node in self.nodes | index.in_flight_of_runner(rule.name)
-            self._starts_by_runner[rule.name] += not has_start
+            self.starts_by_runner[rule.name] += not has_start
         self.nodes.add(target.node)
         self.admitted_by_rollout[target.rollout] += 1
-        self._slots.update(pool.id for pool in index.all_pools(target.node) if target.node not in pool.down)
+        self.slots.update(pool.id for pool in index.all_pools(target.node) if target.node not in pool.down)
 
 
 def _peer_reason(code: ReasonCode, pool: Pool, peer: Unavailability) -> Reason:

@@ -65,8 +65,10 @@ def preparation_blocker(index: Index, rollout: Rollout) -> Reason | None:
 
 def is_over(tolerate: Budget, failed: set[str], index: Index, rollout: Rollout) -> bool:
     """Return whether more nodes failed than may; of the pilot and the canaries none may."""
-    # These nodes go first to find such errors, so one of them is enough.
-    first_waves = _first_waves(rollout)
+    # The nodes of the waves up to the first votes to continue find such errors, so one of them is enough.
+    waves = rollout.plan.waves
+    last = next((number for number, wave in enumerate(waves) if wave.gate is GateName.CONTINUE), -1)
+    first_waves = {PILOT_WAVE, *(wave.name for wave in waves[: last + 1])}  # the pilot is first in any plan
     if any(index.target(rollout.id, node).wave in first_waves for node in failed):
         return True
     counters = index.counters(rollout.id)
@@ -80,13 +82,6 @@ def is_over(tolerate: Budget, failed: set[str], index: Index, rollout: Rollout) 
 def may_prepare(rollout: Rollout, target: Target) -> bool:
     """Return whether the votes allow to touch the node: before the start gate opens, only the pilot."""
     return target.wave == PILOT_WAVE or was_opened(rollout, GateName.START)
-
-
-def _first_waves(rollout: Rollout) -> set[str]:
-    """Return the waves up to the first votes to continue; the pilot is among them in any plan."""
-    waves = rollout.plan.waves
-    last = next((number for number, wave in enumerate(waves) if wave.gate is GateName.CONTINUE), -1)
-    return {PILOT_WAVE, *(wave.name for wave in waves[: last + 1])}
 
 
 def _failed_reason(subject: str, row: Preparation, *, failed: int) -> Reason:

@@ -42,6 +42,9 @@ def reboot_blocker(index: Index, node: str, now: float, gate: RebootGate | None)
     """Return why a node of the inventory may not reboot now, None if a slot of each of its pools is free."""
     team = index.nodes[node].team
     candidate = Target("", node, team, (), "", 0)
+    observed = start_blockers.observation_blocker(index, candidate)
+    # A cordon is no obstacle: the machine may have drained itself before it asks.
+    is_locked = observed is not None and observed.code is ReasonCode.FOREIGN_LOCK
     return (
         start_blockers.observe_only_blocker(index)
         or start_blockers.mismatch_blocker(index, "all", f"node/{node}", f"team/{team}")
@@ -54,7 +57,7 @@ def reboot_blocker(index: Index, node: str, now: float, gate: RebootGate | None)
             start_blockers.team_window_groups(index, team), node, team, now, needed_s=0.0
         )
         or node_claims.work_blocker(index, WorkKind.HOLD, node, now)
-        or _foreign_lock_blocker(index, candidate)
+        or (observed if is_locked else None)
         or pools.slot_blocker(index, candidate, now)
     )
 
@@ -134,12 +137,6 @@ def _gate_blocker(index: Index, gate: RebootGate | None, team: str | None, now: 
     group = f"fleetlock/{gate.group}"
     remedy = Remedy(RemedyKind.APPROVE_REBOOTS, {"group": group})
     return Reason(ReasonCode.GATE_CLOSED, group, view.missing, remedy=remedy)
-
-
-def _foreign_lock_blocker(index: Index, candidate: Target) -> Reason | None:
-    # A cordon is no obstacle: the machine may have drained itself before it asks.
-    reason = start_blockers.observation_blocker(index, candidate)
-    return reason if reason is not None and reason.code is ReasonCode.FOREIGN_LOCK else None
 
 
 def _stopped_rollout_blocker(index: Index, node: str, now: float) -> Reason | None:

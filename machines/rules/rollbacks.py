@@ -13,12 +13,13 @@ from typing import Final
 
 from machines.facts.availability import failure_remedy
 from machines.facts.index import Index
+from machines.facts.node_work import WorkKind
 from machines.model.decision import DueRollbacks
 from machines.model.node import natural_sort_key
 from machines.model.plan import PILOT_WAVE, OnFailure
 from machines.model.reasons import Params, Reason, ReasonCode, Remedy, RemedyKind
 from machines.model.rollout import UNATTENDED_RESTORE, Failure, FailureCode, Rollout, Target
-from machines.rules.node_claims import claim_blocker
+from machines.rules.node_claims import quarantine_blocker, work_blocker
 from machines.rules.waves import CANARY
 from machines.states import Outcome, Phase
 
@@ -100,7 +101,10 @@ def _order_remedy(index: Index, rollout: Rollout, targets: Iterable[Target]) -> 
 
 def order_blocker(index: Index, target: Target, now: float) -> Reason | None:
     """Return why a person may not order the node's rollback: that of a failed node starts at once."""
-    return claim_blocker(index, target, now) if target.phase is Phase.FAILED else None
+    if target.phase is not Phase.FAILED:
+        return None
+    work = work_blocker(index, WorkKind.ATTEMPT, target.node, now, target.rollout)
+    return quarantine_blocker(index, target) or work
 
 
 def _counts(failure: Failure) -> bool:

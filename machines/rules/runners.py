@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from machines.facts.index import Index
+from machines.model.limits import RunnerProblem, RunnerRule, part_of_runner, runner_of
 from machines.model.plan import PLAYBOOK_RUN
 from machines.model.reasons import Param, Reason, ReasonCode, Remedy, RemedyKind
 from machines.model.rollout import Target
-from machines.model.runners import RunnerProblem, RunnerRule, part_of_runner, runner_of
 from machines.rules.pools import Capacity
 
 
@@ -20,7 +20,7 @@ def runner_blocker(index: Index, target: Target, capacity: Capacity | None = Non
     for rule in () if node is None else index.bounds_of(node, kinds):
         assert rule.parallel is not None, "a rule without a limit bounds nothing"
         nodes = index.in_flight_of_runner(rule.name)
-        starts = 0 if capacity is None else capacity.starts_of(rule.name)
+        starts = 0 if capacity is None else capacity.starts_by_runner[rule.name]
         in_flight = len(nodes) - (target.node in nodes) + starts
         if in_flight >= rule.parallel:
             params: dict[str, Param] = {**_described(rule), "active": in_flight, "parallel": rule.parallel}

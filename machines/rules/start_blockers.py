@@ -13,8 +13,7 @@ from typing import Final
 from machines.facts.availability import Unavailability, failure_remedy, observed_unavailability
 from machines.facts.dry_runs import RESULT_RETENTION_S
 from machines.facts.index import Index
-from machines.facts.node_work import WorkKind
-from machines.facts.outages import is_isolated
+from machines.facts.node_work import WorkKind, is_isolated
 from machines.model import traffic, windows
 from machines.model.actions import is_pausing
 from machines.model.node import NodeKind, Observation

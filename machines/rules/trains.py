@@ -8,10 +8,11 @@ turn on a node, and the node stays isolated for a rollout that may join.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Final
 
 from machines.facts.index import Index
-from machines.facts.outages import in_flight_on, is_isolated
+from machines.facts.node_work import in_flight_on, is_isolated
 from machines.model.node import natural_sort_key
 from machines.model.reasons import Params, Reason, ReasonCode, Remedy, RemedyKind
 from machines.model.rollout import Rollout, Target
@@ -58,18 +59,14 @@ def next_joiner(index: Index, target: Target, now: float) -> str:
     train = index.train_of(target.rollout)
     if train is None:
         return ""
-    for other in _others_on(index, train, target.node):
-        is_later = other.phase is Phase.PENDING and train.precedes(target.rollout, other.rollout)
-        if is_later and not other.is_checked_first and _may_join_by(index, other, now, target, train):
-            return other.rollout
-    return ""
-
-
-def _may_join_by(index: Index, other: Target, now: float, target: Target, train: Train) -> bool:
-    """Return whether the other rollout may join the outage of a node that has waited since its checks."""
     # A verification of the future is from before the clock was set back.
     until = min(target.since, now) + train.wait_s
-    return _passes_by(lambda at: join_blocker(index, other, at), now, until)
+    for other in _others_on(index, train, target.node):
+        is_later = other.phase is Phase.PENDING and train.precedes(target.rollout, other.rollout)
+        may_join = is_later and not other.is_checked_first
+        if may_join and _passes_by(partial(join_blocker, index, other), now, until):
+            return other.rollout
+    return ""
 
 
 def outage_reason(index: Index, target: Target, now: float) -> Reason | None:

@@ -13,7 +13,7 @@ from itertools import groupby
 
 from machines.facts.apply import rollout_of
 from machines.facts.index import Index
-from machines.facts.outages import is_isolated
+from machines.facts.node_work import is_isolated
 from machines.model.causes import Cause, CauseCode, Causes, Describe
 from machines.model.decision import (
     Admit,

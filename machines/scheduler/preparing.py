@@ -5,12 +5,12 @@ A stage needs no slot and no window of the plan.  How it is executed is not know
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 
 from machines.facts.index import Index
 from machines.facts.node_work import WorkKind, conflicting_work
-from machines.facts.preparations import BUILD_NODE, RolloutPreparations, StagePlaces
+from machines.facts.preparations import BUILD_NODE, RolloutPreparations
 from machines.model import windows
 from machines.model.actions import is_pausing
 from machines.model.decision import Prepare
@@ -168,7 +168,9 @@ class _StageCollector:
         """
         is_alone = _is_alone(self.known, stage)
         free = _free_places(self.known, stage)
-        for node in self._candidates(self.known.stages[stage.name]):
+        places = self.known.stages[stage.name]
+        waiting = () if self.only_failed else (node for _, _, node in places.waiting)
+        for node in chain(sorted(places.failed), waiting):
             if free <= 0:
                 return
             target = self.index.target(self.rollout.id, node)
@@ -176,11 +178,6 @@ class _StageCollector:
                 continue
             if start_blockers.preparation_hindrance(self.index, self.rollout, target, self.now) is None:
                 free -= self.collect(stage.name, node) or is_alone
-
-    def _candidates(self, places: StagePlaces) -> Iterator[str]:
-        waiting: Iterable[str] = () if self.only_failed else (node for _, _, node in places.waiting)
-        yield from sorted(places.failed)
-        yield from waiting
 
     def collect(self, stage: str, node: str) -> bool:
         """Collect one stage of one node, unless its backoff is not over."""

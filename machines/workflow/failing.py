@@ -1,4 +1,7 @@
-"""What comes before a node fails: the end of its run's processes, and the restore by its guard.
+"""How work on a node ends badly: runs that are stopped, and what comes before a node fails.
+
+A run is stopped by a person's order or because isolation was lost.  Before a failure its processes end, and
+its guard restores the node.
 
 An armed guard restores the node unless it is disarmed.  So a change ends in one of two ways: the guard was
 disarmed (DISARM is OK), or the node was restored (RESTORE is OK).  The node decides which; the records only
@@ -14,6 +17,7 @@ from machines.model.actions import (
     FAILED_RUN_TIMEOUT_S,
     Action,
     CleanUpStaleRuns,
+    CompleteOrder,
     StopRun,
     Transition,
     UseGuard,
@@ -21,10 +25,13 @@ from machines.model.actions import (
 )
 from machines.model.causes import Cause, CauseCode, said
 from machines.model.plan import Guard
-from machines.model.rollout import BLAMES_CHANGE, UNATTENDED_RESTORE, FailureCode
+from machines.model.rollout import BLAMES_CHANGE, UNATTENDED_RESTORE, FailureCode, Target
 from machines.model.step_record import StepAction, StepRecord, StepState
-from machines.states import Trigger
+from machines.states import IN_FLIGHT_PHASES, Trigger
 from machines.workflow.steps import UNKNOWN_RETRY_S, Retry, Rule, next_try
+
+REISOLATE_TIMEOUT_S = 30.0
+"""Grace period before a run is stopped because isolation was lost (two drain passes)."""
 
 ANSWER_S = 300.0
 """How long a node may take to answer after its guard has restored it: a network or an sshd that restarts."""
@@ -108,8 +115,11 @@ def end_guard_before(
         return action
     if guard is None or not may_be_armed(records):
         return action
-    latest = _latest(StepAction.RESTORE, records)
-    if not _is_restore_overdue(guard, records, now, elapsed_s):
+    restores = [record for record in records if record.action is StepAction.RESTORE]
+    latest = restores[-1] if restores else None
+    # It must have restored itself by then.  Time without a daemon does not count: the node was not asked.
+    asked_s = min(now - min((each.began_at for each in restores), default=now), elapsed_s)
+    if asked_s <= guard.after_s + ANSWER_S:
         match next_try(_RESTORE, latest, now):
             case Wait() as wait:
                 return wait
@@ -117,19 +127,6 @@ def end_guard_before(
                 return UseGuard(guard.step, number, StepAction.RESTORE)
     assert latest is not None
     return _restored_failure(action, latest, records, now, elapsed_s)
-
-
-def _latest(action: StepAction, records: Sequence[StepRecord]) -> StepRecord | None:
-    return next((record for record in reversed(records) if record.action is action), None)
-
-
-def _is_restore_overdue(guard: Guard, records: Sequence[StepRecord], now: float, elapsed_s: float) -> bool:
-    """Return whether the node has not reported its restore, although it must have restored itself.
-
-    `elapsed_s` is the time in its phase during which a daemon was running: without one it was not asked.
-    """
-    began = [record.began_at for record in records if record.action is StepAction.RESTORE]
-    return bool(began) and min(now - min(began), elapsed_s) > guard.after_s + ANSWER_S
 
 
 def _restored_failure(
@@ -148,3 +145,57 @@ def _restored_failure(
     by_daemon = restore.prior.get("by") == BY_DAEMON
     step = UNATTENDED_RESTORE if was_away and not by_daemon else failed.step
     return replace(failed, step=step, code=FailureCode.RESTORED_ITSELF)
+
+
+def next_stop_action(target: Target, records: Sequence[StepRecord]) -> Action:
+    """Return the next action for a node that a person ordered to stop.
+
+    The node then fails where it is, isolated or not, so that people can inspect it and decide.
+    """
+    if target.phase not in IN_FLIGHT_PHASES:
+        return CompleteOrder(succeeded=False, causes=(Cause(CauseCode.NOTHING_TO_STOP),))
+    requester = "" if target.order_by is None else target.order_by.name
+    causes = (Cause(CauseCode.STOPPED, {"phase": target.phase.value, "by": requester}),)
+    running = [r for r in records if r.handle and r.state is StepState.INTENDED]
+    if running:
+        return StopRun(running[-1], causes)
+    # The failure names the step that was stopped, because people judge by it what the node has.
+    steps = [r.step for r in records if r.attempt == target.attempt]
+    step = steps[-1] if steps else str(target.phase)
+    return Transition(Trigger.FAILED, step=step, causes=causes, code=FailureCode.INTERFERENCE)
+
+
+def on_isolation_lost(
+    target: Target,
+    next_step: Action,
+    records: Sequence[StepRecord],
+    run_record: StepRecord | None,
+    now: float,
+    elapsed_s: float,
+    isolate_timeout_s: float,
+) -> Action:
+    """Return what comes next for an isolator that is no longer in effect.
+
+    `next_step` is what the isolator needs; `records` are its own records of this attempt, oldest first;
+    `run_record` is the run that is in progress, None before a run.
+    """
+    attempts = [r for r in records if r.action in (StepAction.APPLY, StepAction.INSPECT)]
+    lost_at = now
+    for record in reversed(attempts):
+        if record.state is StepState.OK:
+            break
+        lost_at = min(lost_at, record.at)  # a clock that was set back must not extend the grace period
+    latest = attempts[-1]
+    # Before a run nothing was harmed, so the isolator has as long as for a first isolation.  During a run the
+    # node takes traffic while it is changed.  An inspection that failed is no proof of that: only a refused
+    # APPLY is.
+    is_urgent = run_record is not None and latest.action is StepAction.APPLY
+    # Time without a daemon does not count below, because no isolator was asked meanwhile.
+    timeout_s = REISOLATE_TIMEOUT_S if is_urgent else isolate_timeout_s
+    if not isinstance(next_step, Transition) and min(now - lost_at, elapsed_s) < timeout_s:
+        return next_step
+    lost = Cause(CauseCode.ISOLATION_LOST, {"node": target.node, "text": latest.text})
+    if run_record is not None:
+        return StopRun(run_record, (lost, Cause(CauseCode.RUN_STOPPED)))
+    causes = (lost, Cause(CauseCode.RUN_NOT_STARTED))
+    return Transition(Trigger.FAILED, step=latest.step, causes=causes, code=FailureCode.NEVER_STARTED)

@@ -36,15 +36,17 @@ from machines.model.actions import (
     Wait,
 )
 from machines.model.causes import Cause, CauseCode, Causes, said
-from machines.model.outage import OutageProgress
 from machines.model.plan import OnUnknownPolicy, Stage, StepDef
 from machines.model.rollout import FailureCode, NodeOrder
 from machines.model.step_record import StepAction, StepRecord, StepState
+from machines.model.train import OutageProgress
 from machines.states import IN_FLIGHT_PHASES, Outcome, Phase, Trigger
 from machines.workflow.failing import (
     clean_up_before_failure,
     end_guard_before,
     may_be_armed,
+    next_stop_action,
+    on_isolation_lost,
     stop_unguarded_run,
 )
 from machines.workflow.isolation_plan import IsolationPlan
@@ -73,7 +75,6 @@ from machines.workflow.steps import (
     repair_step,
     stages_for,
 )
-from machines.workflow.stopping import next_stop_action, on_isolation_lost
 
 SLOT_STEP = "slot"
 """Step of an isolated node that waits until its pools have a slot for it."""

@@ -12,10 +12,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from machines.model.outage import OutageProgress, change_key
 from machines.model.plan import StepDef
 from machines.model.rollout import Target
 from machines.model.step_record import StepAction, StepRecord, StepState
+from machines.model.train import OutageProgress, change_key
 from machines.states import IN_FLIGHT_PHASES, Phase
 from machines.workflow.records import active_isolations
 

@@ -12,8 +12,8 @@ from typing import Any, Protocol
 
 from machines.model.actions import Action, Transition, Wait
 from machines.model.causes import said
-from machines.model.outage import OutageProgress
 from machines.model.step_record import StepAction, StepRecord, StepState
+from machines.model.train import OutageProgress
 from machines.states import Trigger
 from machines.workflow.outage import OUTAGE_STEP
 from machines.workflow.situation import Situation

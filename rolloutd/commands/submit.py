@@ -17,10 +17,10 @@ from typing import Any
 from machines.facts.index import Index
 from machines.facts.projection import Projection
 from machines.model.events import Event, RolloutCancelled, RolloutOpened
+from machines.model.limits import runner_of
 from machines.model.node import Node, natural_sort_key, pools_of
 from machines.model.plan import PILOT_WAVE, PLAYBOOK_RUN, Digest, Plan
 from machines.model.rollout import Actor, Rollout, Target
-from machines.model.runners import runner_of
 from machines.model.target_plan import lacks_change, lacks_check, lacks_isolator
 from machines.rules.waves import assign_waves
 from machines.states import Outcome, Trigger

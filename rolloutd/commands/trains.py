@@ -10,8 +10,7 @@ from itertools import combinations
 from machines.facts.index import Index
 from machines.model.plan import Plan
 from machines.model.rollout import Rollout
-from machines.model.train import Train
-from machines.model.train_events import TrainRemoved, TrainStored
+from machines.model.train import Train, TrainRemoved, TrainStored
 from machines.scheduler.train_savings import shareable_nodes
 from machines.workflow.outage import is_same_isolator
 from rolloutd.commands.rollout_commands import Events, Principal, require_team_member

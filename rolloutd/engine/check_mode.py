@@ -13,8 +13,8 @@ from functools import partial
 
 from machines.facts.node_work import WorkKind
 from machines.model.configuration import ComplianceReport, TaskChange
+from machines.model.limits import runner_of
 from machines.model.plan import Plan, Stage
-from machines.model.runners import runner_of
 from machines.rules.runners import unavailable_reason
 from rolloutd import ports
 from rolloutd.concurrency.slots import Slots

@@ -19,8 +19,8 @@ from dataclasses import replace
 from typing import TypeVar
 
 from machines.model.events import Event, RolloutOpened
+from machines.model.limits import RunnerProblem, part_of_runner, runner_of
 from machines.model.plan import PLAYBOOK_RUN
-from machines.model.runners import RunnerProblem, part_of_runner, runner_of
 from rolloutd import ports
 from rolloutd.engine.state import State
 from rolloutd.errors import AdapterFailed, NotFound, Refused, RolloutdError, RunnerUnavailable

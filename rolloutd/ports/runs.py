@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
+from machines.model.limits import RunnerProblem
 from machines.model.plan import PLAYBOOK_RUN
-from machines.model.runners import RunnerProblem
 from machines.model.step_result import Failed, Ok, Unknown
 from rolloutd.ports.artifacts import ArtifactStore
 from rolloutd.ports.nodes import Host

@@ -11,10 +11,9 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from machines.model import plan
-from machines.model.limits import Budget, Limits, PoolRule
+from machines.model.limits import Budget, Limits, PoolRule, RunnerRule
 from machines.model.node import NodeKind
 from machines.model.preparation import PrepareKind, PrepareStage, entry_of_record
-from machines.model.runners import RunnerRule
 from machines.model.selector import parse_selector
 from machines.model.windows import Window
 from rolloutd import plugin

@@ -25,7 +25,7 @@ MUTANTS = (
     Mutant(
         "decision-forgets-reserved-slots",
         pools.pool_without_slot,
-        "reserved.count(pool.id)",
+        "reserved.slots[pool.id]",
         "0",
     ),
     Mutant(

@@ -12,12 +12,11 @@ from machines.invariants.violations import violation
 from machines.model.actions import RunPlaybook, Transition
 from machines.model.decision import Admit, Observe, RollBack
 from machines.model.events import NodesDiscovered, NodesRemoved, PhaseMoved, RolloutCancelled
-from machines.model.limits import Budget, Limits, PoolRule
+from machines.model.limits import Budget, Limits, PoolRule, RunnerProblem
 from machines.model.node import Conflict, ConflictKind, Node, NodeHealth, NodeKind, Observation
 from machines.model.plan import PLAYBOOK_RUN, Capability, GateName, OnFailure, Stage, StepDef
 from machines.model.reasons import Remedy, RemedyKind
 from machines.model.rollout import FailureCode, Target
-from machines.model.runners import RunnerProblem
 from machines.model.step_record import StepAction, StepRecord, StepState
 from machines.scheduler.decide import decide, explain_node
 from machines.states import Outcome, Phase, Trigger

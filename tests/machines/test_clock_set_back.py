@@ -10,9 +10,9 @@ from machines.model.plan import Capability, StepDef
 from machines.model.rollout import NodeOrder, Target
 from machines.model.step_record import StepAction, StepRecord, StepState
 from machines.states import Phase
+from machines.workflow.failing import REISOLATE_TIMEOUT_S
 from machines.workflow.next_action import next_action
 from machines.workflow.situation import Situation
-from machines.workflow.stopping import REISOLATE_TIMEOUT_S
 from tests.machines.builders import CORDONS, T0, plan_of
 
 CORDON = StepDef("isolate.0.kubernetes", "kubernetes", capabilities=CORDONS)

@@ -31,12 +31,11 @@ from machines.forecast.model import (
 )
 from machines.forecast.walk import HORIZON_S, Walk
 from machines.model.events import FreezeStarted, HoldTaken, RolloutPaused, TeamRulesChanged
-from machines.model.limits import Limits, PoolRule, TeamRules
+from machines.model.limits import Limits, PoolRule, RunnerRule, TeamRules
 from machines.model.node import Node, NodeHealth, NodeKind, Observation
 from machines.model.plan import GateName, Stage, StepDef, VoteRequirement, WaveDef
 from machines.model.reasons import ReasonCode
 from machines.model.rollout import Hold
-from machines.model.runners import RunnerRule
 from machines.model.step_record import StepAction
 from machines.model.windows import Freeze, Window
 from machines.scheduler.admission import MAX_STARTS

@@ -17,8 +17,7 @@ from machines.forecast.model import Assumptions, TrainForecast
 from machines.forecast.replay_builder import replay_of
 from machines.forecast.walk import Walk
 from machines.model.plan import StepDef
-from machines.model.train import Train
-from machines.model.train_events import TrainStored
+from machines.model.train import Train, TrainStored
 from machines.model.windows import Window
 from tests.machines.builders import ALICE, T0, index_of, nodes_of, submit
 from tests.machines.test_forecast import STEP_S, forecast_of

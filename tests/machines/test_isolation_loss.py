@@ -10,11 +10,11 @@ from machines.model.plan import Capability, StepDef
 from machines.model.rollout import Target
 from machines.model.step_record import StepAction, StepRecord, StepState
 from machines.states import Phase, Trigger
+from machines.workflow.failing import REISOLATE_TIMEOUT_S
 from machines.workflow.next_action import next_action
 from machines.workflow.records import repeated_try
 from machines.workflow.situation import Situation
 from machines.workflow.steps import NOT_ISOLATED_RETRY_S
-from machines.workflow.stopping import REISOLATE_TIMEOUT_S
 from rolloutd.texts.cause_text import describe_causes
 from tests.machines.builders import CORDONS, T0, plan_of
 

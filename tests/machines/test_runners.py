@@ -9,10 +9,9 @@ import pytest
 
 from machines.facts.projection import Projection
 from machines.model.decision import Admit
-from machines.model.limits import Limits
+from machines.model.limits import Limits, RunnerProblem, RunnerRule, runner_of
 from machines.model.node import Node, NodeHealth, Observation
 from machines.model.reasons import ReasonCode
-from machines.model.runners import RunnerProblem, RunnerRule, runner_of
 from machines.model.selector import Selector, parse_selector
 from machines.scheduler.decide import decide, explain_node
 from machines.states import Outcome, Trigger

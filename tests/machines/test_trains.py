@@ -14,13 +14,11 @@ from machines.model.actions import Revert, Transition, Wait
 from machines.model.decision import Admit, RollBack
 from machines.model.events import FreezeStarted, HoldTaken, NodeOrdered, RolloutCancelled, RolloutPaused
 from machines.model.limits import Limits, PoolRule
-from machines.model.outage import OutageProgress
 from machines.model.plan import Stage, StepDef
 from machines.model.reasons import ReasonCode
 from machines.model.rollout import Hold, NodeOrder, Target
 from machines.model.step_record import StepAction, StepRecord, StepState
-from machines.model.train import Train
-from machines.model.train_events import TrainRemoved, TrainStored
+from machines.model.train import OutageProgress, Train, TrainRemoved, TrainStored
 from machines.model.windows import Freeze, Window
 from machines.rules.trains import next_joiner, outage_reason, turn_blocker
 from machines.scheduler.decide import decide, explain_node

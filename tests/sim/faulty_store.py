@@ -17,10 +17,10 @@ from machines.model.configuration import NodeConfiguration
 from machines.model.events import Event, PhaseMoved, StepRecorded, TargetChanged
 from machines.model.limits import Limits
 from machines.model.node import Observation, SourceFreshness
-from machines.model.outage import OutageProgress
 from machines.model.preparation import StagedComparison
 from machines.model.rollout import Actor
 from machines.model.traffic import TrafficResult
+from machines.model.train import OutageProgress
 from rolloutd.audit.audit_chain import GENESIS_HASH, ChainVerification
 from rolloutd.engine.state import State
 from rolloutd.errors import StoreFailed

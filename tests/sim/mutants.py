@@ -12,7 +12,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Final
 
-from machines.facts import availability, node_work, outages, votes
+from machines.facts import availability, node_work, votes
 from machines.facts.node_work import WorkKind
 from machines.invariants import violations
 from machines.model.preparation import PrepareStage
@@ -307,7 +307,7 @@ MUTANTS = (
     ),
     Mutant(
         "next-change-begun-before-checks-passed",
-        outages.may_share_outage,
+        node_work.may_share_outage,
         "not (progress.has_passed and progress.waits)",
         "False",
     ),

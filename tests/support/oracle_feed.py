@@ -34,7 +34,7 @@ from machines.model.events import (
 from machines.model.node import ConflictKind, NodeKind
 from machines.model.plan import GateName, Plan
 from machines.model.rollout import NodeOrder
-from machines.model.train_events import TrainRemoved, TrainStored
+from machines.model.train import TrainRemoved, TrainStored
 from machines.model.windows import Window
 from machines.states import Outcome, Phase, Trigger
 from tests import oracle

@@ -55,7 +55,7 @@ def _wrong_queue(index: Projection) -> Iterator[str]:
         waves = {group.wave for group in known}
         entries = [entry for wave in waves for entry in groups.ready(rollout, wave)]
         ready = {group for _, group in entries}
-        backed_off = {group for group in known if groups.is_backed_off(group)}
+        backed_off = {group for group in known if group in groups._backed_off}
         if len(entries) != len(ready) or ready & backed_off or ready | backed_off != known:
             yield f"groups of {rollout}: {len(known)}, {len(ready)} ready, {len(backed_off)} backed off"
         if any(groups.positions(group)[0] != position for position, group in entries):

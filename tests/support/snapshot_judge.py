@@ -15,11 +15,10 @@ from machines.invariants.violations import is_down, violation
 from machines.model.events import GateOpened, PhaseMoved
 from machines.model.limits import Limits, TeamRules
 from machines.model.node import UNLABELED, Node, Observation, SourceFreshness
-from machines.model.outage import OutageProgress
 from machines.model.preparation import Preparation, PreparationState, StagedComparison
 from machines.model.rollout import Failure, Hold, Rollout, Target
 from machines.model.traffic import TrafficResult
-from machines.model.train import Train
+from machines.model.train import OutageProgress, Train
 from machines.model.windows import Freeze
 from machines.states import IllegalTransition, Outcome, Phase, Trigger, next_phase
 

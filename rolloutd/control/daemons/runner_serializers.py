@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from machines.facts.index import Index
+from machines.model.limits import RunnerRule, runner_of
 from machines.model.node import Node
 from machines.model.plan import PLAYBOOK_RUN, Capability
 from machines.model.reasons import Param, Reason, ReasonCode, Remedy, RemedyKind
 from machines.model.rollout import Target
-from machines.model.runners import RunnerRule, runner_of
 from machines.model.timefmt import format_rfc3339
 from machines.rules.runners import no_runner_reason, problem_reason, unavailable_reason
 from rolloutd.control.daemons import wire_runners

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from machines.model.runners import RunnerRule
+from machines.model.limits import RunnerRule
 from machines.model.selector import parse_selector
 from rolloutd.engine.state import StepProgress
 from rolloutd.ports import RunnerStatus

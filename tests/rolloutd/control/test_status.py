@@ -10,9 +10,9 @@ from hypothesis import given, settings
 
 from machines.facts.projection import Projection
 from machines.model.events import NodesDiscovered, TargetChanged
+from machines.model.limits import RunnerRule
 from machines.model.plan import GateName, Stage, VoteRequirement
 from machines.model.rows import AuditMismatch, MismatchKind
-from machines.model.runners import RunnerRule
 from machines.model.selector import parse_selector
 from machines.states import Outcome, Trigger
 from rolloutd.commands.resolve import ResolvedRollout

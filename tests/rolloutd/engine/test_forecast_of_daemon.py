@@ -23,8 +23,7 @@ from machines.model.node import NodeKind
 from machines.model.reasons import ReasonCode
 from machines.model.rollout import Hold, NodeOrder
 from machines.model.step_record import StepAction, StepRecord
-from machines.model.train import Train
-from machines.model.train_events import TrainStored
+from machines.model.train import Train, TrainStored
 from machines.model.windows import Freeze
 from machines.states import Phase
 from rolloutd.engine.forecasts import run_starts

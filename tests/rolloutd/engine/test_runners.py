@@ -11,9 +11,9 @@ import pytest
 
 from machines.model.actions import Isolate
 from machines.model.events import NodesDiscovered
+from machines.model.limits import RunnerProblem, RunnerRule
 from machines.model.node import Node, NodeKind
 from machines.model.reasons import ReasonCode
-from machines.model.runners import RunnerProblem, RunnerRule
 from machines.model.selector import parse_selector
 from machines.scheduler.decide import explain_node
 from machines.states import Outcome, Trigger

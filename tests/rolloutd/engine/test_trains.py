@@ -11,8 +11,7 @@ from pathlib import Path
 from machines.model.events import NodeOrdered, RolloutCancelled, RolloutPaused
 from machines.model.rollout import Actor, ActorKind, NodeOrder
 from machines.model.step_record import StepRecord
-from machines.model.train import Train
-from machines.model.train_events import TrainRemoved, TrainStored
+from machines.model.train import Train, TrainRemoved, TrainStored
 from machines.states import Outcome, Phase
 from rolloutd.ports import Failed, GuardState, Ok, StepContext
 from tests.contracts.fakes.check import FakeCheck

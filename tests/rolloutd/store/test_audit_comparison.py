@@ -41,8 +41,7 @@ from machines.model.rollout import Actor, ActorKind, Hold, NodeOrder, PilotEvide
 from machines.model.rows import MismatchKind
 from machines.model.selector import parse_selector
 from machines.model.step_record import StepAction, StepState
-from machines.model.train import Train
-from machines.model.train_events import TrainStored
+from machines.model.train import Train, TrainStored
 from machines.model.windows import Freeze, Window
 from machines.states import Phase, Trigger
 from rolloutd.audit.audit_chain import GENESIS_HASH, canonical_json, hash_entry

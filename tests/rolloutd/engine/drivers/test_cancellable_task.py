@@ -11,7 +11,7 @@ from machines.model.causes import Cause, CauseCode
 from machines.model.rollout import Actor, ActorKind, NodeOrder, Target
 from machines.model.step_record import StepAction, StepRecord, StepState
 from machines.states import Outcome, Phase
-from machines.workflow.stopping import next_stop_action
+from machines.workflow.failing import next_stop_action
 from rolloutd.engine.tasks import CancellableTask
 from rolloutd.texts.cause_text import describe_causes
 
