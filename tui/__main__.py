@@ -37,11 +37,17 @@ def main(argv: list[str] | None = None) -> int:
             os.environ.pop(name, None)
     from tui.app import Console
 
-    tune_interpreter()
+    # A full collection stops drawing for as long as it takes to visit ten thousand nodes.  Imported modules
+    # stay until the end, so the collector may skip them.
+    gc.freeze()
+    gc.set_threshold(*GC_THRESHOLDS)
+    sys.setswitchinterval(THREAD_SWITCH_INTERVAL_S)
+    # A browser has more than ASCII, whatever the server's locale.
+    has_glyphs = bool(os.environ.get("TEXTUAL_DRIVER")) or "utf" in locale.getencoding().lower()
     console = Console(
         Client(args.socket),
         theme_name=args.theme,
-        ascii_only=args.ascii or not _draws_glyphs(),
+        ascii_only=args.ascii or not has_glyphs,
         still=args.still,
         reach=args.reach,
         hint=args.hint,
@@ -50,25 +56,11 @@ def main(argv: list[str] | None = None) -> int:
     return int(console.return_code or 0)
 
 
-def tune_interpreter() -> None:
-    """Let neither the garbage collector nor a parsing thread stop the drawing for long."""
-    # A full collection stops drawing for as long as it takes to visit ten thousand nodes.  Imported modules
-    # stay until the end, so the collector may skip them.
-    gc.freeze()
-    gc.set_threshold(*GC_THRESHOLDS)
-    sys.setswitchinterval(THREAD_SWITCH_INTERVAL_S)
-
-
 def _options_of_tabs(args: argparse.Namespace) -> list[str]:
     """Return the options of each tab's console: all that concern what it shows."""
     values = {name: getattr(args, name) for name in ("theme", "reach", "hint")}
     options = [word for name, value in values.items() if value for word in (f"--{name}", value)]
     return options + [f"--{name}" for name in ("ascii", "still") if getattr(args, name)]
-
-
-def _draws_glyphs() -> bool:
-    """Return whether the display has more than ASCII; a browser has, whatever the server's locale."""
-    return os.environ.get("TEXTUAL_DRIVER", "") != "" or "utf" in locale.getencoding().lower()
 
 
 def parse_arguments(argv: list[str] | None) -> argparse.Namespace:

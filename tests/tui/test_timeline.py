@@ -271,5 +271,5 @@ def test_bar_extended_by_events_equals_one_drawn_at_once(
         fleet.at += seconds
         pool.nodes, pool.version = node_states(fleet), pool.version + 1
         scale = view.scale(40, 1_000.0, fleet.at)
-        extended = bars.pool_bar(history, pool, scale, None)
+        extended = bars.bar(history, pool, scale, None)
         assert extended == merge_spans(timeline.pool_cells(history, pool.nodes, scale))

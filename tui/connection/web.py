@@ -75,7 +75,9 @@ class LocalServer(Server):
         if request.host not in self._allowed_hosts:
             return _forbidden("this server accepts requests for 127.0.0.1 only")
         if self._consume_token(request):
-            return self._start_session()
+            redirect = web.Response(status=303, headers={"Location": "/", **_SECURITY_HEADERS})
+            redirect.set_cookie(COOKIE_NAME, self._session_secret, httponly=True, samesite="Strict", path="/")
+            return redirect
         if not hmac.compare_digest(request.cookies.get(COOKIE_NAME, ""), self._session_secret):
             return _forbidden("address: already used; run rolloutctl web again")
         origin = request.headers.get("Origin")
@@ -93,11 +95,6 @@ class LocalServer(Server):
             return False
         self._one_time_token = None
         return True
-
-    def _start_session(self) -> web.Response:
-        response = web.Response(status=303, headers={"Location": "/", **_SECURITY_HEADERS})
-        response.set_cookie(COOKIE_NAME, self._session_secret, httponly=True, samesite="Strict", path="/")
-        return response
 
     async def handle_index(self, request: web.Request) -> web.Response:
         page = (resources.files("tui.connection") / "page.html").read_text()

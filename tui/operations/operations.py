@@ -69,7 +69,8 @@ def _reason_without(attribute: str, reason: str) -> Callable[[Selection], str]:
 
 
 def _rollout_permission(model: Model, selection: Selection) -> Permission:
-    return permissions.rollout_permission(model, _rollout(selection))
+    """Return whether the user may pause, resume, cancel, retry, skip and roll back."""
+    return permissions.team_permission(model, _rollout(selection).status["owner"])
 
 
 def _hold_and_freeze_permission(model: Model, _: Selection) -> Permission:

@@ -65,9 +65,9 @@ class AuditPage(Page):
         self.body.set_rows(LazyRows(shown, lambda entry: str(entry["seq"]), _entry_line))
         self.query_one("#head", Banner).update_lines()
 
-    def on_virtual_list_cursor_moved(self, message: VirtualList.CursorMoved) -> None:
-        rows, earliest = message.list_view.rows, self._earliest_seq
-        if rows is None or earliest is None or message.list_view.cursor <= len(rows) - PREFETCH_ROWS:
+    def on_virtual_list_cursor_moved(self) -> None:
+        rows, earliest = self.body.rows, self._earliest_seq
+        if rows is None or earliest is None or self.body.cursor <= len(rows) - PREFETCH_ROWS:
             return
         if earliest > 1 and len(self.entries) < MAX_ENTRIES:
             self._request_entries_before(earliest)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+from functools import partial, partialmethod
 from typing import Any
 
 from rich.cells import cell_len
@@ -171,13 +171,12 @@ class ChangesPage(FetchedPage):
     def do_sort(self) -> None:
         self._sort(BY_NAME if self.order == BY_URGENCY else BY_URGENCY)
 
-    def do_sort_by_name(self) -> None:
-        self._sort(BY_NAME)
-
     def _sort(self, order: str) -> None:
         self.order, self._turned = order, None
         self.update_view()
         self.body.show_cursor(at_top=True)
+
+    do_sort_by_name = partialmethod(_sort, BY_NAME)
 
     def do_open(self) -> None:
         kind, _, name = self.body.cursor_key.partition(":")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partialmethod
 
 from rolloutd.control.rollouts import wire
 from rolloutd.texts import formats
@@ -52,13 +53,11 @@ class FleetPage(Page):
         rollout = self.console.model.rollouts.get(self.body.cursor_key)
         return Selection(rollout=rollout, gate=find_pending_gate(self, rollout))
 
-    def do_open(self) -> None:
+    def _open(self, page: str) -> None:
         if self.body.cursor_key:
-            self.console.open_page("rollout", self.body.cursor_key)
+            self.console.open_page(page, self.body.cursor_key)
 
-    def do_nodes(self) -> None:
-        if self.body.cursor_key:
-            self.console.open_page("nodes", self.body.cursor_key)
+    do_open, do_nodes = partialmethod(_open, "rollout"), partialmethod(_open, "nodes")
 
     def _rollout_row(self, rollout: RolloutState, now: float) -> Callable[[int], Line]:
         ids = list(self.console.model.rollouts)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from functools import partial
+from functools import partial, partialmethod
 from typing import Any
 
 from textual.widget import Widget
@@ -129,15 +129,11 @@ class GatesPage(page.TwoPanes):
         else:
             self.console.open_page("rollout", selected.rollout.id)
 
-    def do_compare(self) -> None:
-        selected = self.selected_gate()
-        if selected is not None:
-            self.console.open_page("comparison", selected.rollout.id)
+    def _open(self, page: str) -> None:
+        if (selected := self.selected_gate()) is not None:
+            self.console.open_page(page, selected.rollout.id)
 
-    def do_forecast(self) -> None:
-        selected = self.selected_gate()
-        if selected is not None:
-            self.console.open_page("forecast", selected.rollout.id)
+    do_compare, do_forecast = partialmethod(_open, "comparison"), partialmethod(_open, "forecast")
 
     # -- the content
 

@@ -51,8 +51,10 @@ class InventoryPage(FetchedPage):
         names = lines.column_width(node["node"] for node in conflicting)
         for node in conflicting:
             for number, conflict in enumerate(node["conflicts"]):
-                key = f"node:{node['node']}:{number}"
-                yield key, _conflict_row(node["node"], conflict, names, self.console.now())
+                mark, role = ("! ", "warn") if conflict["warning"] else ("✗ ", "bad")
+                age = formatting.format_age(parse_timestamp(conflict["since"]), self.console.now())
+                row = (mark, node["node"], f"{conflict['kind']}: {conflict['text']}", role)
+                yield f"node:{node['node']}:{number}", _row(row, names, f" {age} ")
         if not conflicting:
             yield note_row("the sources agree")
 
@@ -73,14 +75,6 @@ def _source_row(
     age = formatting.format_age(parse_timestamp(source["refreshed_at"]), now)
     right = f" {formats.pluralize(source['nodes'], 'node')}, {age} "
     return _row(("  ", source["source"], state, role), name_width, right)
-
-
-def _conflict_row(
-    node: str, conflict: wire_fleet.NodeConflict, name_width: int, now: float
-) -> Callable[[int], Line]:
-    mark, role = ("! ", "warn") if conflict["warning"] else ("✗ ", "bad")
-    age = formatting.format_age(parse_timestamp(conflict["since"]), now)
-    return _row((mark, node, f"{conflict['kind']}: {conflict['text']}", role), name_width, f" {age} ")
 
 
 def _row(parts: tuple[str, str, str, str], name_width: int, right: str) -> Callable[[int], Line]:

@@ -96,14 +96,12 @@ class NodesPage(RolloutScreen):
         if self.pool in rollout.pools:
             nodes = rollout.pools[self.pool].nodes
         if self.reason:
-            nodes = [each for each in nodes if self._waits_for_reason(each)]
+            # A code alone stands for all reasons with it.
+            keys = ((each, each.waiting_key) for each in nodes)
+            nodes = [each for each, key in keys if key == self.reason or key.startswith(f"{self.reason} ")]
         if self.filter_text:
             nodes = [each for each in nodes if formatting.matches(_search_text(each), self.filter_text)]
         return sorted(nodes, key=SORT_KEYS[self.node_order])
-
-    def _waits_for_reason(self, node: NodeState) -> bool:
-        # A code alone stands for all reasons with it.
-        return node.waiting_key == self.reason or node.waiting_key.startswith(f"{self.reason} ")
 
     def _render_head(self, width: int) -> Sequence[Line]:
         rollout, rows = self.rollout, self.body.rows

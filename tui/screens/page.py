@@ -264,11 +264,11 @@ class Page(BlankWidget, Screen[None]):
             for name in ("top", "alerts", "keys"):
                 self.query_one(f"#{name}", Banner).update_lines()
 
-    def on_virtual_list_cursor_moved(self, message: VirtualList.CursorMoved) -> None:
+    def on_virtual_list_cursor_moved(self) -> None:
         # The key line depends on what the cursor is on.
         self.update_view()
 
-    def on_virtual_list_row_opened(self, message: VirtualList.RowOpened) -> None:
+    def on_virtual_list_row_opened(self) -> None:
         self.console.action_perform("open")
 
     def on_resize(self) -> None:

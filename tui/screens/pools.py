@@ -114,11 +114,11 @@ class TimelineRows:
         if self.moment is not None:
             in_flight, failed, done = timeline.past_pool(self.history, pool, self.moment)
             counts = (in_flight + failed, failed, done)
-        bar = self.bars.pool_bar(self.history, pool, self.scale, self.moment)
+        bar = self.bars.bar(self.history, pool, self.scale, self.moment)
         return justify([(fit_name(pool.pool, width) + " ", "bold"), *bar], _side(pool, counts), room)
 
     def _node_line(self, pool: PoolState, node: NodeState, width: int, room: int) -> Line:
-        bar = self.bars.node_bar(self.history, pool, node, self.scale, self.moment)
+        bar = self.bars.bar(self.history, pool, self.scale, self.moment, node)
         return fit_line([("  " + fit_name(node.node, width - 2) + " ", "dim"), *bar], room)
 
 

@@ -138,25 +138,19 @@ class RolloutPage(TwoPanes, RolloutScreen):
             case "pool":
                 self.console.open_page("nodes", self.rollout_id, pool=name)
             case _:
-                self.console.open_page("nodes", self.rollout_id)
+                self._open("nodes")
 
-    def do_nodes(self) -> None:
-        self.console.open_page("nodes", self.rollout_id)
+    def _open(self, page: str) -> None:
+        self.console.open_page(page, self.rollout_id)
+
+    do_nodes, do_compare = partialmethod(_open, "nodes"), partialmethod(_open, "comparison")
+    do_preparation, do_forecast = partialmethod(_open, "preparation"), partialmethod(_open, "forecast")
 
     def do_find(self) -> None:
         """Filter on the page that lists all nodes."""
         self.console.open_page("nodes", self.rollout_id)
         # Now, not later: the keys typed after `/` are the filter, and no actions of the page of nodes.
         self.console.action_perform("find")
-
-    def do_compare(self) -> None:
-        self.console.open_page("comparison", self.rollout_id)
-
-    def do_preparation(self) -> None:
-        self.console.open_page("preparation", self.rollout_id)
-
-    def do_forecast(self) -> None:
-        self.console.open_page("forecast", self.rollout_id)
 
     def do_sort(self) -> None:
         orders = list(POOL_ORDERS)

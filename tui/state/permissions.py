@@ -29,11 +29,6 @@ ALLOWED = Permission(is_allowed=True)
 UNKNOWN_USER = Permission(is_allowed=False, reason="your user is not known yet")
 
 
-def rollout_permission(model: Model, rollout: RolloutState) -> Permission:
-    """Return whether the user may pause, resume, cancel, retry, skip and roll back."""
-    return team_permission(model, rollout.status["owner"])
-
-
 def team_permission(model: Model, team: str | None) -> Permission:
     """Return whether the user may do what the node's team may."""
     who = "admins" if team is None else f"{team_with_members(model, team)} and admins"

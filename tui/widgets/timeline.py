@@ -294,22 +294,16 @@ class BarCache:
         self._history: History | None = None
         self._bars: dict[str, _DrawnBar] = {}
 
-    def pool_bar(self, history: History, pool: PoolState, scale: TimeScale, moment: float | None) -> Line:
-        return self._bar(pool.pool, pool.nodes, pool, (history, scale, moment))
-
-    def node_bar(
-        self, history: History, pool: PoolState, node: NodeState, scale: TimeScale, moment: float | None
-    ) -> Line:
-        return self._bar(f"{pool.pool}/{node.node}", [node], pool, (history, scale, moment))
-
-    def _bar(
+    def bar(
         self,
-        name: str,
-        nodes: Sequence[NodeState],
+        history: History,
         pool: PoolState,
-        view: tuple[History, TimeScale, float | None],
+        scale: TimeScale,
+        moment: float | None,
+        node: NodeState | None = None,
     ) -> Line:
-        history, scale, moment = view
+        """Return the bar of a pool, or of one of its nodes."""
+        name, nodes = (pool.pool, pool.nodes) if node is None else (f"{pool.pool}/{node.node}", [node])
         if history is not self._history:
             self._history = history
             self._bars.clear()

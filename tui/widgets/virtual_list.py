@@ -153,16 +153,8 @@ class VirtualList(LineWidget, ScrollView, can_focus=True, inherit_bindings=False
     class CursorMoved(Message):
         """The cursor moved to a row with another key."""
 
-        def __init__(self, list_view: VirtualList) -> None:
-            super().__init__()
-            self.list_view = list_view
-
     class RowOpened(Message):
         """A row was double-clicked."""
-
-        def __init__(self, list_view: VirtualList) -> None:
-            super().__init__()
-            self.list_view = list_view
 
     def __init__(
         self,
@@ -171,7 +163,7 @@ class VirtualList(LineWidget, ScrollView, can_focus=True, inherit_bindings=False
         pin_cursor_to_top: bool = False,
     ) -> None:
         super().__init__(id=id)
-        self._rows: RowSource | None = None
+        self.rows: RowSource | None = None
         self._drawn_lines: list[Line] = []
         self._drawn_view = self._rendered_view = (0, 0)
         # The top row is the most urgent one: the cursor stays on it until the user moves the cursor.
@@ -179,13 +171,9 @@ class VirtualList(LineWidget, ScrollView, can_focus=True, inherit_bindings=False
         self.cursor = 0
         self.cursor_key = ""
 
-    @property
-    def rows(self) -> RowSource | None:
-        return self._rows
-
     def set_rows(self, rows: RowSource) -> None:
         """Show these rows; the cursor stays on its row's key if that still exists."""
-        self._rows = rows
+        self.rows = rows
         self._set_row_count(len(rows))
         self._restore_cursor()
         self._refresh_changed_lines()
@@ -220,37 +208,37 @@ class VirtualList(LineWidget, ScrollView, can_focus=True, inherit_bindings=False
         return self.scroll_offset.y, self.scrollable_content_region.width
 
     def _draw_row(self, row: int, width: int) -> Line:
-        return self._rows.draw(row, width - 1) if self._rows is not None and row < len(self._rows) else []
+        return self.rows.draw(row, width - 1) if self.rows is not None and row < len(self.rows) else []
 
     def limit_height(self, *, fill: bool, min_rows: int = 1) -> None:
         """Fill the container, or limit the height to the rows so that other widgets get the rest."""
-        rows = len(self._rows) if self._rows is not None else 0
+        rows = len(self.rows) if self.rows is not None else 0
         wanted = None if fill else max(min_rows, rows)
         height = self.styles.max_height
         if (None if height is None else height.value) != wanted:
             self.styles.max_height = wanted
 
     def _restore_cursor(self) -> None:
-        assert self._rows is not None
-        count = len(self._rows)
+        assert self.rows is not None
+        count = len(self.rows)
         if not count:
             self.cursor, self.cursor_key = 0, ""
             return
         position = 0 if self._pins_cursor_to_top else min(self.cursor, count - 1)
-        if not self._pins_cursor_to_top and self.cursor_key and self._rows.key(position) != self.cursor_key:
-            found = next((row for row in range(count) if self._rows.key(row) == self.cursor_key), None)
+        if not self._pins_cursor_to_top and self.cursor_key and self.rows.key(position) != self.cursor_key:
+            found = next((row for row in range(count) if self.rows.key(row) == self.cursor_key), None)
             position = position if found is None else found
         self._set_cursor(self._nearest_selectable(position, 1), scroll=False)
 
     def _nearest_selectable(self, row: int, direction: int) -> int:
         """Return the nearest row with a key, searching in `direction` first."""
-        assert self._rows is not None
-        searches = [range(row, len(self._rows)), range(row, -1, -1)][::direction]
-        return next((each for search in searches for each in search if self._rows.key(each)), row)
+        assert self.rows is not None
+        searches = [range(row, len(self.rows)), range(row, -1, -1)][::direction]
+        return next((each for search in searches for each in search if self.rows.key(each)), row)
 
     def _set_cursor(self, row: int, *, scroll: bool = True) -> None:
-        assert self._rows is not None
-        key = self._rows.key(row)
+        assert self.rows is not None
+        key = self.rows.key(row)
         moved = key != self.cursor_key
         old, self.cursor, self.cursor_key = self.cursor, row, key
         if old != row:
@@ -259,7 +247,7 @@ class VirtualList(LineWidget, ScrollView, can_focus=True, inherit_bindings=False
         if scroll:
             self._scroll_to_cursor()
         if moved:
-            self.post_message(self.CursorMoved(self))
+            self.post_message(self.CursorMoved())
 
     def _refresh_row(self, row: int) -> None:
         self.refresh(Region(0, row - self.scroll_offset.y, self.size.width, 1))
@@ -273,13 +261,13 @@ class VirtualList(LineWidget, ScrollView, can_focus=True, inherit_bindings=False
 
     def _is_first_selectable(self) -> bool:
         """Return whether only headings stand above the cursor, so that they must be visible too."""
-        assert self._rows is not None
-        return self.cursor < 8 and not any(self._rows.key(row) for row in range(self.cursor))
+        assert self.rows is not None
+        return self.cursor < 8 and not any(self.rows.key(row) for row in range(self.cursor))
 
     def on_resize(self, event: events.Resize) -> None:
         self.clear_line_cache()
-        if self._rows is not None:
-            self.virtual_size = Size(event.size.width, len(self._rows))
+        if self.rows is not None:
+            self.virtual_size = Size(event.size.width, len(self.rows))
             self._scroll_to_cursor()
 
     def render_lines(self, crop: Region) -> list[Strip]:
@@ -289,7 +277,7 @@ class VirtualList(LineWidget, ScrollView, can_focus=True, inherit_bindings=False
     def render_line(self, y: int) -> Strip:
         top, width = view = self._rendered_view
         row = top + y
-        if self._rows is None or row >= len(self._rows):
+        if self.rows is None or row >= len(self.rows):
             return self.render_strip(y, [], width)
         mark, background = " ", None
         if row == self.cursor and self.cursor_key:
@@ -306,11 +294,11 @@ class VirtualList(LineWidget, ScrollView, can_focus=True, inherit_bindings=False
 
     def action_move(self, by: int) -> None:
         self._pins_cursor_to_top = False
-        if self._rows is None or not len(self._rows):
+        if self.rows is None or not len(self.rows):
             return
         row = self.cursor + by
-        while 0 <= row < len(self._rows):
-            if self._rows.key(row):
+        while 0 <= row < len(self.rows):
+            if self.rows.key(row):
                 self._set_cursor(row)
                 return
             row += by
@@ -318,16 +306,16 @@ class VirtualList(LineWidget, ScrollView, can_focus=True, inherit_bindings=False
 
     def action_page(self, by: int) -> None:
         self._pins_cursor_to_top = False
-        if self._rows is None or not len(self._rows):
+        if self.rows is None or not len(self.rows):
             return
         step = max(1, self.scrollable_content_region.height - 1)
-        row = min(max(self.cursor + by * step, 0), len(self._rows) - 1)
+        row = min(max(self.cursor + by * step, 0), len(self.rows) - 1)
         self._set_cursor(self._nearest_selectable(row, by))
 
     def action_jump(self, row: int) -> None:
         self._pins_cursor_to_top = False
-        if self._rows is not None and len(self._rows):
-            self._set_cursor(self._nearest_selectable(row % len(self._rows), 1 if row == 0 else -1))
+        if self.rows is not None and len(self.rows):
+            self._set_cursor(self._nearest_selectable(row % len(self.rows), 1 if row == 0 else -1))
             # New rows can be scrolled to only after their layout.
             self.call_after_refresh(self._scroll_to_cursor)
 
@@ -345,13 +333,13 @@ class VirtualList(LineWidget, ScrollView, can_focus=True, inherit_bindings=False
 
     def on_click(self, event: events.Click) -> None:
         self._pins_cursor_to_top = False
-        if self._rows is None:
+        if self.rows is None:
             return
         row = event.y + self.scroll_offset.y
-        if 0 <= row < len(self._rows) and self._rows.key(row):
+        if 0 <= row < len(self.rows) and self.rows.key(row):
             self._set_cursor(row)
             if event.chain == 2:
-                self.post_message(self.RowOpened(self))
+                self.post_message(self.RowOpened())
 
 
 class Banner(LineWidget):
