@@ -97,7 +97,6 @@ def _add_rollout(parser: Parser, *, required: bool) -> None:
 
 
 def audit(call: Invocation) -> int:
-    """Show entries."""
     args = call.args
     if args.follow:
         return _follow_entries(call)
@@ -253,7 +252,6 @@ def _print_verification(call: Invocation, verification: dict[str, Any]) -> int:
 
 
 def _print_head(call: Invocation) -> int:
-    """Print the latest hash, to keep elsewhere."""
     if call.args.database is None:
         found: dict[str, Any] = call.get(api_path("audit", "head"))
     else:

@@ -101,7 +101,6 @@ def register(commands: CommandGroup) -> None:
 
 
 def config(call: Invocation) -> int:
-    """Print the records of a node, or the values of one."""
     args = call.args
     answer = call.get(api_path("nodes", args.node, "configuration"))
     if args.record is not None:
@@ -114,7 +113,6 @@ def config(call: Invocation) -> int:
 
 
 def diff(call: Invocation) -> None:
-    """Print what differs between two records of a node."""
     args = call.args
     path = api_path("nodes", args.node, "configuration", "diff")
     answer = call.get(path, before=args.before, after=args.after)

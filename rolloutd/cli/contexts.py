@@ -117,7 +117,6 @@ def add(call: Invocation) -> None:
 
 
 def use(call: Invocation) -> None:
-    """Make a context the current one."""
     name, stored = call.args.name, _read()
     chosen = _named(stored, name)
     _write({**stored, "current": None if name == LOCAL else name})

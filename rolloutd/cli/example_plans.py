@@ -68,7 +68,6 @@ def write_example(name: str, directory: Path) -> list[Path]:
 
 
 def new(call: Invocation) -> int:
-    """List the examples, or write one."""
     name = call.args.like
     if name is None:
         for each in example_names():

@@ -20,7 +20,7 @@ from rolloutd.cli.output import (
     print_message,
     sanitize,
 )
-from rolloutd.cli.plans import request_about_plan
+from rolloutd.cli.plans import post_plan, request_body
 from rolloutd.control import user_time
 from rolloutd.control.client import api_path
 from rolloutd.control.response_text import describe_bottleneck
@@ -91,7 +91,7 @@ def forecast(call: Invocation) -> int:
             raise exits.Exit(exits.USAGE, "rolloutctl forecast: what-if and --ics need one ROLLOUT; name it")
         return _forecast_all(call, body)
     if Path(args.subject).suffix in PLAN_SUFFIXES:
-        answer: Forecast = request_about_plan(call, args.subject, "forecast", body)
+        answer: Forecast = post_plan(call, "forecast", request_body(call, args.subject) | body)
     else:
         body |= {"publish": "calendar"} if args.ics else {}
         answer = call.client.post(api_path("rollouts", args.subject, "forecast"), body)

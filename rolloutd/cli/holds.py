@@ -70,7 +70,6 @@ def register(commands: CommandGroup) -> None:
 
 
 def show_locks(call: Invocation) -> None:
-    """Show pools with their holders, holds and freezes."""
     answer: Locks = call.get(api_path("locks"))
     if call.print_data(answer, [pool["pool"] for pool in answer["pools"]]):
         return
@@ -149,7 +148,9 @@ def _format_holders(holders: Sequence[SlotHolder]) -> Iterator[str]:
         if holder.get("unobserved"):
             unobserved.setdefault(holder["state"], []).append(holder["node"])
         else:
-            yield _format_holder(holder)
+            hold = f"{holder['source']}/{holder['id']}" if holder["id"] else None
+            since = f", {format_age(holder['since'])}" if holder["since"] else ""
+            yield f"{holder['node']} ({holder['rollout'] or hold or holder['state']}{since})"
     for why, names in unobserved.items():
         yield f"{join_limited(names, MAX_UNOBSERVED_SHOWN)} (unobserved: {why})"
 
@@ -161,12 +162,6 @@ POOL_COLUMNS: Columns = {
     "MEMBERS": "members",
     "HOLDERS": lambda lock: ", ".join(_format_holders(lock["holders"])),
 }
-
-
-def _format_holder(holder: SlotHolder) -> str:
-    hold = f"{holder['source']}/{holder['id']}" if holder["id"] else None
-    since = f", {format_age(holder['since'])}" if holder["since"] else ""
-    return f"{holder['node']} ({holder['rollout'] or hold or holder['state']}{since})"
 
 
 def _until(lock: Hold | Freeze) -> str:

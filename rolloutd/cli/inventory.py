@@ -108,14 +108,12 @@ def _is_since(age_s: float | None, begun: float) -> bool:
 
 
 def accept(call: Invocation) -> int:
-    """Accept a source's held answer."""
     source = call.args.source
     answer = call.client.post(api_path("inventory", "accept"), {"source": source, "reason": call.args.reason})
     return call.report(answer, f"{source}: its answer is in effect", source)
 
 
 def pin(call: Invocation) -> int:
-    """Accept a node's new identity."""
     node = call.args.node
     answer = call.client.post(api_path("inventory", node, "pin"), {"reason": call.args.reason})
     return call.report(answer, f"{node}: what its sources report is accepted", node)

@@ -69,7 +69,6 @@ def demo(call: Invocation) -> NoReturn:
 
 
 def run_admin_command(call: Invocation) -> NoReturn:
-    """Run doctor, backup or restore."""
     args = call.args
     arguments = [args.command, *(["--config", args.config] if args.config is not None else [])]
     arguments += ["--json"] if args.json else []

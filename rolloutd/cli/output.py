@@ -225,13 +225,9 @@ def print_csv(columns: Columns, items: Iterable[Any]) -> None:
     if _style.has_headings:
         writer.writerow(columns)
     for item in items:
-        writer.writerow([_csv_cell(_cell(item, source)) for source in columns.values()])
-
-
-def _csv_cell(text: str) -> str:
-    # Names and reasons come from outside: `=cmd()` in a cell is a formula in a spreadsheet.
-    shown = sanitize(text)
-    return f"'{shown}" if shown.startswith(("=", "+", "-", "@")) else shown
+        cells = [sanitize(_cell(item, source)) for source in columns.values()]
+        # Names and reasons come from outside: `=cmd()` in a cell is a formula in a spreadsheet.
+        writer.writerow(f"'{cell}" if cell.startswith(("=", "+", "-", "@")) else cell for cell in cells)
 
 
 def sort_items(columns: Columns, items: Iterable[Any], heading: str) -> list[Any]:
@@ -303,8 +299,8 @@ def format_range(low_s: float, high_s: float) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def format_local(text: str, now: datetime | None = None) -> str:
+def format_local(text: str) -> str:
     """Return an instant in local time, with its date unless it is today."""
     instant = parse_rfc3339(text).astimezone()
-    today = (now or datetime.now(UTC)).astimezone().date()
-    return instant.strftime("%H:%M:%S" if instant.date() == today else "%Y-%m-%d %H:%M:%S")
+    is_today = instant.date() == datetime.now(UTC).astimezone().date()
+    return instant.strftime("%H:%M:%S" if is_today else "%Y-%m-%d %H:%M:%S")

@@ -134,12 +134,11 @@ def schema(call: Invocation) -> None:
 
 
 def preview(call: Invocation) -> None:
-    """Show what a plan would do."""
-    body = _request_body(call, call.args.file)
-    answer = _post_plan(call, "preview", body)
+    body = request_body(call, call.args.file)
+    answer = post_plan(call, "preview", body)
     nodes, path = [target["node"] for target in answer["targets"]], api_path("plans", "impact")
     impact = read_impact(call, path, body, nodes) if call.args.impact else None
-    found = _post_plan(call, "diff", body) if call.args.diff else None
+    found = post_plan(call, "diff", body) if call.args.diff else None
     whole = {**answer, **without_none(impact=impact, diff=found and found["groups"])}
     if call.print_data(whole, nodes):
         return
@@ -159,12 +158,12 @@ def submit(call: Invocation) -> int:
         raise exits.Exit(exits.USAGE, "rolloutctl plan submit: --override-verdict needs --reason; give one")
     if args.node and not args.force_stage:
         raise exits.Exit(exits.USAGE, "rolloutctl plan submit: --node needs --force-stage; give one")
-    body = _request_body(call, call.args.file) | {"again": args.again, "supersede": args.supersede}
+    body = request_body(call, call.args.file) | {"again": args.again, "supersede": args.supersede}
     if args.force_stage:
         body |= {"force_stages": args.force_stage, "force_nodes": args.node}
     if args.override_verdict:
         body |= {"override_verdicts": args.override_verdict, "reason": args.reason}
-    answer = _post_plan(call, "submit", body)
+    answer = post_plan(call, "submit", body)
     if not call.print_data(answer, [answer["rollout"]]):
         print_line(answer["rollout"])
     if answer["existing"]:
@@ -218,12 +217,7 @@ def _source_base(file: str) -> Path | None:
     return None if file == STDIN else Path(file).parent
 
 
-def request_about_plan(call: Invocation, file: str, action: str, body: Mapping[str, Any]) -> Any:
-    """Return the answer about a plan file, to whose request `body` is added."""
-    return _post_plan(call, action, {**_request_body(call, file), **body})
-
-
-def _request_body(call: Invocation, file: str) -> dict[str, Any]:
+def request_body(call: Invocation, file: str) -> dict[str, Any]:
     """Return the request for a plan; mistakes end the command before it sends anything."""
     name, text = _read_plan(file)
     diagnostics = _find_diagnostics(name, text, _source_base(file))
@@ -245,7 +239,7 @@ def _body_of_plan(
     return without_none(file=name, text=text.decode(), upload=upload)
 
 
-def _post_plan(call: Invocation, action: str, body: Mapping[str, Any]) -> Any:
+def post_plan(call: Invocation, action: str, body: Mapping[str, Any]) -> Any:
     """Send the plan; the daemon may find mistakes that depend on its settings and nodes."""
     try:
         return call.client.post(api_path("plans", action), body)

@@ -21,7 +21,6 @@ def group_of(rollout: str | None) -> str | None:
 
 
 def approve(call: Invocation, group: str) -> int:
-    """Approve the reboots of a group until a time."""
     args = call.args
     if args.gate is not None or args.until is None:
         raise exits.Exit(exits.USAGE, f"{args.rollout}: give --until TIME, and no gate")

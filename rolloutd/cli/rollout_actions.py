@@ -66,7 +66,6 @@ def _register_rollback(commands: CommandGroup) -> None:
 
 
 def run_rollout_action(call: Invocation) -> int:
-    """Pause, resume or cancel."""
     action: str = call.args.command
     body: dict[str, Any] = {"reason": call.args.reason}
     if action == "cancel":

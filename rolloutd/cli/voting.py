@@ -263,7 +263,6 @@ def gates(call: Invocation) -> None:
 
 
 def review(call: Invocation) -> None:
-    """Print what a voter reads before approving."""
     rollout: Rollout = call.get(api_path("rollouts", call.args.rollout))
     found: Review = call.get(api_path("rollouts", rollout["rollout"], "review"))
     if not call.print_data(found, [rollout["rollout"]]):
