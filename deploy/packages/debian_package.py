@@ -9,7 +9,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from deploy.packages import bill_of_materials, virtual_environment
+from deploy.packages import virtual_environment
 from deploy.packages.release import PYTHON, Release
 
 HERE = Path(__file__).parent / "debian"
@@ -30,7 +30,7 @@ def build(release: Release, wheel: Path, *, bare: bool = False) -> Path:
     environment = virtual_environment.make(release, wheel, stage)
     _install_files(release, stage)
     if not bare:
-        bill_of_materials.write(release, environment)
+        _write_bill_of_materials(release, environment)
         _install_generated(release, environment, stage)
     _write_control(release, stage)
     release.set_times(stage)
@@ -129,3 +129,11 @@ def _write_control(release: Release, stage: Path) -> None:
     for name in SCRIPTS:
         shutil.copy(HERE / name, target / name)
         (target / name).chmod(0o755)
+
+
+def _write_bill_of_materials(release: Release, environment: Path) -> None:
+    """Write the SBOM as a CycloneDX file, from the environment, which has what the lock names."""
+    target = release.out / f"rolloutd-{release.version}.cdx.json"
+    project = ("--pyproject", release.tree / "pyproject.toml", "--mc-type", "application")
+    command = (Path(sys.executable).parent / "cyclonedx-py", "environment", "--output-reproducible", *project)
+    release.run(*command, "--output-file", target, environment / "bin/python")

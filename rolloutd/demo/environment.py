@@ -91,7 +91,9 @@ class DemoEnvironment:
 @contextmanager
 def demo_environment(directory: Path, *, nodes: int, keep: bool) -> Iterator[DemoEnvironment]:
     """Write the files, start fleet and daemon, and end all processes at exit; raises exits.Exit."""
-    demo = DemoEnvironment(directory, _short_directory(directory))
+    is_short = len(os.fsencode(directory)) <= MAX_TMP_DIR_BYTES
+    short = directory if is_short else Path(tempfile.mkdtemp(prefix="rolloutd-demo-", dir="/tmp"))
+    demo = DemoEnvironment(directory, short)
     directories = {demo.directory, demo.short_directory} - ({directory} if keep else set())
     with _with_cleanup(directory, directories):
         _write_files(demo)
@@ -113,12 +115,6 @@ def log_tail(demo: DemoEnvironment, name: str) -> str:
 
 def _process_ended(demo: DemoEnvironment, name: str, problem: str) -> exits.Exit:
     return exits.Exit(exits.REFUSED, f"the {name}: {problem}; read its log:\n{log_tail(demo, name)}")
-
-
-def _short_directory(directory: Path) -> Path:
-    if len(os.fsencode(directory)) <= MAX_TMP_DIR_BYTES:
-        return directory
-    return Path(tempfile.mkdtemp(prefix="rolloutd-demo-", dir="/tmp"))
 
 
 @contextmanager

@@ -33,10 +33,7 @@ class LogUi:
     """Lines on stdout; reports on stderr each question that it answers with yes."""
 
     def __init__(self) -> None:
-        self._printer = EventPrinter()
-
-    def show_update(self, update: WatchUpdate) -> None:
-        self._printer.print_update(update)
+        self.show_update = EventPrinter().print_update
 
     def print_message(self, text: str) -> None:
         print(sanitize(text), flush=True)  # noqa: T201
