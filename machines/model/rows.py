@@ -86,7 +86,7 @@ class UsedToken:
     """A vote token of a service; it counts once."""
 
     id: str
-    spent_at: float
+    used_at: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -177,6 +177,7 @@ def names_after(prefix: StepPrefix, step: str) -> str:
 
 
 CLEAN_UP = Step("clear", Purpose.CLEAN_UP)
+"""Its id is in the records that stores have."""
 
 
 def compile_steps(plan: Plan, target: Target) -> tuple[Step, ...]:

@@ -22,7 +22,7 @@ Decide = Callable[..., Events | Awaitable[Events]]
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
+class UserCommand:
     """What a principal asks for; `cause` is that of its audit entry.
 
     `rollout` is an open rollout by its id, a prefix or its plan's name, `node` a target of it.  A vote that
@@ -50,7 +50,7 @@ class Executed:
         return self.resolved
 
 
-async def execute(state: State, who: Principal, command: Command) -> Executed:
+async def execute(state: State, who: Principal, command: UserCommand) -> Executed:
     """Resolve, decide and commit a command; raises what it refuses, Conflict or StoreFailed."""
     resolved = await resolve_live(state, command.rollout) if command.rollout else None
     async with state.exclusive_commit(who.actor) as commit:
@@ -81,7 +81,7 @@ def current(state: State, resolved: ResolvedRollout) -> ResolvedRollout:
     return resolved if known is None else ResolvedRollout(state.index, known, live=True)
 
 
-def _with_proof(event: Event, command: Command) -> Event:
+def _with_proof(event: Event, command: UserCommand) -> Event:
     if not isinstance(event, VoteCast | VoteWithdrawn):
         return event
     return replace(event, token=command.token, outside=command.outside)

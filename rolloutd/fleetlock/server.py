@@ -18,7 +18,7 @@ from aiohttp import web
 from pydantic import BaseModel, Field, ValidationError
 
 from machines.model.reasons import ReasonCode
-from rolloutd.commands.execution import Command, execute
+from rolloutd.commands.execution import UserCommand, execute
 from rolloutd.commands.rollout_commands import Events
 from rolloutd.commands.self_reboots import (
     Machine,
@@ -217,7 +217,7 @@ class FleetLockServer:
     async def _commit(self, machine: Machine, decide: Callable[[State, Machine], Events], call: str) -> None:
         # Judged and written under one lock: of all who ask at once, no more get a slot than there are.
         try:
-            await execute(self._state, machine, Command(f"fleetlock: {call} of {machine.id}", decide))
+            await execute(self._state, machine, UserCommand(f"fleetlock: {call} of {machine.id}", decide))
         except RebootRefused:
             raise
         except Refused as refused:

@@ -22,7 +22,7 @@ from rolloutd.adapters.kubernetes.cluster import FIELD_MANAGER, Cluster, api_pat
 from rolloutd.adapters.kubernetes.list_watch import WatchHandler, run_list_watch
 from rolloutd.adapters.kubernetes.object_events import ObjectEvent, write_event
 from rolloutd.commands import rollout_commands, submit
-from rolloutd.commands.execution import Command, execute
+from rolloutd.commands.execution import UserCommand, execute
 from rolloutd.commands.resolve import MAX_CLOSED, resolve_rollout
 from rolloutd.concurrency import threads
 from rolloutd.control.nodes import node_serializers
@@ -252,7 +252,7 @@ class Controller:
 
     async def _cancel(self, rollout: Rollout) -> None:
         cancel = partial(rollout_commands.cancel_own, reason=REMOVED)
-        command = Command(f"cancel: {REMOVED}", cancel, rollout.id)
+        command = UserCommand(f"cancel: {REMOVED}", cancel, rollout.id)
         who = ClusterPrincipal(rollout.submitted_by.name, rollout.submitted_by, frozenset())
         if not (await execute(self.state, who, command)).events:
             return

@@ -20,7 +20,7 @@ from rolloutd.adapters.kubernetes import api_errors
 from rolloutd.adapters.kubernetes.cluster import DEFAULT_DOMAIN, FIELD_MANAGER, Cluster, api_path
 from rolloutd.adapters.kubernetes.list_watch import WatchHandler, run_list_watch
 from rolloutd.commands import voting
-from rolloutd.commands.execution import Command, execute
+from rolloutd.commands.execution import UserCommand, execute
 from rolloutd.commands.resolve import resolve_for_reading
 from rolloutd.commands.rollout_commands import Events, Principal
 from rolloutd.control.requests import CastVote
@@ -230,7 +230,7 @@ class VoteCounter:
             return voting.vote(state, who, state.index.rollout(self._rollout_of(vote)), ballot)
 
         cause = f"vote {vote.namespace}/{vote.name}: {body.reason}"
-        await execute(self.state, who, Command(cause, decide, token=vote.token, outside=voter))
+        await execute(self.state, who, UserCommand(cause, decide, token=vote.token, outside=voter))
 
     def _rollout_of(self, vote: VoteObject) -> str:
         """Return the open rollout of the object that the vote names; raises NotFound."""

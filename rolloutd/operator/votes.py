@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from rolloutd.adapters.kubernetes.api_errors import ApiError, ClusterUnreachable
 from rolloutd.adapters.kubernetes.cluster import DEFAULT_DOMAIN, Cluster, api_path
 from rolloutd.commands import voting
-from rolloutd.commands.execution import Command, execute
+from rolloutd.commands.execution import UserCommand, execute
 from rolloutd.commands.resolve import ResolvedRollout, resolve_for_reading
 from rolloutd.commands.rollout_commands import Events, Principal
 from rolloutd.control import responses
@@ -157,7 +157,7 @@ class VoteServer:
             # Again under the lock: the object may have another rollout by now.
             return voting.vote(state, who, (await self._resolve(request)).rollout, ballot)
 
-        command = Command(f"vote through Kubernetes: {body.reason}", decide, outside=user.name)
+        command = UserCommand(f"vote through Kubernetes: {body.reason}", decide, outside=user.name)
         await execute(self._state, who, command)
         return {"rollout": resolved.rollout.id, "gate": body.gate, "voter": who.user}
 

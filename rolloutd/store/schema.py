@@ -311,7 +311,7 @@ TABLES: Final[Mapping[type[Any], Table[Any]]] = {
             partial=True,
         ),
         Table(TeamRules, "team_rules", "team", {"windows": _WINDOWS}),
-        Table(rows.UsedToken, "spent_token", "id"),
+        Table(rows.UsedToken, "spent_token", "id", {"used_at": "spent_at"}),
         Table(Node, "node", "name", {"identity": _IDENTITY}, present="gone_at IS NULL"),
         Table(rows.NodeConnection, "node", "name"),
         Table(rows.NodeRemoval, "node", "name"),

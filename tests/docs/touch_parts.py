@@ -192,7 +192,7 @@ import sys
 from dataclasses import dataclass
 
 from machines.model.rollout import Actor, ActorKind
-from rolloutd.commands.execution import Command, execute
+from rolloutd.commands.execution import UserCommand, execute
 from rolloutd.commands.rollout_commands import pause
 from rolloutd.engine.state import State
 
@@ -217,7 +217,7 @@ async def serve(state: State) -> None:
 
 async def read(state: State, line: str) -> None:
     user, team, _, rollout = line.split()
-    command = Command("pause: by mail", lambda *of: pause(*of, "by mail"), rollout)
+    command = UserCommand("pause: by mail", lambda *of: pause(*of, "by mail"), rollout)
     await execute(state, Sender(user, frozenset({team})), command)
 ''',
     },

@@ -10,7 +10,7 @@ from functools import partial
 from rolloutd.audit.audit_chain import GENESIS_HASH
 from rolloutd.audit.audit_segments import SEGMENTS_DIRECTORY
 from rolloutd.commands import audit_settlement
-from rolloutd.commands.execution import Command, execute
+from rolloutd.commands.execution import UserCommand, execute
 from rolloutd.commands.resolve import resolve_in_audit
 from rolloutd.control import requests, rights
 from rolloutd.control.audit import audit_serializers, wire_audit
@@ -79,7 +79,7 @@ async def settle(services: Services, request: Request[requests.SettleBody]) -> w
     decide = partial(
         audit_settlement.settle, report=report, subjects=body.subjects, keep=body.keep, reason=body.reason
     )
-    await execute(state, who, Command(f"{request.operation}: {body.reason}", decide))
+    await execute(state, who, UserCommand(f"{request.operation}: {body.reason}", decide))
     return audit_serializers.audit_report(await services.verify_audit(), await _exported(services))
 
 

@@ -6,7 +6,7 @@ import os
 import platform
 
 from machines.model.trust_events import LeaderSteppedDown
-from rolloutd.commands.execution import Command, execute
+from rolloutd.commands.execution import UserCommand, execute
 from rolloutd.commands.rollout_commands import Events, Principal
 from rolloutd.control import requests, rights
 from rolloutd.control.daemons import runner_serializers, wire_daemons
@@ -69,7 +69,7 @@ async def step_down(
     def decide(state: State, who: Principal) -> Events:
         return (LeaderSteppedDown(state.epoch, who.actor, reason, state.now()),)
 
-    await execute(services.state, request.identity, Command(f"step down: {reason}", decide))
+    await execute(services.state, request.identity, UserCommand(f"step down: {reason}", decide))
     services.step_down()
     return {"standbys": [each["name"] for each in standbys]}
 

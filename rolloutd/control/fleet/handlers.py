@@ -9,7 +9,7 @@ from typing import Any
 
 from machines.model.trust_events import HostKeysStored, ShellOpened
 from rolloutd.commands import holds_and_freezes, rollout_commands
-from rolloutd.commands.execution import Command, execute
+from rolloutd.commands.execution import UserCommand, execute
 from rolloutd.commands.rollout_commands import PERSON_SOURCE, Events, Principal, unknown_node
 from rolloutd.control import requests, rights
 from rolloutd.control.fleet import fleet_serializers, wire_fleet
@@ -65,7 +65,7 @@ async def _take_hold(services: Services, request: Request[requests.TakeHold]) ->
         id=name,
         until=_epoch_seconds(body.until),
     )
-    await execute(state, request.identity, Command(f"hold: {body.reason}", decide))
+    await execute(state, request.identity, UserCommand(f"hold: {body.reason}", decide))
     granted = holds_and_freezes.find_hold(state, body.node, source, name)
     assert granted is not None
     return fleet_serializers.hold(granted)
@@ -76,7 +76,7 @@ async def release(services: Services, request: Request[requests.ReleaseHold]) ->
     """Release a hold on a node."""
     body = request.input
     decide = partial(holds_and_freezes.release, node=body.node, source=body.source, id=body.id)
-    done = await execute(services.state, request.identity, Command("release", decide))
+    done = await execute(services.state, request.identity, UserCommand("release", decide))
     return {"lifted": len(done.events)}
 
 
@@ -91,7 +91,7 @@ async def freeze(services: Services, request: Request[requests.StartFreeze]) -> 
         until=_epoch_seconds(body.until),
         freeze_id=freeze_id,
     )
-    await execute(services.state, request.identity, Command(f"freeze: {body.reason}", decide))
+    await execute(services.state, request.identity, UserCommand(f"freeze: {body.reason}", decide))
     return fleet_serializers.freeze(
         next(each for each in services.state.index.freezes if each.id == freeze_id)
     )
@@ -102,7 +102,7 @@ async def unfreeze(services: Services, request: Request[requests.LiftFreeze]) ->
     """Lift the only freeze of a scope, or one by its id."""
     body = request.input
     decide = partial(holds_and_freezes.unfreeze, scope=body.scope, reason=body.reason or "")
-    command = Command(f"unfreeze: {body.reason or requests.NO_REASON}", decide)
+    command = UserCommand(f"unfreeze: {body.reason or requests.NO_REASON}", decide)
     return {"lifted": len((await execute(services.state, request.identity, command)).events)}
 
 
@@ -151,7 +151,7 @@ async def record_host_keys(
     def decide(state: State, who: Principal) -> Events:
         return (HostKeysStored(name, *keys, who.actor, body.reason, state.now()),)
 
-    await execute(state, request.identity, Command(f"hosts scan: {body.reason}", decide))
+    await execute(state, request.identity, UserCommand(f"hosts scan: {body.reason}", decide))
     return fleet_serializers.inventory_node(state, name)
 
 
@@ -169,7 +169,7 @@ async def open_shell(services: Services, request: Request[requests.ReasonBody]) 
     def decide(state: State, who: Principal) -> Events:
         return (ShellOpened(shell["node"], tuple(shell["command"]), who.actor, reason, state.now()),)
 
-    await execute(services.state, request.identity, Command(f"shell: {reason}", decide))
+    await execute(services.state, request.identity, UserCommand(f"shell: {reason}", decide))
     return shell
 
 

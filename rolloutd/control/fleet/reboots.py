@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from rolloutd.commands import self_reboots
-from rolloutd.commands.execution import Command, execute
+from rolloutd.commands.execution import UserCommand, execute
 from rolloutd.control import requests, rights
 from rolloutd.control.fleet import fleet_serializers, wire_fleet
 from rolloutd.control.rollouts import serializers
@@ -34,7 +34,7 @@ async def approve_reboots(
         team=body.team,
     )
     who, approvers = request.identity, services.state.reboot_approvers
-    await execute(services.state, who, Command(f"approve reboots: {body.reason}", decide))
+    await execute(services.state, who, UserCommand(f"approve reboots: {body.reason}", decide))
     if who.actor.uid is not None:  # who has come back to a team has it again
         approvers[group] = {**approvers.get(group, {}), who.actor.uid: who.teams}
     return (await fleet_serializers.reboot_gates(services.state, group))[0]
@@ -47,7 +47,7 @@ async def withdraw_approval(
     """Withdraw the caller's approval of the reboots of a group."""
     group, reason = request.path_params["g"], request.input.reason
     decide = partial(self_reboots.withdraw_approval, group=group, reason=reason)
-    await execute(services.state, request.identity, Command(f"withdraw: {reason}", decide))
+    await execute(services.state, request.identity, UserCommand(f"withdraw: {reason}", decide))
     return (await fleet_serializers.reboot_gates(services.state, group))[0]
 
 

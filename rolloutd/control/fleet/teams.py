@@ -6,7 +6,7 @@ from functools import partial
 
 from machines.model.limits import TeamRules
 from rolloutd.commands import team_rules
-from rolloutd.commands.execution import Command, execute
+from rolloutd.commands.execution import UserCommand, execute
 from rolloutd.control import requests, rights
 from rolloutd.control.fleet import fleet_serializers, wire_fleet
 from rolloutd.control.routes import Request, RouteTable, Services
@@ -29,7 +29,7 @@ async def set_team(services: Services, request: Request[requests.SetTeamRules]) 
     decide = partial(
         team_rules.set_team_rules, team=name, windows=windows, canaries=body.canaries, reason=body.reason
     )
-    await execute(services.state, request.identity, Command(f"team: {body.reason}", decide))
+    await execute(services.state, request.identity, UserCommand(f"team: {body.reason}", decide))
     return _team_response(services, team_rules.get_team_rules(services.state, name))
 
 

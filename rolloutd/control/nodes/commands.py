@@ -6,7 +6,7 @@ from functools import partial
 
 from machines.model.rollout import Rollout, Target
 from rolloutd.commands import rollbacks, rollout_commands
-from rolloutd.commands.execution import Command, Decide, execute
+from rolloutd.commands.execution import Decide, UserCommand, execute
 from rolloutd.commands.resolve import ResolvedRollout
 from rolloutd.commands.rollout_commands import Events, Principal
 from rolloutd.control import requests, rights
@@ -57,7 +57,7 @@ async def return_node(services: Services, request: Request[requests.OptionalReas
     reason = request.input.reason or requests.NO_REASON
     target = rollout_commands.isolated_target(state, node)
     decide = partial(rollout_commands.return_node, node=node, reason=reason)
-    await execute(state, request.identity, Command(f"return: {reason}", decide))
+    await execute(state, request.identity, UserCommand(f"return: {reason}", decide))
     rollout = ResolvedRollout(state.index, state.index.rollout(target.rollout), live=True)
     return node_serializers.node(state, rollout, rollout.target(node))
 

@@ -8,7 +8,7 @@ from functools import partial
 from machines.model.configuration import ConfigurationRecord, NodeConfiguration
 from machines.model.target_plan import plan_with_values
 from rolloutd.commands import submit, verdicts
-from rolloutd.commands.execution import Command, execute
+from rolloutd.commands.execution import UserCommand, execute
 from rolloutd.commands.rollout_commands import unknown_node
 from rolloutd.concurrency import threads
 from rolloutd.configuration.documents import differences, intended_configuration, shown_document
@@ -90,7 +90,7 @@ async def clear_verdict(
     """Clear a verdict, so that its content may be submitted again."""
     state, verdict, reason = services.state, request.path_params["v"], request.input.reason
     decide = partial(verdicts.clear, verdict=verdict, reason=reason)
-    await execute(state, request.identity, Command(f"verdict cleared: {reason}", decide))
+    await execute(state, request.identity, UserCommand(f"verdict cleared: {reason}", decide))
     return {"id": verdict}
 
 

@@ -6,7 +6,7 @@ from functools import partial
 
 from machines.model.events import NodeOrdered, PhaseMoved
 from rolloutd.commands import rollbacks, rollout_commands
-from rolloutd.commands.execution import Command, Decide, Executed, current, execute
+from rolloutd.commands.execution import Decide, Executed, UserCommand, current, execute
 from rolloutd.commands.resolve import ensure_loaded, resolve_for_deletion, resolve_rollout
 from rolloutd.commands.rollout_commands import Events, Principal
 from rolloutd.control import requests, rights
@@ -55,7 +55,7 @@ async def delete(services: Services, request: Request) -> wire.DeleteResponse:
         targets = tuple(resolved.index.targets(rollout_id))
         return rollout_commands.delete(state, who, resolved.rollout, targets)
 
-    await execute(services.state, request.identity, Command("delete", decide))
+    await execute(services.state, request.identity, UserCommand("delete", decide))
     # In the background: the output of thousands of runs takes longer than a request may.
     services.prune_runs()
     return {"rollout": rollout_id}
@@ -79,7 +79,7 @@ async def roll_back(services: Services, request: Request[requests.RollBack]) -> 
             return rollbacks.roll_back_nodes(state, who, rollout, targets, body.reason, later)
         return rollbacks.roll_back_wave(state, who, rollout, body.wave, body.reason, later)
 
-    command = Command(f"{request.operation}: {body.reason}", decide)
+    command = UserCommand(f"{request.operation}: {body.reason}", decide)
     events = (await execute(services.state, request.identity, command)).events
     moved = (each for each in events if isinstance(each, NodeOrdered | PhaseMoved))
     return {"rollout": resolved.rollout.id, "nodes": [each.node for each in moved]}
@@ -99,5 +99,5 @@ async def execute_on_path(
     """Execute a command on the rollout of the path, or on its node."""
     path, cause = request.path_params, f"{request.operation}: {request.input.reason}"
     return await execute(
-        services.state, request.identity, Command(cause, decide, path["r"], path.get("n", ""))
+        services.state, request.identity, UserCommand(cause, decide, path["r"], path.get("n", ""))
     )

@@ -7,7 +7,7 @@ from functools import partial
 from machines.model.train import Train
 from machines.scheduler.train_savings import outages_ahead, train_savings
 from rolloutd.commands import trains
-from rolloutd.commands.execution import Command, current, execute, resolve_live
+from rolloutd.commands.execution import UserCommand, current, execute, resolve_live
 from rolloutd.commands.rollout_commands import Events, Principal
 from rolloutd.control import requests, rights
 from rolloutd.control.formats import format_timestamp
@@ -42,7 +42,7 @@ async def add_to_train(services: Services, request: Request[requests.AddToTrain]
         rollouts = [current(state, each).rollout for each in resolved]
         return trains.add(state, who, name, rollouts, body.reason, body.wait_s)
 
-    await execute(state, request.identity, Command(f"train: {body.reason}", decide))
+    await execute(state, request.identity, UserCommand(f"train: {body.reason}", decide))
     return await train_response(state, trains.require_train(state.index, name))
 
 
@@ -54,7 +54,7 @@ async def approve_train(services: Services, request: Request[requests.ApproveTra
     if request.input.rollout is not None:
         rollout = (await resolve_live(state, request.input.rollout)).rollout
     decide = partial(trains.approve, name=name, reason=reason, rollout=rollout)
-    await execute(state, request.identity, Command(f"train: {reason}", decide))
+    await execute(state, request.identity, UserCommand(f"train: {reason}", decide))
     return await train_response(state, trains.require_train(state.index, name))
 
 
@@ -64,7 +64,7 @@ async def remove_train(services: Services, request: Request[requests.ReasonBody]
     state, name, reason = services.state, request.path_params["t"], request.input.reason
     removed = trains.require_train(state.index, name)
     decide = partial(trains.remove, name=name, reason=reason)
-    await execute(state, request.identity, Command(f"train: {reason}", decide))
+    await execute(state, request.identity, UserCommand(f"train: {reason}", decide))
     return await train_response(state, removed)
 
 

@@ -6,7 +6,7 @@ from functools import partial
 
 from machines.model.plan import GateName
 from rolloutd.commands import service_votes, voting
-from rolloutd.commands.execution import Command, Decide, current, execute, resolve_live
+from rolloutd.commands.execution import Decide, UserCommand, current, execute, resolve_live
 from rolloutd.commands.resolve import ResolvedRollout
 from rolloutd.control import requests, rights
 from rolloutd.control.plans.review import unseen_by_voters
@@ -70,7 +70,7 @@ async def vote_by_token(services: Services, request: Request[requests.TokenVote]
     gate = GateName(claims.gate)
     wave = voting.resolve_wave(resolved.rollout, gate, claims.wave)
     unseen = await unseen_by_voters(state, services.sources, resolved)
-    command = Command(
+    command = UserCommand(
         f"{claims.answer} by token: {claims.reason}",
         partial(service_votes.vote_events, claims=claims, unseen=unseen),
         resolved.rollout.id,

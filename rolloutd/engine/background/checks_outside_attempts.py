@@ -44,9 +44,9 @@ async def _run_recorded(session: NodeSession, spec: StepDef, step: str) -> Ok | 
         return Ok(latest.text)
     is_started = latest is not None and latest.state is StepState.INTENDED
     if journal.has_unfinished_run and not is_started:
-        cleared = await _clean_up_stale_runs(session, journal)
-        if not isinstance(cleared, Ok):
-            return Unknown(f"an earlier run may be active: {cleared.text}")
+        cleaned_up = await _clean_up_stale_runs(session, journal)
+        if not isinstance(cleaned_up, Ok):
+            return Unknown(f"an earlier run may be active: {cleaned_up.text}")
     number = 1 if latest is None else latest.number + (not is_started)
     recorded = latest.handle if latest is not None and is_started else ""
     ctx = await _context(session, spec, step, number)

@@ -103,10 +103,10 @@ class CommandJobs:
             kind, jobs = self._kinds[type(command)]
             if kind.node is None or not self._state.awaited_sources(kind.node(command)):
                 rollout, node = getattr(command, "rollout", ""), getattr(command, "node", "")
-                job, key = partial(self._carry_out, kind, command), f"{rollout}/{node}"
+                job, key = partial(self._run_job, kind, command), f"{rollout}/{node}"
                 jobs.start(tasks, job, key, name=f"{kind.name} {key.strip('/')}")
 
-    async def _carry_out(self, kind: JobKind[Any], command: Any, key: str) -> None:
+    async def _run_job(self, kind: JobKind[Any], command: Any, key: str) -> None:
         # It may have waited for its turn.
         if kind.of_target and not self._has_target(command.rollout, command.node):
             return

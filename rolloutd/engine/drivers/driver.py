@@ -246,9 +246,9 @@ class Driver:
             await self._pause(INVENTORY_RETRY_S)
             self._awaited_s += max(0.0, self._state.now() - began)
         else:
-            await self._carry_out(action)
+            await self._take_action(action)
 
-    async def _carry_out(self, action: actions.Action) -> None:  # noqa: C901  # one line per kind of action
+    async def _take_action(self, action: actions.Action) -> None:  # noqa: C901  # one line per kind of action
         match action:
             case actions.Isolate():
                 self._on_isolated(action, await self._isolation.isolate(action))

@@ -39,7 +39,7 @@ class Preparer:
         session = self._open(wanted)
         if session is None:
             return
-        result = await capture_errors(f"{wanted.rollout}/{wanted.node}", self._carry_out(session, wanted))
+        result = await capture_errors(f"{wanted.rollout}/{wanted.node}", self._run_stage(session, wanted))
         if result is not None:
             await session.finish(result)
 
@@ -61,7 +61,7 @@ class Preparer:
         node, now = self.node_of(wanted), self._state.now()
         return conflicting_work(self._state.index, WorkKind.STAGE, node, now, wanted.rollout) is not None
 
-    async def _carry_out(self, session: StageSession, wanted: Prepare) -> StepResult | None:
+    async def _run_stage(self, session: StageSession, wanted: Prepare) -> StepResult | None:
         """Return how the try ended; None if that is recorded, or it may not begin."""
         stage = session.stage
         if session.is_under_way:

@@ -15,7 +15,7 @@ from machines.model.rollout import Actor, ActorKind
 from machines.states import Outcome, Trigger
 from machines.workflow.phase_transitions import transition
 from rolloutd.commands import holds_and_freezes, rollout_commands, voting
-from rolloutd.commands.execution import Command, execute
+from rolloutd.commands.execution import UserCommand, execute
 from rolloutd.errors import NotAllowed, Refused
 from tests.rolloutd.commands.test_commands import assert_refused, steer
 from tests.rolloutd.control_environment import control_environment
@@ -44,7 +44,7 @@ OWNER = Caller("olga", frozenset({"infra"}))
 async def test_command_of_another_front_end_is_audited(tmp_path: Path) -> None:
     async with control_environment(tmp_path) as inside:
         rollout = await inside.submit()
-        pause = Command("pause: checked", lambda *of: rollout_commands.pause(*of, "checked"), rollout[:8])
+        pause = UserCommand("pause: checked", lambda *of: rollout_commands.pause(*of, "checked"), rollout[:8])
         done = await execute(inside.state, OWNER, pause)
         assert done.rollout.rollout.paused is not None
         (*_, entry) = await inside.state.store.read_audit(limit=50)
@@ -57,7 +57,9 @@ async def test_vote_proven_outside_carries_its_token(tmp_path: Path) -> None:
     async with control_environment(tmp_path) as inside:
         rollout = await inside.submit()
         ballot = voting.Ballot(GateName.START, yes=True, reason="read", unseen=())
-        vote = Command("vote", lambda *of: voting.vote(*of, ballot), rollout, token="t1", outside="Olga@x")
+        vote = UserCommand(
+            "vote", lambda *of: voting.vote(*of, ballot), rollout, token="t1", outside="Olga@x"
+        )
         (cast,) = (await execute(inside.state, OWNER, vote)).events
         assert isinstance(cast, VoteCast)
         assert (cast.token, cast.outside) == ("t1", "Olga@x")
@@ -67,7 +69,7 @@ async def test_two_commands_at_once_take_one_slot(tmp_path: Path) -> None:
     async with control_environment(tmp_path) as inside:
         inside.observe_all_up()
         asked = (
-            Command("hold", lambda *of, node=node: holds_and_freezes.hold(*of, node, "repair"))
+            UserCommand("hold", lambda *of, node=node: holds_and_freezes.hold(*of, node, "repair"))
             for node in ("p1", "p2")
         )
         admin = Caller("adam", admin=True)
