@@ -8,7 +8,7 @@ otherwise, and each must come to its end with nothing forbidden.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any
@@ -53,6 +53,8 @@ class SmallScenario:
     """How long each run takes; 0: as in every simulation."""
     crash_at_s: float = 0.0
     """When the daemon is killed; 0: never."""
+    is_forged: bool = False
+    """Whether somebody forges votes before each start of the daemon after the first."""
     held_at: str = ""
     """A line of the trace at which somebody holds the first node."""
     slow: str = ""
@@ -163,6 +165,8 @@ SMALL = (
         slow="let go n1",
         shows="let go n1",
     ),
+    # Before anybody has voted.
+    SmallScenario("forged", 1, _small_spec(), {}, crash_at_s=12.0, is_forged=True),
 )
 """Each on its own: what fails in one place only must not hide behind another."""
 
@@ -198,32 +202,7 @@ def run_scripted(small: SmallScenario, outcomes: Mapping[int, EffectOutcome]) ->
             scenario,
             state_dir,
         )
-        if small.cordoned:
-            # Between the look at the fleet and the look at the node somebody else takes it out of service.
-            world = simulation.world
-            world.triggers["commit admitted:n1"] = lambda: world.cordon(machines[0])
-            world.triggers["commit RolloutEnded"] = lambda: world.uncordon(machines[0])
-        if small.away:
-            # After the run the daemon is gone for longer than the node waits.
-            world = simulation.world
-            world.triggers["commit run-ok:n1:run.configure#1"] = simulation.stop_daemon_for_minutes
-        if small.busy:
-            # Between the look and the isolation a client comes, and stays for a while.
-            closed = f"do kubernetes R1.n1.1.{plans.FIRST_CORDON}.1"
-            simulation.world.triggers[closed] = lambda: setattr(machines[0], "traffic", True)
-            simulation.loop.call_from_world(120.0, lambda: setattr(machines[0], "traffic", False))
-        if small.run_s:
-            simulation.world.run_s = (small.run_s, small.run_s)
-        if small.held_at:
-            simulation.world.job_faults = None
-            hold = partial(simulation.loop.call_from_world, 0.0, partial(simulation.hold_node, "n1"))
-            simulation.world.triggers[small.held_at] = hold
-        if small.crash_at_s:
-            simulation.loop.call_from_world(small.crash_at_s, simulation.crash_daemon)
-        for line, limit in small.limits.items():
-            simulation.world.triggers[line] = partial(simulation.change_team_limit, limit)
-        for machine in machines if small.stuck_s else ():
-            simulation.loop.call_from_world(small.stuck_s, partial(setattr, machine, "stuck", False))
+        _prepare(simulation, small, machines)
         result = simulation.run()
     joined = result.coverage.counts.get("train:joined", 0)
     if small.rollouts > 1 and not outcomes and joined < small.nodes * (small.rollouts - 1):
@@ -238,6 +217,38 @@ def run_scripted(small: SmallScenario, outcomes: Mapping[int, EffectOutcome]) ->
             if result.end.get(subject) != end
         ]
     return result
+
+
+def _prepare(simulation: Simulation, small: SmallScenario, machines: Sequence[SimNode]) -> None:
+    """Let happen what the small plan says, at lines of the trace and at instants."""
+    if small.cordoned:
+        # Between the look at the fleet and the look at the node somebody else takes it out of service.
+        world = simulation.world
+        world.triggers["commit admitted:n1"] = lambda: world.cordon(machines[0])
+        world.triggers["commit RolloutEnded"] = lambda: world.uncordon(machines[0])
+    if small.away:
+        # After the run the daemon is gone for longer than the node waits.
+        world = simulation.world
+        world.triggers["commit run-ok:n1:run.configure#1"] = simulation.stop_daemon_for_minutes
+    if small.busy:
+        # Between the look and the isolation a client comes, and stays for a while.
+        closed = f"do kubernetes R1.n1.1.{plans.FIRST_CORDON}.1"
+        simulation.world.triggers[closed] = lambda: setattr(machines[0], "traffic", True)
+        simulation.loop.call_from_world(120.0, lambda: setattr(machines[0], "traffic", False))
+    if small.run_s:
+        simulation.world.run_s = (small.run_s, small.run_s)
+    if small.held_at:
+        simulation.world.job_faults = None
+        hold = partial(simulation.loop.call_from_world, 0.0, partial(simulation.hold_node, "n1"))
+        simulation.world.triggers[small.held_at] = hold
+    if small.is_forged:
+        simulation.forgery_probability = 1.0
+    if small.crash_at_s:
+        simulation.loop.call_from_world(small.crash_at_s, simulation.crash_daemon)
+    for line, limit in small.limits.items():
+        simulation.world.triggers[line] = partial(simulation.change_team_limit, limit)
+    for machine in machines if small.stuck_s else ():
+        simulation.loop.call_from_world(small.stuck_s, partial(setattr, machine, "stuck", False))
 
 
 @cache

@@ -31,9 +31,9 @@ WHERE r.ended_at IS NULL AND r.cancelled_at IS NULL AND t.wave != 'fleet'
 """
 
 
-def forge_votes(world: SimWorld, state_dir: Path) -> None:
+def forge_votes(world: SimWorld, state_dir: Path, probability: float) -> None:
     """Sometimes insert a yes, and the opened gate, for each gate that is not open."""
-    if world.streams.forgeries.random() >= FORGERY_PROBABILITY:
+    if world.streams.forgeries.random() >= probability:
         return
     path = state_dir / database.FILE_NAME
     if not path.exists():

@@ -26,7 +26,7 @@ from tests.sim.cluster_faults import ClusterFaults
 from tests.sim.daemon_process import DaemonProcess
 from tests.sim.fault_plan import FaultPlan
 from tests.sim.fault_schedule import FaultSchedule
-from tests.sim.forger import forge_votes, settle_forgeries
+from tests.sim.forger import FORGERY_PROBABILITY, forge_votes, settle_forgeries
 from tests.sim.inventory_faults import InventoryFaults
 from tests.sim.job_faults import JobFaults
 from tests.sim.loop import CURRENT, SimLoop
@@ -89,6 +89,7 @@ class Simulation:
         self._recovery_user = RecoveryUser(self._users)
         self.world.job_faults = JobFaults(streams.jobs, self._users)
         self.steps_to_crash = -1
+        self.forgery_probability = FORGERY_PROBABILITY
         self.faults_stopped = False
         self._contents: dict[str, dict[str, Any]] = {}
         self._end: dict[str, str] = {}
@@ -268,7 +269,7 @@ class Simulation:
                     self._record_exit(life)
             if self.newest_daemon() is None and self.loop.time() >= self.restart_at:
                 if self._daemons and not self.faults_stopped:
-                    forge_votes(self.world, self.state_dir)
+                    forge_votes(self.world, self.state_dir, self.forgery_probability)
                 self.start_daemon()
             await asyncio.sleep(RESTART_DELAY_S)
 
