@@ -149,12 +149,15 @@ def why(call: Invocation) -> int:
     answer = call.get(api_path("rollouts", call.args.rollout, "nodes", call.args.node, "why"))
     if call.print_data(answer, [answer["node"]]):
         return exits.OK
+    # Of a node in flight the phase says it; an older daemon reports neither.
+    is_isolated = answer.get("isolated") and answer["phase"] in ("pending", "failed", "done")
+    outcome = f" ({answer['outcome']})" if answer.get("outcome") else ""
+    state = f"{answer['node']} is {answer['phase']}{outcome}{' and isolated' if is_isolated else ''}"
     if answer["reason"] is None:
         is_moving = answer["phase"] != "done" and answer.get("trouble") is None
-        suffix = "; nothing blocks it" if is_moving else ""
-        print_line(f"{answer['node']} is {answer['phase']}{suffix}")
+        print_line(f"{state}{'; nothing blocks it' if is_moving else ''}")
     else:
-        print_line(f"{answer['node']} is {answer['phase']}: {format_reason(answer['reason'])}")
+        print_line(f"{state}: {format_reason(answer['reason'])}")
     if (runner := answer.get("runner")) and runner["match"]:
         print_line(
             f"its playbooks run by runner {runner['name']}, for its labels: {sanitize(runner['match'])}"

@@ -109,6 +109,8 @@ def why(state: State, resolved: ResolvedRollout, target: Target) -> wire_nodes.N
     return {
         "node": target.node,
         "phase": target.phase.value,
+        "outcome": None if target.outcome is None else target.outcome.value,
+        "isolated": target.isolated,
         "reason": reason(blocking_reason(state, resolved, target)),
         "runner": chosen_runner(state.index, state.index.nodes.get(target.node)),
         "trouble": "; ".join(state.problems()) or None,

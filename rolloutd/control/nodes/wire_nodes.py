@@ -93,6 +93,8 @@ class NodeReason(TypedDict):
 
     node: str
     phase: str
+    outcome: str | None
+    isolated: bool
     reason: Reason | None
     runner: ChosenRunner | None
     trouble: str | None

@@ -174,6 +174,17 @@ def test_why_is_one_sentence(daemon: CannedDaemon, capsys: pytest.CaptureFixture
     assert out.startswith("n/1 is pending: n3 failed while maintaining (node-failed, for ")
 
 
+def test_why_says_outcome_and_isolation(daemon: CannedDaemon, capsys: pytest.CaptureFixture[str]) -> None:
+    answer = {"node": "n1", "phase": "pending", "isolated": True, "reason": REASON}
+    daemon.answer("GET", "rollouts/r/nodes/n1/why", answer)
+    assert run(capsys, "why", "r", "n1")[1].startswith("n1 is pending and isolated: n3 failed while ")
+    daemon.answer("GET", "rollouts/r/nodes/n1/why", answer | {"phase": "verifying", "reason": None})
+    assert run(capsys, "why", "r", "n1")[1] == "n1 is verifying; nothing blocks it\n"
+    left = {"node": "n1", "phase": "done", "outcome": "left", "isolated": False, "reason": None}
+    daemon.answer("GET", "rollouts/r/nodes/n1/why", left)
+    assert run(capsys, "why", "r", "n1")[1] == "n1 is done (left)\n"
+
+
 @pytest.mark.parametrize(
     ("phase", "line"), [("maintaining", "n1 is maintaining; nothing blocks it\n"), ("done", "n1 is done\n")]
 )

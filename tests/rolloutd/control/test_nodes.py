@@ -59,6 +59,7 @@ async def test_why_and_nodes_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             assert everything["nodes"] == listed, "the entries are too many to read"
         for node in listed:
             why = await inside.request("nora", "get", f"/v1/rollouts/{rollout}/nodes/{node['node']}/why")
+            assert (why["isolated"], why["outcome"]) == (node["isolated"], node["outcome"])
             assert why["reason"] == node["reason"]
         assert {node["node"]: node["phase"] for node in listed}["p1"] == "isolating"
         status = await inside.request("nora", "get", f"/v1/rollouts/{rollout}")
