@@ -21,7 +21,8 @@ from deploy.packages.release import open_release
 from rolloutd import __version__
 from tests.support.container import OUTER_USER, SECCOMP, Container
 from tests.support.daemon_environment import CHANGE_PLAYBOOK, DaemonEnvironment, plan
-from tests.support.release import CHECKOUT, build_release, left_out, shared_directory
+from tests.support.release import CHECKOUT, build_release, left_out
+from tests.support.shared_directory import shared_directory
 
 POD_FILE = CHECKOUT / "deploy/kubernetes/in-cluster.yaml"
 

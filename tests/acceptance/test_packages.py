@@ -36,8 +36,8 @@ from tests.support.release import (
     build_release,
     has_commit,
     left_out,
-    shared_directory,
 )
+from tests.support.shared_directory import made_once, shared_directory
 
 TUTORIAL = CHECKOUT / "docs" / "first-rollout.md"
 
@@ -59,27 +59,25 @@ def release(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_release(shared_directory(tmp_path_factory.getbasetemp()))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A minimal Debian, of which each test boots a copy."""
+    """A minimal Debian, of which each test boots a copy; of all workers, until the last one's end."""
     if os.geteuid() != 0 or shutil.which("mmdebstrap") is None:
         left_out("only root with mmdebstrap can make a Debian (apt-get install mmdebstrap)")
-    directory = tmp_path_factory.mktemp("debian")
-    try:
-        yield make_debian_root(directory / "root")
-    finally:
-        shutil.rmtree(directory)
+    with made_once(shared_directory(tmp_path_factory.getbasetemp()) / "debian", make_debian_root) as made:
+        yield made
 
 
-@pytest.fixture(scope="module")
-def server(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sequence[Path]]:
+@pytest.fixture(scope="session")
+def server(root: Path) -> Iterator[Sequence[Path]]:
     """The layers of a Debian with what servers have, so with most that the package needs."""
-    directory = tmp_path_factory.mktemp("server")
-    try:
+
+    def install(directory: Path) -> None:
         # python3-apt: Ansible's module apt needs it on the node.
-        yield install_in_layer(root, directory, (*PACKAGES, "python3-apt"))
-    finally:
-        shutil.rmtree(directory)
+        install_in_layer(root, directory, (*PACKAGES, "python3-apt"))
+
+    with made_once(root.with_name("server"), install) as made:
+        yield made / "upper", root
 
 
 @pytest.fixture

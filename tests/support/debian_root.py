@@ -43,8 +43,8 @@ def make_debian_root(directory: Path) -> Path:
     return directory
 
 
-def install_in_layer(root: Path, directory: Path, packages: Sequence[str]) -> tuple[Path, Path]:
-    """Install packages over a root file system; return the layers, the upper one first."""
+def install_in_layer(root: Path, directory: Path, packages: Sequence[str]) -> None:
+    """Install packages over a root file system; `upper` in the directory is their layer."""
     for name in ("root", "upper", "work"):
         (directory / name).mkdir(parents=True)
     done = subprocess.run(
@@ -60,4 +60,3 @@ def install_in_layer(root: Path, directory: Path, packages: Sequence[str]) -> tu
     )
     if done.returncode:
         raise RuntimeError(f"apt-get install: {done.returncode}\n{done.stdout}{done.stderr}")
-    return directory / "upper", root

@@ -27,11 +27,6 @@ def left_out(why: str) -> None:
     pytest.skip(f"LEFT OUT, the packages were NOT tested: {why}")
 
 
-def shared_directory(base: Path) -> Path:
-    """Return a directory that all workers of this run share, and no other run, from a worker's own one."""
-    return (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "packages"
-
-
 def has_commit(commit: str) -> bool:
     """Return whether the clone has the commit: a shallow clone or an archive does not."""
     command = ("git", "-C", str(CHECKOUT), "cat-file", "-e", f"{commit}^{{commit}}")

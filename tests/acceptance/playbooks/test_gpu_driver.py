@@ -57,7 +57,8 @@ class Gpu:
             "gpu_driver_services": ["dcgm"],
             "gpu_driver_drain_s": 0,
             "gpu_driver_record": str(self.directory / "record.json"),
-            "gpu_driver_install": f"dpkg --root={self.root} --force-not-root --force-bad-path -i",
+            "gpu_driver_install": f"dpkg --root={self.root} --log={self.directory}/dpkg.log "
+            "--force-not-root --force-bad-path -i",
             "gpu_driver_modprobe": str(self.directory / "modprobe"),
             "gpu_driver_loaded": str(self.directory / "modules"),
             "gpu_driver_query": f"{self.directory}/nvidia-smi version",

@@ -46,7 +46,8 @@ class Debian:
         (self.root / "etc/apt/sources.list").write_text(f"deb [trusted=yes] file:{self.repository} ./\n")
         self.log = self.directory / "log"
         self.log.touch()
-        dpkg = f"--root={self.root} --force-not-root --force-bad-path"
+        # Without --log it writes to this machine's log.
+        dpkg = f"--root={self.root} --log={self.root}/var/log/dpkg.log --force-not-root --force-bad-path"
         apt = [f"-o Dir={self.root}", f"-o Dir::State::status={self.root}/var/lib/dpkg/status"]
         apt += [f"-o Dpkg::Options::={word}" for word in dpkg.split()] + ["-o APT::Sandbox::User=root"]
         self.commands = {
