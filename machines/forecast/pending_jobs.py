@@ -15,8 +15,7 @@ from machines.model.events import ArtifactsBuilt, ChangeNeeded, PilotEvidenceAtt
 from machines.model.plan import PILOT_WAVE
 from machines.model.preparation import PrepareKind
 from machines.model.rollout import PilotEvidence
-from machines.model.step_record import StepAction
-from machines.model.step_result import Ok
+from machines.model.step_record import Ok, StepAction
 from machines.workflow.recording import preparation_intent, preparation_result
 
 CHECK_MODE_STEP = "check-mode"

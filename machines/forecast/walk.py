@@ -63,8 +63,7 @@ from machines.model.decision import (
 from machines.model.events import Event, NodeOrdered, PhaseMoved, StepRecorded
 from machines.model.preparation import StagedComparison
 from machines.model.rollout import FailureCode, Target
-from machines.model.step_record import StepAction, StepRecord
-from machines.model.step_result import Failed, Ok
+from machines.model.step_record import Failed, Ok, StepAction, StepRecord
 from machines.model.traffic import TrafficResult
 from machines.scheduler.admission import MAX_STARTS
 from machines.scheduler.decide import decide

@@ -8,8 +8,7 @@ one rollout at a time; whether that wave may start is decided before.
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from heapq import heappop, heappush, nsmallest
 from typing import Final
@@ -24,11 +23,8 @@ from machines.model.decision import (
     AwaitTurn,
     BackOff,
     CheckIfCurrent,
-    Command,
     CompareStaged,
-    Decision,
     DryRun,
-    Observe,
     ProbeTraffic,
     QueueGroup,
 )
@@ -39,6 +35,7 @@ from machines.model.reasons import Reason
 from machines.model.rollout import Rollout, Target
 from machines.rules import parallelism, pools, preparing, start_blockers, trains
 from machines.rules.runners import runner_blocker
+from machines.scheduler.decision_builder import DecisionBuilder, PoolRequests
 from machines.states import Phase
 
 MAX_OBSERVATIONS: Final = 256
@@ -61,64 +58,6 @@ inventory is stale, each of its groups backs off; the next decision continues at
 
 MAX_CURRENT_CHECKS: Final = 16
 """Nodes that one decision checks for compliance: each check is a login on the node."""
-
-
-@dataclass(slots=True)
-class PoolRequests:
-    """Probes or dry runs that one decision requests, at most `limit` in a pool.
-
-    In an undecided pool a slot depends on the answer: an earlier node keeps its position until then.
-    """
-
-    limit: int
-    _requested: Counter[str] = field(default_factory=Counter)
-    _undecided_pools: set[str] = field(default_factory=set)
-
-    def is_exhausted(self, pools: Collection[str]) -> bool:
-        return any(self._requested[pool] >= self.limit for pool in pools)
-
-    def is_undecided(self, pools: Collection[str]) -> bool:
-        return not self._undecided_pools.isdisjoint(pools)
-
-    def add(self, pools: Collection[str], *, undecided: bool) -> None:
-        self._requested.update(pools)
-        if undecided:
-            self._undecided_pools.update(pools)
-
-
-@dataclass(slots=True)
-class DecisionBuilder:
-    """A decision being made; `dry_reason` is why none of it may be carried out."""
-
-    dry_reason: Reason | None = None
-    capacity: pools.Capacity = field(default_factory=pools.Capacity)
-    commands: list[Command] = field(default_factory=list)
-    nodes_to_observe: dict[str, None] = field(default_factory=dict)
-    backoffs: list[BackOff] = field(default_factory=list)
-    probes_by_pool: PoolRequests = field(default_factory=lambda: PoolRequests(traffic.PROBE_AHEAD))
-    unobserved_by_pool: dict[str, bool] = field(default_factory=dict)
-    reasons: dict[str, Reason] = field(default_factory=dict)
-    wake_at: float = math.inf
-    _counts: Counter[type[Command]] = field(default_factory=Counter)
-
-    def add(self, command: Command) -> None:
-        self.commands.append(command)
-        self._counts[type(command)] += 1
-
-    def count(self, kind: type[Command]) -> int:
-        return self._counts[kind]
-
-    def wake_by(self, at: float) -> None:
-        """Have the next decision made at this instant (epoch seconds) at the latest."""
-        self.wake_at = min(self.wake_at, at)
-
-    def build(self) -> Decision:
-        return Decision(
-            (*self.commands, *map(Observe, self.nodes_to_observe)),
-            tuple(self.backoffs),
-            self.reasons,
-            None if math.isinf(self.wake_at) else self.wake_at,
-        )
 
 
 def admit_wave(index: Index, rollout: Rollout, wave: WaveDef, now: float, builder: DecisionBuilder) -> None:

@@ -13,7 +13,7 @@ from machines.facts.node_work import WorkKind, conflicting_work
 from machines.model.decision import CheckDrift, CheckRounds, CheckSoaking, NextRound
 from machines.model.rollout import Rollout, Target
 from machines.rules import waves
-from machines.scheduler.admission import DecisionBuilder
+from machines.scheduler.decision_builder import DecisionBuilder
 from machines.states import CARRIES_CHANGE, Outcome, Phase
 
 SOAK_ROUND_S: Final = 60.0

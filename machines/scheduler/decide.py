@@ -37,7 +37,7 @@ from machines.rules.releases import release_blocker
 from machines.rules.rollbacks import due_rollbacks, rollbacks_reason
 from machines.rules.waves import WaveProgress
 from machines.scheduler import admission, checks, expiry, isolation_aborts, preparing, rollbacks
-from machines.scheduler.admission import DecisionBuilder
+from machines.scheduler.decision_builder import DecisionBuilder
 from machines.states import Outcome, Phase
 
 QUARANTINE_SKIP_S: Final = 24 * 3600.0

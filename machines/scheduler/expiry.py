@@ -12,7 +12,7 @@ from machines.model.events import DeadlineExtended, FreezeLifted, HoldReleased
 from machines.model.rollout import DAEMON, Hold, Rollout
 from machines.model.windows import Freeze
 from machines.rules import start_blockers
-from machines.scheduler.admission import DecisionBuilder
+from machines.scheduler.decision_builder import DecisionBuilder
 from machines.states import Phase
 
 

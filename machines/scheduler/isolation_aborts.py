@@ -16,7 +16,7 @@ from machines.model.node import Observation, natural_sort_key
 from machines.model.reasons import Reason, ReasonCode, UnavailabilityCause
 from machines.model.rollout import Target
 from machines.rules import pools, start_blockers
-from machines.scheduler.admission import DecisionBuilder
+from machines.scheduler.decision_builder import DecisionBuilder
 from machines.states import Phase
 
 

@@ -25,7 +25,7 @@ from machines.model.preparation import (
 from machines.model.reasons import ReasonCode
 from machines.model.rollout import Rollout
 from machines.rules import preparing, start_blockers
-from machines.scheduler.admission import DecisionBuilder
+from machines.scheduler.decision_builder import DecisionBuilder
 from machines.states import Phase
 
 

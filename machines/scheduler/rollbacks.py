@@ -13,7 +13,7 @@ from machines.model.rollout import Rollout, Target
 from machines.rules import parallelism, pools, rollbacks, start_blockers
 from machines.rules.runners import runner_blocker
 from machines.scheduler import admission
-from machines.scheduler.admission import DecisionBuilder
+from machines.scheduler.decision_builder import DecisionBuilder
 
 
 def admit_rollbacks(index: Index, rollout: Rollout, now: float, builder: DecisionBuilder) -> None:

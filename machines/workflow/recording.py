@@ -13,8 +13,17 @@ from machines.model.actions import CleanUpStaleRuns, Isolate, Probe, Revert, Run
 from machines.model.decision import Prepare
 from machines.model.preparation import TRIED_AGAIN, Preparation, PreparationState
 from machines.model.rollout import Target
-from machines.model.step_record import MAX_OUTPUT_CHARS, StepAction, StepRecord, StepState
-from machines.model.step_result import Busy, Failed, Ok, StepResult, Unknown
+from machines.model.step_record import (
+    MAX_OUTPUT_CHARS,
+    Busy,
+    Failed,
+    Ok,
+    StepAction,
+    StepRecord,
+    StepResult,
+    StepState,
+    Unknown,
+)
 from machines.workflow.steps import CLEAN_UP, backoff_s
 
 RecordedAction = Isolate | Probe | Revert | CleanUpStaleRuns | RunPlaybook | RunCheck | UseGuard

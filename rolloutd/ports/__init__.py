@@ -4,11 +4,11 @@ The daemon and the drivers import ports and no adapter; adapters import ports an
 fake and its real adapters pass the same contract suite.  Instants are epoch seconds, durations seconds.
 """
 
-from machines.model.step_result import Busy as Busy
-from machines.model.step_result import Failed as Failed
-from machines.model.step_result import Ok as Ok
-from machines.model.step_result import StepResult as StepResult
-from machines.model.step_result import Unknown as Unknown
+from machines.model.step_record import Busy as Busy
+from machines.model.step_record import Failed as Failed
+from machines.model.step_record import Ok as Ok
+from machines.model.step_record import StepResult as StepResult
+from machines.model.step_record import Unknown as Unknown
 from rolloutd.ports.artifacts import Artifact as Artifact
 from rolloutd.ports.artifacts import ArtifactStore as ArtifactStore
 from rolloutd.ports.artifacts import NodeFile as NodeFile

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from machines.model.preparation import ManifestEntry
-from machines.model.step_result import Failed
+from machines.model.step_record import Failed
 from rolloutd.ports.nodes import Host
 
 TakeBytes = Callable[[int], Awaitable[None]]

@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 
 from machines.model.limits import RunnerProblem
 from machines.model.plan import PLAYBOOK_RUN
-from machines.model.step_result import Failed, Ok, Unknown
+from machines.model.step_record import Failed, Ok, Unknown
 from rolloutd.ports.artifacts import ArtifactStore
 from rolloutd.ports.nodes import Host
 from rolloutd.ports.types import JSON, PinnedSource

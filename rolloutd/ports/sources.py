@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from machines.model.step_result import Busy, Ok, Unknown
+from machines.model.step_record import Busy, Ok, Unknown
 from rolloutd.ports.steps import StepContext
 from rolloutd.ports.types import PinnedSource
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol, runtime_checkable
 
-from machines.model.step_result import Busy, Failed, Ok, StepResult, Unknown
+from machines.model.step_record import Busy, Failed, Ok, StepResult, Unknown
 from rolloutd.ports.nodes import Host
 from rolloutd.ports.types import JSON, PinnedSource
 

@@ -105,7 +105,7 @@ from machines.states import Phase
 from machines.workflow.next_action import next_action
 from machines.workflow.recording import intent_of, record_of
 from machines.workflow.situation import Situation
-from machines.model.step_result import Ok
+from machines.model.step_record import Ok
 from tests.machines.builders import T0, plan_of
 target = Target("R", "n1", "t", (), "fleet", 1, phase=Phase.VERIFYING, attempt=1, since=T0)
 first = next_action(Situation(plan_of(), target, (), T0, 0.0))

@@ -10,8 +10,7 @@ from machines.model.actions import Transition, Wait
 from machines.model.events import StepRecorded
 from machines.model.limits import Budget, Limits, PoolRule
 from machines.model.plan import StepDef
-from machines.model.step_record import StepRecord
-from machines.model.step_result import Failed, Ok
+from machines.model.step_record import Failed, Ok, StepRecord
 from machines.scheduler.decide import decide
 from machines.scheduler.decided_events import events_of
 from machines.scheduler.isolation_aborts import record_giving_way

@@ -5,8 +5,7 @@ import pytest
 from machines.model.actions import Isolate, Revert, RunCheck, RunPlaybook
 from machines.model.plan import Stage, StepDef
 from machines.model.rollout import FailureCode, Target
-from machines.model.step_record import StepAction, StepState
-from machines.model.step_result import Busy, Failed, Ok, StepResult, Unknown
+from machines.model.step_record import Busy, Failed, Ok, StepAction, StepResult, StepState, Unknown
 from machines.workflow.recording import intent_of, is_isolated_after, record_of
 from tests.machines.builders import T0
 

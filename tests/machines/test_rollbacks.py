@@ -26,8 +26,8 @@ from machines.model.plan import GateName, OnFailure, Stage, WaveDef
 from machines.model.reasons import ReasonCode, RemedyKind
 from machines.model.rollout import FailureCode, NodeOrder
 from machines.rules.rollbacks import due_rollbacks
-from machines.scheduler.admission import DecisionBuilder
 from machines.scheduler.decide import decide, explain_node, rollout_reason
+from machines.scheduler.decision_builder import DecisionBuilder
 from machines.scheduler.membership import membership_events
 from machines.scheduler.rollbacks import admit_rollbacks
 from machines.states import Outcome, Phase, Trigger
