@@ -267,7 +267,6 @@ async def measure_pauses(fleet: Fleet) -> dict[str, float]:
         gc.collect()
         return cpu_s
 
-    await fleet.daemon._inventory_refresher.refresh()  # once more what the first answer has written
     await fleet.settle()
     fleet.inventory.relabel(TEN)
     answering_s = fleet.inventory.answering_s

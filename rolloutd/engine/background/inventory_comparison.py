@@ -77,7 +77,8 @@ class FleetChange:
     """What differs: nodes to write with their stored variables, nodes to remove, variables in memory.
 
     `compared` has what was found of all nodes, `rejected` all problems by source, and `canonical_names` the
-    fleet's names by source and the name that the source has now.
+    fleet's names by source and the name that the source has now.  `final` are the nodes that the next
+    comparison need not judge again once they are written.
     """
 
     compared: ComparedInventory
@@ -87,6 +88,7 @@ class FleetChange:
     stored: dict[str, Mapping[str, JSON]] = field(default_factory=dict)
     removed: list[str] = field(default_factory=list)
     connections: dict[str, Mapping[str, JSON]] = field(default_factory=dict)
+    final: Set[str] = frozenset()
 
 
 def compare_fleet(answers: FleetAnswers, last: ComparedInventory) -> FleetChange:
@@ -106,6 +108,8 @@ def compare_fleet(answers: FleetAnswers, last: ComparedInventory) -> FleetChange
     for name in change.removed:
         connections.pop(name, None)
     change.compared = _compared(last, concerned, merged, change, answers, foreign_groups, connections)
+    to_write = (*(node.name for node in change.changed), *change.connections)
+    change.final = {name for name in to_write if change.compared.gives_same_again(name)}
     names, now = change.compared.canonical_names, change.compared.reported_names
     change.canonical_names = {**names, **now} if now else names
     return change

@@ -7,7 +7,7 @@ finds of them what a pass over the fleet finds.  It knows no judgement.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from machines.model.node import Node
 from rolloutd.engine.background.inventory_conflicts import read_text
@@ -37,6 +37,19 @@ class ComparedInventory:
     unsettled: frozenset[str] = frozenset()
     names_by_key: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict)
     """The nodes by what else than their name they may share with others; mostly one has it."""
+
+    def gives_same_again(self, name: str) -> bool:
+        """Return whether a node is judged as before once it is written: no other node gives it its name."""
+        for record in self.reports.get(name, ()):
+            provider_id = read_text(record.connection, PROVIDER_ID)
+            if record.name != name or self.names_by_key.get(provider_id, name) != name:
+                return False
+        return True
+
+    def after_write(self, nodes: Iterable[Node], settled: Set[str]) -> ComparedInventory:
+        """Return the comparison after it was written; the settled nodes are as it wanted and stay so."""
+        known = {**self.known, **{node.name: node for node in nodes if node.name in settled}}
+        return replace(self, known=known, unsettled=self.unsettled - settled)
 
 
 @dataclass(frozen=True, slots=True)

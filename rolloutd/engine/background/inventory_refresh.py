@@ -245,6 +245,7 @@ class InventoryRefresher:
         for reader in self._readers.values():
             reader.renamed = {}
         self._state.connections.change(change.connections, removed)
+        self._compared = change.compared.after_write(change.changed, change.final - self._deferred_moves)
         self._accepted_removals.difference_update(removed)
         self._due_nodes.update(removed, (node.name for node in changed))
         self._due_values.update(removed, (node.name for node in changed), change.connections)
