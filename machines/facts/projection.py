@@ -369,7 +369,7 @@ class Projection(Records):
         # The old version is counted out by its own values.  A counter that is adjusted by what an event says
         # would be wrong for ever after one event that says too little.
         before = self._targets[rollout].get(node)
-        expected = self._counters[rollout].expected_s(0.0)
+        expected = self.expected_s(rollout)
         if before is not None:
             self._uncount_target(before)
         self._own_row(self._targets, rollout)[node] = target
@@ -377,8 +377,10 @@ class Projection(Records):
         self._count_target(target)
         if (preparations := self._own_preparations(rollout)) is not None:
             preparations.place(target, self._nodes.get(node))
-        # A shorter expected time may let waiting nodes fit into their window.
-        if self._counters[rollout].expected_s(0.0) != expected:
+        # A shorter expected time may let waiting nodes fit into their window.  Without windows each end of a
+        # node would have the next decision try all groups again.
+        has_windows = self._rollouts[rollout].plan.windows or self.team_rules
+        if has_windows and self.expected_s(rollout) < expected:
             self.pending_groups.mark_rollout(rollout)
         (self._needing_driver.add if target.needs_driver else self._needing_driver.discard)((rollout, node))
         if (before is not None and before.phase in IN_FLIGHT_PHASES) != (target.phase in IN_FLIGHT_PHASES):
