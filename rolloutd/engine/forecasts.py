@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import rolloutd
 from machines.facts.index import Index
@@ -77,7 +77,7 @@ class Forecaster:
         self,
         state: State,
         on_missed: Callable[[MissedForecast], None] = lambda _: None,
-        run: Callable[[bytes, float], Awaitable[bytes]] | None = None,
+        run: Callable[[bytes, float], Awaitable[Sequence[bytes]]] | None = None,
     ) -> None:
         """`run` answers in place of the process, for a store that no other process can open."""
         self._state = state
@@ -212,41 +212,58 @@ def _not_up(index: Index) -> frozenset[str]:
     return frozenset(node for node, found in seen if found is None or found.sight is not NodeHealth.UP)
 
 
-async def _run(content: bytes, limit_s: float) -> bytes:
-    """Return what the process prints; raises StoreFailed if it fails or takes too long."""
+async def _run(content: bytes, limit_s: float) -> Sequence[bytes]:
+    """Return the lines that the process prints; raises StoreFailed if it fails or takes too long."""
     search_path = [str(Path(rolloutd.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
-    process = await asyncio.create_subprocess_exec(
-        # -P: a file of the current directory must not replace a module.
-        *(sys.executable, "-P", "-m", "rolloutd.forecast"),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(search_path)},
-    )
-    try:
-        async with asyncio.timeout(limit_s):
-            out, errors = await process.communicate(content)
-    except TimeoutError:
-        action = "ask for fewer draws, or see the daemon's own in rolloutctl status"
-        raise StoreFailed(f"forecast: not ready within {limit_s:.0f} s; {action}") from None
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    if process.returncode:
-        text = errors.decode(errors="replace")
-        log.error("forecast: exit code %s: %s", process.returncode, text[-MAX_LOGGED_CHARS:])
-        raise StoreFailed(f"forecast: its process ended with {process.returncode}; see the daemon's log")
-    return out
+    # Files in memory, written and read in threads: through pipes, the 20 MB of a large fleet hold the loop.
+    with _memory_file() as request, _memory_file() as answer:
+        await compute(_fill, request, content)
+        process = await asyncio.create_subprocess_exec(
+            # -P: a file of the current directory must not replace a module.
+            *(sys.executable, "-P", "-m", "rolloutd.forecast"),
+            stdin=request,
+            stdout=answer,
+            stderr=asyncio.subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(search_path)},
+        )
+        try:
+            async with asyncio.timeout(limit_s):
+                _, errors = await process.communicate()
+        except TimeoutError:
+            action = "ask for fewer draws, or see the daemon's own in rolloutctl status"
+            raise StoreFailed(f"forecast: not ready within {limit_s:.0f} s; {action}") from None
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        if process.returncode:
+            text = errors.decode(errors="replace")
+            log.error("forecast: exit code %s: %s", process.returncode, text[-MAX_LOGGED_CHARS:])
+            raise StoreFailed(f"forecast: its process ended with {process.returncode}; see the daemon's log")
+        return await compute(_lines_of, answer)
 
 
-async def _read_answers(content: bytes) -> Sequence[Answer]:
+def _memory_file() -> BinaryIO:
+    return open(os.memfd_create("forecast"), "w+b")  # noqa: PTH123  # a descriptor has no path
+
+
+def _fill(file: BinaryIO, content: bytes) -> None:
+    file.write(content)
+    file.seek(0)
+
+
+def _lines_of(file: BinaryIO) -> Sequence[bytes]:
+    file.seek(0)
+    return file.read().splitlines()
+
+
+async def _read_answers(lines: Sequence[bytes]) -> Sequence[Answer]:
     """Read the process' lines: one for each forecast, each followed by its nodes in slices.
 
     One at a time, because a line of ten thousand nodes would hold the loop for too long.
     """
     answers: list[dict[str, Any]] = []
-    for line in content.splitlines():
+    for line in lines:
         read = json.loads(line)
         match read:
             case {"refused": refusal}:

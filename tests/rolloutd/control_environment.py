@@ -345,8 +345,8 @@ async def control_environment(
     async def do_nothing(*_: Any) -> Any:
         return ""
 
-    async def run_in_memory(content: bytes, limit_s: float) -> bytes:
-        return (await answer_text(pickle.loads(content), opened_store)).encode()
+    async def run_in_memory(content: bytes, limit_s: float) -> list[bytes]:
+        return (await answer_text(pickle.loads(content), opened_store)).encode().splitlines()
 
     audit_monitor = AuditMonitor(state)
     services = Services(
