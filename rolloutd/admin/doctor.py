@@ -13,6 +13,7 @@ import grp
 import os
 import pwd
 import re
+import subprocess
 import sys
 import tempfile
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -30,7 +31,6 @@ from rolloutd.adapters.sources.tree_store import TREES_DIRECTORY, tree_directory
 from rolloutd.adapters.ssh.shell import SshShell
 from rolloutd.admin.disk import CheckResult, check_database, check_state_dir
 from rolloutd.admin.runs import describe_runs, suggest_pipelining
-from rolloutd.admin.service_unit import describe_expected_unit
 from rolloutd.admin.systems import check_balancers, check_runners, open_systems, read_sources
 from rolloutd.concurrency import threads
 from rolloutd.configuration.documents import load_redaction_key
@@ -53,6 +53,13 @@ DAEMON_TIMEOUT_S = 20.0
 
 MAX_LISTED_VIOLATIONS = 3
 """Violations that are listed; the others are counted."""
+
+UNITS = ("rolloutd.socket", "rolloutd.service")
+
+QUERY_TIMEOUT_S = 10.0
+"""Time limit for systemctl, which answers in milliseconds."""
+
+STOPPED = "inactive"
 
 
 @dataclass(frozen=True, slots=True)
@@ -419,3 +426,26 @@ def _find_target_violations(index: Index, rollout: Rollout, target: Target) -> I
     retry = any(each.node == target.node and each.attempt == target.attempt for each in rollout.failures)
     if target.isolated and target.phase is Phase.PENDING and target.order is None and not retry:
         yield f"{where} is pending and still isolated by us"
+
+
+def describe_expected_unit(socket: Path) -> str | None:
+    """Return which enabled or started unit should answer at this socket; None without one."""
+    units = _query_units()
+    if not any(unit.get("Listen", "").startswith(f"{socket} ") for unit in units):
+        return None
+    for unit in units:
+        is_enabled, state = unit.get("UnitFileState") == "enabled", unit.get("ActiveState", STOPPED)
+        if is_enabled or state != STOPPED:
+            return f"{unit['Id']} is {'enabled and ' if is_enabled else ''}{state}"
+    return None
+
+
+def _query_units() -> list[dict[str, str]]:
+    """Return the properties of the installed units; empty where no systemd answers."""
+    command = ["systemctl", "show", "--property=Id,UnitFileState,ActiveState,Listen", *UNITS]
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, timeout=QUERY_TIMEOUT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    blocks = result.stdout.split("\n\n") if result.returncode == 0 else []
+    return [dict(line.split("=", 1) for line in block.splitlines() if "=" in line) for block in blocks]

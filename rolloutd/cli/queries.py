@@ -34,7 +34,7 @@ from rolloutd.texts import event_text
 from rolloutd.texts.formats import format_exceptions, format_percent, join_limited, pluralize, short_hash
 
 if TYPE_CHECKING:
-    from rolloutd.control.daemons.wire_runners import Runner
+    from rolloutd.control.daemons.wire_daemons import Runner
     from rolloutd.control.fleet.wire_fleet import PoolSlots, RebootReason
     from rolloutd.control.nodes.wire_nodes import Node
     from rolloutd.control.plans.wire_plans import Preview

@@ -7,15 +7,13 @@ from rolloutd.control import openapi
 from rolloutd.control.audit import handlers as audit
 from rolloutd.control.daemons import handlers as daemons
 from rolloutd.control.daemons import wire_daemons
-from rolloutd.control.fleet import changes, handover, reboots, teams
+from rolloutd.control.fleet import changes, handover
 from rolloutd.control.fleet import handlers as fleet
 from rolloutd.control.forecasts import handlers as forecasts
-from rolloutd.control.nodes import commands as node_commands
 from rolloutd.control.nodes import comparison, preparation, reports, streams
 from rolloutd.control.nodes import handlers as nodes
 from rolloutd.control.plans import configuration
 from rolloutd.control.plans import handlers as plans
-from rolloutd.control.rollouts import commands as rollout_commands
 from rolloutd.control.rollouts import handlers as rollouts
 from rolloutd.control.routes import Request, Route, RouteTable, Services
 from rolloutd.control.trains import handlers as trains
@@ -37,13 +35,9 @@ ROUTES: tuple[Route, ...] = (
     *streams.routes,
     *plans.routes,
     *votes.routes,
-    *rollout_commands.routes,
-    *node_commands.routes,
     *fleet.routes,
     *reports.routes,
-    *teams.routes,
     *trains.routes,
-    *reboots.routes,
     *changes.routes,
     *configuration.routes,
     *preparation.routes,

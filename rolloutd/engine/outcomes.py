@@ -1,4 +1,4 @@
-"""Errors as outcomes of steps, and failures as verdicts on contents."""
+"""Errors as outcomes of steps, failures as verdicts on contents, results without what others may not read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from machines.model.events import Event, PhaseMoved, VerdictRecorded
 from machines.model.rollout import FailureCode, Target
 from rolloutd.engine.state import State
 from rolloutd.errors import NodeUnreachable, RolloutdError, StoreFailed
-from rolloutd.ports import Failed, Unknown
+from rolloutd.ports import Failed, Ok, StepResult, Unknown
 
 log = logging.getLogger("rolloutd.engine.outcomes")
 
@@ -49,3 +49,22 @@ def verdict_events(state: State, target: Target, moved: PhaseMoved) -> list[Even
         return []
     verdict = new_verdict(target, moved, change, node.labels, state.settings.host_class)
     return [] if verdict is None else [VerdictRecorded(target.rollout, target.node, verdict)]
+
+
+def redact_for_team(result: StepResult, team: str | None) -> StepResult:
+    """Return the result with the text of a team's check moved to its output; no team, no change."""
+    if team is None:
+        return result
+    match result:
+        case Ok():
+            output = _join_output(result.text, result.output)
+            return Ok(f"the check of team {team} has passed", output, result.value)
+        case Failed():
+            text = f"the check of team {team} has not passed; its members see its output"
+            return Failed(text, _join_output(result.text, result.output), result.code)
+        case _:
+            return result
+
+
+def _join_output(text: str, output: str) -> str:
+    return "\n".join(part for part in (text, output) if part)

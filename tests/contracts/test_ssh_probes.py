@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from rolloutd.adapters.ssh.command_probe import CommandProbe
+from rolloutd.adapters.ssh.command import CommandProbe
 from rolloutd.adapters.ssh.connections_probe import (
     Connection,
     ConnectionsProbe,

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from machines.model.rollout import FailureCode
 from rolloutd.adapters.ansible import fence
+from rolloutd.adapters.ansible.environment import RESERVED_HOST_VARIABLES
 from rolloutd.adapters.ansible.interpreter import InterpreterCache
 from rolloutd.adapters.ansible.launcher import validate_playbook
 from rolloutd.adapters.ansible.older_runs import FENCE_TIMEOUT_S
 from rolloutd.adapters.awx import module_wrapper
-from rolloutd.adapters.awx.host_data import find_secrets, host_variables
 from rolloutd.adapters.awx.templates import Template, Templates, TemplateUnusable
 from rolloutd.adapters.awx.tree import PlaybookTasks
 from rolloutd.concurrency import threads
-from rolloutd.ports import JSON, Failed, RunnerContext, RunRequest, StaleRuns
+from rolloutd.configuration.secret_variables import map_secrets, marked_secrets
+from rolloutd.ports import GROUPS, IMPLICIT_GROUPS, JSON, Failed, Host, RunnerContext, RunRequest, StaleRuns
+
+_MACHINE_CREDENTIAL = frozenset(
+    {
+        *("ansible_password", "ansible_ssh_pass", "ansible_ssh_password"),
+        *("ansible_become_password", "ansible_become_pass", "ansible_sudo_pass"),
+        *("ansible_private_key_file", "ansible_ssh_private_key_file"),
+    }
+)
+"""Variables that AWX's machine credential replaces: passwords, and paths of keys on this machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,3 +117,43 @@ class Preparation:
         tree: Path = self._context.find_tree(request.source)
         python = await self._interpreters.resolve(request.host, tree, tree / request.playbook)
         return python or ""
+
+
+def host_variables(host: Host) -> dict[str, JSON]:
+    """Return a node's variables as Ansible must get them, without those of the machine credential."""
+    left_out = _MACHINE_CREDENTIAL | set(RESERVED_HOST_VARIABLES)
+    return {name: value for name, value in host.variables.items() if name not in left_out}
+
+
+def groups_of(host: Host) -> Sequence[str]:
+    return [str(name) for name in host.connection.get(GROUPS, ()) if name not in IMPLICIT_GROUPS]
+
+
+def find_secrets(request: RunRequest, sent: Mapping[str, JSON], supplied: Collection[str]) -> Failed | None:
+    """Return a refusal of a run that would give AWX a secret, or None."""
+    marked = marked_secrets(request.host.connection)
+    of_plan = _secret_names(request.variables, marked)
+    of_node = [name for name in _secret_names(sent, marked) if name not in supplied]
+    if of_plan:
+        text = f"{request.node}: variable {of_plan[0]} of the plan is secret; give it to AWX as a credential"
+    elif of_node:
+        text = (
+            f"{request.node}: variable {of_node[0]} is secret; give it to AWX as a credential and add it to"
+            " `credential_variables`"
+        )
+    else:
+        return None
+    return Failed(text, code=FailureCode.NEVER_STARTED)
+
+
+def _secret_names(variables: Mapping[str, JSON], marked: Collection[str]) -> list[str]:
+    """Return the names of the variables that are a secret, or hold one."""
+    found: dict[str, None] = {}
+    for variable, value in variables.items():
+
+        def note(_name: str, secret: JSON, variable: str = variable) -> JSON:
+            found[variable] = None
+            return secret
+
+        map_secrets({variable: value}, note, marked)
+    return list(found)

@@ -24,10 +24,9 @@ from rolloutd.adapters.ansible.run_directory import MAX_START_ATTEMPTS
 from rolloutd.adapters.ansible.stale_processes import run_id_on, run_name
 from rolloutd.adapters.awx.claims import ACTIVE, Claim, Claims, run_facts
 from rolloutd.adapters.awx.events import EventFold, instant, read_events
-from rolloutd.adapters.awx.host_data import groups_of
 from rolloutd.adapters.awx.http import PAGE_SIZE, AnswerLost, AwxClient, AwxRefused, Query
 from rolloutd.adapters.awx.preflight import find_problems
-from rolloutd.adapters.awx.preparation import Preparation
+from rolloutd.adapters.awx.preparation import Preparation, groups_of
 from rolloutd.adapters.awx.result import EndedRun, evaluate, is_lost
 from rolloutd.adapters.awx.stored_runs import StoredRuns
 from rolloutd.adapters.awx.templates import Template, Templates, TemplateUnusable

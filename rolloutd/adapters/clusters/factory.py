@@ -1,4 +1,4 @@
-"""Factories of the inventories of whole clusters, which share their clients and watches."""
+"""Factories of the adapters of whole clusters, which share their clients and watches."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import cast
 
 from machines.model.node import NodeHealth, Observation
+from machines.model.rollout import FailureCode
 from rolloutd.adapters.clusters.cluster_watch import ClusterWatch
 from rolloutd.adapters.clusters.inventory import MANAGEMENT_KEY, NAME_KEY, NAMESPACE_KEY, ClusterInventory
 from rolloutd.adapters.clusters.listed import ListedClusters
@@ -14,7 +15,7 @@ from rolloutd.adapters.clusters.target_identity import TargetIdentities
 from rolloutd.adapters.clusters.views import CLUSTER_API, CLUSTER_PROFILES, parse_cluster, parse_profile
 from rolloutd.adapters.kubernetes.api_errors import ApiError, ClusterUnreachable
 from rolloutd.adapters.kubernetes.cluster import Cluster
-from rolloutd.ports import JSON, AdapterContext, Clock, Host, RunnerContext
+from rolloutd.ports import JSON, AdapterContext, Clock, Failed, Host, Ok, RunnerContext, StepContext, Unknown
 
 SHARED = "clusters"
 """Key of what the adapters of one daemon share."""
@@ -162,3 +163,26 @@ def make_listed_inventory(context: AdapterContext) -> ListedClusters:
 
 def make_observer(context: AdapterContext) -> ClusterObserver:
     return ClusterObserver(management_clusters(context), context.clock)
+
+
+class ClusterCheck:
+    """ports.Check by the watch of the management cluster; it sends no request."""
+
+    def __init__(self, clusters: ManagementClusters) -> None:
+        self._clusters = clusters
+
+    async def check(self, ctx: StepContext) -> Ok | Failed | Unknown:
+        seen = self._clusters.observe(ctx.host)
+        if seen is None:
+            return Unknown(f"{ctx.host.name} is in no watched management cluster")
+        match seen.sight:
+            case NodeHealth.UP:
+                return Ok(seen.why)
+            case NodeHealth.DOWN:
+                return Failed(seen.why, code=FailureCode.LOST)
+            case _:
+                return Unknown(seen.why)
+
+
+def make_check(context: AdapterContext) -> ClusterCheck:
+    return ClusterCheck(management_clusters(context))

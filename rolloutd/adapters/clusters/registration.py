@@ -114,7 +114,7 @@ KUBECONFIGS_INVENTORY = Registration(f"{_FACTORY}:make_listed_inventory", Kubeco
 WATCH = Registration(f"{_FACTORY}:make_watch")
 LISTED_WATCH = Registration(f"{_FACTORY}:make_listed_inventory")
 CHECK = Registration(
-    "rolloutd.adapters.clusters.check:make_check",
+    "rolloutd.adapters.clusters.factory:make_check",
     ClusterCheckParams,
     frozenset({Capability.JUDGES_LIVENESS}),
     node_kinds=frozenset({NodeKind.CLUSTER}),

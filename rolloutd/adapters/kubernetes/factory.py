@@ -14,8 +14,7 @@ from rolloutd.adapters.kubernetes.cluster import Cluster
 from rolloutd.adapters.kubernetes.cluster_registry import CLUSTER_KEY, NODE_KEY, ClusterRegistry
 from rolloutd.adapters.kubernetes.inventory import KubernetesInventory
 from rolloutd.adapters.kubernetes.isolator import KubernetesIsolator
-from rolloutd.adapters.kubernetes.lease_watch import LeaseWatch
-from rolloutd.adapters.kubernetes.node_watch import NodeWatch
+from rolloutd.adapters.kubernetes.node_watch import LeaseWatch, NodeWatch
 from rolloutd.adapters.kubernetes.nodes import ADAPTER_KIND
 from rolloutd.ports import JSON, AdapterContext, Clock, Host
 

@@ -234,6 +234,6 @@ CONNECTIONS_PROBE = Registration(
     cannot_see="connections of pods and containers with a network namespace of their own",
 )
 COMMAND_PROBE = Registration(
-    "rolloutd.adapters.ssh.command_probe:CommandProbe.make", CommandProbeParams, node_kinds=MACHINES
+    "rolloutd.adapters.ssh.command:CommandProbe.make", CommandProbeParams, node_kinds=MACHINES
 )
 REACHABLE_OBSERVER = Registration("rolloutd.adapters.ssh.reachable:make_observer", ReachableObserverParams)

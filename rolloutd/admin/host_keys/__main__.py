@@ -13,12 +13,19 @@ from typing import Any
 
 from machines.model.node import natural_sort_key
 from rolloutd.adapters.ssh.shell import SshShell
-from rolloutd.admin.files import replace_file
 from rolloutd.admin.host_keys import known_hosts
 from rolloutd.admin.host_keys.evidence import SecondSources
 from rolloutd.admin.host_keys.known_hosts import KeyChange
 from rolloutd.admin.host_keys.scan import JudgedKey, KeyState, ScannedNode, Scanner, known_hosts_path
-from rolloutd.admin.program import EXIT_OK, EXIT_REFUSED, EXIT_USAGE, ProgramOptions, UsageError, write_stderr
+from rolloutd.admin.program import (
+    EXIT_OK,
+    EXIT_REFUSED,
+    EXIT_USAGE,
+    ProgramOptions,
+    UsageError,
+    replace_file,
+    write_stderr,
+)
 from rolloutd.admin.systems import open_systems, read_sources
 from rolloutd.cli.output import Columns, print_list
 from rolloutd.control.client import ApiError, Client, DaemonUnreachable, api_path

@@ -16,14 +16,13 @@ from typing import Any
 from machines.model.node import natural_sort_key
 from rolloutd.admin.disk import CheckResult
 from rolloutd.admin.doctor import check_accounts_and_programs, switch_to_owner
-from rolloutd.admin.files import replace_file
 from rolloutd.admin.init import node_setup
 from rolloutd.admin.init.discovery import Machine
 from rolloutd.admin.init.node_setup import NodeSetup
 from rolloutd.admin.init.offline_preview import preview_offline
 from rolloutd.admin.init.options import Dialog, Options
 from rolloutd.admin.init.setup import DEFAULT_USER, Setup, current_user, propose_settings
-from rolloutd.admin.program import EXIT_OK, EXIT_REFUSED, EXIT_USAGE, UsageError, write_stderr
+from rolloutd.admin.program import EXIT_OK, EXIT_REFUSED, EXIT_USAGE, UsageError, replace_file, write_stderr
 from rolloutd.admin.systems import check_balancers, check_logins, open_systems, read_sources
 from rolloutd.cli.plans import print_preview
 from rolloutd.engine.background.inventory_merge import MergedInventory

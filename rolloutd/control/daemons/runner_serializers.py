@@ -12,7 +12,7 @@ from machines.model.reasons import Param, Reason, ReasonCode, Remedy, RemedyKind
 from machines.model.rollout import Target
 from machines.model.timefmt import format_rfc3339
 from machines.rules.runners import no_runner_reason, problem_reason, unavailable_reason
-from rolloutd.control.daemons import wire_runners
+from rolloutd.control.daemons import wire_daemons
 from rolloutd.engine.state import State
 from rolloutd.plugin import LOCAL_RUNNER
 from rolloutd.ports import RunnerStatus, TunedRunnerStatus
@@ -20,7 +20,7 @@ from rolloutd.service.memory import memory_bytes
 from rolloutd.texts.runner_text import describe_runner
 
 
-def runs(runners: Mapping[str, RunnerStatus], rules: Sequence[RunnerRule]) -> wire_runners.Runs:
+def runs(runners: Mapping[str, RunnerStatus], rules: Sequence[RunnerRule]) -> wire_daemons.Runs:
     local = runners.get(LOCAL_RUNNER, RunnerStatus())
     tuned = local if isinstance(local, TunedRunnerStatus) else TunedRunnerStatus()
     return {
@@ -36,7 +36,7 @@ def runs(runners: Mapping[str, RunnerStatus], rules: Sequence[RunnerRule]) -> wi
     }
 
 
-def _runner(rule: RunnerRule, status: RunnerStatus) -> wire_runners.Runner:
+def _runner(rule: RunnerRule, status: RunnerStatus) -> wire_daemons.Runner:
     problem, parallel, waiting = status.problem, rule.parallel or status.parallel, len(status.waiting)
     detail = None if problem is None else problem.detail
     return {
@@ -51,7 +51,7 @@ def _runner(rule: RunnerRule, status: RunnerStatus) -> wire_runners.Runner:
     }
 
 
-def chosen_runner(index: Index, node: Node | None) -> wire_runners.ChosenRunner | None:
+def chosen_runner(index: Index, node: Node | None) -> wire_daemons.ChosenRunner | None:
     """Return which runner has a node, and the selector that chose it; None without one."""
     rule = None if node is None else runner_of(index.limits.runners, node)
     return None if rule is None else {"name": rule.name, "match": rule.match.text or None}

@@ -1,4 +1,4 @@
-"""Handlers of slots, holds, freezes, the inventory and shells."""
+"""Handlers of slots, holds, freezes, the inventory, shells, teams' rules and reboots."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
+from machines.model.limits import TeamRules
 from machines.model.trust_events import HostKeysStored, ShellOpened
-from rolloutd.commands import holds_and_freezes, rollout_commands
+from rolloutd.commands import holds_and_freezes, rollout_commands, self_reboots, team_rules
 from rolloutd.commands.execution import UserCommand, execute
 from rolloutd.commands.rollout_commands import PERSON_SOURCE, Events, Principal, unknown_node
 from rolloutd.control import requests, rights
 from rolloutd.control.fleet import fleet_serializers, wire_fleet
 from rolloutd.control.requests import PageQuery
 from rolloutd.control.responses import Encoded
+from rolloutd.control.rollouts import serializers
 from rolloutd.control.routes import Request, RouteTable, Services
 from rolloutd.engine.state import State
 from rolloutd.errors import NodeUnreachable, Refused
@@ -187,3 +189,85 @@ def _shell_command(services: Services, request: Request[Any]) -> wire_fleet.Shel
 
 def _epoch_seconds(until: datetime | None) -> float | None:
     return None if until is None else until.timestamp()
+
+
+@routes.add("GET", "/v1/teams/{t}", on_standby=True)
+async def team(services: Services, request: Request) -> wire_fleet.Team:
+    """Show a team and its own rules."""
+    return _team_response(services, team_rules.get_team_rules(services.state, request.path_params["t"]))
+
+
+@routes.add("PUT", "/v1/teams/{t}", access=rights.OWN_TEAM)
+async def set_team(services: Services, request: Request[requests.SetTeamRules]) -> wire_fleet.Team:
+    """Set a team's own windows and canaries."""
+    body = request.input
+    name = request.path_params["t"]
+    windows = None if body.windows is None else tuple(each.window() for each in body.windows)
+    decide = partial(
+        team_rules.set_team_rules, team=name, windows=windows, canaries=body.canaries, reason=body.reason
+    )
+    await execute(services.state, request.identity, UserCommand(f"team: {body.reason}", decide))
+    return _team_response(services, team_rules.get_team_rules(services.state, name))
+
+
+def _team_response(services: Services, rules: TeamRules) -> wire_fleet.Team:
+    settings = services.state.settings.teams[rules.team]
+    now = services.state.now()
+    return {
+        "team": rules.team,
+        "members": list(settings.members),
+        "windows": [str(each.window()) for each in settings.windows],
+        "own_windows": [str(each) for each in rules.windows],
+        "canaries": list(settings.canaries),
+        "own_canaries": list(rules.canaries),
+        "freezes": [
+            fleet_serializers.freeze(each)
+            for each in services.state.index.freezes
+            if each.scope == f"team/{rules.team}" and each.is_active(now)
+        ],
+    }
+
+
+@routes.add("GET", "/v1/fleetlock", on_standby=True)
+async def reboot_gates(services: Services, request: Request) -> wire_fleet.RebootGates:
+    """List the gates of machines that reboot themselves."""
+    return {"gates": await fleet_serializers.reboot_gates(services.state)}
+
+
+@routes.add("PUT", "/v1/fleetlock/{g}/approval", access=rights.VOTER)
+async def approve_reboots(
+    services: Services, request: Request[requests.ApproveReboots]
+) -> wire_fleet.RebootGate:
+    """Approve the reboots of a group of machines for a time."""
+    group, body = request.path_params["g"], request.input
+    decide = partial(
+        self_reboots.approve_reboots,
+        group=group,
+        reason=body.reason,
+        until=body.until.timestamp(),
+        team=body.team,
+    )
+    who, approvers = request.identity, services.state.reboot_approvers
+    await execute(services.state, who, UserCommand(f"approve reboots: {body.reason}", decide))
+    if who.actor.uid is not None:  # who has come back to a team has it again
+        approvers[group] = {**approvers.get(group, {}), who.actor.uid: who.teams}
+    return (await fleet_serializers.reboot_gates(services.state, group))[0]
+
+
+@routes.add("DELETE", "/v1/fleetlock/{g}/approval", access=rights.OWN_VOTE)
+async def withdraw_approval(
+    services: Services, request: Request[requests.ReasonBody]
+) -> wire_fleet.RebootGate:
+    """Withdraw the caller's approval of the reboots of a group."""
+    group, reason = request.path_params["g"], request.input.reason
+    decide = partial(self_reboots.withdraw_approval, group=group, reason=reason)
+    await execute(services.state, request.identity, UserCommand(f"withdraw: {reason}", decide))
+    return (await fleet_serializers.reboot_gates(services.state, group))[0]
+
+
+@routes.add("GET", "/v1/fleetlock/{g}/nodes/{n}/why")
+async def why_reboot_waits(services: Services, request: Request) -> wire_fleet.RebootReason:
+    """Explain why a machine of a group may not reboot itself now."""
+    group, node = request.path_params["g"], request.path_params["n"]
+    reason = self_reboots.explain_reboot(services.state, group, node)
+    return {"group": group, "node": node, "reason": serializers.reason(reason)}

@@ -6,7 +6,7 @@ from typing import Any, Literal, NotRequired
 
 from typing_extensions import TypedDict
 
-from rolloutd.control.daemons.wire_runners import ChosenRunner
+from rolloutd.control.daemons.wire_daemons import ChosenRunner
 from rolloutd.control.rollouts.wire import Minutes, Reason
 
 

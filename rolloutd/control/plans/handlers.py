@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import AsyncGenerator
 
+from machines.model.timefmt import format_duration
 from machines.scheduler.progress import rollout_progress
 from rolloutd import planfile
 from rolloutd.commands import rollout_commands, submit, verdicts
@@ -14,18 +17,29 @@ from rolloutd.control import requests, rights
 from rolloutd.control.nodes import wire_nodes
 from rolloutd.control.nodes.reports import report_lines
 from rolloutd.control.plans import plan_serializers, wire_plans
-from rolloutd.control.plans.plan_duration import plan_duration
 from rolloutd.control.plans.preview import forecast_draft, preview
 from rolloutd.control.plans.review import review
 from rolloutd.control.responses import diagnostic_body
 from rolloutd.control.rollouts import serializers
 from rolloutd.control.routes import Created, Request, RouteTable, Services
+from rolloutd.engine.forecasts import Forecaster
 from rolloutd.engine.tasks import compute
-from rolloutd.errors import InvalidFile
+from rolloutd.errors import InvalidFile, RolloutdError
+from rolloutd.forecast.request import Draft
 from rolloutd.planfile import PlanFile
 from rolloutd.planfile.prepare_source import ForcedStages
 
 routes = RouteTable()
+
+log = logging.getLogger("rolloutd.control.plan_duration")
+
+DRAWS = 50
+"""Draws of a preview: they cost less than the walk, and its p90 is off by some 4 % of the draws."""
+
+TIME_LIMIT_S = 10.0
+"""Time that a preview waits for its forecast; 2,000 nodes take a second or two of an idle core."""
+
+MONTH_S = 30 * 86_400.0
 
 
 @routes.add("GET", "/v1/rollouts/{r}/plan", on_standby=True)
@@ -141,3 +155,35 @@ def _require_owner(services: Services, request: Request[object], plan_file: Plan
     owner = plan_file.content["metadata"]["owner"]
     if owner in services.state.settings.teams:
         rollout_commands.require_member(request.identity, owner, f"submit a plan of {owner}")
+
+
+async def plan_duration(forecaster: Forecaster, draft: Draft) -> wire_plans.PlanDuration | None:
+    """Return how long a plan takes as if it were submitted now; None where no forecast is ready in time."""
+    try:
+        async with asyncio.timeout(TIME_LIMIT_S):
+            (answer,) = await forecaster.ask(forecaster.request(draft=draft, draws=DRAWS, seed=1))
+    except (TimeoutError, RolloutdError) as error:
+        log.info("preview: no forecast: %s", error or f"not ready within {TIME_LIMIT_S:.0f} s")
+        return None
+    found: wire_plans.PlanDuration = {
+        "ends_at": answer["ends_at"],
+        "work_s": answer["work_s"],
+        "bottleneck": answer["bottleneck"],
+        "train": answer["train"],
+        "assumptions": answer["assumptions"],
+        "warning": None,
+    }
+    found["warning"] = _warning(found)
+    return found
+
+
+def _warning(found: wire_plans.PlanDuration) -> str | None:
+    """Return why a month is too short for the plan, None if it is not."""
+    took_s, bottleneck = found["work_s"]["p50"], found["bottleneck"]
+    if took_s is None:
+        return "duration: as it is the plan never ends; see rolloutctl forecast"
+    if took_s <= MONTH_S:
+        return None
+    cause = "" if bottleneck is None else f" at {bottleneck['kind']} {bottleneck['name']}"
+    took = format_duration(took_s - took_s % 3600.0)
+    return f"duration: it takes {took}, longer than a month; widen the windows or allow more at once{cause}"

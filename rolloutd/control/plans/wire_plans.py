@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from typing_extensions import TypedDict
 
-from rolloutd.control.daemons.wire_runners import ChosenRunner
+from rolloutd.control.daemons.wire_daemons import ChosenRunner
 from rolloutd.control.nodes.wire_nodes import TaskChange
 from rolloutd.control.rollouts import wire
 from rolloutd.control.wire_errors import Diagnostic

@@ -1,18 +1,35 @@
-"""Handlers of queries about rollouts, open to every caller."""
+"""Handlers of rollouts: queries, open to every caller, and commands on a whole rollout."""
 
 from __future__ import annotations
 
-from rolloutd.commands.resolve import MAX_CLOSED, ResolvedRollout, resolve_for_reading, resolve_rollout
+from functools import partial
+
+from machines.model.events import NodeOrdered, PhaseMoved
+from rolloutd.commands import rollbacks, rollout_commands
+from rolloutd.commands.execution import Decide, Executed, UserCommand, current, execute
+from rolloutd.commands.resolve import (
+    MAX_CLOSED,
+    ResolvedRollout,
+    ensure_loaded,
+    resolve_for_deletion,
+    resolve_for_reading,
+    resolve_rollout,
+)
+from rolloutd.commands.rollout_commands import Events, Principal
+from rolloutd.control import requests, rights
 from rolloutd.control.daemons.handlers import daemons_of
 from rolloutd.control.requests import StatusQuery
 from rolloutd.control.rollouts import serializers, wire
 from rolloutd.control.rollouts.coverage import coverage_of
 from rolloutd.control.routes import Request, RouteTable, Services
+from rolloutd.engine.state import State
 
 MAX_CLOSED_SHOWN = 20
 """Latest closed rollouts that `status --all` shows in full; `rollouts` lists all."""
 
 routes = RouteTable()
+
+_PATH = "/v1/rollouts/{r}"
 
 
 @routes.add("GET", "/v1/status", is_shared=True, on_standby=True)
@@ -65,3 +82,86 @@ async def rollout(services: Services, request: Request) -> wire.Rollout:
     resolved = await resolve_for_reading(state, request.path_params["r"])
     covered = await coverage_of(state, resolved.index, resolved.rollout)
     return serializers.rollout(state, await resolve_for_reading(state, resolved.rollout.id), covered)
+
+
+@routes.add("POST", f"{_PATH}/pause", access=rights.PLAN_OWNER, operation="pause")
+async def pause(services: Services, request: Request[requests.ReasonNowBody]) -> wire.Rollout:
+    """Start no node of a rollout until it is resumed."""
+    return await _command_rollout(services, request, partial(rollout_commands.pause, stop=request.input.now))
+
+
+@routes.add("POST", f"{_PATH}/resume", access=rights.PLAN_OWNER, operation="resume")
+async def resume(services: Services, request: Request[requests.ReasonBody]) -> wire.Rollout:
+    """Lift a person's pause."""
+    return await _command_rollout(services, request, rollout_commands.resume)
+
+
+@routes.add("POST", f"{_PATH}/retry", access=rights.PLAN_OWNER, operation="retry_build")
+async def retry_build(services: Services, request: Request[requests.ReasonBody]) -> wire.Rollout:
+    """Retry the failed build of a rollout at once."""
+    return await _command_rollout(services, request, rollout_commands.retry_build)
+
+
+@routes.add("POST", f"{_PATH}/cancel", access=rights.PLAN_OWNER, operation="cancel")
+async def cancel(services: Services, request: Request[requests.ReasonNowBody]) -> wire.Rollout:
+    """End a rollout: none of its nodes starts again."""
+    return await _command_rollout(services, request, partial(rollout_commands.cancel, stop=request.input.now))
+
+
+@routes.add("DELETE", _PATH, access=rights.PLAN_OWNER)
+async def delete(services: Services, request: Request) -> wire.DeleteResponse:
+    """Delete a closed rollout and the output of its runs; its audit stays."""
+    rollout_id = (await resolve_for_deletion(services.state, request.path_params["r"])).rollout.id
+
+    async def decide(state: State, who: Principal) -> Events:
+        # Under the lock: a rollback may have been ordered meanwhile, or the rollout deleted.
+        resolved = await resolve_rollout(state, rollout_id)
+        targets = tuple(resolved.index.targets(rollout_id))
+        return rollout_commands.delete(state, who, resolved.rollout, targets)
+
+    await execute(services.state, request.identity, UserCommand("delete", decide))
+    # In the background: the output of thousands of runs takes longer than a request may.
+    services.prune_runs()
+    return {"rollout": rollout_id}
+
+
+@routes.add("POST", f"{_PATH}/rollback", access=rights.PLAN_OWNER, operation="roll_back")
+async def roll_back(services: Services, request: Request[requests.RollBack]) -> wire.RollbackResponse:
+    """Order the rollback of nodes, of a wave or of a whole rollout, also of one that has ended."""
+    body = request.input
+    resolved = await resolve_rollout(services.state, request.path_params["r"])
+    nodes = [resolved.target(node).node for node in dict.fromkeys(body.nodes)]
+
+    async def decide(state: State, who: Principal) -> Events:
+        await ensure_loaded(state, resolved.rollout.id)
+        rollout = current(state, resolved).rollout
+        later = await state.store.find_later_changes(rollout.id)
+        if body.withdraw:
+            return rollbacks.withdraw(state, who, rollout, body.nodes, body.wave, body.reason)
+        if nodes:
+            targets = [state.index.target(rollout.id, node) for node in nodes]
+            return rollbacks.roll_back_nodes(state, who, rollout, targets, body.reason, later)
+        return rollbacks.roll_back_wave(state, who, rollout, body.wave, body.reason, later)
+
+    command = UserCommand(f"{request.operation}: {body.reason}", decide)
+    events = (await execute(services.state, request.identity, command)).events
+    moved = (each for each in events if isinstance(each, NodeOrdered | PhaseMoved))
+    return {"rollout": resolved.rollout.id, "nodes": [each.node for each in moved]}
+
+
+async def _command_rollout(
+    services: Services, request: Request[requests.ReasonBody], decide: Decide
+) -> wire.Rollout:
+    done = await execute_on_path(services, request, partial(decide, reason=request.input.reason))
+    covered = await coverage_of(services.state, done.rollout.index, done.rollout.rollout)
+    return serializers.rollout(services.state, current(services.state, done.rollout), covered)
+
+
+async def execute_on_path(
+    services: Services, request: Request[requests.ReasonBody], decide: Decide
+) -> Executed:
+    """Execute a command on the rollout of the path, or on its node."""
+    path, cause = request.path_params, f"{request.operation}: {request.input.reason}"
+    return await execute(
+        services.state, request.identity, UserCommand(cause, decide, path["r"], path.get("n", ""))
+    )

@@ -11,7 +11,7 @@ from rolloutd.commands.resolve import ResolvedRollout
 from rolloutd.control import requests, rights
 from rolloutd.control.plans.review import unseen_by_voters
 from rolloutd.control.rollouts import gate_serializers, wire
-from rolloutd.control.rollouts.commands import execute_on_path
+from rolloutd.control.rollouts.handlers import execute_on_path
 from rolloutd.control.routes import Request, RouteTable, Services
 from rolloutd.control.votes.ballots import make_ballot
 from rolloutd.errors import NotAllowed, Refused, TokenAlreadyUsed

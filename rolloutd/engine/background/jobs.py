@@ -17,12 +17,11 @@ from typing import Any, Generic, TypeVar
 
 from machines.facts.dry_runs import DryRunResult
 from machines.model import decision
-from rolloutd.engine.background.current_checks import check_if_current
+from rolloutd.engine.background.checks_outside_attempts import check_if_current, check_soaking
 from rolloutd.engine.background.drift_checks import DriftChecker
 from rolloutd.engine.background.dry_runs import run_dry_run, watch_blocker
 from rolloutd.engine.background.hold_release import release
 from rolloutd.engine.background.pilot_evidence import document_pilot
-from rolloutd.engine.background.soak_checks import check_soaking
 from rolloutd.engine.check_mode import CheckMode
 from rolloutd.engine.drivers.node_session import AdapterSet
 from rolloutd.engine.drivers.traffic_probes import probe_node

@@ -33,13 +33,11 @@ from machines.workflow.records import active_isolations, repeated_try
 from machines.workflow.situation import Situation
 from machines.workflow.steps import baseline_record
 from rolloutd.engine.drivers.guard_steps import GuardSteps
-from rolloutd.engine.drivers.isolation import Isolation
+from rolloutd.engine.drivers.isolation import Isolation, OtherAttempts
 from rolloutd.engine.drivers.node_session import AdapterSet, NodeSession
-from rolloutd.engine.drivers.other_attempts import OtherAttempts
 from rolloutd.engine.drivers.run_execution import RunExecution
 from rolloutd.engine.drivers.step_journal import StepJournal
-from rolloutd.engine.outcomes import verdict_events
-from rolloutd.engine.redaction import redact_for_team
+from rolloutd.engine.outcomes import redact_for_team, verdict_events
 from rolloutd.engine.state import NO_RUN, InvariantViolation, State
 from rolloutd.engine.tasks import CancellableTask, Wakeup
 from rolloutd.errors import NotFound, StoreFailed

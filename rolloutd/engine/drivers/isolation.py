@@ -8,18 +8,20 @@ unavailable for a minute is not a loss of isolation.
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from machines.model import actions
 from machines.model.node import Observation
 from machines.model.plan import Capability, Plan, StepDef
+from machines.model.rollout import Target
 from machines.model.step_record import StepAction, StepRecord
 from machines.states import Phase
 from machines.workflow import records
+from machines.workflow.outage import held_isolators
 from machines.workflow.recording import is_isolated_after
 from rolloutd.engine.drivers.node_session import NodeSession
-from rolloutd.engine.drivers.other_attempts import OtherAttempts
 from rolloutd.engine.drivers.step_journal import StepJournal
 from rolloutd.engine.drivers.traffic_probes import probe_traffic
 from rolloutd.engine.tasks import Wakeup
@@ -167,3 +169,38 @@ class Isolation:
     async def _inspect(self, spec: StepDef, prior: Any) -> IsolationStatus | Busy:
         ctx = await self._session.step_context(spec, number=0, prior=prior)
         return await self._session.adapters.isolators[spec.kind].inspect(ctx)
+
+
+class OtherAttempts:
+    """The other targets that hold the isolation of a node, and their records."""
+
+    def __init__(self, session: NodeSession) -> None:
+        self._session = session
+        self._loaded_for: tuple[object, ...] = ()
+        self._holders: list[tuple[Sequence[StepDef], Sequence[StepRecord]]] = []
+
+    async def load(self, *, again: bool = False) -> None:
+        """Read the records of the other holders, if they have changed or `again`."""
+        holders = self._other_holders()
+        key = tuple((each.rollout, each.attempt, each.phase, each.order) for each in holders)
+        if key == self._loaded_for and not again:
+            return
+        state = self._session.state
+        self._holders = [
+            (
+                state.index.rollout(each.rollout).plan.isolate,
+                tuple(await state.store.load_steps(each.rollout, each.node)),
+            )
+            for each in holders
+        ]
+        self._loaded_for = key
+
+    def held(self) -> Mapping[str, Any]:
+        """Return which isolators of this rollout's plan the others hold, with the state before them."""
+        return held_isolators(self._session.plan.isolate, self._holders) if self._holders else {}
+
+    def _other_holders(self) -> list[Target]:
+        session = self._session
+        others = session.state.index.targets_on(session.node)
+        found = [each for each in others if each.isolated and each.rollout != session.rollout]
+        return sorted(found, key=lambda each: (each.admitted_at, each.rollout))

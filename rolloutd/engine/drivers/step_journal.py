@@ -14,7 +14,7 @@ from machines.workflow import records
 from machines.workflow.recording import RecordedAction, intent_of, record_of
 from rolloutd.configuration.documents import Configuration
 from rolloutd.engine.drivers.node_session import NodeSession
-from rolloutd.engine.redaction import redact_for_team
+from rolloutd.engine.outcomes import redact_for_team
 from rolloutd.ports import StepResult
 
 

@@ -10,8 +10,14 @@ import pytest
 from machines.model.selector import parse_selector
 from rolloutd.adapters.kubernetes.budgets import BudgetWatch
 from rolloutd.adapters.kubernetes.cluster import Cluster
-from rolloutd.adapters.kubernetes.drain import drain, dry_run_drain, wait_until_unblocked
-from rolloutd.adapters.kubernetes.eviction import Evicted, EvictionBlocked, evict
+from rolloutd.adapters.kubernetes.drain import (
+    Evicted,
+    EvictionBlocked,
+    drain,
+    dry_run_drain,
+    evict,
+    wait_until_unblocked,
+)
 from rolloutd.adapters.kubernetes.node_pods import list_pods_on
 from rolloutd.adapters.kubernetes.pods import MIRROR_ANNOTATION, EvictionPolicy, Pod
 from rolloutd.ports import Busy, Ok

@@ -14,7 +14,7 @@ import pytest
 from machines.model.events import FreezeStarted
 from machines.model.windows import Freeze
 from rolloutd.control.client import ApiError
-from rolloutd.control.plans import plan_duration
+from rolloutd.control.plans import handlers
 from rolloutd.control.response_text import describe_vote_deadline
 from rolloutd.engine import forecasts
 from rolloutd.engine.forecasts import Forecaster
@@ -331,7 +331,7 @@ async def test_preview_says_how_long_the_plan_takes(tmp_path: Path) -> None:
     text = PLAN.replace("site.yml}", "site.yml, expected: 20m}")
     async with forecast_environment(tmp_path) as inside:
         found = (await preview_of(inside, text))["forecast"]
-        body = {"file": "plan.yml", "text": text, "draws": plan_duration.DRAWS, "seed": 1}
+        body = {"file": "plan.yml", "text": text, "draws": handlers.DRAWS, "seed": 1}
         whole = await inside.request("olga", "post", "/v1/plans/forecast", body)
     assert found["work_s"] == {"p50": 4200.0, "p90": 4200.0}
     # Two canaries of two teams, one after the other: one more of the wave at once saves one run.
@@ -366,7 +366,7 @@ async def test_plan_longer_than_a_month_is_warned_of(tmp_path: Path) -> None:
 async def test_preview_waits_for_its_forecast_only_briefly(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plan_duration, "TIME_LIMIT_S", 0.0)
+    monkeypatch.setattr(handlers, "TIME_LIMIT_S", 0.0)
     async with control_environment(tmp_path) as inside:
         answer = await preview_of(inside, PLAN)
     assert answer["forecast"] is None

@@ -13,7 +13,7 @@ from machines.workflow.next_action import next_action
 from machines.workflow.situation import Situation
 from rolloutd.engine.drivers.node_session import NodeSession
 from rolloutd.engine.drivers.step_journal import StepJournal
-from rolloutd.engine.redaction import redact_for_team
+from rolloutd.engine.outcomes import redact_for_team
 from rolloutd.ports import Failed, Ok, Unknown
 from tests.rolloutd.control_environment import control_environment
 from tests.rolloutd.slow_store import adapters_of

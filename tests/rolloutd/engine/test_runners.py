@@ -22,9 +22,8 @@ from rolloutd.control.daemons.runner_serializers import waiting_reason
 from rolloutd.engine import runners
 from rolloutd.engine.background.checks_outside_attempts import check_outside_attempt
 from rolloutd.engine.check_mode import CheckMode
-from rolloutd.engine.drivers.isolation import Isolation
+from rolloutd.engine.drivers.isolation import Isolation, OtherAttempts
 from rolloutd.engine.drivers.node_session import AdapterSet, NodeSession
-from rolloutd.engine.drivers.other_attempts import OtherAttempts
 from rolloutd.engine.drivers.step_journal import StepJournal
 from rolloutd.engine.runners import RoutedRunners
 from rolloutd.errors import NotFound, RunnerUnavailable

@@ -6,8 +6,7 @@ import math
 
 import pytest
 
-from rolloutd.adapters.ansible.machine_load import MachineLoad, Sample, read_sample
-from rolloutd.adapters.ansible.run_slots import RunSlots
+from rolloutd.adapters.ansible.run_slots import MachineLoad, RunSlots, Sample, read_sample
 from rolloutd.ports import RunLoad
 
 

@@ -24,8 +24,7 @@ from rolloutd.adapters.kubernetes.budgets import BudgetWatch
 from rolloutd.adapters.kubernetes.cluster import Cluster
 from rolloutd.adapters.kubernetes.cluster_registry import ClusterRegistry
 from rolloutd.adapters.kubernetes.cordon import cordon_node, uncordon_node
-from rolloutd.adapters.kubernetes.drain import drain
-from rolloutd.adapters.kubernetes.eviction import EvictionBlocked, evict
+from rolloutd.adapters.kubernetes.drain import EvictionBlocked, drain, evict
 from rolloutd.adapters.kubernetes.inventory import KubernetesInventory
 from rolloutd.adapters.kubernetes.isolator import KubernetesIsolator
 from rolloutd.adapters.kubernetes.node_watch import NodeWatch

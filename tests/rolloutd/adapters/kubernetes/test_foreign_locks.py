@@ -16,8 +16,7 @@ from machines.model.node import NodeHealth, Observation
 from machines.scheduler.decide import explain_node
 from rolloutd.adapters.kubernetes.cluster import Cluster
 from rolloutd.adapters.kubernetes.inventory import KubernetesInventory
-from rolloutd.adapters.kubernetes.lease_watch import NO_END, LeaseWatch, parse_lease
-from rolloutd.adapters.kubernetes.node_watch import NodeWatch
+from rolloutd.adapters.kubernetes.node_watch import NO_END, LeaseWatch, NodeWatch, parse_lease
 from rolloutd.adapters.timers import SystemClock
 from tests.contracts.kubernetes.test_watch import WatchRecorder, watching
 from tests.machines.builders import T0, index_of, nodes_of, submit

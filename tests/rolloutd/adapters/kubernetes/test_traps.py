@@ -21,7 +21,7 @@ from rolloutd.adapters.kubernetes import list_watch
 from rolloutd.adapters.kubernetes.api_errors import ApiError, ClusterUnreachable
 from rolloutd.adapters.kubernetes.cluster import Cluster
 from rolloutd.adapters.kubernetes.cluster_registry import ClusterRegistry
-from rolloutd.adapters.kubernetes.eviction import Evicted, EvictionBlocked, evict
+from rolloutd.adapters.kubernetes.drain import Evicted, EvictionBlocked, evict
 from rolloutd.adapters.kubernetes.inventory import KubernetesInventory
 from rolloutd.adapters.kubernetes.isolator import MAX_BLOCKER_WATCHES, KubernetesIsolator
 from rolloutd.adapters.kubernetes.node_watch import NodeWatch

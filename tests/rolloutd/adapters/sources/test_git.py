@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rolloutd.adapters.sources import TreeStore, git, git_command
+from rolloutd.adapters.sources import TreeStore, git
 from rolloutd.adapters.sources.git import TrustedKeys
 from rolloutd.errors import Refused, SourceFailed
 from rolloutd.ports import PinnedSource
@@ -69,8 +69,7 @@ async def test_mirror_with_too_many_packs_is_made_again(
 async def test_oversized_transfer_fails_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (git, git_command):
-        monkeypatch.setattr(module, "MAX_PACK_BYTES", 64 * 1024)
+    monkeypatch.setattr(git, "MAX_PACK_BYTES", 64 * 1024)
     repository = Repository(tmp_path / "playbooks")
     repository.directory.joinpath("large").write_bytes(os.urandom(256 * 1024))
     repository.commit("site.yml", "one")

@@ -24,9 +24,12 @@ from machines.model.step_record import StepAction, StepState
 from machines.states import Phase, Trigger
 from rolloutd.adapters.playbook_steps import PlaybookCheck
 from rolloutd.engine.background import jobs
-from rolloutd.engine.background.checks_outside_attempts import RUN_INTERVAL_S, check_outside_attempt
+from rolloutd.engine.background.checks_outside_attempts import (
+    RECHECK_S,
+    RUN_INTERVAL_S,
+    check_outside_attempt,
+)
 from rolloutd.engine.background.jobs import CommandJobs
-from rolloutd.engine.background.soak_checks import RECHECK_S
 from rolloutd.engine.drivers.node_session import AdapterSet, NodeSession
 from rolloutd.ports import Check, Failed, Ok, StepContext, Unknown
 from tests.contracts.fakes.check import FakeCheck

@@ -9,13 +9,11 @@ from urllib.parse import quote
 import pytest
 
 from rolloutd.adapters.ssh.check import SshCheck
-from rolloutd.adapters.ssh.command import CommandIsolator
-from rolloutd.adapters.ssh.command_probe import CommandProbe
+from rolloutd.adapters.ssh.command import CommandIsolator, CommandProbe
 from rolloutd.adapters.ssh.shell import ShellResult
 from rolloutd.engine.background.checks_outside_attempts import check_outside_attempt
-from rolloutd.engine.drivers.isolation import Isolation
+from rolloutd.engine.drivers.isolation import Isolation, OtherAttempts
 from rolloutd.engine.drivers.node_session import AdapterSet, NodeSession
-from rolloutd.engine.drivers.other_attempts import OtherAttempts
 from rolloutd.engine.drivers.step_journal import StepJournal
 from rolloutd.engine.drivers.traffic_probes import probe_traffic
 from rolloutd.ports import Busy, Failed, Host, IsolationStatus, Ok, StepResult, Unknown
