@@ -107,8 +107,9 @@ MUTANTS = (
     Mutant(
         "values-of-failed-targets-not-compared",
         InventoryRefresher._compare_values,
-        "each in targets",
-        "each in targets and targets[each].phase.value == 'pending'",
+        "targets = index.targets_by_node(rollout)",
+        "targets = {name: each for name, each in index.targets_by_node(rollout).items()"
+        " if each.phase.value == 'pending'}",
     ),
     Mutant(
         "cluster-started-before-its-control-plane",
