@@ -8,14 +8,18 @@ otherwise, and each must come to its end with nothing forbidden.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any
 
+from machines.model.plan import GateName
+from rolloutd.commands import holds_and_freezes
 from tests.sim import plans
 from tests.sim.fault_plan import EffectOutcome, RunFate, ScriptedFaults
+from tests.sim.people import OLGA, SimUsers
 from tests.sim.random_streams import RandomStreams
+from tests.sim.random_user import vote_for_another_digest
 from tests.sim.scenario import Scenario, SimResult
 from tests.sim.sim_node import SimNode
 from tests.sim.simulation import Simulation
@@ -55,12 +59,16 @@ class SmallScenario:
     """When the daemon is killed; 0: never."""
     is_forged: bool = False
     """Whether somebody forges votes before each start of the daemon after the first."""
-    held_at: str = ""
-    """A line of the trace at which somebody holds the first node."""
+    asks: Mapping[str, Callable[[SimUsers], Coroutine[Any, Any, object]]] = field(default_factory=dict)
+    """What somebody asks the daemon for, at a line of the trace."""
     slow: str = ""
     """The effect whose answer is slow."""
     shows: str = ""
     """A line of the trace without which a quiet run proves nothing."""
+
+
+async def _hold(users: SimUsers, node: str) -> None:
+    await users.run_command(OLGA, "hold", lambda now: holds_and_freezes.hold(now, OLGA, node, "tests"))
 
 
 def _small_spec(**more: Any) -> dict[str, Any]:
@@ -161,11 +169,19 @@ SMALL = (
         _small_spec(isolate=[plans.CORDON]),
         {},
         stuck_s=60.0,
-        held_at="commit apply-busy:n1:isolate.0.kubernetes#1",
+        asks={"commit apply-busy:n1:isolate.0.kubernetes#1": lambda users: _hold(users, "n1")},
         slow="let go n1",
         shows="let go n1",
     ),
-    # Before anybody has voted.
+    SmallScenario(
+        "voted for another digest",
+        1,
+        _small_spec(),
+        {},
+        asks={
+            "commit RolloutOpened": lambda users: vote_for_another_digest(users, OLGA, "R1", GateName.START)
+        },
+    ),
     SmallScenario("forged", 1, _small_spec(), {}, crash_at_s=12.0, is_forged=True),
 )
 """Each on its own: what fails in one place only must not hide behind another."""
@@ -237,10 +253,10 @@ def _prepare(simulation: Simulation, small: SmallScenario, machines: Sequence[Si
         simulation.loop.call_from_world(120.0, lambda: setattr(machines[0], "traffic", False))
     if small.run_s:
         simulation.world.run_s = (small.run_s, small.run_s)
-    if small.held_at:
-        simulation.world.job_faults = None
-        hold = partial(simulation.loop.call_from_world, 0.0, partial(simulation.hold_node, "n1"))
-        simulation.world.triggers[small.held_at] = hold
+    for line, request in small.asks.items():
+        simulation.world.job_faults = None  # they would keep the node from being isolated again
+        ask = partial(simulation.loop.call_from_world, 0.0, partial(simulation.ask, request))
+        simulation.world.triggers[line] = ask
     if small.is_forged:
         simulation.forgery_probability = 1.0
     if small.crash_at_s:

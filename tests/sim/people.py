@@ -76,7 +76,12 @@ class SimUsers:
             return False
         task = daemon.run(self._commit_command(daemon.state, who, cause, command))
         await asyncio.wait({task}, timeout=ANSWER_TIMEOUT_S)
-        if not task.done() or task.exception() is not None or not task.result():
+        if not task.done():
+            return False
+        if isinstance(error := task.exception(), TypeError | AttributeError):
+            # A command whose parameters have changed would never be given again.
+            self.world.checker.report_violation(f"the simulation cannot ask for {cause}: {error!r}")
+        if error is not None or not task.result():
             return False
         self.world.coverage.count(f"user:{cause}")
         return True

@@ -88,26 +88,7 @@ class RandomUser:
         """Let a vote for another digest come from somewhere: an older version, a restored backup."""
         rollout, who = self._users.random_rollout(people, state), people.choice((SAM, OLGA))
         gate = people.choice(gates_of(state.index.rollout(rollout)))
-
-        def cast(now: State) -> Events:
-            failures = tuple(each.id for each in now.index.rollout(rollout).failures)
-            name = voting._unused_id(now.index.rollout(rollout))
-            wave = voting.resolve_wave(now, now.index.rollout(rollout), gate, None)
-            vote = Vote(
-                name,
-                gate,
-                "of another plan",
-                who.actor,
-                True,
-                "",
-                now.now(),
-                ("infra", "a", "b"),
-                wave,
-                failures,
-            )
-            return (VoteCast(rollout, vote),)
-
-        await self._users.run_command(who, "vote-of-old", cast)
+        await vote_for_another_digest(self._users, who, rollout, gate)
 
     async def _withdraw(self, people: random.Random, state: State) -> None:
         """Say something at a gate that waits, come to regret it, and take back what can be."""
@@ -342,6 +323,20 @@ class RandomUser:
         targets = sorted(state.index.targets(rollout), key=lambda t: t.node)
         failed = [t for t in targets if t.phase is Phase.FAILED] or targets
         await self._users.command_node(order, rollout, people.choice(failed).node)
+
+
+async def vote_for_another_digest(users: SimUsers, who: SimUser, rollout: str, gate: GateName) -> None:
+    """Let a yes for another digest be cast at a gate."""
+
+    def cast(now: State) -> Events:
+        failures = tuple(each.id for each in now.index.rollout(rollout).failures)
+        name = voting._unused_id(now.index.rollout(rollout))
+        wave = voting.resolve_wave(now.index.rollout(rollout), gate, None)
+        teams = ("infra", "a", "b")
+        vote = Vote(name, gate, "of another plan", who.actor, True, "", now.now(), teams, wave, failures)
+        return (VoteCast(rollout, vote),)
+
+    await users.run_command(who, "vote-of-old", cast)
 
 
 def _delete_rollout(now: State, rollout: str) -> Events:

@@ -14,7 +14,6 @@ from typing import Any
 
 from machines.facts.index import Index
 from machines.states import IN_FLIGHT_PHASES, Phase
-from rolloutd.commands import holds_and_freezes
 from rolloutd.engine.state import State
 from rolloutd.errors import AlreadyRunning, NotFound, StoreFailed
 from rolloutd.ports import GuardState
@@ -229,13 +228,9 @@ class Simulation:
         if daemon is not None:
             daemon.run(daemon.reload(settings))
 
-    def hold_node(self, node: str) -> None:
-        """Let somebody hold a node."""
-        self.loop.create_task(
-            self._users.run_command(
-                OLGA, "hold", lambda now: holds_and_freezes.hold(now, OLGA, node, "tests")
-            )
-        )
+    def ask(self, request: Callable[[SimUsers], Coroutine[Any, Any, object]]) -> None:
+        """Let somebody ask the daemon for something."""
+        self.loop.create_task(request(self._users))
 
     def newest_daemon(self) -> DaemonProcess | None:
         """Return the daemon that answers people now."""
