@@ -39,6 +39,8 @@ class BudgetJudge:
         report: Callable[[str], None],
     ) -> None:
         self._oracle, self._now, self._monotonic, self._report = oracle, now, monotonic, report
+        self.is_on = True
+        """Off in a large fleet: each look is over the pools of all isolating nodes."""
         self._isolating: set[Place] = set()
         self._over_since: dict[Place, float] = {}
         """Since when every isolating node of a pool of the place must give way (monotonic)."""
@@ -48,6 +50,8 @@ class BudgetJudge:
 
     def on_commit(self, events: Sequence[Event]) -> None:
         """Hear what was committed, after the oracle has."""
+        if not self.is_on:
+            return
         for event in events:
             if isinstance(event, PhaseMoved):
                 self._on_transition(event)

@@ -99,6 +99,7 @@ class Simulation:
         checker.nodes = checker.preparations.nodes = checker.cleaning.nodes = self.world.machines
         if judges_whole_fleet:
             checker.work.current_facts = self._current_facts
+        checker.budgets.is_on = judges_whole_fleet
         checker.outages.on_joined = lambda: self.coverage.count("train:joined")
         checker.on_settings(scenario.settings)
         limits = (source.params.get("workers") for source in scenario.settings.inventory)
