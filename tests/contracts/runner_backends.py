@@ -64,6 +64,18 @@ PLAYBOOKS = {
       ansible.builtin.command: "true"
       loop: [1, 2]
       when: item == 2
+    - name: of raw
+      ansible.builtin.raw: "true"
+    - name: of a condition
+      ansible.builtin.raw: "true"
+      when: false
+    - name: of hidden raw
+      ansible.builtin.raw: "true"
+      no_log: true
+    - name: of a hidden condition
+      ansible.builtin.copy: {content: "", dest: /nowhere}
+      no_log: true
+      when: false
 """,
     "defies.yml": """
 - hosts: all

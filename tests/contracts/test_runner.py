@@ -180,7 +180,9 @@ async def test_check_run_reports_and_changes_nothing(backend: RunnerBackend) -> 
 async def test_task_without_check_mode_is_unchecked(backend: RunnerBackend) -> None:
     found = await kinds_of(backend.runner(), backend.request("unchecked.yml", check_only=True))
     assert found["of each"] == "unchecked"
-    assert found.get("never here", "skipped") == "skipped"
+    assert {found.get(task, "unchecked") for task in ("of raw", "of hidden raw")} == {"unchecked"}
+    conditions = ("never here", "of a condition", "of a hidden condition")
+    assert {found.get(task, "skipped") for task in conditions} == {"skipped"}
 
 
 async def test_task_that_defies_check_mode_fails_run(backend: RunnerBackend) -> None:

@@ -51,6 +51,9 @@ _PLAYBOOK = {
 _CONDITION_KEYS = frozenset({"false_condition", "skip_reason", "skipped_reason"})
 """Keys of a result that a condition of the playbook skipped, not check mode."""
 
+_COMMANDS = frozenset({"command", "shell", "raw", "script", "expect"})
+"""Actions that check mode always skips."""
+
 _OUTPUTS = ("stderr", "module_stderr", "stdout", "module_stdout")
 """Where the reason of a failure is: with a terminal, ssh has one stream, so it may be in the last one."""
 
@@ -156,7 +159,8 @@ def to_event(event: Mapping[str, JSON], *, check_only: bool) -> dict[str, JSON] 
         return {**common, "kind": _PLAYBOOK[name], **_playbook_fields(name, fields)}
     given = fields.get("res")
     result: Mapping[str, JSON] = given if isinstance(given, dict) else {}
-    if check_only and name in ("runner_on_skipped", "runner_item_on_skipped") and _is_unchecked(result):
+    is_skipped = name in ("runner_on_skipped", "runner_item_on_skipped")
+    if check_only and is_skipped and _is_unchecked(fields, result):
         kind = "unchecked"
     elif name in _RESULTS:
         kind = _RESULTS[name]
@@ -198,9 +202,15 @@ def _stats(fields: Mapping[str, JSON]) -> dict[str, dict[str, int]]:
     return counts
 
 
-def _is_unchecked(result: Mapping[str, JSON]) -> bool:
-    """Return whether check mode skipped a task that no condition skipped."""
-    return bool(result.get("skipped")) and not _CONDITION_KEYS & result.keys()
+def _is_unchecked(fields: Mapping[str, JSON], result: Mapping[str, JSON]) -> bool:
+    """Return whether check mode skipped a task, or an item of its loop, that no condition skipped.
+
+    Ansible removes `skipped` from the result of a task.  A result that `no_log` hides does not say what
+    skipped it: it counts as skipped by a condition, but for commands.  Items of a loop have their own events.
+    """
+    if "censored" in result:
+        return str(fields.get("task_action")).rsplit(".", 1)[-1] in _COMMANDS
+    return not result.get("results") and not _CONDITION_KEYS & result.keys()
 
 
 def _result_text(result: Mapping[str, JSON], *, has_failed: bool) -> str:

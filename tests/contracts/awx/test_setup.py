@@ -12,10 +12,11 @@ from aiohttp import web
 
 from machines.model.rollout import FailureCode
 from rolloutd.adapters.awx import http
+from rolloutd.adapters.awx.events import to_event
 from rolloutd.adapters.awx.tree import PlaybookTasks
 from rolloutd.contracts.runner import Work
 from rolloutd.errors import RunnerUnavailable
-from rolloutd.ports import Failed, Ok, PinnedSource, RunRequest, wait_for_end
+from rolloutd.ports import JSON, Failed, Ok, PinnedSource, RunRequest, wait_for_end
 from tests.contracts.awx.backend import PIN, AwxBackend, open_scripted
 from tests.contracts.awx.test_faults import WHOLE, only_job, started
 from tests.support.awx_rights import REQUESTS
@@ -229,3 +230,23 @@ async def test_preflight_names_each_problem(awx: AwxBackend) -> None:
     awx.fake.is_cut_off = True
     (problem,) = await awx.open_runner().find_missing_prerequisites()
     assert "its answer was cut off" in problem
+
+
+HIDDEN = {"changed": False, "censored": "hidden"}
+
+
+@pytest.mark.parametrize(
+    ("action", "result", "kind"),
+    [
+        ("raw", {"changed": False, "msg": "does not support check mode"}, "unchecked"),
+        ("ansible.builtin.shell", HIDDEN, "unchecked"),
+        ("copy", HIDDEN, "skipped"),
+        ("raw", {"changed": False, "false_condition": "false"}, "skipped"),
+        ("raw", {"changed": False, "results": [{"skipped": True}]}, "skipped"),
+    ],
+)
+def test_task_that_check_mode_skipped_is_unchecked(action: str, result: dict[str, JSON], kind: str) -> None:
+    data = {"task": "t", "task_action": action, "host": "n1", "res": result}
+    event = to_event({"event": "runner_on_skipped", "event_data": data}, check_only=True)
+    assert event is not None
+    assert event["kind"] == kind

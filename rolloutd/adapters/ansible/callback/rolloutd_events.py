@@ -127,7 +127,7 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]  # ansible has no type
 
     def v2_runner_on_ok(self, result: Any) -> None:
         """Record the task; in check mode, a loop may have items that did not say what they would change."""
-        if _is_unchecked(result.result):
+        if _is_unchecked(result.task, result.result):
             self._finish_task(result, "unchecked")
         self._finish_task(result, "changed" if result.is_changed() else "ok")
 
@@ -136,7 +136,8 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]  # ansible has no type
         self._finish_task(result, "ignored" if ignore_errors else "failed")
 
     def v2_runner_on_skipped(self, result: Any) -> None:
-        self._finish_task(result, "unchecked" if _is_unchecked(result.result) else "skipped")
+        is_unchecked = _is_unchecked(result.task, result.result, is_skipped=True)
+        self._finish_task(result, "unchecked" if is_unchecked else "skipped")
 
     def v2_runner_on_unreachable(self, result: Any) -> None:
         self._finish_task(
@@ -291,16 +292,25 @@ def _defies_check_mode(task: Any) -> bool:
     return _in_check_mode() and task.check_mode is not True and task.changed_when != [False]
 
 
-def _is_unchecked(fields: Any) -> bool:
-    """Return whether check mode skipped a task, or an item of its loop, that no condition skipped."""
+def _is_unchecked(task: Any, fields: Any, *, is_skipped: bool = False) -> bool:
+    """Return whether check mode skipped a task, or an item of its loop, that no condition skipped.
+
+    Ansible removes `skipped` from the result of a task; the items of a loop keep it.  A result that `no_log`
+    hides does not say what skipped it: a task with a condition counts as skipped by that, but for commands.
+    """
     if not _in_check_mode():
         return False
+    if "censored" in fields:
+        return is_skipped and (not task.when or task.action.rsplit(".", 1)[-1] in _COMMANDS)
     items = fields.get("results")
     each_item = [item for item in items if isinstance(item, dict)] if isinstance(items, list) else []
-    return any(
-        bool(each.get("skipped")) and not _CONDITION_KEYS & each.keys() for each in each_item or [fields]
-    )
+    if not each_item:
+        return is_skipped and not _CONDITION_KEYS & fields.keys()
+    return any(bool(item.get("skipped")) and not _CONDITION_KEYS & item.keys() for item in each_item)
 
+
+_COMMANDS = frozenset({"command", "shell", "raw", "script", "expect"})
+"""Actions that check mode always skips."""
 
 _CONDITION_KEYS = frozenset({"false_condition", "skip_reason", "skipped_reason"})
 """Keys of a result that a condition of the playbook skipped, not check mode."""
