@@ -379,7 +379,7 @@ class Projection(Records):
             preparations.place(target, self._nodes.get(node))
         # A shorter expected time may let waiting nodes fit into their window.  Without windows each end of a
         # node would have the next decision try all groups again.
-        has_windows = self._rollouts[rollout].plan.windows or self.team_rules
+        has_windows = self._rollouts[rollout].plan.windows or self.team_rules or self.limits.team_windows
         if has_windows and self.expected_s(rollout) < expected:
             self.pending_groups.mark_rollout(rollout)
         (self._needing_driver.add if target.needs_driver else self._needing_driver.discard)((rollout, node))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from zoneinfo import ZoneInfo
 
+import pytest
+
 from machines.facts.projection import Projection
 from machines.model.decision import AbortIsolation, Admit, CheckIfCurrent, EndRollout
 from machines.model.events import (
@@ -155,11 +157,14 @@ def test_a_teams_windows_tighten_the_plans() -> None:
     assert "team a's windows are closed" in describe(explain_node(index, "R", "n1", T0))
 
 
-def test_how_long_a_node_takes_is_learned_from_this_rollout() -> None:
-    index = index_of(NODES)
-    submit(index, windows=(MORNING,), expected_s=50 * 60.0)
+@pytest.mark.parametrize("owner", ["plan", "team"])
+def test_how_long_a_node_takes_is_learned_from_this_rollout(owner: str) -> None:
+    index = index_of(NODES, Limits(team_windows=dict.fromkeys("ab", (MORNING,)) if owner == "team" else {}))
+    submit(index, windows=(MORNING,) if owner == "plan" else (), expected_s=50 * 60.0)
     now = T0 + 20 * 60.0
     observe_up(index, now)
+    decision = decide(index, now)
+    index.record_backoffs(decision.backoffs)
     assert explain_node(index, "R", "n1", now).code == "window-too-short"
     admit(index, "n3", at=T0)
     transition(index, "n3", Trigger.ISOLATED, at=T0)
