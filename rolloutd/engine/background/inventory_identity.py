@@ -91,7 +91,8 @@ def _settled(
     names, ids = set(doubtful), set[str]()
     while others or names:
         names.update(node.name for node in others)
-        ids.update(node.id for node in others if node.id)
+        # An id that was taken from clones counts too: it is the id of the one that keeps it alone.
+        ids.update(each for node in others if (each := node.id or own_id(node)))
         others = [node for node in settled if node.name in names or node.id in ids]
         if not others:
             break

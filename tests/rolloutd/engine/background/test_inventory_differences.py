@@ -15,9 +15,9 @@ from machines.model.node import Node, NodeKind
 from machines.model.selector import parse_selector
 from rolloutd.engine.background import inventory_comparison
 from rolloutd.engine.background.inventory_comparison import FleetAnswers, FleetChange, compare_fleet
-from rolloutd.engine.background.inventory_conflicts import reconcile
+from rolloutd.engine.background.inventory_conflicts import id_key, reconcile
 from rolloutd.engine.background.inventory_differences import ComparedInventory
-from rolloutd.engine.background.inventory_identity import with_known_names
+from rolloutd.engine.background.inventory_identity import own_id, with_known_names
 from rolloutd.engine.background.inventory_refresh import InventoryRefresher
 from rolloutd.ports import JSON, DiscoveredNode
 from tests.rolloutd.control_environment import control_environment
@@ -49,10 +49,12 @@ RECORD = st.builds(
     id=st.sampled_from(("", "", "uid/1", "uid/2")),
 )
 EDIT = st.tuples(
-    st.sampled_from(tuple(KINDS)), st.integers(0, SLOTS - 1), st.none() | st.just("again") | RECORD
+    st.sampled_from(tuple(KINDS)),
+    st.integers(0, SLOTS - 1),
+    st.none() | st.sampled_from(("again", "invalid", "invalid")) | RECORD,
 )
 WRITES = ("all", "all", "none", "no removals", "no nodes", "unpin", "forget a source")
-STEP = st.tuples(st.lists(EDIT, max_size=4), st.sampled_from(WRITES), st.booleans())
+STEP = st.tuples(st.lists(EDIT, max_size=4), st.sampled_from(WRITES), st.booleans(), st.booleans())
 
 
 class Fleet:
@@ -60,30 +62,62 @@ class Fleet:
 
     def __init__(self) -> None:
         self.slots: dict[str, dict[int, DiscoveredNode]] = {source: {} for source in KINDS}
+        self.invalid: set[tuple[str, int]] = set()
         self.answers: dict[str, Sequence[DiscoveredNode] | None] = dict.fromkeys(KINDS)
+        self.canonical_names: Mapping[tuple[str, str], str] = {}
         self.known: dict[str, Node] = {}
         self.connections: dict[str, Mapping[str, Any]] = {}
         self.now = 0.0
 
     def edit(self, source: str, slot: int, record: DiscoveredNode | str | None) -> None:
         slots = self.slots[source]
+        if record == "invalid":
+            self.invalid.add((source, slot))
+            return
+        self.invalid.discard((source, slot))
         if isinstance(record, DiscoveredNode):
-            slots[slot] = replace(record, source=source, kind=KINDS[source])
+            own = record.id or own_id(record)  # as a reader gives it
+            slots[slot] = replace(record, source=source, kind=KINDS[source], id=own)
         elif record is None:
             slots.pop(slot, None)
         elif slot in slots:
             slots[slot] = replace(slots[slot])  # the source says the same in another object
 
-    def answer(self, source: str, *, is_reversed: bool) -> None:
+    def answer(self, source: str, *, is_reversed: bool, is_accepted: bool) -> None:
         """Let a source answer; its nodes get the names that a pass over all of them gives."""
-        reported = list(self.slots[source].values())
+        slots = self.slots[source]
+        reported = [record for slot, record in slots.items() if (source, slot) not in self.invalid]
         if is_reversed:
             reported.reverse()
-        before = self.answers[source] or ()
-        nodes = with_known_names(reported, before, {})
-        copies = [replace(each) for each in reported]
-        assert by_name(nodes) == by_name(with_known_names(copies, [replace(each) for each in before], {}))
+        invalid = {
+            record.name: "not valid" for slot, record in slots.items() if (source, slot) in self.invalid
+        }
+        answered = self.answers[source] or ()
+        before = [*answered, *self.removed_in_flight(source)]
+        accepted = {
+            node.name: frozenset(node.conflicts.values())
+            for node in answered
+            if is_accepted and node.conflicts
+        }
+        nodes = with_known_names(reported, before, invalid, accepted)
+        copies = [replace(each) for each in reported], [replace(each) for each in before]
+        assert by_name(nodes) == by_name(with_known_names(*copies, invalid, accepted))
         self.answers[source] = nodes
+
+    def removed_in_flight(self, source: str) -> Sequence[DiscoveredNode]:
+        """Return what the fleet still has of a source alone that its answer has not."""
+        names = {
+            self.canonical_names.get((source, node.name), node.name) for node in self.answers[source] or ()
+        }
+        return [
+            DiscoveredNode(
+                *(node.name, source, node.kind, node.labels),
+                self.connections.get(node.name, {}),
+                node.identity.get(id_key(source), ""),
+            )
+            for node in self.known.values()
+            if node.name not in names and node.sources == (source,)
+        ]
 
     def compare(self, last: ComparedInventory) -> FleetChange:
         expectations = {"ams": {"hosts": parse_selector("rack=r1")}}
@@ -154,14 +188,15 @@ def found(change: FleetChange) -> dict[str, Any]:
 @given(st.lists(STEP, min_size=1, max_size=8))
 def test_difference_gives_what_whole_pass_gives(steps: list[Any]) -> None:
     fleet, last = Fleet(), ComparedInventory()
-    for edits, how, is_reversed in steps:
+    for edits, how, is_reversed, is_accepted in steps:
         fleet.now += 1.0
         for edit in edits:
             fleet.edit(*edit)
         for source in {edit[0] for edit in edits}:
-            fleet.answer(source, is_reversed=is_reversed)
+            fleet.answer(source, is_reversed=is_reversed, is_accepted=is_accepted)
         change = fleet.compare(last)
         assert found(change) == found(fleet.compare(ComparedInventory()))
+        fleet.canonical_names = change.canonical_names
         last = fleet.write(change, how)
 
 

@@ -142,6 +142,20 @@ def test_source_without_ids_knows_machines(key: str) -> None:
     assert [(each.name, each.conflicts) for each in clones] == [("a", {}), ("b", {})]
 
 
+def test_former_clone_is_no_replaced_object() -> None:
+    def node(name: str, value: str) -> DiscoveredNode:
+        return DiscoveredNode(name, "hosts", connection={MACHINE_ID: value}, id=f"{MACHINE_ID}/{value}")
+
+    first = node("d", "m2")
+    clones = with_known_names([first, node("e", "m2")], [], {})
+    alone = with_known_names([first], clones, {"e": "its address is none"})
+    both = with_known_names([first, node("e", "m3")], alone, {})
+    assert [(each.name, each.id, each.conflicts) for each in both] == [
+        ("d", f"{MACHINE_ID}/m2", {}),
+        ("e", f"{MACHINE_ID}/m3", {}),
+    ]
+
+
 def test_provider_id_that_comes_later_is_no_replacement() -> None:
     machine = {MACHINE_ID: "m1"}
     before = with_known_names([DiscoveredNode("a", "k", connection=machine)], [], {})
