@@ -110,7 +110,12 @@ class InventoryRefresher:
             event = InventoryAccepted(source, len(held.removed), actor, reason, self._state.now())
             # The audit first: no answer takes effect without a record of who accepted it.
             await self._state.commit([event], actor=actor, cause=f"inventory accept: {reason}")
-            await reader.accept()
+            if not await reader.accept(held):
+                # Its new answer may remove other nodes than the audit names.
+                problem = (
+                    f"{source}: it has answered again meanwhile; read rolloutctl inventory and accept again"
+                )
+                raise Refused("not-held", problem)
         await self._commit_results()
 
     async def pin_identity(self, node: str, actor: Actor, reason: str) -> None:

@@ -118,12 +118,16 @@ class SourceReader:
     def clear_error(self) -> None:
         self.status.error, self.status.failing_since = "", None
 
-    async def accept(self) -> None:
-        """Let the held answer take effect, if there is one."""
-        while self.status.held is not None and (answer := self._held_answer) is not None:
-            judged = await self._judge(answer)
-            if answer is self._held_answer:  # the source has given no other one meanwhile
-                self._set_answer(answer, judged, self.status.held.at)
+    async def accept(self, held: HeldAnswer) -> bool:
+        """Let a held answer take effect unless the source has answered since; return whether it did."""
+        answer = self._held_answer
+        if answer is None or held is not self.status.held:
+            return False
+        judged = await self._judge(answer)
+        if held is not self.status.held:
+            return False
+        self._set_answer(answer, judged, held.at)
+        return True
 
     async def accept_node(self, name: str) -> None:
         """Let the source's present name and id of a node count, in this answer or in the next one."""

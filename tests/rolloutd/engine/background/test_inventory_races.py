@@ -1,0 +1,53 @@
+"""Answers of a source that come while an admin accepts an earlier one."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from machines.model.trust_events import InventoryAccepted
+from rolloutd.engine.background.inventory_refresh import InventoryRefresher
+from rolloutd.errors import Refused
+from tests.rolloutd.control_environment import control_environment
+from tests.rolloutd.engine.background.test_inventory_trust import ADAM, ALL, Source, fleet
+
+
+def during_next_call(owner: Any, method: str, act: Callable[[], Awaitable[None]]) -> None:
+    """Let something happen once, between the end of the next call of a method and its answer."""
+    call = getattr(owner, method)
+
+    async def called(*args: Any) -> Any:
+        delattr(owner, method)
+        answer = await call(*args)
+        await act()
+        return answer
+
+    setattr(owner, method, called)
+
+
+@pytest.mark.parametrize("count", [2, 18], ids=["held too", "takes effect"])
+async def test_answer_given_during_accept_is_not_accepted(tmp_path: Path, count: int) -> None:
+    async with control_environment(tmp_path) as inside:
+        hosts = Source("hosts", ALL | fleet(20))
+        refresher = InventoryRefresher(inside.state, [hosts])
+        await refresher.refresh()
+        hosts.nodes = ALL | fleet(10)
+        await refresher.refresh()
+        hosts.nodes = ALL | fleet(count)
+        reader = refresher._readers["hosts"]
+        during_next_call(reader, "_judge", reader.query)
+        with pytest.raises(Refused, match="hosts: it has answered again meanwhile; read"):
+            await refresher.accept("hosts", ADAM, "ten are scrapped")
+        await refresher.refresh()
+        known = len(ALL) + (20 if count == 2 else count)
+        assert len(inside.state.index.nodes) == known
+        held = inside.state.sources["hosts"].held
+        assert (held is None) == (count == 18)
+        if held is not None:
+            await refresher.accept("hosts", ADAM, "eighteen are scrapped")
+            assert len(inside.state.index.nodes) == len(ALL) + count
+            entries = await inside.state.store.read_audit(event=InventoryAccepted.__name__)
+            assert sorted('"removed":18' in entry.text for entry in entries) == [False, True]
