@@ -72,7 +72,7 @@ class SourceReader:
         self._gives_templates = isinstance(inventory, ports.GivesTemplates)
         self._answer: _Answer | None = None
         self._held_answer: _Answer | None = None
-        self._accepted: dict[str, frozenset[str]] = {}
+        self._accepted: Mapping[str, frozenset[str]] = {}
         self._stored: Sequence[ports.DiscoveredNode] = ()
         """The answer that the store has, with what the store lacks of it."""
         self._stored_at = 0.0
@@ -134,7 +134,7 @@ class SourceReader:
         known = next((node for node in self.nodes or () if node.name == name), None)
         if known is None:
             return
-        self._accepted[name] = frozenset(known.conflicts.values())
+        self._accepted = {**self._accepted, name: frozenset(known.conflicts.values())}
         answer, at = self._answer, self.status.refreshed_at
         if answer is not None and at is not None and self.status.held is None:
             judged = await self._judge(answer)
@@ -235,7 +235,12 @@ class SourceReader:
         return replace(node, connection=ports.without_templates(node.connection))
 
     async def _take(self, answer: _Answer) -> None:
-        judged = await self._judge(answer)
+        while True:
+            nodes, accepted = self.nodes, self._accepted
+            judged = await self._judge(answer)
+            # If an admin accepted something meanwhile, this judgement would undo it.
+            if nodes is self.nodes and accepted is self._accepted:
+                break
         held = judged.held
         if held is None:
             self._set_answer(answer, judged, self._state.now())

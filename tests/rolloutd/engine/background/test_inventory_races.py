@@ -12,6 +12,7 @@ from machines.model.trust_events import InventoryAccepted
 from rolloutd.engine.background.inventory_refresh import InventoryRefresher
 from rolloutd.errors import Refused
 from tests.rolloutd.control_environment import control_environment
+from tests.rolloutd.engine.background.test_inventory_identity import FLEET, P1, ObjectSource
 from tests.rolloutd.engine.background.test_inventory_trust import ADAM, ALL, Source, fleet
 
 
@@ -51,3 +52,17 @@ async def test_answer_given_during_accept_is_not_accepted(tmp_path: Path, count:
             assert len(inside.state.index.nodes) == len(ALL) + count
             entries = await inside.state.store.read_audit(event=InventoryAccepted.__name__)
             assert sorted('"removed":18' in entry.text for entry in entries) == [False, True]
+
+
+async def test_answer_judged_during_pin_keeps_accepted_name(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        netbox = ObjectSource(dict(FLEET))
+        refresher = InventoryRefresher(inside.state, [netbox])
+        await refresher.refresh()
+        netbox.names[P1] = "z1"
+        await refresher.refresh()
+        reader = refresher._readers["netbox"]
+        during_next_call(reader, "_judge", lambda: refresher.pin_identity("p1", ADAM, "renamed"))
+        await refresher.refresh()
+        assert set(inside.state.index.nodes) == {"z1", *ALL} - {"p1"}
+        assert not inside.state.index.nodes["z1"].conflicts
