@@ -78,7 +78,8 @@ class FleetChange:
 
     `compared` has what was found of all nodes, `rejected` all problems by source, and `canonical_names` the
     fleet's names by source and the name that the source has now.  `final` are the nodes that the next
-    comparison need not judge again once they are written.
+    comparison need not judge again once they are written.  `renamed` are the accepted new names in the
+    answers, by source and the name before.
     """
 
     compared: ComparedInventory
@@ -89,6 +90,7 @@ class FleetChange:
     removed: list[str] = field(default_factory=list)
     connections: dict[str, Mapping[str, JSON]] = field(default_factory=dict)
     final: Set[str] = frozenset()
+    renamed: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
 def compare_fleet(answers: FleetAnswers, last: ComparedInventory) -> FleetChange:

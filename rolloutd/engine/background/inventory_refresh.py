@@ -224,8 +224,11 @@ class InventoryRefresher:
             self._state.now(),
             self._state.redaction_key,
         )
+        # With their answers: a query may give others at any time.
+        renamed = {name: reader.renamed for name, reader in self._readers.items()}
         # In a thread; nodes and variables change only under the lock that is held here.
         change = await compute_over(answers.size, compare_fleet, answers, self._compared)
+        change.renamed = renamed
         self._compared, self._state.reports = change.compared, change.compared.reports
         for reader in self._readers.values():
             reader.fleet_names = change.compared.canonical_names
@@ -247,8 +250,9 @@ class InventoryRefresher:
         # In the same commit: after a crash a renamed node would be a new one to its rollouts.
         events += self._renamed_targets(change, events)
         await commit(events, "inventory refreshed")
-        for reader in self._readers.values():
-            reader.renamed = {}
+        for name, renamed in change.renamed.items():
+            reader = self._readers[name]
+            reader.renamed = dict(reader.renamed.items() - renamed.items())
         self._state.connections.change(change.connections, removed)
         self._compared = change.compared.after_write(change.changed, change.final - self._deferred_moves)
         self._accepted_removals.difference_update(removed)
@@ -309,8 +313,8 @@ class InventoryRefresher:
     def _renamed_targets(self, change: FleetChange, events: Sequence[Event]) -> Iterable[Event]:
         """Return the targets of the nodes whose new names an admin has accepted since the last commit."""
         new, old_names = {node.name for node in change.changed} - self._state.index.nodes.keys(), {}
-        for name, reader in self._readers.items():
-            for old, own_name in reader.renamed.items():
+        for name, renamed in change.renamed.items():
+            for old, own_name in renamed.items():
                 fleet_name = change.compared.canonical_names.get((name, own_name), own_name)
                 if fleet_name in new and old in change.removed:
                     old_names[fleet_name] = old

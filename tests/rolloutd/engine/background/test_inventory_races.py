@@ -20,9 +20,9 @@ def during_next_call(owner: Any, method: str, act: Callable[[], Awaitable[None]]
     """Let something happen once, between the end of the next call of a method and its answer."""
     call = getattr(owner, method)
 
-    async def called(*args: Any) -> Any:
+    async def called(*args: Any, **named: Any) -> Any:
         delattr(owner, method)
-        answer = await call(*args)
+        answer = await call(*args, **named)
         await act()
         return answer
 
@@ -66,3 +66,31 @@ async def test_answer_judged_during_pin_keeps_accepted_name(tmp_path: Path) -> N
         await refresher.refresh()
         assert set(inside.state.index.nodes) == {"z1", *ALL} - {"p1"}
         assert not inside.state.index.nodes["z1"].conflicts
+
+
+@pytest.mark.parametrize("during", ["comparison", "write"])
+async def test_rename_that_commit_lacks_waits_for_next(tmp_path: Path, during: str) -> None:
+    async with control_environment(tmp_path) as inside:
+        netbox, other = ObjectSource(dict(FLEET)), Source("other", {"p2": ALL["p2"]})
+        refresher = InventoryRefresher(inside.state, [netbox, other])
+        await refresher.refresh()
+        rollout = await inside.start()
+        before = inside.state.index.target(rollout, "p1")
+        netbox.names[P1] = "z1"
+        await refresher.refresh()
+        # The name is accepted while an answer is held, so it counts in the next answer.
+        netbox.names = {P1: "z1"}
+        await refresher.refresh()
+        await refresher.pin_identity("p1", ADAM, "renamed")
+        netbox.names = FLEET | {P1: "z1"}
+        other.nodes = {"p2": ALL["p2"], "a0": ALL["p2"]}
+        query = refresher._readers["netbox"].query
+        if during == "comparison":
+            during_next_call(refresher, "_compare", query)
+        else:
+            during_next_call(inside.state.store, "commit", query)
+        await refresher.refresh("other")
+        await refresher.refresh()
+        assert set(inside.state.index.nodes) == {"a0", "z1", *ALL} - {"p1"}
+        target = inside.state.index.target(rollout, "z1")
+        assert (target.wave, target.position, target.joined) == (before.wave, before.position, False)
