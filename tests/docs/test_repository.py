@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import shutil
 import subprocess
 import tomllib
 from pathlib import Path
@@ -89,3 +90,19 @@ def test_nothing_generated_is_tracked() -> None:
     if listed.returncode:
         pytest.skip("not a git checkout")
     assert not re.search(r"__pycache__|\.egg-info|^build/|^\.venv", listed.stdout, re.MULTILINE)
+
+
+def test_ci_ends_without_its_packages(tmp_path: Path) -> None:
+    """They are installed beside the virtualenv, and a bare `wait` forgets how that ended."""
+    (tmp_path / ".ci").mkdir()
+    shutil.copy(ROOT / ".ci" / "run", tmp_path / ".ci")
+    packages, make = tmp_path / ".ci" / "packages", tmp_path / "make"
+    packages.write_text('#!/bin/sh\n[ "$1" = venv ] || [ "$1" = --try ]\n')
+    make.write_text(f'#!/bin/sh\necho "$*" >> {tmp_path}/made\n')
+    packages.chmod(0o755)
+    make.chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    done = subprocess.run([tmp_path / ".ci" / "run"], env=environment, capture_output=True, text=True)
+    assert done.returncode == 1, done.stderr
+    assert "CI needs these packages" in done.stderr
+    assert (tmp_path / "made").read_text() == ".venv-dev/installed\n"
