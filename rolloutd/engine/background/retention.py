@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from machines.model.events import ConfigurationPruned, RecordsPruned, RunOutputPruned
 from machines.model.timefmt import format_duration
 from machines.rules import retention
+from rolloutd.concurrency import garbage
 from rolloutd.engine.background.audit_export import AuditExporter
 from rolloutd.engine.state import State
 from rolloutd.engine.tasks import Wakeup
@@ -42,6 +43,9 @@ FORGOTTEN_AFTER_S = 86_400.0
 DOCUMENTS_INTERVAL_S = 86_400.0
 """Interval between two removals of documents: the store compares them with all targets, while writes wait."""
 
+MEMORY_INTERVAL_S = 86_400.0
+"""Interval between two full passes of the garbage collector, for what large computations leave."""
+
 MIN_TREE_AGE_S = 3600.0
 """Minimum age of a tree: a younger one may belong to a plan that is being submitted."""
 
@@ -63,6 +67,7 @@ class RetentionCleaner:
         self._wakeup = Wakeup()
         self._removed_count = 0
         self._documents_removed_at = float("-inf")
+        self._memory_collected_at = state.now()
         self.wake_up = self._wakeup.trigger
 
     async def run(self) -> None:
@@ -87,6 +92,14 @@ class RetentionCleaner:
         while await self._state.store.release_space():
             await self._pause_between_batches()
         self._state.stored_volume = await self._state.store.measure(self._state.now())
+        self._collect_memory()
+
+    def _collect_memory(self) -> None:
+        """Collect all cycles once a day, while no node's deadline could wait for it."""
+        now = self._state.now()
+        if now - self._memory_collected_at >= MEMORY_INTERVAL_S and not self._state.index.in_flight():
+            self._memory_collected_at = now
+            garbage.collect_all()
 
     async def _forget_closed(self, rollouts: Sequence[RolloutRecord]) -> None:
         """Drop rollouts that closed long ago from memory, as a restart does; the store has them."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,10 @@ import pytest
 
 from rolloutd import __main__ as daemon
 from rolloutd.concurrency import garbage
+
+
+class Cycle:
+    itself: Cycle
 
 
 @pytest.fixture(autouse=True)
@@ -25,6 +30,20 @@ def test_large_computation_leaves_nothing_to_examine() -> None:
     with garbage.uncollected():
         made = [[number] for number in range(2 * garbage.THRESHOLDS[0])]
     assert not [each for each in gc.get_objects() if each is made[0] or each is made[-1]]
+
+
+def test_cycle_made_beside_large_computation_is_collected_later() -> None:
+    with garbage.uncollected():
+        cycle = Cycle()
+        cycle.itself = cycle
+        made = [[number] for number in range(2 * garbage.THRESHOLDS[0])]
+    left = weakref.ref(cycle)
+    del cycle
+    gc.collect()
+    assert left() is not None
+    garbage.collect_all()
+    assert left() is None
+    assert not [each for each in gc.get_objects() if each is made[0]]
 
 
 def test_small_computation_leaves_its_objects_to_the_collector() -> None:

@@ -20,7 +20,8 @@ from machines.model.events import (
 )
 from machines.model.rollout import Actor, ActorKind
 from machines.model.step_record import StepAction, StepRecord, StepState
-from machines.states import Phase
+from machines.states import Outcome, Phase, Trigger
+from rolloutd.concurrency import garbage
 from rolloutd.engine.background import retention
 from rolloutd.engine.background.audit_export import AuditExporter
 from rolloutd.engine.background.retention import BATCH_SIZE, RetentionCleaner
@@ -119,6 +120,28 @@ async def test_closed_rollout_leaves_memory_after_a_day(tmp_path: Path) -> None:
         assert rollout not in made.inside.state.index.rollouts
         shown = await made.inside.request("nora", "get", f"/v1/rollouts/{rollout}")
         assert shown["state"] == "cancelled"
+
+
+async def test_memory_is_collected_daily_while_no_node_is_in_flight(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passes: list[int] = []
+    monkeypatch.setattr(garbage, "collect_all", lambda: passes.append(1))
+    async with disk(tmp_path) as made:
+        await made.after(0)
+        assert passes == []
+        rollout = await made.inside.start()
+        await made.inside.transition(rollout, "p1", Trigger.ADMITTED)
+        await made.after(2)
+        assert passes == []
+        await made.inside.transition(rollout, "p1", Trigger.ISOLATED)
+        await made.inside.transition(rollout, "p1", Trigger.MAINTAINED)
+        await made.inside.transition(rollout, "p1", Trigger.VERIFIED, outcome=Outcome.CHANGED)
+        await made.after(0)
+        await made.after(0.5)
+        assert passes == [1]
+        await made.after(0.5)
+        assert passes == [1, 1]
 
 
 async def test_output_of_steps_goes_with_that_of_runs(tmp_path: Path) -> None:
