@@ -155,13 +155,12 @@ def _run_backup(settings: Settings, options: argparse.Namespace) -> int:
 
 
 def _run_restore(settings: Settings, options: argparse.Namespace) -> int:
-    from rolloutd.adapters.ansible import forgotten_runs
+    from rolloutd.admin.forgotten_runs import FORGOTTEN, set_aside
     from rolloutd.store import restore
 
     _require_file(settings)
-    result = restore(settings.state_dir, options.file)
-    suffix, runs_dir = f"forgotten-{result.epoch}", settings.state_dir / "runs"
-    forgotten = forgotten_runs.set_aside(runs_dir, known=result.handles, since=result.ends_at, suffix=suffix)
+    result = restore(settings.state_dir, options.file, set_aside)
+    forgotten = result.forgotten_runs
     if options.json:
         kept = None if result.previous_database is None else str(result.previous_database)
         sys.stdout.write(
@@ -187,7 +186,7 @@ def _run_restore(settings: Settings, options: argparse.Namespace) -> int:
     if forgotten:
         _write_stderr(
             f"{pluralize(forgotten, 'run')} after the backup: not known, so begun again when the rollouts"
-            f" continue; their output: {runs_dir}/*.{suffix}"
+            f" continue; their output: {settings.state_dir}/runs/*{FORGOTTEN}{result.epoch}"
         )
     _write_stderr("the playbooks' trees do not come with it: `rolloutctl doctor` says whether any is missing")
     return EXIT_OK

@@ -64,6 +64,14 @@ class RunRecord:
         if self.result is None:
             draft.replace(self.directory.path / "result")
 
+    @property
+    def is_forgotten(self) -> bool:
+        """Whether a restored database does not know the run, which may begin again."""
+        return (self.directory.path / "forgotten").exists()
+
+    def forget(self) -> None:
+        (self.directory.path / "forgotten").touch(mode=0o600)
+
     def append(self, lines: Mapping[int, Mapping[str, Any]]) -> None:
         """Append the events that are new, each once and in order; a gap is an event too."""
         if self.last_line < 0:
@@ -87,10 +95,12 @@ class RunRecord:
         )
 
     def remove(self) -> None:
-        for path in self.directory.path.glob("*"):
+        # The mark last: without it, what a kill leaves would be a result.
+        for path in sorted(self.directory.path.glob("*"), key=lambda each: each.name == "forgotten"):
             path.unlink(missing_ok=True)
         if self.exists:
             self.directory.path.rmdir()
+        self.last_line = -1
 
     def artifact(self) -> Artifact:
         modified_at = self.directory.path.stat().st_mtime

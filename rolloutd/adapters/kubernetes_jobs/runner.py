@@ -107,6 +107,9 @@ class KubernetesRunner:
     async def start(self, request: ports.RunRequest) -> str:
         record = self._record(request.run_id)
         async with self._lock(request.run_id):
+            if record.is_forgotten:
+                await self._end_job(request.run_id, record)
+                await threads.FILES.run(record.remove)
             if record.result is not None:
                 return request.run_id  # it is over, and its Job may be gone
             if request.fencing_token:
@@ -129,6 +132,8 @@ class KubernetesRunner:
     async def get_state(self, handle: str) -> ports.RunState:
         record = self._record(handle)
         async with self._lock(handle):
+            if record.is_forgotten:
+                raise NotFound(f"run {handle} of runner {self._context.name} is older than the database")
             result, waits = record.result, ""
             if result is None:
                 result, waits = await self._look(handle, record)

@@ -10,6 +10,7 @@ import sqlite3
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from rolloutd.audit.audit_chain import ChainVerification
 from rolloutd.errors import StoreFailed
@@ -35,16 +36,19 @@ UPDATE {table} SET connection = json_patch('{{"rolloutd_withheld": true}}', json
 
 @dataclass(frozen=True, slots=True)
 class RestoreResult:
-    """The result of a restore: audit report, path of the old database, new epoch.
-
-    `ends_at` is the instant of the copy's last audit entry, `handles` are those of the runs that it knows.
-    """
+    """The result of a restore: audit report, path of the old database, new epoch, runs set aside."""
 
     verification: ChainVerification
     previous_database: Path | None
     epoch: int
-    ends_at: float
-    handles: frozenset[str]
+    forgotten_runs: int
+
+
+class SetAside(Protocol):
+    """Sets runs aside that a copy does not know, and returns how many; after a kill it is called again."""
+
+    def __call__(self, state_dir: Path, *, known: frozenset[str], since: float, epoch: int) -> int:
+        """`known` are the handles of the copy's runs, `since` is the instant of its last audit entry."""
 
 
 def backup(state_dir: Path, target: Path) -> ChainVerification:
@@ -63,8 +67,10 @@ def backup(state_dir: Path, target: Path) -> ChainVerification:
     return verification
 
 
-def restore(state_dir: Path, backup_file: Path) -> RestoreResult:
+def restore(state_dir: Path, backup_file: Path, set_aside: SetAside) -> RestoreResult:
     """Replace the database with a copy; the old one stays in the same directory under another name.
+
+    Runs are set aside before: whatever ends this, no daemon finds the copy beside their results.
 
     Raises OSError, AlreadyRunning while a daemon uses the directory, StoreFailed when the copy or its audit
     chain is damaged.
@@ -89,9 +95,10 @@ def restore(state_dir: Path, backup_file: Path) -> RestoreResult:
                 )
             mark = commit_mark.read_mark(target)
             epoch = _advance_epoch(temporary, _read_epoch(target), 0 if mark is None else mark[0])
-            ends_at, handles = _read_end(temporary)
+            since, known = _read_end(temporary)
             _sign_base(temporary, SqliteBackend(target).load_signing_key())
             files.change_owner(temporary, owner)
+            forgotten = set_aside(state_dir, known=known, since=since, epoch=epoch)
             previous = files.preserve_previous(target)
             files.move_into_place(temporary, target)
         # After the rename: a mark that is newer than the database would stop the next start.
@@ -100,7 +107,7 @@ def restore(state_dir: Path, backup_file: Path) -> RestoreResult:
         files.change_owner(state_dir / lock.FILE_NAME, owner)
     finally:
         state_lock.close()
-    return RestoreResult(verification, previous, epoch, ends_at, handles)
+    return RestoreResult(verification, previous, epoch, forgotten)
 
 
 def _require_safe_target(state_dir: Path, target: Path) -> None:

@@ -13,10 +13,11 @@ import pytest
 from machines.model.rollout import FailureCode
 from rolloutd.adapters.kubernetes_jobs import job as objects
 from rolloutd.adapters.kubernetes_jobs import runner as runner_module
+from rolloutd.adapters.kubernetes_jobs.records import records_in
 from rolloutd.adapters.kubernetes_jobs.report import PodResult
 from rolloutd.adapters.kubernetes_jobs.runner import KubernetesRunner
 from rolloutd.contracts import Work
-from rolloutd.errors import RunnerUnavailable
+from rolloutd.errors import NotFound, RunnerUnavailable
 from rolloutd.ports import Failed, Ok, RunState, Unknown, wait_for_end
 from tests.contracts.kubernetes_jobs.backend import NAMESPACE, JobsBackend, open_jobs_backend, shipped_rules
 from tests.support.fake_kubernetes.errors import ApiRefusal
@@ -243,6 +244,20 @@ async def test_job_that_is_gone_is_unknown(backend: JobsBackend) -> None:
             await asyncio.sleep(0.2)
     assert isinstance(state.result, Unknown)
     assert isinstance((await backend.open().get_state(handle)).result, Unknown)
+
+
+async def test_run_that_a_restored_database_forgot_begins_again(backend: JobsBackend) -> None:
+    runner = backend.open()
+    await ended(runner, await runner.start(backend.request(Work.SUCCEEDS, "r1")))
+    before = job_of(backend)["metadata"]["uid"]
+    (record,) = records_in(backend.directory / "state" / "runners" / "fra")
+    record.forget()
+    runner = backend.open()
+    with pytest.raises(NotFound, match="older than the database"):
+        await runner.get_state("r1")
+    handle = await runner.start(backend.request(Work.SUCCEEDS, "r1"))
+    assert job_of(backend)["metadata"]["uid"] != before
+    assert isinstance((await ended(runner, handle)).result, Ok)
 
 
 async def test_shipped_role_is_what_runs_use(backend: JobsBackend) -> None:

@@ -5,11 +5,20 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from machines.model.events import RequestDenied
 from machines.model.rollout import DAEMON
-from rolloutd.adapters.ansible.forgotten_runs import set_aside
+from rolloutd.adapters.ansible.run_directory import RunDirectory
+from rolloutd.adapters.clusters import run_records as objects
+from rolloutd.adapters.kubernetes_jobs import records as jobs
+from rolloutd.admin.forgotten_runs import set_aside
+from rolloutd.errors import AlreadyRunning, StoreFailed
+from rolloutd.ports import Ok
 from rolloutd.service.reload import TeamPlanCompiler
-from rolloutd.store import backup, open_store
+from rolloutd.store import backup, open_store, restore
+from rolloutd.store.sqlite.database import FILE_NAME
+from rolloutd.store.sqlite.lock import StateLock
 from tests.support.forked_process import ADMIN, run_forked
 
 
@@ -48,8 +57,67 @@ async def test_restored_daemon_takes_no_result_of_a_forgotten_run(tmp_path: Path
     ]
 
 
+async def test_database_is_as_it_was_when_runs_cannot_be_set_aside(tmp_path: Path) -> None:
+    state_dir = tmp_path / "state"
+    state_dir.mkdir(mode=0o700)
+    await (await open_store(state_dir, compile_plan=TeamPlanCompiler({}))).close()
+    backup(state_dir, tmp_path / "copy.sqlite")
+    make_run(state_dir, "R.n1.1.configure.1@m", None)
+    (state_dir / "runs" / "R.n1.1.configure.1@m" / "status").write_text('{"other": 1}')
+    before = (state_dir / FILE_NAME).stat()
+    with pytest.raises(StoreFailed, match="not the status of a run"):
+        restore(state_dir, tmp_path / "copy.sqlite", set_aside)
+    assert (state_dir / FILE_NAME).stat() == before
+
+    def look(state_dir: Path, **_: object) -> int:
+        with pytest.raises(AlreadyRunning):
+            StateLock(state_dir).take()
+        assert (state_dir / FILE_NAME).stat() == before
+        return 7
+
+    assert restore(state_dir, tmp_path / "copy.sqlite", look).forgotten_runs == 7
+    assert (state_dir / FILE_NAME).stat() != before
+
+
 def test_run_that_the_restored_database_knows_keeps_its_name(tmp_path: Path) -> None:
     make_run(tmp_path, "R.n1.1.configure.1@m", 2.0)
-    runs_dir = tmp_path / "runs"
-    assert set_aside(runs_dir, known={"R.n1.1.configure.1@m"}, since=1.0, suffix="forgotten-2") == 0
-    assert set_aside(runs_dir, known=set(), since=1.0, suffix="forgotten-2") == 1
+    assert set_aside(tmp_path, known={"R.n1.1.configure.1@m"}, since=1.0, epoch=2) == 0
+    assert set_aside(tmp_path, known=set(), since=1.0, epoch=2) == 1
+    assert set_aside(tmp_path, known=set(), since=1.0, epoch=3) == 0, (
+        "set aside before, by a restore or a kill"
+    )
+
+
+def make_job(state_dir: Path, name: str, result: Ok | None) -> jobs.RunRecord:
+    path = state_dir / "runners" / "berlin" / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    (path.parent / "place").write_text("https://berlin rolloutd")
+    record = jobs.RunRecord(RunDirectory(path))
+    record.create(run=name, began_at=2.0)
+    if result is not None:
+        record.store_result(result)
+    return record
+
+
+def test_ended_runs_in_jobs_are_marked(tmp_path: Path) -> None:
+    ended, active = make_job(tmp_path, "R.n1.1.a.1", Ok("ok")), make_job(tmp_path, "R.n2.1.a.1", None)
+    assert set_aside(tmp_path, known={"berlin.0a1b2c3d=R.n1.1.a.1"}, since=1.0, epoch=2) == 0
+    assert set_aside(tmp_path, known=set(), since=2.0, epoch=2) == 0
+    assert set_aside(tmp_path, known=set(), since=1.0, epoch=2) == 1
+    assert (ended.is_forgotten, active.is_forgotten) == (True, False)
+
+
+def test_ended_changes_of_objects_are_renamed(tmp_path: Path) -> None:
+    directory = tmp_path / "runners" / "kustomization"
+    directory.mkdir(parents=True)
+    for name, result in (("R.n1.1.a.1", Ok("ok")), ("R.n2.1.a.1", None)):
+        record = objects.RunRecord(directory / f"{name}.json")
+        record.write(run=name, began_at=2.0, events=[])
+        if result is not None:
+            record.store_result(result, 3.0)
+    assert set_aside(tmp_path, known={"kustomization.0a1b2c3d=R.n1.1.a.1"}, since=1.0, epoch=2) == 0
+    assert set_aside(tmp_path, known=set(), since=1.0, epoch=2) == 1
+    renamed = directory / "R.n1.1.a.1.forgotten-2.json"
+    assert sorted(directory.iterdir()) == [renamed, directory / "R.n2.1.a.1.json"]
+    assert objects.RunRecord(renamed).content["run"] == "R.n1.1.a.1.forgotten-2", "for the retention"
+    assert set_aside(tmp_path, known=set(), since=1.0, epoch=3) == 0

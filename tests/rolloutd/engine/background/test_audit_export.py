@@ -18,6 +18,7 @@ import pytest
 from machines.facts.projection import Projection
 from machines.model.events import Event, HoldReleased, HoldTaken, NodesDiscovered, RolloutEnded
 from machines.model.rollout import DAEMON, Hold
+from rolloutd.admin.forgotten_runs import set_aside
 from rolloutd.audit.audit_chain import GENESIS_HASH
 from rolloutd.audit.audit_segments import list_segments, read_segment, read_segments
 from rolloutd.engine.background import audit_export
@@ -291,7 +292,7 @@ async def test_segment_of_another_history_is_kept(state_dir: Path) -> None:
         made.clock.at += 30 * DAY_S
         await made.exporter.export_due()
         exported = made.segments()
-    restore(state_dir, copy)
+    restore(state_dir, copy, set_aside)
     async with keeper(state_dir, clock=later(90)) as made:
         await made.holds(40)
         made.clock.at += 30 * DAY_S
@@ -307,7 +308,7 @@ async def test_backup_is_whole_without_segments(state_dir: Path, tmp_path: Path)
         await made.holds(4)
     backup(state_dir, tmp_path / "copy")
     other = tmp_path / "other"
-    restored = restore(other, tmp_path / "copy")
+    restored = restore(other, tmp_path / "copy", set_aside)
     assert restored.verification.ok
     assert compare_with_audit(database_of(other)).ok, "the base is signed again with the key of this machine"
     async with keeper(other, clock=later(90)) as made:
