@@ -86,7 +86,7 @@ def supersede(made: DaemonEnvironment, **changed: Any) -> tuple[str, str]:
     assert new != old
     status = made.status(new)
     assert status["state"] == "awaiting-approval"
-    assert f"votes for {old} were for another digest" in status["reason"]["text"]
+    assert f"votes for {old} do not count here" in status["reason"]["text"]
     made.resume_playbooks()
     made.wait_until(lambda: not made.status(old)["in_flight"], "what was in flight has finished")
     finished = {name for name, node in made.nodes(old).items() if node["outcome"] == "changed"}

@@ -32,6 +32,7 @@ class CuttingProxy:
         self.directory = directory
         self._server = server / SOCKET_NAME
         self._cut: tuple[int, Cut] | None = None
+        self._text = b""
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(directory / SOCKET_NAME))
         self._listener.listen()
@@ -43,9 +44,10 @@ class CuttingProxy:
         self._thread = threading.Thread(target=self._accept, daemon=True)
         self._thread.start()
 
-    def arm(self, number: int | None, cut: Cut = Cut.BEFORE) -> None:
-        """Lose the connection at the client's message of this number, counted from now."""
+    def arm(self, number: int | None, cut: Cut = Cut.BEFORE, text: bytes = b"") -> None:
+        """Lose the connection at this number of the client's messages with the text, counted from now."""
         self.messages = 0
+        self._text = text
         self._cut = None if number is None else (number, cut)
 
     @property
@@ -98,8 +100,8 @@ class CuttingProxy:
             while True:
                 head = _read(client, 5)
                 message = head + _read(client, int.from_bytes(head[1:]) - 4)
-                self.messages += 1
-                if self._cut is None or self.messages != self._cut[0]:
+                self.messages += self._text in message
+                if self._cut is None or self._text not in message or self.messages != self._cut[0]:
                     server.sendall(message)
                     continue
                 cut, self._cut = self._cut[1], None
