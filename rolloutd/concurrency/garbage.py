@@ -10,7 +10,7 @@ THRESHOLDS = (5_000, 5, 1_000)
 """New objects before a small pass, small passes before one over 30,000, and such passes before a full one.
 
 A pass holds the interpreter, in whatever thread it runs.  By Python's own thresholds, a submit of 100,000
-targets had four full passes of 80 to 130 ms on a busy machine; with these, none takes longer than 12 ms.
+targets had four full passes of 80 to 130 ms on a busy machine; with these, the longest took 12 to 20 ms.
 What a full pass finds is not worth it: nearly all objects of the daemon go by their reference counts, and of
 30,000 events with ten consoles, 3,400 objects were in cycles, of which the small passes found 3,300.
 """
