@@ -19,6 +19,7 @@ import yaml
 
 from machines.model.events import RequestDenied
 from machines.model.rollout import DAEMON
+from rolloutd.admin.forgotten_runs import set_aside
 from rolloutd.service.reload import TeamPlanCompiler
 from rolloutd.store import DatabaseBackend, StateLock, open_store
 from rolloutd.store.sqlite import backup, database, files
@@ -366,7 +367,7 @@ async def test_a_restore_that_is_ended_in_its_middle_leaves_a_database(
 
     monkeypatch.setattr(files, "move_into_place", end)
     with pytest.raises(KeyboardInterrupt):
-        backup.restore(state_root / "state", state_root / "copy.sqlite")
+        backup.restore(state_root / "state", state_root / "copy.sqlite", set_aside)
     assert DatabaseBackend(state_root / "state" / DATABASE).verify_chain().entries == 2
 
 
@@ -374,7 +375,8 @@ async def test_two_restores_in_one_second_keep_both_databases(state_root: Path, 
     await write(state_root, "one")
     ctl("backup", str(state_root / "copy.sqlite"))
     kept = {
-        backup.restore(state_root / "state", state_root / "copy.sqlite").previous_database for _ in range(3)
+        backup.restore(state_root / "state", state_root / "copy.sqlite", set_aside).previous_database
+        for _ in range(3)
     }
     assert len(kept) == 3
     assert all(path is not None and DatabaseBackend(path).verify_chain().ok for path in kept)

@@ -17,6 +17,7 @@ import pytest
 
 from machines.model.events import HoldTaken
 from machines.model.rollout import Hold
+from rolloutd.admin.forgotten_runs import set_aside
 from rolloutd.errors import StoreFailed
 from rolloutd.ports import WITHHELD
 from rolloutd.store import DatabaseBackend, StateLock, open_store
@@ -275,7 +276,7 @@ async def test_database_older_than_its_last_commit_is_refused(tmp_path: Path, lo
     assert (path.read_bytes() if path.exists() else None) == before, "it is as it was"
     if lost != "database":
         assert "its last entry is 1 of term 1, but 2 of term 2 was written" in str(refused.value)
-        result = backup.restore(killed, path)
+        result = backup.restore(killed, path, set_aside)
         assert (result.verification.entries, result.epoch) == (1, 2)
         again = await open_store(killed, compile_plan=plan_of)
         assert (await again.load_snapshot()).epoch == 3, "no node's fence knows a newer term"
