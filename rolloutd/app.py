@@ -16,7 +16,7 @@ from machines.facts.projection import Projection
 from machines.model.events import DaemonStarted
 from rolloutd import __version__, plugin, ports
 from rolloutd.adapters.ansible.artifact_store import OUTPUT_DIRECTORY
-from rolloutd.adapters.ansible.stale_processes import load_machine
+from rolloutd.adapters.ansible.machine import load_machine
 from rolloutd.adapters.ansible.tree_cache import TreeCache
 from rolloutd.adapters.directory_store import shared_store
 from rolloutd.adapters.registry import AdapterRegistry, create_adapter

@@ -22,13 +22,10 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Collection
-from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 from rolloutd.adapters.ssh.shell_adapter import run_as_root
 from rolloutd.errors import NodeUnreachable
-from rolloutd.files.key_file import load_key
 from rolloutd.ports import Failed, Host, Ok, Shell, Unknown, id_of
 from rolloutd.texts.formats import pluralize
 
@@ -252,8 +249,6 @@ done 2>/dev/null
 echo "clear $ended"
 """
 
-FILE_NAME = "machine"
-
 
 @dataclass(frozen=True, slots=True)
 class RunMarkers:
@@ -343,12 +338,3 @@ async def end_stale_processes(
         )
     evidence = f"{report}\n{answer.stderr}".strip()
     return Failed(f"{host.name} could not look for processes of older runs", evidence)
-
-
-def load_machine(state_dir: Path) -> str:
-    """Return digits that no other machine has, nor another state directory of this one; raises OSError."""
-    digest = hashlib.sha256(load_key(state_dir / FILE_NAME))
-    # A state directory that was copied to another machine has claims of processes that are not there.
-    with suppress(OSError):
-        digest.update(Path("/etc/machine-id").read_bytes())
-    return digest.hexdigest()[:MACHINE_DIGITS]
