@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import gc
 import json
 import logging
 import statistics
@@ -39,7 +38,7 @@ from machines.model.node import NodeHealth, Observation
 from machines.states import Outcome, Phase, Trigger
 from rolloutd.control.client import Client
 from rolloutd.control.status_feed import StatusFeed, StatusVersion
-from tui.__main__ import GC_THRESHOLDS, THREAD_SWITCH_INTERVAL_S
+from tui.__main__ import tune_interpreter
 from tui.app import FRAME_INTERVAL_S, TICK_INTERVAL_S
 from tui.connection.streams import (
     REQUEST_TIMEOUT_S,
@@ -216,10 +215,7 @@ def be_console(socket: Path) -> None:
         report |= {"read": console.client.read, "requests": console.requests.total() / passed}
         print(json.dumps(report | {"cpu": cpu_s / passed}))
 
-    # As the console's process does.
-    gc.freeze()
-    gc.set_threshold(*GC_THRESHOLDS)
-    sys.setswitchinterval(THREAD_SWITCH_INTERVAL_S)
+    tune_interpreter()
     asyncio.run(run())
 
 

@@ -37,11 +37,7 @@ def main(argv: list[str] | None = None) -> int:
             os.environ.pop(name, None)
     from tui.app import Console
 
-    # A full collection stops drawing for as long as it takes to visit ten thousand nodes.  Imported modules
-    # stay until the end, so the collector may skip them.
-    gc.freeze()
-    gc.set_threshold(*GC_THRESHOLDS)
-    sys.setswitchinterval(THREAD_SWITCH_INTERVAL_S)
+    tune_interpreter()
     # A browser has more than ASCII, whatever the server's locale.
     has_glyphs = bool(os.environ.get("TEXTUAL_DRIVER")) or "utf" in locale.getencoding().lower()
     console = Console(
@@ -54,6 +50,15 @@ def main(argv: list[str] | None = None) -> int:
     )
     console.run(mouse=not args.no_mouse)
     return int(console.return_code or 0)
+
+
+def tune_interpreter() -> None:
+    """Let neither the garbage collector nor a parsing thread stop the drawing for long."""
+    # A full collection stops drawing for as long as it takes to visit ten thousand nodes.  Imported modules
+    # stay until the end, so the collector may skip them.
+    gc.freeze()
+    gc.set_threshold(*GC_THRESHOLDS)
+    sys.setswitchinterval(THREAD_SWITCH_INTERVAL_S)
 
 
 def _options_of_tabs(args: argparse.Namespace) -> list[str]:
