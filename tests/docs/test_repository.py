@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from machines.model.node import NodeKind
+from tests.conftest import DEAREST, SLOW
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -92,8 +93,13 @@ def test_nothing_generated_is_tracked() -> None:
     assert not re.search(r"__pycache__|\.egg-info|^build/|^\.venv", listed.stdout, re.MULTILINE)
 
 
+def test_slow_tests_are_there() -> None:
+    missing = [name for name in (*SLOW, *DEAREST) if not (ROOT / name.partition("::")[0]).exists()]
+    assert missing == [], "tests/conftest.py orders tests by these names"
+
+
 def test_ci_ends_without_its_packages(tmp_path: Path) -> None:
-    """They are installed beside the virtualenv, and a bare `wait` forgets how that ended."""
+    """They are installed in the background, and a bare `wait` loses the exit code."""
     (tmp_path / ".ci").mkdir()
     shutil.copy(ROOT / ".ci" / "run", tmp_path / ".ci")
     packages, make = tmp_path / ".ci" / "packages", tmp_path / "make"

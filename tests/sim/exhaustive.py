@@ -58,9 +58,9 @@ class SmallScenario:
     crash_at_s: float = 0.0
     """When the daemon is killed; 0: never."""
     is_forged: bool = False
-    """Whether somebody forges votes before each start of the daemon after the first."""
+    """Whether votes are forged before each start of the daemon but the first."""
     asks: Mapping[str, Callable[[SimUsers], Coroutine[Any, Any, object]]] = field(default_factory=dict)
-    """What somebody asks the daemon for, at a line of the trace."""
+    """The command of a user, at a line of the trace."""
     slow: str = ""
     """The effect whose answer is slow."""
     shows: str = ""
@@ -162,7 +162,7 @@ SMALL = (
         run_s=300.0,
         crash_at_s=240.0,
     ),
-    # Somebody holds a node while it is isolated, and the answer to its release is slow.
+    # A user holds a node during its isolation, and the answer to its release is slow.
     SmallScenario(
         "held",
         1,
@@ -236,9 +236,9 @@ def run_scripted(small: SmallScenario, outcomes: Mapping[int, EffectOutcome]) ->
 
 
 def _prepare(simulation: Simulation, small: SmallScenario, machines: Sequence[SimNode]) -> None:
-    """Let happen what the small plan says, at lines of the trace and at instants."""
+    """Schedule the faults and commands of the small plan."""
     if small.cordoned:
-        # Between the look at the fleet and the look at the node somebody else takes it out of service.
+        # Another user cordons the node between two probes, of the fleet and of the node.
         world = simulation.world
         world.triggers["commit admitted:n1"] = lambda: world.cordon(machines[0])
         world.triggers["commit RolloutEnded"] = lambda: world.uncordon(machines[0])
@@ -247,7 +247,7 @@ def _prepare(simulation: Simulation, small: SmallScenario, machines: Sequence[Si
         world = simulation.world
         world.triggers["commit run-ok:n1:run.configure#1"] = simulation.stop_daemon_for_minutes
     if small.busy:
-        # Between the look and the isolation a client comes, and stays for a while.
+        # A client connects between the probe and the isolation, and stays for a while.
         closed = f"do kubernetes R1.n1.1.{plans.FIRST_CORDON}.1"
         simulation.world.triggers[closed] = lambda: setattr(machines[0], "traffic", True)
         simulation.loop.call_from_world(120.0, lambda: setattr(machines[0], "traffic", False))

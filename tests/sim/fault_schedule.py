@@ -41,14 +41,14 @@ class FaultSchedule:
             self._sim.world.lose_power()
 
     def _stop(self) -> None:
-        """Let somebody restart the service."""
+        """Let an admin restart the service."""
         daemon = self._sim.newest_daemon()
         if daemon is not None:
             self._sim.coverage.count("fault:stopped")
             daemon.stop()
 
     def _second_daemon(self) -> None:
-        """Let somebody remove the lock and start the daemon a second time."""
+        """Let an admin remove the lock and start the daemon a second time."""
         if self._sim.newest_daemon() is None:
             return
         if self._sim.world.streams.faults.random() < 0.7:
@@ -81,19 +81,19 @@ class FaultSchedule:
         self._sim.coverage.count("fault:isolation-never-ends")
 
     def _change_settings(self) -> None:
-        """Let somebody write other limits."""
+        """Let an admin write other limits."""
         self._sim.change_settings(
             plans.with_random_limits(self._sim.world.streams.faults, self._sim.settings)
         )
 
     def _put_in_service(self) -> None:
-        """Let somebody put a node in service at which we are."""
+        """Let an admin put a node in service at which we are."""
         ours = [machine for machine in self._sim.world.machines.values() if machine.isolating_rollouts]
         if ours and self._sim.world.undo_isolation_by_other(self._sim.world.streams.faults.choice(ours)):
             self._sim.coverage.count("fault:isolation-undone")
 
     def _remove_busy_node(self) -> None:
-        """Let a node vanish from the inventory, mostly one that we are at, and let somebody refresh it."""
+        """Let a node vanish from the inventory, mostly one that we are at, and let an admin refresh it."""
         ours = [
             machine
             for machine in self._sim.world.machines.values()
@@ -129,7 +129,7 @@ class FaultSchedule:
         self._sim.coverage.count("fault:label-changes")
 
     def _dispute_node(self) -> None:
-        """Let the inventory have a node as offline for a while, and let somebody refresh it."""
+        """Let the inventory have a node as offline for a while, and let an admin refresh it."""
         self._change_temporarily(self._random_node(), "disputed", True)
         daemon = self._sim.newest_daemon()
         if daemon is not None and daemon.daemon is not None:
@@ -145,7 +145,7 @@ class FaultSchedule:
         self._sim.coverage.count("fault:clock-jumps")
 
     def _lock_database(self) -> None:
-        """Let somebody's shell keep the database locked for a while."""
+        """Let a user's shell keep the database locked for a while."""
         self._sim.coverage.count("fault:database-locked")
         path = self._sim.state_dir / database.FILE_NAME
         if not path.exists():

@@ -45,10 +45,10 @@ RECOVERY_LIMIT_S = 4 * 86_400.0
 """Within so much virtual time of peace everything must have come to its end: a few windows' worth."""
 
 RECOVERY_INTERVAL_S = 120.0
-"""How often somebody tidies up, in virtual time."""
+"""Interval between two passes of the user who settles what is left, in virtual time."""
 
 DRIFT_INTERVAL_S = 900.0
-"""Between two changes that somebody makes by hand, about."""
+"""Mean time between two manual changes."""
 
 TRAIN_INTERVAL_S = 3600.0
 """How often people change a train, about: most outages are over by then."""
@@ -220,17 +220,17 @@ class Simulation:
         self.restart_at = self.loop.time() + 120.0
 
     def change_team_limit(self, nodes: int) -> None:
-        """Let somebody write how many nodes of a team may be down, and have it read."""
+        """Let an admin write how many nodes of a team may be down, and have it read."""
         self.change_settings(plans.with_team_limit(self.settings, nodes))
 
     def change_settings(self, settings: Settings) -> None:
-        """Let somebody write other settings and have them read: a daemon that misses it starts with them."""
+        """Let an admin write other settings and have them read: a daemon that misses it starts with them."""
         self.settings, daemon = settings, self.newest_daemon()
         if daemon is not None:
             daemon.run(daemon.reload(settings))
 
     def ask(self, request: Callable[[SimUsers], Coroutine[Any, Any, object]]) -> None:
-        """Let somebody ask the daemon for something."""
+        """Let an admin ask the daemon for something."""
         self.loop.create_task(request(self._users))
 
     def newest_daemon(self) -> DaemonProcess | None:
@@ -478,7 +478,7 @@ class Simulation:
             try:
                 stored = {vote.id for vote in (await life.store.load_rollout(rollout)).votes}
             except NotFound:
-                continue  # deleted, by somebody who was asked whether they mean it
+                continue  # deleted by a user, who had to confirm it
             for vote in acknowledged:
                 if vote not in stored:
                     checker.report_violation(f"vote {vote} was acknowledged and lost")

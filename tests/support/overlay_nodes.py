@@ -24,8 +24,8 @@ _INIT = """\
 [ $$ = 1 ] || exit 1
 directory=$1; shift
 for layer in etc usr var opt srv; do
-    mkdir -p "$directory/$layer" "$directory/work/$layer"
-    options="lowerdir=/$layer,upperdir=$directory/$layer,workdir=$directory/work/$layer"
+    mkdir -p "$directory/$layer" "$directory/scratch/$layer"
+    options="lowerdir=/$layer,upperdir=$directory/$layer,workdir=$directory/scratch/$layer"
     mount -t overlay overlay -o "$options" "/$layer" || exit 1
 done
 mkdir -p "$directory/run/sshd" && mount --bind "$directory/run" /run || exit 1

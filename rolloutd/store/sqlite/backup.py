@@ -70,7 +70,7 @@ def backup(state_dir: Path, target: Path) -> ChainVerification:
 def restore(state_dir: Path, backup_file: Path, set_aside: SetAside) -> RestoreResult:
     """Replace the database with a copy; the old one stays in the same directory under another name.
 
-    Runs are set aside before: whatever ends this, no daemon finds the copy beside their results.
+    Runs are set aside first, so that a daemon never finds the copy together with their results.
 
     Raises OSError, AlreadyRunning while a daemon uses the directory, StoreFailed when the copy or its audit
     chain is damaged.

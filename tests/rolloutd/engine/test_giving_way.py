@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -30,11 +32,18 @@ class BlockingReturn(BlockingAdapter):
         return await super().return_to_service(ctx)
 
 
-@pytest.mark.parametrize("peer_recovers", [True, False])
-async def test_isolated_node_outlasts_outage_of_peer(tmp_path: Path, peer_recovers: bool) -> None:
-    async with control_environment(tmp_path) as inside:
+@asynccontextmanager
+async def admitted_node(directory: Path) -> AsyncIterator[tuple[ControlEnvironment, str]]:
+    """Start a rollout in which p1 is admitted, and no daemon runs."""
+    async with control_environment(directory) as inside:
         rollout = await inside.start()
         await inside.transition(rollout, "p1", Trigger.ADMITTED)
+        yield inside, rollout
+
+
+@pytest.mark.parametrize("peer_recovers", [True, False])
+async def test_isolated_node_outlasts_outage_of_peer(tmp_path: Path, peer_recovers: bool) -> None:
+    async with admitted_node(tmp_path) as (inside, rollout):
         isolator = BlockingAdapter()
         async with running(daemon_of(inside, adapters_of(inside, tmp_path, isolator))):
             await isolator.begun.wait()
@@ -56,9 +65,7 @@ async def test_isolated_node_outlasts_outage_of_peer(tmp_path: Path, peer_recove
 
 
 async def test_abort_keeps_cause_that_is_over(tmp_path: Path) -> None:
-    async with control_environment(tmp_path) as inside:
-        rollout = await inside.start()
-        await inside.transition(rollout, "p1", Trigger.ADMITTED)
+    async with admitted_node(tmp_path) as (inside, rollout):
         isolator = BlockingReturn()
         isolator.results["p1", "do"] = Busy("a pod is held by its budget")
         async with running(daemon_of(inside, adapters_of(inside, tmp_path, isolator))):
@@ -73,9 +80,7 @@ async def test_abort_keeps_cause_that_is_over(tmp_path: Path) -> None:
 
 
 async def test_isolated_node_waits_for_slot_after_restart(tmp_path: Path) -> None:
-    async with control_environment(tmp_path) as inside:
-        rollout = await inside.start()
-        await inside.transition(rollout, "p1", Trigger.ADMITTED)
+    async with admitted_node(tmp_path) as (inside, rollout):
         isolator = BlockingAdapter()
         async with running(daemon_of(inside, adapters_of(inside, tmp_path, isolator))):
             await isolator.begun.wait()

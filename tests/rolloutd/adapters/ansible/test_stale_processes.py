@@ -169,7 +169,7 @@ def commands_of_search(directory: Path, processes: int, marked: bool) -> int:
 
     One of them is a run's; without it the search asks, as a login other than root, what it may not inspect.
     """
-    first = 5_000_000  # above all pids of Linux: signals reach nobody
+    first = 5_000_000  # above all pids of Linux, so signals reach no process
     pids = range(first, first + processes)
     for pid in pids:
         process = directory / "proc" / str(pid)
