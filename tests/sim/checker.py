@@ -200,7 +200,7 @@ class Checker(OracleFeed):
                 self._on_deadline_extended(event)
             case StepRecorded(record=record, isolated=isolated):
                 place = (record.rollout, record.node)
-                self._step_times.setdefault((*place, record.attempt), []).append(record.at)
+                self._record_step_time((*place, record.attempt), record.at)
                 if record.action is StepAction.REVERT:
                     self._undo_began_at.setdefault((*place, record.attempt), record.at)
                     self._isolated_until.setdefault((*place, record.attempt), self._monotonic())
@@ -215,7 +215,7 @@ class Checker(OracleFeed):
         if event.target is Phase.ISOLATING:
             self._admitted_at[attempt] = event.at
             self._isolated_from[attempt] = self._monotonic()
-            self._step_times.setdefault(attempt, []).append(event.at)
+            self._record_step_time(attempt, event.at)
             if event.rolling_back:
                 self._rollback_attempts.add(attempt)
         super().on_event(event)
@@ -237,6 +237,10 @@ class Checker(OracleFeed):
         is_restored = event.failure is not None and event.failure.code is FailureCode.RESTORED_ITSELF
         if is_restored and (guard is None or self.nodes[event.node].version != guard.version):
             self.report_violation(f"{event.node} is said to have restored itself and is not as before")
+
+    def _record_step_time(self, attempt: tuple[str, str, int], at: float) -> None:
+        # The clock may have been set back since `at`, and the entry in the audit has the commit's instant.
+        self._step_times.setdefault(attempt, []).append(min(at, self._now()))
 
     def _on_deadline_extended(self, event: DeadlineExtended) -> None:
         attempt, times = next(
