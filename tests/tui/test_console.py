@@ -325,12 +325,13 @@ async def test_node_that_fails_again_is_another_failure(socket_dir: Path) -> Non
     async with run_console(fleet, socket_dir) as (app, pilot, _):
         await pilot.press("2")
         await wait_for_text(pilot, "FAILURES 1: an approval covers these")
-        fleet.move("sea001-01", "pending")
+        # One node is always failed: without any, the gate goes, and with it the cursor.
         fleet.move("med002-01", "failed", failure="it did, too")
+        fleet.move("sea001-01", "pending")
         await wait_until(pilot, lambda: app.screen.selection().shown_failures == ("med002-01#1",))  # type: ignore[attr-defined]
-        fleet.move("med002-01", "pending")
         fleet.move("sea001-01", "isolating")
         fleet.move("sea001-01", "failed", failure="nginx did not come back: exit status 1")
+        fleet.move("med002-01", "pending")
         await wait_until(pilot, lambda: app.screen.selection().shown_failures == ("sea001-01#2",))  # type: ignore[attr-defined]
 
 
