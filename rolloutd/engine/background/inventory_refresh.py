@@ -12,6 +12,7 @@ import logging
 import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import groupby
 
 from machines.facts.apply import rollout_of
@@ -103,15 +104,14 @@ class InventoryRefresher:
         reader = self._readers.get(source)
         if reader is None:
             raise NotFound(f"{source}: no such inventory source; list them with rolloutctl inventory")
+        held = reader.status.held
+        if held is None:
+            raise Refused("not-held", f"{source}: no answer is held; there is nothing to accept")
+        event = InventoryAccepted(source, len(held.removed), actor, reason, self._state.now())
+        record = partial(self._state.commit, [event], actor=actor, cause=f"inventory accept: {reason}")
         async with self._commit_lock:
-            held = reader.status.held
-            if held is None:
-                raise Refused("not-held", f"{source}: no answer is held; there is nothing to accept")
-            event = InventoryAccepted(source, len(held.removed), actor, reason, self._state.now())
-            # The audit first: no answer takes effect without a record of who accepted it.
-            await self._state.commit([event], actor=actor, cause=f"inventory accept: {reason}")
-            if not await reader.accept(held):
-                # Its new answer may remove other nodes than the audit names.
+            if not await reader.accept(held, record):
+                # Its new answer may remove other nodes than the caller accepted.
                 problem = (
                     f"{source}: it has answered again meanwhile; read rolloutctl inventory and accept again"
                 )

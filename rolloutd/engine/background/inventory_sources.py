@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from machines.facts.index import Index
@@ -77,7 +77,9 @@ class SourceReader:
         """The answer that the store has, with what the store lacks of it."""
         self._stored_at = 0.0
         self._is_queued = False
-        self._lock = asyncio.Lock()
+        self._query_lock = asyncio.Lock()
+        self._answer_lock = asyncio.Lock()
+        """Held from the judgement of an answer until it counts or is held: each builds on the one before."""
 
     def restore(self, answer: ports.SourceAnswer) -> None:
         """Take over the last answer of an earlier daemon."""
@@ -93,7 +95,7 @@ class SourceReader:
         if self._is_queued:
             return
         self._is_queued = True
-        async with self._lock:
+        async with self._query_lock:
             # From here on a new call must query again: this query may already miss its change.
             self._is_queued = False
             try:
@@ -118,28 +120,28 @@ class SourceReader:
     def clear_error(self) -> None:
         self.status.error, self.status.failing_since = "", None
 
-    async def accept(self, held: HeldAnswer) -> bool:
-        """Let a held answer take effect unless the source has answered since; return whether it did."""
-        answer = self._held_answer
-        if answer is None or held is not self.status.held:
-            return False
-        judged = await self._judge(answer)
-        if held is not self.status.held:
-            return False
-        self._set_answer(answer, judged, held.at)
-        return True
+    async def accept(self, held: HeldAnswer, record: Callable[[], Awaitable[object]]) -> bool:
+        """Record a held answer, then let it take effect; return whether the source has not answered since."""
+        async with self._answer_lock:
+            answer = self._held_answer
+            if answer is None or held is not self.status.held:
+                return False
+            judged = await self._judge(answer)
+            # The audit first: no answer takes effect without a record of who accepted it.
+            await record()
+            self._set_answer(answer, judged, held.at)
+            return True
 
     async def accept_node(self, name: str) -> None:
         """Let the source's present name and id of a node count, in this answer or in the next one."""
-        known = next((node for node in self.nodes or () if node.name == name), None)
-        if known is None:
-            return
-        self._accepted = {**self._accepted, name: frozenset(known.conflicts.values())}
-        answer, at = self._answer, self.status.refreshed_at
-        if answer is not None and at is not None and self.status.held is None:
-            judged = await self._judge(answer)
-            if answer is self._answer and self.status.held is None:
-                self._set_answer(answer, judged, at)
+        async with self._answer_lock:
+            known = next((node for node in self.nodes or () if node.name == name), None)
+            if known is None:
+                return
+            self._accepted = {**self._accepted, name: frozenset(known.conflicts.values())}
+            answer, at = self._answer, self.status.refreshed_at
+            if answer is not None and at is not None and self.status.held is None:
+                self._set_answer(answer, await self._judge(answer), at)
 
     async def save(self) -> None:
         """Store the answer in effect; raises StoreFailed."""
@@ -235,22 +237,18 @@ class SourceReader:
         return replace(node, connection=ports.without_templates(node.connection))
 
     async def _take(self, answer: _Answer) -> None:
-        while True:
-            nodes, accepted = self.nodes, self._accepted
+        async with self._answer_lock:
             judged = await self._judge(answer)
-            # If an admin accepted something meanwhile, this judgement would undo it.
-            if nodes is self.nodes and accepted is self._accepted:
-                break
-        held = judged.held
-        if held is None:
-            self._set_answer(answer, judged, self._state.now())
-            return
-        if self.status.held is None:
-            log.warning(
-                "inventory %s: an answer is held: it removes %d of %d nodes",
-                *(self.name, len(held.removed), held.known),
-            )
-        self.status.held, self._held_answer = held, answer
+            held = judged.held
+            if held is None:
+                self._set_answer(answer, judged, self._state.now())
+                return
+            if self.status.held is None:
+                log.warning(
+                    "inventory %s: an answer is held: it removes %d of %d nodes",
+                    *(self.name, len(held.removed), held.known),
+                )
+            self.status.held, self._held_answer = held, answer
 
     async def _judge(self, answer: _Answer) -> _Judged:
         facts = self._state.index.fork()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -29,8 +30,30 @@ def during_next_call(owner: Any, method: str, act: Callable[[], Awaitable[None]]
     setattr(owner, method, called)
 
 
+async def test_accept_during_new_answer_leaves_no_audit_entry(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        hosts = Source("hosts", ALL | fleet(20))
+        refresher = InventoryRefresher(inside.state, [hosts])
+        await refresher.refresh()
+        hosts.nodes = ALL | fleet(10)
+        await refresher.refresh()
+        hosts.nodes = ALL | fleet(2)
+        accepted: list[asyncio.Task[None]] = []
+
+        async def accept() -> None:
+            accepted.append(asyncio.create_task(refresher.accept("hosts", ADAM, "ten are scrapped")))
+            await asyncio.wait(accepted, timeout=0)
+
+        during_next_call(refresher._readers["hosts"], "_judge", accept)
+        await refresher.refresh()
+        with pytest.raises(Refused, match="hosts: it has answered again meanwhile; read"):
+            await accepted[0]
+        assert len(inside.state.index.nodes) == len(ALL) + 20
+        assert not await inside.state.store.read_audit(event=InventoryAccepted.__name__)
+
+
 @pytest.mark.parametrize("count", [2, 18], ids=["held too", "takes effect"])
-async def test_answer_given_during_accept_is_not_accepted(tmp_path: Path, count: int) -> None:
+async def test_answer_during_accept_waits_for_it(tmp_path: Path, count: int) -> None:
     async with control_environment(tmp_path) as inside:
         hosts = Source("hosts", ALL | fleet(20))
         refresher = InventoryRefresher(inside.state, [hosts])
@@ -38,20 +61,20 @@ async def test_answer_given_during_accept_is_not_accepted(tmp_path: Path, count:
         hosts.nodes = ALL | fleet(10)
         await refresher.refresh()
         hosts.nodes = ALL | fleet(count)
-        reader = refresher._readers["hosts"]
-        during_next_call(reader, "_judge", reader.query)
-        with pytest.raises(Refused, match="hosts: it has answered again meanwhile; read"):
-            await refresher.accept("hosts", ADAM, "ten are scrapped")
-        await refresher.refresh()
-        known = len(ALL) + (20 if count == 2 else count)
-        assert len(inside.state.index.nodes) == known
+        refreshed: list[asyncio.Task[None]] = []
+
+        async def refresh() -> None:
+            refreshed.append(asyncio.create_task(refresher.refresh()))
+            await asyncio.wait(refreshed, timeout=0)
+
+        during_next_call(refresher._readers["hosts"], "_judge", refresh)
+        await refresher.accept("hosts", ADAM, "ten are scrapped")
+        await refreshed[0]
+        (entry,) = await inside.state.store.read_audit(event=InventoryAccepted.__name__)
+        assert '"removed":10' in entry.text
         held = inside.state.sources["hosts"].held
-        assert (held is None) == (count == 18)
-        if held is not None:
-            await refresher.accept("hosts", ADAM, "eighteen are scrapped")
-            assert len(inside.state.index.nodes) == len(ALL) + count
-            entries = await inside.state.store.read_audit(event=InventoryAccepted.__name__)
-            assert sorted('"removed":18' in entry.text for entry in entries) == [False, True]
+        assert len(inside.state.index.nodes) == len(ALL) + (10 if count == 2 else 18)
+        assert (None if held is None else len(held.removed)) == (8 if count == 2 else None)
 
 
 async def test_answer_judged_during_pin_keeps_accepted_name(tmp_path: Path) -> None:
@@ -61,9 +84,15 @@ async def test_answer_judged_during_pin_keeps_accepted_name(tmp_path: Path) -> N
         await refresher.refresh()
         netbox.names[P1] = "z1"
         await refresher.refresh()
-        reader = refresher._readers["netbox"]
-        during_next_call(reader, "_judge", lambda: refresher.pin_identity("p1", ADAM, "renamed"))
+        pinned: list[asyncio.Task[None]] = []
+
+        async def pin() -> None:
+            pinned.append(asyncio.create_task(refresher.pin_identity("p1", ADAM, "renamed")))
+            await asyncio.wait(pinned, timeout=0)
+
+        during_next_call(refresher._readers["netbox"], "_judge", pin)
         await refresher.refresh()
+        await pinned[0]
         assert set(inside.state.index.nodes) == {"z1", *ALL} - {"p1"}
         assert not inside.state.index.nodes["z1"].conflicts
 
