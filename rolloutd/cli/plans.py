@@ -61,7 +61,7 @@ def register(commands: CommandGroup) -> None:
         if name == "preview":
             parser.flag("--impact", text="list what check mode would change on each node")
             parser.flag("--diff", text="list which values would change for which nodes")
-    parser.flag("--again", text="open a new rollout even if this plan has one")
+    parser.flag("--again", text="open a new rollout of this plan, and cancel the live one")
     parser.flag(
         "--supersede", text="replace the live rollout of the same plan name; its completed nodes stay done"
     )
@@ -170,6 +170,8 @@ def submit(call: Invocation) -> int:
         print_message(f"{answer['rollout']}: exists already ({answer['state']}); --again opens a new one")
     else:
         rollout = answer["rollout"]
+        for cancelled in answer["superseded"]:
+            print_message(f"{cancelled}: cancelled, superseded by {rollout}; nodes in flight finish")
         print_message(f"{rollout} is {answer['state']}, digest {answer['digest']}")
         print_message(f"next: rolloutctl review {rollout}, and rolloutctl why {rollout} for who must approve")
     return watch_until_closed(call, [answer["rollout"]]) if args.then_watch else exits.OK

@@ -79,6 +79,15 @@ Connections = Mapping[str, Mapping[str, JSON]]
 NO_OVERRIDES = Overrides()
 
 
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """The rollout of a submitted plan, whether it existed already, and the rollouts that it has ended."""
+
+    rollout: str
+    existing: bool = False
+    superseded: tuple[str, ...] = ()
+
+
 async def resolve_plan(
     state: State,
     sources: SourceStore,
@@ -170,8 +179,8 @@ async def submit(
     supersede: bool = False,
     overrides: Overrides = NO_OVERRIDES,
     force: ForcedStages = NOT_FORCED,
-) -> tuple[str, bool]:
-    """Open a rollout that waits at its start gate; return its id and whether it existed already."""
+) -> Submitted:
+    """Open a rollout that waits at its start gate, or return the one that the plan has."""
     resolved = await resolve_plan(state, sources, plan_file, upload, force)
     draft = await compute(_covered_draft, resolved)
     # One at a time: two submits of one plan must not both find that it has no rollout.
@@ -182,7 +191,7 @@ async def submit(
             resolved.digest.change, resolved.selector_digest, resolved.digest.policy
         )
         if existing is not None and not again:
-            return existing, True
+            return Submitted(existing, existing=True)
         require_matching(resolved.plan, known_invalid, overrides.verdicts)
         rollout = _new_rollout_id(state, resolved.plan.name)
         changed_before = await state.store.find_nodes_with_change(resolved.digest.change)
@@ -201,10 +210,11 @@ async def submit(
             if resolved.plan.joins_train:
                 events += await compute(_train_events, state.index.fork(), who, resolved, opened, superseded)
             await commit(events, f"plan {resolved.plan.name} submitted")
+        submitted = Submitted(rollout, superseded=tuple(each.id for each in superseded))
         made = [resolved, draft, opened, events]
         del resolved, draft, opened, events
         await free(made)
-        return rollout, False
+        return submitted
 
 
 async def _pin_source(

@@ -200,11 +200,11 @@ class Controller:
             owner = plan_file.content["metadata"]["owner"]
             if owner in self.state.settings.teams:
                 rollout_commands.require_member(who, owner, f"submit a plan of {owner}")
-            rollout, _ = await submit.submit(
+            submitted = await submit.submit(
                 self.state, self.sources, plan_file, None, who, supersede=obj.supersede
             )
-            self._require_no_other_object(rollout, who.user)
-            known.rollout, known.refusal = rollout, None
+            self._require_no_other_object(submitted.rollout, who.user)
+            known.rollout, known.refusal = submitted.rollout, None
             log.info("%s/%s: rollout %s", obj.namespace, obj.name, known.rollout)
         except (RolloutdError, TimeoutError) as error:
             refusal = refusal_of(error)

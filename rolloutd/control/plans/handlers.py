@@ -107,7 +107,7 @@ async def submit_plan(
     body = request.input
     plan_file = await read_plan(body)
     _require_owner(services, request, plan_file)
-    rollout, existing = await submit.submit(
+    submitted = await submit.submit(
         services.state,
         services.sources,
         plan_file,
@@ -118,15 +118,16 @@ async def submit_plan(
         overrides=submit.Overrides(tuple(body.override_verdicts), body.reason or ""),
         force=ForcedStages(tuple(body.force_stages), tuple(body.force_nodes)),
     )
-    resolved = await resolve_rollout(services.state, rollout)
-    current = rollout_progress(resolved.index, rollout, services.state.now())
+    resolved = await resolve_rollout(services.state, submitted.rollout)
+    current = rollout_progress(resolved.index, submitted.rollout, services.state.now())
     submission: wire_plans.Submission = {
-        "rollout": rollout,
+        "rollout": submitted.rollout,
         "digest": resolved.rollout.digest.whole,
         "state": current.state.value,
-        "existing": existing,
+        "existing": submitted.existing,
+        "superseded": list(submitted.superseded),
     }
-    return submission if existing else Created(submission)
+    return submission if submitted.existing else Created(submission)
 
 
 @routes.add("GET", "/v1/rollouts/{r}/review")

@@ -24,12 +24,16 @@ class Validation(TypedDict):
 
 
 class Submission(TypedDict):
-    """The result of `plan submit`; `existing` if the plan has a rollout already."""
+    """The result of `plan submit`; `existing` if the plan has a rollout already.
+
+    `superseded` are the rollouts of the same plan name that were cancelled for this one.
+    """
 
     rollout: str
     digest: str
     state: wire.RolloutState
     existing: bool
+    superseded: list[str]
 
 
 class UploadResponse(TypedDict):

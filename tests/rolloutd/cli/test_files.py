@@ -163,11 +163,15 @@ def test_submit_uploads_what_the_plan_names(
 ) -> None:
     with serve_canned(tmp_path / "s") as daemon:
         daemon.answer("POST", "uploads", {"upload": "abc"}, 201)
-        submission = {"rollout": "r1", "digest": "d", "state": "awaiting-approval", "existing": False}
+        submission = {"rollout": "r2", "digest": "d", "state": "awaiting-approval", "existing": False}
+        submission |= {"superseded": ["r1"]}
         daemon.answer("POST", "plans/submit", submission, 201)
         assert main(["--socket", str(daemon.socket), "plan", "submit", str(plan), "--json"]) == 0
         assert json.loads(capsys.readouterr().out) == submission
         (_, _, _, archive), (_, _, _, body) = daemon.requests
+        assert main(["--socket", str(daemon.socket), "plan", "submit", str(plan), "--again"]) == 0
+        cancelled = "r1: cancelled, superseded by r2; nodes in flight finish"
+        assert cancelled in capsys.readouterr().err.splitlines()
     assert archive.startswith(b"\x1f\x8b")
     assert body == {
         "file": str(plan),

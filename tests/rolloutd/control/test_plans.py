@@ -70,6 +70,19 @@ async def test_submit_again_finds_the_same_rollout(tmp_path: Path) -> None:
         assert first["state"] == "awaiting-approval"
 
 
+async def test_new_rollout_names_those_it_cancels(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        first = await inside.request("olga", "post", "/v1/plans/submit", FILE)
+        second = await inside.request("olga", "post", "/v1/plans/submit", FILE | {"again": True})
+        changed = FILE | {"text": FILE["text"].replace("soak: 10m", "soak: 11m"), "supersede": True}
+        third = await inside.request("olga", "post", "/v1/plans/submit", changed)
+        assert [each["superseded"] for each in (first, second, third)] == [
+            [],
+            [first["rollout"]],
+            [second["rollout"]],
+        ]
+
+
 async def test_preview_tells_gates_that_nobody_can_open(tmp_path: Path) -> None:
     """Members of a group are not counted: who is in it is not the settings' word."""
     asked = "    start: {owner: 3}\n    continue: {owner: 2, four_eyes: true}\n    proceed: {each_team: 2}\n"
