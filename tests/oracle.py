@@ -600,7 +600,8 @@ class Oracle:
             return False
         away = self.away.get(node)
         seen = self.observations.get(node)
-        if away is None and seen and seen["foreign"] and now - seen["at"] <= self.settings["within"]:
+        # One of the future was made before the clock was set back, and the daemon may have started since.
+        if away is None and seen and seen["foreign"] and 0 <= now - seen["at"] <= self.settings["within"]:
             return False
         worked = self.worked_on.get(node)
         return worked is None or (away is not None and away > worked + AWAY_BY_US_S)
