@@ -44,11 +44,14 @@ def compile_once(name, source):
 zipimport._compile_source = compile_once
 """
 
+_NAME = "rolloutd_compile_once"
+"""A .pth file imports it.  Debian's own sitecustomize would hide one of that name."""
+
 
 @cache
 def node_python() -> str:
     """Return the interpreter of a virtualenv without packages; it is made once for all tests."""
-    directory = DIRECTORY / hashlib.sha256(f"{sys.version} {_SITE}".encode()).hexdigest()[:16]
+    directory = DIRECTORY / hashlib.sha256(f"{sys.version} {_NAME} {_SITE}".encode()).hexdigest()[:16]
     if not directory.exists():
         DIRECTORY.mkdir(parents=True, exist_ok=True)
         new = Path(tempfile.mkdtemp(dir=DIRECTORY))
@@ -56,7 +59,8 @@ def node_python() -> str:
         venv.create(new, symlinks=True, with_pip=False)
         (packages,) = new.glob("lib/python*/site-packages")
         (packages / "bytecode").mkdir()
-        (packages / "sitecustomize.py").write_text(_SITE)
+        (packages / f"{_NAME}.py").write_text(_SITE)
+        (packages / f"{_NAME}.pth").write_text(f"import {_NAME}\n")
         with suppress(OSError):  # another process of the tests made it
             new.rename(directory)
         shutil.rmtree(new, ignore_errors=True)
