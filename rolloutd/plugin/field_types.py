@@ -20,6 +20,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, Wit
 from machines.model import selector
 from machines.model.windows import DAYS, MINUTES_PER_DAY
 from rolloutd.plugin.patterns import InvalidPattern, compile_pattern
+from rolloutd.plugin.shell_quotes import unclosed_quote
 from rolloutd.texts.secret_urls import has_secret
 
 MAX_DURATION_S = 366 * 86_400
@@ -266,6 +267,12 @@ def check_template(text: str) -> str:
     return text
 
 
+def _require_command(text: str) -> str:
+    if quote := unclosed_quote(_TEMPLATE.sub("x", text)):
+        raise InvalidValue(f"{quote} is never closed", "a shell command that closes each quote and $(")
+    return check_template(text)
+
+
 def _require_whole_path(text: str) -> str:
     if not {"", ".", ".."}.isdisjoint(text.split("/")[1:]):
         raise InvalidValue("this path is not in its shortest form", "such as /etc/netplan")
@@ -425,14 +432,14 @@ _IS_COMMAND: Any = {"format": "command"}
 Command = Annotated[
     str,
     Field(min_length=1, max_length=MAX_TEXT_CHARS, json_schema_extra=_IS_COMMAND),
-    AfterValidator(check_template),
+    AfterValidator(_require_command),
 ]
 """A shell command, with templates; a review shows it as something that runs."""
 
 OneLineCommand = Annotated[
     str,
     Field(min_length=1, max_length=MAX_TEXT_CHARS, pattern="^[^\n]+$", json_schema_extra=_IS_COMMAND),
-    AfterValidator(check_template),
+    AfterValidator(_require_command),
 ]
 """A shell command on one line, with templates."""
 

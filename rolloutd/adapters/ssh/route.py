@@ -153,10 +153,7 @@ _OPTION_LETTERS = {
 
 
 def _parse_arguments(text: str) -> Iterator[tuple[str, str]]:
-    try:
-        words = iter(shlex.split(text))
-    except ValueError as error:
-        raise NodeUnreachable(f"the inventory's ssh arguments {text!r} cannot be read: {error}") from error
+    words = iter(_split(text))
     for word in words:
         if not word.startswith("-") or len(word) < 2 or word[1] not in _OPTIONS_WITH_ARGUMENT:
             continue
@@ -166,6 +163,14 @@ def _parse_arguments(text: str) -> Iterator[tuple[str, str]]:
             yield key.lower(), _unquote(key, value.strip())
         elif letter in _OPTION_LETTERS:
             yield _OPTION_LETTERS[letter], value
+
+
+def _split(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        problem = f"the inventory's ssh arguments {text!r} cannot be read: {error}; correct them there"
+        raise NodeUnreachable(problem) from error
 
 
 def _unquote(key: str, value: str) -> str:
@@ -180,10 +185,10 @@ GLOBAL_KNOWN_HOSTS = Path("/etc/ssh/ssh_known_hosts")
 
 def _known_hosts(options: _SshOptions, defaults: ConnectionDefaults) -> tuple[Path, ...]:
     user_files = options.first("userknownhostsfile")
-    own = _paths(shlex.split(user_files)) if user_files else ()
+    own = _paths(_split(user_files)) if user_files else ()
     own = tuple(path for path in own if path not in {Path("/dev/null"), Path("none")})
     global_files = options.first("globalknownhostsfile")
-    shared = (GLOBAL_KNOWN_HOSTS,) if global_files is None else _paths(shlex.split(global_files))
+    shared = (GLOBAL_KNOWN_HOSTS,) if global_files is None else _paths(_split(global_files))
     return (*(own or (defaults.known_hosts or Path("~/.ssh/known_hosts").expanduser(),)), *shared)
 
 

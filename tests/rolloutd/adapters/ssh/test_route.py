@@ -84,7 +84,9 @@ def test_the_variables_come_before_the_arguments() -> None:
         ({"ansible_port": "ssh"}, "names port 'ssh'"),
         ({"ansible_port": 70000}, "names port '70000'"),
         ({"ansible_connection": "local"}, "ansible_connection is local"),
-        ({"ansible_ssh_common_args": "-o 'x"}, "cannot be read"),
+        ({"ansible_ssh_common_args": "-o 'x"}, "cannot be read: No closing quotation; correct"),
+        ({"ansible_ssh_common_args": "-o 'UserKnownHostsFile=\"/a'"}, "cannot be read"),
+        ({"ansible_ssh_args": "-o 'GlobalKnownHostsFile=\"/a'"}, "cannot be read"),
     ],
 )
 def test_what_cannot_be_read_is_said(variables: dict[str, Any], says: str) -> None:
