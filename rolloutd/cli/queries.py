@@ -158,6 +158,11 @@ def why(call: Invocation) -> int:
         print_line(f"{state}{'; nothing blocks it' if is_moving else ''}")
     else:
         print_line(f"{state}: {format_reason(answer['reason'])}")
+    if answer["phase"] in ("pending", "failed") and not answer.get("is_selected", True):
+        print_line(
+            "its labels no longer match the plan's targets; it stays one, because it was approved by name;"
+            f" to leave it out: rolloutctl skip {call.args.rollout} {answer['node']} --reason ..."
+        )
     if (runner := answer.get("runner")) and runner["match"]:
         print_line(
             f"its playbooks run by runner {runner['name']}, for its labels: {sanitize(runner['match'])}"

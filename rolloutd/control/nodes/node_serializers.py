@@ -106,13 +106,15 @@ def _is_selected(index: Index, query: NodesQuery, target: Target) -> bool:
 
 
 def why(state: State, resolved: ResolvedRollout, target: Target) -> wire_nodes.NodeReason:
+    node = state.index.nodes.get(target.node)
     return {
         "node": target.node,
         "phase": target.phase.value,
         "outcome": None if target.outcome is None else target.outcome.value,
         "isolated": target.isolated,
         "reason": reason(blocking_reason(state, resolved, target)),
-        "runner": chosen_runner(state.index, state.index.nodes.get(target.node)),
+        "runner": chosen_runner(state.index, node),
+        "is_selected": node is None or resolved.rollout.plan.selector.matches(node.labels),
         "trouble": "; ".join(state.problems()) or None,
     }
 

@@ -88,13 +88,14 @@ class NodeReason(TypedDict):
     """Why a node does not move; `reason` is null if it moves or is done.
 
     `trouble` is the daemon's own, such as a full disk; null when there is none.  `runner` is null if no
-    runner is for the node.
+    runner is for the node.  `is_selected` is false if its labels no longer match the plan's targets.
     """
 
     node: str
     phase: str
     outcome: str | None
     isolated: bool
+    is_selected: bool
     reason: Reason | None
     runner: ChosenRunner | None
     trouble: str | None

@@ -128,6 +128,20 @@ async def test_node_with_long_label_is_left_out(tmp_path: Path) -> None:
         assert "w1: label team has 254 characters" in inside.state.sources["hosts"].error
 
 
+async def test_why_says_that_relabelled_node_is_no_longer_selected(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        known = {node.name: dict(node.labels) for node in NODES}
+        hosts = Source("hosts", known)
+        refresher = InventoryRefresher(inside.state, [hosts])
+        await refresher.refresh()
+        rollout = await inside.start(text=PLAN.replace('targets: ""', "targets: rack=r1"))
+        path = f"/v1/rollouts/{rollout}/nodes/p1/why"
+        assert (await inside.request("nora", "get", path))["is_selected"]
+        hosts.nodes = known | {"p1": known["p1"] | {"rack": "r2"}}
+        await refresher.refresh()
+        assert not (await inside.request("nora", "get", path))["is_selected"]
+
+
 async def test_failing_source_is_trouble_before_it_is_stale(tmp_path: Path) -> None:
     async with control_environment(tmp_path) as inside:
         source = Source("netbox", {"p1": {"team": "payments"}})
