@@ -94,7 +94,7 @@ class PoolIndex(Forkable):
         groups: dict[tuple[str, ...], tuple[tuple[str, ...], list[str], list[str], list[str]]] = {}
         for name, node in facts.nodes.items():
             label = node.labels.get
-            values = tuple([label(key, UNLABELED) for key in keys])
+            values = tuple([label(key) or UNLABELED for key in keys])
             group = groups.get(values)
             if group is None:
                 group = groups[values] = tuple(map(id_of_pool, keys, values)), [], [], []
@@ -136,7 +136,7 @@ class PoolIndex(Forkable):
                 del self.pools[pool_id]
 
     def _add_to_pools(self, node: Node, keys: tuple[str, ...]) -> None:
-        values = [(key, node.labels.get(key, UNLABELED)) for key in keys]
+        values = [(key, node.labels.get(key) or UNLABELED) for key in keys]
         self.pools = self._own(self.pools)
         for key, value in values:
             if f"{key}/{value}" not in self.pools:

@@ -76,7 +76,7 @@ class EarlierEvents:
         found = self._begun_by_pool.setdefault(key, _BegunByValue())
         # Each node once for each key: a commit may admit thousands, and each is judged after all before it.
         for node in islice(self.begun, found.seen, None):
-            label = facts.nodes[node].labels.get(key, UNLABELED)
+            label = facts.nodes[node].labels.get(key) or UNLABELED
             pool = facts.pool(f"{key}/{label}")
             found.counts[label] += node not in pool.down and node not in pool.unknown
         found.seen = len(self.begun)

@@ -361,7 +361,7 @@ def _pool_violation(
 def _pools(facts: InvariantFacts, rollout: Rollout, node: str) -> list[tuple[str, str]]:
     labels = facts.nodes[node].labels
     keys = dict.fromkeys((*facts.limits.pools, *rollout.plan.pool_keys))
-    return [(key, labels.get(key, UNLABELED)) for key in keys]
+    return [(key, labels.get(key) or UNLABELED) for key in keys]
 
 
 def is_down(facts: InvariantFacts, node: str, now: float) -> bool:

@@ -12,7 +12,7 @@ from enum import StrEnum
 from functools import lru_cache
 
 UNLABELED = "none"
-"""The pool value of a node that lacks the pool's label key."""
+"""The pool value of a node that lacks the pool's label key, or has no text there."""
 
 _DIGITS = re.compile(r"(\d+)")
 _POOL_ID_CACHE_SIZE = 65_536
@@ -130,8 +130,8 @@ class Node:
 
     @property
     def team(self) -> str | None:
-        """The team that owns the node: its label `team`."""
-        return self.labels.get("team")
+        """The team that owns the node: its label `team`; no text is no team."""
+        return self.labels.get("team") or None
 
 
 class NodeHealth(StrEnum):
@@ -180,7 +180,7 @@ class Observation:
 
 def pools_of(labels: Mapping[str, str], keys: tuple[str, ...]) -> tuple[str, ...]:
     """Return the pool ids `key/value` of a node under each pool key, in key order."""
-    return tuple([id_of_pool(key, labels.get(key, UNLABELED)) for key in keys])
+    return tuple([id_of_pool(key, labels.get(key) or UNLABELED) for key in keys])
 
 
 @lru_cache(maxsize=_POOL_ID_CACHE_SIZE)

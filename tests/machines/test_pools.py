@@ -72,9 +72,10 @@ def test_a_budget_counts_all_known_nodes(given: Budget, members: int, want: int)
 
 
 def test_a_node_without_the_label_is_in_pool_none() -> None:
-    index = index_of([Node("n1"), Node("n2")])
+    index = index_of([Node("n1"), Node("n2", labels={"team": ""})])
     submit(index)
     assert starts(index) == ["n1"]
+    assert index.pool("team/none").members == {"n1", "n2"}
     assert index.pools_of(index.nodes["n1"]) == ("team/none",)
 
 

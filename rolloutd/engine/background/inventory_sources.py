@@ -226,13 +226,13 @@ class SourceReader:
                 )
             # A lone half of a pair, as JSON may have it, could be written neither to a log nor to a metric.
             ports.require_utf8(f"label {label}", text)
+            # Its text is the name of a pool or a team on terminals, in mail and in metrics.
+            ports.require_plain_text(f"label {label[:60]!r}", f"{label}={text}")
         ports.require_utf8("id", node.id)
+        ports.require_plain_text("id", node.id)
         if self._gives_templates:
             ports.require_readable(node.connection)
             return node
-        for label, text in node.labels.items():
-            ports.require_plain_text(f"label {label[:60]!r}", f"{label}={text}")
-        ports.require_plain_text("id", node.id)
         ports.require_typed(node.connection)
         return replace(node, connection=ports.without_templates(node.connection))
 

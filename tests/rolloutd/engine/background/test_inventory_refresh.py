@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -39,6 +39,12 @@ class Source:
             )
             for name, labels in self.nodes.items()
         ]
+
+
+class AnsibleSource(Source):
+    """One whose texts may be templates."""
+
+    gives_templates: ClassVar[bool] = True
 
 
 async def reported(inside: ControlEnvironment, *sources: Source) -> dict[str, dict[str, str]]:
@@ -126,6 +132,25 @@ async def test_node_with_long_label_is_left_out(tmp_path: Path) -> None:
         labels = {"w1": {"team": "x" * 254}, "w2": {"team": "x" * 253}}
         assert list(await reported(inside, Source("hosts", labels))) == ["w2"]
         assert "w1: label team has 254 characters" in inside.state.sources["hosts"].error
+
+
+@pytest.mark.parametrize("of_ansible", [True, False])
+async def test_node_with_control_character_in_label_is_left_out(tmp_path: Path, of_ansible: bool) -> None:
+    async with control_environment(tmp_path) as inside:
+        source = AnsibleSource if of_ansible else Source
+        labels = {"w1": {"rack": "r1\x1b[2J"}, "w2": {"rack": "r1"}}
+        assert list(await reported(inside, source("hosts", labels))) == ["w2"]
+        error = "w1: label 'rack' has the control character '\\x1b'; correct it in the source"
+        assert inside.state.sources["hosts"].error == error
+
+
+async def test_empty_label_is_no_team_and_no_pool(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        await reported(inside, Source("hosts", {"w1": {"team": "", "rack": ""}}))
+        node = inside.state.index.nodes["w1"]
+        assert (node.team, inside.state.index.pools_of(node)) == (None, ("team/none", "rack/none"))
+        (shown,) = (await inside.request("nora", "get", "/v1/inventory"))["nodes"]
+        assert (shown["team"], shown["pools"]) == (None, ["team/none", "rack/none"])
 
 
 async def test_why_says_that_relabelled_node_is_no_longer_selected(tmp_path: Path) -> None:
