@@ -26,6 +26,7 @@ from tests.sim.fault_plan import EffectOutcome
 from tests.sim.random_streams import Coverage
 from tests.sim.scenario import SimResult
 from tests.sim.seeds import run_clusters, run_seed
+from tests.support.note_change import note_installed
 
 CORPUS = Path(__file__).with_name("corpus.txt")
 
@@ -175,4 +176,5 @@ def _print_result(result: SimResult, shown: int = TRACE_LINES_SHOWN) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with note_installed():  # once: each simulation that names it would build the models of plans anew
+        sys.exit(main())

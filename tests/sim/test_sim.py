@@ -22,7 +22,7 @@ LIMIT_S = 3600.0
 """Only a run that hangs reaches it: on a busy machine a minute of work takes more than ten."""
 
 MUTANT_PROCESSES = 5
-"""Each starts in three seconds of CPU time, which most mutants take less of."""
+"""For the cores: each is busy for a quarter of a minute."""
 
 REPLAYED_SEED = "seed 35"
 """A seed with two rollouts, crashes and a lost answer: its trace has everything in it."""
