@@ -152,9 +152,12 @@ _TEMPLATE_IMPORT = re.compile(rb"\{%[-+]?\s*(?:include|import|extends|from)\b|\b
 
 _CONFIG_PATH = re.compile(
     rb"(?im)^[ \t]*(?!(?:control|log|retry_files_save)_path)"
-    rb"[a-z_]*(?:_plugins|_paths?|library|module_utils|_file|executable|script)[ \t]*="
+    rb"[a-z_]*(?:_plugins|_paths?|library|module_utils|_file|executable|script)[ \t]*[=:]|\{\{|\{%"
 )
-"""A setting of ansible.cfg that may name files of the source."""
+"""A setting of ansible.cfg that may name files of the source; one with a template may have any value."""
+
+_CONFIG_WORDS = re.compile(r"[^\s=:,;@'\"]+")
+"""Words of ansible.cfg that may name a program, such as `dev@./vault.sh` and `-o ProxyCommand=./proxy.sh`."""
 
 _WORDS = re.compile(r"'[^'\n]*'|\"[^\"\n]*\"|[^\s='\"]+")
 
@@ -225,6 +228,7 @@ class _Closure:
         self._found: set[Path] = set()
         self._unread: list[Path] = []
         self._read: set[Path] = set()
+        self._playbooks: set[Path] = set()
         self._templates: set[Path] = set()
         self._followed: set[tuple[Path, str, str]] = set()
         self._places = cache(self._existing_places)
@@ -232,11 +236,10 @@ class _Closure:
 
     def of_playbook(self, playbook: Path) -> set[Path]:
         for place in {playbook.parent, self._root}:
-            for name in _ALWAYS:
-                self._add_all(place / name)
+            self._add_unasked(place)
             config = place / "ansible.cfg"
-            if config.is_file() and _CONFIG_PATH.search(config.read_bytes()):
-                raise _AnyFile
+            if config.is_file():
+                self._follow_config(config)
         self._add(playbook, "import_playbook")
         # A list, not recursion: files that import each other in a chain would exceed Python's limit.
         while self._unread:
@@ -244,6 +247,18 @@ class _Closure:
             for key, text in _texts(_load(path, self._spend), self._spend):
                 self._follow(path.parent, key, text)
         return self._found
+
+    def _add_unasked(self, place: Path) -> None:
+        """Add what Ansible reads without being asked where a playbook is."""
+        for name in _ALWAYS:
+            self._add_all(place / name)
+
+    def _follow_config(self, config: Path) -> None:
+        text = config.read_bytes()
+        if _CONFIG_PATH.search(text):
+            raise _AnyFile
+        for word in _CONFIG_WORDS.finditer(text.decode(errors="surrogateescape")):
+            self._follow_name(config.parent, "", word[0])
 
     def _spend(self, work: int) -> None:
         """Count work, which is the same in any order of the files; raises _AnyFile above the limit."""
@@ -258,6 +273,9 @@ class _Closure:
         self._found.add(path)
         if len(self._found) > MAX_FILES:
             raise _AnyFile
+        if key == "import_playbook" and path not in self._playbooks:
+            self._playbooks.add(path)
+            self._add_unasked(path.parent)
         if (key in _YAML_IMPORTS or path.suffix in _YAML) and path not in self._read:
             self._read.add(path)
             self._unread.append(path)

@@ -70,6 +70,31 @@ SOURCES = {
         "ansible.cfg": "[defaults]\nvault_password_file = ./v.sh\n",
         "v.sh": "",
     },
+    "program of another setting": {
+        "site.yml": PING,
+        "ansible.cfg": "[defaults]\nvault_identity_list = dev@./v.sh\n",
+        "v.sh": "",
+    },
+    "program of an ssh option": {
+        "site.yml": PING,
+        "ansible.cfg": "[ssh_connection]\nssh_args = -o ProxyCommand=./p.sh\n",
+        "p.sh": "",
+    },
+    "setting with a colon": {
+        "site.yml": PING,
+        "ansible.cfg": "[defaults]\nlibrary : {{CWD}}/mods\n",
+        "mods/x.py": "",
+    },
+    "program with a template": {
+        "site.yml": PING,
+        "ansible.cfg": "[defaults]\ncowpath = {{CWD}}/x.sh\n",
+        "x.sh": "",
+    },
+    "plugin next to an imported playbook": {
+        "site.yml": "- import_playbook: sub/site.yml\n",
+        "sub/site.yml": PING,
+        "sub/action_plugins/ping.py": "",
+    },
     "plugin of a role": {
         "site.yml": "- hosts: all\n  roles: [r]\n",
         "roles/r/meta/main.yml": "dependencies: [s]\n",
