@@ -43,12 +43,12 @@ async def review(
     content, source = await state.store.load_plan(rollout.id)
     previous = await _previous_rollout(state, rollout)
     old_content, old_source = (content, source) if previous is None else await state.store.load_plan(previous)
+    before = None if previous is None else (old_content, old_source)
     key, allowed = state.redaction_key, state.settings.show_vars
     playbooks = list(dict.fromkeys(path for _, path in _run_by_rollout(resolved, content, "playbook")))
     may_read = bool(who.teams) or who.admin
-    before = None if previous is None else _pinned(old_source)
     if may_read:
-        files = await _source_review(sources, _pinned(source), before, playbooks)
+        files = await _source_review(sources, _pinned(source), playbooks, before)
     else:
         files = SourceReview(
             playbooks=[_hidden(path, NOT_A_MEMBER) for path in playbooks], unseen=[NOT_A_MEMBER]
@@ -81,9 +81,9 @@ async def unseen_by_voters(state: State, sources: SourceStore, resolved: Resolve
     """Return what runs, is new, and is not shown in the review of a member of a team."""
     content, source = await state.store.load_plan(resolved.rollout.id)
     previous = await _previous_rollout(state, resolved.rollout)
-    before = None if previous is None else _pinned((await state.store.load_plan(previous))[1])
+    before = None if previous is None else await state.store.load_plan(previous)
     playbooks = list(dict.fromkeys(path for _, path in _run_by_rollout(resolved, content, "playbook")))
-    return tuple((await _source_review(sources, _pinned(source), before, playbooks)).unseen)
+    return tuple((await _source_review(sources, _pinned(source), playbooks, before)).unseen)
 
 
 def _gate_reviews(state: State, resolved: ResolvedRollout, who: Identity) -> Iterator[wire_plans.GateReview]:
@@ -137,7 +137,7 @@ def _approval_effect(
 
 
 async def _previous_rollout(state: State, rollout: Rollout) -> str | None:
-    """Return the latest earlier rollout of the same plan that changed nodes."""
+    """Return the latest earlier rollout of the same plan and owner that was approved and changed nodes."""
     earlier = {
         each.id: each.submitted_at
         for each in await state.store.list_closed_rollouts(MAX_CLOSED)
@@ -149,7 +149,12 @@ async def _previous_rollout(state: State, rollout: Rollout) -> str | None:
         if each.plan.name == rollout.plan.name and state.index.counters(each.id).done
     }
     before = {each: at for each, at in earlier.items() if each != rollout.id and at <= rollout.submitted_at}
-    return max(before, key=before.__getitem__, default=None)
+    for each in sorted(before, key=before.__getitem__, reverse=True):
+        # Nodes count as changed before any vote, if the rollout supersedes one with the same change.
+        found = state.index.rollouts.get(each) or await state.store.load_rollout(each)
+        if found.plan.owner == rollout.plan.owner and was_opened(found, GateName.START):
+            return each
+    return None
 
 
 def _source_difference(
@@ -165,18 +170,25 @@ def _pinned(source: Mapping[str, str]) -> PinnedSource:
 
 
 async def _source_review(
-    sources: SourceStore, after: PinnedSource, before: PinnedSource | None, playbooks: list[str]
+    sources: SourceStore,
+    after: PinnedSource,
+    playbooks: list[str],
+    before: tuple[Mapping[str, Any], Mapping[str, str]] | None,
 ) -> SourceReview:
+    """Return the review of a source; `before` are the content and the source of the previous rollout."""
     try:
         tree = await sources.find_tree(after)
     except (NotFound, SourceFailed) as pruned:
         shown = [_hidden(path, str(pruned)) for path in playbooks]
         return SourceReview(playbooks=shown, unseen=[str(pruned)])
+    if before is None:
+        return await threads.FILES.run(read_source_review, tree, playbooks, None)
     try:
-        previous = None if before is None else await sources.find_tree(before)
+        previous = await sources.find_tree(_pinned(before[1]))
     except (NotFound, SourceFailed):  # its files are compared with nothing, so all of them are new
         previous = None
-    return await threads.FILES.run(read_source_review, tree, previous, playbooks)
+    approved = [path for _, path in planfile.run_by_plan(before[0], "playbook")]
+    return await threads.FILES.run(read_source_review, tree, playbooks, previous, approved)
 
 
 def _hidden(path: str, note: str) -> wire_plans.PlaybookText:

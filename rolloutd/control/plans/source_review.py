@@ -32,7 +32,7 @@ VAULT_HEADER = "$ANSIBLE_VAULT;"
 class SourceReview:
     """What a voter sees of a source; `unseen` has a line for each file that runs, is new, and is not shown.
 
-    A file is not new if the previous rollout had the same bytes: its voters have approved them.
+    A file is not new if the previous rollout ran the same bytes: its voters have approved them.
     """
 
     playbooks: list[wire_plans.PlaybookText] = field(default_factory=list)
@@ -41,15 +41,22 @@ class SourceReview:
     unseen: list[str] = field(default_factory=list)
 
 
-def read_source_review(tree: Path, previous: Path | None, playbooks: Iterable[str]) -> SourceReview:
-    """Return the texts of playbooks and of all that they import, and the differences to the previous tree."""
+def read_source_review(
+    tree: Path, playbooks: Iterable[str], previous: Path | None, approved: Iterable[str] = ()
+) -> SourceReview:
+    """Return the texts of playbooks and of all that they import, and the differences to the previous tree.
+
+    `approved` are the playbooks of the previous rollout.
+    """
     named = list(dict.fromkeys(playbooks))
     review = SourceReview(differences=file_differences(previous, tree) if previous is not None else [])
     changed = {each["path"]: each for each in review.differences}
     required = {path for path in REQUIREMENTS_FILES if (tree / path).is_file()}
     files = (playbook_files(tree, named) | required).difference(named)
     # New bytes first: if the texts are too many, the others were approved before.
-    is_old = {path: _has_same_bytes(previous, tree, path) for path in (*named, *files)}
+    # What the previous tree only had, and no playbook of it ran, nobody has approved.
+    ran = set() if previous is None else playbook_files(previous, approved) | {*approved, *REQUIREMENTS_FILES}
+    is_old = {path: path in ran and _has_same_bytes(previous, tree, path) for path in (*named, *files)}
     left = MAX_REVIEW_CHARS
     for path in (*named, *sorted(files, key=lambda each: (is_old[each], each))):
         shown = _shown_text(tree, path, left, is_old=is_old[path])

@@ -9,6 +9,7 @@ import pytest
 
 from machines.model.events import GateOpened
 from machines.model.plan import GateName
+from machines.states import Phase
 from rolloutd.control.client import ApiError
 from rolloutd.control.plans.review import format_value
 from rolloutd.control.plans.source_review import read_source_review
@@ -233,6 +234,36 @@ async def test_vote_on_cut_review_needs_unseen(tmp_path: Path) -> None:
         await inside.vote("olga", second, "start")
 
 
+SECRETS = {"group_vars/all.yml": "$ANSIBLE_VAULT;1.1;AES256\n6162\n"}
+
+
+async def test_rollout_that_nobody_approved_is_not_the_previous_one(tmp_path: Path) -> None:
+    """Its nodes count as changed before any vote, because it supersedes a rollout with the same change."""
+    async with control_environment(tmp_path) as inside:
+        first = await inside.start()
+        await inside.finish(first, "p1")
+        inside.clock.advance(5)
+        second = await inside.submit(text=PLAN.replace("soak: 10m", "soak: 0s"), supersede=True)
+        assert inside.phase(second, "p1") is Phase.DONE
+        inside.clock.advance(5)
+        third = await inside.submit(text=PLAN.replace("soak: 10m", "soak: 20m"), supersede=True)
+        assert (await read_review(inside, third))["previous"] == first
+
+
+async def test_rollout_of_another_owner_is_not_the_previous_one(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        inside.sources.commit(URL, FILES | SECRETS, ["main"])
+        rollout = await inside.submit(who="paul", text=PLAN.replace("owner: infra", "owner: payments"))
+        await inside.vote("paul", rollout, "start", unseen=True)
+        await inside.commit(GateOpened(rollout, GateName.START, "", inside.clock.now()))
+        await inside.finish(rollout, "p1")
+        await inside.request("paul", "post", f"/v1/rollouts/{rollout}/cancel", {"reason": "again"})
+        inside.clock.advance(5)
+        review = await read_review(inside, await inside.submit())
+        assert review["previous"] is None
+        assert review["unseen"][0].startswith("group_vars/all.yml: not shown: encrypted")
+
+
 async def test_text_over_the_limit_is_not_cut_silently(tmp_path: Path) -> None:
     long = "- hosts: all\n" + "# a comment\n" * 20_000
     async with control_environment(tmp_path) as inside:
@@ -261,19 +292,28 @@ def write_tree(directory: Path, binary: bytes, link: str) -> Path:
 )
 def test_bytes_behind_link_are_compared(tmp_path: Path, binary: bytes, link: str, is_unseen: bool) -> None:
     previous = write_tree(tmp_path / "before", b"\xff\x00", "v1")
-    review = read_source_review(write_tree(tmp_path / "after", binary, link), previous, ["site.yml"])
+    review = read_source_review(
+        write_tree(tmp_path / "after", binary, link), ["site.yml"], previous, ["site.yml"]
+    )
     assert [each.partition(":")[0] for each in review.unseen] == ["roles/base/files/blob"] * is_unseen
+
+
+def test_bytes_that_no_playbook_ran_before_are_new(tmp_path: Path) -> None:
+    previous, tree = (write_tree(tmp_path / each, b"\xff\x00", "v1") for each in ("before", "after"))
+    (previous / "site.yml").write_text(SITE)
+    (unseen,) = read_source_review(tree, ["site.yml"], previous, ["site.yml"]).unseen
+    assert unseen.startswith("roles/base/files/blob: not shown: not text")
 
 
 def test_program_of_ascii_bytes_is_not_shown_as_text(tmp_path: Path) -> None:
     tree = write_tree(tmp_path / "tree", b"MZ\0\0", "v1")
-    (unseen,) = read_source_review(tree, None, ["site.yml"]).unseen
+    (unseen,) = read_source_review(tree, ["site.yml"], None).unseen
     assert unseen.startswith("roles/base/files/blob: not shown: not text (6 bytes, sha256 ")
 
 
 def test_playbook_named_by_template_shows_whole_source(tmp_path: Path) -> None:
     tree = write_tree(tmp_path / "tree", b"text", "v1")
-    review = read_source_review(tree, None, ["{{ node.labels.os }}.yml", "missing.yml"])
+    review = read_source_review(tree, ["{{ node.labels.os }}.yml", "missing.yml"], None)
     notes = [each["note"] for each in review.playbooks]
     assert notes == [
         "not shown: its name depends on the node, so all files of the source are below",
@@ -289,7 +329,7 @@ def test_required_collections_are_named_as_unseen(tmp_path: Path) -> None:
     for each in (tree, same):
         (each / "collections").mkdir()
         (each / "collections" / "requirements.yml").write_text("collections: [ansible.posix]\n")
-    review = read_source_review(tree, None, ["site.yml"])
+    review = read_source_review(tree, ["site.yml"], None)
     assert review.unseen == ["collections/requirements.yml: ansible-galaxy installs what it names"]
     assert "collections/requirements.yml" in {each["path"] for each in review.files}
-    assert read_source_review(tree, same, ["site.yml"]).unseen == []
+    assert read_source_review(tree, ["site.yml"], same, ["site.yml"]).unseen == []
