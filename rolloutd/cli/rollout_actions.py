@@ -11,10 +11,13 @@ from rolloutd.cli import exits
 from rolloutd.cli.command_group import CommandGroup, Invocation, confirm, without_none
 from rolloutd.cli.queries import format_reason
 from rolloutd.control.client import api_path
-from rolloutd.texts.formats import pluralize
+from rolloutd.texts.formats import join_limited, pluralize
 
 if TYPE_CHECKING:
     from rolloutd.control.rollouts.wire import Rollout
+
+MAX_NAMED_NODES = 5
+"""Nodes that one line names."""
 
 _ROLLOUT_ACTIONS = {
     "pause": ("start no more nodes of a rollout until it is resumed", "paused"),
@@ -114,6 +117,10 @@ def roll_back(call: Invocation) -> int:
     answer = call.client.post(
         api_path("rollouts", args.rollout, "rollback"), body | {"withdraw": args.withdraw}
     )
+    if not answer["nodes"] and not args.withdraw:
+        nodes = join_limited(args.nodes, MAX_NAMED_NODES)
+        text = f"{args.rollout}: the rollback of {nodes} is ordered already; --withdraw ends one that waits"
+        return call.report(answer, text, *args.nodes)
     if not answer["nodes"]:
         problem = f"no rollback waits here; list the nodes with rolloutctl nodes {args.rollout}"
         return call.report_no_change(answer, f"{args.rollout}: {problem}")

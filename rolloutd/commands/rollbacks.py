@@ -50,7 +50,10 @@ def roll_back_wave(
     ]
     if not chosen:
         where = rollout.id if wave is None else f"wave {wave} of {rollout.id}"
-        raise Refused("nothing-changed", f"{where}: no node to roll back; list them with rolloutctl nodes")
+        raise Refused(
+            "nothing-changed",
+            f"{where}: no changed or failed node without a rollback; list them with rolloutctl nodes",
+        )
     _require_latest(chosen, changed_since)
     events: list[Event] = [rollout_commands.rollback_order(state, who, each, reason) for each in chosen]
     if not rollout.closed and rollout.paused is None:

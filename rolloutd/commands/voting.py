@@ -232,10 +232,9 @@ def _require_new_vote(state: State, rollout: Rollout, cast: Vote) -> None:
     covered_teams = {team for each in same for team in each.teams}
     if not same or not covered_teams.issuperset(cast.teams) or _covers_more(state, rollout, cast, same):
         return
-    teams = " or ".join(cast.teams)
-    raise Refused(
-        "already-voted", f"{cast.gate} of {rollout.id}: you voted already, for {teams}; no vote is needed"
-    )
+    said, action = ("yes", "no vote is needed") if cast.yes else ("no", "withdraw that vote to continue")
+    by = f"you voted already, {said} for {' or '.join(cast.teams)}"
+    raise Refused("already-voted", f"{cast.gate} of {rollout.id}: {by}; {action}")
 
 
 def _covers_more(state: State, rollout: Rollout, cast: Vote, same: Sequence[Vote]) -> bool:

@@ -113,6 +113,15 @@ def test_withdrawal_of_no_rollback_exits_1(daemon: CannedDaemon, capsys: pytest.
     assert (code, err) == (1, "r: no rollback waits here; list the nodes with rolloutctl nodes r\n")
 
 
+def test_repeated_rollback_says_that_it_is_ordered(
+    daemon: CannedDaemon, capsys: pytest.CaptureFixture[str]
+) -> None:
+    daemon.answer("POST", "rollouts/r/rollback", {"rollout": "r", "nodes": []})
+    code, _, err = run(capsys, "rollback", "r", "p1", "--reason", "x")
+    expected = "r: the rollback of p1 is ordered already; --withdraw ends one that waits\n"
+    assert (code, err) == (0, expected)
+
+
 SHELL = {"node": "n1", "command": ["sh", "-c", "exit 7", "n1 host"]}
 
 

@@ -83,6 +83,15 @@ async def test_one_person_votes_once(tmp_path: Path) -> None:
         assert (await inside.vote("oscar", rollout, "start"))["state"] == "open"
 
 
+async def test_repeated_no_says_how_to_continue(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        rollout = await inside.start()
+        await inside.fail(rollout, "p1")
+        await inside.vote("olga", rollout, "proceed", yes=False)
+        with pytest.raises(ApiError, match="you voted already, no for infra; withdraw that vote to continue"):
+            await inside.vote("olga", rollout, "proceed", yes=False)
+
+
 async def test_a_gate_that_is_not_asked_takes_no_votes(tmp_path: Path) -> None:
     async with control_environment(tmp_path) as inside:
         rollout = await inside.start()

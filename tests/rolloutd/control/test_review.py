@@ -68,7 +68,7 @@ async def test_approval_names_the_missing_votes_it_gives(tmp_path: Path) -> None
         assert "start" not in paul
         await inside.vote("paul", rollout, "continue")
         again = approvals(await read_review(inside, rollout, "paul"))["continue"]
-        refused = f"continue of {rollout}: you voted already, for payments; no vote is needed"
+        refused = f"continue of {rollout}: you voted already, yes for payments; no vote is needed"
         assert again["refused"] == refused
 
 
