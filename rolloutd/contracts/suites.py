@@ -110,6 +110,16 @@ class IsolatorContract(_Contract[IsolatorBackend]):
         assert status.prior == ctx.prior
 
     @scenario
+    async def test_rollout_that_shares_isolation_ends_it(self, backend: IsolatorBackend) -> None:
+        ctx = await self._inspected(backend)
+        assert isinstance(await backend.isolator.isolate(ctx), ports.Ok)
+        joined = replace(ctx, rollout="r2", idempotency_key=f"r2/{backend.host.name}/1/step")
+        assert (await self._status(backend, joined)).is_isolated is not False
+        assert isinstance(await backend.isolator.isolate(joined), ports.Ok)
+        assert isinstance(await backend.isolator.return_to_service(joined), ports.Ok)
+        assert not await backend.is_isolated()
+
+    @scenario
     async def test_registration_matches_adapter(self, backend: IsolatorBackend) -> None:
         if self.registration is not None:
             capabilities = self.registration.capabilities

@@ -97,7 +97,7 @@ class KubernetesIsolator:
                 lambda: uncordon_node(
                     cluster,
                     name,
-                    rollout=ctx.rollout,
+                    rollout=isolation_owner(ctx),
                     was_cordoned=prior.was_cordoned,
                     hold_reason=ctx.hold_reason,
                 ),
@@ -147,7 +147,7 @@ class KubernetesIsolator:
         if not wanted_s:
             return None
         now = self._clock.now()
-        since = await prefer_no_schedule(cluster, name, rollout=ctx.rollout, at=now)
+        since = await prefer_no_schedule(cluster, name, rollout=isolation_owner(ctx), at=now)
         remaining_s = min(wanted_s, since + wanted_s - now)  # a clock that was set back delays nothing
         wait_s = min(remaining_s, self._drain_pass_s, max(0.0, ctx.deadline - now))
         if wait_s > 0:
@@ -163,12 +163,12 @@ class KubernetesIsolator:
         now = self._clock.now()
         if ctx.params.get("wait_for_jobs") is None:
             return now
-        record = read_cordon_state(cluster, await read_node(cluster, name), ctx.rollout).record
+        record = read_cordon_state(cluster, await read_node(cluster, name), isolation_owner(ctx)).record
         return now if record is None else record.began_at(now)
 
     async def _cordon(self, ctx: ports.StepContext, cluster: Cluster, name: str) -> ports.Ok | ports.Busy:
         return await cordon_node(
-            cluster, name, rollout=ctx.rollout, attempt=ctx.attempt, at=self._clock.now()
+            cluster, name, rollout=isolation_owner(ctx), attempt=ctx.attempt, at=self._clock.now()
         )
 
     async def _inspect(
@@ -176,9 +176,10 @@ class KubernetesIsolator:
     ) -> ports.IsolationStatus | ports.Busy:
         node = await read_node(cluster, name)
         pods = await list_pods_on(cluster, name)
-        cordon = read_cordon_state(cluster, node, ctx.rollout)
+        owner = isolation_owner(ctx)
+        cordon = read_cordon_state(cluster, node, owner)
         plan = plan_drain(pods, eviction_policy(ctx.params))
-        was_ours = cordon.record is not None and cordon.record.rollout == ctx.rollout
+        was_ours = cordon.record is not None and cordon.record.rollout == owner
         isolated_before = was_ours or ctx.prior is not None
         if cordon.cordon_owner is CordonOwner.OTHER and isolated_before and plan.is_empty:
             # Another client isolates the node: isolation is not lost, but the run must not continue.
@@ -187,7 +188,9 @@ class KubernetesIsolator:
         suffix = "" if plan.is_empty else "; pods are left that have to go"
         text = f"{name}: {cordon.text or cordon.hold_reason or 'in service'}{suffix}"
         return ports.IsolationStatus(
-            done, prior=_record_prior(node, cordon, pods) if ctx.prior is None else ctx.prior, text=text
+            done,
+            prior=_record_prior(owner, node, cordon, pods) if ctx.prior is None else ctx.prior,
+            text=text,
         )
 
 
@@ -198,6 +201,13 @@ class PriorState:
     was_cordoned: bool = False
     boot_id: str = ""
     daemonset_pods: Mapping[str, bool] | None = None
+
+
+def isolation_owner(ctx: ports.StepContext) -> str:
+    """Return the rollout that the node's annotation names: the first of those that share its isolation."""
+    # All of them get the state that the first one found; one that 0.2 recorded does not name it.
+    named = ctx.prior.get("rollout") if isinstance(ctx.prior, dict) else None
+    return str(named or ctx.rollout)
 
 
 def parse_prior(prior: ports.JSON) -> PriorState:
@@ -233,12 +243,15 @@ def eviction_policy(params: Mapping[str, ports.JSON], cordoned_at: float = 0.0) 
     )
 
 
-def _record_prior(node: Mapping[str, ports.JSON], cordon: CordonState, pods: list[Pod]) -> ports.JSON:
+def _record_prior(
+    owner: str, node: Mapping[str, ports.JSON], cordon: CordonState, pods: list[Pod]
+) -> ports.JSON:
     spec, status = node.get("spec") or {}, node.get("status") or {}
     was_cordoned = bool(spec.get("unschedulable"))
     if cordon.cordon_owner is CordonOwner.OURS and cordon.record is not None:
         was_cordoned = cordon.record.was_cordoned
     return {
+        "rollout": owner,
         "unschedulable": was_cordoned,
         "boot_id": (status.get("nodeInfo") or {}).get("bootID", ""),
         "daemon_pods": daemonset_readiness(pods),

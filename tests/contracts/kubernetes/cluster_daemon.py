@@ -13,6 +13,7 @@ from machines.model.node import NodeHealth
 from machines.model.plan import GateName
 from machines.model.reasons import Reason
 from machines.model.rollout import Actor, ActorKind, Target, Vote
+from machines.model.train import Train, TrainStored
 from rolloutd import planfile
 from rolloutd.adapters.kubernetes.cluster import Cluster
 from rolloutd.adapters.kubernetes.cluster_registry import ClusterRegistry
@@ -56,7 +57,7 @@ SETTINGS: dict[str, JSON] = {
 PLAN = """\
 apiVersion: rolloutd/v1
 kind: MaintenancePlan
-metadata: {{name: sysctl, owner: infra}}
+metadata: {{name: {name}, owner: infra}}
 spec:
   source: {{git: "https://git.example/x.git", ref: main}}
   targets: "rolloutd-world={prefix}"
@@ -110,23 +111,37 @@ class ClusterDaemon:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def submit(self, drain_timeout: str, nodes: Sequence[str]) -> None:
-        """Submit the plan once these nodes are known, and vote for its start."""
+    async def submit(
+        self, drain_timeout: str, nodes: Sequence[str], *, rollouts: Sequence[str] = (ROLLOUT,)
+    ) -> None:
+        """Submit the plan once these nodes are known, and vote for it; several rollouts are a train."""
         await wait_in_loop_until(lambda: self._knows(nodes))
-        text = PLAN.format(prefix=self._sandbox.prefix, drain_timeout=drain_timeout)
+        votes = [await self._open(rollout, drain_timeout) for rollout in rollouts]
+        if len(rollouts) > 1:
+            now, approved = self.state.now(), dict.fromkeys(rollouts, "olga")
+            train = Train("t", tuple(rollouts), 3600.0, OLGA, now, approved)
+            await self.state.commit([TrainStored(train, OLGA, "week", now)], cause="test")
+        for vote in votes:
+            await self.state.commit([vote], cause="test")
+
+    async def _open(self, rollout: str, drain_timeout: str) -> VoteCast:
+        """Open a rollout; return the vote that starts it."""
+        text = PLAN.format(name=rollout, prefix=self._sandbox.prefix, drain_timeout=drain_timeout)
         content = planfile.read(text.encode(), "plan.yaml").content
         plan, now = self._compile(content), self.state.now()
-        opened = rollout_opened(ROLLOUT, content, plan, self.state.index, OLGA, now, maybe_current=False)
-        vote = Vote("v-1", GateName.START, opened.digest.whole, OLGA, True, "", now, teams=("infra",))
+        opened = rollout_opened(rollout, content, plan, self.state.index, OLGA, now, maybe_current=False)
         await self.state.commit([opened], cause="test")
-        await self.state.commit([VoteCast(ROLLOUT, vote)], cause="test")
+        vote = Vote(
+            f"v-{rollout}", GateName.START, opened.digest.whole, OLGA, True, "", now, teams=("infra",)
+        )
+        return VoteCast(rollout, vote)
 
     async def _knows(self, nodes: Sequence[str]) -> bool:
         index = self.state.index
         return all(name in index.nodes and index.observation(name) is not None for name in nodes)
 
-    def target(self, node: str) -> Target:
-        return self.state.index.target(ROLLOUT, node)
+    def target(self, node: str, rollout: str = ROLLOUT) -> Target:
+        return self.state.index.target(rollout, node)
 
     def is_up(self, node: str) -> bool:
         """Return whether the daemon has observed the node to be up."""

@@ -307,6 +307,24 @@ async def test_another_rollout_s_isolation_is_not_ours(
     assert (await sandbox.get_node(node))["spec"]["unschedulable"] is True
 
 
+@pytest.mark.parametrize("last", ["r-1", "r-2"])
+async def test_rollouts_that_share_an_isolation_own_it(
+    sandbox: ClusterSandbox, isolator: KubernetesIsolator, last: str
+) -> None:
+    node = await sandbox.node("a")
+    before = spec_and_annotations(await sandbox.get_node(node))
+    first = await inspect_isolation(isolator, step_context(node, rollout="r-1"))
+    assert isinstance(await isolator.isolate(first), Ok)
+    joined = step_context(node, rollout="r-2", prior=first.prior)
+    look = await isolator.inspect(joined)
+    assert isinstance(look, IsolationStatus)
+    assert look.is_isolated
+    await sandbox.cordon(node, unschedulable=False)
+    assert isinstance(await isolator.isolate(joined), Ok)
+    assert isinstance(await isolator.return_to_service(replace(joined, rollout=last)), Ok)
+    assert spec_and_annotations(await sandbox.get_node(node)) == before
+
+
 async def test_gently_no_pod_is_driven_off(sandbox: ClusterSandbox, isolator: KubernetesIsolator) -> None:
     node, _ = await sandbox.node("a"), await sandbox.node("b")
     await sandbox.workload("api", [node])

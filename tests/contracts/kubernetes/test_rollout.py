@@ -121,6 +121,16 @@ async def test_hold_during_drain_returns_slot_at_once(sandbox: ClusterSandbox, d
     assert await is_cordoned(sandbox, node)
 
 
+async def test_train_isolates_node_once(sandbox: ClusterSandbox, daemon: ClusterDaemon) -> None:
+    node, _ = await sandbox.node("a", TEAM), await sandbox.node("b", TEAM)
+    rollouts = (ROLLOUT, "r-2", "r-3")
+    await daemon.start()
+    await daemon.submit("10m", [node], rollouts=rollouts)
+    await wait_in_loop_until(lambda: all(daemon.target(node, each).phase is Phase.DONE for each in rollouts))
+    assert [daemon.target(node, each).joined_outage for each in rollouts] == [False, True, True]
+    assert not await is_cordoned(sandbox, node)
+
+
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
 async def test_kubectl_describe_shows_each_phase(
     sandbox: ClusterSandbox, daemon: ClusterDaemon, kubeconfig: Path
