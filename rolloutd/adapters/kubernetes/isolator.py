@@ -247,7 +247,8 @@ def _record_prior(
     owner: str, node: Mapping[str, ports.JSON], cordon: CordonState, pods: list[Pod]
 ) -> ports.JSON:
     spec, status = node.get("spec") or {}, node.get("status") or {}
-    was_cordoned = bool(spec.get("unschedulable"))
+    # A cordon that we left for a hold is ours too: the node was in service before it.
+    was_cordoned = bool(spec.get("unschedulable")) and not cordon.left_cordoned
     if cordon.cordon_owner is CordonOwner.OURS and cordon.record is not None:
         was_cordoned = cordon.record.was_cordoned
     return {

@@ -294,6 +294,22 @@ async def test_a_kept_node_that_turned_red_is_ours_again(
     assert (await sandbox.get_node(node))["spec"]["unschedulable"] is True
 
 
+async def test_kept_node_that_we_isolate_again_was_in_service(
+    sandbox: ClusterSandbox, isolator: KubernetesIsolator
+) -> None:
+    node = await sandbox.node("a")
+    before = spec_and_annotations(await sandbox.get_node(node))
+    ctx = await inspect_isolation(isolator, step_context(node))
+    await isolator.isolate(ctx)
+    await isolator.return_to_service(replace(ctx, hold_reason="held by alice: mine now"))
+
+    again = await inspect_isolation(isolator, step_context(node))
+    assert isinstance(await isolator.isolate(replace(again, cordon_only=True)), Ok)
+    assert isinstance(await isolator.return_to_service(again), Ok)
+
+    assert spec_and_annotations(await sandbox.get_node(node)) == before
+
+
 async def test_another_rollout_s_isolation_is_not_ours(
     sandbox: ClusterSandbox, isolator: KubernetesIsolator
 ) -> None:
