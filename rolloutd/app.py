@@ -62,7 +62,7 @@ from rolloutd.settings import Settings
 from rolloutd.settings.compile import compile_limits, compile_source_rules
 from rolloutd.store import backend_of, leadership_of, open_store
 
-log = logging.getLogger("rolloutd")
+log = logging.getLogger(__name__)
 
 ANCHOR_AT_STOP_S = 10.0
 """Limit of the last write to the audit's anchors: a stop must not wait for a machine that is down."""

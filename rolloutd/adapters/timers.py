@@ -21,7 +21,7 @@ from apscheduler.schedulers.asyncio import AsyncIOScheduler
 from apscheduler.triggers.date import DateTrigger
 from apscheduler.triggers.interval import IntervalTrigger
 
-log = logging.getLogger("rolloutd.adapters.timers")
+log = logging.getLogger(__name__)
 
 MAX_DELAY = timedelta(days=366)
 """A later instant wakes its caller after a year, which then sets the timer again."""

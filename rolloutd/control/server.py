@@ -30,7 +30,7 @@ from rolloutd.control.routes import Created, LineStream, Request, Route, Service
 from rolloutd.errors import NotAllowed, NotLeader, RolloutdError, StoreFailed
 from rolloutd.service.listen_socket import BACKLOG, ListenSocket, bind
 
-log = logging.getLogger("rolloutd.control")
+log = logging.getLogger(__name__)
 
 MAX_STREAMS = 256
 """Streams open at once: a console for each member of a large team, at most some hundred megabytes."""
@@ -87,7 +87,7 @@ class ControlServer:
         self._limits = Limits(
             streams=MAX_STREAMS, uploads=MAX_UPLOADS, requests=MAX_REQUESTS, heavy=MAX_HEAVY
         )
-        http_log = logging.getLogger("rolloutd.control.http")
+        http_log = logging.getLogger(f"{__name__}.http")
         http_log.addFilter(_is_worth_logging)
         self._runner = web.AppRunner(
             self._application(),

@@ -28,7 +28,7 @@ from rolloutd.settings import Settings
 from rolloutd.settings.compile import compile_limits
 from rolloutd.store import open_store
 
-log = logging.getLogger("rolloutd")
+log = logging.getLogger(__name__)
 
 STANDBY_AFTER_S = 5.0
 """How long a start may wait for leadership before it says that it is a standby."""

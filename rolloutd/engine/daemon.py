@@ -38,7 +38,7 @@ from rolloutd.ports import AuditReport, Inventory, Observer, SourceRules, Timers
 from rolloutd.ports.guards import adapter_errors
 from rolloutd.texts.cause_text import describe_causes
 
-log = logging.getLogger("rolloutd.engine.daemon")
+log = logging.getLogger(__name__)
 
 MIN_PAUSE_S = 0.01
 """Pause between two decisions: one decision answers a burst of wakeups."""

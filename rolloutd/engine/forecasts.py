@@ -29,7 +29,7 @@ from rolloutd.errors import Refused, RolloutdError, StoreFailed
 from rolloutd.forecast.request import ForecastRequest, TeamChecks
 from rolloutd.ports import KeptForecast, load_of, total_parallel
 
-log = logging.getLogger("rolloutd.engine.forecasts")
+log = logging.getLogger(__name__)
 
 TIME_LIMIT_S = 120.0
 """Time of a forecast that a person waits for, as the API allows a handler; 10,000 nodes take a tenth of it on

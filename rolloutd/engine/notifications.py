@@ -36,7 +36,7 @@ from rolloutd.texts.audit_names import with_current_names
 from rolloutd.texts.event_text import failed_step
 from rolloutd.texts.vote_text import describe_missing_votes
 
-log = logging.getLogger("rolloutd.engine.notifications")
+log = logging.getLogger(__name__)
 
 GATE_WAITS = "gate-waits"
 NODE_FAILED = "node-failed"

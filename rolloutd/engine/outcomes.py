@@ -13,7 +13,7 @@ from rolloutd.engine.state import State
 from rolloutd.errors import NodeUnreachable, RolloutdError, StoreFailed
 from rolloutd.ports import Failed, Ok, StepResult, Unknown
 
-log = logging.getLogger("rolloutd.engine.outcomes")
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 

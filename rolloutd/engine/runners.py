@@ -27,7 +27,7 @@ from rolloutd.errors import AdapterFailed, NotFound, Refused, RolloutdError, Run
 from rolloutd.plugin import LOCAL_RUNNER
 from rolloutd.ports.guards import adapter_errors, answers_of_system
 
-log = logging.getLogger("rolloutd.engine.runners")
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 

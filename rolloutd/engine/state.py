@@ -42,7 +42,7 @@ from rolloutd.engine.transition_log import log_entries
 from rolloutd.errors import Conflict, FactsBehind, LeadershipLost, NotFound, Refused, StoreFailed
 from rolloutd.settings import Settings
 
-log = logging.getLogger("rolloutd.engine.state")
+log = logging.getLogger(__name__)
 
 STARTED = "daemon started"
 """Cause of the first commit of each daemon."""

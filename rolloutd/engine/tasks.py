@@ -25,7 +25,7 @@ from typing import Any, Generic, ParamSpec, Protocol, TypeVar
 from rolloutd.concurrency import garbage, threads
 from rolloutd.ports import Clock
 
-log = logging.getLogger("rolloutd.engine.tasks")
+log = logging.getLogger(__name__)
 
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")

@@ -15,7 +15,7 @@ from typing import Any
 from rolloutd.ports import AuditEntry
 from rolloutd.texts.event_text import describe_event
 
-log = logging.getLogger("rolloutd.transition")
+log = logging.getLogger(__name__)
 
 MAX_TEXT_CHARS = 500
 """Characters of a cause in a log line; the audit has all of it."""

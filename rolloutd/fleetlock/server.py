@@ -35,7 +35,7 @@ from rolloutd.errors import NotFound, Refused, RolloutdError
 from rolloutd.fleetlock.machine_ids import MachineIds
 from rolloutd.settings.listeners import GROUP_PATTERN, MAX_GROUP_CHARS, MAX_ID_CHARS, FleetLock
 
-log = logging.getLogger("rolloutd.fleetlock")
+log = logging.getLogger(__name__)
 
 PROTOCOL_HEADER = "fleet-lock-protocol"
 

@@ -48,7 +48,7 @@ from rolloutd.planfile.document import MAX_BYTES
 from rolloutd.ports import JSON, SourceStore
 from rolloutd.settings.operator import Operator
 
-log = logging.getLogger("rolloutd.operator")
+log = logging.getLogger(__name__)
 
 STATUS_INTERVAL_S = 5.0
 """Shortest time between two writes of one object's status."""

@@ -15,7 +15,7 @@ from rolloutd.operator.votes import VoteServer, serve_votes
 from rolloutd.ports import AdapterContext, SourceStore
 from rolloutd.settings.operator import OperatorVotes
 
-log = logging.getLogger("rolloutd.operator")
+log = logging.getLogger(__name__)
 
 
 async def run_operator(state: State, sources: SourceStore, context: AdapterContext) -> None:

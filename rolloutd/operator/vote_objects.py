@@ -33,7 +33,7 @@ from rolloutd.operator.people import person_of, submitter_name
 from rolloutd.ports import JSON, SourceStore
 from rolloutd.settings.operator import Operator
 
-log = logging.getLogger("rolloutd.operator")
+log = logging.getLogger(__name__)
 
 VOTES: Final = "maintenancevotes"
 VOTE_KIND: Final = "MaintenanceVote"

@@ -36,7 +36,7 @@ from rolloutd.operator.people import objects_of_namespace, person_of, rollout_of
 from rolloutd.ports import JSON, SourceStore
 from rolloutd.settings.operator import Operator, OperatorVotes
 
-log = logging.getLogger("rolloutd.operator")
+log = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 256 * 1024
 """Bytes of a vote: room for the ids of a thousand failures."""

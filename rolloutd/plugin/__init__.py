@@ -101,7 +101,7 @@ ABSENT: Any = None
 MACHINES = frozenset({NodeKind.HOST, NodeKind.KUBERNETES})
 """The kinds of nodes that are machines, which ssh and balancers can reach."""
 
-log = logging.getLogger("rolloutd.plugin")
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 

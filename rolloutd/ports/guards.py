@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from rolloutd.errors import AdapterFailed, RolloutdError, RunnerUnavailable
 
-log = logging.getLogger("rolloutd.ports")
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 

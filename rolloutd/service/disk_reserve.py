@@ -15,7 +15,7 @@ from machines.model.limits import DiskShortage
 from rolloutd.engine.state import State
 from rolloutd.texts.formats import format_size
 
-log = logging.getLogger("rolloutd.service.disk_reserve")
+log = logging.getLogger(__name__)
 
 FILE_NAME = "reserve"
 

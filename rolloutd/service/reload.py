@@ -20,7 +20,7 @@ from rolloutd.errors import InvalidFile, RolloutdError
 from rolloutd.settings import Settings, TeamSettings, load
 from rolloutd.settings.compile import compile_limits, compile_plan
 
-log = logging.getLogger("rolloutd.service.reload")
+log = logging.getLogger(__name__)
 
 RELOADABLE_SETTINGS = frozenset(
     {

@@ -18,7 +18,7 @@ from rolloutd.service.systemd import SystemdNotifier
 from rolloutd.texts.formats import pluralize
 from rolloutd.texts.reason_text import describe
 
-log = logging.getLogger("rolloutd.service.service_manager")
+log = logging.getLogger(__name__)
 
 MAX_LISTED = 2
 """Rollouts whose reason is in the status line; the others are counted, and `rolloutctl status` shows them."""

@@ -15,7 +15,7 @@ from collections.abc import Mapping, MutableMapping
 
 from rolloutd.service.listen_socket import CannotListen, adopt_socket
 
-log = logging.getLogger("rolloutd.service.systemd")
+log = logging.getLogger(__name__)
 
 FIRST_DESCRIPTOR = 3
 """The first inherited descriptor (SD_LISTEN_FDS_START)."""

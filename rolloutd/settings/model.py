@@ -28,7 +28,7 @@ from rolloutd.settings.shared_files import SharedFiles
 
 JSON = Any
 
-log = logging.getLogger("rolloutd.settings")
+log = logging.getLogger(__name__)
 
 _MEMBER = re.compile(r"@?[A-Za-z0-9_][A-Za-z0-9_.@+\\-]{0,255}\$?")
 

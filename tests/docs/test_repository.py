@@ -65,6 +65,12 @@ def test_core_names_no_command_line() -> None:
     assert named == [], "sentences are rendered outside the core"
 
 
+def test_loggers_are_named_after_their_modules() -> None:
+    product = [path for path in SOURCES if path.relative_to(ROOT).parts[0] in PRODUCT]
+    named = {path: re.findall(r"getLogger\(f?\"rolloutd[^)]*", path.read_text()) for path in product}
+    assert {path: names for path, names in named.items() if names} == {}
+
+
 def test_core_names_no_adapter_kind() -> None:
     named = [source for source in CORE if _string_constants(source) & ADAPTER_KINDS - _node_kinds(source)]
     assert named == [], "an adapter's registration says what its kind can do"

@@ -22,7 +22,7 @@ from rolloutd.concurrency import threads
 from rolloutd.errors import SourceFailed
 from rolloutd.ports import Artifact
 
-log = logging.getLogger("rolloutd.adapters.ansible.artifact_store")
+log = logging.getLogger(__name__)
 
 SHARE_LIMIT_S = 5.0
 """How long a node waits until other machines can show its run's output; an upload that began continues."""

@@ -35,7 +35,7 @@ from rolloutd.adapters.ansible.tree_cache import TreeCache
 from rolloutd.concurrency import threads
 from rolloutd.errors import AdapterFailed, NotFound
 
-log = logging.getLogger("rolloutd.adapters.ansible.runner")
+log = logging.getLogger(__name__)
 
 POLL_INTERVAL_S = 0.25
 """Interval of reading a run's events for a waiter; the kernel reports the run's end at once."""

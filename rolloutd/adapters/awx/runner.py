@@ -32,7 +32,7 @@ from rolloutd.adapters.awx.stored_runs import StoredRuns
 from rolloutd.adapters.awx.templates import Template, Templates, TemplateUnusable
 from rolloutd.errors import AdapterFailed, NotFound, RunnerUnavailable
 
-log = logging.getLogger("rolloutd.adapters.awx.runner")
+log = logging.getLogger(__name__)
 
 CANCEL_TIMEOUT_S = 25.0
 """Limit of the wait for a cancelled job's end; AWX asks its own process for 5 s."""

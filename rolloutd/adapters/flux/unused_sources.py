@@ -22,7 +22,7 @@ from rolloutd.adapters.kubernetes.api_errors import (
 from rolloutd.adapters.kubernetes.cluster import DEFAULT_DOMAIN, FIELD_MANAGER, Cluster
 from rolloutd.ports import Artifact
 
-log = logging.getLogger("rolloutd.adapters.flux.unused_sources")
+log = logging.getLogger(__name__)
 
 NAME_PREFIX: Final = "rolloutd-"
 USED: Final = f"{DEFAULT_DOMAIN}/used"

@@ -19,7 +19,7 @@ from rolloutd.ports import JSON
 
 NODES_PATH = api_path("nodes")
 
-log = logging.getLogger("rolloutd.kubernetes")
+log = logging.getLogger(__name__)
 
 PREFIX: Final = "node-"
 NO_END: Final = float("inf")

@@ -17,7 +17,7 @@ from rolloutd.adapters.kubernetes.nodes import CordonOwner, IsolationRecord, par
 from rolloutd.adapters.kubernetes.object_events import MAX_MESSAGE_LENGTH, ObjectEvent, write_event
 from rolloutd.ports import JSON, Ok, ProgressKind, ProgressReport
 
-log = logging.getLogger("rolloutd.adapters.kubernetes.progress")
+log = logging.getLogger(__name__)
 
 CONDITION = "MaintenanceInProgress"
 

@@ -22,7 +22,7 @@ from rolloutd.files.key_file import load_key
 from rolloutd.ports import JSON
 from rolloutd.service.listen_socket import bind_address
 
-log = logging.getLogger("rolloutd.adapters.kubernetes_jobs.tree_server")
+log = logging.getLogger(__name__)
 
 VALID_S = 3600.0
 """How long a URL is valid: a pod waits for its place and its image, and then fetches at once."""

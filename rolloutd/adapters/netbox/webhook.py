@@ -26,7 +26,7 @@ from rolloutd.errors import SourceFailed
 from rolloutd.ports import JSON, Clock, OnNodesChanged, OnObserved, OnTried, ignore_tries
 from rolloutd.service.listen_socket import bind, bind_address
 
-log = logging.getLogger("rolloutd.adapters.netbox")
+log = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 1024 * 1024
 """Limit of a message: one device with its snapshots has 5 KB."""

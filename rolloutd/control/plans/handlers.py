@@ -31,7 +31,7 @@ from rolloutd.planfile.prepare_source import ForcedStages
 
 routes = RouteTable()
 
-log = logging.getLogger("rolloutd.control.plans.handlers")
+log = logging.getLogger(__name__)
 
 DRAWS = 50
 """Draws of a preview: they cost less than the walk, and its p90 is off by some 4 % of the draws."""

@@ -15,7 +15,7 @@ from rolloutd.errors import RolloutdError, StoreFailed
 from rolloutd.ports import Anchor
 from rolloutd.ports.guards import adapter_errors
 
-log = logging.getLogger("rolloutd.engine.audit_anchor")
+log = logging.getLogger(__name__)
 
 TIMEOUT_S = 30.0
 """Limit of reading or writing one anchor."""

@@ -24,7 +24,7 @@ from rolloutd.concurrency import threads
 from rolloutd.engine.state import State
 from rolloutd.ports import AuditBase
 
-log = logging.getLogger("rolloutd.engine.audit_export")
+log = logging.getLogger(__name__)
 
 MAX_SEGMENT_ENTRIES = 100_000
 """Entries of one segment: some 50 MB, a tenth of it compressed, which are read in a second."""

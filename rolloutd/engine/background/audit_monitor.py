@@ -17,7 +17,7 @@ from rolloutd.errors import StoreFailed
 from rolloutd.ports import AuditReport
 from rolloutd.texts.reason_text import describe_differences, describe_mismatch
 
-log = logging.getLogger("rolloutd.engine.audit_monitor")
+log = logging.getLogger(__name__)
 
 INTERVAL_S = 3600.0
 """Interval of the checkpoint's comparisons: one takes half a second of CPU for 100,000 nodes."""

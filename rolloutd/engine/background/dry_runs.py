@@ -18,7 +18,7 @@ from rolloutd.errors import RolloutdError
 from rolloutd.ports import Busy, Ok, SupportsBlockerWatch, SupportsDryRun
 from rolloutd.ports.guards import adapter_errors, validate_result
 
-log = logging.getLogger("rolloutd.engine.background.dry_runs")
+log = logging.getLogger(__name__)
 
 DRY_RUN_TIMEOUT_S = 10.0
 """Time limit of one dry run, because it delays the start of its node."""

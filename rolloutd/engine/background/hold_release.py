@@ -21,7 +21,7 @@ from rolloutd.errors import RolloutdError
 from rolloutd.ports import Busy, Failed, Ok, SupportsHoldRelease, Unknown
 from rolloutd.ports.guards import adapter_errors, validate_result
 
-log = logging.getLogger("rolloutd.engine.background.hold_release")
+log = logging.getLogger(__name__)
 
 RETRY_S = 5.0
 """Pause before a release is tried again, doubled with each try because each is in the audit.

@@ -37,7 +37,7 @@ from rolloutd.ports import JSON, Inventory, SourceRules
 from rolloutd.texts.cause_text import describe_causes
 from rolloutd.texts.formats import pluralize
 
-log = logging.getLogger("rolloutd.engine.background.inventory_refresh")
+log = logging.getLogger(__name__)
 
 FIRST_COMMIT_WAIT_S = 2.0
 """Wait for slower sources before the first commit: a new node is known within five seconds."""

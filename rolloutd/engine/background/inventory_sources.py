@@ -24,7 +24,7 @@ from rolloutd.engine.tasks import compute_over
 from rolloutd.errors import RolloutdError, SourceFailed
 from rolloutd.ports.guards import adapter_errors, validate_result
 
-log = logging.getLogger("rolloutd.engine.background.inventory_sources")
+log = logging.getLogger(__name__)
 
 SOURCE_TIMEOUT_S = 120.0
 """Time limit of one source: a dynamic inventory that queries a cloud takes a minute."""

@@ -31,7 +31,7 @@ from rolloutd.engine.state import State
 from rolloutd.engine.tasks import BackgroundJobs
 from rolloutd.errors import StoreFailed
 
-log = logging.getLogger("rolloutd.engine.background.jobs")
+log = logging.getLogger(__name__)
 
 C = TypeVar("C")
 

@@ -29,7 +29,7 @@ from rolloutd.ports.guards import adapter_errors
 from rolloutd.settings.retention import CLEANING_GIVEN_UP_AFTER_S
 from rolloutd.texts.reason_text import describe
 
-log = logging.getLogger("rolloutd.engine.background.node_cleaning")
+log = logging.getLogger(__name__)
 
 INTERVAL_S = 3600.0
 """Interval between two passes: what was kept for weeks may stay an hour longer."""

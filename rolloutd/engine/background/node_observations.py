@@ -20,7 +20,7 @@ from rolloutd.errors import RolloutdError
 from rolloutd.ports import ConfirmsReports, Host, Observer, Watch
 from rolloutd.ports.guards import adapter_errors, validate_result
 
-log = logging.getLogger("rolloutd.engine.background.node_observations")
+log = logging.getLogger(__name__)
 
 RESTART_DELAY_S = 10.0
 """Pause before a broken watch restarts: short, because observations are valid for a minute."""

@@ -23,7 +23,7 @@ from rolloutd.engine.state import State
 from rolloutd.errors import NotFound, RolloutdError
 from rolloutd.ports import Runs
 
-log = logging.getLogger("rolloutd.engine.background.pilot_evidence")
+log = logging.getLogger(__name__)
 
 MAX_STEPS = 200
 """Steps shown: the latest; a pilot that needed more attempts is not evidence of a good plan."""

@@ -23,7 +23,7 @@ from rolloutd.errors import RolloutdError
 from rolloutd.ports import ProgressKind, ProgressReport, SupportsProgressReports
 from rolloutd.ports.guards import adapter_errors
 
-log = logging.getLogger("rolloutd.engine.background.progress_reports")
+log = logging.getLogger(__name__)
 
 MAX_CONCURRENT = 8
 """Nodes at a time, so that reports leave the external system's capacity to the isolations."""

@@ -20,7 +20,7 @@ from rolloutd.engine.tasks import Wakeup
 from rolloutd.errors import SourceFailed, StoreFailed
 from rolloutd.ports import Artifact, ArtifactStore, RolloutRecord
 
-log = logging.getLogger("rolloutd.engine.background.retention")
+log = logging.getLogger(__name__)
 
 INTERVAL_S = 3600.0
 """Interval between two passes: an artifact that is kept for months may stay an hour longer."""

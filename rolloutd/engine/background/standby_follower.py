@@ -11,7 +11,7 @@ from collections.abc import Callable
 from rolloutd.engine.state import State
 from rolloutd.errors import StoreFailed
 
-log = logging.getLogger("rolloutd.engine.standby")
+log = logging.getLogger(__name__)
 
 POLL_S = 1.0
 """Interval in which the audit's last entry is read."""

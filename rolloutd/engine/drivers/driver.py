@@ -44,7 +44,7 @@ from rolloutd.errors import NotFound, StoreFailed
 from rolloutd.ports import Busy, Check, Ok, StepContext, StepResult
 from rolloutd.texts.cause_text import describe_action, describe_causes
 
-log = logging.getLogger("rolloutd.engine.drivers.driver")
+log = logging.getLogger(__name__)
 
 CHECK_TIMEOUT_S = 60.0
 """Time limit of one try of a check whose parameters name none."""

@@ -27,7 +27,7 @@ from rolloutd.engine.drivers.traffic_probes import probe_traffic
 from rolloutd.engine.tasks import Wakeup
 from rolloutd.ports import Busy, Failed, IsolationStatus, Ok, StepContext, StepResult, Unknown
 
-log = logging.getLogger("rolloutd.engine.drivers.isolation")
+log = logging.getLogger(__name__)
 
 RECHECK_INTERVAL_S = 15.0
 """Interval between inspections while a playbook runs; an observation that changes inspects at once."""

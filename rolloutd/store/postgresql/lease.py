@@ -27,7 +27,7 @@ from rolloutd.store.postgresql.commit_mark import CommitMark
 from rolloutd.store.postgresql.connection import ERRORS, PostgresqlConnection, boot_time_s
 from rolloutd.store.sqlite.lock import StateLock, prepare_directory
 
-log = logging.getLogger("rolloutd.store.postgresql.lease")
+log = logging.getLogger(__name__)
 
 POLL_S = 1.0
 """Interval in which a standby looks at the counter; a takeover is late by up to so much."""

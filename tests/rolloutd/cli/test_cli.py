@@ -202,17 +202,6 @@ def test_trouble_of_the_daemon_shown_by_why(daemon: CannedDaemon, capsys: pytest
     assert out == "n1 is maintaining\nthe daemon has trouble: no space is left\n"
 
 
-@pytest.mark.parametrize(("phase", "lines"), [("pending", 2), ("isolating", 1), ("done", 1)])
-def test_why_of_relabelled_node_names_skip(
-    daemon: CannedDaemon, capsys: pytest.CaptureFixture[str], phase: str, lines: int
-) -> None:
-    answer = {"node": "n1", "phase": phase, "reason": None, "is_selected": False}
-    daemon.answer("GET", "rollouts/r/nodes/n1/why", answer)
-    told = run(capsys, "why", "r", "n1")[1].splitlines()
-    assert len(told) == lines
-    assert ("rolloutctl skip r n1 --reason ..." in told[-1]) == (phase == "pending")
-
-
 # -- telling
 
 

@@ -155,3 +155,14 @@ def test_status_names_runners_where_there_are_several(
     assert "runner fra: site=fra: 3 of at most 20 runs active\n" in run(capsys, "status")[1]
     daemon.answer("GET", "health", {"runs": {"runners": runners[1:]}})
     assert "runner" not in run(capsys, "status")[1]
+
+
+@pytest.mark.parametrize(("phase", "lines"), [("pending", 2), ("isolating", 1), ("done", 1)])
+def test_why_of_relabelled_node_names_skip(
+    daemon: CannedDaemon, capsys: pytest.CaptureFixture[str], phase: str, lines: int
+) -> None:
+    answer = {"node": "n1", "phase": phase, "reason": None, "is_selected": False}
+    daemon.answer("GET", "rollouts/r/nodes/n1/why", answer)
+    told = run(capsys, "why", "r", "n1")[1].splitlines()
+    assert len(told) == lines
+    assert ("rolloutctl skip r n1 --reason ..." in told[-1]) == (phase == "pending")

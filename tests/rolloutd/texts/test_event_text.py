@@ -36,7 +36,7 @@ def logged_lines(
     caplog: pytest.LogCaptureFixture, event: Event, actor: Actor = DAEMON
 ) -> list[tuple[str, str]]:
     """Return the level and the text of the lines that the log has of an event."""
-    caplog.set_level("INFO", "rolloutd.transition")
+    caplog.set_level("INFO", "rolloutd.engine.transition_log")
     drafts = draft_entries(event, actor=actor, cause="test", at=0.0, digest=None)
     texts = [add_sequence_number(draft, number) for number, draft in enumerate(drafts, 1)]
     transition_log.log_entries(AuditEntry(number, text, "") for number, text in enumerate(texts, 1))

@@ -16,7 +16,7 @@ from rolloutd.ports import TunedRunnerStatus
 
 __all__ = ["FastRuns", "NotForked", "SelfTest"]
 
-log = logging.getLogger("rolloutd.adapters.ansible.fast")
+log = logging.getLogger(__name__)
 
 TESTED_VERSIONS = ("2.19.14", "2.20.10", "2.21.5")
 """Versions of ansible-core with which tests/rolloutd/adapters/ansible/test_forks.py was run.
