@@ -93,6 +93,9 @@ async def run_session(
     try:
         channel, _ = await asyncio.shield(opening)
     except (asyncssh.Error, OSError) as error:
+        # Its session was open: the node may have started the command, and only its word of it was lost.
+        if collector.ended.is_set():
+            return collector
         raise NotStartedError(str(error)) from error
     except asyncio.CancelledError:
         # The node may still start the command, so it is ended as soon as its session is open.

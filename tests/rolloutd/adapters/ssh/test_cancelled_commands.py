@@ -1,4 +1,4 @@
-"""What becomes of a command that is given up while the node is still starting it."""
+"""What becomes of a command that is given up, or whose connection is lost, while the node is starting it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import asyncssh
 import pytest
 
 from rolloutd.adapters.ssh.shell import SshShell
+from rolloutd.errors import NodeUnreachable
 from rolloutd.ports import Host
 from tests.contracts.ssh_fixtures import LIMIT_S, serve_connections
 
@@ -57,6 +58,7 @@ class SlowSshd:
         self.asked, self.closed, self.flowing = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self.flowing.set()
         self.said: list[str] = []
+        self._writers: list[asyncio.StreamWriter] = []
 
     @asynccontextmanager
     async def host(self, directory: Path) -> AsyncIterator[Host]:
@@ -74,6 +76,7 @@ class SlowSshd:
 
     async def _tap(self, port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         behind, to_behind = await asyncio.open_connection("127.0.0.1", port)
+        self._writers.append(writer)
 
         async def back() -> None:
             while chunk := await behind.read(65536):
@@ -87,6 +90,13 @@ class SlowSshd:
         finally:
             returning.cancel()
             to_behind.transport.abort()
+
+    def lose_connections(self) -> None:
+        """End the connections to us, without what is held back on them."""
+        for writer in self._writers:
+            writer.transport.abort()
+        self._writers.clear()
+        self.flowing.set()
 
 
 @pytest.mark.parametrize(("hold_open", "said"), [(False, ["work", "TERM"]), (True, [])])
@@ -104,4 +114,18 @@ async def test_a_command_given_up_while_it_is_being_started_is_ended(
         world.flowing.set()
         await world.closed.wait()
         assert world.said == said
+        await shell.close()
+
+
+async def test_command_that_may_have_started_is_not_repeated(tmp_path: Path) -> None:
+    world, shell = SlowSshd(hold_open=False), SshShell()
+    async with asyncio.timeout(LIMIT_S), world.host(tmp_path) as host:
+        running = asyncio.create_task(shell.run(host, "work", timeout_s=5.0))
+        await world.asked.wait()
+        while world.flowing.is_set():
+            await asyncio.sleep(0.01)
+        world.lose_connections()
+        with pytest.raises(NodeUnreachable, match="n1: the connection was lost while `work` ran"):
+            await running
+        assert world.said == ["work"]
         await shell.close()
