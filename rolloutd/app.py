@@ -60,7 +60,7 @@ from rolloutd.service.service_manager import SystemdReporter
 from rolloutd.service.systemd import SystemdNotifier, inherited_socket
 from rolloutd.settings import Settings
 from rolloutd.settings.compile import compile_limits, compile_source_rules
-from rolloutd.store import backend_of, leadership_of, open_store
+from rolloutd.store import Store, backend_of, leadership_of, open_store
 
 log = logging.getLogger(__name__)
 
@@ -377,7 +377,7 @@ async def _run_operator(state: State, sources: TreeStore, context: ports.Adapter
 
 async def _load_state(
     settings: Settings,
-    store: ports.Store,
+    store: Store,
     clock: SystemClock,
     compiler: TeamPlanCompiler,
     leadership: ports.Leadership,

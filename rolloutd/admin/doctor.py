@@ -37,12 +37,12 @@ from rolloutd.configuration.documents import load_redaction_key
 from rolloutd.configuration.sealed_variables import unseal
 from rolloutd.control.client import ApiError, Client, DaemonUnreachable
 from rolloutd.errors import InvalidFile, RolloutdError
-from rolloutd.ports import PinnedSource, Store
+from rolloutd.ports import PinnedSource
 from rolloutd.service.preflight import find_missing_prerequisites
 from rolloutd.service.reload import TeamPlanCompiler
 from rolloutd.settings import Settings, load
 from rolloutd.settings.compile import compile_limits
-from rolloutd.store import open_store
+from rolloutd.store import Store, open_store
 from rolloutd.texts.formats import pluralize
 
 COMMAND_TIMEOUT_S = 60.0

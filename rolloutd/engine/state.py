@@ -41,6 +41,7 @@ from rolloutd.engine.tasks import compute, compute_in_parts, free, wait_until_do
 from rolloutd.engine.transition_log import log_entries
 from rolloutd.errors import Conflict, FactsBehind, LeadershipLost, NotFound, Refused, StoreFailed
 from rolloutd.settings import Settings
+from rolloutd.store import Store
 
 log = logging.getLogger(__name__)
 
@@ -102,7 +103,7 @@ class State:
     """The facts of this daemon, shared by its loop, its drivers and its handlers."""
 
     index: Projection
-    store: ports.Store
+    store: Store
     clock: ports.Clock
     settings: Settings
     changes: ChangeNotifier
@@ -258,7 +259,7 @@ class State:
     ) -> tuple[ports.AuditEntry, ...]:
         """Write and apply the events, all or none.
 
-        The way to the disk: first_violation() of the invariants, SqlStore.commit(), Writer.commit() with the
+        The way to the disk: first_violation() of the invariants, Store.commit(), Writer.commit() with the
         audit entries, write_events() in store/rows.py, apply.writes() for the rows of each event, TABLES.
         Raises InvariantViolation, Conflict or StoreFailed; in each case nothing has changed.
         """

@@ -28,9 +28,8 @@ from rolloutd.forecast.answer import JSON, difference, forecast_answer
 from rolloutd.forecast.history import StepHistory, begun_at, failure_rate
 from rolloutd.forecast.request import Draft, ForecastRequest
 from rolloutd.forecast.what_if import Changed, apply_what_if
-from rolloutd.ports import Store
 from rolloutd.settings.compile import compile_plan
-from rolloutd.store import open_store
+from rolloutd.store import Store, open_store
 from rolloutd.texts.formats import suggest_name
 
 NICENESS = 19

@@ -135,7 +135,6 @@ from rolloutd.ports.store import RolloutRecord as RolloutRecord
 from rolloutd.ports.store import RowMismatch as RowMismatch
 from rolloutd.ports.store import SourceAnswer as SourceAnswer
 from rolloutd.ports.store import StepDuration as StepDuration
-from rolloutd.ports.store import Store as Store
 from rolloutd.ports.store import StoredVolume as StoredVolume
 from rolloutd.ports.types import JSON as JSON
 from rolloutd.ports.types import PinnedSource as PinnedSource

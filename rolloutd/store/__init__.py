@@ -16,11 +16,11 @@ from rolloutd.store.audit_comparison import compare_with_audit
 from rolloutd.store.backend import Backend
 from rolloutd.store.move import MoveResult, move_store
 from rolloutd.store.queries import PlanCompiler
-from rolloutd.store.sql_store import SqlStore, measure_volume
 from rolloutd.store.sqlite.backend import SqliteBackend as DatabaseBackend
 from rolloutd.store.sqlite.backup import backup, restore
 from rolloutd.store.sqlite.database import FILE_NAME
 from rolloutd.store.sqlite.lock import StateLock
+from rolloutd.store.store import Store, measure_volume
 from rolloutd.store.writer import CommitCallback
 
 __all__ = [
@@ -28,8 +28,8 @@ __all__ = [
     "Backend",
     "DatabaseBackend",
     "MoveResult",
-    "SqlStore",
     "StateLock",
+    "Store",
     "backend_of",
     "backup",
     "compare_with_audit",
@@ -104,7 +104,7 @@ async def open_store(
     inline: bool = False,
     now: Callable[[], float] = time.time,
     name: str = "",
-) -> SqlStore:
+) -> Store:
     """Open the store of a daemon, and begin a term unless `read_only`; raises StoreFailed.
 
     `name` is that of the daemon for people; default: the machine's.
@@ -114,5 +114,5 @@ async def open_store(
     """
     backend = backend_of(state_dir, postgresql, redaction_key_file=redaction_key_file, inline=inline)
     if read_only:
-        return SqlStore(backend, await backend.open_reader(), compile_plan)
-    return await SqlStore.open(backend, compile_plan, on_commit=on_commit, now=now, name=name)
+        return Store(backend, await backend.open_reader(), compile_plan)
+    return await Store.open(backend, compile_plan, on_commit=on_commit, now=now, name=name)

@@ -58,6 +58,7 @@ def read_base(connection: Connection, schema: str = "") -> BaseRecord | None:
 
 
 def load_base(connection: Connection) -> AuditBase:
+    """Return the last exported entry; entries up to it may still be there, and are read no more."""
     record = read_base(connection)
     return AuditBase() if record is None else record.base
 

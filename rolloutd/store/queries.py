@@ -85,7 +85,12 @@ FROM rollout WHERE deleted_at IS NULL AND NOT ({IS_LIVE}) ORDER BY number DESC L
 
 
 def load_snapshot(connection: Connection, compile_plan: PlanCompiler) -> FactsSnapshot:
-    """Return the facts that decisions use, all as of one commit."""
+    """Return the facts that decisions use, all as of one commit.
+
+    It omits deleted rollouts and nodes that are no longer in the inventory.  It also omits rollouts that
+    have ended or were cancelled and have no node in flight, failed, isolated or ordered to return: see
+    list_closed_rollouts().
+    """
     # One read transaction: a commit between two queries would mix two moments.
     connection.execute("BEGIN")
     try:
@@ -112,7 +117,7 @@ def load_snapshot(connection: Connection, compile_plan: PlanCompiler) -> FactsSn
 
 
 def load_rollout(connection: Connection, rollout: str, compile_plan: PlanCompiler) -> Rollout:
-    """Return one rollout; raises NotFound."""
+    """Return one rollout, also a closed one; raises NotFound."""
     found = _load_rollouts(connection, "id = ? AND deleted_at IS NULL", (rollout,), compile_plan)
     if not found:
         raise NotFound(f"{rollout}: no such rollout; list them with rolloutctl rollouts")
@@ -138,6 +143,7 @@ def load_preparations(connection: Connection, rollout: str) -> tuple[Preparation
 def load_steps(
     connection: Connection, rollout: str, node: str, attempt: int | None = None
 ) -> tuple[StepRecord, ...]:
+    """Return the step records of a node, oldest first; of one attempt if named."""
     where, order = "rollout = ? AND node = ?", "ORDER BY rowid"
     if attempt is None:
         return StoredRows(connection).load(StepRecord, f"{where} {order}", rollout, node)
@@ -166,6 +172,10 @@ def load_step_durations(connection: Connection, limit: int) -> tuple[ports.StepD
 
 
 def load_busy_times(connection: Connection, limit: int) -> tuple[ports.BusyTime, ...]:
+    """Return how long traffic kept nodes from starting, the latest first; of so many changes of phase.
+
+    Entries of the audit that are exported are not asked.
+    """
     names = dict(connection.execute("SELECT id, name FROM rollout").fetchall())
     moves = connection.execute(
         "SELECT entry FROM audit WHERE event = 'PhaseMoved' ORDER BY seq DESC LIMIT ?", (limit,)
@@ -261,7 +271,7 @@ def unfinished_runs(connection: Connection, node: str) -> tuple[str, ...]:
 
 
 def load_plan(connection: Connection, rollout: str) -> tuple[Mapping[str, ports.JSON], Mapping[str, str]]:
-    """Return a rollout's content and its pinned source; raises NotFound."""
+    """Return a rollout's canonical plan and its pinned source; raises NotFound."""
     sql = "SELECT content, source FROM rollout WHERE id = ? AND deleted_at IS NULL"
     row = connection.execute(sql, (rollout,)).fetchone()
     if row is None:
@@ -270,6 +280,7 @@ def load_plan(connection: Connection, rollout: str) -> tuple[Mapping[str, ports.
 
 
 def load_connections(connection: Connection) -> Mapping[str, Mapping[str, ports.JSON]]:
+    """Return the connection of each node, also of nodes no longer in the inventory."""
     rows = connection.execute("SELECT name, connection FROM node WHERE gone_at IS NULL").fetchall()
     # As one text: Python decodes it in a third of the time of a hundred thousand texts.
     connections = json.loads(f"[{','.join(text for _, text in rows)}]")
@@ -277,6 +288,7 @@ def load_connections(connection: Connection) -> Mapping[str, Mapping[str, ports.
 
 
 def load_source_answers(connection: Connection) -> tuple[ports.SourceAnswer, ...]:
+    """Return the last answer of each source, also of sources that the settings no longer name."""
     nodes: dict[str, list[ports.DiscoveredNode]] = {}
     for node in StoredRows(connection).load(ports.DiscoveredNode, "true ORDER BY source, name"):
         nodes.setdefault(node.source, []).append(node)
@@ -285,6 +297,7 @@ def load_source_answers(connection: Connection) -> tuple[ports.SourceAnswer, ...
 
 
 def list_closed_rollouts(connection: Connection, limit: int = 100) -> tuple[ports.ClosedRollout, ...]:
+    """Return the rollouts that load_snapshot() omits and that are not deleted, latest first."""
     rows = connection.execute(_SELECT_CLOSED, (limit,)).fetchall()
     tally = "SELECT coalesce(outcome, phase), count(*) FROM target WHERE rollout = ? GROUP BY 1"
     return tuple(
@@ -298,6 +311,7 @@ def list_closed_rollouts(connection: Connection, limit: int = 100) -> tuple[port
 
 
 def list_rollout_records(connection: Connection) -> tuple[ports.RolloutRecord, ...]:
+    """Return all rollouts, including deleted ones."""
     sql = f"""
     SELECT id, source, CASE WHEN {IS_LIVE} THEN NULL ELSE coalesce(cancelled_at, ended_at, deleted_at) END,
            deleted_at IS NOT NULL
@@ -319,6 +333,7 @@ def find_identical(connection: Connection, change: str, selector_digest: str, po
 
 
 def find_nodes_with_change(connection: Connection, change: str) -> frozenset[str]:
+    """Return the nodes that any rollout brought to this change, or found already there."""
     rows = connection.execute(
         "SELECT DISTINCT node FROM target JOIN rollout ON rollout.id = target.rollout"
         " WHERE change_digest = ? AND outcome IN ('changed', 'already-current')",
@@ -328,6 +343,10 @@ def find_nodes_with_change(connection: Connection, change: str) -> frozenset[str
 
 
 def find_later_changes(connection: Connection, rollout: str) -> dict[str, str]:
+    """Return the nodes that later rollouts of the same plan changed, each with the latest of them.
+
+    It omits deleted rollouts.
+    """
     rows = connection.execute(
         "SELECT node, later.id FROM rollout AS asked JOIN rollout AS later ON later.name = asked.name"
         " JOIN target ON target.rollout = later.id"
@@ -348,7 +367,10 @@ def read_audit(
     node: str | None = None,
     event: str | None = None,
 ) -> tuple[ports.AuditEntry, ...]:
-    """Return audit entries oldest first: the first after a number, or the last before another."""
+    """Return entries after the sequence number `after`, oldest first; `event` is a class name.
+
+    They are the first `limit` of them, or with `before` the last `limit` before that number.
+    """
     filters = {"rollout": rollout, "node": node}
     values: list[str | int] = [value for value in filters.values() if value is not None]
     where = "".join(f" AND {column} = ?" for column, value in filters.items() if value is not None)

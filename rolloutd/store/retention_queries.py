@@ -74,13 +74,20 @@ DELETE FROM configuration WHERE content NOT IN (
 
 
 def list_uncleaned_nodes(connection: Connection, ended_after: float, ended_before: float) -> tuple[str, ...]:
-    """Return the nodes whose last rollout ended in the period, and that were not cleaned since."""
+    """Return the nodes whose last rollout ended in this period, and that were not cleaned since.
+
+    It omits nodes on which no rollout did anything, and those of a rollout that has not ended.
+    """
     rows = connection.execute(_UNCLEANED, (ended_after, ended_before))
     return tuple(node for (node,) in rows)
 
 
 def find_changes_in_effect(connection: Connection, node: str, rollouts: Sequence[str]) -> dict[str, bool]:
-    """Return for each known rollout whether its plan's latest on the node is it, or uses what it staged."""
+    """Return whether the node has the change of each rollout, or a later one that skipped its stages.
+
+    A later rollout of the plan that changed the node counts in place of the earlier ones.  It omits
+    rollouts that the database does not have; a deleted one has no change in effect.
+    """
     found = {
         each: connection.execute(_IN_EFFECT, {"node": node, "rollout": each}).fetchone() for each in rollouts
     }
@@ -106,6 +113,10 @@ ORDER BY number"""  # noqa: S608  # a constant
 
 
 def list_expired_rollouts(connection: Connection, ended_before: float) -> tuple[str, ...]:
+    """Return the closed rollouts whose records may go, oldest first.
+
+    It omits rollouts that are live, and those that some node of the inventory has its latest change from.
+    """
     return tuple(rollout for (rollout,) in connection.execute(_EXPIRED_ROLLOUTS, (ended_before,)))
 
 
@@ -120,6 +131,7 @@ def has_step_output(connection: Connection, rollout: str) -> bool:
 
 
 def remove_step_output(connection: Connection, rollout: str, limit: int) -> None:
+    """Remove the output of so many steps; the audit keeps its hash."""
     connection.execute(
         "UPDATE step SET output = '' WHERE rowid IN"
         " (SELECT rowid FROM step WHERE rollout = ? AND output != '' LIMIT ?)",
@@ -187,4 +199,5 @@ def _entry_before(connection: Connection, at: float, low: int, high: int) -> int
 
 
 def remove_unused_documents(connection: Connection) -> None:
+    """Remove the documents of configurations that no node's record and no live rollout has."""
     connection.execute(_REMOVE_UNUSED_DOCUMENTS)

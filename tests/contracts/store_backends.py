@@ -15,8 +15,8 @@ from machines.model.rollout import DAEMON, Actor, ActorKind, Failure, FailureCod
 from machines.model.selector import Selector
 from machines.model.step_record import StepAction, StepRecord, StepState
 from machines.states import Outcome, Phase, Trigger
-from rolloutd.ports import AuditEntry, Store
-from rolloutd.store import open_store
+from rolloutd.ports import AuditEntry
+from rolloutd.store import Store, open_store
 from tests.contracts.fakes.store import MemoryState, MemoryStore
 from tests.support.postgresql import Postgresql
 

@@ -1,4 +1,4 @@
-"""The contract of the Store port; the fake, SQLite and a real PostgreSQL pass it.
+"""What a store must do; the fake, SQLite and a real PostgreSQL pass it.
 
 Longer than 500 lines: one contract, one file.
 """
@@ -57,7 +57,8 @@ from machines.model.windows import Freeze
 from machines.states import Edge, Outcome, Phase, Trigger, edges
 from rolloutd.audit.audit_chain import GENESIS_HASH, hash_entry
 from rolloutd.errors import Conflict, LeadershipLost, NotFound, StoreFailed
-from rolloutd.ports import AuditBase, BusyTime, KeptForecast, StepDuration, Store
+from rolloutd.ports import AuditBase, BusyTime, KeptForecast, StepDuration
+from rolloutd.store import Store
 from tests.contracts.store_backends import (
     ALICE,
     BACKENDS,

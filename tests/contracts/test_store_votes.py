@@ -16,7 +16,7 @@ from machines.model.rollout import Actor, ActorKind, NodeOrder
 from machines.model.windows import Window
 from machines.states import Phase, Trigger
 from rolloutd.errors import Conflict, TokenAlreadyUsed
-from rolloutd.ports import Store
+from rolloutd.store import Store
 from tests.contracts.store_backends import (
     ALICE,
     BACKENDS,

@@ -35,9 +35,10 @@ from rolloutd.engine.check_mode import CheckMode
 from rolloutd.engine.forecasts import Forecaster
 from rolloutd.engine.state import State
 from rolloutd.forecast.__main__ import answer_text
-from rolloutd.ports import Checkpoints, Peers, RunnerStatus, StandbyDaemon, Store
+from rolloutd.ports import Checkpoints, Peers, RunnerStatus, StandbyDaemon
 from rolloutd.settings import Settings
 from rolloutd.settings.compile import compile_limits, compile_plan
+from rolloutd.store import Store
 from tests.contracts.fakes.checkpoints import FakeCheckpoints
 from tests.contracts.fakes.clock import FakeClock
 from tests.contracts.fakes.leadership import FakeLeadership, Seat

@@ -27,7 +27,7 @@ from rolloutd.ports import PinnedSource, SourceRules
 from rolloutd.service.reload import SettingsReloader, TeamPlanCompiler
 from rolloutd.settings import Settings
 from rolloutd.settings.compile import compile_limits
-from rolloutd.store import SqlStore, StateLock, open_store
+from rolloutd.store import StateLock, Store, open_store
 from tests.contracts.fakes.sources import SOURCE
 from tests.sim import workspace
 from tests.sim.fault_injection import FaultyAccess
@@ -165,7 +165,7 @@ class DaemonProcess:
         finally:
             await lock.release()
 
-    async def _serve(self, store: SqlStore, writer: Any) -> None:
+    async def _serve(self, store: Store, writer: Any) -> None:
         world = self._world
         self.store = faulty_store = FaultyStore(store, world, self.process)
         faulty_store.intercept_writes(writer._batch_writer)

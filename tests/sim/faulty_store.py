@@ -25,7 +25,7 @@ from rolloutd.audit.audit_chain import GENESIS_HASH, ChainVerification
 from rolloutd.engine.state import State
 from rolloutd.errors import StoreFailed
 from rolloutd.ports import AuditEntry, AuditReport, SourceAnswer
-from rolloutd.store import SqlStore
+from rolloutd.store import Store
 from rolloutd.store.audit_comparison import compare_with_audit
 from rolloutd.store.backend import Connection, InlineExecutor
 from rolloutd.store.rows import StoredRows
@@ -47,9 +47,9 @@ KILLED_WHILE_SIGNING = 0.02
 
 
 class FaultyStore:
-    """ports.Store over SqlStore, for one daemon process."""
+    """The store of one daemon process, over the real one."""
 
-    def __init__(self, inner: SqlStore, world: SimWorld, process: SimProcess) -> None:
+    def __init__(self, inner: Store, world: SimWorld, process: SimProcess) -> None:
         self.state: State | None = None
         self._inner = inner
         self._world = world

@@ -19,7 +19,7 @@ from rolloutd.engine.change_notifier import ChangeNotifier
 from rolloutd.engine.state import State
 from rolloutd.settings import Settings
 from rolloutd.settings.compile import compile_limits
-from rolloutd.store import FILE_NAME, SqlStore, open_store
+from rolloutd.store import FILE_NAME, Store, open_store
 from tests.contracts.fakes.artifacts import FakeArtifactStore
 from tests.contracts.store_backends import moves_to_done, node, plan_of, rollout_opened, step
 
@@ -123,7 +123,7 @@ async def _commit(state: State, events: Sequence[Event]) -> None:
         state.index.apply(event)
 
 
-async def _measure(state: State, store: SqlStore, path: Path) -> Week:
+async def _measure(state: State, store: Store, path: Path) -> Week:
     volume = await store.measure(state.now())
     with closing(sqlite3.connect(path)) as connection:
         sizes = dict(connection.execute("SELECT name, sum(pgsize) FROM dbstat GROUP BY name").fetchall())

@@ -19,7 +19,8 @@ from rolloutd.control.formats import format_timestamp
 from rolloutd.control.identity import Identity
 from rolloutd.control.nodes import wire_nodes
 from rolloutd.errors import NotFound, RunnerUnavailable
-from rolloutd.ports import RunEvent, Runners, Store
+from rolloutd.ports import RunEvent, Runners
+from rolloutd.store import Store
 from rolloutd.texts.formats import format_size
 
 MAX_LINE_CHARS = 16_384

@@ -25,7 +25,7 @@ from machines.model.windows import Freeze
 from machines.states import Phase, Trigger
 from rolloutd.admin.disk import check_database
 from rolloutd.errors import Conflict
-from rolloutd.store import DatabaseBackend, SqlStore, open_store
+from rolloutd.store import DatabaseBackend, Store, open_store
 from rolloutd.store.audit_checkpoint import verify_audit_checkpoint
 from rolloutd.store.schema import KEYS
 from rolloutd.store.signing_key import KEY_FILE
@@ -69,7 +69,7 @@ def forge(written: Path, tmp_path: Path) -> Callable[[str], str]:
     return run
 
 
-async def opened(state_dir: Path) -> SqlStore:
+async def opened(state_dir: Path) -> Store:
     return await open_store(state_dir, compile_plan=plan_of, inline=True)
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from rolloutd.admin.__main__ import main
 from rolloutd.errors import NotFound, StoreFailed
-from rolloutd.store import SqlStore, backend_of, move_store, open_store
+from rolloutd.store import Store, backend_of, move_store, open_store
 from rolloutd.store.backend import Backend
 from rolloutd.store.transfer import TABLES
 from tests.contracts.store_backends import moves_to_done, plan_of, rollout_opened, write
@@ -40,7 +40,7 @@ class Stores:
     def backend(self, *, is_postgresql: bool) -> Backend:
         return backend_of(self.state_dir, self.address if is_postgresql else None)
 
-    async def open(self, *, is_postgresql: bool, read_only: bool = False) -> SqlStore:
+    async def open(self, *, is_postgresql: bool, read_only: bool = False) -> Store:
         address = self.address if is_postgresql else None
         return await open_store(self.state_dir, address, compile_plan=plan_of, read_only=read_only)
 

@@ -18,8 +18,8 @@ import pytest
 from machines.model.events import HoldTaken, NodesDiscovered, VoteCast
 from machines.model.rollout import Actor, ActorKind, Hold
 from rolloutd.errors import FactsBehind, LeadershipLost, StoreFailed
-from rolloutd.ports import AuditEntry, Store
-from rolloutd.store import SqlStore, open_store, prepare_postgresql
+from rolloutd.ports import AuditEntry
+from rolloutd.store import Store, open_store, prepare_postgresql
 from rolloutd.store.postgresql import backend, tables
 from rolloutd.store.postgresql.commit_mark import FILE_NAME as MARK
 from rolloutd.store.postgresql.connection import Address
@@ -56,7 +56,7 @@ def proxy(postgresql: Postgresql) -> Iterator[CuttingProxy]:
         made.close()
 
 
-async def opened(address: Address, state_dir: Path) -> SqlStore:
+async def opened(address: Address, state_dir: Path) -> Store:
     state_dir.mkdir(exist_ok=True)
     return await open_store(state_dir, address, compile_plan=plan_of)
 
@@ -395,7 +395,7 @@ async def test_takeover_starts_from_the_checkpoint(postgresql: Postgresql, name:
     key = tmp_path / "key"
     key.write_bytes(b"k" * 32)
 
-    async def opened_with_key(state_dir: str) -> SqlStore:
+    async def opened_with_key(state_dir: str) -> Store:
         (tmp_path / state_dir).mkdir()
         address = postgresql.address(name)
         return await open_store(tmp_path / state_dir, address, compile_plan=plan_of, redaction_key_file=key)

@@ -20,7 +20,7 @@ from machines.model.windows import Freeze
 from machines.states import Phase, Trigger
 from rolloutd.errors import Conflict, StoreFailed
 from rolloutd.ports import AuditEntry
-from rolloutd.store import DatabaseBackend, SqlStore, open_store, writer
+from rolloutd.store import DatabaseBackend, Store, open_store, writer
 from rolloutd.store.sqlite import database
 from rolloutd.store.writer import BatchWriter, Transaction
 from tests.contracts.store_backends import (
@@ -37,7 +37,7 @@ ADMITTED = phase_moved("n1", Trigger.ADMITTED, Phase.PENDING, Phase.ISOLATING)
 
 
 @pytest.fixture
-async def store(tmp_path: Path) -> AsyncIterator[SqlStore]:
+async def store(tmp_path: Path) -> AsyncIterator[Store]:
     made = await open_store(tmp_path, compile_plan=plan_of)
     yield made
     await made.close()
@@ -51,7 +51,7 @@ def freeze(number: int) -> FreezeStarted:
     return FreezeStarted(Freeze(str(number), "all", "", "alice", 1.0))
 
 
-def bare(store: SqlStore) -> closing[sqlite3.Connection]:
+def bare(store: Store) -> closing[sqlite3.Connection]:
     """Open the store's file beside it, as somebody's shell would."""
     return closing(sqlite3.connect(store.backend.path, isolation_level=None, timeout=0))
 
@@ -99,7 +99,7 @@ async def test_thousands_of_callers_some_in_conflict_some_cancelled(tmp_path: Pa
     assert DatabaseBackend(store.backend.path).verify_chain().ok
 
 
-async def test_a_cancelled_caller_misses_its_answer_and_nothing_else(store: SqlStore) -> None:
+async def test_a_cancelled_caller_misses_its_answer_and_nothing_else(store: Store) -> None:
     await write(store, rollout_opened())
     with bare(store) as other:
         other.execute("BEGIN IMMEDIATE")  # the writer now waits in its thread, for certain
@@ -184,7 +184,7 @@ async def test_full_disk_changes_nothing_and_recovers(tmp_path: Path) -> None:
     assert DatabaseBackend(store.backend.path).verify_chain().ok
 
 
-async def test_full_disk_keeps_small_transactions_of_batch(store: SqlStore) -> None:
+async def test_full_disk_keeps_small_transactions_of_batch(store: Store) -> None:
     assert store._writer is not None
     ledger = store._writer._batch_writer
     await write(store, rollout_opened())
@@ -222,7 +222,7 @@ async def test_a_locked_database_is_named_and_survived(
     await store.close()
 
 
-async def test_a_damaged_file_is_named(store: SqlStore) -> None:
+async def test_a_damaged_file_is_named(store: Store) -> None:
     await write(store, rollout_opened(nodes=[f"n{number}" for number in range(500)]))
     with bare(store) as other:
         other.execute("PRAGMA writable_schema = ON")
@@ -236,7 +236,7 @@ async def test_a_damaged_file_is_named(store: SqlStore) -> None:
         await store.load_snapshot()
 
 
-async def test_unreadable_row_is_an_error_with_a_remedy(store: SqlStore) -> None:
+async def test_unreadable_row_is_an_error_with_a_remedy(store: Store) -> None:
     await write(store, rollout_opened(), hold(1))
     with bare(store) as other:
         other.execute("UPDATE hold SET actor = '{}'")
@@ -244,7 +244,7 @@ async def test_unreadable_row_is_an_error_with_a_remedy(store: SqlStore) -> None
         await store.load_snapshot()
 
 
-async def test_uncompilable_plan_error_names_its_rollout(store: SqlStore) -> None:
+async def test_uncompilable_plan_error_names_its_rollout(store: Store) -> None:
     await write(store, rollout_opened())
     with bare(store) as other:
         other.execute("UPDATE rollout SET content = '{}'")
@@ -255,7 +255,7 @@ async def test_uncompilable_plan_error_names_its_rollout(store: SqlStore) -> Non
 # -- one writer ------------------------------------------------------------------------
 
 
-async def test_writer_after_its_term_writes_nothing(store: SqlStore) -> None:
+async def test_writer_after_its_term_writes_nothing(store: Store) -> None:
     await write(store, rollout_opened())
     head = await store.latest_audit_entry()
     with bare(store) as other:
@@ -284,7 +284,7 @@ def test_a_batch_answers_each_of_its_transactions(tmp_path: Path) -> None:
 # -- limits ------------------------------------------------------------------------------
 
 
-async def test_output_and_sentences_are_cut_and_half_characters_replaced(store: SqlStore) -> None:
+async def test_output_and_sentences_are_cut_and_half_characters_replaced(store: Store) -> None:
     await write(store, rollout_opened(), ADMITTED)
     long = step(StepState.FAILED, output="a" * 100_000 + "the end", text="t" * 10_000)
     await write(store, StepRecorded(long))
@@ -297,7 +297,7 @@ async def test_output_and_sentences_are_cut_and_half_characters_replaced(store: 
     assert DatabaseBackend(store.backend.path).verify_chain().ok
 
 
-async def test_oversized_prior_state_refuses_the_step(store: SqlStore) -> None:
+async def test_oversized_prior_state_refuses_the_step(store: Store) -> None:
     await write(store, rollout_opened(), ADMITTED)
     with pytest.raises(StoreFailed, match="the step was not begun"):
         await write(store, StepRecorded(step(StepState.INTENDED, prior="x" * 2_000_000)))
@@ -309,7 +309,7 @@ async def test_oversized_prior_state_refuses_the_step(store: SqlStore) -> None:
     assert await store.load_steps("r1", "n1") == ()
 
 
-async def test_a_fleet_of_ten_thousand_is_loaded_whole(store: SqlStore) -> None:
+async def test_a_fleet_of_ten_thousand_is_loaded_whole(store: Store) -> None:
     nodes = [f"n{number}" for number in range(10_000)]
     await write(store, rollout_opened(nodes=nodes))
     await write(store, *moves_to_done("n17"))

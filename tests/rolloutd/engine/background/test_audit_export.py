@@ -28,7 +28,7 @@ from rolloutd.engine.state import DATABASE_ID_LENGTH, State
 from rolloutd.errors import StoreFailed
 from rolloutd.settings import Settings
 from rolloutd.settings.compile import compile_limits
-from rolloutd.store import DatabaseBackend, SqlStore, backup, compare_with_audit, open_store, restore
+from rolloutd.store import DatabaseBackend, Store, backup, compare_with_audit, open_store, restore
 from rolloutd.store.audit_base import NewBase
 from rolloutd.store.sqlite import database
 from rolloutd.store.writer import BatchWriter, Transaction, TransactionResult
@@ -54,7 +54,7 @@ class Keeper:
     directory: Path
     state: State
     exporter: AuditExporter
-    store: SqlStore
+    store: Store
     clock: PassingClock
 
     async def commit(self, *events: Event) -> None:

@@ -1,4 +1,4 @@
-"""The Store port: one writer task, one reading connection.
+"""The store on one database: one writer task, one reading connection.
 
 The SQL of the redaction key's row is here, other SQL in the other files of this folder; that of one database,
 such as the INSERT of audit entries, is in its backend.
@@ -36,10 +36,10 @@ T = TypeVar("T")
 
 def _query(
     function: Callable[Concatenate[Connection, P], T],
-) -> Callable[Concatenate[SqlStore, P], Coroutine[Any, Any, T]]:
+) -> Callable[Concatenate[Store, P], Coroutine[Any, Any, T]]:
     """Return a method that runs a query on the reading connection."""
 
-    async def read(self: SqlStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
+    async def read(self: Store, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return await self._read(function, *args, **kwargs)
 
     return read
@@ -70,8 +70,11 @@ def _require_redaction_key(connection: Connection, fingerprint: str) -> None:
         )
 
 
-class SqlStore:
-    """The port Store on one database; without a writer it is read-only."""
+class Store:
+    """Rollouts, targets, steps, votes, holds and their audit; without a writer it is read-only.
+
+    Every method raises StoreFailed if the database cannot be read or written.
+    """
 
     def __init__(
         self, backend: Backend, reader: Executor, compile_plan: PlanCompiler, writer: Writer | None = None
@@ -92,7 +95,7 @@ class SqlStore:
         on_commit: CommitCallback | None = None,
         now: Callable[[], float] = time.time,
         name: str = "",
-    ) -> SqlStore:
+    ) -> Store:
         """Open a database for writing and begin a term."""
         writing = await backend.open_writer()
         try:
@@ -119,10 +122,19 @@ class SqlStore:
     async def commit(
         self, events: Sequence[Event], *, actor: Actor, cause: str, at: float
     ) -> tuple[ports.AuditEntry, ...]:
-        """Write the events and their audit entries in one transaction, or nothing."""
+        """Write the events and their audit entries in one transaction and return the entries in order.
+
+        There is at least one entry per event.  Raises Conflict if a row differs from an event's precondition,
+        and StoreFailed also if this daemon's term has ended.  A cancellation of the caller does not split the
+        events.
+        """
         return await self._require_writer().commit(events, actor, cause, at)
 
     async def save_source_answer(self, answer: ports.SourceAnswer, removed: Sequence[str] = ()) -> None:
+        """Store the new and changed nodes of a source's answer, and drop the `removed` ones.
+
+        The audit has no entry of it: it has the nodes that are made of all answers.
+        """
         await self._require_writer().write_unaudited(
             partial(write_source_answer, answer=answer, removed=tuple(removed))
         )
@@ -131,9 +143,11 @@ class SqlStore:
         await self._require_writer().write_unaudited(partial(queries.keep_forecast, kept=kept))
 
     async def require_term(self) -> None:
+        """Raise LeadershipLost if another daemon has begun a term: this one must act on no node any more."""
         await self._require_writer().write_unaudited(lambda connection: None)
 
     async def require_redaction_key(self, fingerprint: str) -> None:
+        """Note the fingerprint of the key, or raise StoreFailed if the store's rows are of another key."""
         await self._require_writer().write_unaudited(partial(_require_redaction_key, fingerprint=fingerprint))
 
     async def take_over_runs(self, machine: str) -> frozenset[str]:
@@ -149,6 +163,11 @@ class SqlStore:
     async def sign_audit_checkpoint(
         self, verified_at: float | None = None, *, all_rows: bool = False
     ) -> None:
+        """Note in the checkpoint which rollouts are live, and when the whole audit was verified.
+
+        `all_rows` signs all rows as they are: only after a verification that accounts for each.
+        """
+
         def sign(checkpoint: AuditCheckpoint, head: ports.AuditEntry) -> None:
             if all_rows:
                 checkpoint.establish(head, verified_at or 0.0)
@@ -158,6 +177,7 @@ class SqlStore:
         await self._require_writer().change_checkpoint(sign)
 
     async def drop_audit_checkpoint(self) -> None:
+        """Remove the checkpoint, because a row is in doubt: the next start verifies the whole audit."""
         await self._require_writer().change_checkpoint(lambda checkpoint, head: checkpoint.drop())
 
     async def remove_step_output(self, rollout: str, limit: int) -> None:
@@ -166,6 +186,7 @@ class SqlStore:
         )
 
     async def release_space(self) -> bool:
+        """Give some free space of the database's file back to the disk; return whether there is more."""
         before = await self._read(self.backend.file_sizes)
         await self._require_writer().write_unaudited(self.backend.release_space)
         after = await self._read(self.backend.file_sizes)
@@ -176,6 +197,11 @@ class SqlStore:
         return await self._read(lambda connection: measure_volume(self.backend, connection, now))
 
     async def advance_audit_base(self, seq: int, at: float) -> None:
+        """Make an entry the base, after it and those before it were exported.
+
+        What they made of the tables is kept in their place, so that the audit is replayed from there.  At
+        least two entries must follow.
+        """
         work = partial(make_base, self.backend, seq, at, is_stopping=self._is_stopping.is_set)
         await self.write_audit_base(await threads.DATABASE.run(work))
 
@@ -189,6 +215,7 @@ class SqlStore:
         await writer.write_unaudited(partial(audit_base.write_record, record=new.record))
 
     async def remove_exported_entries(self, limit: int) -> bool:
+        """Remove so many entries up to the base; return whether there is more to remove."""
         if not await self._read(audit_base.has_exported):
             return False
         await self._require_writer().write_unaudited(partial(audit_base.remove_exported, limit=limit))
@@ -250,7 +277,11 @@ class SqlStore:
     is_token_used = _query(queries.is_token_used)
 
     async def verify_audit_checkpoint(self) -> ports.AuditCheckpointReport:
-        """Compare on a connection of its own, so that other reads need not wait."""
+        """Compare the newest entry, and the rows that decisions use, with the signed checkpoint.
+
+        It has a connection of its own, so that other reads need not wait.  Its cost does not grow with the
+        audit.  Rows of closed rollouts are not compared.
+        """
         reader = await self.backend.open_reader()
         try:
             return await reader.run(partial(verify_audit_checkpoint, key=self._key))
@@ -260,7 +291,11 @@ class SqlStore:
             await reader.close()
 
     async def verify_audit(self, head: str | None = None, *, gently: bool = False) -> ports.AuditReport:
-        """Verify on a connection of its own, so that other reads need not wait."""
+        """Verify the audit's chain, that `head` occurs in it, and that the tables follow from the audit.
+
+        It has a connection of its own, so that other reads need not wait.  `gently` leaves most of the
+        processor to others, and takes a multiple of the time.
+        """
         try:
             is_stopping = self._is_stopping.is_set
             return await threads.DATABASE.run(
