@@ -101,7 +101,6 @@ class ConsoleApp(App[None]):
         raise NotImplementedError
 
     def request_frame(self) -> None:
-        """Draw the page with the next frame."""
         self._needs_drawing = True
         self._frame_requested.set()
 
@@ -216,7 +215,6 @@ class ConsoleApp(App[None]):
     # -- pages
 
     def open_page(self, name: str, *args: Any, **options: Any) -> Any:
-        """Open a page above the others, and return it."""
         page = page_class(name)(*args, **options)
         self.push_screen(page)
         return page

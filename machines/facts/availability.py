@@ -45,7 +45,6 @@ class Unavailability:
 
     @property
     def confirmed(self) -> bool:
-        """Whether the node is known to be down."""
         return self.code is not UnavailabilityCause.UNKNOWN
 
     @property

@@ -66,7 +66,6 @@ class DryRunResults:
         self._latest.pop((rollout, node), None)
 
     def permanent(self) -> list[DryRunResult]:
-        """Return the results whose blocker is permanent."""
         return [each for each in self._latest.values() if each.is_permanent]
 
     def permanent_blocker(self, target: Target, now: float) -> DryRunResult | None:

@@ -135,7 +135,6 @@ class FleetFacts(Forkable):
         return tuple(self._reboot_approvals.values())
 
     def train_of(self, rollout: str) -> Train | None:
-        """Return the approved train that a rollout is in."""
         trains = self._trains.values()
         return next((each for each in trains if rollout in each.rollouts and each.is_approved), None)
 
@@ -213,7 +212,6 @@ class FleetFacts(Forkable):
         return None if known is None else known.rows.get((node, stage))
 
     def preparing_rollouts(self, node: str) -> Iterable[str]:
-        """Return the rollouts of which a prepare stage runs on the node."""
         return {rollout for rollout, _, _ in self._preparing.get(node, ())}
 
     def recorded_work(self, node: str) -> Iterable[NodeWork]:

@@ -193,7 +193,6 @@ class Index(FleetFacts):
         return not any(t.wave == wave and t.failure and t.failure.id in open_failures for t in failed)
 
     def only_quarantined(self, rollout: str, wave: str) -> bool:
-        """Return whether all pending nodes of a wave are quarantined."""
         return all(self.is_quarantined(node) for _, _, node in self.pending(rollout, wave))
 
     def wave_end(self, rollout: str, wave: str) -> float | None:
@@ -224,7 +223,6 @@ class Index(FleetFacts):
         return tuple(pool for pool in found if pool.key in self.limits.pools or pool.key in added)
 
     def pool_ids_for(self, rollout: str, node: str) -> tuple[str, ...]:
-        """Return the ids of the node's pools under this rollout."""
         if len(self._pool_keys) == len(self.limits.pools):
             return self._pool_index.ids_of_node(node)
         return tuple(pool.id for pool in self.pools_for(rollout, node))

@@ -119,7 +119,6 @@ class PendingGroups(Forkable):
         return self._groups_by_rollout.get(rollout, ())
 
     def has_waiting(self, pool: str) -> bool:
-        """Return whether any node waits for a slot of the pool."""
         return pool in self._groups_by_pool
 
     def has_competitors(self, pool: str, more_than: int = 1) -> bool:
@@ -133,7 +132,6 @@ class PendingGroups(Forkable):
         return False
 
     def rollouts_waiting_for(self, pool: str) -> list[str]:
-        """Return the rollouts with a node that waits for a slot of the pool."""
         return sorted({group.rollout for group in self._groups_by_pool.get(pool, ())})
 
     # -- the queue

@@ -67,7 +67,6 @@ class PoolIndex(Forkable):
         """The nodes to judge again, whatever their instants."""
 
     def fork_for(self, groups: PendingGroups) -> Self:
-        """Return a fork that marks these groups."""
         made = self.fork()
         made._groups = groups
         return made

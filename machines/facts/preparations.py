@@ -197,7 +197,6 @@ def duration_s(row: Preparation, now: float) -> float:
 def preparations_of(
     rollout: Rollout, rows: Iterable[Preparation], targets: Iterable[Target], nodes: Mapping[str, Node]
 ) -> RolloutPreparations:
-    """Return the preparations of a rollout, made from its rows."""
     found = RolloutPreparations(rollout)
     for row in rows:
         found.record(row)

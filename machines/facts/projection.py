@@ -363,7 +363,6 @@ class Projection(Records):
         self._mark_targets_on(on)
 
     def _store_target(self, target: Target) -> None:
-        """Store a target and update everything that is derived from it."""
         rollout, node = target.rollout, target.node
         self._own_rollout_tables()
         # The old version is counted out by its own values.  A counter that is adjusted by what an event says

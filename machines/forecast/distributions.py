@@ -77,7 +77,6 @@ class Distributions:
 
 
 def _error_of(durations: Sequence[float]) -> Deviation:
-    """Return the standard error of a mean."""
     mean, count = statistics.fmean(durations), len(durations)
     if not mean:
         return Deviation()

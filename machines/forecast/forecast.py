@@ -126,7 +126,6 @@ def _train_forecast(before: Projection, walk: Walk, rollout: str) -> model.Train
 
 
 def _is_complete(before: Projection, walk: Walk, rollout: Rollout) -> bool:
-    """Return whether all nodes of a rollout are done at the end of the walk."""
     targets = walk.index.targets(rollout.id)
     return all(target.phase is Phase.DONE for target in targets if target.node in before.nodes)
 

@@ -414,7 +414,6 @@ class Walk:
         return True
 
     def _start(self, key: NodeKey, target: Target, lane: Lane, action: Action, began_at: float) -> bool:
-        """Begin an action that takes time."""
         assert not isinstance(action, NoAction | Transition | CompleteOrder | Wait)
         if isinstance(action, StopRun):
             lane.add(record_of(action.record, Failed("", code=FailureCode.INTERFERENCE), self.now))

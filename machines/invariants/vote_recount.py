@@ -59,7 +59,6 @@ def _evidence_violation(facts: InvariantFacts, rollout: Rollout) -> str | None:
 
 
 def digest_at(rollout: Rollout, gate: GateName) -> str:
-    """Return the digest that votes at this gate must be for."""
     evidence = rollout.pilot_evidence
     return rollout.digest.whole if gate is not GateName.START or evidence is None else evidence.digest
 

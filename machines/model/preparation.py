@@ -108,7 +108,6 @@ class PrepareStage:
         return replace(self, manifest=manifest, reads=tuple(each.with_built(built) for each in self.reads))
 
     def artifacts_for(self, node: Node) -> tuple[ManifestEntry, ...]:
-        """Return the artifacts whose selectors match the node."""
         return tuple(self.manifest[position] for position in self.positions_for(node))
 
     def positions_for(self, node: Node) -> tuple[int, ...]:
@@ -203,7 +202,6 @@ class Preparation:
 
     @property
     def run_name(self) -> str:
-        """The name of this try's run."""
         return f"{self.rollout}.{self.node or LOCALHOST}.prepare.{self.stage}.{self.attempt}"
 
 
@@ -232,7 +230,6 @@ def entry_record(entry: ManifestEntry) -> dict[str, Any]:
 
 
 def entry_of_record(record: Mapping[str, Any]) -> ManifestEntry:
-    """Return the entry of a record that entry_record() made."""
     select = record["select"]
     return ManifestEntry(
         **{

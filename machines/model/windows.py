@@ -116,7 +116,6 @@ class Freeze:
         return self.until is None or at < self.until
 
     def covers(self, team: str | None, pools: Iterable[str]) -> bool:
-        """Return whether a node of this team and these pools is frozen."""
         if self.scope == "all" or (team is not None and self.scope == f"team/{team}"):
             return True
         return self.scope in pools

@@ -140,8 +140,6 @@ class _GroupCursor:
 
 @dataclass(slots=True)
 class _WaveAdmission:
-    """One wave of one rollout in one decision."""
-
     index: Index
     rollout: Rollout
     wave: WaveDef

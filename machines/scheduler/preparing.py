@@ -145,8 +145,6 @@ def _collect_cleanups(
 
 @dataclass(frozen=True, slots=True)
 class _StageCollector:
-    """The stages of one rollout in one decision."""
-
     index: Index
     rollout: Rollout
     known: RolloutPreparations

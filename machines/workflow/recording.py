@@ -71,7 +71,6 @@ def intent_of(action: RecordedAction, target: Target, at: float, *, handle: str 
 
 
 def record_of(record: StepRecord, result: StepResult, at: float) -> StepRecord:
-    """Return the record of a step that ended like this."""
     # The end: the error is in the last lines.
     output = result.output[-MAX_OUTPUT_CHARS:] if isinstance(result, Ok | Failed) else ""
     if isinstance(result, Ok) and result.value is not None:

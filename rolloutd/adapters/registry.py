@@ -16,8 +16,6 @@ class AdapterNotFound(RolloutdError):
 
 
 class AdapterRegistry(Mapping[str, Any]):
-    """The adapters of one port by kind."""
-
     def __init__(self, group: str, context: AdapterContext | RunnerContext) -> None:
         self._group = group
         self._context = context

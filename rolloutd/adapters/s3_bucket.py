@@ -131,7 +131,6 @@ class S3Bucket:
         return found
 
     def first_name(self, prefix: str) -> str | None:
-        """Return the first name that begins so."""
         with self._reported(prefix):
             listed = obstore.list(self._open(), self._root, offset=f"{self._root}/{prefix}", chunk_size=1)
             following = next(iter(listed), [])

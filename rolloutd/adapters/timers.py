@@ -34,8 +34,6 @@ CLOCK_CHECK_INTERVAL_S = 5.0
 
 
 class SystemClock:
-    """The machine's clock (ports.Clock)."""
-
     def now(self) -> float:
         """Return the wall clock, epoch seconds."""
         return time.time()

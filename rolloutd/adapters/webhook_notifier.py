@@ -37,8 +37,6 @@ KEY_PREFIX = "whsec_"
 
 
 class WebhookNotifier:
-    """ports.Notifier over one URL."""
-
     def __init__(self, url: str, key: bytes, now: Callable[[], float] = time.time) -> None:
         self._url, self._key, self._now = url, key, now
         # Paths of web hooks are secrets, so only the host is named.

@@ -148,7 +148,6 @@ def _read_checkpoint(backend: store.Backend) -> AuditCheckpointReport:
 
 
 def _check_tables(report: AuditReport) -> CheckResult:
-    """Return whether the tables follow from the audit."""
     if not report.compared:
         return CheckResult("tables", True, "not compared with the audit: a start migrates the database first")
     if not report.mismatches and not report.unreadable:

@@ -72,7 +72,6 @@ class DaemonReport:
 
 
 def check_settings(config: Path | None) -> CheckResult:
-    """Check the settings files."""
     try:
         settings = load(config)
     except InvalidFile as invalid:

@@ -41,7 +41,6 @@ class _Forgotten:
         self._known, self._since, self._suffix = known, since, suffix
 
     def set_run_aside(self, path: Path) -> bool:
-        """Rename a run of this machine."""
         try:
             status = RunDirectory(path).read_status()
         except TypeError as error:

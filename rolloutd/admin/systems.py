@@ -48,8 +48,6 @@ BECOME_PASSWORDS = ("ansible_become_password", "ansible_become_pass", "ansible_s
 
 @dataclass(frozen=True, slots=True)
 class SourceReading:
-    """The check of one source, the nodes that it reported, and the checks of its rights."""
-
     check: CheckResult
     nodes: Sequence[ports.DiscoveredNode] = ()
     rights: tuple[CheckResult, ...] = ()

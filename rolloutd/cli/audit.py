@@ -87,7 +87,6 @@ def register(commands: CommandGroup) -> None:
 
 
 def _add_rollout(parser: Parser, *, required: bool) -> None:
-    """Add a rollout, as an argument or as an option."""
     either = parser.add_mutually_exclusive_group(required=required)
     # Without a default, which would replace the value of the option.
     text, absent = "rollout id, its prefix, or its plan's name", argparse.SUPPRESS

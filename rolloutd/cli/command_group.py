@@ -215,7 +215,6 @@ class Parser(argparse.ArgumentParser):
         return super().format_help()
 
     def error(self, message: str) -> NoReturn:
-        """Print the problem and exit 2."""
         text = _suggest_jq(message) or _suggest_command(message) or _suggest_option(self, message) or message
         self.exit(exits.USAGE, f"{self.prog}: {text}\nsee {self.prog} --help\n")
 
@@ -471,7 +470,6 @@ def _suggest_option(parser: argparse.ArgumentParser, message: str) -> str:
 
 
 def _known_options(parser: argparse.ArgumentParser) -> set[str]:
-    """Return the options of a parser and its subcommands."""
     found = {option for action in parser._actions for option in action.option_strings}
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):

@@ -73,7 +73,6 @@ def explain(call: Invocation) -> None:
 
 
 def field_names() -> Iterator[str]:
-    """Yield the path of each field, for completion."""
     for kind in ("plan", "settings"):
         root = _schema_of(kind, kind)
         yield from (kind, *_paths_below(root, root, kind, 1))

@@ -54,7 +54,6 @@ class WatchUpdate:
 
     @property
     def is_finished(self) -> bool:
-        """Whether every rollout is closed."""
         return all(rollout["state"] in CLOSED_STATES for rollout in self.rollouts)
 
 
@@ -218,7 +217,6 @@ def show_updates(updates: Iterator[WatchUpdate], show: Callable[[WatchUpdate], N
 
 
 def event_lines(update: WatchUpdate) -> Iterator[str]:
-    """Yield one line for each important event."""
     for entry in update.entries:
         if entry["event"] in PRINTED_EVENTS:
             at = datetime.fromtimestamp(entry["at"]).astimezone().strftime("%H:%M:%S")

@@ -131,7 +131,6 @@ def _scope(call: Invocation) -> str | None:
 
 
 def _busy_rollout(call: Invocation, node: str) -> str | None:
-    """Return the rollout that works on the node now."""
     answer: Locks = call.get(api_path("locks"))
     holders = (holder for lock in answer["pools"] for holder in lock["holders"])
     rollout = next((holder["rollout"] for holder in holders if holder["node"] == node), None)

@@ -138,7 +138,6 @@ def age_of(key: str) -> Callable[[Any], str]:
 
 
 def percent_of(key: str) -> Callable[[Any], str]:
-    """Return a cell with a percentage of the item."""
     return lambda item: format_percent(item[key])
 
 

@@ -35,7 +35,6 @@ def withdraw(call: Invocation, group: str) -> int:
 
 
 def read_gates(call: Invocation, group: str | None = None) -> list[RebootGate]:
-    """Return the gates of all groups, or of one."""
     answer: RebootGates = call.get(api_path("fleetlock"))
     found = [each for each in answer["gates"] if group in (None, each["group"])]
     if group is not None and not found:

@@ -123,7 +123,6 @@ class _SshForward:
         return self._run(["-O", "check"], SSH_TIMEOUT_S) == 0
 
     def close(self) -> None:
-        """End the connection if there is one."""
         self._run(["-O", "exit"], SSH_TIMEOUT_S)
 
     def log_tail(self) -> str:

@@ -265,7 +265,6 @@ def _report_if_pending(call: Invocation, node: str) -> bool:
 
 
 def _changed_rollouts_printer(call: Invocation) -> Callable[[WatchUpdate], None]:
-    """Return a function that prints the rollouts that are not as in the update before."""
     last: list[Rollout] = []
 
     def show(update: WatchUpdate) -> None:

@@ -191,7 +191,6 @@ def retry(state: State, who: Principal, rollout: Rollout, target: Target, reason
 
 
 def retry_build(state: State, who: Principal, rollout: Rollout, reason: str) -> Events:
-    """Retry a rollout's failed build at once."""
     require_plan_owner(who, rollout, "retry the build of")
     if (retried := _retry_preparation(state, rollout, BUILD_NODE)) is None:
         _require_open(rollout)
@@ -313,13 +312,11 @@ def return_node(state: State, who: Principal, node: str, reason: str) -> Events:
 
 
 def unknown_node(state: State, node: str) -> NotFound:
-    """Return the error for a node that the inventory does not have."""
     action = suggest_name(node, state.index.nodes, "list them with rolloutctl inventory")
     return NotFound(f"{node}: no such node; {action}")
 
 
 def _stop_orders(state: State, who: Principal, rollout: Rollout, reason: str) -> Events:
-    """Return a stop order for every node in flight."""
     return tuple(
         events.NodeOrdered(rollout.id, each.node, NodeOrder.STOP, who.actor, reason, state.now())
         for each in state.index.targets(rollout.id)

@@ -117,8 +117,6 @@ def machine_with_slot(state: State, group: str, machine_id: str) -> Machine | No
 
 @dataclass(frozen=True, slots=True)
 class GroupGate:
-    """A gate, and the selector of the nodes that it is for."""
-
     gate: RebootGate
     selector: Selector
 

@@ -61,8 +61,6 @@ class Overrides:
 
 @dataclass(frozen=True, slots=True)
 class ResolvedPlan:
-    """A plan with its pinned source, digest and targets."""
-
     file: PlanFile
     plan: Plan
     pinned: PinnedSource

@@ -64,7 +64,6 @@ def require_matching(plan: Plan, found: Sequence[Verdict], overrides: Collection
 
 
 def describe(verdict: Verdict) -> str:
-    """Return the evidence of a verdict as a clause."""
     place = f"{verdict.node} in {verdict.rollout}, {verdict.step}"
     return f"the same content failed on {place}: {verdict.text}"
 

@@ -40,7 +40,6 @@ class _Digest(str):
 
 
 def is_shown(name: str, allowed: Iterable[str]) -> bool:
-    """Return whether the globs allow to show a variable of this name."""
     return any(fnmatchcase(name, glob) for glob in allowed)
 
 

@@ -59,8 +59,6 @@ class RunnerBackend(Protocol):
 
 
 class RunnerContract:
-    """The contract of ports.Runner."""
-
     can_be_cut_off = True
     """False for a runner whose runs are on this machine."""
 

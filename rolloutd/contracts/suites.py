@@ -52,8 +52,6 @@ class IsolatorBackend(Protocol):
 
 
 class IsolatorContract(_Contract[IsolatorBackend]):
-    """The contract of ports.Isolator."""
-
     registration: Registration | None = None
 
     can_inspect = True
@@ -129,8 +127,6 @@ class IsolatorContract(_Contract[IsolatorBackend]):
 
 
 class CheckBackend(Protocol):
-    """A check, its parameters, and a healthy node."""
-
     check: ports.Check
     host: ports.Host
     params: Mapping[str, Any]
@@ -147,8 +143,6 @@ class CheckBackend(Protocol):
 
 
 class CheckContract(_Contract[CheckBackend]):
-    """The contract of ports.Check."""
-
     async def _check(self, backend: CheckBackend) -> ports.Ok | ports.Failed | ports.Unknown:
         return await backend.check.check(step_context(backend.host, backend.params, backend.clock))
 
@@ -175,8 +169,6 @@ class CheckContract(_Contract[CheckBackend]):
 
 
 class TrafficProbeBackend(Protocol):
-    """A traffic probe, its parameters, and an idle node."""
-
     probe: ports.TrafficProbe
     host: ports.Host
     params: Mapping[str, Any]
@@ -193,8 +185,6 @@ class TrafficProbeBackend(Protocol):
 
 
 class TrafficProbeContract(_Contract[TrafficProbeBackend]):
-    """The contract of ports.TrafficProbe."""
-
     async def _probe(self, backend: TrafficProbeBackend) -> ports.Ok | ports.Busy | ports.Unknown:
         return await backend.probe.probe(step_context(backend.host, backend.params, backend.clock))
 
@@ -235,8 +225,6 @@ class ObserverBackend(Protocol):
 
 
 class ObserverContract(_Contract[ObserverBackend]):
-    """The contract of ports.Observer."""
-
     @scenario
     async def test_reports_health_and_cause_of_each_node(self, backend: ObserverBackend) -> None:
         hosts = [backend.down, backend.up, backend.unclear]
@@ -274,8 +262,6 @@ class InventoryBackend(Protocol):
 
 
 class InventoryContract(_Contract[InventoryBackend]):
-    """The contract of ports.Inventory."""
-
     @scenario
     async def test_returns_each_node_once_with_its_source(self, backend: InventoryBackend) -> None:
         nodes = await backend.inventory.refresh()
@@ -318,8 +304,6 @@ class WatchBackend(Protocol):
 
 
 class WatchContract(_Contract[WatchBackend]):
-    """The contract of ports.Watch."""
-
     @scenario
     async def test_reports_nodes_and_changes_until_cancelled(self, backend: WatchBackend) -> None:
         observed: dict[str, Observation] = {}
@@ -375,8 +359,6 @@ class NodeGuardBackend(Protocol):
 
 
 class NodeGuardContract(_Contract[NodeGuardBackend]):
-    """The contract of ports.NodeGuard."""
-
     after_s = 2
     """Shortest silence that the guard can count; one test waits for it."""
 

@@ -46,8 +46,6 @@ class Account:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """A caller with their teams and admin right."""
-
     uid: int
     user: str
     groups: frozenset[str] = frozenset()

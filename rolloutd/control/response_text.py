@@ -19,7 +19,6 @@ TIME_UNITS = 2
 
 
 def find_gate(review: Review, gate: Gate) -> GateReview | None:
-    """Return the review of a gate; None if the gate is open."""
     return next(
         (each for each in review["gates"] if (each["gate"], each["wave"]) == (gate["gate"], gate["wave"])),
         None,

@@ -216,7 +216,6 @@ def diagnostic_body(diagnostic: errors.Diagnostic) -> wire_errors.Diagnostic:
 
 
 def from_error(exc: errors.RolloutdError) -> web.Response:
-    """Return the response to an error that rolloutd raised on purpose."""
     text = str(exc)
     match exc:
         case errors.InvalidFile():

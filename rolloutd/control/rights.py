@@ -82,7 +82,6 @@ async def cleaner(state: State, who: Identity, path_params: Mapping[str, str]) -
 
 
 async def own_team(state: State, who: Identity, path_params: Mapping[str, str]) -> None:
-    """Allow members of the team in the path, and admins."""
     rollout_commands.require_member(who, path_params["t"], f"set the rules of {path_params['t']}")
 
 

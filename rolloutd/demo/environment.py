@@ -108,7 +108,6 @@ def demo_environment(directory: Path, *, nodes: int, keep: bool) -> Iterator[Dem
 
 
 def log_tail(demo: DemoEnvironment, name: str) -> str:
-    """Return the last LOG_LINES of a log."""
     lines = (demo.directory / f"{name}.log").read_text(errors="replace").splitlines()
     return "\n".join(lines[-LOG_LINES:])
 

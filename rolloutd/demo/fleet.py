@@ -132,7 +132,6 @@ class Fleet:
         await self._stop()
 
     def variables(self, node: str) -> Mapping[str, Any]:
-        """Return all Ansible variables of a node, labels included."""
         return {**self._common_variables(), **self._node_variables(node)}
 
     def root(self, node: str) -> Path:

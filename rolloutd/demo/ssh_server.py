@@ -120,8 +120,6 @@ class _Connection(asyncssh.SSHServer):
 
 
 class _Session(asyncssh.SSHServerSession[bytes]):
-    """One session: connects the client with its command."""
-
     def __init__(self, server: NodeSshServer) -> None:
         self._server = server
         self._channel: asyncssh.SSHServerChannel[bytes] | None = None
@@ -207,8 +205,6 @@ class _Session(asyncssh.SSHServerSession[bytes]):
 
 
 class _Command(asyncio.SubprocessProtocol):
-    """One running command and its three pipes."""
-
     def __init__(
         self, running: set[_Command], on_output: Callable[[bytes, int], None], on_exit: Callable[[int], None]
     ) -> None:

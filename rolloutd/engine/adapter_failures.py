@@ -19,8 +19,6 @@ MAX_ERROR_CHARS = 300
 
 @dataclass(frozen=True, slots=True)
 class AdapterFailure:
-    """Consecutive failures of one adapter, with the latest error."""
-
     adapter: str
     count: int
     since: float
@@ -35,8 +33,6 @@ class AdapterFailure:
 
 @dataclass(slots=True)
 class AdapterFailures:
-    """The adapters whose last try failed."""
-
     failing: dict[str, AdapterFailure] = field(default_factory=dict)
 
     def record_try(self, adapter: str, error: str, now: float) -> None:

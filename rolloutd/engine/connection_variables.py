@@ -18,8 +18,6 @@ NO_VARIABLES: Mapping[str, ports.JSON] = {}
 
 
 class ConnectionVariables(dict[str, Mapping[str, ports.JSON]]):
-    """The connection variables of all nodes, by node."""
-
     def __init__(self) -> None:
         super().__init__()
         self._hosts: OrderedDict[str, tuple[Node, object, ports.Host]] = OrderedDict()

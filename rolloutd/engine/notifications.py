@@ -87,8 +87,6 @@ AUDIT_PAGE_SIZE = 500
 
 @dataclass(slots=True)
 class _Channel:
-    """A notifier and its bounded queue."""
-
     notifier: Notifier
     queue: deque[Notification] = field(default_factory=deque)
     dropped: int = 0

@@ -268,7 +268,6 @@ class RoutedRunners:
         return self._names.get(match[1]), match[2]
 
     def handle_of(self, name: str, own: str) -> str:
-        """Return the handle of a runner's own handle."""
         return own if name == LOCAL_RUNNER else f"{_place(name, self._runners[name])}={own}"
 
     def _name_for(self, host: ports.Host) -> str | None:

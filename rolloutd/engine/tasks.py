@@ -224,7 +224,6 @@ class CancellableTask:
         self._is_cancelled = False
 
     def cancel(self) -> None:
-        """Cancel the running task, if there is one."""
         if self._task is not None and not self._is_cancelled:
             self._is_cancelled = True
             self._task.cancel()

@@ -147,8 +147,6 @@ def _wanted(index: Projection, request: ForecastRequest) -> list[str]:
 
 
 class _Answer:
-    """The forecast of one rollout, with its what-if."""
-
     def __init__(self, store: Store, index: Projection, request: ForecastRequest, rollout: str) -> None:
         self._store, self._index, self._request, self._rollout = store, index, request, rollout
 

@@ -222,7 +222,6 @@ class Controller:
             raise Refused("same-plan", text)
 
     async def _plan_content(self, obj: RolloutObject) -> tuple[bytes, str]:
-        """Return the plan file of an object and its name in diagnostics."""
         if obj.plan is not None:
             return obj.plan.encode(), f"{obj.namespace}/{obj.name}"
         if obj.source is None:
@@ -240,7 +239,6 @@ class Controller:
         return next((each.id for each in closed if each.submitted_by.name == submitter_name), None)
 
     async def _cancel_removed(self, present: Mapping[str, RolloutObject]) -> None:
-        """Cancel the open rollouts whose objects are gone."""
         prefix = submitter_prefix(self.cluster.name)
         for each in tuple(self.state.index.rollouts.values()):
             name = each.submitted_by.name

@@ -59,7 +59,6 @@ class RolloutObject:
 
 @malformed_answers()
 def parse_object(obj: Mapping[str, JSON]) -> RolloutObject:
-    """Return the used fields of an object."""
     meta, spec = obj["metadata"], obj.get("spec") or {}
     source = spec.get("source")
     return RolloutObject(

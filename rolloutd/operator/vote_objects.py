@@ -113,7 +113,6 @@ class VoteObject:
 
 @api_errors.malformed_answers()
 def parse_vote(obj: Mapping[str, JSON]) -> VoteObject:
-    """Return the used fields of a vote."""
     meta = obj["metadata"]
     return VoteObject(
         api_errors.require_text(meta["namespace"]),

@@ -154,7 +154,6 @@ def _is_model(annotation: Any) -> TypeGuard[type[BaseModel]]:
 
 
 def _merged_variables(stages: Sequence[Mapping[str, JSON]]) -> dict[str, JSON]:
-    """Return the variables of all stages; the earlier stage wins."""
     return {key: value for stage in reversed(stages) for key, value in stage.get("vars", {}).items()}
 
 

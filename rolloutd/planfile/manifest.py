@@ -126,13 +126,10 @@ class Manifest(Params):
 
 @dataclass(frozen=True, slots=True)
 class LocatedManifest:
-    """The artifacts as records, and where each is in its file."""
-
     records: list[dict[str, JSON]]
     root: Value
 
     def diagnostic(self, number: int, key: str, found: str, allowed: str, message: str) -> Diagnostic:
-        """Return a mistake at the line of one artifact."""
         path, value, parent = locate(self.root, ("artifacts", number, key))
         return (value or parent).location.diagnostic(path, found, allowed, message)
 

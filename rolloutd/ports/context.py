@@ -13,8 +13,6 @@ from rolloutd.ports.types import JSON, PinnedSource
 
 
 class Clock(Protocol):
-    """The wall clock, and sleep."""
-
     def now(self) -> float:
         """Return the wall clock, epoch seconds."""
 

@@ -193,8 +193,6 @@ class ConfirmsReports(Protocol):
 
 
 class Observer(Protocol):
-    """Reports whether nodes are up."""
-
     async def observe(self, hosts: Sequence[Host]) -> Sequence[Observation]:
         """Return one observation per host; a host of unknown state is UNKNOWN, never missing.
 

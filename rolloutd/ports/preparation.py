@@ -31,7 +31,6 @@ def staged_directory(to: str, artifact: ManifestEntry) -> str:
 
 
 def staged_file(to: str, artifact: ManifestEntry) -> str:
-    """Return the path of a staged artifact on the node."""
     name = (artifact.path or artifact.url.partition("?")[0]).rstrip("/").rpartition("/")[2]
     return f"{staged_directory(to, artifact)}/{name or artifact.name}"
 
@@ -99,8 +98,6 @@ class StagedFile:
 
 
 class StagedFiles(Protocol):
-    """Compares the files that stages brought to a node."""
-
     async def compare(
         self, host: Host, files: Sequence[StagedFile], *, timeout_s: float
     ) -> Mapping[str, str]:

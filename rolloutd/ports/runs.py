@@ -315,12 +315,10 @@ def handle_of_start(run_id: str, number: int) -> str:
 
 
 def id_of(handle: str) -> str:
-    """Return the id of the run that a handle is of."""
     return handle.partition(_START)[0]
 
 
 async def wait_for_end(runs: Runs, handle: str) -> RunState:
-    """Return the state of a run once it is over."""
     state = await runs.get_state(handle)
     while state.result is None:
         state = await runs.wait_for_change(handle)

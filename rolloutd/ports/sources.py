@@ -13,8 +13,6 @@ from rolloutd.ports.types import PinnedSource
 
 
 class SourceStore(Protocol):
-    """Stores the source trees of plans."""
-
     async def pin_git(self, url: str, ref: str) -> PinnedSource:
         """Resolve a branch, tag or commit, store its tree and install what it requires.
 
@@ -87,8 +85,6 @@ class Message:
 
 
 class Notifier(Protocol):
-    """A channel of notifications."""
-
     @property
     def name(self) -> str:
         """Its name in the log, without a password."""

@@ -33,8 +33,6 @@ CONDITION = "disk"
 
 
 class DiskReserve:
-    """The reserve below a state directory."""
-
     def __init__(self, state_dir: Path) -> None:
         self._path = state_dir / FILE_NAME
         disk = os.statvfs(state_dir)

@@ -53,7 +53,6 @@ class ListenSocket:
         return (found.st_dev, found.st_ino) == (self.device, self.inode)
 
     def remove(self) -> None:
-        """Remove the file if it is still this socket."""
         if self.is_in_place():
             with contextlib.suppress(OSError):
                 self.path.unlink()

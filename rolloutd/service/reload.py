@@ -44,8 +44,6 @@ SETTINGS_CONDITION, RESTART_CONDITION = "settings", "restart"
 
 
 class TeamPlanCompiler:
-    """Compiles plans with the teams of the current settings."""
-
     def __init__(self, teams: Mapping[str, TeamSettings]) -> None:
         self.teams = teams
 

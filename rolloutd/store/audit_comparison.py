@@ -292,7 +292,6 @@ def _scope(table: str, row: Row) -> str:
 
 
 def compared_columns(connection: Connection, table: str) -> list[str]:
-    """Return the columns of a table that the audit accounts for."""
     skipped = NOT_COMPARED_COLUMNS.get(table, {})
     row = connection.execute(f"SELECT * FROM main.{table} LIMIT 0")  # noqa: S608  # names of our own schema
     return [name for name, *_ in row.description if name not in skipped]

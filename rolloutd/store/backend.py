@@ -121,8 +121,6 @@ class Examination:
 
 
 class Backend(Protocol):
-    """One database."""
-
     @property
     def name(self) -> str:
         """The database, as messages name it."""

@@ -75,7 +75,6 @@ class RowDigests:
         return totals, rollouts
 
     def begin(self) -> None:
-        """Begin to count the changes of a transaction."""
         if self._row_changes is not None:
             self._row_changes.begin()
         self._changes.clear()

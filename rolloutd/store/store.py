@@ -37,8 +37,6 @@ T = TypeVar("T")
 def _query(
     function: Callable[Concatenate[Connection, P], T],
 ) -> Callable[Concatenate[Store, P], Coroutine[Any, Any, T]]:
-    """Return a method that runs a query on the reading connection."""
-
     async def read(self: Store, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return await self._read(function, *args, **kwargs)
 

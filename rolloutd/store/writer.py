@@ -209,8 +209,6 @@ class BatchWriter:
 
 @dataclass(frozen=True, slots=True)
 class _PendingWrite:
-    """A transaction in the queue, and the future of its caller."""
-
     transaction: Transaction
     digests: Mapping[str, str]
     future: asyncio.Future[tuple[AuditEntry, ...]]
@@ -250,7 +248,6 @@ class Writer:
         await self._write(Transaction(unaudited=execute), {})
 
     async def change_checkpoint(self, change: Callable[[AuditCheckpoint, AuditEntry], object]) -> None:
-        """Queue a change of the checkpoint and wait for its answer."""
         await self._write(Transaction(on_checkpoint=change), {})
 
     async def _write(self, transaction: Transaction, digests: dict[str, str]) -> tuple[AuditEntry, ...]:

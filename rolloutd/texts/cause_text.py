@@ -14,7 +14,6 @@ Params = Mapping[str, Any]
 
 
 def describe_causes(causes: Causes) -> str:
-    """Return the clauses as one text; "" for none."""
     return "; ".join(map(_clause, causes))
 
 

@@ -89,7 +89,6 @@ class LocalServer(Server):
         return response
 
     def _consume_token(self, request: web.Request) -> bool:
-        """Return whether this is the first request with the token, and invalidate the token."""
         given = request.query.get("token", "")
         if self._one_time_token is None or not hmac.compare_digest(given, self._one_time_token):
             return False

@@ -43,7 +43,6 @@ def sanitize(text: str) -> str:
 def column_width(
     names: Iterable[str], min_width: int = MIN_COLUMN_WIDTH, max_width: int = MAX_COLUMN_WIDTH
 ) -> int:
-    """Return the width of the longest name, within bounds."""
     return min(max_width, max(min_width, max(map(cell_len, names), default=0)))
 
 

@@ -62,8 +62,6 @@ class OperationRequest:
 
 @dataclass(frozen=True, slots=True)
 class Confirmation:
-    """The text and the fields of a dialog."""
-
     title: str
     text: tuple[str, ...]
     fields: tuple[InputField, ...]

@@ -86,7 +86,6 @@ class AuditPage(Page):
         return None if entry is None else (f"entry {entry['seq']}", dict(entry))
 
     def full_text(self) -> tuple[str, str] | None:
-        """Return an entry as its sentence and as its JSON."""
         entry = self._selected_entry()
         if entry is None:
             return None

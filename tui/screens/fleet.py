@@ -118,7 +118,6 @@ def progress_line(rollout: RolloutState, rate: float | None, width: int) -> Line
 
 
 def wave_line(segments: Sequence[WaveSegment]) -> Line:
-    """Return the waves in a row with their soaks and gates."""
     line: Line = [(" ", "")]
     for number, segment in enumerate(segments):
         if number:

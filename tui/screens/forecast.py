@@ -80,7 +80,6 @@ class ForecastPage(RolloutResourcePage):
         return key, lambda width: [("  ", ""), (column(name, NAME_WIDTH, width), "bold"), *line]
 
     def _time(self, instant: str | None) -> str:
-        """Return an instant, with its date unless it is today."""
         at = parse_timestamp(instant) if instant is not None else None
         if at is None:
             return "never"

@@ -58,8 +58,6 @@ class FetchRequest:
 
 
 class Model:
-    """Everything the console shows."""
-
     def __init__(self) -> None:
         self.seq = -1
         self.last_received_seq = -1

@@ -28,7 +28,6 @@ MAX_RECENT_COMPLETIONS = 512
 
 
 def parse_timestamp(text: str | None) -> float | None:
-    """Return the epoch seconds of an RFC 3339 timestamp."""
     return None if text is None else datetime.fromisoformat(text).timestamp()
 
 
@@ -177,7 +176,6 @@ def _failure_text(reason: wire.Reason) -> str:
 
 
 def reason_key(reason: wire.Reason) -> str:
-    """Return a key that is equal for nodes with the same reason."""
     return f"{reason['code']} {reason['subject']} {reason['params']!r}"
 
 

@@ -302,7 +302,6 @@ class BarCache:
         moment: float | None,
         node: NodeState | None = None,
     ) -> Line:
-        """Return the bar of a pool, or of one of its nodes."""
         name, nodes = (pool.pool, pool.nodes) if node is None else (f"{pool.pool}/{node.node}", [node])
         if history is not self._history:
             self._history = history

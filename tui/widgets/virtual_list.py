@@ -96,7 +96,6 @@ class LineWidget(Widget):
         self._strip_cache.clear()
 
     def render_strip(self, y: int, line: Line, width: int, background: Style | None = None) -> Strip:
-        """Return a line as a strip, cached by its position `y`."""
         cached = self._strip_cache.get(y)
         if cached is not None and cached[0] == line and cached[1:4] == (width, background, self._appearance):
             return cached[4]

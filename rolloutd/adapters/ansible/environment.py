@@ -102,8 +102,6 @@ exec {ssh} "$@"
 
 @dataclass(frozen=True, slots=True)
 class TreeConfig:
-    """The ansible.cfg that applies to a tree."""
-
     path: Path | None
     values: Mapping[str, Mapping[str, str]]
 

@@ -77,7 +77,6 @@ def _is_own_directory(path: Path) -> bool:
 
 
 def _end(link: Path) -> None:
-    """End the masters of a directory, and remove it."""
     sockets = str(link.readlink())
     wrapper.kill_processes(b"", b"", sockets.encode(), b"ssh\n")
     wrapper.remove_tree(sockets)

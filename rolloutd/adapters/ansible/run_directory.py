@@ -52,8 +52,6 @@ class RunStatus:
 
 @dataclass(frozen=True, slots=True)
 class RunEventLine:
-    """One event, and the offset of the next one."""
-
     offset: int
     event: Mapping[str, Any]
 
@@ -115,7 +113,6 @@ class RunDirectory:
         argv: Sequence[str],
         environment: Mapping[str, str],
     ) -> None:
-        """Write the wrapper's command in the wrapper's format."""
         places = [str(sockets), str(shared_sockets or ""), str(cwd)]
         parts = [run_id, repr(timeout_s), *places, argv[0], str(len(argv)), *argv]
         parts += [f"{name}={value}" for name, value in sorted(environment.items())]
@@ -200,7 +197,6 @@ class RunDirectory:
             draft.unlink()
 
     def read_environment(self) -> dict[str, str]:
-        """Return the environment that write_command() wrote."""
         count, *rest = (self.path / "command").read_text().split("\0")[6:]
         return dict(line.split("=", 1) for line in rest[int(count) :])
 

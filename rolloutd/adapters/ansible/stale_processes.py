@@ -280,7 +280,6 @@ def run_name(run_id: str) -> str:
 
 
 def run_id_on(machine: str, name: str) -> str:
-    """Return the id of a run that names the machine on which it begins."""
     return f"{name}@{machine}" if machine else name
 
 

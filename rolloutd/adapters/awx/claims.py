@@ -86,7 +86,6 @@ class Claims:
     async def fill(
         self, claim: Claim, node: str, variables: Mapping[str, JSON], groups: Sequence[str]
     ) -> Claim:
-        """Add the node with its variables and groups."""
         path = f"inventories/{claim.inventory}/"
         body = {"name": node, "variables": json.dumps(variables), "enabled": True}
         answer = await self._create(f"{path}hosts/", body)
@@ -127,7 +126,6 @@ class Claims:
         return await self._client.list_all("jobs/", query)
 
     async def active_jobs(self, organization: int, node: str) -> Sequence[Mapping[str, JSON]]:
-        """Return the jobs of runs on a node that are not over."""
         query: Query = {
             "inventory__organization": organization,
             "inventory__description": node,

@@ -52,7 +52,6 @@ def is_lost(job: Mapping[str, JSON]) -> bool:
 
 
 def evaluate(run: EndedRun) -> Ok | Failed | Unknown:
-    """Return the result of a job that is over."""
     status, explanation = str(run.job.get("status")), str(run.job.get("job_explanation") or "").strip()
     if run.job.get("started") is None and not run.is_cancelled:
         return _never_began(run, status, explanation)

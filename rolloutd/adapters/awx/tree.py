@@ -122,7 +122,6 @@ def _role_name(entry: JSON) -> str:
 
 
 def _argument(task: Mapping[str, JSON], action: str) -> str:
-    """Return the file of an import or include."""
     for prefix in _PREFIXES:
         value = task.get(prefix + action)
         if isinstance(value, str):

@@ -89,8 +89,6 @@ def token_order(token: str) -> tuple[int, int]:
 
 
 class ObjectStore:
-    """The objects of one kind in one management cluster."""
-
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         self._watches: dict[str, _Watch] = {}

@@ -85,7 +85,6 @@ class ClusterView:
 
     @property
     def inventory_fields(self) -> tuple[JSON, ...]:
-        """The fields on which the inventory depends."""
         return (self.uid, self.identity, self.labels, self.content, self.is_initialized, self.status)
 
     def to_observation(self, node: str, at: float, watch: str) -> Observation:
@@ -140,7 +139,6 @@ def parse_cluster(obj: Mapping[str, JSON]) -> ClusterView:
 
 @malformed_answers()
 def parse_profile(obj: Mapping[str, JSON]) -> ClusterView:
-    """Return the used fields of a ClusterProfile."""
     meta, status = obj["metadata"], obj.get("status") or {}
     healthy = read_conditions(status).get("ControlPlaneHealthy")
     properties = {each["name"]: each["value"] for each in status.get("properties") or ()}

@@ -30,7 +30,6 @@ MAX_MESSAGE_CHARS = 400
 
 @malformed_answers()
 def judge_kustomization(name: str, obj: Mapping[str, Any], pin: str) -> Judgement:
-    """Return what a Kustomization says of the revision `pin`."""
     judgement = _judge_conditions(name, obj)
     if judgement is not None:
         return judgement

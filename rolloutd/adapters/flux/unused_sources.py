@@ -110,7 +110,6 @@ class UnusedSources:
         return True
 
     async def _named_at(self, hub: str, cluster: Cluster) -> frozenset[str]:
-        """Return the sources that the modules of a cluster name."""
         if hub not in self._named:
             # Once for many sources: a run marks its source as used before a module names it.
             named: set[str] = set()

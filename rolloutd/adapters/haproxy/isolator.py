@@ -134,8 +134,6 @@ class HaproxyTrafficProbe:
 
 @dataclass(frozen=True, slots=True)
 class _Server:
-    """One server, as all balancers have it."""
-
     balancers: Sequence[Balancer]
     backend: str
     server: str

@@ -100,8 +100,6 @@ class Backoff:
 
 @dataclass(slots=True)
 class ObjectList:
-    """A complete list and its resource version."""
-
     items: list[Any] = field(default_factory=list)
     resource_version: str = ""
 

@@ -45,5 +45,4 @@ class ClusterRegistry:
 
 
 def source_name(cluster: Cluster) -> str:
-    """Return the source name of a cluster's inventory and watch."""
     return f"kubernetes/{cluster.name}"

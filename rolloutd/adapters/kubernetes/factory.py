@@ -20,8 +20,6 @@ from rolloutd.ports import JSON, AdapterContext, Clock, Host
 
 
 class WatchedClusters:
-    """The clusters of the settings and their watches by cluster name."""
-
     def __init__(self, sources: Sequence[Mapping[str, JSON]], clock: Clock) -> None:
         self.clusters = ClusterRegistry()
         self.watches: dict[str, NodeWatch] = {}

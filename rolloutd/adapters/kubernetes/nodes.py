@@ -128,7 +128,6 @@ class NodeView:
 
     @property
     def inventory_fields(self) -> tuple[JSON, ...]:
-        """The fields on which the inventory depends."""
         # A reinstalled machine may register under the old node object: then only its machine id differs.
         return (self.uid, self.labels, self.addresses, self.provider_id, self.machine_id)
 

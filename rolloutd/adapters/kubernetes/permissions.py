@@ -12,8 +12,6 @@ from rolloutd.adapters.kubernetes.object_events import NODES_NAMESPACE
 
 @dataclass(frozen=True, slots=True)
 class Permission:
-    """One verb on one resource, and its purpose."""
-
     verb: str
     resource: str
     purpose: str
@@ -23,7 +21,6 @@ class Permission:
 
     @property
     def text(self) -> str:
-        """The permission as a role writes it."""
         part = f"/{self.subresource}" if self.subresource else ""
         group = f" ({self.group})" if self.group else ""
         return f"{self.verb} {self.resource}{part}{group}"

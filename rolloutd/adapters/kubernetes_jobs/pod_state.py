@@ -72,7 +72,6 @@ def waiting_reason(pod: Mapping[str, Any]) -> str:
 
 
 def run_of(thing: Mapping[str, Any]) -> str:
-    """Return the id of the run that a Job or a pod is of."""
     return str((thing["metadata"].get("annotations") or {}).get(RUN, ""))
 
 

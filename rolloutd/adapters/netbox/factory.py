@@ -12,8 +12,6 @@ ADAPTER_KIND = "netbox"
 
 
 class NetboxSources:
-    """The sources of one daemon by name."""
-
     def __init__(self) -> None:
         self.by_name: dict[str, NetboxInventory] = {}
 

@@ -40,7 +40,6 @@ _COMPARISONS: Mapping[str, _Compare] = {
 
 
 def compared_fields(filters: Mapping[str, JSON]) -> frozenset[str]:
-    """Return the fields of an object that the comparison needs."""
     bases = {name.partition("__")[0] for name in filters}
     fields = {"tag": TAGS} | {name: name for name in (*_NESTED, STATUS)}
     found = {fields[base] for base in bases if base in fields}

@@ -17,8 +17,6 @@ class SharedLine(RolloutdError):
 
 @dataclass(frozen=True, slots=True)
 class KeyChange:
-    """Keys of one node to store, and those that they replace."""
-
     node: str
     known_hosts_name: str
     stored: tuple[HostKey, ...]

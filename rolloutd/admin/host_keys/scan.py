@@ -69,8 +69,6 @@ class JudgedKey:
 
 @dataclass(frozen=True, slots=True)
 class ScannedNode:
-    """A node's keys, or the problem that prevented the scan."""
-
     node: str
     address: str
     known_hosts_name: str

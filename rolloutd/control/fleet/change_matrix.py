@@ -88,7 +88,6 @@ class ChangeCounts:
             self.group_counts[group][state] += 1
 
     def remove(self, node: str, groups: Iterable[str]) -> None:
-        """Count a node no longer."""
         state = self.states.pop(node)
         self.counts[state] -= 1
         for group in groups:
@@ -110,7 +109,6 @@ class ChangeMatrix:
         self._pool_keys: tuple[str, ...] = ()
 
     def has_closed(self, key: ChangeKey, rollout: str) -> bool:
-        """Return whether the targets of a closed rollout are kept."""
         known = self._rollout(key, rollout)
         return known is not None and known.closed
 
@@ -171,7 +169,6 @@ class ChangeMatrix:
         return {*changed, *moved}
 
     def _count_again(self, changes: Sequence[ChangeCounts], nodes: Iterable[str]) -> None:
-        """Count nodes in all changes of one plan."""
         for node in nodes:
             groups = self._groups.get(node)
             if groups is None:

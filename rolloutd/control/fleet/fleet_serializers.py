@@ -46,7 +46,6 @@ def _locks(index: Index, gates: Sequence[self_reboots.GroupGate], now: float, se
 
 
 async def reboot_gates(state: State, group: str | None = None) -> list[wire_fleet.RebootGate]:
-    """Return the gates of all groups that have one, or of one."""
     gates = [each for each in self_reboots.reboot_gates(state) if group in (None, each.gate.group)]
     index = state.index.fork()
     return await compute_over(len(index.nodes), _reboot_gates, index, gates, state.now())

@@ -70,7 +70,6 @@ class VersionTable:
 
 
 def version_table(changes: Sequence[Change]) -> VersionTable:
-    """Return the table of changes, the latest first."""
     latest: dict[str, Change] = {}
     rows: dict[str, dict[str, Cell]] = {}
     for change in changes:

@@ -73,7 +73,6 @@ def preview(settings: Settings, draft: ResolvedPlan, actor: Actor, now: float) -
 
 
 def draft_rollout(draft: ResolvedPlan, actor: Actor, now: float) -> tuple[Rollout, tuple[Target, ...]]:
-    """Return the rollout that a plan would open, and its targets."""
     rollout = Rollout(DRAFT_ROLLOUT_ID, draft.plan, draft.digest, actor, now, len(draft.targets))
     return rollout, tuple(replace(target, rollout=DRAFT_ROLLOUT_ID) for target in draft.targets)
 

@@ -281,7 +281,6 @@ def format_step(kind: str, params: Mapping[str, Any]) -> str:
 
 
 def format_value(path: str, value: Any) -> str:
-    """Return the value at a path of a plan in one line."""
     if isinstance(value, bool):
         return "true" if value else "false"
     # A variable may have the name of a key.

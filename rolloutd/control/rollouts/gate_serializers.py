@@ -46,7 +46,6 @@ def gates_of(kept: dict[str, Any], index: Index, each: Rollout, now: float) -> l
 
 
 def gate_places(each: Rollout) -> Sequence[tuple[GateName, str]]:
-    """Return the gates of a rollout in their order, each with its wave."""
     return (*each.plan.gates_in_order, (GateName.PROCEED, ""))
 
 
@@ -125,7 +124,6 @@ def _doubtful_votes(index: Index, each: Rollout) -> frozenset[str]:
 
 
 def _doubts(index: Index, each: Rollout, view: gates.GateView) -> list[AuditMismatch]:
-    """Return the rows in doubt that this gate rests on."""
     # A vote that the database lost is of an unknown gate, so it counts for each.
     elsewhere = {vote.id for vote in each.votes if (vote.gate, vote.wave) != (view.gate, view.wave)}
     opening = f"opened/{each.id}/{view.gate.value}"

@@ -185,7 +185,6 @@ def span(since: float, ends_at: Mapping[str, str]) -> wire.Work:
 
 
 def forecast_summary(latest: Mapping[str, Any] | None) -> wire.ForecastSummary | None:
-    """Return a forecast without its nodes."""
     if latest is None:
         return None
     keys = wire.ForecastSummary.__annotations__
@@ -238,7 +237,6 @@ def closed_rollout_line(each: ClosedRollout) -> wire.RolloutLine:
 
 
 def in_flight(state: State, target: Target) -> wire.InFlight:
-    """Return a node in flight, with its current step."""
     live = _step_progress(state, target)
     return {
         "node": target.node,
@@ -258,7 +256,6 @@ def _step_progress(state: State, target: Target) -> StepProgress:
 
 
 def all_in_flight(state: State, rollout_id: str | None) -> list[wire.RolloutInFlight]:
-    """Return every node in flight, or those of one rollout."""
     return [
         {**in_flight(state, target), "rollout": target.rollout}
         for target in state.index.needing_driver()

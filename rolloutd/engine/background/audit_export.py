@@ -100,7 +100,6 @@ class AuditExporter:
             await self._state.clock.sleep(PAUSE_S)
 
     async def _last_due(self, exported: int) -> int:
-        """Return the last entry to export now, or an exported one."""
         keep_s = self._state.settings.keep.audit_s
         newest = await self._state.store.latest_audit_entry()
         if keep_s is None or newest is None:

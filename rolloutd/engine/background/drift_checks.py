@@ -42,7 +42,6 @@ class DriftChecker:
         return [target for target in index.targets(rollout) if can_drift(index, target)]
 
     async def check_nodes(self, command: CheckDrift) -> None:
-        """Check nodes of an open rollout on schedule."""
         rollout = self._state.index.rollouts.get(command.rollout)
         if rollout is None:
             return

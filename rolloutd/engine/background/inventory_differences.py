@@ -120,7 +120,6 @@ def names_by_key(
 def changed_records(
     answers: Mapping[str, Sequence[DiscoveredNode]], others: Mapping[str, Sequence[DiscoveredNode]]
 ) -> list[DiscoveredNode]:
-    """Return the records that the other answers do not have, as objects."""
     return [
         node
         for source, nodes in answers.items()

@@ -111,13 +111,11 @@ def _in_order_of(
 
 
 def without(nodes: Sequence[DiscoveredNode], others: Iterable[DiscoveredNode]) -> Sequence[DiscoveredNode]:
-    """Return the nodes that are not among the others, as objects."""
     left_out = set(map(id, others))
     return [node for node in nodes if id(node) not in left_out] if left_out else nodes
 
 
 def reported_name(node: DiscoveredNode) -> str:
-    """Return the name that the source has for a node of the answer in effect."""
     return node.conflicts.get(ConflictKind.RENAMED.value, node.name)
 
 

@@ -352,7 +352,6 @@ class InventoryRefresher:
             )
 
     def _report_rejected(self, rejected: Mapping[str, Sequence[str]]) -> None:
-        """Report rejected nodes as errors of their sources."""
         for name, reader in self._readers.items():
             if reader.is_failing or reader.nodes is None:
                 continue

@@ -37,7 +37,6 @@ class HostOnlyObserver:
         self.name = name
 
     async def observe(self, hosts: Sequence[Host]) -> Sequence[Observation]:
-        """Observe the plain hosts among the given ones."""
         plain = [host for host in hosts if host.kind is NodeKind.HOST]
         return await self._observer.observe(plain) if plain else ()
 

@@ -36,7 +36,6 @@ MAX_DIFF_CHARS = 32_768
 
 
 async def document_pilot(state: State, runner: Runs, command: DocumentPilot) -> None:
-    """Attach the evidence of a pilot that is done."""
     rollout = state.index.rollouts.get(command.rollout)
     if rollout is None or rollout.plan.pilot_node is None:
         return

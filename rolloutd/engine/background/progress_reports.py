@@ -58,7 +58,6 @@ class ProgressReporter:
         state.commit_listeners.append(self._on_commit)
 
     def send_queued(self, tasks: asyncio.TaskGroup) -> None:
-        """Start to show the queued reports."""
         for node in self._queues:
             self._jobs.start(tasks, self._send, node, name=f"reports {node}")
 

@@ -161,7 +161,6 @@ class RetentionCleaner:
                     log.info("removed %d runs that no rollout of this database had", len(old))
 
     async def _audit_removal(self, rollout: str, runs: int, keep_s: float) -> None:
-        """Record the removal in the audit, once for each rollout."""
         if await self._state.store.read_audit(limit=1, rollout=rollout, event=RunOutputPruned.__name__):
             return
         event = RunOutputPruned(rollout, runs, keep_s, self._state.now())

@@ -83,7 +83,6 @@ class Isolation:
         await self._journal.finish(record, result)
 
     async def undo(self, action: actions.Revert) -> None:
-        """Return the node to service with one isolator."""
         spec = action.spec
         record = self._journal.begin(action)
         ctx = await self._session.step_context(spec, number=action.number, prior=action.prior)

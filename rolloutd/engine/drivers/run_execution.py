@@ -37,8 +37,6 @@ ELSEWHERE_MARGIN_S = 300.0
 
 
 class RunExecution:
-    """The runs of one node in one rollout."""
-
     def __init__(
         self,
         session: NodeSession,

@@ -19,7 +19,6 @@ from rolloutd.ports.guards import adapter_errors, validate_result
 
 
 async def probe_node(state: State, adapters: AdapterSet, request: ProbeTraffic) -> None:
-    """Run the probes of a node that could start."""
     await run_all_probes(NodeSession(state, adapters, request.rollout, request.node))
 
 

@@ -126,7 +126,6 @@ class StageSession:
             return True
 
     async def record(self, *, cause: str = "", **changes: Any) -> None:
-        """Record the row with these changes."""
         self.change(**{"at": self.state.now(), **changes})
         cause = cause or f"prepare stage {self.row.stage} {self.row.state}"
         await self.state.commit([PreparationRecorded(self.row)], cause=cause)

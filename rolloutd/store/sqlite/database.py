@@ -132,7 +132,6 @@ def _connect_uri(uri: str) -> sqlite3.Connection:
 
 
 def create_tables(connection: sqlite3.Connection) -> None:
-    """Create the tables of this version in an empty database."""
     _migrate(connection, len(_migrations()), _schema())
 
 

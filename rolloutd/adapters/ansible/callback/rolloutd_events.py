@@ -82,7 +82,6 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]  # ansible has no type
     # -- plays and tasks ---------------------------------------------------
 
     def v2_playbook_on_start(self, playbook: Any) -> None:
-        """Count the tasks of all plays."""
         plays = [play for play in playbook.get_plays() if play.get_name() != FENCE_PLAY_NAME]
         for play in plays:
             self._expected_tasks |= _play_tasks(play)

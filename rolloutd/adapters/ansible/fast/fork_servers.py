@@ -242,7 +242,6 @@ def _version(path: str) -> str:
 
 
 def _available_memory() -> float:
-    """Return the share of the machine's memory that is available."""
     with Path("/proc/meminfo").open() as file:
         lines = dict(line.split(":", 1) for line in file)
     return int(lines["MemAvailable"].split()[0]) / int(lines["MemTotal"].split()[0])
