@@ -75,7 +75,6 @@ class Trigger(StrEnum):
 
 
 CARRIES_CHANGE = frozenset({Outcome.CHANGED, Outcome.ALREADY_CURRENT})
-"""Outcomes of a node that has the change."""
 
 EXCEPTIONS = frozenset({Outcome.SKIPPED, Outcome.ROLLED_BACK})
 """Outcomes of a node that is done without the change, by a user's decision."""
@@ -84,7 +83,6 @@ IN_FLIGHT_PHASES = frozenset({Phase.ISOLATING, Phase.MAINTAINING, Phase.VERIFYIN
 """Phases in which rolloutd works on the node, so that it counts as down."""
 
 NEW_ATTEMPT = frozenset({Trigger.ADMITTED, Trigger.ROLLBACK_ORDERED})
-"""Triggers that begin a new attempt."""
 
 RESETS_BACKOFF = frozenset({Trigger.RETRIED, Trigger.ROLLBACK_ORDERED})
 """Orders after a failure; they set the count of aborted isolations, and so the backoff, to zero."""

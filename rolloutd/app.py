@@ -68,7 +68,6 @@ ANCHOR_AT_STOP_S = 10.0
 """Limit of the last write to the audit's anchors: a stop must not wait for a machine that is down."""
 
 RENEW_S = 5.0
-"""Interval of the leadership's renewals."""
 
 SOCKET_CHECK_S = 10.0
 """Interval between checks that the socket's file exists: a cleanup job may remove it."""

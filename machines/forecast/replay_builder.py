@@ -54,7 +54,6 @@ class _Builder:
     _held: dict[int, tuple[int, ...]] = field(default_factory=dict)
     """The slots that are free when an attempt ends, by its id() as an object."""
     _in_outage: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
-    """The parts of each outage."""
 
     def build(self) -> Replay:
         # A runner that always had a slot delays nothing.

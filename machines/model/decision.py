@@ -187,8 +187,6 @@ C = TypeVar("C")
 
 
 class QueueGroup(NamedTuple):
-    """What the pending nodes of a group share."""
-
     rollout: str
     wave: str
     team: str | None

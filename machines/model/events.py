@@ -448,7 +448,6 @@ TargetEvent = (
     | NodeAdvanced
     | TargetChanged
 )
-"""Events that change one target."""
 
 RecordOnlyEvent = (
     RequestDenied | SettingsChanged | RunOutputPruned | NodeCleaned | IsolationReleased | TrustEvent

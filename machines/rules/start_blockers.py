@@ -31,7 +31,6 @@ from machines.rules.waves import WaveProgress
 from machines.states import EXCEPTIONS, Phase
 
 WindowGroups = list[tuple[str, Sequence[Window]]]
-"""Windows by their owner."""
 TRAIN_RECHECK_S: Final = 60.0
 """Interval after which a node asks again whether it waits for its train: time may close the other rollout."""
 
@@ -393,7 +392,6 @@ def state_reason(index: Index, target: Target) -> Reason:
 # -- what may lift a reason ----------------------------------------------------------
 
 NEEDS_OBSERVATION = frozenset({ReasonCode.PEER_UNKNOWN, ReasonCode.NODE_UNKNOWN})
-"""Reasons that an observation may lift."""
 
 
 def reason_certainty(index: Index, target: Target, reason: Reason) -> int:

@@ -41,7 +41,6 @@ class GroupKind(StrEnum):
     """Holds and freezes whose time is over."""
     SOAKS_RESTARTED = "soaks-restarted"
     DECIDED = "decided"
-    """What is decided for one rollout."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,12 +39,10 @@ def collect_expired(index: Index, now: float, builder: DecisionBuilder) -> None:
 
 
 def end_hold(hold: Hold, now: float, text: str) -> HoldReleased:
-    """Return the event of a hold whose time is over."""
     return HoldReleased(hold.node, hold.source, hold.id, DAEMON, now, text)
 
 
 def end_freeze(freeze: Freeze, now: float, text: str) -> FreezeLifted:
-    """Return the event of a freeze whose time is over."""
     return FreezeLifted(freeze.id, DAEMON, now, freeze.scope, text)
 
 

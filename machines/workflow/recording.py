@@ -27,7 +27,6 @@ from machines.model.step_record import (
 from machines.workflow.steps import CLEAN_UP, backoff_s
 
 RecordedAction = Isolate | Probe | Revert | CleanUpStaleRuns | RunPlaybook | RunCheck | UseGuard
-"""The actions that have a step record."""
 
 _STATE_OF_RESULT: Mapping[type[Any], StepState] = {
     Ok: StepState.OK,

@@ -27,8 +27,6 @@ logging.getLogger("apprise").setLevel(logging.CRITICAL)
 
 
 class AppriseNotifier:
-    """ports.Notifier over one of apprise's URLs."""
-
     def __init__(self, url: str, location: str = "notify") -> None:
         """Take the URL, and where it was written; raises ValueError where apprise does not know it."""
         instance: Any = apprise.Apprise.instantiate(url, suppress_exceptions=True)

@@ -27,7 +27,6 @@ if TYPE_CHECKING:  # a runner pod, which has no settings, would spend a third of
     from rolloutd.settings.shared_files import S3Files
 
 STAGING_PREFIX = ".staged-"
-"""Name prefix of an incomplete directory."""
 
 
 def shared_store(settings: Settings, kind: str) -> DirectoryStore:

@@ -52,7 +52,6 @@ DAEMON_TIMEOUT_S = 20.0
 """Time limit for the daemon's answer: a daemon that the request starts needs some seconds."""
 
 MAX_LISTED_VIOLATIONS = 3
-"""Violations that are listed; the others are counted."""
 
 UNITS = ("rolloutd.socket", "rolloutd.service")
 

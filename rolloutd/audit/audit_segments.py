@@ -31,7 +31,6 @@ from rolloutd.audit.audit_chain import GENESIS_HASH, ChainVerification, canonica
 from rolloutd.errors import RolloutdError
 
 SEGMENTS_DIRECTORY = "audit-segments"
-"""Directory of the segments, in the state directory."""
 
 FORMAT: Final = "rolloutd-audit-segment/1"
 

@@ -23,7 +23,6 @@ class Exit(Exception):
 
 
 def from_status(status: int) -> int:
-    """Return the exit code of an HTTP error status."""
     match status:
         case 400 | 405 | 413:
             return USAGE

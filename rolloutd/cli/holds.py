@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 
 BUSY_PHASES = ("isolating", "maintaining", "verifying")
-"""The phases in which a rollout works on a node."""
 
 MAX_UNOBSERVED_SHOWN = 8
 """Unobserved nodes shown by name; a large pool may have hundreds, all of them healthy."""

@@ -79,7 +79,6 @@ stdout is data, stderr is messages; every reading command takes --json
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code."""
     _reopen_closed_streams()
     # A name that the terminal's encoding lacks must not end a command with a traceback.
     for stream in (sys.stdout, sys.stderr):

@@ -29,7 +29,6 @@ MAX_POOLS = 20
 """Bars that fit on a terminal; of more pools the unfinished ones are shown."""
 
 MAX_IN_FLIGHT = 12
-"""Nodes in flight shown by name."""
 
 _STYLES = {
     "paused": "bold red",

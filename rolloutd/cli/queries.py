@@ -45,7 +45,6 @@ PHASES = ("pending", "isolating", "maintaining", "verifying", "done", "failed")
 GATES = ("pilot", "start", "continue", "proceed")
 
 CLOSED_STATES = frozenset({"done", "cancelled"})
-"""The states of a rollout that has ended."""
 
 MAX_NAMES_SHOWN = 5
 """Nodes with the same reason that `why` names; `nodes` lists all of them."""

@@ -68,7 +68,6 @@ DECISIONS = frozenset(
         "NodeAdvanced",
     }
 )
-"""Events that the page lists as decisions."""
 
 
 def render_rollout(client: Client, name: str) -> str:

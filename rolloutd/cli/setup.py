@@ -20,7 +20,6 @@ _TEXTS = (
     ("--pool", "KEY=NUMBER", "how many nodes of one value of a label may be down; a percentage too"),
     ("--team", "NAME=MEMBERS", "a team and its members, such as web=alice,@web"),
 )
-"""Options that may be repeated."""
 
 _VALUES = (
     ("--config", "FILE", "the settings file (/etc/rolloutd/config.yaml)"),

@@ -29,7 +29,6 @@ KEEPALIVE_INTERVAL_S = 5
 """Interval of ssh's keepalives; three missing ones end the connection."""
 
 CONNECT_TIMEOUT_S = 15
-"""Timeout of the connection to the other machine."""
 
 SSH_TIMEOUT_S = 30.0
 """Timeout of ssh commands that ask no question."""

@@ -23,7 +23,6 @@ MAX_CLOSED = 1_000
 """Closed rollouts that are listed and found by their plan's name; older ones need their id."""
 
 MAX_CANDIDATES_NAMED = 5
-"""Candidates named in an error."""
 
 
 @dataclass(frozen=True, slots=True)

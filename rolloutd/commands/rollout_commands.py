@@ -25,7 +25,6 @@ from rolloutd.texts.formats import suggest_name
 from rolloutd.texts.reason_text import describe, describe_remedy, lifted_by
 
 PERSON_SOURCE = "person"
-"""The default source of a hold."""
 
 LEFT_ISOLATED_SOURCE = "left"
 """The source of the hold on a node that was skipped and left isolated."""

@@ -72,7 +72,6 @@ class ResolvedPlan:
 
 
 Connections = Mapping[str, Mapping[str, JSON]]
-"""The variables of each node."""
 
 NO_OVERRIDES = Overrides()
 

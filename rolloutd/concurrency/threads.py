@@ -53,7 +53,6 @@ NOTIFICATIONS = ThreadPool("notifications", 2)
 """Messages to people, over networks that may not answer."""
 
 PROCESSES = ThreadPool("processes", 2)
-"""Ends of processes on this machine."""
 
 RUNS = ThreadPool("runs", 6)
 """Directories and events of playbook runs."""

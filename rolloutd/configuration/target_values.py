@@ -21,7 +21,6 @@ OBJECT_KEY = "cluster_object"
 """Variable of a node with the fields of its object that plans may use."""
 
 SHOWN_DIGITS = 12
-"""Digits of a digest that people compare."""
 
 SecretDigests = Mapping[tuple[str, str, str, str], str]
 """Digests of secrets by node, kind of change, name and key."""

@@ -23,7 +23,6 @@ SHORT_LIMIT_S = 4.0
 """Time limit of the run that passes it."""
 
 FENCE = "3.10 aaaa 1000"
-"""A fencing token."""
 
 
 class Work(Enum):

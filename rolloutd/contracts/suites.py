@@ -25,7 +25,6 @@ MANY_NODES = 200
 """More nodes than an observer may have connections at once."""
 
 ORDER, NEWER_ORDER = "1.7 database 1800000000", "1.8 database 1800000001"
-"""Fencing tokens of one database."""
 
 BackendT = TypeVar("BackendT")
 

@@ -39,7 +39,6 @@ MAX_BODY_BYTES = 4 * 1024 * 1024
 """Bytes of a JSON body: twice the largest plan, because JSON writes some characters as six."""
 
 MAX_UPLOAD_BYTES = 64 * 1024 * 1024
-"""Bytes of an uploaded tree of playbooks."""
 
 MAX_UPLOADS = 4
 """Uploads read at once: each stays in memory until its hash is known."""

@@ -30,7 +30,6 @@ DEFAULT_NODES = 12
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the demo and return its exit code."""
     args = _parse_arguments(argv)
     signal.signal(signal.SIGTERM, _exit_on_signal)
     signal.signal(signal.SIGHUP, _exit_on_signal)

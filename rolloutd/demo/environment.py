@@ -55,7 +55,6 @@ MAX_TMP_DIR_BYTES = 28
 """Bytes of DIR: ssh adds about 70 for its control sockets."""
 
 LOG_LINES = 25
-"""Lines of a log in an error."""
 
 MAX_PARALLEL = 4
 """Runs at once: more would only be slower on a small machine."""

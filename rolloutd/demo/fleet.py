@@ -92,7 +92,6 @@ class Fleet:
 
     @property
     def inventory_file(self) -> Path:
-        """The Ansible inventory of all nodes, labels included."""
         return self.directory / "inventory.yml"
 
     @property

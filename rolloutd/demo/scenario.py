@@ -28,7 +28,6 @@ FAULTS: Mapping[str, Fault] = {
     "maintaining": Fault.TASK_FAILS,
     "verifying": Fault.CHECK_WRONG,
 }
-"""The fault that makes a node fail in a phase."""
 
 STALL_TIMEOUT_S = 180.0
 """Time without any change after which the demo stops: a node takes seconds."""
@@ -38,8 +37,6 @@ HTTP_CONFLICT = 409
 
 
 class DemoUi(Protocol):
-    """Shows updates and answers questions."""
-
     def show_update(self, update: WatchUpdate) -> None: ...
     def print_message(self, text: str) -> None: ...
     def confirm(self, question: str) -> bool: ...

@@ -430,8 +430,6 @@ class RoutedRunners:
 
 
 class _StoredRuns:
-    """ports.ArtifactStore of the runs of all runners, by their handles."""
-
     def __init__(self, runners: RoutedRunners) -> None:
         self._runners = runners
 

@@ -68,7 +68,6 @@ DATABASE_ID_LENGTH = 16
 """Hexadecimal digits in a fencing token by which a node distinguishes two databases."""
 
 NO_RUN = ports.RunState(None)
-"""The run of a step that has none yet."""
 
 
 @dataclass(slots=True)

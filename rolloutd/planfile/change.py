@@ -18,13 +18,11 @@ from rolloutd.plugin.field_types import InvalidValue, Playbook, PositiveDuration
 DEFAULT_EXPECTED_S = 900
 
 DEFAULT_GUARD = "ssh"
-"""The kind of a guard that names none."""
 
 _RUN_ONCE_KEYS = ("in_service", "baseline", "repair")
 """Keys of checks that have no meaning in `confirm`: it runs once, on the isolated node."""
 
 COMMON_STAGE_KEYS = frozenset({"name", "vars", "timeout", "expected", "on_unknown"})
-"""Keys of a stage of every kind."""
 
 
 def _require_kind(schema: dict[str, Any]) -> None:

@@ -32,7 +32,6 @@ from rolloutd.plugin.field_types import (
 )
 
 RESERVED_WAVES = ("canary", "fleet")
-"""Waves that every plan has."""
 
 RESERVED_PREPARE_STAGES = ("cleanup",)
 """Stages of cancelled rollouts, in their records."""

@@ -39,4 +39,3 @@ def _split_address(value: object) -> ipaddress.IPv4Address | ipaddress.IPv6Addre
 
 
 ListenAddress = Annotated[str, PlainValidator(parse_address), with_json_schema(type="string", minLength=1)]
-"""An IP address with a port."""

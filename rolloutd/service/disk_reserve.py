@@ -29,7 +29,6 @@ CHECK_INTERVAL_S = 1.0
 """Interval of the checks; one is a single system call."""
 
 CONDITION = "disk"
-"""Key of the daemon's condition."""
 
 
 class DiskReserve:

@@ -79,7 +79,6 @@ class MetricsCollector:
             self._lag.observe(max(0.0, loop.time() - expected_at))
 
     async def render(self) -> bytes:
-        """Return all metrics in Prometheus' text format."""
         await self._state.advance()
         # Of one moment of the facts; the text of 500 pools takes longer than the loop may pause.
         collected = CollectorRegistry()

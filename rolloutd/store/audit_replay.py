@@ -49,7 +49,6 @@ class AuditReplay:
         """Targets (rollout, node) whose entry is of a version that did not record their position."""
 
         self.count = 0
-        """Entries that were added."""
 
     def state(self) -> Any:
         """Return what the tables do not have, as JSON: a replay that resumes with it continues this one."""

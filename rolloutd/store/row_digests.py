@@ -19,7 +19,6 @@ from rolloutd.store.backend import Backend, Connection, RowChanges, row_text
 from rolloutd.store.schema import KEYS, NOT_COMPARED_COLUMNS, ROLLOUT_TABLES
 
 WHOLE_TABLES: Final = tuple(name for name in KEYS if name not in (*ROLLOUT_TABLES, "step"))
-"""Tables with one sum each."""
 
 SUM_COLUMNS: Final[Mapping[str, str]] = {"rollout": "rows_digest", "target": "steps_digest"}
 """Columns that hold the sum of other rows, so that the sum over this row covers those too."""

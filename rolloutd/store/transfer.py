@@ -17,7 +17,6 @@ ROWS_PER_STATEMENT = 1_000
 """Rows that are in memory at once: entries of 500 nodes have 100 KB."""
 
 _COLUMNS: Final = {"audit": ("seq", "entry", "hash")}
-"""Columns of a table of which not all are transferred."""
 
 _ORDERS: Final = {
     "audit": "seq",

@@ -21,7 +21,6 @@ _SECRET_NAME = re.compile(
     r"|^(?:sig|auth|authorization|jwt|pass|pwd|pat|psk)$",
     re.IGNORECASE,
 )
-"""Names of parameters of a query or a fragment."""
 
 _TOKEN = re.compile(
     r"\b(?:gh[oprsu]_|github_pat_|gl(?:pat|cbt|dt|ft|ptt|rt|soat)-|xox[abeprs]-|dckr_pat_|npm_|hv[bs]\.|sk_live_)"

@@ -15,7 +15,6 @@ from tui.formatting.lines import Line, line_width, merge_spans, sanitize
 from tui.state.values import NodeState, parse_timestamp
 
 Glyph = tuple[str, str]
-"""A glyph and its role."""
 
 PHASE_GLYPHS: dict[str, Glyph] = {
     "pending": ("·", "pending"),
@@ -39,7 +38,6 @@ CHANGE_GLYPHS: dict[str, Glyph] = {
     "in-flight": PHASE_GLYPHS["maintaining"],
     "never": ("-", "faint"),
 }
-"""By the state of a change on a node."""
 
 PARTLY_DONE: Glyph = ("▣", "ok")
 """A cell of several nodes, some done and some pending."""
@@ -100,7 +98,6 @@ LOG_ROLES = {
     "stats": "dim",
     "busy": "warn",
 }
-"""The role of a log line by its kind."""
 
 
 def log_line(line: Mapping[str, Any]) -> Line:

@@ -14,7 +14,6 @@ from rich.cells import cell_len, set_cell_size
 from rolloutd.texts.formats import shorten_name
 
 Span = tuple[str, str]
-"""Text and its role."""
 
 Line = list[Span]
 

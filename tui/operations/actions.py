@@ -206,7 +206,6 @@ ACTIONS: tuple[Action, ...] = (
     _app("leave", "q", "leave", "leave the page, or on the fleet page the console", "fleet"),
     _app("quit", "ctrl+c", "quit", "leave the console; the daemon continues"),
 )
-"""All actions, in the order of the key line."""
 
 ACTIONS_BY_NAME: Mapping[str, Action] = {action.name: action for action in ACTIONS}
 

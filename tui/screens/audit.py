@@ -16,7 +16,6 @@ from tui.screens.page import LazyRows, Page
 from tui.widgets.virtual_list import Banner, VirtualList
 
 PAGE_SIZE = 500
-"""Entries per request."""
 
 MAX_ENTRIES = 20_000
 """Entries kept while the page is open; `rolloutctl audit` reads further back."""

@@ -21,7 +21,6 @@ from tui.screens.page import Item, heading, note_row, static_line
 from tui.widgets.virtual_list import Banner, VirtualList
 
 MIN_NAME_WIDTH, MAX_NAME_WIDTH = 6, 40
-"""Bounds for the columns of names."""
 
 MIN_COLUMN_WIDTH = 7
 """Cells of a plan's column: a glyph, the beginning of a version, and a blank."""

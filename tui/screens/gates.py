@@ -28,7 +28,6 @@ MAX_TEXT_LINES = 40
 """Lines shown of one playbook or of all differences; the key for the full line shows the rest."""
 
 MAX_NODES = 200
-"""Canaries listed."""
 
 FAILURES_RETRY_S = 5.0
 """Between two requests for the failures while the daemon does not answer them."""

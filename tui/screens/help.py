@@ -65,8 +65,6 @@ class PaletteProvider(Provider):
 
 
 class HelpPage(Page):
-    """All keys, from the registry of actions, and all glyphs."""
-
     screen_name = "help"
 
     def __init__(self, opened_from: str = "") -> None:

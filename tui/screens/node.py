@@ -190,7 +190,6 @@ class NodePage(page.TwoPanes, page.RolloutScreen, SearchablePage):
     do_attempt, do_attempt_later = partialmethod(_change_attempt, -1), partialmethod(_change_attempt, 1)
 
     def full_text(self) -> tuple[str, str] | None:
-        """Return a step with its output, or a line of the log."""
         steps = self.query_one("#steps", VirtualList)
         if not steps.has_focus or self.detail is None:
             return super().full_text()

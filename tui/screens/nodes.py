@@ -21,7 +21,6 @@ from tui.state.values import BUSY_PHASES, NodeState
 from tui.widgets.virtual_list import Banner, VirtualList
 
 MIN_NAME_WIDTH, MAX_NAME_WIDTH = 13, 64
-"""Bounds for the column of node names."""
 
 MAX_STATE_WIDTH = 16
 """Cells of the longest outcome, and of an attempt."""

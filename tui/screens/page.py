@@ -150,7 +150,6 @@ class Page(BlankWidget, Screen[None]):
     """
     screen_name = ""
     initial_focus = "VirtualList"
-    """A selector."""
     filter_label = "show rows that contain"
     """Empty on a page without a filter."""
     shows_entries = False
@@ -411,8 +410,6 @@ class PaneContainer(BlankWidget, Container):
 
 
 class TwoPanes(Page):
-    """A page with two panes, side by side on wide terminals."""
-
     DEFAULT_CSS = """
     TwoPanes > #body { layout: vertical; }
     TwoPanes.-wide > #body { layout: horizontal; }

@@ -49,13 +49,11 @@ MIN_IN_FLIGHT = 6
 """Nodes in flight on the smallest screen, those that started first."""
 
 MIN_GROUP_WIDTH, MIN_NAMES_WIDTH, MAX_REASON_LINES = 30, 12, 2
-"""Bounds for a reason and for the names of the nodes after it."""
 
 MAX_GROUPS = 40
 """Reasons listed; in a fleet of five hundred pools most are alike, and the nodes page has all."""
 
 MIN_NAME_WIDTH, MAX_NAME_WIDTH = 12, 32
-"""Bounds for the column of node names."""
 
 MAX_TAIL_LINES = 10
 """Log lines of the first failed node."""
@@ -66,7 +64,6 @@ MAX_FAILURE_LINES = 4
 MIN_TAIL_LINES, ROWS_BELOW_TAIL = 2, 8
 
 AUDIT_PAGE_SIZE = 1_000
-"""Transitions per request."""
 
 POOL_ORDER_INTERVAL_S = 5.0
 """Between two sorts of the pools: in between only a failure or an excess moves a row."""

@@ -56,8 +56,6 @@ _MERGED_REASONS: Mapping[str, tuple[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class PendingGate:
-    """A gate that waits, and whether the user can open it."""
-
     rollout: values.RolloutState
     gate: wire.Gate
     needs_my_vote: bool

@@ -20,7 +20,6 @@ from tui.state.history import History
 from tui.state.values import BUSY_PHASES, COUNTER_BY_OUTCOME, NodeState, PoolState
 
 STEPS_S = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1_800, 3_600, 7_200, 14_400, 28_800, 86_400)
-"""Intervals of a column."""
 
 MAX_CHOSEN_STEP_S = 60
 """The longest interval that the console chooses itself: a longer one loads much of the audit."""

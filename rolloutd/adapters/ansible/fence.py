@@ -126,7 +126,6 @@ async def take(shell: Shell, host: Host, token: str, fence_dir: str, *, timeout_
 
 
 def build_play(token: str, fence_dir: str, node: str) -> list[dict[str, JSON]]:
-    """Return the play that runs before the user's."""
     arguments = " ".join(_shell_quote(word) for word in (token, fence_dir, node, str(CLOCK_SLACK_S)))
     task = {
         "name": "refuse a run that is older than one that was here",

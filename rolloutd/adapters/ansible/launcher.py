@@ -69,7 +69,6 @@ def validate_playbook(tree: Path, playbook: str) -> ports.Failed | None:
 
 
 def record_refusal(directory: RunDirectory, request: ports.RunRequest, refusal: ports.Failed) -> None:
-    """Create the directory of a run that never begins, with the reason."""
     directory.create()
     facts = {"rollout": request.rollout, "node": request.node, "code": refusal.code}
     directory.write_metadata({**facts, "refused": refusal.text, "evidence": refusal.output})

@@ -33,7 +33,6 @@ GRACE_SHARE = 0.5
 """Share of the time before TERM: an interrupted package installation is worse than a wait."""
 
 TERM_SHARE = 0.2
-"""Share of the time between TERM and KILL."""
 
 ANSWER_MARGIN_S = 30.0
 """Extra time for the node to start the script and answer."""

@@ -27,7 +27,6 @@ CREATE_TRIES = 3
 """Tries of creating an object whose answer was lost: a repetition is recognized by its name."""
 
 ACTIVE = frozenset({"new", "pending", "waiting", "running"})
-"""Statuses of jobs that are not over."""
 
 
 @dataclass(frozen=True, slots=True)

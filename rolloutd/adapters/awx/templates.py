@@ -30,8 +30,6 @@ class TemplateUnusable(AdapterFailed):
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """A job template that can run a playbook."""
-
     id: int
     name: str
 

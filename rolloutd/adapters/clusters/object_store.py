@@ -57,7 +57,6 @@ class ObjectRef:
         return api_path(self.resource, namespace=self.namespace, group=self.group)
 
     def body(self, spec: Mapping[str, JSON], annotations: Mapping[str, str] | None = None) -> dict[str, Any]:
-        """Return what is sent to write the object."""
         metadata: dict[str, Any] = {"name": self.name, "namespace": self.namespace}
         if annotations:
             metadata["annotations"] = dict(annotations)

@@ -24,7 +24,6 @@ from rolloutd.plugin import (
 from rolloutd.plugin.field_types import InvalidValue
 
 MAX_DEPENDENCIES = 50
-"""Modules that one module waits for."""
 
 Text = Annotated[str, Field(min_length=1, max_length=1000)]
 

@@ -129,7 +129,6 @@ def _named_by(module: Mapping[str, Any]) -> frozenset[str]:
 
 
 def _references(spec: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the sources that a module names."""
     chart = (spec.get("chart") or {}).get("spec") or {}
     for reference in (spec.get("sourceRef"), spec.get("chartRef"), chart.get("sourceRef")):
         if reference:

@@ -179,7 +179,6 @@ class BudgetWatch(WatchHandler):
         return finish
 
     async def wait_for_change(self, timeout_s: float) -> None:
-        """Return when any budget has changed, or after the timeout."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._changed.wait()

@@ -11,7 +11,6 @@ from rolloutd.adapters.kubernetes.permissions import Permission
 from rolloutd.ports import JSON, RunRequest
 
 CONTAINER = "run"
-"""Name of the only container."""
 
 MANAGED_BY = "app.kubernetes.io/managed-by"
 OWNER = "rolloutd.io/owner"

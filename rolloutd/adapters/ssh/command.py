@@ -27,7 +27,6 @@ MAX_OUTPUT_BYTES = 4096
 """Output kept of a command on this machine; only its first line is shown."""
 
 MAX_SHOWN_CHARS = 200
-"""Limit of the line that is shown."""
 
 
 class CommandIsolator(ShellAdapter):

@@ -16,7 +16,6 @@ NO_TOOL = 75
 """Exit status of a probe for which the node has no program (EX_TEMPFAIL)."""
 
 LOGIN_MARGIN_S = 10.0
-"""Extra time for the login."""
 
 _TCP = (
     "if command -v bash >/dev/null; then timeout {limit} bash -c 'exec 3<>\"/dev/tcp/$0/$1\"' {host} {port}; "

@@ -20,7 +20,6 @@ from rolloutd.ports import JSON, ConnectionDefaults, Host
 DEFAULT_PORT = 22
 
 SSH_CONNECTIONS = frozenset({"ssh", "smart", "ansible.builtin.ssh", "paramiko", "paramiko_ssh"})
-"""Values of `ansible_connection` that mean ssh."""
 
 _OPTIONS_WITH_ARGUMENT = frozenset("BbcDEeFIiJLlmOoPpQRSWw")
 """The letters of ssh's options that take an argument (ssh(1))."""

@@ -23,7 +23,6 @@ UNITS = {
     ),
     "zincati": ("zincati.service",),
 }
-"""Units that start each updater."""
 
 _ALL_UNITS = " ".join(unit for units in UNITS.values() for unit in units)
 

@@ -54,7 +54,6 @@ class SshLimits:
     max_output_bytes: int = 64 * 1024
     """Limit of stdout and of stderr each: evidence for people, not a transfer."""
     close_timeout_s: float = 5.0
-    """Limit of a graceful close."""
 
 
 class SshShell:

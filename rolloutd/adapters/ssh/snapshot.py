@@ -21,7 +21,6 @@ MAX_BYTES = 4 * 1024 * 1024
 """Limit of the unpacked output: ten times that of a node with a thousand units and kernel parameters."""
 
 MAX_ENTRIES = 20_000
-"""Limit of a snapshot's keys."""
 
 MAX_VALUE_CHARS = 400
 """Limit of a value: enough to recognise what changed."""

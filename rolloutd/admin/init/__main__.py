@@ -36,7 +36,6 @@ NEW_FILE_MODE = 0o644
 """The settings name secrets' files and contain no secret, so all users may read them."""
 
 PREVIEWED_PLAN = "hello"
-"""The example plan that changes nothing."""
 
 PLAYBOOK_NAME = "prepare-nodes.yml"
 

@@ -102,7 +102,6 @@ class NodeSetup:
         return "" if self.user == "root" else f"{self.user} ALL=(ALL) NOPASSWD: ALL"
 
     def lines(self) -> list[str]:
-        """Return what must be on each node, one thing a line."""
         key = self.public_key or "(the key does not exist yet; run init without --dry-run)"
         if self.own_keys:
             key = f"(the inventory gives {self.own_keys} keys, ansible_ssh_private_key_file of each host)"

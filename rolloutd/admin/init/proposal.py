@@ -122,7 +122,6 @@ def source_change(kind: str, params: Mapping[str, JSON], reason: str) -> Change:
 
 
 def _members(nodes: Mapping[str, Mapping[str, str]], key: str) -> dict[str, int]:
-    """Return how many nodes have each value of a label."""
     return dict(Counter(labels[key] for labels in nodes.values() if labels.get(key)))
 
 

@@ -52,8 +52,6 @@ class RunOutput:
 
 
 class LogReader:
-    """Reads the log of one node on behalf of one person."""
-
     def __init__(self, store: Store, runner: Runners, key: tuple[str, str], identity: Identity) -> None:
         self._store = store
         self._output = RunOutput(runner)

@@ -245,7 +245,6 @@ _PREFIX = "spec."
 
 
 def plan_values(content: Mapping[str, Any]) -> list[wire_plans.PlanValue]:
-    """Return what the author of a plan wrote, in plan order."""
     return [
         {"path": path.removeprefix(_PREFIX), "value": format_value(path, value)}
         for path, value in _flatten(written_content(content))

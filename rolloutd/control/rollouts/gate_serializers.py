@@ -65,7 +65,6 @@ def count_missing_votes(view: gates.GateView) -> int:
 
 
 def gate(index: Index, each: Rollout, view: gates.GateView, now: float) -> wire.Gate:
-    """Return a gate with every vote cast there."""
     cast_here = [
         vote
         for vote in each.votes

@@ -21,7 +21,6 @@ TIMEOUT_S = 30.0
 """Limit of reading or writing one anchor."""
 
 CONDITION = "anchor"
-"""Key of the daemon's condition."""
 
 
 class AuditAnchor:

@@ -45,7 +45,6 @@ KEPT_ENTRIES = 2
 """Newest entries that stay in any case: the store needs them to continue the chain."""
 
 CONDITION = "audit-export"
-"""Key of the daemon's condition."""
 
 _Position = tuple[int, str]
 """Number and hash of the last entry of a segment."""

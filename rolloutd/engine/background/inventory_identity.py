@@ -162,7 +162,6 @@ def _new_node(
 
 
 def _is_other_object(before: str, after: str) -> bool:
-    """Return whether two ids are those of two objects."""
     if not before or not after or before == after:
         return False
     # A cluster may come to report the provider's id of a node that it has had for long.

@@ -77,7 +77,6 @@ class InventoryRefresher:
         self._report_unknown_expectations()
 
     def intervals_s(self, default_s: float) -> Mapping[str, float]:
-        """Return how often each source is queried."""
         return {name: reader.rules.refresh_s or default_s for name, reader in self._readers.items()}
 
     async def refresh(self, *sources: str) -> None:
@@ -420,7 +419,6 @@ def _changed_values(
 
 
 def _describe_held_answer(source: str, removed: int, known: int) -> str:
-    """Return why an answer of an inventory source waits for a person."""
     return (
         f"inventory {source}: its answer is held, as it would remove {removed} of {pluralize(known, 'node')};"
         f" accept it with rolloutctl inventory accept {shlex.quote(source)} --reason ..."
@@ -428,7 +426,6 @@ def _describe_held_answer(source: str, removed: int, known: int) -> str:
 
 
 def _describe_stale_source(source: str, refreshed_at: float | None, error: str) -> str:
-    """Return that an inventory source has not answered for too long."""
     last = "never answered" if refreshed_at is None else f"last answered at {format_rfc3339(refreshed_at)}"
     return f"inventory {source}: it {last}, so no node of it starts{error and f': {error}'}"
 

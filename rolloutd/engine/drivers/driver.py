@@ -407,7 +407,6 @@ class Driver:
     # -- progress
 
     def _publish_step(self, action: actions.Action) -> None:
-        """Publish the node's current step to subscribers."""
         progress, step = self._session.progress, describe_action(action)
         reaches_node = step is not None and not isinstance(action, actions.StopRun | actions.Wait)
         progress.awaited_sources = self._state.awaited_sources(self.node) if reaches_node else ()

@@ -66,7 +66,6 @@ PER_RUN_VARIABLES = frozenset(
         "ROLLOUTD_RUN_DIR",
     }
 )
-"""Variables of the environment that differ from run to run."""
 
 
 class NotForked(Exception):
