@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
@@ -56,6 +57,9 @@ PLUGIN_PAUSES_S = (1.0, 60.0)
 
 PLUGIN_MARGIN_S = 1.0
 """How long after that a plugin is killed: the request has failed by then, and says why."""
+
+KEEPALIVE = {socket.TCP_KEEPIDLE: 10, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 3}
+"""Of a watch: a peer that is gone is noticed in 25 s, and until then its silence counts as no change."""
 
 PAGE_SIZE = 500
 """Objects per page, as in kubectl: at most about ten megabytes of nodes."""
@@ -233,6 +237,7 @@ class Cluster:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=idle_timeout_s)
         watch_query = {**query, "watch": "true"}
         async with self._open_response("GET", path, watch_query, None, "application/json", timeout) as answer:
+            _probe_peer(answer)
             yield _read_events(answer)
 
     async def close(self) -> None:
@@ -464,6 +469,16 @@ def api_path(
     within = f"/namespaces/{quote(namespace, safe='')}" if namespace else ""
     rest = "/".join(quote(each, safe="") for each in (name, subresource) if each)
     return f"{root}{within}/{resource}" + (f"/{rest}" if rest else "")
+
+
+def _probe_peer(answer: aiohttp.ClientResponse) -> None:
+    """Let the kernel end the connection of an answer whose peer is gone, as behind a dropped NAT entry."""
+    transport = None if answer.connection is None else answer.connection.transport
+    if transport is not None:  # an answer that has ended already has none
+        peer = transport.get_extra_info("socket")
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in KEEPALIVE.items():
+            peer.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 async def _read_events(response: aiohttp.ClientResponse) -> AsyncIterator[Mapping[str, JSON]]:
