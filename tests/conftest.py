@@ -63,13 +63,17 @@ DEAREST = (
     "tests/acceptance/test_image.py",
     "tests/acceptance/test_packages.py",
     "tests/sim/test_sim.py",
-    "tests/acceptance/test_console_figures.py",
-    "tests/acceptance/test_two_rollouts.py",
+    "tests/rolloutd/engine/test_forecast_of_daemon.py",
     "tests/acceptance/test_example_plans.py",
-    "tests/acceptance/playbooks/test_network.py",
+    "tests/acceptance/test_console_figures.py",
     "tests/acceptance/playbooks/test_packages.py",
-    "tests/rolloutd/adapters/ansible/test_forks.py",
+    "tests/acceptance/test_killed_daemon.py",
+    "tests/acceptance/playbooks/test_network.py",
     "tests/acceptance/test_console.py",
+    "tests/rolloutd/adapters/ansible/test_forks.py",
+    "tests/acceptance/test_demo.py",
+    "tests/acceptance/playbooks/test_gpu_driver.py",
+    "tests/acceptance/test_two_rollouts.py",
 )
 """Files with the longest tests, which begin first: the last one would leave a core idle for minutes."""
 
