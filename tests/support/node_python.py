@@ -28,7 +28,7 @@ def compile_once(name, source):
     path = f"{os.path.dirname(__file__)}/bytecode/{_imp.source_hash(0, source).hex()}"
     try:
         with open(path, "rb") as file:
-            return marshal.load(file)
+            return marshal.loads(file.read())  # load() reads in small parts
     except FileNotFoundError:
         pass
     code = compile_source(name, source)

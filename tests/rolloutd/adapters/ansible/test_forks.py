@@ -23,9 +23,10 @@ from rolloutd.ports import Failed, Host, InventorySnapshot, Ok, RunRequest
 from tests.contracts.fakes.shell import FakeShell
 from tests.contracts.runner_backends import source_of, tree_of
 from tests.rolloutd.adapters.ansible import playbook_corpus
+from tests.support.node_python import node_python
 from tests.support.waiting import wait_in_loop_until
 
-LOCAL = {"ansible_connection": "local", "ansible_python_interpreter": "/usr/bin/python3"}
+LOCAL = {"ansible_connection": "local", "ansible_python_interpreter": node_python()}
 FLEET = InventorySnapshot(
     {
         "n0": {**LOCAL, "own": 1, "derived": "{{ own + 1 }}"},
