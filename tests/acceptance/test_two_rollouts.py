@@ -34,7 +34,7 @@ SITE = "# of the site\nnet.ipv4.ip_default_ttl = 64"
 
 
 def test_two_rollouts_are_undone_in_either_order(tmp_path: Path) -> None:
-    with private_nodes(tmp_path, fleet_labels(2, 2, 1)) as made:
+    with private_nodes(tmp_path, fleet_labels(2, 2, 1), ansible={"pipelining": "on"}) as made:
         for node in made.labels:
             (made.private(node) / "sysctl.d").mkdir()
             (made.private(node) / "sysctl.d" / "90-rolloutd.conf").write_text(SITE)
