@@ -13,7 +13,7 @@ class Train:
     """An order of rollouts whose changes a node gets in one outage, where it can.
 
     `wait_s`: how long one of them waits for another, at most.  `approvals`: who approved, by rollout; what is
-    approved is that these contents run in one outage, in this order.
+    approved is that these contents run in one outage, in this order, with this wait.
     """
 
     name: str

@@ -144,9 +144,10 @@ def _ordered(
     wait_s: float | None,
 ) -> Train:
     """Return the train with this order, approved for the open members that the caller owns."""
-    # What is approved is the order: another one needs the approval of all again.
-    kept = {} if known is None or known.rollouts != order else dict(known.approvals)
     wait = wait_s if wait_s is not None else DEFAULT_WAIT_S if known is None else known.wait_s
+    # What is approved is the order, and how long nodes stay isolated for it: others need the approval of all.
+    is_same = known is not None and (known.rollouts, known.wait_s) == (order, wait)
+    kept = dict(known.approvals) if known is not None and is_same else {}
     by, at = (who.actor, now) if known is None else (known.by, known.at)
     return Train(name, order, wait, by, at, {**kept, **_approvals(who, order, members)})
 

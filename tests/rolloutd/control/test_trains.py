@@ -92,6 +92,14 @@ async def test_longer_train_asks_for_approval_again(env: ControlEnvironment) -> 
     assert len(train["missing"]) == 1
 
 
+async def test_longer_wait_asks_for_approval_again(env: ControlEnvironment) -> None:
+    """Nodes of the others stay isolated for that long."""
+    await add(env, "adam", wait_s=600.0)
+    train = await add(env, "olga", wait_s=600_000.0)
+    assert (train["wait_s"], train["missing"]) == (600_000.0, train["rollouts"][1:])
+    assert (await add(env, "adam"))["missing"] == []
+
+
 def plan_of(name: str, owner: str = "infra", *, joins: bool = True) -> str:
     """Return a plan that says whether its rollout joins a train."""
     spec = "spec:\n  train: true" if joins else "spec:"
