@@ -7,6 +7,7 @@ argument, because every user of the machine can list arguments.
 from __future__ import annotations
 
 import sys
+from argparse import Namespace
 from collections.abc import Collection
 from datetime import datetime
 from pathlib import Path
@@ -115,9 +116,9 @@ def vote(call: Invocation) -> int:
             body["shown"] = _show_failures(call, args.node)
         # With --yes or without a terminal nothing is shown, and only --digest binds the vote.
         if is_asked(call):
-            text, digest = _describe_approval(call)
-            # The vote is for what is shown, even if the evidence changes while the user reads.
-            body = without_none(digest=digest) | body
+            text, shown = _describe_approval(call)
+            # The vote is for what is shown, even if the evidence or the gate that waits changes meanwhile.
+            body = shown | body
             confirm(call, lambda: text, f"approve {args.gate}?")
     return _report(call, call.client.post(api_path("rollouts", args.rollout, "votes"), body))
 
@@ -135,18 +136,18 @@ def _show_failures(call: Invocation, chosen: Collection[str] = ()) -> list[str]:
     return [each["id"] for each in covered]
 
 
-def _describe_approval(call: Invocation) -> tuple[str, str | None]:
-    """Return what the approval starts and which missing votes it gives, and the digest of that.
+def _describe_approval(call: Invocation) -> tuple[str, dict[str, Any]]:
+    """Return what the approval starts and which missing votes it gives, and the digest and the wave of that.
 
-    None in place of the digest if the gate is open or not one of the rollout.
+    Neither of both if the gate is open or not one of the rollout.
     """
     rollout: Rollout = call.get(api_path("rollouts", call.args.rollout))
     review: Review = call.get(api_path("rollouts", rollout["rollout"], "review"))
-    asked = [gate for gate in rollout["gates"] if gate["gate"] == call.args.gate and gate["state"] != "open"]
-    gate = next((each for each in asked if call.args.wave in (None, each["wave"])), None)
+    asked = [each for each in _gates_of(rollout, call.args) if each["state"] != "open"]
+    gate = next(iter(asked), None)
     found = None if gate is None else response_text.find_gate(review, gate)
     if gate is None or found is None:
-        return f"{rollout['rollout']}: {call.args.gate} is open or not a gate of it", None
+        return f"{rollout['rollout']}: {call.args.gate} is open or not a gate of it", {}
     radius = response_text.describe_blast_radius(found["blast_radius"])
     effect = response_text.describe_approval(found["your_approval"], rollout["owner"])
     name, digest = rollout["rollout"], short_hash(gate["digest"])
@@ -154,7 +155,7 @@ def _describe_approval(call: Invocation) -> tuple[str, str | None]:
     unseen = "".join(f"\nnot shown by the review: {sanitize(each)}" for each in review["unseen"])
     deadline = response_text.describe_vote_deadline(rollout)
     lines = (f"{name}: {call.args.gate} starts {radius}", deadline, effect, f"{details}{unseen}")
-    return "\n".join(line for line in lines if line), gate["digest"]
+    return "\n".join(line for line in lines if line), without_none(digest=gate["digest"], wave=gate["wave"])
 
 
 def withdraw_vote(call: Invocation) -> int:
@@ -180,17 +181,19 @@ def sign_token(call: Invocation) -> None:
 
     args = call.args
     rollout = call.get(api_path("rollouts", args.rollout))
+    gate = _gate_to_sign(rollout, args)
     payload = {
         "service": args.service,
         "rollout": rollout["rollout"],
         "gate": args.gate,
-        "digest": _gate_digest(rollout, args.gate, args.wave),
+        # At `start` its digest covers the pilot's evidence.
+        "digest": rollout["digest"] if gate is None else gate["digest"],
         "answer": args.answer,
         "outside": args.outside,
         "expires": datetime.fromisoformat(args.expires or time_argument("15m")).timestamp(),
         "nonce": secrets.token_urlsafe(18),
         "reason": args.reason,
-        **without_none(team=args.team, wave=args.wave, unseen=args.unseen or None),
+        **without_none(team=args.team, wave=gate and gate["wave"], unseen=args.unseen or None),
     }
     if args.gate == "proceed":
         payload["shown"] = _show_failures(call)
@@ -200,14 +203,21 @@ def sign_token(call: Invocation) -> None:
         raise exits.Exit(exits.REFUSED, str(bad)) from bad
 
 
-def _gate_digest(rollout: Rollout, gate: str, wave: str | None) -> str:
-    """Return what a vote at the gate is for: at `start` its digest covers the pilot's evidence."""
-    found = [each for each in rollout["gates"] if each["gate"] == gate and wave in (None, each["wave"])]
-    if wave is not None and not found:
+def _gate_to_sign(rollout: Rollout, args: Namespace) -> Gate | None:
+    """Return the gate that a token is for: the one that waits, even if another one waits when it is used."""
+    found = _gates_of(rollout, args)
+    if args.wave is not None and not found:
         name = rollout["rollout"]
-        problem = f"no {gate} gate after wave {wave}; see rolloutctl gates {name}"
+        problem = f"no {args.gate} gate after wave {args.wave}; see rolloutctl gates {name}"
         raise exits.Exit(exits.REFUSED, f"{name}: {problem}")
-    return found[0]["digest"] if found else rollout["digest"]
+    return next((each for each in found if each["state"] != "open"), found[-1] if found else None)
+
+
+def _gates_of(rollout: Rollout, args: Namespace) -> list[Gate]:
+    """Return the gates of this name, after the wave if one is given."""
+    return [
+        each for each in rollout["gates"] if each["gate"] == args.gate and args.wave in (None, each["wave"])
+    ]
 
 
 def use_token(call: Invocation) -> int:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from rolloutd.cli.queries import format_gate
+from rolloutd.commands import tokens
 from tests.rolloutd.canned_daemon import CannedDaemon
 from tests.rolloutd.cli.samples import GATE, REASON, ROLLOUT, run
 from tests.support.replayed_fleet import ReplayedFleet, comparison_of, review_of
@@ -105,6 +106,29 @@ def test_approve_on_a_terminal_shows_what_it_starts(daemon: CannedDaemon, answer
     assert (code, method) == ((0, "POST") if sent else (1, "GET"))
     # The vote is for what was shown.
     assert not sent or body["digest"] == gate["digest"]
+
+
+def test_approve_on_a_terminal_is_for_the_gate_that_it_shows(daemon: CannedDaemon) -> None:
+    """The next wave may be over, and its gate wait, when the user answers."""
+    gate = {**GATE, "gate": "continue", "wave": "canary"}
+    daemon.answer("GET", "rollouts/r", {**ROLLOUT, "owner": "infra", "gates": [gate]})
+    daemon.answer("GET", "rollouts/somaxconn-abcde/review", review_of("somaxconn-abcde"))
+    daemon.answer("POST", "rollouts/r/votes", gate)
+    code, _ = ask_on_terminal("y", "approve", "r", "continue", "--reason", "read")
+    assert (code, daemon.requests[-1][3].get("wave")) == (0, "canary")
+
+
+def test_token_is_for_the_gate_that_waits(
+    daemon: CannedDaemon, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """It may be used when that gate is open and the next one waits."""
+    (tmp_path / "key").write_bytes(b"k" * 64)
+    gate = {**GATE, "gate": "continue"}
+    gates = [{**gate, "wave": "canary", "state": "open"}, {**gate, "wave": "first"}]
+    daemon.answer("GET", "rollouts/r", {**ROLLOUT, "gates": gates})
+    words = ("token", "sign", "r", "continue", "--service", "s", "--key-file", str(tmp_path / "key"))
+    code, out, _ = run(capsys, *words, "--for", "ann", "--reason", "fine")
+    assert (code, tokens.verify(out, b"k" * 64).wave) == (0, "first")
 
 
 @pytest.mark.parametrize("yes", [(), ("--yes",)])
