@@ -13,7 +13,7 @@ from typing import Any
 
 from machines.facts import votes
 from machines.facts.index import Index
-from machines.model.plan import GateName, Plan
+from machines.model.plan import GateName
 from machines.model.preparation import PrepareKind, total_bytes
 from machines.model.reasons import Reason
 from machines.model.rollout import Actor, Rollout, Target
@@ -22,7 +22,6 @@ from machines.scheduler.train_savings import shareable_nodes
 from rolloutd.commands import trains
 from rolloutd.commands.rollout_commands import Principal
 from rolloutd.commands.submit import ResolvedPlan
-from rolloutd.configuration.target_values import shown_value
 from rolloutd.control.daemons.runner_serializers import chosen_runner
 from rolloutd.control.formats import fill
 from rolloutd.control.plans import plan_serializers, wire_plans
@@ -57,7 +56,7 @@ def preview(settings: Settings, draft: ResolvedPlan, actor: Actor, now: float) -
         "waves": _waves(draft, targets),
         "pools": _pools(index, targets),
         "prepare": _prepare_stages(index, rollout, targets),
-        "values": _values(draft.plan),
+        "values": plan_serializers.target_values(draft.plan),
         "free_joiners": rollout.free_joiners,
         "gates": [_gate_preview(settings, rollout, gate, targets) for gate in _gates(rollout)],
         "traffic_probes": coverage.traffic_probes(draft.plan),
@@ -127,16 +126,6 @@ def _pools(index: Index, targets: list[Target]) -> list[wire_plans.PreviewPool]:
             "max_unavailable": index.budget(index.pool(pool)),
         }
         for pool, number in sorted(counted.items())
-    ]
-
-
-def _values(plan: Plan) -> list[wire_plans.PreviewValue]:
-    names = {stage.step: stage.name for stage in plan.stages}
-    return [
-        {"node": node, "stage": names[step], "name": name, "value": shown_value(value)}
-        for node, steps in plan.values.items()
-        for step, values in steps.items()
-        for name, value in values.items()
     ]
 
 

@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any
 
 from machines.facts.votes import was_opened
-from machines.model.plan import GateName, StepDef
+from machines.model.plan import GateName, Plan, StepDef
 from machines.model.rollout import Rollout
 from machines.model.timefmt import format_duration
 from machines.scheduler.blast_radius import blast_radius
@@ -64,7 +64,7 @@ async def review(
         "unseen": files.unseen,
         "file_differences": files.differences,
         "checks": list(_checks(resolved, content)),
-        "plan": plan_values(shown_plan(content, key, allowed)),
+        "plan": [*plan_values(shown_plan(content, key, allowed)), *_target_values(rollout.plan)],
         "plan_differences": [
             *_source_difference(old_source, source),
             *plan_differences(old_content, content, key, allowed),
@@ -249,6 +249,12 @@ def plan_values(content: Mapping[str, Any]) -> list[wire_plans.PlanValue]:
         {"path": path.removeprefix(_PREFIX), "value": format_value(path, value)}
         for path, value in _flatten(written_content(content))
     ]
+
+
+def _target_values(plan: Plan) -> Iterator[wire_plans.PlanValue]:
+    """Yield what submit resolved for each target, which is voted for too."""
+    for each in plan_serializers.target_values(plan):
+        yield {"path": f"values.{each['node']}.{each['stage']}.{each['name']}", "value": each["value"]}
 
 
 def plan_differences(

@@ -339,11 +339,12 @@ class GateReview(TypedDict):
 
 
 class Review(TypedDict):
-    """What to read before a vote; `previous` is the latest rollout of the same plan that changed nodes.
+    """What to read before a vote; `previous` is the latest approved rollout of this plan and owner.
 
-    `files` are what the playbooks import.  `unseen` names what runs and is not shown, and was not in
-    `previous` either.  `plan` is without defaults; `plan_differences` and `file_differences` are to
-    `previous`.  `overrides` are the verdicts against which the plan was submitted.
+    `files` are what the playbooks import.  `unseen` names what runs and is not shown, and did not run in
+    `previous` either.  `plan` is without defaults, and has the `values` of each target; `plan_differences`
+    and `file_differences` are to `previous`.  `overrides` are the verdicts against which the plan was
+    submitted.
     """
 
     rollout: str

@@ -63,6 +63,13 @@ async def test_values_of_each_target_are_shown_and_hashed(inside: ControlEnviron
     assert again["hashes"]["scope"] == shown["hashes"]["scope"]
 
 
+async def test_voters_see_the_values_of_each_target(inside: ControlEnvironment) -> None:
+    rollout = await inside.submit(text=plan_with())
+    plan = (await inside.request("paul", "get", f"/v1/rollouts/{rollout}/review"))["plan"]
+    values = {each["path"]: each["value"] for each in plan if each["path"].startswith("values.")}
+    assert (len(values), values["values.p1.configure.HOST"]) == (12, "p1.example")
+
+
 async def test_missing_value_names_its_targets(inside: ControlEnvironment) -> None:
     give_hosts(inside, p1=None, s2=None)
     with pytest.raises(ApiError) as refused:
