@@ -62,9 +62,11 @@ def require_valid_claims(claims: Claims, rollout: Rollout, now: float) -> None:
         )
     if claims.rollout != rollout.id:
         raise NotAllowed(f"the token: for {claims.rollout}, not for {rollout.id}; use it there")
-    if claims.digest != rollout.digest.whole:
+    digest = rollout.digest_at(GateName(claims.gate))
+    if claims.digest != digest:
         raise NotAllowed(
-            f"the token: for {claims.digest}, but {rollout.id} has {rollout.digest.whole}; sign a new one"
+            f"the token: for {claims.digest}, but {claims.gate} of {rollout.id} is for {digest}; "
+            "sign a new one"
         )
 
 

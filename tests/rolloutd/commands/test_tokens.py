@@ -13,6 +13,9 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from hypothesis import given
 from hypothesis import strategies as st
 
+from machines.model.events import GateOpened, PilotEvidenceAttached, VoteCast
+from machines.model.plan import GateName
+from machines.model.rollout import Actor, ActorKind, PilotEvidence, Vote
 from rolloutd.commands import tokens
 from rolloutd.control.client import ApiError
 from rolloutd.control.identity import Account
@@ -80,6 +83,25 @@ async def test_a_token_is_a_vote_and_equal_in_the_audit(tmp_path: Path) -> None:
         assert entry["entry"]["digest"] == said["digest"]
         assert entry["entry"]["fields"]["outside"] == "zoe@example.com"
         assert entry["entry"]["fields"]["token"] == f"jira:{said['nonce']}"
+
+
+async def test_a_token_at_start_is_for_the_evidence_of_the_pilot(tmp_path: Path) -> None:
+    async with control_environment(tmp_path, service_accounts=services(tmp_path)) as inside:
+        rollout = await inside.submit(text=PLAN.replace("  soak:", "  pilot: {node: p1}\n  soak:"))
+        now, whole = inside.clock.now(), inside.state.index.rollout(rollout).digest.whole
+        voter = Actor(ActorKind.PERSON, "olga", 1001)
+        yes = Vote("v", GateName.PILOT, whole, voter, True, "", now, ("infra", "payments"))
+        await inside.commit(VoteCast(rollout, yes))
+        await inside.commit(GateOpened(rollout, GateName.PILOT, "", now))
+        await inside.finish(rollout, "p1")
+        since = inside.state.index.target(rollout, "p1").since
+        await inside.commit(PilotEvidenceAttached(rollout, "p1", PilotEvidence({}, "e" * 64, since, since)))
+        unread = tokens.sign(claims(inside, rollout), SECRET)
+        assert f"for {whole}, but start of {rollout} is for {'e' * 64}" in await refusal(
+            inside, rollout, unread
+        )
+        gate = await use(inside, rollout, tokens.sign(claims(inside, rollout, digest="e" * 64), SECRET))
+        assert gate["state"] == "open"
 
 
 @pytest.mark.parametrize("kind", ["memory", "sqlite"])
