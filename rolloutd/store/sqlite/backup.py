@@ -70,7 +70,8 @@ def backup(state_dir: Path, target: Path) -> ChainVerification:
 def restore(state_dir: Path, backup_file: Path, set_aside: SetAside) -> RestoreResult:
     """Replace the database with a copy; the old one stays in the same directory under another name.
 
-    Runs are set aside first, so that a daemon never finds the copy together with their results.
+    Runs are set aside first, so that a daemon never finds the copy together with their results, and no daemon
+    starts with either database before the end: a killed restore leaves a note, and another one finishes it.
 
     Raises OSError, AlreadyRunning while a daemon uses the directory, StoreFailed when the copy or its audit
     chain is damaged.
@@ -98,6 +99,7 @@ def restore(state_dir: Path, backup_file: Path, set_aside: SetAside) -> RestoreR
             since, known = _read_end(temporary)
             _sign_base(temporary, SqliteBackend(target).load_signing_key())
             files.change_owner(temporary, owner)
+            files.write_durably(unfinished := commit_mark.restore_path(target), f"{backup_file.absolute()}\n")
             forgotten = set_aside(state_dir, known=known, since=since, epoch=epoch)
             previous = files.preserve_previous(target)
             files.move_into_place(temporary, target)
@@ -105,6 +107,7 @@ def restore(state_dir: Path, backup_file: Path, set_aside: SetAside) -> RestoreR
         commit_mark.write_mark(target, epoch, verification.entries)
         files.change_owner(commit_mark.mark_path(target), owner)
         files.change_owner(state_dir / lock.FILE_NAME, owner)
+        files.remove_durably(unfinished)
     finally:
         state_lock.close()
     return RestoreResult(verification, previous, epoch, forgotten)

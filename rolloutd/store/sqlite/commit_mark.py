@@ -16,6 +16,9 @@ from rolloutd.store.sqlite import database
 
 FILE_NAME = "newest-commit"
 
+RESTORE_FILE_NAME = "unfinished-restore"
+"""The note of a restore that has begun: it has the name of the copy."""
+
 Position = tuple[int, int]
 """A term's epoch and the number of an audit entry; both only grow."""
 
@@ -35,6 +38,10 @@ def mark_path(path: Path) -> Path:
     return path.with_name(FILE_NAME)
 
 
+def restore_path(path: Path) -> Path:
+    return path.with_name(RESTORE_FILE_NAME)
+
+
 def read_mark(path: Path) -> Position | None:
     """Return the mark next to a database, None when there is none that can be read."""
     try:
@@ -45,7 +52,10 @@ def read_mark(path: Path) -> Position | None:
 
 
 def require_newest(path: Path) -> None:
-    """Raise StoreFailed for a database that lacks commits which its mark has."""
+    """Raise StoreFailed for a database that lacks commits which its mark has, or whose restore was killed."""
+    if restore_path(path).exists():
+        copy = restore_path(path).read_text().strip()
+        raise StoreFailed(f"{path}: its restore was interrupted; run it again: rolloutctl restore {copy}")
     mark = read_mark(path)
     if mark is None:
         return

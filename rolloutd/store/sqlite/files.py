@@ -30,6 +30,18 @@ def move_into_place(temporary: Path, target: Path) -> None:
     _fsync(target.absolute().parent, os.O_RDONLY | os.O_DIRECTORY)
 
 
+def write_durably(path: Path, text: str) -> None:
+    """Write a small file that is there, whole, after a power cut."""
+    temporary = path.with_name(f".{path.name}")
+    temporary.write_text(text)
+    move_into_place(temporary, path)
+
+
+def remove_durably(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    _fsync(path.absolute().parent, os.O_RDONLY | os.O_DIRECTORY)
+
+
 def _fsync(path: Path, flags: int) -> None:
     descriptor = os.open(path, flags)
     try:
@@ -74,4 +86,5 @@ def preserve_previous(path: Path) -> Path | None:
 
 def _find_unused_path(path: Path) -> Path:
     alternatives = (path.with_name(f"{path.name}-{number}") for number in itertools.count(2))
-    return next(each for each in itertools.chain((path,), alternatives) if not each.exists())
+    taken = {each.name.removesuffix("-wal").removesuffix("-shm") for each in path.parent.iterdir()}
+    return next(each for each in itertools.chain((path,), alternatives) if each.name not in taken)

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import json
+import os
+import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -17,6 +22,7 @@ from rolloutd.errors import AlreadyRunning, StoreFailed
 from rolloutd.ports import Ok
 from rolloutd.service.reload import TeamPlanCompiler
 from rolloutd.store import backup, open_store, restore
+from rolloutd.store.sqlite.commit_mark import require_newest
 from rolloutd.store.sqlite.database import FILE_NAME
 from rolloutd.store.sqlite.lock import StateLock
 from tests.support.forked_process import ADMIN, run_forked
@@ -55,6 +61,64 @@ async def test_restored_daemon_takes_no_result_of_a_forgotten_run(tmp_path: Path
         f"R.n2.1.configure.1@m.forgotten-{restored['epoch']}",
         "R.n3.1.configure.1@m",
     ]
+
+
+CHANGES = frozenset({"os.rename", "os.remove", "os.link", "os.mkdir", "os.truncate", "os.chown"})
+"""Audit events of the calls that change a directory; files are written between them."""
+
+
+def restore_until_killed(state_dir: Path, copy: Path, changes: int) -> bool:
+    """Restore in a process that is killed before its next change after so many; return whether it ended."""
+    pid = os.fork()
+    if pid == 0:
+        left = itertools.count(changes, -1)
+
+        def kill(event: str, _: object) -> None:
+            if event in CHANGES and next(left) <= 0:
+                os._exit(9)
+
+        try:
+            sys.addaudithook(kill)
+            restore(state_dir, copy, set_aside)
+            os._exit(0)
+        finally:
+            os._exit(1)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    assert code in {0, 9}
+    return code == 0
+
+
+def test_restore_killed_at_any_step_is_finished_by_another(tmp_path: Path) -> None:
+    filled, copy, name = tmp_path / "filled", tmp_path / "copy.sqlite", "R.n1.1.configure.1@m"
+    filled.mkdir(mode=0o700)
+
+    async def fill() -> None:
+        await (await open_store(filled, compile_plan=TeamPlanCompiler({}))).close()
+
+    asyncio.run(fill())
+    backup(filled, copy)
+    make_run(filled, name, 2.0)
+    make_object(filled / "runners" / "kustomization", "R.n1.1.a.1", Ok("ok"))
+    for changes in itertools.count():
+        state_dir = Path(shutil.copytree(filled, tmp_path / str(changes)))
+        has_ended = restore_until_killed(state_dir, copy, changes)
+        if (state_dir / "unfinished-restore").exists():
+            assert not has_ended
+            with pytest.raises(StoreFailed, match=f"run it again: rolloutctl restore {copy}"):
+                require_newest(state_dir / FILE_NAME)
+        elif not has_ended:
+            assert (state_dir / "runs" / name).exists(), "nothing has changed, and the daemon may start"
+        restore(state_dir, copy, set_aside)
+        require_newest(state_dir / FILE_NAME)
+        (run,), (record,) = (
+            (state_dir / "runs").iterdir(),
+            (state_dir / "runners" / "kustomization").iterdir(),
+        )
+        assert ".forgotten-" in run.name
+        assert ".forgotten-" in record.name
+        if has_ended:
+            break
+    assert changes > 15
 
 
 async def test_database_is_as_it_was_when_runs_cannot_be_set_aside(tmp_path: Path) -> None:
@@ -107,14 +171,19 @@ def test_ended_runs_in_jobs_are_marked(tmp_path: Path) -> None:
     assert (ended.is_forgotten, active.is_forgotten) == (True, False)
 
 
+def make_object(directory: Path, name: str, result: Ok | None) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    record = objects.RunRecord(directory / f"{name}.json")
+    record.write(run=name, began_at=2.0, events=[])
+    if result is not None:
+        record.store_result(result, 3.0)
+
+
 def test_ended_changes_of_objects_are_renamed(tmp_path: Path) -> None:
     directory = tmp_path / "runners" / "kustomization"
     directory.mkdir(parents=True)
     for name, result in (("R.n1.1.a.1", Ok("ok")), ("R.n2.1.a.1", None)):
-        record = objects.RunRecord(directory / f"{name}.json")
-        record.write(run=name, began_at=2.0, events=[])
-        if result is not None:
-            record.store_result(result, 3.0)
+        make_object(directory, name, result)
     assert set_aside(tmp_path, known={"kustomization.0a1b2c3d=R.n1.1.a.1"}, since=1.0, epoch=2) == 0
     assert set_aside(tmp_path, known=set(), since=1.0, epoch=2) == 1
     renamed = directory / "R.n1.1.a.1.forgotten-2.json"
