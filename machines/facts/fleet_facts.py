@@ -71,7 +71,7 @@ class FleetFacts(Forkable):
         """How often a node was written or removed: answers about all nodes are kept until then."""
         self._rollouts: dict[str, Rollout] = {}
         self._targets: dict[str, dict[str, Target]] = {}
-        self._targets_by_node: dict[str, dict[str, Target]] = {}
+        self._targets_by_node: dict[str, tuple[Target, ...]] = {}
         self._preparations: dict[str, RolloutPreparations] = {}
         self._preparing: dict[str, set[tuple[str, str, str]]] = {}
         self._recorded_work: dict[str, tuple[NodeWork, ...]] = {}
@@ -201,7 +201,7 @@ class FleetFacts(Forkable):
         return self._targets[rollout]
 
     def targets_on(self, node: str) -> Iterable[Target]:
-        return self._targets_by_node.get(node, {}).values()
+        return self._targets_by_node.get(node, ())
 
     def preparations(self, rollout: str) -> RolloutPreparations | None:
         """Return how far the nodes of a rollout are prepared, None when its plan has no prepare stages."""

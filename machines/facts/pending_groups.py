@@ -45,7 +45,8 @@ class PendingGroups(Forkable):
     def __init__(self) -> None:
         super().__init__()
         self._groups: dict[QueueGroup, list[QueuePosition]] = {}
-        self._group_by_target: dict[tuple[str, str], QueueGroup] = {}
+        self._group_by_node: dict[str, dict[str, QueueGroup]] = {}
+        """By rollout and node."""
         self._groups_by_pool: dict[str, dict[QueueGroup, None]] = {}
         self._groups_by_rollout: dict[str, dict[QueueGroup, None]] = {}
         self._ready: dict[tuple[str, str], list[QueueEntry]] = {}
@@ -63,7 +64,7 @@ class PendingGroups(Forkable):
         return group in self._groups
 
     def clear(self) -> None:
-        self._groups, self._group_by_target = {}, {}
+        self._groups, self._group_by_node = {}, {}
         self._groups_by_pool, self._groups_by_rollout = {}, {}
         self._ready, self._backed_off, self._waiting = {}, {}, {}
         self._by_instant, self._instants = {}, []
@@ -83,16 +84,16 @@ class PendingGroups(Forkable):
             self._remove_entry(group)
         insort(self._own_row(self._groups, group, list), position)
         self._add_entry(group)
-        self._group_by_target = self._own(self._group_by_target)
-        self._group_by_target[target.rollout, target.node] = group
+        self._group_by_node = self._own(self._group_by_node)
+        self._own_row(self._group_by_node, target.rollout, dict)[target.node] = group
 
     def remove(self, target: Target) -> None:
         """Remove a node; the rest of its group is ready, because the node may have kept it back."""
-        group = self._group_by_target.get((target.rollout, target.node))
+        group = self._group_of(target.rollout, target.node)
         if group is None:
             return
-        self._group_by_target = self._own(self._group_by_target)
-        del self._group_by_target[target.rollout, target.node]
+        self._group_by_node = self._own(self._group_by_node)
+        del self._own_row(self._group_by_node, target.rollout)[target.node]
         self._end_backoff(group)
         self._remove_entry(group)
         self._groups = self._own(self._groups)
@@ -186,7 +187,7 @@ class PendingGroups(Forkable):
 
     def mark_node(self, node: str, rollouts: Iterable[str]) -> None:
         if self._backed_off:
-            groups = (self._group_by_target.get((rollout, node)) for rollout in rollouts)
+            groups = (self._group_of(rollout, node) for rollout in rollouts)
             self._make_ready([group for group in groups if group is not None])
 
     def mark_rollout(self, rollout: str) -> None:
@@ -199,6 +200,9 @@ class PendingGroups(Forkable):
         self._by_instant, self._instants = {}, []
         for wave, entries in waiting.items():
             self._add_entries(wave, list(entries.values()))
+
+    def _group_of(self, rollout: str, node: str) -> QueueGroup | None:
+        return self._group_by_node.get(rollout, {}).get(node)
 
     def _make_ready(self, groups: Iterable[QueueGroup]) -> None:
         by_wave: dict[tuple[str, str], list[QueueEntry]] = {}

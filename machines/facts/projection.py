@@ -293,7 +293,8 @@ class Projection(Records):
                 self._own_row(self._preparing, on).discard((rollout, node, stage))
         for target in removed:
             self.pending_groups.remove(target)
-            self._own_row(self._targets_by_node, target.node).pop(rollout, None)
+            others = tuple([each for each in self.targets_on(target.node) if each is not target])
+            self._targets_by_node[target.node] = others
             self._needing_driver.discard((rollout, target.node))
             for measured in (self._isolations, self._aborts, self._outages, self._train_waits):
                 measured.pop((rollout, target.node), None)
@@ -319,7 +320,7 @@ class Projection(Records):
         by_node, pending = self._targets_by_node, self._pending[rollout]
         self._targets[rollout] |= {target.node: target for target in targets}
         for target in targets:
-            by_node.setdefault(target.node, {})[rollout] = target
+            by_node[target.node] = (*by_node.get(target.node, ()), target)
             if target.phase in IN_FLIGHT_PHASES:
                 self._in_flight += not self._shares_outage(target)
             elif target.phase is Phase.PENDING:
@@ -372,7 +373,12 @@ class Projection(Records):
         if before is not None:
             self._uncount_target(before)
         self._own_row(self._targets, rollout)[node] = target
-        self._own_row(self._targets_by_node, node, dict)[rollout] = target
+        on_node = self._targets_by_node.get(node, ())
+        self._targets_by_node[node] = (
+            (*on_node, target)
+            if before is None
+            else tuple([target if each is before else each for each in on_node])
+        )
         self._count_target(target)
         if (preparations := self._own_preparations(rollout)) is not None:
             preparations.place(target, self._nodes.get(node))

@@ -334,13 +334,14 @@ def _resolve_targets(
         name: (*team.canaries, *(own_rules[name].canaries if name in own_rules else ()))
         for name, team in settings.teams.items()
     }
-    keys = (*facts.limits.pools, *plan.pool_keys)
+    own_keys = tuple([key for key in plan.pool_keys if key not in facts.limits.pools])
     return tuple(
         Target(
             rollout="",
             node=node.name,
             team=node.team,
-            pools=pools_of(node.labels, tuple(dict.fromkeys(keys))),
+            # The tuple that the facts have, where the plan adds none: one for each node is megabytes.
+            pools=facts.pool_ids_for("", node.name) + pools_of(node.labels, own_keys),
             wave=wave,
             position=position,
         )

@@ -48,7 +48,8 @@ class ComparedInventory:
 
     def after_write(self, nodes: Iterable[Node], settled: Set[str]) -> ComparedInventory:
         """Return the comparison after it was written; the settled nodes are as it wanted and stay so."""
-        known = {**self.known, **{node.name: node for node in nodes if node.name in settled}}
+        written = {node.name: node for node in nodes if node.name in settled}
+        known = {**self.known, **written} if written else self.known
         return replace(self, known=known, unsettled=self.unsettled - settled)
 
 
