@@ -40,7 +40,7 @@ class RowDigests:
         self._key = key
         self._columns = {table: digested_columns(connection, table) for table in KEYS}
         self._row_changes: RowChanges | None = None
-        self._changes: list[tuple[_Scope, int]] = []
+        self._changes: dict[_Scope, int] = {}
         self._opened: set[str] = set()
         """Rollouts that this transaction inserts: no row of theirs is older."""
 
@@ -66,7 +66,7 @@ class RowDigests:
         rollouts = self._settle_rollouts(generation)
         self._take_changes()
         totals: dict[str, int] = {}
-        for (table, rollout, _), change in self._changes:
+        for (table, rollout, _), change in self._changes.items():
             assert not rollout, "steps and rows of rollouts are settled"
             totals[table] = totals.get(table, 0) + change
         self._changes.clear()
@@ -139,36 +139,29 @@ class RowDigests:
         blake, key = hashlib.blake2b, self._key
         for table, rollout, node, sign, text in self._row_changes.take():
             if table == "rollout" and node:
-                self._opened.add(node)
-                node = ""  # of a new rollout, it is the rollout's own id
+                self._opened.add(node)  # of a new rollout, it is the rollout's own id
             digest = blake(table.encode() + text.encode(), key=key, digest_size=32).digest()
-            self._changes.append(((table, rollout, node), sign * int.from_bytes(digest, "little")))
+            scope = (table, rollout, node if table == "step" else "")
+            change = sign * int.from_bytes(digest, "little")
+            self._changes[scope] = self._changes.get(scope, 0) + change
 
     # -- the columns with sums
 
     def _settle_steps(self, generation: str) -> None:
         self._take_changes()
-        changes, self._changes = self._changes, []
-        changed: dict[tuple[str, str], int] = {}
-        for (table, rollout, node), change in changes:
-            if table == "step":
-                changed[rollout, node] = changed.get((rollout, node), 0) + change
-            else:
-                self._changes.append(((table, rollout, node), change))
-        for (rollout, node), change in changed.items():
+        for scope in [each for each in self._changes if each[0] == "step"]:
+            _, rollout, node = scope
+            change = self._changes.pop(scope)
             before = self._steps_sum(generation, rollout, node)
             after = self.sum_of_steps(rollout, node) if before is None else before + change
             self._write_steps_sum(generation, rollout, node, after)
 
     def _settle_rollouts(self, generation: str) -> set[str]:
         self._take_changes()
-        changes, self._changes = self._changes, []
         changed: dict[str, int] = {}
-        for (table, rollout, _node), change in changes:
-            if rollout:
-                changed[rollout] = changed.get(rollout, 0) + change
-            else:
-                self._changes.append(((table, "", ""), change))
+        for scope in [each for each in self._changes if each[1]]:
+            rollout = scope[1]
+            changed[rollout] = changed.get(rollout, 0) + self._changes.pop(scope)
         for rollout, change in changed.items():
             before = 0 if rollout in self._opened else self._rollout_sum(generation, rollout)
             after = self.sum_of_rollout(rollout) if before is None else before + change

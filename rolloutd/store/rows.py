@@ -80,19 +80,24 @@ def execute_writes(connection: Connection, changes: Iterable[Write | Delete]) ->
             one_row_each.append(change)
     # Equal statements in sequence run as one: a submit writes thousands of targets.
     for sql, group in groupby(map(_statement, one_row_each), key=itemgetter(0)):
-        rows = [(values, write) for _, values, write in group]
-        write, problem = rows[0][1], ""
-        try:
-            changed = execute_rows(connection, sql, [values for values, _ in rows])
-            if isinstance(write, Delete) or changed == len(rows):
-                continue
-        except connection.IntegrityError as error:
-            problem = f" ({error})"
-        found = "there already" if getattr(write, "expected", None) is Expected.ABSENT else "not as expected"
-        row = f"{TABLES[type(write.row)].name} {'/'.join(map(str, rows[0][0][:2]))}"
-        raise (TokenAlreadyUsed if isinstance(write.row, UsedToken) else Conflict)(
-            f"{row} is {found}{problem}"
-        )
+        while part := [*islice(group, ROWS_AT_ONCE)]:
+            _execute_equal(connection, sql, [values for _, values, _ in part], part[0][2])
+
+
+def _execute_equal(
+    connection: Connection, sql: str, rows: Sequence[list[Any]], write: Write | Delete
+) -> None:
+    """Execute a statement for each row; `write` is the first one."""
+    problem = ""
+    try:
+        changed = execute_rows(connection, sql, rows)
+        if isinstance(write, Delete) or changed == len(rows):
+            return
+    except connection.IntegrityError as error:
+        problem = f" ({error})"
+    found = "there already" if getattr(write, "expected", None) is Expected.ABSENT else "not as expected"
+    row = f"{TABLES[type(write.row)].name} {'/'.join(map(str, rows[0][:2]))}"
+    raise (TokenAlreadyUsed if isinstance(write.row, UsedToken) else Conflict)(f"{row} is {found}{problem}")
 
 
 def _delete_records(connection: Connection, records: RolloutRecords) -> None:
