@@ -6,9 +6,9 @@ Each fleet is a process of its own; `--quick` takes 1,000 and 3,000 nodes.  Time
 process, so that other load does not change them.  A start that takes longer than START_LIMIT_S counts as that
 long.  Memory per node is the growth of the resident memory from the next smaller fleet; that of the smallest
 fleet is the growth to the next one.  The slope is the exponent of the cost: 0 for one that the fleet's size
-does not change, 1 for one that grows with it.  Memory growth compares the least resident memory of two half
-hours that begin two hours apart, so memory that is freed again within half an hour does not count.  `--json`
-prints a list of {figure, nodes, value, unit, limit}.
+does not change, 1 for one that grows with it.  Memory growth compares the most resident memory of two half
+hours that begin two hours apart.  The ratio of transitions is to those of 1,000 nodes in the same process, by
+turns.  `--json` prints a list of {figure, nodes, value, unit, limit}.
 
 All three sizes take about twelve minutes on two idle cores, and 5 GB in the directory for temporary files,
 which is empty again at the end, also when the measurement is ended (SIGTERM, SIGINT).  It exits with 0 if all
@@ -143,11 +143,6 @@ def find_problems(figures: list[Figure], sizes: tuple[int, ...]) -> Iterator[str
 def measure(sizes: tuple[int, ...]) -> list[Figure]:
     """Return all figures of all sizes; one that could not be measured is missing and named on stderr."""
     by_size = {nodes: measure_size(nodes) for nodes in sizes}
-    first = by_size[sizes[0]].get("transition")
-    for values in by_size.values():
-        transition = values.pop("transition", None)
-        if transition is not None and first:
-            values["transitions ratio"] = transition / first
     resident = {nodes: values.pop("resident") for nodes, values in by_size.items() if "resident" in values}
     for small, large in pairwise(sorted(resident)):
         # From one size to the next: a process has caches of its own, which are as large for a thousand nodes.
