@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tests.sim.sim_node import SimNode
 
 DELETES_ROLLOUT = 0.01
-"""Share of the soak checks under which somebody cancels and deletes the rollout."""
+"""Share of the soak checks under which a user cancels and deletes the rollout."""
 
 BLOCKS_ISOLATION = 0.4
 """Share of the dry runs that find a permanent blocker; the node's rack changes meanwhile."""
@@ -34,7 +34,7 @@ class JobFaults:
         self.is_active = True
 
     async def during_soak_check(self, rollout: str) -> None:
-        """Let somebody cancel and delete the rollout before the check goes on."""
+        """A user cancels and deletes the rollout before the check goes on."""
         if not self.is_active or self._stream.random() >= DELETES_ROLLOUT:
             return
         await self._users.command_rollout(rollout_commands.cancel, rollout)

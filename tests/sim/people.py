@@ -29,7 +29,7 @@ from tests.sim.faulty_store import FaultyStore
 from tests.sim.world import SimWorld
 
 ANSWER_TIMEOUT_S = 60.0
-"""How long somebody waits for the daemon's answer."""
+"""How long a user waits for the daemon's answer."""
 
 NEW_RELEASES = 0.5
 """Share of the superseding plans whose manifest has other artifacts; all else of them is the same."""
@@ -37,7 +37,7 @@ NEW_RELEASES = 0.5
 
 @dataclass(frozen=True, slots=True)
 class SimUser:
-    """Somebody with an account (steering.Asker)."""
+    """A user with an account (steering.Asker)."""
 
     user: str
     uid: int
@@ -46,7 +46,7 @@ class SimUser:
 
     @property
     def actor(self) -> Actor:
-        """The same somebody, as events name them."""
+        """The same user, as events name them."""
         return Actor(ActorKind.PERSON, self.user, self.uid)
 
 
@@ -114,7 +114,7 @@ class SimUsers:
         return await self.run_command(OLGA, "untrain", lambda now: trains.remove(now, OLGA, "t", "tests"))
 
     async def vote(self, who: SimUser, rollout: str, ballot: Ballot) -> None:
-        """Let somebody vote."""
+        """A user votes."""
         cause = "vote" if ballot.reason == "tests" else "tidy"
         await self.run_command(
             who,
@@ -125,7 +125,7 @@ class SimUsers:
         )
 
     async def supersede(self, who: SimUser, old: Rollout, name: str) -> bool:
-        """Let somebody submit what takes over from a rollout; say whether it was, as far as they know."""
+        """A user submits what takes over from a rollout; say whether it was, as far as they know."""
         daemon = self.current_daemon()
         if daemon is None or daemon.state is None or daemon.store is None:
             return False
@@ -162,7 +162,7 @@ class SimUsers:
         return True
 
     async def submit_again(self, who: SimUser, old: str, name: str, release: str) -> bool:
-        """Let somebody submit a plan that has ended, with new artifacts or the same; say whether it was."""
+        """A user submits a plan that has ended, with new artifacts or the same; say whether it was."""
         daemon = self.current_daemon()
         if daemon is None or daemon.state is None or daemon.store is None:
             return False
@@ -205,7 +205,7 @@ class SimUsers:
         return True
 
     async def clean(self, node: str) -> bool:
-        """Let somebody clean a node; say whether it was, as far as they know."""
+        """A user cleans a node; say whether it was, as far as they know."""
         daemon = self.current_daemon()
         if daemon is None or daemon.cleaner is None:
             return False

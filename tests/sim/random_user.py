@@ -31,7 +31,7 @@ CLEAN_INTERVAL_S = 300.0
 """Mean time between two users who clean a node or roll out a plan again."""
 
 PREVIEW_PROBABILITY = 0.3
-"""How often somebody asks in the same moment what a plan would change on that node, which keeps it from being
+"""How often a user asks in the same moment what a plan would change on that node, which keeps it from being
 cleaned.
 """
 
@@ -44,7 +44,7 @@ BUSY_S = 3600.0
 UTC = ZoneInfo("UTC")
 
 WITHDRAW_DELAY_S = 60.0
-"""How long somebody's no stands, more or less, before they take it back."""
+"""How long a user's no stands, more or less, before they take it back."""
 
 
 def gates_of(rollout: Rollout) -> list[GateName]:

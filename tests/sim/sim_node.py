@@ -17,10 +17,10 @@ UNDO_REPEAT_S = 120.0
 
 @dataclass(slots=True)
 class IsolationFlag:
-    """One way of being out of service: `foreign` when somebody else said so first.
+    """One way of being out of service: `foreign` when another operator said so first.
 
     While it is only `gentle` new work stays away and nothing was driven off.
-    `lost_at` is when somebody last undid what we had done, by the monotonic clock;
+    `lost_at` is when an operator last undid what we had done, by the monotonic clock;
     `kept` says that we have left it set for whoever held the node.
     """
 

@@ -39,7 +39,7 @@ SLOW_ANSWER_S = 55.0
 """How long a slow answer takes: just within what is waited for."""
 
 ISOLATION_LOSS_GRACE_S = 60.0
-"""So long after somebody undid an isolation a run may begin that was on its way."""
+"""So long after an operator undid an isolation a run may begin that was on its way."""
 
 T = TypeVar("T")
 
@@ -189,7 +189,7 @@ class SimWorld:
                 self.coverage.count("fault:held-during-attempt")
 
     def undo_isolation_by_other(self, machine: SimNode) -> bool:
-        """Let somebody put a node in service that we isolated; say whether there was anything to undo."""
+        """An operator puts a node in service that we isolated; say whether there was anything to undo."""
         active_flags = [
             bit
             for bit in machine.isolation_flags.values()
@@ -198,11 +198,11 @@ class SimWorld:
         for bit in active_flags:
             bit.is_set, bit.undone_by_other_at = False, self.loop.time()
         if active_flags:
-            self.record(f"somebody puts {machine.name} in service")
+            self.record(f"an operator puts {machine.name} in service")
         return bool(active_flags)
 
     def put_in_service(self, machine: SimNode) -> None:
-        """Let somebody put a node in service by hand that nothing but a hold says to be isolated."""
+        """An operator puts a node in service by hand that nothing but a hold says to be isolated."""
         for bit in machine.isolation_flags.values():
             rollout, bit.set_by_rollout = bit.set_by_rollout, ""
             bit.is_set = bit.set_by_other
@@ -211,7 +211,7 @@ class SimWorld:
         machine.is_inspected = False
 
     def cordon(self, machine: SimNode) -> bool:
-        """Let somebody else take a node out of service, unless we are at it; say whether they did.
+        """Another operator takes a node out of service, unless we are at it; say whether they did.
 
         A bit has no owner: what is set while an undo may still be repeated cannot be told from ours.
         """
@@ -226,7 +226,7 @@ class SimWorld:
         return True
 
     def uncordon(self, machine: SimNode) -> None:
-        """Let somebody else put back what they took out."""
+        """The other operator puts back what they took out."""
         bit = machine.isolation_flag(SHARED_KIND)
         if bit.set_by_other and not bit.set_by_rollout:
             bit.is_set = bit.set_by_other = machine.is_inspected = False
