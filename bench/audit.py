@@ -20,7 +20,7 @@ from pathlib import Path
 from machines.model.events import RequestDenied
 from machines.model.rollout import DAEMON
 from rolloutd.audit import audit_chain
-from rolloutd.store import DatabaseBackend, open_store
+from rolloutd.store import SqliteBackend, open_store
 from rolloutd.store.sqlite import database
 
 WITHIN_S = 1.0
@@ -71,7 +71,7 @@ def hashed(texts: list[str]) -> float:
 def from_file(path: Path) -> float:
     """Return how long verifying the file takes, seconds."""
     began = time.perf_counter()
-    assert DatabaseBackend(path).verify_chain().ok
+    assert SqliteBackend(path).verify_chain().ok
     return time.perf_counter() - began
 
 

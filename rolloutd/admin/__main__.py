@@ -98,9 +98,9 @@ def _run_verify(file: Path, head: str | None, segments: Path | None) -> int:
     from rolloutd.audit.audit_segments import SEGMENTS_DIRECTORY
     from rolloutd.control.audit.audit_serializers import audit_export, audit_report
     from rolloutd.ports import AuditBase
-    from rolloutd.store import DatabaseBackend, compare_with_audit
+    from rolloutd.store import SqliteBackend, compare_with_audit
 
-    backend = DatabaseBackend(file)
+    backend = SqliteBackend(file)
     report = compare_with_audit(backend, head, segments=segments)
     base = backend.read_base() if report.chain.entries else AuditBase()
     exported = audit_export(base, segments or file.absolute().with_name(SEGMENTS_DIRECTORY))
@@ -111,9 +111,9 @@ def _run_verify(file: Path, head: str | None, segments: Path | None) -> int:
 def _run_chain(file: Path, head: str | None, entries: Sequence[int]) -> int:
     """Print the verification of a file's chain alone, and the hashes of these entries, as JSON."""
     from rolloutd.ports import AuditBase
-    from rolloutd.store import DatabaseBackend
+    from rolloutd.store import SqliteBackend
 
-    backend = DatabaseBackend(file)
+    backend = SqliteBackend(file)
     verification = backend.verify_chain(head)
     hashes = backend.read_hashes(entries) if verification.ok else {}
     base = backend.read_base() if verification.entries else AuditBase()

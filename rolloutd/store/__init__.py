@@ -11,37 +11,20 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from rolloutd.ports import Leadership, PostgresqlAddress
-from rolloutd.store.audit_checkpoint import read_audit_checkpoint
-from rolloutd.store.audit_comparison import compare_with_audit
-from rolloutd.store.backend import Backend
-from rolloutd.store.move import MoveResult, move_store
+from rolloutd.store.audit_checkpoint import read_audit_checkpoint as read_audit_checkpoint
+from rolloutd.store.audit_comparison import compare_with_audit as compare_with_audit
+from rolloutd.store.backend import Backend as Backend
+from rolloutd.store.move import MoveResult as MoveResult
+from rolloutd.store.move import move_store as move_store
 from rolloutd.store.queries import PlanCompiler
-from rolloutd.store.sqlite.backend import SqliteBackend as DatabaseBackend
-from rolloutd.store.sqlite.backup import backup, restore
-from rolloutd.store.sqlite.database import FILE_NAME
-from rolloutd.store.sqlite.lock import StateLock
-from rolloutd.store.store import Store, measure_volume
+from rolloutd.store.sqlite.backend import SqliteBackend as SqliteBackend
+from rolloutd.store.sqlite.backup import backup as backup
+from rolloutd.store.sqlite.backup import restore as restore
+from rolloutd.store.sqlite.database import FILE_NAME as FILE_NAME
+from rolloutd.store.sqlite.lock import StateLock as StateLock
+from rolloutd.store.store import Store as Store
+from rolloutd.store.store import measure_volume as measure_volume
 from rolloutd.store.writer import CommitCallback
-
-__all__ = [
-    "FILE_NAME",
-    "Backend",
-    "DatabaseBackend",
-    "MoveResult",
-    "StateLock",
-    "Store",
-    "backend_of",
-    "backup",
-    "compare_with_audit",
-    "examine_postgresql",
-    "leadership_of",
-    "measure_volume",
-    "move_store",
-    "open_store",
-    "prepare_postgresql",
-    "read_audit_checkpoint",
-    "restore",
-]
 
 
 def backend_of(
@@ -56,7 +39,7 @@ def backend_of(
     PostgreSQL's checkpoint is signed with the redaction key, by default that of the state directory.
     """
     if postgresql is None:
-        return DatabaseBackend(state_dir / FILE_NAME, inline=inline)
+        return SqliteBackend(state_dir / FILE_NAME, inline=inline)
     # Imported only where the settings name it: the driver takes 60 ms, and a third of the memory of SQLite's.
     from rolloutd.store.postgresql.backend import PostgresqlBackend
 

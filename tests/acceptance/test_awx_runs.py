@@ -22,7 +22,7 @@ import pytest
 from aiohttp import web
 
 from rolloutd.control.client import ApiError, DaemonUnreachable, api_path
-from rolloutd.store import DatabaseBackend
+from rolloutd.store import SqliteBackend
 from tests.support.daemon_environment import WAIT_LIMIT_S, DaemonEnvironment, fleet_labels, plan
 from tests.support.fake_awx import FakeAwx
 from tests.support.fake_awx.server import TOKEN
@@ -158,7 +158,7 @@ async def test_killed_and_cut_off_nothing_is_lost_or_doubled(tmp_path: Path) -> 
         status = await env.in_thread(env.daemon.status, rollout)
         assert (status["percent"], status["done"], status["failed"]) == (100, RUNS, 0)
         judge(env.daemon, await env.in_thread(env.daemon.nodes, rollout), unknown)
-        verdict = DatabaseBackend(tmp_path / "state" / "rolloutd.sqlite").verify_chain()
+        verdict = SqliteBackend(tmp_path / "state" / "rolloutd.sqlite").verify_chain()
         assert verdict.ok, verdict.message
         assert TOKEN not in (tmp_path / "daemon.log").read_text()
         assert TOKEN.encode() not in (tmp_path / "state" / "rolloutd.sqlite").read_bytes()

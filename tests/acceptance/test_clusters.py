@@ -20,7 +20,7 @@ import pytest
 import yaml
 
 from rolloutd.control.client import ApiError, DaemonUnreachable, api_path
-from rolloutd.store import DatabaseBackend
+from rolloutd.store import SqliteBackend
 from tests.docs.example_previews import EXAMPLES
 from tests.support.cluster_fleet import ClusterFleet
 from tests.support.daemon_environment import WAIT_LIMIT_S, DaemonEnvironment
@@ -178,7 +178,7 @@ async def test_module_is_rolled_over_clusters(tmp_path: Path) -> None:
         # Nothing was applied twice with another content, and nothing was taken away.
         assert {run: found for run, found in fleet.flux.contents_of_run.items() if len(found) > 1} == {}
         assert fleet.flux.pruned == []
-    verdict = DatabaseBackend(tmp_path / "state" / "rolloutd.sqlite").verify_chain()
+    verdict = SqliteBackend(tmp_path / "state" / "rolloutd.sqlite").verify_chain()
     assert verdict.ok, verdict.message
     print(f"{CLUSTERS} clusters, {fleet.kills} kills, {len(fleet.flux.contents_of_run)} runs")
 

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import pytest
 
-from rolloutd.store import DatabaseBackend
+from rolloutd.store import SqliteBackend
 from tests.support.daemon_environment import (
     CHANGE_PLAYBOOK,
     DaemonEnvironment,
@@ -119,7 +119,7 @@ def test_machines_rollout_and_hold_stay_within_budget(tmp_path: Path) -> None:
         ]
         judge([*down, held], labels)
         assert made.client.get("/v1/locks")["holds"] == []
-        assert DatabaseBackend(tmp_path / "state" / "rolloutd.sqlite").verify_chain().ok
+        assert SqliteBackend(tmp_path / "state" / "rolloutd.sqlite").verify_chain().ok
         print(f"{KILLS} kills, {len(machines)} machines, {len(ran)} nodes of a rollout: never over {BUDGET}")
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from rolloutd.control.client import ApiError
-from rolloutd.store import DatabaseBackend
+from rolloutd.store import SqliteBackend
 from tests.support.daemon_environment import CHANGE_PLAYBOOK, DaemonEnvironment, fleet_labels, plan
 
 pytestmark = pytest.mark.servers
@@ -63,7 +63,7 @@ def test_full_disk_fails_no_run_and_loses_nothing(tmp_path: Path) -> None:
         made.wait_until(lambda: release(made), "it writes again")
         made.wait_until(lambda: made.status(rollout)["state"] == "done", "the rollout ends")
         assert sorted(span.node for span in made.spans()) == ["n1", "n2"]
-        verdict = DatabaseBackend(tmp_path / "state" / "rolloutd.sqlite").verify_chain()
+        verdict = SqliteBackend(tmp_path / "state" / "rolloutd.sqlite").verify_chain()
         assert verdict.ok, verdict.message
 
 
@@ -92,7 +92,7 @@ def test_a_clock_that_jumps_runs_nothing_twice(tmp_path: Path) -> None:
         made.vote(rollout, "continue")
         made.wait_until(lambda: made.status(rollout)["state"] == "done", "the rollout ends")
         assert sorted(span.node for span in made.spans()) == ["n1", "n2"]
-        verdict = DatabaseBackend(tmp_path / "state" / "rolloutd.sqlite").verify_chain()
+        verdict = SqliteBackend(tmp_path / "state" / "rolloutd.sqlite").verify_chain()
         assert verdict.ok, verdict.message
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from rolloutd.control.client import api_path
-from rolloutd.store import DatabaseBackend
+from rolloutd.store import SqliteBackend
 from tests.support.daemon_environment import (
     CHANGE_PLAYBOOK,
     WARM,
@@ -63,7 +63,7 @@ def test_killed_at_random_moments_nothing_is_lost_or_doubled(tmp_path: Path) -> 
         assert (status["percent"], status["done"], status["failed"]) == (100, NODES, 0)
         ran = sorted(span.node for span in made.spans())
         assert ran == sorted(made.labels), "each node exactly once"
-        verdict = DatabaseBackend(tmp_path / "state" / "rolloutd.sqlite").verify_chain()
+        verdict = SqliteBackend(tmp_path / "state" / "rolloutd.sqlite").verify_chain()
         assert verdict.ok, verdict.message
         votes = [vote for gate in status["gates"] for vote in gate["votes"]]
         assert {vote["withdrawn"] for vote in votes} == {None}
@@ -112,7 +112,7 @@ def test_killed_while_it_prepares_no_stage_is_lost_or_doubled(tmp_path: Path) ->
             staged = (tmp_path / "cache" / name).rglob("*.bin")
             (file,) = [path for path in staged if ".compared" not in path.parts]
             assert file.read_bytes() == content
-        assert DatabaseBackend(tmp_path / "state" / "rolloutd.sqlite").verify_chain().ok
+        assert SqliteBackend(tmp_path / "state" / "rolloutd.sqlite").verify_chain().ok
         made.wait_until(lambda: made.run_processes() == [], "no process is left")
         print(f"{kills} kills, {running} of them with stages under way: 0 lost, 0 doubled")
         assert running >= kills / 4

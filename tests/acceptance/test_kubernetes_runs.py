@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from rolloutd.store import DatabaseBackend
+from rolloutd.store import SqliteBackend
 from tests.acceptance.test_awx_runs import (
     CUT_OFF_S,
     IS_WHOLE,
@@ -118,7 +118,7 @@ async def test_killed_and_cut_off_nothing_is_lost_or_doubled(tmp_path: Path) -> 
         status = await asyncio.to_thread(env.daemon.status, rollout)
         assert (status["percent"], status["done"], status["failed"]) == (100, RUNS, 0)
         judge(env.daemon, await asyncio.to_thread(env.daemon.nodes, rollout), unknown)
-        verdict = DatabaseBackend(tmp_path / "state" / "rolloutd.sqlite").verify_chain()
+        verdict = SqliteBackend(tmp_path / "state" / "rolloutd.sqlite").verify_chain()
         assert verdict.ok, verdict.message
         print(f"{RUNS} runs, {dict(count)}, {sum(unknown.values())} unknown: 0 lost, 0 doubled")
 

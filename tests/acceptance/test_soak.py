@@ -25,7 +25,7 @@ import pytest
 
 from rolloutd.audit.audit_segments import SEGMENTS_DIRECTORY
 from rolloutd.control.client import ApiError, DaemonUnreachable
-from rolloutd.store import DatabaseBackend, compare_with_audit
+from rolloutd.store import SqliteBackend, compare_with_audit
 from tests.acceptance.test_full_disk_and_clock_jumps import fill, small_disk
 from tests.support.daemon_environment import DaemonEnvironment, fleet_labels, plan
 from tests.support.fast_clock import LIBRARY, FastClock
@@ -335,7 +335,7 @@ def judge_growth(samples: list[Sample]) -> None:
 
 
 def judge_audit(state_dir: Path) -> None:
-    backend = DatabaseBackend(state_dir / "rolloutd.sqlite")
+    backend = SqliteBackend(state_dir / "rolloutd.sqlite")
     report = compare_with_audit(backend, segments=state_dir / SEGMENTS_DIRECTORY)
     assert report.ok, report
     base = backend.read_base()

@@ -15,7 +15,7 @@ from machines.model.step_record import StepAction, StepState
 from machines.states import Phase
 from rolloutd.settings import Settings
 from rolloutd.settings.compile import compile_plan
-from rolloutd.store import DatabaseBackend
+from rolloutd.store import SqliteBackend
 from rolloutd.store.audit_replay import decode_event
 from rolloutd.store.backend import Connection
 from rolloutd.store.queries import load_rollout
@@ -24,7 +24,7 @@ from tests.support.oracle_feed import OracleFeed
 
 def judge_audit(state_dir: Path, settings: Settings) -> list[str]:
     """Return what the oracle says of all that the audit of a stopped daemon has."""
-    return DatabaseBackend(state_dir / "rolloutd.sqlite").read_now(lambda db: _judge(db, settings))
+    return SqliteBackend(state_dir / "rolloutd.sqlite").read_now(lambda db: _judge(db, settings))
 
 
 def _judge(connection: Connection, settings: Settings) -> list[str]:

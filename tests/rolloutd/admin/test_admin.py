@@ -21,7 +21,7 @@ from machines.model.events import RequestDenied
 from machines.model.rollout import DAEMON
 from rolloutd.admin.forgotten_runs import set_aside
 from rolloutd.service.reload import TeamPlanCompiler
-from rolloutd.store import DatabaseBackend, StateLock, open_store
+from rolloutd.store import SqliteBackend, StateLock, open_store
 from rolloutd.store.sqlite import backup, database, files
 from rolloutd.store.sqlite.backup import EPOCH_INCREMENT
 from tests.support.fake_kubernetes import FakeKubernetes
@@ -327,7 +327,7 @@ async def test_a_backup_is_whole_while_a_daemon_writes(state_root: Path, ctl: Ct
         await store.close()
     assert done.returncode == 0, done.stderr
     assert "trees" in done.stderr
-    verdict = DatabaseBackend(state_root / "copy.sqlite").verify_chain()
+    verdict = SqliteBackend(state_root / "copy.sqlite").verify_chain()
     assert (verdict.ok, verdict.entries) == (True, 1)
     assert verdict.head in done.stdout
     assert (state_root / "copy.sqlite").stat().st_mode & 0o777 == 0o600
@@ -368,7 +368,7 @@ async def test_a_restore_that_is_ended_in_its_middle_leaves_a_database(
     monkeypatch.setattr(files, "move_into_place", end)
     with pytest.raises(KeyboardInterrupt):
         backup.restore(state_root / "state", state_root / "copy.sqlite", set_aside)
-    assert DatabaseBackend(state_root / "state" / DATABASE).verify_chain().entries == 2
+    assert SqliteBackend(state_root / "state" / DATABASE).verify_chain().entries == 2
 
 
 async def test_two_restores_in_one_second_keep_both_databases(state_root: Path, ctl: Ctl) -> None:
@@ -379,7 +379,7 @@ async def test_two_restores_in_one_second_keep_both_databases(state_root: Path, 
         for _ in range(3)
     }
     assert len(kept) == 3
-    assert all(path is not None and DatabaseBackend(path).verify_chain().ok for path in kept)
+    assert all(path is not None and SqliteBackend(path).verify_chain().ok for path in kept)
 
 
 async def test_a_restore_goes_back_in_everything_but_the_epoch(state_root: Path, ctl: Ctl) -> None:
@@ -393,10 +393,10 @@ async def test_a_restore_goes_back_in_everything_but_the_epoch(state_root: Path,
     assert done.returncode == 0, done.stderr
     assert epoch_of(state_root) == newest
     restored = json.loads(done.stdout)
-    assert DatabaseBackend(Path(restored["kept"])).verify_chain().entries == 3
-    assert DatabaseBackend(state_root / "state" / DATABASE).verify_chain().entries == 1
+    assert SqliteBackend(Path(restored["kept"])).verify_chain().entries == 3
+    assert SqliteBackend(state_root / "state" / DATABASE).verify_chain().entries == 1
     await write(state_root, "four")
-    assert DatabaseBackend(state_root / "state" / DATABASE).verify_chain().ok
+    assert SqliteBackend(state_root / "state" / DATABASE).verify_chain().ok
 
 
 async def test_a_restore_over_a_lost_database_leaps(state_root: Path, ctl: Ctl) -> None:
@@ -420,7 +420,7 @@ async def test_a_restore_is_refused_under_a_daemon(state_root: Path, ctl: Ctl) -
         await lock.release()
     assert done.returncode == 1
     assert f"pid {os.getpid()}" in done.stderr
-    assert DatabaseBackend(state_root / "state" / DATABASE).verify_chain().entries == 1
+    assert SqliteBackend(state_root / "state" / DATABASE).verify_chain().entries == 1
 
 
 async def test_a_broken_chain_is_copied_loudly_and_never_restored(state_root: Path, ctl: Ctl) -> None:
@@ -444,7 +444,7 @@ async def test_what_is_no_copy_is_not_restored(state_root: Path, ctl: Ctl, conte
     done = ctl("restore", str(state_root / "copy.sqlite"))
     assert done.returncode == 1
     assert "stop the daemon" not in done.stderr
-    assert DatabaseBackend(state_root / "state" / DATABASE).verify_chain().entries == 1
+    assert SqliteBackend(state_root / "state" / DATABASE).verify_chain().entries == 1
 
 
 @pytest.mark.parametrize(

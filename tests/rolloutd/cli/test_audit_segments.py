@@ -11,7 +11,7 @@ import pytest
 
 from rolloutd.audit.audit_segments import SegmentFile, list_segments
 from rolloutd.cli.main import main
-from rolloutd.store import DatabaseBackend
+from rolloutd.store import SqliteBackend
 from rolloutd.store.sqlite import database
 from tests.rolloutd.audit.test_audit_segments import KEY, chain, write_segments
 from tests.rolloutd.canned_daemon import CannedDaemon
@@ -98,7 +98,7 @@ async def test_segments_and_file_are_verified_without_daemon(
     verify = ("audit", "verify", "--database", file, "--segments", directory, "--json")
     code, out, _ = run(capsys, *verify)
     found: dict[str, Any] = json.loads(out)
-    base = DatabaseBackend(file).read_base()
+    base = SqliteBackend(file).read_base()
     assert (code, found["ok"], found["compared"]) == (0, True, True)
     assert found["exported"] == {"through": base.seq, "head": base.head, "directory": str(directory)}
     (first, *_) = list_segments(directory)

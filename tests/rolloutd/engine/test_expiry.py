@@ -16,7 +16,7 @@ from machines.model.events import FreezeStarted, HoldTaken
 from machines.model.rollout import Hold
 from machines.model.windows import Freeze
 from machines.states import Outcome, Trigger
-from rolloutd.store import DatabaseBackend
+from rolloutd.store import SqliteBackend
 from rolloutd.store.audit_comparison import compare_with_audit
 from rolloutd.store.sqlite import database
 from tests.rolloutd.control_environment import ControlEnvironment
@@ -57,7 +57,7 @@ async def test_end_by_time_has_one_audit_entry(tmp_path: Path) -> None:
         assert (lifted["fields"]["scope"], lifted["fields"]["reason"]) == ("team/search", "its time is over")
         assert released["fields"]["reason"] == "its time is over"
         assert lifted["at"] >= now + 30.0
-        assert compare_with_audit(DatabaseBackend(tmp_path / "state" / database.FILE_NAME)).ok
+        assert compare_with_audit(SqliteBackend(tmp_path / "state" / database.FILE_NAME)).ok
 
 
 async def test_lifted_freeze_has_scope_and_reason(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ async def test_soak_begun_by_a_clock_ahead_restarts(tmp_path: Path) -> None:
             await until(env, lambda: "clock" not in env.state.conditions)
         restarted = await entries(env, "SoakRestarted")
         assert [each["node"] for each in restarted] == ["p1", "s1"]
-        assert compare_with_audit(DatabaseBackend(tmp_path / "state" / database.FILE_NAME)).ok
+        assert compare_with_audit(SqliteBackend(tmp_path / "state" / database.FILE_NAME)).ok
         with closing(sqlite3.connect(tmp_path / "state" / database.FILE_NAME)) as connection:
             (latest,) = connection.execute("SELECT max(since) FROM target WHERE phase = 'done'").fetchone()
         assert latest <= env.clock.now()

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from rolloutd.audit import audit_chain
 from rolloutd.errors import NotFound
-from rolloutd.store import DatabaseBackend, open_store
+from rolloutd.store import SqliteBackend, open_store
 from rolloutd.store.sqlite import database
 from tests.contracts.store_backends import plan_of, rollout_opened, write
 
@@ -70,7 +70,7 @@ def bare(whole: Path) -> Iterator[sqlite3.Connection]:
 
 
 def verify(connection: sqlite3.Connection) -> audit_chain.ChainVerification:
-    backend = DatabaseBackend(Path("bare"))
+    backend = SqliteBackend(Path("bare"))
     rows = backend.read_chain(connection, "audit", 0, 1_000_000)
     return audit_chain.verify_entries(rows, unreadable=backend.errors)
 
@@ -112,21 +112,21 @@ def test_a_hash_is_over_the_hash_before_and_the_text() -> None:
 
 
 def test_a_whole_chain_is_good_and_names_its_head(database_copy: Path) -> None:
-    verdict = DatabaseBackend(database_copy).verify_chain()
+    verdict = SqliteBackend(database_copy).verify_chain()
     assert verdict.ok
     assert verdict.entries == ENTRIES
     assert verdict.first_bad is None
     for noted in (None, audit_chain.GENESIS_HASH, verdict.head):
-        assert DatabaseBackend(database_copy).verify_chain(noted).ok
+        assert SqliteBackend(database_copy).verify_chain(noted).ok
 
 
 def test_one_entry_is_told_as_one(tmp_path: Path) -> None:
-    verdict = DatabaseBackend(write_chain(tmp_path / "one", 1)).verify_chain()
+    verdict = SqliteBackend(write_chain(tmp_path / "one", 1)).verify_chain()
     assert verdict.message == "1 entry, each one hashed over the one before"
 
 
 def test_an_empty_chain_is_good(tmp_path: Path) -> None:
-    verdict = DatabaseBackend(write_chain(tmp_path / "empty", 0)).verify_chain()
+    verdict = SqliteBackend(write_chain(tmp_path / "empty", 0)).verify_chain()
     assert (verdict.ok, verdict.entries, verdict.head) == (True, 0, audit_chain.GENESIS_HASH)
 
 
@@ -215,10 +215,10 @@ def test_what_is_no_text_is_an_altered_entry(bare: sqlite3.Connection, value: ob
 
 
 def test_a_cut_tail_is_found_only_by_a_noted_head(database_copy: Path) -> None:
-    noted = DatabaseBackend(database_copy).verify_chain().head
+    noted = SqliteBackend(database_copy).verify_chain().head
     cut = ("DELETE FROM audit WHERE seq > ?", (ENTRIES - 3,))
     assert tamper(database_copy, cut).ok
-    verdict = DatabaseBackend(database_copy).verify_chain(noted)
+    verdict = SqliteBackend(database_copy).verify_chain(noted)
     assert not verdict.ok
     assert verdict.first_bad == ENTRIES - 2
     assert noted in verdict.message
@@ -227,14 +227,14 @@ def test_a_cut_tail_is_found_only_by_a_noted_head(database_copy: Path) -> None:
 def test_a_flipped_bit_is_found_or_touches_no_entry(whole: Path, tmp_path: Path) -> None:
     draw = random.Random(1)
     content = whole.read_bytes()
-    good = DatabaseBackend(whole).verify_chain()
+    good = SqliteBackend(whole).verify_chain()
     path = tmp_path / "flipped.sqlite"
     found = 0
     for _ in range(200):
         place = draw.randrange(100, len(content))
         flipped = bytes([content[place] ^ (1 << draw.randrange(8))])
         path.write_bytes(content[:place] + flipped + content[place + 1 :])
-        verdict = DatabaseBackend(path).verify_chain()
+        verdict = SqliteBackend(path).verify_chain()
         found += not verdict.ok
         assert not verdict.ok or verdict == good
     assert found
@@ -245,10 +245,10 @@ def test_a_flipped_bit_is_found_or_touches_no_entry(whole: Path, tmp_path: Path)
 
 def test_there_must_be_a_file_and_it_must_be_a_database(tmp_path: Path) -> None:
     with pytest.raises(NotFound):
-        DatabaseBackend(tmp_path / "nothing").verify_chain()
+        SqliteBackend(tmp_path / "nothing").verify_chain()
     other = tmp_path / "other"
     other.write_bytes(b"no database at all, but long enough" * 20)
-    verdict = DatabaseBackend(other).verify_chain()
+    verdict = SqliteBackend(other).verify_chain()
     assert not verdict.ok
     assert str(other) in verdict.message
 
@@ -256,9 +256,9 @@ def test_there_must_be_a_file_and_it_must_be_a_database(tmp_path: Path) -> None:
 async def test_a_running_daemon_is_verified_up_to_its_last_commit(tmp_path: Path) -> None:
     store = await open_store(tmp_path, compile_plan=plan_of)
     await write(store, rollout_opened())
-    assert DatabaseBackend(store.backend.path).verify_chain().entries == 1
+    assert SqliteBackend(store.backend.path).verify_chain().entries == 1
     (entry,) = await write(store, rollout_opened("r2"))
-    assert DatabaseBackend(store.backend.path).verify_chain().head == entry.hash
+    assert SqliteBackend(store.backend.path).verify_chain().head == entry.hash
     await store.close()
 
 
@@ -273,9 +273,9 @@ def test_a_copy_that_nobody_can_write_is_verified(whole: Path, tmp_path: Path) -
         if parent.stat().st_uid == os.geteuid() and parent != Path("/"):
             parent.chmod(parent.stat().st_mode | 0o055)
     program = (
-        "import os, sys; from pathlib import Path; from rolloutd.store import DatabaseBackend\n"
+        "import os, sys; from pathlib import Path; from rolloutd.store import SqliteBackend\n"
         "os.setgid(65534); os.setuid(65534)\n"
-        "verdict = DatabaseBackend(Path(sys.argv[1])).verify_chain(); print(verdict)\n"
+        "verdict = SqliteBackend(Path(sys.argv[1])).verify_chain(); print(verdict)\n"
         "sys.exit(not verdict.ok)"
     )
     root = Path(__file__).parents[3]

@@ -25,7 +25,7 @@ from machines.model.windows import Freeze
 from machines.states import Phase, Trigger
 from rolloutd.admin.disk import check_database
 from rolloutd.errors import Conflict
-from rolloutd.store import DatabaseBackend, Store, open_store
+from rolloutd.store import SqliteBackend, Store, open_store
 from rolloutd.store.audit_checkpoint import verify_audit_checkpoint
 from rolloutd.store.schema import KEYS
 from rolloutd.store.signing_key import KEY_FILE
@@ -246,7 +246,7 @@ async def test_file_shrinks_when_records_are_removed(tmp_path: Path) -> None:
 
 def test_backup_has_no_key(written: Path, tmp_path: Path) -> None:
     assert (
-        DatabaseBackend(tmp_path / "rolloutd.sqlite").load_signing_key()
+        SqliteBackend(tmp_path / "rolloutd.sqlite").load_signing_key()
         != written.with_name(KEY_FILE).read_bytes()
     )
 

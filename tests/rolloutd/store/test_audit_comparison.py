@@ -46,7 +46,7 @@ from machines.model.windows import Freeze, Window
 from machines.states import Phase, Trigger
 from rolloutd.audit.audit_chain import GENESIS_HASH, canonical_json, hash_entry
 from rolloutd.ports import AuditReport, PostgresqlAddress
-from rolloutd.store import DatabaseBackend, audit_entries, audit_replay, open_store
+from rolloutd.store import SqliteBackend, audit_entries, audit_replay, open_store
 from rolloutd.store.audit_comparison import compare_with_audit
 from rolloutd.store.schema import KEYS, NOT_COMPARED_COLUMNS, NOT_COMPARED_TABLES
 from rolloutd.store.sqlite import database
@@ -141,7 +141,7 @@ def forge(written: Path, tmp_path: Path) -> Callable[[str], AuditReport]:
             source.backup(edited)
             edited.execute("PRAGMA ignore_check_constraints = ON")
             edited.executescript(script)
-        return compare_with_audit(DatabaseBackend(copy))
+        return compare_with_audit(SqliteBackend(copy))
 
     return run
 
@@ -172,7 +172,7 @@ def test_table_not_known_reported() -> None:
 
 
 def test_untouched_database_agrees(written: Path) -> None:
-    report = compare_with_audit(DatabaseBackend(written))
+    report = compare_with_audit(SqliteBackend(written))
     assert (report.mismatches, report.unreadable, report.ok) == ((), (), True)
     with closing(sqlite3.connect(written)) as connection:
         for table in KEYS:
@@ -252,11 +252,11 @@ def test_entries_of_older_versions_leave_unrecorded_columns_open(written: Path, 
         source.backup(edited)
         _rewrite_as_before(edited)
         edited.commit()
-    assert compare_with_audit(DatabaseBackend(copy)).mismatches == ()
+    assert compare_with_audit(SqliteBackend(copy)).mismatches == ()
     with closing(sqlite3.connect(copy)) as edited:
         edited.execute("UPDATE target SET position = 77, wave = 'x' WHERE node = 'n2'")
         edited.commit()
-    (mismatch,) = compare_with_audit(DatabaseBackend(copy)).mismatches
+    (mismatch,) = compare_with_audit(SqliteBackend(copy)).mismatches
     assert mismatch.mismatch.columns == ("wave",)
 
 

@@ -20,7 +20,7 @@ from machines.model.rollout import Hold
 from rolloutd.admin.forgotten_runs import set_aside
 from rolloutd.errors import StoreFailed
 from rolloutd.ports import WITHHELD
-from rolloutd.store import DatabaseBackend, StateLock, open_store
+from rolloutd.store import SqliteBackend, StateLock, open_store
 from rolloutd.store.sqlite import backup, commit_mark, database
 from tests.contracts.store_backends import ALICE, plan_of, rollout_opened, write
 
@@ -180,7 +180,7 @@ def test_the_lock_ends_with_its_process_however_that_ends(tmp_path: Path) -> Non
         await lock.release()
 
     asyncio.run(after())
-    assert DatabaseBackend(tmp_path / database.FILE_NAME).verify_chain().entries == 1
+    assert SqliteBackend(tmp_path / database.FILE_NAME).verify_chain().entries == 1
 
 
 # -- files that lose their names -------------------------------------------------------------
@@ -199,7 +199,7 @@ async def test_nothing_is_written_into_a_database_that_was_moved_away(tmp_path: 
     (tmp_path / "moved").rename(store.backend.path)
     await write(store, HELD)
     await store.close()
-    assert DatabaseBackend(store.backend.path).verify_chain().entries == 2
+    assert SqliteBackend(store.backend.path).verify_chain().entries == 2
 
 
 async def test_a_state_directory_that_was_replaced_ends_nobody_who_writes(tmp_path: Path) -> None:
@@ -219,7 +219,7 @@ async def test_a_state_directory_that_was_replaced_ends_nobody_who_writes(tmp_pa
     away.rename(home)
     await write(store, HELD)
     await store.close()
-    assert DatabaseBackend(store.backend.path).verify_chain().entries == 2
+    assert SqliteBackend(store.backend.path).verify_chain().entries == 2
 
 
 @pytest.mark.parametrize("suffix", ["-wal", "-shm"])
@@ -231,11 +231,11 @@ async def test_what_a_removed_log_held_is_saved_by_a_stop(tmp_path: Path, suffix
     with pytest.raises(StoreFailed, match="stop the daemon, which saves what they held"):
         await write(store, HELD)
     await store.close()
-    assert DatabaseBackend(store.backend.path).verify_chain().entries == 1
+    assert SqliteBackend(store.backend.path).verify_chain().entries == 1
     again = await open_store(tmp_path, compile_plan=plan_of)
     await write(again, HELD)
     await again.close()
-    assert DatabaseBackend(store.backend.path).verify_chain().entries == 2
+    assert SqliteBackend(store.backend.path).verify_chain().entries == 2
 
 
 async def test_a_log_without_its_database_is_not_overwritten(tmp_path: Path) -> None:

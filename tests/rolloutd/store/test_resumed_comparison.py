@@ -12,7 +12,7 @@ import pytest
 
 from machines.model.events import HoldReleased, HoldTaken, NodesDiscovered
 from machines.model.rollout import Hold
-from rolloutd.store import DatabaseBackend, audit_comparison, compare_with_audit, open_store
+from rolloutd.store import SqliteBackend, audit_comparison, compare_with_audit, open_store
 from rolloutd.store.audit_comparison import ComparisonStopped
 from rolloutd.store.backend import ChainRow, Connection
 from rolloutd.store.sqlite import database
@@ -22,7 +22,7 @@ from tests.contracts.store_backends import ALICE, node, plan_of, rollout_opened,
 SLICE, ENTRIES = 5, 32
 
 
-class WatchedBackend(DatabaseBackend):
+class WatchedBackend(SqliteBackend):
     """A backend that notes after which entries it was asked to read."""
 
     def __init__(self, path: Path) -> None:

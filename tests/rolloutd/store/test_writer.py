@@ -20,7 +20,7 @@ from machines.model.windows import Freeze
 from machines.states import Phase, Trigger
 from rolloutd.errors import Conflict, StoreFailed
 from rolloutd.ports import AuditEntry
-from rolloutd.store import DatabaseBackend, Store, open_store, writer
+from rolloutd.store import SqliteBackend, Store, open_store, writer
 from rolloutd.store.sqlite import database
 from rolloutd.store.writer import BatchWriter, Transaction
 from tests.contracts.store_backends import (
@@ -96,7 +96,7 @@ async def test_thousands_of_callers_some_in_conflict_some_cancelled(tmp_path: Pa
     for first, second in zip(entries[::2], entries[1::2], strict=True):
         assert [json.loads(each.text)["event"] for each in (first, second)] == ["HoldTaken", "FreezeStarted"]
     assert told == list(entries)
-    assert DatabaseBackend(store.backend.path).verify_chain().ok
+    assert SqliteBackend(store.backend.path).verify_chain().ok
 
 
 async def test_a_cancelled_caller_misses_its_answer_and_nothing_else(store: Store) -> None:
@@ -133,7 +133,7 @@ async def test_close_writes_what_was_handed_in_and_refuses_the_rest(tmp_path: Pa
     assert [len(entries) for entries in await asyncio.gather(*callers)] == [1] * 20
     with pytest.raises(StoreFailed, match="closed"):
         await write(store, hold(99))
-    assert DatabaseBackend(store.backend.path).verify_chain().entries == 20
+    assert SqliteBackend(store.backend.path).verify_chain().entries == 20
     await store.close()  # closing what is closed is fine
 
 
@@ -181,7 +181,7 @@ async def test_full_disk_changes_nothing_and_recovers(tmp_path: Path) -> None:
     assert head is not None
     assert entry.seq == head.seq + 2
     await store.close()
-    assert DatabaseBackend(store.backend.path).verify_chain().ok
+    assert SqliteBackend(store.backend.path).verify_chain().ok
 
 
 async def test_full_disk_keeps_small_transactions_of_batch(store: Store) -> None:
@@ -204,7 +204,7 @@ async def test_full_disk_keeps_small_transactions_of_batch(store: Store) -> None
     held = {int(kept.id) for kept in (await store.load_snapshot()).holds}
     assert held == {n for n, answer in ((1, answers[0]), (2, answers[2])) if isinstance(answer, tuple)}
     assert ledger.epoch == 1
-    assert DatabaseBackend(store.backend.path).verify_chain().ok
+    assert SqliteBackend(store.backend.path).verify_chain().ok
 
 
 async def test_a_locked_database_is_named_and_survived(
@@ -259,7 +259,7 @@ async def test_writer_after_its_term_writes_nothing(store: Store) -> None:
     await write(store, rollout_opened())
     head = await store.latest_audit_entry()
     with bare(store) as other:
-        BatchWriter(other, DatabaseBackend(store.backend.path), holder="pid 7", since=1.0, key=b"k")
+        BatchWriter(other, SqliteBackend(store.backend.path), holder="pid 7", since=1.0, key=b"k")
     with pytest.raises(StoreFailed, match="pid 7 has begun term"):
         await write(store, ADMITTED)
     assert await store.latest_audit_entry() == head
@@ -269,7 +269,7 @@ async def test_writer_after_its_term_writes_nothing(store: Store) -> None:
 def test_a_batch_answers_each_of_its_transactions(tmp_path: Path) -> None:
     path = tmp_path / "db"
     with closing(database.open_writer(path)) as connection:
-        ledger = BatchWriter(connection, DatabaseBackend(path), holder="me", since=0.0, key=b"k")
+        ledger = BatchWriter(connection, SqliteBackend(path), holder="me", since=0.0, key=b"k")
         first = Transaction((rollout_opened(),), ('{"a":1', '{"a":2'))
         twice = replace(first, audit_drafts=('{"a":3',))
         last = Transaction((hold(1),), ('{"a":4',))
@@ -278,7 +278,7 @@ def test_a_batch_answers_each_of_its_transactions(tmp_path: Path) -> None:
         assert isinstance(refused, Conflict)
         assert isinstance(after, tuple)
         assert [entry.seq for entry in (*written, *after)] == [1, 2, 3]
-        assert DatabaseBackend(path).verify_chain().ok
+        assert SqliteBackend(path).verify_chain().ok
 
 
 # -- limits ------------------------------------------------------------------------------
@@ -294,7 +294,7 @@ async def test_output_and_sentences_are_cut_and_half_characters_replaced(store: 
     assert len(kept.text) == MAX_STEP_TEXT_CHARS
     await write(store, hold(1, "half \ud800 a character"))
     assert (await store.load_snapshot()).holds[0].reason == "half ? a character"
-    assert DatabaseBackend(store.backend.path).verify_chain().ok
+    assert SqliteBackend(store.backend.path).verify_chain().ok
 
 
 async def test_oversized_prior_state_refuses_the_step(store: Store) -> None:

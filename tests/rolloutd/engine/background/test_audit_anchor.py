@@ -20,7 +20,7 @@ from rolloutd.engine.background.audit_anchor import CONDITION, AuditAnchor
 from rolloutd.plugin import ANCHORS
 from rolloutd.ports import AdapterContext
 from rolloutd.settings import Settings
-from rolloutd.store import DatabaseBackend
+from rolloutd.store import SqliteBackend
 from rolloutd.store.sqlite import database
 from tests.contracts.fakes.runner import FakeRunner
 from tests.rolloutd.control_environment import ControlEnvironment
@@ -81,7 +81,7 @@ async def test_rewritten_audit_differs_from_its_anchor(
             copy.write_text("From: rolloutd\n\n" + file.read_text())
 
             rewrite_audit(path)
-            assert DatabaseBackend(path).verify_chain().ok, "by itself it is intact"
+            assert SqliteBackend(path).verify_chain().ok, "by itself it is intact"
             report = await env.request("nora", "get", "/v1/audit/verify")
             assert not report["ok"]
             assert "has another hash: the audit was rewritten or cut" in report["message"]

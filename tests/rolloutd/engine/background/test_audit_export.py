@@ -28,7 +28,7 @@ from rolloutd.engine.state import DATABASE_ID_LENGTH, State
 from rolloutd.errors import StoreFailed
 from rolloutd.settings import Settings
 from rolloutd.settings.compile import compile_limits
-from rolloutd.store import DatabaseBackend, Store, backup, compare_with_audit, open_store, restore
+from rolloutd.store import SqliteBackend, Store, backup, compare_with_audit, open_store, restore
 from rolloutd.store.audit_base import NewBase
 from rolloutd.store.sqlite import database
 from rolloutd.store.writer import BatchWriter, Transaction, TransactionResult
@@ -126,8 +126,8 @@ def state_dir(filled: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(filled, tmp_path / "state"))
 
 
-def database_of(state_dir: Path) -> DatabaseBackend:
-    return DatabaseBackend(state_dir / database.FILE_NAME)
+def database_of(state_dir: Path) -> SqliteBackend:
+    return SqliteBackend(state_dir / database.FILE_NAME)
 
 
 async def numbers(made: Keeper) -> list[int]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rolloutd.store import DatabaseBackend, compare_with_audit
+from rolloutd.store import SqliteBackend, compare_with_audit
 from rolloutd.store.sqlite import database
 from tests.support.simulated_year import KEPT_WEEKS, simulate_year
 
@@ -22,4 +22,4 @@ async def test_year_leaves_what_keep_keeps(tmp_path: Path) -> None:
     sizes = [each.table_bytes for each in settled]
     assert max(sizes) <= 1.05 * min(sizes)
     assert {each.free_bytes for each in weeks} == {0}
-    assert compare_with_audit(DatabaseBackend(tmp_path / database.FILE_NAME)).ok
+    assert compare_with_audit(SqliteBackend(tmp_path / database.FILE_NAME)).ok
