@@ -8,9 +8,7 @@ each, and a fleet has tens of thousands of nodes and pods.
 from __future__ import annotations
 
 import asyncio
-import json
 import random
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
@@ -27,11 +25,11 @@ from rolloutd.adapters.kubernetes.api_errors import (
     MALFORMED,
     ApiError,
     ClusterUnreachable,
-    check_object,
     malformed_answers,
     parse_error,
     require_text,
 )
+from rolloutd.adapters.kubernetes.watch_stream import probe_peer, read_events
 from rolloutd.ports import JSON, report_wait
 from rolloutd.texts.formats import join_limited
 
@@ -57,9 +55,6 @@ PLUGIN_PAUSES_S = (1.0, 60.0)
 
 PLUGIN_MARGIN_S = 1.0
 """How long after that a plugin is killed: the request has failed by then, and says why."""
-
-KEEPALIVE = {socket.TCP_KEEPIDLE: 10, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 3}
-"""Of a watch: a peer that is gone is noticed in 25 s, and until then its silence counts as no change."""
 
 PAGE_SIZE = 500
 """Objects per page, as in kubectl: at most about ten megabytes of nodes."""
@@ -237,8 +232,8 @@ class Cluster:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=idle_timeout_s)
         watch_query = {**query, "watch": "true"}
         async with self._open_response("GET", path, watch_query, None, "application/json", timeout) as answer:
-            _probe_peer(answer)
-            yield _read_events(answer)
+            probe_peer(answer)
+            yield read_events(answer)
 
     async def close(self) -> None:
         """Close all connections; the next request opens new ones."""
@@ -469,27 +464,6 @@ def api_path(
     within = f"/namespaces/{quote(namespace, safe='')}" if namespace else ""
     rest = "/".join(quote(each, safe="") for each in (name, subresource) if each)
     return f"{root}{within}/{resource}" + (f"/{rest}" if rest else "")
-
-
-def _probe_peer(answer: aiohttp.ClientResponse) -> None:
-    """Let the kernel end the connection of an answer whose peer is gone, as behind a dropped NAT entry."""
-    transport = None if answer.connection is None else answer.connection.transport
-    if transport is not None:  # an answer that has ended already has none
-        peer = transport.get_extra_info("socket")
-        peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for option, value in KEEPALIVE.items():
-            peer.setsockopt(socket.IPPROTO_TCP, option, value)
-
-
-async def _read_events(response: aiohttp.ClientResponse) -> AsyncIterator[Mapping[str, JSON]]:
-    # One object a line; aiohttp limits a line, so an event without end is an error.
-    async for line in response.content:
-        if line.strip():
-            event = json.loads(line)
-            if not isinstance(event, dict) or "type" not in event:
-                raise ValueError("a watch's line is not an event")
-            check_object(event.get("object"))
-            yield event
 
 
 def _error_text(error: BaseException) -> str:
