@@ -25,10 +25,18 @@ ROUND_TRIPS = 5
 
 Check = tuple[str, bool, str]
 
+# The owner of a schema may drop its tables, and the owner of a database may drop all of it.
 _ROLE = """
-SELECT current_user, rolsuper OR pg_has_role(current_user, tableowner, 'MEMBER'),
+SELECT current_user,
+    rolsuper OR EXISTS (
+        SELECT FROM (
+            SELECT relowner FROM pg_class WHERE relnamespace = nsp.oid AND relname = 'audit'
+            UNION SELECT nspowner UNION SELECT datdba FROM pg_database WHERE datname = current_database()
+        ) AS owners (owner)
+        WHERE pg_has_role(current_user, owner, 'MEMBER')
+    ),
     has_table_privilege('audit', 'UPDATE, DELETE, TRUNCATE')
-FROM pg_roles, pg_tables WHERE rolname = current_user AND schemaname = ? AND tablename = 'audit'"""
+FROM pg_roles, pg_namespace AS nsp WHERE rolname = current_user AND nspname = ?"""
 
 
 def examine(address: PostgresqlAddress) -> Iterator[Check]:
@@ -57,7 +65,7 @@ def _role(connection: PostgresqlConnection) -> Check:
     row = connection.execute(_ROLE, (SCHEMA,)).fetchone()
     role, is_owner, may_change = row or ("", False, False)
     if is_owner or may_change:
-        text = f"{role} may alter the audit; let `rolloutctl store prepare` grant a role that owns nothing"
+        text = f"{role} may alter or drop the audit; let `store prepare` grant a role that owns nothing"
         return "postgresql role", False, text
     return "postgresql role", True, f"{role} may append to the audit, and neither alter nor remove entries"
 

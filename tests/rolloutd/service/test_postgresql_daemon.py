@@ -334,6 +334,19 @@ async def test_doctor_examines_server_role_and_replication(postgresql: Postgresq
     assert [each.subject for each in results if not each.ok] == ["postgresql role"]
 
 
+@pytest.mark.parametrize("owned", ["SCHEMA rolloutd", "DATABASE {name}"])
+async def test_doctor_names_a_role_that_may_drop_the_audit(
+    postgresql: Postgresql, tmp_path: Path, owned: str
+) -> None:
+    name = postgresql.make_database()
+    with postgresql.connect(name) as superuser:
+        superuser.execute(f"ALTER {owned.format(name=name)} OWNER TO {ROLE}")
+    await (await open_store(tmp_path, postgresql.address(name), compile_plan=plan_of)).close()
+    results, _ = check_database(tmp_path, postgresql.address(name))
+    assert [each.subject for each in results if not each.ok] == ["postgresql role"]
+    postgresql.drop_database(name)
+
+
 @pytest.mark.parametrize(
     ("store", "message"),
     [
