@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import socket
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -17,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from machines.model.limits import DEFAULT_OBSERVATION_MAX_AGE_S
 from machines.model.node import NodeHealth, Observation
 from rolloutd.adapters.kubernetes import cluster as cluster_module
 from rolloutd.adapters.kubernetes import list_watch
@@ -291,29 +288,6 @@ async def test_nothing_is_vouched_for_between_two_watches(fake: FakeKubernetes, 
             async with asyncio.timeout(0.5):
                 await wait_in_loop_until(lambda: core.last["n1"].at > told)
         assert watch.observe("n1").sight is NodeHealth.UNKNOWN
-
-
-def keepalives_to(address: tuple[str, int]) -> set[tuple[int, ...]]:
-    """Return the keepalive settings (on, idle, interval, probes) of our connections to a server."""
-    found = set()
-    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - names only
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(name))) as each:
-            if each.family == socket.AF_INET and each.getpeername() == address:
-                options = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
-                values = (each.getsockopt(socket.IPPROTO_TCP, option) for option in options)
-                found.add((each.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE), *values))
-    return found
-
-
-async def test_watch_notices_peer_that_is_gone(fake: FakeKubernetes, cluster: Cluster) -> None:
-    add_node(fake, "n1")
-    watch = NodeWatch(cluster, SystemClock())
-    async with watching(watch) as core:
-        await wait_in_loop_until(lambda: core.tries == [""])
-        keepalives = keepalives_to(("127.0.0.1", fake.port))
-    noticed_after_s = [idle + interval * probes for on, idle, interval, probes in keepalives if on]
-    assert noticed_after_s
-    assert min(noticed_after_s) < DEFAULT_OBSERVATION_MAX_AGE_S / 2
 
 
 async def test_a_version_too_old_is_listed_again(fake: FakeKubernetes, cluster: Cluster) -> None:
