@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import shutil
 import sys
 import tarfile
 from pathlib import Path
@@ -26,7 +27,8 @@ def build_wheel_and_sdist(release: Release) -> Path:
     (wheel,) = built.glob("*.whl")
     (sdist,) = built.glob("*.tar.gz")
     _repack(release, sdist, release.out / sdist.name)
-    return wheel.rename(release.out / wheel.name)
+    # Not rename: the directories may be on two file systems.
+    return Path(shutil.move(wheel, release.out / wheel.name))
 
 
 def _repack(release: Release, sdist: Path, target: Path) -> None:
