@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from rolloutd import __version__
 from tests.support.container import OUTER_USER, SECCOMP, Container
 from tests.support.daemon_environment import CHANGE_PLAYBOOK, DaemonEnvironment, plan
 from tests.support.release import CHECKOUT, build_release, left_out
-from tests.support.shared_directory import shared_directory
+from tests.support.shared_directory import memory_directory, shared_directory
 
 POD_FILE = CHECKOUT / "deploy/kubernetes/in-cluster.yaml"
 
@@ -30,7 +31,9 @@ NODES = {name: {"team": "t1", "role": "worker"} for name in ("n1", "n2")}
 
 
 @pytest.fixture
-def archive(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> Iterator[Path]:
+def archive(
+    tmp_path_factory: pytest.TempPathFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Path]:
     """The image of this checkout."""
     lacking = [name for name in ("mmdebstrap", "umoci", "crun") if shutil.which(name) is None]
     if os.geteuid() != 0 or lacking:
@@ -38,6 +41,9 @@ def archive(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> Iterato
     if not SECCOMP.exists():
         left_out(f"there is no {SECCOMP} (apt-get install golang-github-containers-common)")
     (package,) = build_release(shared_directory(tmp_path_factory.getbasetemp())).glob("*.deb")
+    if (memory := memory_directory()) is not None:
+        monkeypatch.setattr(tempfile, "tempdir", memory)
+        monkeypatch.setenv("TMPDIR", memory)
     with open_release(CHECKOUT, tmp_path / "image") as release:
         yield image.build(release, package)
     shutil.rmtree(tmp_path / "image")

@@ -17,6 +17,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tests.support.shared_directory import memory_directory
+
 SECCOMP = Path("/usr/share/containers/seccomp.json")
 """The default profile of container engines, where one is installed."""
 
@@ -43,7 +45,7 @@ class Container:
 
     def __init__(self) -> None:
         # pytest's own directories are closed to other users.
-        self.directory = Path(tempfile.mkdtemp(prefix="rolloutd-container-"))
+        self.directory = Path(tempfile.mkdtemp(prefix="rolloutd-container-", dir=memory_directory()))
         os.chown(self.directory, OUTER_USER, OUTER_USER)
         self._process: subprocess.Popen[bytes] | None = None
         self._number = 0

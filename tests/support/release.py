@@ -9,10 +9,13 @@ import fcntl
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+
+from tests.support.shared_directory import memory_directory
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 
@@ -72,6 +75,14 @@ def _build(tree: Path, out: Path, options: Sequence[str]) -> None:
         *options,
         "deb",
     )
-    done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, check=False)
+    place = memory_directory() or tempfile.gettempdir()
+    done = subprocess.run(
+        command,
+        cwd=CHECKOUT,
+        env={**os.environ, "TMPDIR": place},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if done.returncode:
         raise AssertionError(f"{' '.join(command)}: {done.returncode}\n{done.stdout}{done.stderr}")
