@@ -19,7 +19,7 @@ from machines.model import actions
 from machines.model.causes import Cause, CauseCode, said
 from machines.model.events import Event, HoldReleased, NodeOrdered, PhaseMoved
 from machines.model.node import NodeHealth, NodeKind
-from machines.model.plan import Capability
+from machines.model.plan import Capability, StepDef
 from machines.model.reasons import Reason, ReasonCode
 from machines.model.rollout import BLAMES_CHANGE, FailureCode, NodeOrder, Target
 from machines.model.target_plan import lacks_isolator
@@ -320,26 +320,29 @@ class Driver:
             ctx = self._session.with_run_id(ctx, recorded, ctx.idempotency_key)
             record = replace(record, handle=ctx.run_id)
             await self._journal.write(record)
-        result = await self._session.capture_errors(self._check_until_passed(check, ctx, spec.team))
+        result = await self._session.capture_errors(self._check_until_passed(spec, check, ctx))
         await self._journal.finish(record, result)
         if record.handle:
             await self._journal.update_unfinished_run()
 
-    async def _check_until_passed(self, check: Check, ctx: StepContext, team: str | None) -> StepResult:
+    async def _check_until_passed(self, spec: StepDef, check: Check, ctx: StepContext) -> StepResult:
         """Check until the check passes or its `within` is over; once without it, or before the change."""
         pause_s, now = CHECK_RETRY_S, self._state.now()
         until = now + (0.0 if ctx.is_baseline else float(ctx.params.get("within", 0)))
         while True:
             timeout_s = float(ctx.params.get("timeout", CHECK_TIMEOUT_S))
             deadline = min(ctx.deadline, self._state.now() + timeout_s)
-            result = await self._session.capture_errors(check.check(replace(ctx, deadline=deadline)))
+            result = await self._session.call_adapter(spec, check.check(replace(ctx, deadline=deadline)))
             seen_at, now = now, self._state.now()
             until -= max(0.0, seen_at - now)  # a clock that was set back must not extend the retries
             left_s = until - now
             if isinstance(result, Ok) or left_s <= 0 or self._session.target.outcome is Outcome.LEFT:
                 return result
             progress = self._session.progress
-            progress.failing_check, progress.failing_check_until = redact_for_team(result, team).text, until
+            progress.failing_check, progress.failing_check_until = (
+                redact_for_team(result, spec.team).text,
+                until,
+            )
             await self._state.clock.sleep(min(pause_s, left_s))
             pause_s = min(pause_s * 2, CHECK_RETRY_MAX_S)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
 from operator import is_
@@ -22,6 +23,9 @@ T = TypeVar("T")
 
 _WITH_TEXT = (ports.Ok, ports.Failed, ports.Busy, ports.Unknown, ports.IsolationStatus)
 """Results of adapters that people read."""
+
+ANSWER_MARGIN_S = 300.0
+"""Time beyond a step's timeout that an adapter has: it may wait for its turn at a host or at an API."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +103,9 @@ class NodeSession:
     def progress(self) -> StepProgress:
         return self.state.step_progress.setdefault((self.rollout, self.node), StepProgress())
 
-    async def capture_errors(self, awaitable: Awaitable[T]) -> T | ports.Failed | ports.Unknown:
+    async def capture_errors(
+        self, awaitable: Awaitable[T], *, limit_s: float | None = None
+    ) -> T | ports.Failed | ports.Unknown:
         """Await an action and return each error as an outcome; raises only StoreFailed.
 
         A daemon that may no longer lead acts no more: it raises LeadershipLost.
@@ -111,7 +117,18 @@ class NodeSession:
                 awaitable.close()
             raise
         with ports.reported_waits(self._show_wait):
-            return self.without_hidden(await capture_errors(self.subject, awaitable))
+            return self.without_hidden(
+                await capture_errors(self.subject, _answered_within(limit_s, awaitable))
+            )
+
+    async def call_adapter(self, spec: StepDef, awaitable: Awaitable[T]) -> T | ports.Failed | ports.Unknown:
+        """As capture_errors(); no answer long after the step's timeout is an unknown result.
+
+        Without this a package's adapter that never returns would keep its node and its slots for ever.  A
+        step that starts a run has no limit here: it may wait long for its turn, and the run has a timeout.
+        """
+        limit_s = None if Capability.STARTS_RUN in spec.capabilities else spec.timeout_s + ANSWER_MARGIN_S
+        return await self.capture_errors(awaitable, limit_s=limit_s)
 
     def without_hidden(self, result: T) -> T:
         """Return an adapter's result without the values of variables that people may not see.
@@ -239,6 +256,11 @@ class NodeSession:
     def _require_rollout(self) -> None:
         if self.rollout not in self.state.index.rollouts:
             raise NotFound(f"{self.rollout}: the rollout was deleted")
+
+
+async def _answered_within(limit_s: float | None, awaitable: Awaitable[T]) -> T:
+    async with asyncio.timeout(limit_s):
+        return await awaitable
 
 
 def describe_holds(state: State, node: str) -> str:

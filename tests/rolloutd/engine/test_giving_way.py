@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,7 +12,9 @@ import pytest
 from machines.model.events import HoldTaken
 from machines.model.node import NodeHealth, Observation
 from machines.model.rollout import Hold
+from machines.model.step_record import StepState
 from machines.states import Phase, Trigger
+from rolloutd.engine.drivers import node_session
 from rolloutd.ports import Busy, StepContext, StepResult
 from tests.contracts.fakes.isolator import FakeIsolator
 from tests.rolloutd.control_environment import ControlEnvironment, control_environment
@@ -30,6 +33,15 @@ class BlockingReturn(BlockingAdapter):
         """Return the node to service, later."""
         await self._wait()
         return await super().return_to_service(ctx)
+
+
+class SilentIsolator(FakeIsolator):
+    """An isolator that never says whether it has isolated a node."""
+
+    async def isolate(self, ctx: StepContext) -> StepResult:
+        """Isolate the node, and say nothing."""
+        self._apply(ctx, "do", isolated=True)
+        return await asyncio.Event().wait()  # type: ignore[return-value]
 
 
 @asynccontextmanager
@@ -62,6 +74,22 @@ async def test_isolated_node_outlasts_outage_of_peer(tmp_path: Path, peer_recove
                 observe(inside, "p2", NodeHealth.DOWN)
                 await until(inside, lambda: inside.phase(rollout, "p1") is Phase.PENDING)
                 assert isolator.actions == [("p1", "do"), ("p1", "undo")]
+
+
+async def test_isolator_that_never_answers_keeps_no_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with admitted_node(tmp_path) as (inside, rollout):
+        isolator, plan = SilentIsolator(), inside.state.index.rollout(rollout).plan
+        monkeypatch.setattr(node_session, "ANSWER_MARGIN_S", -plan.isolate[0].timeout_s)
+        async with running(daemon_of(inside, adapters_of(inside, tmp_path, isolator))):
+            await until(inside, lambda: isolator.actions)
+            inside.clock.advance(plan.isolate_timeout_s)
+            inside.observe_all_up()
+            await until(inside, lambda: inside.phase(rollout, "p1") is Phase.PENDING)
+        assert ("p1", "undo") in isolator.actions
+        steps = await inside.state.store.load_steps(rollout, "p1")
+        assert ("no answer in time", StepState.UNKNOWN) in [(each.text, each.state) for each in steps]
 
 
 async def test_abort_keeps_cause_that_is_over(tmp_path: Path) -> None:
