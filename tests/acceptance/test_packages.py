@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tempfile
 import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -37,7 +38,7 @@ from tests.support.release import (
     has_commit,
     left_out,
 )
-from tests.support.shared_directory import made_once, shared_directory
+from tests.support.shared_directory import made_once, memory_directory, shared_directory
 
 TUTORIAL = CHECKOUT / "docs" / "first-rollout.md"
 
@@ -81,9 +82,16 @@ def server(root: Path) -> Iterator[Sequence[Path]]:
 
 
 @pytest.fixture
-def debian(server: Sequence[Path], tmp_path: Path) -> Iterator[PackagedDaemon]:
+def fleet_directory() -> Iterator[Path]:
+    """Where machines write: apt unpacks ten thousand files there."""
+    with tempfile.TemporaryDirectory(dir=memory_directory(), ignore_cleanup_errors=True) as place:
+        yield Path(place) / "fleet"
+
+
+@pytest.fixture
+def debian(server: Sequence[Path], fleet_directory: Path) -> Iterator[PackagedDaemon]:
     """Three nodes, and a Debian that has booted beside them."""
-    debian = PackagedDaemon(tmp_path / "fleet", NODES)
+    debian = PackagedDaemon(fleet_directory, NODES)
     try:
         debian.make_networks()
         debian.start_nodes()
@@ -91,13 +99,14 @@ def debian(server: Sequence[Path], tmp_path: Path) -> Iterator[PackagedDaemon]:
         yield debian
     finally:
         debian.stop()
-        shutil.rmtree(tmp_path / "fleet", ignore_errors=True)
 
 
 @pytest.fixture
-def tutorial(root: Path, server: Sequence[Path], tmp_path: Path) -> Iterator[DebianMachines]:
+def tutorial(
+    root: Path, server: Sequence[Path], fleet_directory: Path, tmp_path: Path
+) -> Iterator[DebianMachines]:
     """The machines of docs/first-rollout.md: three servers, and an empty machine that may log in there."""
-    machines = DebianMachines(tmp_path / "fleet", {f"web-{number}": {} for number in (1, 2, 3)})
+    machines = DebianMachines(fleet_directory, {f"web-{number}": {} for number in (1, 2, 3)})
     key = tmp_path / "id_ed25519"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)
     try:
@@ -111,7 +120,6 @@ def tutorial(root: Path, server: Sequence[Path], tmp_path: Path) -> Iterator[Deb
         yield machines
     finally:
         machines.stop()
-        shutil.rmtree(tmp_path / "fleet", ignore_errors=True)
 
 
 @pytest.mark.long
