@@ -53,7 +53,10 @@ async def verify_token(accounts: Mapping[str, ServiceAccount], token: str) -> Cl
 
 
 def require_valid_claims(claims: Claims, rollout: Rollout, now: float) -> None:
-    """Raise NotAllowed for a token that has expired, is valid too long, or is for another rollout."""
+    """Raise NotAllowed for a token that has expired, is valid too long, or is for another rollout.
+
+    Raises Refused for one that could be for several gates.
+    """
     if claims.expires <= now:
         raise NotAllowed("the token: expired; ask the service for a new one")
     if claims.expires > now + MAX_TOKEN_LIFETIME_S:
@@ -68,6 +71,7 @@ def require_valid_claims(claims: Claims, rollout: Rollout, now: float) -> None:
             f"the token: for {claims.digest}, but {claims.gate} of {rollout.id} is for {digest}; "
             "sign a new one"
         )
+    voting.require_named_gate(rollout, GateName(claims.gate), claims.wave)
 
 
 def service_voter(

@@ -16,6 +16,7 @@ from typing import Final
 
 from pydantic import ValidationError
 
+from machines.model.plan import GateName
 from rolloutd.adapters.kubernetes import api_errors
 from rolloutd.adapters.kubernetes.cluster import DEFAULT_DOMAIN, FIELD_MANAGER, Cluster, api_path
 from rolloutd.adapters.kubernetes.list_watch import WatchHandler, run_list_watch
@@ -222,6 +223,7 @@ class VoteCounter:
         await self._require_proof(vote)
         who = await person_of(voter, self.settings, self.state.settings)
         resolved = await resolve_for_reading(self.state, self._rollout_of(vote))
+        voting.require_named_gate(resolved.rollout, GateName(body.gate), body.wave)
         ballot = await make_ballot(self.state, self.sources, resolved, body)
 
         def decide(state: State, who: Principal) -> Events:

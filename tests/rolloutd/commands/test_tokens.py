@@ -104,6 +104,20 @@ async def test_a_token_at_start_is_for_the_evidence_of_the_pilot(tmp_path: Path)
         assert gate["state"] == "open"
 
 
+async def test_a_token_at_continue_names_its_wave_where_several_have_the_gate(tmp_path: Path) -> None:
+    """Used late, it would count at the next gate, whose results nobody saw when it was signed."""
+    waves = "  waves: [{name: first, select: 'rack=r1', gate: continue}]\n  soak:"
+    async with control_environment(tmp_path, service_accounts=services(tmp_path)) as inside:
+        rollout = await inside.start(text=PLAN.replace("  soak:", waves))
+        for node in ("p1", "s1"):
+            await inside.finish(rollout, node)
+        token = tokens.sign(claims(inside, rollout, gate="continue"), SECRET)
+        with pytest.raises(ApiError, match="continue without a wave; name one of canary, first"):
+            await use(inside, rollout, token)
+        named = tokens.sign(claims(inside, rollout, gate="continue", wave="canary"), SECRET)
+        assert (await use(inside, rollout, named))["wave"] == "canary"
+
+
 @pytest.mark.parametrize("kind", ["memory", "sqlite"])
 async def test_a_token_counts_once(tmp_path: Path, kind: str) -> None:
     async def sqlite(compiled: Any) -> Any:
