@@ -114,8 +114,6 @@ class BatchWriter:
                     if isinstance(result, tuple):
                         head = result[-1] if result else head
                     results.append(result)
-                written = [entry for result in results if isinstance(result, tuple) for entry in result]
-                self._backend.append_entries(self._connection, written)
                 self.checkpoint.carry_on(head)
                 is_committing = True
         except self._backend.errors:
@@ -185,7 +183,7 @@ class BatchWriter:
                 transaction.unaudited(self._connection)
             if transaction.on_checkpoint is not None:
                 transaction.on_checkpoint(self.checkpoint, head)
-            entries = _number_entries(transaction.audit_drafts, head)
+            entries = self._append_audit_entries(transaction.audit_drafts, head)
         except self._refusals as error:
             # The database has rolled back the whole batch, so all of its transactions fail.
             if not self._connection.in_transaction:
@@ -199,15 +197,14 @@ class BatchWriter:
         execute("RELEASE one")
         return entries
 
-
-def _number_entries(drafts: Sequence[str], head: AuditEntry) -> tuple[AuditEntry, ...]:
-    """Return the entries that follow `head`."""
-    entries: list[AuditEntry] = []
-    for draft in drafts:
-        text = add_sequence_number(draft, head.seq + 1)
-        head = AuditEntry(head.seq + 1, text, hash_entry(head.hash, text))
-        entries.append(head)
-    return tuple(entries)
+    def _append_audit_entries(self, drafts: Sequence[str], head: AuditEntry) -> tuple[AuditEntry, ...]:
+        entries: list[AuditEntry] = []
+        for draft in drafts:
+            text = add_sequence_number(draft, head.seq + 1)
+            head = AuditEntry(head.seq + 1, text, hash_entry(head.hash, text))
+            entries.append(head)
+        self._backend.append_entries(self._connection, entries)
+        return tuple(entries)
 
 
 @dataclass(frozen=True, slots=True)
