@@ -17,22 +17,65 @@ from importlib.metadata import entry_points
 from itertools import combinations
 from typing import Any, ClassVar, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler, field_validator, model_validator
-from pydantic import Field as Field
+from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler, field_validator, model_validator
 from pydantic_core import CoreSchema
 
-from machines.model.node import NodeKind as NodeKind
-from machines.model.plan import Capability as Capability
-from rolloutd.plugin.field_types import Command as Command
-from rolloutd.plugin.field_types import Duration as Duration
-from rolloutd.plugin.field_types import FilePath as FilePath
-from rolloutd.plugin.field_types import InvalidValue, parse_duration
-from rolloutd.plugin.field_types import LabelKey as LabelKey
-from rolloutd.plugin.field_types import Playbook as Playbook
-from rolloutd.plugin.field_types import PositiveDuration as PositiveDuration
-from rolloutd.plugin.field_types import SelectorText as SelectorText
-from rolloutd.plugin.field_types import TemplateText as TemplateText
-from rolloutd.plugin.values import Values as Values
+from machines.model.node import NodeKind
+from machines.model.plan import Capability
+from rolloutd.plugin.field_types import (
+    Command,
+    Duration,
+    FilePath,
+    InvalidValue,
+    LabelKey,
+    Playbook,
+    PositiveDuration,
+    SelectorText,
+    TemplateText,
+    parse_duration,
+)
+from rolloutd.plugin.values import Values
+
+__all__ = [
+    "ABSENT",
+    "ANCHORS",
+    "CHANGES",
+    "CHECKS",
+    "GUARDS",
+    "INVENTORIES",
+    "ISOLATORS",
+    "LOCAL_RUNNER",
+    "MACHINES",
+    "OBSERVERS",
+    "PLAYBOOK",
+    "PROBES",
+    "RUNNERS",
+    "SETTINGS",
+    "WATCHES",
+    "Capability",
+    "ChangeParams",
+    "CheckParams",
+    "Command",
+    "Duration",
+    "Field",
+    "FilePath",
+    "GuardParams",
+    "LabelKey",
+    "NodeKind",
+    "Params",
+    "Playbook",
+    "PositiveDuration",
+    "Registration",
+    "SelectorText",
+    "SettingsSection",
+    "TemplateText",
+    "Values",
+    "are_reversible",
+    "command_parameters",
+    "duration_field",
+    "installed_adapters",
+    "installed_sections",
+]
 
 INVENTORIES = "rolloutd.inventories"
 OBSERVERS = "rolloutd.observers"
