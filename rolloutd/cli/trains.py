@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from machines.model.timefmt import format_duration
 from rolloutd.cli import exits
-from rolloutd.cli.command_group import CommandGroup, Invocation, duration_argument, without_none
-from rolloutd.cli.output import Columns, print_line, print_list, sanitize
+from rolloutd.cli.command_group import CommandGroup, Invocation, confirm, duration_argument, without_none
+from rolloutd.cli.output import Columns, print_line, print_list, print_message, sanitize
 from rolloutd.control.client import api_path
 from rolloutd.texts.formats import pluralize
 
@@ -25,7 +26,7 @@ def register(commands: CommandGroup) -> None:
     wait = "how long a node waits for its turn, such as 30m (1h)"
     add.argument("--wait", metavar="DURATION", text=wait, type=duration_argument).reason()
     approve = group.add_command("approve", approve_train, "approve a train for the rollouts that you own")
-    approve.argument("name", metavar="TRAIN", text=name).reason()
+    approve.argument("name", metavar="TRAIN", text=name).reason().yes()
     show = group.add_command("show", show_train, "show a train, or list all")
     show.argument("name", metavar="TRAIN", text=name, nargs="?").watch()
     remove = group.add_command("remove", remove_train, "remove a train; what is shared already is finished")
@@ -40,10 +41,7 @@ def add_to_train(call: Invocation) -> int:
 
 
 def approve_train(call: Invocation) -> int:
-    train: Train = call.client.post(
-        api_path("trains", call.args.name, "approve"), {"reason": call.args.reason}
-    )
-    return call.report(train, f"train {train['name']}: {_describe(train)}", train["name"])
+    return _approve(call, call.args.name)
 
 
 def approve_at_gate(call: Invocation) -> int:
@@ -56,9 +54,23 @@ def approve_at_gate(call: Invocation) -> int:
     rollout: Rollout = call.get(api_path("rollouts", args.rollout))
     if rollout["train"] is None:
         raise exits.Exit(exits.REFUSED, f"{rollout['rollout']}: it is in no train; see rolloutctl train show")
-    body = {"reason": args.reason, "rollout": rollout["rollout"]}
-    train: Train = call.client.post(api_path("trains", rollout["train"]["name"], "approve"), body)
-    return call.report(train, f"train {train['name']}: {_describe(train)}", train["name"])
+    return _approve(call, rollout["train"]["name"], rollout=rollout["rollout"])
+
+
+def _approve(call: Invocation, name: str, **chosen: str) -> int:
+    """Print what the approval covers, also for scripts, ask at a terminal, and approve just that."""
+    shown: Train = call.get(api_path("trains", name))
+    wait = format_duration(shown["wait_s"])
+    print_message(f"covers {', '.join(shown['rollouts'])} in this order, with a wait of {wait}")
+    confirm(call, lambda: f"train {name}: {_describe(shown)}", "approve train?")
+    body = {
+        "reason": call.args.reason,
+        "rollouts": shown["rollouts"],
+        "wait_s": shown["wait_s"],
+        **chosen,
+    }
+    train: Train = call.client.post(api_path("trains", name, "approve"), body)
+    return call.report(train, f"train {name}: {_describe(train)}", name)
 
 
 def remove_train(call: Invocation) -> int:

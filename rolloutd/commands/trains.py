@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import combinations
 
 from machines.facts.index import Index
 from machines.model.plan import Plan
 from machines.model.rollout import Rollout
+from machines.model.timefmt import format_duration
 from machines.model.train import Train, TrainRemoved, TrainStored
 from machines.scheduler.train_savings import shareable_nodes
 from machines.workflow.outage import is_same_isolator
 from rolloutd.commands.rollout_commands import Events, Principal, require_team_member
 from rolloutd.engine.state import State
 from rolloutd.errors import NotAllowed, NotFound, Refused
-from rolloutd.texts.formats import pluralize, suggest_name
+from rolloutd.texts.formats import join_limited, pluralize, suggest_name
 
 DEFAULT_WAIT_S = 3600.0
 """How long a node waits for its turn in a train: an hour covers most changes of one node."""
@@ -90,9 +91,26 @@ def train_partners(index: Index, plan: Plan, nodes: Iterable[str]) -> list[Rollo
     return [index.rollout(each) for each in shared if index.rollout(each).plan.joins_train]
 
 
-def approve(state: State, who: Principal, name: str, reason: str, rollout: Rollout | None = None) -> Events:
-    """Approve a train for those of its rollouts that the caller owns, or for one of them."""
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What an approver read: the rollouts, whose contents never change, in order, and the wait."""
+
+    rollouts: tuple[str, ...]
+    wait_s: float
+
+
+def approve(
+    state: State, who: Principal, name: str, reason: str, *, shown: Shown, rollout: Rollout | None = None
+) -> Events:
+    """Approve a train for those of its rollouts that the caller owns, or for one of them.
+
+    Raises Refused if it is not the train that the caller read.
+    """
     train = require_train(state.index, name)
+    if differences := _differences(train, shown):
+        raise Refused(
+            "other-train", f"train {name}: {join_limited(differences, MAX_ROLLOUTS)}; read it again"
+        )
     members = _open_members(state.index, train.rollouts)
     asked = members if rollout is None else [each for each in members if each.id == rollout.id]
     if not any(_owns(who, each) for each in asked):
@@ -101,6 +119,18 @@ def approve(state: State, who: Principal, name: str, reason: str, rollout: Rollo
     given = _approvals(who, train.rollouts if rollout is None else [rollout.id], members)
     approved = replace(train, approvals={**given, **train.approvals})
     return () if approved == train else (TrainStored(approved, who.actor, reason, state.now()),)
+
+
+def _differences(train: Train, shown: Shown) -> list[str]:
+    """Return what is not as shown: rollouts, their order, the wait."""
+    found = [f"{each} was added" for each in train.rollouts if each not in shown.rollouts]
+    found += [f"{each} is not in it" for each in shown.rollouts if each not in train.rollouts]
+    if not found and train.rollouts != shown.rollouts:
+        found.append(f"its order is {', '.join(train.rollouts)}")
+    if train.wait_s != shown.wait_s:
+        waits = (format_duration(each) for each in (train.wait_s, shown.wait_s))
+        found.append("its wait is {}, not {}".format(*waits))
+    return found
 
 
 def remove(state: State, who: Principal, name: str, reason: str) -> Events:

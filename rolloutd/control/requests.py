@@ -315,16 +315,24 @@ MAX_TRAIN_WAIT_S = 7 * 86_400.0
 """A week: a node that waits longer for its turn is better changed alone."""
 
 
+TrainWait = Annotated[float, Field(ge=0, le=MAX_TRAIN_WAIT_S)]
+
+
 class AddToTrain(ReasonBody):
     """Rollouts to add at the end of a train; `wait_s`: how long a node waits for its turn."""
 
     rollouts: Names = Field(min_length=1, max_length=10)
-    wait_s: Annotated[float, Field(ge=0, le=MAX_TRAIN_WAIT_S)] | None = None
+    wait_s: TrainWait | None = None
 
 
 class ApproveTrain(ReasonBody):
-    """An approval of a train: of one rollout that the caller owns, or of all of them."""
+    """An approval of a train: of one rollout that the caller owns, or of all of them.
 
+    `rollouts`, in order, and `wait_s` are those that the caller read.
+    """
+
+    rollouts: Names
+    wait_s: TrainWait
     rollout: Name | None = None
 
 

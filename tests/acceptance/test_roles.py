@@ -280,9 +280,10 @@ def in_train(method: str, path: str) -> Arrange:
             answer = await scene.do("admin", "POST", "/v1/plans/submit", {**FILE, "text": text})
             rollouts.append(answer["rollout"])
         body = {**REASON, "rollouts": rollouts}
+        calls = {"PUT": body, "GET": None, "POST": {**body, "wait_s": 3600.0}, "DELETE": REASON}
         if method != "PUT":
             await scene.do("admin", "PUT", "/v1/trains/night", body)
-        return ApiCall(path.replace("{t}", "night"), {"PUT": body, "GET": None}.get(method, REASON))
+        return ApiCall(path.replace("{t}", "night"), calls[method])
 
     return arrange
 

@@ -49,12 +49,11 @@ async def add_to_train(services: Services, request: Request[requests.AddToTrain]
 @routes.add("POST", "/v1/trains/{t}/approve", access=rights.TRAIN_OWNER)
 async def approve_train(services: Services, request: Request[requests.ApproveTrain]) -> wire_trains.Train:
     """Approve a train for the rollouts that the caller owns, or for one of them."""
-    state, name, reason = services.state, request.path_params["t"], request.input.reason
-    rollout = None
-    if request.input.rollout is not None:
-        rollout = (await resolve_live(state, request.input.rollout)).rollout
-    decide = partial(trains.approve, name=name, reason=reason, rollout=rollout)
-    await execute(state, request.identity, UserCommand(f"train: {reason}", decide))
+    state, body, name = services.state, request.input, request.path_params["t"]
+    rollout = None if body.rollout is None else (await resolve_live(state, body.rollout)).rollout
+    shown = trains.Shown(tuple(body.rollouts), body.wait_s)
+    decide = partial(trains.approve, name=name, reason=body.reason, shown=shown, rollout=rollout)
+    await execute(state, request.identity, UserCommand(f"train: {body.reason}", decide))
     return await train_response(state, trains.require_train(state.index, name))
 
 

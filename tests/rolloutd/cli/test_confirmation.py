@@ -22,7 +22,7 @@ IRREVERSIBLE = {
 ACTS_AS_THE_USER = {"shell": ["shell n1 --reason x"]}
 """Commands that run a program as the user, which must be seen before."""
 
-ASKS_AT_TERMINALS = {"approve"}
+ASKS_AT_TERMINALS = {"approve", "train approve"}
 """Commands that show at a terminal what they start; a script has read it before."""
 
 ASKS_ITSELF = {"init", "hosts scan"}
@@ -60,7 +60,7 @@ NEVER_ASKS = {
     *("plan submit", "reject", "withdraw", "token sign", "token use", "pause", "resume"),
     *("retry", "advance", "skip", "return", "hold", "release", "freeze", "unfreeze", "team windows"),
     *("context add", "context use", "context remove"),
-    *("train add", "train approve", "train show", "train remove", "leader step-down"),
+    *("train add", "train show", "train remove", "leader step-down"),
     *("team canaries", "team freeze", "team unfreeze", "restore", "store prepare", "store move"),
 }
 
@@ -150,6 +150,34 @@ def test_shell_whose_command_changed_is_not_run(
     monkeypatch.setattr("sys.stdin", Answering("y\n"))
     code, _, err = run(capsys, "shell", "n1", "--reason", "disk")
     assert (code, err.splitlines()[-1]) == (1, "n1: its command has changed; run this again")
+
+
+TRAIN = {
+    "name": "week",
+    "rollouts": ["kernel-1", "driver-2"],
+    "wait_s": 5400.0,
+    "missing": ["driver-2"],
+    "state": "waiting",
+}
+
+
+def test_approval_of_train_is_for_what_was_shown(
+    daemon: CannedDaemon, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon.answer("GET", "trains/week", TRAIN)
+    daemon.answer("POST", "trains/week/approve", {**TRAIN, "missing": [], "state": "active"})
+    monkeypatch.setattr("rolloutd.cli.command_group.is_terminal", lambda: True)
+    monkeypatch.setattr("sys.stdin", Answering("n\ny\n"))
+    line = ["train", "approve", "week", "--reason", "x"]
+    code, _, err = run(capsys, *line)
+    assert (code, err.splitlines()[0]) == (
+        1,
+        "covers kernel-1, driver-2 in this order, with a wait of 1h30m",
+    )
+    assert [each[0] for each in daemon.requests] == ["GET"]
+    assert run(capsys, *line)[0] == 0
+    body = {"reason": "x", "rollouts": ["kernel-1", "driver-2"], "wait_s": 5400.0}
+    assert daemon.requests[-1][-1] == body
 
 
 class Answering(io.StringIO):

@@ -21,9 +21,10 @@ ADD = {"rollouts": ["sysctl", "driver"], "reason": "kernel week"}
 def train_requests(*rollouts: str) -> dict[tuple[str, str], tuple[str, str, Any]]:
     """Return who asks what of each route of trains."""
     path, reason = "/v1/trains/t", {"reason": "because"}
+    shown = {"rollouts": list(rollouts), "wait_s": 3600.0}
     return {
         ("PUT", "/v1/trains/{t}"): ("olga", path, {**reason, "rollouts": list(rollouts)}),
-        ("POST", "/v1/trains/{t}/approve"): ("olga", f"{path}/approve", reason),
+        ("POST", "/v1/trains/{t}/approve"): ("olga", f"{path}/approve", {**reason, **shown}),
         ("GET", "/v1/trains/{t}"): ("nora", path, None),
         ("GET", "/v1/trains"): ("nora", "/v1/trains", None),
         ("DELETE", "/v1/trains/{t}"): ("olga", path, reason),
@@ -44,11 +45,17 @@ async def add(env: ControlEnvironment, who: str, **more: Any) -> Any:
     return await env.request(who, "put", "/v1/trains/t", ADD | more)
 
 
+async def approve(env: ControlEnvironment, who: str, read: Any, **more: Any) -> Any:
+    """Approve the train as it was read."""
+    body = {"reason": "fine", "rollouts": read["rollouts"], "wait_s": read["wait_s"]}
+    return await env.request(who, "post", f"/v1/trains/{read['name']}/approve", body | more)
+
+
 async def test_train_of_others_waits_for_their_approval(env: ControlEnvironment) -> None:
     train = await add(env, "olga")
     assert (train["approved"], train["state"], len(train["missing"])) == (False, "waiting", 1)
     assert env.state.index.train_of(train["rollouts"][0]) is None
-    train = await env.request("paul", "post", "/v1/trains/t/approve", {"reason": "fine"})
+    train = await approve(env, "paul", train)
     assert (train["approved"], train["state"], train["nodes_shared"]) == (True, "active", 4)
     assert (train["outages_saved"], train["outages_ahead"]) == (0, 4)
     assert env.state.index.train_of(train["rollouts"][0]) is not None
@@ -100,6 +107,31 @@ async def test_longer_wait_asks_for_approval_again(env: ControlEnvironment) -> N
     assert (await add(env, "adam"))["missing"] == []
 
 
+async def test_approval_of_another_train_than_was_read_refused(env: ControlEnvironment) -> None:
+    """Paul read two rollouts; olga adds a third and lets nodes wait longer before he approves."""
+    read = await add(env, "olga")
+    third = await env.submit("olga", text=PLAN.replace("name: sysctl", "name: third"))
+    grown = await add(env, "olga", rollouts=["third"], wait_s=7200.0)
+    for more in ({}, {"rollout": read["rollouts"][1]}):
+        with pytest.raises(ApiError) as refused:
+            await approve(env, "paul", read, **more)
+        assert refused.value.code == "other-train"
+        assert str(refused.value) == f"train t: {third} was added, its wait is 2h, not 1h; read it again"
+    with pytest.raises(
+        ApiError, match=f"train t: its order is {', '.join(grown['rollouts'])}; read it again"
+    ):
+        await approve(env, "paul", grown, rollouts=grown["rollouts"][::-1])
+    with pytest.raises(ApiError, match="train t: x-1 is not in it; read it again"):
+        await approve(env, "paul", grown, rollouts=[*grown["rollouts"], "x-1"])
+    assert (await approve(env, "paul", grown))["approved"]
+
+
+async def test_approval_that_names_no_rollouts_refused(env: ControlEnvironment) -> None:
+    await add(env, "olga")
+    with pytest.raises(ApiError, match="rollouts: Field required; wait_s: Field required"):
+        await env.request("paul", "post", "/v1/trains/t/approve", {"reason": "fine"})
+
+
 def plan_of(name: str, owner: str = "infra", *, joins: bool = True) -> str:
     """Return a plan that says whether its rollout joins a train."""
     spec = "spec:\n  train: true" if joins else "spec:"
@@ -120,9 +152,7 @@ async def test_plans_that_say_train_form_one(tmp_path: Path) -> None:
         assert grown["rollouts"] == [kernel, driver, certs]
         assert (grown["approved"], grown["missing"]) == (False, [kernel, driver])
         assert env.state.index.train_of(alone) is None
-        approved = await env.request(
-            "olga", "post", f"/v1/trains/{train['name']}/approve", {"reason": "fine"}
-        )
+        approved = await approve(env, "olga", grown)
         assert (approved["approved"], approved["state"]) == (True, "active")
 
 
@@ -137,14 +167,14 @@ async def test_status_shows_train_of_rollout(env: ControlEnvironment) -> None:
 
 
 async def test_vote_of_one_rollout_approves_it_alone(env: ControlEnvironment) -> None:
-    driver = (await add(env, "olga"))["rollouts"][1]
-    path = "/v1/trains/t/approve"
+    read = await add(env, "olga")
+    driver = read["rollouts"][1]
     with pytest.raises(ApiError, match=f"olga may not approve train t for {driver}; ask an owner"):
-        await env.request("olga", "post", path, {"reason": "fine", "rollout": driver})
-    train = await env.request("paul", "post", path, {"reason": "fine", "rollout": "driver"})
+        await approve(env, "olga", read, rollout=driver)
+    train = await approve(env, "paul", read, rollout="driver")
     assert (train["missing"], train["approved"]) == ([], True)
     with pytest.raises(ApiError, match="nosuch: no such rollout"):
-        await env.request("paul", "post", path, {"reason": "fine", "rollout": "nosuch"})
+        await approve(env, "paul", read, rollout="nosuch")
 
 
 @pytest.mark.parametrize("name", ["a b", "-x", "a" * 101, "a\x1bb", "ä"])
