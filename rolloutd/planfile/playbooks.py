@@ -2,8 +2,8 @@
 
 Variables can change the rest, so only these are mistakes: a missing file, invalid YAML, not a list of plays.
 A digest counts every file that a text in the playbook names, every role, and what Ansible reads unasked;
-where a path is a template, a file cannot be read, or it is too much work, it counts the whole source.  Files
-below the given directory are read, nothing is run.
+where a path or a command on localhost is a template, a file cannot be read, or it is too much work, it
+counts the whole source.  Files below the given directory are read, nothing is run.
 """
 
 from __future__ import annotations
@@ -144,6 +144,15 @@ _YAML_IMPORTS = frozenset(
 _IMPORTS = _YAML_IMPORTS | {"src", "script"}
 """Keys whose values name files or roles; a template in one of them can name any file."""
 
+_COMMANDS = frozenset({"command", "shell", "raw", "cmd", "argv", "_raw_params", "chdir", "executable"})
+"""Keys whose values name programs; on localhost, a template in one of them can name any file."""
+
+_ACTIONS = frozenset({"action", "local_action"})
+"""Keys whose values begin with the name of a module."""
+
+_LOCALHOST = re.compile(r"\b(?:localhost|local|127\.0\.0\.1)\b|::1|\{[{%]")
+"""A host or a connection that is localhost, or may be."""
+
 _ANY_FILE = re.compile(r"\b(?:(?:lookup|query|q)\s*\(|playbook_dir\b|role_path\b|inventory_dir\b)")
 """A lookup may read any file, and a path may begin with these variables."""
 
@@ -226,11 +235,13 @@ class _Closure:
         self._tree = tree.resolve()
         self._root = tree
         self._found: set[Path] = set()
-        self._unread: list[Path] = []
-        self._read: set[Path] = set()
+        # Whether what is followed now runs on localhost, where files of the source are.
+        self._is_local = False
+        self._unread: list[tuple[Path, bool]] = []
+        self._read: set[tuple[Path, bool]] = set()
         self._playbooks: set[Path] = set()
         self._templates: set[Path] = set()
-        self._followed: set[tuple[Path, str, str]] = set()
+        self._followed: set[tuple[Path, str, str, bool]] = set()
         self._places = cache(self._existing_places)
         self._work = 0
 
@@ -243,8 +254,10 @@ class _Closure:
         self._add(playbook, "import_playbook")
         # A list, not recursion: files that import each other in a chain would exceed Python's limit.
         while self._unread:
-            path = self._unread.pop()
-            for key, text in _texts(_load(path, self._spend), self._spend):
+            path, is_local = self._unread.pop()
+            document = _load(path, self._spend)
+            for key, text, runs_here in _texts(document, self._spend, is_local=is_local):
+                self._is_local = runs_here
                 self._follow(path.parent, key, text)
         return self._found
 
@@ -276,9 +289,9 @@ class _Closure:
         if key == "import_playbook" and path not in self._playbooks:
             self._playbooks.add(path)
             self._add_unasked(path.parent)
-        if (key in _YAML_IMPORTS or path.suffix in _YAML) and path not in self._read:
-            self._read.add(path)
-            self._unread.append(path)
+        if (key in _YAML_IMPORTS or path.suffix in _YAML) and (path, self._is_local) not in self._read:
+            self._read.add((path, self._is_local))
+            self._unread.append((path, self._is_local))
         is_template = key == "src" or path.suffix == ".j2" or path.parent.name == "templates"
         if is_template and path not in self._templates:
             self._templates.add(path)
@@ -292,10 +305,15 @@ class _Closure:
             raise _AnyFile
 
     def _follow(self, directory: Path, key: str, text: str) -> None:
-        if (directory, key, text) in self._followed:
+        if (directory, key, text, self._is_local) in self._followed:
             return
-        self._followed.add((directory, key, text))
-        if (key in _IMPORTS and "{{" in text) or _ANY_FILE.search(text) or _has_templated_src(text):
+        self._followed.add((directory, key, text, self._is_local))
+        names_file = key in _IMPORTS or (self._is_local and _is_command(key, text))
+        if (
+            (names_file and ("{{" in text or "{%" in text))
+            or _ANY_FILE.search(text)
+            or _has_templated_src(text)
+        ):
             raise _AnyFile
         whole = text.strip()
         self._follow_name(directory, key, whole)
@@ -358,26 +376,49 @@ def _load(path: Path, spend: Callable[[int], None]) -> Any:
     return [] if document is None else document  # a file without a document, often a group_vars/all.yml
 
 
-def _texts(document: Any, spend: Callable[[int], None]) -> Iterator[tuple[str, str]]:
-    """Yield every text of a document, with the nearest key that names files."""
-    pending: list[tuple[str, Any]] = [("", document)]
+def _is_command(key: str, text: str) -> bool:
+    return key in _COMMANDS or (key in _ACTIONS and _short(text.partition(" ")[0]) in _COMMANDS)
+
+
+def _runs_on_localhost(value: dict[str, Any]) -> bool:
+    hosts = value.get("hosts")
+    places = (
+        value.get("delegate_to"),
+        value.get("connection"),
+        *(hosts if isinstance(hosts, list) else [hosts]),
+    )
+    names = (each for each in places if isinstance(each, str))
+    # A text of a megabyte may have many aliases.
+    return "local_action" in value or any(len(each) > 512 or _LOCALHOST.search(each) for each in names)
+
+
+def _short(name: str) -> str:
+    """Return a module's name without its collection."""
+    return name.rpartition(".")[2]
+
+
+def _texts(document: Any, spend: Callable[[int], None], *, is_local: bool) -> Iterator[tuple[str, str, bool]]:
+    """Yield each text of a document, with the nearest key that names files, and whether localhost runs it."""
+    pending: list[tuple[str, Any, bool]] = [("", document, is_local)]
     while pending:
-        key, value = pending.pop()
+        key, value, is_local = pending.pop()
         if isinstance(value, str):
-            yield key, value
+            yield key, value, is_local
             continue
         # Before they are added: by its aliases a document may hold itself, or a billion copies of a text.
         spend(len(value))
         if isinstance(value, list):
-            pending += ((key, inner) for inner in value)
+            pending += [(key, inner, is_local) for inner in value]
             continue
+        is_local = is_local or _runs_on_localhost(value)
         for name, inner in value.items():
-            short = name.rpartition(".")[2]
+            short = _short(name)
             if short.startswith(_LOOPS):
                 raise _AnyFile
             if short == "src" and str(value.get("remote_src")).lower() in ("true", "yes", "on"):
                 continue  # a file of the node
-            pending.append((short if short in _IMPORTS else key, inner))
+            is_named = short in _IMPORTS or (key not in _IMPORTS and short in _COMMANDS | _ACTIONS)
+            pending.append((short if is_named else key, inner, is_local))
 
 
 def _files_below(directory: Path, spend: Callable[[int], None] = lambda _: None) -> Iterator[Path]:

@@ -45,6 +45,36 @@ SOURCES = {
     },
     "argument of a command": {"site.yml": task("command: sh scripts/x.sh", LOCAL), "scripts/x.sh": ""},
     "line of a script": {"site.yml": task("shell: |", f"      set -e\n      ./x.sh\n{LOCAL}"), "x.sh": ""},
+    "path of a command from variables": {
+        "site.yml": task("command: sh {{ d }}{{ e }}/evil", LOCAL),
+        "evil": "",
+    },
+    "path of a command from a statement": {
+        "site.yml": task("ansible.builtin.shell: {cmd: 'sh {% if 1 %}ev{% endif %}il'}", LOCAL),
+        "evil": "",
+    },
+    "path of a local action": {"site.yml": task("local_action: command sh {{ d }}"), "evil": ""},
+    "arguments of a local action": {
+        "site.yml": task("local_action: {module: command, argv: [sh, '{{ d }}']}"),
+        "evil": "",
+    },
+    "directory of a command": {
+        "site.yml": task("command: ./evil", "    args: {chdir: '{{ d }}'}\n    connection: local\n"),
+        "x/evil": "",
+    },
+    "role of a play on localhost": {
+        "site.yml": "- hosts: localhost\n  roles: [r]\n",
+        "roles/r/tasks/main.yml": "- import_tasks: more.yml\n",
+        "roles/r/tasks/more.yml": "- block:\n  - command: sh {{ d }}\n",
+        "evil": "",
+    },
+    "tasks that another host runs too": {
+        "site.yml": task(
+            "import_tasks: more.yml", "- hosts: localhost\n  tasks: [{import_tasks: more.yml}]\n"
+        ),
+        "more.yml": "- command: sh {{ d }}\n",
+        "evil": "",
+    },
     "template of a template": {
         "site.yml": task("template: {src: a.j2, dest: /x}"),
         "templates/a.j2": "{%- include 'b.j2' %}",
@@ -137,3 +167,9 @@ def test_text_without_a_name_names_no_directory(tmp_path: Path) -> None:
 def test_harmless_configuration_names_no_other_file(tmp_path: Path) -> None:
     write(tmp_path, {"site.yml": PING, "ansible.cfg": "[defaults]\nlog_path = /x\nforks = 1\n", "README": ""})
     assert playbook_files(tmp_path, ["site.yml"]) == {"site.yml", "ansible.cfg"}
+
+
+def test_command_on_a_node_names_no_file_by_its_template(tmp_path: Path) -> None:
+    more = f"  - wait_for: {{host: '{{{{ x }}}}'}}\n{LOCAL}  - local_action: debug msg={{{{ x }}}}\n"
+    write(tmp_path, {"site.yml": task("command: rm {{ d }}", more), "other": ""})
+    assert playbook_files(tmp_path, ["site.yml"]) == {"site.yml"}
