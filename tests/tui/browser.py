@@ -193,7 +193,7 @@ async def test_address_works_once_and_on_loopback_only(served_fleet: tuple[Repla
         page = address.partition("/?")[0] + "/"
         plain = {"allow_redirects": False}
         async with aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as guest:
-            for path in ("", "ws", "static/js/textual.js", "?token=guess"):
+            for path in ("", "ws", "static/js/textual.js", "?token=guess", "?token=%C3%A9"):
                 assert (await guest.get(page + path, **plain)).status == 403
             assert (await guest.get(address, headers={"Host": "evil.example"}, **plain)).status == 403
             first = await guest.get(address, **plain)

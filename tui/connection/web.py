@@ -78,7 +78,7 @@ class LocalServer(Server):
             redirect = web.Response(status=303, headers={"Location": "/", **_SECURITY_HEADERS})
             redirect.set_cookie(COOKIE_NAME, self._session_secret, httponly=True, samesite="Strict", path="/")
             return redirect
-        if not hmac.compare_digest(request.cookies.get(COOKIE_NAME, ""), self._session_secret):
+        if not _is_secret(request.cookies.get(COOKIE_NAME, ""), self._session_secret):
             return _forbidden("address: already used; run rolloutctl web again")
         origin = request.headers.get("Origin")
         if origin is not None and origin.removeprefix("http://") not in self._allowed_hosts:
@@ -90,7 +90,7 @@ class LocalServer(Server):
 
     def _consume_token(self, request: web.Request) -> bool:
         given = request.query.get("token", "")
-        if self._one_time_token is None or not hmac.compare_digest(given, self._one_time_token):
+        if self._one_time_token is None or not _is_secret(given, self._one_time_token):
             return False
         self._one_time_token = None
         return True
@@ -120,6 +120,11 @@ _SECURITY_HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Cache-Control": "no-store",
 }
+
+
+def _is_secret(given: str, secret: str) -> bool:
+    # As bytes: of texts, compare_digest takes ASCII only.
+    return hmac.compare_digest(given.encode(errors="replace"), secret.encode())
 
 
 def _forbidden(reason: str) -> web.Response:

@@ -80,7 +80,8 @@ class TreeServer:
         digest, until = request.match_info["digest"], request.query.get("until", "")
         is_valid = until.isdecimal() and len(until) < 12 and int(until) >= time.time()
         signature = self._sign(digest, int(until)) if is_valid else ""
-        if not is_valid or not hmac.compare_digest(signature, request.query.get("signature", "")):
+        given = request.query.get("signature", "").encode(errors="replace")
+        if not is_valid or not hmac.compare_digest(signature.encode(), given):
             return web.Response(status=403, text="the URL is not valid, or not any more\n")
         packed = self._packed.get(digest)
         if packed is None:
