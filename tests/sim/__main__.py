@@ -26,6 +26,7 @@ from tests.sim.fault_plan import EffectOutcome
 from tests.sim.random_streams import Coverage
 from tests.sim.scenario import SimResult
 from tests.sim.seeds import run_clusters, run_seed
+from tests.sim.workspace import collected_state_dirs
 from tests.support.note_change import note_installed
 
 CORPUS = Path(__file__).with_name("corpus.txt")
@@ -139,7 +140,7 @@ def run_many(names: Iterable[str], jobs: int = os.cpu_count() or 1) -> Iterator[
         yield from map(run_one, names)
         return
     # One at a time: with chunks of four a core could be idle at the end for seconds.
-    with multiprocessing.get_context("fork").Pool(jobs) as pool:
+    with collected_state_dirs(), multiprocessing.get_context("fork").Pool(jobs) as pool:
         yield from pool.imap_unordered(_run_briefly, names)
 
 

@@ -38,11 +38,28 @@ class LogErrorHandler(logging.Handler):
             self._report(f"refused by the invariants: {record.getMessage()}")
 
 
+# In memory where the machine has such a place, because syncing costs most.
+_memory = Path("/dev/shm")
+_parent = _memory if _memory.is_dir() else None
+
+
+@contextmanager
+def collected_state_dirs() -> Iterator[None]:
+    """Make the state directories of the body and of its forks in one, which outlives no killed fork."""
+    global _parent
+    before = _parent
+    with tempfile.TemporaryDirectory(prefix="rolloutd-sims-", dir=before) as directory:
+        _parent = Path(directory)
+        try:
+            yield
+        finally:
+            _parent = before
+
+
 @contextmanager
 def temporary_state_dir() -> Iterator[Path]:
-    """Yield a state directory; in memory where the machine has such a place, because syncing costs most."""
-    memory = Path("/dev/shm")
-    directory = Path(tempfile.mkdtemp(prefix="rolloutd-sim-", dir=memory if memory.is_dir() else None))
+    """Yield a state directory."""
+    directory = Path(tempfile.mkdtemp(prefix="rolloutd-sim-", dir=_parent))
     timeout_s, database.BUSY_TIMEOUT_S = database.BUSY_TIMEOUT_S, 0.0  # nobody waits in real time
     try:
         with warnings.catch_warnings():
