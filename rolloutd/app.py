@@ -257,7 +257,7 @@ async def _run_services(
             daemon.iteration_listeners.append(lambda decision_s: systemd_reporter.on_iteration())
             daemon.wake_up()
             companions += [
-                tasks.create_task(_ensure_socket(server, clock), name="socket"),
+                tasks.create_task(_maintain_server(server, clock), name="socket"),
                 tasks.create_task(systemd_reporter.reload_on_request(), name="reload"),
                 tasks.create_task(notifications.run(), name="notify"),
                 tasks.create_task(_run_later(daemon, anchor.run), name="anchor"),
@@ -283,6 +283,7 @@ async def _run_services(
         if not leadership.lost.is_set():
             with contextlib.suppress(RolloutdError, TimeoutError):
                 async with asyncio.timeout(ANCHOR_AT_STOP_S):
+                    await server.record_denial_numbers(is_last=True)
                     await anchor.write()
         await shell.close()
         for system in context.shared.values():
@@ -460,10 +461,11 @@ def _make_observers(context: ports.AdapterContext, settings: Settings) -> Iterat
         yield HostOnlyObserver(create_adapter(plugin.OBSERVERS, "reachable", context), "observe.0.reachable")
 
 
-async def _ensure_socket(server: ControlServer, clock: SystemClock) -> None:
+async def _maintain_server(server: ControlServer, clock: SystemClock) -> None:
     while True:
         await clock.sleep(SOCKET_CHECK_S)
         try:
             await server.ensure_listening()
+            await server.record_denial_numbers()
         except (RolloutdError, OSError) as error:
             log.error("the control socket cannot be made again: %s", error)

@@ -20,6 +20,7 @@ from machines.model.events import RequestDenied
 from machines.model.rollout import Actor
 from rolloutd.control.identity import Identity, read_peer_uid
 from rolloutd.errors import Refused
+from rolloutd.texts.formats import pluralize
 
 FIRST_REQUEST_TIMEOUT_S = 10.0
 """Time limit from a connection to the headers of its first request."""
@@ -129,6 +130,7 @@ class Limits:
 
 @dataclass(slots=True)
 class _DenialWindow:
+    actor: Actor
     started_at: float
     logged_calls: set[str] = field(default_factory=set)
     suppressed: int = 0
@@ -138,30 +140,45 @@ class DenialLog:
     """Rate limit for audit entries of denied requests, by uid.
 
     The audit records that a user tried something forbidden; a thousand tries in a
-    minute become one number, so that they cannot fill the disk.
+    minute become one number, so that they cannot fill the disk.  The number is written
+    when the minute ends.
     """
 
     def __init__(self) -> None:
         self._windows: dict[int, _DenialWindow] = {}
 
-    def record(self, actor: Actor, call: str, reason: str, now: float) -> RequestDenied | None:
-        """Return the event to write; None if it only counts."""
+    def record(self, actor: Actor, call: str, reason: str, now: float) -> list[RequestDenied]:
+        """Return the events to write: none for a call that only counts, and the numbers of ended windows."""
         uid = -1 if actor.uid is None else actor.uid
-        window = self._windows.get(uid)
-        suppressed_before = 0
-        # A clock that was set back begins a new window too.
-        if window is None or not 0 <= now - window.started_at < MERGE_WINDOW_S:
-            suppressed_before = window.suppressed if window is not None else 0
-            self._windows.pop(uid, None)
-            while len(self._windows) >= MAX_TRACKED_USERS:
-                del self._windows[next(iter(self._windows))]
-            window = self._windows[uid] = _DenialWindow(now)
+        events = self.end_windows(now)
+        if uid not in self._windows:
+            if len(self._windows) >= MAX_TRACKED_USERS:
+                events += self._end_window(next(iter(self._windows)), now)
+            self._windows[uid] = _DenialWindow(actor, now)
+        window = self._windows[uid]
         if call in window.logged_calls or len(window.logged_calls) >= MAX_LOGGED_PER_WINDOW:
             window.suppressed += 1
-            return None
+            return events
         window.logged_calls.add(call)
-        more = f" ({suppressed_before} more refused in the minute before)" if suppressed_before else ""
-        return RequestDenied(actor, call, reason + more, now)
+        return [*events, RequestDenied(actor, call, reason, now)]
+
+    def end_windows(self, now: float, *, is_last: bool = False) -> list[RequestDenied]:
+        """Return the numbers of the windows that have ended, or with `is_last` of all."""
+        # A clock that was set back ends a window too.
+        ended = [
+            uid
+            for uid, window in self._windows.items()
+            if is_last or not 0 <= now - window.started_at < MERGE_WINDOW_S
+        ]
+        return [event for uid in ended for event in self._end_window(uid, now)]
+
+    def _end_window(self, uid: int, now: float) -> list[RequestDenied]:
+        window = self._windows.pop(uid)
+        if not window.suppressed:
+            return []
+        calls = pluralize(window.suppressed, "more request")
+        why = "repeated, or too many for an entry each, within a minute"
+        return [RequestDenied(window.actor, calls, why, now)]
 
 
 def max_connections() -> int:

@@ -12,7 +12,7 @@ import json
 import logging
 import secrets
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from aiohttp import HttpVersion11, web
 from aiohttp.http_exceptions import HttpProcessingError
 from pydantic import BaseModel, ValidationError
 
+from machines.model.events import RequestDenied
 from rolloutd.concurrency import threads
 from rolloutd.control import responses
 from rolloutd.control.identity import AccountLookup, CachedNameService, Identity, identify, read_peer_uid
@@ -118,6 +119,10 @@ class ControlServer:
             self._listener.close()
         await self._listen()
         return True
+
+    async def record_denial_numbers(self, *, is_last: bool = False) -> None:
+        """Write how many more calls were denied in the minutes that have ended, or with `is_last` so far."""
+        await self._commit_denials(self._denial_log.end_windows(self._services.state.now(), is_last=is_last))
 
     async def stop(self) -> None:
         """End all responses and remove the socket."""
@@ -246,11 +251,15 @@ class ControlServer:
             "".join(each if each.isprintable() else "?" for each in raw[:MAX_DENIAL_CHARS])
             for raw in (call, reason)
         )
-        event = self._denial_log.record(identity.actor, text, why, self._services.state.now())
-        if event is not None:
+        await self._commit_denials(
+            self._denial_log.record(identity.actor, text, why, self._services.state.now())
+        )
+
+    async def _commit_denials(self, events: Sequence[RequestDenied]) -> None:
+        for event in events:
             # The denial holds even if the audit cannot be written.
             with contextlib.suppress(StoreFailed):
-                await self._services.state.commit([event], actor=identity.actor, cause="refused")
+                await self._services.state.commit([event], actor=event.actor, cause="refused")
 
     async def _stream(self, request: web.Request, lines: LineStream, uid: int) -> web.StreamResponse:
         self._limits.streams.acquire(uid)

@@ -27,7 +27,7 @@ import pytest
 from machines.model.events import StepRecorded
 from machines.model.step_record import StepAction, StepState
 from machines.states import Outcome, Trigger
-from rolloutd.control import identity, requests
+from rolloutd.control import identity, limits, requests
 from rolloutd.control import server as border
 from rolloutd.control.client import ApiError, Client, DaemonUnreachable, StreamInterrupted, _read_parts
 from rolloutd.control.formats import format_timestamp
@@ -255,10 +255,44 @@ def test_many_different_refusals_are_merged_too() -> None:
     refusals, who = DenialLog(), ACCOUNTS["nora"]
     actor = identify(who, {}, ()).actor
     told = [refusals.record(actor, f"GET /{number}", "no", 100.0) for number in range(1000)]
-    assert sum(event is not None for event in told) == 10
-    later = refusals.record(actor, "GET /x", "no", 100.0 + MERGE_WINDOW_S)
-    assert later is not None
-    assert "990 more" in later.why
+    assert sum(len(events) for events in told) == 10
+    number, later = refusals.record(actor, "GET /x", "no", 100.0 + MERGE_WINDOW_S)
+    assert (number.call, later.call) == ("990 more requests", "GET /x")
+
+
+async def test_number_of_merged_refusals_is_audited_when_the_minute_ends(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        rollout = await inside.submit()
+
+        async def calls() -> list[str]:
+            entries = (await inside.request("nora", "get", "/v1/audit?kind=RequestDenied"))["entries"]
+            return [each["entry"]["fields"]["call"] for each in entries]
+
+        async def refuse() -> None:
+            for _ in range(20):
+                with pytest.raises(ApiError):
+                    await inside.vote("nora", rollout, "start")
+
+        vote = f"POST /v1/rollouts/{rollout}/votes"
+        await refuse()
+        await inside.server.record_denial_numbers()
+        assert await calls() == [vote]
+        inside.clock.advance(MERGE_WINDOW_S)
+        await inside.server.record_denial_numbers()
+        assert await calls() == [vote, "19 more requests"]
+        await refuse()
+        await inside.server.record_denial_numbers(is_last=True)
+        assert await calls() == [vote, "19 more requests", vote, "19 more requests"]
+
+
+def test_number_of_a_dropped_window_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MAX_TRACKED_USERS", 1)
+    refusals = DenialLog()
+    nora, olga = (identify(ACCOUNTS[each], {}, ()).actor for each in ("nora", "olga"))
+    for _ in range(3):
+        refusals.record(nora, "GET /x", "no", 100.0)
+    number, _ = refusals.record(olga, "GET /x", "no", 101.0)
+    assert (number.actor, number.call) == (nora, "2 more requests")
 
 
 # -- what is wrong with a request -------------------------------------------------
