@@ -178,7 +178,7 @@ class Fleet:
     async def submit(self, days: str, number: int, **more: Any) -> str:
         text = PLAN.replace("DAYS", days).replace("ROUND", str(number)).encode()
         plan = planfile.read(text, "p")
-        return (await submit(self.state, self.sources, plan, None, OWNER, **more))[0]
+        return (await submit(self.state, self.sources, plan, None, OWNER, **more)).rollout
 
     async def open_start_gate(self, rollout: str) -> None:
         found = self.state.index.rollout(rollout)

@@ -108,7 +108,7 @@ def test_example_is_short() -> None:
 
 def test_contract_suites_pass(python: Path) -> None:
     tests = python.parents[2] / "flagfile" / "tests"
-    assert "8 passed" in run(
+    assert "9 passed" in run(
         [python, "-m", "pytest", "-q", "-p", "no:asyncio", "-p", "no:cacheprovider", tests]
     )
 

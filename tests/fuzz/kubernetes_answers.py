@@ -122,7 +122,7 @@ class CannedStream:
 class CannedResponse:
     """One answer of an API server: a body, or the lines of a watch."""
 
-    status, reason, headers = 200, "", dict[str, str]()
+    status, reason, headers, connection = 200, "", dict[str, str](), None
 
     def __init__(self, body: bytes, lines: Sequence[bytes]) -> None:
         self._body, self._lines = body, lines

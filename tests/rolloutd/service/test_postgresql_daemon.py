@@ -210,7 +210,7 @@ async def test_pair_ends_where_an_older_copy_was_restored_below_it(
         with postgresql.connect(name) as admin:
             admin.execute(
                 "BEGIN; SET LOCAL session_replication_role = replica; SET LOCAL search_path = rolloutd;"
-                f"ALTER TABLE audit DISABLE TRIGGER USER; DELETE FROM audit WHERE seq >= {head};"
+                f"ALTER TABLE audit DISABLE TRIGGER refuse_change; DELETE FROM audit WHERE seq >= {head};"
                 "ALTER TABLE audit ENABLE ALWAYS TRIGGER refuse_change; COMMIT"
             )
         results = await asyncio.wait_for(asyncio.gather(*daemons, return_exceptions=True), 60)
