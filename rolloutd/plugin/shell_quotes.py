@@ -1,6 +1,7 @@
 """Quotes of a shell command that are never closed.
 
-The rest of its syntax is not judged, because the shell that runs the command is the node's.
+The rest of its syntax is not judged, because the shell that runs the command is the node's.  A command whose
+quotes depend on that syntax is accepted.
 """
 
 from __future__ import annotations
@@ -10,14 +11,18 @@ import re
 _PART = re.compile(r"\\.|\$['(]|['\"`()#]|[^\\$'\"`()#]+|.", re.DOTALL)
 _SINGLE_QUOTED = re.compile(r"'[^']*'|\$'(?:[^'\\]|\\.)*'", re.DOTALL)
 
+_DOUBTFUL = re.compile(r"<<|\bcase\b|\$\{(?!\w+\})|\$'[^']*\\'")
+"""Here-documents, patterns of `case`, operators in `${...}`, and `\\'` in `$'...'`, where dash differs from
+bash: quotes follow other rules there."""
+
 _BEFORE_COMMENT = frozenset(" \t\n;|&()")
 """Letters after which `#` begins a comment."""
 
 
 def unclosed_quote(command: str) -> str | None:
     """Return the first quote or substitution that the command opens and never closes."""
-    if "<<" in command:
-        return None  # the text of a here-document may have any quote
+    if _DOUBTFUL.search(command) or ("`" in command and ("#" in command or "\\" in command)):
+        return None  # in backticks, comments and escapes end differently too
     opened: list[str] = []
     position = 0
     while match := _PART.match(command, position):

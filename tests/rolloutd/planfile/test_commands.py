@@ -29,6 +29,7 @@ RUN = '"sysctl -n net.core.somaxconn"'
         ),
         (RUN, '"echo \'a"', "verify[1].ssh.run", "'"),
         (RUN, '"echo $(date"', "verify[1].ssh.run", "$("),
+        (RUN, "'echo \"${HOME}'", "verify[1].ssh.run", '"'),
     ],
 )
 def test_open_quote_of_command_is_a_mistake(old: str, new: str, path: str, quote: str) -> None:
@@ -48,6 +49,11 @@ def test_open_quote_of_command_is_a_mistake(old: str, new: str, path: str, quote
         "echo $'it\\'s' \"cost $\" '\\'",
         "x=$(case a in a) echo 'b';; esac); (( $# > 1 )) && echo $((16#ff))",
         "cat <<E\nit's\nE\n",
+        """v="${v%"'"}" """,
+        'echo "`date #it\'s`"',
+        'echo "`echo \\"it\'s\\"`"',
+        """x="$(case $a in a) echo 'say "';; esac)" """,
+        "echo $'a\\'",
         'test "$(uname -r)" = \'6.1\' && (systemctl is-active "web")',
     ],
 )
