@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from itertools import islice
 from pathlib import Path
@@ -194,14 +194,19 @@ def read_content_digest(path: Path) -> bytes:
 
 
 def playbook_digest(
-    tree: Path, playbook: str, content_digest: Callable[[Path], bytes] = read_content_digest
+    tree: Path,
+    playbook: str,
+    content_digest: Callable[[Path], bytes] = read_content_digest,
+    *,
+    is_build: bool = False,
 ) -> str:
     """Return the digest of a playbook inside a source, with all that it imports.
 
-    `content_digest`: a cache of read_content_digest() for the other playbooks of the source.
+    `content_digest`: a cache of read_content_digest() for the other playbooks of the source.  `is_build`: it
+    runs on localhost.
     """
     try:
-        files = sorted(_Closure(tree).of_playbook(tree / playbook))
+        files = sorted(_Closure(tree, is_local=is_build).of_playbook(tree / playbook))
     except (OSError, ValueError, yaml.YAMLError, _AnyFile):
         files = sorted(_files_below(tree))
     # Once per file, because thousands of links may lead to one large file.
@@ -213,14 +218,17 @@ def playbook_digest(
     return digest.hexdigest()
 
 
-def playbook_files(tree: Path, playbooks: Iterable[str]) -> set[str]:
-    """Return the paths of playbooks inside a source and of all that they import; of all files, if unknown."""
+def playbook_files(tree: Path, playbooks: Mapping[str, bool]) -> set[str]:
+    """Return the paths of playbooks inside a source and of all that they import; of all files, if unknown.
+
+    `playbooks`: whether each is one of a build, which runs on localhost.
+    """
     found: set[Path] = set()
-    for playbook in playbooks:
+    for playbook, is_build in playbooks.items():
         try:
             if "{{" in playbook:  # each node may have another one
                 raise _AnyFile
-            found |= _Closure(tree).of_playbook(tree / playbook)
+            found |= _Closure(tree, is_local=is_build).of_playbook(tree / playbook)
         except (OSError, ValueError, yaml.YAMLError, _AnyFile):
             found |= set(_files_below(tree))
     return {path.relative_to(tree).as_posix() for path in found}
@@ -231,12 +239,12 @@ class _AnyFile(Exception):
 
 
 class _Closure:
-    def __init__(self, tree: Path) -> None:
+    def __init__(self, tree: Path, *, is_local: bool) -> None:
         self._tree = tree.resolve()
         self._root = tree
         self._found: set[Path] = set()
         # Whether what is followed now runs on localhost, where files of the source are.
-        self._is_local = False
+        self._is_local = is_local
         self._unread: list[tuple[Path, bool]] = []
         self._read: set[tuple[Path, bool]] = set()
         self._playbooks: set[Path] = set()

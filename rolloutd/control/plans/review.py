@@ -7,7 +7,7 @@ the text of its source is for members of a team and admins.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -45,7 +45,7 @@ async def review(
     old_content, old_source = (content, source) if previous is None else await state.store.load_plan(previous)
     before = None if previous is None else (old_content, old_source)
     key, allowed = state.redaction_key, state.settings.show_vars
-    playbooks = list(dict.fromkeys(path for _, path in _run_by_rollout(resolved, content, "playbook")))
+    playbooks = _playbooks(_run_by_rollout(resolved, content, "playbook"))
     may_read = bool(who.teams) or who.admin
     if may_read:
         files = await _source_review(sources, _pinned(source), playbooks, before)
@@ -82,7 +82,7 @@ async def unseen_by_voters(state: State, sources: SourceStore, resolved: Resolve
     content, source = await state.store.load_plan(resolved.rollout.id)
     previous = await _previous_rollout(state, resolved.rollout)
     before = None if previous is None else await state.store.load_plan(previous)
-    playbooks = list(dict.fromkeys(path for _, path in _run_by_rollout(resolved, content, "playbook")))
+    playbooks = _playbooks(_run_by_rollout(resolved, content, "playbook"))
     return tuple((await _source_review(sources, _pinned(source), playbooks, before)).unseen)
 
 
@@ -172,7 +172,7 @@ def _pinned(source: Mapping[str, str]) -> PinnedSource:
 async def _source_review(
     sources: SourceStore,
     after: PinnedSource,
-    playbooks: list[str],
+    playbooks: Mapping[str, bool],
     before: tuple[Mapping[str, Any], Mapping[str, str]] | None,
 ) -> SourceReview:
     """Return the review of a source; `before` are the content and the source of the previous rollout."""
@@ -182,12 +182,12 @@ async def _source_review(
         shown = [_hidden(path, str(pruned)) for path in playbooks]
         return SourceReview(playbooks=shown, unseen=[str(pruned)])
     if before is None:
-        return await threads.FILES.run(read_source_review, tree, playbooks, None)
+        return await threads.FILES.run(read_source_review, tree, playbooks, None, {})
     try:
         previous = await sources.find_tree(_pinned(before[1]))
     except (NotFound, SourceFailed):  # its files are compared with nothing, so all of them are new
         previous = None
-    approved = [path for _, path in planfile.run_by_plan(before[0], "playbook")]
+    approved = _playbooks(_run_by_plan(before[0], "playbook"))
     return await threads.FILES.run(read_source_review, tree, playbooks, previous, approved)
 
 
@@ -201,12 +201,24 @@ def _team_checks(resolved: ResolvedRollout) -> Iterator[StepDef]:
     yield from (step for step in resolved.rollout.plan.verify if step.team in teams)
 
 
+def _playbooks(runs: Iterable[tuple[str, str]]) -> dict[str, bool]:
+    """Return the playbooks, each once, and whether a build runs it."""
+    found: dict[str, bool] = {}
+    for place, path in runs:
+        found[path] = found.get(path, False) or place.endswith(".build.playbook")
+    return found
+
+
+def _run_by_plan(content: Mapping[str, Any], what: str) -> Iterator[tuple[str, str]]:
+    for path, value in planfile.run_by_plan(content, what):
+        yield format_path(path).removeprefix(_PREFIX), value
+
+
 def _run_by_rollout(
     resolved: ResolvedRollout, content: Mapping[str, Any], what: str
 ) -> Iterator[tuple[str, str]]:
     """Yield each playbook or command of the plan, and of the teams' own checks, with its place."""
-    for path, value in planfile.run_by_plan(content, what):
-        yield format_path(path).removeprefix(_PREFIX), value
+    yield from _run_by_plan(content, what)
     for step in _team_checks(resolved):
         params = {**step.params, "repair": step.repair}
         for path, value in planfile.run_by_check(step.kind, params, what):

@@ -9,7 +9,7 @@ import difflib
 import filecmp
 import hashlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -42,26 +42,25 @@ class SourceReview:
 
 
 def read_source_review(
-    tree: Path, playbooks: Iterable[str], previous: Path | None, approved: Iterable[str] = ()
+    tree: Path, playbooks: Mapping[str, bool], previous: Path | None, approved: Mapping[str, bool]
 ) -> SourceReview:
     """Return the texts of playbooks and of all that they import, and the differences to the previous tree.
 
-    `approved` are the playbooks of the previous rollout.
+    `playbooks` and `approved`, those of the previous rollout: whether each is one of a build.
     """
-    named = list(dict.fromkeys(playbooks))
     review = SourceReview(differences=file_differences(previous, tree) if previous is not None else [])
     changed = {each["path"]: each for each in review.differences}
     required = {path for path in REQUIREMENTS_FILES if (tree / path).is_file()}
-    files = (playbook_files(tree, named) | required).difference(named)
+    files = (playbook_files(tree, playbooks) | required).difference(playbooks)
     # New bytes first: if the texts are too many, the others were approved before.
     # What the previous tree only had, and no playbook of it ran, nobody has approved.
     ran = set() if previous is None else playbook_files(previous, approved) | {*approved, *REQUIREMENTS_FILES}
-    is_old = {path: path in ran and _has_same_bytes(previous, tree, path) for path in (*named, *files)}
+    is_old = {path: path in ran and _has_same_bytes(previous, tree, path) for path in (*playbooks, *files)}
     left = MAX_REVIEW_CHARS
-    for path in (*named, *sorted(files, key=lambda each: (is_old[each], each))):
+    for path in (*playbooks, *sorted(files, key=lambda each: (is_old[each], each))):
         shown = _shown_text(tree, path, left, is_old=is_old[path])
         left -= len(shown["text"] or "")
-        (review.playbooks if path in named else review.files).append(shown)
+        (review.playbooks if path in playbooks else review.files).append(shown)
         # By the file itself: a link's difference is its target, not the bytes behind it.
         difference = changed.get(_real_path(tree, path).as_posix())
         has_diff = difference is not None and difference["diff"] is not None

@@ -16,6 +16,7 @@ from rolloutd.control.plans.source_review import read_source_review
 from tests.rolloutd.control_environment import PLAN, URL, ControlEnvironment, control_environment
 
 SITE = "- hosts: all\n  tasks: []\n"
+SITE_YML = {"site.yml": False}
 
 
 async def read_review(inside: ControlEnvironment, rollout: str, who: str = "olga") -> Any:
@@ -125,6 +126,17 @@ async def test_second_submit_shows_differences_to_the_rollout_before(tmp_path: P
         assert changed["site.yml"] == ("changed", "@@ -1 +1,2 @@\n - hosts: all\n+  tasks: []")
         assert changed["roles/new.yml"] == ("added", "@@ -0,0 +1 @@\n+x: 1")
         assert "undo.yml" not in changed
+
+
+async def test_command_of_a_build_with_a_template_shows_every_file(tmp_path: Path) -> None:
+    """A build runs on the daemon's machine, where the files of the source are."""
+    run = "- hosts: all\n  tasks:\n  - command: sh {{ d }}{{ e }}/evil\n"
+    plan = PLAN.replace("  maintain:", "  prepare: [{build: {playbook: build.yml}}]\n  maintain:")
+    async with control_environment(tmp_path) as inside:
+        files = {"site.yml": SITE, "undo.yml": SITE, "build.yml": run, "evil": "exit 1\n"}
+        inside.sources.commit(URL, files, ["main"])
+        review = await read_review(inside, await inside.submit(text=plan))
+        assert [each["path"] for each in review["files"]] == ["evil"]
 
 
 async def test_playbook_is_withheld_from_users_in_no_team(tmp_path: Path) -> None:
@@ -292,28 +304,28 @@ def write_tree(directory: Path, binary: bytes, link: str) -> Path:
 )
 def test_bytes_behind_link_are_compared(tmp_path: Path, binary: bytes, link: str, is_unseen: bool) -> None:
     previous = write_tree(tmp_path / "before", b"\xff\x00", "v1")
-    review = read_source_review(
-        write_tree(tmp_path / "after", binary, link), ["site.yml"], previous, ["site.yml"]
-    )
+    review = read_source_review(write_tree(tmp_path / "after", binary, link), SITE_YML, previous, SITE_YML)
     assert [each.partition(":")[0] for each in review.unseen] == ["roles/base/files/blob"] * is_unseen
 
 
 def test_bytes_that_no_playbook_ran_before_are_new(tmp_path: Path) -> None:
     previous, tree = (write_tree(tmp_path / each, b"\xff\x00", "v1") for each in ("before", "after"))
     (previous / "site.yml").write_text(SITE)
-    (unseen,) = read_source_review(tree, ["site.yml"], previous, ["site.yml"]).unseen
+    (unseen,) = read_source_review(tree, SITE_YML, previous, SITE_YML).unseen
     assert unseen.startswith("roles/base/files/blob: not shown: not text")
 
 
 def test_program_of_ascii_bytes_is_not_shown_as_text(tmp_path: Path) -> None:
     tree = write_tree(tmp_path / "tree", b"MZ\0\0", "v1")
-    (unseen,) = read_source_review(tree, ["site.yml"], None).unseen
+    (unseen,) = read_source_review(tree, SITE_YML, None, {}).unseen
     assert unseen.startswith("roles/base/files/blob: not shown: not text (6 bytes, sha256 ")
 
 
 def test_playbook_named_by_template_shows_whole_source(tmp_path: Path) -> None:
     tree = write_tree(tmp_path / "tree", b"text", "v1")
-    review = read_source_review(tree, ["{{ node.labels.os }}.yml", "missing.yml"], None)
+    review = read_source_review(
+        tree, dict.fromkeys(["{{ node.labels.os }}.yml", "missing.yml"], False), None, {}
+    )
     notes = [each["note"] for each in review.playbooks]
     assert notes == [
         "not shown: its name depends on the node, so all files of the source are below",
@@ -329,7 +341,7 @@ def test_required_collections_are_named_as_unseen(tmp_path: Path) -> None:
     for each in (tree, same):
         (each / "collections").mkdir()
         (each / "collections" / "requirements.yml").write_text("collections: [ansible.posix]\n")
-    review = read_source_review(tree, ["site.yml"], None)
+    review = read_source_review(tree, SITE_YML, None, {})
     assert review.unseen == ["collections/requirements.yml: ansible-galaxy installs what it names"]
     assert "collections/requirements.yml" in {each["path"] for each in review.files}
-    assert read_source_review(tree, ["site.yml"], same, ["site.yml"]).unseen == []
+    assert read_source_review(tree, SITE_YML, same, SITE_YML).unseen == []

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from ansible.plugins.loader import get_all_plugin_loaders
 
-from rolloutd.planfile.playbooks import playbook_files
+from rolloutd.planfile.playbooks import playbook_digest, playbook_files
 
 PLAY = "- hosts: all\n  tasks:\n"
 PING = f"{PLAY}  - ping:\n"
@@ -142,12 +142,12 @@ def write(tree: Path, files: dict[str, str]) -> None:
 @pytest.mark.parametrize("case", SOURCES)
 def test_file_that_runs_is_named(tmp_path: Path, case: str) -> None:
     write(tmp_path, SOURCES[case])
-    assert playbook_files(tmp_path, ["site.yml"]) == SOURCES[case].keys()
+    assert playbook_files(tmp_path, {"site.yml": False}) == SOURCES[case].keys()
 
 
 def test_playbook_without_a_suffix_is_followed(tmp_path: Path) -> None:
     write(tmp_path, {"site": task("include_tasks: b.yml"), "b.yml": "- ping:\n"})
-    assert playbook_files(tmp_path, ["site"]) == {"site", "b.yml"}
+    assert playbook_files(tmp_path, {"site": False}) == {"site", "b.yml"}
 
 
 def test_plugins_of_every_kind_are_named(tmp_path: Path) -> None:
@@ -156,20 +156,29 @@ def test_plugins_of_every_kind_are_named(tmp_path: Path) -> None:
     assert {"library", "connection_plugins", "callback_plugins"} <= kinds
     files = {f"plays/{kind}/x.py": "" for kind in kinds} | {"plays/site.yml": PING}
     write(tmp_path, files)
-    assert playbook_files(tmp_path, ["plays/site.yml"]) == files.keys()
+    assert playbook_files(tmp_path, {"plays/site.yml": False}) == files.keys()
 
 
 def test_text_without_a_name_names_no_directory(tmp_path: Path) -> None:
     write(tmp_path, {"site.yml": task("shell: cd . ; ls ./ .. /"), "tasks/x": "", "files/y": ""})
-    assert playbook_files(tmp_path, ["site.yml"]) == {"site.yml"}
+    assert playbook_files(tmp_path, {"site.yml": False}) == {"site.yml"}
 
 
 def test_harmless_configuration_names_no_other_file(tmp_path: Path) -> None:
     write(tmp_path, {"site.yml": PING, "ansible.cfg": "[defaults]\nlog_path = /x\nforks = 1\n", "README": ""})
-    assert playbook_files(tmp_path, ["site.yml"]) == {"site.yml", "ansible.cfg"}
+    assert playbook_files(tmp_path, {"site.yml": False}) == {"site.yml", "ansible.cfg"}
 
 
 def test_command_on_a_node_names_no_file_by_its_template(tmp_path: Path) -> None:
     more = f"  - wait_for: {{host: '{{{{ x }}}}'}}\n{LOCAL}  - local_action: debug msg={{{{ x }}}}\n"
     write(tmp_path, {"site.yml": task("command: rm {{ d }}", more), "other": ""})
-    assert playbook_files(tmp_path, ["site.yml"]) == {"site.yml"}
+    assert playbook_files(tmp_path, {"site.yml": False}) == {"site.yml"}
+
+
+def test_build_runs_on_localhost(tmp_path: Path) -> None:
+    write(tmp_path, {"site.yml": task("command: sh {{ d }}"), "evil": ""})
+    assert playbook_files(tmp_path, {"site.yml": False}) == {"site.yml"}
+    assert playbook_files(tmp_path, {"site.yml": True}) == {"site.yml", "evil"}
+    before = playbook_digest(tmp_path, "site.yml", is_build=True)
+    (tmp_path / "evil").write_text("changed")
+    assert playbook_digest(tmp_path, "site.yml", is_build=True) != before
