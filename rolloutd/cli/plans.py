@@ -170,7 +170,7 @@ def submit(call: Invocation) -> int:
         print_message(f"{answer['rollout']}: exists already ({answer['state']}); --again opens a new one")
     else:
         rollout = answer["rollout"]
-        for cancelled in answer["superseded"]:
+        for cancelled in answer.get("superseded", ()):  # an older daemon names none
             print_message(f"{cancelled}: cancelled, superseded by {rollout}; nodes in flight finish")
         print_message(f"{rollout} is {answer['state']}, digest {answer['digest']}")
         print_message(f"next: rolloutctl review {rollout}, and rolloutctl why {rollout} for who must approve")

@@ -237,13 +237,13 @@ MUTANTS = (
             result = Ok(SHARED_TEXT)
         else:
             isolator = self._session.adapters.isolators[spec.kind]
-            result = await self._session.call_adapter(spec, isolator.return_to_service(ctx))
+            result = await self._session.capture_errors(isolator.return_to_service(ctx), of=spec)
         await self._journal.finish(record, result, isolated=is_isolated_after(action, result))
         """,
         """
         await self._journal.finish(record, Ok("undone"), isolated=False if action.is_last else None)
         isolator = self._session.adapters.isolators[spec.kind]
-        await self._session.call_adapter(spec, isolator.return_to_service(ctx))
+        await self._session.capture_errors(isolator.return_to_service(ctx), of=spec)
         """,
     ),
     Mutant(

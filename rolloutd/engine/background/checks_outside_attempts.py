@@ -21,7 +21,7 @@ from machines.states import Outcome, Phase, Trigger
 from machines.workflow.phase_transitions import transition
 from machines.workflow.steps import StepPrefix, baseline_record, is_excused, step_id
 from rolloutd.engine.check_mode import CheckMode
-from rolloutd.engine.drivers.node_session import AdapterSet, NodeSession, end_runs_on_node
+from rolloutd.engine.drivers.node_session import AdapterSet, NodeSession, answer_in_time, end_runs_on_node
 from rolloutd.engine.drivers.step_journal import StepJournal
 from rolloutd.engine.outcomes import redact_for_team, verdict_events
 from rolloutd.engine.state import State
@@ -105,7 +105,7 @@ async def _context(session: NodeSession, spec: StepDef, step: str, number: int) 
 
 async def _check(session: NodeSession, spec: StepDef, ctx: StepContext) -> Ok | Failed | Unknown:
     with adapter_errors(f"check {spec.kind}"):
-        response = await session.adapters.checks[spec.kind].check(ctx)
+        response = await answer_in_time(spec, session.adapters.checks[spec.kind].check(ctx))
     return validate_result(f"check {spec.kind}", response, Ok, Failed, Unknown)
 
 

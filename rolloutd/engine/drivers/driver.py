@@ -332,7 +332,7 @@ class Driver:
         while True:
             timeout_s = float(ctx.params.get("timeout", CHECK_TIMEOUT_S))
             deadline = min(ctx.deadline, self._state.now() + timeout_s)
-            result = await self._session.call_adapter(spec, check.check(replace(ctx, deadline=deadline)))
+            result = await self._session.capture_errors(check.check(replace(ctx, deadline=deadline)), of=spec)
             seen_at, now = now, self._state.now()
             until -= max(0.0, seen_at - now)  # a clock that was set back must not extend the retries
             left_s = until - now

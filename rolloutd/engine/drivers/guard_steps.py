@@ -138,7 +138,7 @@ class GuardSteps:
     async def _ask(
         self, spec: StepDef, operation: Operation, timeout_s: float
     ) -> ports.GuardReport | ports.Failed | ports.Unknown:
-        return await self._session.capture_errors(self._ask_node(spec, operation, timeout_s))
+        return await self._session.capture_errors(self._ask_node(spec, operation, timeout_s), of=spec)
 
     async def _ask_node(
         self, spec: StepDef, operation: Operation, timeout_s: float

@@ -55,7 +55,7 @@ class Isolation:
         if spec.drain_timeout_s is not None and self._session.target.phase is Phase.ISOLATING:
             ctx = replace(ctx, deadline=min(ctx.deadline, self._session.progress.isolation_deadline))
         record = self._journal.begin(action)
-        status = await self._session.call_adapter(spec, isolator.inspect(ctx))
+        status = await self._session.capture_errors(isolator.inspect(ctx), of=spec)
         if isinstance(status, Failed | Busy | Unknown):
             # Nothing was changed yet, so only an inspection is recorded.
             await self._journal.finish(replace(record, action=StepAction.INSPECT), status)
@@ -70,7 +70,7 @@ class Isolation:
         if status.is_isolated and action.is_prior_known and is_done:
             result: StepResult = Ok(status.text or "still isolated")
         else:
-            result = await self._session.call_adapter(spec, isolator.isolate(replace(ctx, prior=prior)))
+            result = await self._session.capture_errors(isolator.isolate(replace(ctx, prior=prior)), of=spec)
         await self._journal.finish(record, result)
         return result
 
@@ -95,7 +95,7 @@ class Isolation:
             result = Ok(SHARED_TEXT)
         else:
             isolator = self._session.adapters.isolators[spec.kind]
-            result = await self._session.call_adapter(spec, isolator.return_to_service(ctx))
+            result = await self._session.capture_errors(isolator.return_to_service(ctx), of=spec)
         await self._journal.finish(record, result, isolated=is_isolated_after(action, result))
 
     def _with_run(
@@ -125,7 +125,7 @@ class Isolation:
         """Return whether any isolation was lost; None if an inspection or a new isolation failed."""
         was_lost = False
         for spec, prior in records.active_isolations(plan.isolate, self._journal.records):
-            status = await self._session.call_adapter(spec, self._inspect(spec, prior))
+            status = await self._session.capture_errors(self._inspect(spec, prior), of=spec)
             number = 1 + max(r.number for r in self._journal.records if r.step == spec.name)
             if isinstance(status, Failed | Busy | Unknown):
                 if not run_in_progress:
@@ -158,7 +158,7 @@ class Isolation:
         while True:
             await self._recheck_wakeup.wait_for(self._state.clock.sleep(RECHECK_INTERVAL_S))
             for spec, prior in records.active_isolations(plan.isolate, self._journal.records):
-                status = await self._session.call_adapter(spec, self._inspect(spec, prior))
+                status = await self._session.capture_errors(self._inspect(spec, prior), of=spec)
                 if isinstance(status, IsolationStatus) and status.is_isolated is False:
                     log.warning(
                         "%s: isolation was lost while a playbook runs: %s", self._session.subject, status.text

@@ -104,11 +104,12 @@ class NodeSession:
         return self.state.step_progress.setdefault((self.rollout, self.node), StepProgress())
 
     async def capture_errors(
-        self, awaitable: Awaitable[T], *, limit_s: float | None = None
+        self, awaitable: Awaitable[T], *, of: StepDef | None = None
     ) -> T | ports.Failed | ports.Unknown:
         """Await an action and return each error as an outcome; raises only StoreFailed.
 
-        A daemon that may no longer lead acts no more: it raises LeadershipLost.
+        `of` is the step whose adapter answers: its time is limited, as in answer_in_time().  A daemon that
+        may no longer lead acts no more: it raises LeadershipLost.
         """
         try:
             self.state.require_leadership()
@@ -117,18 +118,8 @@ class NodeSession:
                 awaitable.close()
             raise
         with ports.reported_waits(self._show_wait):
-            return self.without_hidden(
-                await capture_errors(self.subject, _answered_within(limit_s, awaitable))
-            )
-
-    async def call_adapter(self, spec: StepDef, awaitable: Awaitable[T]) -> T | ports.Failed | ports.Unknown:
-        """As capture_errors(); no answer long after the step's timeout is an unknown result.
-
-        Without this a package's adapter that never returns would keep its node and its slots for ever.  A
-        step that starts a run has no limit here: it may wait long for its turn, and the run has a timeout.
-        """
-        limit_s = None if Capability.STARTS_RUN in spec.capabilities else spec.timeout_s + ANSWER_MARGIN_S
-        return await self.capture_errors(awaitable, limit_s=limit_s)
+            limited = awaitable if of is None else answer_in_time(of, awaitable)
+            return self.without_hidden(await capture_errors(self.subject, limited))
 
     def without_hidden(self, result: T) -> T:
         """Return an adapter's result without the values of variables that people may not see.
@@ -258,9 +249,20 @@ class NodeSession:
             raise NotFound(f"{self.rollout}: the rollout was deleted")
 
 
-async def _answered_within(limit_s: float | None, awaitable: Awaitable[T]) -> T:
-    async with asyncio.timeout(limit_s):
-        return await awaitable
+async def answer_in_time(spec: StepDef, answer: Awaitable[T]) -> T:
+    """Await the answer of a step's adapter; raises TimeoutError long after the step's timeout.
+
+    Without a limit a package's adapter that never returns would keep its node and its slots for ever.  A step
+    that starts a run has none here: it may wait long for its turn, and the run has a timeout.
+    """
+    limit_s = None if Capability.STARTS_RUN in spec.capabilities else spec.timeout_s + ANSWER_MARGIN_S
+    try:
+        async with asyncio.timeout(limit_s) as limit:
+            return await answer
+    except TimeoutError:
+        if limit.expired():
+            raise TimeoutError(f"{spec.kind} has not answered within {limit_s:.0f} s") from None
+        raise
 
 
 def describe_holds(state: State, node: str) -> str:

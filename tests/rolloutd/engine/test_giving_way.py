@@ -89,7 +89,9 @@ async def test_isolator_that_never_answers_keeps_no_node(
             await until(inside, lambda: inside.phase(rollout, "p1") is Phase.PENDING)
         assert ("p1", "undo") in isolator.actions
         steps = await inside.state.store.load_steps(rollout, "p1")
-        assert ("no answer in time", StepState.UNKNOWN) in [(each.text, each.state) for each in steps]
+        assert ("command has not answered within 0 s", StepState.UNKNOWN) in [
+            (each.text, each.state) for each in steps
+        ]
 
 
 async def test_abort_keeps_cause_that_is_over(tmp_path: Path) -> None:
