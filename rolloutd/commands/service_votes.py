@@ -55,7 +55,7 @@ async def verify_token(accounts: Mapping[str, ServiceAccount], token: str) -> Cl
 def require_valid_claims(claims: Claims, rollout: Rollout, now: float) -> None:
     """Raise NotAllowed for a token that has expired, is valid too long, or is for another rollout.
 
-    Raises Refused for one that could be for several gates.
+    Raises Refused for a yes that could be for several gates.
     """
     if claims.expires <= now:
         raise NotAllowed("the token: expired; ask the service for a new one")
@@ -71,7 +71,8 @@ def require_valid_claims(claims: Claims, rollout: Rollout, now: float) -> None:
             f"the token: for {claims.digest}, but {claims.gate} of {rollout.id} is for {digest}; "
             "sign a new one"
         )
-    voting.require_named_gate(rollout, GateName(claims.gate), claims.wave)
+    if claims.answer == "yes":
+        voting.require_named_gate(rollout, GateName(claims.gate), claims.wave)
 
 
 def service_voter(

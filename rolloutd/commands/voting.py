@@ -173,7 +173,7 @@ def resolve_wave(rollout: Rollout, gate: GateName, requested: str | None) -> str
 
 
 def require_named_gate(rollout: Rollout, gate: GateName, wave: str | None) -> None:
-    """Raise Refused for a vote that may be counted late and could be for one of several gates."""
+    """Raise Refused for a yes that may be counted late and could be for one of several gates."""
     waves = [name for each, name in rollout.plan.gates_in_order if each is GateName.CONTINUE]
     if gate is GateName.CONTINUE and wave is None and len(waves) > 1:
         raise Refused(

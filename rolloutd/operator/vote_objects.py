@@ -223,7 +223,8 @@ class VoteCounter:
         await self._require_proof(vote)
         who = await person_of(voter, self.settings, self.state.settings)
         resolved = await resolve_for_reading(self.state, self._rollout_of(vote))
-        voting.require_named_gate(resolved.rollout, GateName(body.gate), body.wave)
+        if body.yes:
+            voting.require_named_gate(resolved.rollout, GateName(body.gate), body.wave)
         ballot = await make_ballot(self.state, self.sources, resolved, body)
 
         def decide(state: State, who: Principal) -> Events:

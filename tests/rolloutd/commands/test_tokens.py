@@ -104,14 +104,20 @@ async def test_a_token_at_start_is_for_the_evidence_of_the_pilot(tmp_path: Path)
         assert gate["state"] == "open"
 
 
-async def test_a_token_at_continue_names_its_wave_where_several_have_the_gate(tmp_path: Path) -> None:
+@pytest.mark.parametrize("answer", ["yes", "no"])
+async def test_a_yes_at_continue_names_its_wave_where_several_have_the_gate(
+    tmp_path: Path, answer: str
+) -> None:
     """Used late, it would count at the next gate, whose results nobody saw when it was signed."""
     waves = "  waves: [{name: first, select: 'rack=r1', gate: continue}]\n  soak:"
     async with control_environment(tmp_path, service_accounts=services(tmp_path)) as inside:
         rollout = await inside.start(text=PLAN.replace("  soak:", waves))
         for node in ("p1", "s1"):
             await inside.finish(rollout, node)
-        token = tokens.sign(claims(inside, rollout, gate="continue"), SECRET)
+        token = tokens.sign(claims(inside, rollout, gate="continue", answer=answer), SECRET)
+        if answer == "no":
+            assert (await use(inside, rollout, token))["wave"] == "canary"
+            return
         with pytest.raises(ApiError, match="continue without a wave; name one of canary, first"):
             await use(inside, rollout, token)
         named = tokens.sign(claims(inside, rollout, gate="continue", wave="canary"), SECRET)
