@@ -86,6 +86,15 @@ class RolloutRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class ApprovedRollout:
+    """A rollout that was approved and changed nodes: its canonical plan and its pinned source."""
+
+    id: str
+    content: Mapping[str, JSON]
+    source: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
 class StoredVolume:
     """How much the database holds; instants are epoch seconds.
 

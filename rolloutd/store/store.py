@@ -21,7 +21,7 @@ from machines.model.rollout import Actor, Rollout
 from rolloutd import ports
 from rolloutd.concurrency import threads
 from rolloutd.errors import NotFound, StoreFailed
-from rolloutd.store import audit_base, queries, retention_queries
+from rolloutd.store import audit_base, previous_rollout, queries, retention_queries
 from rolloutd.store.audit_base import NewBase
 from rolloutd.store.audit_checkpoint import AuditCheckpoint, verify_audit_checkpoint
 from rolloutd.store.audit_comparison import compare_with_audit, make_base
@@ -251,6 +251,7 @@ class Store:
     list_uncleaned_nodes = _query(retention_queries.list_uncleaned_nodes)
     find_changes_in_effect = _query(retention_queries.find_changes_in_effect)
     load_plan = _query(queries.load_plan)
+    find_previous_approved = _query(previous_rollout.find_previous_approved)
     load_connections = _query(queries.load_connections)
     load_source_answers = _query(queries.load_source_answers)
     find_identical = _query(queries.find_identical)

@@ -38,6 +38,7 @@ from machines.model.events import (
     RolloutCancelled,
     RolloutDeleted,
     RolloutEnded,
+    RolloutOpened,
     RolloutPaused,
     RolloutResumed,
     StepRecorded,
@@ -57,7 +58,7 @@ from machines.model.windows import Freeze
 from machines.states import Edge, Outcome, Phase, Trigger, edges
 from rolloutd.audit.audit_chain import GENESIS_HASH, hash_entry
 from rolloutd.errors import Conflict, LeadershipLost, NotFound, StoreFailed
-from rolloutd.ports import AuditBase, BusyTime, KeptForecast, StepDuration
+from rolloutd.ports import ApprovedRollout, AuditBase, BusyTime, KeptForecast, StepDuration
 from rolloutd.store import Store
 from tests.contracts.store_backends import (
     ALICE,
@@ -792,6 +793,29 @@ async def test_the_nodes_of_an_earlier_same_change_are_known(store: Store) -> No
     )
     assert await store.find_nodes_with_change("change-1") == {"n1", "n3"}
     assert await store.find_nodes_with_change("change-2") == frozenset()
+
+
+async def test_previous_rollout_was_approved_and_changed_nodes(store: Store) -> None:
+    def opened(rollout: str, owner: str = "infra", name: str = "sysctl") -> RolloutOpened:
+        content = {"name": name, "metadata": {"owner": owner}}
+        return replace(rollout_opened(rollout), name=name, content=content)
+
+    same = opened("r1"), opened("r2"), opened("r3", "payments"), opened("r4", name="kernel")
+    await write(store, *same, opened("r5"), opened("r6"))
+    for rollout in ("r1", "r2", "r3", "r4", "r6"):
+        await write(store, GateOpened(rollout, GateName.START, "", 2.0), *moves_to_done("n1", rollout))
+    await write(store, *moves_to_done("n1", "r5"))  # not approved
+
+    async def found(owner: str = "infra") -> str | None:
+        previous = await store.find_previous_approved("r6", owner)
+        return None if previous is None else previous.id
+
+    assert await store.find_previous_approved("r6", "infra") == ApprovedRollout(
+        "r2", *await store.load_plan("r2")
+    )
+    assert [await found(owner) for owner in ("payments", "search")] == ["r3", None]
+    await write(store, RolloutEnded("r2", 60.0), RolloutDeleted("r2", ALICE, 61.0))
+    assert await found() == "r1"
 
 
 async def test_later_changes_of_a_plan_are_found_by_node(store: Store) -> None:

@@ -16,10 +16,9 @@ from machines.model.plan import GateName, Plan, StepDef
 from machines.model.rollout import Rollout
 from machines.model.timefmt import format_duration
 from machines.scheduler.blast_radius import blast_radius
-from machines.states import CARRIES_CHANGE
 from rolloutd import planfile
 from rolloutd.commands import voting
-from rolloutd.commands.resolve import MAX_CLOSED, ResolvedRollout
+from rolloutd.commands.resolve import ResolvedRollout
 from rolloutd.concurrency import threads
 from rolloutd.configuration.shown_variables import hidden_plan, shown_plan
 from rolloutd.control.formats import fill
@@ -30,7 +29,7 @@ from rolloutd.control.rollouts import serializers, wire
 from rolloutd.engine.state import State
 from rolloutd.errors import NotFound, RolloutdError, SourceFailed
 from rolloutd.planfile import written_content
-from rolloutd.ports import PinnedSource, SourceStore
+from rolloutd.ports import ApprovedRollout, PinnedSource, SourceStore
 from rolloutd.texts.formats import describe_source, pluralize
 
 NOT_A_MEMBER = "not shown: only members of a team and admins may read playbooks"
@@ -41,9 +40,8 @@ async def review(
 ) -> wire_plans.Review:
     rollout = resolved.rollout
     content, source = await state.store.load_plan(rollout.id)
-    previous = await _previous_rollout(state, rollout)
-    old_content, old_source = (content, source) if previous is None else await state.store.load_plan(previous)
-    before = None if previous is None else (old_content, old_source)
+    before = await state.store.find_previous_approved(rollout.id, rollout.plan.owner)
+    old_content, old_source = (content, source) if before is None else (before.content, before.source)
     key, allowed = state.redaction_key, state.settings.show_vars
     playbooks = _playbooks(_run_by_rollout(resolved, content, "playbook"))
     may_read = bool(who.teams) or who.admin
@@ -56,7 +54,7 @@ async def review(
     commands = _run_by_rollout(resolved, content, "command") if may_read else ()
     return {
         "rollout": rollout.id,
-        "previous": previous,
+        "previous": None if before is None else before.id,
         "gates": [] if rollout.closed else list(_gate_reviews(state, resolved, who)),
         "playbooks": files.playbooks,
         "files": files.files,
@@ -79,9 +77,9 @@ async def review(
 
 async def unseen_by_voters(state: State, sources: SourceStore, resolved: ResolvedRollout) -> tuple[str, ...]:
     """Return what runs, is new, and is not shown in the review of a member of a team."""
-    content, source = await state.store.load_plan(resolved.rollout.id)
-    previous = await _previous_rollout(state, resolved.rollout)
-    before = None if previous is None else await state.store.load_plan(previous)
+    rollout = resolved.rollout
+    content, source = await state.store.load_plan(rollout.id)
+    before = await state.store.find_previous_approved(rollout.id, rollout.plan.owner)
     playbooks = _playbooks(_run_by_rollout(resolved, content, "playbook"))
     return tuple((await _source_review(sources, _pinned(source), playbooks, before)).unseen)
 
@@ -136,27 +134,6 @@ def _approval_effect(
     return fill(wire_plans.ApprovalEffect, effect, refused=None)
 
 
-async def _previous_rollout(state: State, rollout: Rollout) -> str | None:
-    """Return the latest earlier rollout of the same plan and owner that was approved and changed nodes."""
-    earlier = {
-        each.id: each.submitted_at
-        for each in await state.store.list_closed_rollouts(MAX_CLOSED)
-        if each.name == rollout.plan.name and any(each.counts.get(outcome, 0) for outcome in CARRIES_CHANGE)
-    }
-    earlier |= {
-        each.id: each.submitted_at
-        for each in state.index.rollouts.values()
-        if each.plan.name == rollout.plan.name and state.index.counters(each.id).done
-    }
-    before = {each: at for each, at in earlier.items() if each != rollout.id and at <= rollout.submitted_at}
-    for each in sorted(before, key=before.__getitem__, reverse=True):
-        # Nodes count as changed before any vote, if the rollout supersedes one with the same change.
-        found = state.index.rollouts.get(each) or await state.store.load_rollout(each)
-        if found.plan.owner == rollout.plan.owner and was_opened(found, GateName.START):
-            return each
-    return None
-
-
 def _source_difference(
     before: Mapping[str, str], after: Mapping[str, str]
 ) -> Iterator[wire_plans.PlanDifference]:
@@ -173,9 +150,9 @@ async def _source_review(
     sources: SourceStore,
     after: PinnedSource,
     playbooks: Mapping[str, bool],
-    before: tuple[Mapping[str, Any], Mapping[str, str]] | None,
+    before: ApprovedRollout | None,
 ) -> SourceReview:
-    """Return the review of a source; `before` are the content and the source of the previous rollout."""
+    """Return the review of a source; `before` is the previous rollout."""
     try:
         tree = await sources.find_tree(after)
     except (NotFound, SourceFailed) as pruned:
@@ -184,10 +161,10 @@ async def _source_review(
     if before is None:
         return await threads.FILES.run(read_source_review, tree, playbooks, None, {})
     try:
-        previous = await sources.find_tree(_pinned(before[1]))
+        previous = await sources.find_tree(_pinned(before.source))
     except (NotFound, SourceFailed):  # its files are compared with nothing, so all of them are new
         previous = None
-    approved = _playbooks(_run_by_plan(before[0], "playbook"))
+    approved = _playbooks(_run_by_plan(before.content, "playbook"))
     return await threads.FILES.run(read_source_review, tree, playbooks, previous, approved)
 
 

@@ -1,8 +1,7 @@
 """The Store port in memory, for tests of the daemon.
 
-It passes the same suite as SQLite.  A `Memory` is its disk: the next store that
-opens it takes over the term and finds all commits, as after a restart.  Its rows
-are the core's own values; machines.facts.apply says what events write.
+It passes the same suite as SQLite.  A `Memory` is its disk: the next store that opens it takes over the term
+and finds all commits.  Its rows are the core's own values; machines.facts.apply says what events write.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from machines.facts.preparations import preparations_of
 from machines.model.configuration import NodeConfiguration
 from machines.model.events import Event, RolloutOpened, TeamRulesChanged
 from machines.model.node import Node
-from machines.model.plan import Plan
+from machines.model.plan import GateName, Plan
 from machines.model.preparation import PREPARED, Preparation, PreparationState
 from machines.model.reboots import RebootApproval
 from machines.model.rollout import Actor, Failure, Hold, Rollout, Target, Verdict
@@ -33,6 +32,7 @@ from rolloutd.audit.audit_chain import GENESIS_HASH, ChainVerification, hash_ent
 from rolloutd.errors import Conflict, LeadershipLost, NotFound, StoreFailed
 from rolloutd.ports import (
     JSON,
+    ApprovedRollout,
     AuditBase,
     AuditCheckpointReport,
     AuditEntry,
@@ -51,7 +51,6 @@ from rolloutd.store.queries import KEPT_FORECASTS
 from tests.contracts.fakes.memory_state import MemoryState
 
 Compile = Callable[[Mapping[str, Any]], Plan]
-
 
 _HAS_CHANGE = (Outcome.CHANGED, Outcome.ALREADY_CURRENT)
 
@@ -160,8 +159,7 @@ class MemoryStore:
 
     async def remove_step_output(self, rollout: str, limit: int) -> None:
         table = self.memory.rows[StepRecord]
-        keys = [key for key, step in table.items() if step.rollout == rollout and step.output]
-        for key in keys[:limit]:
+        for key in [key for key, step in table.items() if step.rollout == rollout and step.output][:limit]:
             table[key] = replace(table[key], output="")
 
     async def release_space(self) -> bool:
@@ -353,6 +351,16 @@ class MemoryStore:
             dead = self.memory.is_deleted(name) or self.memory.rollouts[name].cancelled is not None
             if same == (change, selector_digest, policy) and not dead:
                 return name
+        return None
+
+    async def find_previous_approved(self, rollout: str, owner: str) -> ApprovedRollout | None:
+        opened, ids = self.memory.opened, list(self.memory.rollouts)
+        for each in reversed(ids[: ids.index(rollout)]):
+            event, gates = opened(each), [opening.gate for opening in self.memory.rollouts[each].opened]
+            same = event.name == opened(rollout).name and event.content["metadata"]["owner"] == owner
+            was_approved = GateName.START in gates and not self.memory.is_deleted(each)
+            if same and was_approved and any(row.outcome in _HAS_CHANGE for row in self._targets(each)):
+                return ApprovedRollout(each, event.content, event.source)
         return None
 
     async def find_nodes_with_change(self, change: str) -> frozenset[str]:

@@ -11,16 +11,19 @@ import json
 import sqlite3
 from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from machines.model.events import HoldReleased
-from machines.model.plan import Plan
+import pytest
+
+from machines.model.events import GateOpened, HoldReleased, RolloutEnded
+from machines.model.plan import GateName, Plan
 from machines.model.rollout import DAEMON
 from machines.model.step_record import StepAction
 from machines.states import Phase
-from rolloutd.ports import WITHHELD, Host, Ok, RunRequest
+from rolloutd.errors import StoreFailed
+from rolloutd.ports import WITHHELD, ApprovedRollout, Host, Ok, RunRequest
 from rolloutd.settings.compile import compile_plan
 from rolloutd.store import open_store
 from rolloutd.store.sqlite import database
@@ -29,6 +32,7 @@ from rolloutd.texts.event_text import describe_entry
 from tests.contracts.fakes.isolator import FakeIsolator
 from tests.contracts.fakes.runner import FakeRun, Script
 from tests.contracts.fakes.sources import SOURCE
+from tests.contracts.store_backends import moves_to_done, plan_of, rollout_opened, write
 from tests.rolloutd.control_environment import ControlEnvironment, control_environment, settings_of
 from tests.rolloutd.slow_store import adapters_of, daemon_of
 
@@ -131,6 +135,19 @@ async def test_a_backup_of_0_1_can_be_read_for_its_epoch(tmp_path: Path) -> None
         assert database.read_epoch(connection) == 7
     with closing(database.open_writer(path)) as connection:
         assert database.read_epoch(connection) == 7
+
+
+async def test_approved_plan_that_no_longer_compiles_is_found(tmp_path: Path) -> None:
+    store = await open_store(tmp_path, compile_plan=plan_of)
+    earlier, later = rollout_opened("r1"), rollout_opened("r2")
+    earlier = replace(earlier, name=later.name, content={"metadata": {"owner": "infra"}})
+    approved = GateOpened("r1", GateName.START, "", 2.0)
+    await write(store, earlier, approved, *moves_to_done("n1"), RolloutEnded("r1", 3.0), later)
+    with pytest.raises(StoreFailed, match="this version cannot read the plan of rollout r1"):
+        await store.load_rollout("r1")
+    found = await store.find_previous_approved("r2", "infra")
+    assert found == ApprovedRollout("r1", *await store.load_plan("r1"))
+    await store.close()
 
 
 async def run_until_ended(env: ControlEnvironment, tmp_path: Path, run: str) -> FakeIsolator:
