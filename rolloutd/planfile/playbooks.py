@@ -150,8 +150,8 @@ _COMMANDS = frozenset({"command", "shell", "raw", "cmd", "argv", "_raw_params", 
 _ACTIONS = frozenset({"action", "local_action"})
 """Keys whose values begin with the name of a module."""
 
-_LOCALHOST = re.compile(r"\b(?:localhost|local|127\.0\.0\.1)\b|::1|\{[{%]")
-"""A host or a connection that is localhost, or may be."""
+_LOCALHOST = re.compile(r"(?<![\w.!-])(?:localhost|127\.0\.0\.1|(?<!:)::1)(?![\w.:-])|\{[{%]")
+"""A pattern of hosts that names localhost, or may do so."""
 
 _ANY_FILE = re.compile(r"\b(?:(?:lookup|query|q)\s*\(|playbook_dir\b|role_path\b|inventory_dir\b)")
 """A lookup may read any file, and a path may begin with these variables."""
@@ -164,6 +164,9 @@ _CONFIG_PATH = re.compile(
     rb"[a-z_]*(?:_plugins|_paths?|library|module_utils|_file|executable|script)[ \t]*[=:]|\{\{|\{%"
 )
 """A setting of ansible.cfg that may name files of the source; one with a template may have any value."""
+
+_CONFIG_UNUSED = re.compile(rb"(?im)^[ \t]*[#;].*|\s;.*|^inventory[ \t]*[=:].*")
+"""Comments of ansible.cfg, and its inventory: each run names another one."""
 
 _CONFIG_WORDS = re.compile(r"[^\s=:,;@'\"]+")
 """Words of ansible.cfg that may name a program, such as `dev@./vault.sh` and `-o ProxyCommand=./proxy.sh`."""
@@ -275,11 +278,13 @@ class _Closure:
             self._add_all(place / name)
 
     def _follow_config(self, config: Path) -> None:
-        text = config.read_bytes()
+        text = _CONFIG_UNUSED.sub(b"", config.read_bytes())
         if _CONFIG_PATH.search(text):
             raise _AnyFile
         for word in _CONFIG_WORDS.finditer(text.decode(errors="surrogateescape")):
-            self._follow_name(config.parent, "", word[0])
+            # A user or a plugin may have the name of a directory.
+            is_path = "/" in word[0] or "." in word[0]
+            self._follow_name(config.parent, "", word[0], os.path.exists if is_path else os.path.isfile)
 
     def _spend(self, work: int) -> None:
         """Count work, which is the same in any order of the files; raises _AnyFile above the limit."""
@@ -330,14 +335,16 @@ class _Closure:
             if name != whole and (number == 0 or "." in name or "/" in name):  # few further words name files
                 self._follow_name(directory, key, name)
 
-    def _follow_name(self, directory: Path, key: str, name: str) -> None:
+    def _follow_name(
+        self, directory: Path, key: str, name: str, is_there: Callable[[str], bool] = os.path.exists
+    ) -> None:
         if not name.strip("./") or len(name) > 512 or "\0" in name or "\n" in name:
             return
         work = _LOOKUP_WORK + len(name) // 8  # the kernel walks each part of a long name
         self._spend(work)
         for place in self._places(directory):
             # Most texts name no file, and a Path costs more than this call.
-            if os.path.exists(os.path.join(place, name)):  # noqa: PTH110, PTH118
+            if is_there(os.path.join(place, name)):  # noqa: PTH118
                 self._spend(work)
                 self._add_all(place / name, key)
 
@@ -389,15 +396,13 @@ def _is_command(key: str, text: str) -> bool:
 
 
 def _runs_on_localhost(value: dict[str, Any]) -> bool:
-    hosts = value.get("hosts")
-    places = (
-        value.get("delegate_to"),
-        value.get("connection"),
-        *(hosts if isinstance(hosts, list) else [hosts]),
-    )
+    hosts, connection = value.get("hosts"), value.get("connection")
+    if "local_action" in value or (isinstance(connection, str) and _short(connection) == "local"):
+        return True
+    places = (value.get("delegate_to"), connection, *(hosts if isinstance(hosts, list) else [hosts]))
     names = (each for each in places if isinstance(each, str))
     # A text of a megabyte may have many aliases.
-    return "local_action" in value or any(len(each) > 512 or _LOCALHOST.search(each) for each in names)
+    return any(len(each) > 512 or _LOCALHOST.search(each) for each in names)
 
 
 def _short(name: str) -> str:

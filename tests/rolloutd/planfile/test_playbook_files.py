@@ -110,6 +110,11 @@ SOURCES = {
         "ansible.cfg": "[ssh_connection]\nssh_args = -o ProxyCommand=./p.sh\n",
         "p.sh": "",
     },
+    "file without a suffix in the configuration": {
+        "site.yml": PING,
+        "ansible.cfg": "[defaults]\ncowpath = cow\n",
+        "cow": "",
+    },
     "setting with a colon": {
         "site.yml": PING,
         "ansible.cfg": "[defaults]\nlibrary : {{CWD}}/mods\n",
@@ -182,3 +187,50 @@ def test_build_runs_on_localhost(tmp_path: Path) -> None:
     before = playbook_digest(tmp_path, "site.yml", is_build=True)
     (tmp_path / "evil").write_text("changed")
     assert playbook_digest(tmp_path, "site.yml", is_build=True) != before
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "delegate_to: dc1.corp.local",
+        "delegate_to: local",
+        "delegate_to: my-localhost.example",
+        "connection: local.ssh",
+        "delegate_to: fe80::1",
+    ],
+)
+def test_host_with_local_in_its_name_is_elsewhere(tmp_path: Path, place: str) -> None:
+    write(tmp_path, {"site.yml": task("command: rm {{ d }}", f"    {place}\n"), "other": ""})
+    assert playbook_files(tmp_path, {"site.yml": False}) == {"site.yml"}
+
+
+@pytest.mark.parametrize("hosts", ["web:!local", "all:!localhost", "web,!127.0.0.1"])
+def test_play_without_localhost_names_no_file(tmp_path: Path, hosts: str) -> None:
+    write(
+        tmp_path, {"site.yml": f"- hosts: {hosts}\n  tasks: [{{command: 'rm {{{{ d }}}}'}}]\n", "other": ""}
+    )
+    assert playbook_files(tmp_path, {"site.yml": False}) == {"site.yml"}
+
+
+@pytest.mark.parametrize(
+    "play", ["hosts: 'web:localhost'", "hosts: [a, '::1']", "hosts: all, connection: ansible.builtin.local"]
+)
+def test_play_on_localhost_names_every_file(tmp_path: Path, play: str) -> None:
+    write(tmp_path, {"site.yml": f"- {{{play}, tasks: [{{command: 'rm {{{{ d }}}}'}}]}}\n", "other": ""})
+    assert playbook_files(tmp_path, {"site.yml": False}) == {"site.yml", "other"}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "# not in files, see x.sh and {{ x }}",
+        "  ; ./x.sh",
+        "forks = 1 ; ./x.sh",
+        "inventory = inventory/prod.yml",
+        "remote_user = files",
+    ],
+)
+def test_comment_or_inventory_of_configuration_names_no_file(tmp_path: Path, line: str) -> None:
+    others = {"files/x": "", "x.sh": "", "inventory/prod.yml": "x: \"{{ lookup('file', 'z') }}\"\n"}
+    write(tmp_path, {"site.yml": PING, "ansible.cfg": f"[defaults]\n{line}\n", **others})
+    assert playbook_files(tmp_path, {"site.yml": False}) == {"site.yml", "ansible.cfg"}
