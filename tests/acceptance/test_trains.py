@@ -35,7 +35,7 @@ SEED = int(os.environ.get("ROLLOUTD_TEST_SEED", "1"))
 
 TEAMS = min(3, NODES // 2)
 LONGEST_LIFE_S = 5.0
-WORK_PER_KILL_S = 0.1  # of each change: the rounds of nodes then last longer than all lives and restarts
+WORK_PER_KILL_S = 0.3  # of each change: the rounds of nodes then last longer than all lives and restarts
 
 CHANGES = ("kernel", "driver", "certificates")
 
@@ -127,7 +127,7 @@ def plan_of(fleet: WebFleet, change: str) -> dict[str, Any]:
         "directory": str(fleet.daemon.directory),
         "web_server": str(Path(web_server.__file__)),
         "balancer_port": fleet.balancer.admin_port,
-        "work_s": round(max(0.3, KILLS * WORK_PER_KILL_S), 1),
+        "work_s": round(KILLS * WORK_PER_KILL_S, 1),
     }
     verify: list[dict[str, Any]] = [{"reachable": {"within": "60s"}}]
     if change == CHANGES[-1]:
