@@ -85,7 +85,10 @@ def restore(state_dir: Path, backup_file: Path, set_aside: SetAside) -> RestoreR
     state_lock = lock.StateLock(state_dir)
     state_lock.take()
     try:
-        target = state_dir / database.FILE_NAME
+        target, previous = state_dir / database.FILE_NAME, None
+        if backup_file.resolve() == target.resolve():
+            # Another restore after a kill needs the WAL, which is removed before the rename.
+            backup_file = previous = files.link_previous(target) or target
         source = _open_backup(backup_file)
         with closing(source), files.temporary_database(target) as temporary:
             _copy_database(source, temporary)
@@ -101,8 +104,8 @@ def restore(state_dir: Path, backup_file: Path, set_aside: SetAside) -> RestoreR
             files.change_owner(temporary, owner)
             files.write_durably(unfinished := commit_mark.restore_path(target), f"{backup_file.absolute()}\n")
             forgotten = set_aside(state_dir, known=known, since=since, epoch=epoch)
-            previous = files.preserve_previous(target)
-            files.move_into_place(temporary, target)
+            previous = previous or files.link_previous(target)
+            files.replace_database(temporary, target)
         # After the rename: a mark that is newer than the database would stop the next start.
         commit_mark.write_mark(target, epoch, verification.entries)
         files.change_owner(commit_mark.mark_path(target), owner)

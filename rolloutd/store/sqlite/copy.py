@@ -105,8 +105,8 @@ def place_copy(path: Path, tables: Iterable[TableRows], key: bytes) -> None:
             sign_again(connection, key)
         files.change_owner(temporary, owner)
         # One that was moved away stays, under another name.
-        files.preserve_previous(path)
-        files.move_into_place(temporary, path)
+        files.link_previous(path)
+        files.replace_database(temporary, path)
 
 
 class WithoutNul:

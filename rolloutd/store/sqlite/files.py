@@ -63,7 +63,7 @@ def change_owner(path: Path, owner: tuple[int, int] | None) -> None:
         os.chown(path, *owner)
 
 
-def preserve_previous(path: Path) -> Path | None:
+def link_previous(path: Path) -> Path | None:
     """Hard-link the old database and its WAL under a new name, and return that name.
 
     The old name stays until the copy replaces it: after a crash in between, a daemon must not find the path
@@ -78,10 +78,14 @@ def preserve_previous(path: Path) -> Path | None:
         with contextlib.suppress(FileNotFoundError):
             Path(f"{previous}{suffix}").hardlink_to(f"{path}{suffix}")
     _fsync(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    return previous
+
+
+def replace_database(temporary: Path, target: Path) -> None:
     # Remove the WAL before the copy is renamed: SQLite would apply the old WAL to the copy.
     for suffix in ("-wal", "-shm"):
-        Path(f"{path}{suffix}").unlink(missing_ok=True)
-    return previous
+        Path(f"{target}{suffix}").unlink(missing_ok=True)
+    move_into_place(temporary, target)
 
 
 def _find_unused_path(path: Path) -> Path:

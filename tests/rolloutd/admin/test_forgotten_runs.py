@@ -121,6 +121,26 @@ def test_restore_killed_at_any_step_is_finished_by_another(tmp_path: Path) -> No
     assert changes > 15
 
 
+async def test_killed_restore_of_database_onto_itself_loses_nothing(tmp_path: Path) -> None:
+    """Its latest entry is in the WAL only, as after a kill of the daemon."""
+    live, killed = tmp_path / "live", tmp_path / "killed"
+    live.mkdir(mode=0o700)
+    store = await open_store(live, compile_plan=TeamPlanCompiler({}))
+    await store.commit([RequestDenied(DAEMON, "one", "why", 1.0)], actor=DAEMON, cause="test", at=1.0)
+    shutil.copytree(live, killed, ignore=shutil.ignore_patterns("lock"))
+    await store.close()
+    for changes in itertools.count():
+        state_dir = Path(shutil.copytree(killed, tmp_path / str(changes)))
+        has_ended = restore_until_killed(state_dir, state_dir / FILE_NAME, changes)
+        note = state_dir / "unfinished-restore"
+        copy = Path(note.read_text().strip()) if note.exists() else state_dir / FILE_NAME
+        assert restore(state_dir, copy, set_aside).verification.entries == 1, changes
+        require_newest(state_dir / FILE_NAME)
+        if has_ended:
+            break
+    assert changes > 10
+
+
 async def test_database_is_as_it_was_when_runs_cannot_be_set_aside(tmp_path: Path) -> None:
     state_dir = tmp_path / "state"
     state_dir.mkdir(mode=0o700)
