@@ -74,7 +74,7 @@ def restore(state_dir: Path, backup_file: Path, set_aside: SetAside) -> RestoreR
     starts with either database before the end: a killed restore leaves a note, and another one finishes it.
 
     Raises OSError, AlreadyRunning while a daemon uses the directory, StoreFailed when the copy or its audit
-    chain is damaged.
+    chain is damaged, or when the restore of another copy was killed.
     """
     if not backup_file.is_file():
         raise StoreFailed(
@@ -86,6 +86,9 @@ def restore(state_dir: Path, backup_file: Path, set_aside: SetAside) -> RestoreR
     state_lock.take()
     try:
         target, previous = state_dir / database.FILE_NAME, None
+        # Runs were set aside that another copy may know: its daemon would begin them again.
+        if commit_mark.read_unfinished_restore(target) not in (None, str(backup_file.absolute())):
+            raise commit_mark.explain_unfinished_restore(target)
         if backup_file.resolve() == target.resolve():
             # Another restore after a kill needs the WAL, which is removed before the rename.
             backup_file = previous = files.link_previous(target) or target
@@ -103,6 +106,7 @@ def restore(state_dir: Path, backup_file: Path, set_aside: SetAside) -> RestoreR
             _sign_base(temporary, SqliteBackend(target).load_signing_key())
             files.change_owner(temporary, owner)
             files.write_durably(unfinished := commit_mark.restore_path(target), f"{backup_file.absolute()}\n")
+            files.change_owner(unfinished, owner)
             forgotten = set_aside(state_dir, known=known, since=since, epoch=epoch)
             previous = previous or files.link_previous(target)
             files.replace_database(temporary, target)

@@ -8,6 +8,7 @@ fsync, so after a power cut it may be older than the database, but never newer.
 from __future__ import annotations
 
 import os
+import shlex
 from contextlib import closing, suppress
 from pathlib import Path
 
@@ -42,6 +43,17 @@ def restore_path(path: Path) -> Path:
     return path.with_name(RESTORE_FILE_NAME)
 
 
+def read_unfinished_restore(path: Path) -> str | None:
+    """Return the copy of a restore that has not ended."""
+    note = restore_path(path)
+    return note.read_text().removesuffix("\n") if note.exists() else None
+
+
+def explain_unfinished_restore(path: Path) -> StoreFailed:
+    copy = shlex.quote(str(read_unfinished_restore(path)))
+    return StoreFailed(f"{path}: its restore was interrupted; run it again: rolloutctl restore {copy}")
+
+
 def read_mark(path: Path) -> Position | None:
     """Return the mark next to a database, None when there is none that can be read."""
     try:
@@ -53,9 +65,8 @@ def read_mark(path: Path) -> Position | None:
 
 def require_newest(path: Path) -> None:
     """Raise StoreFailed for a database that lacks commits which its mark has, or whose restore was killed."""
-    if restore_path(path).exists():
-        copy = restore_path(path).read_text().strip()
-        raise StoreFailed(f"{path}: its restore was interrupted; run it again: rolloutctl restore {copy}")
+    if read_unfinished_restore(path) is not None:
+        raise explain_unfinished_restore(path)
     mark = read_mark(path)
     if mark is None:
         return
@@ -72,7 +83,7 @@ def require_newest(path: Path) -> None:
     if found[0] < mark[0] or found[1] < mark[1]:
         raise StoreFailed(
             f"{path}: its last entry is {found[1]} of term {found[0]}, but {mark[1]} of term {mark[0]} was"
-            f" written; put back its -wal, or accept the loss: rolloutctl restore {path}"
+            f" written; put back its -wal, or accept the loss: rolloutctl restore {shlex.quote(str(path))}"
         )
 
 

@@ -121,6 +121,29 @@ def test_restore_killed_at_any_step_is_finished_by_another(tmp_path: Path) -> No
     assert changes > 15
 
 
+async def test_another_copy_does_not_finish_a_killed_restore(tmp_path: Path) -> None:
+    """The runs that the first copy does not know are set aside; another copy may know them."""
+    state_dir, copy = tmp_path / "state", tmp_path / "first copy.sqlite"
+    state_dir.mkdir(mode=0o700)
+    store = await open_store(state_dir, compile_plan=TeamPlanCompiler({}))
+    await store.close()
+    backup(state_dir, copy)
+    backup(state_dir, tmp_path / "second.sqlite")
+    make_run(state_dir, "R.n1.1.configure.1@m", 2.0)
+    made = 0
+    while not restore_until_killed(state_dir, copy, made) and not [
+        *(state_dir / "runs").glob("*.forgotten-*")
+    ]:
+        made += 1
+    for other in (tmp_path / "second.sqlite", state_dir / FILE_NAME):
+        with pytest.raises(StoreFailed, match=f"run it again: rolloutctl restore '{copy}'"):
+            restore(state_dir, other, set_aside)
+    with pytest.raises(StoreFailed, match=f"run it again: rolloutctl restore '{copy}'"):
+        require_newest(state_dir / FILE_NAME)
+    restore(state_dir, copy, set_aside)
+    require_newest(state_dir / FILE_NAME)
+
+
 async def test_killed_restore_of_database_onto_itself_loses_nothing(tmp_path: Path) -> None:
     """Its latest entry is in the WAL only, as after a kill of the daemon."""
     live, killed = tmp_path / "live", tmp_path / "killed"
