@@ -19,6 +19,7 @@ from machines.states import Phase, Trigger
 from machines.workflow.phase_transitions import transition
 
 GateKey = tuple[str, GateName, str]
+"""Rollout, gate and wave."""
 
 _JOINERS = "*"
 """In the place of a wave: the vote of the teams whose nodes have joined; no wave has this name."""

@@ -17,6 +17,7 @@ from machines.model.step_record import StepRecord
 from machines.workflow.records import upsert
 
 NodeKey = tuple[str, str]
+"""Rollout and node."""
 
 
 @dataclass(slots=True)

@@ -20,6 +20,7 @@ from machines.model.plan import Plan
 from machines.rules.start_blockers import window_groups
 
 Serial = tuple[float, BottleneckKind, str]
+"""Serial time in seconds, and whose it is."""
 
 _LOCAL_RUNNER = (BottleneckKind.RUNNER, "")
 """The daemon's own machine, without a name here: a runner elsewhere may be named `runner`."""

@@ -148,6 +148,7 @@ def find_train(index: Index, name: str) -> Train | None:
 
 
 def require_train(index: Index, name: str) -> Train:
+    """Return a train by its name; raises NotFound."""
     train = find_train(index, name)
     if train is None:
         names = (each.name for each in index.trains)

@@ -64,6 +64,7 @@ class PastRun:
 
 
 def past_runs(samples: Sequence[StepDuration]) -> Mapping[int, PastRun]:
+    """Return the runs among these durations, by their position."""
     instants = [
         instant
         for position, each in enumerate(samples)

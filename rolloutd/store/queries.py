@@ -125,6 +125,7 @@ def load_rollout(connection: Connection, rollout: str, compile_plan: PlanCompile
 
 
 def load_targets(connection: Connection, rollout: str) -> tuple[Target, ...]:
+    """Return the targets of one rollout, also of a closed one, in order."""
     where = "target.rollout = ? ORDER BY position, target.node"
     return StoredRows(connection).load(Target, where, rollout)
 
@@ -323,7 +324,7 @@ def list_rollout_records(connection: Connection) -> tuple[ports.RolloutRecord, .
 
 
 def find_identical(connection: Connection, change: str, selector_digest: str, policy: str) -> str | None:
-    """Return the latest rollout of the same content that was not cancelled or deleted."""
+    """Return the latest rollout of the same content that is neither cancelled nor deleted."""
     row = connection.execute(
         "SELECT id FROM rollout WHERE change_digest = ? AND selector_digest = ? AND policy_digest = ?"
         " AND cancelled_at IS NULL AND deleted_at IS NULL ORDER BY number DESC LIMIT 1",

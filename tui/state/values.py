@@ -28,6 +28,7 @@ MAX_RECENT_COMPLETIONS = 512
 
 
 def parse_timestamp(text: str | None) -> float | None:
+    """Return the epoch seconds of an RFC 3339 timestamp."""
     return None if text is None else datetime.fromisoformat(text).timestamp()
 
 

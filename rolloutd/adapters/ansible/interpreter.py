@@ -37,6 +37,8 @@ _SCAN_LIMIT_BYTES = 1024 * 1024
 
 
 class InterpreterCache:
+    """The discovered interpreters by node and address."""
+
     def __init__(self, shell: Shell) -> None:
         self._shell = shell
         self._cache: dict[str, tuple[tuple[Any, ...], str]] = {}

@@ -237,6 +237,7 @@ def _ending_signal(result: Mapping[str, JSON]) -> int | None:
 
 
 def instant(text: JSON) -> float | None:
+    """Return an instant of AWX as epoch seconds."""
     try:
         return datetime.fromisoformat(str(text)).timestamp()
     except ValueError:

@@ -57,6 +57,7 @@ class NetboxInventory:
             self._hints = None if hint is None or len(self._hints) >= MAX_HINTS else {*self._hints, hint}
 
     async def refresh(self) -> Sequence[DiscoveredNode]:
+        """Return all nodes; raises SourceFailed."""
         hints, self._hints = self._hints, set()
         try:
             objects = await self._run_in_thread(lambda: self._read(hints or set()))
