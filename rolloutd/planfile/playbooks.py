@@ -150,7 +150,7 @@ _COMMANDS = frozenset({"command", "shell", "raw", "cmd", "argv", "_raw_params", 
 _ACTIONS = frozenset({"action", "local_action"})
 """Keys whose values begin with the name of a module."""
 
-_LOCALHOST = re.compile(r"(?<![\w.!-])(?:localhost|127\.0\.0\.1|(?<!:)::1)(?![\w.:-])|\{[{%]")
+_LOCALHOST = re.compile(r"(?<![\w.!-])(?:localhost|127\.0\.0\.1|(?<!:)::1)(?![\w.-])|\{[{%]")
 """A pattern of hosts that names localhost, or may do so."""
 
 _ANY_FILE = re.compile(r"\b(?:(?:lookup|query|q)\s*\(|playbook_dir\b|role_path\b|inventory_dir\b)")

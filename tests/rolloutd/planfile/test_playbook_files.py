@@ -213,7 +213,13 @@ def test_play_without_localhost_names_no_file(tmp_path: Path, hosts: str) -> Non
 
 
 @pytest.mark.parametrize(
-    "play", ["hosts: 'web:localhost'", "hosts: [a, '::1']", "hosts: all, connection: ansible.builtin.local"]
+    "play",
+    [
+        "hosts: 'web:localhost'",
+        "hosts: 'localhost:web'",
+        "hosts: [a, '::1']",
+        "hosts: all, connection: ansible.builtin.local",
+    ],
 )
 def test_play_on_localhost_names_every_file(tmp_path: Path, play: str) -> None:
     write(tmp_path, {"site.yml": f"- {{{play}, tasks: [{{command: 'rm {{{{ d }}}}'}}]}}\n", "other": ""})
