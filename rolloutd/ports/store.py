@@ -87,11 +87,12 @@ class RolloutRecord:
 
 @dataclass(frozen=True, slots=True)
 class ApprovedRollout:
-    """A rollout that was approved and changed nodes: its canonical plan and its pinned source."""
+    """A rollout that was approved and changed nodes: its canonical plan, pinned source and nodes' teams."""
 
     id: str
     content: Mapping[str, JSON]
     source: Mapping[str, str]
+    teams: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)

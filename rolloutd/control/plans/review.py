@@ -43,15 +43,15 @@ async def review(
     before = await state.store.find_previous_approved(rollout.id, rollout.plan.owner)
     old_content, old_source = (content, source) if before is None else (before.content, before.source)
     key, allowed = state.redaction_key, state.settings.show_vars
-    playbooks = _playbooks(_run_by_rollout(resolved, content, "playbook"))
+    playbooks = _playbooks(_run_by_rollout(rollout.plan, _teams(resolved), content, "playbook"))
     may_read = bool(who.teams) or who.admin
     if may_read:
-        files = await _source_review(sources, _pinned(source), playbooks, before)
+        files = await _source_review(sources, rollout.plan, _pinned(source), playbooks, before)
     else:
         files = SourceReview(
             playbooks=[_hidden(path, NOT_A_MEMBER) for path in playbooks], unseen=[NOT_A_MEMBER]
         )
-    commands = _run_by_rollout(resolved, content, "command") if may_read else ()
+    commands = _run_by_rollout(rollout.plan, _teams(resolved), content, "command") if may_read else ()
     return {
         "rollout": rollout.id,
         "previous": None if before is None else before.id,
@@ -80,8 +80,8 @@ async def unseen_by_voters(state: State, sources: SourceStore, resolved: Resolve
     rollout = resolved.rollout
     content, source = await state.store.load_plan(rollout.id)
     before = await state.store.find_previous_approved(rollout.id, rollout.plan.owner)
-    playbooks = _playbooks(_run_by_rollout(resolved, content, "playbook"))
-    return tuple((await _source_review(sources, _pinned(source), playbooks, before)).unseen)
+    playbooks = _playbooks(_run_by_rollout(rollout.plan, _teams(resolved), content, "playbook"))
+    return tuple((await _source_review(sources, rollout.plan, _pinned(source), playbooks, before)).unseen)
 
 
 def _gate_reviews(state: State, resolved: ResolvedRollout, who: Identity) -> Iterator[wire_plans.GateReview]:
@@ -148,6 +148,7 @@ def _pinned(source: Mapping[str, str]) -> PinnedSource:
 
 async def _source_review(
     sources: SourceStore,
+    plan: Plan,
     after: PinnedSource,
     playbooks: Mapping[str, bool],
     before: ApprovedRollout | None,
@@ -164,7 +165,7 @@ async def _source_review(
         previous = await sources.find_tree(_pinned(before.source))
     except (NotFound, SourceFailed):  # its files are compared with nothing, so all of them are new
         previous = None
-    approved = _playbooks(_run_by_plan(before.content, "playbook"))
+    approved = _playbooks(_run_by_rollout(plan, before.teams, before.content, "playbook"))
     return await threads.FILES.run(read_source_review, tree, playbooks, previous, approved)
 
 
@@ -172,10 +173,13 @@ def _hidden(path: str, note: str) -> wire_plans.PlaybookText:
     return {"path": path, "text": None, "note": note}
 
 
-def _team_checks(resolved: ResolvedRollout) -> Iterator[StepDef]:
-    """Yield the own checks of the teams that have nodes in the rollout."""
-    teams = resolved.index.counters(resolved.rollout.id).teams
-    yield from (step for step in resolved.rollout.plan.verify if step.team in teams)
+def _teams(resolved: ResolvedRollout) -> Collection[str]:
+    return resolved.index.counters(resolved.rollout.id).teams
+
+
+def _team_checks(plan: Plan, teams: Collection[str]) -> Iterator[StepDef]:
+    """Yield these teams' own checks, as the settings name them now."""
+    yield from (step for step in plan.verify if step.team in teams)
 
 
 def _playbooks(runs: Iterable[tuple[str, str]]) -> dict[str, bool]:
@@ -186,17 +190,13 @@ def _playbooks(runs: Iterable[tuple[str, str]]) -> dict[str, bool]:
     return found
 
 
-def _run_by_plan(content: Mapping[str, Any], what: str) -> Iterator[tuple[str, str]]:
-    for path, value in planfile.run_by_plan(content, what):
-        yield format_path(path).removeprefix(_PREFIX), value
-
-
 def _run_by_rollout(
-    resolved: ResolvedRollout, content: Mapping[str, Any], what: str
+    plan: Plan, teams: Collection[str], content: Mapping[str, Any], what: str
 ) -> Iterator[tuple[str, str]]:
     """Yield each playbook or command of the plan, and of the teams' own checks, with its place."""
-    yield from _run_by_plan(content, what)
-    for step in _team_checks(resolved):
+    for path, value in planfile.run_by_plan(content, what):
+        yield format_path(path).removeprefix(_PREFIX), value
+    for step in _team_checks(plan, teams):
         params = {**step.params, "repair": step.repair}
         for path, value in planfile.run_by_check(step.kind, params, what):
             yield f"{step.name}: {format_path(path[1:])}", value
@@ -207,7 +207,7 @@ def _checks(resolved: ResolvedRollout, content: Mapping[str, Any]) -> Iterator[s
     for step in written_content(content)["spec"]["verify"]:
         for kind, params in step.items():
             yield format_step(kind, params)
-    own = Counter(step.team for step in _team_checks(resolved))
+    own = Counter(step.team for step in _team_checks(resolved.rollout.plan, _teams(resolved)))
     yield from (f"team {team}: {pluralize(own[team], 'check')} of its own" for team in sorted(own, key=str))
 
 

@@ -246,6 +246,20 @@ async def test_vote_on_cut_review_needs_unseen(tmp_path: Path) -> None:
         await inside.vote("olga", second, "start")
 
 
+async def test_file_of_team_check_is_approved_once(tmp_path: Path) -> None:
+    files = FILES | {"team.yml": "$ANSIBLE_VAULT;1.1;AES256\n6162\n"}
+    async with control_environment(tmp_path, teams=TEAMS) as inside:
+        inside.sources.commit(URL, files, ["main"])
+        rollout = await inside.submit()
+        await inside.vote("olga", rollout, "start", unseen=True)
+        await inside.commit(GateOpened(rollout, GateName.START, "", inside.clock.now()))
+        await inside.finish(rollout, "p1")
+        await inside.request("olga", "post", f"/v1/rollouts/{rollout}/cancel", {"reason": "again"})
+        inside.clock.advance(5)
+        second = await inside.submit(text=PLAN.replace("soak: 10m", "soak: 20m"))
+        assert (await read_review(inside, second))["unseen"] == []
+
+
 SECRETS = {"group_vars/all.yml": "$ANSIBLE_VAULT;1.1;AES256\n6162\n"}
 
 
