@@ -24,9 +24,10 @@ from rolloutd.configuration.shown_variables import hidden_plan, shown_plan
 from rolloutd.control.formats import fill
 from rolloutd.control.identity import Identity
 from rolloutd.control.plans import plan_serializers, wire_plans
-from rolloutd.control.plans.source_review import SourceReview, read_source_review
+from rolloutd.control.plans.source_review import MAX_REVIEW_CHARS, SourceReview, read_source_review
 from rolloutd.control.rollouts import serializers, wire
 from rolloutd.engine.state import State
+from rolloutd.engine.tasks import compute
 from rolloutd.errors import NotFound, RolloutdError, SourceFailed
 from rolloutd.planfile import written_content
 from rolloutd.ports import ApprovedRollout, PinnedSource, SourceStore
@@ -52,6 +53,8 @@ async def review(
             playbooks=[_hidden(path, NOT_A_MEMBER) for path in playbooks], unseen=[NOT_A_MEMBER]
         )
     commands = _run_by_rollout(rollout.plan, _teams(resolved), content, "command") if may_read else ()
+    values, not_shown = await compute(_target_values, rollout.plan)
+    differences = await compute(plan_differences, old_content, content, key, allowed)
     return {
         "rollout": rollout.id,
         "previous": None if before is None else before.id,
@@ -59,13 +62,13 @@ async def review(
         "playbooks": files.playbooks,
         "files": files.files,
         "commands": [{"path": path, "text": text} for path, text in commands],
-        "unseen": files.unseen,
+        "unseen": [*files.unseen, *not_shown],
         "file_differences": files.differences,
         "checks": list(_checks(resolved, content)),
-        "plan": [*plan_values(shown_plan(content, key, allowed)), *_target_values(rollout.plan)],
+        "plan": [*plan_values(shown_plan(content, key, allowed)), *values],
         "plan_differences": [
             *_source_difference(old_source, source),
-            *plan_differences(old_content, content, key, allowed),
+            *differences,
         ],
         "overrides": [
             plan_serializers.verdict(each)
@@ -81,7 +84,9 @@ async def unseen_by_voters(state: State, sources: SourceStore, resolved: Resolve
     content, source = await state.store.load_plan(rollout.id)
     before = await state.store.find_previous_approved(rollout.id, rollout.plan.owner)
     playbooks = _playbooks(_run_by_rollout(rollout.plan, _teams(resolved), content, "playbook"))
-    return tuple((await _source_review(sources, rollout.plan, _pinned(source), playbooks, before)).unseen)
+    files = await _source_review(sources, rollout.plan, _pinned(source), playbooks, before)
+    _, not_shown = await compute(_target_values, rollout.plan)
+    return (*files.unseen, *not_shown)
 
 
 def _gate_reviews(state: State, resolved: ResolvedRollout, who: Identity) -> Iterator[wire_plans.GateReview]:
@@ -240,10 +245,21 @@ def plan_values(content: Mapping[str, Any]) -> list[wire_plans.PlanValue]:
     ]
 
 
-def _target_values(plan: Plan) -> Iterator[wire_plans.PlanValue]:
-    """Yield what submit resolved for each target, which is voted for too."""
+def _target_values(plan: Plan) -> tuple[list[wire_plans.PlanValue], list[str]]:
+    """Return what submit resolved for the targets, which is voted for too, and what of it is not shown."""
+    nodes: dict[tuple[str, str, str], list[str]] = {}
     for each in plan_serializers.target_values(plan):
-        yield {"path": f"values.{each['node']}.{each['stage']}.{each['name']}", "value": each["value"]}
+        nodes.setdefault((each["stage"], each["name"], each["value"]), []).append(each["node"])
+    shown: list[wire_plans.PlanValue] = []
+    left = MAX_REVIEW_CHARS
+    for (stage, name, value), having in nodes.items():
+        targets = "all targets" if len(having) == len(plan.values) else ", ".join(having)
+        path, text = f"values.{stage}.{name}", f"{value} ({targets})"
+        left -= len(path) + len(text)
+        if left < 0:
+            return shown, [f"values: more than {MAX_REVIEW_CHARS:,} characters"]
+        shown.append({"path": path, "value": text})
+    return shown, []
 
 
 def plan_differences(

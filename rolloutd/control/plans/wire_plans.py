@@ -342,9 +342,9 @@ class Review(TypedDict):
     """What to read before a vote; `previous` is the latest approved rollout of this plan and owner.
 
     `files` are what the playbooks import.  `unseen` names what runs and is not shown, and did not run in
-    `previous` either.  `plan` is without defaults, and has the `values` of each target; `plan_differences`
-    and `file_differences` are to `previous`.  `overrides` are the verdicts against which the plan was
-    submitted.
+    `previous` either.  `plan` is without defaults, and has the `values` with their targets;
+    `plan_differences` and `file_differences` are to `previous`.  `overrides` are the verdicts against which
+    the plan was submitted.
     """
 
     rollout: str

@@ -13,6 +13,7 @@ from machines.scheduler.decide import explain_node
 from machines.states import Trigger
 from rolloutd.configuration.target_values import OBJECT_KEY, changed_values, read_field
 from rolloutd.control.client import ApiError
+from rolloutd.control.plans import review
 from rolloutd.engine.background import inventory_refresh
 from rolloutd.engine.background.inventory_refresh import InventoryRefresher
 from rolloutd.engine.check_mode import CheckMode
@@ -66,8 +67,24 @@ async def test_values_of_each_target_are_shown_and_hashed(inside: ControlEnviron
 async def test_voters_see_the_values_of_each_target(inside: ControlEnvironment) -> None:
     rollout = await inside.submit(text=plan_with())
     plan = (await inside.request("paul", "get", f"/v1/rollouts/{rollout}/review"))["plan"]
-    values = {each["path"]: each["value"] for each in plan if each["path"].startswith("values.")}
-    assert (len(values), values["values.p1.configure.HOST"]) == (12, "p1.example")
+    values = [(each["path"], each["value"]) for each in plan if each["path"].startswith("values.")]
+    assert sorted(values) == [
+        *(("values.configure.HOST", f"{node}.example ({node})") for node in ("p1", "p2", "s1", "s2")),
+        ("values.configure.SIZE", "3 (all targets)"),
+        ("values.configure.TEAM", "payments (p1, p2)"),
+        ("values.configure.TEAM", "search (s1, s2)"),
+    ]
+
+
+async def test_values_beyond_the_limit_are_named_as_unseen(
+    inside: ControlEnvironment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(review, "MAX_REVIEW_CHARS", 100)
+    rollout = await inside.submit(text=plan_with())
+    shown = await inside.request("paul", "get", f"/v1/rollouts/{rollout}/review")
+    assert "values: more than 100 characters" in shown["unseen"]
+    with pytest.raises(ApiError, match="values: more than 100 characters"):
+        await inside.vote("olga", rollout, "start")
 
 
 async def test_missing_value_names_its_targets(inside: ControlEnvironment) -> None:
