@@ -139,7 +139,7 @@ def _show_failures(call: Invocation, chosen: Collection[str] = ()) -> list[str]:
 def _describe_approval(call: Invocation) -> tuple[str, dict[str, Any]]:
     """Return what the approval starts and which missing votes it gives, and the digest and the wave of that.
 
-    Neither of both if the gate is open or not one of the rollout.
+    Neither if the gate is open or not one of the rollout.
     """
     rollout: Rollout = call.get(api_path("rollouts", call.args.rollout))
     review: Review = call.get(api_path("rollouts", rollout["rollout"], "review"))

@@ -205,7 +205,7 @@ class PriorState:
 
 def isolation_owner(ctx: ports.StepContext) -> str:
     """Return the rollout that the node's annotation names: the first of those that share its isolation."""
-    # All of them get the state that the first one found; one that 0.2 recorded does not name it.
+    # They all get the state that the first one found; a state that version 0.2 recorded names no rollout.
     named = ctx.prior.get("rollout") if isinstance(ctx.prior, dict) else None
     return str(named or ctx.rollout)
 

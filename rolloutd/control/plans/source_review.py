@@ -53,7 +53,7 @@ def read_source_review(
     required = {path for path in REQUIREMENTS_FILES if (tree / path).is_file()}
     files = (playbook_files(tree, playbooks) | required).difference(playbooks)
     # New bytes first: if the texts are too many, the others were approved before.
-    # What the previous tree only had, and no playbook of it ran, nobody has approved.
+    # Voters have not approved a file of the previous tree that no playbook ran.
     ran = set() if previous is None else playbook_files(previous, approved) | {*approved, *REQUIREMENTS_FILES}
     is_old = {path: path in ran and _has_same_bytes(previous, tree, path) for path in (*playbooks, *files)}
     left = MAX_REVIEW_CHARS

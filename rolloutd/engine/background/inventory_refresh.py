@@ -12,7 +12,6 @@ import logging
 import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import groupby
 
 from machines.facts.apply import rollout_of
@@ -103,18 +102,20 @@ class InventoryRefresher:
         reader = self._readers.get(source)
         if reader is None:
             raise NotFound(f"{source}: no such inventory source; list them with rolloutctl inventory")
-        held = reader.status.held
+        held, nothing_held = reader.status.held, f"{source}: no answer is held; there is nothing to accept"
         if held is None:
-            raise Refused("not-held", f"{source}: no answer is held; there is nothing to accept")
-        event = InventoryAccepted(source, len(held.removed), actor, reason, self._state.now())
-        record = partial(self._state.commit, [event], actor=actor, cause=f"inventory accept: {reason}")
+            raise Refused("not-held", nothing_held)
+
+        async def record() -> None:
+            event = InventoryAccepted(source, len(held.removed), actor, reason, self._state.now())
+            await self._state.commit([event], actor=actor, cause=f"inventory accept: {reason}")
+
         async with self._commit_lock:
-            if not await reader.accept(held, record):
-                # Its new answer may remove other nodes than the caller accepted.
-                problem = (
+            if not await reader.accept(held.removed, record):
+                again = (
                     f"{source}: it has answered again meanwhile; read rolloutctl inventory and accept again"
                 )
-                raise Refused("not-held", problem)
+                raise Refused("not-held", nothing_held if reader.status.held is None else again)
         await self._commit_results()
 
     async def pin_identity(self, node: str, actor: Actor, reason: str) -> None:

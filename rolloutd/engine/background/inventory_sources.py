@@ -120,11 +120,11 @@ class SourceReader:
     def clear_error(self) -> None:
         self.status.error, self.status.failing_since = "", None
 
-    async def accept(self, held: HeldAnswer, record: Callable[[], Awaitable[object]]) -> bool:
-        """Record a held answer, then let it take effect; return whether the source has not answered since."""
+    async def accept(self, removed: Sequence[str], record: Callable[[], Awaitable[object]]) -> bool:
+        """Record the held answer, then let it take effect; return whether it removes these nodes."""
         async with self._answer_lock:
-            answer = self._held_answer
-            if answer is None or held is not self.status.held:
+            answer, held = self._held_answer, self.status.held
+            if answer is None or held is None or held.removed != removed:
                 return False
             judged = await self._judge(answer)
             # The audit first: no answer takes effect without a record of who accepted it.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,32 @@ async def test_accept_during_new_answer_leaves_no_audit_entry(tmp_path: Path) ->
             await accepted[0]
         assert len(inside.state.index.nodes) == len(ALL) + 20
         assert not await inside.state.store.read_audit(event=InventoryAccepted.__name__)
+
+
+async def test_accept_during_equal_answer_takes_effect_once(tmp_path: Path) -> None:
+    """Its audit entry has the instant when it took effect."""
+    async with control_environment(tmp_path) as inside:
+        hosts = Source("hosts", ALL | fleet(20))
+        refresher = InventoryRefresher(inside.state, [hosts])
+        await refresher.refresh()
+        hosts.nodes = ALL | fleet(10)
+        await refresher.refresh()
+        accepted: list[asyncio.Task[None]] = []
+
+        async def accept() -> None:
+            accept_now = (refresher.accept("hosts", ADAM, "ten are scrapped") for _ in range(2))
+            accepted.extend(map(asyncio.create_task, accept_now))
+            await asyncio.wait(accepted, timeout=0)
+            inside.clock.advance(5)
+
+        during_next_call(refresher._readers["hosts"], "_judge", accept)
+        await refresher.refresh()
+        await accepted[0]
+        with pytest.raises(Refused, match="hosts: no answer is held; there is nothing to accept"):
+            await accepted[1]
+        assert len(inside.state.index.nodes) == len(ALL) + 10
+        (entry,) = await inside.state.store.read_audit(event=InventoryAccepted.__name__)
+        assert json.loads(entry.text)["fields"]["at"] == inside.clock.now()
 
 
 @pytest.mark.parametrize("count", [2, 18], ids=["held too", "takes effect"])
