@@ -84,7 +84,12 @@ def _split_fields(event: events.Event) -> Iterator[Mapping[str, Any]]:
             yield from _opened_fields(event)
         case events.TargetsJoined():
             for number, targets in enumerate(_chunk(event.targets)):
-                targets_json = [_target_fields(target, event.at) for target in targets]
+                # A replay takes each as joined, unless it is the new name of a target that is not.
+                joined = [{} if target.joined else {"joined": False} for target in targets]
+                targets_json = [
+                    {**each, **_target_fields(target, event.at)}
+                    for each, target in zip(joined, targets, strict=True)
+                ]
                 yield {"at": event.at, "part": number, "targets": targets_json}
         case events.TeamRulesChanged():
             yield {
