@@ -16,7 +16,7 @@ from machines.facts.availability import Unavailability, unavailability
 from machines.facts.fleet_facts import FleetFacts
 from machines.facts.pending_groups import PendingGroups
 from machines.facts.sharing import Forkable
-from machines.model.node import UNLABELED, Node, id_of_pool
+from machines.model.node import Node, id_of_pool, pool_value
 from machines.model.reasons import Reason
 
 
@@ -92,8 +92,7 @@ class PoolIndex(Forkable):
         # By labels: a fleet has far fewer of them than nodes.
         groups: dict[tuple[str, ...], tuple[tuple[str, ...], list[str], list[str], list[str]]] = {}
         for name, node in facts.nodes.items():
-            label = node.labels.get
-            values = tuple([label(key) or UNLABELED for key in keys])
+            values = tuple([pool_value(node.labels, key) for key in keys])
             group = groups.get(values)
             if group is None:
                 group = groups[values] = tuple(map(id_of_pool, keys, values)), [], [], []
@@ -135,7 +134,7 @@ class PoolIndex(Forkable):
                 del self.pools[pool_id]
 
     def _add_to_pools(self, node: Node, keys: tuple[str, ...]) -> None:
-        values = [(key, node.labels.get(key) or UNLABELED) for key in keys]
+        values = [(key, pool_value(node.labels, key)) for key in keys]
         self.pools = self._own(self.pools)
         for key, value in values:
             if f"{key}/{value}" not in self.pools:

@@ -14,7 +14,7 @@ from machines.facts.pending_groups import QueuePosition
 from machines.facts.pool_index import Pool
 from machines.model.events import Event, PhaseMoved
 from machines.model.limits import Limits, TeamRules
-from machines.model.node import UNLABELED, Node, Observation, SourceFreshness
+from machines.model.node import Node, Observation, SourceFreshness, pool_value
 from machines.model.preparation import Preparation, StagedComparison
 from machines.model.rollout import Failure, Rollout, Target
 from machines.model.traffic import TrafficResult
@@ -76,7 +76,7 @@ class EarlierEvents:
         found = self._begun_by_pool.setdefault(key, _BegunByValue())
         # Each node once for each key: a commit may admit thousands, and each is judged after all before it.
         for node in islice(self.begun, found.seen, None):
-            label = facts.nodes[node].labels.get(key) or UNLABELED
+            label = pool_value(facts.nodes[node].labels, key)
             pool = facts.pool(f"{key}/{label}")
             found.counts[label] += node not in pool.down and node not in pool.unknown
         found.seen = len(self.begun)

@@ -17,7 +17,7 @@ from machines.invariants import vote_recount
 from machines.invariants.facts import EarlierEvents, InvariantFacts
 from machines.invariants.preparations import preparation_violation, prepare_stages_violation, work_violation
 from machines.model import events
-from machines.model.node import UNLABELED, ConflictKind, NodeHealth, NodeKind
+from machines.model.node import ConflictKind, NodeHealth, NodeKind, pool_value
 from machines.model.plan import GateName, OnFailure
 from machines.model.rollout import NodeOrder, Rollout, Target
 from machines.model.step_record import StepAction, StepState
@@ -361,7 +361,7 @@ def _pool_violation(
 def _pools(facts: InvariantFacts, rollout: Rollout, node: str) -> list[tuple[str, str]]:
     labels = facts.nodes[node].labels
     keys = dict.fromkeys((*facts.limits.pools, *rollout.plan.pool_keys))
-    return [(key, labels.get(key) or UNLABELED) for key in keys]
+    return [(key, pool_value(labels, key)) for key in keys]
 
 
 def is_down(facts: InvariantFacts, node: str, now: float) -> bool:

@@ -12,7 +12,6 @@ from enum import StrEnum
 from functools import lru_cache
 
 UNLABELED = "none"
-"""The pool value of a node that lacks the pool's label key, or has no text there."""
 
 _DIGITS = re.compile(r"(\d+)")
 _POOL_ID_CACHE_SIZE = 65_536
@@ -178,9 +177,14 @@ class Observation:
         )
 
 
+def pool_value(labels: Mapping[str, str], key: str) -> str:
+    """Return which pool under a key a node is in: `none` if it lacks the label, or has no text there."""
+    return labels.get(key) or UNLABELED
+
+
 def pools_of(labels: Mapping[str, str], keys: tuple[str, ...]) -> tuple[str, ...]:
     """Return the pool ids `key/value` of a node under each pool key, in key order."""
-    return tuple([id_of_pool(key, labels.get(key) or UNLABELED) for key in keys])
+    return tuple([id_of_pool(key, pool_value(labels, key)) for key in keys])
 
 
 @lru_cache(maxsize=_POOL_ID_CACHE_SIZE)

@@ -14,7 +14,7 @@ from machines.invariants.facts import EarlierEvents
 from machines.invariants.violations import is_down, violation
 from machines.model.events import GateOpened, PhaseMoved
 from machines.model.limits import Limits, TeamRules
-from machines.model.node import UNLABELED, Node, Observation, SourceFreshness
+from machines.model.node import Node, Observation, SourceFreshness, pool_value
 from machines.model.preparation import Preparation, PreparationState, StagedComparison
 from machines.model.rollout import Failure, Hold, Rollout, Target
 from machines.model.traffic import TrafficResult
@@ -123,7 +123,7 @@ class SnapshotFacts:
 
     def pool(self, pool: str) -> Pool:
         key, _, value = pool.partition("/")
-        nodes = [node.name for node in self.nodes.values() if node.labels.get(key, UNLABELED) == value]
+        nodes = [node.name for node in self.nodes.values() if pool_value(node.labels, key) == value]
         # All of them as unknown: the invariants count those like the others.
         return Pool(key, value, members=set(nodes), unknown={n for n in nodes if is_down(self, n, self.now)})
 
