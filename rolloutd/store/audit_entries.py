@@ -84,11 +84,9 @@ def _split_fields(event: events.Event) -> Iterator[Mapping[str, Any]]:
             yield from _opened_fields(event)
         case events.TargetsJoined():
             for number, targets in enumerate(_chunk(event.targets)):
-                # A replay takes each as joined, unless it is the new name of a target that is not.
-                joined = [{} if target.joined else {"joined": False} for target in targets]
+                # Said even if false, as of a target's new name: a replay takes each without it as joined.
                 targets_json = [
-                    {**each, **_target_fields(target, event.at)}
-                    for each, target in zip(joined, targets, strict=True)
+                    {**_target_fields(target, event.at), "joined": target.joined} for target in targets
                 ]
                 yield {"at": event.at, "part": number, "targets": targets_json}
         case events.TeamRulesChanged():
