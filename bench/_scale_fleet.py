@@ -74,7 +74,7 @@ MOVED = 500
 """Nodes that go through all phases while their transitions are timed."""
 
 SMALL_FLEET = 1000
-"""Nodes of the fleet whose transitions are timed beside them."""
+"""Nodes of the fleet whose transitions are timed in turns with the larger one's."""
 
 UNTIL_WINDOW_S = 13 * 3600.0
 

@@ -177,5 +177,5 @@ def _print_result(result: SimResult, shown: int = TRACE_LINES_SHOWN) -> None:
 
 
 if __name__ == "__main__":
-    with note_installed():  # once: each simulation that names it would build the models of plans anew
+    with note_installed():  # once: to register a kind builds the models of plans again
         sys.exit(main())

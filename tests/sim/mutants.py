@@ -438,5 +438,5 @@ def write_found(found: Mapping[str, str]) -> None:
 
 
 if __name__ == "__main__":
-    with note_installed():  # once: each simulation that names it would build the models of plans anew
+    with note_installed():  # once: to register a kind builds the models of plans again
         sys.exit(main())

@@ -339,10 +339,8 @@ class Driver:
             if isinstance(result, Ok) or left_s <= 0 or self._session.target.outcome is Outcome.LEFT:
                 return result
             progress = self._session.progress
-            progress.failing_check, progress.failing_check_until = (
-                redact_for_team(result, spec.team).text,
-                until,
-            )
+            progress.failing_check = redact_for_team(result, spec.team).text
+            progress.failing_check_until = until
             await self._state.clock.sleep(min(pause_s, left_s))
             pause_s = min(pause_s * 2, CHECK_RETRY_MAX_S)
 

@@ -163,6 +163,6 @@ def test_why_of_relabelled_node_names_skip(
 ) -> None:
     answer = {"node": "n1", "phase": phase, "reason": None, "is_selected": False}
     daemon.answer("GET", "rollouts/r/nodes/n1/why", answer)
-    told = run(capsys, "why", "r", "n1")[1].splitlines()
-    assert len(told) == lines
-    assert ("rolloutctl skip r n1 --reason ..." in told[-1]) == (phase == "pending")
+    printed = run(capsys, "why", "r", "n1")[1].splitlines()
+    assert len(printed) == lines
+    assert ("rolloutctl skip r n1 --reason ..." in printed[-1]) == (phase == "pending")

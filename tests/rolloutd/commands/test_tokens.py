@@ -108,7 +108,7 @@ async def test_a_token_at_start_is_for_the_evidence_of_the_pilot(tmp_path: Path)
 async def test_a_yes_at_continue_names_its_wave_where_several_have_the_gate(
     tmp_path: Path, answer: str
 ) -> None:
-    """Used late, it would count at the next gate, whose results nobody saw when it was signed."""
+    """A token that is used late would count at the next gate, whose results its signer has not seen."""
     waves = "  waves: [{name: first, select: 'rack=r1', gate: continue}]\n  soak:"
     async with control_environment(tmp_path, service_accounts=services(tmp_path)) as inside:
         rollout = await inside.start(text=PLAN.replace("  soak:", waves))

@@ -254,8 +254,8 @@ async def test_audited_refusal_has_no_control_characters(tmp_path: Path) -> None
 def test_many_different_refusals_are_merged_too() -> None:
     refusals, who = DenialLog(), ACCOUNTS["nora"]
     actor = identify(who, {}, ()).actor
-    told = [refusals.record(actor, f"GET /{number}", "no", 100.0) for number in range(1000)]
-    assert sum(len(events) for events in told) == 10
+    recorded = [refusals.record(actor, f"GET /{number}", "no", 100.0) for number in range(1000)]
+    assert sum(len(events) for events in recorded) == 10
     number, later = refusals.record(actor, "GET /x", "no", 100.0 + MERGE_WINDOW_S)
     assert (number.call, later.call) == ("990 more requests", "GET /x")
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,20 @@ def during_next_call(owner: Any, method: str, act: Callable[[], Awaitable[None]]
     setattr(owner, method, called)
 
 
+def begin_during_next_call(
+    owner: Any, method: str, begun: Callable[[], Coroutine[Any, Any, None]]
+) -> list[asyncio.Task[None]]:
+    """Begin it as during_next_call() does, and let it wait; return a list that then has its task."""
+    tasks: list[asyncio.Task[None]] = []
+
+    async def begin() -> None:
+        tasks.append(asyncio.create_task(begun()))
+        await asyncio.wait(tasks, timeout=0)
+
+    during_next_call(owner, method, begin)
+    return tasks
+
+
 async def test_accept_during_new_answer_leaves_no_audit_entry(tmp_path: Path) -> None:
     async with control_environment(tmp_path) as inside:
         hosts = Source("hosts", ALL | fleet(20))
@@ -39,13 +54,8 @@ async def test_accept_during_new_answer_leaves_no_audit_entry(tmp_path: Path) ->
         hosts.nodes = ALL | fleet(10)
         await refresher.refresh()
         hosts.nodes = ALL | fleet(2)
-        accepted: list[asyncio.Task[None]] = []
-
-        async def accept() -> None:
-            accepted.append(asyncio.create_task(refresher.accept("hosts", ADAM, "ten are scrapped")))
-            await asyncio.wait(accepted, timeout=0)
-
-        during_next_call(refresher._readers["hosts"], "_judge", accept)
+        accept = partial(refresher.accept, "hosts", ADAM, "ten are scrapped")
+        accepted = begin_during_next_call(refresher._readers["hosts"], "_judge", accept)
         await refresher.refresh()
         with pytest.raises(Refused, match="hosts: it has answered again meanwhile; read"):
             await accepted[0]
@@ -88,13 +98,7 @@ async def test_answer_during_accept_waits_for_it(tmp_path: Path, count: int) -> 
         hosts.nodes = ALL | fleet(10)
         await refresher.refresh()
         hosts.nodes = ALL | fleet(count)
-        refreshed: list[asyncio.Task[None]] = []
-
-        async def refresh() -> None:
-            refreshed.append(asyncio.create_task(refresher.refresh()))
-            await asyncio.wait(refreshed, timeout=0)
-
-        during_next_call(refresher._readers["hosts"], "_judge", refresh)
+        refreshed = begin_during_next_call(refresher._readers["hosts"], "_judge", refresher.refresh)
         await refresher.accept("hosts", ADAM, "ten are scrapped")
         await refreshed[0]
         (entry,) = await inside.state.store.read_audit(event=InventoryAccepted.__name__)
@@ -111,13 +115,8 @@ async def test_answer_judged_during_pin_keeps_accepted_name(tmp_path: Path) -> N
         await refresher.refresh()
         netbox.names[P1] = "z1"
         await refresher.refresh()
-        pinned: list[asyncio.Task[None]] = []
-
-        async def pin() -> None:
-            pinned.append(asyncio.create_task(refresher.pin_identity("p1", ADAM, "renamed")))
-            await asyncio.wait(pinned, timeout=0)
-
-        during_next_call(refresher._readers["netbox"], "_judge", pin)
+        pin = partial(refresher.pin_identity, "p1", ADAM, "renamed")
+        pinned = begin_during_next_call(refresher._readers["netbox"], "_judge", pin)
         await refresher.refresh()
         await pinned[0]
         assert set(inside.state.index.nodes) == {"z1", *ALL} - {"p1"}
