@@ -101,8 +101,7 @@ async def test_ascii_mode_draws_only_ascii(socket_dir: Path) -> None:
     fleet.nodes["pay000-02"]["team"] = "büro-節"
     async with run_console(fleet, socket_dir, ascii_only=True) as (app, pilot, _):
         await pilot.press("enter")
-        text = await wait_for_text(pilot, "IN FLIGHT 3")
-        assert "#m." in text
+        await wait_for_text(pilot, "IN FLIGHT 3", "#m.")
         for keys, seen in (
             (("n",), "b?ro-??"),
             (("question_mark", "slash", *"approve", "enter"), "DECIDE AND ACT"),
