@@ -306,7 +306,9 @@ async def test_connection_lost_at_any_message_writes_once_or_never(
     else:
         pytest.fail("a commit has fewer messages than that")
     assert refused > 5
-    assert answered > 1, "one that was lost at its COMMIT, and the last one, which was not"
+    # A late COMMIT and the look whether it took effect come to the server at once: either may be first.
+    least = 1 if cut is Cut.LATE else 2
+    assert answered >= least, "one that was lost at its COMMIT, and the last one, which was not"
     assert (await store.verify_audit()).ok
     assert (await store.verify_audit_checkpoint()).problem in ("", "the database has none")
     await store.close()
