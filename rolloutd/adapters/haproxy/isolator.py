@@ -3,8 +3,10 @@
 Every pass of an isolation reads the server on all balancers before it changes it on any: if one does not
 answer or does not know the server, nothing changes.  A return restores each balancer by itself.
 
-A server goes from `ready` to `drain`, and to `maint` when its sessions have ended.  The state and the weight
-from before are restored exactly; what others had drained stays drained.
+A server goes from `ready` to `drain`, and to `maint` when its sessions have ended; its weight is never set.
+What another client has set is left alone.  HAProxy names no owner of a state.  Before our intent is recorded,
+every state but `ready` is another client's.  After it, every state but `ready` is, that this daemon did not
+set; one that continues an isolation takes the states that it reads first as set by its predecessor.
 """
 
 from __future__ import annotations
@@ -39,13 +41,30 @@ class HaproxyIsolator:
         self._context = context
         self._clock = context.clock
         self._polls = polls
+        self._own_states: OwnStates = {}
+
+    async def dry_run(self, ctx: ports.StepContext) -> ports.Ok | ports.Busy:
+        """Raises HaproxyFailed as inspect() does, BalancerUnreachable if a balancer does not answer."""
+        found = await self._server(ctx).read()
+        foreign = find_not_ready(found)
+        return _busy_by_other(ctx, found, foreign) if foreign else ports.Ok(describe(ctx.host.name, found))
 
     async def inspect(self, ctx: ports.StepContext) -> ports.IsolationStatus | ports.Busy:
         """Raises HaproxyFailed if a balancer or the server on it is unknown."""
         try:
-            found = await self._server(ctx).read()
+            server = self._server(ctx)
+            found = await server.read()
         except BalancerUnreachable as error:
             return ports.Busy(str(error))
+        if ctx.prior is None:
+            foreign = find_not_ready(found)
+            server.forget_own_states()
+        else:
+            foreign = server.find_foreign(found)
+        # During our isolation, one that another client shares is not lost, but the run must not continue.
+        is_lost = len(find_not_ready(found)) < len(found) or count_sessions(found)
+        if foreign and (ctx.prior is None or not is_lost):
+            return _busy_by_other(ctx, found, foreign)
         prior = {name: {"state": str(each.admin), "weight": each.weight} for name, each in found.items()}
         is_isolated = all(each.admin is AdminState.MAINT and not each.sessions for each in found.values())
         return ports.IsolationStatus(
@@ -64,6 +83,8 @@ class HaproxyIsolator:
                 if AdminState.READY in states:
                     # On all balancers at once: one that is still ready gets the others' clients.
                     await server.set_state(found, AdminState.READY, AdminState.DRAIN)
+                elif foreign := server.find_foreign(found):
+                    return _busy_by_other(ctx, found, foreign)
                 elif count_sessions(found):
                     await self._clock.sleep(POLL_S)
                 elif ctx.cordon_only or states == {AdminState.MAINT}:
@@ -80,7 +101,7 @@ class HaproxyIsolator:
     async def return_to_service(self, ctx: ports.StepContext) -> ports.StepResult:
         """Restore the server on each balancer that answers; one that does not keeps it from no other.
 
-        Repeated, it changes only what the others still have open.
+        Repeated, it changes only what the others still have open.  Ok names what other clients changed.
         """
         found: dict[str, ServerState] = {}
         problems: dict[str, RolloutdError] = {}
@@ -94,7 +115,10 @@ class HaproxyIsolator:
             except (BalancerUnreachable, HaproxyFailed) as error:
                 problems[balancer.name] = error
         if not problems:
-            return ports.Ok(describe(ctx.host.name, found))
+            changes = _describe_changes(found, ctx.prior)
+            return ports.Ok(
+                describe(ctx.host.name, found) + (f"; left as changed: {changes}" if changes else "")
+            )
         text = f"not restored on {', '.join(problems)}: {'; '.join(map(str, problems.values()))}"
         if found:
             text = f"{text}; restored: {describe(ctx.host.name, found)}"
@@ -104,7 +128,8 @@ class HaproxyIsolator:
     def _server(self, ctx: ports.StepContext) -> _Server:
         # The balancers that the attempt began with: another one has no recorded state to restore.
         names = () if ctx.prior is None else tuple(ctx.prior)
-        return _Server(choose_balancers(ctx.params, self._context, names=names), *server_names(ctx.params))
+        balancers = choose_balancers(ctx.params, self._context, names=names)
+        return _Server(balancers, *server_names(ctx.params), self._own_states)
 
 
 class HaproxyTrafficProbe:
@@ -132,11 +157,16 @@ class HaproxyTrafficProbe:
         return ports.Busy(f"{node} is busy: {text}", count=total)
 
 
+OwnStates = dict[tuple[str, str, str], frozenset[AdminState]]
+"""What this daemon set, by balancer, backend and server; two states while an answer is missing."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Server:
     balancers: Sequence[Balancer]
     backend: str
     server: str
+    own_states: OwnStates
 
     async def read(self) -> dict[str, ServerState]:
         return {each.name: await each.read(self.backend, self.server) for each in self.balancers}
@@ -145,16 +175,38 @@ class _Server:
         """Change the state on each balancer that has the old one."""
         for balancer in self.balancers:
             if found[balancer.name].admin is old:
-                await balancer.set_state(self.backend, self.server, new)
+                await self._set_state(balancer, old, new)
 
     async def restore(self, balancer: Balancer, prior: Mapping[str, ports.JSON]) -> ServerState:
-        """Restore weight and state on one balancer; the weight first, because `ready` lets clients in."""
+        """Restore the state on one balancer, unless another client has set it since."""
         now = await balancer.read(self.backend, self.server)
-        if now.weight != prior["weight"]:
-            await balancer.set_weight(self.backend, self.server, prior["weight"])
-        if now.admin != prior["state"]:
-            await balancer.set_state(self.backend, self.server, AdminState(prior["state"]))
+        if now.admin is AdminState.READY or self.find_foreign({balancer.name: now}):
+            return now
+        # An earlier version isolated servers that others had drained, so it is not always `ready`.
+        await self._set_state(balancer, now.admin, AdminState(prior["state"]))
         return await balancer.read(self.backend, self.server)
+
+    def forget_own_states(self) -> None:
+        """Forget an earlier isolation: its states are not those of the one that begins."""
+        for balancer in self.balancers:
+            self.own_states[self._key(balancer.name)] = frozenset((AdminState.READY,))
+
+    def find_foreign(self, found: Mapping[str, ServerState]) -> list[str]:
+        """Return the balancers where another client took the server out of service during our isolation."""
+        own = {
+            name: self.own_states.setdefault(self._key(name), frozenset((each.admin,)))
+            for name, each in found.items()
+        }
+        return [name for name in find_not_ready(found) if found[name].admin not in own[name]]
+
+    async def _set_state(self, balancer: Balancer, old: AdminState, new: AdminState) -> None:
+        key = self._key(balancer.name)
+        self.own_states[key] = frozenset((old, new))
+        await balancer.set_state(self.backend, self.server, new)
+        self.own_states[key] = frozenset((new,))
+
+    def _key(self, balancer: str) -> tuple[str, str, str]:
+        return balancer, self.backend, self.server
 
 
 def count_sessions(found: Mapping[str, ServerState]) -> int:
@@ -165,3 +217,27 @@ def describe(node: str, found: Mapping[str, ServerState]) -> str:
     """Return what was found, such as `n1: 12 sessions (lb1 drain 8, lb2 drain 4)`."""
     parts = ", ".join(f"{name} {each.admin} {each.sessions}" for name, each in found.items())
     return f"{node}: {pluralize(count_sessions(found), 'session')} ({parts})"
+
+
+def find_not_ready(found: Mapping[str, ServerState]) -> list[str]:
+    """Return the balancers that send no new clients to the server."""
+    return [name for name, each in found.items() if each.admin is not AdminState.READY]
+
+
+def _busy_by_other(
+    ctx: ports.StepContext, found: Mapping[str, ServerState], balancers: Sequence[str]
+) -> ports.Busy:
+    states = ", ".join(f"{found[name].admin} on {name}" for name in balancers)
+    return ports.Busy(f"{ctx.host.name} is set to {states}, not by this rollout", is_permanent=True)
+
+
+def _describe_changes(found: Mapping[str, ServerState], prior: ports.JSON) -> str:
+    """Return how a returned server differs from what was found, such as `lb2 weight 100 (40 before)`."""
+    pairs = {name: (each, prior[name]) for name, each in found.items()}
+    states = [f"{name} {now.admin}" for name, (now, old) in pairs.items() if now.admin != old["state"]]
+    weights = [
+        f"{name} weight {now.weight} ({old['weight']} before)"
+        for name, (now, old) in pairs.items()
+        if now.weight != old["weight"]
+    ]
+    return ", ".join(states + weights)

@@ -72,7 +72,7 @@ class HaproxyProbeParams(_ServerParams):
 ISOLATOR = plugin.Registration(
     "rolloutd.adapters.haproxy.isolator:HaproxyIsolator",
     HaproxyIsolatorParams,
-    frozenset({plugin.Capability.CORDON_ONLY}),
+    frozenset({plugin.Capability.CORDON_ONLY, plugin.Capability.DRY_RUN}),
     node_kinds=plugin.MACHINES,
 )
 PROBE = plugin.Registration(

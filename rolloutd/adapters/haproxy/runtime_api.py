@@ -116,9 +116,6 @@ class Balancer:
     async def set_state(self, backend: str, server: str, state: AdminState) -> None:
         await self._command(f"set server {backend}/{server} state {state}")
 
-    async def set_weight(self, backend: str, server: str, weight: int) -> None:
-        await self._command(f"set server {backend}/{server} weight {weight}")
-
     async def _table(self, line: str, delimiter: str, first_column: str) -> list[dict[str, str]]:
         answer = await self._request(line)
         before, head, table = answer.partition(f"# {first_column}{delimiter}")

@@ -55,16 +55,79 @@ async def test_cordon_only_drains_and_stops_there(tmp_path: Path) -> None:
         assert server.admin_states() == [DRAIN]
 
 
-async def test_foreign_drain_and_weight_are_restored_exactly(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("state", "mask"), [("drain", DRAIN), ("maint", MAINT)])
+async def test_server_that_another_took_out_is_waited_for(
+    tmp_path: Path, state: str, mask: tuple[int, int]
+) -> None:
     async with balanced_server(tmp_path, "lb1", "lb2") as server:
-        server.balancers["lb1"].command("set server web/n1 state drain")
-        server.balancers["lb2"].command("set server web/n1 weight 7")
+        server.balancers["lb2"].command(f"set server web/n1 state {state}")
+        isolator, ctx = isolator_of(server), step_context(server.host, server.params, server.clock)
+        waits = Busy(f"n1 is set to {state} on lb2, not by this rollout", is_permanent=True)
+        assert await isolator.dry_run(ctx) == await isolator.inspect(ctx) == waits
+        assert server.admin_states() == [READY, mask]
+        server.balancers["lb2"].command("set server web/n1 state ready")
+        assert isinstance(await isolator.dry_run(ctx), Ok)
+        assert isinstance(await isolator.isolate(await inspected(server)), Ok)
+
+
+async def test_foreign_weight_is_left_and_named(tmp_path: Path) -> None:
+    async with balanced_server(tmp_path, "lb1", "lb2") as server:
         isolator, ctx = isolator_of(server), await inspected(server)
         assert isinstance(await isolator.isolate(ctx), Ok)
-        assert server.admin_states() == [(1, 40), (1, 7)]
-        server.balancers["lb2"].command("set server web/n1 weight 100")
+        server.balancers["lb2"].command("set server web/n1 weight 7")
+        text = "n1: 0 sessions (lb1 ready 0, lb2 ready 0); left as changed: lb2 weight 7 (40 before)"
+        assert await isolator.return_to_service(ctx) == Ok(text)
+        assert server.admin_states() == [READY, (0, 7)]
+
+
+async def test_foreign_maint_during_drain_is_left(tmp_path: Path) -> None:
+    async with balanced_server(tmp_path, "lb1", "lb2") as server:
+        isolator, ctx = isolator_of(server), await inspected(server)
+        await server.start_request("lb1")
+        assert isinstance(await isolator.isolate(ctx), Busy)
+        server.balancers["lb2"].command("set server web/n1 state maint")
+        waits = Busy("n1 is set to maint on lb2, not by this rollout", is_permanent=True)
+        assert await isolator.isolate(ctx) == waits
+        await server.answer_requests()
+        assert await isolator.inspect(ctx) == waits
+        result = await isolator.return_to_service(ctx)
+        assert result == Ok("n1: 0 sessions (lb1 ready 0, lb2 maint 0); left as changed: lb2 maint")
+        assert server.admin_states() == [READY, MAINT]
+
+
+async def test_foreign_drain_during_maint_is_left(tmp_path: Path) -> None:
+    async with balanced_server(tmp_path, "lb1", "lb2") as server:
+        isolator, ctx = isolator_of(server), await inspected(server)
+        assert isinstance(await isolator.isolate(ctx), Ok)
+        server.balancers["lb1"].command("set server web/n1 state drain")
+        waits = Busy("n1 is set to drain on lb1, not by this rollout", is_permanent=True)
+        assert await isolator.inspect(ctx) == waits
         assert isinstance(await isolator.return_to_service(ctx), Ok)
-        assert server.admin_states() == [(8, 40), (0, 7)]
+        assert server.admin_states() == [DRAIN, READY]
+
+
+async def test_successor_returns_what_it_finds_and_leaves_later_changes(tmp_path: Path) -> None:
+    async with balanced_server(tmp_path, "lb1", "lb2") as server:
+        ctx = await inspected(server)
+        await server.start_request("lb1")
+        assert isinstance(await isolator_of(server).isolate(ctx), Busy)
+        successor = isolator_of(server)
+        await successor.inspect(ctx)
+        server.balancers["lb2"].command("set server web/n1 state maint")
+        assert isinstance(await successor.return_to_service(ctx), Ok)
+        assert server.admin_states() == [READY, MAINT]
+        await server.answer_requests()
+
+
+async def test_successor_of_crash_after_record_begins(tmp_path: Path) -> None:
+    """The intent was recorded, and nothing was set."""
+    async with balanced_server(tmp_path) as server:
+        ctx, successor = await inspected(server), isolator_of(server)
+        assert isinstance(await successor.inspect(ctx), IsolationStatus)
+        server.balancers["lb1"].command("set server web/n1 state maint")
+        assert isinstance(await successor.isolate(ctx), Busy)
+        assert isinstance(await successor.return_to_service(ctx), Ok)
+        assert server.admin_states() == [MAINT]
 
 
 async def test_unreachable_balancer_changes_nothing(tmp_path: Path) -> None:
@@ -112,7 +175,6 @@ async def test_dead_balancer_keeps_no_other_from_return(tmp_path: Path) -> None:
 
 async def test_restarted_balancer_is_isolated_again(tmp_path: Path) -> None:
     async with balanced_server(tmp_path) as server:
-        server.balancers["lb1"].command("set server web/n1 weight 7")
         isolator, ctx = isolator_of(server), await inspected(server)
         assert isinstance(await isolator.isolate(ctx), Ok)
         server.balancers["lb1"].stop()
@@ -123,7 +185,7 @@ async def test_restarted_balancer_is_isolated_again(tmp_path: Path) -> None:
         assert status.is_isolated is False
         assert isinstance(await isolator.isolate(ctx), Ok)
         assert isinstance(await isolator.return_to_service(ctx), Ok)
-        assert server.admin_states() == [(0, 7)]
+        assert server.admin_states() == [READY]
 
 
 @pytest.mark.parametrize(
