@@ -301,7 +301,8 @@ class InventoryRefresher:
         for node in change.changed:
             before = known.get(node.name)
             if before is not None and self._is_in_flight(node.name):
-                staying = _in_pools_of(node, before, tuple(self._state.index.limits.pools), self._state.now())
+                # Those too that only a plan names: its other nodes would start.
+                staying = _in_pools_of(node, before, self._state.index.pool_keys, self._state.now())
                 if staying is not node:
                     self._deferred_moves.add(node.name)
                 if staying == before and node.name not in change.connections:

@@ -17,7 +17,7 @@ from rolloutd.engine.background.inventory_refresh import REMOVED_KEPT_S, Invento
 from rolloutd.engine.state import InvariantViolation
 from rolloutd.errors import Refused
 from rolloutd.texts.reason_text import describe, lifted_by
-from tests.rolloutd.control_environment import ControlEnvironment, control_environment
+from tests.rolloutd.control_environment import PLAN, ControlEnvironment, control_environment
 from tests.rolloutd.engine.background.test_inventory_trust import (
     ADAM,
     ALL,
@@ -135,3 +135,20 @@ async def test_node_in_flight_moves_at_the_end_of_its_attempt(tmp_path: Path) ->
         await refresher.apply_due_moves()
         assert inside.state.index.nodes["p1"].labels["rack"] == "r9"
         assert not inside.state.index.nodes["p1"].conflicts
+
+
+async def test_node_in_flight_stays_in_pool_of_plan(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        nodes = {name: {**labels, "zone": "z1"} for name, labels in ALL.items()}
+        hosts = Source("hosts", nodes)
+        refresher = InventoryRefresher(inside.state, [hosts])
+        await refresher.refresh()
+        rollout = await inside.start(text=PLAN.replace("spec:\n", "spec:\n  pools: {by: [zone]}\n"))
+        await inside.isolate(rollout, "p1")
+        hosts.nodes = nodes | {"p1": {**nodes["p1"], "zone": "z2"}}
+        await refresher.refresh()
+        assert inside.state.index.nodes["p1"].labels["zone"] == "z1"
+        assert not admitted(inside), "its slot of zone z1 is taken"
+        await end_attempt(inside, rollout)
+        await refresher.apply_due_moves()
+        assert inside.state.index.nodes["p1"].labels["zone"] == "z2"
