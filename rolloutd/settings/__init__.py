@@ -8,6 +8,7 @@ a path exists or a user is known.
 from __future__ import annotations
 
 import contextlib
+import os
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +36,10 @@ def load(path: Path | None, content: bytes | None = None) -> Settings:
     """
     if path is None:
         return Settings()
-    config_dir = path.parent / "config.d"
-    files = [path, *sorted(file for file in config_dir.glob("*.yaml") if not file.name.startswith("."))]
+    diagnostics: list[Diagnostic] = []
+    files = [path, *_list_later_files(path.parent / "config.d", diagnostics)]
     documents = [_read_file(file, content if file == path else None) for file in files[:MAX_FILES]]
-    diagnostics = [mistake for document in documents for mistake in document.diagnostics]
+    diagnostics += [mistake for document in documents for mistake in document.diagnostics]
     if len(files) > MAX_FILES:
         diagnostics.append(
             _file_diagnostic(files[MAX_FILES], f"{len(files)} files", f"at most {MAX_FILES} files")
@@ -50,7 +51,6 @@ def load(path: Path | None, content: bytes | None = None) -> Settings:
     for other in roots[1:]:
         root = _merge(root, other)
     if not root.children and not diagnostics:
-        # A full disk can truncate the file; defaults would then remove teams, pools and inventory.
         raise InvalidFile((_file_diagnostic(path, "nothing", "at least one key, here or in config.d"),))
     _resolve_paths(root)
     settings = validate_document(Settings, Document(str(path), root, tuple(diagnostics)), TITLE)
@@ -62,6 +62,21 @@ def schema() -> dict[str, Any]:
     return schema_of_model(Settings, TITLE)
 
 
+def _list_later_files(directory: Path, diagnostics: list[Diagnostic]) -> list[Path]:
+    """Return the files of `config.d`, none where there is none; a mistake if it cannot be listed."""
+    if not os.path.lexists(directory):
+        return []
+    try:
+        # Not glob(): it takes a directory that cannot be read for an empty one.
+        names = sorted(file.name for file in directory.iterdir())
+    except OSError as error:
+        diagnostics.append(
+            _file_diagnostic(directory, error.strerror or str(error), "a directory the daemon can read")
+        )
+        return []
+    return [directory / name for name in names if name.endswith(".yaml") and not name.startswith(".")]
+
+
 def _read_file(path: Path, content: bytes | None) -> Document:
     try:
         if content is None:
@@ -71,6 +86,11 @@ def _read_file(path: Path, content: bytes | None) -> Document:
     except OSError as error:
         diagnostic = _file_diagnostic(path, error.strerror or str(error), "a file the daemon can read")
         return Document(str(path), None, (diagnostic,))
+    if not content:
+        # A full disk can truncate the file; defaults would then remove teams, pools and inventory.
+        return Document(
+            str(path), None, (_file_diagnostic(path, "nothing", "a comment, or at least one key"),)
+        )
     document = read_document(content, str(path), empty_is_mapping=True)
     if document.root is not None and not isinstance(document.root.children, dict):
         diagnostic = document.root.location.diagnostic(

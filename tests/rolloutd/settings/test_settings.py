@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -149,7 +151,36 @@ def test_an_empty_file_beside_others_says_nothing(tmp_path: Path) -> None:
     assert load(main).max_parallel == 3
 
 
-@pytest.mark.parametrize("text", ["", "# cut off\n", "---\n", "{}\n"])
+@pytest.mark.parametrize("name", ["config.yaml", "config.d/teams.yaml"])
+def test_file_without_a_byte_is_mistake(tmp_path: Path, name: str) -> None:
+    main = write(tmp_path, "max_parallel: 3\n", teams="max_parallel: 4\n")
+    (tmp_path / name).write_bytes(b"")
+    (mistake,) = mistakes_of(main)
+    assert (mistake.file, mistake.found) == (str(tmp_path / name), "nothing")
+
+
+@pytest.mark.parametrize("problem", ["a file", "a link to nothing", "unreadable"])
+def test_config_d_that_cannot_be_listed_is_mistake(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, problem: str
+) -> None:
+    main = write(tmp_path, "max_parallel: 3\n")
+    directory = tmp_path / "config.d"
+    if problem == "unreadable":
+        # Root may read everything, so the mode of a directory proves nothing here.
+        monkeypatch.setattr(os, "listdir", refuse)
+        monkeypatch.setattr(os, "scandir", refuse)
+    else:
+        directory.rmdir()
+        directory.write_text("") if problem == "a file" else directory.symlink_to("nothing")
+    (mistake,) = mistakes_of(main)
+    assert (mistake.file, mistake.allowed) == (str(directory), "a directory the daemon can read")
+
+
+def refuse(*_: object) -> None:
+    raise PermissionError(errno.EACCES, "Permission denied")
+
+
+@pytest.mark.parametrize("text", ["# cut off\n", "---\n", "{}\n"])
 def test_files_that_say_nothing_at_all_are_a_mistake(tmp_path: Path, text: str) -> None:
     """Most likely a full disk cut them off: a daemon without teams, pools and inventory helps nobody."""
     with pytest.raises(InvalidFile) as mistaken:
@@ -210,7 +241,9 @@ def test_a_file_that_is_not_there_is_a_mistake(tmp_path: Path) -> None:
 
 
 def test_too_many_files_are_a_mistake(tmp_path: Path) -> None:
-    main = write(tmp_path, "", **{f"f{number:03}": "max_parallel: 1\n" for number in range(MAX_FILES)})
+    main = write(
+        tmp_path, "# none\n", **{f"f{number:03}": "max_parallel: 1\n" for number in range(MAX_FILES)}
+    )
     [mistake] = mistakes_of(main)
     assert "at most" in mistake.allowed
 
