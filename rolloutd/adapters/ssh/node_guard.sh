@@ -143,16 +143,20 @@ back_up() {
             cp -a -- "$path" "$saved" || fail "$path cannot be backed up"
             parents "$path" > "$saved.parents"
         fi
+        mounts "$path" > "$saved.mounts"
         fingerprint "$path" > "$saved.sum"
         [ "$(fingerprint "$saved")" = "$(cat "$saved.sum")" ] || fail "$path changed while it was backed up"
         cat "$saved.sum" >> "$guard/sums"
     done || { rm -rf -- "$guard"; exit 1; }
-    printf '%s\n' "$paths" > "$guard/paths"
-    printf '%s\n' "$commands" > "$guard/commands"
-    printf '%s\n' "$body" > "$guard/guard.sh"
-    echo "$after" > "$guard/after"
-    printf '%s' "$across_reboot" > "$guard/across_reboot"
-    cat "$guard"/backup/*.sum | sha256sum | cut -d ' ' -f 1 > "$guard/digest" || fail "the backup has no digest"
+    # What the restore writes is made now: it must not fail on a disk that has no inode then.
+    for name in listed output record restore.lock; do : > "$guard/$name"; done
+    printf '%s\n' "$paths" > "$guard/paths" &&
+        printf '%s\n' "$commands" > "$guard/commands" &&
+        printf '%s\n' "$body" > "$guard/guard.sh" &&
+        echo "$after" > "$guard/after" &&
+        printf '%s' "$across_reboot" > "$guard/across_reboot" &&
+        cat "$guard"/backup/*.sum | sha256sum | cut -d ' ' -f 1 > "$guard/digest" ||
+        fail "$guard cannot be written"
     echo "$order $database $token" > "$node_dir/newest"
 }
 
@@ -171,6 +175,7 @@ arm() {
         end_others
         back_up
         [ -z "$across_reboot" ] || enable_at_boot
+        make_durable    # first: after a loss of power, what is armed must have its backup
         : > "$guard/armed"
         make_durable
         extend    # after what a slow disk delays: that is not the daemon's silence
@@ -184,9 +189,13 @@ make_durable() {
     if [ -s "$guard/across_reboot" ]; then
         sync    # its unit is on another file system, perhaps
     else
-        # Only these files: to write all that a busy node has in memory takes minutes.
-        find "$node_dir" \( -type d -o -type f \) -exec sync -- {} + 2> /dev/null || sync
+        write_out "$node_dir"
     fi
+}
+
+# Only these files: to write all that a busy node has in memory takes minutes.
+write_out() {
+    find "$@" \( -type d -o -type f \) -exec sync -- {} + 2> /dev/null || sync
 }
 
 # -- the timer
@@ -282,6 +291,8 @@ finish_restore() {
         echo "digest $(cat "$guard/digest")"
         restore_paths
         run_commands
+        # People turn off a node that was cut off: what counts as restored must be on its disk.
+        while IFS= read -r path; do [ ! -e "$path" ] || write_out "$path"; done < "$guard/paths"
     } > "$guard/record" 2> /dev/null
     # An interrupted restore lists what it restored in `listed`, so that the next one does not forget it.
     sort -u "$guard/listed" >> "$guard/record" 2> /dev/null
@@ -317,16 +328,43 @@ make_parents() {
     done < "$1"
 }
 
+# Prints what is mounted at a path, as `.`, and below it.
+mounts() {
+    parent=$(cd -P -- "${1%/*}/" 2> /dev/null && pwd) || return 0
+    real=$(printf '%s' "${parent%/}/${1##*/}" | sed 's/\\/\\134/g; s/ /\\040/g')
+    while read -r device target rest; do
+        case $target/ in "$real"/*) echo ".${target#"$real"}" ;; esac
+    done < /proc/self/mounts
+}
+
+# Copies $1 to $2; where no space is left, as links.  There is no $2 if it would not be whole.
+copy_whole() {
+    for flags in -a -al; do
+        cp "$flags" -- "$1" "$2"
+        [ "$(fingerprint "$2")" != "$(cat "$1.sum")" ] || return 0
+        rm -rf -- "$2"
+    done
+    return 1
+}
+
 # Makes $2 what $1 is; a file is replaced by one rename.
 put_back() {
     new=$2.rolloutd-new old=$2.rolloutd-old
+    case $(mounts "$2"),$(cat "$1.mounts") in
+    ,* | .,.) ;;
+    *)
+        # A removal would take the files of what is mounted, so what was added stays.
+        if [ -d "$1" ] && [ ! -L "$1" ]; then cp -a -- "$1/." "$2/"; fi
+        return
+        ;;
+    esac
     rm -rf -- "$new" "$old"
     if [ ! -e "$1" ] && [ ! -L "$1" ]; then
         rm -rf -- "$2"
         return
     fi
     (umask 022 && mkdir -p -- "${2%/*}/")
-    cp -a -- "$1" "$new"
+    copy_whole "$1" "$new" || return
     if [ -f "$1" ] && [ -f "$2" ] && [ ! -L "$1" ] && [ ! -L "$2" ]; then
         mv -f -- "$new" "$2" || cp -a -- "$1" "$2"
     elif [ -d "$1" ] && [ -d "$2" ] && [ ! -L "$1" ] && [ ! -L "$2" ] && ! mv -- "$2" "$old"; then

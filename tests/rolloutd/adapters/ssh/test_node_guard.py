@@ -67,6 +67,12 @@ async def node_in(directory: Path) -> AsyncIterator[Node]:
         await node.guard.disarm(node.context())  # so that its timer ends
 
 
+def prepend_path(node: Node, directory: Path) -> None:
+    """Let the node find the programs of a directory before its own."""
+    wrap, path = node.shell.wrap, f"PATH={directory}:{os.environ['PATH']}"
+    node.shell.wrap = lambda command: ["env", path, *wrap(command)]
+
+
 def picture(root: Path) -> dict[str, Any]:
     """Return the type, mode, owner and content of everything at and below a path."""
     found = {}
@@ -195,12 +201,7 @@ async def test_confirmation_outlasts_loss_of_power(tmp_path: Path) -> None:
         await node.arm(node.context())
         program.write_text(f"#!/bin/sh\nls {node.guard_dir}/confirmed && echo $@ >> {log}\n")
         program.chmod(0o755)
-        wrap = node.shell.wrap
-        node.shell.wrap = lambda command: [
-            "env",
-            f"PATH={program.parent}:{os.environ['PATH']}",
-            *wrap(command),
-        ]
+        prepend_path(node, program.parent)
         assert (await node.guard.disarm(node.context())).state is GuardState.CONFIRMED
         assert str(node.guard_dir) in log.read_text().split()
 
@@ -232,9 +233,7 @@ async def test_timer_slow_to_begin_is_started_once(tmp_path: Path) -> None:
     program.write_text(f'#!/bin/sh\necho $$ >> {log}\nsleep 0.3\nexec {shutil.which("setsid")} "$@"\n')
     program.chmod(0o755)
     async with node_in(tmp_path) as node:
-        wrap = node.shell.wrap
-        path = f"PATH={program.parent}:{os.environ['PATH']}"
-        node.shell.wrap = lambda command: ["env", path, *wrap(command)]
+        prepend_path(node, program.parent)
         await node.arm(node.context())
         assert (node.guard_dir / "watcher").read_text() == log.read_text()
 
