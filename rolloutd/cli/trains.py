@@ -8,7 +8,7 @@ from machines.model.timefmt import format_duration
 from rolloutd.cli import exits
 from rolloutd.cli.command_group import CommandGroup, Invocation, confirm, duration_argument, without_none
 from rolloutd.cli.output import Columns, print_line, print_list, print_message, sanitize
-from rolloutd.control.client import api_path
+from rolloutd.control.client import ApiError, api_path
 from rolloutd.texts.formats import pluralize
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def register(commands: CommandGroup) -> None:
     add.argument("name", metavar="TRAIN", text=name)
     add.argument("rollouts", metavar="ROLLOUT", text=rollouts, nargs="+")
     wait = "how long a node waits for its turn, such as 30m (1h)"
-    add.argument("--wait", metavar="DURATION", text=wait, type=duration_argument).reason()
+    add.argument("--wait", metavar="DURATION", text=wait, type=duration_argument).reason().yes()
     approve = group.add_command("approve", approve_train, "approve a train for the rollouts that you own")
     approve.argument("name", metavar="TRAIN", text=name).reason().yes()
     show = group.add_command("show", show_train, "show a train, or list all")
@@ -36,6 +36,11 @@ def register(commands: CommandGroup) -> None:
 def add_to_train(call: Invocation) -> int:
     args = call.args
     body = without_none(rollouts=args.rollouts, wait_s=args.wait, reason=args.reason)
+    if (shown := _find_train(call, args.name)) is not None:
+        # It may have rollouts that others added: the caller approves it with these, too.
+        _print_cover(shown)
+        confirm(call, lambda: f"train {args.name}: {_describe(shown)}", "add to the train, and approve it?")
+        body["shown"] = {"rollouts": shown["rollouts"], "wait_s": shown["wait_s"]}
     train: Train = call.client.put(api_path("trains", args.name), body)
     return call.report(train, f"train {train['name']}: {_describe(train)}", train["name"])
 
@@ -60,8 +65,7 @@ def approve_at_gate(call: Invocation) -> int:
 def _approve(call: Invocation, name: str, **chosen: str) -> int:
     """Print what the approval covers, also for scripts, ask at a terminal, and approve just that."""
     shown: Train = call.get(api_path("trains", name))
-    wait = format_duration(shown["wait_s"])
-    print_message(f"covers {', '.join(shown['rollouts'])} in this order, with a wait of {wait}")
+    _print_cover(shown)
     confirm(call, lambda: f"train {name}: {_describe(shown)}", "approve train?")
     body = {
         "reason": call.args.reason,
@@ -71,6 +75,21 @@ def _approve(call: Invocation, name: str, **chosen: str) -> int:
     }
     train: Train = call.client.post(api_path("trains", name, "approve"), body)
     return call.report(train, f"train {name}: {_describe(train)}", name)
+
+
+def _find_train(call: Invocation, name: str) -> Train | None:
+    try:
+        train: Train = call.get(api_path("trains", name))
+    except ApiError as error:
+        if error.status != 404:
+            raise
+        return None
+    return train
+
+
+def _print_cover(train: Train) -> None:
+    wait = format_duration(train["wait_s"])
+    print_message(f"covers {', '.join(train['rollouts'])} in this order, with a wait of {wait}")
 
 
 def remove_train(call: Invocation) -> int:

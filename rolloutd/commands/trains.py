@@ -38,10 +38,13 @@ def add(
     rollouts: Sequence[Rollout],
     reason: str,
     wait_s: float | None = None,
+    *,
+    shown: Shown | None = None,
 ) -> Events:
     """Make a train of these rollouts, or add them at the end of it; approve it for those that one owns.
 
-    Raises NotAllowed for a caller who owns none of them, Refused for rollouts that cannot be together.
+    `shown` is the train that the caller read, None if there was none.  Raises NotAllowed for a caller who
+    owns none of the rollouts, Refused for those that cannot be together, or if the train is not as shown.
     """
     if not _NAME.fullmatch(name):
         raise Refused(
@@ -57,7 +60,11 @@ def add(
     _require_fit(state.index, name, members, rollouts)
     removed = () if known is not None else _make_room(state.index, who, state.now())
     train = _ordered(who, state.now(), known, name, order, members, wait_s)
-    return () if train == known else (*removed, TrainStored(train, who.actor, reason, state.now()))
+    if train == known:
+        return ()
+    if known is not None or shown is not None:
+        _require_as_shown(require_train(state.index, name), shown)
+    return (*removed, TrainStored(train, who.actor, reason, state.now()))
 
 
 def join(index: Index, who: Principal, opened: Rollout, nodes: Iterable[str], replaced: set[str]) -> Events:
@@ -93,7 +100,7 @@ def train_partners(index: Index, plan: Plan, nodes: Iterable[str]) -> list[Rollo
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What an approver read: the rollouts, whose contents never change, in order, and the wait."""
+    """What a caller read: the rollouts, whose contents never change, in order, and the wait."""
 
     rollouts: tuple[str, ...]
     wait_s: float
@@ -107,10 +114,7 @@ def approve(
     Raises Refused if it is not the train that the caller read.
     """
     train = require_train(state.index, name)
-    if differences := _differences(train, shown):
-        raise Refused(
-            "other-train", f"train {name}: {join_limited(differences, MAX_ROLLOUTS)}; read it again"
-        )
+    _require_as_shown(train, shown)
     members = _open_members(state.index, train.rollouts)
     asked = members if rollout is None else [each for each in members if each.id == rollout.id]
     if not any(_owns(who, each) for each in asked):
@@ -119,6 +123,14 @@ def approve(
     given = _approvals(who, train.rollouts if rollout is None else [rollout.id], members)
     approved = replace(train, approvals={**given, **train.approvals})
     return () if approved == train else (TrainStored(approved, who.actor, reason, state.now()),)
+
+
+def _require_as_shown(train: Train, shown: Shown | None) -> None:
+    """Raise Refused if the train has changed since the caller read it, or was made since."""
+    if differences := _differences(train, shown or Shown((), train.wait_s)):
+        raise Refused(
+            "other-train", f"train {train.name}: {join_limited(differences, MAX_ROLLOUTS)}; read it again"
+        )
 
 
 def _differences(train: Train, shown: Shown) -> list[str]:

@@ -318,11 +318,22 @@ MAX_TRAIN_WAIT_S = 7 * 86_400.0
 TrainWait = Annotated[float, Field(ge=0, le=MAX_TRAIN_WAIT_S)]
 
 
+class ShownTrain(RequestBody):
+    """The rollouts of a train, in order, and its wait, as the caller read them."""
+
+    rollouts: Names
+    wait_s: TrainWait
+
+
 class AddToTrain(ReasonBody):
-    """Rollouts to add at the end of a train; `wait_s`: how long a node waits for its turn."""
+    """Rollouts to add at the end of a train; `wait_s`: how long a node waits for its turn.
+
+    `shown` is the train that the caller read; without it, there was none of this name.
+    """
 
     rollouts: Names = Field(min_length=1, max_length=10)
     wait_s: TrainWait | None = None
+    shown: ShownTrain | None = None
 
 
 class ApproveTrain(ReasonBody):

@@ -280,4 +280,6 @@ def with_failures(state: State, rollout: str, ballot: Ballot) -> Ballot:
 
 def _train_of(state: State, names: Sequence[str]) -> Events:
     rollouts = [state.index.rollouts[name] for name in names if name in state.index.rollouts]
-    return trains.add(state, OLGA, "t", [each for each in rollouts if not each.closed], "tests")
+    known = trains.find_train(state.index, "t")
+    shown = None if known is None else trains.Shown(known.rollouts, known.wait_s)
+    return trains.add(state, OLGA, "t", [each for each in rollouts if not each.closed], "tests", shown=shown)

@@ -37,10 +37,11 @@ async def add_to_train(services: Services, request: Request[requests.AddToTrain]
     """Make a train, or add rollouts at its end; it is approved for those that the caller owns."""
     state, body, name = services.state, request.input, request.path_params["t"]
     resolved = [await resolve_live(state, each) for each in body.rollouts]
+    shown = None if body.shown is None else trains.Shown(tuple(body.shown.rollouts), body.shown.wait_s)
 
     def decide(state: State, who: Principal) -> Events:
         rollouts = [current(state, each).rollout for each in resolved]
-        return trains.add(state, who, name, rollouts, body.reason, body.wait_s)
+        return trains.add(state, who, name, rollouts, body.reason, body.wait_s, shown=shown)
 
     await execute(state, request.identity, UserCommand(f"train: {body.reason}", decide))
     return await train_response(state, trains.require_train(state.index, name))

@@ -22,7 +22,7 @@ IRREVERSIBLE = {
 ACTS_AS_THE_USER = {"shell": ["shell n1 --reason x"]}
 """Commands that run a program as the user, which must be seen before."""
 
-ASKS_AT_TERMINALS = {"approve", "train approve"}
+ASKS_AT_TERMINALS = {"approve", "train approve", "train add"}
 """Commands that show at a terminal what they start; a script has read it before."""
 
 ASKS_ITSELF = {"init", "hosts scan"}
@@ -60,7 +60,7 @@ NEVER_ASKS = {
     *("plan submit", "reject", "withdraw", "token sign", "token use", "pause", "resume"),
     *("retry", "advance", "skip", "return", "hold", "release", "freeze", "unfreeze", "team windows"),
     *("context add", "context use", "context remove"),
-    *("train add", "train show", "train remove", "leader step-down"),
+    *("train show", "train remove", "leader step-down"),
     *("team canaries", "team freeze", "team unfreeze", "restore", "store prepare", "store move"),
 }
 
@@ -178,6 +178,24 @@ def test_approval_of_train_is_for_what_was_shown(
     assert run(capsys, *line)[0] == 0
     body = {"reason": "x", "rollouts": ["kernel-1", "driver-2"], "wait_s": 5400.0}
     assert daemon.requests[-1][-1] == body
+
+
+def test_train_grows_by_what_was_shown(
+    daemon: CannedDaemon, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon.answer("GET", "trains/week", TRAIN)
+    daemon.answer("PUT", "trains/week", TRAIN)
+    monkeypatch.setattr("rolloutd.cli.command_group.is_terminal", lambda: True)
+    monkeypatch.setattr("sys.stdin", Answering("n\ny\n"))
+    line = ["train", "add", "week", "certs", "--reason", "x"]
+    code, _, err = run(capsys, *line)
+    assert (code, err.splitlines()[0]) == (
+        1,
+        "covers kernel-1, driver-2 in this order, with a wait of 1h30m",
+    )
+    assert run(capsys, *line)[0] == 0
+    shown = {"rollouts": ["kernel-1", "driver-2"], "wait_s": 5400.0}
+    assert daemon.requests[-1][-1] == {"rollouts": ["certs"], "reason": "x", "shown": shown}
 
 
 class Answering(io.StringIO):

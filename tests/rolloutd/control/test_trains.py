@@ -41,8 +41,10 @@ async def env(tmp_path: Path) -> AsyncIterator[ControlEnvironment]:
 
 
 async def add(env: ControlEnvironment, who: str, **more: Any) -> Any:
-    """Make the train."""
-    return await env.request(who, "put", "/v1/trains/t", ADD | more)
+    """Make the train, or add to it as it is now."""
+    known = trains.find_train(env.state.index, "t")
+    shown = None if known is None else {"rollouts": known.rollouts, "wait_s": known.wait_s}
+    return await env.request(who, "put", "/v1/trains/t", {**ADD, "shown": shown, **more})
 
 
 async def approve(env: ControlEnvironment, who: str, read: Any, **more: Any) -> Any:
@@ -124,6 +126,28 @@ async def test_approval_of_another_train_than_was_read_refused(env: ControlEnvir
     with pytest.raises(ApiError, match="train t: x-1 is not in it; read it again"):
         await approve(env, "paul", grown, rollouts=[*grown["rollouts"], "x-1"])
     assert (await approve(env, "paul", grown))["approved"]
+
+
+async def test_adding_to_another_train_than_was_read_refused(env: ControlEnvironment) -> None:
+    """Adam read two rollouts; olga adds a third before he adds a fourth, which would approve the third."""
+    read = await add(env, "olga")
+    third = await env.submit("olga", text=PLAN.replace("name: sysctl", "name: third"))
+    await env.submit("olga", text=PLAN.replace("name: sysctl", "name: fourth"))
+    grown = await add(env, "olga", rollouts=["third"])
+    shown = {"rollouts": read["rollouts"], "wait_s": read["wait_s"]}
+    with pytest.raises(ApiError, match=f"^train t: {third} was added; read it again$") as refused:
+        await add(env, "adam", rollouts=["fourth"], shown=shown)
+    assert refused.value.code == "other-train"
+    with pytest.raises(ApiError, match=r"sysctl-.* was added, .*driver.* was added"):
+        await add(env, "adam", rollouts=["fourth"], shown=None)
+    assert await env.request("nora", "get", "/v1/trains/t") == grown
+    assert len((await add(env, "adam", rollouts=["fourth"]))["rollouts"]) == 4
+
+
+async def test_adding_to_train_that_is_gone_refused(env: ControlEnvironment) -> None:
+    shown = {"rollouts": ["x-1", "x-2"], "wait_s": 3600.0}
+    with pytest.raises(ApiError, match="t: no such train"):
+        await add(env, "adam", shown=shown)
 
 
 async def test_approval_that_names_no_rollouts_refused(env: ControlEnvironment) -> None:
