@@ -18,32 +18,33 @@ from rolloutd.ports import Artifact, Failed, Ok, RunRequest, RunState, Unknown
 
 @dataclass(slots=True)
 class RunRecord:
-    """One run in a directory of its own; without the directory nothing is known of it here."""
+    """One run in a directory of its own; without what it is of, nothing is known of it here."""
 
     directory: RunDirectory
     last_line: int = -1
 
     @property
     def exists(self) -> bool:
-        return self.directory.path.is_dir()
+        return bool(self.metadata)
 
     @property
     def metadata(self) -> Mapping[str, Any]:
         return self.directory.read_metadata()
 
     def create(self, **metadata: Any) -> None:
-        """Create the record unless it is there; it is written before anything is asked of the run."""
-        if not self.exists:
-            self.directory.create()
-            self.directory.write_metadata({"began_at": time.time(), **metadata})
+        """Create the record, or add what it lacks: another machine's run is found before it is described."""
+        self.directory.path.mkdir(mode=0o700, exist_ok=True)
+        known = self.metadata
+        if not metadata.keys() <= known.keys():
+            self._write_metadata({"began_at": time.time(), **metadata, **known})
 
     def set_uid(self, uid: str) -> None:
-        self.directory.write_metadata({**self.metadata, "uid": uid})
+        self._write_metadata({**self.metadata, "uid": uid})
 
     def note_begun(self) -> None:
         """Remember that a container was started: without its pod the run is unknown from then on."""
         if not self.metadata.get("begun"):
-            self.directory.write_metadata({**self.metadata, "begun": True})
+            self._write_metadata({**self.metadata, "begun": True})
 
     @property
     def result(self) -> Ok | Failed | Unknown | None:
@@ -98,7 +99,7 @@ class RunRecord:
         # The mark last: without it, what a kill leaves would be a result.
         for path in sorted(self.directory.path.glob("*"), key=lambda each: each.name == "forgotten"):
             path.unlink(missing_ok=True)
-        if self.exists:
+        if self.directory.path.is_dir():
             self.directory.path.rmdir()
         self.last_line = -1
 
@@ -112,6 +113,12 @@ class RunRecord:
             last = max(last, *(int(line.event.get("n", 0)) for line in lines))
             offset = lines[-1].offset
         return last
+
+    def _write_metadata(self, metadata: Mapping[str, Any]) -> None:
+        """Write the metadata as a whole: a kill or a full disk leaves what was there."""
+        draft = self.directory.path / "run.new"
+        self.directory.write(draft, metadata)
+        draft.replace(self.directory.path / "run.json")
 
     def _write(self, event: Mapping[str, Any]) -> None:
         with self.directory.events_file.open("a") as file:

@@ -112,16 +112,18 @@ class KubernetesRunner:
                 await threads.FILES.run(record.remove)
             if record.result is not None:
                 return request.run_id  # it is over, and its Job may be gone
-            if request.fencing_token:
+            has_job = await self._get_job(request.run_id) is not None
+            # A run that has its Job may be under way on the node: the daemon that began it ended older ones.
+            if request.fencing_token and not has_job:
                 await self._stale_runs.end_inherited(request.host, request.fencing_token)
             files = await self._files(request)
             size = sum(map(len, files.values()))
-            if size > MAX_SECRET_BYTES and await self._get_job(request.run_id) is None:
+            if size > MAX_SECRET_BYTES and not has_job:
                 text = f"what the run is given has {size} bytes, and a Secret at most {MAX_SECRET_BYTES}"
                 record.create(**describe(request))
                 record.store_result(ports.Failed(f"{request.node}: {text}", code=FailureCode.NEVER_STARTED))
                 return request.run_id
-            job = await self._claim(request)
+            job = await self._claim(request, is_known=record.exists)
             record.create(**describe(request))
             record.set_uid(job["metadata"]["uid"])
             if not pod_state.is_finished(job):
@@ -213,7 +215,7 @@ class KubernetesRunner:
 
     async def remove(self, name: str, *, unmodified_since: float) -> bool:
         record = RunRecord(RunDirectory(self._directory / name))
-        if not record.exists:
+        if not record.directory.path.is_dir():
             return True
         if record.result is None or record.artifact().modified_at > unmodified_since:
             return False
@@ -222,11 +224,12 @@ class KubernetesRunner:
 
     # -- starting
 
-    async def _claim(self, request: ports.RunRequest) -> Mapping[str, Any]:
-        """Create the Job, or adopt the one that this run has created before."""
+    async def _claim(self, request: ports.RunRequest, *, is_known: bool) -> Mapping[str, Any]:
+        """Create the Job, or adopt the one that this run has created before; a changed one was none."""
         wanted = objects.build_job(request, self._owner, self._params)
+        job: Mapping[str, Any] | None
         try:
-            job = await self._ask("POST", self._jobs, body=wanted)
+            job, is_known = dict(await self._ask("POST", self._jobs, body=wanted)), False
         except ApiError as error:
             if error.status != 409:
                 raise RunnerUnavailable(str(error), is_full="quota" in error.message) from error
@@ -234,11 +237,10 @@ class KubernetesRunner:
             if job is None or pod_state.run_of(job) != request.run_id:
                 name = objects.job_name(request.run_id)
                 raise RunnerUnavailable(f"job {name}: it is being removed, or another run has it") from error
-            return job
-        if changed := objects.difference(job):
+        if not is_known and (changed := objects.difference(job)):
             await self._delete(request.run_id, job["metadata"]["uid"])
             raise RunnerUnavailable(f"the cluster changed {changed} of a Job; a run could begin twice")
-        return dict(job)
+        return job
 
     async def _create(self, path: str, body: Mapping[str, Any]) -> None:
         try:

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import yaml
 
+from rolloutd.adapters.ansible.runner import AnsibleRunner
 from rolloutd.adapters.kubernetes_jobs.job import job_name
 from rolloutd.adapters.kubernetes_jobs.runner import KubernetesRunner, make_runner
 from rolloutd.adapters.timers import SystemClock
@@ -51,7 +52,16 @@ class JobsBackend:
     def open(self, **params: Any) -> KubernetesRunner:
         """Return a new runner, by the settings of a daemon and further parameters."""
         self._shared.append({})
-        return open_runner(self.directory, self.ansible, self.kubeconfig, self._shared[-1], **params)
+        local = self.ansible.runner(self.directory / "local")
+        return open_runner(self.directory, self.ansible, local, self.kubeconfig, self._shared[-1], **params)
+
+    def open_elsewhere(self) -> KubernetesRunner:
+        """Return the runner of another machine of the same store, which has just taken over."""
+        self._shared.append({})
+        (directory := self.directory / "elsewhere").mkdir(exist_ok=True)
+        marks = str(self.directory / "local")
+        local = self.ansible.runner(directory / "local", marks=marks, inherited_nodes={"n0"})
+        return open_runner(directory, self.ansible, local, self.kubeconfig, self._shared[-1])
 
     def request(
         self, work: Work, run_id: str, *, timeout_s: float = 300.0, fencing_token: str = ""
@@ -79,12 +89,17 @@ class JobsBackend:
 
 
 def open_runner(
-    directory: Path, ansible: AnsibleBackend, kubeconfig: Path, shared: dict[str, Any], **params: Any
+    directory: Path,
+    ansible: AnsibleBackend,
+    local: AnsibleRunner,
+    kubeconfig: Path,
+    shared: dict[str, Any],
+    **params: Any,
 ) -> KubernetesRunner:
-    """Return a runner over a cluster; what it opens is in `shared`."""
+    """Return a runner over a cluster, beside that of its machine; what it opens is in `shared`."""
     settings = SimpleNamespace(
         state_dir=directory / "state",
-        ansible=SimpleNamespace(fence_dir=str(directory / "fence"), pipelining="as-configured"),
+        ansible=SimpleNamespace(fence_dir=str(ansible.directory / "fence"), pipelining="as-configured"),
         ssh=SimpleNamespace(known_hosts=ansible.node.known_hosts, user=None, key_file=None),
     )
     settings.state_dir.mkdir(exist_ok=True)
@@ -104,7 +119,7 @@ def open_runner(
         settings,
         tree_of,
         params={**given, **params},
-        stale_runs=ansible.runner(directory / "local"),
+        stale_runs=local,
         shared=shared,
     )
     return make_runner(context)

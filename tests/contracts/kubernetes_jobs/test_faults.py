@@ -213,14 +213,20 @@ async def test_pod_that_does_not_end_is_unknown(
     assert isinstance(result, Unknown), "it may begin before it is gone"
 
 
-async def test_job_that_cluster_changed_is_removed(backend: JobsBackend) -> None:
+async def test_job_that_cluster_changed_is_removed(
+    backend: JobsBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def drop_policy(asked: ApiRequest) -> None:
         if (asked.verb, asked.resource) == ("create", "jobs"):
             del asked.body["spec"]["podReplacementPolicy"]  # as a server below 1.29 does
 
     backend.cluster.server.interceptors.append(drop_policy)
-    with pytest.raises(RunnerUnavailable, match="podReplacementPolicy"):
-        await backend.open().start(backend.request(Work.SUCCEEDS, "r1"))
+    runner = backend.open()
+    with monkeypatch.context() as slow:
+        slow.setattr(backend.jobs, "_count", lambda *_: None)  # its removal takes a while
+        for _ in range(2):
+            with pytest.raises(RunnerUnavailable, match="podReplacementPolicy"):
+                await runner.start(backend.request(Work.SUCCEEDS, "r1"))
     await wait_in_loop_until(lambda: not list(backend.cluster.objects.all("jobs", NAMESPACE)))
 
 
@@ -305,3 +311,30 @@ async def test_begun_run_without_pod_is_unknown(backend: JobsBackend) -> None:
         backend.jobs.lose(objects.job_name("r1"))
         backend.cluster.objects.remove("pods", pod)
     assert isinstance((await ended(backend.open(), handle)).result, Unknown)
+
+
+async def test_run_is_followed_after_takeover(backend: JobsBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The new daemon has no record of the run, and expects work of another machine on the node."""
+    request = backend.request(Work.NEVER_ENDS, "r1", fencing_token="3.10 aaaa 1000")  # of a fence
+    await backend.open().start(request)
+    await wait_in_loop_until(backend.ansible.has_work)
+    runner = backend.open_elsewhere()
+    assert (await runner.get_state("r1")).result is None
+    later = backend.request(Work.NEVER_ENDS, "r1", fencing_token="4.11 aaaa 1060")  # of a fence
+    assert await runner.start(later) == "r1"
+    assert backend.ansible.has_work()
+    monkeypatch.setattr(objects, "START_S", -runner_module.END_MARGIN_S)
+    assert (await runner.get_state("r1")).result is None, "its own limit is not over"
+    await runner.cancel("r1")
+
+
+async def test_record_without_content_is_written_again(backend: JobsBackend) -> None:
+    """The daemon was killed between the record's directory and its content."""
+    (backend.directory / "state" / "runners" / "fra").mkdir(parents=True)
+    (backend.directory / "state" / "runners" / "fra" / "r1").mkdir()
+    runner = backend.open()
+    with pytest.raises(NotFound):
+        await runner.get_state("r1")
+    assert isinstance(
+        (await ended(runner, await runner.start(backend.request(Work.SUCCEEDS, "r1")))).result, Ok
+    )
