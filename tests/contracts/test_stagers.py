@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import os
 import tarfile
@@ -246,6 +247,87 @@ async def test_archive_unpacks_with_mode_and_owner(tmp_path: Path) -> None:
             Path(f"{backend.to}/.incoming/n1/{name}").write_text("")
         await backend.stager.remove(backend.host, backend.to, {"0" * 64}, timeout_s=LIMIT_S)
         assert [each.name for each in Path(f"{backend.to}/.incoming/n1").iterdir()] == [artifact.sha256]
+
+
+def pack(directory: Path, **changes: Any) -> ManifestEntry:
+    """Write an archive with the directory `home`, and return its entry."""
+    with tarfile.open(directory / "app.tar.gz", "w:gz") as archive:
+        archive.add(directory / "app.bin", "home/app")
+    packed = (directory / "app.tar.gz").read_bytes()
+    return entry(
+        kind=ArtifactKind.ARCHIVE,
+        path="app.tar.gz",
+        size=len(packed),
+        sha256=hashlib.sha256(packed).hexdigest(),
+        unpack=True,
+        **changes,
+    )
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount")
+async def test_artifact_with_mount_in_it_is_not_removed(tmp_path: Path) -> None:
+    precious = tmp_path / "pre cious"
+    precious.mkdir()
+    (precious / "file").write_text("of a person")
+    async with open_backend("url", tmp_path) as backend:
+        artifact = pack(backend.directory)
+        await stage(backend, artifact)
+        home = Path(unpacked_directory(backend.to, artifact)) / "home"
+        mount = f"mount --bind '{precious}' '{home}' && {{}}"
+        node = LocalShell()
+        node.wrap = lambda command: ["unshare", "-m", "sh", "-c", mount.format(f"( {command} )")]
+        with pytest.raises(AdapterFailed, match="a file system is mounted in"):
+            await UrlStager(node).remove(backend.host, backend.to, {artifact.sha256}, timeout_s=LIMIT_S)
+        assert (precious / "file").read_text() == "of a person"
+        await backend.stager.remove(backend.host, backend.to, {artifact.sha256}, timeout_s=LIMIT_S)
+        assert not home.exists()
+
+
+async def test_unpacked_files_are_on_disk_before_the_rename(tmp_path: Path) -> None:
+    log, program = tmp_path / "log", tmp_path / "bin" / "sync"
+    program.parent.mkdir()
+    async with open_backend("url", tmp_path) as backend:
+        artifact = pack(backend.directory)
+        unpacked = unpacked_directory(backend.to, artifact)
+        program.write_text(f'#!/bin/sh\n[ -e {unpacked} ] || ls "$2"/unpacked/home >> {log}\n')
+        program.chmod(0o755)
+        node = LocalShell()
+        path = f"PATH={program.parent}:{os.environ['PATH']}"
+        node.wrap = lambda command: ["env", path, "sh", "-c", command]
+        request = StagingRequest(backend.host, artifact, backend.to, backend.directory, backend.url)
+        staged = await UrlStager(node).stage(request, take=_take_nothing, timeout_s=LIMIT_S)
+        assert isinstance(staged, Staged)
+        assert log.read_text() == "app\n"
+
+
+async def _take_nothing(size: int) -> None:
+    pass
+
+
+class EndlessHandler(QuietHandler):
+    """Sends 64 MiB, whatever the artifact's size; `taken` is what the node took."""
+
+    taken = 0
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        with contextlib.suppress(OSError):
+            for _ in range(512):
+                self.wfile.write(bytes(CHUNK_BYTES))
+                EndlessHandler.taken += CHUNK_BYTES
+
+
+async def test_mirror_that_sends_more_fills_no_disk(tmp_path: Path) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), EndlessHandler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        async with open_backend("url", tmp_path) as backend:
+            url = f"http://127.0.0.1:{server.server_port}/app.bin"
+            refused = await stage(backend, entry(url=url))
+        server.shutdown()
+    assert isinstance(refused, Failed)
+    assert f"cannot fetch {url}" in refused.text
+    assert EndlessHandler.taken < 256 * CHUNK_BYTES
 
 
 @pytest.mark.parametrize("place", ["file", "dead-link", "directory", "parent"])

@@ -51,6 +51,8 @@ place() {
         unpack "$new/$name" "$new/unpacked" || fail "cannot unpack $name"
     fi
     set_rights "$new"
+    # What is unpacked is not compared later, so it must outlast a loss of power.
+    [ "$unpacks" = 0 ] || sync -f "$new" 2>/dev/null || sync
     # A link could lead anywhere: what is behind it is not touched.
     if [ -h "$final" ] || { [ -e "$final" ] && [ ! -d "$final" ]; }; then
         rm -f "$final" || fail "cannot replace $final"
@@ -74,11 +76,15 @@ place() {
 fetch() {
     part=$incoming/$sha256.fetched.$$
     rm -f "$incoming/$sha256.fetched."*
-    if command -v curl >/dev/null; then curl -fsSL -o "$part" "$url"
-    elif command -v wget >/dev/null; then wget -q -O "$part" "$url"
-    else python3 -c 'import shutil, sys, urllib.request as r
+    (
+        # A mirror that sends more must not fill the disk; in blocks of 512 bytes.
+        ulimit -f $((size / 512 + 1))
+        if command -v curl >/dev/null; then curl -fsSL -o "$part" "$url"
+        elif command -v wget >/dev/null; then wget -q -O "$part" "$url"
+        else python3 -c 'import shutil, sys, urllib.request as r
 shutil.copyfileobj(r.urlopen(sys.argv[1]), open(sys.argv[2], "wb"))' "$url" "$part"
-    fi || { rm -f "$part"; fail "cannot fetch $url"; }
+        fi
+    ) || { rm -f "$part"; fail "cannot fetch $url"; }
     place "$part"
 }
 
@@ -157,11 +163,21 @@ compare() {
     if [ "$count" -ge "$limit" ]; then echo compared; exit 0; fi
 }
 
+# Returns whether a file system is mounted below a directory: a removal would take its files.
+has_mounts() {
+    real=$(cd -P -- "$1" 2>/dev/null && pwd | sed 's/\\/\\134/g; s/ /\\040/g')
+    while [ -n "$real" ] && read -r device target rest; do
+        case $target in "$real"/*) return 0 ;; esac
+    done </proc/self/mounts
+    return 1
+}
+
 # Removes the artifacts with these digests, what was received of them, and transfers that ended a week ago.
 remove() {
     for found in $digests; do
         case $found in *[!0-9a-f]*) continue ;; esac
         [ ${#found} = 64 ] || continue
+        ! has_mounts "$to/$found" || fail "a file system is mounted in $to/$found"
         rm -rf "$to/$found" || fail "cannot remove $to/$found"
         rm -rf "$to"/.incoming/*/"$found" "$to"/.incoming/*/"$found".* "$to"/.compared/"$found".* ||
             fail "cannot remove it"
