@@ -127,10 +127,9 @@ class InventoryRefresher:
             known = self._state.index.nodes.get(node)
             if known is None:
                 raise NotFound(f"{node}: no such node; list them with rolloutctl inventory")
-            if any(each.kind is ConflictKind.REMOVED_IN_FLIGHT for each in known.conflicts):
-                if self._is_in_flight(node):
-                    raise Refused("in-flight", f"{node}: still in flight; accept its removal after that")
-                self._accepted_removals.add(node)
+            is_removed = any(each.kind is ConflictKind.REMOVED_IN_FLIGHT for each in known.conflicts)
+            if is_removed and self._is_in_flight(node):
+                raise Refused("in-flight", f"{node}: still in flight; accept its removal after that")
             if any(each.kind is ConflictKind.RENAMED for each in known.conflicts):
                 # Steps, holds and isolations are recorded by the name.
                 work = next(work_on(self._state.index, node, self._state.now()), None)
@@ -141,6 +140,8 @@ class InventoryRefresher:
             # A node without a pinned identity is pinned to what its sources report next.
             unpinned = NodesDiscovered((replace(known, identity={}),))
             await self._state.commit([pinned, unpinned], actor=actor, cause=f"inventory pin: {reason}")
+            if is_removed:  # after the audit's entry: no node is removed without a record of who accepted it
+                self._accepted_removals.add(node)
             for report in self._state.reports.get(node, ()):
                 if report.conflicts and report.source in self._readers:
                     await self._readers[report.source].accept_node(report.name)

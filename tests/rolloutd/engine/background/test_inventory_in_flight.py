@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ from machines.rules.node_claims import quarantine_blocker
 from machines.states import Outcome, Phase, Trigger
 from rolloutd.engine.background.inventory_refresh import REMOVED_KEPT_S, InventoryRefresher
 from rolloutd.engine.state import InvariantViolation
-from rolloutd.errors import Refused
+from rolloutd.errors import Refused, StoreFailed
 from rolloutd.texts.reason_text import describe, lifted_by
 from tests.rolloutd.control_environment import PLAN, ControlEnvironment, control_environment
 from tests.rolloutd.engine.background.test_inventory_trust import (
@@ -82,6 +83,22 @@ async def test_removal_of_node_in_flight_is_accepted_later(tmp_path: Path) -> No
         await refresher.pin_identity("p1", ADAM, "scrapped")
         target = inside.state.index.target(rollout, "p1")
         assert ("p1" in inside.state.index.nodes, target.outcome) == (False, Outcome.LEFT)
+
+
+async def test_removal_whose_acceptance_is_not_written_waits(tmp_path: Path) -> None:
+    async with removed_in_flight(tmp_path) as (inside, refresher, _, rollout):
+        await inside.fail(rollout, "p1")
+        commit = inside.state.store.commit
+
+        async def fail(*_: Any, **__: Any) -> Any:
+            raise StoreFailed("no space is left")
+
+        inside.state.store.commit = fail  # type: ignore[method-assign]
+        with pytest.raises(StoreFailed):
+            await refresher.pin_identity("p1", ADAM, "scrapped")
+        inside.state.store.commit = commit  # type: ignore[method-assign]
+        await refresher.refresh()
+        assert "p1" in inside.state.index.nodes
 
 
 async def test_node_removed_in_flight_leaves_after_day(tmp_path: Path) -> None:
