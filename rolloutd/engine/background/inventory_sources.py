@@ -101,15 +101,20 @@ class SourceReader:
             try:
                 answer = await self._read()
             except (RolloutdError, TimeoutError) as error:
+                self._record_try(is_failing=True)
                 self.set_error(str(error) or f"no answer within {SOURCE_TIMEOUT_S:.0f} s")
                 self._state.record_try(f"inventory {self.name}", self.status.error)
-                self.is_failing = True
-                self.status.tried_at = self._state.now()
                 return
+            self._record_try(is_failing=False)
             self._state.record_try(f"inventory {self.name}")
-            self.is_failing = False
-            self.status.tried_at = self._state.now()
             await self._take(answer)
+
+    def _record_try(self, *, is_failing: bool) -> None:
+        if is_failing != self.is_failing:
+            # What is wrong with some of its nodes may be known for long.
+            self.status.failing_since = None
+        self.is_failing = is_failing
+        self.status.tried_at = self._state.now()
 
     def set_error(self, error: str) -> None:
         if self.status.error != error:

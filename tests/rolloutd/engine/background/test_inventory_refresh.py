@@ -182,6 +182,20 @@ async def test_failing_source_is_trouble_before_it_is_stale(tmp_path: Path) -> N
         assert not inside.state.problems()
 
 
+async def test_source_fails_since_it_gave_no_answer(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as inside:
+        source = Source("netbox", {"p1": {"team": "payments"}, "!p2": {}})
+        refresher = InventoryRefresher(inside.state, [source])
+        await refresher.refresh()
+        known_since = inside.state.sources["netbox"].failing_since
+        assert known_since == inside.clock.now(), "one of its names is not valid"
+        for reported_nodes in (None, source.nodes):
+            inside.clock.advance(600.0)
+            source.nodes = reported_nodes
+            await refresher.refresh()
+            assert inside.state.sources["netbox"].failing_since == inside.clock.now()
+
+
 async def test_groups_of_all_sources_are_joined_and_outlive_the_daemon(tmp_path: Path) -> None:
     async with control_environment(tmp_path) as inside:
         one = Source("one", {"p1": {}, "p2": {}}, {"p1": ["web"], "p2": ["web"]})
