@@ -439,8 +439,9 @@ class _StoredRuns:
             if not self._runners.may_remove_at(name):
                 continue
             try:
-                artifacts = await store.list_artifacts()
-            except RunnerUnavailable as error:  # what the other runners have is removed all the same
+                with adapter_errors(f"runner {name}"):
+                    artifacts = await store.list_artifacts()
+            except (RolloutdError, TimeoutError) as error:  # what the others have is removed all the same
                 log.warning("runner %s: its ended runs cannot be listed: %s", name, error)
                 continue
             listed += (replace(each, name=self._runners.handle_of(name, each.name)) for each in artifacts)

@@ -8,7 +8,8 @@ It knows artifact stores and not their contents.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from machines.model.events import ConfigurationPruned, RecordsPruned, RunOutputPruned
 from machines.model.timefmt import format_duration
@@ -17,8 +18,9 @@ from rolloutd.concurrency import garbage
 from rolloutd.engine.background.audit_export import AuditExporter
 from rolloutd.engine.state import State
 from rolloutd.engine.tasks import Wakeup
-from rolloutd.errors import SourceFailed, StoreFailed
+from rolloutd.errors import AdapterFailed, RolloutdError
 from rolloutd.ports import Artifact, ArtifactStore, RolloutRecord
+from rolloutd.ports.guards import adapter_errors
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +51,8 @@ MEMORY_INTERVAL_S = 86_400.0
 MIN_TREE_AGE_S = 3600.0
 """Minimum age of a tree: a younger one may belong to a plan that is being submitted."""
 
+CONDITION = "retention"
+
 
 class RetentionCleaner:
     """Removes runs, trees and configurations that are older than the settings' `keep`.
@@ -66,33 +70,58 @@ class RetentionCleaner:
         self._trees = trees
         self._wakeup = Wakeup()
         self._removed_count = 0
+        self._failures: list[RolloutdError | TimeoutError] = []
+        """Those of the pass."""
         self._documents_removed_at = float("-inf")
         self._memory_collected_at = state.now()
         self.wake_up = self._wakeup.trigger
 
     async def run(self) -> None:
         """Remove expired artifacts once per interval, and when woken up, until cancelled."""
+        conditions = self._state.conditions
         while True:
             try:
                 await self.remove_expired()
-            except (StoreFailed, SourceFailed, OSError) as error:
-                log.warning("expired artifacts could not be removed; the next pass tries again: %s", error)
+                conditions.pop(CONDITION, None)
+            except (RolloutdError, TimeoutError) as error:
+                conditions[CONDITION] = f"retention: not all that has expired was removed: {error}"
+                log.warning("%s; the next pass tries again", conditions[CONDITION])
             await self._wakeup.wait_for(self._state.clock.sleep(INTERVAL_S))
 
     async def remove_expired(self) -> None:
-        self._removed_count = 0
+        """Remove one part after another; raises the first failure, after all other parts."""
+        self._removed_count, self._failures = 0, []
         rollouts = await self._state.store.list_rollout_records()
-        await self._remove_expired_runs({each.id: each for each in rollouts})
-        await self._remove_unused_trees(rollouts)
-        await self._remove_expired_configurations()
-        await self._forget_closed(rollouts)
-        await self._remove_step_output(rollouts)
-        await self._remove_records()
-        await self._audit.export_due()
-        while await self._state.store.release_space():
-            await self._pause_between_batches()
-        self._state.stored_volume = await self._state.store.measure(self._state.now())
+        with self._part():
+            await self._remove_expired_runs({each.id: each for each in rollouts})
+        for store in self._trees:
+            with self._part():
+                await self._remove_unused_trees(store, rollouts)
+        with self._part():
+            await self._remove_expired_configurations()
+        with self._part():
+            await self._forget_closed(rollouts)
+        with self._part():
+            await self._remove_step_output(rollouts)
+        with self._part():
+            await self._remove_records()
+        with self._part():
+            await self._audit.export_due()
+        with self._part():
+            while await self._state.store.release_space():
+                await self._pause_between_batches()
+            self._state.stored_volume = await self._state.store.measure(self._state.now())
         self._collect_memory()
+        if self._failures:
+            raise self._failures[0]
+
+    @contextmanager
+    def _part(self) -> Iterator[None]:
+        """Let the pass go on after a failure: the disk must not fill up because one system is away."""
+        try:
+            yield
+        except (RolloutdError, TimeoutError) as error:
+            self._failures.append(error)
 
     def _collect_memory(self) -> None:
         """Collect all cycles once a day, while no node's deadline could wait for it."""
@@ -136,16 +165,19 @@ class RetentionCleaner:
         for rollout in await state.store.list_expired_rollouts(state.now() - keep_s):
             if rollout in state.index.rollouts:
                 continue  # it was closed by a clock that is ahead, or is live again
-            while nodes := tuple(await state.store.list_recorded_nodes(rollout, NODES_PER_REMOVAL)):
-                await state.commit([RecordsPruned(rollout, nodes, keep_s, state.now())], cause=cause)
-                await self._pause_between_batches()
-            # Last, so that a kill in between leaves a rollout whose removal continues.
-            await state.commit([RecordsPruned(rollout, (), keep_s, state.now())], cause=cause)
+            with self._part():
+                while nodes := tuple(await state.store.list_recorded_nodes(rollout, NODES_PER_REMOVAL)):
+                    await state.commit([RecordsPruned(rollout, nodes, keep_s, state.now())], cause=cause)
+                    await self._pause_between_batches()
+                # Last, so that a kill in between leaves a rollout whose removal continues.
+                await state.commit([RecordsPruned(rollout, (), keep_s, state.now())], cause=cause)
 
     async def _remove_expired_runs(self, rollouts: Mapping[str, RolloutRecord]) -> None:
         keep_s = self._state.settings.keep.runs_s
         now = self._state.now()
-        for rollout, runs in _group_by_rollout(await self._runs.list_artifacts(), rollouts).items():
+        with adapter_errors("runs"):
+            listed = await self._runs.list_artifacts()
+        for rollout, runs in _group_by_rollout(listed, rollouts).items():
             known = rollouts.get(rollout)
             if known is not None and known.deleted:
                 await self._remove(self._runs, [each.name for each in runs], now)
@@ -168,7 +200,7 @@ class RetentionCleaner:
             [event], cause=f"the settings keep the output of runs for {format_duration(keep_s)}"
         )
 
-    async def _remove_unused_trees(self, rollouts: Sequence[RolloutRecord]) -> None:
+    async def _remove_unused_trees(self, store: ArtifactStore, rollouts: Sequence[RolloutRecord]) -> None:
         keep_s = self._state.settings.keep.trees_s
         if keep_s is None:
             return
@@ -177,12 +209,10 @@ class RetentionCleaner:
         used = {f"{each.source['kind']}-{each.source['pin']}" for each in unexpired}
         used |= {each.id for each in unexpired}
         untouched_since = now - max(float(keep_s), MIN_TREE_AGE_S)
-        for store in self._trees:
+        with adapter_errors("trees"):
             trees = await store.list_artifacts()
-            old = [
-                each.name for each in trees if each.name not in used and each.modified_at <= untouched_since
-            ]
-            await self._remove(store, old, untouched_since)
+        old = [each.name for each in trees if each.name not in used and each.modified_at <= untouched_since]
+        await self._remove(store, old, untouched_since)
 
     async def _remove_expired_configurations(self) -> None:
         """Remove the records of nodes that are long gone, and once a day the documents that none has."""
@@ -201,7 +231,11 @@ class RetentionCleaner:
         """Remove artifacts in batches; return how many were removed."""
         removed = 0
         for name in names:
-            removed += await store.remove(name, unmodified_since=untouched_since)
+            try:
+                with adapter_errors(name):
+                    removed += await store.remove(name, unmodified_since=untouched_since)
+            except AdapterFailed as error:  # of this one alone, as of a file that nobody may remove
+                self._failures.append(error)
             await self._pause_between_batches()
         return removed
 

@@ -26,7 +26,7 @@ from rolloutd.engine.drivers.isolation import Isolation, OtherAttempts
 from rolloutd.engine.drivers.node_session import AdapterSet, NodeSession
 from rolloutd.engine.drivers.step_journal import StepJournal
 from rolloutd.engine.runners import RoutedRunners
-from rolloutd.errors import NotFound, RunnerUnavailable
+from rolloutd.errors import AdapterFailed, NotFound, RunnerUnavailable
 from rolloutd.ports import CLUSTER_ID, Artifact, Failed, Host, Ok, RunRequest, Unknown
 from tests.contracts.fakes.runner import FakeRunner, Script, playbook_context
 from tests.contracts.fakes.sources import SOURCE, find_source
@@ -362,6 +362,13 @@ class UnavailableStore:
         raise RunnerUnavailable("shelf: down")
 
 
+class RefusingStore(UnavailableStore):
+    """One whose system answers 404, as a proxy before it does while it is away."""
+
+    async def list_artifacts(self) -> Sequence[Artifact]:
+        raise AdapterFailed("shelf: HTTP status 404")
+
+
 class FullStore:
     async def list_artifacts(self) -> Sequence[Artifact]:
         return [Artifact("r1", 0.0)]
@@ -370,10 +377,11 @@ class FullStore:
         return True
 
 
-async def test_runs_of_available_runners_are_listed(elsewhere: Elsewhere) -> None:
+@pytest.mark.parametrize("store", [UnavailableStore(), RefusingStore()])
+async def test_runs_of_available_runners_are_listed(elsewhere: Elsewhere, store: UnavailableStore) -> None:
     local = FakeRunner(elsewhere.inside.run_host)
     local.artifacts = FullStore()  # type: ignore[attr-defined]
-    elsewhere.shelf.artifacts = UnavailableStore()  # type: ignore[attr-defined]
+    elsewhere.shelf.artifacts = store  # type: ignore[attr-defined]
     both = RoutedRunners(elsewhere.inside.state, {"shelf": elsewhere.shelf, "local": local})
     assert [each.name for each in await both.artifacts.list_artifacts()] == ["r1"]
     assert not await both.artifacts.remove(both.handle_of("shelf", "r2"), unmodified_since=0.0)

@@ -25,7 +25,7 @@ from rolloutd.concurrency import garbage
 from rolloutd.engine.background import retention
 from rolloutd.engine.background.audit_export import AuditExporter
 from rolloutd.engine.background.retention import BATCH_SIZE, RetentionCleaner
-from rolloutd.errors import StoreFailed
+from rolloutd.errors import AdapterFailed, RunnerUnavailable, SourceFailed, StoreFailed
 from tests.contracts.fakes.artifacts import FakeArtifactStore
 from tests.rolloutd.control_environment import PLAN, ControlEnvironment, control_environment
 
@@ -109,6 +109,44 @@ async def test_removal_of_records_continues_after_kill(
         assert len(await inside.state.store.load_targets(rollout)) == 2
         await made.pruning.remove_expired()
         assert await inside.state.store.list_rollout_records() == ()
+
+
+@pytest.mark.parametrize(
+    "error", [SourceFailed("bucket: away"), RunnerUnavailable("awx: 404"), KeyError("x")]
+)
+async def test_failed_part_does_not_stop_others(tmp_path: Path, error: Exception) -> None:
+    async with disk(tmp_path) as made:
+        inside = made.inside
+        await ended(inside)
+        made.trees.artifacts["tree-old"] = inside.clock.now()
+        inside.clock.advance(366 * DAY_S)
+        made.runs.error = error
+        task = asyncio.create_task(made.pruning.run())
+        try:
+            async with asyncio.timeout(60):
+                while retention.CONDITION not in inside.state.conditions:
+                    await asyncio.sleep(0)
+                assert inside.state.conditions[retention.CONDITION].startswith(
+                    "retention: not all that has expired was removed: "
+                )
+                assert await inside.state.store.list_rollout_records() == ()
+                assert not made.trees.artifacts
+                made.runs.error = None
+                made.pruning.wake_up()
+                while retention.CONDITION in inside.state.conditions:
+                    await asyncio.sleep(0)
+        finally:
+            task.cancel()
+
+
+async def test_run_that_cannot_be_removed_keeps_no_other(tmp_path: Path) -> None:
+    async with disk(tmp_path) as made:
+        rollout = await ended(made.inside)
+        stuck, other = made.run(rollout, 1), made.run(rollout, 2)
+        made.runs.stuck = {stuck}
+        with pytest.raises(AdapterFailed, match=stuck):
+            await made.after(91)
+        assert other not in made.runs.artifacts
 
 
 async def test_closed_rollout_leaves_memory_after_a_day(tmp_path: Path) -> None:
