@@ -12,6 +12,9 @@ from machines.model.timefmt import format_rfc3339
 
 _HASH_LENGTH = 64
 
+_MAX_DIGITS = 18
+"""Those of a number that each database can have; who writes an anchor may write any."""
+
 
 @dataclass(frozen=True, slots=True)
 class AnchoredHash:
@@ -31,7 +34,10 @@ def parse_lines(lines: Iterable[str]) -> list[AnchoredHash]:
     return [
         AnchoredHash(words[0], int(words[1]), words[2])
         for words in (line.split() for line in lines)
-        if len(words) == 3 and words[1].isdecimal() and len(words[2]) == _HASH_LENGTH
+        if len(words) == 3
+        and words[1].isdecimal()
+        and len(words[1]) <= _MAX_DIGITS
+        and len(words[2]) == _HASH_LENGTH
     ]
 
 

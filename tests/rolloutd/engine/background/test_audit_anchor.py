@@ -118,3 +118,21 @@ def test_cut_audit_differs_from_its_anchor() -> None:
     assert kept == [AnchoredHash("1970-01-01T00:00:00Z", 7, "a" * 64)]
     assert describe_difference(kept, {7: "a" * 64}) == ""
     assert "entry 7, anchored at 1970-01-01T00:00:00Z, is missing" in describe_difference(kept, {})
+
+
+async def test_line_with_impossible_number_is_no_anchor(tmp_path: Path) -> None:
+    class File:
+        name = "anchor log.example:/srv/anchor"
+        lines = [f"2027-01-15T08:00:00Z {10**30} {'a' * 64}"]  # noqa: RUF012  # of this test alone
+
+        async def read(self) -> list[str]:
+            return self.lines
+
+        async def append(self, line: str) -> None:
+            self.lines.append(line)
+
+    async with sqlite_environment(tmp_path) as env:
+        await env.commit(RequestDenied(DAEMON, "call", "why", 1.0))
+        await AuditAnchor(env.state, [File()], lambda title, line: None).write()
+        assert CONDITION not in env.state.conditions
+        assert len(File.lines) == 2
