@@ -85,18 +85,19 @@ async def keep_reserve(state: State) -> None:
 
 def _report(state: State, size: int, free: int | None) -> None:
     known = state.index.disk_shortage
-    if (free is None) == (known is None):
-        return
-    shortage = None if free is None else DiskShortage(free, 2 * size, state.now())
-    state.index.record_disk_shortage(shortage)
-    if shortage is None:
-        state.conditions.pop(CONDITION, None)
-        log.info("disk: there is space again below %s", state.settings.state_dir)
+    if free is None:
+        state.conditions.pop(CONDITION, None)  # also that of an error before
     else:
         state.conditions[CONDITION] = (
-            f"{state.settings.state_dir}: {format_size(shortage.free_bytes)} free, nothing starts;"
-            f" free {format_size(shortage.needed_bytes)}"
+            f"{state.settings.state_dir}: {format_size(free)} free, nothing starts;"
+            f" free {format_size(2 * size)}"
         )
+    if (free is None) == (known is None):
+        return
+    state.index.record_disk_shortage(None if free is None else DiskShortage(free, 2 * size, state.now()))
+    if free is None:
+        log.info("disk: there is space again below %s", state.settings.state_dir)
+    else:
         log.error("disk: %s", state.conditions[CONDITION])
     state.wake_up()
 

@@ -13,7 +13,7 @@ from machines.model.limits import DiskShortage
 from machines.model.reasons import ReasonCode
 from machines.scheduler.decide import decide, explain_node
 from rolloutd.adapters.ansible import wrapper
-from rolloutd.service.disk_reserve import CONDITION, DiskReserve, _report
+from rolloutd.service.disk_reserve import CONDITION, DiskReserve, _report, _report_error
 from rolloutd.texts.reason_text import describe, lifted_by
 from tests.acceptance.test_full_disk_and_clock_jumps import fill, small_disk
 from tests.rolloutd.control_environment import control_environment
@@ -60,6 +60,20 @@ async def test_full_disk_starts_nothing_and_says_why(tmp_path: Path) -> None:
         _report(env.state, 64 * MEBIBYTE, None)
         assert CONDITION not in env.state.conditions
         assert explain_node(env.state.index, rollout, "p1", env.clock.now()).code is ReasonCode.STARTING
+
+
+async def test_error_of_disk_is_shown_until_next_answer(tmp_path: Path) -> None:
+    async with control_environment(tmp_path) as env:
+        _report_error(env.state, OSError(errno.EIO, "Input/output error"))
+        assert env.state.conditions[CONDITION].endswith(
+            "its free space is unknown (Input/output error); check the disk"
+        )
+        _report(env.state, 64 * MEBIBYTE, None)
+        assert CONDITION not in env.state.conditions
+        _report(env.state, 64 * MEBIBYTE, 5 * MEBIBYTE)
+        _report_error(env.state, OSError(errno.EIO, "Input/output error"))
+        _report(env.state, 64 * MEBIBYTE, 6 * MEBIBYTE)
+        assert "6 MiB free, nothing starts" in env.state.conditions[CONDITION]
 
 
 def test_wrapper_waits_for_space(monkeypatch: pytest.MonkeyPatch) -> None:
