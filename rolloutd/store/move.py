@@ -15,6 +15,7 @@ from rolloutd.errors import NotFound, StoreFailed
 from rolloutd.store.audit_comparison import compare_with_audit
 from rolloutd.store.backend import Backend, Row, TableRows
 from rolloutd.store.retention_queries import list_nodes_with_runs
+from rolloutd.store.transfer import read_refusal
 
 _DIFFERENT = frozenset({("term", "epoch"), ("audit_base", "signature")})
 """Columns that a move may change: the epoch grows where others were granted, each machine has its key."""
@@ -48,13 +49,17 @@ def move_store(source: Backend, target: Backend, *, with_runs: bool) -> MoveResu
         raise StoreFailed(
             f"{source.name}: it differs from its audit; nothing was moved, see `rolloutctl audit verify`"
         )
+    moved = f"it was moved to {target.name}; use the settings of that store"
     with source.exported() as tables:
+        # What it was moved to is newer: a copy of it would begin runs again, without the votes since.
+        if (refusal := source.read_now(read_refusal)) not in ("", moved):
+            raise StoreFailed(f"{source.name}: {refusal}")
         target.import_tables(tables)
     rows = _compare(source, target)
     after = compare_with_audit(target)
     if not after.ok or after.chain.head != before.chain.head:
         raise StoreFailed(f"{target.name}: the copy differs from its audit; the source is as it was")
-    source.write_refusal(f"it was moved to {target.name}; use the settings of that store")
+    source.write_refusal(moved)
     target.write_refusal("")
     return MoveResult(after.chain.entries, after.chain.head, rows)
 

@@ -144,6 +144,26 @@ async def test_interrupted_move_leaves_the_source_whole(
     assert await answers(stores, is_postgresql=not is_postgresql) == before
 
 
+@pytest.mark.parametrize("is_finished", [True, False])
+async def test_store_that_was_moved_is_no_source(
+    stores: Stores, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_finished: bool
+) -> None:
+    await fill(stores)
+    source, target = (stores.backend(is_postgresql=kind) for kind in (False, True))
+    if is_finished:
+        move_store(source, target, with_runs=True)
+    else:
+        with monkeypatch.context() as patched:
+            _interrupt(patched, "source refuses", source, target)
+            with pytest.raises(KeyboardInterrupt):
+                move_store(source, target, with_runs=True)
+    third = backend_of(tmp_path)
+    older, problem = (source, "it was moved to database") if is_finished else (target, "not finished; repeat")
+    with pytest.raises(StoreFailed, match=problem):
+        move_store(older, third, with_runs=True)
+    assert not third.examine().exists
+
+
 async def can_start(stores: Stores, *, is_postgresql: bool) -> bool:
     """Return whether a daemon can begin a term on a store with entries."""
     try:
