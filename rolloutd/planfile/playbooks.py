@@ -153,6 +153,18 @@ _ACTIONS = frozenset({"action", "local_action"})
 _LOCALHOST = re.compile(r"(?<![\w.!-])(?:localhost|127\.0\.0\.1|(?<!:)::1)(?![\w.-])|\{[{%]")
 """A pattern of hosts that names localhost, or may do so."""
 
+_CONNECTION = "ansible_connection"
+"""The variable that says how a host is reached; one that says `local` makes tasks run on localhost."""
+
+_SETS_LOCAL = re.compile(r"\bansible_connection\s*=\s*(?:['\"]?(?:\w+\.)*local\b|[^\s]*\{[{%])")
+"""Arguments, such as those of `set_fact` and `add_host`, that set this variable to `local`, or may do so."""
+
+_CONFIG_LOCAL = re.compile(rb"(?im)^[ \t]*transport[ \t]*[=:](?:.*\blocal\b|.*\{[{%])")
+"""A setting of ansible.cfg that makes `local` the connection of all hosts, or may do so."""
+
+_VARIABLE_FILES = ("group_vars", "host_vars")
+"""Directories whose files of variables may have no suffix."""
+
 _ANY_FILE = re.compile(r"\b(?:(?:lookup|query|q)\s*\(|playbook_dir\b|role_path\b|inventory_dir\b)")
 """A lookup may read any file, and a path may begin with these variables."""
 
@@ -201,15 +213,15 @@ def playbook_digest(
     playbook: str,
     content_digest: Callable[[Path], bytes] = read_content_digest,
     *,
-    is_build: bool = False,
+    is_local: bool = False,
 ) -> str:
     """Return the digest of a playbook inside a source, with all that it imports.
 
-    `content_digest`: a cache of read_content_digest() for the other playbooks of the source.  `is_build`: it
-    runs on localhost.
+    `content_digest`: a cache of read_content_digest() for the other playbooks of the source.  `is_local`: it
+    runs on localhost, as that of a build does.
     """
     try:
-        files = sorted(_Closure(tree, is_local=is_build).of_playbook(tree / playbook))
+        files = sorted(_find_files(tree, playbook, is_local=is_local))
     except (OSError, ValueError, yaml.YAMLError, _AnyFile):
         files = sorted(_files_below(tree))
     # Once per file, because thousands of links may lead to one large file.
@@ -224,21 +236,32 @@ def playbook_digest(
 def playbook_files(tree: Path, playbooks: Mapping[str, bool]) -> set[str]:
     """Return the paths of playbooks inside a source and of all that they import; of all files, if unknown.
 
-    `playbooks`: whether each is one of a build, which runs on localhost.
+    `playbooks`: whether each runs on localhost, as one of a build does.
     """
     found: set[Path] = set()
-    for playbook, is_build in playbooks.items():
+    for playbook, is_local in playbooks.items():
         try:
             if "{{" in playbook:  # each node may have another one
                 raise _AnyFile
-            found |= _Closure(tree, is_local=is_build).of_playbook(tree / playbook)
+            found |= _find_files(tree, playbook, is_local=is_local)
         except (OSError, ValueError, yaml.YAMLError, _AnyFile):
             found |= set(_files_below(tree))
     return {path.relative_to(tree).as_posix() for path in found}
 
 
+def _find_files(tree: Path, playbook: str, *, is_local: bool) -> set[Path]:
+    try:
+        return _Closure(tree, is_local=is_local).of_playbook(tree / playbook)
+    except _MayBeLocal:
+        return _Closure(tree, is_local=True).of_playbook(tree / playbook)
+
+
 class _AnyFile(Exception):
     """The playbook may import any file of the source."""
+
+
+class _MayBeLocal(Exception):
+    """A variable that outlasts its task may let any task run on localhost."""
 
 
 class _Closure:
@@ -247,7 +270,7 @@ class _Closure:
         self._root = tree
         self._found: set[Path] = set()
         # Whether what is followed now runs on localhost, where files of the source are.
-        self._is_local = is_local
+        self._is_local = self._is_all_local = is_local
         self._unread: list[tuple[Path, bool]] = []
         self._read: set[tuple[Path, bool]] = set()
         self._playbooks: set[Path] = set()
@@ -267,7 +290,10 @@ class _Closure:
         while self._unread:
             path, is_local = self._unread.pop()
             document = _load(path, self._spend)
-            for key, text, runs_here in _texts(document, self._spend, is_local=is_local):
+            texts = _texts(document, self._spend, self._require_all_local, is_local=is_local)
+            for key, text, runs_here in texts:
+                if _SETS_LOCAL.search(text):
+                    self._require_all_local()
                 self._is_local = runs_here
                 self._follow(path.parent, key, text)
         return self._found
@@ -275,16 +301,22 @@ class _Closure:
     def _add_unasked(self, place: Path) -> None:
         """Add what Ansible reads without being asked where a playbook is."""
         for name in _ALWAYS:
-            self._add_all(place / name)
+            self._add_all(place / name, name)
 
     def _follow_config(self, config: Path) -> None:
         text = _CONFIG_UNUSED.sub(b"", config.read_bytes())
         if _CONFIG_PATH.search(text):
             raise _AnyFile
+        if _CONFIG_LOCAL.search(text):
+            self._require_all_local()
         for word in _CONFIG_WORDS.finditer(text.decode(errors="surrogateescape")):
             # A user or a plugin may have the name of a directory.
             is_path = "/" in word[0] or "." in word[0]
             self._follow_name(config.parent, "", word[0], os.path.exists if is_path else os.path.isfile)
+
+    def _require_all_local(self) -> None:
+        if not self._is_all_local:
+            raise _MayBeLocal
 
     def _spend(self, work: int) -> None:
         """Count work, which is the same in any order of the files; raises _AnyFile above the limit."""
@@ -302,7 +334,8 @@ class _Closure:
         if key == "import_playbook" and path not in self._playbooks:
             self._playbooks.add(path)
             self._add_unasked(path.parent)
-        if (key in _YAML_IMPORTS or path.suffix in _YAML) and (path, self._is_local) not in self._read:
+        is_yaml = key in _YAML_IMPORTS or path.suffix in _YAML or (key in _VARIABLE_FILES and not path.suffix)
+        if is_yaml and (path, self._is_local) not in self._read:
             self._read.add((path, self._is_local))
             self._unread.append((path, self._is_local))
         is_template = key == "src" or path.suffix == ".j2" or path.parent.name == "templates"
@@ -359,7 +392,7 @@ class _Closure:
             return
         if path.is_dir():
             for file in _files_below(path, self._spend):
-                self._add(file)
+                self._add(file, key if key in _VARIABLE_FILES else "")
         elif path.is_file():
             self._add(path, key)
 
@@ -396,13 +429,21 @@ def _is_command(key: str, text: str) -> bool:
 
 
 def _runs_on_localhost(value: dict[str, Any]) -> bool:
-    hosts, connection = value.get("hosts"), value.get("connection")
-    if "local_action" in value or (isinstance(connection, str) and _short(connection) == "local"):
+    hosts, variables = value.get("hosts"), value.get("vars")
+    own = variables.get(_CONNECTION) if isinstance(variables, dict) else None
+    if "local_action" in value or any(map(_is_maybe_local, (value.get("connection"), own))):
         return True
-    places = (value.get("delegate_to"), connection, *(hosts if isinstance(hosts, list) else [hosts]))
+    places = (value.get("delegate_to"), *(hosts if isinstance(hosts, list) else [hosts]))
     names = (each for each in places if isinstance(each, str))
     # A text of a megabyte may have many aliases.
     return any(len(each) > 512 or _LOCALHOST.search(each) for each in names)
+
+
+def _is_maybe_local(connection: Any) -> bool:
+    """Return whether a connection is `local`, or a template; a text of a megabyte counts as one."""
+    if not isinstance(connection, str):
+        return False
+    return len(connection) > 512 or "{{" in connection or "{%" in connection or _short(connection) == "local"
 
 
 def _short(name: str) -> str:
@@ -410,9 +451,15 @@ def _short(name: str) -> str:
     return name.rpartition(".")[2]
 
 
-def _texts(document: Any, spend: Callable[[int], None], *, is_local: bool) -> Iterator[tuple[str, str, bool]]:
-    """Yield each text of a document, with the nearest key that names files, and whether localhost runs it."""
+def _texts(
+    document: Any, spend: Callable[[int], None], require_all_local: Callable[[], None], *, is_local: bool
+) -> Iterator[tuple[str, str, bool]]:
+    """Yield each text of a document, with the nearest key that names files, and whether localhost runs it.
+
+    `require_all_local` is called for a variable that lets every task run on localhost, or may do so.
+    """
     pending: list[tuple[str, Any, bool]] = [("", document, is_local)]
+    scoped: set[int] = set()  # the variables of one play, block or task, which _runs_on_localhost() asks
     while pending:
         key, value, is_local = pending.pop()
         if isinstance(value, str):
@@ -423,6 +470,9 @@ def _texts(document: Any, spend: Callable[[int], None], *, is_local: bool) -> It
         if isinstance(value, list):
             pending += [(key, inner, is_local) for inner in value]
             continue
+        if id(value) not in scoped and _is_maybe_local(value.get(_CONNECTION)):
+            require_all_local()
+        scoped.add(id(value.get("vars")))
         is_local = is_local or _runs_on_localhost(value)
         for name, inner in value.items():
             short = _short(name)

@@ -52,7 +52,7 @@ def resolve_prepare(plan: PlanFile, tree: Path, force: ForcedStages = NOT_FORCED
         for kind, stage in item.items():
             found: dict[str, JSON] = {}
             if stage["playbook"]:
-                found["playbook"] = digest_of(stage["playbook"], is_build=kind == "build")
+                found["playbook"] = digest_of(stage["playbook"], is_local=kind == "build")
             # A manifest that a build of this plan makes is known only then.
             if kind == "stage" and stage["manifest"] not in built:
                 path = ("spec", "prepare", "stages", number, kind, "manifest")

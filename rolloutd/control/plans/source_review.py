@@ -46,7 +46,7 @@ def read_source_review(
 ) -> SourceReview:
     """Return the texts of playbooks and of all that they import, and the differences to the previous tree.
 
-    `playbooks` and `approved`, those of the previous rollout: whether each is one of a build.
+    `playbooks` and `approved`, those of the previous rollout: whether each runs on localhost.
     """
     review = SourceReview(differences=file_differences(previous, tree) if previous is not None else [])
     changed = {each["path"]: each for each in review.differences}

@@ -184,9 +184,9 @@ def test_build_runs_on_localhost(tmp_path: Path) -> None:
     write(tmp_path, {"site.yml": task("command: sh {{ d }}"), "evil": ""})
     assert playbook_files(tmp_path, {"site.yml": False}) == {"site.yml"}
     assert playbook_files(tmp_path, {"site.yml": True}) == {"site.yml", "evil"}
-    before = playbook_digest(tmp_path, "site.yml", is_build=True)
+    before = playbook_digest(tmp_path, "site.yml", is_local=True)
     (tmp_path / "evil").write_text("changed")
-    assert playbook_digest(tmp_path, "site.yml", is_build=True) != before
+    assert playbook_digest(tmp_path, "site.yml", is_local=True) != before
 
 
 @pytest.mark.parametrize(
@@ -224,6 +224,67 @@ def test_play_without_localhost_names_no_file(tmp_path: Path, hosts: str) -> Non
 def test_play_on_localhost_names_every_file(tmp_path: Path, play: str) -> None:
     write(tmp_path, {"site.yml": f"- {{{play}, tasks: [{{command: 'rm {{{{ d }}}}'}}]}}\n", "other": ""})
     assert playbook_files(tmp_path, {"site.yml": False}) == {"site.yml", "other"}
+
+
+COMMAND = "command: 'rm {{ d }}'"
+
+BY_VARIABLE = {
+    "variable of a play": {
+        "site.yml": f"- hosts: all\n  vars: {{ansible_connection: local}}\n  tasks: [{{{COMMAND}}}]\n"
+    },
+    "variable of a task": {
+        "site.yml": task(COMMAND, "    vars: {ansible_connection: ansible.builtin.local}\n")
+    },
+    "variable of imported tasks": {
+        "site.yml": task("import_tasks: b.yml", "    vars: {ansible_connection: local}\n"),
+        "b.yml": f"- {COMMAND}\n",
+    },
+    "variable that is a template": {"site.yml": task(COMMAND, "    vars: {ansible_connection: '{{ c }}'}\n")},
+    "variable of a group": {"site.yml": task(COMMAND), "group_vars/web.yml": "ansible_connection: local\n"},
+    "variable of a group without a suffix": {
+        "site.yml": task(COMMAND),
+        "group_vars/all/main": "ansible_connection: '{% if 1 %}local{% endif %}'\n",
+    },
+    "variable of a host": {"site.yml": task(COMMAND), "host_vars/n1.yml": "ansible_connection: local\n"},
+    "variable of a role": {
+        "site.yml": task(COMMAND, "  roles: [r]\n"),
+        "roles/r/vars/main.yml": "ansible_connection: local\n",
+    },
+    "variable of a file": {
+        "site.yml": task("include_vars: v", f"  - {COMMAND}\n"),
+        "v": "ansible_connection: local\n",
+    },
+    "fact": {"site.yml": task("set_fact: {ansible_connection: local}", f"  - {COMMAND}\n")},
+    "fact of a task on localhost": {
+        "site.yml": task("set_fact: {ansible_connection: local}", f"{LOCAL}  - {COMMAND}\n")
+    },
+    "fact as an argument": {"site.yml": task("set_fact: ansible_connection=local", f"  - {COMMAND}\n")},
+    "host that is added": {
+        "site.yml": task("add_host: name=x ansible_connection='{{ c }}'", f"  - {COMMAND}\n")
+    },
+    "configuration": {"site.yml": task(COMMAND), "ansible.cfg": "[defaults]\ntransport = local\n"},
+}
+
+
+@pytest.mark.parametrize("case", BY_VARIABLE)
+def test_local_connection_of_a_variable_names_every_file(tmp_path: Path, case: str) -> None:
+    files = BY_VARIABLE[case] | {"other": ""}
+    write(tmp_path, files)
+    assert playbook_files(tmp_path, {"site.yml": False}) == files.keys()
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        "    vars: {ansible_connection: ssh}\n",
+        "    vars: {ansible_connection: local.ssh}\n",
+        "  - {ping: , vars: {ansible_connection: local}}\n",
+        "  - debug: {msg: ansible_connection = localhost}\n",
+    ],
+)
+def test_other_connection_names_no_file(tmp_path: Path, more: str) -> None:
+    write(tmp_path, {"site.yml": task(COMMAND, more), "other": ""})
+    assert playbook_files(tmp_path, {"site.yml": False}) == {"site.yml"}
 
 
 @pytest.mark.parametrize(
