@@ -262,17 +262,15 @@ class ObjectRunner(ABC):
                 judgement = await self._apply(store, ref, record)
             else:
                 judgement = await self._look(store, ref, record)
-        except NotPossible as error:
-            code = FailureCode.INTERFERENCE if record.applied else FailureCode.NEVER_STARTED
-            judgement = _failed(str(error), code)
         except TokenIsOlder as error:
             judgement = _failed(f"a later run has the object: {error}", FailureCode.INTERFERENCE)
-        except (FieldConflict, ObjectMissing) as error:
-            judgement = _failed(str(error), FailureCode.NEVER_STARTED)
+        except (NotPossible, FieldConflict, ObjectMissing) as error:
+            judgement = _failed(str(error), _code_of(record))
         except ApiError as error:
-            if error.is_retryable:
+            # A right that is lost while a run is followed says nothing of the run.
+            if error.is_retryable or (record.applied and error.status == 403):
                 raise
-            judgement = _failed(f"{ref}: {error}", FailureCode.NEVER_STARTED)
+            judgement = _failed(f"{ref}: {error}", _code_of(record))
         result = judgement.result or self._limit_of(record, judgement, now)
         if result is None:
             record.note(judgement.text, judgement.percent, now)
@@ -295,16 +293,23 @@ class ObjectRunner(ABC):
         return None
 
     async def _apply(self, store: ObjectStore, ref: ObjectRef, record: RunRecord) -> Judgement:
-        waits = await self.prepare(store, record)
-        if waits:
-            return Judgement(waits, 5.0)
         current = await store.get(ref)
-        waits = "" if current is None else _removal(ref, current) or self.waits_before_apply(current)
-        waits = waits or await self._check_identity(record, {} if current is None else current)
+        # Written before, if a kill or a lost answer came between the write and its record: nothing is waited
+        # for any more, and a failure would count as one before the change.
+        is_written = current is not None and _run_of(current) == record.content["run"]
+        waits = "" if is_written else await self._waits_before_apply(store, ref, record, current)
         if waits:
             return Judgement(waits, 5.0)
         await self._write(store, ref, record)
         return Judgement(f"{ref}: applied", 30.0)
+
+    async def _waits_before_apply(
+        self, store: ObjectStore, ref: ObjectRef, record: RunRecord, current: Mapping[str, Any] | None
+    ) -> str:
+        waits = await self.prepare(store, record)
+        if not waits and current is not None:
+            waits = _removal(ref, current) or self.waits_before_apply(current)
+        return waits or await self._check_identity(record, {} if current is None else current)
 
     async def _check_identity(self, record: RunRecord, current: Mapping[str, Any]) -> str:
         """Return why the target cannot be asked who it is; raises NotPossible if it is another cluster."""
@@ -350,17 +355,18 @@ class ObjectRunner(ABC):
     async def _look(self, store: ObjectStore, ref: ObjectRef, record: RunRecord) -> Judgement:
         applied = record.applied
         assert applied is not None
-        obj = await store.watched(ref)
-        if obj is None or int(obj["metadata"]["generation"]) < int(applied["generation"]):
-            # The watch may be behind our own write, and a person may have deleted the object since.
+        obj, run = await store.watched(ref), record.content["run"]
+        is_ours = obj is not None and _run_of(obj) == run
+        if obj is None or not is_ours or int(obj["metadata"]["generation"]) < int(applied["generation"]):
+            # The watch may be behind our own write, and a person may have deleted the object since.  A write
+            # that changes no field leaves the generation as it was.
             obj = await store.get(ref)
         if obj is None:
             return await self._make_again(store, ref, record)
         if waits := _removal(ref, obj):
             return Judgement(waits, 30.0)
-        run = (obj["metadata"].get("annotations") or {}).get(RUN)
-        if run != record.content["run"]:
-            by = f"run {run}" if run else "another client, which created it again"
+        if (other := _run_of(obj)) != run:
+            by = f"run {other}" if other else "another client, which created it again"
             return _failed(f"{ref} was taken over by {by}", FailureCode.INTERFERENCE)
         changed = changed_fields(obj, applied["spec"])
         if changed:
@@ -483,6 +489,15 @@ def _limit(note: str, now: float) -> tuple[float, float]:
     except ValueError:
         return now, ADOPTED_LIMIT_S
     return found if all(map(math.isfinite, found)) else (now, ADOPTED_LIMIT_S)
+
+
+def _run_of(obj: Mapping[str, Any]) -> str | None:
+    return (obj["metadata"].get("annotations") or {}).get(RUN)
+
+
+def _code_of(record: RunRecord) -> FailureCode:
+    """Return the code of a failure that is not the change's own: a rollback must know of what was applied."""
+    return FailureCode.INTERFERENCE if record.applied else FailureCode.NEVER_STARTED
 
 
 def _failed(text: str, code: FailureCode) -> Judgement:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from rolloutd.adapters.ansible.fence import CLOCK_SLACK_S
 from rolloutd.adapters.kubernetes.api_errors import ApiError
 from rolloutd.adapters.kubernetes.cluster import DEFAULT_DOMAIN, FIELD_MANAGER, Cluster, api_path
 from rolloutd.adapters.kubernetes.list_watch import WatchHandler, run_list_watch
@@ -78,13 +79,23 @@ class ObjectMissing(Exception):
     """The object is not there, and the change does not create it."""
 
 
-def token_order(token: str) -> tuple[int, int]:
-    """Return the place of a fencing token, `epoch.number OWNER SECOND`, in their order."""
-    numbers = token.partition(" ")[0].split(".")
-    try:
-        return int(numbers[0]), int(numbers[1])
-    except (ValueError, IndexError):
-        return (0, 0)
+def refuses(seen: str, token: str) -> bool:
+    """Return whether an object with one fencing token refuses a run with another, as a node's fence does.
+
+    Numbers of two databases are not comparable: such a run is refused if it began long before.
+    """
+    (order, owner, began_at), (new_order, new_owner, new_began_at) = _parts(seen), _parts(token)
+    if owner and new_owner and owner != new_owner:
+        return began_at > new_began_at + CLOCK_SLACK_S
+    return order >= new_order
+
+
+def _parts(token: str) -> tuple[tuple[int, int], str, int]:
+    """Return the numbers of a token, `epoch.number OWNER SECOND`, its owner and its second."""
+    number, owner, began_at = (*token.split(), "", "", "")[:3]
+    epoch, _, last = number.partition(".")
+    order = (int(epoch), int(last)) if epoch.isdecimal() and last.isdecimal() else (0, 0)
+    return order, owner, int(began_at) if began_at.isdecimal() else 0
 
 
 class ObjectStore:
@@ -134,7 +145,7 @@ class ObjectStore:
                 notes = current["metadata"].get("annotations") or {}
                 if notes.get(RUN) == run:
                     return current
-                if token and TOKEN in notes and token_order(notes[TOKEN]) >= token_order(token):
+                if token and TOKEN in notes and refuses(notes[TOKEN], token):
                     raise TokenIsOlder(f"{ref} carries {notes[TOKEN]!r} of run {notes.get(RUN)}")
             elif not may_create:
                 raise ObjectMissing(f"{ref} does not exist; create it, or let the plan create it")
@@ -142,8 +153,7 @@ class ObjectStore:
             body = ref.body(spec, annotations)
             try:
                 if current is None:
-                    current = await self.cluster.post(ref.list_path, body)
-                    return await self._own(ref, current)
+                    return dict(await self.cluster.post(ref.list_path, body))
                 current = await self._own(ref, current)
                 body["metadata"]["resourceVersion"] = current["metadata"]["resourceVersion"]
                 return await self.apply(ref, body)

@@ -331,6 +331,45 @@ async def test_older_token_changes_nothing(env: FluxEnvironment) -> None:
     assert [each.run for each in env.flux.applied["east-apps"]] == ["r1", "r3"]
 
 
+async def test_write_that_watch_has_not_seen_is_not_taken_over(env: FluxEnvironment) -> None:
+    """A second run with the same fields leaves the generation as it was."""
+    await run(env, "r1")
+    runner = env.open_runner()
+    store, ref = (
+        runner._store(env.host.connection),
+        runner.object_of(env.host.connection, env.request("").params),
+    )
+    behind = await store.get(ref)
+
+    async def watched(_: ObjectRef) -> object:
+        return behind
+
+    store.watched = watched  # type: ignore[method-assign, assignment]
+    assert isinstance((await ended(runner, await runner.start(env.request("r2")))).result, Ok)
+
+
+async def test_tokens_of_two_databases_are_compared_by_time(env: FluxEnvironment) -> None:
+    """A daemon that lost its state counts from the beginning, and must not be refused for ever."""
+    passing = {"r1": ("3.10 a 1000", True), "r2": ("1.5 b 2000", True), "r3": ("9.1 a 1500", False)}
+    for name, (token, passes) in passing.items():
+        result = await run(env, name, token=token)
+        assert isinstance(result, Ok if passes else Failed), (name, result)
+    assert (await env.fleet.get(*APPS))["metadata"]["annotations"]["rolloutd.io/run"] == "r2"
+
+
+async def test_write_without_its_record_is_no_run_that_never_started(env: FluxEnvironment) -> None:
+    """A rollback restores what was there before the first run that may have changed something."""
+    runner, request = env.open_runner(), env.request("r1", ENDLESS, timeout_s=1.0)
+    await runner.start(request)
+    await until_says(runner, "r1", "Progressing")
+    record = env.directory / "one" / "runners" / "flux" / "r1.json"
+    record.write_text(json.dumps({**json.loads(record.read_text()), "applied": None}))
+    await env.fleet.edit(*APPS, {"spec": {"suspend": True}})
+    result = (await ended(env.open_runner(), "r1")).result
+    assert isinstance(result, Failed)
+    assert (result.code, "is suspended" in result.text) == (FailureCode.FAILED, True)
+
+
 async def test_write_between_read_and_apply_is_seen(env: FluxEnvironment) -> None:
     """A later run writes while the earlier one is between its read and its write."""
     await run(env, "r1", token="3.1 a 1")

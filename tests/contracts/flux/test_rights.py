@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from rolloutd.adapters.clusters.cluster_watch import ClusterWatch
@@ -14,11 +15,21 @@ from rolloutd.adapters.clusters.topology import TopologyRunner
 from rolloutd.adapters.clusters.views import CLUSTER_API, parse_cluster
 from rolloutd.adapters.kubernetes.cluster import Cluster
 from rolloutd.adapters.timers import SystemClock
+from rolloutd.errors import RunnerUnavailable
 from rolloutd.ports import Ok, PinnedSource, RunRequest
-from tests.contracts.flux.environment import WAIT_S, FluxEnvironment, ended, flux_environment, until_says
+from tests.contracts.flux.environment import (
+    ENDLESS,
+    WAIT_S,
+    FluxEnvironment,
+    ended,
+    flux_environment,
+    until_says,
+)
 from tests.contracts.flux.test_helm_release import GOOD, request
 from tests.support.cluster_fleet import ClusterFleet
 from tests.support.fake_kubernetes import FakeKubernetes
+from tests.support.fake_kubernetes.errors import ApiRefusal
+from tests.support.fake_kubernetes.server import ApiRequest
 
 MANIFEST = Path(__file__).parents[3] / "deploy/kubernetes/clusters.yaml"
 
@@ -73,10 +84,11 @@ async def _use_everything(env: FluxEnvironment, fleet: ClusterFleet, kubeconfig:
     await cluster.close()
     runner = env.open_runner()
 
-    for asked in (env.request("r1"), request(env, "r2", GOOD)):
+    asks = (env.request("r1"), request(env, "r2", GOOD), env.request("r4"), request(env, "r5", GOOD))
+    for asked in asks:
         assert isinstance((await ended(runner, await runner.start(asked))).result, Ok)
     # Another machine looks for the run among all modules.
-    assert isinstance((await ended(env.open_runner("two"), "r2")).result, Ok)
+    assert isinstance((await ended(env.open_runner("two"), "r5")).result, Ok)
     for module in (("helmreleases", "east-db"), ("kustomizations", "east-apps")):
         await fleet.delete(*module)
     for each in await runner.list_artifacts():
@@ -87,3 +99,30 @@ async def _use_everything(env: FluxEnvironment, fleet: ClusterFleet, kubeconfig:
         RunRequest("r3", env.host, PinnedSource("", ""), "", kind="clusterapi", params=params)
     )
     await until_says(upgrade, "r3", "Cluster")
+
+
+async def test_lost_right_is_no_end_of_applied_run(tmp_path: Path) -> None:
+    async with FakeKubernetes() as server:
+        rules = shipped_rules()
+        (modules,) = (each for each in rules if "kustomizations" in each["resources"])
+        modules["verbs"].remove("patch")
+        token = server.token(rules)
+        kubeconfig = server.kubeconfig(tmp_path / "kubeconfig", token=token)
+        async with (
+            ClusterFleet(server.kubeconfig(tmp_path / "admin")) as fleet,
+            flux_environment(fleet, kubeconfig, tmp_path) as env,
+        ):
+            runner = env.open_runner()
+            await runner.start(env.request("r1", ENDLESS))
+            await until_says(runner, "r1", "Progressing")
+
+            def refuse(asked: ApiRequest) -> None:
+                if (asked.verb, asked.resource, asked.token) == ("get", "kustomizations", token):
+                    raise ApiRefusal(403, "forbidden")
+
+            server.server.interceptors.append(refuse)
+            await fleet.delete("kustomizations", "east-apps")
+            with pytest.raises(RunnerUnavailable, match="forbidden"):
+                await ended(runner, "r1")
+            server.server.interceptors.remove(refuse)
+            await until_says(runner, "r1", "Progressing")
