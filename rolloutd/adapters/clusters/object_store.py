@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from rolloutd.adapters.ansible.fence import CLOCK_SLACK_S
+from rolloutd.adapters.kubernetes.answer_slices import Convert
 from rolloutd.adapters.kubernetes.api_errors import ApiError
 from rolloutd.adapters.kubernetes.cluster import DEFAULT_DOMAIN, FIELD_MANAGER, Cluster, api_path
 from rolloutd.adapters.kubernetes.list_watch import WatchHandler, run_list_watch
@@ -169,17 +170,20 @@ class ObjectStore:
     ) -> tuple[ObjectRef, Mapping[str, JSON]] | None:
         """Return the object of these lists that carries a run, None without one."""
         for ref in lists:
-            try:
-                listed = await self.cluster.list(ref.list_path, convert=without_inventory)
-            except ApiError as error:
-                if error.status == 404:
-                    continue  # the cluster has no objects of this kind: its controller is not installed
-                raise
-            for obj in listed.items:
+            for obj in await self.list(ref, without_inventory):
                 if (obj["metadata"].get("annotations") or {}).get(RUN) == run:
                     meta = obj["metadata"]
                     return replace(ref, namespace=meta["namespace"], name=meta["name"]), obj
         return None
+
+    async def list(self, ref: ObjectRef, convert: Convert) -> Sequence[Any]:
+        """Return the objects of a kind, each converted; none where its controller is not installed."""
+        try:
+            return (await self.cluster.list(ref.list_path, convert=convert)).items
+        except ApiError as error:
+            if error.status == 404:
+                return ()
+            raise
 
     async def apply(self, ref: ObjectRef, body: Mapping[str, JSON]) -> Mapping[str, JSON]:
         """Apply server-side without force."""

@@ -101,7 +101,7 @@ class UnusedSources:
                 used = _used_at(found)
                 if used is None or used > unmodified_since:
                     return False
-                if f"{kind}/{source}" in await self._named_at(hub, cluster):
+                if f"{kind}/{source}" in await self._named_at(hub, store):
                     return False
                 await store.delete(ref, found)
         except (ApiError, ClusterUnreachable) as error:
@@ -109,13 +109,13 @@ class UnusedSources:
             return False
         return True
 
-    async def _named_at(self, hub: str, cluster: Cluster) -> frozenset[str]:
+    async def _named_at(self, hub: str, store: ObjectStore) -> frozenset[str]:
         if hub not in self._named:
             # Once for many sources: a run marks its source as used before a module names it.
             named: set[str] = set()
             for module in self._modules:
                 ref = replace(module, namespace=self._clusters.namespace_of(hub))
-                for references in (await cluster.list(ref.list_path, convert=_named_by)).items:
+                for references in await store.list(ref, _named_by):
                     named |= references
             self._named[hub] = frozenset(named)
         return self._named[hub]

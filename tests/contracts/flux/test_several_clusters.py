@@ -66,3 +66,19 @@ async def test_modules_are_listed_once_in_each_pass(tmp_path: Path) -> None:
                 assert not await runner.remove(each.name, unmodified_since=each.modified_at)
             requests = [each.request for each in server.server.answered]
             assert [each.resource for each in requests if each.verb == "list"].count("kustomizations") == 1
+
+
+async def test_source_is_removed_where_helm_is_not_installed(tmp_path: Path) -> None:
+    async with (
+        FakeKubernetes() as server,
+        ClusterFleet(server.kubeconfig(tmp_path / "hub")) as fleet,
+        flux_environment(fleet, tmp_path / "hub", tmp_path) as env,
+    ):
+        runner = env.open_runner()
+        assert isinstance((await ended(runner, await runner.start(env.request("r1")))).result, Ok)
+        await fleet.delete("kustomizations", "east-apps")
+        server.server.groups["helm.toolkit.fluxcd.io"] = "not-served"
+        (source,) = [each for each in await runner.list_artifacts() if each.name.startswith("source=")]
+        assert await runner.remove(source.name, unmodified_since=source.modified_at)
+        server.server.groups["helm.toolkit.fluxcd.io"] = "v2"
+        assert await fleet.list("gitrepositories") == []
