@@ -90,6 +90,9 @@ class ObjectRunner(ABC):
 
     kind: str
 
+    settles_s = 0.0
+    """How long an object must show that a run is done, where it may show the state before for a moment."""
+
     def __init__(self, context: RunnerContext) -> None:
         self._context = context
         self._clusters = management_clusters(context)
@@ -271,11 +274,24 @@ class ObjectRunner(ABC):
             if error.is_retryable or (record.applied and error.status == 403):
                 raise
             judgement = _failed(f"{ref}: {error}", _code_of(record))
+        judgement = self._settled(record, judgement, now)
         result = judgement.result or self._limit_of(record, judgement, now)
         if result is None:
             record.note(judgement.text, judgement.percent, now)
         else:
             record.store_result(result, now)
+
+    def _settled(self, record: RunRecord, judgement: Judgement, now: float) -> Judgement:
+        """Return the judgement; until it has lasted, a run that is done is one that continues."""
+        if not self.settles_s:
+            return judgement
+        is_done, since = isinstance(judgement.result, Ok), record.content.get("done_since")
+        if is_done != (since is not None):
+            since = now if is_done else None
+            record.write(done_since=since)
+        if since is None or now - since >= self.settles_s:
+            return judgement
+        return Judgement(f"{judgement.text}; it must last for {self.settles_s:g} s", 95.0)
 
     def _limit_of(self, record: RunRecord, judgement: Judgement, now: float) -> Failed | None:
         """Return the failure of a run that is past a limit: its own, or that of a failure that lasts."""

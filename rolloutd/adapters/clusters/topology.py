@@ -19,10 +19,14 @@ WAITS = frozenset(
     {
         *("ControlPlaneUpgradePending", "MachineDeploymentsUpgradePending", "MachinePoolsUpgradePending"),
         *("MachineDeploymentsUpgradeDeferred", "MachinePoolsUpgradeDeferred", "LifecycleHookBlocking"),
-        *("MachineDeploymentsCreatePending", "MachinePoolsCreatePending", "ClusterUpgrading"),
+        *("MachineDeploymentsCreatePending", "MachinePoolsCreatePending", "ClusterUpgrading", "Paused"),
     }
 )
 """Reasons of TopologyReconciled=False for what Cluster API waits for."""
+
+SETTLES_S = 60.0
+"""How long the proofs must last: up to Cluster API 1.11 the topology counts as reconciled once the version
+is written to the control plane and the workers, and conditions of the same generation follow later."""
 
 PROOFS = {"ControlPlaneMachinesUpToDate": "True", "WorkerMachinesUpToDate": "True", "RollingOut": "False"}
 """What the conditions must say once every machine has the version."""
@@ -32,6 +36,7 @@ class TopologyRunner(ObjectRunner):
     """ports.Runner of Kubernetes upgrades by Cluster API; it cannot undo one, as Kubernetes cannot."""
 
     kind = "clusterapi"
+    settles_s = SETTLES_S
 
     @property
     def lists(self) -> Sequence[ObjectRef]:

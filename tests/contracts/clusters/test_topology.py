@@ -18,7 +18,10 @@ OLD, NEW = "v1.30.0", "v1.31.0"
 
 
 @pytest.fixture
-async def env(fleet: ClusterFleet, kubeconfig: Path, tmp_path: Path) -> AsyncIterator[FluxEnvironment]:
+async def env(
+    fleet: ClusterFleet, kubeconfig: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[FluxEnvironment]:
+    monkeypatch.setattr(TopologyRunner, "settles_s", 0.01)
     environment = FluxEnvironment(fleet, FluxControllers(fleet), tmp_path, kubeconfig, TopologyRunner)
     yield environment
     await environment.close()
@@ -83,6 +86,26 @@ async def test_version_is_followed_to_all_machines(env: FluxEnvironment) -> None
     assert state.percent == 78.0
     await show(env, (3, 2))
     assert isinstance((await ended(runner, handle)).result, Ok)
+
+
+async def test_conditions_that_follow_later_are_awaited(
+    env: FluxEnvironment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The topology is reconciled, and the machines' controllers have not seen the version yet."""
+    await hand_over(env)
+    monkeypatch.setattr(TopologyRunner, "settles_s", 300.0)
+    runner = env.open_runner()
+    handle = await runner.start(request(env, "r1", NEW))
+    await show(env, (3, 2))
+    await until_says(runner, handle, "it must last for 300 s")
+    await show(env, (3, 2), RollingOut="True")
+    await until_says(runner, handle, "RollingOut is True")
+    await show(env, (3, 2), TopologyReconciled="False", reason="Paused")
+    await until_says(runner, handle, "Paused")
+    await show(env, (3, 2))
+    await until_says(runner, handle, "it must last for 300 s")
+    monkeypatch.setattr(TopologyRunner, "settles_s", 0.01)
+    assert isinstance((await ended(env.open_runner(), handle)).result, Ok)
 
 
 async def test_version_of_another_writer_is_not_forced(env: FluxEnvironment) -> None:
