@@ -7,7 +7,6 @@ Cancelling ends only the following; nothing is deleted.
 from __future__ import annotations
 
 import asyncio
-import math
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,7 +21,6 @@ from rolloutd.adapters.clusters.inventory import MANAGEMENT_KEY, NAME_KEY, NAMES
 from rolloutd.adapters.clusters.object_store import (
     LIMIT,
     PIN,
-    RUN,
     TOKEN,
     FieldConflict,
     ObjectMissing,
@@ -32,6 +30,8 @@ from rolloutd.adapters.clusters.object_store import (
     applied_fields,
     changed_fields,
     managers_of,
+    read_limit,
+    run_of,
 )
 from rolloutd.adapters.clusters.run_records import RunRecord
 from rolloutd.adapters.kubernetes.api_errors import ApiError, ClusterUnreachable, malformed_answers
@@ -79,10 +79,6 @@ class Judgement:
 
 class NotPossible(Exception):
     """The change cannot be made, and nothing was applied; its text says why and what to do."""
-
-
-ADOPTED_LIMIT_S = 1800.0
-"""Time limit of a run that another machine began, if another writer has spoilt the object's note of it."""
 
 
 class ObjectRunner(ABC):
@@ -268,12 +264,12 @@ class ObjectRunner(ABC):
         except TokenIsOlder as error:
             judgement = _failed(f"a later run has the object: {error}", FailureCode.INTERFERENCE)
         except (NotPossible, FieldConflict, ObjectMissing) as error:
-            judgement = _failed(str(error), _code_of(record))
+            judgement = _failed(str(error), record.failure_code)
         except ApiError as error:
             # A right that is lost while a run is followed says nothing of the run.
             if error.is_retryable or (record.applied and error.status == 403):
                 raise
-            judgement = _failed(f"{ref}: {error}", _code_of(record))
+            judgement = _failed(f"{ref}: {error}", record.failure_code)
         judgement = self._settled(record, judgement, now)
         result = judgement.result or self._limit_of(record, judgement, now)
         if result is None:
@@ -285,20 +281,14 @@ class ObjectRunner(ABC):
         """Return the judgement; until it has lasted, a run that is done is one that continues."""
         if not self.settles_s:
             return judgement
-        is_done, since = isinstance(judgement.result, Ok), record.content.get("done_since")
-        if is_done != (since is not None):
-            since = now if is_done else None
-            record.write(done_since=since)
+        since = record.note_since("done_since", now, holds=isinstance(judgement.result, Ok))
         if since is None or now - since >= self.settles_s:
             return judgement
         return Judgement(f"{judgement.text}; it must last for {self.settles_s:g} s", 95.0)
 
     def _limit_of(self, record: RunRecord, judgement: Judgement, now: float) -> Failed | None:
         """Return the failure of a run that is past a limit: its own, or that of a failure that lasts."""
-        since = record.content.get("failing_since")
-        if judgement.is_failing != (since is not None):
-            since = now if judgement.is_failing else None
-            record.write(failing_since=since)
+        since = record.note_since("failing_since", now, holds=judgement.is_failing)
         failing_for_s = float(record.content["params"].get("failing_for", FAILING_FOR_S))
         if since is not None and now - since >= failing_for_s:
             return Failed(judgement.text)
@@ -312,7 +302,7 @@ class ObjectRunner(ABC):
         current = await store.get(ref)
         # Written before, if a kill or a lost answer came between the write and its record: nothing is waited
         # for any more, and a failure would count as one before the change.
-        is_written = current is not None and _run_of(current) == record.content["run"]
+        is_written = current is not None and run_of(current) == record.content["run"]
         waits = "" if is_written else await self._waits_before_apply(store, ref, record, current)
         if waits:
             return Judgement(waits, 5.0)
@@ -372,7 +362,7 @@ class ObjectRunner(ABC):
         applied = record.applied
         assert applied is not None
         obj, run = await store.watched(ref), record.content["run"]
-        is_ours = obj is not None and _run_of(obj) == run
+        is_ours = obj is not None and run_of(obj) == run
         if obj is None or not is_ours or int(obj["metadata"]["generation"]) < int(applied["generation"]):
             # The watch may be behind our own write, and a person may have deleted the object since.  A write
             # that changes no field leaves the generation as it was.
@@ -381,7 +371,7 @@ class ObjectRunner(ABC):
             return await self._make_again(store, ref, record)
         if waits := _removal(ref, obj):
             return Judgement(waits, 30.0)
-        if (other := _run_of(obj)) != run:
+        if (other := run_of(obj)) != run:
             by = f"run {other}" if other else "another client, which created it again"
             return _failed(f"{ref} was taken over by {by}", FailureCode.INTERFERENCE)
         changed = changed_fields(obj, applied["spec"])
@@ -419,7 +409,7 @@ class ObjectRunner(ABC):
                 continue
             ref, obj = found
             notes = obj["metadata"]["annotations"]
-            began_at, timeout_s = _limit(notes.get(LIMIT, ""), self._context.clock.now())
+            began_at, timeout_s = read_limit(notes.get(LIMIT, ""), self._context.clock.now())
             record.write(
                 run=handle,
                 node="",
@@ -495,25 +485,6 @@ def _applied(obj: Mapping[str, Any], spec: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a record keeps of an object that was written."""
     meta = obj["metadata"]
     return {"uid": meta["uid"], "generation": meta["generation"], "spec": spec}
-
-
-def _limit(note: str, now: float) -> tuple[float, float]:
-    """Return when a run of another machine began, and its time limit (epoch seconds, seconds)."""
-    began_at, _, timeout_s = note.partition(" ")
-    try:
-        found = float(began_at), float(timeout_s)
-    except ValueError:
-        return now, ADOPTED_LIMIT_S
-    return found if all(map(math.isfinite, found)) else (now, ADOPTED_LIMIT_S)
-
-
-def _run_of(obj: Mapping[str, Any]) -> str | None:
-    return (obj["metadata"].get("annotations") or {}).get(RUN)
-
-
-def _code_of(record: RunRecord) -> FailureCode:
-    """Return the code of a failure that is not the change's own: a rollback must know of what was applied."""
-    return FailureCode.INTERFERENCE if record.applied else FailureCode.NEVER_STARTED
 
 
 def _failed(text: str, code: FailureCode) -> Judgement:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -35,6 +36,9 @@ MAX_APPLIES = 5
 
 IDLE_S = 60.0
 """How long a watch stays open without a run that is followed."""
+
+ADOPTED_LIMIT_S = 1800.0
+"""Time limit of a run that another machine began, if another writer has spoilt the object's note of it."""
 
 Annotate = Callable[[Mapping[str, JSON] | None], Mapping[str, str]]
 """Returns further annotations of a write, by the object that it replaces."""
@@ -97,6 +101,21 @@ def _parts(token: str) -> tuple[tuple[int, int], str, int]:
     epoch, _, last = number.partition(".")
     order = (int(epoch), int(last)) if epoch.isdecimal() and last.isdecimal() else (0, 0)
     return order, owner, int(began_at) if began_at.isdecimal() else 0
+
+
+def read_limit(note: str, now: float) -> tuple[float, float]:
+    """Return when a run of another machine began, and its time limit (epoch seconds, seconds)."""
+    began_at, _, timeout_s = note.partition(" ")
+    try:
+        found = float(began_at), float(timeout_s)
+    except ValueError:
+        return now, ADOPTED_LIMIT_S
+    return found if all(map(math.isfinite, found)) else (now, ADOPTED_LIMIT_S)
+
+
+def run_of(obj: Mapping[str, JSON]) -> str | None:
+    """Return the run that wrote an object last, None for an object that no run wrote."""
+    return (obj["metadata"].get("annotations") or {}).get(RUN)
 
 
 class ObjectStore:
@@ -171,7 +190,7 @@ class ObjectStore:
         """Return the object of these lists that carries a run, None without one."""
         for ref in lists:
             for obj in await self.list(ref, without_inventory):
-                if (obj["metadata"].get("annotations") or {}).get(RUN) == run:
+                if run_of(obj) == run:
                     meta = obj["metadata"]
                     return replace(ref, namespace=meta["namespace"], name=meta["name"]), obj
         return None

@@ -76,6 +76,19 @@ class RunRecord:
             return Failed(text, code=FailureCode(code))
         return Ok(text) if kind == "Ok" else Unknown(text)
 
+    @property
+    def failure_code(self) -> FailureCode:
+        """The code of a failure that is not the change's own: a rollback must know of what was applied."""
+        return FailureCode.INTERFERENCE if self.applied else FailureCode.NEVER_STARTED
+
+    def note_since(self, field: str, now: float, *, holds: bool) -> float | None:
+        """Note whether something holds, and return since when it does."""
+        since: float | None = self.content.get(field)
+        if holds != (since is not None):
+            since = now if holds else None
+            self.write(**{field: since})
+        return since
+
     def store_result(self, result: Ok | Failed | Unknown, now: float) -> None:
         """Store the result once: what was unknown stays unknown."""
         if self.result is None:
