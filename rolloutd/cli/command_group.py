@@ -153,6 +153,9 @@ class Parser(argparse.ArgumentParser):
     def node(self, *, optional: bool = False) -> Parser:
         return self.argument("node", metavar="NODE", text="the node's name", nargs="?" if optional else None)
 
+    def nodes(self, *, optional: bool = False) -> Parser:
+        return self.argument("nodes", metavar="NODE", text="the nodes' names", nargs="*" if optional else "+")
+
     def watch(self) -> Parser:
         return self.flag("-w", "--watch", text="print again after each change, until interrupted")
 

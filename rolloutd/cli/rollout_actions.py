@@ -5,12 +5,14 @@ The daemon decides whether it carries them out.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rolloutd.cli import exits
 from rolloutd.cli.command_group import CommandGroup, Invocation, confirm, without_none
+from rolloutd.cli.output import print_message
 from rolloutd.cli.queries import format_reason
-from rolloutd.control.client import api_path
+from rolloutd.control.client import ApiError, api_path
 from rolloutd.texts.formats import join_limited, pluralize
 
 if TYPE_CHECKING:
@@ -26,8 +28,8 @@ _ROLLOUT_ACTIONS = {
 }
 _ACTIONS_WITH_NOW = frozenset({"pause", "cancel"})
 _NODE_ACTIONS = {
-    "retry": ("retry a failed node or prepare stage; without NODE, the failed build", "will be retried"),
-    "advance": ("move a waiting node to the front of its wave", "goes next"),
+    "retry": ("retry failed nodes or prepare stages; without NODE, the failed build", "will be retried"),
+    "advance": ("move waiting nodes to the front of their wave", "goes next"),
 }
 
 
@@ -43,10 +45,12 @@ def register(commands: CommandGroup) -> None:
     node_actions = {action: (run_node_action, summary) for action, (summary, _) in _NODE_ACTIONS.items()}
     for action, (handler, summary) in {
         **node_actions,
-        "skip": (skip_node, "leave a node out of a rollout"),
+        "skip": (skip_node, "leave nodes out of a rollout"),
     }.items():
         parser = commands.add_command(action, handler, summary).rollout()
-        parser.node(optional=action == "retry").reason()
+        parser.nodes(optional=action == "retry").reason()
+        if action == "retry":
+            parser.flag("--failed", text="all failed nodes, in place of NODE")
     choice = parser.add_mutually_exclusive_group()
     for option, text in (
         ("return", "return an isolated node to service, after the infra checks"),
@@ -61,7 +65,7 @@ def register(commands: CommandGroup) -> None:
 def _register_rollback(commands: CommandGroup) -> None:
     summary = "run the rollback playbook on failed or changed nodes"
     parser = commands.add_command("rollback", roll_back, summary).rollout()
-    parser.argument("nodes", metavar="NODE", text="name of a node", nargs="*")
+    parser.nodes(optional=True)
     choice = parser.add_mutually_exclusive_group()
     choice.add_argument("--wave", metavar="WAVE", help="all changed and failed nodes of a wave")
     choice.add_argument("--all", action="store_true", help="all changed and failed nodes")
@@ -91,18 +95,44 @@ def _describe_cancel(call: Invocation) -> str:
 
 
 def run_node_action(call: Invocation) -> int:
-    action: str = call.args.command
-    if call.args.node is None:
-        answer = call.client.post(
-            api_path("rollouts", call.args.rollout, action), {"reason": call.args.reason}
-        )
-        return call.report(answer, f"{call.args.rollout}: its build will be retried", call.args.rollout)
-    path = api_path("rollouts", call.args.rollout, "nodes", call.args.node, action)
-    answer = call.client.post(path, {"reason": call.args.reason})
-    reason = answer.get("reason")
-    blocked_text = f"; until then: {format_reason(reason)}" if reason else ""
-    result_text = f"{_NODE_ACTIONS[action][1]}{blocked_text}"
-    return call.report(answer, f"{call.args.node}: {result_text}", call.args.node)
+    args, action = call.args, call.args.command
+    nodes: list[str] = args.nodes
+    if action == "retry" and args.failed:
+        if nodes:
+            raise exits.Exit(exits.USAGE, "rolloutctl retry: --failed names the nodes; leave out NODE")
+        failed = call.get(api_path("rollouts", args.rollout, "nodes"), phase="failed")["nodes"]
+        nodes = [each["node"] for each in failed]
+        if not nodes:
+            return call.report_no_change([], f"{args.rollout}: no node has failed")
+    if not nodes:
+        answer = call.client.post(api_path("rollouts", args.rollout, action), {"reason": args.reason})
+        return call.report(answer, f"{args.rollout}: its build will be retried", args.rollout)
+
+    def describe(answer: Any) -> str:
+        reason = answer.get("reason")
+        return f"{_NODE_ACTIONS[action][1]}{f'; until then: {format_reason(reason)}' if reason else ''}"
+
+    if action == "advance":
+        nodes = nodes[::-1]  # each one goes before those that were moved earlier
+    return _act_on_nodes(call, nodes, {"reason": args.reason}, describe)
+
+
+def _act_on_nodes(
+    call: Invocation, nodes: Sequence[str], body: Mapping[str, Any], describe: Callable[[Any], str]
+) -> int:
+    """Ask for the action on each node; one that is refused keeps none of the others from it."""
+    codes = set()
+    for node in dict.fromkeys(nodes):
+        try:
+            path = api_path("rollouts", call.args.rollout, "nodes", node, call.args.command)
+            answer = call.client.post(path, body)
+        except ApiError as error:
+            print_message(str(error))
+            codes.add(exits.from_status(error.status))
+            continue
+        call.print_data(answer, (node,), is_streamed=len(nodes) > 1)
+        print_message(f"{node}: {describe(answer)}")
+    return max(codes, default=exits.OK)
 
 
 def roll_back(call: Invocation) -> int:
@@ -130,11 +160,13 @@ def roll_back(call: Invocation) -> int:
 
 
 def skip_node(call: Invocation) -> int:
-    """Leave a node out; an isolated node needs --return or --leave."""
-    path = api_path("rollouts", call.args.rollout, "nodes", call.args.node, "skip")
-    answer = call.client.post(path, {"reason": call.args.reason, "put_back": call.args.put_back})
-    result_text = "skipped" if answer["phase"] == "done" else "will be returned to service, then skipped"
-    return call.report(answer, f"{call.args.node}: {result_text}", call.args.node)
+    """Leave nodes out; an isolated one needs --return or --leave."""
+
+    def describe(answer: Any) -> str:
+        return "skipped" if answer["phase"] == "done" else "will be returned to service, then skipped"
+
+    body = {"reason": call.args.reason, "put_back": call.args.put_back}
+    return _act_on_nodes(call, call.args.nodes, body, describe)
 
 
 def return_node(call: Invocation) -> int:

@@ -302,51 +302,6 @@ def test_a_hold_says_as_whose_and_until_when(
     assert err.startswith("n1: held as person/kured until 2099-01-1")
 
 
-def test_a_retry_says_what_the_node_waits_for_until_then(
-    daemon: CannedDaemon, capsys: pytest.CaptureFixture[str]
-) -> None:
-    daemon.answer("POST", "rollouts/r/nodes/n1/retry", {"node": "n1", "phase": "pending", "reason": REASON})
-    _, _, err = run(capsys, "retry", "r", "n1", "--reason", "x")
-    told = "n1: will be retried; until then: n3 failed while maintaining (node-failed"
-    assert err.startswith(told)
-    assert "lifted by a proceed vote" in err
-
-
-def test_retry_without_node_is_for_the_build(
-    daemon: CannedDaemon, capsys: pytest.CaptureFixture[str]
-) -> None:
-    daemon.answer("POST", "rollouts/r/retry", {"rollout": "r"})
-    code, _, err = run(capsys, "retry", "r", "--reason", "x")
-    assert (code, err) == (0, "r: its build will be retried\n")
-
-
-@pytest.mark.parametrize(
-    ("words", "put_back"), [([], None), (["--return"], "return"), (["--leave"], "leave")]
-)
-def test_skip_says_what_becomes_of_the_node(
-    daemon: CannedDaemon, capsys: pytest.CaptureFixture[str], words: list[str], put_back: str | None
-) -> None:
-    daemon.answer("POST", "rollouts/r/nodes/n1/skip", {"phase": "failed" if put_back == "return" else "done"})
-    code, _, err = run(capsys, "skip", "r", "n1", "--reason", "x", *words)
-    assert code == 0
-    assert ("will be returned to service, then skipped" in err) == (put_back == "return")
-    assert daemon.requests[-1][3]["put_back"] == put_back
-
-
-def test_rollback_sends_its_choice_and_needs_one(
-    daemon: CannedDaemon, capsys: pytest.CaptureFixture[str]
-) -> None:
-    daemon.answer("POST", "rollouts/r/rollback", {"rollout": "r", "nodes": ["n1", "n2"]})
-    code, _, err = run(capsys, "rollback", "r", "--wave", "canary", "--yes", "--reason", "x")
-    assert (code, err.strip()) == (0, "r: 2 nodes to be rolled back, newest first")
-    sent = {"reason": "x", "nodes": [], "wave": "canary", "all": False, "withdraw": False}
-    assert daemon.requests[-1][3] == sent
-    code, _, err = run(capsys, "rollback", "r", "n1", "n2", "--withdraw", "--reason", "x")
-    assert (code, err.strip()) == (0, "r: 2 nodes no longer rolled back")
-    code, _, err = run(capsys, "rollback", "r", "--reason", "x")
-    assert (code, "name nodes, --wave or --all" in err) == (2, True)
-
-
 # -- streams
 
 
