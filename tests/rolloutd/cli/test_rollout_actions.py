@@ -51,6 +51,17 @@ def test_retry_of_failed_nodes_names_them_itself(
     assert run(capsys, "retry", "r", "--failed", "--reason", "x")[::2] == (1, "r: no node has failed\n")
 
 
+@pytest.mark.parametrize(("state", "is_paused"), [("paused", True), ("running", False)])
+def test_resume_says_what_still_pauses(
+    daemon: CannedDaemon, capsys: pytest.CaptureFixture[str], state: str, is_paused: bool
+) -> None:
+    daemon.answer("POST", "rollouts/r/resume", {"rollout": "r", "state": state, "reason": REASON})
+    code, _, err = run(capsys, "resume", "r", "--reason", "x")
+    assert code == 0
+    assert err.startswith("r: resumed")
+    assert ("still paused: n3 failed while maintaining (node-failed" in err) == is_paused
+
+
 def test_retry_without_node_is_for_the_build(
     daemon: CannedDaemon, capsys: pytest.CaptureFixture[str]
 ) -> None:
