@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from machines.model.node import Node
 from machines.model.selector import Selector
@@ -95,6 +96,22 @@ class RunnerProblem:
     since: float
     is_full: bool = False
     is_unneeded: bool = False
+
+
+class RunnerQueue(Protocol):
+    """The runs of one runner: `parallel` bounds the active ones; `waiting` says by node since when.
+
+    `problem` is why it begins nothing, None while it is available.
+    """
+
+    @property
+    def parallel(self) -> int: ...
+    @property
+    def active(self) -> int: ...
+    @property
+    def waiting(self) -> Mapping[str, float]: ...
+    @property
+    def problem(self) -> RunnerProblem | None: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeAlias
 
-from machines.states import Outcome, Phase
-
 Param: TypeAlias = "str | int | float | Mapping[str, Param] | tuple[Param, ...] | None"
 Params: TypeAlias = Mapping[str, Param]
 """What a sentence needs: `at`, `since`, `until` and `..._at` are epoch seconds, `..._s` are seconds."""
@@ -89,18 +87,9 @@ class ReasonCode(StrEnum):
     QUEUED = "queued"
     # A node that waits for its rollback.
     ROLLBACK_QUEUED = "rollback-queued"
-    # A node that does not wait to start: its phase, or how it came to be done.
-    ISOLATING = Phase.ISOLATING.value
-    MAINTAINING = Phase.MAINTAINING.value
-    VERIFYING = Phase.VERIFYING.value
-    FAILED = Phase.FAILED.value
+    # A node that does not wait to start.
+    FAILED = "failed"
     DRIFTED = "drifted"
-    DONE = Phase.DONE.value
-    CHANGED = Outcome.CHANGED.value
-    ALREADY_CURRENT = Outcome.ALREADY_CURRENT.value
-    SKIPPED = Outcome.SKIPPED.value
-    LEFT = Outcome.LEFT.value
-    ROLLED_BACK = Outcome.ROLLED_BACK.value
     # A rollout that is done although not every node has the change.
     DONE_WITH_EXCEPTIONS = "done-with-exceptions"
     # A node at work whose isolators or checks wait.

@@ -1,6 +1,6 @@
 """The rules of starting, one function each: a reason, or None when the rule allows it.
 
-decide() and explain_node() ask the same functions, so that every explanation is what is done.  The pool lock,
+decide() and why() ask the same functions, so that every explanation is what is done.  The pool lock,
 gates and waves have their own files.
 """
 
@@ -28,7 +28,6 @@ from machines.rules.node_claims import availability_reason, quarantine_blocker, 
 from machines.rules.rollbacks import rollbacks_reason
 from machines.rules.runners import runner_blocker
 from machines.rules.waves import WaveProgress
-from machines.states import EXCEPTIONS, Phase
 
 WindowGroups = list[tuple[str, Sequence[Window]]]
 TRAIN_RECHECK_S: Final = 60.0
@@ -375,18 +374,12 @@ def reprobe_at(index: Index, target: Target, result: traffic.TrafficResult) -> f
     )
 
 
-def state_reason(index: Index, target: Target) -> Reason:
-    """Return the reason of a node that does not wait to start: its phase or its outcome."""
-    if target.phase is Phase.FAILED:
-        failure = target.failure
-        params: Params = {} if failure is None else {**failure.params}
-        remedy = failure_remedy(target, index.rollout(target.rollout))
-        return Reason(ReasonCode.FAILED, target.node, params, target.since, remedy)
-    if target.drift is not None:
-        return Reason(ReasonCode.DRIFTED, target.node, {"tasks": target.drift.tasks}, target.drift.since)
-    outcome = target.outcome if target.phase is Phase.DONE else None
-    params = {"detail": target.last_text} if outcome in EXCEPTIONS and target.last_text else {}
-    return Reason(ReasonCode((outcome or target.phase).value), target.node, params, target.since)
+def failed_reason(index: Index, target: Target) -> Reason:
+    """Return what settles a failed node."""
+    failure = target.failure
+    params: Params = {} if failure is None else {**failure.params}
+    remedy = failure_remedy(target, index.rollout(target.rollout))
+    return Reason(ReasonCode.FAILED, target.node, params, target.since, remedy)
 
 
 # -- what may lift a reason ----------------------------------------------------------

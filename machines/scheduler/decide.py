@@ -1,8 +1,8 @@
 """The decision: what to do now, and why the rest waits.
 
 `decide` walks the rollouts in the order of their submission, and each one's pending nodes in order
-(admission.py).  `explain_node` asks the same rules about one node.  Both are functions of the facts and the
-time.  The daemon commits what it carries out, and asking again gives what is left.
+(admission.py).  It is a function of the facts and the time.  The daemon commits what it carries out, and
+asking again gives what is left.
 """
 
 from __future__ import annotations
@@ -12,15 +12,11 @@ from typing import Final
 
 from machines.facts.index import Index
 from machines.facts.votes import was_opened
-from machines.model import traffic
 from machines.model.decision import (
-    Admit,
-    CompareStaged,
     Decision,
     DocumentPilot,
     EndRollout,
     OpenGate,
-    ProbeTraffic,
     Release,
     Requeue,
     RollBack,
@@ -28,11 +24,10 @@ from machines.model.decision import (
 )
 from machines.model.node import natural_sort_key
 from machines.model.plan import WaveDef
-from machines.model.reasons import Reason, ReasonCode, Remedy, RemedyKind
 from machines.model.rollout import Rollout, Target
-from machines.rules import gates, parallelism, pools, start_blockers, trains, waves
-from machines.rules import preparing as preparing_rules
+from machines.rules import gates, pools, start_blockers, waves
 from machines.rules.node_claims import quarantine_blocker
+from machines.rules.pending_blocker import pending_blocker
 from machines.rules.releases import release_blocker
 from machines.rules.rollbacks import due_rollbacks, rollbacks_reason
 from machines.rules.waves import WaveProgress
@@ -90,108 +85,6 @@ def decide(index: Index, now: float) -> Decision:
     builder.wake_by(min((index.next_change(), *(each.until for each in builder.backoffs))))
     builder.reasons.update(pools.full_pool_reasons(index))
     return builder.build()
-
-
-def explain_node(index: Index, rollout_id: str, node: str, now: float) -> Reason:
-    """Return the reason for a node's state; raises KeyError for a node that is not a target."""
-    return explain_rollout_nodes(index, rollout_id, now, (node,))[node]
-
-
-def explain_rollout_nodes(
-    index: Index,
-    rollout_id: str,
-    now: float,
-    nodes: Iterable[str] | None = None,
-) -> dict[str, Reason]:
-    index = index.at(now)
-    if nodes is None:
-        targets = index.targets(rollout_id)
-    else:
-        targets = [index.target(rollout_id, node) for node in nodes]
-    rollout = index.rollout(rollout_id)
-    shared = start_blockers.rollout_blocker(index, rollout, now)
-    progress = waves.wave_progress(index, rollout, now)
-    decision: Decision | None = None
-    due = {target.node for target in due_rollbacks(index, rollout).targets}
-    found = {}
-    for target in targets:
-        if target.node in due:
-            found[target.node] = rollbacks.queue_reason(index, target, now)
-            continue
-        if target.phase is not Phase.PENDING:
-            found[target.node] = start_blockers.state_reason(index, target)
-            continue
-        reason = _pending_reason(index, rollout, target, shared, progress, now)
-        if reason is None:
-            # Once for all nodes, and only if one of them is free to start: a decision is the costly part.
-            decision = decision or decide(index, now)
-            reason = _queued_reason(index, target, decision, now)
-        found[target.node] = index.dry_run_results.annotate(target, reason)
-    return found
-
-
-def _pending_reason(
-    index: Index, rollout: Rollout, target: Target, shared: Reason | None, progress: WaveProgress, now: float
-) -> Reason | None:
-    """Return why a pending node may not start, None when it is queued at most."""
-    reason = shared or quarantine_blocker(index, target) or start_blockers.wave_blocker(progress, target)
-    if reason is not None:
-        return reason
-    wave = next(spec for spec in rollout.plan.waves if spec.name == target.wave)
-    own_blocker = start_blockers.node_blocker(index, rollout, target, now)
-    if own_blocker is not None and own_blocker.code not in start_blockers.NEEDS_OBSERVATION:
-        return own_blocker  # nothing is more certain, and a pool's reason costs a look at its nodes
-    if target.is_checked_first:  # checked first, without a slot
-        return own_blocker or start_blockers.observe_only_blocker(index)
-    reasons = (
-        own_blocker,
-        pools.slot_blocker(index, target, now),
-        parallelism.capacity_blocker(index, rollout, wave, pools.Capacity(), node=target.node),
-        start_blockers.traffic_blocker(index, target),
-        preparing_rules.comparison_blocker(index, target),
-        start_blockers.observe_only_blocker(index),
-        trains.turn_blocker(index, target, now),
-    )
-    # All of them are asked: what is certain is shown before what an observation may lift.
-    blockers = [reason for reason in reasons if reason is not None]
-    return min(
-        blockers, key=lambda reason: start_blockers.reason_certainty(index, target, reason), default=None
-    )
-
-
-def rollout_reason(index: Index, rollout_id: str, now: float) -> Reason | None:
-    """Return why a whole rollout waits; None while one of its nodes is in flight or may start."""
-    index = index.at(now)
-    rollout = index.rollout(rollout_id)
-    reason = start_blockers.rollout_blocker(index, rollout, now)
-    if reason is not None:
-        return reason
-    progress = waves.wave_progress(index, rollout, now)
-    if progress.blocker is not None:
-        return progress.blocker
-    if index.counters(rollout_id).in_flight:
-        return None
-    if progress.wave is None:
-        return _failed_node_reason(index, rollout) or _quarantined_reason(index, rollout)
-    places = index.pending(rollout_id, progress.wave.name)
-    if not places:
-        return None
-    first = explain_node(index, rollout_id, places[0][2], now)
-    return None if first.code is ReasonCode.STARTING else first
-
-
-def _failed_node_reason(index: Index, rollout: Rollout) -> Reason | None:
-    """Return why a rollout whose waves are over does not end: a covered failure leaves its node failed."""
-    nodes = dict.fromkeys(failure.node for failure in rollout.failures)
-    failed = (target for node in nodes if (target := index.target(rollout.id, node)).phase is Phase.FAILED)
-    first = next(failed, None)
-    return None if first is None else start_blockers.state_reason(index, first)
-
-
-def _quarantined_reason(index: Index, rollout: Rollout) -> Reason | None:
-    """Return why a rollout whose waves are over does not end: it waits for its quarantined nodes."""
-    pending = _pending_targets(index, rollout, rollout.plan.waves)
-    return next((quarantine_blocker(index, target) for target in pending), None)
 
 
 def _pending_targets(index: Index, rollout: Rollout, specs: Iterable[WaveDef]) -> list[Target]:
@@ -263,7 +156,7 @@ def _admit_rollout(index: Index, rollout: Rollout, now: float, builder: Decision
     if admitted_before == len(builder.capacity.nodes) and not index.counters(rollout.id).in_flight:
         places = index.pending(rollout.id, progress.wave.name)
         first = index.target(rollout.id, places[0][2]) if places else None
-        reason = None if first is None else _pending_reason(index, rollout, first, None, progress, now)
+        reason = None if first is None else pending_blocker(index, rollout, first, None, progress, now)
         if reason is not None:
             builder.reasons[rollout.id] = reason
 
@@ -294,27 +187,3 @@ def _observe_peers(index: Index, now: float, builder: DecisionBuilder) -> None:
         if target.phase is Phase.ISOLATING:
             admission.request_peer_observations(index, target, builder)
             builder.wake_by(now + index.limits.observe_within_s)
-
-
-# -- explaining ------------------------------------------------------------------
-
-
-def _queued_reason(index: Index, target: Target, decision: Decision, now: float) -> Reason:
-    """Return the reason of a node that no rule blocks: it starts, is probed, or waits for another node."""
-    if target.is_checked_first:
-        remedy = Remedy(RemedyKind.WAIT_FOR_COMPLIANCE)
-        return Reason(ReasonCode.CHECKING_COMPLIANCE, target.node, since=target.since, remedy=remedy)
-    if Admit(target.rollout, target.node) in decision.commands:
-        return Reason(ReasonCode.STARTING, target.node, since=now)
-    if ProbeTraffic(target.rollout, target.node) in decision.commands:
-        return traffic.probe_pending_reason(target)
-    if CompareStaged(target.rollout, target.node) in decision.commands:
-        remedy = Remedy(RemedyKind.WAIT_FOR_WORK)
-        return Reason(ReasonCode.STAGED_UNKNOWN, target.node, {"detail": ""}, target.since, remedy)
-    own_pools = {pool.id for pool in index.pools_for(target.rollout, target.node)}
-    for start in decision.of(Admit):
-        shares_pool = any(pool.id in own_pools for pool in index.pools_for(start.rollout, start.node))
-        if shares_pool or start.node == target.node:
-            remedy = Remedy(RemedyKind.WAIT_FOR_NODE, {"node": start.node})
-            return Reason(ReasonCode.QUEUED, target.node, {"ahead": start.node}, target.since, remedy)
-    return Reason(ReasonCode.QUEUED, target.node, {"ahead": None}, target.since)

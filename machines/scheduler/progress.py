@@ -9,20 +9,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
 
 from machines.facts.counters import percent_done
 from machines.facts.index import Index
-from machines.model.node import natural_sort_key
-from machines.model.reasons import Params, Reason, ReasonCode
+from machines.model.reasons import Reason, ReasonCode
 from machines.model.rollout import Rollout, Target
 from machines.rules import start_blockers, waves
 from machines.rules.waves import WaveProgress
-from machines.scheduler import decide
+from machines.scheduler.why import why
 from machines.states import Phase
-
-MAX_NAMED_EXCEPTIONS: Final = 20
-"""Nodes that the sentence of a rollout with exceptions can name; all of them are in the list of nodes."""
 
 
 class RolloutState(StrEnum):
@@ -68,7 +63,6 @@ def rollout_progress(index: Index, rollout_id: str, now: float) -> RolloutProgre
     state = _state(index, rollout, wave_progress, now)
     total = counters.phases.total() - counters.left
     is_done = state is RolloutState.DONE
-    reason = exceptions_reason(index, rollout) if is_done else decide.rollout_reason(index, rollout_id, now)
     preparations = index.preparations(rollout_id)
     return RolloutProgress(
         rollout=rollout_id,
@@ -81,7 +75,7 @@ def rollout_progress(index: Index, rollout_id: str, now: float) -> RolloutProgre
         skipped=counters.skipped,
         rolled_back=counters.rolled_back,
         pending=counters.phases[Phase.PENDING],
-        reason=reason,
+        reason=why(index, rollout, now),
         prepared=None if preparations is None else total - counters.skipped - preparations.unprepared,
         slot_s=counters.slot_s(now if rollout.cancelled is None else rollout.cancelled.at),
         prepare_s=0.0 if preparations is None else preparations.spent_s(now),
@@ -94,18 +88,6 @@ def slot_s(target: Target, now: float) -> float:
     if not target.admitted_at or target.phase is Phase.PENDING:
         return 0.0
     return max(0.0, (target.since if target.phase is Phase.DONE else now) - target.admitted_at)
-
-
-def exceptions_reason(index: Index, rollout: Rollout) -> Reason | None:
-    """Return how a rollout that is done fell short: the nodes that ended without the change."""
-    counters = index.counters(rollout.id)
-    if not counters.exceptions:
-        return None
-    named = sorted(counters.exceptions, key=natural_sort_key)[:MAX_NAMED_EXCEPTIONS]
-    targets = [index.target(rollout.id, node) for node in named]
-    nodes = tuple({"node": each.node, "outcome": each.outcome, "detail": each.last_text} for each in targets)
-    params: Params = {"changed": counters.done, "skipped": counters.skipped, "nodes": nodes}
-    return Reason(ReasonCode.DONE_WITH_EXCEPTIONS, rollout.id, params, rollout.ended_at)
 
 
 def _state(index: Index, rollout: Rollout, wave_progress: WaveProgress, now: float) -> RolloutState:

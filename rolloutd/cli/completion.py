@@ -10,7 +10,7 @@ from typing import Any
 
 from rolloutd.cli.command_group import CommandGroup, Invocation, Parser
 from rolloutd.cli.contexts import context_names
-from rolloutd.cli.explain import field_names
+from rolloutd.cli.field_help import field_names
 from rolloutd.cli.output import print_line
 from rolloutd.cli.queries import GATES
 from rolloutd.cli.watch import STATES

@@ -21,7 +21,7 @@ from rolloutd.cli import (
     configuration,
     contexts,
     exits,
-    explain,
+    field_help,
     forecast,
     handover,
     holds,
@@ -35,6 +35,7 @@ from rolloutd.cli import (
     trains,
     voting,
     watch,
+    why,
 )
 from rolloutd.cli.command_group import (
     COLOR_CHOICES,
@@ -52,8 +53,8 @@ from rolloutd.control.client import DEFAULT_SOCKET, ApiError, Client, DaemonUnre
 from rolloutd.errors import RolloutdError
 
 _COMMANDS = {
-    "plans and preparation": (plans, artifacts, explain),
-    "progress": (queries, watch, forecast, handover, configuration),
+    "plans and preparation": (plans, artifacts, field_help),
+    "progress": (queries, why, watch, forecast, handover, configuration),
     "votes": (voting,),
     "rollouts and nodes": (rollout_actions, trains),
     "fleet": (inventory, holds, leadership),

@@ -1,4 +1,4 @@
-"""Commands that show rollouts, nodes and reasons.
+"""Commands that show rollouts and nodes.
 
 They import only the standard library, because start-up counts, and compute
 nothing that the daemon could contradict.
@@ -10,13 +10,12 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from machines.model.timefmt import format_duration
-from rolloutd.cli import exits, reboots
+from rolloutd.cli import exits
 from rolloutd.cli.command_group import CommandGroup, Invocation, confirm
 from rolloutd.cli.output import (
     Columns,
     age_of,
     colorize,
-    format_age,
     format_local,
     format_range,
     percent_of,
@@ -28,6 +27,7 @@ from rolloutd.cli.output import (
     short_of,
     with_columns,
 )
+from rolloutd.cli.why import format_reason
 from rolloutd.control import response_text, review_text
 from rolloutd.control.client import api_path
 from rolloutd.texts import event_text
@@ -35,7 +35,7 @@ from rolloutd.texts.formats import format_exceptions, format_percent, join_limit
 
 if TYPE_CHECKING:
     from rolloutd.control.daemons.wire_daemons import Runner
-    from rolloutd.control.fleet.wire_fleet import PoolSlots, RebootReason
+    from rolloutd.control.fleet.wire_fleet import PoolSlots
     from rolloutd.control.nodes.wire_nodes import Node
     from rolloutd.control.plans.wire_plans import Preview
     from rolloutd.control.rollouts import wire
@@ -47,7 +47,7 @@ GATES = ("pilot", "start", "continue", "proceed")
 CLOSED_STATES = frozenset({"done", "cancelled"})
 
 MAX_NAMES_SHOWN = 5
-"""Nodes with the same reason that `why` names; `nodes` lists all of them."""
+"""Nodes that one line names; `nodes` lists all of them."""
 
 
 def register(commands: CommandGroup) -> None:
@@ -65,8 +65,6 @@ def register(commands: CommandGroup) -> None:
     phase = f"only nodes in this phase: {', '.join(PHASES)} (repeatable)"
     parser.add_argument("--phase", metavar="PHASE", help=phase, action="append", choices=PHASES)
     parser.argument("--pool", metavar="POOL", text="only nodes of this pool, such as rack/r1")
-    summary = "explain why a rollout or a node waits, and what can change that"
-    commands.add_command("why", why, summary).rollout().node(optional=True).watch()
 
 
 def status(call: Invocation) -> None:
@@ -137,82 +135,6 @@ def with_runner(columns: Columns, nodes: Sequence[Node] | Sequence[wire.InFlight
 def _runner(node: Node | wire.InFlight) -> str | None:
     # A daemon of an older version does not send it.
     return node.get("runner")
-
-
-def why(call: Invocation) -> int:
-    """Explain why a rollout or one of its nodes does not move."""
-    if (group := reboots.group_of(call.args.rollout)) is not None:
-        return _why_reboot(call, group)
-    if call.args.node is None:
-        return _why_rollout(call)
-    answer = call.get(api_path("rollouts", call.args.rollout, "nodes", call.args.node, "why"))
-    if call.print_data(answer, [answer["node"]]):
-        return exits.OK
-    # Of a node in flight the phase says it; an older daemon reports neither.
-    is_isolated = answer.get("isolated") and answer["phase"] in ("pending", "failed", "done")
-    outcome = f" ({answer['outcome']})" if answer.get("outcome") else ""
-    state = f"{answer['node']} is {answer['phase']}{outcome}{' and isolated' if is_isolated else ''}"
-    if answer["reason"] is None:
-        is_moving = answer["phase"] != "done" and answer.get("trouble") is None
-        print_line(f"{state}{'; nothing blocks it' if is_moving else ''}")
-    else:
-        print_line(f"{state}: {format_reason(answer['reason'])}")
-    if answer["phase"] in ("pending", "failed") and not answer.get("is_selected", True):
-        print_line(
-            "its labels no longer match the plan's targets; it stays one, because it was approved by name;"
-            f" to leave it out: rolloutctl skip {call.args.rollout} {answer['node']} --reason ..."
-        )
-    if (runner := answer.get("runner")) and runner["match"]:
-        print_line(
-            f"its playbooks run by runner {runner['name']}, for its labels: {sanitize(runner['match'])}"
-        )
-    if answer.get("trouble"):
-        print_line(f"the daemon has trouble: {sanitize(answer['trouble'])}")
-    return exits.OK
-
-
-def _why_rollout(call: Invocation) -> int:
-    """Explain why a rollout waits, and group its waiting nodes by reason."""
-    rollout: wire.Rollout = call.get(api_path("rollouts", call.args.rollout))
-    nodes: list[Node] = call.get(api_path("rollouts", rollout["rollout"], "nodes"))["nodes"]
-    waiting: dict[str, list[str]] = {}
-    for node in nodes:
-        if node["phase"] in ("pending", "failed") and node["reason"] is not None:
-            waiting.setdefault(format_reason(node["reason"]), []).append(node["node"])
-    groups = [{"reason": text, "nodes": names} for text, names in waiting.items()]
-    answer = {key: rollout[key] for key in ("rollout", "state", "reason", "train")}
-    if call.print_data({**answer, "waiting": groups}, [rollout["rollout"]]):
-        return exits.OK
-    reason_text = "" if rollout["reason"] is None else f": {format_reason(rollout['reason'])}"
-    print_line(f"{rollout['rollout']} is {rollout['state']}{reason_text}")
-    if train := response_text.describe_train(rollout):
-        print_line(sanitize(train))
-    for text, names in waiting.items():
-        shown = sanitize(join_limited(names, MAX_NAMES_SHOWN))
-        print_line(f"  {pluralize(len(names), 'node')} ({shown}): {text}")
-    return exits.OK
-
-
-def _why_reboot(call: Invocation, group: str) -> int:
-    """Explain why a machine of the group, or the whole group, may not reboot itself now."""
-    if call.args.node is None:
-        gate = reboots.read_gates(call, group)[0]
-        if not call.print_data(gate, [call.args.rollout]):
-            reboots.print_gate(gate)
-        return exits.OK
-    answer: RebootReason = call.get(api_path("fleetlock", group, "nodes", call.args.node, "why"))
-    if not call.print_data(answer, [answer["node"]]):
-        reason = answer["reason"]
-        state = "may reboot itself" if reason is None else f"may not reboot itself: {format_reason(reason)}"
-        print_line(f"{sanitize(answer['node'])} {state}")
-    return exits.OK
-
-
-def format_reason(reason: wire.Reason) -> str:
-    """Return a reason in one line: what, since when, who or what can change it."""
-    since = f", for {format_age(reason['since'])}" if reason["since"] else ""
-    lifted = f"; lifted by {reason['lifted_by']}" if reason["lifted_by"] else ""
-    return sanitize(f"{reason['text']} ({reason['code']}{since}{lifted})")
 
 
 def print_rollout(rollout: wire.Rollout) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rolloutd.cli import exits
 from rolloutd.cli.command_group import CommandGroup, Invocation, confirm, without_none
 from rolloutd.cli.output import print_message
-from rolloutd.cli.queries import format_reason
+from rolloutd.cli.why import format_reason
 from rolloutd.control.client import ApiError, api_path
 from rolloutd.texts.formats import join_limited, pluralize
 

@@ -22,8 +22,7 @@ from machines.model.rollout import Rollout
 from machines.model.timefmt import format_duration
 from machines.rules import gates
 from machines.rules.preparing import preparation_blocker
-from machines.scheduler import decide
-from machines.scheduler.progress import exceptions_reason
+from machines.scheduler.why import exceptions_reason, why
 from machines.states import Trigger
 from rolloutd.engine.forecasts import MissedForecast
 from rolloutd.engine.state import State
@@ -282,7 +281,7 @@ class NotificationDispatcher:
             if rollout.closed or rollout.id in self._stalled_rollouts or now - since < self._stall_after_s:
                 continue
             self._stalled_rollouts.add(rollout.id)
-            reason = decide.rollout_reason(index, rollout.id, now)
+            reason = why(index, rollout, now)
             in_flight = ", ".join(sorted(index.counters(rollout.id).in_flight))
             text = (
                 reason_text.describe(reason)

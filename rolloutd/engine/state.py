@@ -29,7 +29,8 @@ from machines.model.reasons import Reason
 from machines.model.rollout import DAEMON, Actor
 from machines.rules.node_claims import work_blocker
 from machines.scheduler.expiry import extend_deadlines
-from machines.workflow.records import RepeatedTry
+from machines.scheduler.why import Live
+from machines.workflow.live_step import LiveStep
 from rolloutd import ports
 from rolloutd.configuration.sealed_variables import unseal
 from rolloutd.engine.adapter_failures import AdapterFailures
@@ -71,26 +72,10 @@ NO_RUN = ports.RunState(None)
 
 
 @dataclass(slots=True)
-class StepProgress:
-    """What a node in flight is doing at this moment; never stored."""
+class StepProgress(LiveStep):
+    """What a node in flight is doing at this moment, with the run of its step; never stored."""
 
-    step: str = ""
     run: ports.RunState = NO_RUN
-    since: float = 0.0
-    repeated_try: RepeatedTry | None = None
-    """What the isolator of a waiting node answers, and how often it has been tried."""
-    isolation_deadline: float = 0.0
-    """When the isolation is aborted (epoch seconds)."""
-    awaited_slot: Reason | None = None
-    """Why an isolated node is not maintained yet: its pools have no slot for it."""
-    failing_check: str = ""
-    """The result of a failing check; the driver repeats the check until `failing_check_until`."""
-    failing_check_until: float = 0.0
-    api_problem: str = ""
-    """What the API of an adapter answers within the current call, which asks again."""
-    api_problem_since: float = 0.0
-    awaited_sources: tuple[str, ...] = ()
-    """Inventory sources whose first answer the node waits for, because its secrets are not stored."""
 
 
 async def _refuse_secrets(kind: str, host: ports.Host, name: str, key: str) -> str:
@@ -166,6 +151,11 @@ class State:
         async with self._advance_lock:
             await compute_in_parts(lambda: self.index.advance_in_part(self.now()))
         return self.index.now
+
+    @property
+    def live(self) -> Live:
+        """Return what `why` needs beside the facts."""
+        return Live(self.step_progress, self.runners)
 
     def wake_up(self) -> None:
         """Ask the loop to decide again soon."""

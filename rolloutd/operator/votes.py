@@ -134,7 +134,7 @@ class VoteServer:
         answers = []
         for target in [each for each in index.targets_on(node) if each.rollout in objects]:
             resolved = await resolve_for_reading(self._state, target.rollout)
-            answer = node_serializers.why(self._state, resolved, target)
+            answer = node_serializers.node_reason(self._state, resolved, target)
             answers.append({"object": objects[target.rollout], "rollout": target.rollout, **answer})
         if not answers:
             raise NotFound(f"{node}: in no open rollout of namespace {namespace}; name another namespace")

@@ -263,11 +263,6 @@ def _exceptions(params: Params) -> str:
     return ", ".join(parts)
 
 
-def _by(detail: str | None) -> str:
-    """Return who took a node out of a rollout and why, as the command recorded it."""
-    return f" ({detail})" if detail else ""
-
-
 def _detail(text: str | None) -> str:
     return f": {text}" if text else ""
 
@@ -401,19 +396,10 @@ SENTENCES: Final[Mapping[ReasonCode, Callable[[str, Params], str]]] = {
     ),
     ReasonCode.ROLLBACK_QUEUED: lambda node, _: f"{node} is queued for its rollback",
     # A node that does not wait to start.
-    ReasonCode.ISOLATING: lambda node, _: f"{node} is isolating",
-    ReasonCode.MAINTAINING: lambda node, _: f"{node} is maintaining",
-    ReasonCode.VERIFYING: lambda node, _: f"{node} is verifying",
     ReasonCode.FAILED: lambda node, p: describe_failure(node, p) if p else f"{node} failed",
     ReasonCode.DRIFTED: lambda node, p: (
         f"{node} has drifted: check mode would change {', '.join(p['tasks'])}"
     ),
-    ReasonCode.DONE: lambda node, _: f"{node} is done",
-    ReasonCode.CHANGED: lambda node, _: f"{node} is done: changed",
-    ReasonCode.ALREADY_CURRENT: lambda node, _: f"{node} is done: already-current",
-    ReasonCode.SKIPPED: lambda node, p: f"{node} is done: skipped{_by(p.get('detail'))}",
-    ReasonCode.LEFT: lambda node, _: f"{node} is done: left",
-    ReasonCode.ROLLED_BACK: lambda node, p: f"{node} is done: rolled-back{_by(p.get('detail'))}",
     ReasonCode.DONE_WITH_EXCEPTIONS: lambda _, p: f"done with exceptions: {_exceptions(p)}",
     # A node in flight whose isolators or checks wait.
     ReasonCode.NOT_ISOLATED_YET: lambda _, p: f"{p['detail']}{_tries(p)}",

@@ -141,15 +141,15 @@ WORK: Final = Part(
     """
 from machines.facts.node_work import NodeWork, WorkKind
 from machines.model.decision import Admit
-from machines.scheduler.decide import decide, explain_node
+from machines.scheduler.decide import decide
 from rolloutd.texts.reason_text import describe
-from tests.machines.builders import T0, index_of, nodes_of, submit
+from tests.machines.builders import T0, index_of, nodes_of, reason_of, submit
 index = index_of(nodes_of({"t": ["n1"]}))
 submit(index)
 assert decide(index, T0).of(Admit)
 index.record_work(NodeWork(WorkKind.BENCHMARK, "n1"))
 assert not decide(index, T0).of(Admit)
-assert describe(explain_node(index, "R", "n1", T0)) == "n1 is being measured"
+assert describe(reason_of(index, "R", "n1", T0)) == "n1 is being measured"
 """,
 )
 

@@ -6,14 +6,17 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from machines.facts.fleet_facts import FactsSnapshot
+from machines.facts.index import Index
 from machines.facts.projection import Projection
 from machines.model.events import GateOpened, PhaseMoved, RolloutOpened, VoteCast
 from machines.model.limits import Limits
 from machines.model.node import Node, NodeHealth, Observation
 from machines.model.plan import Capability, Digest, GateName, Plan, Stage, StepDef, VoteRequirement, WaveDef
+from machines.model.reasons import Reason
 from machines.model.rollout import Actor, ActorKind, Failure, Target, Vote
 from machines.model.selector import Selector
 from machines.rules.waves import assign_waves
+from machines.scheduler.why import why
 from machines.states import Outcome, Phase, Trigger, next_phase
 
 T0 = 1_800_000_000.0
@@ -101,6 +104,13 @@ def submit(
     if opened:
         index.apply(GateOpened(rollout, GateName.START, "", at))
     return plan
+
+
+def reason_of(index: Index, rollout: str, node: str, now: float) -> Reason:
+    """Return why a node that waits does so."""
+    reason = why(index, index.target(rollout, node), now)
+    assert reason is not None, f"{node} does not wait"
+    return reason
 
 
 def vote(

@@ -58,11 +58,12 @@ from machines.model.step_record import StepAction, StepRecord, StepState
 from machines.model.traffic import TrafficResult
 from machines.model.windows import Freeze
 from machines.rules.gates import voting_blocker
-from machines.scheduler.decide import decide, explain_node, explain_rollout_nodes
+from machines.scheduler.decide import decide
 from machines.scheduler.membership import membership_events
+from machines.scheduler.why import why_nodes
 from machines.states import IN_FLIGHT_PHASES, Outcome, Phase, Trigger, next_phase
 from rolloutd.texts.cause_text import describe_causes
-from tests.machines.builders import T0, rollout_opened
+from tests.machines.builders import T0, reason_of, rollout_opened
 from tests.machines.random_fleets import oracle_pools, random_limits, random_node, random_plan
 
 SUBMITTER = Actor(ActorKind.PERSON, "sam", 1000)
@@ -606,9 +607,7 @@ class FleetSimulator:
         for rollout in list(self.index.rollouts.values()):
             if rollout.closed:
                 continue
-            codes = {
-                reason.code for reason in explain_rollout_nodes(self.index, rollout.id, self.now).values()
-            }
+            codes = {reason.code for reason in why_nodes(self.index, rollout.id, self.now).values() if reason}
             if codes & {"gate-start", "gate-continue", "node-failed", "needs-vote"}:
                 self.approve_all_gates(rollout.id)
 
@@ -616,15 +615,15 @@ class FleetSimulator:
         """Return one of two nodes that wait for each other: for a slot, or the one for the other's wave."""
         rollout = self.index.rollout(target.rollout)
         if target.isolated and not rollout.closed:
-            reason = explain_node(self.index, target.rollout, target.node, self.now)
+            reason = reason_of(self.index, target.rollout, target.node, self.now)
             waits_for_isolated = any(peer["cause"] == "isolated" for peer in _peers(reason))
             if waits_for_isolated or (reason.code == "earlier-wave" and self._is_waited_for(target)):
                 self.skip(target)
 
     def _is_waited_for(self, target: Target) -> bool:
         """Whether a node of the wave that is not over waits for the slot of this one."""
-        reasons = explain_rollout_nodes(self.index, target.rollout, self.now).values()
-        peers = [peer for reason in reasons for peer in _peers(reason)]
+        reasons = why_nodes(self.index, target.rollout, self.now).values()
+        peers = [peer for reason in reasons if reason for peer in _peers(reason)]
         return any((peer["node"], peer.get("phase")) == (target.node, "pending") for peer in peers)
 
     def approve_all_gates(self, rollout: str) -> None:

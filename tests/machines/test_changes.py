@@ -18,7 +18,7 @@ from machines.model.plan import PLAYBOOK_RUN, Capability, GateName, OnFailure, S
 from machines.model.reasons import Remedy, RemedyKind
 from machines.model.rollout import FailureCode, Target
 from machines.model.step_record import StepAction, StepRecord, StepState
-from machines.scheduler.decide import decide, explain_node
+from machines.scheduler.decide import decide
 from machines.states import Outcome, Phase, Trigger
 from machines.workflow.next_action import next_action
 from machines.workflow.situation import Situation
@@ -33,6 +33,7 @@ from tests.machines.builders import (
     nodes_of,
     observed_up,
     plan_of,
+    reason_of,
     submit,
     transition,
     vote,
@@ -89,10 +90,10 @@ def test_change_waits_for_runner_of_its_kind_only() -> None:
     index = index_of(CLUSTERS)
     submit(index, stages=(NET,))
     index.record_runner_problems({"flux": RunnerProblem("no answer", T0), "local": RunnerProblem("full", T0)})
-    reason = explain_node(index, "R", "c1", T0)
+    reason = reason_of(index, "R", "c1", T0)
     assert (reason.code, reason.params["runner"]) == ("runner-down", "flux")
     index.record_runner_problems({"local": RunnerProblem("full", T0)})
-    assert explain_node(index, "R", "c1", T0).code == "starting"
+    assert reason_of(index, "R", "c1", T0).code == "starting"
 
 
 def hubs(workers: int | None = None) -> Projection:
@@ -114,7 +115,7 @@ def test_silent_hub_stops_only_its_own_clusters() -> None:
     index = hubs()
     index.record_runner_problems({"flux@a/hub": RunnerProblem("no answer", T0)})
     assert starts(index) == ["c3", "c4"]
-    reason = explain_node(index, "R", "c1", T0)
+    reason = reason_of(index, "R", "c1", T0)
     assert (reason.code, reason.params["runner"]) == ("runner-down", "flux@a/hub")
     index.record_runner_problems({"flux@c4": RunnerProblem("no answer", T0)})
     assert starts(index) == ["c1", "c2", "c3"]
@@ -125,7 +126,7 @@ def test_workers_bound_changes_of_their_hub() -> None:
     assert starts(index) == ["c1", "c3", "c4"]
     admit(index, "c1")
     index.record_backoffs(decide(index, T0).backoffs)
-    reason = explain_node(index, "R", "c2", T0)
+    reason = reason_of(index, "R", "c2", T0)
     assert (reason.code, reason.params["runner"], reason.params["parallel"]) == ("runner-full", "a/hub", 1)
     transition(index, "c1", Trigger.ISOLATION_ABORTED)
     assert starts(index) == ["c1", "c3", "c4"]
@@ -134,7 +135,7 @@ def test_workers_bound_changes_of_their_hub() -> None:
 def test_change_waits_for_nodes_of_its_kind() -> None:
     index = index_of(nodes_of({"infra": ["n1"]}))
     submit(index, stages=(NET,))
-    assert explain_node(index, "R", "n1", T0).code == "no-change"
+    assert reason_of(index, "R", "n1", T0).code == "no-change"
 
 
 def test_plan_needs_runners_of_all_its_runs() -> None:
@@ -153,9 +154,9 @@ def test_bootstrap_reaches_cluster_that_is_not_available() -> None:
     index = index_of(CLUSTERS, observed=False)
     index.record_observations([Observation("c1", NodeHealth.DOWN, T0, "WorkersAvailable: no nodes")], T0)
     submit(index, stages=(NET,))
-    assert explain_node(index, "R", "c1", T0).code == "node-down"
+    assert reason_of(index, "R", "c1", T0).code == "node-down"
     submit(index, "B", stages=(NET,), bootstrap=True, name="network")
-    assert explain_node(index, "B", "c1", T0).code == "starting"
+    assert reason_of(index, "B", "c1", T0).code == "starting"
     assert [each.node for each in decide(index, T0).of(Admit)] == ["c1"]
 
 
@@ -177,7 +178,7 @@ def test_bootstrap_changes_no_host_that_is_down() -> None:
     index = index_of(nodes_of({"infra": ["n1"]}), observed=False)
     index.record_observations([Observation("n1", NodeHealth.DOWN, T0, "no answer")], T0)
     submit(index, bootstrap=True)
-    assert explain_node(index, "R", "n1", T0).code == "node-down"
+    assert reason_of(index, "R", "n1", T0).code == "node-down"
 
 
 def test_bootstrap_stays_in_budget_of_pool() -> None:
@@ -195,8 +196,8 @@ def test_cluster_that_is_away_holds_no_peer() -> None:
     index = index_of(clusters)
     index.record_observations([Observation("c0", NodeHealth.DOWN, T0, "no answer")], T0)
     submit(index, stages=(NET,))
-    assert explain_node(index, "R", "c0", T0).code == "node-down"
-    assert explain_node(index, "R", "c1", T0).code == "starting"
+    assert reason_of(index, "R", "c0", T0).code == "node-down"
+    assert reason_of(index, "R", "c1", T0).code == "starting"
 
 
 def skip(index: Projection, node: str) -> None:
@@ -232,7 +233,7 @@ def test_cluster_that_a_rollout_worked_on_counts_as_down(work: Callable[[Project
     submit(index, stages=(NET,))
     work(index, "c0")
     index.record_observations([Observation("c0", NodeHealth.DOWN, T0, "no answer")], T0)
-    assert explain_node(index, "R", "c1", T0).code == "peer-down"
+    assert reason_of(index, "R", "c1", T0).code == "peer-down"
     assert "has 1 node down (c0)" in str(violation(index, ADMITTED_C1, T0))
 
 
@@ -247,7 +248,7 @@ def test_broken_cluster_counts_after_its_rollout_is_forgotten() -> None:
     restarted.record_observations_of(index)
     for facts in (index, restarted):
         submit(facts, "R", stages=(NET,), name="fixed")
-        assert explain_node(facts, "R", "c1", T0).code == "peer-down"
+        assert reason_of(facts, "R", "c1", T0).code == "peer-down"
         assert "has 1 node down (c0)" in str(violation(facts, ADMITTED_C1, T0))
 
 
@@ -262,7 +263,7 @@ def test_broken_cluster_counts_when_it_comes_back() -> None:
     index.apply(NodesDiscovered((node,)))
     index.record_observations([Observation("c0", NodeHealth.DOWN, T0, "no answer")], T0)
     submit(index, stages=(NET,), name="fixed")
-    assert explain_node(index, "R", "c1", T0).code == "peer-down"
+    assert reason_of(index, "R", "c1", T0).code == "peer-down"
 
 
 @pytest.mark.parametrize(("after_s", "counts"), [(3600.0, True), (100_000.0, False)])
@@ -274,7 +275,7 @@ def test_cluster_that_goes_away_long_after_work_holds_no_peer(after_s: float, *,
     away = Conflict(ConflictKind.OUT_OF_SERVICE, "status", {"hub": "offline"}, now)
     index.apply(NodesDiscovered((replace(index.nodes["c0"], conflicts=(away,)),)))
     index.record_observations([*observed_up(["c1", "c2"], now), Observation("c0", NodeHealth.DOWN, now)], now)
-    assert explain_node(index, "R", "c1", now).code == ("peer-down" if counts else "starting")
+    assert reason_of(index, "R", "c1", now).code == ("peer-down" if counts else "starting")
     assert (violation(index, ADMITTED_C1, now) is not None) is counts
 
 
@@ -286,10 +287,10 @@ def test_paused_cluster_holds_no_peer() -> None:
     locked = Observation("c0", NodeHealth.UP, T0, "it is paused", cordoned_by_other=True, is_locked=True)
     index.record_observations([locked], T0)
     submit(index, stages=(NET,))
-    assert explain_node(index, "R", "c0", T0).code == "quarantined"
-    assert explain_node(index, "R", "c1", T0).code == "starting"
+    assert reason_of(index, "R", "c0", T0).code == "quarantined"
+    assert reason_of(index, "R", "c1", T0).code == "starting"
     index.apply(NodesDiscovered((replace(first, conflicts=()),)))
-    assert explain_node(index, "R", "c1", T0).code == "peer-down", "Cluster API works on it"
+    assert reason_of(index, "R", "c1", T0).code == "peer-down", "Cluster API works on it"
 
 
 def test_failed_and_unready_targets_count_in_strategy() -> None:
@@ -305,7 +306,7 @@ def test_failed_and_unready_targets_count_in_strategy() -> None:
     vote(index, GateName.PROCEED, shown=(failure,))
     assert starts() == ["c1"], "a failed target counts when the rollout goes on"
     admit(index, "c1")
-    reason = explain_node(index, "R", "c2", T0)
+    reason = reason_of(index, "R", "c2", T0)
     assert (reason.code, reason.params["scope"], reason.params["in_flight"]) == ("max-parallel", "unready", 2)
 
 
@@ -372,9 +373,9 @@ def test_isolated_target_tried_again_waits_only_for_others(*, bootstrap: bool) -
     transition(index, "c2", Trigger.RETRIED, isolated=not bootstrap)
     index.record_observations([Observation("c2", NodeHealth.DOWN, T0 + 1, "no answer")], T0 + 1)
     assert [each.node for each in decide(index, T0 + 1).of(Admit)] == ["c2"]
-    reason = explain_node(index, "R", "c1", T0 + 1)
+    reason = reason_of(index, "R", "c1", T0 + 1)
     assert (reason.code, reason.params["scope"], reason.params["in_flight"]) == ("max-parallel", "unready", 1)
-    assert explain_node(index, "R", "c2", T0 + 1).code == "starting"
+    assert reason_of(index, "R", "c2", T0 + 1).code == "starting"
     assert "1 targets are unready (c2)" in str(violation(index, ADMITTED_C1, T0 + 1))
 
 
@@ -388,14 +389,14 @@ def test_unready_targets_name_each_other_and_what_ends_it() -> None:
     index.record_observations([Observation(name, NodeHealth.DOWN, T0 + 1) for name in ("c1", "c2")], T0 + 1)
     assert not decide(index, T0 + 1).of(Admit)
     for name, other in (("c1", "c2"), ("c2", "c1")):
-        reason = explain_node(index, "R", name, T0 + 1)
+        reason = reason_of(index, "R", name, T0 + 1)
         assert (reason.params["in_flight"], reason.params["nodes"]) == (1, (other,))
         assert describe(reason) == f"1 target of R unready ({other}); maxUnready is 1"
         assert reason.remedy == Remedy(RemedyKind.WAIT_FOR_HEALTH, {"node": other})
     index.record_observations([Observation("c2", NodeHealth.UP, T0 + 1)], T0 + 1)
     assert [each.node for each in decide(index, T0 + 1).of(Admit)] == ["c1"]
     admit(index, "c1")
-    assert explain_node(index, "R", "c3", T0 + 1).remedy == Remedy(RemedyKind.WAIT_FOR_CAPACITY)
+    assert reason_of(index, "R", "c3", T0 + 1).remedy == Remedy(RemedyKind.WAIT_FOR_CAPACITY)
 
 
 def test_failed_target_that_counts_as_unready_is_to_be_settled() -> None:
@@ -403,7 +404,7 @@ def test_failed_target_that_counts_as_unready_is_to_be_settled() -> None:
     index = index_of(clusters)
     submit(index, stages=(NET,), max_unready=1)
     vote(index, GateName.PROCEED, shown=(fail(index, "c1"),))
-    remedy = explain_node(index, "R", "c2", T0).remedy
+    remedy = reason_of(index, "R", "c2", T0).remedy
     assert remedy is not None
     assert (remedy.kind, remedy.args["node"]) == (RemedyKind.RETRY, "c1")
 
@@ -412,7 +413,7 @@ def test_target_with_other_values_waits_but_is_rolled_back() -> None:
     index = index_of(CLUSTERS)
     submit(index, stages=(NET,), rollback=UNDO[1:], on_failure=OnFailure.ROLLBACK_NODE)
     index.record_changed_values({("R", "c1"): (("host", "a", "b"),)})
-    assert explain_node(index, "R", "c1", T0).code == "values-changed"
+    assert reason_of(index, "R", "c1", T0).code == "values-changed"
     assert "not those of the vote" in str(violation(index, ADMITTED_C1, T0))
     fail(index, "c1")
     assert [each.node for each in decide(index, T0).of(RollBack)] == ["c1"]

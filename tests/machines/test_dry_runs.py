@@ -9,7 +9,7 @@ from machines.facts.projection import Projection
 from machines.model.decision import Admit, DryRun
 from machines.model.limits import Budget, Limits, PoolRule
 from machines.model.plan import StepDef
-from machines.scheduler.decide import decide, explain_node
+from machines.scheduler.decide import decide
 from machines.states import Trigger
 from rolloutd.texts.reason_text import describe
 from tests.machines.builders import (
@@ -20,6 +20,7 @@ from tests.machines.builders import (
     index_of,
     nodes_of,
     observed_up,
+    reason_of,
     submit,
     transition,
 )
@@ -59,7 +60,7 @@ def test_who_can_go_now_goes_first() -> None:
     index = fleet()
     record_dry_run_result(index, n1=False, n2=True, n3=True)
     assert started(index) == ["n2"]
-    reason = explain_node(index, "R", "n1", T0)
+    reason = reason_of(index, "R", "n1", T0)
     assert "others go first: payments/api-7d9 is held by budget" in describe(reason)
 
 
@@ -67,7 +68,7 @@ def test_passed_over_node_gets_reason() -> None:
     index = fleet()
     record_dry_run_result(index, n1=False, n2=True, n3=True)
     admit(index, "n2")
-    reason = explain_node(index, "R", "n1", T0 + 5)
+    reason = reason_of(index, "R", "n1", T0 + 5)
     assert reason.code == "pool-full"
     assert HELD in describe(reason)
 
@@ -134,7 +135,7 @@ def test_hopeless_node_waits_until_its_blocker_changes() -> None:
     assert started(index, later) == ["n2"]
     finish(index, "n2", at=later)
     assert (started(index, later), requested_dry_runs(index, later)) == ([], [])
-    reason = explain_node(index, "R", "n1", later)
+    reason = reason_of(index, "R", "n1", later)
     assert reason.code == "cannot-isolate"
     assert describe(reason) == f"n1 cannot be isolated: {HELD}"
 
@@ -205,7 +206,7 @@ def test_aborted_node_backs_off_behind_others() -> None:
     )
     index.record_observations(observed_up(index.nodes, back), back)
     record_dry_run_result(index, at=back, n2=False)
-    assert explain_node(index, "R", "n1", back).code == "backoff"
+    assert reason_of(index, "R", "n1", back).code == "backoff"
     assert started(index, back) == ["n2"]
     finish(index, "n2", at=back)
     later = back + 61

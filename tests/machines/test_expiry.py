@@ -16,7 +16,7 @@ from machines.model.reasons import ReasonCode
 from machines.model.rollout import Hold
 from machines.model.rows import AuditMismatch, MismatchKind
 from machines.model.windows import Freeze
-from machines.scheduler.decide import decide, explain_node
+from machines.scheduler.decide import decide
 from machines.scheduler.expiry import end_freeze, end_hold
 from machines.states import Outcome, Trigger
 from tests.machines.builders import (
@@ -28,6 +28,7 @@ from tests.machines.builders import (
     index_of,
     nodes_of,
     observed_up,
+    reason_of,
     submit,
     transition,
 )
@@ -83,10 +84,10 @@ def test_soak_of_the_future_restarts() -> None:
     assert decide(index, now).of(RestartSoak) == (RestartSoak("R", "n1"),)
     index.apply(SoakRestarted("R", "n1", now))
     assert decide(index, now + 1).of(RestartSoak) == ()
-    reason = explain_node(index, "R", "n2", now + 1)
+    reason = reason_of(index, "R", "n2", now + 1)
     assert (reason.code, reason.params["until"]) == (ReasonCode.SOAKING, now + CANARY.soak_s)
     see(index, now + CANARY.soak_s)
-    assert explain_node(index, "R", "n2", now + CANARY.soak_s).code is ReasonCode.GATE_CONTINUE
+    assert reason_of(index, "R", "n2", now + CANARY.soak_s).code is ReasonCode.GATE_CONTINUE
 
 
 def test_soak_of_the_past_does_not_restart() -> None:
@@ -114,7 +115,7 @@ def test_backoff_of_the_future_is_over() -> None:
     transition(
         index, "n1", Trigger.ISOLATION_ABORTED, at=T0 + DAYS_S + 5, not_before=T0 + DAYS_S + 65, text="busy"
     )
-    assert explain_node(index, "R", "n1", T0 + DAYS_S + 6).code is ReasonCode.BACKOFF
+    assert reason_of(index, "R", "n1", T0 + DAYS_S + 6).code is ReasonCode.BACKOFF
     see(index, T0 + 100)
     assert [each.node for each in decide(index, T0 + 100).of(Admit)] == ["n1"]
 

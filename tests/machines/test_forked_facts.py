@@ -8,8 +8,9 @@ from typing import Any
 from hypothesis import given, settings
 
 from machines.facts.sharing import Forkable
-from machines.scheduler.decide import decide, explain_rollout_nodes
+from machines.scheduler.decide import decide
 from machines.scheduler.progress import rollout_progress
+from machines.scheduler.why import why_nodes
 from tests.machines.fleet_simulator import FleetSimulator
 from tests.machines.test_properties import EXAMPLES, SEEDS
 
@@ -76,7 +77,7 @@ def test_questions_change_no_fact(seed: int) -> None:
         for _ in range(2):
             decision = decide(index, later)
             for rollout in index.rollouts:
-                explain_rollout_nodes(index, rollout, later)
+                why_nodes(index, rollout, later)
                 rollout_progress(index, rollout, later)
             assert decision == decide(index.fork(), later)
         assert content(index) == before

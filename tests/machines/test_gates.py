@@ -14,7 +14,7 @@ from machines.model.events import GateOpened, RolloutCancelled, RolloutEnded, Vo
 from machines.model.plan import GateName, VoteRequirement
 from machines.model.rollout import Actor, ActorKind, Failure
 from machines.rules.gates import gate_view, voting_blocker
-from machines.scheduler.decide import decide, explain_node
+from machines.scheduler.decide import decide
 from machines.states import Outcome, Trigger
 from rolloutd.texts.reason_text import describe, describe_missing_votes, lifted_by
 from tests.machines.builders import (
@@ -27,6 +27,7 @@ from tests.machines.builders import (
     finish,
     index_of,
     nodes_of,
+    reason_of,
     submit,
     transition,
     vote,
@@ -65,7 +66,7 @@ def test_nothing_starts_before_the_gate_is_opened_and_recorded() -> None:
     index = started(VoteRequirement(owner=1))
     vote(index, GateName.START)
     assert decide(index, T0).of(Admit) == ()
-    assert explain_node(index, "R", "n1", T0).code == "gate-start"
+    assert reason_of(index, "R", "n1", T0).code == "gate-start"
     index.apply(GateOpened("R", GateName.START, "", T0))
     assert [start.node for start in decide(index, T0).of(Admit)] == ["n1", "n3"]
 
@@ -150,7 +151,7 @@ def test_a_no_rejects_until_it_is_withdrawn() -> None:
     vote(index, GateName.START, ALICE)
     index.apply(GateOpened("R", GateName.START, "", T0))
     no = vote(index, GateName.CONTINUE, BOB, yes=False, wave="canary")
-    told = explain_node(index, "R", "n1", T0)
+    told = reason_of(index, "R", "n1", T0)
     assert (told.code, describe(told)) == ("rejected", f"bob said no at continue after canary: {no.reason}")
     assert lifted_by(told) == "bob: rolloutctl withdraw R continue --wave canary --reason ..."
     assert decide(index, T0).of(Admit) == ()
@@ -165,7 +166,7 @@ def test_where_teams_answer_for_themselves_a_silent_team_waits_alone() -> None:
     assert gate_state(index) == "open"
     index.apply(GateOpened("R", GateName.START, "", T0))
     assert [start.node for start in decide(index, T0).of(Admit)] == ["n1"]
-    assert explain_node(index, "R", "n3", T0).code == "needs-vote"
+    assert reason_of(index, "R", "n3", T0).code == "needs-vote"
     vote(index, GateName.START, CAROL, teams=("b",))
     assert [start.node for start in decide(index, T0).of(Admit)] == ["n1", "n3"]
 
@@ -187,16 +188,16 @@ def test_continue_opens_after_canaries_and_soak() -> None:
     finish(index, "n1", at=T0)
     finish(index, "n3", at=T0 + 10.0)
     assert voting_blocker(index, rollout, GateName.CONTINUE, "canary", T0 + 10.0) is None
-    assert explain_node(index, "R", "n2", T0 + 10.0).code == "soaking"
+    assert reason_of(index, "R", "n2", T0 + 10.0).code == "soaking"
     index.record_next_round(NextRound("R", CheckRounds.SOAK, math.inf))
     assert decide(index, T0 + 10.0).wake_at == T0 + 610.0
-    assert explain_node(index, "R", "n2", T0 + 610.0).code == "gate-continue"
+    assert reason_of(index, "R", "n2", T0 + 610.0).code == "gate-continue"
     vote(index, GateName.CONTINUE, wave="canary", at=T0 + 20.0)
     assert can_open(index, T0 + 20.0) == [GateName.CONTINUE]
     index.apply(GateOpened("R", GateName.CONTINUE, "canary", T0 + 20.0))
-    assert explain_node(index, "R", "n2", T0 + 30.0).code == "soaking"
+    assert reason_of(index, "R", "n2", T0 + 30.0).code == "soaking"
     index.record_observations([], T0 + 610.0)
-    assert explain_node(index, "R", "n2", T0 + 610.0).code == "node-unknown"
+    assert reason_of(index, "R", "n2", T0 + 610.0).code == "node-unknown"
 
 
 def test_a_canary_that_turns_red_shuts_the_fleet_again() -> None:
@@ -206,7 +207,7 @@ def test_a_canary_that_turns_red_shuts_the_fleet_again() -> None:
     finish(index, "n3")
     failure = Failure("n1#1.2", "n1", 1, "soak.verify", "turned red", T0 + 5.0)
     transition(index, "n1", Trigger.SOAK_CHECK_FAILED, failure=failure, at=T0 + 5.0)
-    assert explain_node(index, "R", "n2", T0 + 5.0).code == "node-failed"
+    assert reason_of(index, "R", "n2", T0 + 5.0).code == "node-failed"
 
 
 # -- proceed
@@ -228,12 +229,12 @@ def test_proceed_is_not_asked_without_a_failure(failing: Projection) -> None:
 def test_a_failure_pauses_until_a_vote_that_was_shown_it(failing: Projection) -> None:
     shown = fail(failing, "n1")
     assert decide(failing, T0).of(Admit) == ()
-    assert explain_node(failing, "R", "n3", T0).code == "node-failed"
+    assert reason_of(failing, "R", "n3", T0).code == "node-failed"
     vote(failing, GateName.PROCEED, shown=("another#1",))
     assert decide(failing, T0).of(Admit) == ()
     vote(failing, GateName.PROCEED, BOB, shown=(shown,))
     assert [start.node for start in decide(failing, T0).of(Admit)] == ["n3", "n5"]
-    assert explain_node(failing, "R", "n2", T0).code == "pool-full"
+    assert reason_of(failing, "R", "n2", T0).code == "pool-full"
 
 
 def test_a_retry_alone_resumes_nothing_and_neither_does_a_skip(failing: Projection) -> None:

@@ -19,11 +19,11 @@ from machines.model.limits import Limits, TeamRules
 from machines.model.plan import Stage
 from machines.model.rollout import NodeOrder
 from machines.model.windows import Freeze, Window
-from machines.scheduler.decide import decide, explain_node
+from machines.scheduler.decide import decide
 from machines.scheduler.progress import RolloutState, rollout_progress
 from machines.states import Trigger
 from machines.workflow import phase_transitions
-from tests.machines.builders import ALICE, T0, finish, index_of, nodes_of, submit, transition
+from tests.machines.builders import ALICE, T0, finish, index_of, nodes_of, reason_of, submit, transition
 
 NODES = nodes_of({"a": ("n1", "n2")})
 
@@ -49,7 +49,7 @@ def test_drifted_node_is_requeued_if_plan_keeps_change() -> None:
         index = finished(keep=keep)
         index.apply(DriftRecorded("R", "n2", T0, ("set the limit",)))
         assert decide(index, T0).of(Requeue) == requeued
-        assert explain_node(index, "R", "n2", T0).code == "drifted"
+        assert reason_of(index, "R", "n2", T0).code == "drifted"
 
 
 def test_drifted_node_with_ordered_rollback_is_not_requeued() -> None:
@@ -68,7 +68,7 @@ def test_requeued_node_starts_by_the_same_rules() -> None:
     assert [start.node for start in decide(index, T0).of(Admit)] == ["n2"]
     index.apply(FreezeStarted(Freeze("f1", "all", "month's end", "alice", T0)))
     assert decide(index, T0).of(Admit) == ()
-    assert explain_node(index, "R", "n2", T0).code == "freeze"
+    assert reason_of(index, "R", "n2", T0).code == "freeze"
 
 
 def test_requeued_node_obeys_team_it_moved_to() -> None:
@@ -81,10 +81,10 @@ def test_requeued_node_obeys_team_it_moved_to() -> None:
     index.apply(TeamRulesChanged(TeamRules("b", (closed,)), ALICE, "because", T0))
     assert index.target("R", "n2").team == "a"
     assert decide(index, T0).of(Admit) == ()
-    assert explain_node(index, "R", "n2", T0).code == "outside-window"
+    assert reason_of(index, "R", "n2", T0).code == "outside-window"
     index.update_limits(Limits(pools={}))
     index.apply(FreezeStarted(Freeze("f1", "team/b", "month's end", "alice", T0)))
-    assert explain_node(index, "R", "n2", T0).code == "freeze"
+    assert reason_of(index, "R", "n2", T0).code == "freeze"
 
 
 def test_requeue_without_keep_or_drift_is_a_violation() -> None:

@@ -23,7 +23,7 @@ from machines.model.node import Node
 from machines.model.plan import EnrolPolicy, GateName, VoteRequirement, WaveDef
 from machines.model.rollout import Failure, Target
 from machines.rules.gates import gate_view, missing_team_vote
-from machines.scheduler.decide import REJOIN_WAIT_S, decide, explain_node
+from machines.scheduler.decide import REJOIN_WAIT_S, decide
 from machines.scheduler.membership import carry_over, membership_events
 from machines.states import Outcome, Phase, Trigger
 from machines.workflow import phase_transitions
@@ -41,6 +41,7 @@ from tests.machines.builders import (
     nodes_of,
     observed_up,
     plan_of,
+    reason_of,
     rollout_opened,
     submit,
     transition,
@@ -85,7 +86,7 @@ def test_many_joiners_each_wait_for_own_team() -> None:
     assert "n7" in [start.node for start in decide(index, T0 + 1.0).of(Admit)]
     finish(index, "n7", at=T0 + 2.0)
     index.record_observations(observed_up(("n7",), T0 + 3.0), T0 + 3.0)
-    assert explain_node(index, "R", "n8", T0 + 3.0).code == "needs-vote"
+    assert reason_of(index, "R", "n8", T0 + 3.0).code == "needs-vote"
     vote(index, GateName.START, CAROL, teams=("c",), at=T0 + 4.0)
     assert "n8" in [start.node for start in decide(index, T0 + 4.0).of(Admit)]
 
@@ -133,14 +134,14 @@ def test_joiner_names_team_without_members_and_resolution() -> None:
     vote(index, GateName.START, BOB, teams=("b",))
     index.apply(GateOpened("R", GateName.START, "", T0))
     discover_nodes(index, *nodes_of_team("c", "n9"), at=T0 + 1.0)
-    waits = explain_node(index, "R", "n9", T0 + 1.0)
+    waits = reason_of(index, "R", "n9", T0 + 1.0)
     assert waits.code == "needs-vote"
     assert "the settings have no team c; an admin must add it" in describe(waits)
     assert (
         lifted_by(waits) == "an admin, who adds team c to the settings, or rolloutctl skip R n9 --reason ..."
     )
     index.update_limits(Limits(teams=frozenset({"infra", "a", "b", "c"})))
-    assert "a member of team c" in lifted_by(explain_node(index, "R", "n9", T0 + 2.0))
+    assert "a member of team c" in lifted_by(reason_of(index, "R", "n9", T0 + 2.0))
 
 
 def test_gate_names_team_without_members() -> None:
@@ -233,7 +234,7 @@ def test_changed_team_updates_target() -> None:
     assert changed == TargetChanged("R", "n2", "b", ("team/b",), None, T0)
     index.apply(changed)
     admit(index, "n3")
-    assert explain_node(index, "R", "n2", T0).code == "pool-full"
+    assert reason_of(index, "R", "n2", T0).code == "pool-full"
 
 
 def test_retried_joiner_needs_no_second_vote() -> None:
@@ -243,7 +244,7 @@ def test_retried_joiner_needs_no_second_vote() -> None:
     vote(index, GateName.START, CAROL, teams=("c",), at=T0 + 2.0)
     admit(index, "n9", at=T0 + 3.0)
     transition(index, "n9", Trigger.ISOLATION_ABORTED, at=T0 + 4.0)
-    assert explain_node(index, "R", "n9", T0 + 4.0).code == "starting"
+    assert reason_of(index, "R", "n9", T0 + 4.0).code == "starting"
 
 
 def test_disturbed_joiner_needs_no_second_vote() -> None:
@@ -255,7 +256,7 @@ def test_disturbed_joiner_needs_no_second_vote() -> None:
     transition(index, "n9", Trigger.DISTURBED, at=T0 + 3.0, failure=failure)
     vote(index, GateName.PROCEED, ALICE, shown=(failure.id,), at=T0 + 4.0)
     transition(index, "n9", Trigger.RETRIED, at=T0 + 5.0)
-    assert explain_node(index, "R", "n9", T0 + 5.0).code == "starting"
+    assert reason_of(index, "R", "n9", T0 + 5.0).code == "starting"
 
 
 def test_vote_that_does_not_count_admits_no_node_of_new_team() -> None:
@@ -271,12 +272,12 @@ def test_vote_that_does_not_count_admits_no_node_of_new_team() -> None:
     transition(index, "n1", Trigger.ISOLATION_ABORTED, at=T0 + 1.0)
     discover_nodes(index, *nodes_of_team("c", "n1"), at=T0 + 2.0)
     assert index.target("R", "n1").needs_vote_of == "c"
-    waits = explain_node(index, "R", "n1", T0 + 2.0)
+    waits = reason_of(index, "R", "n1", T0 + 2.0)
     assert (waits.code, waits.params["team"]) == ("needs-vote", "c")
     view = gate_view(index, index.rollout("R"), GateName.START, "", T0 + 2.0)
     assert (view.state, [team for team, _, _ in view.teams]) == ("open", ["a", "b"])
     vote(index, GateName.START, CAROL, teams=("c",), at=T0 + 3.0)
-    assert explain_node(index, "R", "n1", T0 + 3.0).code == "starting"
+    assert reason_of(index, "R", "n1", T0 + 3.0).code == "starting"
 
 
 def test_joiner_of_other_team_still_waits_for_vote() -> None:

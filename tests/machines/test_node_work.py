@@ -17,7 +17,7 @@ from machines.model.preparation import Preparation, PreparationState
 from machines.model.rollout import Hold
 from machines.rules.node_claims import work_blocker
 from machines.scheduler.checks import is_at_work
-from machines.scheduler.decide import decide, explain_node
+from machines.scheduler.decide import decide
 from machines.states import Trigger
 from machines.workflow import phase_transitions
 from tests.machines.builders import (
@@ -28,6 +28,7 @@ from tests.machines.builders import (
     index_of,
     nodes_of,
     observed_up,
+    reason_of,
     submit,
     transition,
 )
@@ -121,7 +122,7 @@ def test_node_with_other_work_is_not_admitted(present: WorkKind) -> None:
     assert "n1" in [each.node for each in decide(index, T0).of(Admit)]
     begin(index, present)
     assert "n1" not in [each.node for each in decide(index, T0).of(Admit)]
-    reason = explain_node(index, "R", "n1", T0)
+    reason = reason_of(index, "R", "n1", T0)
     assert reason.remedy is not None
     admitted = phase_transitions.transition(index.target("R", "n1"), Trigger.ADMITTED, T0)
     assert violation(index, admitted, T0) is not None

@@ -11,7 +11,7 @@ from machines.model.events import GateOpened, PhaseMoved, PilotEvidenceAttached,
 from machines.model.plan import PILOT_WAVE, GateName, Pilot, VoteRequirement, WaveDef
 from machines.model.rollout import PilotEvidence
 from machines.rules.gates import gate_view, voting_blocker
-from machines.scheduler.decide import decide, explain_node
+from machines.scheduler.decide import decide
 from machines.states import Phase, Trigger
 from rolloutd.texts.reason_text import describe
 from tests.machines.builders import (
@@ -24,6 +24,7 @@ from tests.machines.builders import (
     finish,
     index_of,
     nodes_of,
+    reason_of,
     vote,
 )
 from tests.machines.builders import submit as submit_plan
@@ -65,7 +66,7 @@ def test_pilot_gate_asks_owner_and_team_of_pilot() -> None:
     index = submitted()
     view = gate_view(index, index.rollout("R"), GateName.PILOT, "", T0)
     assert (view.state, view.teams) == ("waiting", (("b", 1, 0),))
-    assert explain_node(index, "R", "n3", T0).code == "gate-pilot"
+    assert reason_of(index, "R", "n3", T0).code == "gate-pilot"
     vote(index, GateName.PILOT, BOB, teams=("infra",))
     assert gate_state(index, GateName.PILOT) == "waiting"
     vote(index, GateName.PILOT, ALICE, teams=("b",))
@@ -78,14 +79,14 @@ def test_pilot_waits_for_no_vote_at_gate_after_it() -> None:
     index.apply(GateOpened("R", GateName.PILOT, "", T0))
     # As after a gate that was recorded open by an altered row, and is closed since the row was settled.
     index.apply(TargetChanged("R", "n3", "a", ("team/a",), "a", T0))
-    assert explain_node(index, "R", "n3", T0).code == "starting"
+    assert reason_of(index, "R", "n3", T0).code == "starting"
 
 
 def test_only_pilot_starts_after_pilot_gate() -> None:
     index = submitted()
     index.apply(GateOpened("R", GateName.PILOT, "", T0))
     assert [start.node for start in decide(index, T0).of(Admit)] == ["n3"]
-    assert explain_node(index, "R", "n1", T0).code == "earlier-wave"
+    assert reason_of(index, "R", "n1", T0).code == "earlier-wave"
     admitted = PhaseMoved("R", "n1", Trigger.ADMITTED, Phase.PENDING, Phase.ISOLATING, 1, T0)
     assert "the start gate is not open" in (violation(index, admitted, T0) or "")
 
@@ -98,12 +99,12 @@ def test_start_not_asked_before_evidence() -> None:
     index = pilot_done()
     assert decide(index, T0).of(DocumentPilot) == (DocumentPilot("R"),)
     assert gate_state(index, GateName.START) == "not-asked"
-    waits = explain_node(index, "R", "n1", T0)
+    waits = reason_of(index, "R", "n1", T0)
     assert (waits.code, waits.remedy and waits.remedy.kind) == ("not-asked", "wait-for-node")
     index.apply(attach(index, "with-evidence"))
     assert decide(index, T0).of(DocumentPilot) == ()
     assert gate_state(index, GateName.START) == "waiting"
-    assert explain_node(index, "R", "n1", T0).code == "gate-start"
+    assert reason_of(index, "R", "n1", T0).code == "gate-start"
 
 
 def test_votes_for_other_evidence_do_not_open_start() -> None:

@@ -21,7 +21,7 @@ from machines.model.plan import Stage
 from machines.model.reasons import UnavailabilityCause
 from machines.model.rollout import Hold
 from machines.rules.pools import slot_blocker, slot_holders
-from machines.scheduler.decide import decide, explain_node
+from machines.scheduler.decide import decide
 from machines.states import Outcome, Trigger
 from rolloutd.texts.reason_text import describe, describe_remedy, lifted_by
 from tests.machines.builders import (
@@ -33,6 +33,7 @@ from tests.machines.builders import (
     index_of,
     nodes_of,
     observed_up,
+    reason_of,
     submit,
     transition,
 )
@@ -50,7 +51,7 @@ def test_one_node_of_a_pool_at_a_time() -> None:
     assert starts(index) == ["n1", "n3"]
     admit(index, "n1")
     assert starts(index) == ["n3"]
-    reason = explain_node(index, "R", "n2", T0)
+    reason = reason_of(index, "R", "n2", T0)
     assert reason.code == "pool-full"
     assert describe(reason) == "pool team/a is full: n1 is isolating in R since 2027-01-15T08:00:00Z"
 
@@ -83,7 +84,7 @@ def test_a_closed_pool_says_so() -> None:
     index = index_of(PAYMENTS, Limits(pools={"team": PoolRule(Budget(0))}))
     submit(index)
     assert starts(index) == []
-    assert explain_node(index, "R", "n1", T0).code == "pool-closed"
+    assert reason_of(index, "R", "n1", T0).code == "pool-closed"
 
 
 def test_a_failed_node_keeps_its_slot_until_it_is_done() -> None:
@@ -113,8 +114,8 @@ def test_hold_uses_slot_until_released_or_expired() -> None:
     submit(index)
     index.apply(HoldTaken(Hold("n2", "cli", "h1", ALICE, "disk swap", T0, T0 + 30.0)))
     assert starts(index) == []
-    assert "n2 is held by alice" in describe(explain_node(index, "R", "n1", T0))
-    assert explain_node(index, "R", "n2", T0).code == "held"
+    assert "n2 is held by alice" in describe(reason_of(index, "R", "n1", T0))
+    assert reason_of(index, "R", "n2", T0).code == "held"
     assert decide(index, T0).wake_at == T0 + 30.0
     assert starts(index, T0 + 30.0) == ["n1"]
     index.apply(HoldTaken(Hold("n2", "cli", "h2", ALICE, "disk swap", T0)))
@@ -128,7 +129,7 @@ def test_down_peer_outside_rollout_named_as_blocker() -> None:
     submit(index)
     index.record_observations([Observation("n7", NodeHealth.DOWN, T0, "connection refused")], T0)
     assert starts(index) == []
-    reason = explain_node(index, "R", "n1", T0)
+    reason = reason_of(index, "R", "n1", T0)
     assert reason.code == "peer-down"
     assert describe(reason) == "peer n7 of team/payments does not answer: connection refused"
 
@@ -140,8 +141,8 @@ def test_foreign_cordon_takes_slot_without_consent() -> None:
         [Observation("n1", NodeHealth.UP, T0, "cordoned by kubectl", cordoned_by_other=True)], T0
     )
     assert starts(index) == []
-    assert explain_node(index, "R", "n1", T0).code == "foreign-cordon"
-    assert explain_node(index, "R", "n2", T0).code == "peer-down"
+    assert reason_of(index, "R", "n1", T0).code == "foreign-cordon"
+    assert reason_of(index, "R", "n2", T0).code == "peer-down"
 
 
 def test_stale_peer_observed_before_admission() -> None:
@@ -149,7 +150,7 @@ def test_stale_peer_observed_before_admission() -> None:
     submit(index)
     decision = decide(index, T0)
     assert decision.commands == (Observe("n1"), Observe("n2"), Observe("n3"))
-    assert explain_node(index, "R", "n2", T0).code == "node-unknown"
+    assert reason_of(index, "R", "n2", T0).code == "node-unknown"
     index.record_observations([Observation(node.name, NodeHealth.UP, T0) for node in PAYMENTS], T0)
     assert starts(index, T0 + 59.0) == ["n1"]
     assert decide(index, T0 + 60.0).of(Observe) == (Observe("n1"), Observe("n2"), Observe("n3"))
@@ -363,7 +364,7 @@ def test_node_without_slot_does_not_wait_for_probe() -> None:
     submit(index)
     index.record_observations([Observation(node, NodeHealth.UP, T0) for node in ("n1", "n2", "n3")], T0)
     admit(index, "n1")
-    assert explain_node(index, "R", "n4", T0).code == "max-parallel"
+    assert reason_of(index, "R", "n4", T0).code == "max-parallel"
 
 
 def test_full_pool_reported_before_unobserved_peer() -> None:
@@ -373,7 +374,7 @@ def test_full_pool_reported_before_unobserved_peer() -> None:
     admit(index, "n1")
     later = T0 + 300.0
     index.record_observations([Observation("n1", NodeHealth.UP, later)], later)
-    reason = explain_node(index, "R", "n2", later)
+    reason = reason_of(index, "R", "n2", later)
     assert (reason.code, "n1 is isolating" in describe(reason)) == ("pool-full", True)
 
 
@@ -383,17 +384,17 @@ def test_down_peer_named_before_unobserved_peer() -> None:
     submit(index)
     index.record_observations([Observation("n3", NodeHealth.DOWN, T0, "connection refused")], T0)
     later = T0 + 300.0
-    reason = explain_node(index, "R", "n1", later)
+    reason = reason_of(index, "R", "n1", later)
     assert reason.code == "peer-unknown"
     assert describe(reason).startswith("peer n3 of team/payments does not answer: connection refused (obser")
-    assert explain_node(index, "R", "n3", later).code == "node-unknown"
+    assert reason_of(index, "R", "n3", later).code == "node-unknown"
 
 
 def test_node_last_seen_down_reported_before_peers() -> None:
     index = index_of(PAYMENTS)
     submit(index)
     index.record_observations([Observation(node, NodeHealth.DOWN, T0, "gone") for node in ("n1", "n3")], T0)
-    reason = explain_node(index, "R", "n1", T0 + 300.0)
+    reason = reason_of(index, "R", "n1", T0 + 300.0)
     assert (reason.code, describe(reason).startswith("n1 does not answer: gone")) == ("node-unknown", True)
 
 
@@ -401,7 +402,7 @@ def test_plan_with_rollback_suggests_it() -> None:
     index = index_of(PAYMENTS)
     submit(index, rollback=(Stage("rollback", "undo.yml"),))
     fail(index, "n1")
-    suggested = lifted_by(explain_node(index, "R", "n1", T0))
+    suggested = lifted_by(reason_of(index, "R", "n1", T0))
     assert suggested == "rolloutctl retry R n1 --reason ... (or skip, or rollback)"
 
 
@@ -412,10 +413,8 @@ def test_failed_node_of_closed_rollout_only_skippable() -> None:
     fail(index, "n1")
     submit(index, "S")
     for rollout, node in (("R", "n1"), ("S", "n1"), ("S", "n2")):
-        suggested = lifted_by(explain_node(index, rollout, node, T0))
+        suggested = lifted_by(reason_of(index, rollout, node, T0))
         assert suggested == "rolloutctl retry R n1 --reason ... (or skip)"
     index.apply(RolloutCancelled("R", ALICE, "superseded", T0))
     for rollout, node in (("R", "n1"), ("S", "n1"), ("S", "n2")):
-        assert (
-            lifted_by(explain_node(index, rollout, node, T0)) == "rolloutctl skip R n1 --return --reason ..."
-        )
+        assert lifted_by(reason_of(index, rollout, node, T0)) == "rolloutctl skip R n1 --return --reason ..."

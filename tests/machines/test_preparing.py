@@ -38,7 +38,7 @@ from machines.model.windows import Freeze, Window
 from machines.rules.preparing import preparation_blocker
 from machines.scheduler import preparing
 from machines.scheduler.checks import is_at_work
-from machines.scheduler.decide import decide, explain_node
+from machines.scheduler.decide import decide
 from machines.scheduler.preparing import may_begin
 from machines.scheduler.progress import RolloutState, rollout_progress
 from machines.states import Phase, Trigger
@@ -49,6 +49,7 @@ from tests.machines.builders import (
     T0,
     index_of,
     nodes_of,
+    reason_of,
     submit,
     transition,
 )
@@ -107,7 +108,7 @@ def test_install_runs_first_on_one_node_alone() -> None:
 
 def test_node_starts_only_after_its_last_stage() -> None:
     index = prepared_fleet(COPY, INSTALL)
-    assert explain_node(index, "R", "n1", T0).code == "preparing"
+    assert reason_of(index, "R", "n1", T0).code == "preparing"
     record(index, "n1", COPY, PreparationState.SKIPPED)
     assert ("n1", "install") in due(index)
     assert Admit("R", "n1") not in decide(index, T0).of(Admit)
@@ -138,7 +139,7 @@ def test_failed_node_is_tried_again_after_its_backoff() -> None:
     record(index, "n1", INSTALL, PreparationState.FAILED, text="no route", not_before=T0 + 60)
     assert due(index) == []  # the first node is alone until it is done
     assert decide(index, T0).wake_at == T0 + 60
-    assert explain_node(index, "R", "n1", T0).code == "prepare-failed"
+    assert reason_of(index, "R", "n1", T0).code == "prepare-failed"
     assert Prepare("R", "n1", "install", 2) in decide(index, T0 + 60).of(Prepare)
 
 
@@ -162,7 +163,7 @@ def test_held_node_is_passed_over(max_parallel: int) -> None:
     index = prepared_fleet(stage)
     index.apply(HoldTaken(Hold("n1", "person", "alice", ALICE, "disk", T0)))
     assert due(index) == [("n3", "install")]
-    assert explain_node(index, "R", "n1", T0).code == "held"
+    assert reason_of(index, "R", "n1", T0).code == "held"
     record(index, "n3", stage, PreparationState.DONE)
     assert len(due(index)) == min(max_parallel, 2)
 
@@ -178,10 +179,10 @@ def test_failed_pilot_is_not_tolerated_without_continue_gate() -> None:
 
 def test_unprepared_node_names_closed_windows() -> None:
     index = prepared_fleet(INSTALL, prepare_windows=(CLOSED,))
-    reason = explain_node(index, "R", "n1", T0)
+    reason = reason_of(index, "R", "n1", T0)
     assert (reason.code, reason.params["windows"]) == ("outside-window", "prepare")
     record(index, "n1", INSTALL, PreparationState.RUNNING)
-    running = explain_node(index, "R", "n1", T0)
+    running = reason_of(index, "R", "n1", T0)
     assert (running.code, running.params["running"]) == ("preparing", True)
 
 
@@ -226,7 +227,7 @@ def test_node_of_another_rollout_is_not_prepared() -> None:
     submit(other, "S")
     record(other, "n1", INSTALL, PreparationState.RUNNING)
     assert Admit("S", "n1") not in decide(other, T0).of(Admit)
-    assert explain_node(other, "S", "n1", T0).code == "preparing"
+    assert reason_of(other, "S", "n1", T0).code == "preparing"
     moved = phase_transitions.transition(other.target("S", "n1"), Trigger.ADMITTED, T0)
     assert "R prepares it" in str(violation(other, moved, T0))
 
@@ -242,7 +243,7 @@ def test_build_runs_once_before_the_other_stages() -> None:
     copy = replace(COPY, manifest=(), manifest_file="a.yml", built_by="build")
     index = prepared_fleet(build, copy, INSTALL)
     assert due(index) == [("", "build")]
-    assert explain_node(index, "R", "n4", T0).code == "preparing"
+    assert reason_of(index, "R", "n4", T0).code == "preparing"
     early = Preparation("R", "n4", "install", 1, PreparationState.RUNNING, "", T0, T0)
     assert "stage copy is not done" in str(violation(index, PreparationRecorded(early), T0))
     assert decide(index, T0).of(Admit) == ()
@@ -268,7 +269,7 @@ def test_build_is_work_on_its_host() -> None:
             assert "cannot begin: R prepares it" in str(violation(facts, PreparationRecorded(row), T0))
     decision = decide(index, T0)
     assert Admit("S", "n1") not in decision.of(Admit)
-    assert explain_node(index, "S", "n1", T0).code == "preparing"
+    assert reason_of(index, "S", "n1", T0).code == "preparing"
     # The first node of T is taken, so its install begins on another one.
     assert [(each.node, each.stage) for each in decision.of(Prepare) if each.rollout == "T"] == [
         ("n3", "install")

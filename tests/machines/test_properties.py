@@ -19,7 +19,8 @@ from machines.model.decision import (
     OpenGate,
     ProbeTraffic,
 )
-from machines.scheduler.decide import decide, explain_node, explain_rollout_nodes
+from machines.scheduler.decide import decide
+from machines.scheduler.why import why, why_nodes
 from machines.states import IN_FLIGHT_PHASES
 from machines.states import Phase as NodePhase
 from rolloutd.texts.reason_text import describe
@@ -121,12 +122,13 @@ def test_explanation_matches_decision(seed: int, steps: int) -> None:
         world.step()
         starting, pending = set(), set()
         for rollout in world.index.rollouts:
-            told = explain_rollout_nodes(world.index, rollout, world.now)
+            told = why_nodes(world.index, rollout, world.now)
             for target in world.index.targets(rollout):
                 reason = told[target.node]
-                assert reason == explain_node(world.index, rollout, target.node, world.now)
+                assert reason == why(world.index, target, world.now)
                 if target.phase is NodePhase.PENDING:
                     pending.add((rollout, target.node))
+                    assert reason is not None
                     assert describe(reason)
                     if reason.code == "starting":
                         starting.add((rollout, target.node))
@@ -171,6 +173,6 @@ def test_everything_ends_without_faults(seed: int, steps: int) -> None:
         if all(rollout.closed for rollout in world.index.rollouts.values()):
             break
     left = [rollout for rollout in world.index.rollouts.values() if not rollout.closed]
-    told = {each.id: explain_rollout_nodes(world.index, each.id, world.now) for each in left}
+    told = {each.id: why_nodes(world.index, each.id, world.now) for each in left}
     assert left == [], told
     assert check_log(world.log) == []

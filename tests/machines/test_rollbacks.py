@@ -26,10 +26,11 @@ from machines.model.plan import GateName, OnFailure, Stage, WaveDef
 from machines.model.reasons import ReasonCode, RemedyKind
 from machines.model.rollout import FailureCode, NodeOrder
 from machines.rules.rollbacks import due_rollbacks
-from machines.scheduler.decide import decide, explain_node, rollout_reason
+from machines.scheduler.decide import decide
 from machines.scheduler.decision_builder import DecisionBuilder
 from machines.scheduler.membership import membership_events
 from machines.scheduler.rollbacks import admit_rollbacks
+from machines.scheduler.why import why
 from machines.states import Outcome, Phase, Trigger
 from machines.workflow.phase_transitions import transition as moved
 from rolloutd.texts.cause_text import describe_causes
@@ -41,6 +42,7 @@ from tests.machines.builders import (
     index_of,
     nodes_of,
     observed_up,
+    reason_of,
     submit,
     transition,
     vote,
@@ -92,7 +94,7 @@ def test_plan_that_pauses_rolls_nothing_back() -> None:
     index = fleet(OnFailure.PAUSE)
     fail(index, "n5", at=T0 + 5)
     assert begun(index) == []
-    assert rollout_reason(index, "R", T0 + 60.0).code is ReasonCode.NODE_FAILED  # type: ignore[union-attr]
+    assert why(index, index.rollout("R"), T0 + 60.0).code is ReasonCode.NODE_FAILED  # type: ignore[union-attr]
 
 
 def test_rollback_node_takes_back_only_failed_node() -> None:
@@ -101,7 +103,7 @@ def test_rollback_node_takes_back_only_failed_node() -> None:
     assert begun(index) == ["n5"]
     roll_back(index, "n5")
     assert begun(index, T0 + 80.0) == []
-    assert rollout_reason(index, "R", T0 + 80.0).code is ReasonCode.NODE_FAILED  # type: ignore[union-attr]
+    assert why(index, index.rollout("R"), T0 + 80.0).code is ReasonCode.NODE_FAILED  # type: ignore[union-attr]
 
 
 def test_rollback_all_takes_canaries_last() -> None:
@@ -150,7 +152,7 @@ def test_budget_of_pool_limits_rollbacks_in_order() -> None:
     for node in ("n3", "m2"):
         roll_back(index, node)
     assert begun(index, T0 + 80.0) == ["n2", "m1"]
-    assert explain_node(index, "R", "n1", T0 + 80.0).code is ReasonCode.ROLLBACK_QUEUED
+    assert reason_of(index, "R", "n1", T0 + 80.0).code is ReasonCode.ROLLBACK_QUEUED
 
 
 def test_unobserved_node_without_slot_names_who_has_the_slot() -> None:
@@ -161,7 +163,7 @@ def test_unobserved_node_without_slot_names_who_has_the_slot() -> None:
     order(index, "n1")
     later = T0 + 4 * index.limits.observe_within_s
     assert decide(index, later).of(Observe) == ()
-    assert explain_node(index, "R", "n1", later).code is ReasonCode.POOL_FULL
+    assert reason_of(index, "R", "n1", later).code is ReasonCode.POOL_FULL
 
 
 def test_node_without_capacity_says_so() -> None:
@@ -169,9 +171,9 @@ def test_node_without_capacity_says_so() -> None:
     fail(index, "n5", at=T0 + 5)
     transition(index, "n5", Trigger.ROLLBACK_ORDERED, at=T0 + 60.0, rolling_back=True)
     assert begun(index, T0 + 61.0) == []
-    assert explain_node(index, "R", "n4", T0 + 61.0).code is ReasonCode.MAX_PARALLEL
+    assert reason_of(index, "R", "n4", T0 + 61.0).code is ReasonCode.MAX_PARALLEL
     index.record_disk_shortage(DiskShortage(1, 2, T0 + 62.0))
-    assert explain_node(index, "R", "n4", T0 + 62.0).code is ReasonCode.DISK_FULL
+    assert reason_of(index, "R", "n4", T0 + 62.0).code is ReasonCode.DISK_FULL
 
 
 def test_work_on_nodes_in_flight_keeps_what_is_due() -> None:
@@ -202,7 +204,7 @@ def test_at_most_leaves_rest_to_people() -> None:
     roll_back(index, "n5")
     roll_back(index, "n4")
     assert begun(index, T0 + 80.0) == []
-    reason = rollout_reason(index, "R", T0 + 80.0)
+    reason = why(index, index.rollout("R"), T0 + 80.0)
     assert reason is not None
     assert (reason.code, reason.params["left"], reason.remedy.args["nodes"]) == (  # type: ignore[union-attr]
         ReasonCode.ROLLBACK_LIMIT,
@@ -230,7 +232,7 @@ def test_refused_rollback_of_quarantined_node_is_not_suggested(
     conflict = Conflict(ConflictKind.REMOVED_IN_FLIGHT, "hosts", {"hosts": "n5"}, T0)
     index.apply(NodesDiscovered((replace(index.nodes["n5"], conflicts=(conflict,)),)))
     assert "n5" in [each.node for each in due_rollbacks(index, index.rollout("R")).beyond_limit]
-    reason = rollout_reason(index, "R", T0 + 80.0)
+    reason = why(index, index.rollout("R"), T0 + 80.0)
     assert reason is not None
     assert reason.remedy is not None
     assert (reason.remedy.kind, reason.remedy.args.get("nodes")) == suggested
@@ -251,7 +253,7 @@ def test_node_that_leaves_in_rollback_counts_to_at_most() -> None:
     index.apply(NodesRemoved(("n5",)))
     index.apply(membership_events(index, T0 + 62.0, describe_causes)[0])
     assert begun(index, T0 + 80.0) == []
-    reason = rollout_reason(index, "R", T0 + 80.0)
+    reason = why(index, index.rollout("R"), T0 + 80.0)
     assert reason is not None
     assert reason.code is ReasonCode.ROLLBACK_LIMIT
 
@@ -264,7 +266,7 @@ def test_failed_rollback_stops_automatic_ones_after_its_node_left() -> None:
     index.apply(NodesRemoved(("n5",)))
     index.apply(membership_events(index, T0 + 63.0, describe_causes)[0])
     assert begun(index, T0 + 80.0) == []
-    reason = rollout_reason(index, "R", T0 + 80.0)
+    reason = why(index, index.rollout("R"), T0 + 80.0)
     assert reason is not None
     assert (reason.code, reason.remedy.kind) == (ReasonCode.NODE_FAILED, RemedyKind.APPROVE)  # type: ignore[union-attr]
     order(index, "n2")
@@ -279,13 +281,13 @@ def test_failed_rollback_stops_all_others() -> None:
     failed = moved(index.target("R", "n5"), Trigger.FAILED, T0 + 62.0, step="run.rollback", text="exit 2")
     index.apply(failed)
     assert begun(index, T0 + 70.0) == []
-    reason = rollout_reason(index, "R", T0 + 70.0)
+    reason = why(index, index.rollout("R"), T0 + 70.0)
     assert reason is not None
     assert (reason.code, reason.subject) == (ReasonCode.ROLLBACK_FAILED, "n5")
-    assert explain_node(index, "R", "n1", T0 + 70.0).code is ReasonCode.ROLLBACK_FAILED
+    assert reason_of(index, "R", "n1", T0 + 70.0).code is ReasonCode.ROLLBACK_FAILED
     assert reason.remedy.kind is RemedyKind.RETRY
     index.apply(NodeOrdered("R", "n5", NodeOrder.RETURN, ALICE, "because", T0 + 70.5))
-    reason = rollout_reason(index, "R", T0 + 70.6)
+    reason = why(index, index.rollout("R"), T0 + 70.6)
     assert reason is not None
     assert reason.remedy.kind is RemedyKind.WAIT_FOR_RETURN, "a retry would be refused"
     transition(index, "n5", Trigger.SKIPPED, Outcome.SKIPPED, at=T0 + 71.0, isolated=False)
@@ -304,7 +306,7 @@ def test_rollback_that_never_reached_its_node_stops_no_other() -> None:
     fail(index, "n5", at=T0 + 5)
     fail_rollback(index, "n5", FailureCode.UNREACHABLE)
     assert begun(index, T0 + 70.0) == ["n4", "n3", "n2", "n1"]
-    assert explain_node(index, "R", "n1", T0 + 70.0).code is ReasonCode.ROLLBACK_QUEUED
+    assert reason_of(index, "R", "n1", T0 + 70.0).code is ReasonCode.ROLLBACK_QUEUED
     index.apply(NodesRemoved(("n5",)))
     index.apply(membership_events(index, T0 + 71.0, describe_causes)[0])
     assert begun(index, T0 + 80.0) == ["n4", "n3", "n2", "n1"], "its node was replaced"
@@ -325,7 +327,7 @@ def test_unreached_node_keeps_its_slot_from_other_rollbacks() -> None:
     fail(index, "n2", at=T0 + 5)
     fail_rollback(index, "n2", FailureCode.UNREACHABLE)
     assert begun(index, T0 + 70.0) == []
-    assert explain_node(index, "R", "n1", T0 + 70.0).code is ReasonCode.POOL_FULL
+    assert reason_of(index, "R", "n1", T0 + 70.0).code is ReasonCode.POOL_FULL
 
 
 def test_failed_node_with_ordered_rollback_is_waited_for() -> None:
@@ -386,7 +388,7 @@ def test_aborted_rollback_ordered_by_person_begins_again_or_is_withdrawn() -> No
     target = index.target("R", "n4")
     assert (target.phase, target.outcome, target.order_by) == (Phase.DONE, Outcome.CHANGED, ALICE)
     index.apply(RolloutCancelled("R", ALICE, "why", T0 + 63.0))
-    assert explain_node(index, "R", "n4", T0 + 65.0).code is ReasonCode.BACKOFF
+    assert reason_of(index, "R", "n4", T0 + 65.0).code is ReasonCode.BACKOFF
     assert begun(index, T0 + 65.0) == []
     assert begun(index, T0 + 200.0) == ["n4"]
     index.apply(NodeOrdered("R", "n4", None, ALICE, "withdrawn", T0 + 201.0))

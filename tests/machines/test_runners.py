@@ -13,9 +13,9 @@ from machines.model.limits import Limits, RunnerProblem, RunnerRule, runner_of
 from machines.model.node import Node, NodeHealth, Observation
 from machines.model.reasons import ReasonCode
 from machines.model.selector import Selector, parse_selector
-from machines.scheduler.decide import decide, explain_node
+from machines.scheduler.decide import decide
 from machines.states import Outcome, Trigger
-from tests.machines.builders import T0, admit, index_of, nodes_of, observed_up, submit, transition
+from tests.machines.builders import T0, admit, index_of, nodes_of, observed_up, reason_of, submit, transition
 
 LOCAL_RULE = RunnerRule("local")
 FRA = RunnerRule("fra", parse_selector("site=fra"))
@@ -52,14 +52,14 @@ def test_kind_of_node_chooses_runner() -> None:
 def test_node_without_runner_waits() -> None:
     index = fleet(FRA)
     assert starts(index) == ["n1", "n3"]
-    assert explain_node(index, "R", "n4", T0).code is ReasonCode.NO_RUNNER
+    assert reason_of(index, "R", "n4", T0).code is ReasonCode.NO_RUNNER
 
 
 def test_runner_down_takes_no_slot() -> None:
     index = fleet(FRA, LOCAL_RULE)
     index.record_runner_problems({"fra": RunnerProblem("no answer", T0 - 5.0)})
     assert starts(index) == ["n4"]
-    reason = explain_node(index, "R", "n1", T0)
+    reason = reason_of(index, "R", "n1", T0)
     assert (reason.code, reason.since) == (ReasonCode.RUNNER_DOWN, T0 - 5.0)
     assert reason.params == {"runner": "fra", "match": "site=fra", "detail": "no answer"}
     index.record_runner_problems({})
@@ -69,7 +69,7 @@ def test_runner_down_takes_no_slot() -> None:
 def test_runner_that_refuses_as_full_is_runner_full() -> None:
     index = fleet(FRA, LOCAL_RULE)
     index.record_runner_problems({"fra": RunnerProblem("quota exceeded", T0, is_full=True)})
-    assert explain_node(index, "R", "n1", T0).code is ReasonCode.RUNNER_FULL
+    assert reason_of(index, "R", "n1", T0).code is ReasonCode.RUNNER_FULL
 
 
 def test_decision_starts_no_more_than_runner_takes() -> None:
@@ -77,7 +77,7 @@ def test_decision_starts_no_more_than_runner_takes() -> None:
     assert starts(index) == ["n1", "n4"]
     admit(index, "n1")
     assert starts(index) == ["n4"]
-    reason = explain_node(index, "R", "n3", T0)
+    reason = reason_of(index, "R", "n3", T0)
     assert reason.code is ReasonCode.RUNNER_FULL
     assert reason.params == {"runner": "fra", "match": "site=fra", "active": 1, "parallel": 1}
 

@@ -24,7 +24,8 @@ from machines.model.node import Node
 from machines.model.plan import GateName, VoteRequirement, WaveDef
 from machines.model.windows import Freeze, Window
 from machines.rules.waves import assign_waves
-from machines.scheduler.decide import decide, explain_node, rollout_reason
+from machines.scheduler.decide import decide
+from machines.scheduler.why import why
 from machines.states import Outcome, Trigger
 from rolloutd.texts.reason_text import describe
 from tests.machines.builders import (
@@ -39,6 +40,7 @@ from tests.machines.builders import (
     nodes_of,
     observed_up,
     plan_of,
+    reason_of,
     rollout_opened,
     submit,
     transition,
@@ -98,7 +100,7 @@ def test_earlier_rollout_first_and_node_never_twice() -> None:
     submit(index, "B")
     assert starts(index) == [("A", "n1"), ("A", "n3")]
     admit(index, "n1", rollout="A")
-    assert explain_node(index, "B", "n1", T0).code == "other-rollout"
+    assert reason_of(index, "B", "n1", T0).code == "other-rollout"
     finish(index, "n3", rollout="A")
     observe_up(index, T0)
     assert starts(index) == [("A", "n4")]
@@ -119,7 +121,7 @@ def test_max_parallel_of_fleet_rollout_and_wave() -> None:
     submit(index)
     assert starts(index) == [("R", "n1")]
     admit(index, "n1")
-    assert explain_node(index, "R", "n3", T0).code == "max-parallel"
+    assert reason_of(index, "R", "n3", T0).code == "max-parallel"
     for changed in ({"max_parallel": 1}, {"waves": (WaveDef("fleet", max_parallel=1),)}):
         index = index_of(NODES)
         submit(index, **changed)
@@ -141,10 +143,10 @@ def test_a_node_starts_only_in_a_window_that_it_fits() -> None:
     assert len(starts(index)) == 2
     late = T0 + 50 * 60.0
     observe_up(index, late)
-    assert explain_node(index, "R", "n1", late).code == "window-too-short"
+    assert reason_of(index, "R", "n1", late).code == "window-too-short"
     assert decide(index, late).wake_at == T0 + 3600.0
     closed = T0 + 3600.0
-    reason = explain_node(index, "R", "n1", closed)
+    reason = reason_of(index, "R", "n1", closed)
     assert reason.code == "outside-window"
     assert decide(index, closed).wake_at == T0 + 23 * 3600.0
     assert decide(index, closed).reasons["R"] == reason
@@ -154,7 +156,7 @@ def test_a_teams_windows_tighten_the_plans() -> None:
     index = index_of(NODES, Limits(team_windows={"a": (EVENING,)}))
     submit(index, windows=(MORNING, EVENING))
     assert starts(index) == [("R", "n3")]
-    assert "team a's windows are closed" in describe(explain_node(index, "R", "n1", T0))
+    assert "team a's windows are closed" in describe(reason_of(index, "R", "n1", T0))
 
 
 @pytest.mark.parametrize("owner", ["plan", "team"])
@@ -165,7 +167,7 @@ def test_how_long_a_node_takes_is_learned_from_this_rollout(owner: str) -> None:
     observe_up(index, now)
     decision = decide(index, now)
     index.record_backoffs(decision.backoffs)
-    assert explain_node(index, "R", "n1", now).code == "window-too-short"
+    assert reason_of(index, "R", "n1", now).code == "window-too-short"
     admit(index, "n3", at=T0)
     transition(index, "n3", Trigger.ISOLATED, at=T0)
     transition(index, "n3", Trigger.MAINTAINED, at=T0)
@@ -181,7 +183,7 @@ def test_a_freeze_stops_starts_and_nothing_else() -> None:
     index.apply(FreezeStarted(Freeze("f1", "all", "black friday", "alice", T0, T0 + 50.0)))
     decision = decide(index, T0)
     assert (decision.of(Admit), decision.of(AbortIsolation), decision.wake_at) == ((), (), T0 + 50.0)
-    assert "black friday" in describe(explain_node(index, "R", "n1", T0))
+    assert "black friday" in describe(reason_of(index, "R", "n1", T0))
     assert starts(index, T0 + 50.0) == [("R", "n1")]
     index.apply(FreezeLifted("f1", ALICE, T0))
     for scope, free in (("team/a", []), ("team/b", [("R", "n1")])):
@@ -198,7 +200,7 @@ def test_aborted_node_retried_after_others() -> None:
     transition(index, "n1", Trigger.ISOLATION_ABORTED, not_before=T0 + 30.0, text="busy: 3 connections")
     transition(index, "n3", Trigger.ISOLATION_ABORTED, not_before=T0 + 40.0)
     assert starts(index) == [("R", "n2")]
-    assert "busy: 3 connections" in describe(explain_node(index, "R", "n1", T0))
+    assert "busy: 3 connections" in describe(reason_of(index, "R", "n1", T0))
     assert decide(index, T0).wake_at == T0 + 40.0
     assert starts(index, T0 + 40.0) == [("R", "n1"), ("R", "n3")]
 
@@ -224,7 +226,7 @@ def test_cancelled_rollout_starts_and_frees_nothing() -> None:
     assert decide(index, T0).of(Admit) == ()
     submit(index, "B")
     assert starts(index) == [("B", "n3")]
-    assert explain_node(index, "A", "n2", T0).code == "cancelled"
+    assert reason_of(index, "A", "n2", T0).code == "cancelled"
 
 
 def test_deleted_rollout_leaves_nothing() -> None:
@@ -256,7 +258,7 @@ def checked(index: Projection) -> list[str]:
 def test_maybe_current_nodes_checked_first() -> None:
     index = maybe_current_index()
     assert checked(index) == ["n1", "n3", "n2", "n4"]
-    assert explain_node(index, "R", "n2", T0).code == "checking-compliance"
+    assert reason_of(index, "R", "n2", T0).code == "checking-compliance"
     index.apply(ChangeNeeded("R", "n1", T0, "differs"))
     transition(index, "n3", Trigger.FOUND_CURRENT, Outcome.ALREADY_CURRENT)
     assert starts(index) == [("R", "n1")]
@@ -270,7 +272,7 @@ def test_current_checks_take_no_slot() -> None:
     assert starts(index) == []
     assert checked(index) == ["n3", "n2", "n4"], "n2 is in the full pool of n1"
     index.apply(ChangeNeeded("R", "n2", T0, "differs"))
-    assert explain_node(index, "R", "n2", T0).code == "pool-full"
+    assert reason_of(index, "R", "n2", T0).code == "pool-full"
     assert starts(index) == []
 
 
@@ -285,9 +287,9 @@ def test_observe_only_explains_and_does_nothing() -> None:
     submit(index)
     decision = decide(index, T0)
     assert (decision.of(Admit), decision.of(CheckIfCurrent), decision.of(AbortIsolation)) == ((), (), ())
-    assert explain_node(index, "R", "n1", T0).code == "observe-only"
+    assert reason_of(index, "R", "n1", T0).code == "observe-only"
     admit(index, "n1")
-    assert explain_node(index, "R", "n2", T0).code == "pool-full"
+    assert reason_of(index, "R", "n2", T0).code == "pool-full"
 
 
 def test_a_rollout_ends_when_all_its_nodes_are_done() -> None:
@@ -308,7 +310,7 @@ def test_an_empty_canary_wave_still_asks_its_gate() -> None:
         waves=(replace(CANARY, select=parse_selector("canary=true")), *CANARY_THEN_FLEET[1:]),
         gates=gates,
     )
-    assert explain_node(index, "R", "n1", T0).code == "gate-continue"
+    assert reason_of(index, "R", "n1", T0).code == "gate-continue"
     vote(index, GateName.CONTINUE, wave="canary")
     index.apply(GateOpened("R", GateName.CONTINUE, "canary", T0))
     assert len(starts(index)) == 2
@@ -325,13 +327,13 @@ def test_deciding_changes_nothing() -> None:
 def test_explanation_names_next_node() -> None:
     index = index_of(NODES)
     submit(index)
-    assert explain_node(index, "R", "n1", T0).code == "starting"
-    reason = explain_node(index, "R", "n2", T0)
+    assert reason_of(index, "R", "n1", T0).code == "starting"
+    reason = reason_of(index, "R", "n2", T0)
     assert (reason.code, describe(reason)) == ("queued", "n2 is queued: n1 goes first")
     admit(index, "n1")
-    assert explain_node(index, "R", "n1", T0).code == "isolating"
+    assert why(index, index.target("R", "n1"), T0) is None
     fail(index, "n1", "no route to host")
-    assert describe(explain_node(index, "R", "n1", T0)) == "n1 failed in run.configure: no route to host"
-    reason = rollout_reason(index, "R", T0)
+    assert describe(reason_of(index, "R", "n1", T0)) == "n1 failed in run.configure: no route to host"
+    reason = why(index, index.rollout("R"), T0)
     assert reason is not None
     assert reason.code == "node-failed"

@@ -22,11 +22,11 @@ from machines.model.preparation import (
     PrepareStage,
     StagedComparison,
 )
-from machines.scheduler.decide import decide, explain_node
+from machines.scheduler.decide import decide
 from machines.states import Trigger
 from machines.workflow import phase_transitions
 from rolloutd.texts.reason_text import describe
-from tests.machines.builders import ALICE, T0, index_of, nodes_of, observed_up, submit
+from tests.machines.builders import ALICE, T0, index_of, nodes_of, observed_up, reason_of, submit
 
 APP = ManifestEntry("app", "1", ArtifactKind.FILE, 10, "ab" * 32, "app")
 COPY = PrepareStage("copy", PrepareKind.COPY, manifest=(APP,), method="ssh", to="/cache")
@@ -61,7 +61,7 @@ def test_node_starts_only_after_fresh_comparison() -> None:
     index = staged_fleet()
     # One slot in each pool: the second node of a pool cannot start, so it is not compared.
     assert (compared(index), admitted(index)) == (["n1", "n3"], [])
-    reason = explain_node(index, "R", "n1", T0)
+    reason = reason_of(index, "R", "n1", T0)
     assert (reason.code, describe(reason)) == ("staged-unknown", "the staged files on n1 are being compared")
     moved = phase_transitions.transition(index.target("R", "n1"), Trigger.ADMITTED, T0)
     assert "its staged files were not compared just now" in str(violation(index, moved, T0))
@@ -94,7 +94,7 @@ def test_node_without_answer_yields_and_is_compared_again() -> None:
     assert [each.node for each in decision.of(Admit)] == ["n2"]
     assert CompareStaged("R", "n1") not in decision.of(CompareStaged)
     assert decision.wake_at == T0 + COMPARISON_RETRY_S
-    reason = explain_node(index, "R", "n1", T0)
+    reason = reason_of(index, "R", "n1", T0)
     assert describe(reason) == "the staged files on n1 cannot be compared: n1: no answer"
     assert reason.remedy is not None
     assert reason.remedy.until == T0 + COMPARISON_RETRY_S
@@ -119,7 +119,7 @@ def test_difference_makes_stage_due_again_after_its_pause() -> None:
     record(index, NODES[0], COPY, PreparationState.WAITING, not_before=T0 + 30.0)
     decision = decide(index, T0)
     assert (list(decision.of(Prepare)), decision.wake_at) == ([], T0 + 30.0)
-    reason = explain_node(index, "R", "n1", T0)
+    reason = reason_of(index, "R", "n1", T0)
     assert reason.code == "preparing"
     assert describe(reason).endswith(": app 1: it differs")
     assert [each.node for each in decide(index, T0 + 30.0).of(Prepare)] == ["n1"]

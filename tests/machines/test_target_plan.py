@@ -16,10 +16,10 @@ from machines.model.rollout import Target
 from machines.model.selector import parse_selector
 from machines.model.target_plan import plan_for_target
 from machines.model.traffic import TrafficResult
-from machines.scheduler.decide import decide, explain_node
+from machines.scheduler.decide import decide
 from machines.states import Trigger
 from machines.workflow.phase_transitions import transition
-from tests.machines.builders import T0, index_of, observed_up, plan_of, submit
+from tests.machines.builders import T0, index_of, observed_up, plan_of, reason_of, submit
 
 WORKER = Node("w1", NodeKind.KUBERNETES, labels={"role": "worker"})
 WEB = Node("web1", labels={"role": "web", "team": "shop"})
@@ -108,7 +108,7 @@ def test_joined_node_without_isolator_never_starts() -> None:
     index = fleet(WEB, replace(WEB, name="web2"))
     index.apply(NodesDiscovered((replace(WEB, labels={"role": "cache", "team": "shop"}),)))
     assert [each.node for each in decide(index, T0).of(Admit)] == ["web2"]
-    assert explain_node(index, "R", "web1", T0).code == "no-isolator"
+    assert reason_of(index, "R", "web1", T0).code == "no-isolator"
     admitted = transition(index.target("R", "web1"), Trigger.ADMITTED, T0)
     assert "no isolator of the plan applies" in (violation(index, admitted, T0) or "")
 
@@ -117,7 +117,7 @@ def test_node_without_check_never_starts() -> None:
     index = index_of((DB,))
     submit(index, verify=(SERVES,))
     assert decide(index, T0).of(Admit) == ()
-    assert explain_node(index, "R", "db1", T0).code == "no-check"
+    assert reason_of(index, "R", "db1", T0).code == "no-check"
 
 
 def test_node_without_probe_starts_unprobed() -> None:

@@ -20,12 +20,23 @@ from machines.model.traffic import (
     REPROBE_UNKNOWN_MAX_S,
     TrafficResult,
 )
-from machines.scheduler.decide import decide, explain_node, rollout_reason
+from machines.scheduler.decide import decide
 from machines.scheduler.decided_events import events_of
+from machines.scheduler.why import why
 from machines.states import Trigger
 from machines.workflow.phase_transitions import transition as moved
 from rolloutd.texts.reason_text import describe, lifted_by
-from tests.machines.builders import ALICE, CORDONS, T0, admit, index_of, nodes_of, observed_up, submit
+from tests.machines.builders import (
+    ALICE,
+    CORDONS,
+    T0,
+    admit,
+    index_of,
+    nodes_of,
+    observed_up,
+    reason_of,
+    submit,
+)
 
 JOBS = StepDef("traffic.0.kubernetes", "kubernetes", {"pods": "kind=job"})
 COMMAND = StepDef("isolate.0.command", "command")
@@ -60,7 +71,7 @@ def test_unprobed_nodes_wait_and_few_probed() -> None:
         ProbeTraffic("R", f"n{number}") for number in range(1, PROBE_AHEAD + 1)
     )
     assert decision.wake_at is not None
-    reason = explain_node(index, "R", "n1", T0)
+    reason = reason_of(index, "R", "n1", T0)
     assert (reason.code, describe(reason)) == (
         "traffic-unknown",
         "n1 is being probed for client traffic",
@@ -76,7 +87,7 @@ def test_idle_node_admitted_before_busy_node() -> None:
     index = fleet()
     record_probe(index, n1=True, n2=False, n3=False)
     assert started(index) == ["n2"]
-    reason = explain_node(index, "R", "n1", T0)
+    reason = reason_of(index, "R", "n1", T0)
     assert (reason.code, describe(reason), reason.since) == ("traffic", f"n1 is busy: {TRAIN}", T0)
     assert lifted_by(reason).startswith("the end of that traffic; the next probe is at about 20")
 
@@ -93,9 +104,9 @@ def test_unknown_traffic_blocks_with_own_reason() -> None:
     index = fleet(nodes=1)
     record_probe(index, n1=None)
     assert started(index) == []
-    reason = explain_node(index, "R", "n1", T0)
+    reason = reason_of(index, "R", "n1", T0)
     assert (reason.code, describe(reason)) == ("traffic-unknown", "n1 cannot be judged: nobody can say")
-    assert rollout_reason(index, "R", T0) == reason
+    assert why(index, index.rollout("R"), T0) == reason
     assert decide(index, T0).reasons["R"] == reason
 
 
@@ -123,7 +134,7 @@ def test_busy_node_probe_interval_grows() -> None:
     assert waits == sorted(waits)
     assert (waits[0], waits[-1]) == (DEFAULT_POLL_S, REPROBE_MAX_S)
     index.record_observations(observed_up(index.nodes, seen_at), seen_at)
-    assert explain_node(index, "R", "n1", seen_at).since == T0
+    assert reason_of(index, "R", "n1", seen_at).since == T0
 
 
 def test_unknown_traffic_probed_again_soon() -> None:
@@ -183,9 +194,9 @@ def test_last_candidates_probed_each_poll(idle_for_s: float) -> None:
         record_probe(index, at=now, **{f"n{number}": True for number in range(1, PROBE_AHEAD + 1)})
         now += 5.0
         index.record_observations(observed_up(index.nodes, now), now)
-    reason = explain_node(index, "R", "n1", now)
+    reason = reason_of(index, "R", "n1", now)
     assert reason.remedy is not None
-    assert reason.remedy.until == now
+    assert reason.remedy.until is None, "it is probed now"
 
 
 def test_node_starts_after_idle_for_in_a_row() -> None:
@@ -203,7 +214,7 @@ def test_idle_for_is_a_reason_and_an_invariant() -> None:
     index = fleet(nodes=1, idle_for_s=30.0)
     record_probe(index, at=T0, n1=False)
     record_probe(index, at=T0 + 15, n1=False)
-    reason = explain_node(index, "R", "n1", T0 + 15)
+    reason = reason_of(index, "R", "n1", T0 + 15)
     assert (reason.code, describe(reason)) == ("traffic", "n1 has been idle for 15s of 30s")
     admitted = moved(index.target("R", "n1"), Trigger.ADMITTED, T0 + 15)
     assert "it was idle for 15 s, not 30 s" in (violation(index, admitted, T0 + 15) or "")
@@ -261,8 +272,8 @@ def test_observe_mode_probes_and_starts_nothing() -> None:
     assert requested_probes(index) == ["n1", "n2", "n3"]
     record_probe(index, n1=True, n2=False, n3=False)
     assert started(index) == []
-    assert explain_node(index, "R", "n1", T0).code == "traffic"
-    assert explain_node(index, "R", "n2", T0).code == "observe-only"
+    assert reason_of(index, "R", "n1", T0).code == "traffic"
+    assert reason_of(index, "R", "n2", T0).code == "observe-only"
 
 
 def test_two_slots_are_filled_by_idle_nodes() -> None:

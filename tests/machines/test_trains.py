@@ -21,12 +21,22 @@ from machines.model.step_record import StepAction, StepRecord, StepState
 from machines.model.train import OutageProgress, Train, TrainRemoved, TrainStored
 from machines.model.windows import Freeze, Window
 from machines.rules.trains import next_joiner, outage_reason, turn_blocker
-from machines.scheduler.decide import decide, explain_node
+from machines.scheduler.decide import decide
 from machines.states import Outcome, Phase, Trigger
 from machines.workflow.next_action import next_action
 from machines.workflow.outage import Outage, Peer
 from machines.workflow.situation import Situation
-from tests.machines.builders import ALICE, T0, index_of, nodes_of, observed_up, plan_of, submit, transition
+from tests.machines.builders import (
+    ALICE,
+    T0,
+    index_of,
+    nodes_of,
+    observed_up,
+    plan_of,
+    reason_of,
+    submit,
+    transition,
+)
 
 WAIT_S = 3600.0
 
@@ -198,7 +208,7 @@ def test_later_change_is_rolled_back_first() -> None:
     for rollout in ("R1", "R2"):
         index.apply(NodeOrdered(rollout, NODE, NodeOrder.ROLLBACK, ALICE, "as it was", T0 + 10))
     assert [each.rollout for each in decide(index, T0 + 11).of(RollBack)] == ["R2"]
-    reason = explain_node(index, "R1", NODE, T0 + 11)
+    reason = reason_of(index, "R1", NODE, T0 + 11)
     assert (reason.code, reason.params) == (ReasonCode.TRAIN, {"rollout": "R2"})
     transition(index, NODE, Trigger.ROLLBACK_ORDERED, rollout="R2", at=T0 + 11, rolling_back=True)
     assert decide(index, T0 + 12).of(RollBack) == ()

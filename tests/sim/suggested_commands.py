@@ -11,7 +11,7 @@ from typing import Any
 
 from machines.model.plan import GateName
 from machines.model.reasons import ReasonCode, Remedy, RemedyKind
-from machines.scheduler.decide import explain_rollout_nodes
+from machines.scheduler.why import why_nodes
 from rolloutd.commands import holds_and_freezes, rollbacks, rollout_commands, voting
 from rolloutd.commands.voting import Ballot
 from rolloutd.engine.state import State
@@ -26,7 +26,9 @@ CommandAttempt = Callable[[State, SimUser, Args], object]
 def refused_suggestions(state: State) -> Iterator[str]:
     """Yield a sentence for every reason that suggests only commands that no user may give, or is none."""
     for rollout in [name for name, each in state.index.rollouts.items() if not each.closed]:
-        for node, reason in explain_rollout_nodes(state.index, rollout, state.now()).items():
+        for node, reason in why_nodes(state.index, rollout, state.now()).items():
+            if reason is None:
+                continue
             refusals = [] if reason.remedy is None else list(_refusals(state, reason.remedy))
             if refusals and None not in refusals:
                 suggestion = f"{lifted_by(reason)!r} is refused: {refusals[0]}"

@@ -1,4 +1,4 @@
-"""Serializers of runners, and why a node in flight waits for one."""
+"""Serializers of runners."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ from machines.facts.index import Index
 from machines.model.limits import RunnerRule, runner_of
 from machines.model.node import Node
 from machines.model.plan import PLAYBOOK_RUN, Capability
-from machines.model.reasons import Param, Reason, ReasonCode, Remedy, RemedyKind
 from machines.model.rollout import Target
 from machines.model.timefmt import format_rfc3339
-from machines.rules.runners import no_runner_reason, problem_reason, unavailable_reason
 from rolloutd.control.daemons import wire_daemons
 from rolloutd.engine.state import State
 from rolloutd.plugin import LOCAL_RUNNER
@@ -74,22 +72,3 @@ def current_runner(state: State, target: Target, step: str) -> str | None:
     )
     chosen = chosen_runner(state.index, state.index.nodes.get(target.node))
     return chosen["name"] if is_run and chosen is not None and len(state.runners) > 1 else None
-
-
-def waiting_reason(index: Index, node: str, runners: Mapping[str, RunnerStatus]) -> Reason | None:
-    """Return why a node in flight waits for its runner; None if it does not."""
-    name = next((name for name, each in runners.items() if node in each.waiting), None)
-    if name is None:
-        return None
-    status = runners[name]
-    at = index.nodes.get(node)
-    if at is not None and runner_of(index.limits.runners, at) is None:
-        return no_runner_reason(node, status.waiting[node])
-    rules = {rule.name: rule for rule in index.limits.runners}
-    if name not in rules and (reason := unavailable_reason(index, node, status.waiting[node], name)):
-        return reason
-    if status.problem is not None:
-        return problem_reason(rules.get(name, RunnerRule(name)), node, status.problem)
-    params: dict[str, Param] = {"runner": name, "active": status.active, "parallel": status.parallel}
-    end_of_run = Remedy(RemedyKind.WAIT_FOR_RUN)
-    return Reason(ReasonCode.RUNNER_FULL, node, params, status.waiting[node], end_of_run)

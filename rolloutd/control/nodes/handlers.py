@@ -69,7 +69,7 @@ async def node(services: Services, request: Request) -> wire_nodes.NodeDetail:
 async def why(services: Services, request: Request) -> wire_nodes.NodeReason:
     """Explain why a node does not move."""
     resolved = await resolve_for_reading(services.state, request.path_params["r"])
-    return node_serializers.why(services.state, resolved, resolved.target(request.path_params["n"]))
+    return node_serializers.node_reason(services.state, resolved, resolved.target(request.path_params["n"]))
 
 
 @routes.add("GET", "/v1/rollouts/{r}/failures", is_shared=True, on_standby=True)

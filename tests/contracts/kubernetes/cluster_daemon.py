@@ -14,6 +14,7 @@ from machines.model.plan import GateName
 from machines.model.reasons import Reason
 from machines.model.rollout import Actor, ActorKind, Target, Vote
 from machines.model.train import Train, TrainStored
+from machines.scheduler.why import why
 from rolloutd import planfile
 from rolloutd.adapters.kubernetes.cluster import Cluster
 from rolloutd.adapters.kubernetes.cluster_registry import ClusterRegistry
@@ -22,8 +23,6 @@ from rolloutd.adapters.kubernetes.inventory import KubernetesInventory
 from rolloutd.adapters.kubernetes.isolator import KubernetesIsolator
 from rolloutd.adapters.kubernetes.node_watch import NodeWatch
 from rolloutd.adapters.timers import ApschedulerTimers, SystemClock
-from rolloutd.commands.resolve import resolve_rollout
-from rolloutd.control.nodes.node_serializers import blocking_reason
 from rolloutd.engine.background.node_observations import run_watch
 from rolloutd.engine.change_notifier import ChangeNotifier
 from rolloutd.engine.daemon import Daemon
@@ -150,8 +149,7 @@ class ClusterDaemon:
 
     async def why(self, node: str) -> Reason | None:
         """Return why the node does not move, as `rolloutctl why` has it."""
-        resolved = await resolve_rollout(self.state, ROLLOUT)
-        return blocking_reason(self.state, resolved, self.target(node))
+        return why(self.state.index, self.target(node), self.state.now(), self.state.live)
 
     def _compile(self, content: JSON) -> JSON:
         return compile_plan(content, teams=self._settings.teams)

@@ -19,13 +19,13 @@ from machines.model.plan import GateName
 from machines.model.reasons import UnavailabilityCause
 from machines.model.rollout import Failure, NodeOrder
 from machines.model.step_record import StepAction
-from machines.scheduler.decide import explain_node
 from machines.states import Outcome, Phase, Trigger
 from machines.workflow.phase_transitions import transition
 from rolloutd.commands import holds_and_freezes
 from rolloutd.control.client import ApiError
 from rolloutd.engine.state import InvariantViolation, StepProgress
 from rolloutd.texts.reason_text import describe_remedy, lifted_by
+from tests.machines.builders import reason_of
 from tests.rolloutd.control_environment import NODES, PLAN, ControlEnvironment, control_environment
 
 REASON = {"reason": "because"}
@@ -494,7 +494,7 @@ async def test_skip_with_return_waits_for_the_driver(tmp_path: Path) -> None:
         assert inside.state.index.target(rollout, "p1").order is NodeOrder.RETURN
         for verb in ("retry", "rollback", "skip"):
             assert await assert_refused(steer(inside, "olga", rollout, verb, "p1")) == (409, "ordered")
-        told = explain_node(inside.state.index, rollout, "p1", inside.state.now())
+        told = reason_of(inside.state.index, rollout, "p1", inside.state.now())
         assert lifted_by(told) == "p1, when it is returned, as olga has ordered"
 
 

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from machines.model.plan import GateName, Plan
-from machines.scheduler.decide import explain_node
 from machines.states import Trigger
 from rolloutd.configuration.target_values import OBJECT_KEY, changed_values, read_field
 from rolloutd.control.client import ApiError
@@ -21,7 +20,7 @@ from rolloutd.engine.runners import RoutedRunners
 from rolloutd.ports import DiscoveredNode, Host
 from tests.contracts.fakes.runner import FakeRunner
 from tests.contracts.fakes.sources import SOURCE
-from tests.machines.builders import fail, transition, vote
+from tests.machines.builders import fail, reason_of, transition, vote
 from tests.rolloutd.control_environment import NODES, PLAN, ControlEnvironment, control_environment
 from tests.support.note_change import NoteRunner, Notes, note_installed
 
@@ -156,21 +155,21 @@ async def test_changed_value_waits_until_submitted_again(inside: ControlEnvironm
     index, now = inside.state.index, inside.clock.now()
     give_hosts(inside, p1="p1.moved", s1=None)
     await refresh.refresh()
-    reason = explain_node(index, rollout, "p1", now)
+    reason = reason_of(index, rollout, "p1", now)
     assert (reason.code, reason.params["before"], reason.params["now"]) == (
         "values-changed",
         "p1.example",
         "p1.moved",
     )
-    assert explain_node(index, rollout, "s1", now).params["now"] == ""
+    assert reason_of(index, rollout, "s1", now).params["now"] == ""
     give_hosts(inside)
     await refresh.refresh()
-    assert explain_node(index, rollout, "p1", now).code == "starting"
+    assert reason_of(index, rollout, "p1", now).code == "starting"
     give_hosts(inside, p1="p1.moved")
     again = await inside.submit(text=plan_with(), supersede=True)
     assert again != rollout
     await refresh.refresh()
-    assert explain_node(index, again, "p1", now).code == "gate-start"
+    assert reason_of(index, again, "p1", now).code == "gate-start"
 
 
 async def test_only_values_of_changed_nodes_are_compared(
@@ -205,7 +204,7 @@ async def test_changed_value_of_failed_target_blocks_its_retry(inside: ControlEn
     await InventoryRefresher(inside.state, [Answers(inside)]).refresh()
     vote(index, GateName.PROCEED, rollout=rollout, shown=(failure,), at=inside.clock.now())
     transition(index, "p1", Trigger.RETRIED, rollout=rollout, at=inside.clock.now())
-    assert explain_node(index, rollout, "p1", inside.clock.now()).code == "values-changed"
+    assert reason_of(index, rollout, "p1", inside.clock.now()).code == "values-changed"
 
 
 async def test_voted_values_reach_the_run(inside: ControlEnvironment) -> None:

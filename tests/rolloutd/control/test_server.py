@@ -513,7 +513,7 @@ async def test_progress_is_told_at_most_five_times_a_second(tmp_path: Path) -> N
         rollout = await inside.start()
         await inside.transition(rollout, "p1", Trigger.ADMITTED)
         inside.state.step_progress[rollout, "p1"] = StepProgress(
-            "isolate.0.command", RunState(None, 12.34, "a task"), inside.clock.now()
+            "isolate.0.command", inside.clock.now(), run=RunState(None, 12.34, "a task")
         )
         began_at = asyncio.get_running_loop().time()
         told = asyncio.create_task(inside.stream_lines("/v1/events", 3, follow=True))

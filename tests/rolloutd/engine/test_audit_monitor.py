@@ -15,7 +15,7 @@ import pytest
 from machines.model.decision import Admit, CheckIfCurrent, OpenGate
 from machines.model.events import HoldReleased
 from machines.model.plan import GateName
-from machines.scheduler.decide import decide, explain_node
+from machines.scheduler.decide import decide
 from machines.states import Phase
 from rolloutd.cli.queries import format_gate
 from rolloutd.commands.audit_settlement import settle
@@ -27,6 +27,7 @@ from rolloutd.ports.store import AuditReport
 from rolloutd.store import open_store
 from rolloutd.store.sqlite import database
 from rolloutd.texts.reason_text import describe, lifted_by
+from tests.machines.builders import reason_of
 from tests.rolloutd.control_environment import PLAN, ControlEnvironment, control_environment
 from tests.rolloutd.engine.test_daemon import running, until
 from tests.rolloutd.slow_store import adapters_of, daemon_of
@@ -81,7 +82,7 @@ async def test_forged_votes_start_nothing(tmp_path: Path) -> None:
         await restart(env)
         decision = decide(env.state.index, env.clock.now())
         assert (decision.of(Admit), decision.of(OpenGate)) == ((), ())
-        reason = explain_node(env.state.index, rollout, "p1", env.clock.now())
+        reason = reason_of(env.state.index, rollout, "p1", env.clock.now())
         assert describe(reason) == "vote/v9: the database has it, but no audit entry made it"
         assert lifted_by(reason) == "an admin: rolloutctl audit settle vote/v9 --keep audit --reason ..."
         assert "2 rows of the database differ from the audit" in env.state.conditions[CONDITION]
@@ -124,7 +125,7 @@ async def test_rows_restored_from_audit_start_nothing(tmp_path: Path) -> None:
         await monitor.verify()
         assert CONDITION not in env.state.conditions
         assert env.state.index.rollout(rollout).votes == ()
-        reason = explain_node(env.state.index, rollout, "p1", env.clock.now())
+        reason = reason_of(env.state.index, rollout, "p1", env.clock.now())
         assert reason.code == "gate-start"
         entries = await env.state.store.read_audit(event="MismatchSettled")
         assert ['"name":"adam"' in entry.text for entry in entries] == [True, True]
@@ -222,7 +223,7 @@ async def test_mismatch_blocks_its_scope_alone(tmp_path: Path, table: str) -> No
         run_sql(tmp_path, script)
         await restart(env)
         reasons = {
-            name: explain_node(env.state.index, rollout, name, env.clock.now()).code
+            name: reason_of(env.state.index, rollout, name, env.clock.now()).code
             for name in ("p1", "p2", "s1", "s2")
         }
         assert {name for name, code in reasons.items() if code == "audit-mismatch"} == expected

@@ -12,10 +12,9 @@ import pytest
 
 from machines.model.rollout import FailureCode
 from machines.model.step_record import StepAction, StepRecord, StepState
-from machines.scheduler.decide import explain_node
+from machines.rules.runners import queued_run_reason
 from machines.states import Phase
 from rolloutd.control.client import ApiError
-from rolloutd.control.daemons.runner_serializers import waiting_reason
 from rolloutd.engine import runners
 from rolloutd.engine.drivers.node_session import AdapterSet
 from rolloutd.engine.runners import RoutedRunners
@@ -23,6 +22,7 @@ from rolloutd.ports import MAX_PREVIOUS_BYTES, Host, RunRequest, Unknown
 from tests.contracts.fakes.isolator import FakeIsolator
 from tests.contracts.fakes.runner import FakeRunner
 from tests.contracts.fakes.sources import SOURCE
+from tests.machines.builders import reason_of
 from tests.rolloutd.control_environment import PLAN, ControlEnvironment, control_environment
 from tests.rolloutd.engine.drivers.test_run_execution import run_driver
 from tests.rolloutd.engine.test_daemon import until
@@ -96,7 +96,7 @@ async def test_kind_is_asked_once_rollout_needs_it(fleet: Fleet) -> None:
     await loop_iterations(20)
     assert problems.runner_problems["note"].detail == "the notes are out of reach"
     fleet.inside.observe_all_up()
-    reason = explain_node(problems, rollout, "p1", fleet.inside.clock.now())
+    reason = reason_of(problems, rollout, "p1", fleet.inside.clock.now())
     assert (reason.code, reason.params["runner"]) == ("runner-down", "note")
     fleet.notes.is_down = False
     fleet.inside.clock.advance(runners.PROBLEM_CHECK_S)
@@ -124,12 +124,12 @@ async def test_part_out_of_reach_stops_only_its_nodes(fleet: Fleet) -> None:
     fleet.inside.observe_all_up()
     await loop_iterations(20)
     assert list(index.runner_problems) == ["note@p1"]
-    reason = explain_node(index, rollout, "p1", clock.now())
+    reason = reason_of(index, rollout, "p1", clock.now())
     assert (reason.code, reason.params["runner"]) == ("runner-down", "note@p1")
-    assert explain_node(index, rollout, "p2", clock.now()).code != "runner-down"
+    assert reason_of(index, rollout, "p2", clock.now()).code != "runner-down"
     starting = asyncio.create_task(fleet.runners.start(request(fleet.runners.run_id_for("r1", "p1", "note"))))
     await loop_iterations(20)
-    shown = waiting_reason(index, "p1", fleet.runners.statuses)
+    shown = queued_run_reason(index, "p1", fleet.runners.statuses)
     assert shown is not None
     assert shown.params["runner"] == "note@p1"
     fleet.notes.silent.clear()

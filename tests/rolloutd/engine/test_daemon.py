@@ -24,7 +24,6 @@ from machines.model.node import NodeHealth, Observation
 from machines.model.rollout import Actor, ActorKind, Hold, NodeOrder
 from machines.model.step_record import StepAction, StepState
 from machines.model.windows import Freeze
-from machines.scheduler.decide import explain_node
 from machines.states import Phase, Trigger
 from machines.workflow.phase_transitions import transition
 from machines.workflow.steps import NOT_ISOLATED_RETRY_S
@@ -37,6 +36,7 @@ from tests.contracts.fakes.check import FakeCheck
 from tests.contracts.fakes.clock import START, FakeClock, FakeTimers
 from tests.contracts.fakes.isolator import FakeIsolator
 from tests.contracts.fakes.runner import Script
+from tests.machines.builders import reason_of
 from tests.rolloutd.commands.test_commands import REASON
 from tests.rolloutd.control_environment import PLAN, ControlEnvironment, control_environment
 from tests.rolloutd.decided_jobs import command_jobs, start_decided
@@ -95,9 +95,7 @@ async def test_preparation_begins_when_its_window_opens(tmp_path: Path) -> None:
 
         async with running(daemon):
             await loop_iterations(200)
-            assert (
-                explain_node(inside.state.index, rollout, "p1", inside.clock.now()).code == "outside-window"
-            )
+            assert reason_of(inside.state.index, rollout, "p1", inside.clock.now()).code == "outside-window"
             inside.clock.advance(299.0 + START - inside.clock.now())
             alarm.run_due()
             await loop_iterations(200)

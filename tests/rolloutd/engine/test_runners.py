@@ -15,10 +15,9 @@ from machines.model.limits import RunnerProblem, RunnerRule
 from machines.model.node import Node, NodeKind
 from machines.model.reasons import ReasonCode
 from machines.model.selector import parse_selector
-from machines.scheduler.decide import explain_node
+from machines.rules.runners import queued_run_reason
 from machines.states import Outcome, Trigger
 from rolloutd.adapters.playbook_steps import PlaybookCheck, PlaybookIsolator
-from rolloutd.control.daemons.runner_serializers import waiting_reason
 from rolloutd.engine import runners
 from rolloutd.engine.background.checks_outside_attempts import check_outside_attempt
 from rolloutd.engine.check_mode import CheckMode
@@ -30,6 +29,7 @@ from rolloutd.errors import AdapterFailed, NotFound, RunnerUnavailable
 from rolloutd.ports import CLUSTER_ID, Artifact, Failed, Host, Ok, RunRequest, Unknown
 from tests.contracts.fakes.runner import FakeRunner, Script, playbook_context
 from tests.contracts.fakes.sources import SOURCE, find_source
+from tests.machines.builders import reason_of
 from tests.rolloutd.control_environment import PLAN, ControlEnvironment, control_environment
 from tests.rolloutd.engine.test_daemon import ALL_CANARIES, running
 from tests.rolloutd.slow_store import adapters_of, daemon_of, loop_iterations
@@ -134,7 +134,7 @@ async def test_node_without_runner_is_not_run_here(elsewhere: Elsewhere) -> None
     starting = asyncio.create_task(both.start(elsewhere.request("p2", run_id)))
     await loop_iterations(20)
     assert not run_host.started_runs
-    waits = waiting_reason(index, "p2", both.statuses)
+    waits = queued_run_reason(index, "p2", both.statuses)
     assert waits is not None
     assert waits.code is ReasonCode.NO_RUNNER, "said also of a node in flight"
     index.update_limits(replace(index.limits, runners=rules))
@@ -417,7 +417,7 @@ async def test_rollout_walks_over_two_runners(tmp_path: Path) -> None:
         async with running(daemon_of(inside, both.adapters(tmp_path))):
             await pass_time(inside, lambda: index.target(rollout, "p2").outcome is Outcome.CHANGED)
             now = inside.clock.now()
-            assert explain_node(index, rollout, "p1", now).code is ReasonCode.RUNNER_DOWN
+            assert reason_of(index, rollout, "p1", now).code is ReasonCode.RUNNER_DOWN
             both.shelf.set_reachable(True)
             await pass_time(inside, lambda: index.all_done(rollout))
         watching.cancel()

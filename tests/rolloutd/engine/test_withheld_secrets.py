@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from machines.model.reasons import ReasonCode
+from machines.scheduler.why import why
 from machines.states import Phase, Trigger
-from rolloutd.commands.resolve import resolve_rollout
-from rolloutd.control.nodes.node_serializers import blocking_reason
 from rolloutd.engine.background.inventory_refresh import InventoryRefresher
 from rolloutd.engine.drivers.driver import INVENTORY_RETRY_S, Driver
 from rolloutd.engine.drivers.node_session import NodeSession
@@ -119,8 +118,7 @@ async def test_node_waits_for_its_passwords_with_a_reason(tmp_path: Path) -> Non
         await loop_iterations(50)
         assert isolator.actions == []
         assert inside.phase(rollout, "p1") is Phase.ISOLATING, "time without the password counts for no limit"
-        resolved = await resolve_rollout(inside.state, rollout)
-        reason = blocking_reason(inside.state, resolved, session.target)
+        reason = why(inside.state.index, session.target, inside.state.now(), inside.state.live)
         assert reason is not None
         assert (reason.code, reason.params) == (ReasonCode.INVENTORY_AWAITED, {"sources": ("hosts",)})
         hosts.down = False

@@ -11,11 +11,12 @@ import pytest
 from machines.model.decision import Admit, CheckIfCurrent, DryRun
 from machines.model.limits import DiskShortage
 from machines.model.reasons import ReasonCode
-from machines.scheduler.decide import decide, explain_node
+from machines.scheduler.decide import decide
 from rolloutd.adapters.ansible import wrapper
 from rolloutd.service.disk_reserve import CONDITION, DiskReserve, _report, _report_error
 from rolloutd.texts.reason_text import describe, lifted_by
 from tests.acceptance.test_full_disk_and_clock_jumps import fill, small_disk
+from tests.machines.builders import reason_of
 from tests.rolloutd.control_environment import control_environment
 
 MEBIBYTE = 2**20
@@ -47,7 +48,7 @@ async def test_full_disk_starts_nothing_and_says_why(tmp_path: Path) -> None:
         _report(env.state, 64 * MEBIBYTE, 5 * MEBIBYTE)
         decision = decide(env.state.index, env.clock.now())
         assert (decision.of(Admit), decision.of(CheckIfCurrent), decision.of(DryRun)) == ((), (), ())
-        reason = explain_node(env.state.index, rollout, "p1", env.clock.now())
+        reason = reason_of(env.state.index, rollout, "p1", env.clock.now())
         assert reason.code is ReasonCode.DISK_FULL
         assert describe(reason) == (
             "the daemon's disk is full: 5 MiB are free, 128 MiB are needed to begin a run"
@@ -59,7 +60,7 @@ async def test_full_disk_starts_nothing_and_says_why(tmp_path: Path) -> None:
         assert isinstance(env.state.index.disk_shortage, DiskShortage)
         _report(env.state, 64 * MEBIBYTE, None)
         assert CONDITION not in env.state.conditions
-        assert explain_node(env.state.index, rollout, "p1", env.clock.now()).code is ReasonCode.STARTING
+        assert reason_of(env.state.index, rollout, "p1", env.clock.now()).code is ReasonCode.STARTING
 
 
 async def test_error_of_disk_is_shown_until_next_answer(tmp_path: Path) -> None:

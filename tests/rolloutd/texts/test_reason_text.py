@@ -25,7 +25,6 @@ IN_FLIGHT = {
 }
 VOTES = {"owner": "infra", "owners_want": 1, "owners_have": 0, "teams": (), "submitter": None}
 FAILED = {"step": "run.configure", "message": "exit 1"}
-DONE = "n1 is done: "
 
 EXAMPLES: dict[ReasonCode, tuple[str, dict[str, Any], str]] = {
     ReasonCode.CANCELLED: ("R", {"by": "alice", "reason": "wrong"}, "cancelled by alice: wrong"),
@@ -268,16 +267,7 @@ EXAMPLES: dict[ReasonCode, tuple[str, dict[str, Any], str]] = {
         {"tasks": ("set the limit", "restart")},
         "n1 has drifted: check mode would change set the limit, restart",
     ),
-    ReasonCode.ISOLATING: ("n1", {}, "n1 is isolating"),
-    ReasonCode.MAINTAINING: ("n1", {}, "n1 is maintaining"),
-    ReasonCode.VERIFYING: ("n1", {}, "n1 is verifying"),
     ReasonCode.FAILED: ("n1", FAILED, "n1 failed in run.configure: exit 1"),
-    ReasonCode.DONE: ("n1", {}, "n1 is done"),
-    ReasonCode.CHANGED: ("n1", {}, f"{DONE}changed"),
-    ReasonCode.ALREADY_CURRENT: ("n1", {}, f"{DONE}already-current"),
-    ReasonCode.SKIPPED: ("n1", {}, f"{DONE}skipped"),
-    ReasonCode.LEFT: ("n1", {}, f"{DONE}left"),
-    ReasonCode.ROLLED_BACK: ("n1", {}, f"{DONE}rolled-back"),
     ReasonCode.NOT_ISOLATED_YET: (
         "n1",
         {"detail": "2 pods are left", "tries": 2},

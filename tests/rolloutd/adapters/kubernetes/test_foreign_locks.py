@@ -13,13 +13,12 @@ from typing import Any
 import pytest
 
 from machines.model.node import NodeHealth, Observation
-from machines.scheduler.decide import explain_node
 from rolloutd.adapters.kubernetes.cluster import Cluster
 from rolloutd.adapters.kubernetes.inventory import KubernetesInventory
 from rolloutd.adapters.kubernetes.node_watch import NO_END, LeaseWatch, NodeWatch, parse_lease
 from rolloutd.adapters.timers import SystemClock
 from tests.contracts.kubernetes.test_watch import WatchRecorder, watching
-from tests.machines.builders import T0, index_of, nodes_of, submit
+from tests.machines.builders import T0, index_of, nodes_of, reason_of, submit
 from tests.support.fake_kubernetes import FakeKubernetes
 from tests.support.fake_kubernetes.access import ALL_RULES
 
@@ -186,6 +185,6 @@ def test_locked_node_waits_and_takes_slot() -> None:
     submit(index)
     locked = Observation("n1", NodeHealth.UP, T0, "kured has it", cordoned_by_other=True, is_locked=True)
     index.record_observations([locked], T0)
-    assert explain_node(index, "R", "n1", T0).code == "foreign-lock"
-    peer = explain_node(index, "R", "n2", T0)
+    assert reason_of(index, "R", "n1", T0).code == "foreign-lock"
+    peer = reason_of(index, "R", "n2", T0)
     assert (peer.code, peer.params["cause"]) == ("peer-down", "locked-by-other")

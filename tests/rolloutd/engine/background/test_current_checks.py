@@ -11,13 +11,14 @@ import pytest
 from machines.facts.node_work import WAITS_FOR, NodeWork, WorkKind
 from machines.model.configuration import Compliance
 from machines.model.decision import Admit, CheckIfCurrent
-from machines.scheduler.decide import decide, explain_node
+from machines.scheduler.decide import decide
 from machines.states import Outcome, Phase
 from rolloutd.engine.check_mode import CheckMode
 from rolloutd.ports import RunEvent, RunRequest
 from tests.contracts.fakes.isolator import FakeIsolator
 from tests.contracts.fakes.runner import FakeRunner, Script
 from tests.contracts.fakes.sources import find_source
+from tests.machines.builders import reason_of
 from tests.rolloutd.control_environment import PLAN, ControlEnvironment, control_environment
 from tests.rolloutd.decided_jobs import carry_out
 from tests.rolloutd.slow_store import adapters_of, daemon_of
@@ -136,7 +137,7 @@ async def test_node_in_check_mode_is_not_admitted(tmp_path: Path) -> None:
         assert "check mode" in twice.problem
         decision = decide(inside.state.index, inside.clock.now())
         assert "p1" not in [each.node for each in decision.of(Admit)]
-        assert explain_node(inside.state.index, rollout, "p1", inside.clock.now()).code == "check-mode"
+        assert reason_of(inside.state.index, rollout, "p1", inside.clock.now()).code == "check-mode"
         drift.cancel()
         await asyncio.gather(drift, return_exceptions=True)
         decision = decide(inside.state.index, inside.clock.now())

@@ -19,7 +19,7 @@ from machines.model.reasons import Reason
 from machines.model.rollout import Actor, ActorKind
 from machines.model.selector import parse_selector
 from machines.model.trust_events import InventoryAccepted
-from machines.scheduler.decide import QUARANTINE_SKIP_S, decide, explain_node
+from machines.scheduler.decide import QUARANTINE_SKIP_S, decide
 from machines.states import Outcome, Trigger
 from machines.workflow.phase_transitions import transition
 from rolloutd.control.client import ApiError
@@ -31,6 +31,7 @@ from rolloutd.engine.state import State
 from rolloutd.errors import SourceFailed
 from rolloutd.ports import DiscoveredNode, SourceRules, without_templates
 from tests.contracts.fakes.clock import FakeTimers
+from tests.machines.builders import reason_of
 from tests.rolloutd.control_environment import NODES, ControlEnvironment, control_environment
 from tests.rolloutd.slow_store import adapters_of, loop_iterations
 
@@ -109,7 +110,7 @@ def decision(inside: ControlEnvironment) -> Decision:
 
 def reason(inside: ControlEnvironment, rollout: str, node: str) -> Reason:
     inside.observe_all_up()
-    return explain_node(inside.state.index, rollout, node, inside.clock.now())
+    return reason_of(inside.state.index, rollout, node, inside.clock.now())
 
 
 def forget_as_a_restart_does(state: State) -> None:

@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 
 from machines.model.decision import Admit, ProbeTraffic
-from machines.scheduler.decide import decide, explain_node
+from machines.scheduler.decide import decide
 from rolloutd.engine.drivers.node_session import AdapterSet
 from rolloutd.ports import Busy, Ok, StepContext, Unknown
 from rolloutd.texts.reason_text import describe
 from tests.contracts.fakes.runner import FakeRunner
 from tests.contracts.fakes.sources import find_source
 from tests.contracts.fakes.traffic import FakeTrafficProbe
+from tests.machines.builders import reason_of
 from tests.rolloutd.control_environment import KUBERNETES_NODES, PLAN, ControlEnvironment, control_environment
 from tests.rolloutd.decided_jobs import carry_out, command_jobs
 
@@ -49,7 +50,7 @@ async def test_idle_nodes_start_and_the_others_say_why_not(tmp_path: Path) -> No
         probe.unknown |= {"s1", "s2"}
         assert await probe_all(inside, probe) == ["p2"]
         reasons = {
-            node: explain_node(inside.state.index, rollout, node, inside.state.now()) for node in ("p1", "s1")
+            node: reason_of(inside.state.index, rollout, node, inside.state.now()) for node in ("p1", "s1")
         }
         assert (reasons["p1"].code, describe(reasons["p1"])) == ("traffic", probe.busy["p1"])
         assert reasons["s1"].code == "traffic-unknown"
@@ -83,7 +84,7 @@ async def test_an_error_and_silence_are_unknown(tmp_path: Path, trouble: OSError
         inside.observe_all_up()
         rollout = await inside.start(text=PROBED.replace("pods: kind=job", "pods: kind=job, timeout: 1s"))
         assert await probe_all(inside, RaisingProbe(trouble)) == []
-        reason = explain_node(inside.state.index, rollout, "p1", inside.state.now())
+        reason = reason_of(inside.state.index, rollout, "p1", inside.state.now())
         assert (reason.code, describe(reason)) == (
             "traffic-unknown",
             f"p1: traffic is unknown: {words}",

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from rolloutd.cli.explain import field_names
+from rolloutd.cli.field_help import field_names
 from tests.rolloutd.cli.samples import run
 
 
