@@ -160,12 +160,16 @@ class RemedyKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """Who or what ends a wait; `until` is when time ends it at the latest (epoch seconds)."""
+    """Who or what ends a wait; `until` is when time ends it at the latest (epoch seconds).
+
+    `also` is a second command that is needed, for the node or for the rollout.
+    """
 
     kind: RemedyKind
     args: Mapping[str, str | bool] = field(default_factory=dict)
     who: str | None = None
     until: float | None = None
+    also: Remedy | None = None
 
 
 @dataclass(frozen=True, slots=True)

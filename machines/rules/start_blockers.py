@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Final
 
 from machines.facts.availability import Unavailability, failure_remedy, observed_unavailability
@@ -28,6 +29,7 @@ from machines.rules.node_claims import availability_reason, quarantine_blocker, 
 from machines.rules.rollbacks import rollbacks_reason
 from machines.rules.runners import runner_blocker
 from machines.rules.waves import WaveProgress
+from machines.states import Phase
 
 WindowGroups = list[tuple[str, Sequence[Window]]]
 TRAIN_RECHECK_S: Final = 60.0
@@ -116,10 +118,18 @@ def _failure_blocker(index: Index, rollout: Rollout) -> Reason | None:
         return rolling_back
     first = failures[0]
     params: Params = {**first.params, "more": len(failures) - 1}
-    remedy = Remedy(RemedyKind.APPROVE, {"rollout": rollout.id, "gate": GateName.PROCEED.value})
+    target = index.target(rollout.id, first.node)
+    own = failure_remedy(target, rollout) if target.phase is Phase.FAILED else None
+    # The vote lets the others start, and leaves the node as it is.
+    settles = own if own is not None and own.kind is RemedyKind.RETRY else None
+    remedy = replace(_proceed_remedy(rollout), also=settles)
     is_disturbed = first.code is FailureCode.PREPARE_DISTURBED
     code = ReasonCode.DISTURBED if is_disturbed else ReasonCode.NODE_FAILED
     return Reason(code, first.node, params, first.at, remedy)
+
+
+def _proceed_remedy(rollout: Rollout) -> Remedy:
+    return Remedy(RemedyKind.APPROVE, {"rollout": rollout.id, "gate": GateName.PROCEED.value})
 
 
 # -- one node ------------------------------------------------------------------------
@@ -375,10 +385,14 @@ def reprobe_at(index: Index, target: Target, result: traffic.TrafficResult) -> f
 
 
 def failed_reason(index: Index, target: Target) -> Reason:
-    """Return what settles a failed node."""
+    """Return what settles a failed node, and what its rollout needs to continue."""
     failure = target.failure
     params: Params = {} if failure is None else {**failure.params}
-    remedy = failure_remedy(target, index.rollout(target.rollout))
+    rollout = index.rollout(target.rollout)
+    remedy = failure_remedy(target, rollout)
+    # A retried node starts, and the others do, once votes cover the failure.
+    if remedy.kind is RemedyKind.RETRY and index.unresolved_failures(rollout.id):
+        remedy = replace(remedy, also=_proceed_remedy(rollout))
     return Reason(ReasonCode.FAILED, target.node, params, target.since, remedy)
 
 

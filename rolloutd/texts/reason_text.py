@@ -38,12 +38,14 @@ def lifted_by(reason: Reason) -> str:
 
 
 def describe_remedy(remedy: Remedy) -> str:
-    """Return who or what ends the wait, as a noun phrase or a command."""
+    """Return who or what ends the wait, as a noun phrase or a command; all commands, if it needs several."""
     phrase = REMEDIES.get(remedy.kind)
-    if phrase is not None:
-        return phrase(remedy)
     who, how = describe_who(remedy), command(remedy) or ""
-    return f"{who}: {how}" if who else how
+    text = phrase(remedy) if phrase is not None else f"{who}: {how}" if who else how
+    if (also := remedy.also) is None:
+        return text
+    subject = f"{also.args['node']} itself" if "node" in also.args else f"{also.args['rollout']} to continue"
+    return f"{text}, and for {subject} {describe_remedy(also)}"
 
 
 def command(remedy: Remedy) -> str | None:

@@ -22,6 +22,7 @@ from machines.model.reasons import UnavailabilityCause
 from machines.model.rollout import Hold
 from machines.rules.pools import slot_blocker, slot_holders
 from machines.scheduler.decide import decide
+from machines.scheduler.why import why
 from machines.states import Outcome, Trigger
 from rolloutd.texts.reason_text import describe, describe_remedy, lifted_by
 from tests.machines.builders import (
@@ -39,6 +40,8 @@ from tests.machines.builders import (
 )
 
 PAYMENTS = nodes_of({"payments": ("n1", "n2", "n3")})
+
+PROCEED = "rolloutctl approve R proceed --reason ..."
 
 
 def starts(index: Projection, now: float = T0) -> list[str]:
@@ -403,7 +406,11 @@ def test_plan_with_rollback_suggests_it() -> None:
     submit(index, rollback=(Stage("rollback", "undo.yml"),))
     fail(index, "n1")
     suggested = lifted_by(reason_of(index, "R", "n1", T0))
-    assert suggested == "rolloutctl retry R n1 --reason ... (or skip, or rollback)"
+    retry = "rolloutctl retry R n1 --reason ... (or skip, or rollback)"
+    assert suggested == f"{retry}, and for R to continue {PROCEED}"
+    reason = why(index, index.rollout("R"), T0)
+    assert reason is not None
+    assert lifted_by(reason) == f"{PROCEED}, and for n1 itself {retry}"
 
 
 def test_failed_node_of_closed_rollout_only_skippable() -> None:
@@ -414,7 +421,9 @@ def test_failed_node_of_closed_rollout_only_skippable() -> None:
     submit(index, "S")
     for rollout, node in (("R", "n1"), ("S", "n1"), ("S", "n2")):
         suggested = lifted_by(reason_of(index, rollout, node, T0))
-        assert suggested == "rolloutctl retry R n1 --reason ... (or skip)"
+        # A slot of the other rollout needs no votes of this one.
+        proceed = f", and for R to continue {PROCEED}" if rollout == "R" else ""
+        assert suggested == f"rolloutctl retry R n1 --reason ... (or skip){proceed}"
     index.apply(RolloutCancelled("R", ALICE, "superseded", T0))
     for rollout, node in (("R", "n1"), ("S", "n1"), ("S", "n2")):
         assert lifted_by(reason_of(index, rollout, node, T0)) == "rolloutctl skip R n1 --return --reason ..."

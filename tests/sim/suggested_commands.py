@@ -16,7 +16,7 @@ from rolloutd.commands import holds_and_freezes, rollbacks, rollout_commands, vo
 from rolloutd.commands.voting import Ballot
 from rolloutd.engine.state import State
 from rolloutd.errors import NotAllowed, NotFound, Refused
-from rolloutd.texts.reason_text import describe, lifted_by
+from rolloutd.texts.reason_text import describe, describe_remedy
 from tests.sim.people import ALL_USERS, SimUser, with_failures
 
 Args = Mapping[str, Any]
@@ -29,10 +29,11 @@ def refused_suggestions(state: State) -> Iterator[str]:
         for node, reason in why_nodes(state.index, rollout, state.now()).items():
             if reason is None:
                 continue
-            refusals = [] if reason.remedy is None else list(_refusals(state, reason.remedy))
-            if refusals and None not in refusals:
-                suggestion = f"{lifted_by(reason)!r} is refused: {refusals[0]}"
-                yield f"{node} of {rollout} waits ({describe(reason)}); {suggestion}"
+            for remedy in filter(None, (reason.remedy, reason.remedy and reason.remedy.also)):
+                refusals = list(_refusals(state, remedy))
+                if refusals and None not in refusals:
+                    suggestion = f"{describe_remedy(remedy)!r} is refused: {refusals[0]}"
+                    yield f"{node} of {rollout} waits ({describe(reason)}); {suggestion}"
             if reason.code is ReasonCode.ROLLBACK_FAILED and reason.params["code"] == "unreachable":
                 yield f"{node} of {rollout} waits for {reason.subject}, which no undo has reached"
 
