@@ -368,6 +368,12 @@ class State:
         except FactsBehind:
             self.facts_behind.set()
             raise
+        except Conflict:
+            raise
+        except StoreFailed as failure:
+            # Of a person's command too: only its own response would say it, and the status that all is well.
+            self.last_write_error = str(failure)
+            raise
         self.last_write_error = ""
         commit_s = asyncio.get_running_loop().time() - began
         await self._apply(events, successor)

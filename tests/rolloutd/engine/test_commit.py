@@ -12,6 +12,7 @@ from machines.model.events import Event, FreezeLifted, FreezeStarted
 from machines.model.rollout import DAEMON
 from machines.model.windows import Freeze
 from machines.states import Phase
+from rolloutd.control.client import ApiError
 from rolloutd.errors import FactsBehind, LeadershipLost, StoreFailed
 from tests.rolloutd.control_environment import ControlEnvironment, control_environment
 from tests.rolloutd.slow_store import adapters_of, daemon_of, loop_iterations, open_slow_store, store_of
@@ -47,6 +48,15 @@ async def test_a_write_that_fails_does_not_undo_a_cancellation(tmp_path: Path, f
         assert task.cancelled()
         assert inside.state.leadership_lost.is_set() is isinstance(failure, LeadershipLost)
         assert not inside.state.index.freezes
+
+
+async def test_failed_write_of_a_command_is_trouble(tmp_path: Path) -> None:
+    async with control_environment(tmp_path, store=open_slow_store) as inside:
+        rollout = await inside.submit()
+        store_of(inside).failure = StoreFailed("no space left on device")
+        with pytest.raises(ApiError, match="no space left"):
+            await inside.vote("olga", rollout, "start")
+        assert inside.state.problems() == ("no space left on device",)
 
 
 async def test_lost_leadership_writes_nothing(tmp_path: Path) -> None:
