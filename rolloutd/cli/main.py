@@ -186,10 +186,11 @@ def _connect(args: argparse.Namespace, stack: ExitStack) -> Client:
     """Return the client of the daemon that the command is for; a tunnel to it ends with the stack."""
     chosen = contexts.destination(args)
     if chosen.host is None or getattr(args, "opens_own_tunnel", False):
-        return Client(chosen.socket)
+        return Client(chosen.socket, on_silence=print_message)
     from rolloutd.cli.tunnel import open_tunnel
 
-    return Client(stack.enter_context(open_tunnel(chosen.host, chosen.socket or DEFAULT_SOCKET)))
+    tunnel = stack.enter_context(open_tunnel(chosen.host, chosen.socket or DEFAULT_SOCKET))
+    return Client(tunnel, on_silence=print_message)
 
 
 def _report_unreachable(error: DaemonUnreachable) -> int:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import socket
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from http.client import HTTPConnection, HTTPException, HTTPResponse
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -19,6 +20,9 @@ DEFAULT_SOCKET = "/run/rolloutd/control.sock"
 
 REQUEST_TIMEOUT_S = 130.0
 """Timeout of one request: a little more than the server allows a handler (120 s)."""
+
+SILENCE_S = 5.0
+"""Time without an answer after which a user is told: a suspended daemon looks like a hanging terminal."""
 
 STREAM_TIMEOUT_S = 45.0
 """Silence after which a stream is lost: three of the server's heartbeats."""
@@ -87,14 +91,18 @@ class _UnixConnection(HTTPConnection):
 class Client:
     """Client of one daemon; each call opens a connection, so that a lost one breaks no other.
 
-    Calls raise DaemonUnreachable and ApiError.
+    Calls raise DaemonUnreachable and ApiError.  `on_silence` gets a sentence while an answer is late.
     """
 
     def __init__(
-        self, path: str | os.PathLike[str] | None = None, timeout_s: float = REQUEST_TIMEOUT_S
+        self,
+        path: str | os.PathLike[str] | None = None,
+        timeout_s: float = REQUEST_TIMEOUT_S,
+        on_silence: Callable[[str], None] | None = None,
     ) -> None:
         self.path = os.fspath(path) if path is not None else default_socket_path()
         self.timeout_s = timeout_s
+        self._on_silence = on_silence
 
     def get(self, path: str, query: Query | None = None) -> Any:
         return _decode_json(self._send("GET", path, query, None, ""))
@@ -172,6 +180,8 @@ class Client:
             send_error: OSError | None = exc
         else:
             send_error = None
+        if self._on_silence and not select.select([connection.sock], [], [], SILENCE_S)[0]:
+            self._on_silence(f"the daemon at {self.path} has not answered for {SILENCE_S:g}s; still waiting")
         try:
             return connection.getresponse()
         except (OSError, HTTPException) as exc:
