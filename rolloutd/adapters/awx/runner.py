@@ -67,13 +67,17 @@ class AwxTimes:
 
 @dataclass(slots=True)
 class _TrackedRun:
-    """The state of a run as last read; all of it can be read again."""
+    """The state of a run as last read; all of it can be read again.
+
+    `unasked` names what AWX launched the job without, until it was cancelled for that.
+    """
 
     claim: Claim
     job: int
     node: str
     events: EventFold
     state: Mapping[str, ports.JSON]
+    unasked: str = ""
     running_since: float | None = None
     over_since: float | None = None
     is_complete: bool = False
@@ -222,6 +226,7 @@ class AwxRunner:
         for number in range(1, MAX_START_ATTEMPTS + 1):
             handle = ports.handle_of_start(request.run_id, number)
             if handle in self._runs or handle in self._refused:
+                await self._end_unasked(handle)
                 return handle
             if handle in self._never_started:
                 continue
@@ -262,7 +267,7 @@ class AwxRunner:
                 return await self._start(request)
             return handle
         self._track(handle, claim, job)
-        await self._require_accepted(handle, job, claim, request)
+        await self._end_unasked(handle)
         return handle
 
     async def _launch(
@@ -293,23 +298,18 @@ class AwxRunner:
             ) from None
         return answer
 
-    async def _require_accepted(
-        self, handle: str, job: Mapping[str, ports.JSON], claim: Claim, request: ports.RunRequest
-    ) -> None:
-        """Cancel a job at once that AWX launched otherwise than it was asked to."""
-        wanted = {
-            "inventory": claim.inventory,
-            "scm_branch": request.source.pin,
-            "job_type": "check" if request.check_only else "run",
-            "playbook": request.playbook,
-        }
-        other = [name for name, value in wanted.items() if job.get(name) != value]
-        if not (ignored := sorted({*(job.get("ignored_fields") or {}), *other})):
+    async def _end_unasked(self, handle: str) -> None:
+        """Cancel a job that AWX launched otherwise than it was asked to; a call that fails is repeated."""
+        run = self._runs.get(handle)
+        if run is None or not run.unasked:
             return
         await self.cancel(handle)
-        run = self._runs[handle]
-        text = f"AWX launched job {run.job} without {', '.join(ignored)}; let the template prompt for them"
-        run.result = ports.Failed(text, code=FailureCode.NEVER_STARTED)
+        text = f"AWX launched job {run.job} without {run.unasked}; let the template prompt for them"
+        if run.state.get("started") is None:
+            run.result = ports.Failed(text, code=FailureCode.NEVER_STARTED)
+        else:
+            run.result = ports.Unknown(text)
+        run.unasked = ""
 
     async def _adopt(self, handle: str, claim: Claim) -> bool:
         """Find the job of a claim, or abandon the claim; return whether the run may have begun."""
@@ -325,6 +325,7 @@ class AwxRunner:
         if jobs:
             run = self._track(handle, claim, jobs[0])
             if not claim.is_abandoned or await self._has_run(run):
+                await self._end_unasked(handle)
                 return True
             self._forget(handle)
         self._never_started.add(handle)
@@ -373,7 +374,7 @@ class AwxRunner:
         node = str(facts.get("rolloutd_node"))
         expected = int(facts.get("rolloutd_tasks") or 0)
         events = EventFold(Progress(node), expected, check_only=check_only)
-        run = _TrackedRun(claim, int(job["id"]), node, events, job)
+        run = _TrackedRun(claim, int(job["id"]), node, events, job, unasked=_unasked(claim, job))
         self._runs[handle] = run
         self._count()
         return run
@@ -466,6 +467,19 @@ class AwxRunner:
                 if self._context.clock.now() >= until:
                     raise AdapterFailed(f"{self._client.name}: job {job} was cancelled and goes on; see AWX")
                 await self._context.clock.sleep(self._times.poll_s)
+
+
+def _unasked(claim: Claim, job: Mapping[str, ports.JSON]) -> str:
+    """Return the fields of a job that are not as its claim has them, or that AWX has ignored."""
+    facts = claim.facts
+    wanted = {
+        "inventory": claim.inventory,
+        "scm_branch": facts.get("rolloutd_pin"),
+        "job_type": "check" if facts.get("rolloutd_check_only") else "run",
+        "playbook": facts.get("rolloutd_playbook"),
+    }
+    other = [name for name, value in wanted.items() if job.get(name) != value] if facts else []
+    return ", ".join(sorted({*(job.get("ignored_fields") or {}), *other}))
 
 
 def make_runner(context: ports.RunnerContext) -> AwxRunner:

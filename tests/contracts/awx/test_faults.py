@@ -327,6 +327,28 @@ async def test_ignored_field_cancels_job(scripted: AwxBackend) -> None:
     assert scripted.fake.jobs.by_id[max(scripted.fake.jobs.by_id)].status == "canceled"
 
 
+@pytest.mark.parametrize("is_answered", [True, False])
+async def test_job_without_a_field_is_ended_after_a_fault(scripted: AwxBackend, is_answered: bool) -> None:
+    """AWX does not answer the cancel; or the launch, so that only the job itself says how it runs."""
+    runner = scripted.open_runner()
+    await runner.start(scripted.request(Work.SUCCEEDS, "r1"))
+    for template in scripted.fake.templates.values():
+        template.asks -= {"scm_branch"}
+    scripted.fake.lost_answers = 0 if is_answered else 1
+
+    async def cut_off(request: web.Request) -> web.StreamResponse | None:
+        return web.Response(status=502) if request.path.endswith("/cancel/") else None
+
+    scripted.fake.intercept = cut_off
+    with pytest.raises(RunnerUnavailable):
+        await runner.start(scripted.request(Work.SUCCEEDS, "r2"))
+    scripted.fake.intercept = None
+    result = (await ended(runner, await runner.start(scripted.request(Work.SUCCEEDS, "r2")))).result
+    assert isinstance(result, Failed)
+    assert "without scm_branch" in result.text
+    assert scripted.fake.jobs.by_id[max(scripted.fake.jobs.by_id)].status == "canceled"
+
+
 async def test_job_that_stays_pending_fills_runner(
     scripted: AwxBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
