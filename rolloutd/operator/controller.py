@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -190,7 +190,7 @@ class Controller:
         teams = frozenset(self.settings.namespaces.get(obj.namespace, ()))
         who = submitter(self.cluster.name, obj, teams)
         known.submit_at = self.monotonic() + RETRY_S
-        found = await self._rollout_of(who.user)
+        found = await self._rollout_of(who.user) or await self._rollout_in_status(obj, teams)
         if found is not None:
             known.rollout = found
             return
@@ -237,6 +237,18 @@ class Controller:
                 return each.id
         closed = await self.state.store.list_closed_rollouts(MAX_CLOSED)
         return next((each.id for each in closed if each.submitted_by.name == submitter_name), None)
+
+    async def _rollout_in_status(self, obj: RolloutObject, teams: Collection[str]) -> str | None:
+        """Return the rollout that the object had: that of a person, or one whose records are removed."""
+        named = obj.status.get("rollout")
+        if not isinstance(named, str) or not named:
+            return None
+        try:
+            found = (await resolve_rollout(self.state, named)).rollout
+        except (NotFound, Refused):
+            return named
+        # A status may be edited: it shows no rollout that the namespace may not submit.
+        return named if found.id == named and found.plan.owner in teams else None
 
     async def _cancel_removed(self, present: Mapping[str, RolloutObject]) -> None:
         prefix = submitter_prefix(self.cluster.name)
@@ -300,7 +312,9 @@ class Controller:
         try:
             resolved = await resolve_rollout(state, known.rollout)
         except NotFound:
-            return status_of(known.obj, None, (), Refusal("Deleted", f"{known.rollout} was deleted"), now)
+            text = f"{known.rollout} was deleted; make another object to submit the plan again"
+            refusal = Refusal("Deleted", text, known.rollout)
+            return status_of(known.obj, None, (), refusal, now)
         covered = await coverage_of(state, resolved.index, resolved.rollout)
         rollout = serializers.rollout(state, resolved, covered)
         unresolved = resolved.index.unresolved_failures(resolved.rollout.id)[:MAX_ITEMS]

@@ -76,11 +76,11 @@ def parse_object(obj: Mapping[str, JSON]) -> RolloutObject:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why an object is no rollout; with `is_final` it never will be, because its spec does not change."""
+    """Why an object is no rollout; `rollout` is the one that it had, so that it is not submitted again."""
 
     reason: str
     message: str
-    is_final: bool = False
+    rollout: str = ""
 
 
 def refusal_of(error: Exception) -> Refusal:
@@ -102,6 +102,8 @@ def status_of(
     status: dict[str, Any] = {"observedGeneration": obj.generation}
     if rollout is not None:
         status |= _rollout_fields(rollout, failures)
+    elif refusal is not None and refusal.rollout:
+        status["rollout"] = refusal.rollout
     conditions = _conditions(rollout, failures, refusal)
     status["conditions"] = [_with_transition(obj, each, now) for each in conditions]
     return status

@@ -94,13 +94,14 @@ MAX_REASON_CHARS = 500
 
 @dataclass(frozen=True, slots=True)
 class VoteObject:
-    """The used fields of a MaintenanceVote."""
+    """The used fields of a MaintenanceVote; `is_refused` by its status, which the daemon alone writes."""
 
     namespace: str
     name: str
     uid: str
     created_at: float
     spec: Mapping[str, JSON]
+    is_refused: bool = False
 
     @property
     def token(self) -> str:
@@ -121,6 +122,7 @@ def parse_vote(obj: Mapping[str, JSON]) -> VoteObject:
         api_errors.require_text(meta["uid"]),
         datetime.fromisoformat(api_errors.require_text(meta["creationTimestamp"])).timestamp(),
         dict(obj.get("spec") or {}),
+        (obj.get("status") or {}).get("counted") is False,
     )
 
 
@@ -160,7 +162,8 @@ class VoteCounter:
     _woken: asyncio.Event = field(default_factory=asyncio.Event)
 
     def add(self, vote: VoteObject) -> None:
-        if vote.uid not in self._judged:
+        # One that was refused stays refused: its voter was told so, and has read nothing that came later.
+        if vote.uid not in self._judged and not vote.is_refused:
             self._waiting[vote.uid] = vote
             self._woken.set()
 

@@ -32,6 +32,9 @@ from tests.support.fake_kubernetes.schema import validate_fields
 
 POLICY, BINDING = "validatingadmissionpolicies", "validatingadmissionpolicybindings"
 OLD_S = -3600.0
+SETTINGS = Operator.model_validate(
+    {"cluster": "prod", "namespaces": {"ops": ["infra"]}, "people": PEOPLE, "vote_objects": True}
+)
 
 
 @dataclass
@@ -111,10 +114,7 @@ async def ballots(tmp_path: Path) -> AsyncIterator[Ballots]:
     async with fleet(tmp_path) as seen:
         uid = seen.apply()["metadata"]["uid"]
         await seen.act()
-        settings = Operator.model_validate(
-            {"cluster": "prod", "namespaces": {"ops": ["infra"]}, "people": PEOPLE, "vote_objects": True}
-        )
-        counter = VoteCounter(seen.inside.state, seen.inside.sources, seen.cluster, settings)
+        counter = VoteCounter(seen.inside.state, seen.inside.sources, seen.cluster, SETTINGS)
         made = Ballots(seen, counter, uid)
         made.put_policy(POLICY, POLICY_SPEC)
         made.put_policy(BINDING, BINDING_SPEC)
@@ -138,6 +138,19 @@ async def test_vote_of_person_counts_once(tmp_path: Path) -> None:
         assert len(made.counted()) == 1
         audit = await made.seen.inside.request("olga", "get", "/v1/audit")
         assert "oidc:olga@corp" in json.dumps(audit)
+
+
+async def test_refused_vote_does_not_count_later(tmp_path: Path) -> None:
+    """Its voter was told that it does not count; what they did not read must not be approved by it."""
+    async with ballots(tmp_path) as made:
+        await made.create("oidc:olga@corp")
+        known, made.counter.settings = made.counter.settings, SETTINGS.model_copy(update={"people": {}})
+        refused = await made.count()
+        assert (refused["counted"], "no person of the settings" in refused["reason"]) == (False, True)
+        made.counter.settings = known
+        made.restart()
+        assert await made.count() == refused
+        assert made.counted() == []
 
 
 async def test_vote_in_another_name_is_not_created(tmp_path: Path) -> None:
@@ -175,7 +188,8 @@ async def test_vote_without_policy_is_refused(tmp_path: Path, resource: str) -> 
         made.remove_policy(resource)
         assert (await made.create("oidc:olga@corp", as_token_of="oidc:eve@corp"))[0] == 201
         assert "missing" in (await made.count())["reason"]
-        # Put back afterwards: it was not there when the vote was made.
+        assert (await made.create("oidc:olga@corp", as_token_of="oidc:eve@corp"))[0] == 201
+        # Put back afterwards: it was not there when the votes were made.
         made.put_policy(resource, POLICY_SPEC if resource == POLICY else BINDING_SPEC, after_s=0.0)
         made.restart()
         assert "not older than the vote" in (await made.count())["reason"]
@@ -200,6 +214,7 @@ async def test_changed_policy_proves_nothing(tmp_path: Path, resource: str, chan
         now = objects.update(resource, shipped, changed, manager="mallory", subresource="")
         assert (await made.create("oidc:olga@corp"))[0] == 201
         assert "not as shipped" in (await made.count())["reason"]
+        assert (await made.create("oidc:olga@corp"))[0] == 201
         objects.update(resource, now, {**now, "spec": shipped["spec"]}, manager="mallory", subresource="")
         made.restart()
         assert "was changed" in (await made.count())["reason"]
