@@ -24,6 +24,12 @@ if TYPE_CHECKING:
 MAX_HINTS = 100
 """Changed objects that are read one by one; if there are more, the lists are read."""
 
+MAX_PARTIAL_READS = 300
+"""Refreshes that read changed objects alone, one after another: five minutes of constant messages.
+
+NetBox sends no message for many changes; only a whole read finds those.
+"""
+
 Hint = tuple[str, int]
 """A kind and an id of an object that may have changed."""
 
@@ -45,6 +51,7 @@ class NetboxInventory:
         self._mapper = Mapper(self.source, params["labels"], params["address"], params.get("provider_id"))
         self.left_out: Mapping[str, str] = {}
         self._is_reading = False
+        self._partial_reads = 0
         self._objects: dict[Hint, NetboxObject] = {}
         self._hints: set[Hint] | None = set()
 
@@ -104,12 +111,14 @@ class NetboxInventory:
         """Return the objects by kind and id; blocks."""
         with self._open_reader() as reader:
             reader.check()
-            if hints and self._objects:
+            if hints and self._objects and self._partial_reads < MAX_PARTIAL_READS:
                 changed = reader.read_some(hints)
                 # A node that is missing may have lost its filter's value, or the token its rights.  An object
                 # outside of the filter is no news.
                 if not (hints - changed.keys()) & self._objects.keys():
+                    self._partial_reads += 1
                     return {**self._objects, **changed}
+            self._partial_reads = 0
             return reader.read_all()
 
     def _to_nodes(self, objects: Iterable[NetboxObject]) -> Sequence[DiscoveredNode]:

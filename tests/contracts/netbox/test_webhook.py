@@ -19,7 +19,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from rolloutd.adapters.netbox import webhook
+from rolloutd.adapters.netbox import inventory, webhook
 from rolloutd.adapters.netbox.inventory import MAX_HINTS
 from rolloutd.adapters.netbox.webhook import WebhookReceiver
 from rolloutd.contracts import SystemClock
@@ -122,6 +122,21 @@ async def test_message_reads_that_object_again(receiving: Receiving) -> None:
     assert len(nodes) == 42
     lists = [request for request in fake.requests if request.path == DEVICES]
     assert [request.query["id"] for request in lists] == [str(fake.fleet.devices[2]["id"])]
+
+
+async def test_constant_messages_do_not_put_off_whole_refresh(
+    receiving: Receiving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inventory, "MAX_PARTIAL_READS", 2)
+    fake = receiving.server.fake
+    assert fake is not None
+    await receiving.inventory.refresh()
+    fake.fleet.devices[3]["status"] = {"value": "offline", "label": "Offline"}
+    found = []
+    for number in range(3):
+        await receiving.send(message(request_id=str(number)))
+        found.append((await receiving.refresh())[fake.fleet.devices[3]["name"]].labels["status"])
+    assert found == ["active", "active", "offline"]
 
 
 async def test_missing_object_causes_whole_refresh(receiving: Receiving) -> None:
