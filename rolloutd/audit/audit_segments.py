@@ -23,6 +23,7 @@ import os
 import re
 import zlib
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final, Self, cast
@@ -96,8 +97,9 @@ class SegmentWriter:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._file.close()
         self._temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # on a full disk it writes what is left, and fails again
+            self._file.close()
 
     def add(self, entries: Iterable[Entry]) -> None:
         """Append entries: number, text and hash; raises InvalidSegment for a broken chain, OSError."""

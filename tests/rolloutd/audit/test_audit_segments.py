@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -22,13 +23,15 @@ from rolloutd.audit.audit_segments import (
     verify_segment,
     verify_segments,
 )
+from tests.acceptance.test_full_disk_and_clock_jumps import fill, small_disk
 
 KEY, SIZE, COUNT = b"k" * 32, 10, 3
 
 
-def chain(count: int, note: str = "") -> list[Entry]:
+def chain(count: int, note: str = "", noise: int = 0) -> list[Entry]:
     entries, head = [], GENESIS_HASH
     for seq in range(1, count + 1):
+        note = os.urandom(noise).hex() or note
         text = canonical_json({"at": float(seq), "event": "Noted", "fields": {"note": note}, "seq": seq})
         head = hash_entry(head, text)
         entries.append((seq, text, head))
@@ -184,3 +187,22 @@ def test_file_left_by_kill_is_removed(tmp_path: Path, entries: list[Entry]) -> N
     write_segments(directory, entries)
     assert len(list(directory.iterdir())) == COUNT
     assert segment_path(directory, 1, 10).exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount a small disk")
+def test_segment_that_full_disk_ends_takes_no_space(tmp_path: Path) -> None:
+    entries = chain(300, noise=1024)
+    with small_disk(tmp_path):
+        fill(tmp_path / "filler")
+        for _ in range(10):  # it may be full in the middle of a write, or between two
+            os.truncate(tmp_path / "filler", (tmp_path / "filler").stat().st_size - 4096)
+            with pytest.raises(OSError, match="No space left"):
+                write_segment(tmp_path, entries)
+            assert [each.name for each in tmp_path.iterdir()] == ["filler"]
+
+
+def write_segment(directory: Path, entries: list[Entry]) -> None:
+    with SegmentWriter(directory, 1, len(entries), GENESIS_HASH, KEY) as writer:
+        for entry in entries:
+            writer.add([entry])
+        writer.finish()
