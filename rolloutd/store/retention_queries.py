@@ -65,12 +65,14 @@ WHERE gone_at <= ? AND node.name NOT IN (
     SELECT target.node FROM target WHERE rollout IN (SELECT id FROM rollout WHERE {IS_LIVE}))
 ORDER BY node.name"""  # noqa: S608  # a constant
 
+# Not NOT IN: PostgreSQL would compare each document with each of a list that exceeds its work_mem.
 _REMOVE_UNUSED_DOCUMENTS = f"""
-DELETE FROM configuration WHERE content NOT IN (
-    SELECT coalesce(current ->> 'content', '') FROM node_configuration
-    UNION ALL SELECT coalesce(previous ->> 'content', '') FROM node_configuration
-    UNION ALL SELECT coalesce(invalid ->> 'content', '') FROM node_configuration
-    UNION ALL SELECT content FROM target WHERE rollout IN (SELECT id FROM rollout WHERE {IS_LIVE}))"""  # noqa: S608  # a constant
+DELETE FROM configuration WHERE content IN (
+    SELECT content FROM configuration
+    EXCEPT SELECT current ->> 'content' FROM node_configuration
+    EXCEPT SELECT previous ->> 'content' FROM node_configuration
+    EXCEPT SELECT invalid ->> 'content' FROM node_configuration
+    EXCEPT SELECT content FROM target WHERE rollout IN (SELECT id FROM rollout WHERE {IS_LIVE}))"""  # noqa: S608  # a constant
 
 
 def list_uncleaned_nodes(connection: Connection, ended_after: float, ended_before: float) -> tuple[str, ...]:
