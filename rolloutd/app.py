@@ -55,7 +55,7 @@ from rolloutd.errors import LeadershipLost, RolloutdError
 from rolloutd.service.disk_reserve import keep_reserve
 from rolloutd.service.listen_socket import check_bindable
 from rolloutd.service.preflight import find_missing_prerequisites
-from rolloutd.service.reload import SettingsReloader, TeamPlanCompiler, hash_settings
+from rolloutd.service.reload import SettingsReloader, TeamPlanCompiler, hash_settings, read_again
 from rolloutd.service.service_manager import SystemdReporter
 from rolloutd.service.systemd import SystemdNotifier, inherited_socket
 from rolloutd.settings import Settings
@@ -80,8 +80,10 @@ async def serve(settings: Settings, leadership: ports.Leadership | None = None) 
     Raises AlreadyRunning, StoreFailed, CannotListen or another RolloutdError when it cannot start, and
     LeadershipLost when it must not continue.
     """
-    stopping, stepping_down = asyncio.Event(), asyncio.Event()
+    stopping, stepping_down, reload_requested = asyncio.Event(), asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
+    # From here on: a standby that SIGHUP ended would not be started again.
+    loop.add_signal_handler(signal.SIGHUP, reload_requested.set)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
     clock, service, inherited = SystemClock(), SystemdNotifier.from_environment(), inherited_socket()
@@ -96,6 +98,9 @@ async def serve(settings: Settings, leadership: ports.Leadership | None = None) 
     try:
         if not await standby.acquire_unless(stopping, service):
             return
+        if standby.has_waited:
+            settings = await read_again(settings, compiler)
+            reload_requested.set()  # it reports what is not applied
         service.set_status("Opening the database.")
         # A new term ends that of another daemon, so begin one only if clients can reach this daemon.
         if inherited is None:
@@ -111,7 +116,8 @@ async def serve(settings: Settings, leadership: ports.Leadership | None = None) 
             state = await _load_state(settings, store, clock, compiler, leadership)
             service.set_status("Reading the inventory; nodes in flight continue.")
             async with _run_services(
-                state, clock, compiler, service, inherited, channels, leadership, stepping_down.set
+                *(state, clock, compiler, service, inherited, channels, leadership),
+                *(stepping_down.set, reload_requested),
             ):
                 log.info("rolloutd %s is ready", __version__, extra={"socket": str(settings.socket)})
                 await wait_for_first(stopping.wait(), stepping_down.wait())
@@ -144,6 +150,7 @@ async def _run_services(
     channels: Sequence[ports.Notifier],
     leadership: ports.Leadership,
     step_down: Callable[[], None],
+    reload_requested: asyncio.Event,
 ) -> Any:
     """Run the daemon and its socket for as long as the context is open."""
     settings = state.settings
@@ -231,9 +238,8 @@ async def _run_services(
         services, path=settings.socket, group=settings.socket_group, inherited_socket=inherited
     )
     systemd_reporter = SystemdReporter(
-        state, service, SettingsReloader(state, compiler, daemon.reschedule).reload
+        *(state, service, SettingsReloader(state, compiler, daemon.reschedule).reload, reload_requested)
     )
-    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, systemd_reporter.request_reload)
     if service.watchdog_ping_interval_s is not None:
         timers.call_every("watchdog", service.watchdog_ping_interval_s, daemon.wake_up)
     try:
@@ -258,7 +264,7 @@ async def _run_services(
             daemon.wake_up()
             companions += [
                 tasks.create_task(_maintain_server(server, clock), name="socket"),
-                tasks.create_task(systemd_reporter.reload_on_request(), name="reload"),
+                tasks.create_task(_run_later(daemon, systemd_reporter.reload_on_request), name="reload"),
                 tasks.create_task(notifications.run(), name="notify"),
                 tasks.create_task(_run_later(daemon, anchor.run), name="anchor"),
                 tasks.create_task(_serve_metrics(state, daemon), name="metrics"),

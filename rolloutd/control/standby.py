@@ -34,7 +34,7 @@ STANDBY_AFTER_S = 5.0
 """How long a start may wait for leadership before it says that it is a standby."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Standby:
     """A daemon that waits for leadership."""
 
@@ -43,6 +43,8 @@ class Standby:
     compiler: TeamPlanCompiler
     inherited: socket.socket | None
     leadership: Leadership
+    has_waited: bool = False
+    """Whether it was a standby, so that its settings may be old."""
 
     async def acquire_unless(self, stopping: asyncio.Event, service: SystemdNotifier) -> bool:
         """Return True when this daemon leads, False when it is stopped before; answer requests meanwhile."""
@@ -54,6 +56,7 @@ class Standby:
                     (acquiring, stop), timeout=STANDBY_AFTER_S, return_when=asyncio.FIRST_COMPLETED
                 )
                 if not acquiring.done() and not stop.done():
+                    self.has_waited = True
                     # One that cannot answer may still lead: the database may be away.
                     status = "Standby: another daemon leads."
                     try:

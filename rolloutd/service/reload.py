@@ -51,6 +51,24 @@ class TeamPlanCompiler:
         return compile_plan(content, teams=self.teams)
 
 
+async def read_again(settings: Settings, compiler: TeamPlanCompiler) -> Settings:
+    """Return the settings with what their files now say of RELOADABLE_SETTINGS.
+
+    A standby may have waited for weeks, while the leader's settings were reloaded.  Mistakes are logged, and
+    the old ones stay.
+    """
+    if not settings.files:
+        return settings
+    try:
+        loaded = await threads.FILES.run(load, settings.files[0])
+    except InvalidFile as invalid:
+        log.error("the settings have mistakes, those of the start are used: %s", invalid.diagnostics[0])
+        return settings
+    settings = settings.model_copy(update={key: getattr(loaded, key) for key in RELOADABLE_SETTINGS})
+    compiler.teams = settings.teams
+    return settings
+
+
 class SettingsReloader:
     """Reads the settings' files again; calls `on_applied` when a setting was applied."""
 

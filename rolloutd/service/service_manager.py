@@ -25,13 +25,19 @@ MAX_LISTED = 2
 
 
 class SystemdReporter:
-    """Reports one daemon to systemd; the loop calls `on_iteration`, a signal handler `request_reload`."""
+    """Reports one daemon to systemd; the loop calls `on_iteration`, a signal sets `reload_requested`."""
 
-    def __init__(self, state: State, systemd: SystemdNotifier, reload: Callable[[], Awaitable[None]]) -> None:
+    def __init__(
+        self,
+        state: State,
+        systemd: SystemdNotifier,
+        reload: Callable[[], Awaitable[None]],
+        reload_requested: asyncio.Event,
+    ) -> None:
         self._state = state
         self._systemd = systemd
         self._reload = reload
-        self._reload_requested = asyncio.Event()
+        self._reload_requested = reload_requested
         self._is_ready = False
 
     def on_iteration(self) -> None:
@@ -43,10 +49,6 @@ class SystemdReporter:
         else:
             self._is_ready = True
             self._systemd.notify_ready(sentence)
-
-    def request_reload(self) -> None:
-        """Make reload_on_request() reload the settings soon; does not block."""
-        self._reload_requested.set()
 
     async def reload_on_request(self) -> None:
         """Reload on each request, one at a time, until cancelled."""
