@@ -51,7 +51,7 @@ from rolloutd.engine.preparation.builds import ARTIFACTS_DIRECTORY
 from rolloutd.engine.runners import RoutedRunners
 from rolloutd.engine.state import State
 from rolloutd.engine.tasks import wait_for_first
-from rolloutd.errors import LeadershipLost, RolloutdError
+from rolloutd.errors import LeadershipLost, RolloutdError, SourceFailed
 from rolloutd.service.disk_reserve import keep_reserve
 from rolloutd.service.listen_socket import check_bindable
 from rolloutd.service.preflight import find_missing_prerequisites
@@ -61,6 +61,7 @@ from rolloutd.service.systemd import SystemdNotifier, inherited_socket
 from rolloutd.settings import Settings
 from rolloutd.settings.compile import compile_limits, compile_source_rules
 from rolloutd.store import Store, backend_of, leadership_of, open_store
+from rolloutd.texts.formats import short_hash
 
 log = logging.getLogger(__name__)
 
@@ -441,7 +442,13 @@ def _make_source_lookup(
     async def find_source(rollout: str) -> ports.PinnedSource:
         if rollout not in pinned:
             found = ports.PinnedSource.from_record((await state.store.load_plan(rollout))[1])
-            await tree_cache.prepare(await sources.find_tree(found))  # another machine may have stored it
+            # Another machine may have stored the tree, and a server may have other content by now.
+            installed = await tree_cache.prepare(await sources.find_tree(found))
+            if found.requirements not in ("", installed):  # an earlier version recorded none
+                raise SourceFailed(
+                    f"requirements: installed is {short_hash(installed) or 'nothing'}, approved was"
+                    f" {short_hash(found.requirements)}; submit the plan again"
+                )
             pinned[rollout] = found
         # Each time: a tree may be pruned, and another submit may add it again.
         await sources.find_tree(pinned[rollout])

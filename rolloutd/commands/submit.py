@@ -133,8 +133,7 @@ def resolve_by_facts(
         spec = {**plan_file.content["spec"], "values": values}
         plan_file = replace(plan_file, content={**plan_file.content, "spec": spec})
         plan = replace(plan, values=values)
-    pin = {"kind": pinned.kind, "pin": pinned.pin}
-    hashes = planfile.digest(plan_file.content, pin, names)
+    hashes = planfile.digest(plan_file.content, pinned.to_record(), names)
     return ResolvedPlan(
         plan_file,
         plan,
@@ -228,7 +227,7 @@ async def _pin_source(
         raise Refused(
             "no-upload", "spec.source: a path without an upload; submit with rolloutctl, which uploads it"
         )
-    return PinnedSource("tree", upload)
+    return await sources.pin_upload(upload)
 
 
 def _require_known_owner(plan_file: PlanFile, state: State) -> None:

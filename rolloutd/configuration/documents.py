@@ -124,6 +124,7 @@ def _document(
     return {
         "artifacts": {},
         "commit": f"{source['kind']}:{source['pin']}",
+        **({"requirements": source["requirements"]} if "requirements" in source else {}),
         "groups": list(variables.get(GROUPS) or ()),
         "stages": {
             stage.name: {

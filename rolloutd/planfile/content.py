@@ -165,13 +165,14 @@ def canonical_json(value: JSON) -> str:
 def change_content(content: Content, pin: Mapping[str, str]) -> dict[str, JSON]:
     """Return what is done: the pinned source and all that runs on a node.
 
-    `pin` holds `kind` and `pin`, as the source was resolved at submit.
+    `pin` holds `kind` and `pin`, as the source was resolved at submit, and `requirements` if it has some.
     """
     spec = content["spec"]
     change = {key: spec[key] for key in CHANGE_KEYS}
     optional = {key: spec[key] for key in (*OPTIONAL_CHANGE_KEYS, *RESOLVED_CHANGE_KEYS) if key in spec}
     prepare = _part_of_prepare(spec, PREPARE_CHANGE_KEYS)
-    return {"pin": {"kind": pin["kind"], "pin": pin["pin"]}, **change, **optional, **prepare}
+    keys = ("kind", "pin", "requirements")
+    return {"pin": {key: pin[key] for key in keys if key in pin}, **change, **optional, **prepare}
 
 
 def policy_content(content: Content) -> dict[str, JSON]:

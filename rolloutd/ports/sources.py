@@ -22,6 +22,12 @@ class SourceStore(Protocol):
     async def store_upload(self, archive: bytes) -> PinnedSource:
         """Store a plain or gzipped tar archive under its content hash; raises Refused for an invalid one."""
 
+    async def pin_upload(self, upload: str) -> PinnedSource:
+        """Return an upload by its content hash, with what is installed for it.
+
+        Raises NotFound and SourceFailed.
+        """
+
     def tree_path(self, pinned: PinnedSource) -> Path:
         """Return the directory of a tree on this machine; raises NotFound."""
 

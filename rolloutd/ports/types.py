@@ -12,9 +12,10 @@ JSON = Any
 
 @dataclass(frozen=True, slots=True)
 class PinnedSource:
-    """An immutable source: a commit or a content hash.
+    """An immutable source: a commit or a content hash, and what is installed for it.
 
-    The rest is for people: `ref` of `url` named the commit; `ref_kind` is `branch`, `tag` or `commit`.
+    `requirements` is the sha256 of the installed collections and roles, empty for none.  The rest is for
+    people: `ref` of `url` named the commit; `ref_kind` is `branch`, `tag` or `commit`.
     """
 
     kind: str
@@ -22,6 +23,7 @@ class PinnedSource:
     url: str = field(default="", compare=False)
     ref: str = field(default="", compare=False)
     ref_kind: str = field(default="", compare=False)
+    requirements: str = ""
 
     @classmethod
     def from_record(cls, record: Mapping[str, str]) -> Self:

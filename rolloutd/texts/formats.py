@@ -80,6 +80,8 @@ def suggest_name(name: str, known: Iterable[str], otherwise: str) -> str:
 def describe_source(pinned: Mapping[str, str]) -> str:
     """Return a pinned source in one line: `commit 3f2a9c1d4b5e, tag v1.4.2 of https://git.example/x.git`."""
     pin = short_hash(pinned["pin"])
+    if "requirements" in pinned:
+        pin += f" with requirements {short_hash(pinned['requirements'])}"
     if pinned["kind"] != "git":
         return f"upload {pin}"
     named = "" if pinned.get("ref_kind", "commit") == "commit" else f", {pinned['ref_kind']} {pinned['ref']}"

@@ -7,8 +7,10 @@ and do not change then, so a run never waits for a server.  Runs add the modules
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import shutil
+import stat
 import sys
 from pathlib import Path
 from weakref import WeakValueDictionary
@@ -18,6 +20,7 @@ from rolloutd.adapters.command import run_command
 from rolloutd.adapters.directory_store import DirectoryStore
 from rolloutd.concurrency import threads
 from rolloutd.errors import SourceFailed
+from rolloutd.files.artifact_files import file_digest
 
 REQUIREMENTS = "requirements"
 """Name of the subdirectory with `collections` and `roles`."""
@@ -46,6 +49,8 @@ class TreeCache(DirectoryStore):
         galaxy = Path(sys.executable) if ansible_playbook is None else ansible_playbook
         self._binary = str(galaxy.with_name("ansible-galaxy"))
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._digests: dict[str, str] = {}
+        """Of what is installed, by the name of the tree; read once by each daemon."""
 
     def requirements_of(self, tree: Path) -> Path | None:
         """Return the directory of a tree's collections and roles, None if it has none."""
@@ -56,16 +61,25 @@ class TreeCache(DirectoryStore):
         """Return the directory of the modules that runs of a tree share, which the first of them makes."""
         return self.parent / tree.name / MODULES
 
-    async def prepare(self, tree: Path) -> None:
-        """Install what the tree requires unless that was done; raises SourceFailed."""
+    async def prepare(self, tree: Path) -> str:
+        """Install what the tree requires unless that was done; return its sha256, empty for nothing.
+
+        Raises SourceFailed.
+        """
         lock = self._locks.setdefault(tree.name, asyncio.Lock())
         async with lock:
             await self.touch(tree.name)
-            if self.requirements_of(tree) is not None:
-                return
-            wanted = await threads.FILES.run(read_requirements, tree)
-            if wanted.collections or wanted.roles:
-                await self._install(tree.name, wanted)
+            if self.requirements_of(tree) is None:
+                self._digests.pop(tree.name, None)
+                wanted = await threads.FILES.run(read_requirements, tree)
+                if wanted.collections or wanted.roles:
+                    await self._install(tree.name, wanted)
+            installed = self.requirements_of(tree)
+            if installed is None:
+                return ""
+            if tree.name not in self._digests:
+                self._digests[tree.name] = await threads.FILES.run(_content_digest, installed)
+            return self._digests[tree.name]
 
     async def _install(self, name: str, wanted: Requirements) -> None:
         staged = await threads.FILES.run(self.stage)
@@ -117,6 +131,24 @@ _ENVIRONMENT = {
     "SSH_ASKPASS": "",
 }
 """git, which ansible-galaxy may start, does not prompt and clones nothing of this machine."""
+
+
+def _content_digest(directory: Path) -> str:
+    """Return the sha256 of a directory: of each file with its mode, and of each link."""
+    digest = hashlib.sha256()
+    for path in sorted(directory.rglob("*")):
+        mode, name = path.lstat().st_mode, path.relative_to(directory).as_posix()
+        # It has the time of its installation, and only ansible-galaxy reads it.
+        if name.endswith("/meta/.galaxy_install_info"):
+            continue
+        if stat.S_ISLNK(mode):
+            content = f"link {path.readlink()}"
+        elif stat.S_ISREG(mode):
+            content = f"{'program' if mode & 0o100 else 'file'} {file_digest(path)}"
+        else:
+            continue
+        digest.update(f"{name}\0{content}\0".encode("utf-8", "surrogateescape"))
+    return digest.hexdigest()
 
 
 def _check_limits(directory: Path) -> None:

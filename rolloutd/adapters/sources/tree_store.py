@@ -9,6 +9,7 @@ import contextlib
 import re
 import shutil
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rolloutd.adapters.directory_store import DirectoryStore
@@ -60,7 +61,7 @@ class TreeStore:
         trees: DirectoryStore | None = None,
         git_dir: Path | None = None,
         trusted_keys: TrustedKeys | None = None,
-        prepare: Callable[[Path], Awaitable[None]] | None = None,
+        prepare: Callable[[Path], Awaitable[str]] | None = None,
         allow_local: bool = False,
     ) -> None:
         self._trees = trees or DirectoryStore(files_dir / TREES_DIRECTORY)
@@ -83,10 +84,13 @@ class TreeStore:
             await self._store(pinned, lambda staged: threads.FILES.run(write_entries, entries, staged))
         return await self._prepared(pinned)
 
+    async def pin_upload(self, upload: str) -> PinnedSource:
+        return await self._prepared(PinnedSource(TREE_KIND, upload))
+
     async def _prepared(self, pinned: PinnedSource) -> PinnedSource:
-        if self._prepare is not None:
-            await self._prepare(self.tree_path(pinned))
-        return pinned
+        if self._prepare is None:
+            return pinned
+        return replace(pinned, requirements=await self._prepare(self.tree_path(pinned)))
 
     async def _pin_git(self, url: str, ref: str) -> PinnedSource:
         # The tree of a named commit needs no fetch, unless its signature must be verified.

@@ -143,7 +143,7 @@ def _source_difference(
     before: Mapping[str, str], after: Mapping[str, str]
 ) -> Iterator[wire_plans.PlanDifference]:
     """Yield the source if it is pinned to something else, also under the same ref."""
-    if before["pin"] != after["pin"]:
+    if _pinned(before) != _pinned(after):
         yield {"path": "source", "before": describe_source(before), "after": describe_source(after)}
 
 
@@ -165,13 +165,15 @@ async def _source_review(
         shown = [_hidden(path, str(pruned)) for path in playbooks]
         return SourceReview(playbooks=shown, unseen=[str(pruned)])
     if before is None:
-        return await threads.FILES.run(read_source_review, tree, playbooks, None, {})
+        return await threads.FILES.run(read_source_review, tree, playbooks, None, {}, after.requirements)
+    old = _pinned(before.source)
     try:
-        previous = await sources.find_tree(_pinned(before.source))
+        previous = await sources.find_tree(old)
     except (NotFound, SourceFailed):  # its files are compared with nothing, so all of them are new
         previous = None
     approved = _playbooks(_run_by_rollout(plan, before.teams, before.content, "playbook"))
-    return await threads.FILES.run(read_source_review, tree, playbooks, previous, approved)
+    changed = "" if old.requirements == after.requirements else after.requirements
+    return await threads.FILES.run(read_source_review, tree, playbooks, previous, approved, changed)
 
 
 def _hidden(path: str, note: str) -> wire_plans.PlaybookText:

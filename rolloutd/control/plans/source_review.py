@@ -42,11 +42,16 @@ class SourceReview:
 
 
 def read_source_review(
-    tree: Path, playbooks: Mapping[str, bool], previous: Path | None, approved: Mapping[str, bool]
+    tree: Path,
+    playbooks: Mapping[str, bool],
+    previous: Path | None,
+    approved: Mapping[str, bool],
+    new_requirements: str = "",
 ) -> SourceReview:
     """Return the texts of playbooks and of all that they import, and the differences to the previous tree.
 
     `playbooks` and `approved`, those of the previous rollout: whether each runs on localhost.
+    `new_requirements` is the sha256 of what is installed for the tree, if it is not that of before.
     """
     review = SourceReview(differences=file_differences(previous, tree) if previous is not None else [])
     changed = {each["path"]: each for each in review.differences}
@@ -56,6 +61,8 @@ def read_source_review(
     # Voters have not approved a file of the previous tree that no playbook ran.
     ran = set() if previous is None else playbook_files(previous, approved) | {*approved, *REQUIREMENTS_FILES}
     is_old = {path: path in ran and _has_same_bytes(previous, tree, path) for path in (*playbooks, *files)}
+    if new_requirements:
+        is_old |= dict.fromkeys(required, False)
     left = MAX_REVIEW_CHARS
     for path in (*playbooks, *sorted(files, key=lambda each: (is_old[each], each))):
         shown = _shown_text(tree, path, left, is_old=is_old[path])
@@ -66,8 +73,11 @@ def read_source_review(
         has_diff = difference is not None and difference["diff"] is not None
         if shown["text"] is None and not is_old[path] and not has_diff and os.path.lexists(tree / path):
             review.unseen.append(f"{path}: {shown['note']}")
+    installed = f"; sha256 {new_requirements}" if new_requirements else ""
     changed_requirements = sorted(path for path in required if not is_old[path])
-    review.unseen += (f"{path}: ansible-galaxy installs what it names" for path in changed_requirements)
+    review.unseen += (
+        f"{path}: ansible-galaxy installs what it names{installed}" for path in changed_requirements
+    )
     return review
 
 

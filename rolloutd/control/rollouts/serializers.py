@@ -75,6 +75,7 @@ def source(pinned: Mapping[str, str]) -> wire.Source:
     return {
         "kind": pinned["kind"],
         "pin": pinned["pin"],
+        "requirements": pinned.get("requirements"),
         "url": pinned.get("url"),
         "ref": pinned.get("ref"),
         "ref_kind": pinned.get("ref_kind"),

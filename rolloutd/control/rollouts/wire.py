@@ -236,10 +236,14 @@ class ForecastSummary(TypedDict):
 
 
 class Source(TypedDict):
-    """The pinned source: a git commit and the `ref` that named it, or the content hash of an upload."""
+    """The pinned source: a git commit and the `ref` that named it, or the content hash of an upload.
+
+    `requirements` is the sha256 of the collections and roles that are installed for it.
+    """
 
     kind: str
     pin: str
+    requirements: str | None
     url: str | None
     ref: str | None
     ref_kind: str | None

@@ -68,6 +68,9 @@ class FakeSourceStore:
             raise Refused("upload", f"the upload is not a tar archive: {error}") from error
         return self._store(PinnedSource("tree", hash_entries(leaves)), leaves)
 
+    async def pin_upload(self, upload: str) -> PinnedSource:
+        return PinnedSource("tree", upload)
+
     def tree_path(self, pinned: PinnedSource) -> Path:
         """Give the directory of a kept tree."""
         if not self._directory_of(pinned).is_dir():

@@ -359,3 +359,7 @@ def test_required_collections_are_named_as_unseen(tmp_path: Path) -> None:
     assert review.unseen == ["collections/requirements.yml: ansible-galaxy installs what it names"]
     assert "collections/requirements.yml" in {each["path"] for each in review.files}
     assert read_source_review(tree, SITE_YML, same, SITE_YML).unseen == []
+    # The same file may install something else: a range of versions, a tag that moved.
+    assert read_source_review(tree, SITE_YML, same, SITE_YML, "a1b2").unseen == [
+        "collections/requirements.yml: ansible-galaxy installs what it names; sha256 a1b2"
+    ]

@@ -183,6 +183,8 @@ def test_the_pin_is_change_and_the_targets_are_scope() -> None:
     repinned, retargeted = digest(content, {**PIN, "pin": "1a" * 20}, TARGETS), digest(content, PIN, ["n1"])
     assert [part for part in PARTS if before[part] != repinned[part]] == ["change"]
     assert [part for part in PARTS if before[part] != retargeted[part]] == ["scope"]
+    required = digest(content, {**PIN, "requirements": "2b" * 32}, TARGETS)
+    assert [part for part in PARTS if before[part] != required[part]] == ["change"]
     assert digest(content, PIN, reversed(TARGETS)) == before
 
 

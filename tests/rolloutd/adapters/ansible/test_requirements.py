@@ -101,6 +101,7 @@ async def test_vendored_requirements_are_installed_for_the_commit(tmp_path: Path
     tree = sources.tree_path(pinned)
     installed = cache.requirements_of(tree)
     assert installed is not None
+    assert pinned.requirements == await cache.prepare(tree)
     assert {path.name for path in installed.iterdir()} == {"collections", "roles"}
     assert not (installed / "collections/ansible_collections/here").exists()
     paths = RunPaths("r", tmp_path / "run" / "events", tmp_path / "tmp", tmp_path / "s", None, installed)
@@ -125,6 +126,26 @@ async def test_vendored_requirements_are_installed_for_the_commit(tmp_path: Path
     assert cache.requirements_of(tree) is None
 
 
+async def test_digest_is_of_what_is_installed(tmp_path: Path) -> None:
+    """The same entry of the file installs other content, as a tag that moved or a range of versions does."""
+    tree = tmp_path / "trees" / "git-1"
+    (tree / "vendor").mkdir(parents=True)
+    (tree / "requirements.yml").write_text("roles: [{name: greet, src: vendor/greet.tar.gz}]\n")
+
+    async def install(state: str, task: str) -> str:
+        files = {"greet/meta/main.yml": "{}\n", "greet/tasks/main.yml": task}
+        archive(tree / "vendor/greet.tar.gz", files)
+        return await TreeCache(tmp_path / state).prepare(tree)
+
+    first = await install("a", "- ping:\n")
+    assert len(first) == 64
+    assert await install("b", "- ping:\n") == first, "the time of the installation does not count"
+    assert await install("c", "- shell: evil\n") != first
+    assert await install("a", "- shell: evil\n") == first, "it was installed before"
+    (tmp_path / "a/git-1/requirements/roles/greet/tasks/main.yml").chmod(0o755)
+    assert await install("a", "- ping:\n") != first
+
+
 async def test_failed_installation_is_an_error_and_leaves_nothing(tmp_path: Path) -> None:
     tree = tmp_path / "trees" / "git-1"
     archive(tree / "bad.tar.gz", {"README": "not a role"})
@@ -140,7 +161,7 @@ async def test_tree_with_everything_vendored_starts_no_program(tmp_path: Path) -
     fill(tree)
     (tree / "requirements.yml").write_text("collections: [here.already]\nroles: [present]\n")
     cache = TreeCache(tmp_path / "ansible", tmp_path / "missing" / "ansible-playbook")
-    await cache.prepare(tree)
+    assert await cache.prepare(tree) == ""
     assert cache.requirements_of(tree) is None
 
 
