@@ -131,6 +131,8 @@ def print_plan_differences(answer: wire_plans.PlanDifferences) -> None:
         match group["state"]:
             case "changed":
                 lines = [_format_difference(each) for each in group["differences"]]
+                if group["not_shown"]:
+                    lines.append(f"{pluralize(group['not_shown'], 'further difference')}, not shown")
             case "same":
                 lines = ["no difference"]
             case _:

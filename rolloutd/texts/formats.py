@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 
@@ -29,6 +30,22 @@ def join_limited(names: Sequence[str], limit: int, separator: str = ", ") -> str
     """Return the first names and the number of the others: `a, b and 3 more`."""
     more = len(names) - limit
     return separator.join(names[:limit]) + (f" and {more:,} more" if more > 0 else "")
+
+
+MAX_VALUE_CHARS = 2_000
+"""Characters of one value in a list of differences: a person compares no more at a glance."""
+
+
+def cut_value(text: str) -> str:
+    """Return a value as differences show it; of a long one the beginning, and how much is left out.
+
+    Its hash shows that two values differ that begin alike.
+    """
+    left_out = len(text) - MAX_VALUE_CHARS
+    if left_out <= 0:
+        return text
+    digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+    return f"{text[:MAX_VALUE_CHARS]}\u2026 ({left_out:,} more characters, sha256 {short_hash(digest)})"
 
 
 def short_hash(text: str) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterable, Mapping
 from functools import partial
 
 from machines.model.configuration import ConfigurationRecord, NodeConfiguration
@@ -16,10 +17,12 @@ from rolloutd.control import requests, rights
 from rolloutd.control.formats import fill, format_timestamp
 from rolloutd.control.plans import plan_serializers, wire_plans
 from rolloutd.control.plans.handlers import read_plan
+from rolloutd.control.plans.source_review import MAX_REVIEW_CHARS
 from rolloutd.control.routes import Request, RouteTable, Services
 from rolloutd.engine.state import State
 from rolloutd.errors import NotFound
 from rolloutd.ports import JSON, NodeConfigurations
+from rolloutd.texts.formats import MAX_VALUE_CHARS, cut_value
 
 routes = RouteTable()
 
@@ -113,10 +116,31 @@ def _group_differences(
             found = tuple(fill(wire_plans.ValueDifference, each) for each in values)
         kind: wire_plans.DifferenceKind = "new" if current is None else "changed" if found else "same"
         group = groups.setdefault(
-            f"{kind} {found!r}", {"nodes": [], "state": kind, "differences": list(found)}
+            f"{kind} {found!r}", {"nodes": [], "state": kind, "differences": list(found), "not_shown": 0}
         )
         group["nodes"].append(node)
-    return {"groups": sorted(groups.values(), key=lambda group: -len(group["nodes"]))}
+    largest_first = sorted(groups.values(), key=lambda group: -len(group["nodes"]))
+    _limit_differences(largest_first)
+    return {"groups": largest_first}
+
+
+def _limit_differences(groups: Iterable[wire_plans.DifferenceGroup]) -> None:
+    """Cut long values, and leave out what is beyond the limit of a review."""
+    left = MAX_REVIEW_CHARS
+    for group in groups:
+        shown: list[wire_plans.ValueDifference] = []
+        for each in group["differences"]:
+            before, after = _cut(each["before"]), _cut(each["after"])
+            left -= len(each["name"]) + len(str(before)) + len(str(after))
+            if left >= 0:
+                shown.append({"name": each["name"], "before": before, "after": after})
+        group["not_shown"] = len(group["differences"]) - len(shown)
+        group["differences"] = shown
+
+
+def _cut(value: JSON) -> JSON:
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return value if len(text) <= MAX_VALUE_CHARS else cut_value(text)
 
 
 async def _load(state: State, node: str) -> tuple[NodeConfigurations, NodeConfiguration]:

@@ -24,14 +24,19 @@ from rolloutd.configuration.shown_variables import hidden_plan, shown_plan
 from rolloutd.control.formats import fill
 from rolloutd.control.identity import Identity
 from rolloutd.control.plans import plan_serializers, wire_plans
-from rolloutd.control.plans.source_review import MAX_REVIEW_CHARS, SourceReview, read_source_review
+from rolloutd.control.plans.source_review import (
+    MAX_REVIEW_CHARS,
+    MAX_TEXT_CHARS,
+    SourceReview,
+    read_source_review,
+)
 from rolloutd.control.rollouts import serializers, wire
 from rolloutd.engine.state import State
 from rolloutd.engine.tasks import compute
 from rolloutd.errors import NotFound, RolloutdError, SourceFailed
 from rolloutd.planfile import written_content
 from rolloutd.ports import ApprovedRollout, PinnedSource, SourceStore
-from rolloutd.texts.formats import describe_source, pluralize
+from rolloutd.texts.formats import cut_value, describe_source, pluralize
 
 NOT_A_MEMBER = "not shown: only members of a team and admins may read playbooks"
 
@@ -267,22 +272,28 @@ def _target_values(plan: Plan) -> tuple[list[wire_plans.PlanValue], list[str]]:
 def plan_differences(
     before: Mapping[str, Any], after: Mapping[str, Any], key: bytes, allowed: Collection[str]
 ) -> list[wire_plans.PlanDifference]:
-    """Return the values that differ; a default that is written out now is not a difference.
+    """Return the values that differ, within a limit; a default that is written out now is not a difference.
 
     Digests of variables are compared, so a value that only one of the two plans shows is not a difference.
     """
     old, new = (dict(_flatten(hidden_plan(each, key))) for each in (before, after))
     was, becomes = (dict(_flatten(shown_plan(each, key, allowed))) for each in (before, after))
     paths = [*new, *(path for path in old if path not in new)]
-    return [
-        {
-            "path": path.removeprefix(_PREFIX),
-            "before": format_value(path, was.get(path)) if path in old else None,
-            "after": format_value(path, becomes.get(path)) if path in new else None,
-        }
-        for path in paths
-        if path not in old or path not in new or old[path] != new[path]
-    ]
+    changed = [path for path in paths if path not in old or path not in new or old[path] != new[path]]
+    shown: list[wire_plans.PlanDifference] = []
+    left = MAX_TEXT_CHARS
+    for path in changed:
+        before_text, after_text = (
+            cut_value(format_value(path, values.get(path))) if path in known else None
+            for values, known in ((was, old), (becomes, new))
+        )
+        left -= len(path) + len(before_text or "") + len(after_text or "")
+        if left < 0:
+            rest = pluralize(len(changed) - len(shown), "further difference")
+            note = f"not shown: more than {MAX_TEXT_CHARS:,} characters"
+            return [*shown, {"path": rest, "before": None, "after": note}]
+        shown.append({"path": path.removeprefix(_PREFIX), "before": before_text, "after": after_text})
+    return shown
 
 
 def format_step(kind: str, params: Mapping[str, Any]) -> str:

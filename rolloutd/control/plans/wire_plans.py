@@ -231,11 +231,15 @@ class NodeDifference(TypedDict):
 
 
 class DifferenceGroup(TypedDict):
-    """Nodes for which a plan would change the same values; `new`: they have no record to compare with."""
+    """Nodes for which a plan would change the same values; `new`: they have no record to compare with.
+
+    A long value is cut, as a text.  `not_shown` is the number of differences beyond the limit of the answer.
+    """
 
     nodes: list[str]
     state: DifferenceKind
     differences: list[ValueDifference]
+    not_shown: int
 
 
 class PlanDifferences(TypedDict):

@@ -120,6 +120,26 @@ async def test_no_answer_shows_a_secret(tmp_path: Path, capsys: pytest.CaptureFi
         assert "ANSIBLE_VAULT" not in everything
 
 
+async def test_long_and_many_differences_are_limited(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan_file = tmp_path / "plan.yaml"
+    plan_file.write_text(plan_with("two", somaxconn="9" * 5000, motd="x"))
+    async with control_environment(tmp_path) as inside:
+        rollout = await inside.start(text=plan_with("one", somaxconn="9" * 5001, motd="y"))
+        await inside.finish(rollout, "p1")
+        assert await run_cli(inside, "plan", "preview", str(plan_file), "--diff") == 0
+        out = capsys.readouterr().out
+        assert f"{'9' * 2000}\u2026 (3,001 more characters, sha256 " in out
+        assert "9" * 2001 not in out
+        monkeypatch.setattr("rolloutd.control.plans.configuration.MAX_REVIEW_CHARS", 100)
+        assert await run_cli(inside, "plan", "preview", str(plan_file), "--diff") == 0
+        out = capsys.readouterr().out
+        assert "1 node: motd secret:" in out
+        assert "somaxconn" not in out
+        assert " 1 further difference, not shown\n" in out
+
+
 async def test_plan_differences_are_grouped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plan_file = tmp_path / "plan.yaml"
     plan_file.write_text(plan_with("two", somaxconn=65535))

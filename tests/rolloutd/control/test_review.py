@@ -11,7 +11,7 @@ from machines.model.events import GateOpened
 from machines.model.plan import GateName
 from machines.states import Phase
 from rolloutd.control.client import ApiError
-from rolloutd.control.plans.review import format_value
+from rolloutd.control.plans.review import format_value, plan_differences
 from rolloutd.control.plans.source_review import read_source_review
 from tests.rolloutd.control_environment import PLAN, URL, ControlEnvironment, control_environment
 
@@ -137,6 +137,20 @@ async def test_command_of_a_build_with_a_template_shows_every_file(tmp_path: Pat
         inside.sources.commit(URL, files, ["main"])
         review = await read_review(inside, await inside.submit(text=plan))
         assert [each["path"] for each in review["files"]] == ["evil"]
+
+
+def test_long_and_many_plan_differences_are_limited() -> None:
+    long = {"spec": {"a": "x" * 5000, **{f"k{number}": "y" * 1999 for number in range(300)}}}
+    found = plan_differences({"spec": {"a": "x" * 5001}}, long, b"key", ())
+    first, last = found[0], found[-1]
+    assert str(first["before"]).startswith("x" * 2000 + "\u2026 (3,001 more characters")
+    assert first["before"] != first["after"]
+    assert last == {
+        "path": f"{301 - (len(found) - 1)} further differences",
+        "before": None,
+        "after": "not shown: more than 200,000 characters",
+    }
+    assert sum(len(each["after"] or "") for each in found) < 200_000
 
 
 async def test_playbook_is_withheld_from_users_in_no_team(tmp_path: Path) -> None:
