@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 import sqlite3
 import tempfile
 from collections.abc import Iterator
@@ -20,12 +19,11 @@ from machines.model.events import HoldTaken, NodesDiscovered, VoteCast
 from machines.model.rollout import Actor, ActorKind, Hold
 from rolloutd.errors import FactsBehind, LeadershipLost, StoreFailed
 from rolloutd.ports import AuditEntry
-from rolloutd.store import Store, open_store, prepare_postgresql, retention_queries
+from rolloutd.store import Store, open_store, prepare_postgresql
 from rolloutd.store.postgresql import backend, tables
 from rolloutd.store.postgresql.commit_mark import FILE_NAME as MARK
-from rolloutd.store.postgresql.connection import Address, PostgresqlConnection
+from rolloutd.store.postgresql.connection import Address
 from rolloutd.store.sqlite import database
-from rolloutd.store.transfer import columns_of
 from tests.contracts.store_backends import (
     ALICE,
     moves_to_done,
@@ -491,34 +489,3 @@ async def test_lost_tail_is_named_and_stops_the_daemon(
         await opened(address, tmp_path / "s")
     mark.unlink()
     await (await opened(address, tmp_path / "s")).close()
-
-
-LARGE_FLEET = 20_000
-
-SMALL_COST = 1_000_000.0
-"""In PostgreSQL's units: one page read in order is 1, one comparison 0.0025."""
-
-
-async def test_unused_documents_are_found_at_little_cost(
-    tmp_path: Path, postgresql: Postgresql, name: str
-) -> None:
-    """Each compared with all others, those of 100,000 nodes took longer than the lease, each day."""
-    store = await opened(postgresql.address(name), tmp_path)
-    await write(store, rollout_opened("r"))
-    await store.close()
-    owner = Address(f"host={postgresql.directory} dbname={name} user={OWNER}")
-    with closing(PostgresqlConnection(owner, {"work_mem": "64kB"})) as connection:
-        columns = columns_of(connection, "target")
-        changed = {"node": "'m' || g", "content": "repeat(md5(g::text), 2)"}
-        values = ", ".join(changed.get(column, column) for column in columns)
-        for filling in (
-            f"target ({', '.join(columns)}) SELECT {values} FROM (SELECT * FROM target LIMIT 1) AS one,",
-            "configuration SELECT repeat(md5(g::text), 2), '{}' FROM",
-            "node_configuration (node) SELECT 'm' || g FROM",
-        ):
-            connection.execute(f"INSERT INTO {filling} generate_series(1, {LARGE_FLEET}) AS g")
-        connection.execute("ANALYZE target, configuration, node_configuration")
-        (plan,) = connection.execute(
-            f"EXPLAIN (FORMAT json) {retention_queries._REMOVE_UNUSED_DOCUMENTS}"
-        ).fetchone()
-        assert json.loads(plan)[0]["Plan"]["Total Cost"] < SMALL_COST
