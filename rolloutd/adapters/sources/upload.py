@@ -32,7 +32,8 @@ def read_archive(archive: bytes) -> list[TreeEntry]:
     try:
         with tarfile.open(fileobj=io.BytesIO(_decompress(archive)), mode="r:") as tar:
             return _read_members(tar)
-    except (tarfile.TarError, zlib.error, UnicodeError, ValueError, EOFError) as error:
+    # RecursionError: tarfile reads each extended header within the one before.
+    except (tarfile.TarError, zlib.error, UnicodeError, ValueError, EOFError, RecursionError) as error:
         raise Refused("upload", f"the upload is not a tar archive: {error}") from error
 
 

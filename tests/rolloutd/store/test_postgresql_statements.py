@@ -30,7 +30,7 @@ def test_statement_is_translated(statement: str, expected: tuple[str, Any]) -> N
     assert translate(statement) == expected
 
 
-LARGE_FLEET = 20_000
+LARGE_FLEET = 8_000
 
 SMALL_COST = 1_000_000.0
 """In PostgreSQL's units: one page read in order is 1, one comparison 0.0025."""
