@@ -54,8 +54,8 @@ class SetAside(Protocol):
 def backup(state_dir: Path, target: Path) -> ChainVerification:
     """Copy the database of a state directory to a file and return its audit report; a daemon may be running.
 
-    A copy with a broken audit chain is kept.  Raises OSError, and StoreFailed when the source cannot be read,
-    the copy is damaged, or the target is a file that a daemon uses.
+    A copy with a broken audit chain is kept, but replaces none.  Raises OSError, and StoreFailed when the
+    source cannot be read, the copy is damaged, or the target is a file that a daemon uses.
     """
     _require_safe_target(state_dir, target)
     source = database.open_reader(_require_database(state_dir))
@@ -63,6 +63,12 @@ def backup(state_dir: Path, target: Path) -> ChainVerification:
         _copy_database(source, temporary)
         _remove_secrets(temporary)
         verification = SqliteBackend(temporary).verify_chain()
+        if not verification.ok and target.exists():
+            # It would take the place of the last copy that can be restored.
+            raise StoreFailed(
+                f"{target}: it stays, as the new copy's audit chain is broken ({verification.message});"
+                " name another file"
+            )
         files.move_into_place(temporary, target)
     return verification
 

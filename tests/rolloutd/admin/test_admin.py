@@ -426,6 +426,7 @@ async def test_a_restore_is_refused_under_a_daemon(state_root: Path, ctl: Ctl) -
 async def test_a_broken_chain_is_copied_loudly_and_never_restored(state_root: Path, ctl: Ctl) -> None:
     """A copy of what is there is worth having; going on from it is not."""
     await write(state_root, "one", "two")
+    ctl("backup", str(state_root / "good.sqlite"))
     alter(state_root)
     done = ctl("backup", str(state_root / "copy.sqlite"))
     assert done.returncode == 1
@@ -433,6 +434,8 @@ async def test_a_broken_chain_is_copied_loudly_and_never_restored(state_root: Pa
     done = ctl("restore", str(state_root / "copy.sqlite"))
     assert done.returncode == 1
     assert "audit chain is broken" in done.stderr
+    assert "it stays" in ctl("backup", str(state_root / "good.sqlite")).stderr
+    assert ctl("restore", str(state_root / "good.sqlite")).returncode == 0
 
 
 @pytest.mark.parametrize("content", [b"", b"text", None])
