@@ -70,11 +70,13 @@ class TargetIdentities:
         found = await self._management.get(api_path("secrets", secret, namespace=namespace))
         with malformed_answers():
             text = base64.b64decode(found["data"]["value"]).decode()
-            _require_inline(f"secret {namespace}/{secret}", text)
+            document = _parse_inline(f"secret {namespace}/{secret}", text)
         with tempfile.TemporaryDirectory(prefix="rolloutd-") as directory:
+            with malformed_answers():
+                _write_data(document, Path(directory))
             path = Path(directory) / "kubeconfig"
             path.touch(0o600)
-            path.write_text(text)
+            path.write_text(yaml.safe_dump(document))
             target = Cluster(cluster, path)
             try:
                 return await read_identity(target)
@@ -89,8 +91,8 @@ async def read_identity(cluster: Cluster) -> str:
         return require_text(found["metadata"]["uid"])
 
 
-def _require_inline(subject: str, text: str) -> None:
-    """Raise ApiError for a kubeconfig that names a file or a program."""
+def _parse_inline(subject: str, text: str) -> JSON:
+    """Return a kubeconfig; raises ApiError for one that names a file or a program."""
     try:
         document: JSON = yaml.safe_load(text)
     except yaml.YAMLError:
@@ -99,3 +101,15 @@ def _require_inline(subject: str, text: str) -> None:
         for each in document[f"{kind}s"]:
             if foreign := sorted(each[kind].keys() - allowed):
                 raise ApiError(422, "Invalid", f"{subject}: {foreign[0]} is not taken from a kubeconfig")
+    return document
+
+
+def _write_data(document: JSON, directory: Path) -> None:
+    """Put certificates and keys into files of the directory: the library would keep its own for ever."""
+    for kind in INLINE:
+        for number, each in enumerate(document[f"{kind}s"]):
+            for name in [name for name in each[kind] if name.endswith("-data")]:
+                path = directory / f"{kind}-{number}-{name}"
+                path.touch(0o600)
+                path.write_bytes(base64.b64decode(each[kind].pop(name)))
+                each[kind][name.removesuffix("-data")] = str(path)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import subprocess
+import tempfile
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -16,7 +18,7 @@ from rolloutd.adapters.clusters.inventory import ClusterInventory
 from rolloutd.adapters.clusters.object_runner import ObjectRunner
 from rolloutd.adapters.clusters.target_identity import TargetIdentities
 from rolloutd.adapters.clusters.views import CLUSTER_API, parse_cluster
-from rolloutd.adapters.kubernetes.api_errors import ApiError
+from rolloutd.adapters.kubernetes.api_errors import ApiError, ClusterUnreachable
 from rolloutd.adapters.kubernetes.cluster import Cluster
 from rolloutd.errors import RunnerUnavailable
 from rolloutd.ports import CLUSTER_ID, Clock, Failed, Ok
@@ -144,6 +146,28 @@ async def test_run_waits_for_target_that_is_silent(targets: Targets) -> None:
     await until_says(runner, "r1", "its kubeconfig cannot be checked")
     await targets.servers["east"].start()
     assert isinstance((await ended(runner, "r1")).result, Ok)
+
+
+async def test_keys_of_secret_stay_in_no_file(
+    targets: Targets, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (temporary := tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    encoded = {}
+    openssl = ("openssl", "req", "-x509", "-nodes", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256")
+    files = {"-keyout": tmp_path / "key", "-out": tmp_path / "certificate"}
+    options = [str(each) for pair in files.items() for each in pair]
+    subprocess.run([*openssl, "-subj", "/CN=east", *options], check=True, capture_output=True)
+    for path in files.values():
+        encoded[path.name] = base64.b64encode(path.read_bytes()).decode()
+    certificate, key = encoded["certificate"], encoded["key"]
+    user = f"client-certificate-data: {certificate}\n    client-key-data: {key}\n    token:"
+    server = f"certificate-authority-data: {certificate}\n    server: https:"
+    text = targets.kubeconfig("east").replace("token:", user).replace("server: http:", server)
+    await targets.use(text)
+    with pytest.raises(ClusterUnreachable, match="does not answer"):
+        await targets.identities.read(f"{targets.env.fleet.namespace}/east")
+    assert list(temporary.iterdir()) == []
 
 
 @pytest.mark.parametrize(
