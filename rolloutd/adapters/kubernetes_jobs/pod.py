@@ -18,8 +18,9 @@ import sys
 import tarfile
 import time
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from rolloutd.adapters.ansible.runner import AnsibleRunner
 from rolloutd.adapters.kubernetes_jobs.report import ESSENTIAL_KINDS, MAX_LOG_BYTES, PodResult, numbered_line
 from rolloutd.adapters.ssh.shell import SshShell
 from rolloutd.concurrency import threads
-from rolloutd.errors import RolloutdError
+from rolloutd.errors import AdapterFailed, RolloutdError
 from rolloutd.ports import Failed, Host, InventorySnapshot, PinnedSource, RunRequest, RunState, Unknown
 
 EXIT_CLAIMED = 75
@@ -63,10 +64,10 @@ async def _run(spec: Mapping[str, Any], work: Path, given: Path, holder: str, me
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopping.set)
     lines = _Lines()
     try:
-        tree = await threads.FILES.run(_fetch_tree, spec, work, given)
+        tree = await threads.FILES.run(_fetch_tree, spec, work, given, stopping.is_set)
         state = await _execute(spec, work, given, holder, tree, lines, stopping)
         result = state.result or Unknown("the run has no result")
-    except (RolloutdError, OSError, ValueError) as error:
+    except (RolloutdError, OSError, ValueError, HTTPException) as error:
         result = Failed(f"the pod could not begin the run: {error}", code=FailureCode.NEVER_STARTED)
     content = PodResult.of(spec["run"], holder, lines.number, result).message()
     await threads.FILES.run(message.write_text, content)
@@ -161,21 +162,26 @@ def _own_copy(path: Path, work: Path) -> Path | None:
     return copy
 
 
-def _fetch_tree(spec: Mapping[str, Any], work: Path, given: Path) -> Path:
-    """Fetch and unpack the tree; the daemon is asked again while it does not answer."""
+def _fetch_tree(spec: Mapping[str, Any], work: Path, given: Path, is_stopping: Callable[[], bool]) -> Path:
+    """Fetch and unpack the tree; the daemon is asked again while it does not answer with all of it."""
     ca = given / "ca.crt"
     context = ssl.create_default_context(cafile=str(ca)) if ca.exists() else None
     for left in range(FETCH_TRIES, 0, -1):
+        if is_stopping():
+            raise AdapterFailed("it was cancelled before")
         try:
             with urllib.request.urlopen(spec["tree_url"], timeout=60.0, context=context) as answer:  # noqa: S310
                 packed: bytes = answer.read(MAX_TREE_BYTES + 1)
+            # A daemon that ends cuts its answer, which the length alone need not show.
+            if hashlib.sha256(packed).hexdigest() != spec["tree_sha256"]:
+                raise ValueError("the source tree is not the one that the run names")
             break
-        except OSError:
+        except (OSError, ValueError, HTTPException):
             if left == 1:
                 raise
             time.sleep(FETCH_PAUSE_S)
-    if hashlib.sha256(packed).hexdigest() != spec["tree_sha256"]:
-        raise ValueError("the source tree is not the one that the run names")
+    if is_stopping():
+        raise AdapterFailed("it was cancelled before")
     tree = work / "trees" / str(spec["tree_sha256"])
     shutil.rmtree(tree, ignore_errors=True)
     tree.mkdir(parents=True)

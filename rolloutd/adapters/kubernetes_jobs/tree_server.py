@@ -28,7 +28,7 @@ VALID_S = 3600.0
 """How long a URL is valid: a pod waits for its place and its image, and then fetches at once."""
 
 MAX_TREES = 8
-"""Packed trees in memory; a rollout has one."""
+"""Packed trees in memory; a rollout has one.  Another one is packed again when a pod asks for it."""
 
 
 class TreeServer:
@@ -39,6 +39,7 @@ class TreeServer:
         self._key = load_key(key_file)
         self._packed: OrderedDict[str, bytes] = OrderedDict()
         self._hashes: dict[Path, str] = {}
+        self._trees: dict[str, Path] = {}
         self._runner: web.AppRunner | None = None
         self._lock = asyncio.Lock()
         self.address = ""
@@ -48,12 +49,7 @@ class TreeServer:
         async with self._lock:
             if self._runner is None:
                 await self._listen()
-            if self._hashes.get(tree) not in self._packed:
-                packed = await threads.FILES.run(_pack, tree)
-                self._hashes[tree] = hashlib.sha256(packed).hexdigest()
-                self._packed[self._hashes[tree]] = packed
-                while len(self._packed) > MAX_TREES:
-                    self._packed.popitem(last=False)
+            await self._pack(tree)
         digest, until = self._hashes[tree], int(time.time() + VALID_S)
         base = str(self._params.get("url") or f"http://{self.address}").rstrip("/")
         return f"{base}/trees/{digest}?until={until}&signature={self._sign(digest, until)}", digest
@@ -61,6 +57,17 @@ class TreeServer:
     async def close(self) -> None:
         if self._runner is not None:
             await self._runner.cleanup()
+
+    async def _pack(self, tree: Path) -> None:
+        """Have a packed tree in memory, in the place of the one that was asked for the longest time ago."""
+        if self._hashes.get(tree) in self._packed:
+            self._packed.move_to_end(self._hashes[tree])
+            return
+        packed = await threads.FILES.run(_pack, tree)
+        self._hashes[tree] = digest = hashlib.sha256(packed).hexdigest()
+        self._packed[digest], self._trees[digest] = packed, tree
+        while len(self._packed) > MAX_TREES:
+            self._packed.popitem(last=False)
 
     async def _listen(self) -> None:
         application = web.Application()
@@ -83,7 +90,10 @@ class TreeServer:
         given = request.query.get("signature", "").encode(errors="replace")
         if not is_valid or not hmac.compare_digest(signature.encode(), given):
             return web.Response(status=403, text="the URL is not valid, or not any more\n")
-        packed = self._packed.get(digest)
+        async with self._lock:
+            if (tree := self._trees.get(digest)) is not None:
+                await self._pack(tree)
+            packed = self._packed.get(digest)
         if packed is None:
             return web.Response(status=404, text="there is no such tree\n")
         return web.Response(body=packed, content_type="application/gzip")
