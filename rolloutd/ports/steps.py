@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -133,13 +133,17 @@ class ProgressKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ProgressReport:
-    """One thing that happened to a node in a rollout, at an instant; `text` is a sentence for people."""
+    """One thing that happened to a node in a rollout, at an instant; `text` is a sentence for people.
+
+    `isolated_for` are the rollouts that had the node isolated then, in the order in which they began.
+    """
 
     kind: ProgressKind
     rollout: str
     attempt: int
     at: float
     text: str
+    isolated_for: Sequence[str] = ()
 
 
 @runtime_checkable

@@ -66,9 +66,12 @@ async def _show_in_condition(cluster: Cluster, name: str, report: ProgressReport
 
     def decide(node: Mapping[str, JSON]) -> Patch | Ok:
         record = _our_record(cluster, node)
-        if record is None or record.rollout != report.rollout:
+        # The annotation names the first rollout of those that share the isolation; a report may be late.
+        if record is None or record.rollout not in (report.rollout, *report.isolated_for):
             return UNCHANGED
         message = f"{report.rollout}, attempt {report.attempt}: {report.text}"
+        if len(report.isolated_for) > 1:
+            message = f"isolated for {', '.join(report.isolated_for)}; {message}"
         return _patch(node, _condition(record, reason, message, report.at))
 
     await patch_node(cluster, name, decide, subresource="status")

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 
 from machines.model.events import Event, PhaseMoved, StepRecorded
 from machines.model.plan import Capability
@@ -86,8 +87,11 @@ class ProgressReporter:
         return max(0.0, event.at - began)
 
     def _enqueue(self, node: str, report: ProgressReport) -> None:
-        plan = self._state.index.rollout(report.rollout).plan
+        index = self._state.index
+        plan = index.rollout(report.rollout).plan
         if any(Capability.PROGRESS_REPORTS in spec.capabilities for spec in plan.isolate):
+            isolating = sorted((t.admitted_at, t.rollout) for t in index.targets_on(node) if t.isolated)
+            report = replace(report, isolated_for=tuple(rollout for _, rollout in isolating))
             self._queues.setdefault(node, deque(maxlen=MAX_QUEUED)).append(report)
 
     async def _send(self, node: str) -> None:

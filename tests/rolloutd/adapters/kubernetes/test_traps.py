@@ -301,6 +301,26 @@ async def test_missing_right_to_events_keeps_condition_right(fake: FakeKubernete
     assert conditions[CONDITION]["reason"] == "Failed"
 
 
+async def test_condition_names_each_rollout_that_shares_isolation(
+    fake: FakeKubernetes, cluster: Cluster
+) -> None:
+    add_node(fake, "n1")
+    isolator = KubernetesIsolator(ClusterRegistry([cluster]), SystemClock())
+    ctx = with_cluster(step_context("n1"), "ams")
+    assert isinstance(await isolator.isolate(ctx), Ok)
+
+    async def shown(rollout: str, *isolated_for: str) -> tuple[str, str]:
+        report = ProgressReport(ProgressKind.MAINTAINED, rollout, 1, 1.0, "maintained in 9s", isolated_for)
+        await isolator.report(ctx.host, report)
+        found = fake.objects.get("nodes", "", "n1")["status"]["conditions"]
+        condition = next(each for each in found if each["type"] == CONDITION)
+        return condition["reason"], condition["message"]
+
+    joined = f"isolated for {ctx.rollout}, r-2; r-2, attempt 1: maintained in 9s"
+    assert await shown("r-2", ctx.rollout, "r-2") == ("Verifying", joined)
+    assert await shown("r-0", "r-0") == ("Verifying", joined), "a late report of an earlier isolation"
+
+
 @pytest.mark.parametrize(
     ("taint", "is_leaving"),
     [

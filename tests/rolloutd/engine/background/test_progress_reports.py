@@ -10,6 +10,7 @@ import pytest
 
 from machines.model.events import StepRecorded
 from machines.model.step_record import StepAction, StepState
+from machines.model.train import OutageProgress
 from machines.states import Trigger
 from rolloutd.engine.background.progress_reports import ProgressReporter
 from rolloutd.engine.drivers.node_session import AdapterSet
@@ -27,10 +28,12 @@ class ReportingIsolator(FakeIsolator):
     def __init__(self, error: Exception | None = None) -> None:
         super().__init__()
         self.shown: list[tuple[str, str, str]] = []
+        self.isolated_for: list[tuple[str, ...]] = []
         self._error = error
 
     async def report(self, host: Host, report: ProgressReport) -> None:
         self.shown.append((host.name, report.kind.value, report.text))
+        self.isolated_for.append(tuple(report.isolated_for))
         if self._error is not None:
             raise self._error
 
@@ -61,6 +64,27 @@ async def test_reports_follow_events_in_order(tmp_path: Path) -> None:
             ("p1", "isolated", "isolated in 14s"),
             ("p1", "returned", "in service as before"),
         ]
+
+
+async def test_report_names_each_rollout_that_shares_isolation(tmp_path: Path) -> None:
+    async with control_environment(tmp_path, nodes=KUBERNETES_NODES) as env:
+        isolator = ReportingIsolator()
+        sender = reporter(env, isolator)
+        plans = [CLUSTER_PLAN.replace("name: sysctl", f"name: {name}") for name in ("kernel", "driver")]
+        first, second = [await env.start(text=plan) for plan in plans]
+        train = {"rollouts": [first, second], "reason": "x"}
+        await env.request("adam", "put", "/v1/trains/t", train)
+        await env.transition(first, "p1", Trigger.ADMITTED)
+        await env.commit(StepRecorded(env.step(first, "p1", STEP), True))
+        for trigger in (Trigger.ISOLATED, Trigger.MAINTAINED):
+            await env.transition(first, "p1", trigger)
+        env.state.index.record_outage(first, "p1", OutageProgress(1, has_passed=True, waits=True))
+        await env.transition(second, "p1", Trigger.ADMITTED, joins_outage=True)
+        await env.commit(StepRecorded(env.step(second, "p1", STEP), True))
+        await env.transition(second, "p1", Trigger.ISOLATED)
+        async with asyncio.TaskGroup() as tasks:
+            sender.send_queued(tasks)
+        assert isolator.isolated_for == [(), (first,), (first,), (first,), (first, second)]
 
 
 @pytest.mark.parametrize("error", [KeyError("uid"), TimeoutError(), OSError("no route to host")])
