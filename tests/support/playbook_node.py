@@ -131,11 +131,11 @@ class Node:
         return [str(event.fields["task"]) for event in events if event.kind == "changed"]
 
     async def fail(self, playbook: str, *, rollout: str = "r1", **variables: Any) -> str:
-        """Run a playbook that fails in a task; return why."""
+        """Run a playbook that fails in a task; return why, and what it printed."""
         result, _ = await self._run(playbook, rollout=rollout, **variables)
         assert isinstance(result, Failed)
         assert result.code is FailureCode.FAILED
-        return result.text
+        return f"{result.text}\n{result.output}"
 
     async def play_killed(self, playbook: str, *, rollout: str = "r1", **variables: Any) -> int:
         """Run a playbook until it succeeds, killed after tasks that act; return how many acted."""

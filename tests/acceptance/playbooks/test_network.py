@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,22 @@ async def test_apply_that_was_cut_off_is_made_up_for(node: Node) -> None:
 
 
 @pytest.mark.long
+async def test_file_behind_link_gets_its_mode_back(node: Node) -> None:
+    world = Network(node)
+    target = node.directory / "elsewhere"
+    world.old.rename(target)
+    world.old.symlink_to(target)
+    variables = world.variables({world.old: "one\n"})
+    await node.play("network.yml", **variables)
+    assert (target.read_text(), target.stat().st_mode & 0o777) == ("one\n", 0o600)
+    await node.play("network-verify.yml", **variables)
+    assert await node.play("network.yml", **variables) == 0
+    await node.play("network-undo.yml", **variables)
+    assert world.old.is_symlink()
+    assert world.state() == world.before
+
+
+@pytest.mark.long
 async def test_missing_route_is_applied_again(node: Node) -> None:
     world = Network(node)
     variables = world.variables({world.old: "one\n"})
@@ -136,3 +153,12 @@ async def test_network_killed_after_each_task_is_in_force(node: Node) -> None:
     assert await node.play_killed("network-undo.yml", **variables) >= 6
     assert world.state() == world.before
     assert world.is_in_force()
+
+
+async def test_failure_prints_no_content(node: Node) -> None:
+    world = Network(node)
+    variables = world.variables({world.old: "password: hunter2\n", node.directory / "no" / "dir": "hunter2\n"})
+    for playbook in ("network.yml", "network-verify.yml"):
+        printed = await node.fail(playbook, **variables)
+        assert "hunter2" not in printed
+        assert base64.b64encode(b"hunter2\n").decode() not in printed

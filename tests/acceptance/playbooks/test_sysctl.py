@@ -43,6 +43,23 @@ async def test_sysctl_undo_restores_a_file_that_was_there(node: Node) -> None:
     assert (node.kernel / "vm.swappiness").read_text() == "60\n"
 
 
+@pytest.mark.long
+async def test_file_behind_link_keeps_its_mode(node: Node) -> None:
+    """Debian and Red Hat have /etc/sysctl.d/99-sysctl.conf, a link to /etc/sysctl.conf."""
+    (node.kernel / "vm.swappiness").write_text("60\n")
+    target, link = node.directory / "sysctl.conf", node.directory / "99-sysctl.conf"
+    target.write_text("vm.swappiness = 60\n")
+    target.chmod(0o640)
+    link.symlink_to(target)
+    where = {"sysctl_file": str(link), "sysctl_command": str(node.directory / "sysctl")}
+    await node.play("sysctl.yml", sysctl_settings={"vm.swappiness": 10}, **where)
+    assert "vm.swappiness = 10" in target.read_text()
+    assert target.stat().st_mode & 0o777 == 0o640
+    await node.play("sysctl-undo.yml", **where)
+    assert target.read_text() == "vm.swappiness = 60\n"
+    assert (target.stat().st_mode & 0o777, link.is_symlink()) == (0o640, True)
+
+
 async def test_sysctl_names_what_is_missing(node: Node) -> None:
     assert "name the parameters to set" in await node.fail("sysctl.yml")
 
