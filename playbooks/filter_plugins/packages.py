@@ -15,13 +15,15 @@ RPM = ("dnf", "dnf5", "yum", "zypper")
 _RPM_QUERY = ["-q", "--qf", "%{NAME}\\t%{ARCH}\\t%|EPOCH?{%{EPOCH}:}:{}|%{VERSION}-%{RELEASE}\\n"]
 _APT = ["apt-get", "-y", "-o", "DPkg::Lock::Timeout=60"]
 _KEEP_FILES = ["-o", "Dpkg::Options::=--force-confdef", "-o", "Dpkg::Options::=--force-confold"]
+# Not the manager's own: that removes also what needs the package, which is another's.
+_RPM_REMOVE = ["rpm", "-e"]
 _DNF = {
     "query": ["rpm", *_RPM_QUERY],
     "updates": ["dnf", "-q", "check-update"],
     "refresh": ["dnf", "-y", "makecache"],
     "install": ["dnf", "-y", "install"],
     "upgrade": ["dnf", "-y", "upgrade"],
-    "remove": ["dnf", "-y", "remove"],
+    "remove": _RPM_REMOVE,
 }
 
 MANAGERS: dict[str, dict[str, list[str]]] = {
@@ -36,17 +38,18 @@ MANAGERS: dict[str, dict[str, list[str]]] = {
         "repair": ["dpkg", "--configure", "-a"],
         "install": [*_APT, *_KEEP_FILES, "--allow-downgrades", "install"],
         "updates": [*_APT, "--simulate", "install"],
+        "simulate": [*_APT, "--simulate", "--allow-downgrades", "install"],
         "remove": [*_APT, "remove"],
     },
     "dnf": _DNF,
-    "dnf5": {**_DNF, **{name: ["dnf5", *words[1:]] for name, words in _DNF.items() if name != "query"}},
-    "yum": {**_DNF, **{name: ["yum", *words[1:]] for name, words in _DNF.items() if name != "query"}},
+    "dnf5": {name: ["dnf5", *words[1:]] if words[0] == "dnf" else words for name, words in _DNF.items()},
+    "yum": {name: ["yum", *words[1:]] if words[0] == "dnf" else words for name, words in _DNF.items()},
     "zypper": {
         "query": ["rpm", *_RPM_QUERY],
         "refresh": ["zypper", "--non-interactive", "refresh"],
         "install": ["zypper", "--non-interactive", "install", "--oldpackage"],
         "updates": ["zypper", "--non-interactive", "install", "--dry-run"],
-        "remove": ["zypper", "--non-interactive", "remove"],
+        "remove": _RPM_REMOVE,
     },
     "apk": {
         "query": ["apk", "info", "-v"],
@@ -78,14 +81,18 @@ def package_names(packages: list[str], manager: str = "") -> list[str]:
     return [package.partition("=")[0] for package in packages]
 
 
-def installed_versions(queried: dict[str, Any], names: list[str], manager: str) -> dict[str, list[str]]:
+def installed_versions(
+    queried: dict[str, Any], names: list[str], manager: str, partly: bool = False
+) -> dict[str, list[str]]:
     """Return the versions of each name that are installed, from the result of the manager's query.
 
+    With `partly` also those whose installation was interrupted, or waits for another package.
     A query that fails must not look like packages that are not there: their undo would remove them.
     """
     found: dict[str, list[str]] = {name: [] for name in names}
     answered = set()
-    for name, arch, version, is_installed in _lines(queried["stdout"], manager):
+    for name, arch, version, state in _lines(queried["stdout"], manager):
+        is_installed = state == "installed" or (partly and state not in ("not-installed", "config-files"))
         for known in {name, f"{name}:{arch}", f"{name}.{arch}"} & found.keys():
             answered.add(known)
             if is_installed and version not in found[known]:
@@ -119,6 +126,29 @@ def packages_to_install(packages: list[str], installed: dict[str, list[str]], ma
         for name, version in pairs
         if not any(is_version(found, version, manager) for found in installed[name])
     ]
+
+
+def package_items(
+    there: dict[str, list[str]],
+    packages: list[str],
+    installed: dict[str, list[str]],
+    manager: str,
+    to_update: list[str],
+) -> dict[str, Any]:
+    """Return the items of the record: what is `there`, before and, if it is to stay, after."""
+    changing = package_names(
+        [*to_update, *(p for p in packages if packages_to_install([p], installed, manager))]
+    )
+    return {
+        name: {"before": versions} if name in changing else {"before": versions, "after": versions}
+        for name, versions in there.items()
+    }
+
+
+def other_removals(simulated: str, names: list[str]) -> list[str]:
+    """Return the packages that apt would remove and that are not named."""
+    known = {name.partition(":")[0] for name in names}
+    return [name for name in re.findall(r"(?m)^(?:Remv|Purg) ([^ :]+)", simulated) if name not in known]
 
 
 def is_version(found: str, wanted: str, manager: str) -> bool:
@@ -162,13 +192,13 @@ def _word(name: str, version: str, manager: str) -> str:
     return f"{name}{joint}{version}" if version else name
 
 
-def _lines(output: str, manager: str) -> list[tuple[str, str, str, bool]]:
-    """Return name, architecture, version and whether it is installed, of each line."""
+def _lines(output: str, manager: str) -> list[tuple[str, str, str, str]]:
+    """Return name, architecture, version and state, as dpkg names it, of each line."""
     if manager == "apk":
         matches = [re.fullmatch(r"(.+)-(\d[^-]*-r\d+)", line.strip()) for line in output.splitlines()]
-        return [(match[1], "", match[2], True) for match in matches if match]
+        return [(match[1], "", match[2], "installed") for match in matches if match]
     fields = [line.split("\t") for line in output.splitlines() if "\t" in line]
-    return [(each[0], each[1], each[2], each[3:] in ([], ["installed"])) for each in fields]
+    return [(each[0], each[1], each[2], each[3] if each[3:] else "installed") for each in fields]
 
 
 class FilterModule:
@@ -180,6 +210,8 @@ class FilterModule:
             "package_commands": package_commands,
             "has_updates": has_updates,
             "package_names": package_names,
+            "package_items": package_items,
+            "other_removals": other_removals,
             "installed_versions": installed_versions,
             "packages_to_install": packages_to_install,
             "versions_to_install": versions_to_install,

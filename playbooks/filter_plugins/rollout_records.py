@@ -80,7 +80,9 @@ def _without(records: dict[str, Any], rollout: str) -> tuple[list[Layer], dict[s
         for name, item in layer["items"].items():
             heir = next((other for other in newer if name in other["items"]), None)
             if heir is None:
-                restored[name] = item["before"]
+                # What the rollout found as it wanted it, it has not changed; another may have since.
+                if "after" not in item or item["after"] != item["before"]:
+                    restored[name] = item["before"]
             # What the heir found may be the work of a third, which came between the two.
             elif "after" not in item or heir["items"][name]["before"] == item["after"]:
                 heir["items"][name] = {**heir["items"][name], "before": item["before"]}

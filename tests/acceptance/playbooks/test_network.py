@@ -157,7 +157,9 @@ async def test_network_killed_after_each_task_is_in_force(node: Node) -> None:
 
 async def test_failure_prints_no_content(node: Node) -> None:
     world = Network(node)
-    variables = world.variables({world.old: "password: hunter2\n", node.directory / "no" / "dir": "hunter2\n"})
+    variables = world.variables(
+        {world.old: "password: hunter2\n", node.directory / "no" / "dir": "hunter2\n"}
+    )
     for playbook in ("network.yml", "network-verify.yml"):
         printed = await node.fail(playbook, **variables)
         assert "hunter2" not in printed

@@ -87,6 +87,16 @@ class Debian:
             "packages_reboot_marker": str(self.directory / "reboot-required"),
         }
 
+    def run(self, program: str, *words: str) -> None:
+        subprocess.run([self.commands[program], *words], check=True, capture_output=True)
+
+    def interrupt(self, name: str) -> None:
+        """Leave a package as a kill in the middle of its configuration does."""
+        status = self.root / "var/lib/dpkg/status"
+        text = status.read_text()
+        start = text.index(f"Package: {name}\n")
+        status.write_text(text[:start] + text[start:].replace("ok installed", "ok half-configured", 1))
+
     def installed(self) -> dict[str, str]:
         """Return the versions of the files that are there, not what dpkg says."""
         return {path.parent.name: path.read_text().strip() for path in self.root.glob("usr/share/*/version")}
@@ -125,6 +135,44 @@ async def test_packages_are_installed_verified_and_taken_back(node: Node, debian
     await node.play("packages-undo.yml", **old)
     assert debian.installed() == {}
     assert await node.play("packages-undo.yml", **old) == 0
+
+
+@pytest.mark.long
+async def test_package_that_was_there_keeps_a_later_update(node: Node, debian: Debian) -> None:
+    variables = debian.variables("library", "tool=1.0-1")
+    await node.play("packages.yml", **debian.variables("library=1.0-1", rollout="r0"))
+    await node.play("packages.yml", **variables)
+    debian.run("apt-get", "-y", "install", "library=2.0-1", "tool=2.0-1")  # a person, or unattended-upgrades
+    await node.play("packages-undo.yml", **variables)
+    assert debian.installed() == {"library": "2.0-1"}
+
+
+@pytest.mark.long
+async def test_half_installed_package_of_before_stays(node: Node, debian: Debian) -> None:
+    variables = debian.variables("library")
+    await node.play("packages.yml", **debian.variables("library", rollout="r0"))
+    debian.interrupt("library")
+    await node.play("packages.yml", **variables)
+    await node.play("packages-undo.yml", **variables)
+    assert debian.installed() == {"library": "2.0-1"}
+
+
+@pytest.mark.long
+async def test_undo_removes_what_a_kill_left_half_installed(node: Node, debian: Debian) -> None:
+    variables = debian.variables("library")
+    await node.play("packages.yml", **variables)
+    debian.interrupt("library")
+    await node.play("packages-undo.yml", **variables)
+    assert debian.installed() == {}
+
+
+@pytest.mark.long
+async def test_package_that_another_needs_is_not_taken_away(node: Node, debian: Debian) -> None:
+    variables = debian.variables("library")
+    await node.play("packages.yml", **variables)
+    debian.run("apt-get", "-y", "install", "tool")  # a person's, which needs the library
+    assert "tool would be removed too" in await node.fail("packages-undo.yml", **variables)
+    assert debian.installed() == {"library": "2.0-1", "tool": "2.0-1"}
 
 
 @pytest.mark.long
@@ -179,12 +227,12 @@ WORDS = {
     "dnf": (
         RPM_BEFORE, RPM_AFTER,
         ["dnf -y makecache", "dnf -y install nginx-1.24.0-1.el9 libfoo"],
-        ["dnf -y makecache", "dnf -y install nginx-1:1.20.1-14.el9", "dnf -y remove libfoo"],
+        ["dnf -y makecache", "dnf -y install nginx-1:1.20.1-14.el9", "rpm -e libfoo"],
     ),
     "yum": (
         RPM_BEFORE, RPM_AFTER,
         ["yum -y makecache", "yum -y install nginx-1.24.0-1.el9 libfoo"],
-        ["yum -y makecache", "yum -y install nginx-1:1.20.1-14.el9", "yum -y remove libfoo"],
+        ["yum -y makecache", "yum -y install nginx-1:1.20.1-14.el9", "rpm -e libfoo"],
     ),
     "zypper": (
         RPM_BEFORE, RPM_AFTER,
@@ -195,7 +243,7 @@ WORDS = {
         [
             "zypper --non-interactive refresh",
             "zypper --non-interactive install --oldpackage nginx=1:1.20.1-14.el9 !libfoo",
-            "zypper --non-interactive remove libfoo",
+            "rpm -e libfoo",
         ],
     ),
     "apk": (
@@ -228,7 +276,7 @@ async def test_other_managers_get_their_words(node: Node, manager: str) -> None:
     def asked() -> list[str]:
         lines = log.read_text().splitlines()
         log.unlink()
-        return [line for line in lines if not line.startswith("rpm ") and line != "apk info -v"]
+        return [line for line in lines if not line.startswith("rpm -q ") and line != "apk info -v"]
 
     answer.write_text(before)
     await node.play("packages.yml", **variables)
@@ -252,6 +300,34 @@ def test_kernels_side_by_side_go_alone() -> None:
     before, now = {"kernel": ["5.14.0-70.el9"]}, {"kernel": ["5.14.0-70.el9", "5.14.0-162.el9"]}
     assert PACKAGES.versions_to_install(before, now, "dnf") == []
     assert PACKAGES.versions_to_remove(before, now, "dnf") == ["kernel-5.14.0-162.el9"]
+
+
+def test_package_that_stays_is_recorded_as_unchanged() -> None:
+    found = {"nginx": ["1.0-1"], "libfoo": ["1.0-1"], "new": [], "tool": ["1.0-1"]}
+    items = PACKAGES.package_items(found, ["nginx", "libfoo=2.0-1", "new", "tool"], found, "apt", ["tool"])
+    assert items == {
+        "nginx": {"before": ["1.0-1"], "after": ["1.0-1"]},
+        "libfoo": {"before": ["1.0-1"]},
+        "new": {"before": []},
+        "tool": {"before": ["1.0-1"]},
+    }
+
+
+def test_half_installed_package_is_there() -> None:
+    """A record that lacks it would make the undo remove it."""
+    lines = [
+        "a\tall\t1\thalf-configured",
+        "b\tall\t1\ttriggers-pending",
+        "c\tall\t1\tconfig-files",
+        "d\tall\t\tnot-installed",
+    ]
+    queried = {"rc": 0, "stdout": "\n".join(lines), "stderr": ""}
+    names = ["a", "b", "c", "d"]
+    assert PACKAGES.installed_versions(queried, names, "apt") == {"a": [], "b": [], "c": [], "d": []}
+    there = PACKAGES.installed_versions(queried, names, "apt", partly=True)
+    assert there == {"a": ["1"], "b": ["1"], "c": [], "d": []}
+    items = PACKAGES.package_items({"a": ["1"]}, ["a"], {"a": []}, "apt", [])
+    assert items == {"a": {"before": ["1"]}}
 
 
 def test_version_without_release_or_epoch_is_enough() -> None:

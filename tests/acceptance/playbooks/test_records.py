@@ -116,6 +116,20 @@ def test_value_of_a_person_between_two_rollouts_stays() -> None:
     assert node.values["a"] == 7
 
 
+def test_what_a_rollout_did_not_change_is_left() -> None:
+    node = Values()
+    node.run("r1", a=1, b=2)
+    node.values |= {"a": 7}
+    node.undo("r1")
+    assert node.values == {"a": 7, "b": 1}
+    node.run("r2", a=8)
+    node.run("r3", a=8)
+    node.undo("r2")
+    assert node.values["a"] == 8
+    node.undo("r3")
+    assert node.values["a"] == 7
+
+
 def test_undo_of_a_dropped_rollout_fails() -> None:
     node = Values()
     for number in range(4):
