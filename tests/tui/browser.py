@@ -207,6 +207,18 @@ async def test_address_works_once_and_on_loopback_only(served_fleet: tuple[Repla
             assert (await late.get(address, **plain)).status == 403
 
 
+async def test_two_consoles_in_one_browser_keep_their_sessions(
+    served_fleet: tuple[ReplayedFleet, Path],
+) -> None:
+    socket = served_fleet[1]
+    with serve_console(socket) as one, serve_console(socket) as other:
+        async with aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as browser:
+            for address in (one, other):
+                assert (await browser.get(address, allow_redirects=False)).status == 303
+            for address in (one, other):
+                assert (await browser.get(address.partition("/?")[0] + "/")).status == 200
+
+
 async def test_report_fits_a_telephone(served_fleet: tuple[ReplayedFleet, Path], tmp_path: Path) -> None:
     fleet, socket = served_fleet
     command = [sys.executable, "-m", "rolloutd.cli", "--socket", str(socket), "report", fleet.id]

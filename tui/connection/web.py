@@ -25,8 +25,6 @@ HOST = "127.0.0.1"
 MAX_TABS = 8
 """Consoles at once, about 60 MiB each."""
 
-COOKIE_NAME = "rolloutd-console"
-
 CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; "
     "font-src 'self' data:; img-src 'self' data:; connect-src 'self'; frame-ancestors 'none'; base-uri 'none'"
@@ -54,6 +52,8 @@ class LocalServer(Server):
 
     def __init__(self, command: str, port: int) -> None:
         super().__init__(command, host=HOST, port=port, title="rolloutd")
+        # A browser sends a cookie to all ports of a host: two consoles must not replace each other's.
+        self._cookie_name = f"rolloutd-console-{port}"
         self._allowed_hosts = {f"{HOST}:{port}", f"localhost:{port}"}
         self._one_time_token: str | None = secrets.token_urlsafe(32)
         self._session_secret = secrets.token_urlsafe(32)
@@ -76,9 +76,11 @@ class LocalServer(Server):
             return _forbidden("this server accepts requests for 127.0.0.1 only")
         if self._consume_token(request):
             redirect = web.Response(status=303, headers={"Location": "/", **_SECURITY_HEADERS})
-            redirect.set_cookie(COOKIE_NAME, self._session_secret, httponly=True, samesite="Strict", path="/")
+            redirect.set_cookie(
+                self._cookie_name, self._session_secret, httponly=True, samesite="Strict", path="/"
+            )
             return redirect
-        if not _is_secret(request.cookies.get(COOKIE_NAME, ""), self._session_secret):
+        if not _is_secret(request.cookies.get(self._cookie_name, ""), self._session_secret):
             return _forbidden("address: already used; run rolloutctl web again")
         origin = request.headers.get("Origin")
         if origin is not None and origin.removeprefix("http://") not in self._allowed_hosts:
