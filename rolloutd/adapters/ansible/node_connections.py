@@ -21,8 +21,9 @@ from rolloutd.adapters.ansible import wrapper
 from rolloutd.adapters.ansible.environment import TreeConfig
 from rolloutd.ports import JSON
 
-MAX_PARENT_LENGTH = 32
-"""Longest directory under which a socket's name still fits its 108 bytes."""
+MAX_PARENT_BYTES = 31
+"""Longest directory under which a socket's path fits 107 bytes: 18 of `/rolloutd-` and a random end, 41 of
+ssh's hash, and 17 of the suffix that ssh adds until the socket is complete."""
 
 
 class NodeConnections:
@@ -62,7 +63,7 @@ class NodeConnections:
 def make_socket_directory() -> Path:
     """Create a directory for sockets, whose name is short enough for them."""
     parent = tempfile.gettempdir()
-    if len(parent) > MAX_PARENT_LENGTH:
+    if len(os.fsencode(parent)) > MAX_PARENT_BYTES:
         parent = "/tmp"  # noqa: S108 - mkdtemp makes a 0700 directory there
     return Path(tempfile.mkdtemp(prefix="rolloutd-", dir=parent))
 

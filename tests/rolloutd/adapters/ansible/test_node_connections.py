@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
+import socket
+import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -10,7 +13,11 @@ import pytest
 
 from rolloutd.adapters.ansible import wrapper
 from rolloutd.adapters.ansible.environment import TreeConfig
-from rolloutd.adapters.ansible.node_connections import NodeConnections
+from rolloutd.adapters.ansible.node_connections import (
+    MAX_PARENT_BYTES,
+    NodeConnections,
+    make_socket_directory,
+)
 from rolloutd.adapters.ansible.runner import AnsibleRunner
 from rolloutd.ports import Ok, RunRequest
 from tests.contracts.runner_backends import AnsibleBackend
@@ -108,3 +115,19 @@ async def test_cancelled_run_ends_its_connection(real: AnsibleBackend) -> None:
     assert masters(directory) == []
     await run(runner, real.request("ok.yml", "r2"))
     assert len(masters(directory)) == 1
+
+
+@pytest.mark.parametrize("parent_bytes", [MAX_PARENT_BYTES, MAX_PARENT_BYTES + 1])
+def test_socket_of_ssh_fits_below_each_parent(parent_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as short:
+        parent = Path(short, "p" * (parent_bytes - len(short) - 1))
+        parent.mkdir()
+        monkeypatch.setattr(tempfile, "tempdir", str(parent))
+        directory = make_socket_directory()
+        try:
+            assert (directory.parent == parent) == (parent_bytes <= MAX_PARENT_BYTES)
+            with socket.socket(socket.AF_UNIX) as master:
+                # ssh binds this name before it renames it to the hash.
+                master.bind(str(directory / f"{'c' * 40}.{'s' * 16}"))
+        finally:
+            shutil.rmtree(directory)
