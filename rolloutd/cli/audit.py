@@ -12,12 +12,20 @@ import re
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from machines.model.timefmt import format_rfc3339
 from rolloutd.cli import exits
-from rolloutd.cli.command_group import CommandGroup, Invocation, Parser, confirm, int_argument
+from rolloutd.cli.command_group import (
+    CommandGroup,
+    Invocation,
+    Parser,
+    confirm,
+    int_argument,
+    past_time_argument,
+)
 from rolloutd.cli.follow import PAGE_SIZE, follow_events, read_entries
 from rolloutd.cli.local import run_admin_query
 from rolloutd.cli.output import format_local, parse_rfc3339, print_line, print_message, print_now, sanitize
@@ -56,6 +64,8 @@ def register(commands: CommandGroup) -> None:
     parser.argument("--kind", metavar="EVENT", text="only this kind of event, such as VoteCast")
     after = "only entries after this number"
     parser.argument("--after", metavar="SEQ", text=after, type=int_argument(0), default=0)
+    since = "only entries after this: RFC 3339, or a duration before now, such as 10m (all)"
+    parser.argument("--since", metavar="TIME", text=since, type=past_time_argument)
     size = parser.add_mutually_exclusive_group()
     size.add_argument("--limit", metavar="N", type=int_argument(1), help="only the first N entries")
     size.add_argument("-n", "--last", metavar="N", type=int_argument(1), help="only the last N entries")
@@ -97,6 +107,8 @@ def _add_rollout(parser: Parser, *, required: bool) -> None:
 
 def audit(call: Invocation) -> int:
     args = call.args
+    if args.since is not None:
+        args.after = max(args.after, _last_before(call, parse_rfc3339(args.since)))
     if args.follow:
         return _follow_entries(call)
     entries = _fetch_entries(call, args.after) if args.last is None else _last_entries(call)
@@ -119,6 +131,19 @@ def _report_no_entry(kind: str | None) -> int:
     action = f"did you mean {' or '.join(near)}?" if near else "list the events with rolloutctl names events"
     print_message(f"{kind}: no such event; {action}")
     return exits.REFUSED
+
+
+def _last_before(call: Invocation, instant: datetime) -> int:
+    """Return the number of the last entry before an instant, in few questions: the entries' times rise."""
+    before, at_or_after = 0, call.get(api_path("audit", "head"))["seq"]
+    while before < at_or_after:
+        middle = (before + at_or_after) // 2
+        entry = call.get(api_path("audit"), after=middle, limit=1)["entries"][0]
+        if parse_rfc3339(entry["at"]) < instant:
+            before = entry["seq"]
+        else:
+            at_or_after = middle
+    return before
 
 
 def _last_entries(call: Invocation) -> Iterable[AuditEntry]:

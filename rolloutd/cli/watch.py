@@ -72,7 +72,7 @@ def register(commands: CommandGroup) -> None:
     parser.rollout().node(optional=True)
     parser.flag("-f", "--follow", text="follow the log until the run has ended")
     parser.flag("--failed", text="logs of the failed nodes, in place of NODE")
-    parser.argument("--tail", metavar="N", text="only the last N lines (-1: all)", type=_line_count)
+    parser.argument("-n", "--tail", metavar="N", text="only the last N lines (-1: all)", type=_line_count)
     since = "only lines after this: RFC 3339, or a duration before now, such as 10m (all)"
     parser.argument("--since", metavar="TIME", text=since, type=past_time_argument)
     attempt = "number of the attempt (the latest)"

@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
+from machines.model.timefmt import format_rfc3339
 from rolloutd.cli.main import main
+from rolloutd.control.client import Client
 from tests.rolloutd.canned_daemon import CannedDaemon
 
 
@@ -50,6 +52,35 @@ def test_the_last_entries_are_looked_for_from_the_end(
     run(capsys, "audit", "--last", "7", "--node", "n1")
     sought = [query["after"] for _, path, query, _ in daemon.requests if path == "/v1/audit"]
     assert sought[1:] == ["49000", "40000", "0"], "further back while they are too few"
+
+
+@pytest.mark.parametrize(
+    ("since", "first"),
+    [("1970-01-01T00:10:00Z", 600), ("1969-01-01T00:00:00Z", 1), ("2020-01-01T00:00:00Z", None)],
+)
+def test_entries_since_an_instant_are_found_by_few_questions(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], since: str, first: int | None
+) -> None:
+    """Entry 600 is of ten minutes after 1970 began."""
+    asked = list[int]()
+
+    def answer(_: Client, path: str, query: Any = None) -> Any:
+        if path.endswith("/head"):
+            return {"seq": 1000}
+        asked.append(query["after"])
+        numbers = range(query["after"] + 1, min(1000, query["after"] + query["limit"]) + 1)
+        told = {"actor": {}, "event": "MoonRisen", "fields": {}}
+        entries = [
+            {"seq": seq, "at": format_rfc3339(seq), "entry": {**told, "seq": seq, "at": seq}}
+            for seq in numbers
+        ]
+        return {"entries": entries, "next": None}
+
+    monkeypatch.setattr(Client, "get", answer)
+    code, out, _ = run(capsys, "audit", "--since", since)
+    shown = [int(line.split()[0]) for line in out.splitlines()]
+    assert (code, shown) == (0, [] if first is None else list(range(first, 1001)))
+    assert len(asked) < 14
 
 
 @pytest.mark.parametrize("name", ["verify", "head", "export"])

@@ -124,6 +124,7 @@ audit --rollout nosuch
 audit --kind nosuch
 audit --rollout nosuch --node p1
 audit --after -1
+audit --since yesterday
 audit --limit x
 audit --last 0
 audit {{live}} extra
