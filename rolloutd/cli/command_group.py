@@ -7,7 +7,6 @@ with its arguments.  It does not know the commands.
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
@@ -27,6 +26,7 @@ from rolloutd.cli.output import (
     to_yaml,
     with_columns,
 )
+from rolloutd.cli.suggestions import known_options, suggest_command, suggest_jq, suggest_option
 from rolloutd.control import user_time
 from rolloutd.control.client import DEFAULT_SOCKET, Client
 from rolloutd.texts.formats import nearest_name, suggest_name
@@ -41,9 +41,6 @@ _HELP_OF_FORMATS = {
 COLOR_CHOICES: Mapping[str, bool | None] = {"auto": None, "always": True, "never": False}
 
 T = TypeVar("T")
-
-MAX_LISTED_CHOICES = 12
-"""An error with more words hides its problem; only rolloutctl itself has more commands."""
 
 
 class Invocation:
@@ -154,7 +151,9 @@ class Parser(argparse.ArgumentParser):
         return self.argument("node", metavar="NODE", text="the node's name", nargs="?" if optional else None)
 
     def nodes(self, *, optional: bool = False) -> Parser:
-        return self.argument("nodes", metavar="NODE", text="the nodes' names", nargs="*" if optional else "+")
+        # With a default: argparse would name it among the missing arguments.
+        nargs = {"nargs": "*", "default": ()} if optional else {"nargs": "+"}
+        return self.argument("nodes", metavar="NODE", text="the nodes' names", **nargs)
 
     def watch(self) -> Parser:
         return self.flag("-w", "--watch", text="print again after each change, until interrupted")
@@ -177,7 +176,10 @@ class Parser(argparse.ArgumentParser):
 
         Unknown arguments are reported with the command's own usage; argparse would print rolloutctl's.
         """
-        words, verbs = list(args or ()), {} if self.verbs is None else self.verbs.choices
+        words = list(sys.argv[1:] if args is None else args)
+        verbs = self._verb_parsers
+        if self._subparsers is not None and self.verbs is None and (option := self._early_option(words)):
+            self.error(f"{option} stands before the command; write {self.prog} COMMAND {option}")
         position = self._first_argument(words)
         first = "" if position is None else words[position]
         if position is not None and first in verbs:
@@ -193,6 +195,22 @@ class Parser(argparse.ArgumentParser):
                 else f"unrecognized arguments: {' '.join(unknown)}"
             )
         return parsed, unknown
+
+    @property
+    def _verb_parsers(self) -> Mapping[str, Parser]:
+        return {} if self.verbs is None else self.verbs.choices
+
+    def _early_option(self, words: Sequence[str]) -> str | None:
+        """Return the option before the command's name that only commands have."""
+        rest = iter(words)
+        for word in rest:
+            option, _, value = word.partition("=")
+            action = self._option_string_actions.get(option)
+            if action is None:
+                return option if option in known_options(self) else None
+            if action.nargs != 0 and not value:
+                next(rest, "")
+        return None
 
     def _first_argument(self, words: Sequence[str]) -> int | None:
         """Return the place of the first word that is no option, nor the value of one, before a `--`."""
@@ -218,7 +236,12 @@ class Parser(argparse.ArgumentParser):
         return super().format_help()
 
     def error(self, message: str) -> NoReturn:
-        text = _suggest_jq(message) or _suggest_command(message) or _suggest_option(self, message) or message
+        text = (
+            suggest_jq(message)
+            or suggest_command(message)
+            or suggest_option(self, self._verb_parsers, message)
+            or message
+        )
         self.exit(exits.USAGE, f"{self.prog}: {text}\nsee {self.prog} --help\n")
 
 
@@ -436,45 +459,3 @@ def _non_empty(text: str) -> str:
 
 def _as_sentence(summary: str) -> str:
     return summary[0].upper() + summary[1:] + "."
-
-
-def _suggest_jq(message: str) -> str:
-    """Return what takes the place of kubectl's templates."""
-    template = re.match(r"argument -o: invalid choice: ['\"](jsonpath|go-template|custom-columns)\b", message)
-    if template is None:
-        return ""
-    return f"-o {template[1]} is unknown; use --jq PROGRAM, such as --jq '.[].node'"
-
-
-def _suggest_command(message: str) -> str:
-    mistyped = re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message)
-    if mistyped is None:
-        return ""
-    known = [word.strip(" '\"") for word in mistyped[2].split(",")]
-    near = nearest_name(mistyped[1], known)
-    if near is None and len(known) > MAX_LISTED_CHOICES:
-        return f"'{mistyped[1]}' is unknown; list the commands with rolloutctl help"
-    return f"'{mistyped[1]}' is unknown; did you mean '{near}'?" if near else ""
-
-
-def _suggest_option(parser: argparse.ArgumentParser, message: str) -> str:
-    unknown = re.fullmatch(r"unrecognized arguments: (--[^ =]+).*", message)
-    if unknown is None:
-        return ""
-    if unknown[1] == "--output" and "-o" in _known_options(parser):
-        return "--output is unknown; use -o"  # kubectl has both; here audit export writes to --output
-    verbs = (parser.verbs.choices if isinstance(parser, Parser) and parser.verbs is not None else {}).items()
-    if verb := next((name for name, each in verbs if unknown[1] in each._option_string_actions), None):
-        return f"{unknown[1]} is of a verb; use {parser.prog} {verb}"
-    # Without the dashes, which make short options alike.
-    known = sorted(option.lstrip("-") for option in _known_options(parser))
-    near = nearest_name(unknown[1].lstrip("-"), known)
-    return f"{unknown[1]} is unknown; did you mean --{near}?" if near else ""
-
-
-def _known_options(parser: argparse.ArgumentParser) -> set[str]:
-    found = {option for action in parser._actions for option in action.option_strings}
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            found |= {option for below in action.choices.values() for option in _known_options(below)}
-    return found

@@ -51,6 +51,14 @@ def test_missing_daemon_exits_3_and_names_socket(tmp_path: Path, capsys: pytest.
     [
         (["statsu"], "did you mean 'status'"),
         (["frobnicate"], "rolloutctl: 'frobnicate' is unknown; list the commands with rolloutctl help\n"),
+        (["get", "nodes"], "rolloutctl: 'get' is unknown; use rollouts, nodes, gates or inventory\n"),
+        (["-o", "json", "status"], "-o stands before the command; write rolloutctl COMMAND -o\n"),
+        (["--socket", "x", "--tail=3", "logs"], "--tail stands before the command; write rolloutctl COMMAND"),
+        (
+            ["plan", "--supersede", "submit"],
+            "write rolloutctl plan COMMAND --supersede\n",
+        ),
+        (["retry"], "the following arguments are required: ROLLOUT, --reason\n"),
         (["status", "--output", "json"], "use -o"),
         (["plan", "validte", "x"], "did you mean 'validate'"),
         (["approve", "r", "strat", "--reason", "x"], "did you mean 'start'"),
