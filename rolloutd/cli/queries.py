@@ -7,6 +7,7 @@ nothing that the daemon could contradict.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Literal
 
 from machines.model.timefmt import format_duration
@@ -16,8 +17,10 @@ from rolloutd.cli.output import (
     Columns,
     age_of,
     colorize,
+    format_age,
     format_local,
     format_range,
+    parse_rfc3339,
     percent_of,
     print_line,
     print_list,
@@ -39,6 +42,10 @@ if TYPE_CHECKING:
     from rolloutd.control.nodes.wire_nodes import Node
     from rolloutd.control.plans.wire_plans import Preview
     from rolloutd.control.rollouts import wire
+
+FRESH_FORECAST_S = 120.0
+"""Age up to which a status shows a forecast without its age: the daemon makes one a minute while nodes move,
+but on a busy machine much fewer."""
 
 PHASES = ("pending", "isolating", "maintaining", "verifying", "done", "failed")
 
@@ -183,9 +190,16 @@ def print_preparation(rollout: wire.Rollout) -> None:
 def format_remaining(rollout: wire.Rollout) -> str:
     """Return when a rollout ends, and what people have left: `ends in 4m to 6m, 2 votes left`."""
     work, votes = rollout["work"], rollout["votes_missing"]
-    parts = [f"ends in {format_range(work['low_s'], work['high_s'])}"] if work else []
+    parts = [f"ends in {format_range(work['low_s'], work['high_s'])}{_forecast_age(rollout)}"] if work else []
     parts += [f"{pluralize(votes, 'vote')} left"] if votes else []
     return ", ".join(parts)
+
+
+def _forecast_age(rollout: wire.Rollout) -> str:
+    """Return how old the forecast is, if `rolloutctl forecast`, which makes a new one, may well differ."""
+    made_at = rollout["forecast"] and rollout["forecast"]["made_at"]
+    is_old = made_at and (datetime.now(UTC) - parse_rfc3339(made_at)).total_seconds() > FRESH_FORECAST_S
+    return f" (forecast {format_age(made_at)} ago)" if is_old else ""
 
 
 def print_traffic_probes(shown: wire.Rollout | Preview) -> None:

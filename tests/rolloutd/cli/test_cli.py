@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,18 @@ def test_json_is_what_the_daemon_said(daemon: CannedDaemon, capsys: pytest.Captu
     assert (code, json.loads(out)["rollouts"]) == (0, [ROLLOUT])
     code, out, _ = run(capsys, "status", "somaxconn", "--json")
     assert (code, json.loads(out)) == (0, ROLLOUT)
+
+
+@pytest.mark.parametrize(("age", "told"), [(3, "6m20s (forecast 3h ago), 2 votes"), (-3, "6m20s, 2 votes")])
+def test_old_forecast_has_its_age(
+    daemon: CannedDaemon, capsys: pytest.CaptureFixture[str], age: int, told: str
+) -> None:
+    made_at = (datetime.now(UTC) - timedelta(hours=age, minutes=age)).isoformat()
+    forecast = {"made_at": made_at, "ends_at": {"p50": None, "p90": None}, "vote_deadline": None}
+    rollout = ROLLOUT | {"forecast": forecast}
+    daemon.answer("GET", "status", {"rollouts": [rollout], "trouble": None})
+    out = run(capsys, "status")[1]
+    assert told in out.replace("3h3m", "3h")
 
 
 def test_status_says_what_a_person_wants_to_know(
