@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Any, NoReturn, TypeVar
 
 from rolloutd.cli import exits
+from rolloutd.cli.examples import format_examples
 from rolloutd.cli.output import (
     FORMATS,
     LIST_FORMATS,
@@ -282,6 +283,13 @@ def settle_format(args: argparse.Namespace) -> None:
     args.json = "jq"
 
 
+class _CommandHelpFormatter(argparse.HelpFormatter):
+    """Help with a wrapped description, and examples as they are typed."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return text if "\n" in text else super()._fill_text(text, width, indent)
+
+
 class GroupedHelpFormatter(argparse.RawDescriptionHelpFormatter):
     """Help with headings among the commands; `headings` has the first command under each."""
 
@@ -327,6 +335,8 @@ class CommandGroup:
             name,
             help=summary,
             description=_as_sentence(summary),
+            epilog=format_examples(name) if self._subparsers.dest == "command" else None,
+            formatter_class=_CommandHelpFormatter,
             parents=[self._shared] if asks_daemon and not is_local else [],
         )
         if is_local:

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 
+import pytest
+
+from rolloutd.cli.examples import EXAMPLES
+from rolloutd.cli.main import main, parser
 from tests.rolloutd.cli.command_lines import leaf_parsers
 
 WITHOUT_REASON = {"return", "unfreeze", "team unfreeze"}
@@ -21,6 +26,16 @@ def test_help_stands_alone_with_its_default() -> None:
             if not action.help or text.endswith(".") or (has_default and "(" not in text):
                 wrong.append(f"{words} {action.dest}: {text}")
     assert wrong == []
+
+
+@pytest.mark.parametrize(
+    ("command", "line"), [(command, line) for command, lines in EXAMPLES.items() for line in lines]
+)
+def test_example_is_one_of_its_command(capsys: pytest.CaptureFixture[str], command: str, line: str) -> None:
+    assert parser().parse_args(shlex.split(line)).command == command
+    with pytest.raises(SystemExit):
+        main(["help", command])
+    assert f"\n  rolloutctl {line}\n" in capsys.readouterr().out
 
 
 def test_optional_reason_says_when_it_is_needed() -> None:
