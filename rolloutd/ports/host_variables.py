@@ -9,6 +9,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Mapping
+from math import isfinite
 from typing import Any
 
 from rolloutd.ports.types import JSON
@@ -185,10 +186,12 @@ def _marked(name: str, value: JSON, depth: int) -> JSON:
     if isinstance(value, list | tuple):
         return [_marked(name, each, depth - 1) for each in value]
     if not isinstance(value, Mapping):
+        _require_json(name, value)
         return value
     if (text := unsafe_text(value)) is not None:
         require_utf8(name, text)
         return value
+    _require_text_keys(name, value)
     if reserved := [key for key in value if str(key).startswith(_RESERVED_PREFIX)]:
         raise InvalidVariable(f"{name} has the key {str(reserved[0])[:60]!r}, which Ansible reserves")
     return {key: _marked(name, each, depth - 1) for key, each in value.items()}
@@ -198,15 +201,30 @@ def _require_readable(name: str, value: JSON, depth: int) -> None:
     require_utf8(name, value)
     if depth == 0:
         raise InvalidVariable(f"{name} is nested deeper than {MAX_DEPTH} levels")
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         for each in value:
             _require_readable(name, each, depth - 1)
-    if isinstance(value, Mapping):
+    elif not isinstance(value, Mapping):
+        _require_json(name, value)
+    else:
+        _require_text_keys(name, value)
         for key in _TYPE_KEYS & value.keys():
             if len(value) > 1 or not isinstance(value[key], str):
                 raise InvalidVariable(f"{name} has the key {key!r}, which Ansible reserves")
         for each in value.values():
             _require_readable(name, each, depth - 1)
+
+
+def _require_json(name: str, value: JSON) -> None:
+    """Raise InvalidVariable for what neither a run's file nor the database can have, such as YAML's .nan."""
+    if not (value is None or isinstance(value, str | int) or (isinstance(value, float) and isfinite(value))):
+        raise InvalidVariable(f"{name[:60]} {str(value)[:60]!r} is not a value of JSON")
+
+
+def _require_text_keys(name: str, value: Mapping[JSON, JSON]) -> None:
+    for key in value:
+        if not isinstance(key, str):
+            raise InvalidVariable(f"{name[:60]} has the key {str(key)[:60]!r}, which is not a text")
 
 
 def _require_free_names(variables: Mapping[str, JSON]) -> None:

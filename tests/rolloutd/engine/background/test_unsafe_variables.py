@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from datetime import date
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -290,6 +292,10 @@ UNREADABLE = {
     "vaulted number": {"__ansible_vault": 1},
     "not UTF-8": ["\ud800"],
     "key not UTF-8": {"\ud800": 1},
+    "not a number": math.nan,
+    "infinite": [{"a": math.inf}],
+    "a date": date(2027, 1, 15),
+    "key is a number": {1: "x"},
 }
 
 VARIABLES_OF_NODE = {problem: {"note": value} for problem, value in UNREADABLE.items()} | {
