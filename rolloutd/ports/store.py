@@ -87,12 +87,11 @@ class RolloutRecord:
 
 @dataclass(frozen=True, slots=True)
 class ApprovedRollout:
-    """A rollout that was approved and changed nodes: its canonical plan, pinned source and nodes' teams."""
+    """A rollout that was approved and changed nodes: its canonical plan and its pinned source."""
 
     id: str
     content: Mapping[str, JSON]
     source: Mapping[str, str]
-    teams: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,5 @@ def find_previous_approved(connection: Connection, rollout: str, owner: str) -> 
         id_, number, content, source = found
         plan = json.loads(content)
         if plan["metadata"]["owner"] == owner:
-            rows = connection.execute("SELECT DISTINCT team FROM target WHERE rollout = ?", (id_,))
-            teams = frozenset(team for (team,) in rows if team is not None)
-            return ports.ApprovedRollout(id_, plan, json.loads(source), teams)
+            return ports.ApprovedRollout(id_, plan, json.loads(source))
     return None

@@ -811,7 +811,7 @@ async def test_previous_rollout_was_approved_and_changed_nodes(store: Store) -> 
         return None if previous is None else previous.id
 
     assert await store.find_previous_approved("r6", "infra") == ApprovedRollout(
-        "r2", *await store.load_plan("r2"), frozenset({"payments"})
+        "r2", *await store.load_plan("r2")
     )
     assert [await found(owner) for owner in ("payments", "search")] == ["r3", None]
     await write(store, RolloutEnded("r2", 60.0), RolloutDeleted("r2", ALICE, 61.0))

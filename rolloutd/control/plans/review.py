@@ -52,7 +52,7 @@ async def review(
     playbooks = _playbooks(_run_by_rollout(rollout.plan, _teams(resolved), content, "playbook"))
     may_read = bool(who.teams) or who.admin
     if may_read:
-        files = await _source_review(sources, rollout.plan, _pinned(source), playbooks, before)
+        files = await _source_review(sources, _pinned(source), playbooks, before)
     else:
         files = SourceReview(
             playbooks=[_hidden(path, NOT_A_MEMBER) for path in playbooks], unseen=[NOT_A_MEMBER]
@@ -89,7 +89,7 @@ async def unseen_by_voters(state: State, sources: SourceStore, resolved: Resolve
     content, source = await state.store.load_plan(rollout.id)
     before = await state.store.find_previous_approved(rollout.id, rollout.plan.owner)
     playbooks = _playbooks(_run_by_rollout(rollout.plan, _teams(resolved), content, "playbook"))
-    files = await _source_review(sources, rollout.plan, _pinned(source), playbooks, before)
+    files = await _source_review(sources, _pinned(source), playbooks, before)
     _, not_shown = await compute(_target_values, rollout.plan)
     return (*files.unseen, *not_shown)
 
@@ -158,7 +158,6 @@ def _pinned(source: Mapping[str, str]) -> PinnedSource:
 
 async def _source_review(
     sources: SourceStore,
-    plan: Plan,
     after: PinnedSource,
     playbooks: Mapping[str, bool],
     before: ApprovedRollout | None,
@@ -176,7 +175,8 @@ async def _source_review(
         previous = await sources.find_tree(old)
     except (NotFound, SourceFailed):  # its files are compared with nothing, so all of them are new
         previous = None
-    approved = _playbooks(_run_by_rollout(plan, before.teams, before.content, "playbook"))
+    # Without the teams' own checks: nothing tells which of them the settings named then.
+    approved = _playbooks(_run_by_plan(before.content, "playbook"))
     changed = "" if old.requirements == after.requirements else after.requirements
     return await threads.FILES.run(read_source_review, tree, playbooks, previous, approved, changed)
 
@@ -202,12 +202,16 @@ def _playbooks(runs: Iterable[tuple[str, str]]) -> dict[str, bool]:
     return found
 
 
+def _run_by_plan(content: Mapping[str, Any], what: str) -> Iterator[tuple[str, str]]:
+    for path, value in planfile.run_by_plan(content, what):
+        yield format_path(path).removeprefix(_PREFIX), value
+
+
 def _run_by_rollout(
     plan: Plan, teams: Collection[str], content: Mapping[str, Any], what: str
 ) -> Iterator[tuple[str, str]]:
     """Yield each playbook or command of the plan, and of the teams' own checks, with its place."""
-    for path, value in planfile.run_by_plan(content, what):
-        yield format_path(path).removeprefix(_PREFIX), value
+    yield from _run_by_plan(content, what)
     for step in _team_checks(plan, teams):
         params = {**step.params, "repair": step.repair}
         for path, value in planfile.run_by_check(step.kind, params, what):

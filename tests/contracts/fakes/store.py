@@ -359,8 +359,7 @@ class MemoryStore:
             same = event.name == opened(rollout).name and event.content["metadata"]["owner"] == owner
             was_approved = GateName.START in gates and not self.memory.is_deleted(each)
             if same and was_approved and any(row.outcome in _HAS_CHANGE for row in self._targets(each)):
-                teams = frozenset(row.team for row in self._targets(each) if row.team is not None)
-                return ApprovedRollout(each, event.content, event.source, teams)
+                return ApprovedRollout(each, event.content, event.source)
         return None
 
     async def find_nodes_with_change(self, change: str) -> frozenset[str]:

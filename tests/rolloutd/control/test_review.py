@@ -260,7 +260,8 @@ async def test_vote_on_cut_review_needs_unseen(tmp_path: Path) -> None:
         await inside.vote("olga", second, "start")
 
 
-async def test_file_of_team_check_is_approved_once(tmp_path: Path) -> None:
+async def test_file_of_team_check_is_new_in_each_rollout(tmp_path: Path) -> None:
+    """The settings may name the check since yesterday, and the file was in the source before."""
     files = FILES | {"team.yml": "$ANSIBLE_VAULT;1.1;AES256\n6162\n"}
     async with control_environment(tmp_path, teams=TEAMS) as inside:
         inside.sources.commit(URL, files, ["main"])
@@ -271,7 +272,8 @@ async def test_file_of_team_check_is_approved_once(tmp_path: Path) -> None:
         await inside.request("olga", "post", f"/v1/rollouts/{rollout}/cancel", {"reason": "again"})
         inside.clock.advance(5)
         second = await inside.submit(text=PLAN.replace("soak: 10m", "soak: 20m"))
-        assert (await read_review(inside, second))["unseen"] == []
+        (unseen,) = (await read_review(inside, second))["unseen"]
+        assert unseen.startswith("team.yml: not shown: encrypted")
 
 
 SECRETS = {"group_vars/all.yml": "$ANSIBLE_VAULT;1.1;AES256\n6162\n"}
