@@ -159,11 +159,11 @@ class Checkpoints(Protocol):
     async def read(self, host: Host, *, timeout_s: float) -> Mapping[tuple[str, str], Checkpoint] | None:
         """Return the checkpoints by (plan, stage), None if the fact is not as it was written.
 
-        Raises NodeUnreachable and TimeoutError.
+        Raises NodeUnreachable, TimeoutError and AdapterFailed.
         """
 
     async def write(self, host: Host, checkpoint: Checkpoint, *, timeout_s: float) -> None:
-        """Add or replace one checkpoint, and keep the others; raises like read(), and AdapterFailed."""
+        """Add or replace one checkpoint, and keep the others; raises like read()."""
 
     async def remove(self, host: Host, rollout: str, *, timeout_s: float) -> None:
         """Remove the checkpoints of a rollout, as without_rollout() does; raises like write()."""

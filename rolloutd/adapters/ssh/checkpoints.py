@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import shlex
 from collections.abc import Callable, Mapping
 from typing import Any
 from weakref import WeakValueDictionary
@@ -13,7 +12,7 @@ from weakref import WeakValueDictionary
 from pydantic import TypeAdapter
 
 from rolloutd.adapters.ssh.check import stderr_suffix
-from rolloutd.adapters.ssh.shell_adapter import OUTPUT_MARK, after_mark, run_as_root
+from rolloutd.adapters.ssh.shell_adapter import run_as_root
 from rolloutd.errors import AdapterFailed
 from rolloutd.ports import Checkpoint, Host, Shell, without_rollout
 
@@ -28,6 +27,8 @@ FORMAT = 1
 
 MAX_BYTES = 48 * 1024
 """Limit of the fact: less than the shell's limit of output, and room for a hundred stages."""
+
+_READ = 'test ! -f "$1" || head -c "$2" -- "$1"\n'
 
 # The quoted end mark keeps the shell from expanding the fact, which is one line of JSON.
 _WRITE = r"""
@@ -55,9 +56,11 @@ class SshCheckpoints:
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def read(self, host: Host, *, timeout_s: float) -> Mapping[_Key, Checkpoint] | None:
-        file = shlex.quote(f"{_directory(host)}/{FILE_NAME}")
-        command = f"echo {OUTPUT_MARK}; test ! -f {file} || head -c {MAX_BYTES + 1} {file}"
-        result = after_mark(await self._shell.run(host, command, timeout_s=timeout_s))
+        # As root: to a login that may not enter the directory the fact looks absent.
+        file = f"{_directory(host)}/{FILE_NAME}"
+        result = await run_as_root(self._shell, host, _READ, file, str(MAX_BYTES + 1), timeout_s=timeout_s)
+        if result.exit_status != 0:
+            raise AdapterFailed(f"{host.name}: {file} is not read{stderr_suffix(result)}; check it there")
         return parse_fact(result.stdout) if result.stdout else {}
 
     async def write(self, host: Host, checkpoint: Checkpoint, *, timeout_s: float) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -75,6 +76,29 @@ def test_long_fact_loses_the_oldest() -> None:
     assert ("app", "s299") in kept
     assert ("app", "s0") not in kept
     assert len(kept) > 50
+
+
+async def test_fact_that_cannot_be_read_is_not_replaced(tmp_path: Path) -> None:
+    host = Host("n1", connection={"rolloutd_fact_path": str(tmp_path / "facts.d")})
+    node, file = LocalShell(), tmp_path / "facts.d/rolloutd.fact"
+    checkpoints = SshCheckpoints(node)
+    await checkpoints.write(host, DONE, timeout_s=LIMIT_S)
+    written = file.read_text()
+    (tmp_path / "head").write_text("#!/bin/sh\nexit 1\n")
+    (tmp_path / "head").chmod(0o755)
+    node.wrap = lambda command: ["env", f"PATH={tmp_path}:{os.environ['PATH']}", "sh", "-c", command]
+    with pytest.raises(AdapterFailed, match=r"rolloutd\.fact is not read"):
+        await checkpoints.write(host, INSTALLED, timeout_s=LIMIT_S)
+    assert file.read_text() == written
+
+
+async def test_fact_in_directory_of_root_is_read_by_root(tmp_path: Path) -> None:
+    """To a login that may not enter /etc/ansible it looks absent, and root would write a new one over it."""
+    host = Host("n1", connection={"rolloutd_fact_path": str(tmp_path)})
+    node, commands = LocalShell(), list[str]()
+    node.wrap = lambda command: commands.append(command) or ["sh", "-c", command]  # type: ignore[func-returns-value]
+    await SshCheckpoints(node).read(host, timeout_s=LIMIT_S)
+    assert "sudo -n" in commands[0]
 
 
 async def test_fact_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
