@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import os
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -192,6 +193,20 @@ async def test_playbook_knows_its_rollout_and_attempt(node: Node) -> None:
     (node.tree / "names.yml").write_text(NAMES_ITS_ROLLOUT)
     await node.play("names.yml", rollout="a-b12", rolloutd_rollout="of the plan")
     assert await node.check("names.yml", rollout="a-b12") == []
+
+
+async def test_record_is_on_disk_before_the_change(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A change that outlasts a loss of power without its record is not undone, and nothing says so."""
+    program, log = node.directory / "bin" / "sync", node.directory / "log"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\necho "$* $(cat {node.kernel}/vm.swappiness)" >> {log}\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    (node.kernel / "vm.swappiness").write_text("60\n")
+    file = node.directory / "x.conf"
+    where = {"sysctl_file": str(file), "sysctl_command": str(node.directory / "sysctl")}
+    await node.play("sysctl.yml", sysctl_settings={"vm.swappiness": 10}, **where)
+    assert log.read_text().splitlines() == [f"{node.directory}/rolloutd-sysctl.json 60"]
 
 
 async def test_run_leaves_no_file_in_the_tree(node: Node) -> None:
