@@ -119,6 +119,7 @@ class Controller:
     monotonic: Callable[[], float] = time.monotonic
     _known: dict[str, _Known] = field(default_factory=dict)
     _woken: asyncio.Event = field(default_factory=asyncio.Event)
+    _has_due: asyncio.Event = field(default_factory=asyncio.Event)
 
     def wake_up(self) -> None:
         self._woken.set()
@@ -144,6 +145,7 @@ class Controller:
                     path = api_path(RESOURCE, namespace=watch.namespace, group=GROUP_VERSION)
                     tasks.create_task(run_list_watch(self.cluster, path, {}, watch))
                 tasks.create_task(self._pass_for_ever(watches))
+                tasks.create_task(self._submit_for_ever())
         finally:
             self.state.commit_listeners.remove(on_commit)
 
@@ -163,6 +165,30 @@ class Controller:
                 continue
             await asyncio.sleep(COALESCE_S)
 
+    async def _submit_for_ever(self) -> None:
+        # Beside the passes: a git server that hangs must delay no removal and no status.
+        while True:
+            await self._has_due.wait()
+            self._has_due.clear()
+            await self.submit_due()
+
+    async def submit_due(self) -> None:
+        """Submit the objects whose turn it is, one after the other."""
+        for known in tuple(self._known.values()):
+            if not self._is_due(known):
+                continue
+            try:
+                await self._submit(known)
+            except Exception:
+                # One object must not keep the others from being submitted, nor end the daemon.
+                log.exception("%s/%s: not submitted; it is tried again", known.obj.namespace, known.obj.name)
+            self.wake_up()
+
+    def _is_due(self, known: _Known) -> bool:
+        if known.rollout or known.obj.is_being_removed or self._known.get(known.obj.uid) is not known:
+            return False
+        return self.monotonic() >= known.submit_at
+
     async def pass_over(self, watches: Sequence[NamespaceWatch]) -> float:
         """Act on each object, and return in how many seconds the next pass is due."""
         present = {uid: obj for watch in watches for uid, obj in watch.objects.items()}
@@ -174,9 +200,9 @@ class Controller:
         for uid, obj in present.items():
             known = self._known.setdefault(uid, _Known(obj))
             known.obj = obj
+            if self._is_due(known):
+                self._has_due.set()
             try:
-                if not known.rollout and not obj.is_being_removed and self.monotonic() >= known.submit_at:
-                    await self._submit(known)
                 next_at.append(await self._write_status(known) - self.monotonic())
             except Exception:
                 # One object must not keep the others from being read, nor end the daemon.
@@ -274,8 +300,13 @@ class Controller:
         """Write an object's status if it differs; return when to look again (monotonic seconds)."""
         if self.monotonic() < known.write_at:
             return known.write_at
+        if not (known.rollout or known.refusal or known.obj.is_being_removed):
+            return self.monotonic() + REFRESH_S  # its submit, which comes next, says more
         wanted = await self._status(known)
         if wanted == known.obj.status:
+            if known.rollout and known.rollout not in self.state.index.rollouts:
+                # It was read from the store, and no event changes it: not with each of them.
+                known.write_at = self.monotonic() + REFRESH_S
             return self.monotonic() + REFRESH_S
         known.write_at = self.monotonic() + STATUS_INTERVAL_S
         obj = known.obj

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import io
 import re
@@ -28,6 +29,8 @@ class FakeSourceStore:
         self._directory = directory
         self._refs: dict[tuple[str, str], tuple[str, str]] = {}
         self._commits: dict[str, Mapping[str, str]] = {}
+        self.answers: dict[str, asyncio.Event] = {}
+        """When the servers of these repositories answer; others do at once."""
 
     def commit(
         self, url: str, files: Mapping[str, str], branches: Iterable[str], tags: Iterable[str] = ()
@@ -46,6 +49,8 @@ class FakeSourceStore:
             raise Refused("source", f"{url!r} is not a git URL")
         if not re.fullmatch(r"\w[\w./-]*", ref) or ".." in ref or ref.endswith(".lock"):
             raise Refused("source", f"{ref!r} is not a git branch, tag or commit")
+        if url in self.answers:
+            await self.answers[url].wait()
         if (url, ref) not in self._refs:
             raise SourceFailed(f"{url} has no branch and no tag {ref!r}")
         commit, kind = self._refs[url, ref]

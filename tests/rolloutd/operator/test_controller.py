@@ -75,8 +75,13 @@ class Fleet:
         return [each.id for each in self.inside.state.index.rollouts.values() if not each.closed]
 
     async def act(self, after_s: float = STATUS_INTERVAL_S) -> None:
-        """Let time pass, read the objects as the server has them, and act on them."""
+        """Let time pass, read the objects as the server has them, act on them, and show what came of it."""
         self.at += after_s
+        await self.pass_over()
+        await self.controller.submit_due()
+        await self.pass_over()
+
+    async def pass_over(self) -> None:
         watches = []
         for namespace in self.controller.settings.namespaces:
             watch = NamespaceWatch(namespace, self.controller)

@@ -1,10 +1,15 @@
-"""What becomes of an object whose rollout was deleted, or is that of a person, after a restart."""
+"""What becomes of objects whose rollouts have ended or are removed, also beside a slow submit."""
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
+import pytest
+
+from rolloutd.operator.controller import STATUS_INTERVAL_S
 from rolloutd.operator.objects import RESOURCE
+from tests.rolloutd.control_environment import PLAN, URL
 from tests.rolloutd.operator.test_controller import fleet, validate_status
 
 
@@ -47,3 +52,50 @@ async def test_status_that_names_rollout_of_others_is_ignored(tmp_path: Path) ->
         await seen.act()
         assert seen.condition("Accepted", namespace="others")["reason"] == "Refused"
         assert "state" not in seen.status(namespace="others")
+
+
+async def test_silent_git_server_delays_no_removal_and_no_status(tmp_path: Path) -> None:
+    async with fleet(tmp_path) as seen:
+        seen.apply()
+        await seen.act()
+        [rollout] = seen.rollouts()
+        url = "https://git.example.org/silent.git"
+        seen.inside.sources.answers[url] = asyncio.Event()
+        seen.apply("other", plan=PLAN.replace(URL, url).replace("name: sysctl", "name: other"))
+        await seen.pass_over()
+        submitting = asyncio.create_task(seen.controller.submit_due())
+        await seen.inside.request("olga", "post", f"/v1/rollouts/{rollout}/pause", {"reason": "look"})
+        seen.at += STATUS_INTERVAL_S
+        await seen.pass_over()
+        assert seen.status()["state"] == "paused"
+        seen.remove()
+        await seen.pass_over()
+        assert seen.rollouts() == []
+        seen.inside.sources.answers[url].set()
+        await submitting
+
+
+async def test_ended_rollout_is_read_once_in_interval(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is in the store alone after a day, and each event of other rollouts begins a pass."""
+    async with fleet(tmp_path) as seen:
+        seen.apply()
+        await seen.act()
+        [rollout] = seen.rollouts()
+        await seen.inside.request("olga", "post", f"/v1/rollouts/{rollout}/cancel", {"reason": "old"})
+        await seen.act()
+        await seen.inside.restart()
+        assert rollout not in seen.inside.state.index.rollouts
+        seen.restart()
+        reads: list[str] = []
+        load = seen.inside.state.store.load_rollout
+
+        async def counted(name: str) -> object:
+            reads.append(name)
+            return await load(name)
+
+        monkeypatch.setattr(seen.inside.state.store, "load_rollout", counted)
+        for _ in range(3):
+            await seen.act(1.0)
+        assert len(reads) == 1
