@@ -142,9 +142,10 @@ class InventoryRefresher:
             await self._state.commit([pinned, unpinned], actor=actor, cause=f"inventory pin: {reason}")
             if is_removed:  # after the audit's entry: no node is removed without a record of who accepted it
                 self._accepted_removals.add(node)
+            shown = [value for each in known.conflicts for value in each.values.values()]
             for report in self._state.reports.get(node, ()):
                 if report.conflicts and report.source in self._readers:
-                    await self._readers[report.source].accept_node(report.name)
+                    await self._readers[report.source].accept_node(report.name, shown)
         await self._commit_results()
 
     async def _restore(self) -> None:

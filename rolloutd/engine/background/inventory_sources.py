@@ -137,13 +137,17 @@ class SourceReader:
             self._set_answer(answer, judged, held.at)
             return True
 
-    async def accept_node(self, name: str) -> None:
-        """Let the source's present name and id of a node count, in this answer or in the next one."""
+    async def accept_node(self, name: str, shown: Collection[str]) -> None:
+        """Let the source's present name and id of a node count, in this answer or in the next one.
+
+        A name or an id that is not among those `shown` does not: the admin has not read it.
+        """
         async with self._answer_lock:
             known = next((node for node in self.nodes or () if node.name == name), None)
-            if known is None:
+            accepted = frozenset(() if known is None else known.conflicts.values()).intersection(shown)
+            if not accepted:
                 return
-            self._accepted = {**self._accepted, name: frozenset(known.conflicts.values())}
+            self._accepted = {**self._accepted, name: accepted}
             answer, at = self._answer, self.status.refreshed_at
             if answer is not None and at is not None and self.status.held is None:
                 self._set_answer(answer, await self._judge(answer), at)

@@ -8,12 +8,14 @@ from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
+from machines.model.node import ConflictKind
 from machines.model.trust_events import InventoryAccepted
 from rolloutd.engine.background.inventory_refresh import InventoryRefresher
-from rolloutd.errors import Refused
+from rolloutd.errors import Refused, StoreFailed
 from tests.rolloutd.control_environment import control_environment
 from tests.rolloutd.engine.background.test_inventory_identity import FLEET, P1, ObjectSource
 from tests.rolloutd.engine.background.test_inventory_trust import ADAM, ALL, Source, fleet
@@ -121,6 +123,21 @@ async def test_answer_judged_during_pin_keeps_accepted_name(tmp_path: Path) -> N
         await pinned[0]
         assert set(inside.state.index.nodes) == {"z1", *ALL} - {"p1"}
         assert not inside.state.index.nodes["z1"].conflicts
+
+
+async def test_pin_accepts_no_name_that_was_not_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with control_environment(tmp_path) as inside:
+        netbox = ObjectSource(dict(FLEET))
+        refresher = InventoryRefresher(inside.state, [netbox])
+        await refresher.refresh()
+        netbox.names[P1] = "z1"
+        with monkeypatch.context() as broken:
+            broken.setattr(inside.state.store, "commit", AsyncMock(side_effect=StoreFailed("disk full")))
+            await refresher.refresh()
+        await refresher.pin_identity("p1", ADAM, "reinstalled")
+        assert [each.kind for each in inside.state.index.nodes["p1"].conflicts] == [ConflictKind.RENAMED]
 
 
 @pytest.mark.parametrize("during", ["comparison", "write"])
